@@ -1,0 +1,1 @@
+"""Passes over FX graphs: rewrite, canonicalise, fuse, partition. One pass, one file."""

@@ -1,0 +1,82 @@
+"""What partition produces: regions with their engine, and the ledger of refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import fx
+
+from trnx.nki_kernels.spec import Kernel
+from trnx.simulator.errors import Reject
+
+Engine = Literal["nki", "xla", "eager"]
+
+
+@dataclass(frozen=True)
+class KernelMatch:
+    """A kernel found in the graph: binding name -> the node that is bound, or the constant."""
+
+    kernel: Kernel
+    bindings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """One op that does not run on NKI (or that was nearly taken), with the reason and the user's line."""
+
+    op: str
+    node: str
+    engine: Engine
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes that run together on one engine; convex; regions are listed in an order that can be run.
+
+    `nodes` are in topological order and hold the `getitem`s of multi-output nodes. Views, factories of
+    constants and symbolic integers between regions belong to no region: the executable evaluates them.
+    `inputs` are the nodes read from outside (graph inputs included), `outputs` those used outside.
+    """
+
+    name: str
+    engine: Engine
+    nodes: tuple[fx.Node, ...]
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    match: KernelMatch | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The partitioned graph."""
+
+    graph_module: fx.GraphModule
+    regions: tuple[Region, ...]
+    ledger: tuple[LedgerEntry, ...]
+
+
+RegionFunction = Callable[[Sequence[Any]], Sequence[torch.Tensor]]
+
+
+class FallbackEngine(Protocol):
+    """What partition and the executable need of `trnx.fallback`; passed in, never imported here."""
+
+    @property
+    def name(self) -> Engine:
+        """`xla` or `eager`."""
+
+    def supports(self, node: fx.Node) -> Reject | None:
+        """None where the engine can run this node."""
+
+    def cost(self, nodes: Sequence[fx.Node]) -> float:
+        """Predicted seconds on the target for these nodes as one region, launch included."""
+
+    def compile(self, graph_module: fx.GraphModule) -> RegionFunction:
+        """A callable for a region given as a graph module of its own (placeholders in the order of
+        `Region.inputs`, output a tuple in the order of `Region.outputs`). Inputs are tensors and, for
+        symbolic sizes, integers. Outputs have the strides of the graph's metadata."""

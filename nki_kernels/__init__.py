@@ -1,0 +1,1 @@
+"""The NKI kernel library: one kernel family a file, and the generator for fused chains."""

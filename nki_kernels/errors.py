@@ -1,0 +1,13 @@
+"""Errors of the kernel library."""
+
+from __future__ import annotations
+
+from trnx.simulator.errors import TrnxError
+
+
+class DuplicateKernelError(TrnxError):
+    """Two kernels claim one name or one pattern."""
+
+
+class GeneratorError(TrnxError):
+    """The generator cannot express a region that it was given."""

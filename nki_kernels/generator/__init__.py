@@ -1,0 +1,1 @@
+"""Generated NKI kernels for chains of pointwise and last-axis reduction ops."""

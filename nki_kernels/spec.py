@@ -1,0 +1,173 @@
+"""The contract of a kernel: what a module of this folder registers, and what the rooms to the right rely on.
+
+A kernel family is one module with one `KernelSpec`. Three actors use it:
+
+* `fx_passes` traces `Pattern.function` and finds it in the canonical graph; the names of its
+  parameters become bindings.
+* `partition` asks `supports` (legality, with the sizes that are known or hinted at compile time) and `cost`.
+* the executable asks `launch` with concrete sizes, traces the NKI kernel once for them, and replays it.
+  The reference runner calls `reference` in place of the kernel.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import Hardware
+from trnx.simulator.spec import TensorSpec
+
+
+class Bindings(Mapping[str, Any]):
+    """What the names of a pattern stand for: a `TensorSpec` for a tensor, else the Python value.
+
+    Attribute access is the way kernels read it: `b.x.shape`, `b.eps`.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"no binding {name!r}; there are {sorted(self._values)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Bindings({self._values})"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of one kernel call; addable. FLOPs count a multiply-add as two; bytes cross HBM."""
+
+    matmul_flops: int = 0
+    vector_flops: int = 0
+    hbm_bytes: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.matmul_flops + other.matmul_flops,
+            self.vector_flops + other.vector_flops,
+            self.hbm_bytes + other.hbm_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One call of an NKI kernel for concrete sizes.
+
+    `arguments` are the kernel's positional arguments in order: `TensorSpec` for a tensor (with the
+    name of its binding in `tensor_names`, same order), anything else is a trace-time constant.
+    The kernel returns exactly what the pattern's root returns: same number of tensors, shapes, dtypes.
+    """
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    tensor_names: tuple[str, ...]
+
+
+class Kernel(Protocol):
+    """What partition and the executable need of a kernel, hand-written or generated."""
+
+    @property
+    def name(self) -> str:
+        """Unique name, shown in reports."""
+
+    @property
+    def strided(self) -> frozenset[str]:
+        """Names of the bindings that may be non-contiguous; others are made contiguous first."""
+
+    def supports(self, b: Bindings, hw: Hardware) -> Reject | None:
+        """None where the kernel takes these bindings, else why not."""
+
+    def cost(self, b: Bindings) -> Cost:
+        """Work of one call."""
+
+    def launch(self, b: Bindings, hw: Hardware) -> Launch:
+        """The NKI kernel and its arguments for these bindings, which `supports` accepts."""
+
+    def reference(self, **values: Any) -> Any:
+        """The same mathematics in torch: binding name -> tensor or value."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Canonical ATen calls as a Python function.
+
+    Its parameters are bindings: annotated `torch.Tensor` (or not annotated) matches a tensor node,
+    `torch.Tensor | None` also a literal None, anything else (`int`, `float`, `bool`, `list[int]`)
+    matches a constant. Literals in the body must be equal in the graph. `constants` are added to the
+    bindings of a match, so that one spec can serve variants of one pattern.
+    """
+
+    function: Callable[..., Any]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Inputs for the generic tests: binding name -> tensor or value; `note` names the edge it covers."""
+
+    values: Mapping[str, Any]
+    note: str = ""
+
+
+def _launch_by_name(kernel: Any, b: Bindings) -> Launch:
+    function = getattr(kernel, "function", kernel)
+    names = list(inspect.signature(function).parameters)
+    arguments = tuple(b[name] for name in names)
+    tensors = tuple(n for n, a in zip(names, arguments, strict=True) if isinstance(a, TensorSpec))
+    return Launch(kernel, arguments, tensors)
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A hand-written kernel. See the module's docstring, and `docs/adding_a_kernel.md`.
+
+    `kernel` is the `@nki.jit` function; its parameters are named like the bindings, unless `plan`
+    computes the launch (kernel variant, layout flags) from them.
+    `samples(generator)` yields seeded inputs with edge shapes; `tolerance` maps dtype to (rtol, atol).
+    """
+
+    name: str
+    patterns: tuple[Pattern, ...]
+    guard: Callable[[Bindings, Hardware], Reject | None]
+    torch_reference: Callable[..., Any]
+    work: Callable[[Bindings], Cost]
+    samples: Callable[[torch.Generator], Iterable[Sample]]
+    kernel: Any
+    plan: Callable[[Bindings, Hardware], Launch] | None = None
+    strided: frozenset[str] = frozenset()
+
+    def supports(self, b: Bindings, hw: Hardware) -> Reject | None:
+        """None where the kernel takes these bindings on `hw`, else why not."""
+        return self.guard(b, hw)
+
+    def cost(self, b: Bindings) -> Cost:
+        """Work of one call."""
+        return self.work(b)
+
+    def launch(self, b: Bindings, hw: Hardware) -> Launch:
+        """The NKI kernel and its arguments."""
+        return self.plan(b, hw) if self.plan else _launch_by_name(self.kernel, b)
+
+    def reference(self, **values: Any) -> Any:
+        """The same mathematics in torch."""
+        return self.torch_reference(**values)

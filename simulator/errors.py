@@ -1,0 +1,78 @@
+"""Errors of trnx: the root of every named exception, and `Reject`, the value a guard returns.
+
+Every exception says what happened, where (the user's or the kernel's source line) and how to fix it.
+Every room to the right defines its own exceptions in its own `errors.py`, on top of these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+class TrnxError(Exception):
+    """Root of all exceptions that trnx raises on purpose."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """A line of source code: of a user's model or of a kernel."""
+
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
+
+
+@dataclass(frozen=True)
+class Reject:
+    """Why a kernel, pass or fallback does not take something. Never a bare False.
+
+    `reason` is one sentence that names the limit and the value that broke it.
+    `node` is what was refused (an `fx.Node` where there is a graph); its user line goes to the ledger.
+    """
+
+    reason: str
+    node: Any = None
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class UnknownTargetError(TrnxError):
+    """A target that is not a Trainium generation known to trnx."""
+
+
+class FindingError(TrnxError):
+    """A check of the simulator failed: a kernel broke a rule of the device.
+
+    `check` is the name of the check, `location` the kernel's source line.
+    """
+
+    def __init__(self, check: str, message: str, location: Location | None = None) -> None:
+        self.check = check
+        self.location = location
+        where = f"\n  at {location}" if location else ""
+        super().__init__(f"[{check}] {message}{where}")
+
+
+class UninitialisedReadError(FindingError):
+    """An instruction reads elements that nothing has written."""
+
+
+class OutOfBoundsError(FindingError):
+    """An access pattern leaves its storage."""
+
+
+class CapacityError(FindingError):
+    """SBUF or PSUM does not hold what is live."""
+
+
+class IllegalInstructionError(FindingError):
+    """Operands that the instruction or the generation does not take (shape, dtype, buffer, engine)."""
+
+
+class KernelSubsetError(FindingError):
+    """Kernel source that is not in NKI's Python subset."""
