@@ -1,0 +1,88 @@
+"""Speed of the default run on the CPU, one thread for both: models compiled by trnx against eager.
+
+Bars: the demo's model from the second call <= 5x eager and its first call <= 60 s;
+BERT-base 8x128 float32 forward <= 8x eager. Medians of runs that alternate with eager's in one process.
+`--json` prints one object as the last line; exit status 0 means that the bars hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+
+DEMO_RATIO = 5.0
+DEMO_FIRST_SECONDS = 60.0
+BERT_BASE_RATIO = 8.0
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def compare(model: torch.nn.Module, inputs: dict[str, torch.Tensor], runs: int) -> dict[str, float]:
+    """First call, then medians of `runs` alternating calls, in seconds; `ratio` is trnx / eager."""
+    compiled = torch.compile(model, backend="trnx")
+    with torch.no_grad():
+        first = _seconds(lambda: compiled(**inputs))
+        model(**inputs)
+        pairs = [
+            (_seconds(lambda: model(**inputs)), _seconds(lambda: compiled(**inputs)))
+            for _ in range(runs)
+        ]
+    eager, trnx = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return {"first": first, "eager": eager, "trnx": trnx, "ratio": trnx / eager}
+
+
+def demo_model() -> dict[str, float]:
+    """The demo's pretrained model on the demo's sentences."""
+    from trnx.backend import demo
+
+    model, inputs = demo.load(torch.float32)
+    return compare(model, inputs, runs=11)
+
+
+def bert_base() -> dict[str, float]:
+    """BERT-base (12 layers, 768 wide, random weights), 8 sequences of 128 tokens."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    inputs = {
+        "input_ids": torch.randint(0, 30000, (8, 128)),
+        "attention_mask": torch.ones(8, 128, dtype=torch.int64),
+    }
+    return compare(BertModel(BertConfig()).eval(), inputs, runs=3)
+
+
+def main() -> int:
+    """Command line: 0 where the bars hold."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    as_json = parser.parse_args().json
+    torch.set_num_threads(1)
+    results = {"demo": demo_model(), "bert_base_8x128": bert_base()}
+    for name, row in results.items():
+        print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in row.items()))
+    holds = (
+        results["demo"]["ratio"] <= DEMO_RATIO
+        and results["demo"]["first"] <= DEMO_FIRST_SECONDS
+        and results["bert_base_8x128"]["ratio"] <= BERT_BASE_RATIO
+    )
+    if as_json:
+        print(json.dumps({**results, "bars_hold": holds}))
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
