@@ -1,0 +1,103 @@
+"""The `trnx` command. Every command is a thin call into the rooms; `--json` prints one object."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from trnx.errors import TrnxError
+
+app = typer.Typer(
+    help="torch.compile for AWS Trainium, with an NKI simulator for machines without one.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Target(StrEnum):
+    """Trainium generations."""
+
+    TRN1 = "trn1"
+    TRN2 = "trn2"
+    TRN3 = "trn3"
+
+
+class Dtype(StrEnum):
+    """Dtypes of the demo's model."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class Runner(StrEnum):
+    """What executes the NKI regions."""
+
+    SIMULATOR = "simulator"
+    REFERENCE = "reference"
+
+
+TargetOption = Annotated[Target, typer.Option(help="The Trainium generation to compile for.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def demo(
+    dtype: Annotated[Dtype, typer.Option(help="The model's dtype.")] = Dtype.FP32,
+    target: TargetOption = Target.TRN2,
+    runner: Annotated[Runner, typer.Option(help="What runs NKI regions.")] = Runner.SIMULATOR,
+    as_json: JsonOption = False,
+) -> None:
+    """Compile a real pretrained sentence-embedding model, run it, and compare it with eager."""
+    from trnx.backend import demo as demo_module
+    from trnx.backend.demo_view import render
+
+    result = demo_module.run(dtype.value, target.value, runner.value)
+    if as_json:
+        print(json.dumps(result.to_dict()))
+    else:
+        render(result)
+
+
+@app.command()
+def explain(
+    example: Annotated[
+        str,
+        typer.Argument(
+            help="MODULE:FUNCTION or FILE.py:FUNCTION; the function takes nothing and returns "
+            "(model, args) or (model, args, kwargs)."
+        ),
+    ],
+    target: TargetOption = Target.TRN2,
+    fail_under: Annotated[
+        float | None,
+        typer.Option(help="Exit with 1 where less than this percentage of FLOPs is on NKI."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show, without running kernels, which op of a model goes where and why."""
+    import trnx
+    from trnx.backend.example import load_example
+
+    model, args, kwargs = load_example(example)
+    explanation = trnx.explain(model, *args, options={"target": target.value}, **kwargs)
+    print(json.dumps(explanation.to_dict()) if as_json else explanation)
+    if fail_under is not None:
+        explanation.fail_under(fail_under)
+
+
+def main() -> None:
+    """Entry point: named errors end with their message and status 1, without a traceback."""
+    try:
+        app()
+    except TrnxError as error:
+        print(f"trnx: {type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
