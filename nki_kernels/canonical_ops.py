@@ -1,0 +1,308 @@
+"""The `trnx::` ops of the canonical graph: composites that kernels want whole, as custom ops.
+
+    trnx::sdpa(q, k, v, attn_mask, dropout_mask, dropout_p, is_causal, scale) -> (out, lse)
+    trnx::sdpa_backward(grad_out, q, k, v, out, lse, attn_mask, dropout_mask, dropout_p, is_causal,
+                        scale, mask_grad) -> (dq, dk, dv, dmask)
+    trnx::rms_norm(x, weight, eps) -> Tensor
+
+Shapes: q [B, Hq, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv], Hq a multiple of Hkv (grouped query
+attention: query head h reads head h // (Hq // Hkv)). `attn_mask` broadcasts to [B, Hq, L, S]: bool (True
+attends) or float (added to the scaled scores). `dropout_mask` [B, Hq, L, S], bool or uint8, is non-zero
+where a probability is kept; kept ones are scaled by 1 / (1 - dropout_p). `is_causal` lets query i see
+keys 0..i, and applies together with `attn_mask`. A row that attends to nothing gives out 0 and lse 0, as
+torch's CPU kernel does. `lse` [B, Hq, L] is the logarithm of the row sums of exp(scores), float32
+(float64 for float64 inputs); it has no gradient.
+
+Layouts are those of torch on the CPU: `out` has the layout of q where its fused kernel would be taken
+(Dv == D, no dropout, last dimension dense), else it is contiguous; dq, dk and dv have their heads inside
+the sequence ([B, L, H, D] storage). `dmask` is contiguous and has the mask's shape and dtype; it is an
+empty tensor where `mask_grad` is False.
+
+`eps` of rms_norm is a number: torch's default for None is resolved by the caller.
+
+Every op has a fake, an eager (any device) and, but for sdpa_backward, an autograd implementation.
+Importing this module registers the ops and does nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+_CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_CPU_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that computes on `dtype`."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _out_like(q: torch.Tensor, v: torch.Tensor, dropped: bool) -> torch.Tensor:
+    """An unfilled `out`, in the layout that torch gives it."""
+    if not dropped and v.shape[-1] == q.shape[-1] and q.stride(-1) == 1:
+        return torch.empty_like(q)
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+def _empty_grad(x: torch.Tensor) -> torch.Tensor:
+    """An unfilled gradient of q, k or v: [B, H, N, D] in [B, N, H, D] storage."""
+    batch, heads, length, width = x.shape
+    return x.new_empty((batch, length, heads, width)).transpose(1, 2)
+
+
+def _in_grad_layout(grad: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return _empty_grad(like).copy_(grad)
+
+
+# ---------------------------------------------------------------------------------------------- sdpa
+
+
+def _flash_mask(q: torch.Tensor, attn_mask: torch.Tensor) -> torch.Tensor:
+    """The mask as torch's CPU kernel takes it: additive, of q's dtype."""
+    if attn_mask.dtype == torch.bool:
+        bias = torch.zeros_like(attn_mask, dtype=q.dtype)
+        return bias.masked_fill_(attn_mask.logical_not(), float("-inf"))
+    return attn_mask
+
+
+def _flash_takes(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None
+) -> bool:
+    """True where torch's fused CPU kernel computes the same thing."""
+    if q.device.type != "cpu" or q.numel() == 0 or k.numel() == 0:
+        return False
+    if q.shape[-1] != v.shape[-1] or any(x.stride(-1) != 1 for x in (q, k, v)):
+        return False
+    if attn_mask is None:
+        return True
+    return attn_mask.ndim in (2, 4) and attn_mask.dtype in (torch.bool, q.dtype)
+
+
+def _repeat_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """x [B, Hkv, S, D] in the computing dtype, with each head repeated for its queries."""
+    return x.to(_wide(x.dtype)).repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def _probabilities(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax of the scores [B, Hq, L, S] and its logsumexp [B, Hq, L], in the computing dtype."""
+    scores = (q.to(_wide(q.dtype)) @ _repeat_heads(k, q.shape[1]).transpose(-1, -2)) * scale
+    if is_causal:
+        below = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~below, float("-inf"))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, float("-inf"))
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    if scores.shape[-1] == 0:
+        return scores, scores.new_zeros(scores.shape[:-1])
+    top = scores.amax(-1, keepdim=True)
+    top = top.masked_fill(top == float("-inf"), 0.0)
+    weights = (scores - top).exp()
+    total = weights.sum(-1, keepdim=True)
+    empty = total == 0
+    lse = (total.log() + top).masked_fill(empty, 0.0)
+    return weights / total.masked_fill(empty, 1.0), lse.squeeze(-1)
+
+
+def _keep_factor(dropout_mask: torch.Tensor, dropout_p: float, dtype: torch.dtype) -> torch.Tensor:
+    kept = (dropout_mask != 0).to(dtype)
+    return kept * (0.0 if dropout_p >= 1.0 else 1.0 / (1.0 - dropout_p))
+
+
+@torch.library.custom_op(
+    "trnx::sdpa",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, Tensor? dropout_mask, float dropout_p, "
+    "bool is_causal, float scale) -> (Tensor out, Tensor lse)",
+)
+def sdpa(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scaled dot product attention and the logsumexp of its rows; see the module's docstring."""
+    out = _out_like(q, v, dropout_mask is not None)
+    if dropout_mask is None and _flash_takes(q, k, v, attn_mask):
+        bias = None if attn_mask is None else _flash_mask(q, attn_mask)
+        fused, lse = _CPU_FLASH(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)
+        return fused if fused.stride() == out.stride() else out.copy_(fused), lse.contiguous()
+    weights, lse = _probabilities(q, k, attn_mask, is_causal, scale)
+    if dropout_mask is not None:
+        weights = weights * _keep_factor(dropout_mask, dropout_p, weights.dtype)
+    return out.copy_(weights @ _repeat_heads(v, q.shape[1])), lse
+
+
+@sdpa.register_fake
+def _sdpa_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    lse = q.new_empty(q.shape[:-1], dtype=_wide(q.dtype))
+    return _out_like(q, v, dropout_mask is not None), lse
+
+
+# ----------------------------------------------------------------------------------- sdpa, backward
+
+
+def _ungroup(grad: torch.Tensor, heads: int) -> torch.Tensor:
+    """Sum the gradients of repeated heads: [B, Hq, S, D] -> [B, Hkv, S, D]."""
+    return grad.unflatten(1, (heads, grad.shape[1] // heads)).sum(2)
+
+
+def _mask_like(attn_mask: torch.Tensor | None, q: torch.Tensor, mask_grad: bool) -> torch.Tensor:
+    """An unfilled `dmask`."""
+    if attn_mask is None or not mask_grad:
+        return q.new_empty((0,))
+    return attn_mask.new_empty(attn_mask.shape)
+
+
+@torch.library.custom_op(
+    "trnx::sdpa_backward",
+    mutates_args=(),
+    schema="(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    "Tensor? attn_mask, Tensor? dropout_mask, float dropout_p, bool is_causal, float scale, "
+    "bool mask_grad) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dmask)",
+)
+def sdpa_backward(
+    grad_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float,
+    mask_grad: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of `sdpa` to q, k, v and, where `mask_grad`, to a float `attn_mask`."""
+    dmask = _mask_like(attn_mask, q, mask_grad)
+    if dropout_mask is None and not mask_grad and _flash_takes(q, k, v, attn_mask):
+        bias = None if attn_mask is None else _flash_mask(q, attn_mask)
+        grads = _CPU_FLASH_BACKWARD(
+            grad_out, q, k, v, out, lse, 0.0, is_causal, attn_mask=bias, scale=scale
+        )
+        dq, dk, dv = (_in_grad_layout(g, x) for g, x in zip(grads, (q, k, v), strict=True))
+        return dq, dk, dv, dmask
+    wide = _wide(q.dtype)
+    weights, _ = _probabilities(q, k, attn_mask, is_causal, scale)
+    grad = grad_out.to(wide)
+    dweights = grad @ _repeat_heads(v, q.shape[1]).transpose(-1, -2)
+    kept = weights
+    if dropout_mask is not None:
+        keep = _keep_factor(dropout_mask, dropout_p, wide)
+        kept, dweights = weights * keep, dweights * keep
+    dv = _ungroup(kept.transpose(-1, -2) @ grad, v.shape[1])
+    dscores = weights * (dweights - (weights * dweights).sum(-1, keepdim=True))
+    dq = (dscores @ _repeat_heads(k, q.shape[1])) * scale
+    dk = _ungroup(dscores.transpose(-1, -2) @ q.to(wide), k.shape[1]) * scale
+    if attn_mask is not None and mask_grad:
+        dmask.copy_(dscores.sum_to_size(attn_mask.shape))
+    return _in_grad_layout(dq, q), _in_grad_layout(dk, k), _in_grad_layout(dv, v), dmask
+
+
+@sdpa_backward.register_fake
+def _sdpa_backward_fake(
+    grad_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float,
+    mask_grad: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _empty_grad(q), _empty_grad(k), _empty_grad(v), _mask_like(attn_mask, q, mask_grad)
+
+
+def _sdpa_setup(ctx: Any, inputs: Sequence[Any], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, attn_mask, dropout_mask, ctx.dropout_p, ctx.is_causal, ctx.scale = inputs
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(q, k, v, out, lse, attn_mask, dropout_mask)
+
+
+def _sdpa_autograd(ctx: Any, grad_out: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
+    q, k, v, out, lse, attn_mask, dropout_mask = ctx.saved_tensors
+    mask_grad = ctx.needs_input_grad[3]
+    dq, dk, dv, dmask = torch.ops.trnx.sdpa_backward(
+        grad_out, q, k, v, out, lse, attn_mask, dropout_mask,
+        ctx.dropout_p, ctx.is_causal, ctx.scale, mask_grad,
+    )  # fmt: skip
+    return dq, dk, dv, dmask if mask_grad else None, None, None, None, None
+
+
+sdpa.register_autograd(_sdpa_autograd, setup_context=_sdpa_setup)
+
+
+# ------------------------------------------------------------------------------------------ rms_norm
+
+
+@torch.library.custom_op(
+    "trnx::rms_norm",
+    mutates_args=(),
+    schema="(Tensor x, Tensor? weight, float eps) -> Tensor",
+)
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x ** 2, -1) + eps) * weight, computed in float32 (float64 for float64)."""
+    if weight is None or weight.dtype == x.dtype:
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    wide = _wide(x.dtype)
+    return F.rms_norm(x.to(wide), (x.shape[-1],), weight.to(wide), eps).to(x.dtype)
+
+
+@rms_norm.register_fake
+def _rms_norm_fake(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def _rms_norm_setup(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    x, weight, ctx.eps = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _rms_norm_autograd(
+    ctx: Any, grad: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+    x, weight = ctx.saved_tensors
+    wide = _wide(x.dtype)
+    x_wide, scaled = x.to(wide), grad.to(wide)
+    rstd = torch.rsqrt((x_wide * x_wide).mean(-1, keepdim=True) + ctx.eps)
+    normal = x_wide * rstd
+    dweight = None
+    if weight is not None:
+        if ctx.needs_input_grad[1]:
+            dweight = (scaled * normal).reshape(-1, x.shape[-1]).sum(0).to(weight.dtype)
+        scaled = scaled * weight.to(wide)
+    dx = rstd * (scaled - normal * (scaled * normal).mean(-1, keepdim=True))
+    return dx.to(x.dtype), dweight, None
+
+
+rms_norm.register_autograd(_rms_norm_autograd, setup_context=_rms_norm_setup)
