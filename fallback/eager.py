@@ -1,0 +1,71 @@
+"""The engine of last resort: PyTorch's own implementation of each op, on the tensors' device.
+
+It takes every op that has an implementation, mutating and random ones included. A region runs as
+the generated `forward` of its graph module, which frees each intermediate after its last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from trnx.fallback.cost import eager_seconds
+from trnx.fallback.layout import output_layouts, restride
+from trnx.fx_passes.region import Engine, RegionFunction
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import TRN2, Hardware
+
+# Where the dispatcher finds an implementation that computes values; Meta and Autograd do not.
+_KEYS_OF_VALUES: Sequence[Any] = (
+    "CPU",
+    "CompositeExplicitAutograd",
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+    "BackendSelect",
+)
+
+
+def has_implementation(op: torch._ops.OpOverload[..., Any]) -> bool:
+    """Whether `op` can compute values, and not only shapes."""
+    return any(op.has_kernel_for_dispatch_key(key) for key in _KEYS_OF_VALUES)
+
+
+class EagerEngine:
+    """Runs regions op by op in PyTorch."""
+
+    name: Engine = "eager"
+
+    def __init__(self, hardware: Hardware = TRN2) -> None:
+        self._hardware = hardware
+
+    def supports(self, node: fx.Node) -> Reject | None:
+        """None for every op with an implementation."""
+        op = node.target
+        if isinstance(op, torch._ops.OpOverload) and not has_implementation(op):
+            return Reject(
+                f"{op.name()} has a fake kernel but no implementation for the CPU; register one "
+                f"with torch.library.register_kernel({op._schema.name!r}, 'cpu', function)",
+                node,
+            )
+        return None
+
+    def cost(self, nodes: Sequence[fx.Node]) -> float:
+        """Predicted seconds on the target: one launch an op."""
+        return eager_seconds(nodes, self._hardware)
+
+    def compile(self, graph_module: fx.GraphModule) -> RegionFunction:
+        """The module's generated code; outputs with other strides than promised are copied."""
+        forward = graph_module.forward
+        layouts = output_layouts(graph_module)
+
+        def run(inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
+            outputs = forward(*inputs)
+            return [
+                value if layout is None else restride(value, layout)
+                for value, layout in zip(outputs, layouts, strict=True)
+            ]
+
+        return run
