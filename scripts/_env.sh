@@ -49,11 +49,13 @@ make_venv() {
 }
 
 pip_install() {
+    set +e # the status of pip, not of the filters behind it, decides
     "$VENV/bin/python" -m pip --disable-pip-version-check install --progress-bar off \
         -c "$ROOT/constraints.txt" "$@" 2>&1 |
         grep --line-buffered -v -E '^(Requirement already|WARNING: Location|Looking in)' |
         sed -u 's/^/    /'
     local status="${PIPESTATUS[0]}"
+    set -e
     [ "$status" -eq 0 ] || die "pip could not install: $*" \
         "Without a network, put the wheels into a folder and say: PIP_FIND_LINKS=folder PIP_NO_INDEX=1" \
         "Behind a mirror, set PIP_INDEX_URL. The lines above say what pip met."
