@@ -68,7 +68,9 @@ def bert_base() -> dict[str, float]:
 def main() -> int:
     """Command line: 0 where the bars hold."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     as_json = parser.parse_args().json
     torch.set_num_threads(1)
     results = {"demo": demo_model(), "bert_base_8x128": bert_base()}
