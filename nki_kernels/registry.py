@@ -1,8 +1,9 @@
-"""The registry of kernels: discovery by walking this package, registration by a statement in the module.
+"""The registry of kernels: discovery walks this package, a module registers itself.
 
-Kernel files say `import nki`, which is not on a machine without Neuron, so they are not imported in the
-usual way: they are loaded as twins (`trnx.simulator.load_module`), in which `nki` is the simulator.
-A user's own kernel file is added with `load_kernels(path)` and registers itself the same way.
+Kernel files say `import nki`, which is not on a machine without Neuron, so they are not imported in
+the usual way: they are loaded as twins (`trnx.simulator.load_module`), in which `nki` is the
+simulator. A user's own kernel file is added with `load_kernels(path)` and registers itself the same
+way.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def register(spec: KernelSpec) -> None:
 
 
 def load_kernels(path: str | Path) -> None:
-    """Load one kernel file as a twin, which registers what it defines; a second call does nothing."""
+    """Load a kernel file as a twin, which registers its kernels; a second call does nothing."""
     from trnx import simulator
 
     file = Path(path).resolve()

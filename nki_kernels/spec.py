@@ -1,12 +1,13 @@
-"""The contract of a kernel: what a module of this folder registers, and what the rooms to the right rely on.
+"""The contract of a kernel: what a module registers, and what the rooms to the right rely on.
 
 A kernel family is one module with one `KernelSpec`. Three actors use it:
 
 * `fx_passes` traces `Pattern.function` and finds it in the canonical graph; the names of its
   parameters become bindings.
-* `partition` asks `supports` (legality, with the sizes that are known or hinted at compile time) and `cost`.
-* the executable asks `launch` with concrete sizes, traces the NKI kernel once for them, and replays it.
-  The reference runner calls `reference` in place of the kernel.
+* `partition` asks `supports` (legality, with the sizes that are known or hinted at compile time)
+  and `cost`.
+* the executable asks `launch` with concrete sizes, traces the NKI kernel once for them, and replays
+  it. The reference runner calls `reference` in place of the kernel.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Launch:
 
     `arguments` are the kernel's positional arguments in order: `TensorSpec` for a tensor (with the
     name of its binding in `tensor_names`, same order), anything else is a trace-time constant.
-    The kernel returns exactly what the pattern's root returns: same number of tensors, shapes, dtypes.
+    The kernel returns exactly what the pattern's root returns: same number of tensors, shapes,
+    dtypes.
     """
 
     kernel: Any
@@ -113,8 +115,8 @@ class Pattern:
 
     Its parameters are bindings: annotated `torch.Tensor` (or not annotated) matches a tensor node,
     `torch.Tensor | None` also a literal None, anything else (`int`, `float`, `bool`, `list[int]`)
-    matches a constant. Literals in the body must be equal in the graph. `constants` are added to the
-    bindings of a match, so that one spec can serve variants of one pattern.
+    matches a constant. Literals in the body must be equal in the graph. `constants` are added to
+    the bindings of a match, so that one spec can serve variants of one pattern.
     """
 
     function: Callable[..., Any]
@@ -123,7 +125,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Sample:
-    """Inputs for the generic tests: binding name -> tensor or value; `note` names the edge it covers."""
+    """Inputs for the generic tests: binding name -> tensor or value; `note` names the edge."""
 
     values: Mapping[str, Any]
     note: str = ""
@@ -143,7 +145,7 @@ class KernelSpec:
 
     `kernel` is the `@nki.jit` function; its parameters are named like the bindings, unless `plan`
     computes the launch (kernel variant, layout flags) from them.
-    `samples(generator)` yields seeded inputs with edge shapes; `tolerance` maps dtype to (rtol, atol).
+    `samples(generator)` yields seeded inputs with edge shapes.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Errors of trnx: the root of every named exception, and `Reject`, the value a guard returns.
 
-Every exception says what happened, where (the user's or the kernel's source line) and how to fix it.
-Every room to the right defines its own exceptions in its own `errors.py`, on top of these.
+Every exception says what happened, where (the user's or the kernel's source line) and how to fix
+it. Every room to the right defines its own exceptions in its own `errors.py`, on top of these.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Reject:
     """Why a kernel, pass or fallback does not take something. Never a bare False.
 
     `reason` is one sentence that names the limit and the value that broke it.
-    `node` is what was refused (an `fx.Node` where there is a graph); its user line goes to the ledger.
+    `node` is what was refused (an `fx.Node` where there is a graph); its user line goes to the
+    ledger.
     """
 
     reason: str
@@ -71,7 +72,7 @@ class CapacityError(FindingError):
 
 
 class IllegalInstructionError(FindingError):
-    """Operands that the instruction or the generation does not take (shape, dtype, buffer, engine)."""
+    """Operands that the instruction or the generation does not take."""
 
 
 class KernelSubsetError(FindingError):

@@ -1,7 +1,8 @@
-"""Hardware facts: one frozen, self-checking record per Trainium generation, each field with its source.
+"""Hardware facts: one frozen, self-checking record per Trainium generation, each field with its
+source.
 
-`SDK/` below is the public documentation repository aws-neuron/aws-neuron-sdk. Numbers are per physical
-NeuronCore. Values that AWS did not publish in words are marked "inferred".
+`SDK/` below is the public documentation repository aws-neuron/aws-neuron-sdk. Numbers are per
+physical NeuronCore. Values that AWS did not publish in words are marked "inferred".
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from trnx.simulator.errors import UnknownTargetError
 class Hardware:
     """One NeuronCore generation. Sizes in bytes, clocks in Hz, rates in FLOP/s or bytes/s.
 
-    Sources: SDK/nki/guides/architecture/{trainium_inferentia2,trainium2,trainium3}_arch.rst, and for
-    `dma_engine_rate` SDK/nki/deep-dives/nki-dma-bandwidth-guide.rst.
+    Sources: SDK/nki/guides/architecture/{trainium_inferentia2,trainium2,trainium3}_arch.rst, and
+    for `dma_engine_rate` SDK/nki/deep-dives/nki-dma-bandwidth-guide.rst.
     """
 
     target: str
@@ -35,7 +36,8 @@ class Hardware:
     psum_banks: int = 8
     psum_bank_bytes: int = 2048
     dma_engines: int = 16
-    # A launch of a compiled graph, measured in the field on trn2 (95-100 us); assumed for the others.
+    # A launch of a compiled graph, measured in the field on trn2 (95-100 us); assumed for the
+    # others.
     launch_seconds: float = 100e-6
 
     def __post_init__(self) -> None:

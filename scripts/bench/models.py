@@ -1,8 +1,8 @@
 """Speed of the default run on the CPU, one thread for both: models compiled by trnx against eager.
 
 Bars: the demo's model from the second call <= 5x eager and its first call <= 60 s;
-BERT-base 8x128 float32 forward <= 8x eager. Medians of runs that alternate with eager's in one process.
-`--json` prints one object as the last line; exit status 0 means that the bars hold.
+BERT-base 8x128 float32 forward <= 8x eager. Medians of runs that alternate with eager's in one
+process. `--json` prints one object as the last line; exit status 0 means that the bars hold.
 """
 
 from __future__ import annotations

@@ -38,5 +38,5 @@ def test_a_package_that_pyproject_forgot_is_an_error(
     shutil.copytree(ROOT, copy, ignore=ignore)
     (copy / "simulator" / "forgotten").mkdir()
     (copy / "simulator" / "forgotten" / "__init__.py").write_text("")
-    with pytest.raises(SystemExit, match="missing from pyproject.toml"):
+    with pytest.raises(SystemExit, match=r"missing from pyproject\.toml"):
         check_tree.build_tree(copy, tmp_path / "tree")
