@@ -1,0 +1,90 @@
+"""New nodes with fake values: the only way the passes make a node.
+
+Values are computed by running the operator under the graph's own fake mode, with guards suppressed: a
+pass never adds a guard, because AOTAutograd has handed them out already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+VAL = "val"  # key of fake values after AOTAutograd
+EXAMPLE_VALUE = "example_value"  # key of fake values in Dynamo's graph
+_NOT_COPIED = frozenset({VAL, EXAMPLE_VALUE, "tensor_meta", "unbacked_bindings"})
+
+
+def fake_mode(graph: fx.Graph) -> Any:
+    """The fake mode of the graph's values, or None where no value is fake."""
+    for node in graph.nodes:
+        for key in (VAL, EXAMPLE_VALUE):
+            mode = getattr(node.meta.get(key), "fake_mode", None)
+            if mode is not None:
+                return mode
+    return None
+
+
+@contextmanager
+def without_guards(mode: Any) -> Iterator[None]:
+    """Run under `mode` without recording guards."""
+    if mode is None:
+        yield
+        return
+    if mode.shape_env is None:
+        with mode:
+            yield
+        return
+    with mode, mode.shape_env.suppress_guards():
+        yield
+
+
+def fake_call(graph: fx.Graph, target: Callable[..., Any], args: Any, kwargs: Any, key: str) -> Any:
+    """The fake result of `target` on the fake values of `args`."""
+
+    def value_of(node: fx.Node) -> Any:
+        return node.meta[key]
+
+    fake_args = fx.node.map_arg(args, value_of)
+    fake_kwargs = fx.node.map_arg(kwargs, value_of)
+    with without_guards(fake_mode(graph)), torch.no_grad():
+        return target(*fake_args, **fake_kwargs)
+
+
+def insert_call(
+    before: fx.Node,
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    origin: fx.Node | None = None,
+    value: Any = None,
+    key: str = VAL,
+) -> fx.Node:
+    """Insert a call before `before`, with the user's line of `origin` (else of `before`).
+
+    `value` is the fake result where it is known already, as when a call replaces an equal one.
+    """
+    keywords = dict(kwargs or {})
+    graph = before.graph
+    with graph.inserting_before(before):
+        node = graph.call_function(target, args, keywords)
+    node.meta = copied_meta(origin or before)
+    if value is None:
+        value = fake_call(graph, target, args, keywords, key)
+    node.meta[key] = value
+    return node
+
+
+def copied_meta(origin: fx.Node) -> dict[str, Any]:
+    """What a node inherits from the one that it replaces: everything but values."""
+    return {k: v for k, v in origin.meta.items() if k not in _NOT_COPIED}
+
+
+def replace(old: fx.Node, new: fx.Node) -> None:
+    """Let all users of `old` use `new`, and erase `old`."""
+    old.replace_all_uses_with(new)
+    old.graph.erase_node(old)
