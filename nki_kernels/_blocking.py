@@ -1,0 +1,80 @@
+"""How a matrix product is laid out for a generation: operand layouts and block sizes (host side).
+
+The kernels in `_matmul.py` take these as trace-time constants. The budget leaves room for a second
+block of weights and rows, so that loads overlap with the product.
+
+A layout says how K, the last dimension of an operand `[rows, K]`, gets to the partitions:
+
+* `COLUMNS`: rows are adjacent in memory (a transposed view); a plain DMA lands with K on
+  partitions.
+* `ROWS`: K is adjacent; whole rows are loaded, then TensorE transposes 128x128 blocks, several into
+  one PSUM bank, evicted together.
+* `DMA`: K is adjacent and elements have 2 bytes; the DMA engines transpose on the way in, which
+  leaves TensorE to the product (`dma_transpose` reaches 90 % of DMA throughput from trn2 on; on
+  trn1 it is slow).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from trnx.simulator.hardware import Hardware
+from trnx.simulator.spec import TensorSpec
+
+COLUMNS = "columns"
+ROWS = "rows"
+DMA = "dma"
+
+_FREE_MAX = 512  # columns of one nc_matmul: a float32 PSUM bank
+_LARGEST_COLUMNS = 2048  # wider blocks would only lengthen the row tiles of the output
+_DEEP_ROWS = 1024
+_DEEP_COLUMNS = 1024
+_DEEP_BYTES = 4096  # of K per row: what saturates a DMA
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def leading_dims_merge(spec: TensorSpec) -> bool:
+    """True where all dimensions but the last are one dimension with one stride."""
+    kept = [
+        (size, stride)
+        for size, stride in zip(spec.shape[:-1], spec.strides[:-1], strict=True)
+        if size != 1
+    ]
+    return all(outer[1] == inner[0] * inner[1] for outer, inner in pairwise(kept))
+
+
+def operand_layout(spec: TensorSpec, hw: Hardware) -> str:
+    """How K, the last dimension of `spec`, gets to the partitions."""
+    if spec.numel == spec.shape[-1]:
+        return COLUMNS  # one row: one descriptor per element, and no transposes
+    steps = [t for n, t in zip(spec.shape[:-1], spec.strides[:-1], strict=True) if n != 1]
+    if steps[-1] == 1 and spec.strides[-1] != 1:
+        return COLUMNS
+    if spec.strides[-1] == 1 and spec.dtype.itemsize == 2 and hw.generation >= 3:
+        return DMA
+    return ROWS
+
+
+def block_sizes(
+    rows: int, columns: int, depth: int, itemsize: int, hw: Hardware
+) -> tuple[int, int, int, bool]:
+    """The fields of `_matmul.Blocks`, such that SBUF holds them for any size of the product.
+
+    One block of w, and the next one, take half of SBUF at most. Where not even one bank's width of
+    whole columns fits in a quarter, K is cut as well, and partial sums stay in SBUF.
+    """
+    quarter = hw.sbuf_partition_bytes // 4
+    row_bytes = -(-depth // hw.partitions) * itemsize  # of one row, per partition
+    widest = min(quarter // row_bytes // _FREE_MAX * _FREE_MAX, _LARGEST_COLUMNS)
+    if widest == 0:
+        step = min(_DEEP_BYTES // itemsize, depth)
+        return _DEEP_ROWS, _DEEP_COLUMNS, step, False
+    count = -(-columns // widest)
+    width = _up(-(-columns // count), _FREE_MAX)
+    all_rows = _up(rows, hw.partitions)
+    keep = count > 1 and all_rows * row_bytes <= quarter * 2 // 3
+    fitting = quarter // 2 // row_bytes // hw.partitions * hw.partitions
+    return min(all_rows, max(fitting, hw.partitions), 512), width, depth, keep

@@ -1,0 +1,370 @@
+"""NKI helpers of the matrix products: operands brought to SBUF with K on the partitions, and one
+blocked product with a fused epilogue, used by `linear` and `bmm`.
+
+An operand is a list of segments: 2-D HBM views `[rows, K]` that follow each other, so that rows
+whose leading dimensions do not merge into one stride need no copy. Its `layout`, chosen in
+`_blocking.py`, says how K gets to the partitions.
+
+An operand in SBUF is `[128, chunks, rows]`: element `[p, c, r]` is row r, contraction index 128*c +
+p.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import nki.isa as nisa
+import nki.language as nl
+
+from trnx.nki_kernels._blocking import DMA, ROWS
+
+# Bytes per partition of rows loaded before they are transposed: a DMA is efficient from 2 KiB per
+# partition on, and nothing is gained beyond a few times that.
+_STAGING_BYTES = 16384
+
+
+class Operand(NamedTuple):
+    """Rows `[rows, K]` of a product: HBM views in row order, and how K gets to the partitions."""
+
+    segments: list
+    layout: str
+
+
+class Blocks(NamedTuple):
+    """Block sizes of M, N and K: multiples of 128, 512 and 128 unless they are the whole size.
+
+    `keep`: all of x stays in SBUF while column blocks of w stream by (K is one block then).
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    keep: bool
+
+
+class Epilogue(NamedTuple):
+    """What happens to a product before it is rounded: `activation(product + bias) + residual`.
+
+    A residual comes with the activation "none". `bias` is `[N]`, `residual` `[M, N]`, both in HBM.
+    """
+
+    bias: nl.NkiTensor | None
+    residual: nl.NkiTensor | None
+    activation: str
+
+
+def segments_of(tensor: nl.NkiTensor, merged: bool) -> list:
+    """`tensor[..., K]` as 2-D views in row order; one view if its leading dimensions merge."""
+    if merged:
+        return [tensor.reshape((tensor.size // tensor.shape[-1], tensor.shape[-1]))]
+    views = [tensor]
+    for _ in range(tensor.ndim - 2):
+        inner = []
+        for view in views:
+            for index in range(view.shape[0]):
+                inner.append(view[index])
+        views = inner
+    return views
+
+
+def pieces_of(segments: list, row: int, rows: int) -> list:
+    """The parts of rows `row .. row+rows`: `(segment, first row in it, rows of the part)`."""
+    length = segments[0].shape[0]
+    pieces = []
+    end = row + rows
+    while row < end:
+        first = row % length
+        count = min(length - first, end - row)
+        pieces.append((segments[row // length], first, count))
+        row = row + count
+    return pieces
+
+
+def load_rows(dst: nl.NkiTensor, segments: list, row: int, rows: int, col: int, cols: int) -> None:
+    """`dst[rows, cols]` in SBUF <- columns `col ..` of rows `row ..`."""
+    done = 0
+    for piece in pieces_of(segments, row, rows):
+        nisa.dma_copy(
+            dst=dst[done : done + piece[2], 0:cols],
+            src=piece[0][piece[1] : piece[1] + piece[2], col : col + cols],
+        )
+        done = done + piece[2]
+
+
+def load_broadcast(vector: nl.NkiTensor, col: int, cols: int, rows: int) -> nl.NkiTensor:
+    """A `[rows, cols]` tile, every row of which is `vector[col : col+cols]`."""
+    tile = nl.ndarray((rows, cols), dtype=vector.dtype, buffer=nl.sbuf)
+    row = vector.reshape((1, vector.shape[0]))[:, col : col + cols]
+    nisa.dma_copy(dst=tile, src=row.broadcast(0, rows))
+    return tile
+
+
+def transpose_tiles(dst: nl.NkiTensor, data: nl.NkiTensor) -> None:
+    """`dst[128, chunks, tiles*p]` <- `data[p, tiles, K]`, 128x128 blocks on TensorE.
+
+    As many blocks as fit share one PSUM bank and are evicted by one instruction.
+    """
+    pmax = nl.tile_size.pmax
+    tiles = data.shape[1]
+    full = data.shape[2] // pmax
+    rest = data.shape[2] % pmax
+    bank = nl.tile_size.psum_bank_fmax
+    if data.dtype != nl.float32:
+        bank = bank * 2
+    tiles_in_bank = min(tiles, bank // pmax)
+    chunks_in_bank = bank // pmax // tiles_in_bank
+    for tile in range(0, tiles, tiles_in_bank):
+        count = min(tiles_in_bank, tiles - tile)
+        for chunk in range(0, full, chunks_in_bank):
+            chunks = min(chunks_in_bank, full - chunk)
+            _transpose_bank(dst, data, tile, count, chunk, chunks, pmax)
+        if rest > 0:
+            _transpose_bank(dst, data, tile, count, full, 1, rest)
+
+
+def _transpose_bank(
+    dst: nl.NkiTensor,
+    data: nl.NkiTensor,
+    tile: int,
+    tiles: int,
+    chunk: int,
+    chunks: int,
+    width: int,
+) -> None:
+    pmax = nl.tile_size.pmax
+    rows = data.shape[0]
+    bank = nl.ndarray((width, chunks, tiles * rows), dtype=data.dtype, buffer=nl.psum)
+    for c in range(chunks):
+        for t in range(tiles):
+            nisa.nc_transpose(
+                dst=bank[:, c, t * rows : (t + 1) * rows],
+                data=data[:, tile + t, nl.ds((chunk + c) * pmax, width)],
+                engine=nisa.engine.tensor,
+            )
+    nisa.tensor_copy(
+        dst=dst[0:width, chunk : chunk + chunks, nl.ds(tile * rows, tiles * rows)], src=bank
+    )
+
+
+def load_operand(operand: Operand, row: int, rows: int, k: int, ks: int) -> nl.NkiTensor:
+    """Rows `row ..` and indices `k ..` of the contraction as `[128, chunks, rows]` in SBUF."""
+    pmax = nl.tile_size.pmax
+    chunks = (ks + pmax - 1) // pmax
+    segments = operand.segments
+    dst = nl.ndarray((min(ks, pmax), chunks, rows), dtype=segments[0].dtype, buffer=nl.sbuf)
+    if operand.layout == ROWS:
+        _load_and_transpose(dst, segments, row, rows, k, ks)
+        return dst
+    full = ks // pmax
+    rest = ks % pmax
+    done = 0
+    for piece in pieces_of(segments, row, rows):
+        source = piece[0][piece[1] : piece[1] + piece[2], k : k + ks]
+        target = dst[:, :, done : done + piece[2]]
+        done = done + piece[2]
+        if full > 0:
+            whole = source[:, 0 : full * pmax].reshape_dim(1, (full, pmax))
+            if operand.layout == DMA:
+                nisa.dma_transpose(dst=target[:, 0:full, :], src=whole, axes=(2, 1, 0))
+            else:
+                nisa.dma_copy(dst=target[:, 0:full, :], src=whole.permute((2, 1, 0)))
+        if rest > 0:
+            ragged = source[:, full * pmax : ks]
+            if operand.layout == DMA:
+                nisa.dma_transpose(dst=target[0:rest, full, :], src=ragged, axes=(1, 0))
+            else:
+                nisa.dma_copy(dst=target[0:rest, full, :], src=ragged.permute((1, 0)))
+    return dst
+
+
+def _load_and_transpose(
+    dst: nl.NkiTensor, segments: list, row: int, rows: int, k: int, ks: int
+) -> None:
+    pmax = nl.tile_size.pmax
+    width = ks * 4 if dst.dtype == nl.float32 else ks * 2
+    most = max(1, _STAGING_BYTES // width) if len(segments) == 1 else 1
+    done = 0
+    while done < rows:
+        count = min(pmax, rows - done)
+        tiles = min(most, (rows - done) // count)
+        data = nl.ndarray((count, tiles, ks), dtype=dst.dtype, buffer=nl.sbuf)
+        if tiles == 1:
+            load_rows(data[:, 0, :], segments, row + done, count, k, ks)
+        else:
+            source = segments[0][nl.ds(row + done, tiles * count), k : k + ks]
+            nisa.dma_copy(dst=data, src=source.reshape_dim(0, (tiles, count)).permute((1, 0, 2)))
+        transpose_tiles(dst[:, :, nl.ds(done, tiles * count)], data)
+        done = done + tiles * count
+
+
+def multiply(
+    dst: nl.NkiTensor,
+    x: nl.NkiTensor,
+    row: int,
+    w: nl.NkiTensor,
+    col: int,
+    depth: int,
+) -> None:
+    """`dst[rows, cols]` in PSUM: rows `row ..` of `x` times rows `col ..` of `w`, both in SBUF."""
+    pmax = nl.tile_size.pmax
+    rows, cols = dst.shape
+    for chunk in range((depth + pmax - 1) // pmax):
+        part = min(pmax, depth - chunk * pmax)
+        nisa.nc_matmul(
+            dst=dst,
+            stationary=x[0:part, chunk, row : row + rows],
+            moving=w[0:part, chunk, col : col + cols],
+        )
+
+
+def activate(dst: nl.NkiTensor, src: nl.NkiTensor, activation: str) -> None:
+    """`dst = activation(src)` on ScalarE."""
+    if activation == "gelu":
+        nisa.activation(dst=dst, op=nl.gelu, data=src)
+    elif activation == "gelu_tanh":
+        nisa.activation(dst=dst, op=nl.gelu_apprx_tanh, data=src)
+    elif activation == "relu":
+        nisa.activation(dst=dst, op=nl.relu, data=src)
+    elif activation == "silu":
+        nisa.activation(dst=dst, op=nl.silu, data=src)
+    elif activation == "tanh":
+        nisa.activation(dst=dst, op=nl.tanh, data=src)
+    elif activation == "sigmoid":
+        nisa.activation(dst=dst, op=nl.sigmoid, data=src)
+    else:
+        nisa.tensor_copy(dst=dst, src=src)
+
+
+def finish(
+    dst: nl.NkiTensor,
+    src: nl.NkiTensor,
+    bias: nl.NkiTensor | None,
+    residual: nl.NkiTensor | None,
+    activation: str,
+) -> None:
+    """`dst = activation(src + bias) + residual` in float32 with one rounding, all tiles on chip."""
+    value = src
+    if bias is not None:
+        last = activation == "none" and residual is None
+        value = dst if last else nl.ndarray(src.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=value, data1=src, data2=bias, op=nl.add)
+        if last:
+            return
+    if residual is not None:
+        nisa.tensor_tensor(dst=dst, data1=value, data2=residual, op=nl.add)
+    else:
+        activate(dst, value, activation)
+
+
+def _finish_row(
+    out: nl.NkiTensor, row: int, col: int, parts: list, bias: nl.NkiTensor | None, then: Epilogue
+) -> None:
+    """Finish `parts`, neighbours from column `col` on, and store them as a row tile of `out`."""
+    rows = parts[0].shape[0]
+    cols = 0
+    for part in parts:
+        cols = cols + part.shape[1]
+    tile = nl.ndarray((rows, cols), dtype=out.dtype, buffer=nl.sbuf)
+    residual = None
+    if then.residual is not None:
+        residual = nl.ndarray((rows, cols), dtype=out.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=residual, src=then.residual[row : row + rows, col : col + cols])
+    done = 0
+    for part in parts:
+        end = done + part.shape[1]
+        finish(
+            tile[:, done:end],
+            part,
+            None if bias is None else bias[0:rows, done:end],
+            None if residual is None else residual[:, done:end],
+            then.activation,
+        )
+        done = end
+    nisa.dma_copy(dst=out[row : row + rows, col : col + cols], src=tile)
+
+
+def product(out: nl.NkiTensor, x: Operand, w: Operand, blocks: Blocks, then: Epilogue) -> None:
+    """`out[M, N] = activation(x[M, K] @ w[N, K].T + bias[N]) + residual[M, N]`."""
+    depth = w.segments[0].shape[1]
+    kept = []
+    for col in range(0, out.shape[1], blocks.columns):
+        cols = min(blocks.columns, out.shape[1] - col)
+        bias = None
+        if then.bias is not None:
+            bias = load_broadcast(then.bias, col, cols, min(nl.tile_size.pmax, out.shape[0]))
+        weights = None
+        if depth <= blocks.depth:
+            weights = load_operand(w, col, cols, 0, depth)
+        for row in range(0, out.shape[0], blocks.rows):
+            rows = min(blocks.rows, out.shape[0] - row)
+            if weights is None:
+                _deep_block(out, row, rows, col, cols, x, w, blocks.depth, bias, then)
+                continue
+            if blocks.keep and col > 0:
+                data = kept[row // blocks.rows]
+            else:
+                data = load_operand(x, row, rows, 0, depth)
+                if blocks.keep:
+                    kept.append(data)
+            _block(out, row, col, data, weights, depth, bias, then)
+
+
+def _block(
+    out: nl.NkiTensor,
+    row: int,
+    col: int,
+    data: nl.NkiTensor,
+    weights: nl.NkiTensor,
+    depth: int,
+    bias: nl.NkiTensor | None,
+    then: Epilogue,
+) -> None:
+    """One block whose whole contraction is in SBUF: row tiles are finished straight from PSUM."""
+    rows = data.shape[2]
+    cols = weights.shape[2]
+    for start in range(0, rows, nl.tile_size.pmax):
+        count = min(nl.tile_size.pmax, rows - start)
+        parts = []
+        for left in range(0, cols, nl.tile_size.psum_bank_fmax):
+            width = min(nl.tile_size.psum_bank_fmax, cols - left)
+            bank = nl.ndarray((count, width), dtype=nl.float32, buffer=nl.psum)
+            multiply(bank, data, start, weights, left, depth)
+            parts.append(bank)
+        _finish_row(out, row + start, col, parts, bias, then)
+
+
+def _deep_block(
+    out: nl.NkiTensor,
+    row: int,
+    rows: int,
+    col: int,
+    cols: int,
+    x: Operand,
+    w: Operand,
+    step: int,
+    bias: nl.NkiTensor | None,
+    then: Epilogue,
+) -> None:
+    """One block where K is too deep for SBUF: the partial sums of K blocks add up in float32."""
+    pmax = nl.tile_size.pmax
+    tiles = (rows + pmax - 1) // pmax
+    depth = w.segments[0].shape[1]
+    sums = nl.ndarray((min(rows, pmax), tiles, cols), dtype=nl.float32, buffer=nl.sbuf)
+    for k in range(0, depth, step):
+        ks = min(step, depth - k)
+        weights = load_operand(w, col, cols, k, ks)
+        data = load_operand(x, row, rows, k, ks)
+        for tile in range(tiles):
+            count = min(pmax, rows - tile * pmax)
+            for left in range(0, cols, nl.tile_size.psum_bank_fmax):
+                width = min(nl.tile_size.psum_bank_fmax, cols - left)
+                part = nl.ndarray((count, width), dtype=nl.float32, buffer=nl.psum)
+                multiply(part, data, tile * pmax, weights, left, ks)
+                total = sums[0:count, tile, left : left + width]
+                if k == 0:
+                    nisa.tensor_copy(dst=total, src=part)
+                else:
+                    nisa.tensor_tensor(dst=total, data1=total, data2=part, op=nl.add)
+    for tile in range(tiles):
+        count = min(pmax, rows - tile * pmax)
+        _finish_row(out, row + tile * pmax, col, [sums[0:count, tile, :]], bias, then)

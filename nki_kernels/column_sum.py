@@ -1,0 +1,173 @@
+"""`column_sum`: a sum over leading dimensions, the gradient of biases and of norm weights.
+
+`x[R, N]` (both stand for merged dimensions) is multiplied by a row of ones on TensorE, which sums
+over the partitions, in float32 in PSUM. A partition takes consecutive rows, so that loads are long
+runs; narrow rows are summed several side by side, to keep TensorE's moving side wide. float32,
+bfloat16, float16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import torch
+
+from trnx.nki_kernels.registry import register
+from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import Hardware
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_LOAD_BYTES = 16384  # per partition
+_WIDTH = 2048  # columns of one load: four PSUM banks
+_BANK = 512  # float32 elements of a PSUM bank
+aten = torch.ops.aten
+
+
+@nki.jit
+def column_sum_kernel(
+    x: nl.NkiTensor, out_shape: tuple, columns: int, width: int, run: int, side: int
+) -> nl.NkiTensor:
+    """x `[..., columns]` -> `out_shape`, which has `columns` elements.
+
+    `width` columns at a time, `run` rows per partition and load, `side` rows side by side.
+    """
+    pmax = nl.tile_size.pmax
+    out = nl.ndarray(out_shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    flat = x.reshape((x.size // columns, columns))
+    ones = nl.ndarray((pmax, 1), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    for col in range(0, columns, width):
+        cols = min(width, columns - col)
+        total = _sum_columns(flat[:, col : col + cols], ones, run, side, out.dtype)
+        nisa.dma_copy(dst=out.reshape((1, columns))[:, col : col + cols], src=total)
+    return out
+
+
+def _sum_columns(
+    x: nl.NkiTensor, ones: nl.NkiTensor, run: int, side: int, dtype: str
+) -> nl.NkiTensor:
+    """The sum over rows of `x[rows, cols]` in HBM as `[1, cols]` in SBUF."""
+    pmax = nl.tile_size.pmax
+    bank = nl.tile_size.psum_bank_fmax
+    rows, cols = x.shape
+    sums = []
+    for left in range(0, cols, bank):
+        width = min(bank, cols - left)
+        sums.append(nl.ndarray((1, side, width), dtype=nl.float32, buffer=nl.psum))
+    done = 0
+    while done < rows:
+        partitions = min(pmax, rows - done)
+        length = min(run, (rows - done) // partitions)
+        count = partitions * length
+        data = nl.ndarray((partitions, length, cols), dtype=x.dtype, buffer=nl.sbuf)
+        source = x[done : done + count].reshape_dim(0, (partitions, length))
+        nisa.dma_copy(dst=data, src=source)
+        for i in range(0, length, side):
+            n = min(side, length - i)
+            for j in range(len(sums)):
+                width = sums[j].shape[2]
+                nisa.nc_matmul(
+                    dst=sums[j][:, 0:n, :],
+                    stationary=ones[0:partitions],
+                    moving=data[:, i : i + n, j * bank : j * bank + width],
+                    is_stationary_onezero=True,
+                )
+        done = done + count
+    total = nl.ndarray((1, cols), dtype=dtype, buffer=nl.sbuf)
+    for j in range(len(sums)):
+        part = total[:, j * bank : j * bank + sums[j].shape[2]]
+        if side == 1:
+            nisa.tensor_copy(dst=part, src=sums[j][:, 0, :])
+        else:
+            nisa.tensor_reduce(dst=part, op=nl.add, data=sums[j].permute((0, 2, 1)), axis=2)
+    return total
+
+
+def guard(b: Bindings, hw: Hardware) -> Reject | None:
+    """The reduced dimensions are the first ones, and at least one is left."""
+    del hw
+    if b.x.dtype not in _DTYPES:
+        return Reject(f"dtype {b.x.dtype} is not float32, bfloat16 or float16")
+    if sorted(b.dims) != list(range(len(b.dims))) or not b.dims:
+        return Reject(f"dims {list(b.dims)} are not the leading dimensions of x{b.x.shape}")
+    if len(b.dims) >= b.x.ndim:
+        return Reject(f"a sum over all dimensions of x{b.x.shape} leaves no columns")
+    if b.x.numel == 0:
+        return Reject(f"x{b.x.shape} is empty")
+    return None
+
+
+def plan(b: Bindings, hw: Hardware) -> Launch:
+    """Sizes of loads, and how many narrow rows lie side by side in a bank."""
+    lead = len(b.dims)
+    columns = math.prod(b.x.shape[lead:])
+    rows = b.x.numel // columns
+    width = min(columns, _WIDTH)
+    side = max(1, min(_BANK // width, rows // hw.partitions))
+    run = max(1, _LOAD_BYTES // (width * b.x.dtype.itemsize) // side) * side
+    kept = (1,) * lead if b.keepdim else ()
+    arguments = (b.x, kept + b.x.shape[lead:], columns, width, run, side)
+    return Launch(column_sum_kernel, arguments, ("x",))
+
+
+def cost(b: Bindings) -> Cost:
+    """One multiply-add per element."""
+    columns = math.prod(b.x.shape[len(b.dims) :])
+    return Cost(
+        matmul_flops=2 * b.x.numel,
+        vector_flops=columns,
+        hbm_bytes=b.x.nbytes + columns * b.x.dtype.itemsize,
+    )
+
+
+def reference(x: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:
+    """The same in float32, rounded once."""
+    return x.float().sum(dims, keepdim).to(x.dtype)
+
+
+def samples(generator: torch.Generator) -> Iterator[Sample]:
+    """Edges of both sizes, narrow and wide rows, kept dimensions."""
+
+    def sample(
+        note: str,
+        *shape: int,
+        lead: int = 1,
+        keepdim: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> Sample:
+        x = torch.randn(shape, generator=generator).to(dtype)
+        return Sample({"x": x, "dims": list(range(lead)), "keepdim": keepdim}, note)
+
+    for size in (1, 2, 127, 128, 129, 513):
+        yield sample(f"{size} rows", size, 70)
+        yield sample(f"{size} columns", 300, size)
+    yield sample("wide", 140, 2500)
+    yield sample("many narrow rows", 3000, 3)
+    yield sample("a batch", 3, 50, 70, lead=2)
+    yield sample("kept dimensions", 3, 50, 70, lead=2, keepdim=True)
+    yield sample("two dimensions stay", 7, 50, 30, keepdim=True)
+    for dtype in (torch.bfloat16, torch.float16):
+        yield sample(f"{dtype}", 300, 130, dtype=dtype)
+
+
+def _sum(x: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:
+    return aten.sum.dim_IntList(x, dims, keepdim)
+
+
+register(
+    KernelSpec(
+        name="column_sum",
+        patterns=(Pattern(_sum),),
+        guard=guard,
+        torch_reference=reference,
+        work=cost,
+        samples=samples,
+        kernel=column_sum_kernel,
+        plan=plan,
+    )
+)

@@ -1,0 +1,246 @@
+"""`linear`: `activation(x[..., K] @ weight[N, K].T + bias[N]) + residual`, the one matrix product.
+
+The canonical graph writes `mm`, `addmm` and `linear` as `aten.linear`. A product with a `[K, N]`
+matrix has a transposed view as its weight, the weight gradient has transposed views on both sides:
+`plan` reads the strides, and picks loads without transposes for them. Sums are float32; bias,
+activation and residual are applied in float32, and there is one rounding. float32, bfloat16,
+float16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import nki
+import nki.language as nl
+import torch
+import torch.nn.functional as F
+
+from trnx.nki_kernels._blocking import block_sizes, leading_dims_merge, operand_layout
+from trnx.nki_kernels._matmul import Blocks, Epilogue, Operand, product, segments_of
+from trnx.nki_kernels.registry import register
+from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import Hardware
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+aten = torch.ops.aten
+
+
+@nki.jit
+def linear_kernel(
+    x: nl.NkiTensor,
+    weight: nl.NkiTensor,
+    bias: nl.NkiTensor | None,
+    residual: nl.NkiTensor | None,
+    activation: str,
+    x_layout: str,
+    x_merged: bool,
+    weight_layout: str,
+    block_rows: int,
+    block_columns: int,
+    block_depth: int,
+    keep: bool,
+) -> nl.NkiTensor:
+    """x `[..., K]`, weight `[N, K]`, bias `[N]`, residual `[..., N]` -> `[..., N]`; see `plan`."""
+    out = nl.ndarray(x.shape[:-1] + (weight.shape[0],), dtype=x.dtype, buffer=nl.shared_hbm)
+    rows = x.size // x.shape[-1]
+    flat = out.reshape((rows, weight.shape[0]))
+    if residual is not None:
+        residual = residual.reshape((rows, weight.shape[0]))
+    product(
+        flat,
+        Operand(segments_of(x, x_merged), x_layout),
+        Operand([weight], weight_layout),
+        Blocks(block_rows, block_columns, block_depth, keep),
+        Epilogue(bias, residual, activation),
+    )
+    return out
+
+
+def guard(b: Bindings, hw: Hardware) -> Reject | None:
+    """Any sizes but zero; one dtype for all; bias and residual of the shape of the result."""
+    del hw
+    operands = {"weight": b.weight, "bias": b.bias, "residual": b.residual}
+    if b.x.dtype not in _DTYPES:
+        return Reject(f"dtype {b.x.dtype} is not float32, bfloat16 or float16")
+    for name, spec in operands.items():
+        if spec is not None and spec.dtype != b.x.dtype:
+            return Reject(f"{name} is {spec.dtype} but x is {b.x.dtype}; one dtype is needed")
+    if b.x.ndim < 1 or b.weight.ndim != 2:
+        return Reject(f"x has {b.x.ndim} and weight has {b.weight.ndim} dimensions, not >= 1 and 2")
+    if b.x.shape[-1] != b.weight.shape[1]:
+        return Reject(f"x{b.x.shape} and weight{b.weight.shape} differ in their last dimension")
+    if b.x.numel == 0 or b.weight.numel == 0:
+        return Reject(f"an empty product: x{b.x.shape}, weight{b.weight.shape}")
+    if b.bias is not None and b.bias.shape != (b.weight.shape[0],):
+        return Reject(f"bias has shape {b.bias.shape}, not ({b.weight.shape[0]},)")
+    result = (*b.x.shape[:-1], b.weight.shape[0])
+    if b.residual is not None and b.residual.shape != result:
+        return Reject(f"the added tensor has shape {b.residual.shape}, the product {result}")
+    return None
+
+
+def plan(b: Bindings, hw: Hardware) -> Launch:
+    """The layouts that the strides of x and weight allow, and the block sizes."""
+    rows, depth = b.x.numel // b.x.shape[-1], b.x.shape[-1]
+    blocks = block_sizes(rows, b.weight.shape[0], depth, b.x.dtype.itemsize, hw)
+    arguments = (
+        *(b.x, b.weight, b.bias, b.residual, b.activation),
+        *(operand_layout(b.x, hw), leading_dims_merge(b.x), operand_layout(b.weight, hw)),
+        *blocks,
+    )
+    names = tuple(n for n in ("x", "weight", "bias", "residual") if b[n] is not None)
+    return Launch(linear_kernel, arguments, names)
+
+
+def cost(b: Bindings) -> Cost:
+    """Two FLOPs per multiply-add; every operand crosses HBM once."""
+    rows = b.x.numel // max(b.x.shape[-1], 1)
+    columns = b.weight.shape[0]
+    tensors = (b.x, b.weight, b.bias, b.residual)
+    steps = (b.bias is not None) + (b.residual is not None) + (b.activation != "none") + 1
+    return Cost(
+        matmul_flops=2 * rows * columns * b.x.shape[-1],
+        vector_flops=rows * columns * steps,
+        hbm_bytes=sum(t.nbytes for t in tensors if t is not None)
+        + rows * columns * b.x.dtype.itemsize,
+    )
+
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda t: t,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda t: F.gelu(t, approximate="tanh"),
+    "relu": torch.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+
+
+def reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str,
+) -> torch.Tensor:
+    """The same in float32, rounded once."""
+    result = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    result = _ACTIVATIONS[activation](result)
+    if residual is not None:
+        result = result + residual.float()
+    return result.to(x.dtype)
+
+
+def samples(generator: torch.Generator) -> Iterator[Sample]:
+    """Ragged edges, every layout, every epilogue."""
+
+    def values(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    def sample(note: str, x: torch.Tensor, weight: torch.Tensor, **more: Any) -> Sample:
+        rest = {"bias": None, "residual": None, "activation": "none"} | more
+        return Sample({"x": x, "weight": weight / math.sqrt(x.shape[-1]), **rest}, note)
+
+    def transposed(*shape: int) -> torch.Tensor:
+        return values(*shape).mT
+
+    for size in (1, 2, 127, 128, 129, 513):
+        yield sample(f"{size} rows", values(size, 65), values(66, 65), bias=values(66))
+        yield sample(f"{size} columns", values(66, 65), values(size, 65), bias=values(size))
+        yield sample(f"K = {size}", values(66, size), values(65, size))
+    for activation in _ACTIVATIONS:
+        case = (values(130, 64), values(640, 64))
+        yield sample(activation, *case, bias=values(640), activation=activation)
+    yield sample("activation, no bias", values(9, 64), values(40, 64), activation="relu")
+    for dtype in (torch.bfloat16, torch.float16):
+        case = (values(129, 200, dtype=dtype), values(130, 200, dtype=dtype))
+        bias, residual = values(130, dtype=dtype), values(129, 130, dtype=dtype)
+        yield sample(f"{dtype}", *case, bias=bias, activation="gelu")
+        yield sample(f"{dtype} residual", *case, residual=residual)
+    yield sample("residual", values(3, 50, 64), values(96, 64), residual=values(3, 50, 96))
+    more = {"bias": values(96), "residual": values(150, 96)}
+    yield sample("bias and residual", values(150, 64), values(96, 64), **more)
+    yield sample("one dimension", values(200), values(66, 200), bias=values(66))
+    yield sample("four dimensions", values(2, 3, 5, 64), values(66, 64))
+    yield sample("weight [K, N]", values(130, 200), transposed(200, 140), bias=values(140))
+    yield sample("weight gradient", transposed(200, 130), transposed(200, 140))
+    yield sample("transposed rows of a batch", transposed(3, 64, 130), values(66, 64))
+    yield sample("rows that do not merge", values(3, 70, 64)[:, :-1], values(66, 64))
+    yield sample("expanded gradient", torch.ones(()).expand(130, 64), transposed(64, 66))
+    yield sample("every second K", values(130, 128)[:, ::2], values(66, 64))
+    yield sample(
+        "bfloat16 rows that do not merge",
+        values(3, 70, 64, dtype=torch.bfloat16)[:, 1:],
+        values(66, 64, dtype=torch.bfloat16),
+    )
+    yield sample("blocks of columns", values(70, 768), values(2100, 768), bias=values(2100))
+    yield sample("deep K", values(130, 8200), values(20, 8200), bias=values(20))
+
+
+def _bare(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return aten.linear.default(x, weight, bias)
+
+
+def _with_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return aten.gelu.default(aten.linear.default(x, weight, bias))
+
+
+def _with_gelu_tanh(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    return aten.gelu.default(aten.linear.default(x, weight, bias), approximate="tanh")
+
+
+def _with_relu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return aten.relu.default(aten.linear.default(x, weight, bias))
+
+
+def _with_silu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return aten.silu.default(aten.linear.default(x, weight, bias))
+
+
+def _with_tanh(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return aten.tanh.default(aten.linear.default(x, weight, bias))
+
+
+def _with_sigmoid(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return aten.sigmoid.default(aten.linear.default(x, weight, bias))
+
+
+def _with_residual(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+) -> torch.Tensor:
+    return aten.add.Tensor(aten.linear.default(x, weight, bias), residual)
+
+
+def _pattern(function: Callable[..., Any], activation: str) -> Pattern:
+    return Pattern(function, {"residual": None, "activation": activation})
+
+
+register(
+    KernelSpec(
+        name="linear",
+        patterns=(
+            Pattern(_with_residual, {"activation": "none"}),
+            _pattern(_with_gelu, "gelu"),
+            _pattern(_with_gelu_tanh, "gelu_tanh"),
+            _pattern(_with_relu, "relu"),
+            _pattern(_with_silu, "silu"),
+            _pattern(_with_tanh, "tanh"),
+            _pattern(_with_sigmoid, "sigmoid"),
+            _pattern(_bare, "none"),
+        ),
+        guard=guard,
+        torch_reference=reference,
+        work=cost,
+        samples=samples,
+        kernel=linear_kernel,
+        plan=plan,
+        strided=frozenset({"x", "weight"}),
+    )
+)
