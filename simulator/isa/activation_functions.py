@@ -1,0 +1,111 @@
+"""Activation functions of ScalarE: what `nl.exp`, `nl.gelu`... mean in `nisa.activation`.
+
+Every function computes in float32 from `x` into `out`, which may be the same tensor, and writes `out`
+in place whatever its strides. The hardware approximates them by piece-wise polynomials; here they are
+as exact as torch. Outside the documented input range (SDK/nki/api/nki.api.shared.rst, "Supported
+Activation Functions") the hardware's result is invalid: only `sin` is specified there, as a cubic
+about +-pi (sin(9.0) = 27.65), and that is what `sin` computes; the others go on as torch does.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trnx.simulator.isa.alu import relu, token_name
+from trnx.simulator.isa.instruction import Emit
+
+Activation = Callable[..., Any]
+
+_aten = torch.ops.aten
+_GELU_SIGMOID = 1.702  # x * sigmoid(1.702 x)
+
+
+def _copy(x: torch.Tensor, *, out: torch.Tensor) -> None:
+    if x is not out:
+        out.copy_(x)
+
+
+def _gelu_sigmoid(x: torch.Tensor, *, out: torch.Tensor) -> None:
+    torch.mul(x, torch.sigmoid(x * _GELU_SIGMOID), out=out)
+
+
+def _gelu_sigmoid_dx(x: torch.Tensor, *, out: torch.Tensor) -> None:
+    gate = torch.sigmoid(x * _GELU_SIGMOID)
+    torch.mul(gate, 1 + _GELU_SIGMOID * x * (1 - gate), out=out)
+
+
+def _gelu_dx(x: torch.Tensor, *, out: torch.Tensor) -> None:
+    cdf = 0.5 * (1 + torch.erf(x * math.sqrt(0.5)))
+    density = torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+    # x is infinite where the density is 0: that product counts as 0.
+    torch.add(cdf, torch.nan_to_num(x * density, nan=0.0) + x.isnan() * x, out=out)
+
+
+def _silu_dx(x: torch.Tensor, *, out: torch.Tensor) -> None:
+    gate = torch.sigmoid(x)
+    torch.mul(gate, 1 + x * (1 - gate), out=out)
+
+
+def _erf_dx(x: torch.Tensor, *, out: torch.Tensor) -> None:
+    torch.mul(torch.exp(-x * x), 2 / math.sqrt(math.pi), out=out)
+
+
+def _sin(x: torch.Tensor, *, out: torch.Tensor) -> None:
+    beyond = x - torch.copysign(torch.full((), math.pi), x)
+    cubic = beyond * (beyond * beyond * (1 / 6) - 1)
+    out.copy_(torch.where(x.abs() <= math.pi, torch.sin(x), cubic))
+
+
+def prelu(slope: float | torch.Tensor) -> Activation:
+    """x where x > 0, else slope * x; `slope` is a number or one value per partition."""
+
+    def apply(x: torch.Tensor, *, out: torch.Tensor) -> None:
+        out.copy_(torch.where(x > 0, x, x * slope))
+
+    return apply
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "copy": _copy,
+    "square": torch.square,
+    "sigmoid": torch.sigmoid,
+    "relu": relu,
+    "prelu": prelu(0.0),
+    "gelu": _aten.gelu.out,
+    "gelu_dx": _gelu_dx,
+    "gelu_apprx_tanh": functools.partial(_aten.gelu.out, approximate="tanh"),
+    "gelu_apprx_sigmoid": _gelu_sigmoid,
+    "gelu_apprx_sigmoid_dx": _gelu_sigmoid_dx,
+    "silu": _aten.silu.out,
+    "silu_dx": _silu_dx,
+    "tanh": torch.tanh,
+    "softplus": _aten.softplus.out,
+    "mish": _aten.mish.out,
+    "erf": torch.erf,
+    "erf_dx": _erf_dx,
+    "exp": torch.exp,
+    "log": torch.log,
+    "sin": _sin,
+    "arctan": torch.arctan,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "reciprocal": torch.reciprocal,
+    "sign": torch.sign,
+    "abs": torch.abs,
+}
+
+_ALIASES = {"identity": "copy", "absolute": "abs"}
+
+
+def activation_name(emit: Emit, token: Any) -> str:
+    """The name of an activation function token; raises IllegalInstructionError for anything else."""
+    name = token_name(token)
+    name = _ALIASES.get(name, name)
+    if name not in ACTIVATIONS:
+        emit.illegal(f"op={name} is not an activation function; there are {', '.join(ACTIVATIONS)}")
+    return name

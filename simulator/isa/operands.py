@@ -1,0 +1,240 @@
+"""What the compute engines' instructions share: tiles of equal size, scalar operands, accumulators.
+
+The ISA matches tiles by partitions and elements per partition. `common_shape` finds one shape in which
+all tiles of an instruction can be walked without copying, where there is one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trnx.simulator.codecs import append_store_f32
+from trnx.simulator.dtypes import DType, float32, int32, uint32
+from trnx.simulator.isa.alu import AluOp
+from trnx.simulator.isa.enums import Engine, ReduceCmd
+from trnx.simulator.isa.instruction import Emit
+from trnx.simulator.storage import SBUF, MemoryRegion
+from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.views import Shape, has_overlap, reshape_strides
+
+FLOATS: tuple[str, ...] = (
+    "float32",
+    "tfloat32",
+    "bfloat16",
+    "float16",
+    "float8_e4m3",
+    "float8_e4m3fn",
+    "float8_e5m2",
+)
+INTEGERS: tuple[str, ...] = ("int8", "int16", "int32", "uint8", "uint16", "uint32", "bool")
+_WIDE_INTEGERS = (int32, uint32)
+
+
+def is_psum(tensor: Any) -> bool:
+    """True for a tile in PSUM."""
+    return isinstance(tensor, NkiTensor) and tensor.buffer is MemoryRegion.psum
+
+
+def match_tiles(emit: Emit, dst: NkiTensor, **tiles: NkiTensor) -> None:
+    """All are tiles with dst's partitions and elements per partition."""
+    emit.check(dst, "dst")
+    for name, tile in tiles.items():
+        emit.check(tile, name)
+        if tile.shape[0] != dst.shape[0] or tile.size != dst.size:
+            emit.illegal(
+                f"{name} has {_extent(tile)}, dst has {_extent(dst)}; they must be equal"
+            )
+
+
+def _extent(tile: NkiTensor) -> str:
+    return f"{tile.shape[0]} partitions of {tile.free_size} elements"
+
+
+def match_column(emit: Emit, column: NkiTensor, operand: str, like: NkiTensor) -> None:
+    """`column` has one element in each of the partitions of `like`."""
+    emit.check(column, operand)
+    if column.shape[0] != like.shape[0] or column.size != like.shape[0]:
+        emit.illegal(
+            f"{operand} has shape {column.shape}; expected ({like.shape[0]}, 1), "
+            "one element per partition"
+        )
+
+
+def not_both_in_psum(emit: Emit, a: NkiTensor, b: NkiTensor, names: str) -> None:
+    """VectorE reads at most one of two tiles from PSUM."""
+    emit.require(
+        not (is_psum(a) and is_psum(b)),
+        f"{names} are both in PSUM; one of them must be in SBUF (copy it with nisa.tensor_copy)",
+    )
+
+
+def reachable(emit: Emit, **operands: Any) -> None:
+    """GpSimd reaches no PSUM: no tile is there if GpSimd runs the instruction."""
+    if emit.engine is Engine.gpsimd:
+        for name, operand in operands.items():
+            emit.require(not is_psum(operand), f"{name} is in PSUM, which GpSimd cannot access")
+
+
+def in_sbuf(emit: Emit, **operands: NkiTensor) -> None:
+    """Every operand is a tile in SBUF."""
+    for name, operand in operands.items():
+        emit.check(operand, name, SBUF)
+
+
+def needs_generation(emit: Emit, generation: int) -> None:
+    """The instruction exists from this generation on."""
+    if emit.generation < generation:
+        emit.illegal(f"needs trn{generation - 1} or newer; the target is {emit.hardware.target}")
+
+
+def common_shape(*tiles: NkiTensor) -> Shape:
+    """A shape in which every tile is a strided view; the first tile's shape where none is found."""
+    first = tiles[0].shape
+    if all(tile.shape == first for tile in tiles):
+        return first
+    for candidate in dict.fromkeys(tile.shape for tile in tiles):
+        if all(
+            reshape_strides(tile.shape, tile.strides, candidate) is not None for tile in tiles
+        ):
+            return candidate
+    return first
+
+
+def flat(tile: NkiTensor) -> tuple[int, int]:
+    """(partitions, elements per partition)."""
+    return tile.shape[0], math.prod(tile.shape[1:])
+
+
+def constant(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A scalar as a 0-d tensor, which torch broadcasts faster than a Python number."""
+    return torch.tensor(value, dtype=dtype, device="cpu")
+
+
+def scalar(
+    emit: Emit, value: Any, operand: str, like: NkiTensor, shape: Shape, any_dtype: bool = False
+) -> torch.Tensor:
+    """A scalar operand: a 0-d float32, or one float32 per partition in the rank of `shape`."""
+    if not isinstance(value, NkiTensor):
+        return constant(number(emit, value, operand))
+    match_column(emit, value, operand, like)
+    if not any_dtype:
+        emit.check(value, operand, dtypes=(float32,))
+    return emit.read_f32(value, operand, shape=column_shape(shape))
+
+
+def number(emit: Emit, value: Any, operand: str) -> float:
+    """A compile-time constant as a float; raises for anything that is not a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        emit.illegal(f"{operand} must be a number or a tile (partitions, 1), not {value!r}")
+
+
+def column_shape(shape: Sequence[int]) -> Shape:
+    """The shape of one value per partition that broadcasts against `shape`."""
+    return (shape[0],) + (1,) * (len(shape) - 1)
+
+
+def is_overlapping(dst: NkiTensor, *others: Any) -> bool:
+    """True where writing `dst` may change one of `others`."""
+    return any(
+        isinstance(other, NkiTensor) and other.storage is dst.storage and has_overlap(other, dst)
+        for other in others
+    )
+
+
+def intermediate(
+    emit: Emit, out: torch.Tensor, dst: NkiTensor, *later: Any
+) -> torch.Tensor:
+    """Where a first stage may leave its result: `out`, or scratch if a later stage reads there."""
+    if is_overlapping(dst, *later):
+        return emit.scratch(out.shape, torch.float32)
+    return out
+
+
+def all_wide_integers(*tiles: NkiTensor) -> bool:
+    """True where every tile is int32 or uint32, for which exact integer arithmetic is defined."""
+    return all(tile.dtype in _WIDE_INTEGERS for tile in tiles)
+
+
+def is_bits(dtype: DType) -> bool:
+    """True for a dtype that bitvec operators take."""
+    return dtype in INTEGERS
+
+
+def accumulator(emit: Emit, engine: Engine, tile: NkiTensor) -> torch.Tensor:
+    """The [partitions, 1] accumulator registers of the lanes that `tile` runs through."""
+    start = tile.start_partition
+    registers = emit.state(f"{engine.name}.accumulator", (128, 1), torch.float32)
+    return registers[start : start + tile.shape[0]]
+
+
+def reset_accumulator(
+    emit: Emit, command: Any, identity: float, registers: torch.Tensor, initial: Any = None
+) -> None:
+    """Put the registers into the state in which `command` starts to accumulate."""
+    if command in (ReduceCmd.reset, ReduceCmd.reset_reduce):
+        emit.step(registers.fill_, identity)
+    elif command is ReduceCmd.load_reduce:
+        emit.step(registers.copy_, initial)
+
+
+def accumulate(
+    emit: Emit,
+    command: Any,
+    op: AluOp,
+    reduced: Any,
+    values: torch.Tensor,
+    registers: torch.Tensor,
+    initial: Any = None,
+) -> None:
+    """Reduce `values` (all but dimension 0) by `op` into the registers as `command` says.
+
+    `reduced(x, out)` is the reduction of `op`.
+    """
+    if command is ReduceCmd.idle:
+        return
+    if command is ReduceCmd.reset:
+        emit.step(registers.fill_, op.identity)
+        return
+    rows = flatten_free(emit, values)
+    if command is ReduceCmd.reset_reduce:
+        emit.step(reduced, rows, registers)
+        return
+    if command is ReduceCmd.load_reduce:
+        emit.step(registers.copy_, initial)
+    partial = emit.scratch(registers.shape)
+    emit.step(reduced, rows, partial)
+    emit.step(op.function, registers, partial, out=registers)
+
+
+def flatten_free(emit: Emit, values: torch.Tensor) -> torch.Tensor:
+    """`values` as [partitions, elements]; a copy in scratch where strides do not allow a view."""
+    if values.ndim == 2:
+        return values
+    strides = reshape_strides(tuple(values.shape), values.stride(), (values.shape[0], values[0].numel()))
+    if strides is not None:
+        return values.as_strided((values.shape[0], values[0].numel()), strides)
+    copy = emit.scratch(values.shape, values.dtype)
+    emit.step(copy.copy_, values)
+    return copy.view(values.shape[0], -1)
+
+
+def read_out(
+    emit: Emit, registers: torch.Tensor, result: NkiTensor, dst: NkiTensor, operand: str
+) -> None:
+    """Write the registers to `result`, after `dst` is complete even where the two overlap."""
+    match_column(emit, result, operand, dst)
+    shape = (result.shape[0], 1)
+    if not is_overlapping(dst, result):
+        emit.step(emit.write_f32(result, operand, shape=shape).copy_, registers)
+        return
+    target = emit.write(result, operand, shape=shape)
+    steps: list[Any] = []
+    append_store_f32(steps, result.dtype, registers, target, False)
+    for step in steps:
+        emit.finish(step)

@@ -1,0 +1,241 @@
+"""Element-wise arithmetic of VectorE: tensor_tensor, tensor_scalar, scalar_tensor_tensor, reciprocal.
+
+Arithmetic is float32, each operator rounded to float32, the last result rounded once to dst's dtype.
+tensor_tensor on int32/uint32 tiles runs on GpSimd by default, in exact 32-bit integers that wrap around;
+tensor_scalar does the same for int32/uint32 tiles with integer operands (address arithmetic). Bitvec
+operators act on the bits of integers. Source: the entries of these names in SDK nki.isa.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trnx.simulator.isa.alu import AluOp, arithmetic, operator
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.integers import emit_bits, emit_integers
+from trnx.simulator.isa.operands import (
+    all_wide_integers,
+    common_shape,
+    intermediate,
+    is_bits,
+    is_psum,
+    match_tiles,
+    not_both_in_psum,
+    reachable,
+    scalar,
+)
+from trnx.simulator.tensor import NkiTensor
+
+
+@instruction
+def tensor_tensor(
+    emit: Emit,
+    dst: NkiTensor,
+    data1: NkiTensor,
+    data2: NkiTensor,
+    op: Any,
+    engine: Any = Engine.unknown,
+    name: str | None = None,
+) -> None:
+    """dst = data1 <op> data2, element by element."""
+    alu = operator(emit, op, "op")
+    emit.require(not alu.is_unary, f"op=nl.{alu.name} takes one operand; use nisa.tensor_scalar")
+    match_tiles(emit, dst, data1=data1, data2=data2)
+    not_both_in_psum(emit, data1, data2, "data1 and data2")
+    _tensor_tensor_engine(emit, alu, engine, dst, data1, data2)
+    reachable(emit, dst=dst, data1=data1, data2=data2)
+    shape = common_shape(dst, data1, data2)
+    if alu.is_bitvec:
+        _require_bits(emit, dst=dst, data1=data1, data2=data2)
+        emit_bits(emit, dst, shape, [(alu, False, data2)], data1, "data1", ("data2",))
+    elif (
+        alu.is_integer
+        and emit.engine is Engine.gpsimd
+        and all_wide_integers(dst, data1, data2)
+    ):
+        emit_integers(emit, dst, shape, [(alu, False, data2)], data1, "data1", ("data2",))
+    else:
+        a = emit.read_f32(data1, "data1", shape=shape)
+        b = emit.read_f32(data2, "data2", shape=shape)
+        out = emit.write_f32(dst, "dst", shape=shape, exact=alu.is_exact)
+        emit.step(alu.function, a, b, out=out)
+
+
+def _tensor_tensor_engine(
+    emit: Emit, alu: AluOp, engine: Any, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor
+) -> None:
+    if alu.name == "power":
+        emit.on(engine, (Engine.gpsimd,))
+    elif alu.is_bitvec:
+        emit.on(engine, (Engine.vector,))
+    else:
+        in_psum = is_psum(dst) or is_psum(data1) or is_psum(data2)
+        exact = all_wide_integers(dst, data1, data2) and not in_psum
+        default = Engine.gpsimd if exact else Engine.vector
+        emit.on(engine, (Engine.vector, Engine.gpsimd), default)
+
+
+def _require_bits(emit: Emit, **tiles: Any) -> None:
+    for name, tile in tiles.items():
+        if isinstance(tile, NkiTensor) and not is_bits(tile.dtype):
+            emit.illegal(f"{name} is {tile.dtype}; bitvec operators take integers only")
+
+
+@instruction
+def tensor_scalar(
+    emit: Emit,
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: Any,
+    operand0: Any,
+    reverse0: bool = False,
+    op1: Any = None,
+    operand1: Any = None,
+    reverse1: bool = False,
+    engine: Any = Engine.unknown,
+    name: str | None = None,
+) -> None:
+    """dst = (data <op0> operand0) <op1> operand1; operands are numbers or one value per partition."""
+    match_tiles(emit, dst, data=data)
+    first = operator(emit, op0, "op0")
+    stages = [(first, reverse0, _operand(emit, first, operand0, "operand0"))]
+    if op1 is not None:
+        second = operator(emit, op1, "op1")
+        emit.require(
+            first.is_bitvec == second.is_bitvec,
+            f"op0=nl.{first.name} and op1=nl.{second.name} must be both bitvec or both arithmetic",
+        )
+        stages.append((second, reverse1, _operand(emit, second, operand1, "operand1")))
+    else:
+        emit.require(operand1 is None, "operand1 is given without op1")
+    _tensor_scalar_engine(emit, stages, engine)
+    reachable(emit, dst=dst, data=data, operand0=operand0, operand1=operand1)
+    shape = common_shape(dst, data)
+    names = ("operand0", "operand1")[: len(stages)]
+    if first.is_bitvec:
+        _require_bits(emit, dst=dst, data=data, operand0=operand0, operand1=operand1)
+        emit_bits(emit, dst, shape, stages, data, "data", names)
+    elif _is_address_arithmetic(dst, data, stages):
+        emit_integers(emit, dst, shape, stages, data, "data", names)
+    else:
+        _emit_stages(emit, dst, shape, stages, data, names)
+
+
+Stage = tuple[AluOp, bool, Any]
+
+
+def _operand(emit: Emit, alu: AluOp, operand: Any, name: str) -> Any:
+    if alu.is_unary:
+        if isinstance(operand, NkiTensor) or (operand is not None and operand != 0):
+            emit.illegal(f"{name} must be None or 0 with the unary operator nl.{alu.name}")
+        return None
+    if operand is None:
+        emit.illegal(f"{name} is missing for nl.{alu.name}")
+    return operand
+
+
+def _tensor_scalar_engine(emit: Emit, stages: list[Stage], engine: Any) -> None:
+    names = tuple(alu.name for alu, _, _ in stages)
+    if stages[0][0].is_bitvec:
+        emit.on(engine, (Engine.vector,))
+        return
+    if names == ("rsqrt",):
+        emit.on(engine, (Engine.gpsimd, Engine.vector))
+        return
+    allowed = [Engine.vector]
+    # ScalarE on trn2: only multiply-add, multiply, add (SDK nki.isa.tensor_scalar).
+    if emit.generation >= 3 and names in (("multiply", "add"), ("multiply",), ("add",)):
+        allowed.append(Engine.scalar)
+    emit.on(engine, allowed)
+
+
+def _is_address_arithmetic(dst: NkiTensor, data: NkiTensor, stages: list[Stage]) -> bool:
+    return all_wide_integers(dst, data) and all(
+        alu.is_integer
+        and (
+            all_wide_integers(operand)
+            if isinstance(operand, NkiTensor)
+            else not isinstance(operand, float) and float(operand).is_integer()
+        )
+        for alu, _, operand in stages
+    )
+
+
+def _emit_stages(
+    emit: Emit,
+    dst: NkiTensor,
+    shape: tuple[int, ...],
+    stages: list[Stage],
+    data: NkiTensor,
+    names: tuple[str, ...],
+) -> None:
+    value = emit.read_f32(data, "data", shape=shape)
+    operands = [
+        None if alu.is_unary else scalar(emit, operand, name, data, shape)
+        for (alu, _, operand), name in zip(stages, names, strict=True)
+    ]
+    out = emit.write_f32(dst, "dst", shape=shape, exact=stages[-1][0].is_exact)
+    bounds = _clamp_bounds(stages)
+    if bounds is not None:
+        emit.step(torch.clamp, value, *bounds, out=out)
+        return
+    first, reverse, _ = stages[0]
+    target = out if len(stages) == 1 else intermediate(emit, out, dst, stages[1][2])
+    emit.step(first.function, *first.arguments(value, operands[0], reverse), out=target)
+    if len(stages) == 2:
+        second, reverse, _ = stages[1]
+        emit.step(second.function, *second.arguments(target, operands[1], reverse), out=out)
+
+
+def _clamp_bounds(stages: list[Stage]) -> tuple[float, float] | None:
+    """(low, high) where two stages are a maximum and a minimum with numbers: one call of clamp."""
+    if {alu.name for alu, _, _ in stages} != {"maximum", "minimum"}:
+        return None
+    if any(isinstance(operand, NkiTensor) for _, _, operand in stages):
+        return None
+    bounds = {alu.name: float(operand) for alu, _, operand in stages}
+    low, high = bounds["maximum"], bounds["minimum"]
+    return (low, high) if low <= high else None
+
+
+@instruction
+def scalar_tensor_tensor(
+    emit: Emit,
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: Any,
+    operand0: Any,
+    op1: Any,
+    operand1: NkiTensor,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    name: str | None = None,
+) -> None:
+    """dst = (data <op0> operand0) <op1> operand1, with operand1 a full tile."""
+    emit.on(Engine.vector, (Engine.vector,))
+    first = arithmetic(emit, op0, "op0")
+    second = arithmetic(emit, op1, "op1")
+    match_tiles(emit, dst, data=data, operand1=operand1)
+    not_both_in_psum(emit, data, operand1, "data and operand1")
+    shape = common_shape(dst, data, operand1)
+    value = emit.read_f32(data, "data", shape=shape)
+    left = _operand(emit, first, operand0, "operand0")
+    scale = None if first.is_unary else scalar(emit, left, "operand0", data, shape, any_dtype=True)
+    other = emit.read_f32(operand1, "operand1", shape=shape)
+    out = emit.write_f32(dst, "dst", shape=shape, exact=second.is_exact)
+    target = intermediate(emit, out, dst, operand1)
+    emit.step(first.function, *first.arguments(value, scale, reverse0), out=target)
+    emit.step(second.function, *second.arguments(target, other, reverse1), out=out)
+
+
+@instruction
+def reciprocal(emit: Emit, dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
+    """dst = 1 / data."""
+    emit.on(Engine.vector, (Engine.vector,))
+    match_tiles(emit, dst, data=data)
+    shape = common_shape(dst, data)
+    value = emit.read_f32(data, "data", shape=shape)
+    emit.step(torch.reciprocal, value, out=emit.write_f32(dst, "dst", shape=shape))
