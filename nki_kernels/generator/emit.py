@@ -1,0 +1,287 @@
+"""From instructions to NKI source: a module with two functions, readable, in NKI's Python subset.
+
+`_tile` computes one tile; the kernel allocates the results, loads what all tiles share, and loops. Tiles
+are named after the inputs and the operators that made them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trnx.nki_kernels.generator.geometry import Geometry, Rows
+from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.lower import Output
+from trnx.nki_kernels.generator.schedule import Instruction, Tile
+
+_DTYPES = {
+    torch.float32: "nl.float32",
+    torch.bfloat16: "nl.bfloat16",
+    torch.float16: "nl.float16",
+    torch.int32: "nl.int32",
+    torch.bool: "nl.uint8",
+}
+# Names of ours that an input's name must not take.
+_OURS = re.compile(r"^(r|p|k|[inct]\d+|out\d+|nl|nki|nisa|INF|NAN|_tile|\w+_tile)$")
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """All that the source is made of. `strides` are of each load and output, by label."""
+
+    name: str
+    summary: str
+    inputs: tuple[str, ...]
+    outputs: tuple[Output, ...]
+    held: Mapping[Value, Value]
+    geometry: Geometry
+    instructions: Sequence[Instruction]
+    load_strides: Mapping[Value, Mapping[int, int]]
+    output_strides: tuple[Mapping[int, int], ...]
+
+
+def emit(scheduled: Scheduled) -> str:
+    """The source text."""
+    return _Emitter(scheduled).text()
+
+
+def input_name(name: str) -> str:
+    """The kernel's parameter for the region input `name`."""
+    return f"{name}_" if _OURS.match(name) else name
+
+
+class _Emitter:
+    def __init__(self, scheduled: Scheduled) -> None:
+        self.s = scheduled
+        self.g = scheduled.geometry
+        self.names: dict[Value, str] = {}
+        self.looped = frozenset(a.label for a in self.g.loops)
+        self.position = {label: i for i, label in enumerate(self._labels())}
+        self.shared = self._shared()
+        self.full = max(rows.count for rows in self.g.rows)
+        self.one_count = len({rows.count for rows in self.g.rows}) == 1
+
+    def _labels(self) -> list[int]:
+        labels = [a.label for a in self.g.free]
+        return labels + [a.label for a in self.g.loops if a.label not in labels]
+
+    def _shared(self) -> list[Instruction]:
+        """Instructions whose results are the same in every tile."""
+        moving = self.looped | {self.g.partition}
+        known: set[Value] = set()
+        shared = []
+        for instruction in self.s.instructions:
+            written = instruction.writes()
+            fixed = all(not v.axes & moving for v in written)
+            if instruction.call != "all_partitions" and fixed and known.issuperset(instruction.reads()):
+                known.update(written)
+                shared.append(instruction)
+        return shared
+
+    # -- names and shapes ------------------------------------------------------------------------
+
+    def name(self, value: Value) -> str:
+        if value not in self.names:
+            stem = input_name(value.name) if value.op == "load" else value.name or value.op
+            taken = set(self.names.values())
+            name, number = f"{stem}_tile", 1
+            while name in taken:
+                number += 1
+                name = f"{stem}{number}_tile"
+            self.names[value] = name
+        return self.names[value]
+
+    def axes(self, value: Value) -> list[int]:
+        return [label for label in self.g.free_labels if label in value.axes]
+
+    def count(self, label: int, *, constant: bool = False) -> str:
+        if label == self.g.partition:
+            return str(self.g.count(label)) if constant else "k"
+        return str(self.g.count(label)) if constant else f"n{self.position[label]}"
+
+    def shape(self, value: Value, rows: str, *, constant: bool = False) -> str:
+        counts = [self.count(label, constant=constant) for label in self.axes(value)] or ["1"]
+        return f"({', '.join([rows, *counts])})"
+
+    def view(self, tile: Tile) -> str:
+        """The tile, spread over the axes of `like`."""
+        name = self.name(tile.value)
+        have = self.axes(tile.value)
+        want = self.axes(tile.like) if tile.like is not None else have
+        if have == want:
+            return name
+        chain = name
+        # A tile without free axes has a single element there, which stands for the last axis.
+        present = set(have) if have else {want[-1]}
+        for i, label in enumerate(want, 1):
+            if label not in present:
+                chain += f".expand_dim({i})"
+        for i, label in enumerate(want, 1):
+            if label not in have:
+                chain += f".broadcast({i}, {self.count(label)})"
+        return chain
+
+    # -- addresses -------------------------------------------------------------------------------
+
+    def address(self, strides: Mapping[int, int], value: Value, rows: str, *, constant: bool) -> str:
+        """`pattern=..., offset=...` of the tile's elements in HBM."""
+        step = strides.get(self.g.partition, 0)
+        fold = "k" if not constant else str(self.g.count(self.g.partition))
+        lane = f"{_times(fold, step)}" if self.g.folded and step else str(step)
+        pattern = [f"[{lane}, {rows}]"]
+        pattern += [f"[{strides.get(d, 0)}, {self.count(d, constant=constant)}]" for d in self.axes(value)]
+        terms = [_times("r", step)] if step else []
+        for axis in self.g.loops:
+            if strides.get(axis.label, 0):
+                terms.append(_times(f"i{self.position[axis.label]}", strides[axis.label]))
+        offset = f", offset={' + '.join(terms)}" if terms else ""
+        if not self.axes(value):
+            pattern.append("[1, 1]")
+        return f"pattern=[{', '.join(pattern)}]{offset}"
+
+    # -- instructions ----------------------------------------------------------------------------
+
+    def lines(self, instruction: Instruction, *, shared: bool) -> list[str]:
+        rows = str(self.full) if shared else "p"
+        lines = [
+            f"{self.name(v)} = nl.ndarray({self.shape(v, rows, constant=shared)}, "
+            f"dtype={_DTYPES[v.dtype]}, buffer=nl.sbuf)"
+            for v in instruction.writes()
+        ]
+        dst = self.name(instruction.dst)
+        if instruction.call == "load":
+            value = instruction.dst
+            where = self.address(self.s.load_strides[value], value, rows, constant=shared)
+            return [*lines, f"nisa.dma_copy(dst={dst}, src={input_name(value.name)}.ap({where}))"]
+        if instruction.call == "all_partitions":
+            return lines + self._all_partitions(instruction)
+        arguments = [f"dst={dst}"]
+        for key, argument in instruction.arguments:
+            text = self.view(argument) if isinstance(argument, Tile) else argument
+            arguments.append(f"{key}={text}")
+        if instruction.result is not None:
+            arguments.append(f"reduce_res={self.name(instruction.result)}")
+        if instruction.call == "tensor_reduce":
+            arguments.append(f"axis={self._reduced_axes(instruction)}")
+        return [*lines, f"nisa.{instruction.call}({', '.join(arguments)})"]
+
+    def _reduced_axes(self, instruction: Instruction) -> str:
+        source = instruction.reads()[0]
+        axes = [str(i) for i, d in enumerate(self.axes(source), 1) if d not in instruction.dst.axes]
+        if not axes:  # one element a partition
+            axes = ["1"]
+        return f"({', '.join(axes)},)" if len(axes) == 1 else f"({', '.join(axes)})"
+
+    def _all_partitions(self, instruction: Instruction) -> list[str]:
+        """Reduce across partitions: every partition reads the partial results of all from HBM."""
+        op, data = dict(instruction.arguments)["op"], instruction.reads()[0]
+        stem = self.name(instruction.dst).removesuffix("_tile")
+        return [
+            f"{stem}_parts = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.private_hbm)",
+            f"nisa.dma_copy(dst={stem}_parts, src={self.name(data)})",
+            f"{stem}_all = nl.ndarray((p, p), dtype=nl.float32, buffer=nl.sbuf)",
+            f"nisa.dma_copy(dst={stem}_all, src={stem}_parts.ap(pattern=[[0, p], [1, p]]))",
+            f"nisa.tensor_reduce(dst={self.name(instruction.dst)}, op={op}, data={stem}_all, axis=(1,))",
+        ]
+
+    def store(self, index: int) -> list[str]:
+        output = self.s.outputs[index]
+        held = self.s.held[output.value]
+        strides = self.s.output_strides[index]
+        once = [f"i{self.position[a.label]} == 0" for a in self.g.loops if a.label not in held.axes]
+        whole = self.g.partition in held.axes
+        if not whole and self._many_rows():
+            once.insert(0, "r == 0")
+        where = self.address(strides, held, "p" if whole else "1", constant=False)
+        source = self.name(held) if whole else f"{self.name(held)}[0:1]"
+        line = f"nisa.dma_copy(dst=out{index}.ap({where}), src={source})"
+        return [f"if {' and '.join(once)}:", f"    {line}"] if once else [line]
+
+    def _many_rows(self) -> bool:
+        return len(self.g.rows) > 1 or len(range(*self._span(self.g.rows[0]))) > 1
+
+    @staticmethod
+    def _span(rows: Rows) -> tuple[int, int, int]:
+        return rows.start, rows.stop, rows.step
+
+    # -- the module ------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        shared = [line for i in self.shared for line in self.lines(i, shared=True)]
+        body: list[str] = []
+        for value in [v for i in self.shared for v in i.writes()]:
+            if not self.one_count:
+                body.append(f"{self.name(value)} = {self.name(value)}[0:p]")
+        for instruction in self.s.instructions:
+            if instruction not in self.shared:
+                body += self.lines(instruction, shared=False)
+        for index in range(len(self.s.outputs)):
+            body += self.store(index)
+        head = [f'"""{self.s.summary}"""', "", "import nki", "import nki.isa as nisa", "import nki.language as nl"]
+        every = "\n".join(shared + body)
+        constants = [
+            f'{name} = float("{name.lower()}")' for name in ("INF", "NAN") if re.search(rf"\b{name}\b", every)
+        ]
+        if constants:
+            head += ["", *constants]
+        parameters = self._parameters()
+        lines = [*head, "", "", f"def _tile({', '.join(parameters)}):", *_indent(body), "", ""]
+        lines += ["@nki.jit", f"def {self.s.name}({', '.join(map(input_name, self.s.inputs))}):"]
+        lines += _indent([*self._allocations(), *shared, *self._calls(parameters), self._return()])
+        return "\n".join(lines) + "\n"
+
+    def _parameters(self) -> list[str]:
+        inside = {i.dst.name for i in self.s.instructions if i.call == "load" and i not in self.shared}
+        tensors = [input_name(n) for n in self.s.inputs if n in inside]
+        tiles = [self.name(v) for i in self.shared for v in i.writes()]
+        results = [f"out{i}" for i in range(len(self.s.outputs))]
+        geometry = ["r", "p", "k"] if self.g.folded else ["r", "p"]
+        counts = [f"n{self.position[a.label]}" for a in self.g.free]
+        starts = [f"i{self.position[a.label]}" for a in self.g.loops]
+        return [*tensors, *tiles, *results, *geometry, *counts, *starts]
+
+    def _allocations(self) -> list[str]:
+        lines = []
+        for i, output in enumerate(self.s.outputs):
+            shape = output.spec.shape or (1,)
+            text = f"({shape[0]},)" if len(shape) == 1 else str(shape)
+            dtype = _DTYPES[output.spec.dtype]
+            lines.append(f"out{i} = nl.ndarray({text}, dtype={dtype}, buffer=nl.shared_hbm)")
+        return lines
+
+    def _calls(self, parameters: list[str]) -> list[str]:
+        lines: list[str] = []
+        depth = ""
+        for axis in self.g.loops:
+            i = self.position[axis.label]
+            lines.append(f"{depth}for i{i} in range(0, {axis.size}, {axis.block}):")
+            depth += "    "
+            if axis.block > 1:
+                left = f"{axis.size} - i{i}"
+                exact = axis.size % axis.block == 0
+                lines.append(f"{depth}n{i} = {axis.block}" if exact else f"{depth}n{i} = min({axis.block}, {left})")
+        fixed = {f"n{self.position[a.label]}": str(a.size) for a in self.g.free if a.block == a.size}
+        for rows in self.g.rows:
+            values = {"p": str(rows.count), "k": str(rows.fold), **fixed}
+            span = range(*self._span(rows))
+            if len(span) > 1:
+                lines.append(f"{depth}for r in range({span.start}, {span.stop}, {span.step}):")
+            else:
+                values["r"] = str(rows.start)
+            inner = depth + ("    " if len(span) > 1 else "")
+            lines.append(f"{inner}_tile({', '.join(values.get(x, x) for x in parameters)})")
+        return lines
+
+    def _return(self) -> str:
+        return f"return {', '.join(f'out{i}' for i in range(len(self.s.outputs)))}"
+
+
+def _times(factor: str, number: int) -> str:
+    return factor if number == 1 else f"{factor} * {number}"
+
+
+def _indent(lines: list[str]) -> list[str]:
+    return [f"    {line}" for line in lines]

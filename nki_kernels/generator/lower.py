@@ -1,0 +1,242 @@
+"""From a region's nodes to the expression IR, or the reason why not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+# Importing these modules fills the table.
+from trnx.nki_kernels.generator import (  # noqa: F401
+    rules_activation,
+    rules_arithmetic,
+    rules_backward,
+    rules_logic,
+    rules_reduction,
+)
+from trnx.nki_kernels.generator.align import Alignment, align
+from trnx.nki_kernels.generator.ir import STORAGE_TYPES, Builder, Dims, Operand, Value
+from trnx.nki_kernels.generator.table import entry_of
+from trnx.simulator.errors import Reject
+from trnx.simulator.spec import TensorSpec
+
+SpecOf = Mapping[fx.Node, Any]  # TensorSpec of tensors, the number of anything else
+
+
+@dataclass(frozen=True)
+class Output:
+    """One result: its value, the labels of its dimensions, and its shape and dtype."""
+
+    value: Value
+    dims: Dims
+    spec: TensorSpec
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A region in the IR. `order` are the labels of the iteration space, outermost first."""
+
+    outputs: tuple[Output, ...]
+    sizes: Mapping[int, int]
+    order: Dims
+    reduced: frozenset[int]
+
+
+def lower(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: SpecOf) -> Lowered | Reject:
+    """`nodes`, in topological order, to the values of `outputs`."""
+    refusal = _refuse(nodes, specs)
+    if refusal is not None:
+        return refusal
+    alignment = align(list(nodes), lambda node: specs[node].ndim)
+    sizes = _sizes(alignment, specs)
+    if isinstance(sizes, Reject):
+        return sizes
+    values = _lower_nodes(nodes, specs, alignment, sizes)
+    if isinstance(values, Reject):
+        return values
+    builder, table = values
+    results = tuple(_output(builder, n, table[n], alignment, specs) for n in outputs)
+    return _in_common_space(results, alignment, sizes)
+
+
+def _refuse(nodes: Sequence[fx.Node], specs: SpecOf) -> Reject | None:
+    for node in nodes:
+        if entry_of(node.target) is None:
+            return Reject(f"{node.target} is not in the generator's table", node)
+        for one in (node, *node.all_input_nodes):
+            spec = specs[one]
+            if not isinstance(spec, TensorSpec):
+                continue
+            if spec.dtype not in STORAGE_TYPES:
+                return Reject(f"{spec.dtype} is not a type that generated kernels compute in", node)
+            if 0 in spec.shape:
+                return Reject("an empty tensor leaves a kernel nothing to do", node)
+    return None
+
+
+def _sizes(alignment: Alignment, specs: SpecOf) -> dict[int, int] | Reject:
+    sizes: dict[int, int] = {}
+    labelled = [(n, d) for n, d in alignment.nodes.items()]
+    labelled += [(n, d) for (n, _), d in alignment.uses.items()]
+    for node, dims in labelled:
+        for label, size in zip(dims, specs[node].shape, strict=True):
+            sizes[label] = max(size, sizes.get(label, 1))
+    for node, dims in labelled:
+        for label, size in zip(dims, specs[node].shape, strict=True):
+            if size not in (1, sizes[label]):
+                return Reject(f"a dimension is both {size} and {sizes[label]} long here", node)
+        if len({*dims}) != len(dims):
+            return Reject("two dimensions of one tensor run together", node)
+    return sizes
+
+
+def _lower_nodes(
+    nodes: Sequence[fx.Node], specs: SpecOf, alignment: Alignment, sizes: Mapping[int, int]
+) -> tuple[Builder, dict[fx.Node, Value]] | Reject:
+    builder = Builder()
+    values: dict[fx.Node, Value] = {}
+    sets: set[frozenset[int]] = set()
+
+    def operand(node: fx.Node, user: fx.Node) -> Operand:
+        if node in values:
+            return values[node]
+        spec = specs[node]
+        if not isinstance(spec, TensorSpec):
+            return spec  # type: ignore[no-any-return]  # a number that the call was given
+        dims = alignment.uses[node, user]
+        return builder.load(node.name, spec.dtype, _varying(dims, spec.shape), dims)
+
+    for node in nodes:
+        entry = entry_of(node.target)
+        assert entry is not None
+        builder.out = specs[node].dtype
+        builder.reduced, builder.count = _reduced(node, specs, alignment)
+        sets |= {builder.reduced} - {frozenset()}
+        if len(sets) > 1:
+            return Reject("reductions over different dimensions do not share one tile", node)
+        args = fx.map_arg(node.args, lambda n, user=node: operand(n, user))
+        kwargs = fx.map_arg(node.kwargs, lambda n, user=node: operand(n, user))
+        result = entry.lowering(builder, *args, **kwargs)
+        if isinstance(result, Reject):
+            return Reject(result.reason, node)
+        values[node] = _as_result(builder, result)
+    del sizes
+    return builder, values
+
+
+def _varying(dims: Dims, shape: tuple[int, ...]) -> frozenset[int]:
+    return frozenset(label for label, size in zip(dims, shape, strict=True) if size != 1)
+
+
+def _reduced(node: fx.Node, specs: SpecOf, alignment: Alignment) -> tuple[frozenset[int], int]:
+    if node not in alignment.reductions:
+        return frozenset(), 1
+    first: Any = node.args[0]
+    shape = specs[first].shape
+    positions = alignment.reductions[node].dims
+    labels = alignment.reduced[node]
+    kept = frozenset(d for d, i in zip(labels, positions, strict=True) if shape[i] != 1)
+    return kept, math.prod(shape[i] for i in positions)
+
+
+def _as_result(builder: Builder, result: Operand) -> Value:
+    """A lowering's result in the kind of the node's dtype."""
+    out = builder.out
+    if not isinstance(result, Value):
+        return builder.constant(result, out if out in (torch.bool, torch.int32) else torch.float32, frozenset())
+    if out is torch.bool:
+        value = builder.to_bool(result)
+    elif out is torch.int32:
+        value = builder.to_int(result)
+    else:
+        value = result if result.dtype.is_floating_point else builder.cast(result, torch.float32)
+    assert isinstance(value, Value)
+    return value
+
+
+def _output(
+    builder: Builder, node: fx.Node, value: Value, alignment: Alignment, specs: SpecOf
+) -> Output:
+    spec = TensorSpec.dense(specs[node].shape, specs[node].dtype)
+    dims = alignment.nodes[node]
+    value = builder.spread(value, spec.dtype, _varying(dims, spec.shape))
+    return Output(value, dims, spec)
+
+
+def _in_common_space(
+    outputs: tuple[Output, ...], alignment: Alignment, sizes: Mapping[int, int]
+) -> Lowered | Reject:
+    order: Dims = ()
+    every = [*alignment.nodes.values(), *alignment.uses.values()]
+    for dims in every:
+        long = tuple(d for d in dims if sizes[d] > 1)
+        order = long if len(long) > len(order) else order
+    values = reachable(tuple(o.value for o in outputs))
+    used = frozenset().union(*(v.axes for v in values))
+    if not used <= set(order):
+        return Reject("the region's tensors have no common iteration space")
+    reduced = frozenset().union(*(v.args[0].axes - v.axes for v in values if v.op == "reduce"))  # type: ignore[union-attr]
+    return Lowered(outputs, sizes, order, reduced)
+
+
+def reachable(roots: tuple[Value, ...]) -> list[Value]:
+    """All values that `roots` are made of, operands first."""
+    seen: dict[Value, None] = {}
+    stack: list[tuple[Value, bool]] = [(r, False) for r in reversed(roots)]
+    while stack:
+        value, done = stack.pop()
+        if done:
+            seen.setdefault(value)
+        elif value not in seen:
+            stack.append((value, True))
+            stack += [(a, False) for a in reversed(value.args) if isinstance(a, Value)]
+    return list(seen)
+
+
+def number_of(value: Any) -> Any:
+    """A size or number as a Python number, by its hint where it is symbolic."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        hint = value.node.hint
+        return 2 if hint is None else hint
+    return value
+
+
+def specs_of_metadata(nodes: Sequence[fx.Node]) -> dict[fx.Node, Any]:
+    """Specs of nodes from `meta["val"]`, symbolic sizes by their hints."""
+    return {node: _spec(node.meta["val"]) for node in nodes}
+
+
+def _spec(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return number_of(value)
+    shape = tuple(number_of(n) for n in value.shape)
+    if value.layout is not torch.strided:
+        return TensorSpec.dense(shape, value.dtype)
+    return TensorSpec(shape, value.dtype, tuple(number_of(n) for n in value.stride()))
+
+
+Interpreter = Callable[..., Any]
+
+
+def specs_of_bindings(graph: fx.Graph, bindings: Mapping[str, Any]) -> dict[fx.Node, Any]:
+    """Specs of all nodes when the placeholders are `bindings`: the graph runs on meta tensors."""
+    env: dict[fx.Node, Any] = {}
+    specs: dict[fx.Node, Any] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            bound = bindings[node.name]
+            specs[node] = bound
+            env[node] = _meta(bound) if isinstance(bound, TensorSpec) else bound
+        elif node.op == "call_function":
+            args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+            env[node] = node.target(*args, **kwargs)
+            specs[node] = _spec(env[node])
+    return specs
+
+
+def _meta(spec: TensorSpec) -> torch.Tensor:
+    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")

@@ -1,0 +1,186 @@
+"""Lowerings of elementary functions and activations, forward."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from trnx.nki_kernels.generator.ir import Builder, Lowering, Operand, Value
+from trnx.nki_kernels.generator.table import lowers
+from trnx.simulator.errors import Reject
+
+aten = torch.ops.aten
+
+
+def _function(name: str) -> Lowering:
+    def lowering(b: Builder, x: Operand) -> Value:
+        return b.unary(name, x)
+
+    return lowering
+
+
+lowers(aten.exp)(_function("exp"))
+lowers(aten.log)(_function("log"))
+lowers(aten.sqrt)(_function("sqrt"))
+lowers(aten.rsqrt)(_function("rsqrt"))
+lowers(aten.tanh)(_function("tanh"))
+lowers(aten.sigmoid)(_function("sigmoid"))
+lowers(aten.silu)(_function("silu"))
+lowers(aten.erf)(_function("erf"))
+lowers(aten.mish)(_function("mish"))
+
+
+@lowers(aten.relu)
+def relu(b: Builder, x: Operand) -> Value:
+    return b.integer("maximum", x, 0) if b.out is torch.int32 else b.maximum(x, 0.0)
+
+
+@lowers(aten.erfc, flops=2)
+def erfc(b: Builder, x: Operand) -> Reject:  # noqa: ARG001
+    return Reject("1 - erf(x) loses the tail of erfc, and NKI has no erfc")
+
+
+@lowers(aten.log2, flops=2)
+def log2(b: Builder, x: Operand) -> Value:
+    return b.mul(b.unary("log", x), 1.0 / math.log(2.0))
+
+
+@lowers(aten.log10, flops=2)
+def log10(b: Builder, x: Operand) -> Value:
+    return b.mul(b.unary("log", x), 1.0 / math.log(10.0))
+
+
+@lowers(aten.expm1, flops=8)
+def expm1(b: Builder, x: Operand) -> Value:
+    # Near 0 exp(x) - 1 cancels; 2 t / (1 - t) with t = tanh(x / 2) does not.
+    t = b.unary("tanh", b.mul(x, 0.5))
+    near = b.mul(b.mul(t, 2.0), b.reciprocal(b.sub(1.0, t)))
+    far = b.sub(b.unary("exp", x), 1.0)
+    return b.select(b.compare("less", b.unary("abs", x), 0.5), near, far)
+
+
+@lowers(aten.log1p, flops=9)
+def log1p(b: Builder, x: Operand) -> Value:
+    # Near 0 the rounding of 1 + x is undone by the factor x / ((1 + x) - 1).
+    shifted = b.add(x, 1.0)
+    far = b.unary("log", shifted)
+    near = b.mul(b.mul(far, x), b.reciprocal(b.sub(shifted, 1.0)))
+    result = b.select(b.compare("less", b.unary("abs", x), 0.5), near, far)
+    return b.select(b.compare("equal", shifted, 1.0), x, result, torch.float32)
+
+
+@lowers(aten.gelu)
+def gelu(b: Builder, x: Operand, *, approximate: str = "none") -> Value:
+    return b.unary("gelu_apprx_tanh" if approximate == "tanh" else "gelu", x)
+
+
+@lowers(aten.leaky_relu, flops=2)
+def leaky_relu(b: Builder, x: Operand, slope: Any = 0.01) -> Value:
+    scaled = b.mul(x, slope)
+    if 0 < slope <= 1:
+        return b.maximum(scaled, x)
+    return b.select(b.compare("greater", x, 0.0), x, scaled, torch.float32)
+
+
+@lowers(aten.prelu, aten._prelu_kernel, flops=3)
+def prelu(b: Builder, x: Operand, weight: Operand) -> Value:
+    return b.select(b.compare("greater", x, 0.0), x, b.mul(x, weight), torch.float32)
+
+
+@lowers(aten.elu, flops=5)
+def elu(b: Builder, x: Operand, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
+    negative = b.mul(expm1(b, b.mul(x, input_scale) if input_scale != 1 else x), alpha * scale)
+    positive = x if scale == 1 else b.mul(x, scale)
+    return b.select(b.compare("greater", x, 0.0), positive, negative, torch.float32)
+
+
+@lowers(aten.celu, flops=5)
+def celu(b: Builder, x: Operand, alpha: Any = 1.0) -> Value:
+    return elu(b, x, alpha, 1, 1.0 / alpha)
+
+
+@lowers(aten.selu, flops=5)
+def selu(b: Builder, x: Operand) -> Value:
+    return elu(b, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+@lowers(aten.hardtanh, flops=2)
+def hardtanh(b: Builder, x: Operand, low: Any = -1, high: Any = 1) -> Value | Reject:
+    if b.out is torch.int32:
+        return b.integer("minimum", b.integer("maximum", x, low), high)
+    return b.minimum(b.maximum(x, low), high)
+
+
+@lowers(aten.relu6, flops=2)
+def relu6(b: Builder, x: Operand) -> Value | Reject:
+    return hardtanh(b, x, 0, 6)
+
+
+def _six(b: Builder, x: Operand) -> Value:
+    return b.minimum(b.maximum(b.add(x, 3.0), 0.0), 6.0)
+
+
+@lowers(aten.hardsigmoid, flops=4)
+def hardsigmoid(b: Builder, x: Operand) -> Value:
+    return b.mul(_six(b, x), 1.0 / 6.0)
+
+
+@lowers(aten.hardswish, flops=5)
+def hardswish(b: Builder, x: Operand) -> Value:
+    return b.mul(b.mul(x, _six(b, x)), 1.0 / 6.0)
+
+
+@lowers(aten.softplus, flops=5)
+def softplus(b: Builder, x: Operand, beta: Any = 1, threshold: Any = 20) -> Value:
+    scaled = x if beta == 1 else b.mul(x, beta)
+    curve: Operand = b.unary("softplus", scaled)
+    curve = curve if beta == 1 else b.mul(curve, 1.0 / beta)
+    return b.select(b.compare("greater", scaled, threshold), x, curve, torch.float32)
+
+
+@lowers(aten.log_sigmoid, flops=4)
+def log_sigmoid(b: Builder, x: Operand) -> Value:
+    # min(x, 0) - log(1 + exp(-|x|)), which neither overflows nor cancels.
+    tail = b.unary("softplus", b.mul(b.unary("abs", x), -1.0))
+    return b.sub(b.minimum(x, 0.0), tail)
+
+
+@lowers(aten.logit, flops=3)
+def logit(b: Builder, x: Operand, eps: Any = None) -> Value:
+    if eps is not None:
+        x = b.minimum(b.maximum(x, eps), 1.0 - eps)
+    return b.unary("log", b.divide(x, b.sub(1.0, x)))
+
+
+@lowers(aten.threshold)
+def threshold(b: Builder, x: Operand, limit: Any, value: Any) -> Value:
+    if b.out is torch.int32:
+        return b.select(b.compare("less_equal", x, int(limit)), int(value), x, torch.int32)
+    return b.select(b.compare("less_equal", x, limit), float(value), x)
+
+
+@lowers(aten.softshrink, flops=4)
+def softshrink(b: Builder, x: Operand, lambd: Any = 0.5) -> Value:
+    result = b.select(b.compare("greater", x, lambd), b.sub(x, lambd), b.mul(x, 0.0))
+    return b.select(b.compare("less", x, -lambd), b.add(x, lambd), result)
+
+
+@lowers(aten.hardshrink, flops=3)
+def hardshrink(b: Builder, x: Operand, lambd: Any = 0.5) -> Value:
+    inside = b.compare("less_equal", b.unary("abs", x), lambd)
+    return b.select(inside, 0.0, x)
+
+
+@lowers(aten.xlogy, flops=4)
+def xlogy(b: Builder, x: Operand, y: Operand) -> Value:
+    if not isinstance(y, Value):
+        y = b.constant(float(y), torch.float32, frozenset())
+    result = b.select(b.compare("equal", x, 0), 0.0, b.mul(x, b.unary("log", y)))
+    return b.select(b.compare("equal", y, y), result, y, torch.float32)
+
+
+@lowers(aten.tan, aten.sinh, aten.cosh, aten.asin, aten.acos, aten.atan, aten.sin, aten.cos)
+def trigonometric(b: Builder, x: Operand) -> Reject:  # noqa: ARG001
+    return Reject("the engines' sine needs arguments in [-pi, pi], and reduction is not exact")

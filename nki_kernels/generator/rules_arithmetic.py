@@ -1,0 +1,302 @@
+"""Lowerings of arithmetic: +, -, *, /, powers, extrema, rounding, and ops composed of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from trnx.nki_kernels.generator.ir import Builder, Operand, Value
+from trnx.nki_kernels.generator.table import lowers
+from trnx.simulator.errors import Reject
+
+aten = torch.ops.aten
+
+_LARGEST = 3.4028234663852886e38
+
+
+def _arithmetic(b: Builder, name: str, x: Operand, y: Operand) -> Value:
+    """`name` in the arithmetic of the node's result: exact for int32, else float32."""
+    if b.out is torch.int32:
+        return b.integer(name, x, y)
+    if b.out is torch.bool:
+        return b.alu({"add": "logical_or", "multiply": "logical_and"}.get(name, name), x, y, torch.bool)
+    return b.alu(name, x, y)
+
+
+def _scaled(b: Builder, x: Operand, alpha: Operand) -> Operand:
+    return x if alpha == 1 else _arithmetic(b, "multiply", x, alpha)
+
+
+@lowers(aten.add)
+def add(b: Builder, x: Operand, y: Operand, *, alpha: Any = 1) -> Value:
+    return _arithmetic(b, "add", x, _scaled(b, y, alpha))
+
+
+@lowers(aten.sub)
+def sub(b: Builder, x: Operand, y: Operand, *, alpha: Any = 1) -> Value:
+    return _arithmetic(b, "subtract", x, _scaled(b, y, alpha))
+
+
+@lowers(aten.rsub)
+def rsub(b: Builder, x: Operand, y: Operand, alpha: Any = 1) -> Value:
+    return _arithmetic(b, "subtract", y, _scaled(b, x, alpha))
+
+
+@lowers(aten.mul)
+def mul(b: Builder, x: Operand, y: Operand) -> Value:
+    return _arithmetic(b, "multiply", x, y)
+
+
+@lowers(aten.div.Tensor, aten.div.Scalar)
+def div(b: Builder, x: Operand, y: Operand) -> Value:
+    return b.divide(x, y)
+
+
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: Any) -> Value | Reject:
+    if rounding_mode is None:
+        return b.divide(x, y)
+    return Reject(f"rounding_mode={rounding_mode!r} needs the exact quotient, which NKI lacks")
+
+
+@lowers(aten.neg)
+def neg(b: Builder, x: Operand) -> Value:
+    return _arithmetic(b, "multiply", x, -1)
+
+
+@lowers(aten.abs)
+def absolute(b: Builder, x: Operand) -> Value:
+    if b.out is torch.int32:
+        return b.integer("maximum", x, b.integer("multiply", x, -1))
+    return b.unary("abs", x)
+
+
+@lowers(aten.reciprocal)
+def reciprocal(b: Builder, x: Operand) -> Value:
+    return b.reciprocal(x)
+
+
+@lowers(aten.square)
+def square(b: Builder, x: Operand) -> Value:
+    return _arithmetic(b, "multiply", x, x)
+
+
+@lowers(aten.sign, aten.sgn)
+def sign(b: Builder, x: Operand) -> Value | Reject:
+    if b.out is torch.bool:
+        return Reject("sign of bool is bool; canonicalise it away")
+    positive = b.compare("greater", x, 0)
+    negative = b.compare("less", x, 0)
+    return _arithmetic(b, "subtract", positive, negative)
+
+
+@lowers(aten.maximum)
+def maximum(b: Builder, x: Operand, y: Operand) -> Value:
+    return _arithmetic(b, "logical_or" if b.out is torch.bool else "maximum", x, y)
+
+
+@lowers(aten.minimum)
+def minimum(b: Builder, x: Operand, y: Operand) -> Value:
+    return _arithmetic(b, "logical_and" if b.out is torch.bool else "minimum", x, y)
+
+
+@lowers(aten.fmax)
+def fmax(b: Builder, x: Operand, y: Operand) -> Value:
+    return _ignore_nan(b, "maximum", x, y)
+
+
+@lowers(aten.fmin)
+def fmin(b: Builder, x: Operand, y: Operand) -> Value:
+    return _ignore_nan(b, "minimum", x, y)
+
+
+def _ignore_nan(b: Builder, name: str, x: Operand, y: Operand) -> Value:
+    result = _arithmetic(b, name, x, y)
+    if b.out not in (torch.int32, torch.bool):
+        result = b.select(b.compare("equal", x, x), result, y)
+        result = b.select(b.compare("equal", y, y), result, x)
+    return result
+
+
+@lowers(aten.clamp, flops=2)
+def clamp(b: Builder, x: Operand, low: Any = None, high: Any = None, **bounds: Any) -> Value:
+    low, high = bounds.get("min", low), bounds.get("max", high)
+    result = x
+    if low is not None:
+        result = _arithmetic(b, "maximum", result, low)
+    if high is not None:
+        result = _arithmetic(b, "minimum", result, high)
+    assert isinstance(result, Value)  # torch demands one bound
+    return result
+
+
+@lowers(aten.clamp_min)
+def clamp_min(b: Builder, x: Operand, low: Operand) -> Value:
+    return _arithmetic(b, "maximum", x, low)
+
+
+@lowers(aten.clamp_max)
+def clamp_max(b: Builder, x: Operand, high: Operand) -> Value:
+    return _arithmetic(b, "minimum", x, high)
+
+
+@lowers(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar, flops=2)
+def power(b: Builder, x: Operand, y: Operand) -> Value | Reject:
+    if b.out is torch.int32:
+        if y in (1, 2, 3) and not isinstance(y, Value) and isinstance(x, Value):
+            return _small_power(b, x, int(y))
+        return Reject("int32 powers other than 1, 2 and 3 need exact integer powers")
+    if isinstance(x, Value) and not isinstance(y, Value):
+        special = _special_power(b, x, float(y))
+        if special is not None:
+            return special
+    return b.alu("power", x, y)
+
+
+def _small_power(b: Builder, x: Value, exponent: int) -> Value:
+    result = x
+    for _ in range(exponent - 1):
+        result = _arithmetic(b, "multiply", result, x)
+    return result
+
+
+def _special_power(b: Builder, x: Value, exponent: float) -> Value | None:
+    if exponent in (1.0, 2.0, 3.0):
+        return _small_power(b, x, int(exponent))
+    if exponent == 0.5:
+        return b.unary("sqrt", x)
+    if exponent == -0.5:
+        return b.reciprocal(b.unary("sqrt", x))
+    if exponent in (-1.0, -2.0):
+        return b.reciprocal(_small_power(b, x, int(-exponent)))
+    return None
+
+
+@lowers(aten.exp2)
+def exp2(b: Builder, x: Operand) -> Value:
+    return b.alu("power", 2.0, x)
+
+
+def rounded(b: Builder, x: Operand) -> Value:
+    """`x` rounded to the nearest integer, ties to even: adding 1.5 * 2^23 leaves no fraction bits."""
+    magic = 1.5 * 2.0**23
+    nearest = b.sub(b.add(x, magic), magic)
+    return b.select(b.compare("less", b.unary("abs", x), 2.0**22), nearest, x, torch.float32)
+
+
+@lowers(aten.round.default, flops=4)
+def round_even(b: Builder, x: Operand) -> Operand:
+    return x if b.out is torch.int32 else rounded(b, x)
+
+
+@lowers(aten.floor, flops=5)
+def floor(b: Builder, x: Operand) -> Operand:
+    if b.out is torch.int32:
+        return x
+    nearest = rounded(b, x)
+    return b.sub(nearest, b.compare("greater", nearest, x))
+
+
+@lowers(aten.ceil, flops=5)
+def ceil(b: Builder, x: Operand) -> Operand:
+    if b.out is torch.int32:
+        return x
+    nearest = rounded(b, x)
+    return b.add(nearest, b.compare("less", nearest, x))
+
+
+def truncated(b: Builder, x: Operand) -> Value:
+    """`x` without its fraction."""
+    magnitude = b.unary("abs", x)
+    nearest = rounded(b, magnitude)
+    whole = b.sub(nearest, b.compare("greater", nearest, magnitude))
+    return b.select(b.compare("less", x, 0.0), b.mul(whole, -1.0), whole)
+
+
+@lowers(aten.trunc, flops=7)
+def trunc(b: Builder, x: Operand) -> Operand:
+    return x if b.out is torch.int32 else truncated(b, x)
+
+
+@lowers(aten.frac, flops=8)
+def frac(b: Builder, x: Operand) -> Value:
+    return b.sub(x, truncated(b, x))
+
+
+@lowers(aten.lerp, flops=3)
+def lerp(b: Builder, start: Operand, end: Operand, weight: Operand) -> Value:
+    difference = b.sub(end, start)
+    near = b.add(start, b.mul(weight, difference))
+    far = b.sub(end, b.mul(difference, b.sub(1.0, weight) if isinstance(weight, Value) else 1 - weight))
+    if not isinstance(weight, Value):
+        return near if abs(weight) < 0.5 else far
+    return b.select(b.compare("less", b.unary("abs", weight), 0.5), near, far)
+
+
+@lowers(aten.addcmul, flops=3)
+def addcmul(b: Builder, x: Operand, y: Operand, z: Operand, *, value: Any = 1) -> Value:
+    return _arithmetic(b, "add", x, _scaled(b, _arithmetic(b, "multiply", y, z), value))
+
+
+@lowers(aten.addcdiv, flops=3)
+def addcdiv(b: Builder, x: Operand, y: Operand, z: Operand, *, value: Any = 1) -> Value:
+    return b.add(x, _scaled(b, b.divide(y, z), value))
+
+
+@lowers(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+def where(b: Builder, mask: Operand, x: Operand, y: Operand) -> Value:
+    return choose(b, mask, x, y)
+
+
+@lowers(aten.masked_fill)
+def masked_fill(b: Builder, x: Operand, mask: Operand, value: Operand) -> Value:
+    return choose(b, mask, value, x)
+
+
+def choose(b: Builder, mask: Operand, x: Operand, y: Operand) -> Value:
+    """x where mask else y, in the dtype of the node's result."""
+    if b.out is torch.int32:
+        x = b.to_int(x) if isinstance(x, Value) else int(x)
+        y = b.to_int(y) if isinstance(y, Value) else int(y)
+        return b.select(mask, x, y, torch.int32)
+    if b.out is torch.bool:
+        return b.select(mask, b.to_bool(x), b.to_bool(y), torch.bool)
+    return b.select(mask, b.to_float(x), b.to_float(y))
+
+
+@lowers(aten.fill, aten.full_like)
+def fill(b: Builder, x: Operand, value: Operand, **_layout: Any) -> Operand:  # noqa: ARG001
+    return value
+
+
+@lowers(aten.zeros_like)
+def zeros_like(b: Builder, x: Operand, **_layout: Any) -> Operand:  # noqa: ARG001
+    return 0
+
+
+@lowers(aten.ones_like)
+def ones_like(b: Builder, x: Operand, **_layout: Any) -> Operand:  # noqa: ARG001
+    return 1
+
+
+@lowers(aten._to_copy, aten.clone)
+def to_copy(b: Builder, x: Value, **_layout: Any) -> Operand:
+    if b.out is x.dtype:
+        return x
+    if b.out is torch.bool:
+        return b.to_bool(x)
+    if b.out is torch.int32 and x.dtype is not torch.bool:
+        return b.cast(truncated(b, x), torch.int32)
+    return b.cast(x, b.out)
+
+
+@lowers(aten.nan_to_num, flops=4)
+def nan_to_num(b: Builder, x: Value, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Value:
+    limit = torch.finfo(b.out).max if b.out.is_floating_point else _LARGEST
+    high = limit if posinf is None else posinf
+    low = -limit if neginf is None else neginf
+    result = b.select(b.compare("equal", x, x), x, 0.0 if nan is None else float(nan))
+    result = b.select(b.compare("equal", x, math.inf), float(high), result)
+    return b.select(b.compare("equal", x, -math.inf), float(low), result)

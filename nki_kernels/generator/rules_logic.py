@@ -1,0 +1,106 @@
+"""Lowerings of comparisons, logic and bits. Masks are 0/1 in uint8 tiles."""
+
+from __future__ import annotations
+
+import torch
+
+from trnx.nki_kernels.generator.ir import Builder, Lowering, Operand, Value
+from trnx.nki_kernels.generator.table import lowers
+from trnx.simulator.errors import Reject
+
+aten = torch.ops.aten
+
+_LARGEST = 3.4028234663852886e38
+
+
+def _comparison(name: str) -> Lowering:
+    def lowering(b: Builder, x: Operand, y: Operand) -> Value:
+        return b.compare(name, x, y)
+
+    return lowering
+
+
+lowers(aten.eq.Tensor, aten.eq.Scalar)(_comparison("equal"))
+lowers(aten.ne.Tensor, aten.ne.Scalar)(_comparison("not_equal"))
+lowers(aten.lt.Tensor, aten.lt.Scalar)(_comparison("less"))
+lowers(aten.le.Tensor, aten.le.Scalar)(_comparison("less_equal"))
+lowers(aten.gt.Tensor, aten.gt.Scalar)(_comparison("greater"))
+lowers(aten.ge.Tensor, aten.ge.Scalar)(_comparison("greater_equal"))
+
+
+def _logical(name: str) -> Lowering:
+    def lowering(b: Builder, x: Operand, y: Operand) -> Value:
+        return b.alu(name, b.to_bool(x), b.to_bool(y), torch.bool)
+
+    return lowering
+
+
+lowers(aten.logical_and)(_logical("logical_and"))
+lowers(aten.logical_or)(_logical("logical_or"))
+lowers(aten.logical_xor)(_logical("logical_xor"))
+
+
+@lowers(aten.logical_not)
+def logical_not(b: Builder, x: Operand) -> Value:
+    return b.compare("equal", x, 0)
+
+
+def _bitwise(bits: str, logic: str) -> Lowering:
+    def lowering(b: Builder, x: Operand, y: Operand) -> Value:
+        if b.out is torch.bool:
+            return b.alu(logic, b.to_bool(x), b.to_bool(y), torch.bool)
+        return b.integer(bits, x, y)
+
+    return lowering
+
+
+lowers(aten.bitwise_and)(_bitwise("bitwise_and", "logical_and"))
+lowers(aten.bitwise_or)(_bitwise("bitwise_or", "logical_or"))
+lowers(aten.bitwise_xor)(_bitwise("bitwise_xor", "logical_xor"))
+
+
+@lowers(aten.bitwise_not)
+def bitwise_not(b: Builder, x: Operand) -> Value:
+    if b.out is torch.bool:
+        return b.compare("equal", x, 0)
+    return b.integer("bitwise_xor", x, -1)
+
+
+def _always(b: Builder, x: Value, answer: bool) -> Value:
+    return b.constant(answer, torch.bool, x.axes)
+
+
+@lowers(aten.isnan)
+def isnan(b: Builder, x: Value) -> Value:
+    return b.compare("not_equal", x, x)
+
+
+@lowers(aten.isinf, flops=2)
+def isinf(b: Builder, x: Value) -> Value:
+    if x.dtype in (torch.int32, torch.bool):
+        return _always(b, x, False)
+    return b.compare("greater", b.unary("abs", x), _LARGEST)
+
+
+@lowers(aten.isfinite, flops=2)
+def isfinite(b: Builder, x: Value) -> Value:
+    if x.dtype in (torch.int32, torch.bool):
+        return _always(b, x, True)
+    return b.compare("less_equal", b.unary("abs", x), _LARGEST)
+
+
+@lowers(aten.signbit)
+def signbit(b: Builder, x: Value) -> Value | Reject:
+    if x.dtype is torch.int32:
+        return b.compare("less", x, 0)
+    return Reject("the sign of -0.0 is invisible to the engines' comparisons")
+
+
+@lowers(aten.heaviside, flops=3)
+def heaviside(b: Builder, x: Operand, values: Operand) -> Value:
+    step = b.compare("greater", x, 0)
+    if b.out is torch.bool:
+        return b.select(b.compare("equal", x, 0), b.to_bool(values), step, torch.bool)
+    if b.out is torch.int32:
+        return b.select(b.compare("equal", x, 0), b.to_int(values), b.to_int(step), torch.int32)
+    return b.select(b.compare("equal", x, 0), values, step, torch.float32)

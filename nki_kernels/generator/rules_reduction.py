@@ -1,0 +1,92 @@
+"""Lowerings of reductions and softmax over the labels that `Builder.reduced` names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trnx.nki_kernels.generator.ir import Builder, Operand, Value
+from trnx.nki_kernels.generator.table import along, dims_at, lowers, whole
+from trnx.simulator.errors import Reject
+
+aten = torch.ops.aten
+
+
+def _exact(x: Operand) -> Reject | None:
+    if isinstance(x, Value) and x.dtype is torch.int32:
+        return Reject("a reduction of int32 runs in float32, which is not exact above 2^24")
+    return None
+
+
+@lowers(aten.sum.dim_IntList, reduction=dims_at())
+@lowers(aten.sum.default, reduction=whole)
+def total(b: Builder, x: Operand, *_: Any, **__: Any) -> Value | Reject:
+    return _exact(x) or b.reduce("add", x)
+
+
+@lowers(aten.mean.dim, reduction=dims_at(), flops=2)
+@lowers(aten.mean.default, reduction=whole, flops=2)
+def mean(b: Builder, x: Operand, *_: Any, **__: Any) -> Value | Reject:
+    return b.mul(b.reduce("add", x), 1.0 / b.count)
+
+
+@lowers(aten.amax, reduction=dims_at())
+@lowers(aten.max.default, reduction=whole)
+def amax(b: Builder, x: Operand, *_: Any, **__: Any) -> Value | Reject:
+    return _exact(x) or b.reduce("maximum", x)
+
+
+@lowers(aten.amin, reduction=dims_at())
+@lowers(aten.min.default, reduction=whole)
+def amin(b: Builder, x: Operand, *_: Any, **__: Any) -> Value | Reject:
+    return _exact(x) or b.reduce("minimum", x)
+
+
+@lowers(aten.prod.dim_int, reduction=dims_at())
+@lowers(aten.prod.default, reduction=whole)
+def prod(b: Builder, x: Operand, *_: Any, **__: Any) -> Value | Reject:
+    return _exact(x) or b.reduce("multiply", x)
+
+
+@lowers(aten.any.dim, aten.any.dims, reduction=dims_at())
+@lowers(aten.any.default, reduction=whole)
+def any_true(b: Builder, x: Operand, *_: Any, **__: Any) -> Value:
+    return b.reduce("maximum", b.to_bool(x))
+
+
+@lowers(aten.all.dim, aten.all.dims, reduction=dims_at())
+@lowers(aten.all.default, reduction=whole)
+def all_true(b: Builder, x: Operand, *_: Any, **__: Any) -> Value:
+    return b.reduce("minimum", b.to_bool(x))
+
+
+def _variance(b: Builder, x: Operand, correction: Any) -> Value | Reject:
+    divisor = b.count - (1 if correction is None else correction)
+    if divisor <= 0:
+        return Reject(f"a variance of {b.count} elements with correction {correction} is not finite")
+    centred = b.sub(x, b.mul(b.reduce("add", x), 1.0 / b.count))
+    return b.mul(b.reduce("add", b.mul(centred, centred)), 1.0 / divisor)
+
+
+@lowers(aten.var.correction, reduction=dims_at(keepdim=9), flops=5)
+def var(b: Builder, x: Operand, *_: Any, correction: Any = None, **__: Any) -> Value | Reject:
+    return _variance(b, x, correction)
+
+
+@lowers(aten.std.correction, reduction=dims_at(keepdim=9), flops=6)
+def std(b: Builder, x: Operand, *_: Any, correction: Any = None, **__: Any) -> Value | Reject:
+    variance = _variance(b, x, correction)
+    return variance if isinstance(variance, Reject) else b.unary("sqrt", variance)
+
+
+@lowers(aten._softmax, reduction=along(), flops=5)
+def softmax(b: Builder, x: Operand, *_: Any) -> Value:
+    weights = b.unary("exp", b.sub(x, b.reduce("maximum", x)))
+    return b.mul(weights, b.reciprocal(b.reduce("add", weights)))
+
+
+@lowers(aten._log_softmax, reduction=along(), flops=5)
+def log_softmax(b: Builder, x: Operand, *_: Any) -> Value:
+    shifted = b.sub(x, b.reduce("maximum", x))
+    return b.sub(shifted, b.unary("log", b.reduce("add", b.unary("exp", shifted))))

@@ -1,0 +1,337 @@
+"""From the IR to a list of NKI instructions for one tile.
+
+Two scalar operators become one `tensor_scalar`, a scalar operator before a binary one becomes
+`scalar_tensor_tensor`, scale and bias go into `activation`, and so does the sum of what an activation
+gives. A value whose only use is a cast is written in the cast's dtype at once. All of this is exact:
+the engines compute in float32 and round once, on writing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from trnx.nki_kernels.generator.geometry import Geometry
+from trnx.nki_kernels.generator.ir import Number, Operand, Value, values_of
+from trnx.nki_kernels.generator.lower import reachable
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A value as an argument: spread over the axes of `like`, or as it is where that is None."""
+
+    value: Value
+    like: Value | None
+
+
+Argument = Tile | str
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """`nisa.<call>(dst=..., <arguments>)`; `result` is the tile that `reduce_res` fills."""
+
+    call: str
+    dst: Value
+    arguments: tuple[tuple[str, Argument], ...]
+    result: Value | None = None
+
+    def reads(self) -> list[Value]:
+        """The values that it reads."""
+        return [a.value for _, a in self.arguments if isinstance(a, Tile)]
+
+    def writes(self) -> list[Value]:
+        """The values that it writes."""
+        return [self.dst] + ([self.result] if self.result else [])
+
+
+@dataclass(frozen=True)
+class _Scalar:
+    """`data <op> operand`, the form that `tensor_scalar` takes."""
+
+    data: Value
+    op: str
+    operand: Operand | None
+    reverse: bool
+
+
+def literal(number: Number) -> str:
+    """A number as kernel source; INF and NAN are constants of the module."""
+    if isinstance(number, float):
+        if math.isnan(number):
+            return "NAN"
+        if math.isinf(number):
+            return "INF" if number > 0 else "-INF"
+        return repr(number)
+    return str(int(number))
+
+
+class Scheduler:
+    """Schedules one region for one geometry; `run` gives the instructions in order."""
+
+    def __init__(self, roots: tuple[Value, ...], geometry: Geometry, *, scalar_bias: bool) -> None:
+        self._roots = roots
+        self._geometry = geometry
+        self._scalar_bias = scalar_bias
+        values = reachable(roots)
+        self._uses: Counter[Value] = Counter(roots)
+        for value in values:
+            self._uses.update(values_of(value.args))
+        self._sums = {
+            v.args[0]: v for v in values if v.op == "reduce" and self._is_activation_sum(v)
+        }
+        self._instructions: list[Instruction] = []
+        self._done: dict[Value, Value] = {}
+
+    def run(self) -> tuple[list[Instruction], dict[Value, Value]]:
+        """The instructions, and for every root the value whose tile holds it."""
+        held = {root: self._visit(root) for root in self._roots}
+        return self._instructions, held
+
+    # -- forms -----------------------------------------------------------------------------------
+
+    def free_axes(self, value: Value) -> list[int]:
+        """Labels of the free axes of the value's tile."""
+        return [label for label in self._geometry.free_labels if label in value.axes]
+
+    def _is_column(self, value: Value) -> bool:
+        return not self.free_axes(value)
+
+    def _same_tile(self, a: Value, b: Value) -> bool:
+        return self.free_axes(a) == self.free_axes(b)
+
+    def _is_activation_sum(self, value: Value) -> bool:
+        source = value.args[0]
+        return (
+            value.name == "add"
+            and isinstance(source, Value)
+            and source.op == "unary"
+            and self._is_column(value)
+            and self._geometry.partition not in self._geometry.reduced
+        )
+
+    def _scalar_form(self, value: Value) -> _Scalar | None:
+        """`value` as a `tensor_scalar` operation, if it is one."""
+        if value.op == "unary" and value.name == "abs":
+            source = value.args[0]
+            return _Scalar(source, "abs", None, False) if isinstance(source, Value) else None
+        if value.op != "alu" or value.dtype is torch.int32:
+            return None
+        a, b = value.args
+        if isinstance(a, Value) and self._is_operand(b, a):
+            return _Scalar(a, value.name, b, False)
+        if isinstance(b, Value) and self._is_operand(a, b):
+            return _Scalar(b, value.name, a, True)
+        return None
+
+    def _is_operand(self, x: Operand, data: Value) -> bool:
+        return not isinstance(x, Value) or (self._is_column(x) and not self._is_column(data))
+
+    def _absorbable(self, value: Operand | None) -> _Scalar | None:
+        """The form of a value that its only user may compute itself."""
+        if not isinstance(value, Value) or value in self._done or self._uses[value] != 1:
+            return None
+        if value in self._sums:
+            return None
+        form = self._scalar_form(value)
+        return form if form is not None and self._same_tile(form.data, value) else None
+
+    # -- visiting --------------------------------------------------------------------------------
+
+    def _visit(self, value: Value) -> Value:
+        """Schedule `value`; returns the value whose tile holds it."""
+        if value not in self._done:
+            self._done[value] = value
+            getattr(self, f"_visit_{value.op}")(value)
+        return self._done[value]
+
+    def _put(
+        self,
+        call: str,
+        dst: Value,
+        arguments: Iterable[tuple[str, Argument]],
+        result: Value | None = None,
+    ) -> None:
+        self._instructions.append(Instruction(call, dst, tuple(arguments), result))
+
+    def _full(self, x: Value, like: Value) -> Tile:
+        return Tile(self._visit(x), like)
+
+    def _column(self, x: Operand) -> Argument:
+        """A number, or a float32 tile with one value a partition."""
+        if not isinstance(x, Value):
+            return literal(x)
+        held = self._visit(x)
+        if held.dtype is not torch.float32:
+            held = self._visit(Value("cast", "copy", (held,), torch.float32, held.axes))
+        return Tile(held, None)
+
+    def _visit_load(self, value: Value) -> None:
+        self._put("load", value, ())
+
+    def _visit_constant(self, value: Value) -> None:
+        (number,) = value.args
+        assert not isinstance(number, Value)
+        exact = value.dtype in (torch.int32, torch.bool)
+        self._put("memset", value, [("value", literal(int(number) if exact else float(number)))])
+
+    def _visit_cast(self, value: Value) -> None:
+        (source,) = value.args
+        assert isinstance(source, Value)
+        if self._writes_in(source, value):
+            renamed = Value(source.op, source.name, source.args, value.dtype, source.axes, source.attribute)
+            self._uses[renamed] = 1
+            self._done[value] = self._visit(renamed)
+            return
+        self._put("tensor_copy", value, [("src", self._full(source, value))])
+
+    def _writes_in(self, source: Value, cast: Value) -> bool:
+        """True where the instruction that gives `source` may round to the cast's dtype itself."""
+        return (
+            source.op in ("alu", "unary", "reciprocal", "reduce")
+            and source not in self._done
+            and self._uses[source] == 1
+            and source.dtype is torch.float32
+            and cast.dtype.is_floating_point
+            and source.axes == cast.axes
+            and source not in self._sums
+            and source not in self._sums.values()
+        )
+
+    def _visit_alu(self, value: Value) -> None:
+        form = self._scalar_form(value)
+        if form is not None:
+            self._put_scalar(value, form)
+            return
+        a, b = value.args
+        assert isinstance(a, Value)
+        assert isinstance(b, Value)
+        if value.dtype is not torch.int32:
+            for inner, other, reverse in ((a, b, False), (b, a, True)):
+                absorbed = self._absorbable(inner)
+                if absorbed is not None and absorbed.op != "abs" and self._same_tile(inner, value):
+                    self._put_scalar_tensor(value, absorbed, other, reverse)
+                    return
+        data1, data2 = self._full(a, value), self._full(b, value)
+        self._put("tensor_tensor", value, [("data1", data1), ("data2", data2), ("op", f"nl.{value.name}")])
+
+    def _put_scalar(self, value: Value, outer: _Scalar) -> None:
+        inner = self._absorbable(outer.data)
+        first = inner if inner is not None else outer
+        arguments: list[tuple[str, Argument]] = [("data", self._full(first.data, value))]
+        arguments += self._step(first, 0)
+        if inner is not None:
+            arguments += self._step(outer, 1)
+        self._put("tensor_scalar", value, arguments)
+
+    def _step(self, form: _Scalar, position: int) -> list[tuple[str, Argument]]:
+        step: list[tuple[str, Argument]] = [(f"op{position}", f"nl.{form.op}")]
+        operand = "0.0" if form.operand is None else self._column(form.operand)
+        step.append((f"operand{position}", operand))
+        if form.reverse and form.op not in _COMMUTATIVE:
+            step.append((f"reverse{position}", "True"))
+        return step
+
+    def _put_scalar_tensor(self, value: Value, inner: _Scalar, other: Value, reverse: bool) -> None:
+        arguments: list[tuple[str, Argument]] = [("data", self._full(inner.data, value))]
+        arguments += self._step(inner, 0)
+        arguments += [("op1", f"nl.{value.name}"), ("operand1", self._full(other, value))]
+        if reverse and value.name not in _COMMUTATIVE:
+            arguments.append(("reverse1", "True"))
+        self._put("scalar_tensor_tensor", value, arguments)
+
+    def _visit_unary(self, value: Value) -> None:
+        (source,) = value.args
+        assert isinstance(source, Value)
+        if value.name == "abs" and value not in self._sums:
+            self._put_scalar(value, _Scalar(source, "abs", None, False))
+            return
+        data, scale, bias = self._affine(source)
+        arguments: list[tuple[str, Argument]] = [("op", f"nl.{value.name}"), ("data", self._full(data, value))]
+        if scale is not None:
+            arguments.append(("scale", self._column(scale)))
+        if bias is not None:
+            arguments.append(("bias", self._column(bias)))
+        total = self._sums.get(value)
+        if total is not None:
+            arguments += [("reduce_op", "nl.add"), ("reduce_cmd", "nisa.reduce_cmd.reset_reduce")]
+            self._done[total] = total
+        self._put("activation", value, arguments, total)
+
+    def _affine(self, source: Value) -> tuple[Value, Operand | None, Operand | None]:
+        """`source` as data * scale + bias, as far as its own instruction can be saved."""
+        scale: Operand | None = None
+        bias: Operand | None = None
+        form = self._absorbable(source)
+        if form is not None and form.op in ("add", "subtract"):
+            bias = self._as_bias(form)
+            if bias is not None:
+                if form.op == "subtract" and form.reverse:
+                    return form.data, -1.0, bias
+                source = form.data
+                form = self._absorbable(source)
+        if form is not None and form.op == "multiply":
+            source, scale = form.data, form.operand
+        return source, scale, bias
+
+    def _as_bias(self, form: _Scalar) -> Operand | None:
+        operand = form.operand
+        negative = form.op == "subtract" and not form.reverse
+        if not isinstance(operand, Value):
+            assert operand is not None
+            return (-operand if negative else operand) if self._scalar_bias else None
+        if not negative:
+            return operand
+        held = self._visit(operand)
+        return Value("alu", "multiply", (held, -1.0), torch.float32, operand.axes)
+
+    def _visit_reciprocal(self, value: Value) -> None:
+        (source,) = value.args
+        assert isinstance(source, Value)
+        self._put("reciprocal", value, [("data", self._full(source, value))])
+
+    def _visit_select(self, value: Value) -> None:
+        mask, chosen, other = value.args
+        assert isinstance(mask, Value)
+        predicate = self._full(mask, value)
+        if isinstance(chosen, Value):
+            held = self._visit(chosen)
+            if held.dtype is not value.dtype:
+                held = self._visit(Value("cast", "copy", (held,), value.dtype, held.axes))
+            source: Argument = Tile(held, value)
+        else:
+            source = literal(self._number(chosen, value))
+        if isinstance(other, Value):
+            self._put("tensor_copy", value, [("src", self._full(other, value))])
+        else:
+            self._put("memset", value, [("value", literal(self._number(other, value)))])
+        self._put("tensor_copy_predicated", value, [("src", source), ("predicate", predicate)])
+
+    @staticmethod
+    def _number(number: Number, value: Value) -> Number:
+        return float(number) if value.dtype.is_floating_point else int(number)
+
+    def _visit_reduce(self, value: Value) -> None:
+        (source,) = value.args
+        assert isinstance(source, Value)
+        if value.dtype is torch.float32 and self._sums.get(source) is value:
+            self._visit(source)
+            return
+        data = self._full(source, source)
+        across = self._geometry.partition in self._geometry.reduced
+        partial = value
+        if across:
+            partial = Value("reduce", value.name, value.args, torch.float32, value.axes)
+        self._put("tensor_reduce", partial, [("op", f"nl.{value.name}"), ("data", data)])
+        if across:
+            step = [("op", f"nl.{value.name}"), ("data", Tile(partial, None))]
+            self._put("all_partitions", value, step)
+
+
+_COMMUTATIVE = frozenset(
+    {"add", "multiply", "maximum", "minimum", "equal", "not_equal", "logical_and", "logical_or", "logical_xor"}
+)
