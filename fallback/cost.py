@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from trnx.nki_kernels.spec import Cost
@@ -33,8 +32,15 @@ def size_hint(value: int | torch.SymInt) -> int:
     return int(hint) if hint is not None else 1
 
 
+def leaves(value: Any) -> list[Any]:
+    """What a node's metadata holds: itself, or the members of a (nested) sequence."""
+    if isinstance(value, (tuple, list)):
+        return [leaf for member in value for leaf in leaves(member)]
+    return [value]
+
+
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -46,7 +46,7 @@ class EagerEngine:
         op = node.target
         if isinstance(op, torch._ops.OpOverload) and not has_implementation(op):
             return Reject(
-                f"{op.name()} has a fake kernel but no implementation for the CPU; register one "
+                f"{op} has a fake kernel but no implementation for the CPU; register one "
                 f"with torch.library.register_kernel({op._schema.name!r}, 'cpu', function)",
                 node,
             )

@@ -1,0 +1,149 @@
+"""Tensors between PyTorch and JAX on the CPU by DLPack: memory is shared, nothing is converted.
+
+XLA reads row-major buffers that start at a multiple of 64 bytes. A tensor that is dense in another
+order of its dimensions is handed over permuted (the region transposes it back); any other tensor is
+copied first. Because memory is shared, a region waits for XLA before it returns: after that PyTorch
+may write.
+
+Wrappers of long-lived tensors (parameters) are reused while the tensor object lives and its storage,
+shape and strides are the same; writes in place are seen, since the memory is the same. A copy is
+never reused: a write to the original, which no version counter betrays when it goes through `.data`,
+would leave it stale. A wrapper is dropped with its tensor, so it prolongs no lifetime.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import torch
+from torch.utils.dlpack import to_dlpack
+
+from trnx.fallback.layout import same_layout
+
+ALIGNMENT = 64
+_CPU_DEVICE = (1, 0)  # DLPack's number for the CPU, and the device's index
+
+
+class _Capsule:
+    """What `jax.dlpack.from_dlpack` asks for, without the checks of `Tensor.__dlpack__`."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return to_dlpack(self._tensor)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _CPU_DEVICE
+
+
+def shareable(tensor: torch.Tensor) -> bool:
+    """Whether XLA can read the tensor where it lies."""
+    return (
+        tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 and not tensor.is_neg()
+    )
+
+
+def to_jax(tensor: torch.Tensor) -> Any:
+    """A JAX array on the tensor's memory, or on a copy of it where XLA cannot read it.
+
+    Needs 64-bit types enabled around the call (`jax.enable_x64`).
+    """
+    if not shareable(tensor):
+        tensor = tensor.resolve_neg().clone(memory_format=torch.contiguous_format)
+    return jax.dlpack.from_dlpack(_Capsule(tensor))
+
+
+class InputSlot:
+    """One tensor input of a region, with the wrapper of the tensor that was there last.
+
+    `order` is the order of dimensions (slowest first) in which the region expects the tensor.
+    """
+
+    __slots__ = ("__weakref__", "_cached", "_order")
+
+    def __init__(self, order: Sequence[int] | None) -> None:
+        self._order = tuple(order) if order is not None else None
+        self._cached: tuple[Any, int, Any, Any, Any, Any] | None = None
+
+    def array(self, tensor: torch.Tensor) -> Any:
+        """The JAX array for this call. Safe under threads: the cache is one reference."""
+        cached = self._cached
+        if (
+            cached is not None
+            and cached[0]() is tensor
+            and cached[1] == tensor.data_ptr()
+            and cached[2] == tensor.shape
+            and cached[3] == tensor.stride()
+            and cached[4] == tensor.dtype
+        ):
+            return cached[5]
+        return self._wrap(tensor)
+
+    def _wrap(self, tensor: torch.Tensor) -> Any:
+        ordered = tensor if self._order is None else tensor.permute(self._order)
+        if not shareable(ordered):
+            return to_jax(ordered)
+        array = jax.dlpack.from_dlpack(_Capsule(ordered))
+        self._remember(tensor, array)
+        return array
+
+    def _remember(self, tensor: torch.Tensor, array: Any) -> None:
+        slot = weakref.ref(self)
+
+        def forget(reference: weakref.ref[torch.Tensor]) -> None:
+            this = slot()
+            if this is not None and this._cached is not None and this._cached[0] is reference:
+                this._cached = None
+
+        reference = weakref.ref(tensor, forget)
+        self._cached = (
+            reference,
+            tensor.data_ptr(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+            array,
+        )
+
+
+class OutputSlot:
+    """One output of a region: XLA's row-major buffer as a tensor with the strides that are promised.
+
+    The region hands the dimensions over in `order`, and dimensions of stride 0 with size 1.
+    """
+
+    __slots__ = ("_fits", "_shape", "_strides")
+
+    def __init__(self, shape: Sequence[int], strides: Sequence[int]) -> None:
+        self._shape = tuple(shape)
+        self._strides = tuple(strides)
+        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        elements = 1
+        for size, stride in zip(shape, strides, strict=True):
+            elements *= size if stride else 1
+        self._fits = elements == 0 or extent <= elements
+
+    def tensor(self, array: Any, order: Sequence[int], taken: set[int]) -> torch.Tensor:
+        """The tensor; a copy where its memory is another's (`taken` holds addresses in use)."""
+        value = torch.from_dlpack(array)
+        address = value.data_ptr()
+        if address in taken:
+            value = value.clone()
+        taken.add(address)
+        if same_layout(value, self._strides) and value.shape == self._shape:
+            return value
+        if self._fits:
+            return value.as_strided(self._shape, self._strides)
+        result = torch.empty_strided(self._shape, self._strides, dtype=value.dtype)
+        window = result
+        for dim, stride in enumerate(self._strides):
+            if stride == 0 and self._shape[dim] > 1:
+                window = window.narrow(dim, 0, 1)
+        window.permute(tuple(order)).copy_(value)
+        return result

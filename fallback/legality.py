@@ -1,0 +1,93 @@
+"""Whether the XLA engine takes a node: the table, dtypes, and a trace of the op alone."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+import torch
+from torch import fx
+
+from trnx.fallback.aten_to_jax import TABLE
+from trnx.fallback.aten_to_jax.dtypes import JAX_DTYPES
+from trnx.fallback.aten_to_jax.table import CHECKS
+from trnx.fallback.cost import leaves, size_hint
+from trnx.fallback.translate import call_entry, conform
+from trnx.simulator.errors import Reject
+
+
+def refusal(node: fx.Node) -> Reject | None:
+    """None where XLA can run the node."""
+    if node.op != "call_function":
+        return Reject(f"XLA regions hold calls of ops only, not {node.op}", node)
+    reason = _illegal_value(node)
+    if reason is not None:
+        return Reject(reason, node)
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return _refuse_python(node)
+    if torch.Tag.nondeterministic_seeded in node.target.tags:
+        return Reject(f"{node.target} draws random numbers; eager draws PyTorch's", node)
+    entry = TABLE.get(node.target)
+    if entry is None:
+        return Reject(f"no JAX function for {node.target} in trnx's table", node)
+    if entry.guard is not None:
+        rejected = entry.guard(node)
+        if rejected is not None:
+            return rejected
+    return _refuse_by_trace(node)
+
+
+def _refuse_python(node: fx.Node) -> Reject | None:
+    """getitem of several results and arithmetic on sizes are Python; other callables are not ours."""
+    if node.target is operator.getitem:
+        return None
+    if isinstance(node.meta.get("val"), (int, torch.SymInt)):
+        return None
+    return Reject(f"{node.target} is not an ATen op", node)
+
+
+def _illegal_value(node: fx.Node) -> str | None:
+    """Why an operand or result cannot be in an XLA program."""
+    for n in (node, *node.all_input_nodes):
+        for value in leaves(n.meta.get("val")):
+            if isinstance(value, (torch.SymFloat, torch.SymBool)):
+                return f"{n.name} is a number known only at run time"
+            if not isinstance(value, torch.Tensor):
+                continue
+            if value.dtype not in JAX_DTYPES:
+                return f"{n.name} has dtype {value.dtype}, which trnx's table does not hold"
+            if value.layout != torch.strided:
+                return f"{n.name} has layout {value.layout}; XLA takes dense tensors"
+    return None
+
+
+def _abstract(value: Any) -> Any:
+    """A node's value for an abstract trace: shapes and dtypes of arrays, or a number."""
+    if isinstance(value, (tuple, list)):
+        return [_abstract(member) for member in value]
+    if isinstance(value, torch.Tensor):
+        shape = tuple(size_hint(s) for s in value.shape)
+        return jax.ShapeDtypeStruct(shape, JAX_DTYPES[value.dtype])
+    return size_hint(value)
+
+
+def _refuse_by_trace(node: fx.Node) -> Reject | None:
+    values = {n: _abstract(n.meta["val"]) for n in node.all_input_nodes}
+    numbers = {n: v for n, v in values.items() if isinstance(v, int)}
+    arrays = [n for n in values if n not in numbers]
+
+    def function(*members: Any) -> Any:
+        known = numbers | dict(zip(arrays, members, strict=True))
+        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: known[n])
+        return conform(call_entry(node.target, args, kwargs), node.meta.get("val"), node.target)
+
+    token = CHECKS.set([])
+    try:
+        with jax.enable_x64(True):
+            jax.eval_shape(function, *(values[n] for n in arrays))
+    except Exception as error:  # noqa: BLE001 - the fallback boundary: whatever fails, eager runs
+        return Reject(f"{node.target} does not trace: {error}", node)
+    finally:
+        CHECKS.reset(token)
+    return None

@@ -1,0 +1,123 @@
+"""One region compiled by XLA for concrete sizes, and the call that exchanges its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch import fx
+
+from trnx.fallback.aten_to_jax.dtypes import JAX_DTYPES
+from trnx.fallback.cost import size_hint
+from trnx.fallback.exchange import InputSlot, OutputSlot
+from trnx.fallback.layout import Layout, layout_of, output_layouts
+from trnx.fallback.translate import Trace, jax_function
+
+# Round where eager rounds: no float32 between two bf16 ops.
+_COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
+
+
+def _placeholders(graph_module: fx.GraphModule) -> list[fx.Node]:
+    return [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+
+
+def specialises(graph_module: fx.GraphModule) -> bool:
+    """Whether sizes are symbolic, so that calls may differ in them."""
+
+    def symbolic(value: Any) -> bool:
+        if isinstance(value, torch.Tensor):
+            return not all(isinstance(s, int) for s in value.shape)
+        return True
+
+    return any(symbolic(n.meta.get("val")) for n in _placeholders(graph_module))
+
+
+def example_inputs(graph_module: fx.GraphModule) -> list[Any]:
+    """Inputs without data: tensors on `meta` and integers, with the sizes seen at capture."""
+
+    def example(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            shape = [size_hint(s) for s in value.shape]
+            return torch.empty(shape, dtype=value.dtype, device="meta")
+        return size_hint(value)
+
+    return [example(n.meta["val"]) for n in _placeholders(graph_module)]
+
+
+def _order(value: Any) -> tuple[int, ...] | None:
+    """The order of dimensions of an input, None where it is row-major."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    layout = layout_of(value)
+    if layout.expanded or layout.order == tuple(range(value.ndim)):
+        return None
+    return layout.order
+
+
+class Program:
+    """A compiled region. `run` may be called from several threads."""
+
+    def __init__(self, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        orders = [_order(n.meta.get("val")) for n in _placeholders(graph_module)]
+        layouts = output_layouts(graph_module)
+        names = [str(n.target) for n in graph_module.graph.nodes if n.op == "get_attr"]
+        names = list(dict.fromkeys(names))
+        self._attributes = [_attribute(graph_module, name) for name in names]
+        self._tensors = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+        self._slots = [InputSlot(orders[i]) for i in self._tensors]
+        self._attribute_slots = [InputSlot(None) for _ in names]
+        trace = Trace()
+        function = jax_function(graph_module, inputs, orders, layouts, names, trace)
+        avals = [_aval(inputs[i], orders[i]) for i in self._tensors]
+        constants = [_aval(x, None) for x in self._attributes]
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            lowered = jax.jit(function).lower(avals, constants)
+            self._compiled = lowered.compile(compiler_options=_COMPILER_OPTIONS)
+        self._checks = trace.checks
+        self._outputs = [_output(s, x) for s, x in zip(trace.shapes, layouts, strict=True)]
+
+    def run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """The region's outputs; waits for XLA, so that PyTorch may write to what was shared."""
+        with jax.enable_x64(True):
+            arrays = [
+                slot.array(inputs[i]) for slot, i in zip(self._slots, self._tensors, strict=True)
+            ]
+            constants = [
+                slot.array(x)
+                for slot, x in zip(self._attribute_slots, self._attributes, strict=True)
+            ]
+            results = self._compiled(arrays, constants)
+            jax.block_until_ready(results)
+        if self._checks:
+            self._raise_failed(np.asarray(results[-1]))
+        taken = {inputs[i].data_ptr() for i in self._tensors}
+        return [
+            slot.tensor(array, order, taken)
+            for (slot, order), array in zip(self._outputs, results, strict=False)
+        ]
+
+    def _raise_failed(self, passed: Any) -> None:
+        if not passed.all():
+            check = self._checks[int(np.argmin(passed))]
+            raise check.error(check.message)
+
+
+def _attribute(graph_module: fx.GraphModule, name: str) -> torch.Tensor:
+    value: Any = graph_module
+    for part in name.split("."):
+        value = getattr(value, part)
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def _aval(tensor: torch.Tensor, order: tuple[int, ...] | None) -> Any:
+    shape = tensor.shape if order is None else [tensor.shape[d] for d in order]
+    return jax.ShapeDtypeStruct(tuple(shape), JAX_DTYPES[tensor.dtype])
+
+
+def _output(shape: tuple[int, ...], layout: Layout | None) -> tuple[OutputSlot, tuple[int, ...]]:
+    assert layout is not None
+    return OutputSlot(shape, layout.strides(shape)), layout.order

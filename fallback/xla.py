@@ -1,0 +1,103 @@
+"""The XLA engine: a region as one program of XLA for the CPU device, through JAX (extra `xla`).
+
+`supports` looks an op up in trnx's table and traces it alone on the node's shapes, so what is missing
+is known at compile time. A region is lowered and compiled when it is made; with symbolic sizes, for
+the sizes of the capture, and again for each new set of sizes (the last `CACHE_SIZE` are kept).
+
+What eager refuses at run time (an index out of range, an integer division by zero) is checked in
+the program and raised after it. Outputs are tensors of their own with the strides of the graph's
+metadata. JAX is imported when first needed, and none of its global settings is touched.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from trnx.fallback.cost import fused_seconds
+from trnx.fallback.eager import EagerEngine
+from trnx.fallback.errors import FallbackError
+from trnx.fx_passes.region import Engine, RegionFunction
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import TRN2, Hardware
+
+CACHE_SIZE = 16
+_log = logging.getLogger(__name__)
+
+
+def jax_missing() -> str | None:
+    """Why XLA cannot be used here, None where it can."""
+    if importlib.util.find_spec("jax") is None or importlib.util.find_spec("jaxlib") is None:
+        return "JAX is not installed; install trnx[xla]"
+    return None
+
+
+class XlaEngine:
+    """Compiles regions with XLA."""
+
+    name: Engine = "xla"
+
+    def __init__(self, hardware: Hardware = TRN2) -> None:
+        self._hardware = hardware
+        self._missing = jax_missing()
+
+    def supports(self, node: fx.Node) -> Reject | None:
+        """None where the table has the op, and its function takes this node's arguments."""
+        if self._missing is not None:
+            return Reject(self._missing, node)
+        from trnx.fallback.legality import refusal
+
+        return refusal(node)
+
+    def cost(self, nodes: Sequence[fx.Node]) -> float:
+        """Predicted seconds on the target: one launch for all."""
+        return fused_seconds(nodes, self._hardware)
+
+    def compile(self, graph_module: fx.GraphModule) -> RegionFunction:
+        """A compiled program behind a Python function; eager, with a warning, where XLA fails."""
+        if self._missing is not None:
+            raise FallbackError(self._missing)
+        from trnx.fallback.program import Program, example_inputs, specialises
+
+        def build(inputs: Sequence[Any]) -> RegionFunction:
+            return Program(graph_module, inputs).run
+
+        try:
+            first = build(example_inputs(graph_module))
+        except Exception as error:  # noqa: BLE001 - the fallback boundary: eager can run anything
+            _log.warning("XLA does not compile a region, it runs eagerly: %s", error)
+            return EagerEngine(self._hardware).compile(graph_module)
+        if not specialises(graph_module):
+            return first
+        return _BySizes(build)
+
+
+class _BySizes:
+    """A program for each set of sizes; the least recently used one leaves when there are too many."""
+
+    def __init__(self, build: Callable[[Sequence[Any]], RegionFunction]) -> None:
+        self._build = build
+        self._programs: OrderedDict[Any, RegionFunction] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
+        key = tuple(x.shape if isinstance(x, torch.Tensor) else x for x in inputs)
+        with self._lock:
+            program = self._programs.get(key)
+            if program is not None:
+                self._programs.move_to_end(key)
+        if program is None:
+            program = self._build(inputs)
+            with self._lock:
+                self._programs[key] = program
+                while len(self._programs) > CACHE_SIZE:
+                    self._programs.popitem(last=False)
+        return program(inputs)
+
