@@ -1,1 +1,1 @@
-"""trnx."""
+"""The Dynamo backend: entry, options, pipeline, executable, runners and report."""

@@ -1,1 +1,62 @@
-"""trnx."""
+"""trnx: a torch.compile backend for AWS Trainium, with an NKI simulator for machines without one.
+
+`torch.compile(model, backend="trnx")` needs no import of this package. What it offers is loaded on first
+use: `trnx.explain`, `trnx.report`, `trnx.errors`, `trnx.Options`, `trnx.register_kernel`,
+`trnx.load_kernels`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trnx import errors
+    from trnx.backend import report
+    from trnx.backend.explain import Explanation, explain
+    from trnx.backend.options import Options
+    from trnx.backend.report import collect_reports
+    from trnx.nki_kernels.registry import load_kernels
+    from trnx.nki_kernels.registry import register as register_kernel
+    from trnx.simulator.errors import TrnxError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Explanation",
+    "Options",
+    "TrnxError",
+    "collect_reports",
+    "errors",
+    "explain",
+    "load_kernels",
+    "register_kernel",
+    "report",
+]
+
+# Public name -> where it lives: a module, or a module and its attribute.
+_PLACES = {
+    "errors": ("trnx.errors", None),
+    "report": ("trnx.backend.report", None),
+    "explain": ("trnx.backend.explain", "explain"),
+    "Explanation": ("trnx.backend.explain", "Explanation"),
+    "collect_reports": ("trnx.backend.report", "collect_reports"),
+    "Options": ("trnx.backend.options", "Options"),
+    "TrnxError": ("trnx.simulator.errors", "TrnxError"),
+    "register_kernel": ("trnx.nki_kernels.registry", "register"),
+    "load_kernels": ("trnx.nki_kernels.registry", "load_kernels"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'trnx' has no attribute {name!r}")
+    module_name, attribute = _PLACES[name]
+    module = import_module(module_name)
+    value = module if attribute is None else getattr(module, attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,145 @@
+"""From one functional ATen graph to an executable and its report: AOTAutograd's inner compiler."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from trnx.backend.executable import Executable
+from trnx.backend.flops import graph_flops
+from trnx.backend.options import Options
+from trnx.backend.pipeline import make_engines, plan_graph
+from trnx.backend.report import FallbackReport, GraphReport, RegionReport, publish
+from trnx.backend.runners import Runner
+from trnx.backend.torch_internals import boxed, mark_boxed, without_guards
+from trnx.fx_passes.match import bindings_spec
+from trnx.fx_passes.nodes import is_compute, op_name
+from trnx.fx_passes.region import FallbackEngine, Plan, Region
+from trnx.fx_passes.source import source_line
+from trnx.fx_passes.symbolic import product
+from trnx.nki_kernels.spec import Cost
+
+log = logging.getLogger(__name__)
+
+# Names of graphs: `graph_3.backward` is the backward of the fourth graph that Dynamo captured.
+_frames = itertools.count()
+
+
+def next_frame_name() -> str:
+    """A name, unique in the process, for what one captured graph becomes."""
+    return f"graph_{next(_frames)}"
+
+
+class GraphCompiler:
+    """Compiles the graphs (forward, backward or inference) that come from one captured graph.
+
+    Without a runner the graphs are planned and reported, and run in eager.
+    """
+
+    def __init__(self, options: Options, runner: Runner | None, name: str) -> None:
+        self._options = options
+        self._runner = runner
+        self._name = name
+
+    def compiler(self, kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+        """The function that AOTAutograd calls for graphs of `kind`."""
+
+        def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            with without_guards(inputs):
+                return self.compile(gm, kind)
+
+        return compile_graph
+
+    def compile(self, gm: fx.GraphModule, kind: str) -> Callable[..., Any]:
+        """The executable of `gm`; its report is published."""
+        start = time.perf_counter()
+        flops = graph_flops(gm.graph.nodes)
+        engines = make_engines(self._options)
+        plan = plan_graph(gm, self._options, engines)
+        report = self._report(plan, kind, engines)
+        report.flops_total = flops
+        run = self._executable(plan, engines, report)
+        report.compile_seconds = time.perf_counter() - start
+        publish(report)
+        log.info("%s", report)
+        return run
+
+    def _executable(
+        self, plan: Plan, engines: Sequence[FallbackEngine], report: GraphReport
+    ) -> Callable[..., Any]:
+        if self._runner is None:
+            return boxed(plan.graph_module.forward)
+        executable = Executable(plan, self._options, self._runner, engines, report)
+
+        def run(args: list[Any]) -> list[Any]:
+            return executable(args)
+
+        return mark_boxed(run)
+
+    def _report(self, plan: Plan, kind: str, engines: Sequence[FallbackEngine]) -> GraphReport:
+        report = GraphReport(
+            name=f"{self._name}.{kind}",
+            kind=kind,
+            target=self._options.target,
+            runner=self._runner.name if self._runner else "none",
+        )
+        for e in plan.ledger:
+            entry = FallbackReport(e.op, e.node, e.engine, e.reason, e.source)
+            (report.near_misses if e.engine == "nki" else report.fallbacks).append(entry)
+        by_name = {engine.name: engine for engine in engines}
+        for region in plan.regions:
+            report.regions.append(self._region_report(region, by_name.get(region.engine)))
+        report.predicted_seconds = sum(entry.predicted_seconds for entry in report.regions)
+        _count_nodes(report, plan)
+        return report
+
+    def _region_report(self, region: Region, engine: FallbackEngine | None) -> RegionReport:
+        nodes = [node for node in region.nodes if is_compute(node)]
+        hw = self._options.hardware
+        if region.match is not None:
+            cost = region.match.kernel.cost(bindings_spec(region.match))
+            work = hw.roofline_seconds(cost.matmul_flops, cost.vector_flops, cost.hbm_bytes)
+            seconds = hw.launch_seconds + work
+        else:
+            cost = Cost(matmul_flops=graph_flops(nodes))
+            seconds = 0.0 if engine is None else engine.cost(nodes)
+        return RegionReport(
+            name=region.name,
+            engine=region.engine,
+            kernel=region.match.kernel.name if region.match else None,
+            ops=[op_name(node) for node in nodes],
+            source=next((line for n in reversed(nodes) if (line := source_line(n))), ""),
+            cost=cost,
+            predicted_seconds=seconds,
+        )
+
+
+def _tensor_bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return product(value.shape) * value.dtype.itemsize
+    if isinstance(value, (list, tuple)):
+        return sum(_tensor_bytes(item) for item in value)
+    return 0
+
+
+def _node_bytes(node: fx.Node) -> int:
+    """Bytes of what a node reads and writes, by the sizes seen at capture."""
+    return sum(_tensor_bytes(n.meta.get("val")) for n in (node, *node.all_input_nodes))
+
+
+def _count_nodes(report: GraphReport, plan: Plan) -> None:
+    on_nki = {n for region in plan.regions if region.engine == "nki" for n in region.nodes}
+    for node in plan.graph_module.graph.nodes:
+        if is_compute(node):
+            size = _node_bytes(node)
+            report.compute_nodes += 1
+            report.bytes_total += size
+            if node in on_nki:
+                report.nki_nodes += 1
+                report.bytes_nki += size

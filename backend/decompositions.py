@@ -1,0 +1,44 @@
+"""Which ATen ops AOTAutograd decomposes: the core table, but for what kernels or engines want whole.
+
+The table is torch's core ATen decompositions minus
+* the operators in the registered kernels' patterns (derived, so that a new kernel needs no entry here);
+* `KEPT`: ops whose decomposition loses something that no pass can restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from trnx.backend.torch_internals import core_decompositions
+from trnx.fx_passes.match import pattern_targets
+from trnx.nki_kernels.spec import Kernel
+
+aten = torch.ops.aten
+
+KEPT = frozenset(
+    {
+        # One kernel in eager and in XLA; decomposed they are chains that round between the steps.
+        aten.silu.default,
+        aten.gelu_backward.default,
+        aten.silu_backward.default,
+        aten._softmax_backward_data.default,
+        aten._log_softmax_backward_data.default,
+        aten.native_layer_norm_backward.default,
+        aten.embedding_dense_backward.default,
+        aten.nll_loss_forward.default,
+        aten.nll_loss_backward.default,
+        # Its decomposition draws other random numbers than eager for the same seed.
+        aten.bernoulli.default,
+        # Attention that the rewrite left alone: the decomposition materialises the scores.
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+)
+
+
+def decomposition_table(kernels: Iterable[Kernel]) -> dict[Any, Callable[..., Any]]:
+    """Operator overload -> decomposition, for these registered kernels."""
+    kept = KEPT | pattern_targets(kernels)
+    return {op: rule for op, rule in core_decompositions().items() if op not in kept}

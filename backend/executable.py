@@ -1,0 +1,123 @@
+"""`Executable`: what AOTAutograd calls. It owns one specialisation for each set of concrete sizes seen.
+
+Calls may overlap (threads, reentrance): a specialisation is immutable but for its pool of frames. Sizes are
+bounded: the least recently used specialisation leaves first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from trnx.backend.kernel_call import KernelCall, Place, describe
+from trnx.backend.options import Options
+from trnx.backend.report import FallbackReport, GraphReport, RegionReport
+from trnx.backend.runners import Runner
+from trnx.backend.shapes import Number, Symbols, symbol_sources
+from trnx.backend.specialisation import Specialisation
+from trnx.backend.torch_internals import without_fake_mode
+from trnx.fx_passes.extract import region_module
+from trnx.fx_passes.region import FallbackEngine, Plan, Region, RegionFunction
+
+# Specialisations kept for one graph; each holds its prepared kernels and its buffers.
+SPECIALISATIONS = 32
+
+
+class Executable:
+    """Callable with the list of the graph's inputs, which it empties; returns the list of outputs."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        options: Options,
+        runner: Runner,
+        engines: Sequence[FallbackEngine],
+        report: GraphReport,
+    ) -> None:
+        self._plan = plan
+        self._options = options
+        self._runner = runner
+        self._engines = {engine.name: engine for engine in engines}
+        self._report = report
+        self._regions = {entry.name: entry for entry in report.regions}
+        self._sources = symbol_sources(plan.graph_module)
+        self._lock = threading.RLock()
+        self._specialisations: OrderedDict[tuple[Number, ...], Specialisation] = OrderedDict()
+        self._eager: dict[str, RegionFunction] = {}
+        self._fallbacks = {
+            region.name: self._engines[region.engine].compile(region_module(region))
+            for region in plan.regions
+            if region.match is None
+        }
+        if not self._sources:
+            with without_fake_mode():
+                self._specialise(())
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        key = tuple(source.read(args) for source in self._sources)
+        found = self._specialisations.get(key)
+        if found is None:
+            found = self._specialise(key)
+        return found(args)
+
+    @property
+    def source(self) -> str:
+        """The generated function of the newest specialisation, for reading."""
+        with self._lock:
+            newest = next(reversed(self._specialisations.values()), None)
+        return "" if newest is None else newest.source
+
+    def _specialise(self, key: tuple[Number, ...]) -> Specialisation:
+        with self._lock:
+            if key in self._specialisations:
+                return self._specialisations[key]
+            symbols = {s.symbol: n for s, n in zip(self._sources, key, strict=True)}
+            made = Specialisation(self._plan, symbols, self._make_kernel, self._fallbacks)
+            self._specialisations[key] = made
+            while len(self._specialisations) > SPECIALISATIONS:
+                self._specialisations.popitem(last=False)
+            self._report.shapes += 1
+            self._report.buffer_bytes = made.buffer_bytes
+            return made
+
+    def _make_kernel(
+        self, region: Region, places: dict[fx.Node, Place], symbols: Symbols
+    ) -> KernelCall:
+        call = KernelCall(
+            region,
+            places,
+            self._runner,
+            self._options.hardware,
+            symbols,
+            eager=partial(self._eager_function, region),
+            refuse=partial(self._refuse, region),
+            strict=self._options.fallback == "error",
+        )
+        entry: RegionReport = self._regions[region.name]
+        entry.copied = call.copied
+        if call.prepared is not None:
+            entry.executed_flops = call.prepared.matmul_flops
+        return call
+
+    def _eager_function(self, region: Region) -> RegionFunction:
+        with self._lock:
+            if region.name not in self._eager:
+                compiled = self._engines["eager"].compile(region_module(region))
+                self._eager[region.name] = compiled
+            return self._eager[region.name]
+
+    def _refuse(self, region: Region, reason: str) -> None:
+        op, line = describe(region)
+        with self._lock:
+            self._regions[region.name].executed_flops = 0
+            self._report.fallbacks.append(
+                FallbackReport(op, region.nodes[-1].name, "eager", reason, line)
+            )
+
+

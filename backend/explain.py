@@ -1,0 +1,167 @@
+"""`trnx.explain`: where every op of a model would run, why, and what it would cost, without running a kernel.
+
+The model runs once in eager on copies of the arguments, so that Dynamo captures what a real call would; its
+buffers and the random state are put back. Where gradients are enabled the backward graphs are
+explained too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_map_only
+
+from trnx.backend.entry import compile_captured
+from trnx.backend.errors import CoverageError
+from trnx.backend.options import Options, make_options
+from trnx.backend.report import GraphReport, Reports, collect_reports
+from trnx.backend.torch_internals import eager_backward_compile, graph_breaks
+from trnx.backend.versions import check_versions
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The reports of all graphs, and what Dynamo could not capture (reason -> how often)."""
+
+    target: str
+    reports: Reports
+    graph_breaks: Mapping[str, int]
+
+    @property
+    def flops_on_nki(self) -> float:
+        """Share of the matrix products' FLOPs on NKI, 0 to 1, as the kernels' costs predict."""
+        return self.reports.flops_on_nki
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: totals, graphs with regions, fallbacks and near misses, graph breaks."""
+        return {
+            "target": self.target,
+            "flops_on_nki": self.reports.flops_on_nki,
+            "bytes_on_nki": self.reports.bytes_on_nki,
+            "nodes_on_nki": self.reports.nodes_on_nki,
+            "predicted_seconds": self.reports.predicted_seconds,
+            "compile_seconds": self.reports.compile_seconds,
+            "graph_breaks": [
+                {"reason": reason, "count": count} for reason, count in self.graph_breaks.items()
+            ],
+            "graphs": [report.to_dict() for report in self.reports],
+        }
+
+    def fail_under(self, percent: float) -> None:
+        """Raises CoverageError where less than `percent` of the FLOPs is on NKI, for a CI gate."""
+        found = 100 * self.flops_on_nki
+        if found < percent:
+            misses = "\n".join(
+                f"  {e.op} at {e.source or 'unknown line'}: {e.reason}"
+                for e in self.reports.fallbacks
+            )
+            raise CoverageError(
+                f"{found:.1f} % of the FLOPs run on NKI, less than the required {percent:g} %. "
+                f"Not on NKI:\n{misses}"
+            )
+
+    def __str__(self) -> str:
+        shares = (
+            ("FLOPs", self.reports.flops_on_nki),
+            ("bytes", self.reports.bytes_on_nki),
+            ("ops", self.reports.nodes_on_nki),
+        )
+        lines = [
+            f"{len(self.reports)} graph(s) for {self.target}; on NKI: "
+            + ", ".join(f"{100 * part:.1f} % of {name}" for name, part in shares),
+            f"predicted time on the target: {1e6 * self.reports.predicted_seconds:.0f} us",
+        ]
+        for report in self.reports:
+            lines += ["", *_graph_lines(report)]
+        if self.graph_breaks:
+            lines += ["", "graph breaks:"]
+            lines += [f"  {count} x {reason}" for reason, count in self.graph_breaks.items()]
+        return "\n".join(lines)
+
+
+def _graph_lines(report: GraphReport) -> list[str]:
+    rows = [("region", "engine", "MFLOPs", "us", "ops")]
+    for region in report.regions:
+        flops, micros = region.flops / 1e6, region.predicted_seconds * 1e6
+        ops = ", ".join(_counted(region.ops))
+        rows.append((region.name, region.engine, f"{flops:.2f}", f"{micros:.0f}", ops))
+    lines = [report.name, *_table(rows)]
+    if report.fallbacks:
+        lines.append("not on NKI:")
+        lines += [f"  {e.op} ({e.engine}) at {e.source}: {e.reason}" for e in report.fallbacks]
+    if report.near_misses:
+        lines.append("on NKI, but not in a bigger kernel:")
+        lines += [f"  {e.op} at {e.source}: {e.reason}" for e in report.near_misses]
+    return lines
+
+
+def _counted(ops: Sequence[str]) -> list[str]:
+    counts: dict[str, int] = {}
+    for op in ops:
+        counts[op] = counts.get(op, 0) + 1
+    return [op if count == 1 else f"{count} x {op}" for op, count in counts.items()]
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    return [
+        "  " + "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]])
+        for row in rows
+    ]
+
+
+@contextmanager
+def _state_kept(function: Any) -> Iterator[None]:
+    """The model's buffers and the random state are afterwards what they were before."""
+    buffers = list(function.buffers()) if isinstance(function, torch.nn.Module) else []
+    saved = [buffer.detach().clone() for buffer in buffers]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in zip(buffers, saved, strict=True):
+                    buffer.copy_(value)
+
+
+def _copied(value: Any) -> Any:
+    """`value` with its tensors copied, for a model that writes to its arguments."""
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    return tree_map_only(torch.Tensor, copy, value)
+
+
+def explain(
+    function: Callable[..., Any],
+    *args: Any,
+    options: Mapping[str, Any] | Options | None = None,
+    **kwargs: Any,
+) -> Explanation:
+    """Explain `function(*args, **kwargs)`; `options` are those of the backend.
+
+    With `fallback="error"` the ledger is reported as under `auto`, instead of raised.
+    """
+    check_versions()
+    chosen = make_options(options)
+    if chosen.fallback == "error":
+        chosen = replace(chosen, fallback="auto")
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_captured(gm, inputs, chosen, None)
+
+    compiled = torch.compile(function, backend=backend, isolate_recompiles=True)
+    with (
+        collect_reports() as reports,
+        graph_breaks() as breaks,
+        eager_backward_compile(),
+        _state_kept(function),
+    ):
+        compiled(*_copied(args), **_copied(kwargs))
+    return Explanation(chosen.target, reports, breaks)

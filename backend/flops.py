@@ -1,0 +1,65 @@
+"""FLOPs of matrix products, counted on a graph's nodes by the formulas of torch's FlopCounterMode.
+
+The `trnx::` ops and `aten.linear` have formulas here; pointwise work counts nothing, as in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import flop_registry
+
+from trnx.fx_passes.symbolic import hint_int, is_symbolic
+
+Shape = Sequence[int]
+
+
+def _linear(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    return 2 * prod(x) * weight[0]
+
+
+def _attention(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
+    """Scores, and their product with v."""
+    return 2 * prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
+
+
+def _attention_backward(_: Shape, q: Shape, k: Shape, v: Shape, *__: Any, **___: Any) -> int:
+    """The scores again, then the gradients of q, k, v and of the weights."""
+    return 2 * prod(q[:-1]) * k[-2] * (3 * q[-1] + 2 * v[-1])
+
+
+def _formulas() -> dict[Any, Callable[..., int]]:
+    return {
+        torch.ops.aten.linear: _linear,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+        torch.ops.trnx.sdpa: _attention,
+        torch.ops.trnx.sdpa_backward: _attention_backward,
+    }
+
+
+def _shape_or_value(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.Size(hint_int(size) for size in value.shape)
+    return hint_int(value) if is_symbolic(value) and isinstance(value, torch.SymInt) else value
+
+
+def node_flops(node: fx.Node) -> int:
+    """FLOPs of one node, by the sizes seen at capture."""
+    packet = getattr(node.target, "overloadpacket", None)
+    formula = _formulas().get(packet) or flop_registry.get(packet)
+    if node.op != "call_function" or formula is None:
+        return 0
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    shapes, named = tree_map(_shape_or_value, (args, kwargs))
+    return int(formula(*shapes, **named, out_val=tree_map(_shape_or_value, node.meta.get("val"))))
+
+
+def graph_flops(nodes: Iterable[fx.Node]) -> int:
+    """FLOPs of all `nodes`."""
+    return sum(node_flops(node) for node in nodes)

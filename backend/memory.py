@@ -1,0 +1,91 @@
+"""Buffers of intermediates: one block for each frame, planned by liveness, reused between calls.
+
+A frame holds the tensors of one running call. Frames of a specialisation are pooled, so that calls may
+overlap (threads, reentrance) and a single caller allocates once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trnx.simulator.spec import TensorSpec
+
+ALIGNMENT = 64
+# Frames kept for reuse; more are made while more calls overlap, and dropped afterwards.
+_POOLED_FRAMES = 4
+
+Frame = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """An intermediate that lives from item `start` to item `end`, both included."""
+
+    spec: TensorSpec
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage that the strides span."""
+        if self.spec.numel == 0:
+            return 0
+        spans = zip(self.spec.shape, self.spec.strides, strict=True)
+        return (1 + sum((n - 1) * step for n, step in spans)) * self.spec.dtype.itemsize
+
+
+def assign_offsets(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
+    """Byte offsets such that buffers alive together do not overlap, and the bytes of the whole block.
+
+    Largest first, each at the lowest place that is free over its lifetime.
+    """
+    offsets = [0] * len(buffers)
+    placed: list[int] = []
+    for index in sorted(range(len(buffers)), key=lambda i: -buffers[i].nbytes):
+        one = buffers[index]
+        rivals = [p for p in placed if buffers[p].start <= one.end and one.start <= buffers[p].end]
+        offset = 0
+        for rival in sorted(rivals, key=lambda p: offsets[p]):
+            if offset + one.nbytes <= offsets[rival]:
+                break
+            offset = max(offset, _aligned(offsets[rival] + buffers[rival].nbytes))
+        offsets[index] = offset
+        placed.append(index)
+    total = max((o + b.nbytes for o, b in zip(offsets, buffers, strict=True)), default=0)
+    return offsets, total
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+class FramePool:
+    """Makes frames for the planned buffers, and keeps idle ones."""
+
+    def __init__(self, buffers: Sequence[Buffer]) -> None:
+        self._buffers = tuple(buffers)
+        self._offsets, self.nbytes = assign_offsets(self._buffers)
+        self._idle: deque[Frame] = deque(maxlen=_POOLED_FRAMES)
+
+    def take(self) -> Frame:
+        """An idle frame, or a new one."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._new()
+
+    def give_back(self, frame: Frame) -> None:
+        """Tell that the call which took `frame` has ended."""
+        self._idle.append(frame)
+
+    def _new(self) -> Frame:
+        block = torch.empty(self.nbytes, dtype=torch.uint8)
+        frame = []
+        for buffer, offset in zip(self._buffers, self._offsets, strict=True):
+            part = block[offset : offset + buffer.nbytes].view(buffer.spec.dtype)
+            frame.append(part.as_strided(buffer.spec.shape, buffer.spec.strides))
+        return frame

@@ -1,0 +1,82 @@
+"""`Options`: everything a user can set, validated on creation.
+
+`torch.compile(model, backend="trnx", options={"target": "trn1"})`. Precedence: `options=`, then the
+`TRNX_*` variables, then the defaults below.
+
+| option | values | meaning |
+|---|---|---|
+| target | trn1, trn2, trn3 (or an alias) | the generation to compile for |
+| fallback | auto, xla, eager, error | who runs what no kernel takes; error: nobody, raise instead |
+| select | profit, legal | NKI where it pays, or wherever it can |
+| runner | simulator, reference | NKI kernels in the simulator, or their torch references |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from trnx.backend.environment import PREFIX, option_defaults
+from trnx.backend.errors import InvalidOptionError, OptionError, UnknownOptionError
+from trnx.simulator.hardware import Hardware, hardware
+
+Fallback = Literal["auto", "xla", "eager", "error"]
+Select = Literal["profit", "legal"]
+Runner = Literal["simulator", "reference"]
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "fallback": get_args(Fallback),
+    "select": get_args(Select),
+    "runner": get_args(Runner),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """See the module's docstring. Raises InvalidOptionError or UnknownTargetError on creation."""
+
+    target: str = "trn2"
+    fallback: Fallback = "auto"
+    select: Select = "profit"
+    runner: Runner = "simulator"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.target, str):
+            raise InvalidOptionError("target", self.target, ("trn1", "trn2", "trn3"))
+        # The canonical name, so that an alias shares compiled kernels with it.
+        object.__setattr__(self, "target", hardware(self.target).target)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise InvalidOptionError(name, getattr(self, name), choices)
+
+    @property
+    def hardware(self) -> Hardware:
+        """The record of the target."""
+        return hardware(self.target)
+
+
+def option_names() -> tuple[str, ...]:
+    """Names of all options."""
+    return tuple(field.name for field in fields(Options))
+
+
+def make_options(
+    given: Mapping[str, Any] | Options | None = None, environment: Mapping[str, str] | None = None
+) -> Options:
+    """Options from what the user gave, the environment and the defaults.
+
+    Raises UnknownOptionError, InvalidOptionError or UnknownTargetError.
+    """
+    if isinstance(given, Options):
+        return given
+    if given is not None and not isinstance(given, Mapping):
+        raise OptionError(f"options must be a dictionary, not {type(given).__name__}")
+    names = option_names()
+    if unknown := [str(key) for key in given or {} if key not in names]:
+        raise UnknownOptionError(unknown, names)
+    defaults = option_defaults(names, environment)
+    for name, choices in _CHOICES.items():
+        if name in defaults and defaults[name] not in choices:
+            raise InvalidOptionError(PREFIX + name.upper(), defaults[name], choices)
+    return Options(**{**defaults, **(given or {})})

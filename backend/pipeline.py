@@ -1,0 +1,55 @@
+"""The pipeline, as one readable list: what happens to a graph between Dynamo and the executable.
+
+    Dynamo's graph  -> BEFORE_AUTOGRAD -> AOTAutograd (decomposition table) ->
+    functional ATen -> canonicalise    -> partition -> Plan
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from trnx.backend.options import Options
+from trnx.fallback.eager import EagerEngine
+from trnx.fallback.xla import XlaEngine
+from trnx.fx_passes.canonicalise import CANONICALISE
+from trnx.fx_passes.partition import partition
+from trnx.fx_passes.passes import Pass, check_order, run_passes
+from trnx.fx_passes.region import FallbackEngine, Plan
+from trnx.fx_passes.rewrite import REWRITE_COMPOSITES
+from trnx.nki_kernels import generator
+from trnx.nki_kernels.registry import kernels
+
+BEFORE_AUTOGRAD: tuple[Pass, ...] = (REWRITE_COMPOSITES,)
+AFTER_AUTOGRAD: tuple[Pass, ...] = tuple(CANONICALISE)
+
+check_order(AFTER_AUTOGRAD, check_order(BEFORE_AUTOGRAD))
+
+
+def before_autograd(gm: fx.GraphModule) -> fx.GraphModule:
+    """Passes over Dynamo's graph."""
+    return run_passes(gm, BEFORE_AUTOGRAD)
+
+
+def make_engines(options: Options) -> tuple[FallbackEngine, ...]:
+    """The fallback engines that the option allows, in the order of preference."""
+    eager = EagerEngine(options.hardware)
+    if options.fallback == "eager":
+        return (eager,)
+    return (XlaEngine(options.hardware), eager)
+
+
+def plan_graph(
+    gm: fx.GraphModule, options: Options, engines: Sequence[FallbackEngine]
+) -> Plan:
+    """The plan of a functional ATen graph, which the passes may change."""
+    return partition(
+        run_passes(gm, AFTER_AUTOGRAD),
+        kernels=kernels(),
+        hardware=options.hardware,
+        engines=engines,
+        generator=generator,
+        select=options.select,
+        policy=options.fallback,
+    )

@@ -1,0 +1,224 @@
+"""What was compiled: which op went where, why, and what it costs.
+
+`last()` is the newest graph's report; `collect_reports()` gathers those of everything compiled while a block
+runs, whatever the thread (a backward graph may compile when `backward()` first runs). A report stays live:
+a kernel that refuses the sizes of a later call adds an entry to `fallbacks`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, overload
+
+from trnx.nki_kernels.spec import Cost
+
+
+@dataclass
+class RegionReport:
+    """One region. FLOPs and bytes are the kernel's own count for the sizes seen at capture.
+
+    `executed_flops` are those of the `nc_matmul` instructions of the last kernel that ran (simulator runner),
+    None before a run. `copied` names the bindings that are made contiguous at each call.
+    """
+
+    name: str
+    engine: str
+    kernel: str | None
+    ops: list[str]
+    source: str
+    cost: Cost = field(default_factory=Cost)
+    predicted_seconds: float = 0.0
+    executed_flops: int | None = None
+    copied: tuple[str, ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of matrix products: executed where the kernel ran, else predicted."""
+        return self.cost.matmul_flops if self.executed_flops is None else self.executed_flops
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self), "flops": self.flops, "copied": list(self.copied)}
+
+
+@dataclass(frozen=True)
+class FallbackReport:
+    """An op that did not run on NKI, with the reason and the user's line."""
+
+    op: str
+    node: str
+    engine: str
+    reason: str
+    source: str
+
+    def to_dict(self) -> dict[str, str]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+@dataclass
+class GraphReport:
+    """One compiled graph. `kind` is forward, backward or inference; `name` is unique in the process.
+
+    `fallbacks` are the ops that do not run on NKI, `near_misses` those that do, but not in the bigger
+    kernel that nearly took them.
+    `flops_total` counts the matrix products of the graph as torch's FlopCounterMode does; `bytes_*` are
+    the sizes of all operands and results of compute nodes.
+    """
+
+    name: str
+    kind: str
+    target: str
+    runner: str
+    regions: list[RegionReport] = field(default_factory=list)
+    fallbacks: list[FallbackReport] = field(default_factory=list)
+    near_misses: list[FallbackReport] = field(default_factory=list)
+    compute_nodes: int = 0
+    nki_nodes: int = 0
+    flops_total: int = 0
+    bytes_total: int = 0
+    bytes_nki: int = 0
+    compile_seconds: float = 0.0
+    predicted_seconds: float = 0.0
+    shapes: int = 0  # specialisations made so far
+    buffer_bytes: int = 0  # owned by the latest specialisation, for intermediates
+
+    @property
+    def flops_nki(self) -> int:
+        """FLOPs of matrix products on NKI."""
+        return sum(region.flops for region in self.regions if region.engine == "nki")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        flat = {k: v for k, v in vars(self).items() if not isinstance(v, list)}
+        return {
+            **flat,
+            "flops_nki": self.flops_nki,
+            "regions": [region.to_dict() for region in self.regions],
+            "fallbacks": [entry.to_dict() for entry in self.fallbacks],
+            "near_misses": [entry.to_dict() for entry in self.near_misses],
+        }
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.name} on {self.target}: {self.nki_nodes} of {self.compute_nodes} ops in "
+            f"{sum(r.engine == 'nki' for r in self.regions)} NKI regions, "
+            f"{_percent(share(self.flops_nki, self.flops_total))} of FLOPs"
+        )
+        rows = [f"  {r.name:<40} {r.engine:<6} {', '.join(r.ops)}" for r in self.regions]
+        misses = [f"  {f.op} ({f.engine}): {f.reason}  [{f.source}]" for f in self.fallbacks]
+        return "\n".join([head, *rows, *(["  not on NKI:"] if misses else []), *misses])
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
+
+
+def share(part: float, whole: float) -> float:
+    """`part / whole`; 1.0 where there is nothing to share."""
+    return part / whole if whole else 1.0
+
+
+class Reports(Sequence[GraphReport]):
+    """Reports in the order of compilation, with shares over all of them."""
+
+    def __init__(self) -> None:
+        self._reports: list[GraphReport] = []
+
+    def add(self, report: GraphReport) -> None:
+        """Append a report."""
+        self._reports.append(report)
+
+    @overload
+    def __getitem__(self, index: int) -> GraphReport: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[GraphReport]: ...
+    def __getitem__(self, index: int | slice) -> GraphReport | Sequence[GraphReport]:
+        return self._reports[index]
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    @property
+    def flops_on_nki(self) -> float:
+        """Share of the matrix products' FLOPs, 0 to 1."""
+        return share(sum(r.flops_nki for r in self), sum(r.flops_total for r in self))
+
+    @property
+    def nodes_on_nki(self) -> float:
+        """Share of the canonical compute nodes, 0 to 1."""
+        return share(sum(r.nki_nodes for r in self), sum(r.compute_nodes for r in self))
+
+    @property
+    def bytes_on_nki(self) -> float:
+        """Share of the bytes that compute nodes read and write, 0 to 1."""
+        return share(sum(r.bytes_nki for r in self), sum(r.bytes_total for r in self))
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent in this backend, AOTAutograd's tracing not counted."""
+        return sum(r.compile_seconds for r in self)
+
+    @property
+    def predicted_seconds(self) -> float:
+        """Roofline prediction of one run of every graph on the target."""
+        return sum(r.predicted_seconds for r in self)
+
+    @property
+    def fallbacks(self) -> list[FallbackReport]:
+        """The ledger over all graphs."""
+        return [entry for report in self for entry in report.fallbacks]
+
+
+class _Journal:
+    """Where finished reports go: the newest one, and every open collection."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[Reports] = []
+        self._last: GraphReport | None = None
+
+    def publish(self, report: GraphReport) -> None:
+        with self._lock:
+            self._last = report
+            for collection in self._open:
+                collection.add(report)
+
+    @contextmanager
+    def collecting(self) -> Iterator[Reports]:
+        collection = Reports()
+        with self._lock:
+            self._open.append(collection)
+        try:
+            yield collection
+        finally:
+            with self._lock:
+                self._open = [one for one in self._open if one is not collection]
+
+    @property
+    def last(self) -> GraphReport | None:
+        with self._lock:
+            return self._last
+
+
+_journal = _Journal()
+
+
+def publish(report: GraphReport) -> None:
+    """Make a graph's report visible to `last` and to open collections."""
+    _journal.publish(report)
+
+
+def last() -> GraphReport | None:
+    """The report of the graph that was compiled last in this process, or None."""
+    return _journal.last
+
+
+@contextmanager
+def collect_reports() -> Iterator[Reports]:
+    """Collects the reports of all graphs compiled while the block runs."""
+    with _journal.collecting() as collection:
+        yield collection

@@ -1,0 +1,119 @@
+"""What executes an NKI region: one protocol, so that plan, ledger and tests are the same for all.
+
+* `simulator` replays the traced kernel.
+* `reference` runs the kernel's torch reference: fast, and the means to tell an error of a kernel from
+  one of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from trnx.backend.programs import PROGRAMS, ProgramCache
+from trnx.nki_kernels.spec import Bindings, Kernel
+from trnx.simulator.hardware import Hardware
+from trnx.simulator.spec import TensorSpec
+
+RunFunction = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A kernel ready for one set of concrete sizes.
+
+    `run(inputs, outputs)`: inputs in the order of the tensor bindings; results are written to `outputs`,
+    None where nobody uses a result. `matmul_flops` are those that a run executes, where that is known.
+    """
+
+    run: RunFunction
+    matmul_flops: int | None = None
+
+
+class Runner(Protocol):
+    """Prepares kernels for concrete sizes."""
+
+    @property
+    def name(self) -> str:
+        """The value of the option `runner`."""
+
+    def prepare(self, kernel: Kernel, b: Bindings, hw: Hardware) -> Prepared:
+        """Everything that can be done before there are tensors."""
+
+
+def tensor_names(b: Bindings) -> tuple[str, ...]:
+    """Names of the tensors among the bindings, in order."""
+    return tuple(name for name, value in b.items() if isinstance(value, TensorSpec))
+
+
+def _in_kernel_form(output: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
+    """The memory of a result as kernels write it: NKI has no bool, nor 64-bit integers."""
+    if output is None:
+        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype)
+    if output.dtype == torch.bool:
+        return output.view(torch.uint8)
+    if output.dtype == torch.int64:
+        return output.unsqueeze(-1).view(torch.int32)
+    return output
+
+
+def _as_spec(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """`tensor` as the launch wants to see it: a launch may name other sizes for the same memory."""
+    if tensor.shape == spec.shape:
+        return tensor
+    return tensor.as_strided(spec.shape, spec.strides)
+
+
+class SimulatorRunner:
+    """Replays Programs of the simulator."""
+
+    name = "simulator"
+
+    def __init__(self, programs: ProgramCache = PROGRAMS) -> None:
+        self._programs = programs
+
+    def prepare(self, kernel: Kernel, b: Bindings, hw: Hardware) -> Prepared:
+        """Trace the kernel, or find its Program."""
+        launch = kernel.launch(b, hw)
+        program = self._programs.get(launch, hw.target)
+        names = tensor_names(b)
+        order = [names.index(name) for name in launch.tensor_names]
+        specs = program.inputs
+
+        def run(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None]) -> None:
+            arguments = [_as_spec(inputs[i], spec) for i, spec in zip(order, specs, strict=True)]
+            results = [
+                _in_kernel_form(output, spec)
+                for output, spec in zip(outputs, program.outputs, strict=True)
+            ]
+            program.run(arguments, results)
+
+        return Prepared(run, program.matmul_flops)
+
+
+class ReferenceRunner:
+    """Runs the kernels' references in torch."""
+
+    name = "reference"
+
+    def prepare(self, kernel: Kernel, b: Bindings, hw: Hardware) -> Prepared:  # noqa: ARG002
+        """Constants are bound now, tensors at each call."""
+        names = tensor_names(b)
+        constants = {name: value for name, value in b.items() if name not in names}
+
+        def run(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None]) -> None:
+            found = kernel.reference(**constants, **dict(zip(names, inputs, strict=True)))
+            results = (found,) if isinstance(found, torch.Tensor) else tuple(found)
+            for result, output in zip(results, outputs, strict=True):
+                if output is not None:
+                    output.copy_(result)
+
+        return Prepared(run)
+
+
+def make_runner(name: str) -> Runner:
+    """The runner that the option names."""
+    return SimulatorRunner() if name == "simulator" else ReferenceRunner()

@@ -1,0 +1,196 @@
+"""A plan for concrete sizes: every region prepared, buffers planned, and one generated function that runs it.
+
+The function is made with torch.fx from the plan's steps: it reads `args` (emptied, so that saved activations
+can be freed while backward runs), evaluates glue, calls regions, and drops each value after its last use.
+`source` is its text.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from trnx.backend.kernel_call import KernelCall, Place
+from trnx.backend.memory import Buffer, Frame, FramePool
+from trnx.backend.shapes import Symbols, UnknownSizeError, concrete, concrete_spec, placeholders
+from trnx.fx_passes.aliasing import storage_root
+from trnx.fx_passes.nodes import is_number
+from trnx.fx_passes.region import Plan, Region, RegionFunction
+from trnx.fx_passes.symbolic import is_symbolic
+
+Step = Region | fx.Node
+KernelFactory = Callable[[Region, dict[fx.Node, Place], Symbols], KernelCall]
+
+
+def _reads(step: Step) -> Sequence[fx.Node]:
+    return step.inputs if isinstance(step, Region) else step.all_input_nodes
+
+
+def _last_uses(steps: Iterable[Step]) -> dict[fx.Node, int]:
+    """Storage root -> index of the last step that reads it or a view of it."""
+    last: dict[fx.Node, int] = {}
+    for index, step in enumerate(steps):
+        bound = step.match.bindings.values() if isinstance(step, Region) and step.match else ()
+        for node in (*_reads(step), *(n for n in bound if isinstance(n, fx.Node))):
+            last[storage_root(node)] = index
+    return last
+
+
+def plan_places(plan: Plan, symbols: Symbols) -> tuple[dict[fx.Node, Place], list[Buffer]]:
+    """Where the results of NKI regions go: what escapes to new memory, the rest to planned buffers."""
+    escaping = {storage_root(n) for n in plan.graph_module.graph.output_node().all_input_nodes}
+    last = _last_uses(plan.steps)
+    places: dict[fx.Node, Place] = {}
+    buffers: list[Buffer] = []
+    for index, step in enumerate(plan.steps):
+        if not isinstance(step, Region) or step.match is None:
+            continue
+        for node in step.match.results:
+            if node is None:
+                continue
+            try:
+                spec = concrete_spec(node.meta["val"], symbols)
+            except UnknownSizeError:
+                continue
+            buffer = None
+            if node not in escaping:
+                buffer = len(buffers)
+                buffers.append(Buffer(spec, index, max(index, last.get(node, index))))
+            places[node] = Place(spec, buffer)
+    return places, buffers
+
+
+class Specialisation:
+    """Callable with the list of the graph's inputs, which it empties; returns the list of outputs."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        symbols: Symbols,
+        make_kernel: KernelFactory,
+        fallbacks: dict[str, RegionFunction],
+    ) -> None:
+        self._symbols = symbols
+        places, buffers = plan_places(plan, symbols)
+        self.kernels = {
+            region.name: make_kernel(region, places, symbols)
+            for region in plan.regions
+            if region.match is not None
+        }
+        # The first call may be in inference mode, a later one not.
+        with torch.inference_mode(False):
+            self._frames = FramePool(buffers)
+        self._module = self._generate(plan, fallbacks)
+        self._forward = self._module.forward
+
+    @property
+    def source(self) -> str:
+        """The generated function."""
+        return str(self._module.code)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of intermediates that one running call owns."""
+        return self._frames.nbytes
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        frame = self._frames.take()
+        try:
+            outputs: list[Any] = self._forward(frame, args)
+        finally:
+            self._frames.give_back(frame)
+        return outputs
+
+    def _generate(self, plan: Plan, fallbacks: dict[str, RegionFunction]) -> fx.GraphModule:
+        graph = fx.Graph()
+        frame, args = graph.placeholder("frame"), graph.placeholder("args")
+        values: dict[fx.Node, Any] = {}
+        for index, node in enumerate(placeholders(plan.graph_module)):
+            values[node] = self._number(node)
+            if values[node] is None:
+                values[node] = graph.create_node(
+                    "call_function", operator.getitem, (args, index), name=node.name
+                )
+        graph.call_method("clear", (args,))
+        for node in plan.graph_module.graph.nodes:
+            if node.op == "get_attr":
+                values[node] = graph.node_copy(node)
+        for step in plan.steps:
+            if isinstance(step, Region):
+                self._emit_region(graph, step, frame, values, fallbacks)
+            else:
+                self._emit_glue(graph, step, values)
+        graph.output(self._resolved(list(plan.graph_module.graph.output_node().args[0]), values))  # type: ignore[arg-type]
+        return fx.GraphModule(plan.graph_module, graph, class_name="Specialisation")
+
+    def _number(self, node: fx.Node) -> Any:
+        """The value of a symbolic number that the inputs determine, else None."""
+        value = node.meta.get("val")
+        if not is_symbolic(value):
+            return None
+        try:
+            return concrete(value, self._symbols)
+        except UnknownSizeError:
+            return None
+
+    def _resolved(self, value: Any, values: dict[fx.Node, Any]) -> Any:
+        """An argument of the plan's graph in the generated one, with numbers for symbols."""
+
+        def leaf(item: Any) -> Any:
+            return concrete(item, self._symbols) if is_symbolic(item) else item
+
+        mapped = fx.map_arg(value, lambda node: values[node])
+        return fx.node.map_aggregate(mapped, leaf)
+
+    def _emit_glue(self, graph: fx.Graph, node: fx.Node, values: dict[fx.Node, Any]) -> None:
+        values[node] = self._number(node)
+        if values[node] is None:
+            args = self._resolved(node.args, values)
+            kwargs = self._resolved(node.kwargs, values)
+            values[node] = graph.create_node(node.op, node.target, args, kwargs, name=node.name)
+
+    def _emit_region(
+        self,
+        graph: fx.Graph,
+        region: Region,
+        frame: fx.Node,
+        values: dict[fx.Node, Any],
+        fallbacks: dict[str, RegionFunction],
+    ) -> None:
+        if region.name in self.kernels:
+            kernel = self.kernels[region.name]
+            function: Callable[..., Any] = _named(region.name, _kernel_step(kernel))
+            arguments = (frame, *(values[node] for node in kernel.nodes))
+        else:
+            function = _named(region.name, _fallback_step(fallbacks[region.name]))
+            arguments = tuple(values[node] for node in region.inputs)
+        result = graph.create_node("call_function", function, arguments, name=region.name)
+        for index, node in enumerate(region.outputs):
+            values[node] = graph.create_node(
+                "call_function", operator.getitem, (result, index), name=node.name
+            )
+
+
+def _kernel_step(kernel: KernelCall) -> Callable[..., Any]:
+    def run(frame: Frame, *values: Any) -> list[torch.Tensor]:
+        return kernel(frame, *values)
+
+    return run
+
+
+def _fallback_step(function: RegionFunction) -> Callable[..., Any]:
+    def run(*values: Any) -> Sequence[torch.Tensor]:
+        return function(values)
+
+    return run
+
+
+def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` under the region's name, for the generated source and for profilers."""
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = "trnx.regions"
+    return function

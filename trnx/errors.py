@@ -1,0 +1,60 @@
+"""All named errors of trnx; every one derives from `TrnxError`."""
+
+from trnx.backend.errors import (
+    BackendError,
+    CoverageError,
+    DemoDependencyError,
+    ExampleError,
+    InvalidOptionError,
+    KernelFailedError,
+    KernelRefusedError,
+    OptionError,
+    UnknownOptionError,
+    UnsupportedDeviceError,
+    UnsupportedModeError,
+    UnsupportedVersionError,
+)
+from trnx.fallback.errors import FallbackError
+from trnx.fx_passes.errors import FallbackForbiddenError, UnsupportedOpError
+from trnx.nki_kernels.errors import DuplicateKernelError
+from trnx.simulator.errors import (
+    CapacityError,
+    FindingError,
+    IllegalInstructionError,
+    KernelSubsetError,
+    Location,
+    OutOfBoundsError,
+    Reject,
+    TrnxError,
+    UninitialisedReadError,
+    UnknownTargetError,
+)
+
+__all__ = [
+    "BackendError",
+    "CapacityError",
+    "CoverageError",
+    "DemoDependencyError",
+    "DuplicateKernelError",
+    "ExampleError",
+    "FallbackError",
+    "FallbackForbiddenError",
+    "FindingError",
+    "IllegalInstructionError",
+    "InvalidOptionError",
+    "KernelFailedError",
+    "KernelRefusedError",
+    "KernelSubsetError",
+    "Location",
+    "OptionError",
+    "OutOfBoundsError",
+    "Reject",
+    "TrnxError",
+    "UninitialisedReadError",
+    "UnknownOptionError",
+    "UnknownTargetError",
+    "UnsupportedDeviceError",
+    "UnsupportedModeError",
+    "UnsupportedOpError",
+    "UnsupportedVersionError",
+]
