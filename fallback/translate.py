@@ -46,6 +46,8 @@ def conform(value: Any, expected: Any, target: Any) -> Any:
         return [conform(v, e, target) for v, e in zip(value, expected, strict=True)]
     if not isinstance(expected, torch.Tensor):
         return value
+    if value is None:
+        raise TranslationError(f"{target}: the table's entry lacks a result that the graph has")
     value = cast(value, JAX_DTYPES[expected.dtype])
     sizes = tuple(expected.shape)
     fits = len(sizes) == value.ndim and all(
