@@ -1,1 +1,40 @@
-"""trnx."""
+"""The NKI 0.6 API on the CPU: semantics, checks, Programs, replay; hardware facts.
+
+    program = trace(kernel, [TensorSpec.dense((128, 512), torch.float32)])
+    (y,) = program.run([x])
+    y = simulate(kernel)(x)
+
+Importing this package is cheap and has no side effects; names are resolved on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trnx.simulator.kernel import Kernel as Kernel
+    from trnx.simulator.program import Program as Program
+    from trnx.simulator.spec import TensorSpec as TensorSpec
+    from trnx.simulator.tracing import simulate as simulate
+    from trnx.simulator.tracing import trace as trace
+    from trnx.simulator.twins import load as load
+    from trnx.simulator.twins import load_module as load_module
+
+_HOME = {
+    "Kernel": "kernel",
+    "Program": "program",
+    "TensorSpec": "spec",
+    "load": "twins",
+    "load_module": "twins",
+    "simulate": "tracing",
+    "trace": "tracing",
+}
+
+__all__ = ["Kernel", "Program", "TensorSpec", "load", "load_module", "simulate", "trace"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,82 @@
+"""Conversion of stored values to float32 and back, as steps: one rounding, saturating integers.
+
+Float types round to nearest even and overflow as the type says. Integers round to nearest even and
+saturate (SDK release notes of NKI 0.6). `float8_e4m3`, the IEEE-like type that torch lacks, goes through a
+table of its 256 values.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from trnx.simulator.dtypes import DType
+from trnx.simulator.program import Step
+
+
+@functools.cache
+def _e4m3_values() -> torch.Tensor:
+    """float32 value of every float8_e4m3 code (1 sign, 4 exponent with bias 7, 3 mantissa bits)."""
+    values = []
+    for code in range(256):
+        sign = -1.0 if code & 0x80 else 1.0
+        exponent, mantissa = (code >> 3) & 0xF, code & 7
+        if exponent == 15:
+            value = float("inf") if mantissa == 0 else float("nan")
+        elif exponent == 0:
+            value = mantissa * 2.0**-9
+        else:
+            value = (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+        values.append(sign * value)
+    return torch.tensor(values, dtype=torch.float32, device="cpu")
+
+
+def _decode_e4m3(source: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(_e4m3_values()[source.to(torch.int64)])
+
+
+def _encode_e4m3(value: torch.Tensor, target: torch.Tensor) -> None:
+    # e4m3fn has the same codes for finite values up to 240; above that this type has inf and NaN.
+    magnitude = value.abs()
+    codes = magnitude.clamp(max=240.0).to(torch.float8_e4m3fn).view(torch.uint8)
+    # Half-way between 240 and the next step 256 rounds to even, which is infinity.
+    codes = torch.where(magnitude >= 248.0, torch.full_like(codes, 0x78), codes)
+    codes = torch.where(value.isnan(), torch.full_like(codes, 0x7C), codes)
+    target.copy_(codes | (torch.signbit(value).to(torch.uint8) << 7))
+
+
+def append_load_f32(
+    steps: list[Step], dtype: DType, source: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Append the step that converts stored values of `dtype` into the float32 tensor `out`."""
+    if dtype == "float8_e4m3":
+        steps.append(functools.partial(_decode_e4m3, source, out))
+    elif dtype.is_packed:
+        raise TypeError(f"{dtype} has no arithmetic; only DMA, copies and nc_matmul_mx take it")
+    else:
+        steps.append(functools.partial(out.copy_, source))
+
+
+def _store_wide(value: torch.Tensor, target: torch.Tensor, low: int, high: int) -> None:
+    # float32 cannot represent the largest 32-bit integers, so saturation happens in float64.
+    target.copy_(value.to(torch.float64).round_().clamp_(low, high))
+
+
+def append_store_f32(
+    steps: list[Step], dtype: DType, value: torch.Tensor, target: torch.Tensor, exact: bool
+) -> None:
+    """Append the steps that round the float32 scratch `value` (which they may change) into `target`."""
+    if dtype == "float8_e4m3":
+        steps.append(functools.partial(_encode_e4m3, value, target))
+        return
+    if dtype.is_packed:
+        raise TypeError(f"{dtype} has no arithmetic; only DMA, copies and nc_matmul_mx take it")
+    limits = dtype.limits
+    if limits is not None and not exact:
+        if dtype.itemsize == 4:
+            steps.append(functools.partial(_store_wide, value, target, *limits))
+            return
+        steps.append(value.round_)
+        steps.append(functools.partial(value.clamp_, *limits))
+    steps.append(functools.partial(target.copy_, value))

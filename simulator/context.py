@@ -1,0 +1,69 @@
+"""Which simulator the calling kernel belongs to, and where in the kernel it is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextvars import ContextVar
+from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING
+
+from trnx.simulator.errors import Location, TrnxError
+
+if TYPE_CHECKING:
+    from trnx.simulator.simulator import Simulator
+
+_current: ContextVar[Simulator | None] = ContextVar("trnx_simulator", default=None)
+_HERE = str(Path(__file__).resolve().parent) + os.sep
+
+
+class OutsideKernelError(TrnxError):
+    """An NKI function was called outside of a kernel."""
+
+
+def current(what: str) -> Simulator:
+    """The simulator of the running kernel. Raises OutsideKernelError, which names `what` was called."""
+    simulator = _current.get()
+    if simulator is None:
+        raise OutsideKernelError(
+            f"{what} was called outside of a kernel; call it in a function that "
+            "trnx.simulator.simulate or trace runs"
+        )
+    return simulator
+
+
+def current_or_none() -> Simulator | None:
+    """The simulator of the running kernel, if any."""
+    return _current.get()
+
+
+def enter(simulator: Simulator) -> object:
+    """Make `simulator` the current one; give the result to `leave`."""
+    return _current.set(simulator)
+
+
+def leave(token: object) -> None:
+    """Undo `enter`."""
+    _current.reset(token)  # type: ignore[arg-type]
+
+
+def kernel_line() -> tuple[CodeType, int] | None:
+    """Code and line of the innermost frame outside of the simulator."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_HERE):
+            return frame.f_code, frame.f_lineno
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
+
+
+def kernel_location() -> Location | None:
+    """The kernel's source line that is being executed."""
+    found = kernel_line()
+    if found is None:
+        return None
+    code, line = found
+    return Location(code.co_filename, line, code.co_name)

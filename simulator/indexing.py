@@ -1,0 +1,129 @@
+"""`tensor[key]`: NumPy-style slicing and selection with NKI's rules.
+
+On chip, an integer on dimension 0 keeps it with size 1, and the result has at least two dimensions; in
+HBM an integer removes its dimension, and the result has at least one. The stop of a slice is clamped as
+NumPy does; a start out of range, or an empty slice, is out of bounds. An index or the start of `nl.ds` may
+be a register or a tensor: the view is then indirect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trnx.simulator.context import kernel_location
+from trnx.simulator.errors import IllegalInstructionError, OutOfBoundsError
+
+if TYPE_CHECKING:
+    from trnx.simulator.tensor import Indirect, NkiTensor
+
+
+@dataclass(frozen=True)
+class DynamicSlice:
+    """`nl.ds(start, size)`: `size` elements from `start`, which may be a register."""
+
+    start: Any
+    size: int
+
+
+def index_view(tensor: NkiTensor, key: Any) -> NkiTensor:
+    """The view `tensor[key]`."""
+    from trnx.simulator.tensor import NkiTensor as Tensor
+
+    shape: list[int] = []
+    strides: list[int] = []
+    offset = tensor.offset
+    indirection = tensor.indirection
+    for dim, item in enumerate(_expand(tensor, key)):
+        size, stride = tensor.shape[dim], tensor.strides[dim]
+        start, count, step, keep = _bounds(tensor, dim, item)
+        if indirection is tensor.indirection and indirection is not None:
+            _guard(tensor, dim, item)
+        if not isinstance(start, int):
+            if indirection is not None:
+                _illegal(tensor, "an indirect view cannot be made indirect again")
+            indirection = _scalar(start, stride, size, dim)
+            start = 0
+        offset += start * stride
+        if keep or (dim == 0 and tensor.is_on_chip):
+            shape.append(count)
+            strides.append(stride * step)
+    while len(shape) < (2 if tensor.is_on_chip else 1):
+        shape.append(1)
+        strides.append(1)
+    return Tensor(
+        tensor.storage, tensor.dtype, tuple(shape), tuple(strides), offset, tensor.name, indirection
+    )
+
+
+def _scalar(index: Any, stride: int, size: int, dim: int) -> Indirect:
+    from trnx.simulator.tensor import Indirect
+
+    return Indirect(index, False, stride, size, dim)
+
+
+def _guard(tensor: NkiTensor, dim: int, item: Any) -> None:
+    """Dimension 0 of a vector-indirect view must be taken as a whole."""
+    indirect = tensor.indirection
+    if indirect is None or not indirect.is_vector or dim != 0:
+        return
+    if item != slice(None):
+        _illegal(tensor, "dimension 0 takes part in the indirection and cannot be sliced")
+
+
+def _expand(tensor: NkiTensor, key: Any) -> list[Any]:
+    """One item per dimension: the Ellipsis replaced, missing ones added."""
+    items = list(key) if isinstance(key, tuple) else [key]
+    dots = [i for i, item in enumerate(items) if item is Ellipsis]
+    if len(dots) > 1:
+        _illegal(tensor, "an index has at most one Ellipsis")
+    given = len(items) - len(dots)
+    if given > tensor.ndim:
+        _illegal(tensor, f"{given} indices for {tensor.ndim} dimensions")
+    fill = [slice(None)] * (tensor.ndim - given)
+    at = dots[0] if dots else len(items)
+    return items[:at] + fill + items[at + 1 :]
+
+
+def _bounds(tensor: NkiTensor, dim: int, item: Any) -> tuple[Any, int, int, bool]:
+    """(start, count, step, keep the dimension) of one index item."""
+    size = tensor.shape[dim]
+    if isinstance(item, DynamicSlice):
+        if not isinstance(item.start, int):
+            return item.start, item.size, 1, True
+        item = slice(item.start, item.start + item.size)
+        if item.stop > size:
+            _outside(tensor, dim, item)
+    if isinstance(item, slice):
+        return _slice_bounds(tensor, dim, item)
+    if isinstance(item, int) or hasattr(item, "__index__"):
+        start = item.__index__()
+        start = start + size if start < 0 else start
+        if not 0 <= start < size:
+            _outside(tensor, dim, item)
+        return start, 1, 1, False
+    if type(item).__name__ in ("NkiTensor", "VirtualRegister"):
+        return item, 1, 1, False
+    _illegal(tensor, f"an index must be an integer, a slice, nl.ds or ..., not {item!r}")
+
+
+def _slice_bounds(tensor: NkiTensor, dim: int, item: slice) -> tuple[int, int, int, bool]:
+    size = tensor.shape[dim]
+    if item.step is not None and item.step < 1:
+        _illegal(tensor, f"the step {item.step} of a slice must be positive")
+    start, stop, step = item.indices(size)
+    if start >= stop:
+        _outside(tensor, dim, item)
+    return start, -(-(stop - start) // step), step, True
+
+
+def _illegal(tensor: NkiTensor, message: str) -> Any:
+    raise IllegalInstructionError("view", f"{message} ({tensor.describe()})", kernel_location())
+
+
+def _outside(tensor: NkiTensor, dim: int, item: Any) -> None:
+    raise OutOfBoundsError(
+        "out-of-bounds",
+        f"index {item} of dimension {dim}, which has size {tensor.shape[dim]} ({tensor.describe()})",
+        kernel_location(),
+    )

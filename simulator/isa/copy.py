@@ -1,0 +1,90 @@
+"""Copies within the chip and constants: `tensor_copy`, `memset`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trnx.simulator.codecs import append_load_f32, append_store_f32
+from trnx.simulator.dtypes import DType
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.tensor import NkiTensor
+
+
+def append_copy(
+    emit: Emit,
+    source: torch.Tensor,
+    source_dtype: DType,
+    target: torch.Tensor,
+    target_dtype: DType,
+    *,
+    through_f32: bool = False,
+) -> None:
+    """Steps that copy equal shapes: bits for equal dtypes, else through float32 with one rounding."""
+    floats = source_dtype.is_float and target_dtype.is_float
+    plain = not (source_dtype.needs_codec or target_dtype.needs_codec)
+    if source_dtype == target_dtype and (not through_f32 or floats):
+        emit.step(target.copy_, source)
+    elif floats and plain:
+        # Every float type is exact in float32, so torch's direct conversion rounds once as well.
+        emit.step(target.copy_, source)
+    else:
+        value = emit.scratch(source.shape, torch.float32)
+        append_load_f32(emit.steps, source_dtype, source, value)
+        if target.dtype is torch.float32:
+            emit.step(target.copy_, value)
+        else:
+            append_store_f32(emit.steps, target_dtype, value, target, exact=False)
+
+
+@instruction
+def tensor_copy(
+    emit: Emit, dst: NkiTensor, src: NkiTensor, engine: Any = Engine.unknown, name: Any = None
+) -> None:
+    """Copy `src` to `dst`: bits for equal dtypes on Vector and GpSimd, else through float32."""
+    touches_psum = MemoryRegion.psum in (dst.buffer, src.buffer)
+    allowed = [Engine.vector]
+    if emit.generation > 2:
+        allowed.append(Engine.scalar)
+    if not touches_psum:
+        allowed.append(Engine.gpsimd)
+    chosen = emit.on(engine, allowed)
+    emit.require(
+        dst.shape[0] == src.shape[0] and dst.free_size == src.free_size,
+        f"dst {dst.shape} and src {src.shape} differ in partitions or elements per partition",
+    )
+    source = emit.read(src, "src", shape=dst.shape)
+    target = emit.write(dst, "dst")
+    through_f32 = chosen is Engine.scalar and not src.dtype.is_packed
+    append_copy(emit, source, src.dtype, target, dst.dtype, through_f32=through_f32)
+
+
+@instruction
+def memset(
+    emit: Emit, dst: NkiTensor, value: Any, engine: Any = Engine.unknown, name: Any = None
+) -> None:
+    """Fill `dst` with a constant."""
+    emit.on(engine, (Engine.vector, Engine.gpsimd))
+    emit.require(
+        isinstance(value, int | float), f"value must be a number, not {type(value).__name__}"
+    )
+    if dst.dtype.is_packed:
+        emit.require(value == 0, f"{dst.dtype} takes the value 0 alone")
+    limits = dst.dtype.limits
+    if limits is not None:
+        emit.require(
+            float(value).is_integer() and limits[0] <= value <= limits[1],
+            f"value {value} is not a {dst.dtype}",
+        )
+        value = int(value)
+    target = emit.write(dst, "dst")
+    if dst.dtype == "float8_e4m3":
+        code = torch.empty(1, dtype=torch.uint8, device="cpu")
+        steps: list[Any] = []
+        append_store_f32(steps, dst.dtype, torch.tensor([float(value)]), code, exact=False)
+        steps[0]()
+        value = int(code.item())
+    emit.step(target.fill_, value)

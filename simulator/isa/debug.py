@@ -1,0 +1,21 @@
+"""`device_print`: prints a tensor whenever the Program runs. Not part of nki.isa's public names."""
+
+from __future__ import annotations
+
+import torch
+
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.storage import ANYWHERE
+from trnx.simulator.tensor import NkiTensor
+
+
+def _show(prefix: str, tensor: torch.Tensor) -> None:
+    print(prefix, tensor)
+
+
+@instruction
+def device_print(emit: Emit, tensor: NkiTensor, prefix: str) -> None:
+    """Print `prefix` and the values of `tensor`."""
+    emit.on(None, (Engine.sync,))
+    emit.step(_show, prefix, emit.read(tensor, "tensor", buffers=ANYWHERE))

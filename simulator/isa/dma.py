@@ -1,0 +1,272 @@
+"""DMA: `dma_copy`, `dma_transpose`, `dma_compute`, direct and indirect."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trnx.simulator.codecs import append_load_f32
+from trnx.simulator.errors import Location, OutOfBoundsError
+from trnx.simulator.isa.copy import append_copy
+from trnx.simulator.isa.enums import DgeMode, Engine, OobMode
+from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.storage import DMA_REACHABLE, HBM
+from trnx.simulator.tensor import Indirect, NkiTensor
+from trnx.simulator.views import last_element
+
+_SWAPS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
+
+
+@instruction
+def dma_copy(
+    emit: Emit,
+    dst: NkiTensor,
+    src: NkiTensor,
+    priority: Any = None,
+    oob_mode: Any = OobMode.error,
+    dge_mode: Any = DgeMode.unknown,
+    engine: Any = Engine.unknown,
+    name: Any = None,
+) -> None:
+    """dst = src element by element in row-major order; another dtype goes through float32."""
+    emit.on(None, (Engine.dma,))
+    _check_pair(emit, dst, src)
+    if src.dtype != dst.dtype:
+        hwdge = dge_mode in (DgeMode.hwdge, DgeMode.hwdge.value)
+        emit.require(not hwdge, f"hwdge cannot convert {src.dtype} to {dst.dtype}")
+    skip = oob_mode is OobMode.skip
+    if src.indirection is None and dst.indirection is None:
+        source = emit.read(src, "src", shape=dst.shape, buffers=DMA_REACHABLE)
+        target = emit.write(dst, "dst", buffers=DMA_REACHABLE)
+        append_copy(emit, source, src.dtype, target, dst.dtype)
+        return
+    if src.indirection is not None:
+        source = _gathered(emit, src, "src", dst if skip else None, skip).view(dst.shape)
+    else:
+        source = emit.read(src, "src", shape=dst.shape, buffers=DMA_REACHABLE)
+    if dst.indirection is None:
+        target = emit.write(dst, "dst", buffers=DMA_REACHABLE)
+        append_copy(emit, source, src.dtype, target, dst.dtype)
+        return
+    staged = emit.scratch(dst.shape, dst.dtype.torch)
+    append_copy(emit, source, src.dtype, staged, dst.dtype)
+    _scatter(emit, dst, "dst", staged, skip)
+
+
+def _check_pair(emit: Emit, dst: NkiTensor, src: NkiTensor) -> None:
+    for operand, tensor in (("dst", dst), ("src", src)):
+        emit.check(tensor, operand, DMA_REACHABLE)
+        if tensor.buffer in HBM:
+            emit.hbm_bytes += tensor.size * tensor.dtype.itemsize
+    emit.require(
+        dst.size == src.size,
+        f"dst {dst.shape} has {dst.size} elements, src {src.shape} has {src.size}",
+    )
+
+
+# ---- indirect addresses ----
+
+
+def _rows_of(emit: Emit, tensor: NkiTensor, indirect: Indirect) -> tuple[torch.Tensor, int]:
+    """A view [rows, ...] whose first dimension is what the index counts, and how many rows count."""
+    rest = slice(1, None) if indirect.is_vector else slice(None)
+    shape, strides = tensor.shape[rest], tensor.strides[rest]
+    total = tensor.storage.nbytes // tensor.dtype.itemsize
+    room = total - tensor.offset - last_element(shape, strides)
+    emit.require(room > 0, "the access pattern leaves its storage for every index")
+    limit = indirect.limit
+    if indirect.scale > 0:
+        limit = min(limit, (room - 1) // indirect.scale + 1)
+    view = tensor.storage.view(
+        tensor.dtype, (limit, *shape), (indirect.scale, *strides), tensor.offset
+    )
+    return view, limit
+
+
+def _index_view(emit: Emit, tensor: NkiTensor, indirect: Indirect, operand: str) -> torch.Tensor:
+    """The index values as a flat view."""
+    index = indirect.index
+    if not isinstance(index, NkiTensor):
+        return index.value
+    emit.require(index.dtype.is_integer, f"the index of {operand} is {index.dtype}, not an integer")
+    expected = tensor.shape[0] if indirect.is_vector else 1
+    emit.require(
+        index.size == expected, f"the index of {operand} has {index.size} elements, not {expected}"
+    )
+    return emit.read(index, f"index of {operand}", shape=(index.size,), buffers=DMA_REACHABLE)
+
+
+def _gathered(
+    emit: Emit, src: NkiTensor, operand: str, keep: NkiTensor | None, skip: bool
+) -> torch.Tensor:
+    """Scratch of src's shape and dtype with the gathered elements; skipped rows hold `keep`'s."""
+    indirect = src.indirection
+    assert indirect is not None
+    index = _index_view(emit, src, indirect, operand)
+    rows, limit = _rows_of(emit, src, indirect)
+    emit.reads(src)
+    out = emit.scratch(src.shape, src.dtype.torch)
+    if keep is not None and keep.indirection is None:
+        held = emit.overwrite_some(keep, "dst", buffers=DMA_REACHABLE)
+        append_copy(emit, held, keep.dtype, out.view(keep.shape), src.dtype)
+    shaped = out if indirect.is_vector else out.view(1, *src.shape)
+    emit.step(_gather, rows, index, shaped, limit, skip, emit.location())
+    return out
+
+
+def _scatter(emit: Emit, dst: NkiTensor, operand: str, value: torch.Tensor, skip: bool) -> None:
+    indirect = dst.indirection
+    assert indirect is not None
+    index = _index_view(emit, dst, indirect, operand)
+    rows, limit = _rows_of(emit, dst, indirect)
+    emit.writes_some(dst)
+    shaped = value if indirect.is_vector else value.view(1, *dst.shape)
+    emit.step(_put, rows, index, shaped, limit, skip, emit.location())
+
+
+def _valid(
+    index: torch.Tensor, limit: int, skip: bool, where: Location | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The index as int64, and which entries are in bounds (None: all). Raises OutOfBoundsError."""
+    wide = index.to(torch.int64)
+    inside = (wide >= 0) & (wide < limit)
+    if bool(inside.all()):
+        return wide, None
+    if not skip:
+        bad = wide[~inside][0].item()
+        raise OutOfBoundsError(
+            "out-of-bounds", f"an indirect DMA has index {bad}; valid are 0 to {limit - 1}", where
+        )
+    return wide, inside
+
+
+def _gather(
+    rows: torch.Tensor,
+    index: torch.Tensor,
+    out: torch.Tensor,
+    limit: int,
+    skip: bool,
+    where: Location | None,
+) -> None:
+    wide, inside = _valid(index, limit, skip, where)
+    if inside is None:
+        torch.index_select(rows, 0, wide, out=out)
+    else:
+        out[inside] = rows[wide[inside]]
+
+
+def _put(
+    rows: torch.Tensor,
+    index: torch.Tensor,
+    value: torch.Tensor,
+    limit: int,
+    skip: bool,
+    where: Location | None,
+) -> None:
+    wide, inside = _valid(index, limit, skip, where)
+    if inside is None:
+        rows[wide] = value
+    else:
+        rows[wide[inside]] = value[inside]
+
+
+# ---- transposes and arithmetic ----
+
+
+@instruction
+def dma_transpose(
+    emit: Emit,
+    dst: NkiTensor,
+    src: NkiTensor,
+    axes: Sequence[int] | None = None,
+    priority: Any = None,
+    dge_mode: Any = DgeMode.unknown,
+    oob_mode: Any = OobMode.error,
+    name: Any = None,
+) -> None:
+    """Reverse the dimensions of `src`: (1, 0), (2, 1, 0) or (3, 1, 2, 0)."""
+    emit.on(None, (Engine.dma,))
+    _check_pair(emit, dst, src)
+    emit.require(src.ndim in _SWAPS, f"src has {src.ndim} dimensions; 2, 3 and 4 are possible")
+    order = _SWAPS[src.ndim] if axes is None else tuple(axes)
+    emit.require(
+        order == _SWAPS[src.ndim],
+        f"axes {order} are not possible; {src.ndim} dimensions take {_SWAPS[src.ndim]}",
+    )
+    wanted = tuple(src.shape[axis] for axis in order)
+    emit.require(dst.shape == wanted, f"dst is {dst.shape}; the transpose of src is {wanted}")
+    emit.require(dst.dtype == src.dtype, f"dst is {dst.dtype}, src {src.dtype}; they must be equal")
+    if src.indirection is not None:
+        emit.require(src.dtype.itemsize == 2, f"an indirect transpose takes 2-byte types, not {src.dtype}")
+        source = _gathered(emit, src, "src", None, oob_mode is OobMode.skip).permute(order)
+    else:
+        view = src.storage.view(
+            src.dtype, wanted, tuple(src.strides[axis] for axis in order), src.offset
+        )
+        emit.read(src, "src", buffers=DMA_REACHABLE)
+        source = view
+    target = emit.write(dst, "dst", buffers=DMA_REACHABLE, elementwise=False)
+    emit.step(target.copy_, source)
+
+
+@instruction
+def dma_compute(
+    emit: Emit,
+    dst: NkiTensor,
+    srcs: Sequence[NkiTensor],
+    reduce_op: Any,
+    scales: Sequence[float] | None = None,
+    unique_indices: bool = True,
+    oob_mode: Any = OobMode.error,
+    name: Any = None,
+) -> None:
+    """dst = sum of `srcs` in float32; with an indirect operand, a scatter or gather read-modify-write."""
+    emit.on(None, (Engine.dma,))
+    emit.require(getattr(reduce_op, "name", None) == "add", "reduce_op must be nl.add")
+    emit.require(not scales or all(s == 1.0 for s in scales), "every scale must be 1.0")
+    emit.require(1 <= len(srcs) <= 16, f"{len(srcs)} sources; 1 to 16 are possible")
+    for src in srcs:
+        _check_pair(emit, dst, src)
+    indirect = [t for t in (dst, *srcs) if t.indirection is not None]
+    if indirect:
+        emit.require(len(srcs) == 2, f"an indirect dma_compute takes 2 sources, not {len(srcs)}")
+        emit.require(unique_indices, "unique_indices must be True")
+    skip = oob_mode is OobMode.skip
+    emit.require(bool(indirect) or not skip, "oob_mode.skip needs an indirect operand")
+    values = [_as_f32(emit, src, dst, skip) for src in srcs]
+    total = emit.scratch(dst.shape, torch.float32)
+    emit.step(total.copy_, values[0])
+    for value in values[1:]:
+        emit.step(total.add_, value)
+    if dst.indirection is None:
+        emit.step(emit.write_f32(dst, "dst", buffers=DMA_REACHABLE).copy_, total)
+        return
+    staged = emit.scratch(dst.shape, dst.dtype.torch)
+    emit.store_f32(dst.dtype, total, staged)
+    _scatter(emit, dst, "dst", staged, skip)
+
+
+def _as_f32(emit: Emit, src: NkiTensor, dst: NkiTensor, skip: bool) -> torch.Tensor:
+    """A source as float32 in dst's shape; the elements of skipped indices count as 0."""
+    if src.indirection is None:
+        return emit.read_f32(src, "srcs", shape=dst.shape, buffers=DMA_REACHABLE)
+    raw = _gathered_or_zero(emit, src, skip)
+    value = emit.scratch((math.prod(src.shape),))
+    append_load_f32(emit.steps, src.dtype, raw.view(-1), value)
+    return value.view(dst.shape)
+
+
+def _gathered_or_zero(emit: Emit, src: NkiTensor, skip: bool) -> torch.Tensor:
+    out = emit.scratch(src.shape, src.dtype.torch)
+    indirect = src.indirection
+    assert indirect is not None
+    index = _index_view(emit, src, indirect, "srcs")
+    rows, limit = _rows_of(emit, src, indirect)
+    emit.reads(src)
+    emit.step(out.zero_)
+    shaped = out if indirect.is_vector else out.view(1, *src.shape)
+    emit.step(_gather, rows, index, shaped, limit, skip, emit.location())
+    return out

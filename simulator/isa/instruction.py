@@ -1,0 +1,416 @@
+"""How an instruction is declared: legality, semantics and engine in one function.
+
+    @instruction
+    def tensor_tensor(emit, dst, data1, data2, op, engine=Engine.unknown, name=None):
+        emit.on(engine, (Engine.vector, Engine.gpsimd))
+        emit.require(data1.free_size == dst.free_size, "data1 and dst differ in elements/partition")
+        a = emit.read_f32(data1, "data1", shape=dst.shape)
+        b = emit.read_f32(data2, "data2", shape=dst.shape)
+        emit.step(TORCH_OP[op], a, b, out=emit.write_f32(dst, "dst"))
+
+A kernel calls it without `emit`. The function validates, and builds steps: zero-argument calls on
+preallocated strided torch views, which are executed once while tracing with values and again in every
+replay. So it must not look at values, must not keep Python state between calls, and a step must write
+only through `out=` or in place. Order: all reads first, then writes; finishing steps (rounding into the
+destination, copying out of scratch) run after the function's own.
+
+The shape given to `read*`/`write*` re-expresses the operand in that shape, row-major over its elements
+(the ISA matches operands by partitions and elements per partition, not by shape). Views of SBUF and PSUM
+may be sliced, viewed and transposed freely; views of HBM must be passed to steps as they are, because
+binding retargets these very objects. Nothing is recorded when the function raises.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from trnx.simulator.codecs import append_load_f32, append_store_f32
+from trnx.simulator.context import current, kernel_location
+from trnx.simulator.dtypes import DType
+from trnx.simulator.errors import (
+    IllegalInstructionError,
+    Location,
+    TrnxError,
+    UninitialisedReadError,
+)
+from trnx.simulator.hardware import Hardware
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.program import Step
+from trnx.simulator.storage import HBM, ON_CHIP, MemoryRegion
+from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.views import has_overlap, reshape_strides
+
+# Every instruction by its name in nki.isa.
+INSTRUCTIONS: dict[str, Callable[..., NkiInstruction]] = {}
+
+
+class NkiInstruction:
+    """Handle of a recorded instruction; `depends_on` adds a scheduling edge (program order holds anyway)."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
+        """Make this instruction run after `producers`; returns self."""
+        for producer in producers:
+            if producer.index > self.index:
+                raise TrnxError("depends_on: a producer must come before its consumer")
+        return self
+
+
+class Emit:
+    """Records one instruction: operands, steps, engine. Lives as long as the instruction's call."""
+
+    __slots__ = (
+        "_finish",
+        "_operands",
+        "_scratch",
+        "_simulator",
+        "engine",
+        "flops",
+        "hbm_bytes",
+        "name",
+        "steps",
+    )
+
+    def __init__(self, name: str, simulator: Any) -> None:
+        self.name = name
+        self.engine = Engine.unknown
+        self.steps: list[Step] = []
+        self.flops = 0
+        self.hbm_bytes = 0
+        self._simulator = simulator
+        self._operands: list[tuple[NkiTensor, bool]] = []
+        self._finish: list[Step] = []
+        self._scratch: list[torch.Tensor] = []
+
+    # ---- legality ----
+
+    @property
+    def hardware(self) -> Hardware:
+        """The record of the target."""
+        hardware: Hardware = self._simulator.hardware
+        return hardware
+
+    @property
+    def generation(self) -> int:
+        """nc_version of the target: 2, 3 or 4."""
+        return self.hardware.generation
+
+    def location(self) -> Location | None:
+        """The kernel's source line."""
+        return kernel_location()
+
+    def illegal(self, message: str) -> NoReturn:
+        """Raise IllegalInstructionError at the kernel's line."""
+        raise IllegalInstructionError(self.name, f"{self.name}: {message}", kernel_location())
+
+    def require(self, condition: bool, message: str) -> None:
+        """Raise IllegalInstructionError unless `condition`."""
+        if not condition:
+            self.illegal(message)
+
+    def on(
+        self, requested: Any, allowed: Sequence[Engine], default: Engine | None = None
+    ) -> Engine:
+        """Choose the engine: `requested`, or for unknown/None `default` (else the first allowed)."""
+        if requested is None or requested is Engine.unknown:
+            self.engine = default or allowed[0]
+        else:
+            if requested not in allowed:
+                names = ", ".join(engine.name for engine in allowed)
+                self.illegal(f"engine {requested} cannot run it here; choose one of {names}")
+            self.engine = requested
+        return self.engine
+
+    def check(
+        self,
+        tensor: Any,
+        operand: str,
+        buffers: Sequence[MemoryRegion] = ON_CHIP,
+        dtypes: Sequence[DType] | None = None,
+    ) -> NkiTensor:
+        """Validate buffer, dtype and partition placement of an operand."""
+        if not isinstance(tensor, NkiTensor):
+            self.illegal(f"{operand} must be a tensor, not {type(tensor).__name__}")
+        if tensor.buffer not in buffers:
+            names = ", ".join(region.value for region in buffers)
+            self.illegal(f"{operand} is in {tensor.buffer.value}; it must be in {names}")
+        if dtypes is not None and tensor.dtype not in dtypes:
+            self.illegal(f"{operand} is {tensor.dtype}; it must be one of {', '.join(dtypes)}")
+        if tensor.is_indirect() and self.engine is not Engine.dma:
+            self.illegal(f"{operand} is an indirect view, which only DMA instructions take")
+        if tensor.buffer not in HBM and self.engine is not Engine.dma:
+            self._check_partitions(tensor, operand)
+        return tensor
+
+    def _check_partitions(self, tensor: NkiTensor, operand: str) -> None:
+        # Partition access rules, SDK/nki/guides/architecture/trainium_inferentia2_arch.rst: at most 128
+        # partitions; more than 64 start at 0, 33 to 64 at 0 or 64, up to 32 at a multiple of 32.
+        count, start = tensor.shape[0], tensor.start_partition
+        if count > 128:
+            self.illegal(f"{operand} has {count} partitions; the maximum is 128")
+        step = 32 if count <= 32 else 64 if count <= 64 else 128
+        if start % step:
+            self.illegal(
+                f"{operand} starts at partition {start} with {count} partitions; "
+                f"the start must be a multiple of {step}"
+            )
+
+    # ---- operands ----
+
+    def read(
+        self,
+        tensor: Any,
+        operand: str,
+        *,
+        shape: Sequence[int] | None = None,
+        buffers: Sequence[MemoryRegion] = ON_CHIP,
+        dtypes: Sequence[DType] | None = None,
+    ) -> torch.Tensor:
+        """The operand's elements as stored (raw bits of its torch dtype), as a strided view.
+
+        Where `shape` is not expressible on its strides, the view is a scratch copy.
+        """
+        checked = self.check(tensor, operand, buffers, dtypes)
+        self._check_written(checked, operand)
+        self._operands.append((checked, False))
+        return self._view(checked, operand, shape)
+
+    def _check_written(self, tensor: NkiTensor, operand: str) -> None:
+        if not tensor.storage.written.covers(tensor):
+            raise UninitialisedReadError(
+                "uninitialised-read",
+                f"{self.name}: {operand} ({tensor.describe()}) has elements that nothing has written; "
+                "write them first (nisa.memset, or a copy of the whole region)",
+                kernel_location(),
+            )
+
+    def _view(self, tensor: NkiTensor, operand: str, shape: Sequence[int] | None) -> torch.Tensor:
+        if shape is None or tuple(shape) == tensor.shape:
+            return tensor.torch_view()
+        strides = self._strides_for(tensor, operand, shape)
+        if strides is not None:
+            return tensor.storage.view(tensor.dtype, tuple(shape), strides, tensor.offset)
+        copy = self.scratch(tensor.shape, tensor.dtype.torch)
+        self.step(copy.copy_, tensor.torch_view())
+        return copy.view(tuple(shape))
+
+    def _strides_for(
+        self, tensor: NkiTensor, operand: str, shape: Sequence[int]
+    ) -> tuple[int, ...] | None:
+        size = 1
+        for extent in shape:
+            size *= extent
+        if size != tensor.size:
+            self.illegal(
+                f"{operand} has shape {tensor.shape}, {tensor.size} elements; "
+                f"expected as many as {tuple(shape)}, {size}"
+            )
+        return reshape_strides(tensor.shape, tensor.strides, tuple(shape))
+
+    def read_f32(
+        self,
+        tensor: Any,
+        operand: str,
+        *,
+        shape: Sequence[int] | None = None,
+        buffers: Sequence[MemoryRegion] = ON_CHIP,
+        dtypes: Sequence[DType] | None = None,
+    ) -> torch.Tensor:
+        """The operand as float32: the view itself for float32, else an upcast in scratch."""
+        view = self.read(tensor, operand, shape=shape, buffers=buffers, dtypes=dtypes)
+        if view.dtype is torch.float32:
+            return view
+        copy = self.scratch(view.shape, torch.float32)
+        append_load_f32(self.steps, tensor.dtype, view, copy)
+        return copy
+
+    def scalar_f32(self, value: Any, operand: str, like: NkiTensor) -> float | torch.Tensor:
+        """A scalar operand: a Python number, or one float32 per partition as [P, 1, ...] (rank of `like`)."""
+        if not isinstance(value, NkiTensor):
+            if isinstance(value, bool | int | float):
+                return value
+            self.illegal(f"{operand} must be a number or a tensor [partitions, 1], not {value!r}")
+        if value.size != value.shape[0] or value.shape[0] != like.shape[0]:
+            self.illegal(
+                f"{operand} has shape {value.shape}; expected ({like.shape[0]}, 1), "
+                "one value per partition"
+            )
+        return self.read_f32(value, operand, shape=(value.shape[0],) + (1,) * (like.ndim - 1))
+
+    def write(
+        self,
+        tensor: Any,
+        operand: str,
+        *,
+        shape: Sequence[int] | None = None,
+        buffers: Sequence[MemoryRegion] = ON_CHIP,
+        dtypes: Sequence[DType] | None = None,
+        elementwise: bool = True,
+    ) -> torch.Tensor:
+        """The destination as stored, to be written completely by the steps.
+
+        It is the strided view itself unless it overlaps an operand that was read: exactly the same
+        elements in the same order are fine for `elementwise` semantics, any other overlap goes through
+        scratch, as hardware reads before it writes.
+        """
+        checked = self._check_destination(tensor, operand, buffers, dtypes)
+        direct = not self._must_buffer(checked, elementwise)
+        wanted = checked.shape if shape is None else tuple(shape)
+        strides = self._strides_for(checked, operand, wanted)
+        if direct and strides is not None:
+            return checked.storage.view(checked.dtype, wanted, strides, checked.offset)
+        copy = self.scratch(wanted, checked.dtype.torch)
+        self._finish.append(functools.partial(checked.torch_view().copy_, copy.view(checked.shape)))
+        return copy
+
+    def _check_destination(
+        self,
+        tensor: Any,
+        operand: str,
+        buffers: Sequence[MemoryRegion],
+        dtypes: Sequence[DType] | None,
+    ) -> NkiTensor:
+        checked = self.check(tensor, operand, buffers, dtypes)
+        if any(s == 0 and n > 1 for n, s in zip(checked.shape, checked.strides, strict=True)):
+            self.illegal(
+                f"{operand} is a broadcast view; several elements would write one location"
+            )
+        if checked.storage.constant:
+            self.illegal(f"{operand} is a constant, which cannot be written")
+        self._operands.append((checked, True))
+        return checked
+
+    def _must_buffer(self, tensor: NkiTensor, elementwise: bool) -> bool:
+        return any(
+            not is_write
+            and other.storage is tensor.storage
+            and has_overlap(other, tensor)
+            and not (elementwise and other.same_elements(tensor))
+            for other, is_write in self._operands
+        )
+
+    def write_f32(
+        self,
+        tensor: Any,
+        operand: str,
+        *,
+        shape: Sequence[int] | None = None,
+        buffers: Sequence[MemoryRegion] = ON_CHIP,
+        dtypes: Sequence[DType] | None = None,
+        elementwise: bool = True,
+        exact: bool = False,
+    ) -> torch.Tensor:
+        """A float32 destination that is rounded once into `tensor` after the steps.
+
+        Integer destinations round to nearest even and saturate, unless `exact` promises values that
+        the destination type holds (comparison results).
+        """
+        target = self.write(
+            tensor, operand, shape=shape, buffers=buffers, dtypes=dtypes, elementwise=elementwise
+        )
+        if target.dtype is torch.float32:
+            return target
+        value = self.scratch(target.shape, torch.float32)
+        # Before the copy out of scratch that `write` may have queued for this destination.
+        rounding: list[Step] = []
+        append_store_f32(rounding, tensor.dtype, value, target, exact)
+        self._finish[:0] = rounding
+        return value
+
+    def update(
+        self, tensor: Any, operand: str, *, buffers: Sequence[MemoryRegion] = ON_CHIP
+    ) -> torch.Tensor:
+        """A read-modify-write operand as stored: elements that the steps do not write stay."""
+        checked = self._check_destination(tensor, operand, buffers, None)
+        self._check_written(checked, operand)
+        return checked.torch_view()
+
+    def overwrite_some(
+        self, tensor: Any, operand: str, *, buffers: Sequence[MemoryRegion] = ON_CHIP
+    ) -> torch.Tensor:
+        """A destination of which the steps write a part that only values decide; counts as written."""
+        return self._check_destination(tensor, operand, buffers, None).torch_view()
+
+    def reads(self, tensor: NkiTensor) -> None:
+        """Record an operand that is read at addresses which only values decide."""
+        self._operands.append((tensor, False))
+
+    def writes_some(self, tensor: NkiTensor) -> None:
+        """Record an operand that is written at addresses which only values decide."""
+        if tensor.storage.constant:
+            self.illegal("a constant cannot be written")
+        self._operands.append((tensor, True))
+
+    def store_f32(self, dtype: DType, value: torch.Tensor, target: torch.Tensor) -> None:
+        """Append the steps that round float32 scratch `value` into `target`, which holds `dtype`."""
+        append_store_f32(self.steps, dtype, value, target, exact=False)
+
+    # ---- steps ----
+
+    def scratch(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """A contiguous temporary for the steps of this instruction; later instructions reuse it."""
+        tensor: torch.Tensor = self._simulator.pool.scratch(tuple(shape), dtype)
+        self._scratch.append(tensor)
+        return tensor
+
+    def state(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """State that lives across instructions of one run (accumulator registers), zero at first."""
+        state: torch.Tensor = self._simulator.engine_state(key, tuple(shape), dtype)
+        return state
+
+    def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Append one step: `function(*args, **kwargs)`, its result ignored."""
+        self.steps.append(functools.partial(function, *args, **kwargs))
+
+    def finish(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Append a step that runs after the destinations are stored."""
+        self._finish.append(functools.partial(function, *args, **kwargs))
+
+    def commit(self) -> NkiInstruction:
+        """Record the instruction; executes its steps when the trace has values."""
+        self.steps.extend(self._finish)
+        index = self._simulator.record(self, self._operands)
+        for tensor in self._scratch:
+            self._simulator.pool.give_back(tensor)
+        return NkiInstruction(index)
+
+
+def instruction(function: Callable[..., None]) -> Callable[..., NkiInstruction]:
+    """Declare an instruction of nki.isa under the function's name; see the module's docstring."""
+    name = function.__name__
+    if name in INSTRUCTIONS:
+        raise TrnxError(f"two instructions are named {name!r}")
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> NkiInstruction:
+        emit = Emit(name, current(name))
+        try:
+            function(emit, *args, **kwargs)
+        except TypeError as error:
+            _explain_arguments(emit, function, args, kwargs, error)
+        return emit.commit()
+
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    INSTRUCTIONS[name] = call
+    return call
+
+
+def _explain_arguments(
+    emit: Emit, function: Callable[..., Any], args: Any, kwargs: Any, error: TypeError
+) -> NoReturn:
+    """A wrong keyword is a finding with the kernel's line; any other TypeError stays what it is."""
+    try:
+        inspect.signature(function).bind(emit, *args, **kwargs)
+    except TypeError as mismatch:
+        emit.illegal(f"{mismatch}")
+    raise error

@@ -1,0 +1,67 @@
+"""Registers: `register_alloc`, `register_move`, `register_load`, `register_store`; target versions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trnx.simulator.context import current
+from trnx.simulator.isa.enums import Engine, NcVersion
+from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.registers import VirtualRegister
+from trnx.simulator.storage import DMA_REACHABLE
+from trnx.simulator.tensor import NkiTensor
+
+
+def register_alloc(x: Any = None) -> VirtualRegister:
+    """A new register: without a value, with an integer, or with the value of a one-element tensor."""
+    current("register_alloc")
+    register = VirtualRegister()
+    if isinstance(x, NkiTensor):
+        register_load(register, x)
+    elif x is not None:
+        register_move(register, x)
+    return register
+
+
+@instruction
+def register_move(emit: Emit, dst: VirtualRegister, src: Any) -> None:
+    """dst = a constant or another register."""
+    emit.on(None, (Engine.sync,))
+    emit.require(isinstance(dst, VirtualRegister), "dst must be a register")
+    if isinstance(src, VirtualRegister):
+        emit.require(src.is_set, "src has no value yet")
+        emit.step(dst.value.copy_, src.value)
+    else:
+        emit.require(isinstance(src, int), f"src must be an integer or a register, not {src!r}")
+        emit.step(dst.value.fill_, src)
+    dst.is_set = True
+
+
+@instruction
+def register_load(emit: Emit, dst: VirtualRegister, src: NkiTensor) -> None:
+    """dst = the one element of `src`."""
+    emit.on(None, (Engine.dma,))
+    emit.require(isinstance(dst, VirtualRegister), "dst must be a register")
+    emit.require(src.size == 1, f"src has {src.size} elements; it must have one")
+    emit.require(not src.dtype.is_packed, f"src is {src.dtype}")
+    emit.step(dst.value.copy_, emit.read(src, "src", shape=(1,), buffers=DMA_REACHABLE))
+    dst.is_set = True
+
+
+@instruction
+def register_store(emit: Emit, dst: NkiTensor, src: VirtualRegister) -> None:
+    """The one element of `dst` = a register."""
+    emit.on(None, (Engine.dma,))
+    emit.require(isinstance(src, VirtualRegister) and src.is_set, "src must be a register with a value")
+    emit.require(dst.size == 1, f"dst has {dst.size} elements; it must have one")
+    emit.step(emit.write(dst, "dst", shape=(1,), buffers=DMA_REACHABLE).copy_, src.value)
+
+
+def get_nc_version() -> NcVersion:
+    """The generation of the target."""
+    return NcVersion(current("get_nc_version").hardware.generation)
+
+
+def get_nc_sub_version() -> int:
+    """The silicon revision within the generation: the first."""
+    return 0

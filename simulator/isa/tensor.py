@@ -1,0 +1,233 @@
+"""Tensor engine: `nc_matmul`, `nc_transpose` (also on the Vector engine)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trnx.simulator.coverage import Covered
+from trnx.simulator.errors import UninitialisedReadError
+from trnx.simulator.isa.enums import Engine, MatmulPerfMode
+from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.storage import PSUM, SBUF, MemoryRegion
+from trnx.simulator.tensor import NkiTensor
+
+_MATMUL_TYPES = ("float8_e4m3", "float8_e5m2", "bfloat16", "float16", "tfloat32", "float32")
+_FP8_TYPES = ("float8_e4m3", "float8_e5m2", "float8_e4m3fn")
+_WIDE = ("float32", "tfloat32")
+
+
+@instruction
+def nc_matmul(
+    emit: Emit,
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    moving: NkiTensor,
+    is_stationary_onezero: bool = False,
+    is_moving_onezero: bool = False,
+    is_transpose: bool = False,
+    accumulate: bool | None = None,
+    tile_position: tuple[int, ...] = (),
+    tile_size: tuple[int, ...] = (),
+    perf_mode: Any = MatmulPerfMode.none,
+    name: Any = None,
+) -> None:
+    """dst[M, N] = stationary[K, M].T @ moving[K, N] in float32, overwriting or accumulating in PSUM."""
+    emit.on(None, (Engine.tensor,))
+    double_row = perf_mode in (MatmulPerfMode.double_row, "double_row")
+    rows, m, n = _matmul_sizes(emit, dst, stationary, moving, double_row)
+    _check_types(emit, stationary, moving, double_row)
+    _check_tiling(emit, rows, m, tuple(tile_position or ()), tuple(tile_size or ()))
+    if is_transpose:
+        _append_matmul_transpose(emit, dst, stationary, moving, rows, m, n)
+        return
+    _check_destination(emit, dst, n)
+    k = rows * (2 if double_row else 1)
+    a = emit.read_f32(stationary, "stationary", shape=_operand_shape(rows, m, double_row), buffers=SBUF)
+    b = emit.read_f32(moving, "moving", shape=_operand_shape(rows, n, double_row), buffers=SBUF)
+    mode = _accumulation(emit, dst, accumulate)
+    if dst.dtype != "float32":
+        _append_narrow(emit, dst, a, b, mode, (k, m, n))
+    else:
+        out = emit.write(dst, "dst", shape=(m, n), buffers=PSUM)
+        _append_product(emit, out, a.reshape(k, m), b.reshape(k, n), mode, dst)
+    dst.storage.matmul.mark(dst)
+    emit.flops = 2 * k * m * n
+
+
+def _operand_shape(rows: int, free: int, double_row: bool) -> tuple[int, ...]:
+    return (rows, 2, free) if double_row else (rows, free)
+
+
+def _matmul_sizes(
+    emit: Emit, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, double_row: bool
+) -> tuple[int, int, int]:
+    for operand, tensor in (("stationary", stationary), ("moving", moving)):
+        emit.check(tensor, operand, SBUF)
+        if double_row:
+            emit.require(
+                tensor.ndim >= 3 and tensor.shape[1] == 2,
+                f"double_row needs {operand} [K, 2, free], not {tensor.shape}",
+            )
+    rows = stationary.shape[0]
+    share = 2 if double_row else 1
+    m, n = stationary.free_size // share, moving.free_size // share
+    emit.require(
+        moving.shape[0] == rows,
+        f"stationary {stationary.shape} and moving {moving.shape} differ in the contraction "
+        "dimension (partitions)",
+    )
+    emit.require(m <= 128, f"stationary has {m} columns; the maximum is 128")
+    emit.check(dst, "dst", PSUM)
+    emit.require(
+        dst.shape[0] == m and dst.free_size == n,
+        f"dst is {dst.shape}; stationary {stationary.shape} and moving {moving.shape} give ({m}, {n})",
+    )
+    return rows, m, n
+
+
+def _check_types(emit: Emit, stationary: NkiTensor, moving: NkiTensor, double_row: bool) -> None:
+    allowed = _FP8_TYPES if double_row else (*_MATMUL_TYPES, "float8_e4m3fn")
+    if emit.generation < 4:
+        allowed = tuple(dtype for dtype in allowed if dtype != "float8_e4m3fn")
+    if double_row:
+        emit.require(emit.generation > 2, "double_row needs NeuronCore-v3")
+    pair = (stationary.dtype, moving.dtype)
+    for dtype in pair:
+        emit.require(dtype in allowed, f"operand type {dtype} must be one of {', '.join(allowed)}")
+    emit.require(
+        (pair[0] in _WIDE) == (pair[1] in _WIDE), f"float32 cannot be mixed: {pair[0]} with {pair[1]}"
+    )
+    emit.require(
+        set(pair) != {"float8_e4m3", "float8_e4m3fn"}, "float8_e4m3 and float8_e4m3fn cannot be mixed"
+    )
+
+
+def _check_tiling(
+    emit: Emit, rows: int, m: int, position: tuple[int, ...], size: tuple[int, ...]
+) -> None:
+    emit.require(bool(position) == bool(size), "tile_position and tile_size must be given together")
+    if not size:
+        return
+    emit.require(len(size) == 2 and len(position) == 2, "tile_position and tile_size are pairs")
+    least = 64 if emit.generation == 2 else 32
+    for extent, start, used, what in zip(size, position, (rows, m), ("row", "column"), strict=True):
+        emit.require(
+            extent in (least, 64, 128) and start % extent == 0 and start + extent <= 128,
+            f"{what} tile of size {extent} at {start} is not possible",
+        )
+        emit.require(used <= extent, f"{used} {what}s do not fit a tile of {extent}")
+
+
+def _check_destination(emit: Emit, dst: NkiTensor, n: int) -> None:
+    types = ("float32",) if emit.generation < 4 else ("float32", "bfloat16")
+    emit.require(dst.dtype in types, f"dst is {dst.dtype}; it must be {' or '.join(types)}")
+    limit = emit.hardware.gemm_moving_fmax * (2 if dst.dtype == "bfloat16" else 1)
+    emit.require(n <= limit, f"moving has {n} columns; the maximum is {limit}")
+    if emit.generation < 4:
+        low, high, _, _ = dst.byte_range()
+        address = dst.storage.allocation.address if dst.storage.allocation else None
+        base = address[1] if address else 0
+        bank = emit.hardware.psum_bank_bytes
+        emit.require(
+            (base + low) // bank == (base + high - 1) // bank,
+            f"dst spans bytes {low} to {high - 1} of its partition, which is more than one PSUM bank "
+            f"of {bank} bytes",
+        )
+
+
+def _accumulation(emit: Emit, dst: NkiTensor, accumulate: bool | None) -> Covered:
+    """Which locations keep their content: ALL accumulate, NONE are overwritten."""
+    if accumulate is False:
+        return Covered.NONE
+    state = dst.storage.matmul.state(dst)
+    if accumulate is None:
+        if emit.generation >= 4 and state is not Covered.ALL and dst.storage.written.covers(dst):
+            return Covered.ALL
+        return state
+    if state is not Covered.ALL and not (emit.generation >= 4 and dst.storage.written.covers(dst)):
+        raise UninitialisedReadError(
+            "matmul-accumulate",
+            f"nc_matmul: accumulate=True onto {dst.describe()}, which no matmul has written before; "
+            "the first matmul of a group needs accumulate=False (or None)",
+            emit.location(),
+        )
+    return Covered.ALL
+
+
+def _append_product(
+    emit: Emit, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, mode: Covered, dst: NkiTensor
+) -> None:
+    if mode is Covered.NONE:
+        emit.step(torch.mm, a.t(), b, out=out)
+        return
+    if mode is Covered.SOME:
+        fresh = dst.storage.matmul.mask(dst).reshape(out.shape) == 0
+        emit.step(out.masked_fill_, fresh, 0.0)
+    emit.step(torch.addmm, out, a.t(), b, out=out)
+
+
+def _append_narrow(
+    emit: Emit,
+    dst: NkiTensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    mode: Covered,
+    sizes: tuple[int, int, int],
+) -> None:
+    """bfloat16 PSUM (NeuronCore-v4): the old value is upcast, added in float32, rounded once."""
+    k, m, n = sizes
+    value = emit.scratch((m, n))
+    if mode is not Covered.NONE:
+        emit.step(value.copy_, dst.torch_view().reshape(m, n))
+    out = emit.write(dst, "dst", shape=(m, n), buffers=PSUM)
+    _append_product(emit, value, a.reshape(k, m), b.reshape(k, n), mode, dst)
+    emit.step(out.copy_, value)
+
+
+def _append_matmul_transpose(
+    emit: Emit,
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    moving: NkiTensor,
+    k: int,
+    m: int,
+    n: int,
+) -> None:
+    """Transpose mode moves bits: `moving` is the identity, so the result is stationary.T."""
+    emit.require(n == k, f"transpose mode needs an identity [{k}, {k}] as moving, not {moving.shape}")
+    emit.require(
+        dst.dtype in (stationary.dtype, "float32") if emit.generation < 3 else True,
+        f"dst is {dst.dtype}, the data {stationary.dtype}",
+    )
+    emit.read(moving, "moving", buffers=SBUF)
+    source = emit.read(stationary, "stationary", shape=(k, m), buffers=SBUF)
+    emit.step(emit.write(dst, "dst", shape=(m, k), buffers=PSUM).copy_, source.t())
+    dst.storage.matmul.mark(dst)
+
+
+@instruction
+def nc_transpose(
+    emit: Emit, dst: NkiTensor, data: NkiTensor, engine: Any = Engine.unknown, name: Any = None
+) -> None:
+    """dst[F, P] = data[P, F].T: Tensor engine SBUF to PSUM up to 128x128, Vector engine up to 32x32."""
+    in_psum = emit.check(dst, "dst").buffer is MemoryRegion.psum
+    default = Engine.tensor if in_psum and data.buffer is MemoryRegion.sbuf else Engine.vector
+    chosen = emit.on(engine, (Engine.tensor, Engine.vector), default)
+    p, f = data.shape[0], data.free_size
+    limit = 128 if chosen is Engine.tensor else 32
+    emit.require(p <= limit and f <= limit, f"data ({p}, {f}) exceeds {limit}x{limit} on {chosen.name}")
+    emit.require(
+        dst.shape[0] == f and dst.free_size == p, f"dst is {dst.shape}; expected ({f}, {p})"
+    )
+    same = dst.dtype == data.dtype or (chosen is Engine.tensor and emit.generation == 2)
+    emit.require(same, f"dst is {dst.dtype}; it must be of data's type {data.dtype}")
+    if chosen is Engine.tensor:
+        emit.require(in_psum, "the Tensor engine writes to PSUM; dst is in sbuf")
+    sources = SBUF if chosen is Engine.tensor else (MemoryRegion.sbuf, MemoryRegion.psum)
+    source = emit.read(data, "data", shape=(p, f), buffers=sources)
+    target = emit.write(dst, "dst", shape=(f, p), elementwise=False)
+    emit.step(target.copy_, source.t())
+    if chosen is Engine.tensor:
+        dst.storage.matmul.mark(dst)

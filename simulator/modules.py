@@ -1,0 +1,100 @@
+"""The modules `nki`, `nki.language`, `nki.isa`, ... that twins import, made of the simulator's parts.
+
+`nki.isa` holds every declared instruction: the files of `isa/` are found by walking the package.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+from trnx.simulator import dtypes, kernel
+from trnx.simulator.errors import IllegalInstructionError
+
+
+@functools.cache
+def nki_modules() -> Mapping[str, ModuleType]:
+    """Module name -> module, also under `neuronxcc.nki`."""
+    from trnx.simulator import collectives, language, tracing
+
+    isa = _isa()
+    dtype_names = {str(dtype): dtype for dtype in dtypes.DTYPES} | {"bool_": dtypes.bool_}
+    constants = {
+        name: value
+        for name, value in vars(isa).items()
+        if isinstance(value, type) and issubclass(value, Enum)
+    }
+    tree: dict[str, dict[str, Any]] = {
+        "nki": {
+            "jit": kernel.jit,
+            "simulate": tracing.simulate,
+            "simulate_kernel": _simulate_kernel,
+            "baremetal": kernel.jit,
+            "benchmark": kernel.jit,
+            "profile": kernel.jit,
+            "trace": kernel.jit,
+        },
+        "nki.language": language.namespace(),
+        "nki.isa": vars(isa),
+        "nki.isa.constants": constants,
+        "nki.collectives": collectives.namespace(),
+        "nki.dtype": dtype_names,
+        "nki.typing": {"tensor": _AnyTensor(), "mutable_tensor": _AnyTensor()},
+        "nki.experimental": {"while_loop": language.while_loop, "fori_loop": language.fori_loop},
+    }
+    modules = {name: _module(name, members) for name, members in tree.items()}
+    _attach(modules)
+    top = _module("neuronxcc", {"nki": modules["nki"]})
+    return modules | {"neuronxcc": top} | {f"neuronxcc.{n}": m for n, m in modules.items()}
+
+
+def _module(name: str, members: Mapping[str, Any]) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update({key: value for key, value in members.items() if not key.startswith("__")})
+    return module
+
+
+def _attach(modules: Mapping[str, ModuleType]) -> None:
+    for name, module in modules.items():
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(modules[parent], child, module)
+            # `import nki.isa` needs a package, and `from nki.isa import constants` its attribute.
+            modules[parent].__path__ = []
+
+
+def _isa() -> ModuleType:
+    from trnx.simulator import isa as package
+    from trnx.simulator.isa import enums, instruction, register
+
+    for info in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{info.name}")
+    members: dict[str, Any] = {
+        **enums.EXPORTS,
+        **instruction.INSTRUCTIONS,
+        "register_alloc": register.register_alloc,
+        "get_nc_version": register.get_nc_version,
+        "get_nc_sub_version": register.get_nc_sub_version,
+        "VirtualRegister": register.VirtualRegister,
+        "NkiInstruction": instruction.NkiInstruction,
+        "NkiValidationError": IllegalInstructionError,
+    }
+    return _module("nki.isa", members)
+
+
+def _simulate_kernel(function: Any, *args: Any, **kwargs: Any) -> Any:
+    from trnx.simulator.tracing import simulate
+
+    return simulate(function)(*args, **kwargs)
+
+
+class _AnyTensor:
+    """`nt.tensor[...]` in annotations."""
+
+    def __getitem__(self, item: Any) -> _AnyTensor:
+        return self

@@ -1,0 +1,83 @@
+"""`NKIObject`, the base of kernels' configuration classes, and `tile_size`, the target's constants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trnx.simulator.context import current
+from trnx.simulator.hardware import Hardware
+
+
+class NKIObject:
+    """Classes with annotated fields get a keyword constructor, unless they define their own."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        fields = self._fields()
+        unknown = [name for name in kwargs if name not in fields]
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {unknown[0]!r}")
+        for name in fields:
+            if name in kwargs:
+                setattr(self, name, kwargs[name])
+            elif not hasattr(type(self), name):
+                raise TypeError(f"{type(self).__name__}: the field {name!r} is missing")
+
+    @classmethod
+    def _fields(cls) -> list[str]:
+        names: dict[str, None] = {}
+        for base in reversed(cls.__mro__):
+            names.update(dict.fromkeys(vars(base).get("__annotations__", {})))
+        return list(names)
+
+
+def _hardware() -> Hardware:
+    return current("tile_size").hardware
+
+
+class TileSize:
+    """`nl.tile_size`: sizes of the target that the kernel is traced for."""
+
+    pmax = 128
+    gemm_stationary_fmax = 128
+    bn_stats_fmax = 512
+    psum_min_align = 4
+    sbuf_min_align = 1
+
+    @property
+    def gemm_moving_fmax(self) -> int:
+        """Most moving columns of a float32 product."""
+        return _hardware().gemm_moving_fmax
+
+    @property
+    def psum_bank_fmax(self) -> int:
+        """float32 elements of a PSUM bank per partition."""
+        return _hardware().psum_bank_bytes // 4
+
+    psum_fmax = psum_bank_fmax
+
+    @property
+    def psum_bank_fmax_bytes(self) -> int:
+        """Bytes of a PSUM bank per partition."""
+        return _hardware().psum_bank_bytes
+
+    @property
+    def psum_num_banks(self) -> int:
+        """PSUM banks per partition."""
+        return _hardware().psum_banks
+
+    @property
+    def sbuf_fmax_bytes(self) -> int:
+        """Bytes of SBUF per partition."""
+        return _hardware().sbuf_partition_bytes
+
+    total_available_sbuf_size = sbuf_fmax_bytes
+
+    @property
+    def sbuf_fmax(self) -> int:
+        """float32 elements of SBUF per partition."""
+        return _hardware().sbuf_partition_bytes // 4
+
+    @property
+    def sbuf_size_bytes(self) -> int:
+        """Bytes of SBUF, all partitions together."""
+        return _hardware().sbuf_partition_bytes * self.pmax

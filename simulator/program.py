@@ -1,0 +1,217 @@
+"""`Program`: what a kernel does for given sizes, recorded once and replayed on new tensors.
+
+Replay calls the recorded steps in order. Arguments and outputs are not copied: the views that steps hold
+are pointed at the caller's memory, and only when its address changed since the last run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trnx.simulator.errors import TrnxError
+from trnx.simulator.spec import TensorSpec
+from trnx.simulator.storage import Slot
+
+if TYPE_CHECKING:
+    from trnx.simulator.rows import Rows
+
+Step = Callable[[], Any]
+
+
+class BindingError(TrnxError):
+    """A tensor given to a Program does not fit what it was traced for."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """One result: a region of a slot. `argument` is the input it lies in, or -1 for new memory."""
+
+    slot: Slot
+    spec: TensorSpec
+    offset: int
+    argument: int
+    whole: TensorSpec
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What was counted while tracing; bytes on chip are per partition."""
+
+    matmul_flops: int
+    hbm_bytes: int
+    peak_sbuf_bytes: int
+    peak_psum_bytes: int
+
+
+class Program:
+    """A traced kernel. `inputs` and `outputs` are specs; `rows` are the instructions as columns."""
+
+    def __init__(
+        self,
+        name: str,
+        inputs: tuple[TensorSpec, ...],
+        slots: tuple[Slot, ...],
+        results: tuple[Output, ...],
+        steps: list[Step],
+        rows: Rows,
+        totals: Totals,
+    ) -> None:
+        self.name = name
+        self.inputs = inputs
+        self.outputs = tuple(result.spec for result in results)
+        self.rows = rows
+        self.totals = totals
+        self._slots = slots
+        self._results = results
+        self._steps = steps
+        self._lock = threading.Lock()
+        self._bound: list[torch.Tensor | None] = [None] * len(slots)
+        self._fresh = _fresh_results(results)
+
+    @property
+    def instruction_count(self) -> int:
+        """Instructions recorded."""
+        return len(self.rows)
+
+    @property
+    def matmul_flops(self) -> int:
+        """FLOPs of matrix products without padding; transposes do not count."""
+        return self.totals.matmul_flops
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes that DMA moves from and to HBM."""
+        return self.totals.hbm_bytes
+
+    @property
+    def peak_sbuf_bytes(self) -> int:
+        """Most bytes of SBUF per partition that are live at once."""
+        return self.totals.peak_sbuf_bytes
+
+    @property
+    def peak_psum_bytes(self) -> int:
+        """Most bytes of PSUM per partition that are live at once."""
+        return self.totals.peak_psum_bytes
+
+    def run(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Replay on `inputs`; results are written to `outputs` where given, else to new tensors.
+
+        Inputs need the shapes, dtypes and strides of `self.inputs`. Raises BindingError.
+        """
+        with self._lock:
+            self._bind_inputs(inputs)
+            made = self._bind_results(inputs, outputs)
+            for step in self._steps:
+                step()
+            if outputs is None:
+                return tuple(made)
+            for result, given in zip(made, outputs, strict=True):
+                if result is not given:
+                    given.copy_(result)
+            return tuple(outputs)
+
+    def release(self) -> None:
+        """Drop every reference to tensors of the last run."""
+        with self._lock:
+            for slot in self._slots:
+                slot.release()
+            for slot, _ in self._fresh:
+                slot.release()
+            self._bound = [None] * len(self._slots)
+
+    def _bind_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
+        if len(inputs) != len(self._slots):
+            raise BindingError(
+                f"{self.name} takes {len(self._slots)} tensors, got {len(inputs)}"
+            )
+        for i, tensor in enumerate(inputs):
+            slot = self._slots[i]
+            if tensor is self._bound[i] and tensor.data_ptr() == slot.address:
+                continue
+            slot.bind(self._checked(i, tensor))
+            # A copy was bound in place of a tensor with other strides: it must be made anew each time.
+            self._bound[i] = tensor if tensor.data_ptr() == slot.address else None
+
+    def _checked(self, i: int, tensor: torch.Tensor) -> torch.Tensor:
+        spec = self.inputs[i]
+        if tensor.dtype is not spec.dtype or tensor.shape != spec.shape:
+            raise BindingError(
+                f"{self.name}: input {i} is {tensor.dtype} {tuple(tensor.shape)}; "
+                f"it was traced for {spec.dtype} {spec.shape}"
+            )
+        if tensor.stride() == spec.strides or same_layout(tensor, spec):
+            return tensor
+        if not spec.is_contiguous or self._slots[i].is_written:
+            raise BindingError(
+                f"{self.name}: input {i} has strides {tensor.stride()}; "
+                f"it was traced for {spec.strides}; make it contiguous or trace again"
+            )
+        return tensor.contiguous()
+
+    def _bind_results(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None
+    ) -> list[torch.Tensor]:
+        wholes: dict[int, torch.Tensor] = {}
+        for slot, (spec, at) in self._fresh:
+            whole = None if outputs is None or at < 0 else _usable(outputs[at], spec)
+            if whole is None:
+                whole = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
+            slot.bind(whole)
+            wholes[id(slot)] = whole
+        return [self._result(result, inputs, wholes) for result in self._results]
+
+    def _result(
+        self, result: Output, inputs: Sequence[torch.Tensor], wholes: dict[int, torch.Tensor]
+    ) -> torch.Tensor:
+        spec = result.spec
+        whole = inputs[result.argument] if result.argument >= 0 else wholes[id(result.slot)]
+        if spec.shape == tuple(whole.shape) and whole.dtype is spec.dtype and not result.offset:
+            return whole
+        if whole.dtype is not spec.dtype:
+            whole = torch.empty(0, dtype=spec.dtype, device="cpu").set_(
+                whole.untyped_storage(),
+                whole.storage_offset() * whole.element_size() // spec.dtype.itemsize,
+                spec.shape,
+                spec.strides,
+            )
+        return whole.as_strided(
+            spec.shape, spec.strides, whole.storage_offset() + result.offset
+        )
+
+
+def same_layout(tensor: torch.Tensor, spec: TensorSpec) -> bool:
+    """True where strides are equal but for sizes of 1, whose stride does not matter."""
+    return tensor.numel() == 0 or all(
+        size == 1 or have == want
+        for size, have, want in zip(spec.shape, tensor.stride(), spec.strides, strict=True)
+    )
+
+
+def _usable(given: torch.Tensor, spec: TensorSpec) -> torch.Tensor | None:
+    """`given` where it can take the slot's content directly."""
+    if given.dtype is not spec.dtype or tuple(given.shape) != spec.shape:
+        raise BindingError(
+            f"output is {given.dtype} {tuple(given.shape)}; the kernel returns "
+            f"{spec.dtype} {spec.shape}"
+        )
+    return given if given.is_contiguous() else None
+
+
+def _fresh_results(results: tuple[Output, ...]) -> list[tuple[Slot, tuple[TensorSpec, int]]]:
+    """Slots that need new memory per run, with the output that is all of it (or -1)."""
+    found: dict[int, tuple[Slot, tuple[TensorSpec, int]]] = {}
+    for i, result in enumerate(results):
+        if result.argument >= 0:
+            continue
+        is_whole = result.offset == 0 and result.spec == result.whole
+        known = found.get(id(result.slot))
+        if known is None or (is_whole and known[1][1] < 0):
+            found[id(result.slot)] = (result.slot, (result.whole, i if is_whole else -1))
+    return list(found.values())

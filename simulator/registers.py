@@ -1,0 +1,43 @@
+"""Virtual registers: 32-bit integers that instructions read and write while a Program runs.
+
+A register is one int64 element of this process's memory. Its value is not known while a kernel is traced:
+reading it in Python is a finding, except for `while register:`, which records a loop.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+
+from trnx.simulator.context import current, kernel_location
+from trnx.simulator.errors import KernelSubsetError
+
+
+class VirtualRegister:
+    """One register; made by `nisa.register_alloc`, and by loops for their counter."""
+
+    __slots__ = ("is_frozen", "is_set", "value")
+
+    def __init__(self, is_frozen: bool = False) -> None:
+        self.value = torch.zeros(1, dtype=torch.int64, device="cpu")
+        self.is_set = False
+        # A loop's counter is passed by value: writing to it does not change the loop.
+        self.is_frozen = is_frozen
+
+    def __bool__(self) -> bool:
+        return current("while register").loops.while_condition(self)
+
+    def _unknown(self) -> NoReturn:
+        raise KernelSubsetError(
+            "kernel-subset",
+            "the value of a register is not known while a kernel is traced; "
+            "use nl.fori_loop, nl.while_loop, or pass it as scalar_offset",
+            kernel_location(),
+        )
+
+    def __int__(self) -> int:
+        self._unknown()
+
+    def __index__(self) -> int:
+        self._unknown()

@@ -1,0 +1,246 @@
+"""`Simulator`: the state of one trace. Nothing is global; an exception leaves nothing to reset."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from trnx.simulator.capacity import check_address, peak_bytes
+from trnx.simulator.context import kernel_line, kernel_location
+from trnx.simulator.dtypes import DType, resolve
+from trnx.simulator.errors import IllegalInstructionError
+from trnx.simulator.hardware import Hardware
+from trnx.simulator.loops import Loops
+from trnx.simulator.pool import BufferPool
+from trnx.simulator.program import Step, Totals
+from trnx.simulator.rows import Rows
+from trnx.simulator.spec import TensorSpec, contiguous_strides
+from trnx.simulator.storage import HBM, Allocation, MemoryRegion, Slot, Storage
+from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.views import last_element
+
+
+class Simulator:
+    """Records one kernel for `hardware`; `values` says whether steps run as they are recorded."""
+
+    def __init__(self, hardware: Hardware, grid: tuple[int, ...] = (), values: bool = False) -> None:
+        self.hardware = hardware
+        self.grid = grid
+        self.values = values
+        self.program_index = 0
+        self.pool = BufferPool()
+        self.rows = Rows()
+        self.steps: list[Step] = []
+        self.loops = Loops(self)
+        self.matmul_flops = 0
+        self.hbm_bytes = 0
+        self._allocations: list[Allocation] = []
+        self._storages = 0
+        self._state: dict[str, torch.Tensor] = {}
+        self._prologue: list[Step] = []
+        # Shared HBM of the first program of the grid, by order of allocation; the others get the same.
+        self._shared: list[NkiTensor] = []
+        self._shared_next = 0
+        self._peaks = (0, 0)
+        # Identity matrices of `nl.shared_identity_matrix`, by size and dtype.
+        self.identities: dict[tuple[int, str], NkiTensor] = {}
+
+    # ---- tensors ----
+
+    def argument(self, spec: TensorSpec, tensor: torch.Tensor | None) -> NkiTensor:
+        """An HBM tensor for an argument: int64 as int32 pairs, bool as uint8; see the module `tracing`."""
+        shape, strides, dtype = kernel_layout(spec)
+        span = last_element(shape, strides) + 1 if spec.numel else 0
+        if tensor is None:
+            # Addresses without content: the pages are never touched.
+            tensor = torch.empty(span, dtype=dtype.torch, device="cpu")
+        slot = Slot(tensor.detach())
+        storage = self._storage(MemoryRegion.shared_hbm, dtype, 1, span, slot=slot)
+        view = NkiTensor(storage, dtype, shape, strides)
+        storage.written.full = True
+        return view
+
+    def allocate(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        buffer: MemoryRegion,
+        name: str = "",
+        address: tuple[int, int] | None = None,
+    ) -> NkiTensor:
+        """`nl.ndarray`: a new tensor with unknown content."""
+        kind = resolve(dtype)
+        sizes = self._checked_shape(shape)
+        if buffer is MemoryRegion.shared_hbm:
+            return self._shared_tensor(sizes, kind, name)
+        if buffer in HBM:
+            storage = self._storage(buffer, kind, 1, math.prod(sizes), name=name)
+        else:
+            storage = self._on_chip(sizes, kind, buffer, name, address)
+        if self.values:
+            storage.poison()
+        return NkiTensor(storage, kind, sizes, contiguous_strides(sizes), 0, name)
+
+    def _checked_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
+            self.illegal(f"ndarray: shape {shape} must be positive integers")
+        return tuple(int(size) for size in sizes)
+
+    def _shared_tensor(self, shape: tuple[int, ...], dtype: DType, name: str) -> NkiTensor:
+        if self._shared_next < len(self._shared):
+            tensor = self._shared[self._shared_next]
+            if tensor.shape != shape or tensor.dtype != dtype:
+                self.illegal("programs of one grid allocate different tensors in shared HBM")
+        else:
+            memory = torch.empty(shape, dtype=dtype.torch, device="cpu")
+            size = math.prod(shape)
+            storage = self._storage(
+                MemoryRegion.shared_hbm, dtype, 1, size, name=name, slot=Slot(memory)
+            )
+            tensor = NkiTensor(storage, dtype, shape, contiguous_strides(shape), 0, name)
+            self._shared.append(tensor)
+        self._shared_next += 1
+        return tensor
+
+    def _on_chip(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        buffer: MemoryRegion,
+        name: str,
+        address: tuple[int, int] | None,
+    ) -> Storage:
+        free = math.prod(shape[1:])
+        limit = (
+            self.hardware.psum_partition_bytes
+            if buffer is MemoryRegion.psum
+            else self.hardware.sbuf_partition_bytes
+        )
+        if shape[0] > self.hardware.partitions:
+            self.illegal(
+                f"ndarray: {shape[0]} partitions in {buffer.value}; the maximum is "
+                f"{self.hardware.partitions}"
+            )
+        if free * dtype.itemsize > limit:
+            self.illegal(
+                f"ndarray: {free * dtype.itemsize} bytes per partition in {buffer.value}, "
+                f"which has {limit}"
+            )
+        check_address(self.hardware, buffer, shape[0], free * dtype.itemsize, address)
+        allocation = Allocation(buffer, free * dtype.itemsize, name, address, kernel_line())
+        self._allocations.append(allocation)
+        start = address[0] if address else 0
+        return self._storage(
+            buffer, dtype, shape[0], free, name=name, allocation=allocation, start_partition=start
+        )
+
+    def _storage(
+        self,
+        buffer: MemoryRegion,
+        dtype: DType,
+        partitions: int,
+        pitch: int,
+        *,
+        name: str = "",
+        slot: Slot | None = None,
+        allocation: Allocation | None = None,
+        start_partition: int = 0,
+    ) -> Storage:
+        self._storages += 1
+        return Storage(
+            self._storages - 1,
+            buffer,
+            dtype,
+            partitions,
+            pitch,
+            name,
+            None if slot is not None else self.pool,
+            slot,
+            allocation,
+            start_partition,
+        )
+
+    def engine_state(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """State of an engine that lives across instructions; every run starts with zeros."""
+        state = self._state.get(key)
+        if state is None:
+            state = self._state[key] = torch.zeros(shape, dtype=dtype, device="cpu")
+            self._prologue.append(state.zero_)
+        return state
+
+    # ---- recording ----
+
+    def record(self, emit: Any, operands: list[tuple[NkiTensor, bool]]) -> int:
+        """Append one instruction; executes its steps when the trace has values."""
+        index = len(self.rows)
+        for tensor, is_write in operands:
+            storage = tensor.storage
+            if is_write:
+                storage.written.mark(tensor)
+                if storage.slot is not None:
+                    storage.slot.is_written = True
+            if storage.allocation is not None:
+                storage.allocation.touch(index)
+        line = kernel_line()
+        assert line is not None
+        self.append_steps(emit.steps)
+        self.rows.append(emit.name, emit.engine.name, line, operands, len(self.steps))
+        self.matmul_flops += emit.flops
+        self.hbm_bytes += emit.hbm_bytes
+        return index
+
+    def append_steps(self, steps: Iterable[Step]) -> None:
+        """Record steps; with values, outside of loops, execute them."""
+        body = self.loops.target()
+        if body is not None:
+            body.extend(steps)
+            return
+        steps = list(steps)
+        self.steps.extend(steps)
+        if self.values:
+            for step in steps:
+                step()
+
+    # ---- programs of a grid ----
+
+    def begin_program(self, index: int) -> None:
+        """Start recording program `index` of the grid."""
+        self.program_index = index
+        self._shared_next = 0
+        self._allocations = []
+
+    def end_program(self) -> None:
+        """Judge the program that was recorded: capacity, open loops."""
+        self.loops.check_closed()
+        sbuf, psum = peak_bytes(self.hardware, self._allocations, self.loops.records)
+        self._peaks = (max(self._peaks[0], sbuf), max(self._peaks[1], psum))
+
+    def totals(self) -> Totals:
+        """What was counted."""
+        return Totals(self.matmul_flops, self.hbm_bytes, *self._peaks)
+
+    def all_steps(self) -> list[Step]:
+        """Steps of a whole run."""
+        return [*self._prologue, *self.steps]
+
+    # ---- findings ----
+
+    def illegal(self, message: str) -> NoReturn:
+        """Raise IllegalInstructionError at the kernel's line."""
+        raise IllegalInstructionError("legality", message, kernel_location())
+
+
+def kernel_layout(spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...], DType]:
+    """Shape, strides and dtype under which a kernel sees an argument."""
+    if spec.dtype is torch.int64:
+        strides = tuple(stride * 2 for stride in spec.strides)
+        return (*spec.shape, 2), (*strides, 1), resolve("int32")
+    if spec.dtype is torch.bool:
+        return spec.shape, spec.strides, resolve("uint8")
+    if not spec.shape:
+        return (1,), (1,), resolve(spec.dtype)
+    return spec.shape, spec.strides, resolve(spec.dtype)

@@ -1,0 +1,198 @@
+"""Storage: one allocation in SBUF, PSUM or HBM, backed by memory of this process.
+
+SBUF and PSUM storages are partition-major: element (p, f) lies at `p * pitch + f`. Memory of SBUF, PSUM
+and private HBM comes from the trace's pool and returns to it when the last tensor is gone. Arguments and
+shared HBM are `Slot`s: their views are retargeted to the caller's tensors without copying.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import CodeType
+
+import torch
+
+from trnx.simulator.coverage import Coverage
+from trnx.simulator.dtypes import DType
+
+from trnx.simulator.pool import BufferPool
+from trnx.simulator.views import Shape
+
+# Fresh memory: NaN in every float type; as an integer, a recognisable value far out of any range.
+_POISON_FLOAT = 0xFF
+_POISON_INTEGER = 0x5A
+
+
+class MemoryRegion(Enum):
+    """Memory regions, as kernels name them: `nl.sbuf`, `nl.psum`, `nl.private_hbm`, `nl.shared_hbm`."""
+
+    sbuf = "sbuf"
+    psum = "psum"
+    private_hbm = "private_hbm"
+    shared_hbm = "shared_hbm"
+
+
+ON_CHIP = (MemoryRegion.sbuf, MemoryRegion.psum)
+SBUF = (MemoryRegion.sbuf,)
+PSUM = (MemoryRegion.psum,)
+HBM = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
+DMA_REACHABLE = (MemoryRegion.sbuf, *HBM)
+ANYWHERE = (*ON_CHIP, *HBM)
+
+
+class Allocation:
+    """What capacity checks keep of an on-chip storage: bytes per partition and program-order lifetime."""
+
+    __slots__ = ("address", "buffer", "bytes", "first", "last", "line", "name")
+
+    def __init__(
+        self,
+        buffer: MemoryRegion,
+        nbytes: int,
+        name: str,
+        address: tuple[int, int] | None,
+        line: tuple[CodeType, int] | None,
+    ) -> None:
+        self.buffer = buffer
+        self.bytes = nbytes
+        self.name = name
+        self.address = address
+        self.line = line
+        self.first = -1
+        self.last = -1
+
+    def touch(self, index: int) -> None:
+        """Instruction `index` uses the storage."""
+        if self.first < 0:
+            self.first = index
+        self.last = index
+
+
+class Slot:
+    """Memory that a caller provides: the torch views into it, retargeted by `bind`."""
+
+    __slots__ = ("_views", "address", "holder", "is_written")
+
+    def __init__(self, holder: torch.Tensor) -> None:
+        self.holder: torch.Tensor | None = holder
+        self.address = -1
+        self.is_written = False
+        self._views: dict[tuple[torch.dtype, Shape, Shape, int], torch.Tensor] = {}
+
+    def view(self, dtype: torch.dtype, shape: Shape, strides: Shape, offset: int) -> torch.Tensor:
+        """The one view object of this region; offset in elements of `dtype` from the slot's start."""
+        key = (dtype, shape, strides, offset)
+        found = self._views.get(key)
+        if found is None:
+            found = torch.empty(0, dtype=dtype, device="cpu")
+            self._views[key] = found
+            if self.holder is not None:
+                base = self.holder.storage_offset() * self.holder.element_size()
+                storage = self.holder.untyped_storage()
+                found.set_(storage, base // dtype.itemsize + offset, shape, strides)
+        return found
+
+    def bind(self, tensor: torch.Tensor) -> None:
+        """Point every view into the memory of `tensor`, unless it is there already."""
+        address = tensor.data_ptr()
+        if address == self.address and self.holder is not None:
+            return
+        storage = tensor.untyped_storage()
+        base = tensor.storage_offset() * tensor.element_size()
+        for (dtype, shape, strides, offset), view in self._views.items():
+            view.set_(storage, base // dtype.itemsize + offset, shape, strides)
+        self.holder = tensor.detach()
+        self.address = address
+
+    def release(self) -> None:
+        """Drop the caller's memory: every view becomes empty."""
+        for (dtype, *_), view in self._views.items():
+            view.set_(torch.empty(0, dtype=dtype, device="cpu"))
+        self.holder = None
+        self.address = -1
+
+
+class Storage:
+    """One allocation; `dtype`, `partitions` and `pitch` (elements per partition) as it was made.
+
+    For HBM, `partitions` is 1 and `pitch` the number of elements from the first to the last.
+    """
+
+    __slots__ = (
+        "_flat",
+        "_pool",
+        "_raw",
+        "allocation",
+        "buffer",
+        "constant",
+        "dtype",
+        "index",
+        "matmul",
+        "name",
+        "partitions",
+        "pitch",
+        "slot",
+        "start_partition",
+        "written",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        buffer: MemoryRegion,
+        dtype: DType,
+        partitions: int,
+        pitch: int,
+        name: str = "",
+        pool: BufferPool | None = None,
+        slot: Slot | None = None,
+        allocation: Allocation | None = None,
+        start_partition: int = 0,
+    ) -> None:
+        self.index = index
+        self.buffer = buffer
+        self.dtype = dtype
+        self.partitions = partitions
+        self.pitch = pitch
+        self.name = name
+        self.slot = slot
+        self.allocation = allocation
+        self.start_partition = start_partition
+        self.constant = False
+        self.written = Coverage(self.nbytes, dtype.itemsize)
+        # Locations that a matmul has written: what nc_matmul(accumulate=None) goes by.
+        self.matmul = Coverage(self.nbytes, dtype.itemsize)
+        self._pool = pool
+        self._raw = pool.take(self.nbytes) if pool is not None else None
+        self._flat = self._raw.view(dtype.torch) if self._raw is not None else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole allocation."""
+        return self.partitions * self.pitch * self.dtype.itemsize
+
+    def view(self, dtype: DType, shape: Shape, strides: Shape, offset: int) -> torch.Tensor:
+        """A torch view; offset and strides in elements of `dtype`."""
+        if self.slot is not None:
+            return self.slot.view(dtype.torch, shape, strides, offset)
+        flat = self._flat
+        assert flat is not None
+        if dtype.torch is not flat.dtype:
+            assert self._raw is not None
+            flat = self._raw.view(dtype.torch)
+        return flat.as_strided(shape, strides, offset)
+
+    def poison(self) -> None:
+        """Fill fresh memory with NaN or a recognisable integer."""
+        if self._raw is not None:
+            self._raw.fill_(_POISON_FLOAT if self.dtype.is_float else _POISON_INTEGER)
+
+    def keep(self) -> None:
+        """Make it a constant: the memory is never reused and cannot be written by an instruction."""
+        self.constant = True
+        self._pool = None
+
+    def __del__(self) -> None:
+        pool, raw = getattr(self, "_pool", None), getattr(self, "_raw", None)
+        if pool is not None and raw is not None:
+            pool.put(raw)

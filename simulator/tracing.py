@@ -1,0 +1,262 @@
+"""Run a kernel as plain Python and record what it does: `trace`, `simulate`.
+
+HBM arguments keep their strides. An int64 tensor arrives as int32 `[..., 2]` (low, high word), a bool
+tensor as uint8, a 0-dimensional tensor with shape (1,).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from trnx.simulator.context import enter, leave
+from trnx.simulator.errors import FindingError, IllegalInstructionError, Location
+from trnx.simulator.hardware import hardware
+from trnx.simulator.kernel import Kernel
+from trnx.simulator.program import Output, Program
+from trnx.simulator.simulator import Simulator
+from trnx.simulator.spec import TensorSpec, contiguous_strides
+from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.twins import load
+
+Grid = int | Sequence[int] | None
+
+
+class KernelResultError(FindingError):
+    """A kernel returns something that is not a tensor in shared HBM or an argument."""
+
+
+def trace(
+    kernel: Any,
+    arguments: Sequence[Any],
+    *,
+    target: str = "trn2",
+    grid: Grid = None,
+    values: bool = False,
+) -> Program:
+    """The Program of `kernel` for these positional arguments.
+
+    A tensor argument is a TensorSpec or a tensor (`values=True` needs tensors: the steps are executed
+    while they are recorded); anything else is a constant. Raises FindingError for what a check finds.
+    """
+    program, _ = _trace(kernel, tuple(arguments), {}, target, grid, values)
+    program.release()
+    return program
+
+
+def simulate(kernel: Any, target: str = "trn2", grid: Grid = None) -> Callable[..., Any]:
+    """`simulate(kernel)(*args)` runs the kernel with values and all checks.
+
+    Tensors may be torch or numpy; results are of the kind of the first tensor argument.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        as_numpy = any(isinstance(a, np.ndarray) for a in (*args, *kwargs.values()))
+        _, results = _trace(kernel, args, kwargs, target, grid, True)
+        converted = tuple(_to_numpy(r) if as_numpy else r for r in results.tensors)
+        return converted[0] if results.is_single else converted
+
+    return call
+
+
+class _Results:
+    """What a kernel returned, as tensors."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...], is_single: bool) -> None:
+        self.tensors = tensors
+        self.is_single = is_single
+
+
+class _Arguments:
+    """Converts arguments: every tensor, also inside of tuples, lists and dicts, becomes an NkiTensor."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self._simulator = simulator
+        self.specs: list[TensorSpec] = []
+        self.tensors: list[NkiTensor] = []
+        self.given: list[torch.Tensor | None] = []
+
+    def convert(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            value = _from_numpy(value)
+        if isinstance(value, torch.Tensor):
+            return self._add(TensorSpec.of(value), value)
+        if isinstance(value, TensorSpec):
+            return self._add(value, None)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self.convert(item) for item in value))
+        if isinstance(value, list | tuple):
+            return type(value)(self.convert(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self.convert(item) for key, item in value.items()}
+        return value
+
+    def _add(self, spec: TensorSpec, tensor: torch.Tensor | None) -> NkiTensor:
+        if tensor is None and self._simulator.values:
+            raise TypeError("tracing with values needs tensors, got a TensorSpec")
+        view = self._simulator.argument(spec, tensor)
+        self.specs.append(spec)
+        self.tensors.append(view)
+        self.given.append(tensor)
+        return view
+
+
+def _trace(
+    kernel: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    target: str,
+    grid: Grid,
+    values: bool,
+) -> tuple[Program, _Results]:
+    function, sizes = _resolve(kernel, grid)
+    with torch.inference_mode(False), torch.no_grad():
+        simulator = Simulator(hardware(target), sizes, values)
+        arguments = _Arguments(simulator)
+        positional = [arguments.convert(value) for value in args]
+        keywords = {name: arguments.convert(value) for name, value in kwargs.items()}
+        returned: Any = None
+        for index in range(max(1, int(np.prod(sizes)) if sizes else 1)):
+            returned = _run_program(simulator, function, index, positional, keywords)
+        code = getattr(function, "__code__", None)
+        where = Location(code.co_filename, code.co_firstlineno, code.co_name) if code else None
+        tensors = _returned_tensors(returned, where)
+        program = _program(simulator, function, arguments, tensors, where)
+        is_single = isinstance(returned, NkiTensor)
+        results = _read_results(tensors, arguments) if values else ()
+        return program, _Results(results, is_single)
+
+
+def _run_program(
+    simulator: Simulator,
+    function: Callable[..., Any],
+    index: int,
+    args: list[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    token = enter(simulator)
+    try:
+        simulator.begin_program(index)
+        returned = function(*args, **kwargs)
+        simulator.end_program()
+        return returned
+    finally:
+        leave(token)
+
+
+def _resolve(kernel: Any, grid: Grid) -> tuple[Callable[..., Any], tuple[int, ...]]:
+    twin = load(kernel)
+    sizes = twin.grid if isinstance(twin, Kernel) else None
+    if grid is not None:
+        sizes = (grid,) if isinstance(grid, int) else tuple(grid)
+    function = twin.function if isinstance(twin, Kernel) else twin
+    return inspect.unwrap(function), sizes or ()
+
+
+def _returned_tensors(returned: Any, where: Location | None) -> tuple[NkiTensor, ...]:
+    items = returned if isinstance(returned, tuple | list) else (returned,)
+    if returned is None:
+        items = ()
+    for item in items:
+        if not isinstance(item, NkiTensor):
+            raise KernelResultError(
+                "result", f"the kernel returns {item!r}; return tensors in nl.shared_hbm", where
+            )
+        if item.buffer is not MemoryRegion.shared_hbm or item.is_indirect():
+            raise KernelResultError(
+                "result",
+                f"the kernel returns {item.describe()}; a result must be in nl.shared_hbm",
+                where,
+            )
+        if not item.storage.written.covers(item):
+            raise KernelResultError(
+                "uninitialised-result",
+                f"the kernel returns {item.describe()} with elements that nothing has written",
+                where,
+            )
+    return tuple(items)
+
+
+def _program(
+    simulator: Simulator,
+    function: Callable[..., Any],
+    arguments: _Arguments,
+    returned: tuple[NkiTensor, ...],
+    where: Location | None,
+) -> Program:
+    slots = []
+    for tensor in arguments.tensors:
+        assert tensor.storage.slot is not None
+        slots.append(tensor.storage.slot)
+    return Program(
+        getattr(function, "__name__", "kernel"),
+        tuple(arguments.specs),
+        tuple(slots),
+        tuple(_output(tensor, arguments, where) for tensor in returned),
+        simulator.all_steps(),
+        simulator.rows,
+        simulator.totals(),
+    )
+
+
+def _output(tensor: NkiTensor, arguments: _Arguments, where: Location | None) -> Output:
+    storage = tensor.storage
+    assert storage.slot is not None
+    argument = -1
+    for i, candidate in enumerate(arguments.tensors):
+        if candidate.storage is storage:
+            argument = i
+    spec = TensorSpec(tensor.shape, tensor.dtype.torch, tensor.strides)
+    if tensor.is_contiguous():
+        spec = TensorSpec(tensor.shape, tensor.dtype.torch, contiguous_strides(tensor.shape))
+    if argument >= 0 and tensor.same_elements(arguments.tensors[argument]):
+        spec = arguments.specs[argument]
+        return Output(storage.slot, spec, 0, argument, spec)
+    # The memory of a result is allocated with the shape of the result that covers it, else flat.
+    flat = TensorSpec.dense((storage.pitch,), storage.dtype.torch)
+    is_whole = tensor.size == storage.pitch and tensor.dtype.itemsize == storage.dtype.itemsize
+    whole = spec if is_whole and spec.is_contiguous else flat
+    return Output(storage.slot, spec, tensor.offset, argument, whole)
+
+
+def _read_results(
+    returned: tuple[NkiTensor, ...], arguments: _Arguments
+) -> tuple[torch.Tensor, ...]:
+    """Copies of the results as they are after the first run."""
+    results = []
+    for tensor in returned:
+        same = [
+            given
+            for view, given in zip(arguments.tensors, arguments.given, strict=True)
+            if tensor.same_elements(view)
+        ]
+        if same and same[0] is not None:
+            results.append(same[0])
+        else:
+            results.append(tensor.torch_view().clone(memory_format=torch.contiguous_format))
+    return tuple(results)
+
+
+def _from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    kind = str(array.dtype)
+    if kind in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"):
+        raw = np.ascontiguousarray(array).view(f"uint{array.dtype.itemsize * 8}")
+        return torch.from_numpy(raw.copy()).view(getattr(torch, kind))
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    return torch.from_numpy(array)
+
+
+def _to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    if tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu):
+        import ml_dtypes
+
+        bits = tensor.view(torch.uint16 if tensor.element_size() == 2 else torch.uint8)
+        name = str(tensor.dtype).removeprefix("torch.")
+        return bits.numpy().view(getattr(ml_dtypes, name))
+    return tensor.numpy()

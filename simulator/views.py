@@ -1,0 +1,89 @@
+"""Strided views as pure functions on (shape, strides): what NkiTensor's methods compute with.
+
+Strides count elements and are never negative.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trnx.simulator.tensor import NkiTensor
+
+Shape = tuple[int, ...]
+
+
+def merge_dims(shape: Shape, strides: Shape) -> list[tuple[int, int]]:
+    """The same walk with neighbouring dimensions merged where possible, without sizes of 1."""
+    merged: list[tuple[int, int]] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == stride * size:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    return merged
+
+
+def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | None:
+    """Strides that make `new_shape` walk the same elements in the same order; None if there are none."""
+    if shape == new_shape:
+        return strides
+    runs = merge_dims(shape, strides)
+    result: list[int] = []
+    # Inner dimensions first; each new dimension takes its share of the innermost run that is left.
+    available, step = runs.pop() if runs else (1, 1)
+    for size in reversed(new_shape):
+        if size == 1:
+            result.append(step * available)
+            continue
+        if available == 1 and runs:
+            available, step = runs.pop()
+        if available % size:
+            return None
+        result.append(step)
+        step *= size
+        available //= size
+    return tuple(reversed(result))
+
+
+def split_sizes(size: int, shape: Shape) -> Shape | None:
+    """`shape` with its one -1 inferred, if the product is `size`; else None."""
+    known = math.prod(extent for extent in shape if extent != -1)
+    if shape.count(-1) > 1 or known <= 0:
+        return None
+    if -1 in shape:
+        if size % known:
+            return None
+        return tuple(size // known if extent == -1 else extent for extent in shape)
+    return shape if known == size else None
+
+
+def last_element(shape: Shape, strides: Shape) -> int:
+    """Distance in elements from the first to the farthest element."""
+    return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def is_row_major(shape: Shape, strides: Shape) -> bool:
+    """True where the walk covers consecutive elements; sizes of 1 do not count."""
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def has_overlap(a: NkiTensor, b: NkiTensor) -> bool:
+    """True where two views of one storage may share a location (never misses one)."""
+    low_a, high_a, start_a, count_a = a.byte_range()
+    low_b, high_b, start_b, count_b = b.byte_range()
+    return (
+        low_a < high_b
+        and low_b < high_a
+        and start_a < start_b + count_b
+        and start_b < start_a + count_a
+    )
