@@ -1,8 +1,8 @@
 """Which values share storage, and when one may stand in for another.
 
-A graph output that is fresh must stay fresh: the caller may write to it. So a pass may replace a node by an
-equal value only where that changes neither which outputs share storage, nor which of them is an
-input, nor a read that must see the value from before a write.
+A graph output that is fresh must stay fresh: the caller may write to it. So a pass may replace a
+node by an equal value only where that changes neither which outputs share storage, nor which of
+them is an input, nor a read that must see the value from before a write.
 """
 
 from __future__ import annotations
@@ -67,13 +67,19 @@ class Aliasing:
         if old_root in self._escaping:
             self._escaping.add(storage_root(new))
 
+    def touches_written(self, node: fx.Node) -> bool:
+        """True where `node` reads a storage that something in the graph writes."""
+        return any(storage_root(a) in self._written for a in node.all_input_nodes)
+
     def escapes(self, node: fx.Node) -> bool:
         """True where an output shares the storage of `node`."""
         return storage_root(node) in self._escaping
 
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True where sizes, strides, offset, dtype and device are equal, by expression and without guards."""
+    """True where sizes, strides, offset, dtype and device are equal, by expression and without
+    guards.
+    """
     return (
         a.dtype == b.dtype
         and a.device == b.device

@@ -31,7 +31,7 @@ class UnsupportedOpError(TrnxError):
         why = "; ".join(reasons) or "no fallback engine is available"
         super().__init__(
             f"no engine runs {op} (called at {source}): {why}. "
-            "Install the xla extra, allow fallback='eager', or move the op out of the compiled function"
+            "Install the xla extra, allow fallback='eager', or move the op out of the function"
         )
 
 

@@ -1,7 +1,7 @@
 """New nodes with fake values: the only way the passes make a node.
 
-Values are computed by running the operator under the graph's own fake mode, with guards suppressed: a
-pass never adds a guard, because AOTAutograd has handed them out already.
+Values are computed by running the operator under the graph's own fake mode, with guards suppressed:
+a pass never adds a guard, because AOTAutograd has handed them out already.
 """
 
 from __future__ import annotations

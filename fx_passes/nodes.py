@@ -1,7 +1,8 @@
-"""What kind of node this is. Every other file of the room asks here, by schema and never by name parts.
+"""What kind of node this is. Every other file of the room asks here, by schema and never by name
+parts.
 
-* glue: views, getitems of glue, constant factories, symbolic numbers, assertions. No region computes
-  them: the executable evaluates them between regions.
+* glue: views, getitems of glue, constant factories, symbolic numbers, assertions, writes to graph
+  inputs. No region computes them: the executable evaluates them between regions.
 * compute: every other call. Only compute nodes are counted, and only they are refused.
 """
 
@@ -108,12 +109,28 @@ def is_glue(node: fx.Node) -> bool:
     if is_getitem(node):
         source = node.args[0]
         return not isinstance(source, fx.Node) or not is_call(source) or is_glue(source)
-    return is_view(node) or is_factory(node) or is_number(node) or is_assertion(node)
+    return (
+        is_view(node)
+        or is_factory(node)
+        or is_number(node)
+        or is_assertion(node)
+        or is_input_write(node)
+    )
 
 
 def is_compute(node: fx.Node) -> bool:
     """True for calls that an engine has to run (their getitems are not counted)."""
     return is_call(node) and not is_glue(node) and not is_getitem(node)
+
+
+def is_input_write(node: fx.Node) -> bool:
+    """True for `copy_` to a graph input: the epilogue in which AOTAutograd updates what was
+    mutated.
+    """
+    if node.op != "call_function" or node.target is not aten.copy_.default:
+        return False
+    destination = node.args[0]
+    return isinstance(destination, fx.Node) and destination.op == "placeholder"
 
 
 def has_effect(node: fx.Node) -> bool:

@@ -1,7 +1,8 @@
 """`Pass`: a small frozen object; the order of passes is data that `check_order` checks.
 
-A pass takes a graph module and returns it, changed in place or new. It keeps `meta` of what it keeps,
-gives every node that it makes a fake value, and the user's stack trace of the node that it replaces.
+A pass takes a graph module and returns it, changed in place or new. It keeps `meta` of what it
+keeps, gives every node that it makes a fake value, and the user's stack trace of the node that it
+replaces.
 """
 
 from __future__ import annotations

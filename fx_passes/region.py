@@ -11,21 +11,28 @@ from torch import fx
 
 from trnx.nki_kernels.spec import Kernel
 from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import Hardware
 
 Engine = Literal["nki", "xla", "eager"]
 
 
 @dataclass(frozen=True)
 class KernelMatch:
-    """A kernel found in the graph: binding name -> the node that is bound, or the constant."""
+    """A kernel found in the graph.
+
+    `bindings`: name -> the node that is bound (a tensor or a symbolic number), or the constant,
+    which may be a list with nodes of symbolic integers in it. `results`: for each tensor that the
+    kernel returns, in order, the node that holds it, or None where nobody uses it.
+    """
 
     kernel: Kernel
     bindings: Mapping[str, Any]
+    results: tuple[fx.Node | None, ...] = ()
 
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One op that does not run on NKI (or was nearly taken), with the reason and the user's line."""
+    """One op that does not run on NKI (or nearly did not), with the reason and the user's line."""
 
     op: str
     node: str
@@ -54,11 +61,29 @@ class Region:
 
 @dataclass(frozen=True)
 class Plan:
-    """The partitioned graph."""
+    """The partitioned graph.
+
+    `steps` is everything that the executable has to do, in order: regions, and the glue nodes that
+    it evaluates itself. `regions` are the regions among them.
+    """
 
     graph_module: fx.GraphModule
     regions: tuple[Region, ...]
     ledger: tuple[LedgerEntry, ...]
+    steps: tuple[Region | fx.Node, ...] = ()
+
+
+class Generator(Protocol):
+    """What partition needs of `trnx.nki_kernels.generator`."""
+
+    def supports_node(self, node: fx.Node, hw: Hardware) -> Reject | None:
+        """None where the generator lowers this node."""
+
+    def supports_region(self, gm: fx.GraphModule, hw: Hardware) -> Reject | None:
+        """None where these nodes, a graph module of their own, fit one kernel."""
+
+    def FusedKernel(self, gm: fx.GraphModule) -> Kernel:  # noqa: N802  a class in the generator
+        """The kernel; its bindings are named like the placeholders of `gm`."""
 
 
 RegionFunction = Callable[[Sequence[Any]], Sequence[torch.Tensor]]

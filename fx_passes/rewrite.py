@@ -1,12 +1,13 @@
 """Rewrite composites in Dynamo's graph into `trnx::` ops, before AOTAutograd would decompose them.
 
-`scaled_dot_product_attention` becomes `trnx::sdpa`, `rms_norm` becomes `trnx::rms_norm`. A call stays as it
-is where the `trnx::` op would not mean the same, or where torch has to raise its own error: dtypes other
-than float32, bfloat16 and float16, nested or subclassed tensors, masks that do not broadcast, heads that
-differ without `enable_gqa`, a dropout probability that is no number in 0..1, more than four dimensions.
+`scaled_dot_product_attention` becomes `trnx::sdpa`, `rms_norm` becomes `trnx::rms_norm`. A call
+stays as it is where the `trnx::` op would not mean the same, or where torch has to raise its own
+error: dtypes other than float32, bfloat16 and float16, nested or subclassed tensors, masks that do
+not broadcast, heads that differ without `enable_gqa`, a dropout probability that is no number in
+0..1, more than four dimensions.
 
-Dropout takes its keep mask from `aten.bernoulli` on the scores' shape and dtype, which is what eager draws:
-the same seed drops the same elements.
+Dropout takes its keep mask from `aten.bernoulli` on the scores' shape and dtype, which is what
+eager draws: the same seed drops the same elements.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 REWRITE_COMPOSITES = Pass("rewrite_composites", _run, ensures=frozenset({"composites_whole"}))
+
+
+def rewrite_composites(gm: fx.GraphModule) -> fx.GraphModule:
+    """Run the pass on Dynamo's graph, in place."""
+    return REWRITE_COMPOSITES.run(gm)
 
 
 def _is_transformed(graph: fx.Graph) -> bool:
@@ -72,7 +78,7 @@ def _value(node: Any) -> torch.Tensor | None:
     return value
 
 
-# -------------------------------------------------------------------------------------------- attention
+# ------------------------------------------------------------------------------------ attention
 
 
 def _sdpa_arguments(
@@ -211,12 +217,15 @@ def _rewrite_attention(node: fx.Node) -> fx.Node | None:
     scale = _scale(node, q, a["scale"])
     both = _insert(node, torch.ops.trnx.sdpa.default, q, k, v, mask, keep, p, a["is_causal"], scale)
     out = _insert(node, operator.getitem, both, 0)
+    if rank < 4 or (mask is not None and mask.meta[EXAMPLE_VALUE].requires_grad):
+        # Eager takes its unfused path here, whose result is dense.
+        out = _insert(node, torch.Tensor.contiguous, out)
     for dim in {2: (0, 0), 3: (1,), 4: ()}[rank]:
         out = _insert(node, torch.squeeze, out, dim)
     return out
 
 
-# --------------------------------------------------------------------------------------------- rms_norm
+# ------------------------------------------------------------------------------------ rms_norm
 
 
 def _rms_norm_arguments(

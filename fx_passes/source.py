@@ -24,8 +24,8 @@ def _library_roots() -> tuple[str, ...]:
 def source_line(node: fx.Node) -> str:
     """`file:line in function` of the innermost frame in the user's code.
 
-    Where all frames are in libraries (a model of `transformers`), the innermost one outside torch; an empty
-    string where the node has no stack trace.
+    Where all frames are in libraries (a model of `transformers`), the innermost one outside torch;
+    an empty string where the node has no stack trace.
     """
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     if not frames:

@@ -1,7 +1,7 @@
 """Sizes that may be symbolic: hints and specs without adding a guard.
 
-The only file of this room that reads the internals of symbolic shapes. A hint is the size seen when the
-graph was captured; sizes that depend on data have none, and get `UNKNOWN_SIZE`.
+The only file of this room that reads the internals of symbolic shapes. A hint is the size seen when
+the graph was captured; sizes that depend on data have none, and get `UNKNOWN_SIZE`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def is_symbolic(value: Any) -> bool:
 
 
 def same_number(a: Any, b: Any) -> bool:
-    """True where two sizes are equal by expression; never asks the shape environment, so no guard."""
+    """True where two sizes are equal by expression; never asks the shape environment, so no
+    guard.
+    """
     if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt):
         return _expression(a) == _expression(b)
     return bool(a == b)

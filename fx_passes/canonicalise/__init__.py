@@ -1,0 +1,46 @@
+"""Canonicalise the ATen graph that AOTAutograd made, to the form of `docs/architecture.md`.
+
+One file per pass; `CANONICALISE` is the order. Every pass keeps values, dtypes and the layouts of
+outputs, and which outputs share storage.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from trnx.fx_passes.canonicalise.fold_casts import FOLD_ROUND_TRIPS, NORMALISE_CASTS
+from trnx.fx_passes.canonicalise.fold_constants import FOLD_CONSTANTS
+from trnx.fx_passes.canonicalise.hoist_pointwise import HOIST_POINTWISE
+from trnx.fx_passes.canonicalise.merge_common import MERGE_COMMON
+from trnx.fx_passes.canonicalise.name_attention import NAME_ATTENTION
+from trnx.fx_passes.canonicalise.name_products import NAME_PRODUCTS, WIDEN_PRODUCTS
+from trnx.fx_passes.canonicalise.normalise_dims import NORMALISE_DIMS
+from trnx.fx_passes.canonicalise.normalise_overloads import NORMALISE_OVERLOADS
+from trnx.fx_passes.canonicalise.remove_dead import REMOVE_DEAD
+from trnx.fx_passes.canonicalise.remove_noops import REMOVE_NOOPS
+from trnx.fx_passes.canonicalise.simplify_views import SIMPLIFY_VIEWS
+from trnx.fx_passes.passes import Pass, run_passes
+
+CANONICALISE: tuple[Pass, ...] = (
+    NAME_ATTENTION,
+    NORMALISE_DIMS,
+    SIMPLIFY_VIEWS,
+    NORMALISE_CASTS,
+    REMOVE_NOOPS,
+    FOLD_ROUND_TRIPS,
+    NORMALISE_OVERLOADS,
+    FOLD_CONSTANTS,
+    NAME_PRODUCTS,
+    SIMPLIFY_VIEWS,
+    WIDEN_PRODUCTS,
+    HOIST_POINTWISE,
+    SIMPLIFY_VIEWS,
+    REMOVE_NOOPS,
+    MERGE_COMMON,
+    REMOVE_DEAD,
+)
+
+
+def canonicalise(gm: fx.GraphModule) -> fx.GraphModule:
+    """Run `CANONICALISE` over `gm`, in place."""
+    return run_passes(gm, CANONICALISE)

@@ -1,0 +1,77 @@
+"""How most canonicalisations are written: a table from operator to a rule for one node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from trnx.fx_passes.aliasing import Aliasing, same_layout
+from trnx.fx_passes.metadata import fake_call, insert_call, replace
+from trnx.fx_passes.passes import Pass
+from trnx.fx_passes.symbolic import same_numbers
+
+# A rule returns the node that replaces its argument, or None where the node stays.
+Rule = Callable[[fx.Node], fx.Node | None]
+
+
+def rule_pass(name: str, rules: Mapping[Any, Rule], *ensures: str) -> Pass:
+    """A pass that applies `rules` to every node once, in order."""
+
+    def run(gm: fx.GraphModule) -> fx.GraphModule:
+        for node in list(gm.graph.nodes):
+            rule = rules.get(node.target) if node.op == "call_function" else None
+            new = rule(node) if rule is not None else None
+            if new is not None:
+                replace(node, new)
+        gm.recompile()
+        return gm
+
+    return Pass(name, run, ensures=frozenset(ensures))
+
+
+def removal_pass(name: str, source_of: Callable[[fx.Node], fx.Node | None], *ensures: str) -> Pass:
+    """A pass that lets users of a node read `source_of(node)`, an equal value, where aliasing
+    allows.
+    """
+
+    def run(gm: fx.GraphModule) -> fx.GraphModule:
+        aliasing = Aliasing(gm.graph)
+        for node in list(gm.graph.nodes):
+            source = source_of(node) if node.op == "call_function" else None
+            if source is not None and aliasing.can_stand_in(node, source):
+                aliasing.replaced(node, source)
+                replace(node, source)
+        gm.recompile()
+        return gm
+
+    return Pass(name, run, ensures=frozenset(ensures))
+
+
+def call_if_same(
+    node: fx.Node, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None
+) -> fx.Node | None:
+    """A call in the place of `node`, where it gives a tensor of the same layout and dtype."""
+    value = fake_value(node, target, args, kwargs or {})
+    known = node.meta.get("val")
+    if value is None or not isinstance(known, torch.Tensor) or not same_layout(value, known):
+        return None
+    return insert_call(node, target, args, kwargs, value=known)
+
+
+def fake_value(
+    node: fx.Node, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+) -> torch.Tensor | None:
+    """The fake result of a call, or None where the operator refuses the arguments."""
+    try:
+        value = fake_call(node.graph, target, args, kwargs, "val")
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal sizes, by expression."""
+    return same_numbers(a.shape, b.shape)

@@ -1,0 +1,72 @@
+"""Pointwise ops of one tensor stand before views: gelu(view(x)) becomes view(gelu(x)).
+
+So an epilogue stands next to the product that it follows. Only views that show every element once.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from trnx.fx_passes.aliasing import same_layout
+from trnx.fx_passes.canonicalise._rules import fake_value
+from trnx.fx_passes.metadata import insert_call, replace
+from trnx.fx_passes.nodes import aten, has_tensor, is_pointwise, is_random
+from trnx.fx_passes.passes import Pass
+
+_WHOLE_VIEWS = frozenset(
+    {
+        aten.view.default,
+        aten.transpose.int,
+        aten.permute.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.unsqueeze.default,
+    }
+)
+
+
+def _is_unary(node: fx.Node) -> bool:
+    """True for a pointwise op with one tensor, whose other arguments are numbers."""
+    if not (is_pointwise(node) or node.target is aten._to_copy.default) or is_random(node):
+        return False
+    return len(node.all_input_nodes) == 1 and len(node.args) > 0 and has_tensor(node)
+
+
+def _hoist(node: fx.Node) -> fx.Node | None:
+    """The view that takes the place of `node`, where one stood before it."""
+    places = [i for i, a in enumerate(node.args) if isinstance(a, fx.Node)]
+    if len(places) != 1 or not _is_unary(node):
+        return None
+    view = node.args[places[0]]
+    assert isinstance(view, fx.Node)
+    if view.op != "call_function" or view.target not in _WHOLE_VIEWS:
+        return None
+    source = view.args[0]
+    assert isinstance(source, fx.Node)
+    if source.op == "placeholder":  # a parameter: nothing to fuse with
+        return None
+    args = (*node.args[: places[0]], source, *node.args[places[0] + 1 :])
+    value = fake_value(node, node.target, args, node.kwargs)  # type: ignore[arg-type]
+    if value is None:
+        return None
+    early = insert_call(node, node.target, args, node.kwargs, value=value)  # type: ignore[arg-type]
+    late = fake_value(node, view.target, (early, *view.args[1:]), view.kwargs)  # type: ignore[arg-type]
+    if late is None or not same_layout(late, node.meta["val"]):
+        node.graph.erase_node(early)
+        return None
+    new = insert_call(node, view.target, (early, *view.args[1:]), view.kwargs, value=late)  # type: ignore[arg-type]
+    replace(node, new)
+    return early
+
+
+def _run(gm: fx.GraphModule) -> fx.GraphModule:
+    for node in list(gm.graph.nodes):
+        moved: fx.Node | None = node
+        while moved is not None and moved.op == "call_function":
+            moved = _hoist(moved)
+    gm.recompile()
+    return gm
+
+
+HOIST_POINTWISE = Pass("hoist_pointwise", _run, ensures=frozenset({"pointwise_before_views"}))

@@ -1,0 +1,54 @@
+"""Equal calls are made once. Never random ops, writes, or calls on a storage that is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from trnx.fx_passes.aliasing import Aliasing
+from trnx.fx_passes.metadata import replace
+from trnx.fx_passes.nodes import aten, has_effect, is_random
+from trnx.fx_passes.passes import Pass
+
+_UNFILLED = frozenset({aten.empty.memory_format, aten.empty_strided.default})
+
+
+def _key(value: Any) -> Any:
+    """`value` as something that can be hashed, in which 1, 1.0 and True differ."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_key(item) for item in value)
+    if isinstance(value, dict):
+        return tuple((k, _key(v)) for k, v in sorted(value.items()))
+    if isinstance(value, slice):
+        return ("slice", _key(value.start), _key(value.stop), _key(value.step))
+    return (type(value), repr(value)) if isinstance(value, float) else (type(value), value)
+
+
+def _may_merge(node: fx.Node) -> bool:
+    if node.op != "call_function" or has_effect(node) or is_random(node):
+        return False
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return False
+    return node.target not in _UNFILLED
+
+
+def _run(gm: fx.GraphModule) -> fx.GraphModule:
+    aliasing = Aliasing(gm.graph)
+    known: dict[Any, fx.Node] = {}
+    for node in list(gm.graph.nodes):
+        if not _may_merge(node):
+            continue
+        key = (node.target, _key(node.args), _key(dict(node.kwargs)))
+        first = known.setdefault(key, node)
+        if first is node or aliasing.touches_written(node):
+            continue
+        if aliasing.can_stand_in(node, first):
+            aliasing.replaced(node, first)
+            replace(node, first)
+    gm.recompile()
+    return gm
+
+
+MERGE_COMMON = Pass("merge_common", _run, ensures=frozenset({"no_common_subexpressions"}))

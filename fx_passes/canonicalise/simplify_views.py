@@ -1,0 +1,70 @@
+"""One spelling per view: `t` and swapping `permute`s as `transpose.int`, `_unsafe_view` and what
+`reshape` leaves as `view`; a view of a view is one view; two transposes cancel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from trnx.fx_passes.canonicalise._rules import Rule, call_if_same, rule_pass
+from trnx.fx_passes.nodes import aten, val
+
+_VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
+
+
+def _transpose_of(node: fx.Node) -> tuple[fx.Node, int, int] | None:
+    """The source and the two dimensions where `node` swaps two dimensions."""
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
+        return None
+    source = node.args[0]
+    rank = val(source).ndim if "val" in source.meta else 0
+    if node.target is aten.t.default:
+        return (source, 0, 1) if rank == 2 else None
+    if node.target is aten.transpose.int:
+        first, second = (d % rank for d in node.args[1:3])  # type: ignore[operator]
+        return source, min(first, second), max(first, second)
+    if node.target is aten.permute.default:
+        order = [d % rank for d in node.args[1]]  # type: ignore[union-attr, operator]
+        moved = [i for i, d in enumerate(order) if i != d]
+        return (source, moved[0], moved[1]) if len(moved) == 2 else None
+    return None
+
+
+def _transpose(node: fx.Node) -> fx.Node | None:
+    swap = _transpose_of(node)
+    if swap is None:
+        return None
+    inner = _transpose_of(swap[0])
+    if inner is not None and inner[1:] == swap[1:]:
+        return call_if_same(node, aten.alias.default, (inner[0],))
+    if node.target is aten.transpose.int and node.args == swap:
+        return None
+    return call_if_same(node, aten.transpose.int, swap)
+
+
+def _view(node: fx.Node) -> fx.Node | None:
+    source, sizes = node.args[0], node.args[1]
+    assert isinstance(source, fx.Node)
+    if all(isinstance(size, int) for size in val(node).shape):
+        sizes = list(val(node).shape)  # a -1 among the sizes is known
+    if source.target in _VIEWS:
+        merged = call_if_same(node, aten.view.default, (source.args[0], sizes))
+        if merged is not None:
+            return merged
+    if node.target is aten.view.default and node.args[1] == sizes:
+        return None
+    return call_if_same(node, aten.view.default, (source, sizes))
+
+
+_RULES: dict[Any, Rule] = {
+    aten.t.default: _transpose,
+    aten.transpose.int: _transpose,
+    aten.permute.default: _transpose,
+    aten.view.default: _view,
+    aten._unsafe_view.default: _view,
+    aten.reshape.default: _view,
+}
+
+SIMPLIFY_VIEWS = rule_pass("simplify_views", _RULES, "one_view_spelling")

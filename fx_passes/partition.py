@@ -1,0 +1,161 @@
+"""Cut the canonical graph into regions: legality, then profit, then the fallback for the rest.
+
+1. kernels of the registry, biggest patterns first (`fuse.py`);
+2. generated kernels over what is left (`grow.py`, `generate.py`);
+3. fallback regions over what is left, by the policy: `auto` (the first engine that takes a node; of
+   those that take a whole region the cheapest), `xla` or `eager` (that engine first), `error`
+   (raise, and say every op that has no NKI kernel);
+4. one schedule of everything (`schedule.py`), and the ledger of all that does not run on NKI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import fx
+
+from trnx.fx_passes.errors import FallbackForbiddenError, UnsupportedOpError
+from trnx.fx_passes.fuse import find_kernels
+from trnx.fx_passes.generate import generated_units
+from trnx.fx_passes.ledger import Refusals, entry
+from trnx.fx_passes.nodes import is_compute, op_name
+from trnx.fx_passes.order import Order, Unit, read_after_write, single_units
+from trnx.fx_passes.profit import Profit, Select
+from trnx.fx_passes.region import Engine, FallbackEngine, Generator, LedgerEntry, Plan, Region
+from trnx.fx_passes.schedule import Scheduler, Step
+from trnx.fx_passes.source import source_line
+from trnx.nki_kernels.spec import Kernel
+from trnx.simulator.hardware import Hardware
+
+Policy = Literal["auto", "xla", "eager", "error"]
+
+
+def partition(
+    gm: fx.GraphModule,
+    *,
+    kernels: Iterable[Kernel],
+    hardware: Hardware,
+    engines: Sequence[FallbackEngine],
+    generator: Generator | None = None,
+    select: Select = "profit",
+    policy: Policy = "auto",
+) -> Plan:
+    """The plan of the canonical graph `gm`, which is not changed.
+
+    Without a `generator` only the kernels of the registry are used. Raises FallbackForbiddenError
+    under policy `error`, and UnsupportedOpError where no engine takes an op.
+    """
+    refusals = Refusals()
+    forbidden = policy == "error"
+    profit = Profit(hardware, () if forbidden else tuple(engines), select)
+    units = _kernel_units(gm.graph, kernels, hardware, profit, refusals, generator)
+    rest = _rest(gm.graph, units)
+    if forbidden and rest:
+        raise FallbackForbiddenError([entry(n, "eager", refusals.reason(n)) for n in rest])
+    fallback = _Fallback(_preferred(engines, policy), policy)
+    kinds = {node: fallback.engine_of(node, refusals) for node in rest}
+    every = single_units(gm.graph, units, kinds)
+    order = Order(gm.graph, every)
+    steps = Scheduler(order, fallback.by_name, fallback.choose).run()
+    regions = tuple(step for step in steps if isinstance(step, Region))
+    return Plan(gm, regions, _ledger(steps, refusals), steps)
+
+
+def _kernel_units(
+    graph: fx.Graph,
+    kernels: Iterable[Kernel],
+    hardware: Hardware,
+    profit: Profit,
+    refusals: Refusals,
+    generator: Generator | None,
+) -> list[Unit]:
+    barred = read_after_write(graph)
+    matches = find_kernels(graph, kernels, hardware, profit, refusals, barred)
+    units = [Unit("nki", m.nodes, m.match) for m in matches]
+    if generator is None:
+        return units
+    kinds = dict.fromkeys(_rest(graph, units), "compute")
+    order = Order(graph, single_units(graph, units, kinds))
+    return [*units, *generated_units(order, generator, hardware, profit, refusals, barred)]
+
+
+def _rest(graph: fx.Graph, units: Iterable[Unit]) -> list[fx.Node]:
+    """The compute nodes that no unit holds."""
+    taken = {node for unit in units for node in unit.nodes}
+    return [node for node in graph.nodes if is_compute(node) and node not in taken]
+
+
+def _preferred(engines: Sequence[FallbackEngine], policy: Policy) -> tuple[FallbackEngine, ...]:
+    """The engines in the order in which they are asked."""
+    return tuple(sorted(engines, key=lambda e: e.name != policy))
+
+
+@dataclass(frozen=True)
+class _Fallback:
+    """The engines for what no kernel takes."""
+
+    engines: tuple[FallbackEngine, ...]
+    policy: Policy
+
+    @property
+    def by_name(self) -> dict[str, FallbackEngine]:
+        return {engine.name: engine for engine in self.engines}
+
+    def engine_of(self, node: fx.Node, refusals: Refusals) -> Engine:
+        """The first engine that takes `node`; the refusals of those before it are remembered."""
+        reasons: list[str] = []
+        for engine in self.engines:
+            reject = engine.supports(node)
+            if reject is None:
+                for reason in reasons:
+                    refusals.note(node, reason)
+                return engine.name
+            reasons.append(f"{engine.name}: {reject.reason}")
+        raise UnsupportedOpError(op_name(node), source_line(node) or "unknown line", reasons)
+
+    def choose(self, kind: str, nodes: Sequence[fx.Node]) -> Engine:
+        """The engine of a finished region: under `auto` the cheapest that takes all of it."""
+        first = self.by_name[kind]
+        if self.policy != "auto":
+            return first.name
+        able = [e for e in self.engines if e is first or not any(e.supports(n) for n in nodes)]
+        return min(able, key=lambda e: e.cost(nodes)).name
+
+
+def _ledger(steps: Sequence[Step], refusals: Refusals) -> tuple[LedgerEntry, ...]:
+    """An entry for each compute node off NKI, and for each near miss of one that is on it."""
+    regions = [step for step in steps if isinstance(step, Region)]
+    entries: list[LedgerEntry] = []
+    for region in regions:
+        for node in region.nodes:
+            if not is_compute(node):
+                continue
+            if region.engine != "nki":
+                entries.append(entry(node, region.engine, refusals.reason(node)))
+            elif misses := refusals.near_misses(node):
+                entries.append(entry(node, "nki", misses))
+    return tuple(entries)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of a plan runs on NKI, in compute nodes."""
+
+    on_nki: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        """On NKI over all; 1 where there is nothing to compute."""
+        return self.on_nki / self.total if self.total else 1.0
+
+
+def coverage(plan: Plan) -> Coverage:
+    """Compute nodes on NKI and in all; views, getitems, factories and symbolic numbers do not
+    count.
+    """
+    total = sum(1 for node in plan.graph_module.graph.nodes if is_compute(node))
+    on_nki = {n for r in plan.regions if r.engine == "nki" for n in r.nodes if is_compute(n)}
+    return Coverage(len(on_nki), total)

@@ -1,0 +1,206 @@
+"""From units to steps: a list schedule that keeps each fallback engine going as long as it can.
+
+Regions of a fallback engine are stretches of one topological order, so they are convex by
+construction.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from trnx.fx_passes.aliasing import storage_root
+from trnx.fx_passes.extract import inputs_of
+from trnx.fx_passes.match import bound_nodes
+from trnx.fx_passes.nodes import (
+    has_effect,
+    is_call,
+    is_compute,
+    is_getitem,
+    is_glue,
+    is_mutation,
+    is_number,
+)
+from trnx.fx_passes.order import Order, Unit
+from trnx.fx_passes.region import Engine, FallbackEngine, KernelMatch, Region
+
+Step = Region | fx.Node
+
+
+@dataclass
+class _Run:
+    """The fallback region that is being filled."""
+
+    kind: str
+    nodes: list[fx.Node] = field(default_factory=list)
+    members: set[Unit] = field(default_factory=set)
+
+
+class Scheduler:
+    """One pass over the units; `choose` picks the engine of a finished fallback region."""
+
+    def __init__(
+        self,
+        order: Order,
+        engines: Mapping[str, FallbackEngine],
+        choose: Callable[[str, Sequence[fx.Node]], Engine],
+    ) -> None:
+        self._order = order
+        self._engines = engines
+        self._choose = choose
+        self._waiting = {unit: len(order.before[unit]) for unit in order.units}
+        self._ready: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        self._index = {unit: i for i, unit in enumerate(order.units)}
+        self._written = {
+            storage_root(node.all_input_nodes[0])
+            for unit in order.units
+            for node in unit.nodes
+            if is_mutation(node)
+        }
+        self._steps: list[Step] = []
+        self._run: _Run | None = None
+        self._regions = 0
+
+    def run(self) -> tuple[Step, ...]:
+        """All steps, without glue that nothing needs."""
+        for unit in self._order.units:
+            if not self._waiting[unit]:
+                self._push(unit)
+        while unit := self._next():
+            self._place(unit)
+            for after in self._order.after[unit]:
+                self._waiting[after] -= 1
+                if not self._waiting[after]:
+                    self._push(after)
+        self._close()
+        return _needed(self._steps)
+
+    def _push(self, unit: Unit) -> None:
+        heapq.heappush(self._ready[unit.kind], (self._order.position(unit), self._index[unit]))
+
+    def _pop(self, kind: str) -> Unit:
+        return self._order.units[heapq.heappop(self._ready[kind])[1]]
+
+    def _next(self) -> Unit | None:
+        """Glue first, then more of the open region, then kernels, then another fallback region."""
+        current = self._run.kind if self._run else ""
+        for kind in ("glue", current, "nki"):
+            if self._ready[kind]:
+                return self._pop(kind)
+        others = [kind for kind, heap in self._ready.items() if heap]
+        return self._pop(min(others, key=lambda k: self._ready[k][0])) if others else None
+
+    def _place(self, unit: Unit) -> None:
+        run = self._run
+        if unit.kind == "glue":
+            if run and any(before in run.members for before in self._order.before[unit]):
+                run.nodes.extend(unit.nodes)
+                run.members.add(unit)
+            else:
+                self._steps.extend(unit.nodes)
+            return
+        if unit.kind == "nki":
+            self._close()
+            assert isinstance(unit.payload, KernelMatch)
+            self._steps.append(self._kernel_region(unit, unit.payload))
+            return
+        if run is None or run.kind != unit.kind:
+            self._close()
+            run = self._run = _Run(unit.kind)
+        run.nodes.extend(unit.nodes)
+        run.members.add(unit)
+
+    def _name(self, what: str) -> str:
+        self._regions += 1
+        return f"region_{self._regions - 1}_{what}"
+
+    def _kernel_region(self, unit: Unit, match: KernelMatch) -> Region:
+        outputs = tuple(n for n in match.results if n is not None)
+        return Region(
+            self._name(match.kernel.name),
+            "nki",
+            unit.nodes,
+            bound_nodes(match.bindings),
+            outputs,
+            match,
+        )
+
+    def _close(self) -> None:
+        """Turn the open run into a region, and the glue that follows from it into steps."""
+        if self._run is None:
+            return
+        run, self._run = self._run, None
+        nodes = self._with_glue(run)
+        inside = set(nodes)
+        outputs = tuple(
+            n for n in nodes if not is_glue(n) and any(u not in inside for u in n.users)
+        )
+        # A multi-output node is no value of its own: its getitems are.
+        outputs = tuple(n for n in outputs if not isinstance(n.meta.get("val"), (tuple, list)))
+        engine = self._choose(run.kind, nodes)
+        self._steps.append(Region(self._name(engine), engine, nodes, inputs_of(nodes), outputs))
+        self._steps.extend(n for n in run.nodes if is_glue(n))
+
+    def _with_glue(self, run: _Run) -> tuple[fx.Node, ...]:
+        """The run's nodes, the glue among them that they use, and copies of the glue in front of
+        them.
+        """
+        engine = self._engines[run.kind]
+        own = set(run.nodes)
+        wanted: set[fx.Node] = set()
+        todo = [a for n in run.nodes if not is_glue(n) for a in n.all_input_nodes]
+        while todo:
+            node = todo.pop()
+            if node in wanted or not self._may_copy(node, engine, node in own):
+                continue
+            wanted.add(node)
+            todo.extend(node.all_input_nodes)
+        keep = {n for n in run.nodes if not is_glue(n)} | wanted
+        front = sorted((n for n in wanted if n not in own), key=self._position)
+        return (*front, *(n for n in run.nodes if n in keep))
+
+    def _position(self, node: fx.Node) -> int:
+        return self._order.node_position(node)
+
+    def _may_copy(self, node: fx.Node, engine: FallbackEngine, own: bool) -> bool:
+        """True for glue that may be evaluated in the region (once more, where it is not the run's
+        own).
+        """
+        if node.op == "get_attr":
+            return "val" not in node.meta  # the body of a higher-order op
+        if not is_call(node) or not is_glue(node) or has_effect(node) or is_number(node):
+            return False
+        if is_getitem(node) and not own:
+            return self._may_copy(node.all_input_nodes[0], engine, own)
+        if storage_root(node) in self._written:
+            return False
+        return is_getitem(node) or engine.supports(node) is None
+
+
+def _needed(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """`steps` without glue that neither a region, nor an effect, nor the output reads."""
+    wanted: set[fx.Node] = set()
+    for step in steps:
+        nodes = step.nodes if isinstance(step, Region) else (step,)
+        for node in nodes:
+            if any(user.op == "output" for user in node.users):
+                wanted.add(node)
+    kept: list[Step] = []
+    for step in reversed(steps):
+        if isinstance(step, Region):
+            wanted.update(step.inputs)
+        elif step in wanted or has_effect(step):
+            wanted.update(step.all_input_nodes)
+        else:
+            continue
+        kept.append(step)
+    return tuple(reversed(kept))
+
+
+def computed(steps: Sequence[Step]) -> set[fx.Node]:
+    """The compute nodes that the regions among `steps` hold."""
+    return {n for s in steps if isinstance(s, Region) for n in s.nodes if is_compute(n)}
