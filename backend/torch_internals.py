@@ -128,13 +128,14 @@ def reset_dynamo() -> None:
 
 @contextmanager
 def graph_breaks() -> Iterator[dict[str, int]]:
-    """Collects reason -> count of Dynamo's graph breaks while the block runs."""
+    """Collects reason (its first line) -> count of Dynamo's graph breaks while the block runs."""
     before = dict(counters["graph_break"])
     found: dict[str, int] = {}
     yield found
     for reason, count in counters["graph_break"].items():
-        if count > before.get(reason, 0):
-            found[reason] = count - before.get(reason, 0)
+        if new := count - before.get(reason, 0):
+            line = reason.strip().splitlines()[0]
+            found[line] = found.get(line, 0) + new
 
 
 def eager_backward_compile() -> AbstractContextManager[Any]:
