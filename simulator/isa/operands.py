@@ -161,6 +161,20 @@ def all_wide_integers(*tiles: NkiTensor) -> bool:
     return all(tile.dtype in _WIDE_INTEGERS for tile in tiles)
 
 
+_SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+
+def bits_of(view: torch.Tensor) -> torch.Tensor:
+    """The same memory as signed integers of the element's size, for which torch has every operation."""
+    return view.view(_SIGNED[view.element_size()])
+
+
+def require_dtype(emit: Emit, operand: str, tile: NkiTensor, allowed: Sequence[str]) -> None:
+    """The tile has one of the dtypes named in `allowed`."""
+    if tile.dtype not in allowed:
+        emit.illegal(f"{operand} is {tile.dtype}; it must be one of {', '.join(allowed)}")
+
+
 def is_bits(dtype: DType) -> bool:
     """True for a dtype that bitvec operators take."""
     return dtype in INTEGERS

@@ -12,20 +12,19 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.dtypes import float32
-from trnx.simulator.isa.alu import OPERATORS, AluOp, arithmetic, binary_arithmetic, operator
+from trnx.simulator.isa.alu import OPERATORS, arithmetic, binary_arithmetic, operator
 from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
-    INTEGERS,
     accumulate,
     accumulator,
+    bits_of,
     common_shape,
     is_bits,
-    is_overlapping,
     match_tiles,
     needs_generation,
     read_out,
+    require_dtype,
     scalar,
 )
 from trnx.simulator.isa.reductions import reduce_last
@@ -61,9 +60,8 @@ def tensor_reduce(
             is_bits(data.dtype) and is_bits(dst.dtype) and data.dtype.itemsize == dst.dtype.itemsize,
             f"nl.{alu.name} takes integers of one width, not {data.dtype} and {dst.dtype}",
         )
-        signed = {1: torch.int8, 2: torch.int16, 4: torch.int32}[data.dtype.itemsize]
-        bits = emit.read(data, "data", shape=source).view(signed)
-        target = emit.write(dst, "dst", shape=result, elementwise=False).view(signed)
+        bits = bits_of(emit.read(data, "data", shape=source))
+        target = bits_of(emit.write(dst, "dst", shape=result, elementwise=False))
         emit.step(reduce_last(alu), bits, target)
         return
     value = emit.read_f32(data, "data", shape=source)
@@ -221,9 +219,3 @@ def exponential(
     if reduce_res is not None:
         require_dtype(emit, "reduce_res", reduce_res, _EXP_RESULTS[:6])
         read_out(emit, registers, reduce_res, dst, "reduce_res")
-
-
-def require_dtype(emit: Emit, operand: str, tile: NkiTensor, allowed: tuple[str, ...]) -> None:
-    """The tile has one of the dtypes named in `allowed`."""
-    if tile.dtype not in allowed:
-        emit.illegal(f"{operand} is {tile.dtype}; it must be one of {', '.join(allowed)}")

@@ -1,0 +1,265 @@
+"""GpSimd: iota, affine_select, tensor_partition_reduce, nonzero_with_count, sequence_bounds.
+
+GpSimd reaches SBUF only. What iota and affine_select derive from their pattern is computed once, when
+the instruction is recorded; a register as offset makes it part of every run. Source: the entries of
+these names in SDK nki.isa.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trnx.simulator.dtypes import DType
+from trnx.simulator.isa.alu import operator, token_name
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.operands import (
+    bits_of,
+    common_shape,
+    constant,
+    flat,
+    in_sbuf,
+    is_bits,
+    match_tiles,
+    needs_generation,
+    number,
+    require_dtype,
+)
+from trnx.simulator.isa.reductions import REDUCTIONS
+from trnx.simulator.registers import VirtualRegister
+from trnx.simulator.storage import SBUF
+from trnx.simulator.tensor import NkiTensor
+
+_COMPARISONS = ("equal", "not_equal", "greater_equal", "greater", "less_equal", "less")
+
+
+def _affine(
+    emit: Emit, dst: NkiTensor, pattern: Any, offset: int, channel_multiplier: int
+) -> torch.Tensor:
+    """offset + partition * channel_multiplier + sum(step * index), as [partitions, elements] of int64.
+
+    The engine computes in 32 bits: values wrap around.
+    """
+    steps = [(int(step), int(count)) for step, count in pattern]
+    emit.require(1 <= len(steps) <= 4, f"pattern has {len(steps)} dimensions; it may have 1 to 4")
+    values = torch.arange(dst.shape[0], device="cpu")[:, None] * int(channel_multiplier) + offset
+    for step, count in steps:
+        values = (values[..., None] + torch.arange(count, device="cpu") * step).flatten(1)
+    if values.shape[1] != dst.free_size:
+        emit.illegal(
+            f"pattern {pattern} gives {values.shape[1]} elements per partition; "
+            f"dst has {dst.free_size}"
+        )
+    return wrap_int32(values)
+
+
+def wrap_int32(values: torch.Tensor) -> torch.Tensor:
+    """The low 32 bits of int64 values, with sign."""
+    return values.to(torch.int32).to(torch.int64)
+
+
+def _store_integers(values: torch.Tensor, dtype: DType, out: torch.Tensor) -> None:
+    """Convert int32 values into `out`: 32-bit types keep the bits, narrower integers saturate."""
+    if dtype.limits is not None and dtype.itemsize < 4:
+        values = values.clamp(*dtype.limits)
+    out.copy_(values if dtype.limits is not None else values.to(torch.float32))
+
+
+@instruction
+def iota(
+    emit: Emit,
+    dst: NkiTensor,
+    pattern: Any,
+    offset: Any = 0,
+    channel_multiplier: int = 0,
+    name: str | None = None,
+) -> None:
+    """dst[p, i...] = offset + p * channel_multiplier + sum(step * i)."""
+    emit.on(Engine.gpsimd, (Engine.gpsimd,))
+    emit.check(dst, "dst", SBUF)
+    register = offset if isinstance(offset, VirtualRegister) else None
+    values = _affine(emit, dst, pattern, 0 if register else int(offset), channel_multiplier)
+    shape = flat(dst)
+    if dst.dtype == "float8_e4m3" or register is not None:
+        out = emit.write_f32(dst, "dst", shape=shape)
+        if dst.dtype.limits is None or dst.dtype.itemsize < 4:
+            emit.step(_iota_from_register, values, register, out)
+            return
+        emit.illegal("a register as offset needs a float or narrow integer dst; add it afterwards")
+    emit.require(not dst.dtype.is_packed, f"dst is {dst.dtype}, which has no arithmetic")
+    ready = torch.empty(shape, dtype=dst.dtype.torch, device="cpu")
+    _store_integers(values, dst.dtype, ready)
+    emit.step(emit.write(dst, "dst", shape=shape).copy_, ready)
+
+
+def _iota_from_register(
+    values: torch.Tensor, register: VirtualRegister | None, out: torch.Tensor
+) -> None:
+    out.copy_(values if register is None else wrap_int32(values + register.value))
+
+
+@instruction
+def affine_select(
+    emit: Emit,
+    dst: NkiTensor,
+    pattern: Any,
+    channel_multiplier: int,
+    on_true_tile: NkiTensor,
+    on_false_value: Any,
+    cmp_op: Any = None,
+    offset: Any = 0,
+    name: str | None = None,
+) -> None:
+    """dst = on_true_tile where `affine <cmp_op> 0`, else on_false_value."""
+    emit.on(Engine.gpsimd, (Engine.gpsimd,))
+    in_sbuf(emit, dst=dst, on_true_tile=on_true_tile)
+    match_tiles(emit, dst, on_true_tile=on_true_tile)
+    compare = operator(emit, cmp_op, "cmp_op", _COMPARISONS).function if cmp_op else torch.eq
+    fill = constant(number(emit, on_false_value, "on_false_value"))
+    register = offset if isinstance(offset, VirtualRegister) else None
+    affine = _affine(emit, dst, pattern, 0 if register else int(offset), channel_multiplier)
+    shape = flat(dst)
+    if register is not None:
+        chosen = emit.read_f32(on_true_tile, "on_true_tile", shape=shape)
+        out = emit.write_f32(dst, "dst", shape=shape)
+        emit.step(_select_from_register, compare, affine, register, chosen, fill, out)
+        return
+    mask: torch.Tensor = compare(affine, 0)
+    if dst.dtype == on_true_tile.dtype and dst.dtype.torch.is_floating_point:
+        # Equal types are copied bit by bit; the value rounds to the type as a number would.
+        value = emit.read(on_true_tile, "on_true_tile", shape=shape)
+        target = emit.write(dst, "dst", shape=shape)
+        fill = fill.to(dst.dtype.torch)
+        if value.element_size() < 4:
+            value, target, fill = bits_of(value), bits_of(target), bits_of(fill)
+    else:
+        value = emit.read_f32(on_true_tile, "on_true_tile", shape=shape)
+        target = emit.write_f32(dst, "dst", shape=shape)
+    if bool(mask.all()):
+        emit.step(target.copy_, value)
+    elif not bool(mask.any()):
+        emit.step(target.copy_, fill)
+    else:
+        emit.step(torch.where, mask, value, fill, out=target)
+
+
+def _select_from_register(
+    compare: Any,
+    affine: torch.Tensor,
+    register: VirtualRegister,
+    chosen: torch.Tensor,
+    fill: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    mask = compare(wrap_int32(affine + register.value), 0)
+    torch.where(mask, chosen, fill, out=out)
+
+
+_PARTITION_OPS = ("add", "average", "max", "maximum", "bitwise_or", "bitwise_and")
+
+
+@instruction
+def tensor_partition_reduce(
+    emit: Emit, dst: NkiTensor, op: Any, data: NkiTensor, name: str | None = None
+) -> None:
+    """dst[0] = op-reduce of data over its partitions."""
+    emit.on(Engine.gpsimd, (Engine.gpsimd,))
+    in_sbuf(emit, dst=dst, data=data)
+    kind = token_name(op)
+    if kind not in _PARTITION_OPS:
+        emit.illegal(f"op={kind} is not supported; use one of {', '.join(_PARTITION_OPS)}")
+    if dst.shape[0] != 1 or dst.free_size != data.free_size:
+        emit.illegal(f"dst has shape {dst.shape}; expected (1, {data.free_size})")
+    if kind.startswith("bitwise"):
+        emit.require(
+            is_bits(data.dtype) and data.dtype.itemsize == dst.dtype.itemsize and is_bits(dst.dtype),
+            f"nl.{kind} takes integers of one width, not {data.dtype} and {dst.dtype}",
+        )
+        bits = bits_of(emit.read(data, "data", shape=flat(data)))
+        target = bits_of(emit.write(dst, "dst", shape=flat(dst), elementwise=False))
+        emit.step(REDUCTIONS[kind], bits.t(), target.t())
+        return
+    value = emit.read_f32(data, "data", shape=flat(data))
+    out = emit.write_f32(dst, "dst", shape=flat(dst), elementwise=False)
+    if kind == "add":
+        emit.step(torch.sum, value, 0, True, out=out)
+    elif kind == "average":
+        emit.step(torch.mean, value, 0, True, out=out)
+    else:
+        emit.step(torch.amax, value, 0, True, out=out)
+
+
+_CORE = 16  # partitions per GpSimd core
+
+
+@instruction
+def nonzero_with_count(
+    emit: Emit,
+    dst: NkiTensor,
+    src: NkiTensor,
+    index_offset: int = 0,
+    padding_val: int = -1,
+    name: str | None = None,
+) -> None:
+    """On partitions 0, 16, ...: indices of src's nonzero elements, padding, and their count last."""
+    emit.on(Engine.gpsimd, (Engine.gpsimd,))
+    needs_generation(emit, 3)
+    in_sbuf(emit, dst=dst, src=src)
+    require_dtype(emit, "src", src, ("float32", "int32"))
+    require_dtype(emit, "dst", dst, ("int32",))
+    emit.require(
+        dst.shape[0] == src.shape[0] and dst.free_size == src.free_size + 1,
+        f"dst has shape {dst.shape}; expected ({src.shape[0]}, {src.free_size + 1})",
+    )
+    emit.require(dst.ndim == 2, "dst must be two-dimensional")
+    rows = emit.read(src[::_CORE], "src", shape=(len(range(0, src.shape[0], _CORE)), src.free_size))
+    target = emit.overwrite_some(dst, "dst", buffers=SBUF)[::_CORE]
+    emit.step(_nonzero, rows, int(index_offset), int(padding_val), target)
+
+
+def _nonzero(rows: torch.Tensor, offset: int, padding: int, out: torch.Tensor) -> None:
+    out[:, :-1] = padding
+    for row, result in zip(rows, out, strict=True):
+        found = row.nonzero().flatten()
+        result[: found.numel()] = found + offset
+        result[-1] = found.numel()
+
+
+@instruction
+def sequence_bounds(
+    emit: Emit, dst: NkiTensor, segment_ids: NkiTensor, name: str | None = None
+) -> None:
+    """dst[0, 0] and dst[0, 1] = start and exclusive end of the segment of each element."""
+    emit.on(Engine.gpsimd, (Engine.gpsimd,))
+    in_sbuf(emit, dst=dst, segment_ids=segment_ids)
+    require_dtype(emit, "segment_ids", segment_ids, ("float32", "int32"))
+    require_dtype(emit, "dst", dst, ("float32", "int32"))
+    length = segment_ids.free_size
+    emit.require(segment_ids.shape[0] == 1, "segment_ids must have one partition")
+    if dst.shape[0] != 1 or dst.free_size != 2 * length:
+        emit.illegal(f"dst has shape {dst.shape}; expected (1, 2, {length})")
+    ids = emit.read(segment_ids, "segment_ids", shape=(length,))
+    out = emit.write(dst, "dst", shape=(2, length), elementwise=False)
+    emit.step(_bounds, ids, out)
+
+
+def _bounds(ids: torch.Tensor, out: torch.Tensor) -> None:
+    length = ids.numel()
+    position = torch.arange(length, device="cpu")
+    starts_here = torch.ones(length, dtype=torch.bool, device="cpu")
+    starts_here[1:] = ids[1:] != ids[:-1]
+    ends_here = torch.ones(length, dtype=torch.bool, device="cpu")
+    ends_here[:-1] = starts_here[1:]
+    start = torch.where(starts_here, position, 0).cummax(0).values
+    end = torch.where(ends_here, position + 1, length).flip(0).cummin(0).values.flip(0)
+    is_padding = ids == 0
+    out[0] = torch.where(is_padding, length, start)
+    out[1] = torch.where(is_padding, -1, end)
+
+
+def core_groups(tile: NkiTensor) -> Sequence[tuple[int, int]]:
+    """(first, last + 1) partition of each GpSimd core's slice of `tile`."""
+    return [(start, start + _CORE) for start in range(0, tile.shape[0], _CORE)]

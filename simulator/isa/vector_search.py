@@ -1,0 +1,133 @@
+"""Search on VectorE: max8, nc_find_index8, nc_match_replace8.
+
+They work per partition on 8 values at a time, compared in float32; a value that occurs several times in
+`vals` is paired with as many different positions. Source: the entries of these names in SDK nki.isa.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.operands import match_tiles, number, require_dtype
+from trnx.simulator.tensor import NkiTensor
+
+_MISSING = -1  # all ones, as unsigned
+
+
+def _check_data(emit: Emit, data: NkiTensor, operand: str) -> None:
+    emit.check(data, operand)
+    emit.require(
+        8 <= data.free_size <= 16384,
+        f"{operand} has {data.free_size} elements per partition; there must be 8 to 16384",
+    )
+
+
+def _check_eight(emit: Emit, tile: NkiTensor, operand: str, like: NkiTensor) -> None:
+    emit.check(tile, operand)
+    if tile.shape[0] != like.shape[0] or tile.free_size != 8:
+        emit.illegal(f"{operand} has shape {tile.shape}; expected ({like.shape[0]}, 8)")
+
+
+@instruction
+def max8(emit: Emit, dst: NkiTensor, src: NkiTensor, name: str | None = None) -> None:
+    """dst[p] = the 8 largest elements of src[p] in descending order, duplicates included."""
+    emit.on(Engine.vector, (Engine.vector,))
+    _check_data(emit, src, "src")
+    _check_eight(emit, dst, "dst", src)
+    partitions, length = src.shape[0], src.free_size
+    value = emit.read_f32(src, "src", shape=(partitions, length))
+    out = emit.write_f32(dst, "dst", shape=(partitions, 8), elementwise=False)
+    largest = emit.scratch((partitions, 8))
+    index = emit.scratch((partitions, 8), torch.int64)
+    emit.step(torch.topk, value, 8, 1, True, True, out=(largest, index))
+    emit.step(out.copy_, largest)
+
+
+def _match(
+    data: torch.Tensor, values: torch.Tensor, order: Sequence[int], positions: torch.Tensor
+) -> torch.Tensor:
+    """Position of each value's next unused occurrence in `data`, by columns in `order`; -1 if none.
+
+    Returns the mask of positions that were found.
+    """
+    length = data.shape[1]
+    ascending = torch.arange(length, device="cpu")
+    used = torch.zeros(data.shape, dtype=torch.bool, device="cpu")
+    for i in order:
+        candidates = (data == values[:, i : i + 1]) & ~used
+        found = torch.where(candidates, ascending, length).amin(1, True)
+        used |= ascending == found
+        positions[:, i : i + 1] = torch.where(found < length, found, _MISSING)
+    return used
+
+
+def _find(data: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
+    positions = torch.empty(values.shape, dtype=torch.int64, device="cpu")
+    _match(data, values, range(8), positions)
+    # Unsigned: the low bits of -1 are all ones.
+    out.copy_(positions)
+
+
+@instruction
+def nc_find_index8(
+    emit: Emit, dst: NkiTensor, data: NkiTensor, vals: NkiTensor, name: str | None = None
+) -> None:
+    """dst[p, i] = index of vals[p, i] in data[p]; duplicates take successive occurrences."""
+    emit.on(Engine.vector, (Engine.vector,))
+    _check_data(emit, data, "data")
+    _check_eight(emit, vals, "vals", data)
+    _check_eight(emit, dst, "dst", data)
+    require_dtype(emit, "dst", dst, ("uint16", "uint32"))
+    partitions = data.shape[0]
+    value = emit.read_f32(data, "data", shape=(partitions, data.free_size))
+    wanted = emit.read_f32(vals, "vals", shape=(partitions, 8))
+    out = emit.write(dst, "dst", shape=(partitions, 8), elementwise=False)
+    emit.step(_find, value, wanted, out)
+
+
+def _replace(
+    data: torch.Tensor,
+    values: torch.Tensor,
+    immediate: float,
+    out: torch.Tensor,
+    indices: torch.Tensor | None,
+) -> None:
+    positions = torch.empty(values.shape, dtype=torch.int64, device="cpu")
+    used = _match(data, values, range(7, -1, -1), positions)
+    out.copy_(data)
+    out.masked_fill_(used, immediate)
+    if indices is not None:
+        indices.copy_(positions)
+
+
+@instruction
+def nc_match_replace8(
+    emit: Emit,
+    dst: NkiTensor,
+    data: NkiTensor,
+    vals: NkiTensor,
+    imm: Any,
+    dst_idx: NkiTensor | None = None,
+    name: str | None = None,
+) -> None:
+    """dst = data with the first occurrence of each of vals replaced by imm; dst_idx = where they were."""
+    emit.on(Engine.vector, (Engine.vector,))
+    _check_data(emit, data, "data")
+    match_tiles(emit, dst, data=data)
+    _check_eight(emit, vals, "vals", data)
+    partitions, length = data.shape[0], data.free_size
+    value = emit.read_f32(data, "data", shape=(partitions, length))
+    wanted = emit.read_f32(vals, "vals", shape=(partitions, 8))
+    immediate = number(emit, imm, "imm")
+    out = emit.write_f32(dst, "dst", shape=(partitions, length))
+    indices = None
+    if dst_idx is not None:
+        _check_eight(emit, dst_idx, "dst_idx", data)
+        require_dtype(emit, "dst_idx", dst_idx, ("uint16", "uint32"))
+        indices = emit.write(dst_idx, "dst_idx", shape=(partitions, 8), elementwise=False)
+    emit.step(_replace, value, wanted, immediate, out, indices)

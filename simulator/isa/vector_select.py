@@ -1,0 +1,187 @@
+"""Selection on VectorE: tensor_copy_predicated, select_reduce, range_select.
+
+select_reduce and range_select reduce their result by maximum into VectorE's accumulator registers.
+Source: the entries of these names in SDK nki.isa.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trnx.simulator.dtypes import float32
+from trnx.simulator.isa.alu import OPERATORS, binary_arithmetic
+from trnx.simulator.isa.enums import Engine, ReduceCmd
+from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.operands import (
+    FLOATS,
+    accumulate,
+    accumulator,
+    bits_of,
+    common_shape,
+    constant,
+    is_overlapping,
+    match_column,
+    match_tiles,
+    needs_generation,
+    not_both_in_psum,
+    number,
+    read_out,
+    require_dtype,
+    scalar,
+)
+from trnx.simulator.isa.reductions import reduce_last
+from trnx.simulator.tensor import NkiTensor
+
+FP32_MIN = torch.finfo(torch.float32).min
+_COMPARISONS = ("equal", "less", "less_equal", "greater", "greater_equal")
+_COMMANDS = (ReduceCmd.idle, ReduceCmd.reset, ReduceCmd.reduce, ReduceCmd.reset_reduce)
+_SELECT_SOURCES = tuple(name for name in FLOATS if name != "tfloat32") + (
+    "int8",
+    "int16",
+    "uint8",
+    "uint16",
+)
+
+
+@instruction
+def tensor_copy_predicated(
+    emit: Emit,
+    dst: NkiTensor,
+    src: Any,
+    predicate: NkiTensor,
+    reverse_pred: bool = False,
+    name: str | None = None,
+) -> None:
+    """dst = src where predicate is not 0 (is 0, when reversed); other elements of dst stay."""
+    emit.on(Engine.vector, (Engine.vector,))
+    match_tiles(emit, dst, predicate=predicate)
+    require_dtype(emit, "predicate", predicate, ("uint8", "uint16", "uint32", "bool"))
+    shape = dst.shape
+    mask = emit.scratch(shape, torch.bool)
+    flags = bits_of(emit.read(predicate, "predicate", shape=shape))
+    source: torch.Tensor | None = None
+    if isinstance(src, NkiTensor):
+        match_tiles(emit, dst, src=src)
+        not_both_in_psum(emit, src, predicate, "src and predicate")
+        emit.require(src.dtype == dst.dtype, f"src is {src.dtype}, dst is {dst.dtype}; they must be equal")
+        source = bits_of(emit.read(src, "src", shape=shape))
+        if is_overlapping(dst, src) and not src.same_elements(dst):
+            copy = emit.scratch(shape, source.dtype)
+            emit.step(copy.copy_, source)
+            source = copy
+    emit.step(torch.eq if reverse_pred else torch.ne, flags, 0, out=mask)
+    target = emit.update(dst, "dst")
+    if source is None:
+        emit.step(target.masked_fill_, mask, number(emit, src, "src"))
+    else:
+        bits = bits_of(target)
+        emit.step(torch.where, mask, source, bits, out=bits)
+
+
+@instruction
+def select_reduce(
+    emit: Emit,
+    dst: NkiTensor,
+    predicate: NkiTensor,
+    on_true: NkiTensor,
+    on_false: Any,
+    reduce_res: NkiTensor | None = None,
+    reduce_cmd: Any = ReduceCmd.idle,
+    reduce_op: Any = None,
+    reverse_pred: bool = False,
+    name: str | None = None,
+) -> None:
+    """dst = on_true where predicate is not 0, else on_false; and the maximum of each row."""
+    emit.on(Engine.vector, (Engine.vector,))
+    match_tiles(emit, dst, predicate=predicate, on_true=on_true)
+    require_dtype(emit, "predicate", predicate, ("int8", "uint8", "int16", "uint16", "bool"))
+    require_dtype(emit, "on_true", on_true, _SELECT_SOURCES)
+    not_both_in_psum(emit, on_true, predicate, "on_true and predicate")
+    _check_maximum(emit, reduce_op, reduce_cmd, reduce_res)
+    shape = common_shape(dst, on_true, predicate)
+    flags = bits_of(emit.read(predicate, "predicate", shape=shape))
+    chosen = emit.read_f32(on_true, "on_true", shape=shape)
+    other = scalar(emit, on_false, "on_false", on_true, shape, any_dtype=True)
+    out = emit.write_f32(dst, "dst", shape=shape)
+    mask = emit.scratch(shape, torch.bool)
+    emit.step(torch.eq if reverse_pred else torch.ne, flags, 0, out=mask)
+    emit.step(torch.where, mask, chosen, other, out=out)
+    _reduce_maximum(emit, dst, on_true, out, reduce_cmd, reduce_res)
+
+
+def _check_maximum(
+    emit: Emit, reduce_op: Any, reduce_cmd: Any, reduce_res: NkiTensor | None
+) -> None:
+    if reduce_op is not None:
+        binary_arithmetic(emit, reduce_op, "reduce_op", ("maximum",))
+    if reduce_cmd not in _COMMANDS:
+        names = ", ".join(command.name for command in _COMMANDS)
+        emit.illegal(f"reduce_cmd={reduce_cmd} is not supported; use one of {names}")
+    if reduce_res is not None:
+        require_dtype(emit, "reduce_res", reduce_res, FLOATS)
+
+
+def _reduce_maximum(
+    emit: Emit,
+    dst: NkiTensor,
+    lanes: NkiTensor,
+    out: torch.Tensor,
+    reduce_cmd: Any,
+    reduce_res: NkiTensor | None,
+) -> None:
+    if reduce_cmd is ReduceCmd.idle and reduce_res is None:
+        return
+    maximum = OPERATORS["maximum"]
+    registers = accumulator(emit, Engine.vector, lanes)
+    accumulate(emit, reduce_cmd, maximum, reduce_last(maximum), out, registers)
+    if reduce_res is not None:
+        read_out(emit, registers, reduce_res, dst, "reduce_res")
+
+
+@instruction
+def range_select(
+    emit: Emit,
+    dst: NkiTensor,
+    on_true_tile: NkiTensor,
+    comp_op0: Any,
+    comp_op1: Any,
+    bound0: NkiTensor,
+    bound1: NkiTensor,
+    reduce_cmd: Any = ReduceCmd.reset_reduce,
+    reduce_res: NkiTensor | None = None,
+    reduce_op: Any = None,
+    range_start: int = 0,
+    on_false_value: float = FP32_MIN,
+    name: str | None = None,
+) -> None:
+    """dst = on_true_tile where range_start + index compares with both bounds, else FP32_MIN."""
+    emit.on(Engine.vector, (Engine.vector,))
+    needs_generation(emit, 3)
+    first = binary_arithmetic(emit, comp_op0, "comp_op0", _COMPARISONS)
+    second = binary_arithmetic(emit, comp_op1, "comp_op1", _COMPARISONS)
+    match_tiles(emit, dst, on_true_tile=on_true_tile)
+    require_dtype(emit, "on_true_tile", on_true_tile, FLOATS)
+    match_column(emit, bound0, "bound0", on_true_tile)
+    match_column(emit, bound1, "bound1", on_true_tile)
+    fill = float(constant(number(emit, on_false_value, "on_false_value")))
+    emit.require(fill == FP32_MIN, f"on_false_value={on_false_value} must be FP32_MIN, {FP32_MIN}")
+    length = on_true_tile.free_size
+    emit.require(
+        isinstance(range_start, int) and range_start + length <= 2**24,
+        f"range_start={range_start} + {length} elements must stay within 2**24",
+    )
+    _check_maximum(emit, reduce_op, reduce_cmd, reduce_res)
+    shape = (dst.shape[0], length)
+    chosen = emit.read_f32(on_true_tile, "on_true_tile", shape=shape)
+    low = emit.read(bound0, "bound0", shape=(shape[0], 1), dtypes=(float32,))
+    high = emit.read(bound1, "bound1", shape=(shape[0], 1), dtypes=(float32,))
+    out = emit.write_f32(dst, "dst", shape=shape)
+    index = torch.arange(range_start, range_start + length, dtype=torch.float32, device="cpu")
+    mask, both = emit.scratch(shape, torch.bool), emit.scratch(shape, torch.bool)
+    emit.step(first.function, index, low, out=mask)
+    emit.step(second.function, index, high, out=both)
+    emit.step(mask.logical_and_, both)
+    emit.step(torch.where, mask, chosen, constant(FP32_MIN), out=out)
+    _reduce_maximum(emit, dst, on_true_tile, out, reduce_cmd, reduce_res)

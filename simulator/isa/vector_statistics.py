@@ -1,0 +1,79 @@
+"""Mean and variance on VectorE: bn_stats and bn_aggr.
+
+bn_stats gives, per partition, (count, mean, variance * count) of the elements at even positions and
+then of those at odd ones; bn_aggr merges such triples into (mean, variance), the variance being that of
+the population. Source: the entries of these names in SDK nki.isa.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.tensor import NkiTensor
+
+_MAX_ELEMENTS = 512  # nl.tile_size.bn_stats_fmax
+
+
+@instruction
+def bn_stats(emit: Emit, dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
+    """dst[p] = the statistics of the even and of the odd elements of data[p], 6 values."""
+    emit.on(Engine.vector, (Engine.vector,))
+    emit.check(dst, "dst")
+    emit.check(data, "data")
+    partitions, length = data.shape[0], data.free_size
+    emit.require(
+        length <= _MAX_ELEMENTS,
+        f"data has {length} elements per partition; the maximum is {_MAX_ELEMENTS}: call it in tiles",
+    )
+    _check_size(emit, dst, data, 6)
+    value = emit.read_f32(data, "data", shape=(partitions, length))
+    out = emit.write_f32(dst, "dst", shape=(partitions, 6), elementwise=False)
+    centred = emit.scratch((partitions, (length + 1) // 2))
+    for first in (0, 1):
+        elements = value[:, first::2]
+        count = elements.shape[1]
+        column = 3 * first
+        emit.step(out[:, column : column + 1].fill_, count)
+        if count == 0:
+            emit.step(out[:, column + 1 : column + 3].zero_)
+            continue
+        mean, spread = out[:, column + 1 : column + 2], out[:, column + 2 : column + 3]
+        work = centred[:, :count]
+        emit.step(torch.mean, elements, 1, True, out=mean)
+        emit.step(torch.sub, elements, mean, out=work)
+        emit.step(torch.mul, work, work, out=work)
+        emit.step(torch.sum, work, 1, True, out=spread)
+
+
+def _check_size(emit: Emit, dst: NkiTensor, data: NkiTensor, size: int) -> None:
+    if dst.shape[0] != data.shape[0] or dst.free_size != size:
+        emit.illegal(f"dst has shape {dst.shape}; expected ({data.shape[0]}, {size})")
+
+
+@instruction
+def bn_aggr(emit: Emit, dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
+    """dst[p] = (mean, variance) of the triples (count, mean, variance * count) in data[p]."""
+    emit.on(Engine.vector, (Engine.vector,))
+    emit.check(dst, "dst")
+    emit.check(data, "data")
+    partitions, length = data.shape[0], data.free_size
+    emit.require(length % 3 == 0, f"data has {length} elements per partition; not a multiple of 3")
+    _check_size(emit, dst, data, 2)
+    value = emit.read_f32(data, "data", shape=(partitions, length))
+    count, mean, spread = value[:, 0::3], value[:, 1::3], value[:, 2::3]
+    out = emit.write_f32(dst, "dst", shape=(partitions, 2), elementwise=False)
+    total, average = emit.scratch((partitions, 1)), out[:, :1]
+    work = emit.scratch((partitions, length // 3))
+    emit.step(torch.sum, count, 1, True, out=total)
+    emit.step(torch.mul, count, mean, out=work)
+    emit.step(torch.sum, work, 1, True, out=average)
+    emit.step(average.div_, total)
+    # Sum of variance * count, and of the distance of each mean from the common one.
+    emit.step(torch.sub, mean, average, out=work)
+    emit.step(work.square_)
+    emit.step(work.mul_, count)
+    emit.step(work.add_, spread)
+    emit.step(torch.sum, work, 1, True, out=out[:, 1:])
+    emit.step(out[:, 1:].div_, total)
