@@ -1,7 +1,7 @@
 """Capacity of SBUF and PSUM by liveness: from a tensor's first use to its last in program order.
 
-The compiler places tensors that have no address; the simulator asks whether what is live at once fits.
-PSUM tiles do not straddle banks, so a tile of more than half a bank counts as whole banks.
+The compiler places tensors that have no address; the simulator asks whether what is live at once
+fits. PSUM tiles do not straddle banks, so a tile of more than half a bank counts as whole banks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def check_address(
     nbytes: int,
     address: tuple[int, int] | None,
 ) -> None:
-    """A given address must lie in the buffer; PSUM addresses are bank aligned. Bytes per partition."""
+    """A given address must lie in the buffer, in PSUM at the start of a bank; bytes per partition."""
     if address is None:
         return
     start, offset = address
@@ -47,7 +47,9 @@ def check_address(
 def peak_bytes(
     hardware: Hardware, allocations: Sequence[Allocation], loops: Iterable[LoopRecord]
 ) -> tuple[int, int]:
-    """Most live bytes per partition of SBUF and of PSUM. Raises CapacityError where they do not fit."""
+    """Most live bytes per partition of SBUF and of PSUM. Raises CapacityError where they do not
+    fit.
+    """
     spans = [(loop.first, loop.last) for loop in loops]
     result = []
     for buffer, limit in (
@@ -95,9 +97,7 @@ def _lifetime(allocation: Allocation, loops: Sequence[tuple[int, int]]) -> tuple
     return first, last
 
 
-def _raise(
-    buffer: MemoryRegion, peak: int, limit: int, live: Sequence[Allocation]
-) -> None:
+def _raise(buffer: MemoryRegion, peak: int, limit: int, live: Sequence[Allocation]) -> None:
     largest = sorted(live, key=lambda a: -a.bytes)[:5]
     where = [f"{a.bytes} bytes {a.name or 'tensor'} of {_location(a)}" for a in largest]
     raise CapacityError(

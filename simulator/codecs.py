@@ -1,8 +1,8 @@
 """Conversion of stored values to float32 and back, as steps: one rounding, saturating integers.
 
 Float types round to nearest even and overflow as the type says. Integers round to nearest even and
-saturate (SDK release notes of NKI 0.6). `float8_e4m3`, the IEEE-like type that torch lacks, goes through a
-table of its 256 values.
+saturate (SDK release notes of NKI 0.6). `float8_e4m3`, the IEEE-like type that torch lacks, goes
+through a table of its 256 values.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def _store_wide(value: torch.Tensor, target: torch.Tensor, low: int, high: int) 
 def append_store_f32(
     steps: list[Step], dtype: DType, value: torch.Tensor, target: torch.Tensor, exact: bool
 ) -> None:
-    """Append the steps that round the float32 scratch `value` (which they may change) into `target`."""
+    """Append the steps that round the float32 scratch `value` (which they may change) into
+    `target`.
+    """
     if dtype == "float8_e4m3":
         steps.append(functools.partial(_encode_e4m3, value, target))
         return

@@ -6,7 +6,7 @@ import os
 import sys
 from contextvars import ContextVar
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING
 
 from trnx.simulator.errors import Location, TrnxError
@@ -23,7 +23,9 @@ class OutsideKernelError(TrnxError):
 
 
 def current(what: str) -> Simulator:
-    """The simulator of the running kernel. Raises OutsideKernelError, which names `what` was called."""
+    """The simulator of the running kernel. Raises OutsideKernelError, which names `what` was
+    called.
+    """
     simulator = _current.get()
     if simulator is None:
         raise OutsideKernelError(
@@ -50,12 +52,10 @@ def leave(token: object) -> None:
 
 def kernel_line() -> tuple[CodeType, int] | None:
     """Code and line of the innermost frame outside of the simulator."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_HERE):
             return frame.f_code, frame.f_lineno
-        if frame.f_back is None:
-            return None
         frame = frame.f_back
     return None
 

@@ -1,8 +1,8 @@
 """Which elements of a storage have been written, tracked by element at tracing time.
 
-Addresses are static, so this needs no values. The common cases cost a set look-up: a storage that was
-written as a whole, or a region that was seen before; only the rest touches a byte map, which is made
-when the first partial write comes.
+Addresses are static, so this needs no values. The common cases cost a set look-up: a storage that
+was written as a whole, or a region that was seen before; only the rest touches a byte map, which is
+made when the first partial write comes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Coverage:
         return view.amin(-1) if view.ndim > tensor.ndim else view.clone()
 
     def _is_whole(self, tensor: NkiTensor) -> bool:
-        # As many distinct elements as there are: views do not repeat locations unless a stride is 0.
+        # As many elements as there are, all distinct: only a stride of 0 repeats locations.
         return tensor.size * tensor.dtype.itemsize == self._nbytes and 0 not in tensor.strides
 
     def _remember(self, tensor: NkiTensor) -> None:

@@ -9,19 +9,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import dtype as TorchDType
 
 
 class DType(str):
-    """One NKI data type. `torch` is the dtype of the storage; `limits` are those of an integer type."""
+    """One NKI data type. `torch` is the dtype of the storage; `limits` are those of an integer
+    type.
+    """
 
-    torch: torch.dtype
+    torch: TorchDType
     itemsize: int
     is_float: bool
     is_packed: bool
     limits: tuple[int, int] | None
 
     def __new__(
-        cls, name: str, held_as: torch.dtype, *, is_float: bool, is_packed: bool = False
+        cls, name: str, held_as: TorchDType, *, is_float: bool, is_packed: bool = False
     ) -> DType:
         self = super().__new__(cls, name)
         self.torch = held_as

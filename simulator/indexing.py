@@ -1,15 +1,15 @@
 """`tensor[key]`: NumPy-style slicing and selection with NKI's rules.
 
-On chip, an integer on dimension 0 keeps it with size 1, and the result has at least two dimensions; in
-HBM an integer removes its dimension, and the result has at least one. The stop of a slice is clamped as
-NumPy does; a start out of range, or an empty slice, is out of bounds. An index or the start of `nl.ds` may
-be a register or a tensor: the view is then indirect.
+On chip, an integer on dimension 0 keeps it with size 1, and the result has at least two dimensions;
+in HBM an integer removes its dimension, and the result has at least one. The stop of a slice is
+clamped as NumPy does; a start out of range, or an empty slice, is out of bounds. An index or the
+start of `nl.ds` may be a register or a tensor: the view is then indirect.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trnx.simulator.context import kernel_location
 from trnx.simulator.errors import IllegalInstructionError, OutOfBoundsError
@@ -96,15 +96,15 @@ def _bounds(tensor: NkiTensor, dim: int, item: Any) -> tuple[Any, int, int, bool
             _outside(tensor, dim, item)
     if isinstance(item, slice):
         return _slice_bounds(tensor, dim, item)
+    if type(item).__name__ in ("NkiTensor", "VirtualRegister"):
+        return item, 1, 1, False
     if isinstance(item, int) or hasattr(item, "__index__"):
         start = item.__index__()
         start = start + size if start < 0 else start
         if not 0 <= start < size:
             _outside(tensor, dim, item)
         return start, 1, 1, False
-    if type(item).__name__ in ("NkiTensor", "VirtualRegister"):
-        return item, 1, 1, False
-    _illegal(tensor, f"an index must be an integer, a slice, nl.ds or ..., not {item!r}")
+    return _illegal(tensor, f"an index must be an integer, a slice, nl.ds or ..., not {item!r}")
 
 
 def _slice_bounds(tensor: NkiTensor, dim: int, item: slice) -> tuple[int, int, int, bool]:
@@ -117,13 +117,13 @@ def _slice_bounds(tensor: NkiTensor, dim: int, item: slice) -> tuple[int, int, i
     return start, -(-(stop - start) // step), step, True
 
 
-def _illegal(tensor: NkiTensor, message: str) -> Any:
+def _illegal(tensor: NkiTensor, message: str) -> NoReturn:
     raise IllegalInstructionError("view", f"{message} ({tensor.describe()})", kernel_location())
 
 
-def _outside(tensor: NkiTensor, dim: int, item: Any) -> None:
+def _outside(tensor: NkiTensor, dim: int, item: Any) -> NoReturn:
     raise OutOfBoundsError(
         "out-of-bounds",
-        f"index {item} of dimension {dim}, which has size {tensor.shape[dim]} ({tensor.describe()})",
+        f"index {item} of dimension {dim}, of size {tensor.shape[dim]} ({tensor.describe()})",
         kernel_location(),
     )

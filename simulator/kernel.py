@@ -1,4 +1,6 @@
-"""`@nki.jit`: a kernel as an object. Called in another kernel it is a plain call, else it is simulated."""
+"""`@nki.jit`: a kernel as an object. Called in another kernel it is a plain call, else it is
+simulated.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Kernel:
 
 
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """The decorator of kernels, plain or with options (`mode`, `platform_target`, ...), which are ignored."""
+    """The decorator of kernels, plain or with options (`mode`, `platform_target`, ...), which are
+    ignored.
+    """
     if function is None:
         return functools.partial(jit, **options)
     return function if isinstance(function, Kernel) else Kernel(function)

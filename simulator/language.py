@@ -1,4 +1,6 @@
-"""`nki.language`: tensors, ranges, program ids, constants. Operators are in `ops`, tile maths in `tiles`."""
+"""`nki.language`: tensors, ranges, program ids, constants. Operators are in `ops`, tile maths in
+`tiles`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from trnx.simulator import dtypes
 from trnx.simulator.context import current, kernel_location
@@ -81,9 +82,7 @@ def full(
     return tensor
 
 
-def zeros(
-    shape: Shape, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: str = ""
-) -> NkiTensor:
+def zeros(shape: Shape, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: str = "") -> NkiTensor:
     """A new tensor of zeros."""
     return full(shape, 0, dtype, buffer, name)
 
@@ -93,9 +92,7 @@ def ones(shape: Shape, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: str = 
     return full(shape, 1, dtype, buffer, name)
 
 
-def empty_like(
-    x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = ""
-) -> NkiTensor:
+def empty_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
     """A new tensor with the shape of `x`, and its dtype and buffer unless given."""
     return ndarray(x.shape, dtype or x.dtype, x.buffer if buffer is None else buffer, name)
 
@@ -259,7 +256,9 @@ def namespace() -> dict[str, Any]:
 
 
 class _NdarrayMeta(type):
-    """Makes `nl.ndarray(...)` allocate, while `nl.ndarray` is a type for annotations and isinstance."""
+    """Makes `nl.ndarray(...)` allocate, while `nl.ndarray` is a type for annotations and
+    isinstance.
+    """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return ndarray(*args, **kwargs)

@@ -1,7 +1,8 @@
 """Loops with bounds that only a run knows: recorded once, replayed as one step.
 
-The steps of the body go to a list of their own; the loop's step reads its bounds from registers and calls
-them. While a body is recorded nothing is executed; with values the whole loop runs when it is complete.
+The steps of the body go to a list of their own; the loop's step reads its bounds from registers and
+calls them. While a body is recorded nothing is executed; with values the whole loop runs when it is
+complete.
 """
 
 from __future__ import annotations

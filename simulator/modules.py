@@ -1,4 +1,5 @@
-"""The modules `nki`, `nki.language`, `nki.isa`, ... that twins import, made of the simulator's parts.
+"""The modules `nki`, `nki.language`, `nki.isa`, ... that twins import, made of the simulator's
+parts.
 
 `nki.isa` holds every declared instruction: the files of `isa/` are found by walking the package.
 """
@@ -13,7 +14,7 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
-from trnx.simulator import dtypes, kernel
+from trnx.simulator import dtypes, kernel, registers
 from trnx.simulator.errors import IllegalInstructionError
 
 
@@ -80,7 +81,7 @@ def _isa() -> ModuleType:
         "register_alloc": register.register_alloc,
         "get_nc_version": register.get_nc_version,
         "get_nc_sub_version": register.get_nc_sub_version,
-        "VirtualRegister": register.VirtualRegister,
+        "VirtualRegister": registers.VirtualRegister,
         "NkiInstruction": instruction.NkiInstruction,
         "NkiValidationError": IllegalInstructionError,
     }

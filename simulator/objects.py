@@ -1,4 +1,4 @@
-"""`NKIObject`, the base of kernels' configuration classes, and `tile_size`, the target's constants."""
+"""`NKIObject`, the base of kernels' configuration classes; `tile_size`, the target's constants."""
 
 from __future__ import annotations
 

@@ -27,16 +27,71 @@ class Op:
         return f"nl.{self.name}"
 
 
-_UNARY = """
-abs square invert logical_not exp log sqrt rsqrt tanh sigmoid relu gelu gelu_apprx_sigmoid
-gelu_apprx_tanh gelu_dx gelu_apprx_sigmoid_dx silu silu_dx softplus mish erf erf_dx reciprocal copy sin
-cos tan arctan ceil floor trunc negative sign prelu average
-""".split()
-_BINARY = """
-add subtract multiply divide maximum minimum abs_max abs_min power equal not_equal less less_equal
-greater greater_equal bitwise_and bitwise_or bitwise_xor left_shift right_shift logical_and logical_or
-logical_xor fmod mod bypass
-""".split()
+_UNARY = [
+    "abs",
+    "square",
+    "invert",
+    "logical_not",
+    "exp",
+    "log",
+    "sqrt",
+    "rsqrt",
+    "tanh",
+    "sigmoid",
+    "relu",
+    "gelu",
+    "gelu_apprx_sigmoid",
+    "gelu_apprx_tanh",
+    "gelu_dx",
+    "gelu_apprx_sigmoid_dx",
+    "silu",
+    "silu_dx",
+    "softplus",
+    "mish",
+    "erf",
+    "erf_dx",
+    "reciprocal",
+    "copy",
+    "sin",
+    "cos",
+    "tan",
+    "arctan",
+    "ceil",
+    "floor",
+    "trunc",
+    "negative",
+    "sign",
+    "prelu",
+    "average",
+]
+_BINARY = [
+    "add",
+    "subtract",
+    "multiply",
+    "divide",
+    "maximum",
+    "minimum",
+    "abs_max",
+    "abs_min",
+    "power",
+    "equal",
+    "not_equal",
+    "less",
+    "less_equal",
+    "greater",
+    "greater_equal",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "left_shift",
+    "right_shift",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "fmod",
+    "mod",
+    "bypass",
+]
 
 # Every operator by name.
 OPS: dict[str, Op] = {name: Op(name, 1) for name in _UNARY} | {

@@ -1,7 +1,7 @@
 """`Program`: what a kernel does for given sizes, recorded once and replayed on new tensors.
 
-Replay calls the recorded steps in order. Arguments and outputs are not copied: the views that steps hold
-are pointed at the caller's memory, and only when its address changed since the last run.
+Replay calls the recorded steps in order. Arguments and outputs are not copied: the views that steps
+hold are pointed at the caller's memory, and only when its address changed since the last run.
 """
 
 from __future__ import annotations
@@ -128,15 +128,13 @@ class Program:
 
     def _bind_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
         if len(inputs) != len(self._slots):
-            raise BindingError(
-                f"{self.name} takes {len(self._slots)} tensors, got {len(inputs)}"
-            )
+            raise BindingError(f"{self.name} takes {len(self._slots)} tensors, got {len(inputs)}")
         for i, tensor in enumerate(inputs):
             slot = self._slots[i]
             if tensor is self._bound[i] and tensor.data_ptr() == slot.address:
                 continue
             slot.bind(self._checked(i, tensor))
-            # A copy was bound in place of a tensor with other strides: it must be made anew each time.
+            # Where a copy was bound for a tensor with other strides, it is made anew each time.
             self._bound[i] = tensor if tensor.data_ptr() == slot.address else None
 
     def _checked(self, i: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -181,9 +179,7 @@ class Program:
                 spec.shape,
                 spec.strides,
             )
-        return whole.as_strided(
-            spec.shape, spec.strides, whole.storage_offset() + result.offset
-        )
+        return whole.as_strided(spec.shape, spec.strides, whole.storage_offset() + result.offset)
 
 
 def same_layout(tensor: torch.Tensor, spec: TensorSpec) -> bool:

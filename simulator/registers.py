@@ -1,7 +1,7 @@
 """Virtual registers: 32-bit integers that instructions read and write while a Program runs.
 
-A register is one int64 element of this process's memory. Its value is not known while a kernel is traced:
-reading it in Python is a finding, except for `while register:`, which records a loop.
+A register is one int64 element of this process's memory. Its value is not known while a kernel is
+traced: reading it in Python is a finding, except for `while register:`, which records a loop.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ from trnx.simulator.views import last_element
 class Simulator:
     """Records one kernel for `hardware`; `values` says whether steps run as they are recorded."""
 
-    def __init__(self, hardware: Hardware, grid: tuple[int, ...] = (), values: bool = False) -> None:
+    def __init__(
+        self, hardware: Hardware, grid: tuple[int, ...] = (), values: bool = False
+    ) -> None:
         self.hardware = hardware
         self.grid = grid
         self.values = values
@@ -41,7 +43,7 @@ class Simulator:
         self._storages = 0
         self._state: dict[str, torch.Tensor] = {}
         self._prologue: list[Step] = []
-        # Shared HBM of the first program of the grid, by order of allocation; the others get the same.
+        # Shared HBM by order of allocation; every program of the grid gets the same tensors.
         self._shared: list[NkiTensor] = []
         self._shared_next = 0
         self._peaks = (0, 0)
@@ -51,7 +53,9 @@ class Simulator:
     # ---- tensors ----
 
     def argument(self, spec: TensorSpec, tensor: torch.Tensor | None) -> NkiTensor:
-        """An HBM tensor for an argument: int64 as int32 pairs, bool as uint8; see the module `tracing`."""
+        """An HBM tensor for an argument: int64 as int32 pairs, bool as uint8; see the module
+        `tracing`.
+        """
         shape, strides, dtype = kernel_layout(spec)
         span = last_element(shape, strides) + 1 if spec.numel else 0
         if tensor is None:

@@ -1,8 +1,9 @@
 """Storage: one allocation in SBUF, PSUM or HBM, backed by memory of this process.
 
-SBUF and PSUM storages are partition-major: element (p, f) lies at `p * pitch + f`. Memory of SBUF, PSUM
-and private HBM comes from the trace's pool and returns to it when the last tensor is gone. Arguments and
-shared HBM are `Slot`s: their views are retargeted to the caller's tensors without copying.
+SBUF and PSUM storages are partition-major: element (p, f) lies at `p * pitch + f`. Memory of SBUF,
+PSUM and private HBM comes from the trace's pool and returns to it when the last tensor is gone.
+Arguments and shared HBM are `Slot`s: their views are retargeted to the caller's tensors without
+copying.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import torch
 
 from trnx.simulator.coverage import Coverage
 from trnx.simulator.dtypes import DType
-
 from trnx.simulator.pool import BufferPool
 from trnx.simulator.views import Shape
 
@@ -24,7 +24,9 @@ _POISON_INTEGER = 0x5A
 
 
 class MemoryRegion(Enum):
-    """Memory regions, as kernels name them: `nl.sbuf`, `nl.psum`, `nl.private_hbm`, `nl.shared_hbm`."""
+    """Memory regions, as kernels name them: `nl.sbuf`, `nl.psum`, `nl.private_hbm`,
+    `nl.shared_hbm`.
+    """
 
     sbuf = "sbuf"
     psum = "psum"
@@ -41,7 +43,9 @@ ANYWHERE = (*ON_CHIP, *HBM)
 
 
 class Allocation:
-    """What capacity checks keep of an on-chip storage: bytes per partition and program-order lifetime."""
+    """What capacity checks keep of an on-chip storage: bytes per partition and program-order
+    lifetime.
+    """
 
     __slots__ = ("address", "buffer", "bytes", "first", "last", "line", "name")
 
@@ -80,7 +84,7 @@ class Slot:
         self._views: dict[tuple[torch.dtype, Shape, Shape, int], torch.Tensor] = {}
 
     def view(self, dtype: torch.dtype, shape: Shape, strides: Shape, offset: int) -> torch.Tensor:
-        """The one view object of this region; offset in elements of `dtype` from the slot's start."""
+        """The one view object of this region; offset in elements of `dtype` from the start."""
         key = (dtype, shape, strides, offset)
         found = self._views.get(key)
         if found is None:
@@ -107,7 +111,7 @@ class Slot:
     def release(self) -> None:
         """Drop the caller's memory: every view becomes empty."""
         for (dtype, *_), view in self._views.items():
-            view.set_(torch.empty(0, dtype=dtype, device="cpu"))
+            view.set_(torch.empty(0, dtype=dtype, device="cpu").untyped_storage(), 0, (0,), (1,))
         self.holder = None
         self.address = -1
 
@@ -188,7 +192,7 @@ class Storage:
             self._raw.fill_(_POISON_FLOAT if self.dtype.is_float else _POISON_INTEGER)
 
     def keep(self) -> None:
-        """Make it a constant: the memory is never reused and cannot be written by an instruction."""
+        """Make it a constant: its memory is never reused, and no instruction may write it."""
         self.constant = True
         self._pool = None
 

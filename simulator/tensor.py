@@ -1,9 +1,9 @@
 """`NkiTensor`: a strided view of a storage, with the view operations of NKI 0.6.
 
-Offset and strides count elements of the view's dtype. SBUF and PSUM views keep the partition dimension
-first: no operation moves, splits, merges or broadcasts it. Source of the rules: SDK nki.language.NkiTensor
-and SDK/nki/deep-dives/nki-aps.rst. `.ap` addresses the storage, not the view: of the view it keeps the
-offset alone, to which a given offset is added.
+Offset and strides count elements of the view's dtype. SBUF and PSUM views keep the partition
+dimension first: no operation moves, splits, merges or broadcasts it. Source of the rules: SDK
+nki.language.NkiTensor and SDK/nki/deep-dives/nki-aps.rst. `.ap` addresses the storage, not the
+view: of the view it keeps the offset alone, to which a given offset is added.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 class Indirect:
     """A dynamic address: the index times `scale` elements is added to the view's offset.
 
-    A scalar index is one value; a vector index has one value for each step of the first dimension, whose
-    own stride is ignored. An index must be below `limit`. `scale` counts elements of the view's dtype.
+    A scalar index is one value; a vector index has one value for each step of the first dimension,
+    whose own stride is ignored. An index must be below `limit`. `scale` counts elements of the
+    view's dtype.
     """
 
     index: NkiTensor | VirtualRegister
@@ -49,9 +50,21 @@ class Indirect:
 
 
 class NkiTensor:
-    """See the module's docstring. Made by `nl.ndarray`; arguments of a kernel are NkiTensors in HBM."""
+    """See the module's docstring. Made by `nl.ndarray`; arguments of a kernel are NkiTensors in
+    HBM.
+    """
 
-    __slots__ = ("_key", "_view", "dtype", "indirection", "name", "offset", "shape", "storage", "strides")
+    __slots__ = (
+        "_key",
+        "_view",
+        "dtype",
+        "indirection",
+        "name",
+        "offset",
+        "shape",
+        "storage",
+        "strides",
+    )
 
     def __init__(
         self,
@@ -152,7 +165,8 @@ class NkiTensor:
     def __bool__(self) -> bool:
         raise KernelSubsetError(
             "kernel-subset",
-            "the value of a tensor is not known while a kernel is traced; use nl.where or a register loop",
+            "the value of a tensor is not known while a kernel is traced; "
+            "use nl.where or a register loop",
             kernel_location(),
         )
 
@@ -257,7 +271,9 @@ class NkiTensor:
             self._fail("reshape_dim: dimension 0 is the partition dimension, which is not split")
         sizes = split_sizes(self.shape[index], tuple(shape))
         if sizes is None:
-            self._fail(f"reshape_dim: {self.shape[index]} elements do not split into {tuple(shape)}")
+            self._fail(
+                f"reshape_dim: {self.shape[index]} elements do not split into {tuple(shape)}"
+            )
         inner: list[int] = []
         step = self.strides[index]
         for size in reversed(sizes):
@@ -330,7 +346,10 @@ class NkiTensor:
                 self._out_of_bounds(f"select {index} of dimension {dim} of size {self.shape[at]}")
             return self._like(shape, strides, self.offset + index * self.strides[at])
         return self._indirect(
-            shape, strides, self.offset, Indirect(index, False, self.strides[at], self.shape[at], at)
+            shape,
+            strides,
+            self.offset,
+            Indirect(index, False, self.strides[at], self.shape[at], at),
         )
 
     def vector_select(self, dim: int, vector_offset: NkiTensor) -> NkiTensor:
@@ -342,7 +361,12 @@ class NkiTensor:
         return self._indirect(shape, self.strides, self.offset, indirect)
 
     def _indirect(
-        self, shape: Shape, strides: Shape, offset: int, indirect: Indirect, dtype: DType | None = None
+        self,
+        shape: Shape,
+        strides: Shape,
+        offset: int,
+        indirect: Indirect,
+        dtype: DType | None = None,
     ) -> NkiTensor:
         if self.indirection is not None:
             self._fail("an indirect view cannot be made indirect again")
@@ -389,7 +413,9 @@ class NkiTensor:
     def _check_pattern(self, skip_first: bool) -> None:
         """Bounds of an explicit pattern, and the partition pair of an on-chip one."""
         if not self.shape or min(self.shape) < 1 or min(self.strides) < 0 or self.offset < 0:
-            self._fail(f"ap: counts must be positive, strides and offset {self.offset} not negative")
+            self._fail(
+                f"ap: counts must be positive, strides and offset {self.offset} not negative"
+            )
         total = self.storage.nbytes // self.dtype.itemsize
         if not self.is_on_chip:
             first = 1 if skip_first else 0
@@ -418,9 +444,7 @@ class NkiTensor:
         if self.indirection is not None:
             self._fail("view: not on an indirect view")
         if old == new:
-            return NkiTensor(
-                self.storage, kind, self.shape, self.strides, self.offset, self.name
-            )
+            return NkiTensor(self.storage, kind, self.shape, self.strides, self.offset, self.name)
         if self.strides[-1] != 1 and self.shape[-1] != 1:
             self._fail("view: the last dimension must be contiguous")
         last = self.shape[-1] * old

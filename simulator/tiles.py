@@ -1,4 +1,4 @@
-"""Tile maths of nki.language (`nl.load`, `nl.add` on tiles, ...): new tiles made by instructions."""
+"""Tile maths of nki.language (`nl.load`, `nl.add` on tiles, ...): new tiles by instructions."""
 
 from __future__ import annotations
 

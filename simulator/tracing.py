@@ -1,7 +1,7 @@
 """Run a kernel as plain Python and record what it does: `trace`, `simulate`.
 
-HBM arguments keep their strides. An int64 tensor arrives as int32 `[..., 2]` (low, high word), a bool
-tensor as uint8, a 0-dimensional tensor with shape (1,).
+HBM arguments keep their strides. An int64 tensor arrives as int32 `[..., 2]` (low, high word), a
+bool tensor as uint8, a 0-dimensional tensor with shape (1,).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from trnx.simulator.context import enter, leave
-from trnx.simulator.errors import FindingError, IllegalInstructionError, Location
+from trnx.simulator.errors import FindingError, Location
 from trnx.simulator.hardware import hardware
 from trnx.simulator.kernel import Kernel
 from trnx.simulator.program import Output, Program
@@ -23,6 +23,9 @@ from trnx.simulator.spec import TensorSpec, contiguous_strides
 from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.twins import load
+
+# Types that numpy has from ml_dtypes alone.
+_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
 
 Grid = int | Sequence[int] | None
 
@@ -41,8 +44,9 @@ def trace(
 ) -> Program:
     """The Program of `kernel` for these positional arguments.
 
-    A tensor argument is a TensorSpec or a tensor (`values=True` needs tensors: the steps are executed
-    while they are recorded); anything else is a constant. Raises FindingError for what a check finds.
+    A tensor argument is a TensorSpec or a tensor (`values=True` needs tensors: the steps are
+    executed while they are recorded); anything else is a constant. Raises FindingError for what a
+    check finds.
     """
     program, _ = _trace(kernel, tuple(arguments), {}, target, grid, values)
     program.release()
@@ -73,7 +77,9 @@ class _Results:
 
 
 class _Arguments:
-    """Converts arguments: every tensor, also inside of tuples, lists and dicts, becomes an NkiTensor."""
+    """Converts arguments: every tensor, also inside of tuples, lists and dicts, becomes an
+    NkiTensor.
+    """
 
     def __init__(self, simulator: Simulator) -> None:
         self._simulator = simulator
@@ -197,14 +203,14 @@ def _program(
         getattr(function, "__name__", "kernel"),
         tuple(arguments.specs),
         tuple(slots),
-        tuple(_output(tensor, arguments, where) for tensor in returned),
+        tuple(_output(tensor, arguments) for tensor in returned),
         simulator.all_steps(),
         simulator.rows,
         simulator.totals(),
     )
 
 
-def _output(tensor: NkiTensor, arguments: _Arguments, where: Location | None) -> Output:
+def _output(tensor: NkiTensor, arguments: _Arguments) -> Output:
     storage = tensor.storage
     assert storage.slot is not None
     argument = -1
@@ -244,7 +250,7 @@ def _read_results(
 
 def _from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
     kind = str(array.dtype)
-    if kind in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"):
+    if kind in _ML_DTYPES:
         raw = np.ascontiguousarray(array).view(f"uint{array.dtype.itemsize * 8}")
         return torch.from_numpy(raw.copy()).view(getattr(torch, kind))
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
@@ -253,10 +259,10 @@ def _from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def _to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    if tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu):
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name in _ML_DTYPES:
         import ml_dtypes
 
         bits = tensor.view(torch.uint16 if tensor.element_size() == 2 else torch.uint8)
-        name = str(tensor.dtype).removeprefix("torch.")
         return bits.numpy().view(getattr(ml_dtypes, name))
     return tensor.numpy()

@@ -1,8 +1,9 @@
 """Twins: kernel files executed privately, with `nki*` resolved to the simulator.
 
-`sys.modules` is neither read for `nki*` nor written. A module that a kernel file imports becomes a twin as
-well where its own source imports `nki` (directly, or through another such module); everything else is
-imported as usual. Tracebacks, breakpoints and `inspect` work: a twin has its real file name.
+`sys.modules` is neither read for `nki*` nor written. A module that a kernel file imports becomes a
+twin as well where its own source imports `nki` (directly, or through another such module);
+everything else is imported as usual. Tracebacks, breakpoints and `inspect` work: a twin has its
+real file name.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from trnx.simulator.kernel import Kernel
 
 _NKI_ROOTS = ("nki", "neuronxcc.nki")
 # Packages that are never twins: the simulator itself, and what is too large to look through.
-_NEVER = ("trnx.simulator", "torch", "numpy", "ml_dtypes", "transformers", "jax", "pytest", "hypothesis")
+_NEVER = (
+    "trnx.simulator",
+    "torch",
+    "numpy",
+    "ml_dtypes",
+    "transformers",
+    "jax",
+    "pytest",
+    "hypothesis",
+)
 
 
 class KernelSourceError(TrnxError):
@@ -40,7 +50,9 @@ def load_module(path: str | Path) -> ModuleType:
 
 
 def load(kernel: Any) -> Any:
-    """The twin of a kernel function: itself where it is one, else the same name in a twin of its file."""
+    """The twin of a kernel function: itself where it is one, else the same name in a twin of its
+    file.
+    """
     if isinstance(kernel, Kernel):
         return kernel
     function = inspect.unwrap(getattr(kernel, "func", kernel))
@@ -81,7 +93,7 @@ def _is_nki(name: str) -> bool:
 
 
 def _dotted_name(file: Path) -> str:
-    """The module name under which Python knows `file`, found from its package's `__init__` files."""
+    """The module name of `file` for Python, found from its package's `__init__` files."""
     from trnx import simulator
 
     # An editable install maps trnx.X to the folder X: the mapping is read off this package.
@@ -154,7 +166,9 @@ class _Loader:
         level: int,
         absolute: str,
     ) -> Any:
-        """The ordinary import, but for members of a package that are twins: `from package import kernel`."""
+        """The ordinary import, but for members of a package that are twins: `from package import
+        kernel`.
+        """
         twins = {}
         for member in fromlist or ():
             found = None if _never(absolute) else self._twin(f"{absolute}.{member}")
@@ -186,9 +200,8 @@ class _Loader:
 
 def _never(name: str) -> bool:
     top = name.partition(".")[0]
-    return (
-        top in sys.stdlib_module_names
-        or any(name == root or name.startswith(root + ".") for root in _NEVER)
+    return top in sys.stdlib_module_names or any(
+        name == root or name.startswith(root + ".") for root in _NEVER
     )
 
 

@@ -28,7 +28,9 @@ def merge_dims(shape: Shape, strides: Shape) -> list[tuple[int, int]]:
 
 
 def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | None:
-    """Strides that make `new_shape` walk the same elements in the same order; None if there are none."""
+    """Strides that make `new_shape` walk the same elements in the same order; None if there are
+    none.
+    """
     if shape == new_shape:
         return strides
     runs = merge_dims(shape, strides)

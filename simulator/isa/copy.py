@@ -23,7 +23,7 @@ def append_copy(
     *,
     through_f32: bool = False,
 ) -> None:
-    """Steps that copy equal shapes: bits for equal dtypes, else through float32 with one rounding."""
+    """Steps that copy equal shapes: bits for equal dtypes, else through float32, rounding once."""
     floats = source_dtype.is_float and target_dtype.is_float
     plain = not (source_dtype.needs_codec or target_dtype.needs_codec)
     if source_dtype == target_dtype and (not through_f32 or floats):

@@ -71,7 +71,7 @@ def _check_pair(emit: Emit, dst: NkiTensor, src: NkiTensor) -> None:
 
 
 def _rows_of(emit: Emit, tensor: NkiTensor, indirect: Indirect) -> tuple[torch.Tensor, int]:
-    """A view [rows, ...] whose first dimension is what the index counts, and how many rows count."""
+    """A view [rows, ...] whose first dimension is what the index counts, and its valid rows."""
     rest = slice(1, None) if indirect.is_vector else slice(None)
     shape, strides = tensor.shape[rest], tensor.strides[rest]
     total = tensor.storage.nbytes // tensor.dtype.itemsize
@@ -200,7 +200,9 @@ def dma_transpose(
     emit.require(dst.shape == wanted, f"dst is {dst.shape}; the transpose of src is {wanted}")
     emit.require(dst.dtype == src.dtype, f"dst is {dst.dtype}, src {src.dtype}; they must be equal")
     if src.indirection is not None:
-        emit.require(src.dtype.itemsize == 2, f"an indirect transpose takes 2-byte types, not {src.dtype}")
+        emit.require(
+            src.dtype.itemsize == 2, f"an indirect transpose takes 2-byte types, not {src.dtype}"
+        )
         source = _gathered(emit, src, "src", None, oob_mode is OobMode.skip).permute(order)
     else:
         view = src.storage.view(
@@ -223,7 +225,9 @@ def dma_compute(
     oob_mode: Any = OobMode.error,
     name: Any = None,
 ) -> None:
-    """dst = sum of `srcs` in float32; with an indirect operand, a scatter or gather read-modify-write."""
+    """dst = sum of `srcs` in float32; with an indirect operand, a scatter or gather read-modify-
+    write.
+    """
     emit.on(None, (Engine.dma,))
     emit.require(getattr(reduce_op, "name", None) == "add", "reduce_op must be nl.add")
     emit.require(not scales or all(s == 1.0 for s in scales), "every scale must be 1.0")

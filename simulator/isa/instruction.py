@@ -9,15 +9,16 @@
         emit.step(TORCH_OP[op], a, b, out=emit.write_f32(dst, "dst"))
 
 A kernel calls it without `emit`. The function validates, and builds steps: zero-argument calls on
-preallocated strided torch views, which are executed once while tracing with values and again in every
-replay. So it must not look at values, must not keep Python state between calls, and a step must write
-only through `out=` or in place. Order: all reads first, then writes; finishing steps (rounding into the
-destination, copying out of scratch) run after the function's own.
+preallocated strided torch views, which are executed once while tracing with values and again in
+every replay. So it must not look at values, must not keep Python state between calls, and a step
+must write only through `out=` or in place. Order: all reads first, then writes; finishing steps
+(rounding into the destination, copying out of scratch) run after the function's own.
 
-The shape given to `read*`/`write*` re-expresses the operand in that shape, row-major over its elements
-(the ISA matches operands by partitions and elements per partition, not by shape). Views of SBUF and PSUM
-may be sliced, viewed and transposed freely; views of HBM must be passed to steps as they are, because
-binding retargets these very objects. Nothing is recorded when the function raises.
+The shape given to `read*`/`write*` re-expresses the operand in that shape, row-major over its
+elements (the ISA matches operands by partitions and elements per partition, not by shape). Views of
+SBUF and PSUM may be sliced, viewed and transposed freely; views of HBM must be passed to steps as
+they are, because binding retargets these very objects. Nothing is recorded when the function
+raises.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ INSTRUCTIONS: dict[str, Callable[..., NkiInstruction]] = {}
 
 
 class NkiInstruction:
-    """Handle of a recorded instruction; `depends_on` adds a scheduling edge (program order holds anyway)."""
+    """Handle of a recorded instruction; `depends_on` adds a scheduling edge (program order holds
+    anyway).
+    """
 
     __slots__ = ("index",)
 
@@ -120,7 +123,7 @@ class Emit:
     def on(
         self, requested: Any, allowed: Sequence[Engine], default: Engine | None = None
     ) -> Engine:
-        """Choose the engine: `requested`, or for unknown/None `default` (else the first allowed)."""
+        """Choose the engine: `requested`; for unknown or None `default`, else the first allowed."""
         if requested is None or requested is Engine.unknown:
             self.engine = default or allowed[0]
         else:
@@ -152,8 +155,8 @@ class Emit:
         return tensor
 
     def _check_partitions(self, tensor: NkiTensor, operand: str) -> None:
-        # Partition access rules, SDK/nki/guides/architecture/trainium_inferentia2_arch.rst: at most 128
-        # partitions; more than 64 start at 0, 33 to 64 at 0 or 64, up to 32 at a multiple of 32.
+        # Partition access rules of SDK/nki/guides/architecture/trainium_inferentia2_arch.rst: at most
+        # 128 partitions; more than 64 start at 0, 33 to 64 at 0 or 64, up to 32 at a multiple of 32.
         count, start = tensor.shape[0], tensor.start_partition
         if count > 128:
             self.illegal(f"{operand} has {count} partitions; the maximum is 128")
@@ -188,8 +191,8 @@ class Emit:
         if not tensor.storage.written.covers(tensor):
             raise UninitialisedReadError(
                 "uninitialised-read",
-                f"{self.name}: {operand} ({tensor.describe()}) has elements that nothing has written; "
-                "write them first (nisa.memset, or a copy of the whole region)",
+                f"{self.name}: {operand} ({tensor.describe()}) has elements that nothing has "
+                "written; write them first (nisa.memset, or a copy of the whole region)",
                 kernel_location(),
             )
 
@@ -234,7 +237,9 @@ class Emit:
         return copy
 
     def scalar_f32(self, value: Any, operand: str, like: NkiTensor) -> float | torch.Tensor:
-        """A scalar operand: a Python number, or one float32 per partition as [P, 1, ...] (rank of `like`)."""
+        """A scalar operand: a Python number, or one float32 per partition as [P, 1, ...] (rank of
+        `like`).
+        """
         if not isinstance(value, NkiTensor):
             if isinstance(value, bool | int | float):
                 return value
@@ -259,8 +264,8 @@ class Emit:
         """The destination as stored, to be written completely by the steps.
 
         It is the strided view itself unless it overlaps an operand that was read: exactly the same
-        elements in the same order are fine for `elementwise` semantics, any other overlap goes through
-        scratch, as hardware reads before it writes.
+        elements in the same order are fine for `elementwise` semantics, any other overlap goes
+        through scratch, as hardware reads before it writes.
         """
         checked = self._check_destination(tensor, operand, buffers, dtypes)
         direct = not self._must_buffer(checked, elementwise)
@@ -337,7 +342,7 @@ class Emit:
     def overwrite_some(
         self, tensor: Any, operand: str, *, buffers: Sequence[MemoryRegion] = ON_CHIP
     ) -> torch.Tensor:
-        """A destination of which the steps write a part that only values decide; counts as written."""
+        """A destination of which values decide what is written; all of it counts as written."""
         return self._check_destination(tensor, operand, buffers, None).torch_view()
 
     def reads(self, tensor: NkiTensor) -> None:
@@ -351,7 +356,7 @@ class Emit:
         self._operands.append((tensor, True))
 
     def store_f32(self, dtype: DType, value: torch.Tensor, target: torch.Tensor) -> None:
-        """Append the steps that round float32 scratch `value` into `target`, which holds `dtype`."""
+        """Append the steps that round the float32 scratch `value` into `target` of `dtype`."""
         append_store_f32(self.steps, dtype, value, target, exact=False)
 
     # ---- steps ----
@@ -363,7 +368,7 @@ class Emit:
         return tensor
 
     def state(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """State that lives across instructions of one run (accumulator registers), zero at first."""
+        """State that lives across the instructions of a run (accumulators), zero at first."""
         state: torch.Tensor = self._simulator.engine_state(key, tuple(shape), dtype)
         return state
 

@@ -1,4 +1,4 @@
-"""Registers: `register_alloc`, `register_move`, `register_load`, `register_store`; target versions."""
+"""Registers (`register_alloc`, `_move`, `_load`, `_store`) and the version of the target."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trnx.simulator.tensor import NkiTensor
 
 
 def register_alloc(x: Any = None) -> VirtualRegister:
-    """A new register: without a value, with an integer, or with the value of a one-element tensor."""
+    """A new register: without a value, with an integer, or with a one-element tensor's value."""
     current("register_alloc")
     register = VirtualRegister()
     if isinstance(x, NkiTensor):
@@ -52,7 +52,9 @@ def register_load(emit: Emit, dst: VirtualRegister, src: NkiTensor) -> None:
 def register_store(emit: Emit, dst: NkiTensor, src: VirtualRegister) -> None:
     """The one element of `dst` = a register."""
     emit.on(None, (Engine.dma,))
-    emit.require(isinstance(src, VirtualRegister) and src.is_set, "src must be a register with a value")
+    emit.require(
+        isinstance(src, VirtualRegister) and src.is_set, "src must be a register with a value"
+    )
     emit.require(dst.size == 1, f"dst has {dst.size} elements; it must have one")
     emit.step(emit.write(dst, "dst", shape=(1,), buffers=DMA_REACHABLE).copy_, src.value)
 

@@ -33,7 +33,9 @@ def nc_matmul(
     perf_mode: Any = MatmulPerfMode.none,
     name: Any = None,
 ) -> None:
-    """dst[M, N] = stationary[K, M].T @ moving[K, N] in float32, overwriting or accumulating in PSUM."""
+    """dst[M, N] = stationary[K, M].T @ moving[K, N] in float32, overwriting or accumulating in
+    PSUM.
+    """
     emit.on(None, (Engine.tensor,))
     double_row = perf_mode in (MatmulPerfMode.double_row, "double_row")
     rows, m, n = _matmul_sizes(emit, dst, stationary, moving, double_row)
@@ -44,7 +46,9 @@ def nc_matmul(
         return
     _check_destination(emit, dst, n)
     k = rows * (2 if double_row else 1)
-    a = emit.read_f32(stationary, "stationary", shape=_operand_shape(rows, m, double_row), buffers=SBUF)
+    a = emit.read_f32(
+        stationary, "stationary", shape=_operand_shape(rows, m, double_row), buffers=SBUF
+    )
     b = emit.read_f32(moving, "moving", shape=_operand_shape(rows, n, double_row), buffers=SBUF)
     mode = _accumulation(emit, dst, accumulate)
     if dst.dtype != "float32":
@@ -82,13 +86,14 @@ def _matmul_sizes(
     emit.check(dst, "dst", PSUM)
     emit.require(
         dst.shape[0] == m and dst.free_size == n,
-        f"dst is {dst.shape}; stationary {stationary.shape} and moving {moving.shape} give ({m}, {n})",
+        f"dst is {dst.shape}; stationary {stationary.shape} and moving {moving.shape} "
+        f"give ({m}, {n})",
     )
     return rows, m, n
 
 
 def _check_types(emit: Emit, stationary: NkiTensor, moving: NkiTensor, double_row: bool) -> None:
-    allowed = _FP8_TYPES if double_row else (*_MATMUL_TYPES, "float8_e4m3fn")
+    allowed: tuple[str, ...] = _FP8_TYPES if double_row else (*_MATMUL_TYPES, "float8_e4m3fn")
     if emit.generation < 4:
         allowed = tuple(dtype for dtype in allowed if dtype != "float8_e4m3fn")
     if double_row:
@@ -97,10 +102,12 @@ def _check_types(emit: Emit, stationary: NkiTensor, moving: NkiTensor, double_ro
     for dtype in pair:
         emit.require(dtype in allowed, f"operand type {dtype} must be one of {', '.join(allowed)}")
     emit.require(
-        (pair[0] in _WIDE) == (pair[1] in _WIDE), f"float32 cannot be mixed: {pair[0]} with {pair[1]}"
+        (pair[0] in _WIDE) == (pair[1] in _WIDE),
+        f"float32 cannot be mixed: {pair[0]} with {pair[1]}",
     )
     emit.require(
-        set(pair) != {"float8_e4m3", "float8_e4m3fn"}, "float8_e4m3 and float8_e4m3fn cannot be mixed"
+        set(pair) != {"float8_e4m3", "float8_e4m3fn"},
+        "float8_e4m3 and float8_e4m3fn cannot be mixed",
     )
 
 
@@ -132,8 +139,8 @@ def _check_destination(emit: Emit, dst: NkiTensor, n: int) -> None:
         bank = emit.hardware.psum_bank_bytes
         emit.require(
             (base + low) // bank == (base + high - 1) // bank,
-            f"dst spans bytes {low} to {high - 1} of its partition, which is more than one PSUM bank "
-            f"of {bank} bytes",
+            f"dst spans bytes {low} to {high - 1} of its partition, which is more than one "
+            f"PSUM bank of {bank} bytes",
         )
 
 
@@ -149,8 +156,8 @@ def _accumulation(emit: Emit, dst: NkiTensor, accumulate: bool | None) -> Covere
     if state is not Covered.ALL and not (emit.generation >= 4 and dst.storage.written.covers(dst)):
         raise UninitialisedReadError(
             "matmul-accumulate",
-            f"nc_matmul: accumulate=True onto {dst.describe()}, which no matmul has written before; "
-            "the first matmul of a group needs accumulate=False (or None)",
+            f"nc_matmul: accumulate=True onto {dst.describe()}, which no matmul has written "
+            "before; the first matmul of a group needs accumulate=False (or None)",
             emit.location(),
         )
     return Covered.ALL
@@ -196,7 +203,9 @@ def _append_matmul_transpose(
     n: int,
 ) -> None:
     """Transpose mode moves bits: `moving` is the identity, so the result is stationary.T."""
-    emit.require(n == k, f"transpose mode needs an identity [{k}, {k}] as moving, not {moving.shape}")
+    emit.require(
+        n == k, f"transpose mode needs an identity [{k}, {k}] as moving, not {moving.shape}"
+    )
     emit.require(
         dst.dtype in (stationary.dtype, "float32") if emit.generation < 3 else True,
         f"dst is {dst.dtype}, the data {stationary.dtype}",
@@ -211,13 +220,17 @@ def _append_matmul_transpose(
 def nc_transpose(
     emit: Emit, dst: NkiTensor, data: NkiTensor, engine: Any = Engine.unknown, name: Any = None
 ) -> None:
-    """dst[F, P] = data[P, F].T: Tensor engine SBUF to PSUM up to 128x128, Vector engine up to 32x32."""
+    """dst[F, P] = data[P, F].T: Tensor engine SBUF to PSUM up to 128x128, Vector engine up to
+    32x32.
+    """
     in_psum = emit.check(dst, "dst").buffer is MemoryRegion.psum
     default = Engine.tensor if in_psum and data.buffer is MemoryRegion.sbuf else Engine.vector
     chosen = emit.on(engine, (Engine.tensor, Engine.vector), default)
     p, f = data.shape[0], data.free_size
     limit = 128 if chosen is Engine.tensor else 32
-    emit.require(p <= limit and f <= limit, f"data ({p}, {f}) exceeds {limit}x{limit} on {chosen.name}")
+    emit.require(
+        p <= limit and f <= limit, f"data ({p}, {f}) exceeds {limit}x{limit} on {chosen.name}"
+    )
     emit.require(
         dst.shape[0] == f and dst.free_size == p, f"dst is {dst.shape}; expected ({f}, {p})"
     )
