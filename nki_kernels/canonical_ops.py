@@ -6,17 +6,17 @@
     trnx::rms_norm(x, weight, eps) -> Tensor
 
 Shapes: q [B, Hq, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv], Hq a multiple of Hkv (grouped query
-attention: query head h reads head h // (Hq // Hkv)). `attn_mask` broadcasts to [B, Hq, L, S]: bool (True
-attends) or float (added to the scaled scores). `dropout_mask` [B, Hq, L, S], bool or uint8, is non-zero
-where a probability is kept; kept ones are scaled by 1 / (1 - dropout_p). `is_causal` lets query i see
-keys 0..i, and applies together with `attn_mask`. A row that attends to nothing gives out 0 and lse 0, as
+attention: query head h reads head h // (Hq // Hkv)). `attn_mask` broadcasts to [B, Hq, L, S]: bool
+(True attends) or float (added to the scaled scores). `dropout_mask` [B, Hq, L, S], bool, says which
+probabilities are kept; these are scaled by 1 / (1 - dropout_p). `is_causal` lets query i see keys
+0..i, and applies together with `attn_mask`. A row that attends to nothing gives out 0 and lse 0, as
 torch's CPU kernel does. `lse` [B, Hq, L] is the logarithm of the row sums of exp(scores), float32
 (float64 for float64 inputs); it has no gradient.
 
-Layouts are those of torch on the CPU: `out` has the layout of q where its fused kernel would be taken
-(Dv == D, no dropout, last dimension dense), else it is contiguous; dq, dk and dv have their heads inside
-the sequence ([B, L, H, D] storage). `dmask` is contiguous and has the mask's shape and dtype; it is an
-empty tensor where `mask_grad` is False.
+Layouts are those of torch on the CPU: `out` has the layout of q where its fused kernel would be
+taken (Dv == D, no dropout, last dimension dense), else it is contiguous; dq, dk and dv have their
+heads inside the sequence ([B, L, H, D] storage). `dmask` is contiguous and has the mask's shape and
+dtype; where `mask_grad` is False it is a placeholder, one zero (a kernel has no empty outputs).
 
 `eps` of rms_norm is a number: torch's default for None is resolved by the caller.
 
@@ -58,7 +58,7 @@ def _in_grad_layout(grad: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return _empty_grad(like).copy_(grad)
 
 
-# ---------------------------------------------------------------------------------------------- sdpa
+# ---- sdpa
 
 
 def _flash_mask(q: torch.Tensor, attn_mask: torch.Tensor) -> torch.Tensor:
@@ -122,8 +122,8 @@ def _keep_factor(dropout_mask: torch.Tensor, dropout_p: float, dtype: torch.dtyp
 @torch.library.custom_op(
     "trnx::sdpa",
     mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, Tensor? dropout_mask, float dropout_p, "
-    "bool is_causal, float scale) -> (Tensor out, Tensor lse)",
+    schema="(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, Tensor? dropout_mask, "
+    "float dropout_p, bool is_causal, float scale) -> (Tensor out, Tensor lse)",
 )
 def sdpa(
     q: torch.Tensor,
@@ -158,22 +158,24 @@ def _sdpa_fake(
     is_causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    del k, attn_mask, dropout_p, is_causal, scale
     lse = q.new_empty(q.shape[:-1], dtype=_wide(q.dtype))
     return _out_like(q, v, dropout_mask is not None), lse
 
 
-# ----------------------------------------------------------------------------------- sdpa, backward
+# ---- sdpa, backward
 
 
 def _ungroup(grad: torch.Tensor, heads: int) -> torch.Tensor:
     """Sum the gradients of repeated heads: [B, Hq, S, D] -> [B, Hkv, S, D]."""
-    return grad.unflatten(1, (heads, grad.shape[1] // heads)).sum(2)
+    batch, repeated, length, width = grad.shape
+    return grad.reshape(batch, heads, repeated // heads, length, width).sum(2)
 
 
 def _mask_like(attn_mask: torch.Tensor | None, q: torch.Tensor, mask_grad: bool) -> torch.Tensor:
-    """An unfilled `dmask`."""
+    """An unfilled `dmask`; the placeholder is filled, with its zero."""
     if attn_mask is None or not mask_grad:
-        return q.new_empty((0,))
+        return q.new_zeros((1,))
     return attn_mask.new_empty(attn_mask.shape)
 
 
@@ -239,6 +241,7 @@ def _sdpa_backward_fake(
     scale: float,
     mask_grad: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    del grad_out, out, lse, dropout_mask, dropout_p, is_causal, scale
     return _empty_grad(q), _empty_grad(k), _empty_grad(v), _mask_like(attn_mask, q, mask_grad)
 
 
@@ -262,7 +265,7 @@ def _sdpa_autograd(ctx: Any, grad_out: torch.Tensor, _: Any) -> tuple[torch.Tens
 sdpa.register_autograd(_sdpa_autograd, setup_context=_sdpa_setup)
 
 
-# ------------------------------------------------------------------------------------------ rms_norm
+# ---- rms_norm
 
 
 @torch.library.custom_op(
@@ -280,10 +283,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.
 
 @rms_norm.register_fake
 def _rms_norm_fake(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    del weight, eps
     return x.new_empty(x.shape)
 
 
 def _rms_norm_setup(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    del output
     x, weight, ctx.eps = inputs
     ctx.save_for_backward(x, weight)
 

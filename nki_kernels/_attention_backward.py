@@ -1,0 +1,365 @@
+"""NKI helpers of the backward pass of attention: the weights are recomputed from lse, tile by tile.
+
+For a tile of keys the gradients of keys and values accumulate in PSUM while the queries stream by;
+the gradient of a query is complete after its last tile of keys, until then its partial sum waits in
+HBM. With W the weights, G the gradient of the output and O the output:
+
+    dV = W^T G      dW = G V^T      dS = W * (dW - rowsum(G * O))      dQ = dS K      dK = dS^T Q
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import nki.isa as nisa
+import nki.language as nl
+
+from trnx.nki_kernels._attention import (
+    Chunk,
+    Layout,
+    Loaded,
+    Masks,
+    column,
+    combine_keys,
+    drop,
+    load_blocks,
+    load_mask,
+    load_slotted,
+    load_transposed,
+    make_bias,
+    multiply_heads,
+    new_weights,
+    rows_of,
+    split_heads,
+    spread,
+)
+
+
+class Gradients(NamedTuple):
+    """What the kernel writes. Partial sums in float32: `dq_sum` where there are several tiles of
+    keys, `dmask` where the mask has a gradient."""
+
+    dq: nl.NkiTensor
+    dk: nl.NkiTensor
+    dv: nl.NkiTensor
+    dq_sum: nl.NkiTensor | None
+    dmask: nl.NkiTensor | None
+
+
+class BackwardProblem(NamedTuple):
+    """What the kernel reads, and how it computes."""
+
+    grad: nl.NkiTensor
+    q: nl.NkiTensor
+    k: nl.NkiTensor
+    v: nl.NkiTensor
+    out: nl.NkiTensor
+    lse: nl.NkiTensor
+    masks: Masks
+    dropout: nl.NkiTensor | None
+    factor: float
+    scale: float
+    group: int
+    features: Layout
+    values: Layout
+    keys: Layout
+    tile: int
+
+
+class KeySide(NamedTuple):
+    """A tile of keys: `start`, `size`, transposed keys and values, keys for `combine_keys`, and the
+    sums of dk and dv in PSUM: `[<= 128 keys, blocks * key heads, width]`."""
+
+    start: int
+    size: int
+    keys: nl.NkiTensor
+    values: nl.NkiTensor
+    vectors: list
+    dk: nl.NkiTensor
+    dv: nl.NkiTensor
+
+
+class Weights(NamedTuple):
+    """Weights `[rows, heads, keys]` in float32, and dropped ones in the dtype of the products."""
+
+    plain: nl.NkiTensor
+    dropped: nl.NkiTensor
+    keep: nl.NkiTensor | None
+
+
+def _load_side(p: BackwardProblem, sources: Chunk, start: int, size: int) -> KeySide:
+    keys = load_transposed(p.k, sources, start, size, p.features)
+    values = load_transposed(p.v, sources, start, size, p.values)
+    vectors = keys.tiles
+    if p.keys.slots > 1:
+        vectors = [load_slotted(p.k, sources, size, p.keys)]
+    pmax = nl.tile_size.pmax
+    blocks = (size + pmax - 1) // pmax * sources.count
+    dk = nl.ndarray((min(size, pmax), blocks, p.k.shape[3]), dtype=nl.float32, buffer=nl.psum)
+    dv = nl.ndarray((min(size, pmax), blocks, p.v.shape[3]), dtype=nl.float32, buffer=nl.psum)
+    return KeySide(start, size, keys.transposed, values.transposed, vectors, dk, dv)
+
+
+def _load_row_values(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.NkiTensor:
+    """`x[B, H, L]` of the chunk as `[rows, heads]`."""
+    tile = nl.ndarray((rows, chunk.count), dtype=nl.float32, buffer=nl.sbuf)
+    source = x[
+        chunk.batch : chunk.batch + chunk.batches,
+        chunk.head : chunk.head + chunk.heads,
+        row : row + rows,
+    ].permute((2, 0, 1))
+    nisa.dma_copy(dst=split_heads(tile, chunk), src=source)
+    return tile
+
+
+def _negated_delta(p: BackwardProblem, grad: nl.NkiTensor, chunk: Chunk, row: int) -> nl.NkiTensor:
+    """`-rowsum(grad * out)`: `[rows, heads]`."""
+    rows = grad.shape[0]
+    out = load_blocks(p.out, chunk, row, rows)[0]
+    both = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=both, data1=grad, data2=out, op=nl.multiply)
+    delta = nl.ndarray((rows, chunk.count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=delta, op=nl.add, data=both, axis=2, negate=True)
+    return delta
+
+
+def _weights(
+    p: BackwardProblem, queries: nl.NkiTensor, side: KeySide, chunk: Chunk, row: int
+) -> Weights:
+    rows = queries.shape[2]
+    scores = multiply_heads(queries, side.keys, chunk.count, p.group, side.size, p.features)
+    lse = _load_row_values(p.lse, chunk, row, rows)
+    scale = p.scale
+    crossed = p.masks.causal and side.start + side.size - 1 > row
+    if p.masks.mask is not None or crossed:
+        bias = make_bias(p.masks, chunk, row, rows, side.start, side.size, crossed)
+        biased = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=split_heads(biased, chunk),
+            data=split_heads(scores, chunk),
+            op0=nl.multiply,
+            operand0=scale,
+            op1=nl.add,
+            operand1=spread(bias, chunk),
+        )
+        scores = biased
+        scale = 1.0
+    shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=shifted,
+        data=scores,
+        op0=nl.multiply,
+        operand0=scale,
+        op1=nl.subtract,
+        operand1=column(lse, side.size),
+    )
+    plain = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=plain, op=nl.exp, data=shifted)
+    if p.dropout is not None:
+        keep = load_mask(p.dropout, chunk, row, rows, side.start, side.size)
+        dropped = nl.ndarray(scores.shape, dtype=p.q.dtype, buffer=nl.sbuf)
+        drop(split_heads(dropped, chunk), split_heads(plain, chunk), keep, p.factor)
+        return Weights(plain, dropped, keep)
+    if p.q.dtype == nl.float32:
+        return Weights(plain, plain, None)
+    rounded = nl.ndarray(scores.shape, dtype=p.q.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=rounded, src=plain)
+    return Weights(plain, rounded, None)
+
+
+def _score_gradients(
+    p: BackwardProblem,
+    grad: Loaded,
+    side: KeySide,
+    weights: Weights,
+    chunk: Chunk,
+    row: int,
+    dst: nl.NkiTensor,
+) -> None:
+    """`dst = W * (dW - delta)`, `[rows, heads, keys]`."""
+    delta = _negated_delta(p, grad.tiles[0], chunk, row)
+    dweights = multiply_heads(
+        grad.transposed, side.values, chunk.count, p.group, side.size, p.values
+    )
+    if weights.keep is not None:
+        kept = nl.ndarray(dweights.shape, dtype=nl.float32, buffer=nl.sbuf)
+        drop(split_heads(kept, chunk), split_heads(dweights, chunk), weights.keep, p.factor)
+        dweights = kept
+    if chunk.count == 1:
+        nisa.scalar_tensor_tensor(
+            dst=dst,
+            data=dweights,
+            op0=nl.add,
+            operand0=delta,
+            op1=nl.multiply,
+            operand1=weights.plain,
+        )
+        return
+    centred = nl.ndarray(dweights.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=centred, data1=dweights, data2=column(delta, side.size), op=nl.add)
+    nisa.tensor_tensor(dst=dst, data1=centred, data2=weights.plain, op=nl.multiply)
+
+
+def _accumulate_keys(
+    dst: nl.NkiTensor, weights: nl.NkiTensor, rows: nl.NkiTensor, heads: int, group: int
+) -> None:
+    """`dst[keys, blocks * key heads, width] += weights[rows, heads, keys]^T rows[rows, heads, ..]`."""
+    pmax = nl.tile_size.pmax
+    size = weights.shape[2]
+    sources = (heads + group - 1) // group
+    for head in range(heads):
+        for start in range(0, size, pmax):
+            count = min(pmax, size - start)
+            nisa.nc_matmul(
+                dst=dst[0:count, start // pmax * sources + head // group, :],
+                stationary=weights[:, head, start : start + count],
+                moving=rows[:, head, :],
+            )
+
+
+def _store_query_gradient(
+    p: BackwardProblem, g: Gradients, product: nl.NkiTensor, side: KeySide, chunk: Chunk, row: int
+) -> None:
+    rows = product.shape[0]
+    end = side.start + side.size
+    last = end == p.k.shape[2] or (p.masks.causal and end > row + rows - 1)
+    dtype = g.dq.dtype if last else nl.float32
+    total = nl.ndarray(product.shape, dtype=dtype, buffer=nl.sbuf)
+    if side.start == 0:
+        nisa.tensor_scalar(dst=total, data=product, op0=nl.multiply, operand0=p.scale)
+    else:
+        before = nl.ndarray(product.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=split_heads(before, chunk), src=rows_of(g.dq_sum, chunk, row, rows))
+        nisa.scalar_tensor_tensor(
+            dst=total,
+            data=product,
+            op0=nl.multiply,
+            operand0=p.scale,
+            op1=nl.add,
+            operand1=before,
+        )
+    target = g.dq if last else g.dq_sum
+    nisa.dma_copy(dst=rows_of(target, chunk, row, rows), src=split_heads(total, chunk))
+
+
+def _mask_window(
+    dmask: nl.NkiTensor, chunk: Chunk, row: int, rows: int, col: int, cols: int
+) -> nl.NkiTensor:
+    """`[rows, batches or 1, heads or 1, cols]` of the gradient of a mask."""
+    view = dmask.slice(2, row, row + rows).slice(3, col, col + cols)
+    if dmask.shape[0] > 1:
+        view = view.slice(0, chunk.batch, chunk.batch + chunk.batches)
+    if dmask.shape[1] > 1:
+        view = view.slice(1, chunk.head, chunk.head + chunk.heads)
+    return view.permute((2, 0, 1, 3))
+
+
+def _is_first(dmask: nl.NkiTensor, chunk: Chunk) -> bool:
+    """True where nothing has been added to the chunk's part of the gradient of the mask."""
+    return (dmask.shape[0] > 1 or chunk.batch == 0) and (dmask.shape[1] > 1 or chunk.head == 0)
+
+
+def _add_mask_gradient(
+    dmask: nl.NkiTensor, dscores: nl.NkiTensor, chunk: Chunk, row: int, side: KeySide
+) -> None:
+    """Add `dscores[rows, heads, keys]`, summed over what shares the mask."""
+    rows = dscores.shape[0]
+    target = _mask_window(dmask, chunk, row, rows, side.start, side.size)
+    parts = split_heads(dscores, chunk)
+    total = parts
+    sum_batches = dmask.shape[0] == 1 and chunk.batches > 1
+    sum_heads = dmask.shape[1] == 1 and chunk.heads > 1
+    if sum_batches or sum_heads:
+        total = nl.ndarray(target.shape, dtype=nl.float32, buffer=nl.sbuf)
+        if sum_batches and sum_heads:
+            nisa.tensor_reduce(
+                dst=total[:, 0, 0, :], op=nl.add, data=parts.permute((0, 3, 1, 2)), axis=(2, 3)
+            )
+        elif sum_heads:
+            turned = parts.permute((0, 1, 3, 2))
+            nisa.tensor_reduce(dst=total[:, :, 0, :], op=nl.add, data=turned, axis=3)
+        else:
+            turned = parts.permute((0, 2, 3, 1))
+            nisa.tensor_reduce(dst=total[:, 0, :, :], op=nl.add, data=turned, axis=3)
+    if not _is_first(dmask, chunk):
+        before = nl.ndarray(target.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=before, src=target)
+        nisa.tensor_tensor(dst=before, data1=before, data2=total, op=nl.add)
+        total = before
+    nisa.dma_copy(dst=target, src=total)
+
+
+def _clear_mask_gradient(
+    dmask: nl.NkiTensor, chunk: Chunk, row: int, rows: int, start: int, size: int
+) -> None:
+    """Zeros where no query sees a key."""
+    if _is_first(dmask, chunk):
+        target = _mask_window(dmask, chunk, row, rows, start, size)
+        zeros = nl.ndarray(target.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=zeros, value=0.0)
+        nisa.dma_copy(dst=target, src=zeros)
+
+
+def _backward_rows(
+    p: BackwardProblem, g: Gradients, side: KeySide, chunk: Chunk, row: int, rows: int
+) -> None:
+    """What the rows from `row` add to all gradients through one tile of keys."""
+    queries = load_transposed(p.q, chunk, row, rows, p.features)
+    grad = load_transposed(p.grad, chunk, row, rows, p.values)
+    weights = _weights(p, queries.transposed, side, chunk, row)
+    _accumulate_keys(side.dv, weights.dropped, grad.tiles[0], chunk.count, p.group)
+    padded = new_weights(chunk, rows, side.size, p.keys, p.q.dtype)
+    dscores = padded[:, 0 : chunk.count, 0 : side.size]
+    if g.dmask is not None and p.q.dtype != nl.float32:
+        wide = nl.ndarray(dscores.shape, dtype=nl.float32, buffer=nl.sbuf)
+        _score_gradients(p, grad, side, weights, chunk, row, wide)
+        nisa.tensor_copy(dst=dscores, src=wide)
+    else:
+        wide = dscores
+        _score_gradients(p, grad, side, weights, chunk, row, wide)
+    if g.dmask is not None:
+        _add_mask_gradient(g.dmask, wide, chunk, row, side)
+    _accumulate_keys(side.dk, dscores, queries.tiles[0], chunk.count, p.group)
+    product = combine_keys(padded, side.vectors, chunk.count, p.group, side.size, p.keys)
+    _store_query_gradient(p, g, product, side, chunk, row)
+
+
+def _store_keys(
+    target: nl.NkiTensor,
+    sums: nl.NkiTensor | None,
+    sources: Chunk,
+    start: int,
+    size: int,
+    scale: float,
+) -> None:
+    """Gradients of keys or values; `sums` is None where no query sees them."""
+    pmax = nl.tile_size.pmax
+    for block in range(0, size, pmax):
+        count = min(pmax, size - block)
+        tile = nl.ndarray((count, sources.count, target.shape[3]), target.dtype, buffer=nl.sbuf)
+        if sums is None:
+            nisa.memset(dst=tile, value=0)
+        else:
+            first = block // pmax * sources.count
+            total = sums[0:count, first : first + sources.count, :]
+            nisa.tensor_scalar(dst=tile, data=total, op0=nl.multiply, operand0=scale)
+        destination = rows_of(target, sources, start + block, count)
+        nisa.dma_copy(dst=destination, src=split_heads(tile, sources))
+
+
+def backward_chunk(p: BackwardProblem, g: Gradients, sources: Chunk, chunks: list) -> None:
+    """All gradients through the key heads of `sources`, whose query heads are `chunks`."""
+    length = p.q.shape[2]
+    for start in range(0, p.k.shape[2], p.tile):
+        size = min(p.tile, p.k.shape[2] - start)
+        seen = not p.masks.causal or start < length
+        side = _load_side(p, sources, start, size) if seen else None
+        for chunk in chunks:
+            for row in range(0, length, nl.tile_size.pmax):
+                rows = min(nl.tile_size.pmax, length - row)
+                if not p.masks.causal or row + rows > start:
+                    _backward_rows(p, g, side, chunk, row, rows)
+                elif g.dmask is not None:
+                    _clear_mask_gradient(g.dmask, chunk, row, rows, start, size)
+        _store_keys(g.dk, side.dk if seen else None, sources, start, size, p.scale)
+        _store_keys(g.dv, side.dv if seen else None, sources, start, size, 1.0)

@@ -1,0 +1,299 @@
+"""NKI helpers of the forward pass of attention: keys in SBUF, and the softmax of one tile of scores.
+
+Up to 512 keys are one tile: the scores of all heads of a chunk share a PSUM bank and the softmax is
+a single pass. More keys make several tiles, one head at a time, with a running maximum and sum.
+The row maximum is kept negated, which is how ScalarE takes it, as the bias of exp.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import nki.isa as nisa
+import nki.language as nl
+
+from trnx.nki_kernels._attention import (
+    CLAMP_FALSE,
+    CLAMP_FLOAT,
+    Chunk,
+    Layout,
+    Masks,
+    bias_key,
+    column,
+    combine_keys,
+    drop,
+    load_blocks,
+    load_mask,
+    load_slotted,
+    load_transposed,
+    make_bias,
+    multiply_heads,
+    new_weights,
+    rows_of,
+    split_heads,
+    spread,
+)
+
+# The sum of a row that attends to anything is at least 1; this keeps the others finite.
+_TINY = 1.0e-10
+
+
+class Problem(NamedTuple):
+    """What the kernel computes, and how: `group` query heads share a key head; `resident`: all keys
+    of a chunk stay in SBUF while queries stream by."""
+
+    masks: Masks
+    dropout: nl.NkiTensor | None
+    factor: float
+    scale: float
+    group: int
+    features: Layout
+    keys: Layout
+    tile: int
+    resident: bool
+
+
+class KeyTile(NamedTuple):
+    """Keys `start .. start+size` of a chunk: transposed keys, and values by `combine_keys`."""
+
+    start: int
+    size: int
+    keys: nl.NkiTensor
+    values: list
+
+
+class State(NamedTuple):
+    """Softmax of the keys so far: negated maximum and sum `[rows, heads]`, product with values."""
+
+    negmax: nl.NkiTensor
+    total: nl.NkiTensor
+    product: nl.NkiTensor
+
+
+def load_keys(p: Problem, k: nl.NkiTensor, v: nl.NkiTensor, chunk: Chunk, start: int) -> KeyTile:
+    """A tile of keys and values of a chunk of key heads."""
+    size = min(p.tile, k.shape[2] - start)
+    keys = load_transposed(k, chunk, start, size, p.features).transposed
+    if p.keys.slots > 1:
+        return KeyTile(start, size, keys, [load_slotted(v, chunk, size, p.keys)])
+    return KeyTile(start, size, keys, load_blocks(v, chunk, start, size))
+
+
+def _negated_max(p: Problem, scores: nl.NkiTensor, scale: float) -> nl.NkiTensor:
+    """`-max(scores * scale)` of each row and head, clamped where a mask may hide a whole row."""
+    negmax = nl.ndarray((scores.shape[0], scores.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=negmax, op=nl.maximum, data=scores, axis=2, negate=True)
+    if p.masks.mask is not None:
+        clamp = CLAMP_FALSE if p.masks.boolean else CLAMP_FLOAT
+        nisa.tensor_scalar(dst=negmax, data=negmax, op0=nl.minimum, operand0=-clamp)
+    elif scale != 1.0:
+        nisa.tensor_scalar(dst=negmax, data=negmax, op0=nl.multiply, operand0=scale)
+    return negmax
+
+
+def _exponentials(
+    weights: nl.NkiTensor, scores: nl.NkiTensor, negmax: nl.NkiTensor, scale: float
+) -> nl.NkiTensor:
+    """`weights = exp(scores * scale + negmax)`; returns the row sums `[rows, heads]`."""
+    rows = scores.shape[0]
+    heads = scores.shape[1]
+    total = nl.ndarray((rows, heads), dtype=nl.float32, buffer=nl.sbuf)
+    if heads == 1:
+        nisa.activation(
+            dst=weights,
+            op=nl.exp,
+            data=scores,
+            bias=negmax,
+            scale=scale,
+            reduce_op=nl.add,
+            reduce_res=total,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+        return total
+    shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=shifted,
+        data=scores,
+        op0=nl.multiply,
+        operand0=scale,
+        op1=nl.add,
+        operand1=column(negmax, scores.shape[2]),
+    )
+    nisa.activation(dst=weights, op=nl.exp, data=shifted)
+    nisa.tensor_reduce(dst=total, op=nl.add, data=weights, axis=2)
+    return total
+
+
+def _combined_max(negmax: nl.NkiTensor, old: State | None) -> nl.NkiTensor:
+    if old is None:
+        return negmax
+    both = nl.ndarray(negmax.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=both, data1=negmax, data2=old.negmax, op=nl.minimum)
+    return both
+
+
+def attend(
+    p: Problem,
+    queries: nl.NkiTensor,
+    tile: KeyTile,
+    chunk: Chunk,
+    row: int,
+    bias: nl.NkiTensor | None,
+    old: State | None,
+) -> State:
+    """The softmax over one more tile of keys; `queries` is transposed, `row` its first row."""
+    rows = queries.shape[2]
+    cols = visible(p, row, rows, tile.start, tile.size)
+    scores = multiply_heads(queries, tile.keys, chunk.count, p.group, cols, p.features)
+    scale = p.scale
+    if bias is not None:
+        biased = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=split_heads(biased, chunk),
+            data=split_heads(scores, chunk),
+            op0=nl.multiply,
+            operand0=p.scale,
+            op1=nl.add,
+            operand1=spread(bias, chunk),
+        )
+        scores = biased
+        scale = 1.0
+    negmax = _combined_max(_negated_max(p, scores, scale), old)
+    padded = new_weights(chunk, rows, cols, p.keys, queries.dtype)
+    weights = padded[:, 0 : chunk.count, 0:cols]
+    total = _exponentials(weights, scores, negmax, scale)
+    if p.dropout is not None:
+        keep = load_mask(p.dropout, chunk, row, rows, tile.start, cols)
+        drop(split_heads(weights, chunk), split_heads(weights, chunk), keep, p.factor)
+    product = combine_keys(padded, tile.values, chunk.count, p.group, cols, p.keys)
+    if old is None:
+        return State(negmax, total, product)
+    return _faded(old, State(negmax, total, product))
+
+
+def _faded(old: State, new: State) -> State:
+    """`old`, brought to the maximum of `new`, plus `new` (one head)."""
+    rows = old.negmax.shape[0]
+    fade = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=fade, op=nl.exp, data=old.negmax, bias=new.negmax, scale=-1.0)
+    total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    product = nl.ndarray(old.product.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=total, data=old.total, op0=nl.multiply, operand0=fade, op1=nl.add, operand1=new.total
+    )
+    nisa.scalar_tensor_tensor(
+        dst=product,
+        data=old.product,
+        op0=nl.multiply,
+        operand0=fade,
+        op1=nl.add,
+        operand1=new.product,
+    )
+    return State(new.negmax, total, product)
+
+
+def visible(p: Problem, row: int, rows: int, start: int, size: int) -> int:
+    """How many of the keys `start .. start+size` any of the rows may see."""
+    if p.masks.causal:
+        return max(0, min(size, row + rows - start))
+    return size
+
+
+def store_rows(
+    p: Problem, out: nl.NkiTensor, lse: nl.NkiTensor, state: State, chunk: Chunk, row: int
+):
+    """Normalise and store the rows from `row`, and the logarithms of their sums."""
+    rows = state.negmax.shape[0]
+    width = state.product.shape[2]
+    total = state.total
+    if p.masks.mask is not None:
+        total = nl.ndarray(state.total.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=total, data=state.total, op0=nl.maximum, operand0=_TINY)
+    inverse = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.reciprocal(dst=inverse, data=total)
+    result = nl.ndarray(state.product.shape, dtype=out.dtype, buffer=nl.sbuf)
+    if chunk.count == 1:
+        nisa.tensor_scalar(dst=result, data=state.product, op0=nl.multiply, operand0=inverse)
+    else:
+        nisa.tensor_tensor(
+            dst=result, data1=state.product, data2=column(inverse, width), op=nl.multiply
+        )
+    nisa.dma_copy(dst=rows_of(out, chunk, row, rows), src=split_heads(result, chunk))
+    logs = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=logs, op=nl.log, data=total)
+    nisa.tensor_tensor(dst=logs, data1=logs, data2=state.negmax, op=nl.subtract)
+    if p.masks.mask is not None:
+        # A row that attends to nothing has lse 0, as torch's CPU kernel gives it.
+        nisa.scalar_tensor_tensor(
+            dst=logs,
+            data=state.total,
+            op0=nl.greater,
+            operand0=0.0,
+            op1=nl.multiply,
+            operand1=logs,
+        )
+    target = lse[
+        chunk.batch : chunk.batch + chunk.batches,
+        chunk.head : chunk.head + chunk.heads,
+        row : row + rows,
+    ].permute((2, 0, 1))
+    nisa.dma_copy(dst=target, src=split_heads(logs, chunk))
+
+
+class Biases(NamedTuple):
+    """Bias tiles made so far: `(key, tile)` pairs. Causal ones repeat along the diagonal and are
+    kept; of those that come from a mask, the last one."""
+
+    made: list
+
+
+def bias_of(
+    p: Problem, biases: Biases, chunk: Chunk, row: int, rows: int, start: int, cols: int
+) -> nl.NkiTensor | None:
+    """The bias of a tile of scores, or None."""
+    crossed = p.masks.causal and start + cols - 1 > row
+    if p.masks.mask is None and not crossed:
+        return None
+    key = bias_key(p.masks, chunk, row, rows, start, cols, crossed)
+    for pair in biases.made:
+        if pair[0] == key:
+            return pair[1]
+    tile = make_bias(p.masks, chunk, row, rows, start, cols, crossed)
+    if p.masks.mask is not None and len(biases.made) > 0:
+        biases.made.pop()
+    biases.made.append((key, tile))
+    return tile
+
+
+def forward_chunk(
+    p: Problem,
+    tensors: tuple,
+    outputs: tuple,
+    sources: Chunk,
+    chunks: list,
+    biases: Biases,
+) -> None:
+    """All rows of the chunks of query heads that are served by the key heads of `sources`."""
+    q = tensors[0]
+    k = tensors[1]
+    length = k.shape[2]
+    tiles = []
+    if p.resident:
+        for start in range(0, length, p.tile):
+            tiles.append(load_keys(p, k, tensors[2], sources, start))
+    for chunk in chunks:
+        for row in range(0, q.shape[2], nl.tile_size.pmax):
+            rows = min(nl.tile_size.pmax, q.shape[2] - row)
+            queries = load_transposed(q, chunk, row, rows, p.features).transposed
+            state = None
+            for start in range(0, length, p.tile):
+                cols = visible(p, row, rows, start, min(p.tile, length - start))
+                if cols == 0:
+                    continue
+                if p.resident:
+                    tile = tiles[start // p.tile]
+                else:
+                    tile = load_keys(p, k, tensors[2], sources, start)
+                bias = bias_of(p, biases, chunk, row, rows, start, cols)
+                state = attend(p, queries, tile, chunk, row, bias, state)
+            store_rows(p, outputs[0], outputs[1], state, chunk, row)

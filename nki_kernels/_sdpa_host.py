@@ -1,0 +1,181 @@
+"""The host side that attention's two kernels share: what they take, their work, their samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from trnx.nki_kernels.spec import Bindings, Cost, Sample
+from trnx.simulator.errors import Reject
+from trnx.simulator.spec import TensorSpec
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MASK_DTYPES = (torch.bool, *_DTYPES)
+_WIDEST = 256  # two cuts of the contraction, and a half of a PSUM bank
+
+
+def dropout_factor(b: Bindings) -> float:
+    """What kept weights are multiplied by."""
+    if b.dropout_mask is None:
+        return 1.0
+    return 0.0 if b.dropout_p >= 1.0 else 1.0 / (1.0 - b.dropout_p)
+
+
+def _broadcasts(mask: TensorSpec, target: tuple[int, ...]) -> bool:
+    padded = (1,) * (len(target) - mask.ndim) + mask.shape
+    return len(padded) == len(target) and all(
+        size in (1, want) for size, want in zip(padded, target, strict=True)
+    )
+
+
+def _wrong_shape(b: Bindings) -> Reject | None:
+    q, k, v = b.q, b.k, b.v
+    if any(x.ndim != 4 for x in (q, k, v)):
+        return Reject(f"q, k and v have {q.ndim}, {k.ndim} and {v.ndim} dimensions; 4 are needed")
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        return Reject(f"q{q.shape}, k{k.shape} and v{v.shape} do not fit together")
+    if 0 in (*q.shape, *k.shape, *v.shape):
+        return Reject(f"empty attention: q{q.shape}, k{k.shape}, v{v.shape}")
+    if q.shape[1] % k.shape[1] != 0:
+        return Reject(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} key heads")
+    for name, width in (("q", q.shape[3]), ("v", v.shape[3])):
+        if width > _WIDEST:
+            return Reject(f"heads of {name} have {width} elements; at most {_WIDEST} fit")
+        if width > 128 and width % 2:
+            return Reject(f"heads of {name} have {width} elements; above 128 it must be even")
+    return None
+
+
+def _wrong_mask(b: Bindings) -> Reject | None:
+    target = (*b.q.shape[:3], b.k.shape[2])
+    mask, dropout = b.attn_mask, b.dropout_mask
+    if mask is not None and mask.dtype not in _MASK_DTYPES:
+        return Reject(f"attn_mask is {mask.dtype}, not bool, float32, bfloat16 or float16")
+    if mask is not None and not _broadcasts(mask, target):
+        return Reject(f"attn_mask{mask.shape} does not broadcast to {target}")
+    if dropout is not None and dropout.dtype != torch.bool:
+        return Reject(f"dropout_mask is {dropout.dtype}, not bool")
+    if dropout is not None and dropout.shape != target:
+        return Reject(f"dropout_mask has shape {dropout.shape}, not {target}")
+    return None
+
+
+def why_not(b: Bindings) -> Reject | None:
+    """None where the kernels take these operands."""
+    dtypes = {x.dtype for x in (b.q, b.k, b.v)}
+    if len(dtypes) > 1 or b.q.dtype not in _DTYPES:
+        names = ", ".join(sorted(str(dtype) for dtype in dtypes))
+        return Reject(f"q, k and v are {names}; one of float32, bfloat16, float16 is needed")
+    if not (math.isfinite(b.scale) and b.scale >= 0.0):
+        return Reject(f"scale {b.scale} is not a finite number of at least 0")
+    return _wrong_shape(b) or _wrong_mask(b)
+
+
+def attention_work(b: Bindings, *, forward: bool) -> Cost:
+    """The products of all pairs (half of them where causal and square), and the tensors' traffic.
+
+    Backward does five products where forward does two: q k, grad v, and those of dq, dk, dv.
+    """
+    batch, heads, length, width = b.q.shape
+    depth, values = b.k.shape[2], b.v.shape[3]
+    seen = min(depth, length)
+    pairs = length * depth - (seen * (seen - 1) // 2 if b.is_causal else 0)
+    pairs *= batch * heads
+    columns = width + values if forward else 3 * width + 2 * values
+    masks = sum(m.nbytes for m in (b.attn_mask, b.dropout_mask) if m is not None)
+    tensors = b.q.nbytes + b.k.nbytes + b.v.nbytes
+    results = batch * heads * length * (values * b.q.dtype.itemsize + 4)
+    traffic = tensors + results if forward else 2 * tensors + 2 * results
+    return Cost(
+        matmul_flops=2 * pairs * columns,
+        vector_flops=pairs * (4 if forward else 6),
+        hbm_bytes=traffic + masks,
+    )
+
+
+def _heads(
+    generator: torch.Generator,
+    batch: int,
+    heads: int,
+    rows: int,
+    width: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """`[B, H, N, D]` in the storage that models have it in, `[B, N, H, D]`."""
+    shape = (batch, rows, heads, width)
+    return torch.randn(shape, generator=generator).to(dtype).transpose(1, 2)
+
+
+def make_inputs(
+    generator: torch.Generator,
+    batch: int,
+    heads: int,
+    length: int,
+    depth: int,
+    width: int,
+    *,
+    sources: int = 0,
+    values: int = 0,
+    dtype: torch.dtype = torch.float32,
+    mask: str = "",
+    dropout_p: float = 0.0,
+    causal: bool = False,
+) -> dict[str, Any]:
+    """The bindings of `sdpa`; `mask` is "bool", "hidden" (whole rows False), "bias" or ""."""
+    sources, values = sources or heads, values or width
+    full = (batch, heads, length, depth)
+    attn_mask, dropout_mask = None, None
+    if mask in ("bool", "hidden"):
+        attn_mask = torch.rand((batch, 1, length, depth), generator=generator) > 0.3
+        attn_mask[..., 0] = True
+        if mask == "hidden":
+            attn_mask[:, :, :: max(2, length // 3)] = False
+    elif mask == "bias":
+        attn_mask = torch.randn((heads, length, depth), generator=generator).to(dtype)
+    if dropout_p:
+        dropout_mask = torch.rand(full, generator=generator) >= dropout_p
+    return {
+        "q": _heads(generator, batch, heads, length, width, dtype),
+        "k": _heads(generator, batch, sources, depth, width, dtype),
+        "v": _heads(generator, batch, sources, depth, values, dtype),
+        "attn_mask": attn_mask,
+        "dropout_mask": dropout_mask,
+        "dropout_p": dropout_p,
+        "is_causal": causal,
+        "scale": 1.0 / math.sqrt(width),
+    }
+
+
+def input_samples(generator: torch.Generator) -> Iterator[tuple[dict[str, Any], str]]:
+    """Bindings of `sdpa` with edge shapes, each with a note of the edge."""
+    for size in (1, 2, 127, 128, 129, 513):
+        yield make_inputs(generator, 1, 2, size, 65, 16), f"{size} queries"
+        yield make_inputs(generator, 1, 2, 9, size, 16), f"{size} keys"
+    for width in (1, 32, 33, 64, 65, 128, 192, 256):
+        yield make_inputs(generator, 1, 3, 20, 20, width), f"heads of {width}"
+    block = (8, 12, 32, 32, 32)
+    yield make_inputs(generator, *block), "a sentence-embedding block"
+    yield make_inputs(generator, *block, mask="bool"), "padded sentences"
+    yield make_inputs(generator, 2, 6, 40, 40, 32, sources=2, causal=True), "grouped, causal"
+    yield make_inputs(generator, 1, 10, 140, 140, 32, sources=1, causal=True), "multi-query"
+    yield make_inputs(generator, 1, 1, 300, 700, 64, causal=True), "causal, keys after all queries"
+    yield make_inputs(generator, 1, 2, 600, 600, 32, causal=True), "causal, several tiles"
+    yield make_inputs(generator, 2, 3, 150, 140, 24, values=40, mask="bool"), "Dv != D"
+    yield make_inputs(generator, 2, 3, 33, 50, 32, mask="hidden"), "rows that see nothing"
+    yield make_inputs(generator, 1, 2, 40, 600, 32, mask="hidden"), "the same, several tiles"
+    yield make_inputs(generator, 2, 3, 33, 50, 32, mask="bias", causal=True), "bias, causal"
+    yield make_inputs(generator, 2, 2, 33, 50, 32, dropout_p=0.3, mask="bias"), "dropout, bias"
+    yield make_inputs(generator, 1, 2, 33, 530, 32, dropout_p=0.3), "dropout, several tiles"
+    for dtype in (torch.bfloat16, torch.float16):
+        for mask in ("", "bool", "bias"):
+            inputs = make_inputs(generator, 2, 4, 40, 40, 64, dtype=dtype, mask=mask)
+            yield inputs, f"{dtype} {mask}"
+
+
+def samples(generator: torch.Generator) -> Iterator[Sample]:
+    """Samples of the forward kernel."""
+    for values, note in input_samples(generator):
+        yield Sample(values, note)

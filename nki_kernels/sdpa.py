@@ -1,0 +1,120 @@
+"""Scaled dot product attention, `trnx::sdpa`, as flash attention: scores never leave the chip.
+
+Supported: float32, bfloat16 and float16 (one dtype for q, k and v); any B, H, L and S; grouped query
+heads; D and Dv up to 256 (above 128 even); bool and float masks that broadcast to [B, H, L, S]; a
+dropout mask; causal; all of them together. Scores, softmax and sums are float32; weights are rounded
+to the dtype of v for the product with v.
+
+Keys and values of a head are loaded once and kept in SBUF (up to a budget) while its queries stream
+by. Up to 512 keys, as many heads as fit a PSUM bank go through each instruction together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import nki
+import nki.language as nl
+import torch
+
+from trnx.nki_kernels._attention import Masks, as_four, chunks_of, layout_of
+from trnx.nki_kernels._attention_forward import Biases, Problem, forward_chunk
+from trnx.nki_kernels._sdpa_host import attention_work, dropout_factor, samples, why_not
+from trnx.nki_kernels.registry import register
+from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import Hardware
+
+# Keys and values of one head in SBUF, bytes per partition: leaves two thirds of trn1's for the rest.
+_RESIDENT_BYTES = 65536
+
+
+@nki.jit
+def sdpa_kernel(q, k, v, attn_mask, dropout_mask, boolean, factor, causal, scale):
+    """`(out, lse)`; `boolean`: attn_mask is 0 or 1, not added; `factor`: what kept weights are
+    multiplied by under dropout."""
+    batches, heads, length, width = q.shape
+    depth = k.shape[2]
+    out = nl.ndarray((batches, heads, length, v.shape[3]), dtype=q.dtype, buffer=nl.shared_hbm)
+    lse = nl.ndarray((batches, heads, length), dtype=nl.float32, buffer=nl.shared_hbm)
+    bank = nl.tile_size.psum_bank_fmax
+    group = heads // k.shape[1]
+    features = layout_of(width, group == 1)
+    tile = min(bank, depth)
+    most = 1
+    keys = layout_of(depth, group == 1 and depth <= nl.tile_size.pmax // 2)
+    if depth <= bank:
+        most = min(bank // depth, bank // v.shape[3])
+    itemsize = 4 if q.dtype == nl.float32 else 2
+    stored = depth * features.cuts + (depth + 127) // 128 * v.shape[3]
+    problem = Problem(
+        Masks(None if attn_mask is None else as_four(attn_mask), boolean, causal),
+        dropout_mask,
+        factor,
+        scale,
+        group,
+        features,
+        keys,
+        tile,
+        stored * itemsize <= _RESIDENT_BYTES,
+    )
+    biases = Biases([])
+    slots = max(features.slots, keys.slots)
+    for pair in chunks_of(batches, heads, group, most, slots):
+        forward_chunk(problem, (q, k, v), (out, lse), pair[0], pair[1], biases)
+    return out, lse
+
+
+def _sdpa(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ops.trnx.sdpa.default(
+        q, k, v, attn_mask, dropout_mask, dropout_p, is_causal, scale
+    )
+
+
+def _guard(b: Bindings, hw: Hardware) -> Reject | None:
+    del hw
+    return why_not(b)
+
+
+def _work(b: Bindings) -> Cost:
+    return attention_work(b, forward=True)
+
+
+def _plan(b: Bindings, hw: Hardware) -> Launch:
+    del hw
+    boolean = b.attn_mask is not None and b.attn_mask.dtype == torch.bool
+    factor = dropout_factor(b)
+    arguments = (
+        b.q, b.k, b.v, b.attn_mask, b.dropout_mask, boolean, factor, b.is_causal, b.scale,
+    )  # fmt: skip
+    names = ["q", "k", "v"]
+    names += [name for name in ("attn_mask", "dropout_mask") if b[name] is not None]
+    return Launch(sdpa_kernel, arguments, tuple(names))
+
+
+def _samples(generator: torch.Generator) -> Iterator[Sample]:
+    return samples(generator)
+
+
+register(
+    KernelSpec(
+        name="sdpa",
+        patterns=(Pattern(_sdpa),),
+        guard=_guard,
+        torch_reference=_sdpa,
+        work=_work,
+        samples=_samples,
+        kernel=sdpa_kernel,
+        plan=_plan,
+        strided=frozenset({"q", "k", "v", "attn_mask", "dropout_mask"}),
+    )
+)
