@@ -89,7 +89,7 @@ def _sdpa_backward(
     dscores = weights * (dweights - jnp.sum(weights * dweights, -1, keepdims=True))
     dq = product(dscores, _heads(k, q.shape[1])) * scale
     dk = _ungroup(product(_transposed(dscores), wide(q)), k.shape[1]) * scale
-    dmask = jnp.zeros((0,), q.dtype)
+    dmask = jnp.zeros((1,), q.dtype)
     if mask is not None and mask_grad:
         dmask = _sum_to(dscores, mask.shape)
     return dq, dk, dv, dmask
