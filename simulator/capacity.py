@@ -25,7 +25,7 @@ def check_address(
     nbytes: int,
     address: tuple[int, int] | None,
 ) -> None:
-    """A given address must lie in the buffer, in PSUM at the start of a bank; bytes per partition."""
+    """A given address must lie in the buffer, in PSUM at a bank's start; bytes per partition."""
     if address is None:
         return
     start, offset = address

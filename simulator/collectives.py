@@ -32,7 +32,7 @@ class ReplicaGroup:
 
 
 def _collective(name: str) -> Callable[..., NoReturn]:
-    def call(*args: Any, **kwargs: Any) -> NoReturn:
+    def call(*_: Any, **__: Any) -> NoReturn:
         raise IllegalInstructionError(
             "collectives",
             f"{name}: the simulator runs one core and has no collectives; run it on Trainium",

@@ -84,7 +84,7 @@ def _uses_nki(scope: Mapping[str, Any]) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _cached_twin(file: str, modified: int) -> ModuleType:
+def _cached_twin(file: str, _modified: int) -> ModuleType:
     return load_module(file)
 
 
@@ -236,7 +236,7 @@ def _reaches_nki(name: str, seen: frozenset[str]) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _top_level_imports(file: str, name: str, modified: int) -> frozenset[str]:
+def _top_level_imports(file: str, name: str, _modified: int) -> frozenset[str]:
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (SyntaxError, OSError):

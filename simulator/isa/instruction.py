@@ -155,8 +155,8 @@ class Emit:
         return tensor
 
     def _check_partitions(self, tensor: NkiTensor, operand: str) -> None:
-        # Partition access rules of SDK/nki/guides/architecture/trainium_inferentia2_arch.rst: at most
-        # 128 partitions; more than 64 start at 0, 33 to 64 at 0 or 64, up to 32 at a multiple of 32.
+        # Partition access rules (SDK/nki/guides/architecture/trainium_inferentia2_arch.rst): 128
+        # at most; more than 64 start at 0, 33 to 64 at 0 or 64, up to 32 at a multiple of 32.
         count, start = tensor.shape[0], tensor.start_partition
         if count > 128:
             self.illegal(f"{operand} has {count} partitions; the maximum is 128")
