@@ -2,7 +2,7 @@
 
 Broadcasting aligns shapes at the right, a reduction without `keepdim` shifts them. Every dimension of
 every node gets a label, and labels that must run together are united. A region input is labelled anew
-for each use, because one vector may be a row here and a column there.
+for each use, because one vector may be a row here and a column there; uses by nodes of its own rank are one.
 """
 
 from __future__ import annotations
@@ -55,13 +55,16 @@ class _Labels:
         return tuple(self.find(d) for d in dims)
 
 
-def align(nodes: list[fx.Node], rank_of: Callable[[fx.Node], int]) -> Alignment:
-    """The alignment of `nodes`, all of which have an entry in the table."""
+def align(
+    nodes: list[fx.Node], rank_of: Callable[[fx.Node], int], alike: list[fx.Node]
+) -> Alignment:
+    """The alignment of `nodes`, all of which have an entry in the table; those of `alike` run together."""
     labels = _Labels()
     computed: dict[fx.Node, Dims] = {}
     uses: dict[Use, Dims] = {}
     reductions: dict[fx.Node, Reduction] = {}
     reduced: dict[fx.Node, Dims] = {}
+    straight: dict[fx.Node, Dims] = {}
     for node in nodes:
         computed[node] = labels.fresh(rank_of(node))
         reduction = _reduction_of(node, rank_of)
@@ -70,6 +73,8 @@ def align(nodes: list[fx.Node], rank_of: Callable[[fx.Node], int]) -> Alignment:
                 dims = computed[argument]
             else:
                 dims = uses.setdefault((argument, node), labels.fresh(rank_of(argument)))
+                if len(dims) == _rank_of_work(node, rank_of):
+                    labels.unite(dims, straight.setdefault(argument, dims))
             if reduction is None or reduction.inner or argument is not node.args[0]:
                 labels.unite(dims, computed[node])
                 continue
@@ -82,12 +87,19 @@ def align(nodes: list[fx.Node], rank_of: Callable[[fx.Node], int]) -> Alignment:
             first: Any = node.args[0]
             source = computed[first] if first in computed else uses[first, node]
             reduced[node] = tuple(source[i] for i in reduction.dims)
+    for node in alike[1:]:
+        labels.unite(computed[node], computed[alike[0]])
     return Alignment(
         {n: labels.resolve(d) for n, d in computed.items()},
         {u: labels.resolve(d) for u, d in uses.items()},
         reductions,
         {n: labels.resolve(d) for n, d in reduced.items()},
     )
+
+
+def _rank_of_work(node: fx.Node, rank_of: Callable[[fx.Node], int]) -> int:
+    """The rank of what the node computes on: its result, or the argument that it reduces."""
+    return max(rank_of(n) for n in (node, *_tensors(node)))
 
 
 def _reduction_of(node: fx.Node, rank_of: Callable[[fx.Node], int]) -> Reduction | None:

@@ -76,7 +76,11 @@ class _Emitter:
         for instruction in self.s.instructions:
             written = instruction.writes()
             fixed = all(not v.axes & moving for v in written)
-            if instruction.call != "all_partitions" and fixed and known.issuperset(instruction.reads()):
+            if (
+                instruction.call != "all_partitions"
+                and fixed
+                and known.issuperset(instruction.reads())
+            ):
                 known.update(written)
                 shared.append(instruction)
         return shared
@@ -126,13 +130,17 @@ class _Emitter:
 
     # -- addresses -------------------------------------------------------------------------------
 
-    def address(self, strides: Mapping[int, int], value: Value, rows: str, *, constant: bool) -> str:
+    def address(
+        self, strides: Mapping[int, int], value: Value, rows: str, *, constant: bool
+    ) -> str:
         """`pattern=..., offset=...` of the tile's elements in HBM."""
         step = strides.get(self.g.partition, 0)
         fold = "k" if not constant else str(self.g.count(self.g.partition))
         lane = f"{_times(fold, step)}" if self.g.folded and step else str(step)
         pattern = [f"[{lane}, {rows}]"]
-        pattern += [f"[{strides.get(d, 0)}, {self.count(d, constant=constant)}]" for d in self.axes(value)]
+        pattern += [
+            f"[{strides.get(d, 0)}, {self.count(d, constant=constant)}]" for d in self.axes(value)
+        ]
         terms = [_times("r", step)] if step else []
         for axis in self.g.loops:
             if strides.get(axis.label, 0):
@@ -220,10 +228,18 @@ class _Emitter:
                 body += self.lines(instruction, shared=False)
         for index in range(len(self.s.outputs)):
             body += self.store(index)
-        head = [f'"""{self.s.summary}"""', "", "import nki", "import nki.isa as nisa", "import nki.language as nl"]
+        head = [
+            f'"""{self.s.summary}"""',
+            "",
+            "import nki",
+            "import nki.isa as nisa",
+            "import nki.language as nl",
+        ]
         every = "\n".join(shared + body)
         constants = [
-            f'{name} = float("{name.lower()}")' for name in ("INF", "NAN") if re.search(rf"\b{name}\b", every)
+            f'{name} = float("{name.lower()}")'
+            for name in ("INF", "NAN")
+            if re.search(rf"\b{name}\b", every)
         ]
         if constants:
             head += ["", *constants]
@@ -234,7 +250,9 @@ class _Emitter:
         return "\n".join(lines) + "\n"
 
     def _parameters(self) -> list[str]:
-        inside = {i.dst.name for i in self.s.instructions if i.call == "load" and i not in self.shared}
+        inside = {
+            i.dst.name for i in self.s.instructions if i.call == "load" and i not in self.shared
+        }
         tensors = [input_name(n) for n in self.s.inputs if n in inside]
         tiles = [self.name(v) for i in self.shared for v in i.writes()]
         results = [f"out{i}" for i in range(len(self.s.outputs))]
@@ -262,8 +280,14 @@ class _Emitter:
             if axis.block > 1:
                 left = f"{axis.size} - i{i}"
                 exact = axis.size % axis.block == 0
-                lines.append(f"{depth}n{i} = {axis.block}" if exact else f"{depth}n{i} = min({axis.block}, {left})")
-        fixed = {f"n{self.position[a.label]}": str(a.size) for a in self.g.free if a.block == a.size}
+                lines.append(
+                    f"{depth}n{i} = {axis.block}"
+                    if exact
+                    else f"{depth}n{i} = min({axis.block}, {left})"
+                )
+        fixed = {
+            f"n{self.position[a.label]}": str(a.size) for a in self.g.free if a.block == a.size
+        }
         for rows in self.g.rows:
             values = {"p": str(rows.count), "k": str(rows.fold), **fixed}
             span = range(*self._span(rows))

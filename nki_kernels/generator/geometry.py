@@ -77,7 +77,10 @@ class Geometry:
 
 
 def merge(
-    order: Dims, sizes: Mapping[int, int], accesses: Sequence[Strides], groups: Sequence[frozenset[int]]
+    order: Dims,
+    sizes: Mapping[int, int],
+    accesses: Sequence[Strides],
+    groups: Sequence[frozenset[int]],
 ) -> tuple[Dims, dict[int, int]]:
     """Unite neighbours of `order`; a union goes by the label of its innermost dimension.
 
@@ -105,7 +108,9 @@ def _mergeable(
     return all(s.get(outer, 0) == s.get(inner, 0) * sizes[inner] for s in accesses)
 
 
-def cut(order: Dims, sizes: Mapping[int, int], reduced: frozenset[int], budget: int) -> Geometry | None:
+def cut(
+    order: Dims, sizes: Mapping[int, int], reduced: frozenset[int], budget: int
+) -> Geometry | None:
     """The cut with the fewest tiles whose free size is at most `budget`; None where none is."""
     outer = tuple(d for d in order if d not in reduced)
     inner = tuple(d for d in order if d in reduced)

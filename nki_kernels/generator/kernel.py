@@ -144,7 +144,11 @@ def _plan(
 
 
 def _fit(
-    lowered: Lowered, space: tuple[tuple[int, ...], dict[int, int]], strides: Any, hw: Hardware, node: fx.Node
+    lowered: Lowered,
+    space: tuple[tuple[int, ...], dict[int, int]],
+    strides: Any,
+    hw: Hardware,
+    node: fx.Node,
 ) -> _Plan | Reject:
     """The plan with the largest tiles of which two fit, for loads to overlap with work."""
     roots = tuple(dict.fromkeys(o.value for o in lowered.outputs))
@@ -227,7 +231,14 @@ class FusedKernel:
         flops = 0
         for node in self._nodes:
             entry = entry_of(node.target)
-            work = max((s.numel for n in (node, *node.all_input_nodes) if isinstance(s := specs[n], TensorSpec)), default=0)
+            work = max(
+                (
+                    s.numel
+                    for n in (node, *node.all_input_nodes)
+                    if isinstance(s := specs[n], TensorSpec)
+                ),
+                default=0,
+            )
             flops += work * (entry.flops if entry else 1)
         crossing = [specs[n] for n in (*_placeholders(self._gm), *_outputs(self._gm))]
         bytes_ = sum(s.nbytes for s in crossing if isinstance(s, TensorSpec))
@@ -237,7 +248,9 @@ class FusedKernel:
         """The kernel's source for these sizes."""
         plan = self._plan_for(b, hw)
         if isinstance(plan, Reject):
-            raise GeneratorError(f"{self._name} cannot be generated: {plan.reason}; ask supports first")
+            raise GeneratorError(
+                f"{self._name} cannot be generated: {plan.reason}; ask supports first"
+            )
         return emit(self._scheduled(plan, b))
 
     def _scheduled(self, plan: _Plan, b: Mapping[str, Any]) -> Scheduled:

@@ -51,7 +51,7 @@ def lower(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: SpecOf) -
     refusal = _refuse(nodes, specs)
     if refusal is not None:
         return refusal
-    alignment = align(list(nodes), lambda node: specs[node].ndim)
+    alignment = align(list(nodes), lambda node: specs[node].ndim, _alike(outputs, specs))
     sizes = _sizes(alignment, specs)
     if isinstance(sizes, Reject):
         return sizes
@@ -76,6 +76,12 @@ def _refuse(nodes: Sequence[fx.Node], specs: SpecOf) -> Reject | None:
             if 0 in spec.shape:
                 return Reject("an empty tensor leaves a kernel nothing to do", node)
     return None
+
+
+def _alike(outputs: Sequence[fx.Node], specs: SpecOf) -> list[fx.Node]:
+    """Outputs of the largest shape, which share the iteration space though they share no input."""
+    largest = max((specs[n].shape for n in outputs), key=lambda s: (len(s), math.prod(s)))
+    return [n for n in outputs if specs[n].shape == largest]
 
 
 def _sizes(alignment: Alignment, specs: SpecOf) -> dict[int, int] | Reject:
@@ -147,7 +153,9 @@ def _as_result(builder: Builder, result: Operand) -> Value:
     """A lowering's result in the kind of the node's dtype."""
     out = builder.out
     if not isinstance(result, Value):
-        return builder.constant(result, out if out in (torch.bool, torch.int32) else torch.float32, frozenset())
+        return builder.constant(
+            result, out if out in (torch.bool, torch.int32) else torch.float32, frozenset()
+        )
     if out is torch.bool:
         value = builder.to_bool(result)
     elif out is torch.int32:

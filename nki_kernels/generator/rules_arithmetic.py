@@ -21,7 +21,9 @@ def _arithmetic(b: Builder, name: str, x: Operand, y: Operand) -> Value:
     if b.out is torch.int32:
         return b.integer(name, x, y)
     if b.out is torch.bool:
-        return b.alu({"add": "logical_or", "multiply": "logical_and"}.get(name, name), x, y, torch.bool)
+        return b.alu(
+            {"add": "logical_or", "multiply": "logical_and"}.get(name, name), x, y, torch.bool
+        )
     return b.alu(name, x, y)
 
 
@@ -229,7 +231,9 @@ def frac(b: Builder, x: Operand) -> Value:
 def lerp(b: Builder, start: Operand, end: Operand, weight: Operand) -> Value:
     difference = b.sub(end, start)
     near = b.add(start, b.mul(weight, difference))
-    far = b.sub(end, b.mul(difference, b.sub(1.0, weight) if isinstance(weight, Value) else 1 - weight))
+    far = b.sub(
+        end, b.mul(difference, b.sub(1.0, weight) if isinstance(weight, Value) else 1 - weight)
+    )
     if not isinstance(weight, Value):
         return near if abs(weight) < 0.5 else far
     return b.select(b.compare("less", b.unary("abs", weight), 0.5), near, far)
@@ -293,7 +297,9 @@ def to_copy(b: Builder, x: Value, **_layout: Any) -> Operand:
 
 
 @lowers(aten.nan_to_num, flops=4)
-def nan_to_num(b: Builder, x: Value, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Value:
+def nan_to_num(
+    b: Builder, x: Value, nan: Any = None, posinf: Any = None, neginf: Any = None
+) -> Value:
     limit = torch.finfo(b.out).max if b.out.is_floating_point else _LARGEST
     high = limit if posinf is None else posinf
     low = -limit if neginf is None else neginf

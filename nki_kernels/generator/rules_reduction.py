@@ -64,7 +64,9 @@ def all_true(b: Builder, x: Operand, *_: Any, **__: Any) -> Value:
 def _variance(b: Builder, x: Operand, correction: Any) -> Value | Reject:
     divisor = b.count - (1 if correction is None else correction)
     if divisor <= 0:
-        return Reject(f"a variance of {b.count} elements with correction {correction} is not finite")
+        return Reject(
+            f"a variance of {b.count} elements with correction {correction} is not finite"
+        )
     centred = b.sub(x, b.mul(b.reduce("add", x), 1.0 / b.count))
     return b.mul(b.reduce("add", b.mul(centred, centred)), 1.0 / divisor)
 

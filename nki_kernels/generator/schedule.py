@@ -183,7 +183,9 @@ class Scheduler:
         (source,) = value.args
         assert isinstance(source, Value)
         if self._writes_in(source, value):
-            renamed = Value(source.op, source.name, source.args, value.dtype, source.axes, source.attribute)
+            renamed = Value(
+                source.op, source.name, source.args, value.dtype, source.axes, source.attribute
+            )
             self._uses[renamed] = 1
             self._done[value] = self._visit(renamed)
             return
@@ -217,7 +219,9 @@ class Scheduler:
                     self._put_scalar_tensor(value, absorbed, other, reverse)
                     return
         data1, data2 = self._full(a, value), self._full(b, value)
-        self._put("tensor_tensor", value, [("data1", data1), ("data2", data2), ("op", f"nl.{value.name}")])
+        self._put(
+            "tensor_tensor", value, [("data1", data1), ("data2", data2), ("op", f"nl.{value.name}")]
+        )
 
     def _put_scalar(self, value: Value, outer: _Scalar) -> None:
         inner = self._absorbable(outer.data)
@@ -251,7 +255,10 @@ class Scheduler:
             self._put_scalar(value, _Scalar(source, "abs", None, False))
             return
         data, scale, bias = self._affine(source)
-        arguments: list[tuple[str, Argument]] = [("op", f"nl.{value.name}"), ("data", self._full(data, value))]
+        arguments: list[tuple[str, Argument]] = [
+            ("op", f"nl.{value.name}"),
+            ("data", self._full(data, value)),
+        ]
         if scale is not None:
             arguments.append(("scale", self._column(scale)))
         if bias is not None:
@@ -333,5 +340,15 @@ class Scheduler:
 
 
 _COMMUTATIVE = frozenset(
-    {"add", "multiply", "maximum", "minimum", "equal", "not_equal", "logical_and", "logical_or", "logical_xor"}
+    {
+        "add",
+        "multiply",
+        "maximum",
+        "minimum",
+        "equal",
+        "not_equal",
+        "logical_and",
+        "logical_or",
+        "logical_xor",
+    }
 )

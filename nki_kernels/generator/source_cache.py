@@ -22,7 +22,9 @@ def folder() -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
     if status.st_uid != os.geteuid():
-        raise GeneratorError(f"{path} belongs to another user; set XDG_CACHE_HOME to a folder of yours")
+        raise GeneratorError(
+            f"{path} belongs to another user; set XDG_CACHE_HOME to a folder of yours"
+        )
     if stat.S_IMODE(status.st_mode) & 0o077:
         path.chmod(0o700)
     return path

@@ -1,0 +1,107 @@
+"""What the row-wise kernels (norms, softmax) share: how rows are cut, loaded, and how vectors spread.
+
+A tile is `[partitions, run, columns]`: each partition holds `run` consecutive rows, so that narrow rows
+still make long instructions. Where `run` is 1, per-row values are `[partitions, 1]` operands, which
+instructions broadcast for nothing.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from trnx.simulator.hardware import Hardware
+
+# Elements of a partition's tile from which on an instruction's fixed cost does not matter.
+_LONG = 2048
+
+
+def run_of(columns: int, hw: Hardware, bytes_per_column: int) -> int:
+    """Rows per partition for rows of `columns`; 0 where not even one fits.
+
+    `bytes_per_column` is the size of all tiles that are live at once, per column of one row.
+    """
+    fitting = hw.sbuf_partition_bytes * 7 // 8 // (2 * columns * bytes_per_column)
+    if fitting == 0:  # without a second buffer
+        return int(columns * bytes_per_column <= hw.sbuf_partition_bytes * 7 // 8)
+    run = _LONG // columns
+    return min(run, fitting) if run >= 4 else 1
+
+
+def load_rows(x: nl.NkiTensor, start: int, partitions: int, run: int) -> nl.NkiTensor:
+    """Rows `start` to `start + partitions * run` of `x[rows, columns]` as a tile."""
+    columns = x.shape[1]
+    tile = nl.ndarray((partitions, run, columns), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=rows_of(x, start, partitions, run))
+    return tile
+
+
+def rows_of(x: nl.NkiTensor, start: int, partitions: int, run: int) -> nl.NkiTensor:
+    """The same rows as a view `[partitions, run, columns]` of HBM."""
+    return x[start : start + partitions * run].reshape_dim(0, (partitions, run))
+
+
+def load_vector(vector: nl.NkiTensor) -> nl.NkiTensor:
+    """`vector[columns]` in every partition."""
+    columns = vector.size
+    tile = nl.ndarray((nl.tile_size.pmax, columns), dtype=vector.dtype, buffer=nl.sbuf)
+    row = vector.reshape((1, columns))
+    nisa.dma_copy(dst=tile, src=row.broadcast(0, nl.tile_size.pmax))
+    return tile
+
+
+def over_rows(vector: nl.NkiTensor, tile: nl.NkiTensor) -> nl.NkiTensor:
+    """A vector tile as an operand of the shape of `tile`."""
+    rows = vector[0 : tile.shape[0]].expand_dim(1)
+    return rows.broadcast(1, tile.shape[1])
+
+
+def over_columns(per_row: nl.NkiTensor, tile: nl.NkiTensor) -> nl.NkiTensor:
+    """One value per row, `[partitions, run]`, as an operand of the shape of `tile`."""
+    return per_row.expand_dim(2).broadcast(2, tile.shape[2])
+
+
+def combine_rows(dst: nl.NkiTensor, data: nl.NkiTensor, per_row: nl.NkiTensor, op: object) -> None:
+    """dst = data <op> per_row."""
+    if data.shape[1] == 1:
+        nisa.tensor_scalar(dst=dst, data=data, op0=op, operand0=per_row)
+    else:
+        nisa.tensor_tensor(dst=dst, data1=data, data2=over_columns(per_row, data), op=op)
+
+
+def sum_of_squares(total: nl.NkiTensor, data: nl.NkiTensor) -> None:
+    """total[partitions, run] = the sum of squares of each row."""
+    squares = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
+    if data.shape[1] == 1:
+        nisa.activation(
+            dst=squares,
+            op=nl.square,
+            data=data,
+            reduce_op=nl.add,
+            reduce_res=total,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+    else:
+        nisa.tensor_tensor(dst=squares, data1=data, data2=data, op=nl.multiply)
+        nisa.tensor_reduce(dst=total, op=nl.add, data=squares, axis=2)
+
+
+def scale_rows(
+    dst: nl.NkiTensor, data: nl.NkiTensor, per_row: nl.NkiTensor, weight: nl.NkiTensor | None
+) -> None:
+    """dst = data * per_row, times the vector tile `weight` if there is one."""
+    if weight is None:
+        combine_rows(dst, data, per_row, nl.multiply)
+    elif data.shape[1] == 1:
+        nisa.scalar_tensor_tensor(
+            dst=dst,
+            data=data,
+            op0=nl.multiply,
+            operand0=per_row,
+            op1=nl.multiply,
+            operand1=over_rows(weight, data),
+        )
+    else:
+        scaled = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
+        combine_rows(scaled, data, per_row, nl.multiply)
+        nisa.tensor_tensor(dst=dst, data1=scaled, data2=over_rows(weight, data), op=nl.multiply)
