@@ -135,12 +135,7 @@ class Scheduler:
             return
         run, self._run = self._run, None
         nodes = self._with_glue(run)
-        inside = set(nodes)
-        outputs = tuple(
-            n for n in nodes if not is_glue(n) and any(u not in inside for u in n.users)
-        )
-        # A multi-output node is no value of its own: its getitems are.
-        outputs = tuple(n for n in outputs if not isinstance(n.meta.get("val"), (tuple, list)))
+        outputs = _values_used_outside(nodes)
         engine = self._choose(run.kind, nodes)
         self._steps.append(Region(self._name(engine), engine, nodes, inputs_of(nodes), outputs))
         self._steps.extend(n for n in run.nodes if is_glue(n))
@@ -179,6 +174,23 @@ class Scheduler:
         if storage_root(node) in self._written:
             return False
         return is_getitem(node) or engine.supports(node) is None
+
+
+def _values_used_outside(nodes: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+    """What a region of `nodes` has to hand out: computed values, also those that are read through glue.
+
+    Glue of the region that is used outside is evaluated there again, from the value behind it. A
+    multi-output node is no value of its own: its getitems are.
+    """
+    inside, leaving = set(nodes), set()
+    for node in reversed(nodes):
+        if any(user not in inside or (is_glue(user) and user in leaving) for user in node.users):
+            leaving.add(node)
+    return tuple(
+        n
+        for n in nodes
+        if n in leaving and not is_glue(n) and not isinstance(n.meta.get("val"), (tuple, list))
+    )
 
 
 def _needed(steps: Sequence[Step]) -> tuple[Step, ...]:

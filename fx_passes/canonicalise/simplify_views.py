@@ -9,17 +9,18 @@ from typing import Any
 from torch import fx
 
 from trnx.fx_passes.canonicalise._rules import Rule, call_if_same, rule_pass
-from trnx.fx_passes.nodes import aten, val
+from trnx.fx_passes.nodes import aten, has_tensor, val
 
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
 
 
 def _transpose_of(node: fx.Node) -> tuple[fx.Node, int, int] | None:
     """The source and the two dimensions where `node` swaps two dimensions."""
-    if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
+    if node.op != "call_function" or not node.args or not has_tensor(node.args[0]):
         return None
     source = node.args[0]
-    rank = val(source).ndim if "val" in source.meta else 0
+    assert isinstance(source, fx.Node)
+    rank = val(source).ndim
     if node.target is aten.t.default:
         return (source, 0, 1) if rank == 2 else None
     if node.target is aten.transpose.int:
