@@ -27,7 +27,7 @@ CLAMP_FLOAT = -3.4028234663852886e38
 
 
 class Chunk(NamedTuple):
-    """Batch entries `batch .. batch+batches`, heads `head .. head+heads` of each; `count` in all."""
+    """Heads `head .. head+heads` of batch entries `batch .. batch+batches`; `count` in all."""
 
     batch: int
     batches: int
@@ -84,7 +84,7 @@ def rows_of(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.NkiTensor:
 
 
 def load_rows(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int, layout: Layout) -> nl.NkiTensor:
-    """Rows `row ..` of the chunk's heads: `[rows, heads, width]`, padded for `layout` with zeros."""
+    """Rows `row ..` of the chunk's heads: `[rows, heads, width]`, zero-padded for `layout`."""
     heads = groups_of(layout, chunk.count) * layout.slots // layout.cuts
     width = layout.pitch * layout.cuts
     tile = nl.ndarray((rows, heads, width), dtype=x.dtype, buffer=nl.sbuf)
@@ -164,7 +164,7 @@ def load_transposed(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int, layout: 
         count = min(nl.tile_size.pmax, rows - start)
         tile = load_rows(x, chunk, row + start, count, layout)
         transpose_heads(dst[:, :, start : start + count], tile, layout)
-        tiles.append(tile[:, :, 0 : layout.size])
+        tiles.append(tile[:, 0 : chunk.count, 0 : layout.size])
     return Loaded(dst, tiles)
 
 
@@ -318,8 +318,8 @@ def causal_bias(row: int, rows: int, col: int, cols: int) -> nl.NkiTensor:
 
 
 def chunks_of(batches: int, heads: int, group: int, most: int, slots: int) -> list:
-    """The heads of q and k in chunks of at most `most` query heads: pairs of a chunk of key heads and
-    the list of the chunks of query heads that it serves."""
+    """The heads of q and k in chunks of at most `most` query heads: pairs of a chunk of key heads
+    and the list of the chunks of query heads that it serves."""
     pairs = []
     if group > most:
         for batch in range(batches):

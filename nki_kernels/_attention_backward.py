@@ -203,7 +203,7 @@ def _score_gradients(
 def _accumulate_keys(
     dst: nl.NkiTensor, weights: nl.NkiTensor, rows: nl.NkiTensor, heads: int, group: int
 ) -> None:
-    """`dst[keys, blocks * key heads, width] += weights[rows, heads, keys]^T rows[rows, heads, ..]`."""
+    """`dst[keys, blocks * key heads, width]` += weights`[rows, heads, keys]`^T rows`[rows, ..]`."""
     pmax = nl.tile_size.pmax
     size = weights.shape[2]
     sources = (heads + group - 1) // group

@@ -1,4 +1,4 @@
-"""NKI helpers of the forward pass of attention: keys in SBUF, and the softmax of one tile of scores.
+"""NKI helpers of the forward pass of attention: keys in SBUF, the softmax of a tile of scores.
 
 Up to 512 keys are one tile: the scores of all heads of a chunk share a PSUM bank and the softmax is
 a single pass. More keys make several tiles, one head at a time, with a running maximum and sum.
@@ -39,8 +39,8 @@ _TINY = 1.0e-10
 
 
 class Problem(NamedTuple):
-    """What the kernel computes, and how: `group` query heads share a key head; `resident`: all keys
-    of a chunk stay in SBUF while queries stream by."""
+    """What the kernel computes, and how: `group` query heads share a key head; keys come in
+    tiles of `tile`, `several` or one; `resident`: they stay in SBUF while queries stream by."""
 
     masks: Masks
     dropout: nl.NkiTensor | None
@@ -50,6 +50,7 @@ class Problem(NamedTuple):
     features: Layout
     keys: Layout
     tile: int
+    several: bool
     resident: bool
 
 
@@ -110,7 +111,10 @@ def _exponentials(
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
         )
         return total
-    shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+    # Sums are those of the unrounded weights, because backward recomputes the weights from them.
+    shifted = weights
+    if weights.dtype != nl.float32:
+        shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=shifted,
         data=scores,
@@ -119,8 +123,10 @@ def _exponentials(
         op1=nl.add,
         operand1=column(negmax, scores.shape[2]),
     )
-    nisa.activation(dst=weights, op=nl.exp, data=shifted)
-    nisa.tensor_reduce(dst=total, op=nl.add, data=weights, axis=2)
+    nisa.activation(dst=shifted, op=nl.exp, data=shifted)
+    nisa.tensor_reduce(dst=total, op=nl.add, data=shifted, axis=2)
+    if weights.dtype != nl.float32:
+        nisa.tensor_copy(dst=weights, src=shifted)
     return total
 
 
@@ -166,6 +172,10 @@ def attend(
         keep = load_mask(p.dropout, chunk, row, rows, tile.start, cols)
         drop(split_heads(weights, chunk), split_heads(weights, chunk), keep, p.factor)
     product = combine_keys(padded, tile.values, chunk.count, p.group, cols, p.keys)
+    if old is None and p.several:
+        kept = nl.ndarray(product.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=kept, src=product)
+        product = kept
     if old is None:
         return State(negmax, total, product)
     return _faded(old, State(negmax, total, product))

@@ -1,9 +1,9 @@
 """Scaled dot product attention, `trnx::sdpa`, as flash attention: scores never leave the chip.
 
-Supported: float32, bfloat16 and float16 (one dtype for q, k and v); any B, H, L and S; grouped query
-heads; D and Dv up to 256 (above 128 even); bool and float masks that broadcast to [B, H, L, S]; a
-dropout mask; causal; all of them together. Scores, softmax and sums are float32; weights are rounded
-to the dtype of v for the product with v.
+Supported: float32, bfloat16 and float16 (one dtype for q, k and v); any B, H, L and S; grouped
+query heads; D and Dv up to 256 (above 128 even); bool and float masks that broadcast to
+[B, H, L, S]; a dropout mask; causal; all of them together. Scores, softmax and sums are float32;
+weights are rounded to the dtype of v for the product with v.
 
 Keys and values of a head are loaded once and kept in SBUF (up to a budget) while its queries stream
 by. Up to 512 keys, as many heads as fit a PSUM bank go through each instruction together.
@@ -25,7 +25,7 @@ from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, S
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
-# Keys and values of one head in SBUF, bytes per partition: leaves two thirds of trn1's for the rest.
+# Keys and values of a head in SBUF, bytes per partition: leaves two thirds of trn1's to the rest.
 _RESIDENT_BYTES = 65536
 
 
@@ -56,6 +56,7 @@ def sdpa_kernel(q, k, v, attn_mask, dropout_mask, boolean, factor, causal, scale
         features,
         keys,
         tile,
+        depth > tile,
         stored * itemsize <= _RESIDENT_BYTES,
     )
     biases = Biases([])

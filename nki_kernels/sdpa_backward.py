@@ -1,8 +1,8 @@
-"""Gradients of scaled dot product attention, `trnx::sdpa_backward`; see `sdpa` for what is supported.
+"""Gradients of scaled dot product attention, `trnx::sdpa_backward`; `sdpa` says what is supported.
 
 The weights are recomputed from lse. A mask's gradient is summed over batch entries and heads that
-share the mask; a mask shared along queries or keys has to take another way. Of the scores, a tile of
-128 queries and up to 512 keys at a time is on the chip.
+share the mask; one that is shared along queries or keys is rejected. Of the scores, a tile of 128
+queries and up to 512 keys at a time is on the chip.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def sdpa_backward_kernel(
     mask_grad,
 ):
     """`(dq, dk, dv, dmask)`; the constants are those of `sdpa_kernel`."""
-    batches, heads, length, width = q.shape
+    batches = q.shape[0]
+    heads = q.shape[1]
+    width = q.shape[3]
     depth = k.shape[2]
     group = heads // k.shape[1]
     pmax = nl.tile_size.pmax
