@@ -21,8 +21,6 @@ import jax
 import torch
 from torch.utils.dlpack import to_dlpack
 
-from trnx.fallback.layout import same_layout
-
 ALIGNMENT = 64
 _CPU_DEVICE = (1, 0)  # DLPack's number for the CPU, and the device's index
 
@@ -74,15 +72,16 @@ class InputSlot:
     def array(self, tensor: torch.Tensor) -> Any:
         """The JAX array for this call. Safe under threads: the cache is one reference."""
         cached = self._cached
-        if (
-            cached is not None
-            and cached[0]() is tensor
-            and cached[1] == tensor.data_ptr()
-            and cached[2] == tensor.shape
-            and cached[3] == tensor.stride()
-            and cached[4] == tensor.dtype
-        ):
-            return cached[5]
+        if cached is not None:
+            reference, address, strides, shape, dtype, array = cached
+            if (
+                reference() is tensor
+                and tensor.data_ptr() == address
+                and tensor.stride() == strides
+                and tensor.shape == shape
+                and tensor.dtype is dtype
+            ):
+                return array
         return self._wrap(tensor)
 
     def _wrap(self, tensor: torch.Tensor) -> Any:
@@ -105,8 +104,8 @@ class InputSlot:
         self._cached = (
             reference,
             tensor.data_ptr(),
-            tensor.shape,
             tensor.stride(),
+            tensor.shape,
             tensor.dtype,
             array,
         )
@@ -118,25 +117,27 @@ class OutputSlot:
     The region hands the dimensions over in `order`, and dimensions of stride 0 with size 1.
     """
 
-    __slots__ = ("_fits", "_shape", "_strides")
+    __slots__ = ("_fits", "_order", "_plain", "_shape", "_strides")
 
-    def __init__(self, shape: Sequence[int], strides: Sequence[int]) -> None:
+    def __init__(self, shape: Sequence[int], strides: Sequence[int], order: Sequence[int]) -> None:
         self._shape = tuple(shape)
         self._strides = tuple(strides)
-        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        self._order = tuple(order)
+        span = 1
         elements = 1
         for size, stride in zip(shape, strides, strict=True):
+            span += (size - 1) * stride
             elements *= size if stride else 1
-        self._fits = elements == 0 or extent <= elements
+        self._fits = elements == 0 or span <= elements
+        dense = torch.empty(self._shape, device="meta").stride()
+        self._plain = dense == self._strides
 
-    def tensor(self, array: Any, order: Sequence[int], taken: set[int]) -> torch.Tensor:
-        """The tensor; a copy where its memory is another's (`taken` holds addresses in use)."""
+    def tensor(self, array: Any, *, copy: bool = False) -> torch.Tensor:
+        """The tensor, on XLA's memory unless `copy` is set or its strides have gaps."""
         value = torch.from_dlpack(array)
-        address = value.data_ptr()
-        if address in taken:
+        if copy:
             value = value.clone()
-        taken.add(address)
-        if same_layout(value, self._strides) and value.shape == self._shape:
+        if self._plain:
             return value
         if self._fits:
             return value.as_strided(self._shape, self._strides)
@@ -145,5 +146,5 @@ class OutputSlot:
         for dim, stride in enumerate(self._strides):
             if stride == 0 and self._shape[dim] > 1:
                 window = window.narrow(dim, 0, 1)
-        window.permute(tuple(order)).copy_(value)
+        window.permute(self._order).copy_(value)
         return result

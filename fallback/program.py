@@ -65,39 +65,38 @@ class Program:
         layouts = output_layouts(graph_module)
         names = [str(n.target) for n in graph_module.graph.nodes if n.op == "get_attr"]
         names = list(dict.fromkeys(names))
-        self._attributes = [_attribute(graph_module, name) for name in names]
-        self._tensors = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
-        self._slots = [InputSlot(orders[i]) for i in self._tensors]
-        self._attribute_slots = [InputSlot(None) for _ in names]
+        attributes = [_attribute(graph_module, name) for name in names]
+        self._attributes = [(InputSlot(None), value) for value in attributes]
+        tensors = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+        self._inputs = [(InputSlot(orders[i]), i) for i in tensors]
         trace = Trace()
         function = jax_function(graph_module, inputs, orders, layouts, names, trace)
-        avals = [_aval(inputs[i], orders[i]) for i in self._tensors]
-        constants = [_aval(x, None) for x in self._attributes]
+        avals = [_aval(inputs[i], orders[i]) for i in tensors]
+        avals += [_aval(value, None) for value in attributes]
         with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-            lowered = jax.jit(function).lower(avals, constants)
+            lowered = jax.jit(function).lower(*avals)
             self._compiled = lowered.compile(compiler_options=_COMPILER_OPTIONS)
         self._checks = trace.checks
         self._outputs = [_output(s, x) for s, x in zip(trace.shapes, layouts, strict=True)]
+        self._shared: frozenset[int] | None = None
 
     def run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """The region's outputs; waits for XLA, so that PyTorch may write to what was shared."""
         with jax.enable_x64(True):
-            arrays = [
-                slot.array(inputs[i]) for slot, i in zip(self._slots, self._tensors, strict=True)
-            ]
-            constants = [
-                slot.array(x)
-                for slot, x in zip(self._attribute_slots, self._attributes, strict=True)
-            ]
-            results = self._compiled(arrays, constants)
+            arrays = [slot.array(inputs[i]) for slot, i in self._inputs]
+            arrays += [slot.array(value) for slot, value in self._attributes]
+            results = self._compiled(*arrays)
             jax.block_until_ready(results)
         if self._checks:
             self._raise_failed(np.asarray(results[-1]))
-        taken = {inputs[i].data_ptr() for i in self._tensors}
-        return [
-            slot.tensor(array, order, taken)
-            for (slot, order), array in zip(self._outputs, results, strict=False)
+        if self._shared is None:
+            self._shared = _shared_outputs(arrays, results[: len(self._outputs)])
+        outputs = [
+            slot.tensor(array) for slot, array in zip(self._outputs, results, strict=False)
         ]
+        for i in self._shared:
+            outputs[i] = self._outputs[i].tensor(results[i], copy=True)
+        return outputs
 
     def _raise_failed(self, passed: Any) -> None:
         if not passed.all():
@@ -118,6 +117,18 @@ def _aval(tensor: torch.Tensor, order: tuple[int, ...] | None) -> Any:
     return jax.ShapeDtypeStruct(tuple(shape), JAX_DTYPES[tensor.dtype])
 
 
-def _output(shape: tuple[int, ...], layout: Layout | None) -> tuple[OutputSlot, tuple[int, ...]]:
+def _output(shape: tuple[int, ...], layout: Layout | None) -> OutputSlot:
     assert layout is not None
-    return OutputSlot(shape, layout.strides(shape)), layout.order
+    return OutputSlot(shape, layout.strides(shape), layout.order)
+
+
+def _shared_outputs(inputs: Sequence[Any], outputs: Sequence[Any]) -> frozenset[int]:
+    """Outputs that JAX forwards, a property of the program: an input's memory or an earlier output's."""
+    taken = {array.unsafe_buffer_pointer() for array in inputs}
+    shared = set()
+    for i, array in enumerate(outputs):
+        address = array.unsafe_buffer_pointer()
+        if address in taken:
+            shared.add(i)
+        taken.add(address)
+    return frozenset(shared)

@@ -1,7 +1,7 @@
 """From a region's graph module to a JAX function: an interpreter over the ATen-to-JAX table.
 
-The function takes the region's tensors as arrays and its tensor attributes as further arguments (so
-that they are never baked in); integers (symbolic sizes) are constants of the trace. It returns the
+The function takes the region's tensors as arrays, then its tensor attributes (so that they are never
+baked in); integers (symbolic sizes) are constants of the trace. It returns the
 outputs, laid out as `Trace` says, and one vector of booleans: the checks that eager would raise for.
 """
 
@@ -104,7 +104,7 @@ def jax_function(
 ) -> Any:
     """The function to jit. `inputs` gives the integers; where it has a tensor an array is taken."""
 
-    def function(arrays: Sequence[Any], constants: Sequence[Any]) -> tuple[Any, ...]:
+    def function(*arrays: Any) -> tuple[Any, ...]:
         token = CHECKS.set([])
         try:
             feed = iter(arrays)
@@ -112,7 +112,7 @@ def jax_function(
                 _restore(next(feed), order) if isinstance(x, torch.Tensor) else x
                 for x, order in zip(inputs, orders, strict=True)
             ]
-            named = dict(zip(attributes, constants, strict=True))
+            named = dict(zip(attributes, feed, strict=True))
             outputs = Interpreter(graph_module, named).run(*values)
             found = CHECKS.get()
         finally:
