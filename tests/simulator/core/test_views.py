@@ -1,0 +1,207 @@
+"""Views of NkiTensor against torch's own views."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trnx.simulator.context import enter, leave
+from trnx.simulator.dtypes import resolve
+from trnx.simulator.errors import IllegalInstructionError, OutOfBoundsError
+from trnx.simulator.hardware import TRN2
+from trnx.simulator.simulator import Simulator
+from trnx.simulator.spec import TensorSpec
+from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.views import reshape_strides
+
+SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
+
+
+def _tensor(shape: tuple[int, ...], buffer: MemoryRegion) -> tuple[NkiTensor, torch.Tensor]:
+    """A tensor and the torch tensor that its memory is."""
+    tensor = Simulator(TRN2).allocate(shape, "int32", buffer)
+    values = torch.arange(math.prod(shape), dtype=torch.int32).view(shape)
+    tensor.torch_view().copy_(values)
+    return tensor, tensor.torch_view()
+
+
+def _same(view: NkiTensor, expected: torch.Tensor) -> None:
+    assert view.shape == tuple(expected.shape)
+    assert torch.equal(view.torch_view(), expected)
+
+
+@given(SIZES, st.data())
+def test_reshape_agrees_with_torch(shape: list[int], data: st.DataObject) -> None:
+    base = torch.arange(math.prod(shape)).view(shape)
+    order = data.draw(st.permutations(range(len(shape))))
+    source = base.permute(order)
+    new = tuple(data.draw(st.permutations(shape))) + (1,) * data.draw(st.integers(0, 1))
+    if data.draw(st.booleans()):
+        new = (math.prod(shape),)
+    strides = reshape_strides(tuple(source.shape), source.stride(), new)
+    try:
+        expected = source.view(new)
+    except RuntimeError:
+        assert strides is None
+    else:
+        assert strides is not None
+        assert torch.equal(base.as_strided(new, strides), expected)
+
+
+@given(SIZES, st.data())
+def test_chains_of_views_agree_with_torch(sizes: list[int], data: st.DataObject) -> None:
+    shape = (*sizes, 4, 3)
+    buffer = data.draw(st.sampled_from([MemoryRegion.sbuf, MemoryRegion.private_hbm]))
+    view, want = _tensor(shape, buffer)
+    first = 1 if view.is_on_chip else 0
+    for _ in range(data.draw(st.integers(1, 4))):
+        dim = data.draw(st.integers(first, want.ndim - 1))
+        match data.draw(st.sampled_from(["slice", "permute", "expand", "select", "split"])):
+            case "slice":
+                start = data.draw(st.integers(0, want.shape[dim] - 1))
+                step = data.draw(st.integers(1, 2))
+                view = view.slice(dim, start, want.shape[dim], step)
+                want = want[(slice(None),) * dim + (slice(start, None, step),)]
+            case "permute":
+                rest = data.draw(st.permutations(range(first, want.ndim)))
+                order = (*range(first), *rest)
+                view, want = view.permute(order), want.permute(order)
+            case "expand":
+                view, want = view.expand_dim(dim).broadcast(dim, 3), want.unsqueeze(dim)
+                want = want.expand(*want.shape[:dim], 3, *want.shape[dim + 1 :])
+            case "select" if want.ndim > 2:
+                index = data.draw(st.integers(0, want.shape[dim] - 1))
+                view, want = view.select(dim, index), want.select(dim, index)
+            case "split":
+                view = view.reshape_dim(dim, (-1, 1))
+                want = want.unflatten(dim, (want.shape[dim], 1))
+        _same(view, want)
+        assert view.get_pattern() == [
+            [stride, size] for stride, size in zip(view.strides, view.shape, strict=True)
+        ]
+
+
+@given(st.data())
+def test_indexing_agrees_with_numpy_rules(data: st.DataObject) -> None:
+    view, want = _tensor(
+        (4, 5, 6), data.draw(st.sampled_from([MemoryRegion.sbuf, MemoryRegion.private_hbm]))
+    )
+    key: list[object] = []
+    reference: list[object] = []
+    for dim, size in enumerate(want.shape):
+        start = data.draw(st.integers(0, size - 1))
+        if data.draw(st.booleans()):
+            index = start - size if data.draw(st.booleans()) else start
+            key.append(index)
+            # On chip the partition dimension stays.
+            reference.append(slice(start, start + 1) if view.is_on_chip and dim == 0 else start)
+        else:
+            stop = data.draw(st.integers(start + 1, size + 3))
+            key.append(slice(start, stop, data.draw(st.sampled_from([None, 1, 2]))))
+            reference.append(key[-1])
+    expected = want[tuple(reference)]  # type: ignore[index]
+    least = 2 if view.is_on_chip else 1
+    while expected.ndim < least:
+        expected = expected.unsqueeze(-1)
+    _same(view[tuple(key)], expected)
+
+
+def test_ellipsis_and_short_keys() -> None:
+    view, want = _tensor((4, 5, 6), MemoryRegion.private_hbm)
+    _same(view[..., 2], want[..., 2])
+    _same(view[1, ..., 0:3], want[1, ..., 0:3])
+    _same(view[2], want[2])
+    _same(view[...], want)
+    with pytest.raises(IllegalInstructionError, match="at most one"):
+        view[..., 0, ...]
+    with pytest.raises(IllegalInstructionError, match="4 indices"):
+        view[0, 0, 0, 0]
+    for key in (4, -5, slice(4, 5), slice(2, 2)):
+        with pytest.raises(OutOfBoundsError):
+            view[key]
+    with pytest.raises(IllegalInstructionError, match="step"):
+        view[::-1]
+
+
+def test_the_partition_dimension_stays() -> None:
+    view, want = _tensor((8, 2, 6), MemoryRegion.sbuf)
+    for change in (
+        lambda: view.permute((1, 0, 2)),
+        lambda: view.expand_dim(0),
+        lambda: view.flatten_dims(0, 1),
+        lambda: view.reshape_dim(0, (2, 4)),
+        lambda: view.reshape((16, 6)),
+        lambda: view.slice(0, 0, 1).broadcast(0, 4),
+        lambda: view.slice(0, 0, 1).squeeze_dim(0),
+    ):
+        with pytest.raises(IllegalInstructionError, match="partition"):
+            change()
+    _same(view.flatten_dims(1, 2), want.flatten(1, 2))
+    _same(view.reshape((8, 3, 4)), want.reshape(8, 3, 4))
+    _same(view.reshape((8, -1)), want.reshape(8, 12))
+    assert view[3:5].start_partition == 3
+
+
+def test_rearrange() -> None:
+    view, want = _tensor((3, 24), MemoryRegion.sbuf)
+    _same(
+        view.rearrange(("b", ("h", "w")), ("b", "w", "h"), {"h": 4}),
+        want.view(3, 4, 6).permute(0, 2, 1),
+    )
+    _same(view.rearrange(("b", ("h", "w")), ("b", ("h", "w")), {"w": 6}), want)
+    with pytest.raises(IllegalInstructionError, match="not contiguous"):
+        view.rearrange(("b", ("h", "w")), ("b", ("w", "h")), {"h": 4})
+
+
+@given(st.data())
+def test_ap_is_as_strided(data: st.DataObject) -> None:
+    view, want = _tensor((6, 40), MemoryRegion.private_hbm)
+    dims = data.draw(st.integers(1, 3))
+    pattern = [[data.draw(st.integers(0, 9)), data.draw(st.integers(1, 4))] for _ in range(dims)]
+    offset = data.draw(st.integers(0, 100))
+    got = view.ap(pattern, offset=offset)
+    _same(got, want.as_strided([n for _, n in pattern], [s for s, _ in pattern], offset))
+
+
+def test_ap_adds_to_the_offset_and_may_change_the_type() -> None:
+    view, want = _tensor((4, 8), MemoryRegion.sbuf)
+    _same(view[1:].ap([[8, 2], [2, 3]], offset=1), want.as_strided((2, 3), (8, 2), 9))
+    _same(view[1:].ap([[8, 2], [1, 3]]), want.as_strided((2, 3), (8, 1), 8))
+    halves = view.ap([[16, 4], [1, 16]], dtype="int16")
+    assert torch.equal(halves.torch_view(), want.view(torch.int16))
+    assert halves.dtype == resolve("int16")
+
+
+def test_reinterpretation() -> None:
+    view, want = _tensor((4, 8), MemoryRegion.sbuf)
+    _same(view.view("uint8"), want.view(torch.uint8))
+    _same(view.view("uint8").view("int32"), want)
+    _same(view[:, 2:4].view("int16"), want[:, 2:4].view(torch.int16))
+    with pytest.raises(IllegalInstructionError, match="contiguous"):
+        view[:, ::2].view("int16")
+
+
+def test_contiguity_ignores_partitions_on_chip() -> None:
+    view, _ = _tensor((4, 8), MemoryRegion.sbuf)
+    assert view.is_contiguous()
+    assert not view[:, ::2].is_contiguous()
+    assert view[:, :4].is_contiguous()
+    hbm, _ = _tensor((4, 8), MemoryRegion.private_hbm)
+    assert not hbm[:, :4].is_contiguous()
+
+
+def test_arguments_are_patterns_of_the_callers_memory() -> None:
+    x = torch.arange(24.0).view(4, 6).t()[1:]
+    simulator = Simulator(TRN2, values=True)
+    token = enter(simulator)
+    try:
+        view = simulator.argument(TensorSpec.of(x), x)
+    finally:
+        leave(token)
+    _same(view, x)
+    _same(view.permute((1, 0)), x.t())
