@@ -10,7 +10,7 @@ import torch
 
 from trnx.simulator.codecs import append_load_f32
 from trnx.simulator.errors import Location, OutOfBoundsError
-from trnx.simulator.isa.copy import append_copy
+from trnx.simulator.isa.copy import append_copy, has_cache_conflicts
 from trnx.simulator.isa.enums import DgeMode, Engine, OobMode
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.storage import DMA_REACHABLE, HBM
@@ -205,11 +205,15 @@ def dma_transpose(
         )
         source = _gathered(emit, src, "src", None, oob_mode is OobMode.skip).permute(order)
     else:
-        view = src.storage.view(
-            src.dtype, wanted, tuple(src.strides[axis] for axis in order), src.offset
-        )
-        emit.read(src, "src", buffers=DMA_REACHABLE)
-        source = view
+        held = emit.read(src, "src", buffers=DMA_REACHABLE)
+        if has_cache_conflicts(held):
+            source = emit.scratch(src.shape, src.dtype.torch)
+            emit.step(source.copy_, held)
+            source = source.permute(order)
+        else:
+            # A view of its own: binding retargets the objects that steps hold, not views of them.
+            strides = tuple(src.strides[axis] for axis in order)
+            source = src.storage.view(src.dtype, wanted, strides, src.offset)
     target = emit.write(dst, "dst", buffers=DMA_REACHABLE, elementwise=False)
     emit.step(target.copy_, source)
 

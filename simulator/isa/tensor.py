@@ -8,6 +8,7 @@ import torch
 
 from trnx.simulator.coverage import Covered
 from trnx.simulator.errors import UninitialisedReadError
+from trnx.simulator.isa.copy import append_transpose
 from trnx.simulator.isa.enums import Engine, MatmulPerfMode
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.storage import PSUM, SBUF, MemoryRegion
@@ -212,7 +213,7 @@ def _append_matmul_transpose(
     )
     emit.read(moving, "moving", buffers=SBUF)
     source = emit.read(stationary, "stationary", shape=(k, m), buffers=SBUF)
-    emit.step(emit.write(dst, "dst", shape=(m, k), buffers=PSUM).copy_, source.t())
+    append_transpose(emit, source, emit.write(dst, "dst", shape=(m, k), buffers=PSUM))
     dst.storage.matmul.mark(dst)
 
 
@@ -241,6 +242,6 @@ def nc_transpose(
     sources = SBUF if chosen is Engine.tensor else (MemoryRegion.sbuf, MemoryRegion.psum)
     source = emit.read(data, "data", shape=(p, f), buffers=sources)
     target = emit.write(dst, "dst", shape=(f, p), elementwise=False)
-    emit.step(target.copy_, source.t())
+    append_transpose(emit, source, target)
     if chosen is Engine.tensor:
         dst.storage.matmul.mark(dst)

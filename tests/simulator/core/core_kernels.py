@@ -134,7 +134,7 @@ def writes_in_halves(x):
 
 
 @nki.jit
-def holds_tiles(x, tiles, width):
+def holds_tiles(tiles, width):
     """Keeps `tiles` tiles of `width` float32 alive, then reads all of them."""
     out = nl.ndarray((tiles, 128, width), dtype=nl.float32, buffer=nl.shared_hbm)
     held = []
@@ -148,7 +148,7 @@ def holds_tiles(x, tiles, width):
 
 
 @nki.jit
-def streams_tiles(x, tiles, width):
+def streams_tiles(tiles, width):
     """The same work, but each tile dies before the next is made."""
     out = nl.ndarray((tiles, 128, width), dtype=nl.float32, buffer=nl.shared_hbm)
     for i in range(tiles):
@@ -312,7 +312,6 @@ def bad(x, what):
         out = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.hbm)
         nisa.dma_copy(dst=out, src=tile[:4, :4])
         return out
-    elif what == "tensor_value":
-        if tile:
-            return x
+    elif what == "tensor_value" and tile:
+        return x
     return x

@@ -80,13 +80,11 @@ def test_a_broken_rule_is_named(
 def test_sbuf_capacity_counts_what_is_live(kernels: ModuleType) -> None:
     width = 12 * 1024
     with pytest.raises(CapacityError, match="sbuf") as caught:
-        trace(kernels.holds_tiles, [SPEC, 5, width])
+        trace(kernels.holds_tiles, [5, width])
     assert caught.value.location is not None
-    assert trace(kernels.holds_tiles, [SPEC, 4, width]).peak_sbuf_bytes == 4 * width * 4
-    assert (
-        trace(kernels.holds_tiles, [SPEC, 5, width], target="trn3").peak_sbuf_bytes == 5 * width * 4
-    )
-    assert trace(kernels.streams_tiles, [SPEC, 9, width]).peak_sbuf_bytes == width * 4
+    assert trace(kernels.holds_tiles, [4, width]).peak_sbuf_bytes == 4 * width * 4
+    assert trace(kernels.holds_tiles, [5, width], target="trn3").peak_sbuf_bytes == 5 * width * 4
+    assert trace(kernels.streams_tiles, [9, width]).peak_sbuf_bytes == width * 4
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_wrong_tensors_are_named(kernels: ModuleType) -> None:
         program.run([])
     with pytest.raises(BindingError, match=r"input 0 is torch.float32 \(4, 5\)"):
         program.run([torch.randn(4, 5)])
-    with pytest.raises(BindingError, match="torch.float64"):
+    with pytest.raises(BindingError, match="float64"):
         program.run([torch.randn(5, 4, dtype=torch.float64)])
     with pytest.raises(BindingError, match="output is"):
         program.run([torch.randn(5, 4)], [torch.empty(4, 5)])
@@ -265,6 +265,6 @@ def test_memory_is_bounded_by_what_is_live(kernels: ModuleType, simulator: objec
 
     assert isinstance(simulator, Simulator)
     for _ in range(50):
-        kernels.streams_tiles.function(None, 1, 1024)
+        kernels.streams_tiles.function(1, 1024)
     tile = 128 * 1024 * 4
     assert simulator.pool.allocated_bytes <= 2 * tile

@@ -19,6 +19,7 @@ from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import reshape_strides
 
+REGIONS = st.sampled_from([MemoryRegion.sbuf, MemoryRegion.private_hbm])
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
 
@@ -56,8 +57,7 @@ def test_reshape_agrees_with_torch(shape: list[int], data: st.DataObject) -> Non
 @given(SIZES, st.data())
 def test_chains_of_views_agree_with_torch(sizes: list[int], data: st.DataObject) -> None:
     shape = (*sizes, 4, 3)
-    buffer = data.draw(st.sampled_from([MemoryRegion.sbuf, MemoryRegion.private_hbm]))
-    view, want = _tensor(shape, buffer)
+    view, want = _tensor(shape, data.draw(REGIONS))
     first = 1 if view.is_on_chip else 0
     for _ in range(data.draw(st.integers(1, 4))):
         dim = data.draw(st.integers(first, want.ndim - 1))
