@@ -123,14 +123,20 @@ class OutputSlot:
         self._shape = tuple(shape)
         self._strides = tuple(strides)
         self._order = tuple(order)
-        span = 1
-        elements = 1
-        for size, stride in zip(shape, strides, strict=True):
-            span += (size - 1) * stride
-            elements *= size if stride else 1
-        self._fits = elements == 0 or span <= elements
+        self._fits = 0 in self._shape or self._fills_memory()
         dense = torch.empty(self._shape, device="meta").stride()
         self._plain = dense == self._strides
+
+    def _fills_memory(self) -> bool:
+        """Whether the strides are those of XLA's buffer: no gaps, no overlap but by stride 0."""
+        step = 1
+        for dim in reversed(self._order):
+            size, stride = self._shape[dim], self._strides[dim]
+            if size > 1 and stride:
+                if stride != step:
+                    return False
+                step *= size
+        return True
 
     def tensor(self, array: Any, *, copy: bool = False) -> torch.Tensor:
         """The tensor, on XLA's memory unless `copy` is set or its strides have gaps."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from trnx.fallback.aten_to_jax.dtypes import axis, cast, compute, is_floating, wide
 from trnx.fallback.aten_to_jax.table import register
@@ -235,11 +234,3 @@ def _logit_backward(grad: Any, x: Any, eps: float | None = None) -> Any:
     low, outside = (0.0, jnp.nan) if eps is None else (eps, 0.0)
     inside = (x >= low) & (x <= 1 - low)
     return jnp.where(inside, grad / (x * (1 - x)), outside)
-
-
-@register("polygamma")
-def _polygamma(n: int, x: Any) -> Any:
-    (v,) = compute(x, floating=True)
-    if n == 0:
-        return lax.digamma(v)
-    return lax.polygamma(jnp.full(v.shape, n, v.dtype), v)

@@ -110,7 +110,8 @@ def _im2col(x: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> An
     columns = _columns(width, kernel[1], dilation[1], padding[1], stride[1])
     x = jnp.pad(x, ((0, 0), (0, 0), (padding[0],) * 2, (padding[1],) * 2))
     taken = x[:, :, rows[:, None, :, None], columns[None, :, None, :]]
-    out = taken.reshape((batch, channels * kernel[0] * kernel[1], -1))
+    blocks = rows.shape[1] * columns.shape[1]
+    out = taken.reshape((batch, channels * kernel[0] * kernel[1], blocks))
     return out[0] if unbatched else out
 
 

@@ -109,11 +109,13 @@ def accumulated(x: Any) -> Any:
 
 
 def axes(dim: int | tuple[int, ...] | list[int] | None, ndim: int) -> tuple[int, ...]:
-    """Non-negative dimensions; None and the empty list mean all."""
+    """Non-negative dimensions; None and the empty list mean all. None for a 0-d tensor."""
+    if ndim == 0:
+        return ()
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return tuple(range(ndim))
     dims = (dim,) if isinstance(dim, int) else dim
-    return tuple(d % ndim if ndim else 0 for d in dims)
+    return tuple(d % ndim for d in dims)
 
 
 def axis(dim: int, ndim: int) -> int:

@@ -240,7 +240,10 @@ def _fused_rms_norm_backward(
 def _renorm(x: Any, p: Any, dim: int, limit: Any) -> Any:
     others = tuple(d for d in range(x.ndim) if d != dim % x.ndim)
     v = wide(x)
-    norm = jnp.sum(jnp.abs(v) ** p, others, keepdims=True) ** (1.0 / p)
+    if p == float("inf"):
+        norm = jnp.max(jnp.abs(v), others, keepdims=True)
+    else:
+        norm = jnp.sum(jnp.abs(v) ** p, others, keepdims=True) ** (1.0 / p)
     return jnp.where(norm > limit, v * (limit / (norm + 1e-7)), v)
 
 

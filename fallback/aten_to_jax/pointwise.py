@@ -45,7 +45,7 @@ _FLOAT_UNARY = {
     "erfc": lax.erfc,
     "erfinv": lax.erf_inv,
     "lgamma": lax.lgamma,
-    "digamma": lax.digamma,
+    "digamma": lambda x: jnp.where(x == 0, jnp.copysign(jnp.inf, -x), lax.digamma(x)),
     "sigmoid": jax.nn.sigmoid,
     "reciprocal": lambda x: 1 / x,
     "sinc": jnp.sinc,

@@ -5,6 +5,7 @@ Windows are gathered as one more dimension: index arrays per spatial dimension, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,16 +55,14 @@ def _grid(positions: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, Any]:
         valid = valid & ((where >= 0) & (where < size)).reshape(shape)
     blocks = [p.shape[0] for p in positions]
     full = [*blocks, *(p.shape[1] for p in positions)]
-    return (
-        np.broadcast_to(flat, full).reshape((*blocks, -1)),
-        np.broadcast_to(valid, full).reshape((*blocks, -1)),
-    )
+    shape = [*blocks, math.prod(p.shape[1] for p in positions)]
+    return np.broadcast_to(flat, full).reshape(shape), np.broadcast_to(valid, full).reshape(shape)
 
 
 def _gather(x: Any, flat: Any, spatial: int) -> Any:
     """x [..., *sizes] -> [..., *blocks, window]."""
     lead = x.shape[: x.ndim - spatial]
-    return x.reshape((*lead, -1))[..., flat]
+    return x.reshape((*lead, math.prod(x.shape[len(lead) :])))[..., flat]
 
 
 def _lowest(dtype: Any) -> Any:
@@ -93,10 +92,12 @@ def _max_pool(
 
 def _put_back(grad: Any, x: Any, index: Any, spatial: int) -> Any:
     """Add each gradient at the flat position that its maximum came from."""
-    lead = int(np.prod(x.shape[: x.ndim - spatial]))
-    target = jnp.zeros((lead, int(np.prod(x.shape[x.ndim - spatial :]))), wide(grad).dtype)
+    lead = math.prod(x.shape[: x.ndim - spatial])
+    count = math.prod(grad.shape[grad.ndim - spatial :])
+    target = jnp.zeros((lead, math.prod(x.shape[x.ndim - spatial :])), wide(grad).dtype)
     rows = jnp.arange(lead)[:, None]
-    out = target.at[rows, index.reshape((lead, -1))].add(wide(grad).reshape((lead, -1)))
+    where = target.at[rows, index.reshape((lead, count))]
+    out = where.add(wide(grad).reshape((lead, count)))
     return out.reshape(x.shape)
 
 
@@ -169,7 +170,9 @@ def _grid_of(members: Sequence[Any]) -> Any:
         shape = [1] * (2 * count)
         shape[d], shape[count + d] = member.shape
         valid = valid & member.reshape(shape)
-    return valid.reshape((*(m.shape[0] for m in members), -1))
+    return valid.reshape(
+        (*(m.shape[0] for m in members), math.prod(m.shape[1] for m in members))
+    )
 
 
 def _adaptive_bounds(size: int, out: int) -> tuple[Any, Any]:

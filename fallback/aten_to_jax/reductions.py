@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import lax
 from torch import fx
 
@@ -21,7 +22,7 @@ from trnx.fallback.aten_to_jax.dtypes import (
     promote,
     wide,
 )
-from trnx.fallback.aten_to_jax.table import register
+from trnx.fallback.aten_to_jax.table import dtype_of, register
 from trnx.simulator.errors import Reject
 
 Dims = int | Sequence[int] | None
@@ -281,7 +282,14 @@ def _argsort(x: Any, *args: Any, **kwargs: Any) -> Any:
     return _sort(x, *args, **kwargs)[1]
 
 
-@register("topk")
+def _unique_values(node: fx.Node) -> Reject | None:
+    """Which of several equal elements is picked is not specified; with these dtypes it matters."""
+    if dtype_of(node.args[0]) in (torch.float32, torch.float64):
+        return None
+    return Reject(f"{node.target} breaks ties in another order than eager", node)
+
+
+@register("topk", guard=_unique_values)
 def _topk(
     x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True  # noqa: A002, ARG001
 ) -> tuple[Any, Any]:
@@ -292,7 +300,7 @@ def _topk(
     return _along(x, index, dim), index
 
 
-@register("kthvalue")
+@register("kthvalue", guard=_unique_values)
 def _kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
     if x.ndim == 0:
         return x, jnp.zeros((), I64)

@@ -201,7 +201,7 @@ def _same(x: Any, **_: Any) -> Any:
     return x
 
 
-@register("_to_copy", "to.dtype", "_conj", "resolve_neg", "resolve_conj")
+@register("_to_copy", "to.dtype", "resolve_neg", "resolve_conj")
 def _to_copy(x: Any, dtype: Any = None, *_: Any, **__: Any) -> Any:
     return x if dtype is None else cast(x, dtype)
 
@@ -279,6 +279,8 @@ def _unfold(x: Any, dim: int, size: int, step: int) -> Any:
 
 @register("unfold_backward")
 def _unfold_backward(grad: Any, sizes: Sequence[int], dim: int, size: int, step: int) -> Any:
+    if len(sizes) == 0:
+        return grad.reshape(())
     dim = axis(dim, len(sizes))
     starts = np.arange(0, sizes[dim] - size + 1, step)
     index = (starts[:, None] + np.arange(size)[None, :]).reshape(-1)
