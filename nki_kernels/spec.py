@@ -125,10 +125,15 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Sample:
-    """Inputs for the generic tests: binding name -> tensor or value; `note` names the edge."""
+    """Inputs for the generic tests: binding name -> tensor or value; `note` names the edge.
+
+    `error` is what kernel and reference may differ by besides the rounding of sums and results: the
+    bound, computed from the values, of what rounded intermediates (or cancellation) do to a result.
+    """
 
     values: Mapping[str, Any]
     note: str = ""
+    error: float = 0.0
 
 
 def _launch_by_name(kernel: Any, b: Bindings) -> Launch:
