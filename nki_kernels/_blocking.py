@@ -9,9 +9,9 @@ A layout says how K, the last dimension of an operand `[rows, K]`, gets to the p
   partitions.
 * `ROWS`: K is adjacent; whole rows are loaded, then TensorE transposes 128x128 blocks, several into
   one PSUM bank, evicted together.
-* `DMA`: K is adjacent and elements have 2 bytes; the DMA engines transpose on the way in, which
-  leaves TensorE to the product (`dma_transpose` reaches 90 % of DMA throughput from trn2 on; on
-  trn1 it is slow).
+* `DMA`: K is adjacent; the DMA engines transpose on the way in, which leaves TensorE, and the
+  eviction of PSUM, to the product. From trn2 on it reaches 90 % of DMA throughput for types of 2 and
+  4 bytes; on trn1 it is slow.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROWS = "rows"
 DMA = "dma"
 
 _FREE_MAX = 512  # columns of one nc_matmul: a float32 PSUM bank
-_LARGEST_COLUMNS = 2048  # wider blocks would only lengthen the row tiles of the output
+_LARGEST_COLUMNS = 4096  # wider blocks would only lengthen the row tiles of the output
 _DEEP_ROWS = 1024
 _DEEP_COLUMNS = 1024
 _DEEP_BYTES = 4096  # of K per row: what saturates a DMA
@@ -53,7 +53,7 @@ def operand_layout(spec: TensorSpec, hw: Hardware) -> str:
     steps = [t for n, t in zip(spec.shape[:-1], spec.strides[:-1], strict=True) if n != 1]
     if steps[-1] == 1 and spec.strides[-1] != 1:
         return COLUMNS
-    if spec.strides[-1] == 1 and spec.dtype.itemsize == 2 and hw.generation >= 3:
+    if spec.strides[-1] == 1 and hw.generation >= 3:
         return DMA
     return ROWS
 
@@ -63,18 +63,21 @@ def block_sizes(
 ) -> tuple[int, int, int, bool]:
     """The fields of `_matmul.Blocks`, such that SBUF holds them for any size of the product.
 
-    One block of w, and the next one, take half of SBUF at most. Where not even one bank's width of
-    whole columns fits in a quarter, K is cut as well, and partial sums stay in SBUF.
+    All of w takes half of SBUF at most, else a block of it a quarter, and the next one as much. Where
+    not even one bank's width of whole columns fits in a quarter, K is cut as well, and partial sums
+    stay in SBUF.
     """
-    quarter = hw.sbuf_partition_bytes // 4
+    half = hw.sbuf_partition_bytes // 2
     row_bytes = -(-depth // hw.partitions) * itemsize  # of one row, per partition
-    widest = min(quarter // row_bytes // _FREE_MAX * _FREE_MAX, _LARGEST_COLUMNS)
-    if widest == 0:
-        step = min(_DEEP_BYTES // itemsize, depth)
-        return _DEEP_ROWS, _DEEP_COLUMNS, step, False
-    count = -(-columns // widest)
-    width = _up(-(-columns // count), _FREE_MAX)
-    all_rows = _up(rows, hw.partitions)
-    keep = count > 1 and all_rows * row_bytes <= quarter * 2 // 3
-    fitting = quarter // 2 // row_bytes // hw.partitions * hw.partitions
+    all_rows, width = _up(rows, hw.partitions), _up(columns, _FREE_MAX)
+    count = 1
+    if width > _LARGEST_COLUMNS or width * row_bytes > half:
+        widest = min(half // 2 // row_bytes // _FREE_MAX * _FREE_MAX, _LARGEST_COLUMNS)
+        if widest == 0:
+            step = min(_DEEP_BYTES // itemsize, depth)
+            return _DEEP_ROWS, _DEEP_COLUMNS, step, False
+        count = -(-columns // widest)
+        width = _up(-(-columns // count), _FREE_MAX)
+    keep = count > 1 and all_rows * row_bytes <= half // 3
+    fitting = half // 4 // row_bytes // hw.partitions * hw.partitions
     return min(all_rows, max(fitting, hw.partitions), 512), width, depth, keep

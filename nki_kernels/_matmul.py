@@ -256,31 +256,8 @@ def finish(
         activate(dst, value, activation)
 
 
-def _finish_row(
-    out: nl.NkiTensor, row: int, col: int, parts: list, bias: nl.NkiTensor | None, then: Epilogue
-) -> None:
-    """Finish `parts`, neighbours from column `col` on, and store them as a row tile of `out`."""
-    rows = parts[0].shape[0]
-    cols = 0
-    for part in parts:
-        cols = cols + part.shape[1]
-    tile = nl.ndarray((rows, cols), dtype=out.dtype, buffer=nl.sbuf)
-    residual = None
-    if then.residual is not None:
-        residual = nl.ndarray((rows, cols), dtype=out.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=residual, src=then.residual[row : row + rows, col : col + cols])
-    done = 0
-    for part in parts:
-        end = done + part.shape[1]
-        finish(
-            tile[:, done:end],
-            part,
-            None if bias is None else bias[0:rows, done:end],
-            None if residual is None else residual[:, done:end],
-            then.activation,
-        )
-        done = end
-    nisa.dma_copy(dst=out[row : row + rows, col : col + cols], src=tile)
+def _part(tile: nl.NkiTensor | None, rows: int, left: int, width: int) -> nl.NkiTensor | None:
+    return None if tile is None else tile[0:rows, left : left + width]
 
 
 def product(out: nl.NkiTensor, x: Operand, w: Operand, blocks: Blocks, then: Epilogue) -> None:
@@ -324,13 +301,31 @@ def _block(
     cols = weights.shape[2]
     for start in range(0, rows, nl.tile_size.pmax):
         count = min(nl.tile_size.pmax, rows - start)
-        parts = []
+        target = out[row + start : row + start + count, col : col + cols]
+        added = _load_residual(then, row + start, count, col, cols)
+        tile = nl.ndarray((count, cols), dtype=out.dtype, buffer=nl.sbuf)
         for left in range(0, cols, nl.tile_size.psum_bank_fmax):
             width = min(nl.tile_size.psum_bank_fmax, cols - left)
             bank = nl.ndarray((count, width), dtype=nl.float32, buffer=nl.psum)
             multiply(bank, data, start, weights, left, depth)
-            parts.append(bank)
-        _finish_row(out, row + start, col, parts, bias, then)
+            finish(
+                tile[:, left : left + width],
+                bank,
+                _part(bias, count, left, width),
+                _part(added, count, left, width),
+                then.activation,
+            )
+        nisa.dma_copy(dst=target, src=tile)
+
+
+def _load_residual(
+    then: Epilogue, row: int, rows: int, col: int, cols: int
+) -> nl.NkiTensor | None:
+    if then.residual is None:
+        return None
+    tile = nl.ndarray((rows, cols), dtype=then.residual.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=then.residual[row : row + rows, col : col + cols])
+    return tile
 
 
 def _deep_block(
@@ -366,5 +361,10 @@ def _deep_block(
                 else:
                     nisa.tensor_tensor(dst=total, data1=total, data2=part, op=nl.add)
     for tile in range(tiles):
+        first = row + tile * pmax
         count = min(pmax, rows - tile * pmax)
-        _finish_row(out, row + tile * pmax, col, [sums[0:count, tile, :]], bias, then)
+        added = _load_residual(then, first, count, col, cols)
+        result = nl.ndarray((count, cols), dtype=out.dtype, buffer=nl.sbuf)
+        total = sums[0:count, tile, :]
+        finish(result, total, _part(bias, count, 0, cols), added, then.activation)
+        nisa.dma_copy(dst=out[first : first + count, col : col + cols], src=result)

@@ -24,15 +24,10 @@ def spec(tensor: torch.Tensor) -> TensorSpec:
 
 
 def test_row_major_operands_are_transposed() -> None:
-    assert operand_layout(spec(torch.empty(6, 8)), TRN2) == ROWS
-    assert operand_layout(spec(torch.empty(2, 3, 8)), TRN2) == ROWS
-
-
-def test_two_byte_operands_are_transposed_by_dma_from_trn2_on() -> None:
-    operand = spec(torch.empty(6, 8, dtype=torch.bfloat16))
-    assert operand_layout(operand, TRN1) == ROWS
-    assert operand_layout(operand, TRN2) == DMA
-    assert operand_layout(operand, TRN3) == DMA
+    for tensor in (torch.empty(6, 8), torch.empty(2, 3, 8), torch.empty(6, 8).bfloat16()):
+        assert operand_layout(spec(tensor), TRN1) == ROWS
+        assert operand_layout(spec(tensor), TRN2) == DMA
+        assert operand_layout(spec(tensor), TRN3) == DMA
 
 
 def test_transposed_views_need_no_transposes() -> None:
@@ -78,7 +73,7 @@ def assert_fits(rows: int, columns: int, depth: int, itemsize: int, hw: Hardware
     width = min(block_columns, -(-columns // 512) * 512)
     chunks = -(-block_depth // 128)
     weights, data = chunks * width * itemsize, chunks * height * itemsize
-    used = 2 * weights + 2 * data
+    used = (1 if columns <= block_columns else 2) * weights + 2 * data
     if keep:
         assert block_depth == depth
         used = 2 * weights + chunks * -(-rows // 128) * 128 * itemsize
@@ -89,8 +84,12 @@ def assert_fits(rows: int, columns: int, depth: int, itemsize: int, hw: Hardware
     assert used <= hw.sbuf_partition_bytes, (rows, columns, depth)
 
 
+def test_a_weight_that_fits_is_one_block() -> None:
+    assert block_sizes(1024, 3072, 768, 4, TRN1) == (512, 3072, 768, False)
+
+
 def test_columns_are_split_evenly() -> None:
-    assert block_sizes(1024, 3072, 768, 4, TRN1) == (512, 1536, 768, True)
+    assert block_sizes(1024, 6000, 768, 4, TRN1) == (512, 2048, 768, True)
 
 
 def test_rows_stay_in_sbuf_while_a_large_weight_streams() -> None:

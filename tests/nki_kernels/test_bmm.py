@@ -25,8 +25,8 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def test_small_matrices_share_instructions() -> None:
     b = bindings(meta(48, 64, 64), meta(48, 64, 64))
-    launch = BMM.launch(b, hardware("trn2"))
-    program = simulator.trace(launch.kernel, launch.arguments, target="trn2", values=False)
+    launch = BMM.launch(b, hardware("trn1"))
+    program = simulator.trace(launch.kernel, launch.arguments, target="trn1", values=False)
     counts = program.rows.opcode_counts()
     assert counts["nc_matmul"] == 48
     assert counts["nc_transpose"] == 24  # two matrices of 64 rows at a time
@@ -39,7 +39,7 @@ def test_transposed_operands_need_no_transposes() -> None:
     b = bindings(meta(4, 64, 40).mT, meta(4, 64, 70))
     launch = BMM.launch(b, hardware("trn2"))
     program = simulator.trace(launch.kernel, launch.arguments, target="trn2", values=False)
-    assert "nc_transpose" not in program.rows.opcode_counts()
+    assert set(program.rows.opcode_counts()) == {"dma_copy", "nc_matmul", "tensor_copy"}
 
 
 @pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
