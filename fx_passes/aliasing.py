@@ -31,7 +31,8 @@ def storage_root(node: fx.Node) -> fx.Node:
 
 
 def _output(graph: fx.Graph) -> fx.Node:
-    return next(iter(reversed(graph.nodes)))
+    node: fx.Node = next(iter(reversed(graph.nodes)))
+    return node
 
 
 class Aliasing:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 
 from trnx.fx_passes.nodes import has_tensor
@@ -41,7 +42,7 @@ def iteration_space(node: fx.Node) -> Space:
     values = [node.meta.get("val"), *(a.meta.get("val") for a in node.all_input_nodes)]
     lists = [value if isinstance(value, (tuple, list)) else [value] for value in values]
     items = [item for values in lists for item in values]
-    shapes = [tuple(v.shape) for v in items if hasattr(v, "shape")]
+    shapes = [tuple(v.shape) for v in items if isinstance(v, torch.Tensor)]
     spaces = [s for s in shapes if len(s) == max(map(len, shapes))]
     space: Space = ()
     for shape in spaces:

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from trnx.fx_passes.errors import PatternError
-from trnx.fx_passes.nodes import aten, getitems, has_tensor, is_compute, is_number
+from trnx.fx_passes.nodes import arguments, aten, getitems, has_tensor, is_compute, is_number
 from trnx.fx_passes.region import KernelMatch
 from trnx.fx_passes.symbolic import hint, hinted_spec
 from trnx.nki_kernels.spec import Bindings, Kernel, Pattern
@@ -133,7 +133,7 @@ class Matcher:
         if self._whole and (parts := _result_count(root)):
             results = [None] * parts
             for item in getitems(root):
-                results[item.args[1]] = item  # type: ignore[call-overload, index]
+                results[arguments(item)[1]] = item
                 inside.add(item)
         if leak := _leak(inside, {r for r in results if r is not None}):
             return Reject(

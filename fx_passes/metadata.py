@@ -6,12 +6,13 @@ a pass never adds a guard, because AOTAutograd has handed them out already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 VAL = "val"  # key of fake values after AOTAutograd
 EXAMPLE_VALUE = "example_value"  # key of fake values in Dynamo's graph
@@ -42,7 +43,14 @@ def without_guards(mode: Any) -> Iterator[None]:
         yield
 
 
-def fake_call(graph: fx.Graph, target: Callable[..., Any], args: Any, kwargs: Any, key: str) -> Any:
+@contextmanager
+def real_values() -> Iterator[None]:
+    """Compute with real tensors: AOTAutograd calls the compiler under its fake mode."""
+    with unset_fake_temporarily(), torch.no_grad():
+        yield
+
+
+def fake_call(graph: fx.Graph, target: Any, args: Any, kwargs: Any, key: str) -> Any:
     """The fake result of `target` on the fake values of `args`."""
 
     def value_of(node: fx.Node) -> Any:
@@ -56,7 +64,7 @@ def fake_call(graph: fx.Graph, target: Callable[..., Any], args: Any, kwargs: An
 
 def insert_call(
     before: fx.Node,
-    target: Callable[..., Any],
+    target: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None = None,
     *,

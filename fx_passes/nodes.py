@@ -45,6 +45,11 @@ _ASSERTIONS = frozenset(
 )
 
 
+def arguments(node: fx.Node) -> tuple[Any, ...]:
+    """The positional arguments, without the narrow type that fx gives them."""
+    return tuple(node.args)
+
+
 def is_call(node: fx.Node) -> bool:
     """True for a call, not for a placeholder, attribute or output."""
     return node.op in ("call_function", "call_method", "call_module")

@@ -24,6 +24,7 @@ from trnx.fx_passes.nodes import (
     is_glue,
     is_mutation,
     is_random,
+    schema_of,
 )
 
 
@@ -58,7 +59,7 @@ def effect_edges(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 
 def _written_roots(node: fx.Node) -> tuple[fx.Node, ...]:
     """The storages that a mutation writes, by its schema."""
-    schema = node.target._schema  # type: ignore[union-attr]
+    schema = schema_of(node)
     roots: list[fx.Node] = []
     for place, argument in enumerate(schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:

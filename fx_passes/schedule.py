@@ -67,9 +67,9 @@ class Scheduler:
 
     def run(self) -> tuple[Step, ...]:
         """All steps, without glue that nothing needs."""
-        for unit in self._order.units:
-            if not self._waiting[unit]:
-                self._push(unit)
+        for first in self._order.units:
+            if not self._waiting[first]:
+                self._push(first)
         while unit := self._next():
             self._place(unit)
             for after in self._order.after[unit]:
@@ -177,7 +177,7 @@ class Scheduler:
 
 
 def _values_used_outside(nodes: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
-    """What a region of `nodes` has to hand out: computed values, also those that are read through glue.
+    """What a region of `nodes` hands out: computed values, also those that are read through glue.
 
     Glue of the region that is used outside is evaluated there again, from the value behind it. A
     multi-output node is no value of its own: its getitems are.

@@ -53,7 +53,7 @@ def same_number(a: Any, b: Any) -> bool:
     guard.
     """
     if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt):
-        return _expression(a) == _expression(b)
+        return bool(_expression(a) == _expression(b))
     return bool(a == b)
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from torch import fx
 
+from trnx.fx_passes.canonicalise.evaluate_constants import EVALUATE_CONSTANTS
 from trnx.fx_passes.canonicalise.fold_casts import FOLD_ROUND_TRIPS, NORMALISE_CASTS
 from trnx.fx_passes.canonicalise.fold_constants import FOLD_CONSTANTS
 from trnx.fx_passes.canonicalise.hoist_pointwise import HOIST_POINTWISE
 from trnx.fx_passes.canonicalise.merge_common import MERGE_COMMON
 from trnx.fx_passes.canonicalise.name_attention import NAME_ATTENTION
+from trnx.fx_passes.canonicalise.name_factories import NAME_FACTORIES
 from trnx.fx_passes.canonicalise.name_products import NAME_PRODUCTS, WIDEN_PRODUCTS
 from trnx.fx_passes.canonicalise.normalise_dims import NORMALISE_DIMS
 from trnx.fx_passes.canonicalise.normalise_overloads import NORMALISE_OVERLOADS
@@ -29,7 +31,9 @@ CANONICALISE: tuple[Pass, ...] = (
     REMOVE_NOOPS,
     FOLD_ROUND_TRIPS,
     NORMALISE_OVERLOADS,
+    NAME_FACTORIES,
     FOLD_CONSTANTS,
+    EVALUATE_CONSTANTS,
     NAME_PRODUCTS,
     SIMPLIFY_VIEWS,
     WIDEN_PRODUCTS,

@@ -51,7 +51,7 @@ def removal_pass(name: str, source_of: Callable[[fx.Node], fx.Node | None], *ens
 
 
 def call_if_same(
-    node: fx.Node, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None
+    node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Any = None
 ) -> fx.Node | None:
     """A call in the place of `node`, where it gives a tensor of the same layout and dtype."""
     value = fake_value(node, target, args, kwargs or {})
@@ -62,7 +62,7 @@ def call_if_same(
 
 
 def fake_value(
-    node: fx.Node, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Any
 ) -> torch.Tensor | None:
     """The fake result of a call, or None where the operator refuses the arguments."""
     try:

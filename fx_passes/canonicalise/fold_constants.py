@@ -51,7 +51,7 @@ def _fold(node: fx.Node) -> None:
         args = (*node.args[:place], number, *node.args[place + 1 :])
         if not any(has_tensor(a) for a in args):
             continue
-        value = fake_value(node, node.target, args, node.kwargs)  # type: ignore[arg-type]
+        value = fake_value(node, node.target, args, node.kwargs)
         if value is not None and same_layout(value, node.meta["val"]):
             node.args = args
 

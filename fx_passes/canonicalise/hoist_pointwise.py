@@ -10,7 +10,7 @@ from torch import fx
 from trnx.fx_passes.aliasing import same_layout
 from trnx.fx_passes.canonicalise._rules import fake_value
 from trnx.fx_passes.metadata import insert_call, replace
-from trnx.fx_passes.nodes import aten, has_tensor, is_pointwise, is_random
+from trnx.fx_passes.nodes import arguments, aten, has_tensor, is_pointwise, is_random
 from trnx.fx_passes.passes import Pass
 
 _WHOLE_VIEWS = frozenset(
@@ -35,27 +35,26 @@ def _is_unary(node: fx.Node) -> bool:
 
 def _hoist(node: fx.Node) -> fx.Node | None:
     """The view that takes the place of `node`, where one stood before it."""
-    places = [i for i, a in enumerate(node.args) if isinstance(a, fx.Node)]
+    own = arguments(node)
+    places = [i for i, a in enumerate(own) if isinstance(a, fx.Node)]
     if len(places) != 1 or not _is_unary(node):
         return None
-    view = node.args[places[0]]
-    assert isinstance(view, fx.Node)
+    view = own[places[0]]
     if view.op != "call_function" or view.target not in _WHOLE_VIEWS:
         return None
-    source = view.args[0]
-    assert isinstance(source, fx.Node)
+    source, *shape = arguments(view)
     if source.op == "placeholder":  # a parameter: nothing to fuse with
         return None
-    args = (*node.args[: places[0]], source, *node.args[places[0] + 1 :])
-    value = fake_value(node, node.target, args, node.kwargs)  # type: ignore[arg-type]
+    args = (*own[: places[0]], source, *own[places[0] + 1 :])
+    value = fake_value(node, node.target, args, node.kwargs)
     if value is None:
         return None
-    early = insert_call(node, node.target, args, node.kwargs, value=value)  # type: ignore[arg-type]
-    late = fake_value(node, view.target, (early, *view.args[1:]), view.kwargs)  # type: ignore[arg-type]
+    early = insert_call(node, node.target, args, node.kwargs, value=value)
+    late = fake_value(node, view.target, (early, *shape), view.kwargs)
     if late is None or not same_layout(late, node.meta["val"]):
         node.graph.erase_node(early)
         return None
-    new = insert_call(node, view.target, (early, *view.args[1:]), view.kwargs, value=late)  # type: ignore[arg-type]
+    new = insert_call(node, view.target, (early, *shape), view.kwargs, value=late)
     replace(node, new)
     return early
 

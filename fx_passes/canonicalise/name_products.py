@@ -19,17 +19,17 @@ from torch import fx
 from trnx.fx_passes.canonicalise._rules import call_if_same, rule_pass
 from trnx.fx_passes.match import call_arguments
 from trnx.fx_passes.metadata import insert_call, replace
-from trnx.fx_passes.nodes import aten, val
+from trnx.fx_passes.nodes import arguments, aten, val
 from trnx.fx_passes.passes import Pass
-from trnx.fx_passes.symbolic import same_number, same_numbers
+from trnx.fx_passes.symbolic import is_symbolic, same_number, same_numbers
 
 
 def _weight(node: fx.Node, b: fx.Node) -> fx.Node:
     """[N, K] for the [K, N] operand `b`."""
-    if b.target is aten.t.default or (
-        b.target is aten.transpose.int and {d % 2 for d in b.args[1:3]} == {0, 1}  # type: ignore[operator]
-    ):
-        source = b.args[0]
+    own = arguments(b)
+    swaps = b.target is aten.transpose.int and {d % 2 for d in own[1:3]} == {0, 1}
+    if swaps or b.target is aten.t.default:
+        source = own[0]
         assert isinstance(source, fx.Node)
         return source
     return insert_call(node, aten.transpose.int, (b, 0, 1))
@@ -102,7 +102,7 @@ def _is_view_to(user: fx.Node, shape: Any) -> bool:
 
 def _sizes(node: fx.Node, flat: fx.Node) -> list[Any]:
     """The sizes of the flat product, as arguments of a view: those of `flat` with another width."""
-    rows = flat.args[1][0]  # type: ignore[index]
+    rows = arguments(flat)[1][0]
     return [rows, _number_argument(node)]
 
 
@@ -110,7 +110,7 @@ def _number_argument(node: fx.Node) -> Any:
     weight = node.args[1]
     assert isinstance(weight, fx.Node)
     columns = val(weight).shape[0]
-    if isinstance(columns, int):
+    if not is_symbolic(columns):
         return columns
     return insert_call(node, aten.sym_size.int, (weight, 0), value=columns)
 

@@ -14,7 +14,7 @@ from trnx.fx_passes.passes import Pass
 _DIM_NAMES = frozenset({"dim", "dims", "dim0", "dim1"})
 # These count the dimensions of the result, which has one more.
 _NEW_DIMENSION = frozenset({aten.unsqueeze.default, aten.stack.default})
-_WHOLE = {aten.sum.default: aten.sum.dim_IntList, aten.mean.default: aten.mean.dim}
+_WHOLE: dict[Any, Any] = {aten.sum.default: aten.sum.dim_IntList, aten.mean.default: aten.mean.dim}
 # An empty or missing list means all dimensions here.
 _ALL_IF_EMPTY = frozenset(
     {aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default}

@@ -19,7 +19,7 @@ from trnx.fx_passes.metadata import insert_call
 from trnx.fx_passes.nodes import aten, val
 
 _NARROW = (torch.bfloat16, torch.float16)
-_PLAIN = {
+_PLAIN: dict[Any, Any] = {
     aten.mul.Scalar: aten.mul.Tensor,
     aten.div.Scalar: aten.div.Tensor,
     aten.eq.Scalar: aten.eq.Tensor,

@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from trnx.fx_passes.canonicalise._rules import Rule, call_if_same, rule_pass
-from trnx.fx_passes.nodes import aten, has_tensor, val
+from trnx.fx_passes.nodes import arguments, aten, has_tensor, val
 
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
 
@@ -18,16 +18,15 @@ def _transpose_of(node: fx.Node) -> tuple[fx.Node, int, int] | None:
     """The source and the two dimensions where `node` swaps two dimensions."""
     if node.op != "call_function" or not node.args or not has_tensor(node.args[0]):
         return None
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
+    source, *rest = arguments(node)
     rank = val(source).ndim
     if node.target is aten.t.default:
         return (source, 0, 1) if rank == 2 else None
     if node.target is aten.transpose.int:
-        first, second = (d % rank for d in node.args[1:3])  # type: ignore[operator]
-        return source, min(first, second), max(first, second)
+        first, second = sorted(d % rank for d in rest)
+        return source, first, second
     if node.target is aten.permute.default:
-        order = [d % rank for d in node.args[1]]  # type: ignore[union-attr, operator]
+        order = [d % rank for d in rest[0]]
         moved = [i for i, d in enumerate(order) if i != d]
         return (source, moved[0], moved[1]) if len(moved) == 2 else None
     return None
