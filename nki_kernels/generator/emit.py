@@ -58,6 +58,7 @@ class _Emitter:
         self.s = scheduled
         self.g = scheduled.geometry
         self.names: dict[Value, str] = {}
+        self.declared: set[Value] = set()
         self.looped = frozenset(a.label for a in self.g.loops)
         self.position = {label: i for i, label in enumerate(self._labels())}
         self.shared = self._shared()
@@ -85,6 +86,10 @@ class _Emitter:
                 shared.append(instruction)
         return shared
 
+    def _shared_values(self) -> list[Value]:
+        """What shared instructions compute; a select writes its tile twice."""
+        return list(dict.fromkeys(v for i in self.shared for v in i.writes()))
+
     # -- names and shapes ------------------------------------------------------------------------
 
     def name(self, value: Value) -> str:
@@ -110,7 +115,7 @@ class _Emitter:
         counts = [self.count(label, constant=constant) for label in self.axes(value)] or ["1"]
         return f"({', '.join([rows, *counts])})"
 
-    def view(self, tile: Tile) -> str:
+    def view(self, tile: Tile, *, constant: bool) -> str:
         """The tile, spread over the axes of `like`."""
         name = self.name(tile.value)
         have = self.axes(tile.value)
@@ -125,7 +130,7 @@ class _Emitter:
                 chain += f".expand_dim({i})"
         for i, label in enumerate(want, 1):
             if label not in have:
-                chain += f".broadcast({i}, {self.count(label)})"
+                chain += f".broadcast({i}, {self.count(label, constant=constant)})"
         return chain
 
     # -- addresses -------------------------------------------------------------------------------
@@ -158,7 +163,9 @@ class _Emitter:
             f"{self.name(v)} = nl.ndarray({self.shape(v, rows, constant=shared)}, "
             f"dtype={_DTYPES[v.dtype]}, buffer=nl.sbuf)"
             for v in instruction.writes()
+            if v not in self.declared
         ]
+        self.declared.update(instruction.writes())
         dst = self.name(instruction.dst)
         if instruction.call == "load":
             value = instruction.dst
@@ -168,7 +175,7 @@ class _Emitter:
             return lines + self._all_partitions(instruction)
         arguments = [f"dst={dst}"]
         for key, argument in instruction.arguments:
-            text = self.view(argument) if isinstance(argument, Tile) else argument
+            text = self.view(argument, constant=shared) if isinstance(argument, Tile) else argument
             arguments.append(f"{key}={text}")
         if instruction.result is not None:
             arguments.append(f"reduce_res={self.name(instruction.result)}")
@@ -220,7 +227,7 @@ class _Emitter:
     def text(self) -> str:
         shared = [line for i in self.shared for line in self.lines(i, shared=True)]
         body: list[str] = []
-        for value in [v for i in self.shared for v in i.writes()]:
+        for value in self._shared_values():
             if not self.one_count:
                 body.append(f"{self.name(value)} = {self.name(value)}[0:p]")
         for instruction in self.s.instructions:
@@ -254,7 +261,7 @@ class _Emitter:
             i.dst.name for i in self.s.instructions if i.call == "load" and i not in self.shared
         }
         tensors = [input_name(n) for n in self.s.inputs if n in inside]
-        tiles = [self.name(v) for i in self.shared for v in i.writes()]
+        tiles = [self.name(v) for v in self._shared_values()]
         results = [f"out{i}" for i in range(len(self.s.outputs))]
         geometry = ["r", "p", "k"] if self.g.folded else ["r", "p"]
         counts = [f"n{self.position[a.label]}" for a in self.g.free]

@@ -153,9 +153,9 @@ def _as_result(builder: Builder, result: Operand) -> Value:
     """A lowering's result in the kind of the node's dtype."""
     out = builder.out
     if not isinstance(result, Value):
-        return builder.constant(
-            result, out if out in (torch.bool, torch.int32) else torch.float32, frozenset()
-        )
+        number = bool(result) if out is torch.bool else result
+        dtype = out if out in (torch.bool, torch.int32) else torch.float32
+        return builder.constant(number, dtype, frozenset())
     if out is torch.bool:
         value = builder.to_bool(result)
     elif out is torch.int32:

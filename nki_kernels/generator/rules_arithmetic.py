@@ -13,9 +13,6 @@ from trnx.simulator.errors import Reject
 
 aten = torch.ops.aten
 
-_LARGEST = 3.4028234663852886e38
-
-
 def _arithmetic(b: Builder, name: str, x: Operand, y: Operand) -> Value:
     """`name` in the arithmetic of the node's result: exact for int32, else float32."""
     if b.out is torch.int32:
@@ -300,7 +297,9 @@ def to_copy(b: Builder, x: Value, **_layout: Any) -> Operand:
 def nan_to_num(
     b: Builder, x: Value, nan: Any = None, posinf: Any = None, neginf: Any = None
 ) -> Value:
-    limit = torch.finfo(b.out).max if b.out.is_floating_point else _LARGEST
+    if not b.out.is_floating_point:
+        return x
+    limit = torch.finfo(b.out).max
     high = limit if posinf is None else posinf
     low = -limit if neginf is None else neginf
     result = b.select(b.compare("equal", x, x), x, 0.0 if nan is None else float(nan))
