@@ -30,6 +30,14 @@ def _copy(x: torch.Tensor, *, out: torch.Tensor) -> None:
         out.copy_(x)
 
 
+def _gelu(x: torch.Tensor, *, out: torch.Tensor, approximate: str = "none") -> None:
+    # gelu's oneDNN path does not write an `out` with gaps (seen on torch 2.13).
+    if out.is_contiguous():
+        _aten.gelu.out(x, approximate=approximate, out=out)
+    else:
+        out.copy_(torch.nn.functional.gelu(x, approximate=approximate))
+
+
 def _gelu_sigmoid(x: torch.Tensor, *, out: torch.Tensor) -> None:
     torch.mul(x, torch.sigmoid(x * _GELU_SIGMOID), out=out)
 
@@ -76,9 +84,9 @@ ACTIVATIONS: dict[str, Activation] = {
     "sigmoid": torch.sigmoid,
     "relu": relu,
     "prelu": prelu(0.0),
-    "gelu": _aten.gelu.out,
+    "gelu": _gelu,
     "gelu_dx": _gelu_dx,
-    "gelu_apprx_tanh": functools.partial(_aten.gelu.out, approximate="tanh"),
+    "gelu_apprx_tanh": functools.partial(_gelu, approximate="tanh"),
     "gelu_apprx_sigmoid": _gelu_sigmoid,
     "gelu_apprx_sigmoid_dx": _gelu_sigmoid_dx,
     "silu": _aten.silu.out,

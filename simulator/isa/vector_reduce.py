@@ -20,6 +20,7 @@ from trnx.simulator.isa.operands import (
     accumulator,
     bits_of,
     common_shape,
+    flat,
     is_bits,
     match_tiles,
     needs_generation,
@@ -127,7 +128,7 @@ def tensor_scalar_reduce(
         operand = None
     else:
         operand = scalar(emit, operand0, "operand0", data, shape)
-    initial = None if reduce_init is None else scalar(emit, reduce_init, "reduce_init", data, (1, 1))
+    initial = None if reduce_init is None else scalar(emit, reduce_init, "reduce_init", data, flat(data))
     out = emit.write_f32(dst, "dst", shape=shape, exact=alu.is_exact)
     emit.step(alu.function, *alu.arguments(value, operand, False), out=out)
     registers = accumulator(emit, Engine.vector, data)
@@ -206,7 +207,7 @@ def exponential(
     value = emit.read_f32(src, "src", shape=shape)
     shift = scalar(emit, max_value, "max_value", src, shape)
     initial = (
-        scalar(emit, reduce_init, "reduce_init", src, (1, 1))
+        scalar(emit, reduce_init, "reduce_init", src, flat(src))
         if reduce_cmd is ReduceCmd.load_reduce
         else None
     )

@@ -26,6 +26,8 @@ from trnx.simulator.isa.operands import (
 from trnx.simulator.tensor import NkiTensor
 
 _Array = npt.NDArray[np.float32]
+# f(a, b, out=out) on one row of all partitions.
+_RowFunction = Callable[..., Any]
 
 # numpy's form of the operators that scans compute element by element.
 _UFUNCS: dict[str, Callable[..., Any]] = {
@@ -47,8 +49,8 @@ _UFUNCS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _binary(op: AluOp, reverse: bool) -> Callable[[_Array, _Array, _Array], Any]:
-    """`f(a, b, out)` of `a <op> b`, or `b <op> a` when reversed, on numpy rows."""
+def _binary(op: AluOp, reverse: bool) -> _RowFunction:
+    """`f(a, b, out=out)` of `a <op> b`, or `b <op> a` when reversed, on numpy rows."""
     ufunc = _UFUNCS.get(op.name)
     if ufunc is None:
         return _through_torch(op, reverse)
@@ -56,18 +58,18 @@ def _binary(op: AluOp, reverse: bool) -> Callable[[_Array, _Array, _Array], Any]
         # Comparisons give booleans, which numpy does not write into a float array.
         return _boolean(ufunc, reverse)
     if reverse:
-        return lambda a, b, out: ufunc(b, a, out)
+        return lambda a, b, out: ufunc(b, a, out=out)
     return ufunc
 
 
-def _boolean(ufunc: Callable[..., Any], reverse: bool) -> Callable[[_Array, _Array, _Array], Any]:
+def _boolean(ufunc: Callable[..., Any], reverse: bool) -> _RowFunction:
     def apply(a: _Array, b: _Array, out: _Array) -> None:
         out[...] = ufunc(b, a) if reverse else ufunc(a, b)
 
     return apply
 
 
-def _through_torch(op: AluOp, reverse: bool) -> Callable[[_Array, _Array, _Array], Any]:
+def _through_torch(op: AluOp, reverse: bool) -> _RowFunction:
     def apply(a: _Array, b: _Array, out: _Array) -> None:
         left, right = torch.from_numpy(a), torch.from_numpy(b)
         op.function(*op.arguments(left, right, reverse), out=torch.from_numpy(out))
@@ -76,8 +78,8 @@ def _through_torch(op: AluOp, reverse: bool) -> Callable[[_Array, _Array, _Array
 
 
 def _scan(
-    first: Callable[[_Array, _Array, _Array], Any],
-    second: Callable[[_Array, _Array, _Array], Any],
+    first: _RowFunction,
+    second: _RowFunction,
     rows: list[tuple[_Array, _Array, _Array]],
     initial: _Array,
 ) -> None:
@@ -85,8 +87,8 @@ def _scan(
     state = initial
     with np.errstate(all="ignore"):
         for data0, data1, result in rows:
-            first(data0, state, result)
-            second(result, data1, result)
+            first(data0, state, out=result)
+            second(result, data1, out=result)
             state = result
 
 
@@ -148,10 +150,10 @@ def _cumulate(values: _Array, alternate: bool, ufunc: Any) -> None:
     """
     with np.errstate(all="ignore"):
         if alternate:
-            np.negative(values[:, 1::2], values[:, 1::2])
-        ufunc.accumulate(values, 1, None, values)
+            np.negative(values[:, 1::2], out=values[:, 1::2])
+        ufunc.accumulate(values, 1, out=values)
         if alternate:
-            np.negative(values[:, 1::2], values[:, 1::2])
+            np.negative(values[:, 1::2], out=values[:, 1::2])
 
 
 @instruction

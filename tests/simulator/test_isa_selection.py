@@ -298,7 +298,7 @@ def test_nc_n_gather(run_isa, nl):
     same(got["dst"], data.flatten(1).gather(1, index.long()))
     with pytest.raises(OutOfBoundsError, match="exceeds the 32") as caught:
         run_isa(
-            "nc_n_gather", ins={"data": data, "indices": index + 32},
+            "nc_n_gather", ins={"data": data, "indices": (index.long() + 32).to(torch.uint32)},
             outs={"dst": ((128, 7), nl.bfloat16)},
         )  # fmt: skip
     assert caught.value.location is not None
