@@ -33,14 +33,17 @@ class Runner:
         self.nl = nl
 
     def _place(self, shape: tuple[int, ...], dtype: Any, layout: str, buffer: Any) -> Any:
-        """(whole tile, view): dense, with gaps between elements, or with a margin on both sides."""
+        """(whole tile, view): dense, with gaps between elements, or with a margin on both sides.
+
+        The layout `result-strided` has dense inputs and gaps in the outputs.
+        """
         if layout == "dense":
             tile = self.nl.ndarray(shape, dtype=dtype, buffer=buffer)
             return tile, tile
-        last = 2 * shape[-1] if layout == "strided" else shape[-1] + 5
+        last = 2 * shape[-1] if layout.endswith("strided") else shape[-1] + 5
         tile = self.nl.ndarray((*shape[:-1], last), dtype=dtype, buffer=buffer)
         free = (slice(None),) * (len(shape) - 1)
-        cut = slice(0, last, 2) if layout == "strided" else slice(3, 3 + shape[-1])
+        cut = slice(0, last, 2) if layout.endswith("strided") else slice(3, 3 + shape[-1])
         return tile, tile[(*free, cut)]
 
     def _load(self, tensor: Any, layout: str, in_psum: bool) -> Any:
@@ -77,7 +80,8 @@ class Runner:
         fresh = {key: out for key, out in outs.items() if not isinstance(out, torch.Tensor)}
 
         def kernel(given: dict[str, Any], before: dict[str, Any]) -> Any:
-            tiles = {key: self._load(value, layout, key in psum) for key, value in given.items()}
+            inner = "dense" if layout == "result-strided" else layout
+            tiles = {key: self._load(value, inner, key in psum) for key, value in given.items()}
             results = {}
             wholes = {}
             for key in outs:
@@ -122,7 +126,7 @@ class Runner:
         if layout == "dense":
             return whole
         size = spec.shape[-1] if isinstance(spec, torch.Tensor) else spec[0][-1]
-        cut = slice(0, None, 2) if layout == "strided" else slice(3, 3 + size)
+        cut = slice(0, None, 2) if layout.endswith("strided") else slice(3, 3 + size)
         guard = whole.to(torch.float64).clone()
         guard[..., cut] = GUARD
         assert bool((guard == GUARD).all()), "the instruction wrote beside its destination"

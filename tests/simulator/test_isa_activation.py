@@ -77,7 +77,7 @@ def some(shape, seed=0, scale=1.0):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("layout", ["dense", "strided", "margin"])
+@pytest.mark.parametrize("layout", ["dense", "strided", "margin", "result-strided"])
 def test_every_function(run_isa, nl, function, layout):
     x = some((128, 37))
     if function in POSITIVE:
@@ -96,7 +96,7 @@ def test_every_function(run_isa, nl, function, layout):
 
 
 @pytest.mark.parametrize("function", ["gelu", "gelu_apprx_tanh", "silu", "softplus", "mish"])
-@pytest.mark.parametrize("layout", ["strided", "margin"])
+@pytest.mark.parametrize("layout", ["strided", "margin", "result-strided"])
 def test_large_tiles_with_gaps(run_isa, nl, function, layout):
     """torch takes other code paths for large tensors, of which some ignore the strides of out."""
     x = some((128, 512))

@@ -67,7 +67,7 @@ def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("op", BINARY)
-@pytest.mark.parametrize("layout", ["dense", "strided", "margin"])
+@pytest.mark.parametrize("layout", ["dense", "strided", "margin", "result-strided"])
 def test_tensor_tensor_equals_numpy(run_isa, nl, op, layout):
     a, b = some((128, 33)), some((128, 33), seed=1)
     got = run_isa(
@@ -201,7 +201,7 @@ def test_tensor_scalar_with_a_number(run_isa, nl, op, reverse):
     free=st.integers(1, 70),
     source=st.sampled_from((*FLOATS, torch.int16)),
     result=st.sampled_from((*FLOATS, torch.int8)),
-    layout=st.sampled_from(["dense", "strided"]),
+    layout=st.sampled_from(["dense", "strided", "result-strided"]),
 )
 def test_tensor_scalar_of_two_operators(
     run_isa, nl, ops, reverse, columns, free, source, result, layout

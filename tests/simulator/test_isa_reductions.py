@@ -44,7 +44,7 @@ def close(actual, expected, tolerance=2e-6):
 
 @pytest.mark.parametrize("op", REDUCTIONS)
 @pytest.mark.parametrize("axis", [(3,), (2, 3), [1, 2, 3], -1])
-@pytest.mark.parametrize("layout", ["dense", "strided"])
+@pytest.mark.parametrize("layout", ["dense", "strided", "result-strided"])
 def test_tensor_reduce(run_isa, nl, op, axis, layout):
     x = some((32, 3, 4, 5))
     axes = (3,) if axis == -1 else tuple(axis)

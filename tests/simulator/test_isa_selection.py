@@ -42,7 +42,7 @@ def same(actual, expected):
 
 @pytest.mark.parametrize("predicate", [torch.uint8, torch.uint16, torch.uint32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.uint16])
-@pytest.mark.parametrize("layout", ["dense", "strided"])
+@pytest.mark.parametrize("layout", ["dense", "strided", "result-strided"])
 def test_tensor_copy_predicated(run_isa, predicate, dtype, layout):
     src, dst, mask = some((64, 9), 1, dtype), some((64, 9), 2, dtype), flags((64, 9), predicate)
     got = run_isa(
@@ -170,7 +170,7 @@ def affine(partitions, pattern, offset, multiplier):
 
 @pytest.mark.parametrize("compare", COMPARE)
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("int16", "float32")])
-@pytest.mark.parametrize("layout", ["dense", "strided"])
+@pytest.mark.parametrize("layout", ["dense", "strided", "result-strided"])
 def test_affine_select(run_isa, nl, compare, dtypes, layout):
     x = some((128, 32), 0, getattr(torch, dtypes[0]))
     got = run_isa(
