@@ -27,13 +27,13 @@ CLAMP_FLOAT = -3.4028234663852886e38
 
 
 class Chunk(NamedTuple):
-    """Heads `head .. head+heads` of batch entries `batch .. batch+batches`; `count` in all."""
+    """Heads `head .. head+heads` of batch entries `batch .. batch+batches`: `pairs` in all."""
 
     batch: int
     batches: int
     head: int
     heads: int
-    count: int
+    pairs: int
 
 
 class Layout(NamedTuple):
@@ -85,12 +85,12 @@ def rows_of(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.NkiTensor:
 
 def load_rows(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int, layout: Layout) -> nl.NkiTensor:
     """Rows `row ..` of the chunk's heads: `[rows, heads, width]`, zero-padded for `layout`."""
-    heads = groups_of(layout, chunk.count) * layout.slots // layout.cuts
+    heads = groups_of(layout, chunk.pairs) * layout.slots // layout.cuts
     width = layout.pitch * layout.cuts
     tile = nl.ndarray((rows, heads, width), dtype=x.dtype, buffer=nl.sbuf)
-    if heads != chunk.count or width != layout.size:
+    if heads != chunk.pairs or width != layout.size:
         nisa.memset(dst=tile, value=0)
-    dst = tile[:, 0 : chunk.count, 0 : layout.size]
+    dst = tile[:, 0 : chunk.pairs, 0 : layout.size]
     nisa.dma_copy(dst=split_heads(dst, chunk), src=rows_of(x, chunk, row, rows))
     return tile
 
@@ -98,7 +98,7 @@ def load_rows(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int, layout: Layout
 def load_slotted(x: nl.NkiTensor, chunk: Chunk, rows: int, keys: Layout) -> nl.NkiTensor:
     """All rows of the chunk's heads, the heads of a group below each other on the partitions:
     `[partitions of keys, groups, width]`."""
-    shape = (keys.partitions, groups_of(keys, chunk.count), x.shape[3])
+    shape = (keys.partitions, groups_of(keys, chunk.pairs), x.shape[3])
     tile = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
     for slot in range(min(keys.slots, chunk.heads)):
         heads = (chunk.heads - slot + keys.slots - 1) // keys.slots
@@ -152,19 +152,19 @@ class Loaded(NamedTuple):
     """Rows of a chunk: `[partitions, groups, rows]`, and tiles `[<= 128 rows, heads, size]`."""
 
     transposed: nl.NkiTensor
-    tiles: list
+    tiles: list[nl.NkiTensor]
 
 
 def load_transposed(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int, layout: Layout) -> Loaded:
     """Rows `row ..` of the chunk's heads, as they are and transposed."""
-    shape = (layout.partitions, groups_of(layout, chunk.count), rows)
+    shape = (layout.partitions, groups_of(layout, chunk.pairs), rows)
     dst = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
     tiles = []
     for start in range(0, rows, nl.tile_size.pmax):
         count = min(nl.tile_size.pmax, rows - start)
         tile = load_rows(x, chunk, row + start, count, layout)
         transpose_heads(dst[:, :, start : start + count], tile, layout)
-        tiles.append(tile[:, 0 : chunk.count, 0 : layout.size])
+        tiles.append(tile[:, 0 : chunk.pairs, 0 : layout.size])
     return Loaded(dst, tiles)
 
 
@@ -196,19 +196,24 @@ def multiply_heads(
 # ---- rows against keys: weights [rows, heads, keys] times vectors of keys
 
 
-def new_weights(chunk: Chunk, rows: int, cols: int, keys: Layout, dtype) -> nl.NkiTensor:
+def new_weights(chunk: Chunk, rows: int, cols: int, keys: Layout, dtype: str) -> nl.NkiTensor:
     """A tile for weights `[rows, heads, cols]`, padded with zeros for the transpose."""
     if keys.slots == 1:
-        return nl.ndarray((rows, chunk.count, cols), dtype=dtype, buffer=nl.sbuf)
-    heads = groups_of(keys, chunk.count) * keys.slots
+        return nl.ndarray((rows, chunk.pairs, cols), dtype=dtype, buffer=nl.sbuf)
+    heads = groups_of(keys, chunk.pairs) * keys.slots
     tile = nl.ndarray((rows, heads, keys.pitch), dtype=dtype, buffer=nl.sbuf)
-    if heads != chunk.count or cols != keys.pitch:
+    if heads != chunk.pairs or cols != keys.pitch:
         nisa.memset(dst=tile, value=0)
     return tile
 
 
 def combine_keys(
-    weights: nl.NkiTensor, vectors: list, heads: int, group: int, cols: int, keys: Layout
+    weights: nl.NkiTensor,
+    vectors: list[nl.NkiTensor],
+    heads: int,
+    group: int,
+    cols: int,
+    keys: Layout,
 ) -> nl.NkiTensor:
     """`[rows, heads, width]` in PSUM: weights (from `new_weights`) times the vectors of the keys.
 
@@ -255,7 +260,7 @@ def combine_keys(
     return result
 
 
-def load_blocks(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> list:
+def load_blocks(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> list[nl.NkiTensor]:
     """Rows `row ..` of the chunk's heads as tiles `[<= 128, heads, width]`."""
     plain = Layout(x.shape[3], 1, 1, x.shape[3], x.shape[3])
     tiles = []
@@ -277,7 +282,7 @@ def as_four(mask: nl.NkiTensor) -> nl.NkiTensor:
 
 def shares(mask: nl.NkiTensor, dim: int) -> bool:
     """True where a four-dimensional mask is the same all along `dim`."""
-    return mask.shape[dim] == 1 or mask.strides[dim] == 0
+    return bool(mask.shape[dim] == 1 or mask.strides[dim] == 0)
 
 
 def _along(mask: nl.NkiTensor, dim: int, start: int, size: int) -> nl.NkiTensor:
@@ -317,10 +322,12 @@ def causal_bias(row: int, rows: int, col: int, cols: int) -> nl.NkiTensor:
     return tile
 
 
-def chunks_of(batches: int, heads: int, group: int, most: int, slots: int) -> list:
+def chunks_of(
+    batches: int, heads: int, group: int, most: int, slots: int
+) -> list[tuple[Chunk, list[Chunk]]]:
     """The heads of q and k in chunks of at most `most` query heads: pairs of a chunk of key heads
     and the list of the chunks of query heads that it serves."""
-    pairs = []
+    plan: list[tuple[Chunk, list[Chunk]]] = []
     if group > most:
         for batch in range(batches):
             for source in range(heads // group):
@@ -328,8 +335,8 @@ def chunks_of(batches: int, heads: int, group: int, most: int, slots: int) -> li
                 for head in range(0, group, most):
                     count = min(most, group - head)
                     chunks.append(Chunk(batch, 1, source * group + head, count, count))
-                pairs.append((Chunk(batch, 1, source, 1, 1), chunks))
-        return pairs
+                plan.append((Chunk(batch, 1, source, 1, 1), chunks))
+        return plan
     sources = heads // group
     width = sources  # key heads of a chunk: even shares, a multiple of `slots`
     if heads > most:
@@ -344,8 +351,8 @@ def chunks_of(batches: int, heads: int, group: int, most: int, slots: int) -> li
         for source in range(0, sources, width):
             served = min(width, sources - source)
             chunk = Chunk(batch, count, source * group, served * group, count * served * group)
-            pairs.append((Chunk(batch, count, source, served, count * served), [chunk]))
-    return pairs
+            plan.append((Chunk(batch, count, source, served, count * served), [chunk]))
+    return plan
 
 
 class Masks(NamedTuple):
@@ -358,7 +365,7 @@ class Masks(NamedTuple):
 
 def bias_key(
     masks: Masks, chunk: Chunk, row: int, rows: int, col: int, cols: int, crossed: bool
-) -> tuple:
+) -> tuple[int | bool, ...]:
     """Equal for tiles of scores that have the same bias."""
     mask = masks.mask
     if mask is None:

@@ -74,7 +74,7 @@ class KeySide(NamedTuple):
     size: int
     keys: nl.NkiTensor
     values: nl.NkiTensor
-    vectors: list
+    vectors: list[nl.NkiTensor]
     dk: nl.NkiTensor
     dv: nl.NkiTensor
 
@@ -94,7 +94,7 @@ def _load_side(p: BackwardProblem, sources: Chunk, start: int, size: int) -> Key
     if p.keys.slots > 1:
         vectors = [load_slotted(p.k, sources, size, p.keys)]
     pmax = nl.tile_size.pmax
-    blocks = (size + pmax - 1) // pmax * sources.count
+    blocks = (size + pmax - 1) // pmax * sources.pairs
     dk = nl.ndarray((min(size, pmax), blocks, p.k.shape[3]), dtype=nl.float32, buffer=nl.psum)
     dv = nl.ndarray((min(size, pmax), blocks, p.v.shape[3]), dtype=nl.float32, buffer=nl.psum)
     return KeySide(start, size, keys.transposed, values.transposed, vectors, dk, dv)
@@ -102,7 +102,7 @@ def _load_side(p: BackwardProblem, sources: Chunk, start: int, size: int) -> Key
 
 def _load_row_values(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.NkiTensor:
     """`x[B, H, L]` of the chunk as `[rows, heads]`."""
-    tile = nl.ndarray((rows, chunk.count), dtype=nl.float32, buffer=nl.sbuf)
+    tile = nl.ndarray((rows, chunk.pairs), dtype=nl.float32, buffer=nl.sbuf)
     source = x[
         chunk.batch : chunk.batch + chunk.batches,
         chunk.head : chunk.head + chunk.heads,
@@ -118,7 +118,7 @@ def _negated_delta(p: BackwardProblem, grad: nl.NkiTensor, chunk: Chunk, row: in
     out = load_blocks(p.out, chunk, row, rows)[0]
     both = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=both, data1=grad, data2=out, op=nl.multiply)
-    delta = nl.ndarray((rows, chunk.count), dtype=nl.float32, buffer=nl.sbuf)
+    delta = nl.ndarray((rows, chunk.pairs), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=delta, op=nl.add, data=both, axis=2, negate=True)
     return delta
 
@@ -127,7 +127,7 @@ def _weights(
     p: BackwardProblem, queries: nl.NkiTensor, side: KeySide, chunk: Chunk, row: int
 ) -> Weights:
     rows = queries.shape[2]
-    scores = multiply_heads(queries, side.keys, chunk.count, p.group, side.size, p.features)
+    scores = multiply_heads(queries, side.keys, chunk.pairs, p.group, side.size, p.features)
     lse = _load_row_values(p.lse, chunk, row, rows)
     scale = p.scale
     crossed = p.masks.causal and side.start + side.size - 1 > row
@@ -179,13 +179,13 @@ def _score_gradients(
     """`dst = W * (dW - delta)`, `[rows, heads, keys]`."""
     delta = _negated_delta(p, grad.tiles[0], chunk, row)
     dweights = multiply_heads(
-        grad.transposed, side.values, chunk.count, p.group, side.size, p.values
+        grad.transposed, side.values, chunk.pairs, p.group, side.size, p.values
     )
     if weights.keep is not None:
         kept = nl.ndarray(dweights.shape, dtype=nl.float32, buffer=nl.sbuf)
         drop(split_heads(kept, chunk), split_heads(dweights, chunk), weights.keep, p.factor)
         dweights = kept
-    if chunk.count == 1:
+    if chunk.pairs == 1:
         nisa.scalar_tensor_tensor(
             dst=dst,
             data=dweights,
@@ -307,9 +307,9 @@ def _backward_rows(
     queries = load_transposed(p.q, chunk, row, rows, p.features)
     grad = load_transposed(p.grad, chunk, row, rows, p.values)
     weights = _weights(p, queries.transposed, side, chunk, row)
-    _accumulate_keys(side.dv, weights.dropped, grad.tiles[0], chunk.count, p.group)
+    _accumulate_keys(side.dv, weights.dropped, grad.tiles[0], chunk.pairs, p.group)
     padded = new_weights(chunk, rows, side.size, p.keys, p.q.dtype)
-    dscores = padded[:, 0 : chunk.count, 0 : side.size]
+    dscores = padded[:, 0 : chunk.pairs, 0 : side.size]
     if g.dmask is not None and p.q.dtype != nl.float32:
         wide = nl.ndarray(dscores.shape, dtype=nl.float32, buffer=nl.sbuf)
         _score_gradients(p, grad, side, weights, chunk, row, wide)
@@ -319,8 +319,8 @@ def _backward_rows(
         _score_gradients(p, grad, side, weights, chunk, row, wide)
     if g.dmask is not None:
         _add_mask_gradient(g.dmask, wide, chunk, row, side)
-    _accumulate_keys(side.dk, dscores, queries.tiles[0], chunk.count, p.group)
-    product = combine_keys(padded, side.vectors, chunk.count, p.group, side.size, p.keys)
+    _accumulate_keys(side.dk, dscores, queries.tiles[0], chunk.pairs, p.group)
+    product = combine_keys(padded, side.vectors, chunk.pairs, p.group, side.size, p.keys)
     _store_query_gradient(p, g, product, side, chunk, row)
 
 
@@ -336,24 +336,26 @@ def _store_keys(
     pmax = nl.tile_size.pmax
     for block in range(0, size, pmax):
         count = min(pmax, size - block)
-        tile = nl.ndarray((count, sources.count, target.shape[3]), target.dtype, buffer=nl.sbuf)
+        tile = nl.ndarray((count, sources.pairs, target.shape[3]), target.dtype, buffer=nl.sbuf)
         if sums is None:
             nisa.memset(dst=tile, value=0)
         else:
-            first = block // pmax * sources.count
-            total = sums[0:count, first : first + sources.count, :]
+            first = block // pmax * sources.pairs
+            total = sums[0:count, first : first + sources.pairs, :]
             nisa.tensor_scalar(dst=tile, data=total, op0=nl.multiply, operand0=scale)
         destination = rows_of(target, sources, start + block, count)
         nisa.dma_copy(dst=destination, src=split_heads(tile, sources))
 
 
-def backward_chunk(p: BackwardProblem, g: Gradients, sources: Chunk, chunks: list) -> None:
+def backward_chunk(p: BackwardProblem, g: Gradients, sources: Chunk, chunks: list[Chunk]) -> None:
     """All gradients through the key heads of `sources`, whose query heads are `chunks`."""
     length = p.q.shape[2]
     for start in range(0, p.k.shape[2], p.tile):
         size = min(p.tile, p.k.shape[2] - start)
-        seen = not p.masks.causal or start < length
-        side = _load_side(p, sources, start, size) if seen else None
+        if p.masks.causal and start >= length:
+            _unseen_keys(p, g, sources, chunks, start, size)
+            continue
+        side = _load_side(p, sources, start, size)
         for chunk in chunks:
             for row in range(0, length, nl.tile_size.pmax):
                 rows = min(nl.tile_size.pmax, length - row)
@@ -361,5 +363,25 @@ def backward_chunk(p: BackwardProblem, g: Gradients, sources: Chunk, chunks: lis
                     _backward_rows(p, g, side, chunk, row, rows)
                 elif g.dmask is not None:
                     _clear_mask_gradient(g.dmask, chunk, row, rows, start, size)
-        _store_keys(g.dk, side.dk if seen else None, sources, start, size, p.scale)
-        _store_keys(g.dv, side.dv if seen else None, sources, start, size, 1.0)
+        _store_keys(g.dk, side.dk, sources, start, size, p.scale)
+        _store_keys(g.dv, side.dv, sources, start, size, 1.0)
+
+
+def _unseen_keys(
+    p: BackwardProblem,
+    g: Gradients,
+    sources: Chunk,
+    chunks: list[Chunk],
+    start: int,
+    size: int,
+) -> None:
+    """Zeros: no query sees these keys."""
+    _store_keys(g.dk, None, sources, start, size, 1.0)
+    _store_keys(g.dv, None, sources, start, size, 1.0)
+    if g.dmask is None:
+        return
+    length = p.q.shape[2]
+    for chunk in chunks:
+        for row in range(0, length, nl.tile_size.pmax):
+            rows = min(nl.tile_size.pmax, length - row)
+            _clear_mask_gradient(g.dmask, chunk, row, rows, start, size)

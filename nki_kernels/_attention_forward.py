@@ -60,7 +60,7 @@ class KeyTile(NamedTuple):
     start: int
     size: int
     keys: nl.NkiTensor
-    values: list
+    values: list[nl.NkiTensor]
 
 
 class State(NamedTuple):
@@ -150,7 +150,7 @@ def attend(
     """The softmax over one more tile of keys; `queries` is transposed, `row` its first row."""
     rows = queries.shape[2]
     cols = visible(p, row, rows, tile.start, tile.size)
-    scores = multiply_heads(queries, tile.keys, chunk.count, p.group, cols, p.features)
+    scores = multiply_heads(queries, tile.keys, chunk.pairs, p.group, cols, p.features)
     scale = p.scale
     if bias is not None:
         biased = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -166,12 +166,12 @@ def attend(
         scale = 1.0
     negmax = _combined_max(_negated_max(p, scores, scale), old)
     padded = new_weights(chunk, rows, cols, p.keys, queries.dtype)
-    weights = padded[:, 0 : chunk.count, 0:cols]
+    weights = padded[:, 0 : chunk.pairs, 0:cols]
     total = _exponentials(weights, scores, negmax, scale)
     if p.dropout is not None:
         keep = load_mask(p.dropout, chunk, row, rows, tile.start, cols)
         drop(split_heads(weights, chunk), split_heads(weights, chunk), keep, p.factor)
-    product = combine_keys(padded, tile.values, chunk.count, p.group, cols, p.keys)
+    product = combine_keys(padded, tile.values, chunk.pairs, p.group, cols, p.keys)
     if old is None and p.several:
         kept = nl.ndarray(product.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_copy(dst=kept, src=product)
@@ -211,7 +211,7 @@ def visible(p: Problem, row: int, rows: int, start: int, size: int) -> int:
 
 def store_rows(
     p: Problem, out: nl.NkiTensor, lse: nl.NkiTensor, state: State, chunk: Chunk, row: int
-):
+) -> None:
     """Normalise and store the rows from `row`, and the logarithms of their sums."""
     rows = state.negmax.shape[0]
     width = state.product.shape[2]
@@ -222,7 +222,7 @@ def store_rows(
     inverse = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=total)
     result = nl.ndarray(state.product.shape, dtype=out.dtype, buffer=nl.sbuf)
-    if chunk.count == 1:
+    if chunk.pairs == 1:
         nisa.tensor_scalar(dst=result, data=state.product, op0=nl.multiply, operand0=inverse)
     else:
         nisa.tensor_tensor(
@@ -254,7 +254,7 @@ class Biases(NamedTuple):
     """Bias tiles made so far: `(key, tile)` pairs. Causal ones repeat along the diagonal and are
     kept; of those that come from a mask, the last one."""
 
-    made: list
+    made: list[tuple[tuple[int | bool, ...], nl.NkiTensor]]
 
 
 def bias_of(
@@ -275,12 +275,35 @@ def bias_of(
     return tile
 
 
+def _attend_tile(
+    p: Problem,
+    tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
+    sources: Chunk,
+    tiles: list[KeyTile],
+    queries: nl.NkiTensor,
+    chunk: Chunk,
+    row: int,
+    start: int,
+    biases: Biases,
+    old: State | None,
+) -> State:
+    """`attend` to the keys from `start`, which are in `tiles` where keys are resident."""
+    if p.resident:
+        tile = tiles[start // p.tile]
+    else:
+        tile = load_keys(p, tensors[1], tensors[2], sources, start)
+    rows = queries.shape[2]
+    cols = visible(p, row, rows, start, tile.size)
+    bias = bias_of(p, biases, chunk, row, rows, start, cols)
+    return attend(p, queries, tile, chunk, row, bias, old)
+
+
 def forward_chunk(
     p: Problem,
-    tensors: tuple,
-    outputs: tuple,
+    tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
+    outputs: tuple[nl.NkiTensor, nl.NkiTensor],
     sources: Chunk,
-    chunks: list,
+    chunks: list[Chunk],
     biases: Biases,
 ) -> None:
     """All rows of the chunks of query heads that are served by the key heads of `sources`."""
@@ -295,15 +318,10 @@ def forward_chunk(
         for row in range(0, q.shape[2], nl.tile_size.pmax):
             rows = min(nl.tile_size.pmax, q.shape[2] - row)
             queries = load_transposed(q, chunk, row, rows, p.features).transposed
-            state = None
-            for start in range(0, length, p.tile):
-                cols = visible(p, row, rows, start, min(p.tile, length - start))
-                if cols == 0:
-                    continue
-                if p.resident:
-                    tile = tiles[start // p.tile]
-                else:
-                    tile = load_keys(p, k, tensors[2], sources, start)
-                bias = bias_of(p, biases, chunk, row, rows, start, cols)
-                state = attend(p, queries, tile, chunk, row, bias, state)
+            state = _attend_tile(p, tensors, sources, tiles, queries, chunk, row, 0, biases, None)
+            for start in range(p.tile, length, p.tile):
+                if visible(p, row, rows, start, p.tile) > 0:
+                    state = _attend_tile(
+                        p, tensors, sources, tiles, queries, chunk, row, start, biases, state
+                    )
             store_rows(p, outputs[0], outputs[1], state, chunk, row)

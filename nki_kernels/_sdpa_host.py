@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from trnx.nki_kernels import canonical_ops
 from trnx.nki_kernels.spec import Bindings, Cost, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.spec import TensorSpec
@@ -176,6 +177,43 @@ def input_samples(generator: torch.Generator) -> Iterator[tuple[dict[str, Any], 
 
 
 def samples(generator: torch.Generator) -> Iterator[Sample]:
-    """Samples of the forward kernel."""
+    """Samples of the forward kernel; it rounds weights to the dtype of v, as torch's does."""
     for values, note in input_samples(generator):
-        yield Sample(values, note)
+        rounding = torch.finfo(values["q"].dtype).eps
+        yield Sample(values, note, rounding * values["v"].abs().max().item())
+
+
+def backward_samples(generator: torch.Generator) -> Iterator[Sample]:
+    """Samples of the backward kernel."""
+    for values, note in input_samples(generator):
+        mask = values["attn_mask"]
+        mask_grad = mask is not None and mask.is_floating_point()
+        out, lse = canonical_ops.sdpa(**values)
+        grad_out = torch.randn(out.shape, generator=generator).to(out.dtype)
+        more = {"grad_out": grad_out, "out": out, "lse": lse, "mask_grad": mask_grad}
+        yield Sample({**values, **more}, note, _gradient_error(values, grad_out, out))
+
+
+def _gradient_error(values: dict[str, Any], grad_out: torch.Tensor, out: torch.Tensor) -> float:
+    """The rounding of weights and score gradients, carried through the last products.
+
+    The gradient of a score is a difference, so its error is measured by the terms, not the result.
+    """
+    group = values["q"].shape[1] // values["k"].shape[1]
+    q, k, v = (values[name].float() for name in ("q", "k", "v"))
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    unit = torch.eye(k.shape[2]).expand(*k.shape[:2], -1, -1)
+    plain = {**values, "q": q, "k": k, "v": unit, "dropout_mask": None}
+    if values["attn_mask"] is not None and values["attn_mask"].is_floating_point():
+        plain["attn_mask"] = values["attn_mask"].float()
+    weights = canonical_ops.sdpa(**plain)[0] / (1.0 - values["dropout_p"])
+    grad, result = grad_out.float().abs(), out.float().abs()
+    terms = grad @ v.abs().mT + (grad * result).sum(-1, keepdim=True)
+    scores = weights * terms
+    largest = max(
+        (scores @ k.abs()).max().item() * values["scale"],
+        (scores.mT @ q.abs()).max().item() * values["scale"] * group,
+        (weights.mT @ grad).max().item() * group,
+        scores.sum(0).max().item(),
+    )
+    return float(torch.finfo(values["q"].dtype).eps * largest)

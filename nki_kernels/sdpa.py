@@ -11,8 +11,6 @@ by. Up to 512 keys, as many heads as fit a PSUM bank go through each instruction
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import nki
 import nki.language as nl
 import torch
@@ -21,7 +19,7 @@ from trnx.nki_kernels._attention import Masks, as_four, chunks_of, layout_of
 from trnx.nki_kernels._attention_forward import Biases, Problem, forward_chunk
 from trnx.nki_kernels._sdpa_host import attention_work, dropout_factor, samples, why_not
 from trnx.nki_kernels.registry import register
-from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
+from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
@@ -76,9 +74,11 @@ def _sdpa(
     is_causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.ops.trnx.sdpa.default(
+    result: tuple[torch.Tensor, torch.Tensor]
+    result = torch.ops.trnx.sdpa.default(
         q, k, v, attn_mask, dropout_mask, dropout_p, is_causal, scale
     )
+    return result
 
 
 def _guard(b: Bindings, hw: Hardware) -> Reject | None:
@@ -102,10 +102,6 @@ def _plan(b: Bindings, hw: Hardware) -> Launch:
     return Launch(sdpa_kernel, arguments, tuple(names))
 
 
-def _samples(generator: torch.Generator) -> Iterator[Sample]:
-    return samples(generator)
-
-
 register(
     KernelSpec(
         name="sdpa",
@@ -113,7 +109,7 @@ register(
         guard=_guard,
         torch_reference=_sdpa,
         work=_work,
-        samples=_samples,
+        samples=samples,
         kernel=sdpa_kernel,
         plan=_plan,
         strided=frozenset({"q", "k", "v", "attn_mask", "dropout_mask"}),

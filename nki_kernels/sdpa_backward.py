@@ -7,19 +7,16 @@ queries and up to 512 keys at a time is on the chip.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import nki
 import nki.isa as nisa
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels import canonical_ops
 from trnx.nki_kernels._attention import Masks, as_four, chunks_of, layout_of
 from trnx.nki_kernels._attention_backward import BackwardProblem, Gradients, backward_chunk
-from trnx.nki_kernels._sdpa_host import attention_work, dropout_factor, input_samples, why_not
+from trnx.nki_kernels._sdpa_host import attention_work, backward_samples, dropout_factor, why_not
 from trnx.nki_kernels.registry import register
-from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
+from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
@@ -113,9 +110,11 @@ def _sdpa_backward(
     scale: float,
     mask_grad: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return torch.ops.trnx.sdpa_backward.default(
+    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+    result = torch.ops.trnx.sdpa_backward.default(
         grad_out, q, k, v, out, lse, attn_mask, dropout_mask, dropout_p, is_causal, scale, mask_grad
     )
+    return result
 
 
 def _guard(b: Bindings, hw: Hardware) -> Reject | None:
@@ -149,16 +148,6 @@ def _plan(b: Bindings, hw: Hardware) -> Launch:
     return Launch(sdpa_backward_kernel, (*tensors, *constants), tuple(names))
 
 
-def _samples(generator: torch.Generator) -> Iterator[Sample]:
-    for values, note in input_samples(generator):
-        mask = values["attn_mask"]
-        mask_grad = mask is not None and mask.is_floating_point()
-        out, lse = canonical_ops.sdpa(**values)
-        grad_out = torch.randn(out.shape, generator=generator).to(out.dtype)
-        more = {"grad_out": grad_out, "out": out, "lse": lse, "mask_grad": mask_grad}
-        yield Sample({**values, **more}, note)
-
-
 register(
     KernelSpec(
         name="sdpa_backward",
@@ -166,7 +155,7 @@ register(
         guard=_guard,
         torch_reference=_sdpa_backward,
         work=_work,
-        samples=_samples,
+        samples=backward_samples,
         kernel=sdpa_backward_kernel,
         plan=_plan,
         strided=frozenset({"grad_out", "q", "k", "v", "out", "lse", "attn_mask", "dropout_mask"}),
