@@ -1,0 +1,267 @@
+"""PyTorch's OpInfo database through `torch.compile(backend="trnx")`, compared with eager.
+
+Every op runs twice, with `select="profit"` (the default) and with `select="legal"`: float32, and bool and
+int64 where the op has them, two samples each, forward. A failure counts unless `backend="aot_eager"` fails
+on the same sample too. Bars: no failure, and at least 120 ops with an NKI region in the second run.
+
+`--sample N --seed S` takes N ops at random, `--ops REGEX` those whose name matches (the second bar is then
+not applied), `--jobs N` runs N processes, `--json` prints one object as the last line. Exit status 0 if and
+only if the bars hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import random
+import re
+import signal
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_leaves
+
+NKI_OPS_BAR = 120
+DTYPES = (torch.float32, torch.bool, torch.int64)
+SELECTS = ("profit", "legal")
+SAMPLES = 2
+OP_SECONDS = 120
+SEED = 1234
+
+
+class OpTimeoutError(Exception):
+    """One op took longer than its limit."""
+
+
+@dataclass
+class Failure:
+    """One sample on which trnx differs from eager and aot_eager does not."""
+
+    op: str
+    select: str
+    dtype: str
+    sample: int
+    reason: str
+
+
+@dataclass
+class Outcome:
+    """What became of one op."""
+
+    op: str
+    samples: int = 0
+    aot_eager_fails: int = 0
+    nki: dict[str, bool] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sample of one op; `make` builds fresh inputs each time, since ops may write to them."""
+
+    dtype: torch.dtype
+    index: int
+    make: Callable[[], Any]
+
+
+def full_name(op: Any) -> str:
+    """The op with its variant."""
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+def cases(op: Any) -> Iterator[Case]:
+    """The first samples of each dtype that the op has."""
+    for dtype in DTYPES:
+        if dtype not in op.supported_dtypes("cpu"):
+            continue
+
+        def sample(index: int, dtype: torch.dtype = dtype) -> Any:
+            torch.manual_seed(SEED)
+            random.seed(SEED)
+            for i, found in enumerate(op.sample_inputs("cpu", dtype, requires_grad=False)):
+                if i == index:
+                    return found
+            return None
+
+        for index in range(SAMPLES):
+            if sample(index) is None:
+                break
+            yield Case(dtype, index, lambda index=index, sample=sample: sample(index))  # type: ignore[misc]
+
+
+def call(op: Any, function: Callable[..., Any], case: Case) -> list[Any]:
+    """Run one sample and return what came out, tensors and values."""
+    sample = case.make()
+    torch.manual_seed(SEED)
+    with torch.no_grad():
+        return list(tree_leaves(function(sample.input, *sample.args, **sample.kwargs)))
+
+
+def differs(actual: list[Any], expected: list[Any]) -> str | None:
+    """Why two results are not the same, None where they are."""
+    if len(actual) != len(expected):
+        return f"{len(actual)} results in place of {len(expected)}"
+    for a, e in zip(actual, expected, strict=True):
+        if not isinstance(e, torch.Tensor):
+            if a != e and not (a != a and e != e):
+                return f"value {a!r} in place of {e!r}"
+            continue
+        if not isinstance(a, torch.Tensor) or (a.shape, a.dtype) != (e.shape, e.dtype):
+            return f"{_kind(a)} in place of {_kind(e)}"
+        try:
+            torch.testing.assert_close(
+                a, e, equal_nan=True, check_stride=a.layout == torch.strided and a.numel() > 0
+            )
+        except AssertionError as error:
+            return " ".join(str(error).split())[:200]
+    return None
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{list(value.shape)}"
+    return type(value).__name__
+
+
+def attempt(op: Any, case: Case, expected: list[Any], backend: str, **settings: Any) -> str | None:
+    """Compile and run one sample; why it is not what eager gives."""
+    torch._dynamo.reset()
+    try:
+        compiled = torch.compile(op.op, backend=backend, **settings)
+        return differs(call(op, compiled, case), expected)
+    except OpTimeoutError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a backend raises is what is reported
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def nki_ran(reports: Any) -> bool:
+    """Whether a compiled graph has a region on NKI."""
+    return any(region.engine == "nki" for report in reports for region in report.regions)
+
+
+def run_case(op: Any, case: Case, outcome: Outcome) -> None:
+    """One sample through eager, trnx twice, and aot_eager where trnx differs."""
+    from trnx.backend.report import collect_reports
+
+    try:
+        expected = call(op, op.op, case)
+    except Exception:  # noqa: BLE001 - eager refuses the sample: there is nothing to compare with
+        return
+    if differs(call(op, op.op, case), expected) is not None:
+        return  # not the same twice in eager itself
+    outcome.samples += 1
+    for select in SELECTS:
+        with collect_reports() as reports:
+            reason = attempt(op, case, expected, "trnx", options={"select": select})
+        outcome.nki[select] = outcome.nki.get(select, False) or nki_ran(reports)
+        if reason is None:
+            continue
+        if attempt(op, case, expected, "aot_eager") is not None:
+            outcome.aot_eager_fails += 1
+            continue
+        dtype = str(case.dtype).removeprefix("torch.")
+        outcome.failures.append(Failure(outcome.op, select, dtype, case.index, reason))
+
+
+def _on_alarm(*_: Any) -> None:
+    raise OpTimeoutError
+
+
+def run_op(position: int) -> Outcome:
+    """All samples of one op of the database, within the time limit."""
+    op = op_db[position]
+    outcome = Outcome(full_name(op))
+    signal.signal(signal.SIGALRM, _on_alarm)
+    signal.alarm(OP_SECONDS)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for case in cases(op):
+                run_case(op, case, outcome)
+    except OpTimeoutError:
+        reason = f"took longer than {OP_SECONDS} s"
+        outcome.failures.append(Failure(outcome.op, "-", "-", -1, reason))
+    finally:
+        signal.alarm(0)
+    return outcome
+
+
+def choose(arguments: argparse.Namespace) -> list[int]:
+    """Positions in the database of the ops to run."""
+    chosen = [
+        i for i, op in enumerate(op_db) if not arguments.ops or re.search(arguments.ops, full_name(op))
+    ]
+    if arguments.sample and arguments.sample < len(chosen):
+        chosen = sorted(random.Random(arguments.seed).sample(chosen, arguments.sample))
+    return chosen
+
+
+def _prepare() -> None:
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    torch._dynamo.config.suppress_errors = False
+
+
+def run_all(positions: list[int], jobs: int) -> Iterator[Outcome]:
+    """Outcomes as they come, from `jobs` processes."""
+    if jobs == 1:
+        _prepare()
+        yield from map(run_op, positions)
+        return
+    # Processes are renewed, so that compiled programs of hundreds of ops do not pile up.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(jobs, initializer=_prepare, maxtasksperchild=60) as pool:
+        yield from pool.imap_unordered(run_op, positions, chunksize=4)
+
+
+def show(outcome: Outcome) -> None:
+    """One line for an op that failed, with the first reason of each run."""
+    for failure in outcome.failures[:2]:
+        print(f"FAIL {failure.op} ({failure.select}, {failure.dtype} #{failure.sample}): "
+              f"{failure.reason}", flush=True)  # fmt: skip
+
+
+def main() -> int:
+    """Run, print the summary; 0 where the bars hold."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--sample", type=int, help="so many ops, drawn at random")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
+    parser.add_argument("--ops", help="regular expression on the op's name")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    arguments = parser.parse_args()
+    positions = choose(arguments)
+    outcomes = []
+    for outcome in run_all(positions, arguments.jobs):
+        outcomes.append(outcome)
+        show(outcome)
+    failures = [f for o in outcomes for f in o.failures]
+    nki = {s: sum(o.nki.get(s, False) for o in outcomes) for s in SELECTS}
+    whole = len(positions) == len(op_db)
+    passed = bool(outcomes) and not failures and (not whole or nki["legal"] >= NKI_OPS_BAR)
+    counts = Counter(f.op for f in failures)
+    print(
+        f"{len(outcomes)} ops, {sum(o.samples for o in outcomes)} samples, {len(counts)} ops fail; "
+        f"with an NKI region: {nki['profit']} by profit, {nki['legal']} where legal"
+        + (f" (bar {NKI_OPS_BAR})" if whole else "")
+    )
+    if arguments.json:
+        print(json.dumps({
+            "passed": passed, "ops": len(outcomes), "samples": sum(o.samples for o in outcomes),
+            "nki_ops": nki, "aot_eager_fails": sum(o.aot_eager_fails for o in outcomes),
+            "failures": [asdict(f) for f in failures],
+        }))  # fmt: skip
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
