@@ -53,6 +53,8 @@ def _in_kernel_form(output: torch.Tensor | None, spec: TensorSpec) -> torch.Tens
     """The memory of a result as kernels write it: NKI has no bool, nor 64-bit integers."""
     if output is None:
         return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype)
+    if spec.shape == (1,) and output.ndim == 0:
+        output = output.view(1)  # HBM tensors have at least one dimension
     if output.dtype == torch.bool:
         return output.view(torch.uint8)
     if output.dtype == torch.int64:
