@@ -1,20 +1,208 @@
-"""Tile maths of nki.language (`nl.load`, `nl.add` on tiles, ...): new tiles by instructions."""
+"""Tile maths of nki.language (`nl.load`, `nl.add` on tiles, ...): each makes a new tile in SBUF.
+
+Binary operators and reductions are the instructions of the Vector engine; the other functions
+compute in float32 by one `tile_map` instruction, since the reference leaves their lowering to the
+compiler. Free dimensions broadcast as in NumPy; the result has the wider type of the operands
+unless `dtype` is given.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from trnx.simulator.dtypes import resolve
-from trnx.simulator.isa.dma import dma_copy
-from trnx.simulator.language import ndarray
-from trnx.simulator.ops import Op
+import torch
+
+from trnx.simulator.context import current, kernel_location
+from trnx.simulator.dtypes import DType, resolve
+from trnx.simulator.errors import IllegalInstructionError
+from trnx.simulator.isa.copy import tensor_copy
+from trnx.simulator.isa.dma import dma_copy, dma_transpose
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.instruction import INSTRUCTIONS
+from trnx.simulator.isa.tensor import nc_matmul, nc_transpose
+from trnx.simulator.isa.tile_map import tile_map
+from trnx.simulator.ops import OPS, Op
 from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.views import Shape
+
+Axes = int | Sequence[int]
+
+
+def _new(shape: Sequence[int], dtype: Any, buffer: MemoryRegion = MemoryRegion.sbuf) -> NkiTensor:
+    return current("tile").allocate(tuple(shape), resolve(dtype), buffer)
+
+
+def _fail(message: str) -> Any:
+    raise IllegalInstructionError("tile", message, kernel_location())
+
+
+def _wider(*tiles: NkiTensor) -> DType:
+    """The type that holds the values of all tiles; NKI's own types count as what holds them."""
+    result = tiles[0].dtype
+    for tile in tiles[1:]:
+        if tile.dtype != result:
+            result = resolve(torch.promote_types(result.torch, tile.dtype.torch))
+    return result
+
+
+def _broadcast(tile: NkiTensor, shape: Shape) -> NkiTensor:
+    for dim, size in enumerate(shape):
+        if tile.shape[dim] != size:
+            tile = tile.broadcast(dim, size)
+    return tile
+
+
+def _common_shape(tiles: Sequence[NkiTensor]) -> Shape:
+    rank = max(tile.ndim for tile in tiles)
+    if any(tile.ndim != rank for tile in tiles):
+        _fail(f"operands must have one rank: {[tile.shape for tile in tiles]}")
+    shape = tuple(max(sizes) for sizes in zip(*(tile.shape for tile in tiles), strict=True))
+    for tile in tiles:
+        if any(have not in (1, want) for have, want in zip(tile.shape, shape, strict=True)):
+            _fail(f"operands do not broadcast: {[tile.shape for tile in tiles]}")
+        if tile.shape[0] != shape[0]:
+            _fail("the partition dimension does not broadcast; use nl.matmul or a DMA for that")
+    return shape
+
+
+def map_tiles(
+    name: str, function: Callable[..., Any], *tiles: NkiTensor, dtype: Any = None
+) -> NkiTensor:
+    """A new tile `function(*tiles, out=...)`, in float32, rounded once."""
+    shape = _common_shape(tiles)
+    out = _new(shape, dtype or _wider(*tiles))
+    tile_map(out, [_broadcast(tile, shape) for tile in tiles], function, name)
+    return out
+
+
+# ---- operators ----
+
+
+def _composed(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """`function` with an `out` argument."""
+
+    def apply(*args: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(function(*args))
+
+    return apply
+
+
+def _gelu_dx(x: torch.Tensor) -> torch.Tensor:
+    density = torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return 0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * density
+
+
+def _gated_dx(x: torch.Tensor, slope: float) -> torch.Tensor:
+    gate = torch.sigmoid(slope * x)
+    return gate * (1 + slope * x * (1 - gate))
+
+
+_UNARY: dict[str, Callable[..., Any]] = {
+    "abs": torch.abs,
+    "square": torch.square,
+    "exp": torch.exp,
+    "log": torch.log,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "relu": _composed(torch.relu),
+    "gelu": _composed(torch.nn.functional.gelu),
+    "gelu_apprx_tanh": _composed(functools.partial(torch.nn.functional.gelu, approximate="tanh")),
+    "gelu_apprx_sigmoid": _composed(lambda x: x * torch.sigmoid(1.702 * x)),
+    "gelu_dx": _composed(_gelu_dx),
+    "gelu_apprx_sigmoid_dx": _composed(functools.partial(_gated_dx, slope=1.702)),
+    "silu": _composed(torch.nn.functional.silu),
+    "silu_dx": _composed(functools.partial(_gated_dx, slope=1.0)),
+    "softplus": _composed(torch.nn.functional.softplus),
+    "mish": _composed(torch.nn.functional.mish),
+    "erf": torch.erf,
+    "erf_dx": _composed(lambda x: torch.exp(-x * x) * (2 / math.sqrt(math.pi))),
+    "reciprocal": torch.reciprocal,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tan": torch.tan,
+    "arctan": torch.atan,
+    "ceil": torch.ceil,
+    "floor": torch.floor,
+    "trunc": torch.trunc,
+    "negative": torch.neg,
+    "sign": torch.sign,
+    "logical_not": _composed(lambda x: (x == 0).to(x.dtype)),
+}
+
+
+def apply(op: Op, *args: Any, dtype: Any = None) -> NkiTensor:
+    """`op(x)` or `op(x, y)` on tiles and numbers."""
+    if len(args) != op.arity:
+        _fail(f"nl.{op.name} takes {op.arity} operands, got {len(args)}")
+    if op.name == "copy":
+        return copy(args[0], dtype)
+    if op.name == "invert":
+        return _invert(args[0], dtype)
+    if op.arity == 2:
+        return _binary(op, args[0], args[1], dtype)
+    if op.name not in _UNARY:
+        _fail(f"nl.{op.name} is an operator of instructions; it cannot be called on tiles")
+    return map_tiles(op.name, _UNARY[op.name], args[0], dtype=dtype)
+
+
+def _binary(op: Op, x: Any, y: Any, dtype: Any) -> NkiTensor:
+    tiles = [operand for operand in (x, y) if isinstance(operand, NkiTensor)]
+    if not tiles:
+        _fail(f"nl.{op.name}: at least one operand must be a tile")
+    if op.name in _DIVISIONS:
+        return _divide(_DIVISIONS[op.name], op.name, x, y, dtype)
+    if len(tiles) == 2:
+        shape = _common_shape(tiles)
+        out = _new(shape, dtype or _wider(*tiles))
+        INSTRUCTIONS["tensor_tensor"](out, _broadcast(x, shape), _broadcast(y, shape), op)
+        return out
+    tile = tiles[0]
+    out = _new(tile.shape, dtype or tile.dtype)
+    scalar = y if tile is x else x
+    INSTRUCTIONS["tensor_scalar"](out, tile, op0=op, operand0=scalar, reverse0=tile is not x)
+    return out
+
+
+# Operators that the ALU does not have.
+_DIVISIONS: dict[str, Callable[[Any, Any], torch.Tensor]] = {
+    "divide": lambda a, b: a / b,
+    "fmod": torch.fmod,
+    "mod": lambda a, b: a % b,
+}
+
+
+def _divide(
+    function: Callable[[Any, Any], torch.Tensor], name: str, x: Any, y: Any, dtype: Any
+) -> NkiTensor:
+    if not isinstance(x, NkiTensor):
+        number = torch.tensor(float(x), dtype=torch.float32, device="cpu")
+        return map_tiles(name, _composed(functools.partial(function, number)), y, dtype=dtype)
+    if not isinstance(y, NkiTensor):
+        return map_tiles(name, _composed(lambda a: function(a, y)), x, dtype=dtype)
+    return map_tiles(name, _composed(function), x, y, dtype=dtype)
+
+
+def _invert(x: NkiTensor, dtype: Any) -> NkiTensor:
+    return _binary(
+        OPS["bitwise_xor"],
+        x,
+        -1 if x.dtype.limits and x.dtype.limits[0] < 0 else (1 << 8 * x.dtype.itemsize) - 1,
+        dtype,
+    )
+
+
+# ---- movement ----
 
 
 def load(src: NkiTensor, dtype: Any = None) -> NkiTensor:
     """A new SBUF tile with the values of `src`."""
-    tile = ndarray(src.shape, resolve(dtype or src.dtype), MemoryRegion.sbuf)
+    tile = _new(src.shape, dtype or src.dtype)
     dma_copy(tile, src)
     return tile
 
@@ -24,9 +212,191 @@ def store(dst: NkiTensor, value: NkiTensor) -> None:
     dma_copy(dst, value)
 
 
-def apply(op: Op, *args: Any, **kwargs: Any) -> NkiTensor:
-    """`op(x)` or `op(x, y)` on tiles and scalars."""
-    raise NotImplementedError(op.name)
+def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """A new SBUF tile with `src` transposed."""
+    tile = _new((src.shape[1], src.shape[0]), src.dtype)
+    dma_transpose(tile, src)
+    return tile if dtype is None or resolve(dtype) == src.dtype else copy(tile, dtype)
 
 
-FUNCTIONS: dict[str, Any] = {"load": load, "store": store}
+def copy(x: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """A new SBUF tile with the values of a tile."""
+    tile = _new(x.shape, dtype or x.dtype)
+    tensor_copy(tile, x)
+    return tile
+
+
+def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
+    """A view with one more dimension of size 1."""
+    return x.expand_dim(axis)
+
+
+def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTensor:
+    """A new tile of `shape`; `x` itself where nothing changes."""
+    if tuple(shape) == x.shape:
+        return x if dtype is None or resolve(dtype) == x.dtype else copy(x, dtype)
+    return copy(_broadcast(x, tuple(shape)), dtype)
+
+
+def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """A new SBUF tile with partition and free dimension swapped."""
+    if max(x.shape) <= 32:
+        turned = _new((x.shape[1], x.shape[0]), x.dtype)
+        nc_transpose(turned, x, engine=Engine.vector)
+    else:
+        turned = _new((x.shape[1], x.shape[0]), x.dtype, MemoryRegion.psum)
+        nc_transpose(turned, x, engine=Engine.tensor)
+    return copy(turned, dtype)
+
+
+def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
+    """x @ y (x.T @ y with `transpose_x`) as a new SBUF tile of x's type."""
+    stationary = x if transpose_x else transpose(x)
+    product = _new((stationary.shape[1], y.shape[1]), "float32", MemoryRegion.psum)
+    nc_matmul(product, stationary, y)
+    return copy(product, x.dtype)
+
+
+def gather_flattened(
+    data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: Any = None
+) -> NkiTensor:
+    """Elements of each partition's flattened free dimensions, picked by `indices`; axis 0 alone."""
+    if axis != 0:
+        _fail(f"gather_flattened: axis {axis} is not possible")
+    out = _new(indices.shape, data.dtype)
+    INSTRUCTIONS["nc_n_gather"](out, data, indices)
+    return out if dtype is None else copy(out, dtype)
+
+
+# ---- reductions ----
+
+
+def _free_axes(x: NkiTensor, axis: Axes) -> tuple[int, ...]:
+    given = (axis,) if isinstance(axis, int) else tuple(axis)
+    axes = tuple(sorted(a + x.ndim if a < 0 else a for a in given))
+    if axes != tuple(range(x.ndim - len(axes), x.ndim)) or not axes or axes[0] == 0:
+        _fail(f"axis {axis} must be the last free dimensions of {x.shape}")
+    return axes
+
+
+def _reduce(
+    name: str, x: NkiTensor, axis: Axes, dtype: Any, keepdims: bool, function: Callable[..., Any]
+) -> NkiTensor:
+    axes = _free_axes(x, axis)
+    rest = x.shape[: axes[0]]
+    kept = (*rest, *(1 for _ in axes))
+    out = _new(kept, dtype or x.dtype)
+    tile_map(out, [x], functools.partial(function, dims=axes), name)
+    return out if keepdims else out.reshape(_drop(rest))
+
+
+def _drop(rest: Shape) -> Shape:
+    # A tile on chip has at least two dimensions.
+    return rest if len(rest) > 1 else (*rest, 1)
+
+
+def _reducer(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    def apply(x: torch.Tensor, *, out: torch.Tensor, dims: tuple[int, ...]) -> None:
+        out.copy_(function(x.flatten(dims[0])).reshape(out.shape))
+
+    return apply
+
+
+_REDUCERS: dict[str, Callable[..., Any]] = {
+    "sum": _reducer(lambda x: x.sum(-1)),
+    "max": _reducer(lambda x: x.amax(-1)),
+    "min": _reducer(lambda x: x.amin(-1)),
+    "mean": _reducer(lambda x: x.mean(-1)),
+    "prod": _reducer(lambda x: x.prod(-1)),
+    "var": _reducer(lambda x: x.var(-1, correction=0)),
+    "all": _reducer(lambda x: (x != 0).all(-1).to(x.dtype)),
+}
+
+
+def _reduction(name: str) -> Callable[..., NkiTensor]:
+    always_keeps = name == "var"
+
+    def reduce(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
+        return _reduce(name, x, axis, dtype, keepdims or always_keeps, _REDUCERS[name])
+
+    reduce.__name__ = name
+    return reduce
+
+
+def softmax(x: NkiTensor, axis: Axes = -1, dtype: Any = None) -> NkiTensor:
+    """Softmax over the last free dimensions."""
+    first = _free_axes(x, axis)[0]
+
+    def apply(value: torch.Tensor, *, out: torch.Tensor) -> None:
+        out.copy_(torch.softmax(value.flatten(first), -1).reshape(out.shape))
+
+    return map_tiles("softmax", apply, x, dtype=dtype)
+
+
+def rms_norm(
+    x: NkiTensor,
+    w: NkiTensor,
+    axis: Axes,
+    n: int,
+    epsilon: float = 1e-6,
+    dtype: Any = None,
+    compute_dtype: Any = None,
+) -> NkiTensor:
+    """x / sqrt(sum(x^2) / n + epsilon) * w, in float32."""
+    if compute_dtype is not None and resolve(compute_dtype) != "float32":
+        _fail(f"rms_norm: compute_dtype {compute_dtype} is not possible; it is float32")
+    axes = _free_axes(x, axis)
+
+    def apply(value: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor) -> None:
+        mean = value.square().sum(axes, keepdim=True) / n
+        torch.mul(value * torch.rsqrt(mean + epsilon), weight, out=out)
+
+    return map_tiles("rms_norm", apply, x, w, dtype=dtype or x.dtype)
+
+
+def where(condition: NkiTensor, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
+    """x where `condition` is not zero, else y; x and y are tiles or numbers."""
+    tiles = [operand for operand in (x, y) if isinstance(operand, NkiTensor)]
+
+    def apply(chosen: torch.Tensor, *values: torch.Tensor, out: torch.Tensor) -> None:
+        rest = list(values)
+        a = rest.pop(0) if isinstance(x, NkiTensor) else x
+        b = rest.pop(0) if isinstance(y, NkiTensor) else y
+        out.copy_(torch.where(chosen != 0, a, b))
+
+    kind = dtype or (_wider(*tiles) if tiles else condition.dtype)
+    return map_tiles("where", apply, condition, *tiles, dtype=kind)
+
+
+def dropout(x: NkiTensor, rate: Any, dtype: Any = None) -> NkiTensor:
+    """Elements of x zeroed with probability `rate`."""
+    out = _new(x.shape, dtype or x.dtype)
+    INSTRUCTIONS["dropout"](out, x, rate)
+    return out
+
+
+def random_seed(seed: NkiTensor) -> None:
+    """Seed the generator of `rand`."""
+    INSTRUCTIONS["set_rng_seed"](seed)
+
+
+def rand(
+    shape: Sequence[int], dtype: Any, buffer: Any = MemoryRegion.sbuf, name: str = ""
+) -> NkiTensor:
+    """A new tile of uniform values in [0, 1)."""
+    bits = _new(shape, "uint32")
+    INSTRUCTIONS["rng"](bits)
+    # The upper 24 bits fill a float32 in [0, 1) exactly.
+    out = current("rand").allocate(tuple(shape), resolve(dtype), MemoryRegion(buffer), name)
+    tile_map(out, [bits], _composed(lambda x: torch.floor(x / 256) * 2.0**-24), "rand")
+    return out
+
+
+FUNCTIONS: dict[str, Any] = {
+    function.__name__: function
+    for function in (
+        load, store, load_transpose2d, expand_dims, broadcast_to, transpose, matmul,
+        gather_flattened, softmax, rms_norm, where, dropout, random_seed, rand,
+        *(_reduction(name) for name in _REDUCERS),
+    )
+}  # fmt: skip

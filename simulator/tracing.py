@@ -132,7 +132,7 @@ def _trace(
         code = getattr(function, "__code__", None)
         where = Location(code.co_filename, code.co_firstlineno, code.co_name) if code else None
         tensors = _returned_tensors(returned, where)
-        program = _program(simulator, function, arguments, tensors, where)
+        program = _program(simulator, function, arguments, tensors)
         is_single = isinstance(returned, NkiTensor)
         results = _read_results(tensors, arguments) if values else ()
         return program, _Results(results, is_single)
@@ -193,7 +193,6 @@ def _program(
     function: Callable[..., Any],
     arguments: _Arguments,
     returned: tuple[NkiTensor, ...],
-    where: Location | None,
 ) -> Program:
     slots = []
     for tensor in arguments.tensors:

@@ -1,0 +1,30 @@
+"""`tile_map`: one function of whole tiles in float32; what nki.language's tile maths is made of.
+
+Not an instruction of the chip and not visible in `nki.isa`'s documentation: the compiler lowers
+these functions as it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.tensor import NkiTensor
+
+
+@instruction
+def tile_map(
+    emit: Emit,
+    dst: NkiTensor,
+    sources: Sequence[NkiTensor],
+    function: Callable[..., Any],
+    label: str,
+) -> None:
+    """dst = function(*sources, out=...), recorded under the name nl.`label`."""
+    emit.on(None, (Engine.vector,))
+    emit.name = f"nl.{label}"
+    values = [emit.read_f32(source, "operand") for source in sources]
+    out = emit.write_f32(dst, "dst", elementwise=False)
+    emit.step(function, *values, out=out)
