@@ -107,7 +107,7 @@ class GraphCompiler:
             work = hw.roofline_seconds(cost.matmul_flops, cost.vector_flops, cost.hbm_bytes)
             seconds = hw.launch_seconds + work
         else:
-            cost = Cost(matmul_flops=graph_flops(nodes))
+            cost = Cost()
             seconds = 0.0 if engine is None else engine.cost(nodes)
         return RegionReport(
             name=region.name,
@@ -116,6 +116,7 @@ class GraphCompiler:
             ops=[op_name(node) for node in nodes],
             source=next((line for n in reversed(nodes) if (line := source_line(n))), ""),
             cost=cost,
+            model_flops=graph_flops(nodes),
             predicted_seconds=seconds,
         )
 

@@ -110,10 +110,11 @@ class KernelCall:
         self._strict = strict
         self.copied: tuple[str, ...] = ()
         self.prepared: Prepared | None = None
-        if any(places[node].spec.numel for node in region.outputs):
-            self._prepare(runner, hw, symbols)
-        else:
+        # Results without elements need no kernel; those whose size depends on data have no place.
+        if all(node in places and not places[node].spec.numel for node in region.outputs):
             self.prepared = Prepared(lambda inputs, outputs: None, matmul_flops=0)  # noqa: ARG005
+        else:
+            self._prepare(runner, hw, symbols)
         self._wire(places)
 
     def _prepare(self, runner: Runner, hw: Hardware, symbols: Symbols) -> None:
@@ -162,7 +163,7 @@ class KernelCall:
         self._tensors = [(position[v], n in self.copied) for n, v in bound.items()]
         self._inputs = [position[node] for node in self._region.inputs]
         results = self._match.results
-        self._places = [None if node is None else places[node] for node in results]
+        self._places = [None if node is None else places.get(node) for node in results]
         self._returned = [results.index(node) for node in self._region.outputs]
 
     def __call__(self, frame: Frame, *values: Any) -> list[torch.Tensor]:

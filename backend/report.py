@@ -18,10 +18,11 @@ from trnx.nki_kernels.spec import Cost
 
 @dataclass
 class RegionReport:
-    """One region. FLOPs and bytes are the kernel's own count for the sizes seen at capture.
+    """One region. `cost` is the kernel's own count for the sizes seen at capture.
 
-    `executed_flops` are those of the `nc_matmul` instructions of the last kernel that ran (simulator runner),
-    None before a run. `copied` names the bindings that are made contiguous at each call.
+    `model_flops` are the FLOPs of the region's matrix products as torch counts them. `executed_flops` are those
+    of the kernel's `nc_matmul` instructions (simulator runner), 0 where the region had to run in
+    eager, None where it is not known. `copied` names the bindings that are made contiguous at each call.
     """
 
     name: str
@@ -30,14 +31,18 @@ class RegionReport:
     ops: list[str]
     source: str
     cost: Cost = field(default_factory=Cost)
+    model_flops: int = 0
     predicted_seconds: float = 0.0
     executed_flops: int | None = None
     copied: tuple[str, ...] = ()
 
     @property
     def flops(self) -> int:
-        """FLOPs of matrix products: executed where the kernel ran, else predicted."""
-        return self.cost.matmul_flops if self.executed_flops is None else self.executed_flops
+        """FLOPs of the model that the region does: a kernel's matrix products that stand for other
+        work (a sum as a product with ones, a recomputation) do not count."""
+        if self.executed_flops is None:
+            return self.model_flops
+        return min(self.model_flops, self.executed_flops)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

@@ -10,12 +10,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch._dynamo
 import torch._functorch.config
 from functorch.compile import make_boxed_func
 from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.partitioners import (
@@ -45,14 +45,21 @@ def compile_with_autograd(
     (`keep_inference_input_mutations=False`): a failing graph leaves its inputs as they were, and
     autograd's version counters see every write.
     """
-    compiled: Callable[..., Any] = aot_autograd(
+    compiler = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
         partition_fn=partition,
         decompositions=dict(decompositions),
         keep_inference_input_mutations=False,
-    )(gm, example_inputs)
+    )
+    try:
+        compiled: Callable[..., Any] = compiler(gm, example_inputs)
+    except TensorifyScalarRestartAnalysis:
+        # With dynamic shapes a module's float attributes (`eps`, `norm_type`) are symbols. AOTAutograd asks
+        # Dynamo to start again with those as constants that it cannot turn into tensors. It has
+        # noted which they are, and makes them constants itself, with a guard, when it is called again.
+        compiled = compiler(gm, example_inputs)
     return compiled
 
 
@@ -119,11 +126,6 @@ def expression(value: Any) -> Any:
     """The sympy expression of a symbolic number; a plain number is returned as it is."""
     node = getattr(value, "node", None)
     return value if node is None else node.expr
-
-
-def reset_dynamo() -> None:
-    """Forget all compiled code."""
-    torch._dynamo.reset()
 
 
 @contextmanager
