@@ -1,8 +1,9 @@
-"""What the row-wise kernels (norms, softmax) share: how rows are cut, loaded, and how vectors spread.
+"""What the row-wise kernels (norms, softmax) share: how rows are cut, loaded, and how vectors
+spread.
 
-A tile is `[partitions, run, columns]`: each partition holds `run` consecutive rows, so that narrow rows
-still make long instructions. Where `run` is 1, per-row values are `[partitions, 1]` operands, which
-instructions broadcast for nothing.
+A tile is `[partitions, run, columns]`: each partition holds `run` consecutive rows, so that narrow
+rows still make long instructions. Where `run` is 1, per-row values are `[partitions, 1]` operands,
+which instructions broadcast for nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""`layer_norm`: (x - mean) * rstd * weight + bias, with mean and rstd, maybe of a sum with a residual.
+"""`layer_norm`: (x - mean) * rstd * weight + bias, with mean and rstd, maybe of a sum with a
+residual.
 
-Patterns `aten.native_layer_norm(x, normalized_shape, weight | None, bias | None, eps)`, and the same of
-`x + residual`. Normalised are the last dimensions, D elements, as far as four rows fit in a partition;
-float32, bfloat16 or float16, float32 inside. The variance is taken of the centred row, so a large mean
-costs no accuracy. mean and rstd have the dtype that torch's CPU kernel gives them: that of the weight.
+Patterns `aten.native_layer_norm(x, normalized_shape, weight | None, bias | None, eps)`, and the
+same of `x + residual`. Normalised are the last dimensions, D elements, as far as four rows fit in
+a partition; float32, bfloat16 or float16, float32 inside. The variance is taken of the centred
+row, so a large mean costs no accuracy. mean and rstd have the dtype that torch's CPU kernel gives
+them: that of the weight.
 """
 
 from __future__ import annotations
@@ -47,9 +49,9 @@ def layer_norm_kernel(
     eps: float,
     columns: int,
     fold: int,
-    stats_shape: tuple,
+    stats_shape: tuple[int, ...],
     stats_in_float32: bool,
-) -> tuple:
+) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
     """x and residual of one shape, weight and bias of `columns` -> (out, mean, rstd)."""
     stats_dtype = nl.float32 if stats_in_float32 else x.dtype
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -141,7 +143,7 @@ def _store_statistics(dst: nl.NkiTensor, per_row: nl.NkiTensor, rows: int, start
 
 
 def _stats_in_float32(b: Bindings) -> bool:
-    """torch's CPU kernel keeps float32 statistics where half-precision x meets float32 parameters."""
+    """torch's CPU kernel keeps float32 statistics of half-precision x with float32 parameters."""
     parameters = [b[n].dtype for n in ("weight", "bias") if b[n] is not None]
     return torch.float32 in (b.x.dtype, *parameters)
 
@@ -205,7 +207,7 @@ def reference(
 
 
 def samples(generator: torch.Generator) -> Iterator[Sample]:
-    """Edges of rows and columns, missing parameters, several dimensions, mixed dtypes, large means."""
+    """Edges of rows and columns, missing parameters, more dimensions, mixed dtypes."""
 
     def sample(
         note: str,
@@ -247,7 +249,9 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("residual, narrow, bias alone", 2, 70, 60, residual=True, weight=False)
     for dtype in (torch.bfloat16, torch.float16):
         yield sample(f"{dtype}", 2, 70, 600, dtype=dtype)
-        yield sample(f"{dtype}, float32 parameters", 2, 70, 60, dtype=dtype, parameters=torch.float32)
+        yield sample(
+            f"{dtype}, float32 parameters", 2, 70, 60, dtype=dtype, parameters=torch.float32
+        )
 
 
 def _layer_norm(

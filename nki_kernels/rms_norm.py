@@ -1,7 +1,7 @@
 """`rms_norm`: x / sqrt(mean(x^2) + eps) * weight over the last dimension.
 
-Pattern `trnx::rms_norm(x, weight | None, eps)`; x `[..., D]` and weight `[D]` in float32, bfloat16 or
-float16, each its own; float32 inside; D as far as three rows fit in a partition.
+Pattern `trnx::rms_norm(x, weight | None, eps)`; x `[..., D]` and weight `[D]` in float32, bfloat16
+or float16, each its own; float32 inside; D as far as three rows fit in a partition.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ import nki.language as nl
 import torch
 
 import trnx.nki_kernels.canonical_ops  # noqa: F401  registers trnx::rms_norm
-from trnx.nki_kernels._rows import load_rows, load_vector, rows_of, run_of, scale_rows, sum_of_squares
+from trnx.nki_kernels._rows import (
+    load_rows,
+    load_vector,
+    rows_of,
+    run_of,
+    scale_rows,
+    sum_of_squares,
+)
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject

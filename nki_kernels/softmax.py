@@ -1,8 +1,8 @@
 """`softmax`: softmax and log-softmax over the last dimension.
 
-Patterns `aten._softmax(x, dim, half_to_float)` and `aten._log_softmax` of float32, bfloat16 or float16;
-float32 inside. A row that fits in a partition is loaded once; a longer one (a vocabulary) is read three
-times: for its maximum, for the sum of its exponentials, and for the result.
+Patterns `aten._softmax(x, dim, half_to_float)` and `aten._log_softmax` of float32, bfloat16 or
+float16; float32 inside. A row that fits in a partition is loaded once; a longer one (a vocabulary)
+is read three times: for its maximum, for the sum of its exponentials, and for the result.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         if masked:
             x[..., x.shape[-1] // 2 :] = -float("inf")
         values = {"x": x, "dim": len(shape) - 1, "half_to_float": False, "is_log": is_log}
-        return Sample(values, note)
+        return Sample(values, f"log, {note}" if is_log else note)
 
     for is_log in (False, True):
         for rows in (1, 127, 128, 129, 513):

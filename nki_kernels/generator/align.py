@@ -1,8 +1,9 @@
 """Alignment: which dimensions of a region's tensors are one dimension of its iteration space.
 
-Broadcasting aligns shapes at the right, a reduction without `keepdim` shifts them. Every dimension of
-every node gets a label, and labels that must run together are united. A region input is labelled anew
-for each use, because one vector may be a row here and a column there; uses by nodes of its own rank are one.
+Broadcasting aligns shapes at the right, a reduction without `keepdim` shifts them. Every dimension
+of every node gets a label, and labels that must run together are united. A region input is
+labelled anew for each use, because one vector may be a row here and a column there; uses by nodes
+of its own rank are one.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _Labels:
 def align(
     nodes: list[fx.Node], rank_of: Callable[[fx.Node], int], alike: list[fx.Node]
 ) -> Alignment:
-    """The alignment of `nodes`, all of which have an entry in the table; those of `alike` run together."""
+    """The alignment of `nodes`, all of which are in the table; those of `alike` run together."""
     labels = _Labels()
     computed: dict[fx.Node, Dims] = {}
     uses: dict[Use, Dims] = {}

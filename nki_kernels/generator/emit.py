@@ -1,7 +1,7 @@
 """From instructions to NKI source: a module with two functions, readable, in NKI's Python subset.
 
-`_tile` computes one tile; the kernel allocates the results, loads what all tiles share, and loops. Tiles
-are named after the inputs and the operators that made them.
+`_tile` computes one tile; the kernel allocates the results, loads what all tiles share, and loops.
+Tiles are named after the inputs and the operators that made them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _DTYPES = {
     torch.int32: "nl.int32",
     torch.bool: "nl.uint8",
 }
+_LINE = 92  # before the indentation of the function's body
 # Names of ours that an input's name must not take.
 _OURS = re.compile(r"^(r|p|k|[inct]\d+|out\d+|nl|nki|nisa|INF|NAN|_tile|\w+_tile)$")
 
@@ -170,7 +171,8 @@ class _Emitter:
         if instruction.call == "load":
             value = instruction.dst
             where = self.address(self.s.load_strides[value], value, rows, constant=shared)
-            return [*lines, f"nisa.dma_copy(dst={dst}, src={input_name(value.name)}.ap({where}))"]
+            source = f"src={input_name(value.name)}.ap({where})"
+            return [*lines, *_call("nisa.dma_copy", [f"dst={dst}", source])]
         if instruction.call == "all_partitions":
             return lines + self._all_partitions(instruction)
         arguments = [f"dst={dst}"]
@@ -181,7 +183,7 @@ class _Emitter:
             arguments.append(f"reduce_res={self.name(instruction.result)}")
         if instruction.call == "tensor_reduce":
             arguments.append(f"axis={self._reduced_axes(instruction)}")
-        return [*lines, f"nisa.{instruction.call}({', '.join(arguments)})"]
+        return [*lines, *_call(f"nisa.{instruction.call}", arguments)]
 
     def _reduced_axes(self, instruction: Instruction) -> str:
         source = instruction.reads()[0]
@@ -199,7 +201,7 @@ class _Emitter:
             f"nisa.dma_copy(dst={stem}_parts, src={self.name(data)})",
             f"{stem}_all = nl.ndarray((p, p), dtype=nl.float32, buffer=nl.sbuf)",
             f"nisa.dma_copy(dst={stem}_all, src={stem}_parts.ap(pattern=[[0, p], [1, p]]))",
-            f"nisa.tensor_reduce(dst={self.name(instruction.dst)}, op={op}, data={stem}_all, axis=(1,))",
+            f"nisa.tensor_reduce(dst={stem}_tile, op={op}, data={stem}_all, axis=(1,))",
         ]
 
     def store(self, index: int) -> list[str]:
@@ -212,8 +214,8 @@ class _Emitter:
             once.insert(0, "r == 0")
         where = self.address(strides, held, "p" if whole else "1", constant=False)
         source = self.name(held) if whole else f"{self.name(held)}[0:1]"
-        line = f"nisa.dma_copy(dst=out{index}.ap({where}), src={source})"
-        return [f"if {' and '.join(once)}:", f"    {line}"] if once else [line]
+        lines = _call("nisa.dma_copy", [f"dst=out{index}.ap({where})", f"src={source}"])
+        return [f"if {' and '.join(once)}:", *_indent(lines)] if once else lines
 
     def _many_rows(self) -> bool:
         return len(self.g.rows) > 1 or len(range(*self._span(self.g.rows[0]))) > 1
@@ -308,6 +310,14 @@ class _Emitter:
 
     def _return(self) -> str:
         return f"return {', '.join(f'out{i}' for i in range(len(self.s.outputs)))}"
+
+
+def _call(name: str, arguments: list[str]) -> list[str]:
+    """A call, one argument a line where one line would be long."""
+    line = f"{name}({', '.join(arguments)})"
+    if len(line) <= _LINE:
+        return [line]
+    return [f"{name}(", *(f"    {argument}," for argument in arguments), ")"]
 
 
 def _times(factor: str, number: int) -> str:

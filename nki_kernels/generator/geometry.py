@@ -1,9 +1,10 @@
 """Geometry: how an iteration space is cut into tiles of 128 partitions and a free size.
 
-One dimension of the space runs along the partitions, `fold` of its elements in each; other dimensions
-lie in the free size as far as they fit, the rest is looped over. Neighbouring dimensions are one where
-every tensor runs through them with one stride. Reduced dimensions lie innermost and whole in a tile; if
-all dimensions are reduced, the space is cut into equal parts, one a partition.
+One dimension of the space runs along the partitions, `fold` of its elements in each; other
+dimensions lie in the free size as far as they fit, the rest is looped over. Neighbouring
+dimensions are one where every tensor runs through them with one stride. Reduced dimensions lie
+innermost and whole in a tile; if all dimensions are reduced, the space is cut into equal parts,
+one a partition.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ NOTHING = -1
 
 # Elements of a contiguous run from which on DMA is efficient (512 bytes of float32).
 _EFFICIENT_RUN = 128
-# With fewer rows than this in a partition, values of one element a row are better operands unfolded.
+# With fewer rows than this in a partition, one value a row is a better operand unfolded.
 _LEAST_FOLD = 4
 
 Strides = Mapping[int, int]  # label -> elements; absent: the tensor does not vary
@@ -37,7 +38,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Rows:
-    """Tiles along the partition dimension: starts range(start, stop, step), `count` rows of `fold`."""
+    """Tiles along the partition dimension: their starts, and `count` partitions of `fold` rows."""
 
     start: int
     stop: int
@@ -48,7 +49,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The cut. `free` are the axes of a tile after the fold, `loops` those with a block of their own."""
+    """The cut. `free` are a tile's axes after the fold, `loops` the dimensions that are looped over."""
 
     partition: int
     folded: bool

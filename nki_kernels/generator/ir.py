@@ -1,9 +1,10 @@
-"""The expression IR between ATen and NKI source: a DAG of tile values, built by the lowering rules.
+"""The expression IR between ATen and NKI source: a DAG of tile values, built by the lowering
+rules.
 
-A `Value` is one tile-sized quantity. Its `dtype` is how its tile is stored: float32 for all arithmetic
-(the engines compute in float32), torch.bool for 0/1 masks (uint8 tiles), torch.int32 for exact integer
-arithmetic, and any dtype for loads and explicit casts. Its `axes` are the labels of the iteration space
-over which it varies; a value without axes is one number.
+A `Value` is one tile-sized quantity. Its `dtype` is how its tile is stored: float32 for all
+arithmetic (the engines compute in float32), torch.bool for 0/1 masks (uint8 tiles), torch.int32
+for exact integer arithmetic, and any dtype for loads and explicit casts. Its `axes` are the labels
+of the iteration space over which it varies; a value without axes is one number.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """One node of the DAG: `op` is its kind, `name` the engine's operator, `args` values or numbers."""
+    """One node of the DAG: `op` is its kind, `name` the operator, `args` values or numbers."""
 
     op: str  # load, alu, unary, reciprocal, select, cast, reduce, constant
     name: str
@@ -73,8 +74,8 @@ class Builder:
         if axes is None:
             axes = frozenset().union(*(v.axes for v in values_of(args)))
         # A number is keyed by its text: 0.0 and -0.0, or 1 and True, are not one value.
-        key = (op, name, *(id(a) if isinstance(a, Value) else repr(a) for a in args))
-        key = (*key, dtype, axes, attribute)
+        identities = tuple(id(a) if isinstance(a, Value) else repr(a) for a in args)
+        key = (op, name, identities, dtype, axes, attribute)
         return self._known.setdefault(key, Value(op, name, args, dtype, axes, attribute))
 
     def load(self, name: str, dtype: torch.dtype, axes: frozenset[int], dims: Dims) -> Value:
@@ -100,7 +101,7 @@ class Builder:
         return self._make("cast", "copy", (x,), dtype, axes)
 
     def to_float(self, x: Operand) -> Operand:
-        """`x` as an operand of float arithmetic: integers are converted, half precision is read as is."""
+        """`x` as an operand of float arithmetic, which reads half precision but not int32."""
         if not isinstance(x, Value):
             return float(x)
         return self.cast(x, torch.float32) if x.dtype is torch.int32 else x
@@ -121,7 +122,10 @@ class Builder:
 
     def alu(self, name: str, a: Operand, b: Operand, dtype: torch.dtype = torch.float32) -> Value:
         """A binary operator of the Vector engine in float32; `dtype` bool where it gives 0 or 1."""
-        return self._make("alu", name, (self.to_float(a), self.to_float(b)), dtype)
+        a, b = self.to_float(a), self.to_float(b)
+        if not isinstance(a, Value) and not isinstance(b, Value):
+            a = self.constant(a, torch.float32, frozenset())
+        return self._make("alu", name, (a, b), dtype)
 
     def integer(self, name: str, a: Operand, b: Operand) -> Value:
         """A binary operator in exact, wrapping int32 arithmetic."""
@@ -149,9 +153,9 @@ class Builder:
 
     def compare(self, name: str, a: Operand, b: Operand) -> Value:
         """A comparison, exact for int32."""
-        if any(v.dtype is torch.int32 for v in values_of((a, b))):
-            if all(not isinstance(x, float) and _is_integral(x) for x in (a, b)):
-                return self.cast(self.integer(name, a, b), torch.bool)
+        wide = any(v.dtype is torch.int32 for v in values_of((a, b)))
+        if wide and all(_is_integral(x) for x in (a, b)):
+            return self.cast(self.integer(name, a, b), torch.bool)
         return self.alu(name, a, b, torch.bool)
 
     def unary(self, name: str, x: Operand) -> Value:

@@ -1,8 +1,9 @@
 """`FusedKernel`: a region of pointwise ops, reductions and casts as one generated NKI kernel.
 
-The region is a GraphModule whose placeholders are the bindings and whose output is a tuple. Legality is
-asked with whatever sizes are known; `launch` generates source for concrete sizes, strides and
-broadcasts, so that a kernel has no argument but its tensors. A result of rank 0 is returned as `(1,)`.
+The region is a GraphModule whose placeholders are the bindings and whose output is a tuple.
+Legality is asked with whatever sizes are known; `launch` generates source for concrete sizes,
+strides and broadcasts, so that a kernel has no argument but its tensors. A result of rank 0 is
+returned as `(1,)`.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def _strides(
     lowered: Lowered, specs: Mapping[fx.Node, Any]
 ) -> tuple[dict[Value, Mapping[int, int]], tuple[Mapping[int, int], ...]]:
     by_name = {node.name: spec for node, spec in specs.items()}
-    loads = {}
+    loads: dict[Value, Mapping[int, int]] = {}
     for value in reachable(tuple(o.value for o in lowered.outputs)):
         if value.op == "load":
             loads[value] = _by_label(value.attribute, by_name[value.name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ def lower(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: SpecOf) -
     sizes = _sizes(alignment, specs)
     if isinstance(sizes, Reject):
         return sizes
-    values = _lower_nodes(nodes, specs, alignment, sizes)
+    values = _lower_nodes(nodes, specs, alignment)
     if isinstance(values, Reject):
         return values
     builder, table = values
@@ -67,6 +67,8 @@ def _refuse(nodes: Sequence[fx.Node], specs: SpecOf) -> Reject | None:
     for node in nodes:
         if entry_of(node.target) is None:
             return Reject(f"{node.target} is not in the generator's table", node)
+        if not any(isinstance(specs[n], TensorSpec) for n in node.all_input_nodes):
+            return Reject("a constant needs no kernel", node)
         for one in (node, *node.all_input_nodes):
             spec = specs[one]
             if not isinstance(spec, TensorSpec):
@@ -101,7 +103,7 @@ def _sizes(alignment: Alignment, specs: SpecOf) -> dict[int, int] | Reject:
 
 
 def _lower_nodes(
-    nodes: Sequence[fx.Node], specs: SpecOf, alignment: Alignment, sizes: Mapping[int, int]
+    nodes: Sequence[fx.Node], specs: SpecOf, alignment: Alignment
 ) -> tuple[Builder, dict[fx.Node, Value]] | Reject:
     builder = Builder()
     values: dict[fx.Node, Value] = {}
@@ -124,13 +126,13 @@ def _lower_nodes(
         sets |= {builder.reduced} - {frozenset()}
         if len(sets) > 1:
             return Reject("reductions over different dimensions do not share one tile", node)
-        args = fx.map_arg(node.args, lambda n, user=node: operand(n, user))
-        kwargs = fx.map_arg(node.kwargs, lambda n, user=node: operand(n, user))
+        here: dict[fx.Node, Any] = {n: operand(n, node) for n in node.all_input_nodes}
+        args: Any = fx.map_arg(node.args, here.__getitem__)
+        kwargs: Any = fx.map_arg(node.kwargs, here.__getitem__)
         result = entry.lowering(builder, *args, **kwargs)
         if isinstance(result, Reject):
             return Reject(result.reason, node)
         values[node] = _as_result(builder, result)
-    del sizes
     return builder, values
 
 
@@ -225,9 +227,6 @@ def _spec(value: Any) -> Any:
     if value.layout is not torch.strided:
         return TensorSpec.dense(shape, value.dtype)
     return TensorSpec(shape, value.dtype, tuple(number_of(n) for n in value.stride()))
-
-
-Interpreter = Callable[..., Any]
 
 
 def specs_of_bindings(graph: fx.Graph, bindings: Mapping[str, Any]) -> dict[fx.Node, Any]:

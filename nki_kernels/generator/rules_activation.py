@@ -52,13 +52,15 @@ def log10(b: Builder, x: Operand) -> Value:
     return b.mul(b.unary("log", x), 1.0 / math.log(10.0))
 
 
-@lowers(aten.expm1, flops=8)
-def expm1(b: Builder, x: Operand) -> Value:
+def _expm1(b: Builder, x: Operand) -> Value:
     # Near 0 exp(x) - 1 cancels; 2 t / (1 - t) with t = tanh(x / 2) does not.
     t = b.unary("tanh", b.mul(x, 0.5))
     near = b.mul(b.mul(t, 2.0), b.reciprocal(b.sub(1.0, t)))
     far = b.sub(b.unary("exp", x), 1.0)
     return b.select(b.compare("less", b.unary("abs", x), 0.5), near, far)
+
+
+lowers(aten.expm1, flops=8)(_expm1)
 
 
 @lowers(aten.log1p, flops=9)
@@ -89,33 +91,37 @@ def prelu(b: Builder, x: Operand, weight: Operand) -> Value:
     return b.select(b.compare("greater", x, 0.0), x, b.mul(x, weight), torch.float32)
 
 
-@lowers(aten.elu, flops=5)
-def elu(b: Builder, x: Operand, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
-    negative = b.mul(expm1(b, b.mul(x, input_scale) if input_scale != 1 else x), alpha * scale)
+def _elu(b: Builder, x: Operand, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
+    negative = b.mul(_expm1(b, b.mul(x, input_scale) if input_scale != 1 else x), alpha * scale)
     positive = x if scale == 1 else b.mul(x, scale)
     return b.select(b.compare("greater", x, 0.0), positive, negative, torch.float32)
 
 
+lowers(aten.elu, flops=5)(_elu)
+
+
 @lowers(aten.celu, flops=5)
 def celu(b: Builder, x: Operand, alpha: Any = 1.0) -> Value:
-    return elu(b, x, alpha, 1, 1.0 / alpha)
+    return _elu(b, x, alpha, 1, 1.0 / alpha)
 
 
 @lowers(aten.selu, flops=5)
 def selu(b: Builder, x: Operand) -> Value:
-    return elu(b, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+    return _elu(b, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
 
 
-@lowers(aten.hardtanh, flops=2)
-def hardtanh(b: Builder, x: Operand, low: Any = -1, high: Any = 1) -> Value | Reject:
+def _hardtanh(b: Builder, x: Operand, low: Any = -1, high: Any = 1) -> Value:
     if b.out is torch.int32:
         return b.integer("minimum", b.integer("maximum", x, low), high)
     return b.minimum(b.maximum(x, low), high)
 
 
+lowers(aten.hardtanh, flops=2)(_hardtanh)
+
+
 @lowers(aten.relu6, flops=2)
-def relu6(b: Builder, x: Operand) -> Value | Reject:
-    return hardtanh(b, x, 0, 6)
+def relu6(b: Builder, x: Operand) -> Value:
+    return _hardtanh(b, x, 0, 6)
 
 
 def _six(b: Builder, x: Operand) -> Value:

@@ -13,6 +13,7 @@ from trnx.simulator.errors import Reject
 
 aten = torch.ops.aten
 
+
 def _arithmetic(b: Builder, name: str, x: Operand, y: Operand) -> Value:
     """`name` in the arithmetic of the node's result: exact for int32, else float32."""
     if b.out is torch.int32:
@@ -179,7 +180,7 @@ def exp2(b: Builder, x: Operand) -> Value:
 
 
 def rounded(b: Builder, x: Operand) -> Value:
-    """`x` rounded to the nearest integer, ties to even: adding 1.5 * 2^23 leaves no fraction bits."""
+    """`x` to the nearest integer, ties to even: adding 1.5 * 2^23 leaves no fraction bits."""
     magic = 1.5 * 2.0**23
     nearest = b.sub(b.add(x, magic), magic)
     return b.select(b.compare("less", b.unary("abs", x), 2.0**22), nearest, x, torch.float32)

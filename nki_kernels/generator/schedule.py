@@ -1,9 +1,9 @@
 """From the IR to a list of NKI instructions for one tile.
 
 Two scalar operators become one `tensor_scalar`, a scalar operator before a binary one becomes
-`scalar_tensor_tensor`, scale and bias go into `activation`, and so does the sum of what an activation
-gives. A value whose only use is a cast is written in the cast's dtype at once. All of this is exact:
-the engines compute in float32 and round once, on writing.
+`scalar_tensor_tensor`, scale and bias go into `activation`, and so does the sum of what an
+activation gives. A value whose only use is a cast is written in the cast's dtype at once. All of
+this is exact: the engines compute in float32 and round once, on writing.
 """
 
 from __future__ import annotations
@@ -335,8 +335,8 @@ class Scheduler:
             partial = Value("reduce", value.name, value.args, torch.float32, value.axes)
         self._put("tensor_reduce", partial, [("op", f"nl.{value.name}"), ("data", data)])
         if across:
-            step = [("op", f"nl.{value.name}"), ("data", Tile(partial, None))]
-            self._put("all_partitions", value, step)
+            across_op: Argument = f"nl.{value.name}"
+            self._put("all_partitions", value, [("op", across_op), ("data", Tile(partial, None))])
 
 
 _COMMUTATIVE = frozenset(

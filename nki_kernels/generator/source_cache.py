@@ -1,7 +1,7 @@
 """Generated source on disk: a file is named by its content, and its content is checked before use.
 
-The front end parses kernels from files, and a user may want to read them. The folder belongs to the user
-alone; whoever could write there could run code as the user.
+The front end parses kernels from files, and a user may want to read them. The folder belongs to
+the user alone; whoever could write there could run code as the user.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ _TABLE: dict[Target, Entry] = {}
 def lowers(
     *targets: Target, reduction: ReductionOf | None = None, flops: int = 1
 ) -> Callable[[Lowering], Lowering]:
-    """Decorator: the function lowers `targets`, each an overload or a packet (all its overloads)."""
+    """Decorator: the function lowers `targets`, overloads or packets (all their overloads)."""
 
     def register(lowering: Lowering) -> Lowering:
         for target in targets:
@@ -97,7 +97,8 @@ def along(dim: int = 1) -> ReductionOf:
     """The reduction of an op that works along one dimension and keeps the shape."""
 
     def reduction(node: fx.Node, rank: int) -> Reduction:
-        return Reduction((node.args[dim] % rank,) if rank else (), True, inner=True)  # type: ignore[operator]
+        given: Any = node.args[dim]
+        return Reduction((given % rank,) if rank else (), True, inner=True)
 
     return reduction
 
