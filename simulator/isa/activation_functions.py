@@ -1,10 +1,11 @@
 """Activation functions of ScalarE: what `nl.exp`, `nl.gelu`... mean in `nisa.activation`.
 
-Every function computes in float32 from `x` into `out`, which may be the same tensor, and writes `out`
-in place whatever its strides. The hardware approximates them by piece-wise polynomials; here they are
-as exact as torch. Outside the documented input range (SDK/nki/api/nki.api.shared.rst, "Supported
-Activation Functions") the hardware's result is invalid: only `sin` is specified there, as a cubic
-about +-pi (sin(9.0) = 27.65), and that is what `sin` computes; the others go on as torch does.
+Every function computes in float32 from `x` into `out`, which may be the same tensor, and writes
+`out` in place whatever its strides. The hardware approximates them by piece-wise polynomials; here
+they are as exact as torch. Outside the documented input range (SDK/nki/api/nki.api.shared.rst,
+"Supported Activation Functions") the hardware's result is invalid: only `sin` is specified there,
+as a cubic about +-pi (sin(9.0) = 27.65), and that is what `sin` computes; the others go on as torch
+does.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 An operator is a token with a name: `nl.add`, or a numpy function of the same name, as older kernels
 pass. Arithmetic operators compute in float32; comparisons and logical operators give 1.0 or 0.0.
-Bitvec operators act on the bits of integers of one width. The table follows "Supported Math Operators
-for NKI ISA" (SDK/nki/api/nki.api.shared.rst); abs_max and abs_min exist from generation 4 on.
+Bitvec operators act on the bits of integers of one width. The table follows "Supported Math
+Operators for NKI ISA" (SDK/nki/api/nki.api.shared.rst); abs_max and abs_min exist from generation 4
+on.
 
 `AluOp.function` is called as `function(a, b, out=out)`, unary ones as `function(a, out=out)`; it
 allocates nothing in the common operators and writes `out` in place whatever its strides.
@@ -24,14 +25,18 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class AluOp:
-    """One operator. `is_exact`: results are 0 or 1. `identity`: of its reduction, None where it has none."""
+    """One operator.
+
+    `is_exact`: results are 0 or 1. `is_integer`: exact on 32-bit integers where an instruction asks
+    for that. `identity`: of its reduction; None where it has none.
+    """
 
     name: str
     function: Function
     is_unary: bool = False
     is_bitvec: bool = False
     is_exact: bool = False
-    is_integer: bool = False  # exact on 32-bit integers where the instruction asks for it
+    is_integer: bool = False
     identity: float | None = None
     generation: int = 2
 
@@ -159,7 +164,9 @@ def arithmetic(
 ) -> AluOp:
     """Like `operator`, and the operator is not bitvec."""
     found = operator(emit, token, argument, allowed)
-    emit.require(not found.is_bitvec, f"{argument}=nl.{found.name} is a bitvec operator; not allowed")
+    emit.require(
+        not found.is_bitvec, f"{argument}=nl.{found.name} is a bitvec operator; not allowed"
+    )
     return found
 
 

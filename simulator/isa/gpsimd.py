@@ -1,8 +1,8 @@
 """GpSimd: iota, affine_select, tensor_partition_reduce, nonzero_with_count, sequence_bounds.
 
-GpSimd reaches SBUF only. What iota and affine_select derive from their pattern is computed once, when
-the instruction is recorded; a register as offset makes it part of every run. Source: the entries of
-these names in SDK nki.isa.
+GpSimd reaches SBUF only. What iota and affine_select derive from their pattern is computed once,
+when the instruction is recorded; a register as offset makes it part of every run. Source: the
+entries of these names in SDK nki.isa.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
     bits_of,
-    common_shape,
     constant,
     flat,
     in_sbuf,
@@ -39,7 +38,8 @@ _COMPARISONS = ("equal", "not_equal", "greater_equal", "greater", "less_equal", 
 def _affine(
     emit: Emit, dst: NkiTensor, pattern: Any, offset: int, channel_multiplier: int
 ) -> torch.Tensor:
-    """offset + partition * channel_multiplier + sum(step * index), as [partitions, elements] of int64.
+    """offset + partition * channel_multiplier + sum(step * index), as [partitions, elements] of
+    int64.
 
     The engine computes in 32 bits: values wrap around.
     """
@@ -175,7 +175,9 @@ def tensor_partition_reduce(
         emit.illegal(f"dst has shape {dst.shape}; expected (1, {data.free_size})")
     if kind.startswith("bitwise"):
         emit.require(
-            is_bits(data.dtype) and data.dtype.itemsize == dst.dtype.itemsize and is_bits(dst.dtype),
+            is_bits(data.dtype)
+            and data.dtype.itemsize == dst.dtype.itemsize
+            and is_bits(dst.dtype),
             f"nl.{kind} takes integers of one width, not {data.dtype} and {dst.dtype}",
         )
         bits = bits_of(emit.read(data, "data", shape=flat(data)))
@@ -204,7 +206,7 @@ def nonzero_with_count(
     padding_val: int = -1,
     name: str | None = None,
 ) -> None:
-    """On partitions 0, 16, ...: indices of src's nonzero elements, padding, and their count last."""
+    """On partitions 0, 16, ...: indices of nonzero elements, padding, and their count last."""
     emit.on(Engine.gpsimd, (Engine.gpsimd,))
     needs_generation(emit, 3)
     in_sbuf(emit, dst=dst, src=src)

@@ -1,8 +1,8 @@
 """Gathers and top-k on GpSimd: local_gather, nc_n_gather, topk.
 
-An index out of bounds, whose effect is undefined on the device, raises OutOfBoundsError in every run.
-Source: the entries of these names in SDK nki.isa, and nki/test/test_nki_isa_local_gather.py for the
-order of local_gather's indices.
+An index out of bounds, whose effect is undefined on the device, raises OutOfBoundsError in every
+run. Source: the entries of these names in SDK nki.isa, and nki/test/test_nki_isa_local_gather.py
+for the order of local_gather's indices.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ def nc_n_gather(
     emit.on(Engine.gpsimd, (Engine.gpsimd,))
     in_sbuf(emit, dst=dst, data=data, indices=indices)
     require_dtype(emit, "indices", indices, ("uint32",))
-    emit.require(dst.dtype == data.dtype, f"dst is {dst.dtype}, data is {data.dtype}; must be equal")
+    emit.require(
+        dst.dtype == data.dtype, f"dst is {dst.dtype}, data is {data.dtype}; must be equal"
+    )
     if dst.shape[0] != data.shape[0] or flat(dst) != flat(indices):
         emit.illegal(
-            f"dst has shape {dst.shape}, indices {indices.shape}, data {data.shape}; partitions must "
-            "be equal, and the elements per partition of dst and indices"
+            f"dst has shape {dst.shape}, indices {indices.shape}, data {data.shape}; "
+            "partitions must be equal, and the elements per partition of dst and indices"
         )
     source = bits_of(emit.read(data, "data", shape=flat(data)))
     index = emit.read(indices, "indices", shape=flat(indices))
@@ -95,7 +97,9 @@ def local_gather(
         f"num_valid_indices={count} must be 1 to {min(available, _MAX_INDICES)}",
     )
     if dst.shape[0] != partitions or dst.free_size != count * num_elem_per_idx:
-        emit.illegal(f"dst has shape {dst.shape}; expected ({partitions}, {count * num_elem_per_idx})")
+        emit.illegal(
+            f"dst has shape {dst.shape}; expected ({partitions}, {count * num_elem_per_idx})"
+        )
     source = bits_of(emit.read(src_buffer, "src_buffer", shape=flat(src_buffer)))
     lists = emit.read(index, "index", shape=flat(index))
     out = bits_of(emit.write(dst, "dst", shape=flat(dst), elementwise=False))
@@ -131,8 +135,8 @@ def topk(
 ) -> None:
     """The K largest of the n elements of each group of 16 partitions, ascending, and their indices.
 
-    Element i of a group lies at partition i % 16, column i // 16. Every partition of the group gets the
-    result.
+    Element i of a group lies at partition i % 16, column i // 16. Every partition of the group gets
+    the result.
     """
     emit.on(Engine.gpsimd, (Engine.gpsimd,))
     in_sbuf(emit, val_dst=val_dst, idx_dst=idx_dst, src=src)

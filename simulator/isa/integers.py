@@ -1,8 +1,8 @@
 """Exact integer and bit arithmetic of the element-wise instructions.
 
-A chain of stages `value = value <op> operand` on integers: 32-bit arithmetic that wraps around, or bit
-operations. Where all tiles are int32 and operands fit, torch computes in int32 in place; otherwise the
-chain runs in int64 and the low bits are stored.
+A chain of stages `value = value <op> operand` on integers: 32-bit arithmetic that wraps around, or
+bit operations. Where all tiles are int32 and operands fit, torch computes in int32 in place;
+otherwise the chain runs in int64 and the low bits are stored.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ def emit_bits(
     work = _SIGNED[sizes.pop()]
     value = _raw(emit, data, data_name, shape).view(work)
     operands = [
-        None
-        if operand is None
-        else _bit_operand(emit, operand, name, data, shape, work)
+        None if operand is None else _bit_operand(emit, operand, name, data, shape, work)
         for (*_, operand), name in zip(stages, names, strict=True)
     ]
     out = emit.write(dst, "dst", shape=shape).view(work)
@@ -107,9 +105,7 @@ def _raw(emit: Emit, tile: NkiTensor, name: str, shape: Shape) -> torch.Tensor:
     return emit.read(tile, name, shape=shape)
 
 
-def _load(
-    emit: Emit, tile: NkiTensor, name: str, shape: Shape, work: torch.dtype
-) -> torch.Tensor:
+def _load(emit: Emit, tile: NkiTensor, name: str, shape: Shape, work: torch.dtype) -> torch.Tensor:
     view = _raw(emit, tile, name, shape)
     if view.dtype is work:
         return view

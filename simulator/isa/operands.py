@@ -1,7 +1,7 @@
 """What the compute engines' instructions share: tiles of equal size, scalar operands, accumulators.
 
-The ISA matches tiles by partitions and elements per partition. `common_shape` finds one shape in which
-all tiles of an instruction can be walked without copying, where there is one.
+The ISA matches tiles by partitions and elements per partition. `common_shape` finds one shape in
+which all tiles of an instruction can be walked without copying, where there is one.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ def match_tiles(emit: Emit, dst: NkiTensor, **tiles: NkiTensor) -> None:
     for name, tile in tiles.items():
         emit.check(tile, name)
         if tile.shape[0] != dst.shape[0] or tile.size != dst.size:
-            emit.illegal(
-                f"{name} has {_extent(tile)}, dst has {_extent(dst)}; they must be equal"
-            )
+            emit.illegal(f"{name} has {_extent(tile)}, dst has {_extent(dst)}; they must be equal")
 
 
 def _extent(tile: NkiTensor) -> str:
@@ -97,9 +95,7 @@ def common_shape(*tiles: NkiTensor) -> Shape:
     if all(tile.shape == first for tile in tiles):
         return first
     for candidate in dict.fromkeys(tile.shape for tile in tiles):
-        if all(
-            reshape_strides(tile.shape, tile.strides, candidate) is not None for tile in tiles
-        ):
+        if all(reshape_strides(tile.shape, tile.strides, candidate) is not None for tile in tiles):
             return candidate
     return first
 
@@ -147,9 +143,7 @@ def is_overlapping(dst: NkiTensor, *others: Any) -> bool:
     )
 
 
-def intermediate(
-    emit: Emit, out: torch.Tensor, dst: NkiTensor, *later: Any
-) -> torch.Tensor:
+def intermediate(emit: Emit, out: torch.Tensor, dst: NkiTensor, *later: Any) -> torch.Tensor:
     """Where a first stage may leave its result: `out`, or scratch if a later stage reads there."""
     if is_overlapping(dst, *later):
         return emit.scratch(out.shape, torch.float32)
@@ -165,7 +159,7 @@ _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
 def bits_of(view: torch.Tensor) -> torch.Tensor:
-    """The same memory as signed integers of the element's size, for which torch has every operation."""
+    """The same memory as signed integers, for which torch has every operation."""
     return view.view(_SIGNED[view.element_size()])
 
 
@@ -230,7 +224,9 @@ def flatten_free(emit: Emit, values: torch.Tensor) -> torch.Tensor:
     """`values` as [partitions, elements]; a copy in scratch where strides do not allow a view."""
     if values.ndim == 2:
         return values
-    strides = reshape_strides(tuple(values.shape), values.stride(), (values.shape[0], values[0].numel()))
+    strides = reshape_strides(
+        tuple(values.shape), values.stride(), (values.shape[0], values[0].numel())
+    )
     if strides is not None:
         return values.as_strided((values.shape[0], values[0].numel()), strides)
     copy = emit.scratch(values.shape, values.dtype)

@@ -1,9 +1,9 @@
 """Random numbers: rng, dropout, set_rng_seed, rand_set_state, rand_get_state, rand2.
 
-The hardware's streams are not documented. Here each engine keeps, per lane, words that are a key and,
-last, a counter; a number is a hash of key and counter. So equal seeds give equal numbers, a state that is
-stored and set again continues where it was, and lanes differ. Every run starts from the same state.
-Source for operands: the entries of these names in SDK nki.isa.
+The hardware's streams are not documented. Here each engine keeps, per lane, words that are a key
+and, last, a counter; a number is a hash of key and counter. So equal seeds give equal numbers, a
+state that is stored and set again continues where it was, and lanes differ. Every run starts from
+the same state. Source for operands: the entries of these names in SDK nki.isa.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ def _lanes(state: torch.Tensor, tile: NkiTensor) -> torch.Tensor:
 
 
 @instruction
-def rng(
-    emit: Emit, dst: NkiTensor, engine: Any = Engine.vector, name: str | None = None
-) -> None:
+def rng(emit: Emit, dst: NkiTensor, engine: Any = Engine.vector, name: str | None = None) -> None:
     """dst = random bits, the low ones of 32."""
     newer = emit.generation >= 3
     used = emit.on(engine, (Engine.vector, Engine.gpsimd) if newer else (Engine.vector,))
@@ -159,9 +157,7 @@ def unit_interval(state: torch.Tensor, count: int) -> torch.Tensor:
     return (random_words(state, count) >> 8).to(torch.float32) * 2.0**-24
 
 
-def _uniform(
-    state: torch.Tensor, low: torch.Tensor, high: torch.Tensor, out: torch.Tensor
-) -> None:
+def _uniform(state: torch.Tensor, low: torch.Tensor, high: torch.Tensor, out: torch.Tensor) -> None:
     torch.lerp(low.expand_as(out), high.expand_as(out), unit_interval(state, out.shape[1]), out=out)
 
 
@@ -172,7 +168,9 @@ def dropout(
     """dst = data with each element replaced by 0 with probability prob; what stays is not scaled."""
     emit.on(Engine.vector, (Engine.vector,))
     match_tiles(emit, dst, data=data)
-    emit.require(dst.dtype == data.dtype, f"dst is {dst.dtype}, data is {data.dtype}; must be equal")
+    emit.require(
+        dst.dtype == data.dtype, f"dst is {dst.dtype}, data is {data.dtype}; must be equal"
+    )
     if isinstance(prob, NkiTensor):
         require_dtype(emit, "prob", prob, FLOATS if data.dtype.is_float else ("float32",))
     shape = common_shape(dst, data)
@@ -182,10 +180,8 @@ def dropout(
     emit.step(_drop, _lanes(_state(emit, Engine.vector), data), value, limit, out)
 
 
-def _drop(
-    state: torch.Tensor, value: torch.Tensor, limit: torch.Tensor, out: torch.Tensor
-) -> None:
+def _drop(state: torch.Tensor, value: torch.Tensor, limit: torch.Tensor, out: torch.Tensor) -> None:
     numbers = unit_interval(state, value[0].numel())
     keep = (numbers >= limit).view(value.shape)
     # The bits of zero are zero in every type.
-    torch.where(keep, value, 0, out=out)
+    torch.where(keep, value, torch.zeros((), dtype=value.dtype), out=out)

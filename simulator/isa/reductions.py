@@ -1,7 +1,7 @@
 """Reductions by ALU operator over the last dimension, on torch views.
 
-`reduce_last(op)` is a function `(x, out)` that writes op-reduce of `x[..., n]` into `out[..., 1]`. Sums
-are taken in float32 in torch's order, which is not specified; the hardware's is not either.
+`reduce_last(op)` is a function `(x, out)` that writes op-reduce of `x[..., n]` into `out[..., 1]`.
+Sums are taken in float32 in torch's order, which is not specified; the hardware's is not either.
 Subtraction folds from the left: x[0] - x[1] - x[2] ...
 """
 

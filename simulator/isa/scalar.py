@@ -1,9 +1,9 @@
 """ScalarE: activation, activation_reduce, activate2.
 
-func(data * scale + bias) in float32, with an optional reduction over all free dimensions of the result,
-before it is rounded to dst, into the accumulator registers of ScalarE. The registers live across
-instructions: idle leaves them, reset sets the identity, reduce adds to them, reset_reduce starts anew;
-reduce_res reads them out. Source: the entries of these names in SDK nki.isa.
+func(data * scale + bias) in float32, with an optional reduction over all free dimensions of the
+result, before it is rounded to dst, into the accumulator registers of ScalarE. The registers live
+across instructions: idle leaves them, reset sets the identity, reduce adds to them, reset_reduce
+starts anew; reduce_res reads them out. Source: the entries of these names in SDK nki.isa.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _scale_and_bias(
     elif scales is None:
         emit.step(torch.add, value, biases, out=out)
     elif factor is not None:
-        # One call, with a fused multiply-add: ScalarE's own rounding between the two is not specified.
+        # One call, with a fused multiply-add: how ScalarE rounds in between is not specified.
         emit.step(torch.add, biases, value, alpha=float(factor), out=out)
     else:
         emit.step(torch.mul, value, scales, out=out)
@@ -139,9 +139,7 @@ def _check_bias(emit: Emit, function: str, bias: Any) -> None:
         isinstance(bias, NkiTensor) or bias == 0,
         f"bias={bias} is a number; {emit.hardware.target} takes a tile (partitions, 1)",
     )
-    emit.require(
-        function != "reciprocal", f"nl.reciprocal takes no bias on {emit.hardware.target}"
-    )
+    emit.require(function != "reciprocal", f"nl.reciprocal takes no bias on {emit.hardware.target}")
 
 
 def _check_reduction(
@@ -204,7 +202,9 @@ def activate2(
     reduce_cmd: Any = ReduceCmd.idle,
     name: str | None = None,
 ) -> None:
-    """dst = op((data <op0> imm0) <op1> imm1), on trn3; reductions also by max, min, abs_max, abs_min."""
+    """dst = op((data <op0> imm0) <op1> imm1), on trn3; reductions also by max, min, abs_max,
+    abs_min.
+    """
     emit.on(Engine.scalar, (Engine.scalar,))
     needs_generation(emit, 4)
     function = activation_name(emit, op)

@@ -1,9 +1,11 @@
-"""Element-wise arithmetic of VectorE: tensor_tensor, tensor_scalar, scalar_tensor_tensor, reciprocal.
+"""Element-wise arithmetic of VectorE: tensor_tensor, tensor_scalar, scalar_tensor_tensor,
+reciprocal.
 
-Arithmetic is float32, each operator rounded to float32, the last result rounded once to dst's dtype.
-tensor_tensor on int32/uint32 tiles runs on GpSimd by default, in exact 32-bit integers that wrap around;
-tensor_scalar does the same for int32/uint32 tiles with integer operands (address arithmetic). Bitvec
-operators act on the bits of integers. Source: the entries of these names in SDK nki.isa.
+Arithmetic is float32, each operator rounded to float32, the last result rounded once to dst's
+dtype. tensor_tensor on int32/uint32 tiles runs on GpSimd by default, in exact 32-bit integers that
+wrap around; tensor_scalar does the same for int32/uint32 tiles with integer operands (address
+arithmetic). Bitvec operators act on the bits of integers. Source: the entries of these names in SDK
+nki.isa.
 """
 
 from __future__ import annotations
@@ -51,11 +53,7 @@ def tensor_tensor(
     if alu.is_bitvec:
         _require_bits(emit, dst=dst, data1=data1, data2=data2)
         emit_bits(emit, dst, shape, [(alu, False, data2)], data1, "data1", ("data2",))
-    elif (
-        alu.is_integer
-        and emit.engine is Engine.gpsimd
-        and all_wide_integers(dst, data1, data2)
-    ):
+    elif alu.is_integer and emit.engine is Engine.gpsimd and all_wide_integers(dst, data1, data2):
         emit_integers(emit, dst, shape, [(alu, False, data2)], data1, "data1", ("data2",))
     else:
         a = emit.read_f32(data1, "data1", shape=shape)

@@ -1,7 +1,7 @@
 """Reductions of VectorE: tensor_reduce, tensor_scalar_reduce and exponential.
 
-Reductions are taken in float32 over values that are not yet rounded to dst. tensor_scalar_reduce and
-exponential share VectorE's accumulator registers with range_select, select_reduce and
+Reductions are taken in float32 over values that are not yet rounded to dst. tensor_scalar_reduce
+and exponential share VectorE's accumulator registers with range_select, select_reduce and
 tensor_scalar_cumulative. Source: the entries of these names in SDK nki.isa.
 """
 
@@ -58,7 +58,9 @@ def tensor_reduce(
         source, result = (data.shape[0], length), (data.shape[0], 1)  # type: ignore[assignment]
     if alu.is_bitvec:
         emit.require(
-            is_bits(data.dtype) and is_bits(dst.dtype) and data.dtype.itemsize == dst.dtype.itemsize,
+            is_bits(data.dtype)
+            and is_bits(dst.dtype)
+            and data.dtype.itemsize == dst.dtype.itemsize,
             f"nl.{alu.name} takes integers of one width, not {data.dtype} and {dst.dtype}",
         )
         bits = bits_of(emit.read(data, "data", shape=source))
@@ -85,14 +87,10 @@ def _kept_dims(emit: Emit, data: NkiTensor, axis: Any) -> int:
     return kept
 
 
-def _check_result(
-    emit: Emit, dst: NkiTensor, data: NkiTensor, kept: int, keepdims: bool
-) -> None:
+def _check_result(emit: Emit, dst: NkiTensor, data: NkiTensor, kept: int, keepdims: bool) -> None:
     expected = data.shape[:kept] + ((1,) * (data.ndim - kept) if keepdims else ())
     if dst.shape[0] != data.shape[0] or dst.size != math.prod(expected):
-        emit.illegal(
-            f"dst has shape {dst.shape}; the reduction of {data.shape} gives {expected}"
-        )
+        emit.illegal(f"dst has shape {dst.shape}; the reduction of {data.shape} gives {expected}")
 
 
 _REDUCE_OPS = ("add", "multiply", "maximum", "minimum")
@@ -128,7 +126,9 @@ def tensor_scalar_reduce(
         operand = None
     else:
         operand = scalar(emit, operand0, "operand0", data, shape)
-    initial = None if reduce_init is None else scalar(emit, reduce_init, "reduce_init", data, flat(data))
+    initial = (
+        None if reduce_init is None else scalar(emit, reduce_init, "reduce_init", data, flat(data))
+    )
     out = emit.write_f32(dst, "dst", shape=shape, exact=alu.is_exact)
     emit.step(alu.function, *alu.arguments(value, operand, False), out=out)
     registers = accumulator(emit, Engine.vector, data)
@@ -144,7 +144,9 @@ def tensor_scalar_reduce(
 def check_command(
     emit: Emit, command: Any, allowed: tuple[ReduceCmd, ...], has_initial: bool
 ) -> None:
-    """The reduce command is one that the instruction takes, with an initial value where it needs one."""
+    """The reduce command is one that the instruction takes, with an initial value where it needs
+    one.
+    """
     if command not in allowed:
         names = ", ".join(one.name for one in allowed)
         emit.illegal(f"reduce_cmd={command} is not supported; use one of {names}")
@@ -199,7 +201,9 @@ def exponential(
     is_loading = isinstance(reduce_init, NkiTensor) or reduce_init != 0
     if reduce_cmd is not ReduceCmd.load_reduce:
         emit.require(not is_loading, "reduce_init is set but reduce_cmd is not load_reduce")
-    check_command(emit, reduce_cmd, (ReduceCmd.idle, *_REDUCING), reduce_cmd is ReduceCmd.load_reduce)
+    check_command(
+        emit, reduce_cmd, (ReduceCmd.idle, *_REDUCING), reduce_cmd is ReduceCmd.load_reduce
+    )
     match_tiles(emit, dst, src=src)
     require_dtype(emit, "src", src, _EXP_SOURCES)
     require_dtype(emit, "dst", dst, _EXP_RESULTS)

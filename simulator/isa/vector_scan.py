@@ -1,7 +1,9 @@
-"""Scans on VectorE along the flattened free dimensions: tensor_tensor_scan, tensor_scalar_cumulative.
+"""Scans on VectorE along the flattened free dimensions: tensor_tensor_scan,
+tensor_scalar_cumulative.
 
-The state of a scan is float32 and is not rounded to dst between elements. A scan is a loop over elements,
-each one a numpy call over all partitions. Source: the entries of these names in SDK nki.isa.
+The state of a scan is float32 and is not rounded to dst between elements. A scan is a loop over
+elements, each one a numpy call over all partitions. Source: the entries of these names in SDK
+nki.isa.
 """
 
 from __future__ import annotations

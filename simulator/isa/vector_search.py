@@ -1,7 +1,8 @@
 """Search on VectorE: max8, nc_find_index8, nc_match_replace8.
 
-They work per partition on 8 values at a time, compared in float32; a value that occurs several times in
-`vals` is paired with as many different positions. Source: the entries of these names in SDK nki.isa.
+They work per partition on 8 values at a time, compared in float32; a value that occurs several
+times in `vals` is paired with as many different positions. Source: the entries of these names in
+SDK nki.isa.
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ def nc_match_replace8(
     dst_idx: NkiTensor | None = None,
     name: str | None = None,
 ) -> None:
-    """dst = data with the first occurrence of each of vals replaced by imm; dst_idx = where they were."""
+    """dst = data with the first occurrence of each of vals replaced by imm; dst_idx = where they
+    were.
+    """
     emit.on(Engine.vector, (Engine.vector,))
     _check_data(emit, data, "data")
     match_tiles(emit, dst, data=data)

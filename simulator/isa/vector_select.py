@@ -65,7 +65,9 @@ def tensor_copy_predicated(
     if isinstance(src, NkiTensor):
         match_tiles(emit, dst, src=src)
         not_both_in_psum(emit, src, predicate, "src and predicate")
-        emit.require(src.dtype == dst.dtype, f"src is {src.dtype}, dst is {dst.dtype}; they must be equal")
+        emit.require(
+            src.dtype == dst.dtype, f"src is {src.dtype}, dst is {dst.dtype}; they must be equal"
+        )
         source = bits_of(emit.read(src, "src", shape=shape))
         if is_overlapping(dst, src) and not src.same_elements(dst):
             copy = emit.scratch(shape, source.dtype)

@@ -23,11 +23,15 @@ _KEEP = 255
 def nc_stream_shuffle(
     emit: Emit, dst: NkiTensor, src: NkiTensor, shuffle_mask: Any, name: str | None = None
 ) -> None:
-    """Partition i of each quadrant of dst = partition shuffle_mask[i] of that quadrant of src; 255 keeps."""
+    """Partition i of each quadrant of dst = partition shuffle_mask[i] of that quadrant of src; 255
+    keeps.
+    """
     emit.on(Engine.vector, (Engine.vector,))
     emit.check(dst, "dst")
     emit.check(src, "src")
-    emit.require(src.dtype == dst.dtype, f"src is {src.dtype}, dst is {dst.dtype}; they must be equal")
+    emit.require(
+        src.dtype == dst.dtype, f"src is {src.dtype}, dst is {dst.dtype}; they must be equal"
+    )
     emit.require(
         src.free_size == dst.free_size,
         f"src has {src.free_size} elements per partition, dst has {dst.free_size}",
@@ -37,7 +41,9 @@ def nc_stream_shuffle(
     shape = (src.shape[0], src.free_size)
     value = bits_of(emit.read(src, "src", shape=shape))
     if len(targets) == dst.shape[0]:
-        out = bits_of(emit.write(dst, "dst", shape=(dst.shape[0], dst.free_size), elementwise=False))
+        out = bits_of(
+            emit.write(dst, "dst", shape=(dst.shape[0], dst.free_size), elementwise=False)
+        )
         if len(set(sources)) == 1:
             emit.step(out.copy_, value[sources[0] : sources[0] + 1].expand_as(out))
             return
@@ -78,7 +84,9 @@ def _rows(
         entry = mask[row % _QUADRANT]
         if entry == _KEEP:
             continue
-        emit.require(0 <= entry < _QUADRANT, f"shuffle_mask has {entry}; entries are 0 to 31, or 255")
+        emit.require(
+            0 <= entry < _QUADRANT, f"shuffle_mask has {entry}; entries are 0 to 31, or 255"
+        )
         source = row - row % _QUADRANT + entry
         emit.require(
             source < src.shape[0],

@@ -1,8 +1,8 @@
 """Mean and variance on VectorE: bn_stats and bn_aggr.
 
 bn_stats gives, per partition, (count, mean, variance * count) of the elements at even positions and
-then of those at odd ones; bn_aggr merges such triples into (mean, variance), the variance being that of
-the population. Source: the entries of these names in SDK nki.isa.
+then of those at odd ones; bn_aggr merges such triples into (mean, variance), the variance being
+that of the population. Source: the entries of these names in SDK nki.isa.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def bn_stats(emit: Emit, dst: NkiTensor, data: NkiTensor, name: str | None = Non
     partitions, length = data.shape[0], data.free_size
     emit.require(
         length <= _MAX_ELEMENTS,
-        f"data has {length} elements per partition; the maximum is {_MAX_ELEMENTS}: call it in tiles",
+        f"data has {length} elements per partition; the maximum is {_MAX_ELEMENTS}: use tiles",
     )
     _check_size(emit, dst, data, 6)
     value = emit.read_f32(data, "data", shape=(partitions, length))

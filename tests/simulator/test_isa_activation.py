@@ -242,10 +242,10 @@ def test_reciprocal_takes_no_bias_on_trn1(run_isa, nl):
 PAIRS = {
     ("multiply", "add"): lambda x, a, b: x * a + b,
     ("multiply", "subtract"): lambda x, a, b: x * a - b,
-    ("multiply", "bypass"): lambda x, a, b: x * a,
-    ("add", "bypass"): lambda x, a, b: x + a,
-    ("subtract", "bypass"): lambda x, a, b: x - a,
-    ("bypass", "bypass"): lambda x, a, b: x,
+    ("multiply", "bypass"): lambda x, a, _: x * a,
+    ("add", "bypass"): lambda x, a, _: x + a,
+    ("subtract", "bypass"): lambda x, a, _: x - a,
+    ("bypass", "bypass"): lambda x, *_: x,
 }
 
 

@@ -302,7 +302,7 @@ def test_second_operand_survives_the_first_stage(nl, nisa):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_reciprocal(run_isa, nl, dtype):
+def test_reciprocal(run_isa, dtype):
     a = some((128, 12), dtype)
     a[a == 0] = 1
     kind = str(dtype).removeprefix("torch.")

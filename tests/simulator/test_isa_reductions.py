@@ -234,8 +234,8 @@ def test_tensor_tensor_scan(run_isa, nl, ops, reverse, free, dtype, is_column):
     else:
         constants["initial"] = start
     got = run_isa(
-        "tensor_tensor_scan", ins=ins, outs={"dst": ((32, free), nl.float32)}, op0=getattr(nl, ops[0]),
-        op1=getattr(nl, ops[1]), reverse0=reverse[0], reverse1=reverse[1], **constants,
+        "tensor_tensor_scan", ins=ins, outs={"dst": ((32, free), nl.float32)},
+        op0=getattr(nl, ops[0]), op1=getattr(nl, ops[1]), reverse0=reverse[0], reverse1=reverse[1], **constants,
     )  # fmt: skip
     first = start.numpy()[:, 0] if is_column else np.full(32, 0.5, np.float32)
     expected = scanned(a.float().numpy(), b.float().numpy(), first, *ops, *reverse)
@@ -264,9 +264,7 @@ def test_tensor_scalar_cumulative_chains(nl, nisa):
     def kernel(x):
         data = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.dma_copy(dst=data, src=x)
-        common = functools.partial(
-            nisa.tensor_scalar_cumulative, op0=nl.add, op1=nl.add, imm0=0.0
-        )
+        common = functools.partial(nisa.tensor_scalar_cumulative, op0=nl.add, op1=nl.add, imm0=0.0)
         half = x.shape[1] // 2
         common(dst=data[:, :half], src=data[:, :half])
         common(dst=data[:, half:], src=data[:, half:], reduce_cmd=nisa.reduce_cmd.reduce)

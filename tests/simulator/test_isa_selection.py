@@ -142,7 +142,9 @@ def test_illegal_range_select(run_isa, nl):
 @QUICK
 @given(
     partitions=st.sampled_from([1, 16, 128]),
-    pattern=st.sampled_from([[[1, 12]], [[4, 3], [1, 4]], [[-2, 2], [0, 2], [5, 3]], [[1, 6], [0, 2]]]),
+    pattern=st.sampled_from(
+        [[[1, 12]], [[4, 3], [1, 4]], [[-2, 2], [0, 2], [5, 3]], [[1, 6], [0, 2]]]
+    ),
     offset=st.integers(-40, 40),
     multiplier=st.integers(-2, 2),
     dtype=st.sampled_from(["int32", "float32", "bfloat16", "int16", "uint8", "uint32"]),
@@ -169,13 +171,15 @@ def affine(partitions, pattern, offset, multiplier):
 
 
 @pytest.mark.parametrize("compare", COMPARE)
-@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("int16", "float32")])
+@pytest.mark.parametrize(
+    "dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("int16", "float32")]
+)
 @pytest.mark.parametrize("layout", ["dense", "strided", "result-strided"])
 def test_affine_select(run_isa, nl, compare, dtypes, layout):
     x = some((128, 32), 0, getattr(torch, dtypes[0]))
     got = run_isa(
-        "affine_select", ins={"on_true_tile": x}, outs={"dst": ((128, 32), dtypes[1])}, layout=layout,
-        pattern=[[-1, 32]], offset=-3, channel_multiplier=1, on_false_value=-9984.0,
+        "affine_select", ins={"on_true_tile": x}, outs={"dst": ((128, 32), dtypes[1])},
+        layout=layout, pattern=[[-1, 32]], offset=-3, channel_multiplier=1, on_false_value=-9984.0,
         cmp_op=getattr(nl, compare),
     )  # fmt: skip
     mask = COMPARE[compare](affine(128, [[-1, 32]], -3, 1), 0)
@@ -187,8 +191,8 @@ def test_affine_select(run_isa, nl, compare, dtypes, layout):
 def test_affine_select_of_all_or_none(run_isa, nl, offset):
     x = some((16, 8))
     got = run_isa(
-        "affine_select", ins={"on_true_tile": x}, outs={"dst": None}, inplace={"dst": "on_true_tile"},
-        pattern=[[1, 8]], offset=offset, channel_multiplier=1, on_false_value=FP32_MIN,
+        "affine_select", ins={"on_true_tile": x}, outs={"dst": None},
+        inplace={"dst": "on_true_tile"}, pattern=[[1, 8]], offset=offset, channel_multiplier=1, on_false_value=FP32_MIN,
         cmp_op=nl.greater,
     )  # fmt: skip
     same(got["dst"], x if offset > 0 else torch.full_like(x, FP32_MIN))
@@ -351,7 +355,7 @@ def test_nonzero_with_count(run_isa, nl):
 
 def test_sequence_bounds(run_isa, nl):
     ids = torch.tensor([[0, 1, 1, 2, 2, 2, 0, 3, 3]], dtype=torch.int32)
-    got = run_isa(
-        "sequence_bounds", ins={"segment_ids": ids}, outs={"dst": ((1, 2, 9), nl.int32)}
-    )["dst"]
+    got = run_isa("sequence_bounds", ins={"segment_ids": ids}, outs={"dst": ((1, 2, 9), nl.int32)})[
+        "dst"
+    ]
     assert got[0].tolist() == [[9, 1, 1, 3, 3, 3, 9, 7, 7], [-1, 3, 3, 6, 6, 6, -1, 9, 9]]
