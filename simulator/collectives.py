@@ -20,7 +20,7 @@ _NAMES = (
     "collective_permute_implicit",
     "collective_permute_implicit_reduce",
     "rank_id",
-    "current_processing_rank_id",
+    "collective_permute_implicit_current_processing_rank_id",
 )
 
 
