@@ -9,7 +9,7 @@ from torch import fx
 from trnx.fx_passes.extract import extract, inputs_of
 from trnx.fx_passes.grow import grow
 from trnx.fx_passes.ledger import Refusals
-from trnx.fx_passes.nodes import is_mutation, is_random
+from trnx.fx_passes.nodes import has_tensor, is_mutation, is_random
 from trnx.fx_passes.order import Order, Unit
 from trnx.fx_passes.profit import Profit
 from trnx.fx_passes.region import Generator, KernelMatch
@@ -37,6 +37,8 @@ def generated_units(
         if node in barred or is_mutation(node) or is_random(node):
             return False
         reject = generator.supports_node(node, hardware)
+        if reject is None and not has_tensor(node):
+            reject = Reject("a node that returns several tensors is not generated", node)
         if reject is not None:
             refusals.add(node, Reject(f"generator: {reject.reason}", node))
         return reject is None

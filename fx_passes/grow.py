@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.fx_passes.nodes import has_tensor
 from trnx.fx_passes.order import Order, Unit
 from trnx.fx_passes.symbolic import known_equal, same_number
 
@@ -172,7 +171,7 @@ def grow(order: Order, joins: Callable[[fx.Node], bool]) -> tuple[tuple[fx.Node,
     Considered are the units of kind `compute`. Clusters do not depend on each other in a circle,
     nor through the other units.
     """
-    clusters = _Grower(order, lambda n: has_tensor(n) and joins(n)).run()
+    clusters = _Grower(order, joins).run()
     place = {unit: i for i, unit in enumerate(order.sorted())}
     found = []
     for units in clusters:

@@ -24,14 +24,29 @@ def _library_roots() -> tuple[str, ...]:
 def source_line(node: fx.Node) -> str:
     """`file:line in function` of the innermost frame in the user's code.
 
-    Where all frames are in libraries (a model of `transformers`), the innermost one outside torch;
-    an empty string where the node has no stack trace.
+    Where all frames are in libraries (a model of `transformers`), the innermost one outside torch.
+    Where there is none (an `nn.Sequential`), the module, as `module 1 (BatchNorm1d)`. An empty
+    string where nothing is known.
     """
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    if not frames:
-        return ""
     torch_root = str(Path(torch.__file__).parent)
     outside_torch = [frame for frame in frames if not frame[0].startswith(torch_root)]
     users = [frame for frame in frames if not frame[0].startswith(_library_roots())]
-    file, line, function = (users or outside_torch or frames)[-1]
+    best = users or outside_torch
+    if not best:
+        described = _module(node)
+        if described or not frames:
+            return described
+        best = frames
+    file, line, function = best[-1]
     return f"{file}:{line} in {function}"
+
+
+def _module(node: fx.Node) -> str:
+    """The innermost module that the node belongs to, of the forward pass for a gradient's node."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path, kind = list(stack.values())[-1]
+    name = re.sub(r"^L\[[^]]*\]\.?", "", path)
+    return f"module {name or 'root'} ({getattr(kind, '__name__', kind)})"

@@ -33,6 +33,12 @@ _HOLDS = {
 }  # fmt: skip
 
 
+def _convert(node: fx.Node) -> fx.Node | None:
+    """`prims.convert_element_type`, which Dynamo writes around numbers that may change."""
+    source, dtype = node.args
+    return call_if_same(node, aten._to_copy.default, (source,), {"dtype": dtype})
+
+
 def _dtype_only(node: fx.Node) -> fx.Node | None:
     wanted = {"dtype": val(node).dtype}
     if dict(node.kwargs) == wanted:
@@ -62,5 +68,12 @@ def _origin(node: fx.Node) -> fx.Node | None:
     return origin if exact and same and first.device == last.device else None
 
 
-NORMALISE_CASTS = rule_pass("normalise_casts", {aten._to_copy.default: _dtype_only}, "plain_casts")
+NORMALISE_CASTS = rule_pass(
+    "normalise_casts",
+    {
+        aten._to_copy.default: _dtype_only,
+        torch.ops.prims.convert_element_type.default: _convert,
+    },
+    "plain_casts",
+)
 FOLD_ROUND_TRIPS = removal_pass("fold_round_trips", _origin, "no_round_trips")

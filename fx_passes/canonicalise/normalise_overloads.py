@@ -22,6 +22,8 @@ _NARROW = (torch.bfloat16, torch.float16)
 _PLAIN: dict[Any, Any] = {
     aten.mul.Scalar: aten.mul.Tensor,
     aten.div.Scalar: aten.div.Tensor,
+    aten.true_divide.Tensor: aten.div.Tensor,
+    aten.true_divide.Scalar: aten.div.Tensor,
     aten.eq.Scalar: aten.eq.Tensor,
     aten.ne.Scalar: aten.ne.Tensor,
     aten.lt.Scalar: aten.lt.Tensor,
