@@ -1,4 +1,4 @@
-"""Attention's backward kernel: mask gradients, unseen keys, wide heads, refusals, capacity."""
+"""The backward kernel of attention: mask gradients, unseen keys, wide heads, refusals."""
 
 from __future__ import annotations
 
