@@ -112,7 +112,7 @@ _ALIASES = {"identity": "copy", "absolute": "abs"}
 
 
 def activation_name(emit: Emit, token: Any) -> str:
-    """The name of an activation function token; raises IllegalInstructionError for anything else."""
+    """The name of an activation function token; raises IllegalInstructionError for others."""
     name = token_name(token)
     name = _ALIASES.get(name, name)
     if name not in ACTIVATIONS:

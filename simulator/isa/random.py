@@ -165,7 +165,7 @@ def _uniform(state: torch.Tensor, low: torch.Tensor, high: torch.Tensor, out: to
 def dropout(
     emit: Emit, dst: NkiTensor, data: NkiTensor, prob: Any, name: str | None = None
 ) -> None:
-    """dst = data with each element replaced by 0 with probability prob; what stays is not scaled."""
+    """dst = data with elements replaced by 0 with probability prob; the others are not scaled."""
     emit.on(Engine.vector, (Engine.vector,))
     match_tiles(emit, dst, data=data)
     emit.require(

@@ -96,7 +96,7 @@ def tensor_scalar(
     engine: Any = Engine.unknown,
     name: str | None = None,
 ) -> None:
-    """dst = (data <op0> operand0) <op1> operand1; operands are numbers or one value per partition."""
+    """dst = (data <op0> operand0) <op1> operand1, operands being numbers or columns."""
     match_tiles(emit, dst, data=data)
     first = operator(emit, op0, "op0")
     stages = [(first, reverse0, _operand(emit, first, operand0, "operand0"))]

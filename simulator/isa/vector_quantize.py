@@ -30,7 +30,7 @@ _ELEMENTS = {
 def quantize_mx(
     emit: Emit, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str | None = None
 ) -> None:
-    """dst = src quantised in blocks, four elements packed into one; dst_scale = the blocks' scales."""
+    """dst = src quantised in blocks, four elements packed into one; dst_scale = the scales."""
     emit.on(Engine.vector, (Engine.vector,))
     needs_generation(emit, 4)
     in_sbuf(emit, dst=dst, src=src, dst_scale=dst_scale)

@@ -235,7 +235,8 @@ def test_tensor_tensor_scan(run_isa, nl, ops, reverse, free, dtype, is_column):
         constants["initial"] = start
     got = run_isa(
         "tensor_tensor_scan", ins=ins, outs={"dst": ((32, free), nl.float32)},
-        op0=getattr(nl, ops[0]), op1=getattr(nl, ops[1]), reverse0=reverse[0], reverse1=reverse[1], **constants,
+        op0=getattr(nl, ops[0]), op1=getattr(nl, ops[1]), reverse0=reverse[0],
+        reverse1=reverse[1], **constants,
     )  # fmt: skip
     first = start.numpy()[:, 0] if is_column else np.full(32, 0.5, np.float32)
     expected = scanned(a.float().numpy(), b.float().numpy(), first, *ops, *reverse)

@@ -192,8 +192,8 @@ def test_affine_select_of_all_or_none(run_isa, nl, offset):
     x = some((16, 8))
     got = run_isa(
         "affine_select", ins={"on_true_tile": x}, outs={"dst": None},
-        inplace={"dst": "on_true_tile"}, pattern=[[1, 8]], offset=offset, channel_multiplier=1, on_false_value=FP32_MIN,
-        cmp_op=nl.greater,
+        inplace={"dst": "on_true_tile"}, pattern=[[1, 8]], offset=offset, channel_multiplier=1,
+        on_false_value=FP32_MIN, cmp_op=nl.greater,
     )  # fmt: skip
     same(got["dst"], x if offset > 0 else torch.full_like(x, FP32_MIN))
 
