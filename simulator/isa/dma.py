@@ -10,7 +10,7 @@ import torch
 
 from trnx.simulator.codecs import append_load_f32
 from trnx.simulator.errors import Location, OutOfBoundsError
-from trnx.simulator.isa.copy import append_copy, has_cache_conflicts
+from trnx.simulator.isa.copy import append_copy
 from trnx.simulator.isa.enums import DgeMode, Engine, OobMode
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.storage import DMA_REACHABLE, HBM
@@ -205,17 +205,35 @@ def dma_transpose(
         )
         source = _gathered(emit, src, "src", None, oob_mode is OobMode.skip).permute(order)
     else:
-        held = emit.read(src, "src", buffers=DMA_REACHABLE)
-        if has_cache_conflicts(held):
-            source = emit.scratch(src.shape, src.dtype.torch)
-            emit.step(source.copy_, held)
-            source = source.permute(order)
-        else:
-            # A view of its own: binding retargets the objects that steps hold, not views of them.
-            strides = tuple(src.strides[axis] for axis in order)
-            source = src.storage.view(src.dtype, wanted, strides, src.offset)
+        emit.read(src, "src", buffers=DMA_REACHABLE)
+        # A view of its own: binding retargets the objects that steps hold, not views of them.
+        strides = tuple(src.strides[axis] for axis in order)
+        source = src.storage.view(src.dtype, wanted, strides, src.offset)
     target = emit.write(dst, "dst", buffers=DMA_REACHABLE, elementwise=False)
-    emit.step(target.copy_, source)
+    if src.indirection is None and src.ndim < 4 and dst.is_on_chip:
+        _append_reversed(emit, src, target)
+    else:
+        emit.step(target.copy_, source)
+
+
+def _append_reversed(emit: Emit, src: NkiTensor, target: torch.Tensor) -> None:
+    """Two or three dimensions reversed, plane by plane through contiguous scratch.
+
+    One strided copy of it all takes two to four times as long: columns share cache sets.
+    """
+    rows, columns = src.shape[0], src.shape[-1]
+    planes = src.shape[1] if src.ndim == 3 else 1
+    step = src.strides[1] if src.ndim == 3 else 0
+    held = emit.scratch((rows, columns), src.dtype.torch)
+    by_plane = target.as_strided(
+        (planes, columns, rows),
+        (target.stride(1) if src.ndim == 3 else 0, target.stride(0), target.stride(-1)),
+    )
+    for plane in range(planes):
+        strides = (src.strides[0], src.strides[-1])
+        offset = src.offset + plane * step
+        emit.step(held.copy_, src.storage.view(src.dtype, (rows, columns), strides, offset))
+        emit.step(by_plane[plane].copy_, held.t())
 
 
 @instruction
