@@ -85,7 +85,8 @@ class InputSlot:
         return self._wrap(tensor)
 
     def _wrap(self, tensor: torch.Tensor) -> Any:
-        ordered = tensor if self._order is None else tensor.permute(self._order)
+        # An alias: the wrapper must hold the storage, but not keep the tensor's own object alive.
+        ordered = tensor.detach() if self._order is None else tensor.detach().permute(self._order)
         if not shareable(ordered):
             return to_jax(ordered)
         array = jax.dlpack.from_dlpack(_Capsule(ordered))
@@ -125,7 +126,8 @@ class OutputSlot:
         self._order = tuple(order)
         self._fits = 0 in self._shape or self._fills_memory()
         dense = torch.empty(self._shape, device="meta").stride()
-        self._plain = dense == self._strides
+        # torch.from_dlpack gives empty tensors strides of its own.
+        self._plain = dense == self._strides and 0 not in self._shape
 
     def _fills_memory(self) -> bool:
         """Whether the strides are those of XLA's buffer: no gaps, no overlap but by stride 0."""
