@@ -97,8 +97,9 @@ def load_rows(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int, layout: Layout
 
 def load_slotted(x: nl.NkiTensor, chunk: Chunk, rows: int, keys: Layout) -> nl.NkiTensor:
     """All rows of the chunk's heads, the heads of a group below each other on the partitions:
-    `[partitions of keys, groups, width]`."""
-    shape = (keys.partitions, groups_of(keys, chunk.pairs), x.shape[3])
+    `[partitions of keys, batches * groups, width]`; a group is of one batch entry."""
+    groups = groups_of(keys, chunk.heads)
+    shape = (keys.partitions, chunk.batches, groups, x.shape[3])
     tile = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
     for slot in range(min(keys.slots, chunk.heads)):
         heads = (chunk.heads - slot + keys.slots - 1) // keys.slots
@@ -108,9 +109,33 @@ def load_slotted(x: nl.NkiTensor, chunk: Chunk, rows: int, keys: Layout) -> nl.N
             :,
             :,
         ].permute((2, 0, 1, 3))
-        dst = tile[slot * keys.pitch : slot * keys.pitch + rows, 0 : chunk.batches * heads, :]
-        nisa.dma_copy(dst=dst.reshape_dim(1, (chunk.batches, heads)), src=src)
-    return tile
+        first = slot * keys.pitch
+        nisa.dma_copy(dst=tile[first : first + rows, :, 0:heads, :], src=src)
+    return tile.reshape((keys.partitions, chunk.batches * groups, x.shape[3]))
+
+
+def load_packed(x: nl.NkiTensor, chunk: Chunk, layout: Layout) -> nl.NkiTensor:
+    """All rows of the chunk's heads, transposed: `[partitions, groups, batches * rows]`.
+
+    The rows of all batch entries lie below each other, so that full 128x128 blocks are transposed.
+    """
+    rows = chunk.batches * x.shape[2]
+    groups = groups_of(layout, chunk.heads)
+    heads = groups * layout.slots // layout.cuts
+    width = layout.pitch * layout.cuts
+    tile = nl.ndarray((rows, heads, width), dtype=x.dtype, buffer=nl.sbuf)
+    if heads != chunk.heads or width != layout.size:
+        nisa.memset(dst=tile, value=0)
+    src = x[
+        chunk.batch : chunk.batch + chunk.batches,
+        chunk.head : chunk.head + chunk.heads,
+        :,
+        :,
+    ].permute((0, 2, 1, 3))
+    nisa.dma_copy(dst=tile[:, 0 : chunk.heads, 0 : layout.size], src=src)
+    dst = nl.ndarray((layout.partitions, groups, rows), dtype=x.dtype, buffer=nl.sbuf)
+    transpose_heads(dst, tile, layout)
+    return dst
 
 
 def transpose_blocks(dst: nl.NkiTensor, data: nl.NkiTensor) -> None:
@@ -353,6 +378,25 @@ def chunks_of(
             chunk = Chunk(batch, count, source * group, served * group, count * served * group)
             plan.append((Chunk(batch, count, source, served, count * served), [chunk]))
     return plan
+
+
+def packs_of(
+    plan: list[tuple[Chunk, list[Chunk]]], batches: int, length: int, depth: int, group: int
+) -> list[Chunk]:
+    """Chunks over several batch entries for `load_packed`, where the rows of at least two fit 128
+    partitions; none where one batch entry makes a pack of its own, or the plan has wider chunks."""
+    first = plan[0][0]
+    most = nl.tile_size.pmax // max(length, depth)
+    packs: list[Chunk] = []
+    if group > 1 or most < 2 or batches < 2 or first.batches > 1:
+        return packs
+    for batch in range(0, batches, most):
+        count = min(most, batches - batch)
+        for pair in plan:
+            chunk = pair[0]
+            if chunk.batch == 0:
+                packs.append(Chunk(batch, count, chunk.head, chunk.heads, count * chunk.heads))
+    return packs
 
 
 class Masks(NamedTuple):

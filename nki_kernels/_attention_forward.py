@@ -22,8 +22,10 @@ from trnx.nki_kernels._attention import (
     column,
     combine_keys,
     drop,
+    groups_of,
     load_blocks,
     load_mask,
+    load_packed,
     load_slotted,
     load_transposed,
     make_bias,
@@ -325,3 +327,31 @@ def forward_chunk(
                         p, tensors, sources, tiles, queries, chunk, row, start, biases, state
                     )
             store_rows(p, outputs[0], outputs[1], state, chunk, row)
+
+
+def forward_pack(
+    p: Problem,
+    tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
+    outputs: tuple[nl.NkiTensor, nl.NkiTensor],
+    pack: Chunk,
+    biases: Biases,
+) -> None:
+    """Short sequences of several batch entries: loaded and transposed together, then one by one."""
+    rows = tensors[0].shape[2]
+    cols = tensors[1].shape[2]
+    queries = load_packed(tensors[0], pack, p.features)
+    keys = load_packed(tensors[1], pack, p.features)
+    values = load_slotted(tensors[2], pack, cols, p.keys)
+    groups = groups_of(p.keys, pack.heads)
+    for entry in range(pack.batches):
+        chunk = Chunk(pack.batch + entry, 1, pack.head, pack.heads, pack.heads)
+        tile = KeyTile(
+            0,
+            cols,
+            keys[:, :, entry * cols : (entry + 1) * cols],
+            [values[:, entry * groups : (entry + 1) * groups, :]],
+        )
+        bias = bias_of(p, biases, chunk, 0, rows, 0, visible(p, 0, rows, 0, cols))
+        mine = queries[:, :, entry * rows : (entry + 1) * rows]
+        state = attend(p, mine, tile, chunk, 0, bias, None)
+        store_rows(p, outputs[0], outputs[1], state, chunk, 0)

@@ -15,8 +15,8 @@ import nki
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels._attention import Masks, as_four, chunks_of, layout_of
-from trnx.nki_kernels._attention_forward import Biases, Problem, forward_chunk
+from trnx.nki_kernels._attention import Masks, as_four, chunks_of, layout_of, packs_of
+from trnx.nki_kernels._attention_forward import Biases, Problem, forward_chunk, forward_pack
 from trnx.nki_kernels._sdpa_host import attention_work, dropout_factor, samples, why_not
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern
@@ -59,8 +59,13 @@ def sdpa_kernel(q, k, v, attn_mask, dropout_mask, boolean, factor, causal, scale
     )
     biases = Biases([])
     slots = max(features.slots, keys.slots)
-    for pair in chunks_of(batches, heads, group, most, slots):
-        forward_chunk(problem, (q, k, v), (out, lse), pair[0], pair[1], biases)
+    plan = chunks_of(batches, heads, group, most, slots)
+    packs = packs_of(plan, batches, length, depth, group)
+    for pack in packs:
+        forward_pack(problem, (q, k, v), (out, lse), pack, biases)
+    if len(packs) == 0:
+        for pair in plan:
+            forward_chunk(problem, (q, k, v), (out, lse), pair[0], pair[1], biases)
     return out, lse
 
 
