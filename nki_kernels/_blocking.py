@@ -10,8 +10,8 @@ A layout says how K, the last dimension of an operand `[rows, K]`, gets to the p
 * `ROWS`: K is adjacent; whole rows are loaded, then TensorE transposes 128x128 blocks, several into
   one PSUM bank, evicted together.
 * `DMA`: K is adjacent; the DMA engines transpose on the way in, which leaves TensorE, and the
-  eviction of PSUM, to the product. From trn2 on it reaches 90 % of DMA throughput for types of 2 and
-  4 bytes; on trn1 it is slow.
+  eviction of PSUM, to the product. From trn2 on it reaches 90 % of DMA throughput for types of 2
+  and 4 bytes; on trn1 it is slow.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def block_sizes(
 ) -> tuple[int, int, int, bool]:
     """The fields of `_matmul.Blocks`, such that SBUF holds them for any size of the product.
 
-    All of w takes half of SBUF at most, else a block of it a quarter, and the next one as much. Where
-    not even one bank's width of whole columns fits in a quarter, K is cut as well, and partial sums
-    stay in SBUF.
+    All of w takes half of SBUF at most, else a block of it a quarter, and the next one as much.
+    Where not even one bank's width of whole columns fits in a quarter, K is cut as well, and
+    partial sums stay in SBUF.
     """
     half = hw.sbuf_partition_bytes // 2
     row_bytes = -(-depth // hw.partitions) * itemsize  # of one row, per partition

@@ -26,7 +26,7 @@ _STAGING_BYTES = 16384
 class Operand(NamedTuple):
     """Rows `[rows, K]` of a product: HBM views in row order, and how K gets to the partitions."""
 
-    segments: list
+    segments: list[nl.NkiTensor]
     layout: str
 
 
@@ -53,7 +53,7 @@ class Epilogue(NamedTuple):
     activation: str
 
 
-def segments_of(tensor: nl.NkiTensor, merged: bool) -> list:
+def segments_of(tensor: nl.NkiTensor, merged: bool) -> list[nl.NkiTensor]:
     """`tensor[..., K]` as 2-D views in row order; one view if its leading dimensions merge."""
     if merged:
         return [tensor.reshape((tensor.size // tensor.shape[-1], tensor.shape[-1]))]
@@ -67,7 +67,9 @@ def segments_of(tensor: nl.NkiTensor, merged: bool) -> list:
     return views
 
 
-def pieces_of(segments: list, row: int, rows: int) -> list:
+def pieces_of(
+    segments: list[nl.NkiTensor], row: int, rows: int
+) -> list[tuple[nl.NkiTensor, int, int]]:
     """The parts of rows `row .. row+rows`: `(segment, first row in it, rows of the part)`."""
     length = segments[0].shape[0]
     pieces = []
@@ -80,7 +82,9 @@ def pieces_of(segments: list, row: int, rows: int) -> list:
     return pieces
 
 
-def load_rows(dst: nl.NkiTensor, segments: list, row: int, rows: int, col: int, cols: int) -> None:
+def load_rows(
+    dst: nl.NkiTensor, segments: list[nl.NkiTensor], row: int, rows: int, col: int, cols: int
+) -> None:
     """`dst[rows, cols]` in SBUF <- columns `col ..` of rows `row ..`."""
     done = 0
     for piece in pieces_of(segments, row, rows):
@@ -178,7 +182,7 @@ def load_operand(operand: Operand, row: int, rows: int, k: int, ks: int) -> nl.N
 
 
 def _load_and_transpose(
-    dst: nl.NkiTensor, segments: list, row: int, rows: int, k: int, ks: int
+    dst: nl.NkiTensor, segments: list[nl.NkiTensor], row: int, rows: int, k: int, ks: int
 ) -> None:
     pmax = nl.tile_size.pmax
     width = ks * 4 if dst.dtype == nl.float32 else ks * 2
@@ -277,12 +281,12 @@ def product(out: nl.NkiTensor, x: Operand, w: Operand, blocks: Blocks, then: Epi
             if weights is None:
                 _deep_block(out, row, rows, col, cols, x, w, blocks.depth, bias, then)
                 continue
-            if blocks.keep and col > 0:
-                data = kept[row // blocks.rows]
-            else:
+            if col == 0 or not blocks.keep:
                 data = load_operand(x, row, rows, 0, depth)
                 if blocks.keep:
                     kept.append(data)
+            else:
+                data = kept[row // blocks.rows]
             _block(out, row, col, data, weights, depth, bias, then)
 
 
@@ -318,9 +322,7 @@ def _block(
         nisa.dma_copy(dst=target, src=tile)
 
 
-def _load_residual(
-    then: Epilogue, row: int, rows: int, col: int, cols: int
-) -> nl.NkiTensor | None:
+def _load_residual(then: Epilogue, row: int, rows: int, col: int, cols: int) -> nl.NkiTensor | None:
     if then.residual is None:
         return None
     tile = nl.ndarray((rows, cols), dtype=then.residual.dtype, buffer=nl.sbuf)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import nki
 import nki.isa as nisa
@@ -189,7 +190,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         yield sample(f"{dtype}", *case)
 
 
-def _bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _bmm(a: torch.Tensor, b: torch.Tensor) -> Any:
     return aten.bmm.default(a, b)
 
 

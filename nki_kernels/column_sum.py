@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import nki
 import nki.isa as nisa
@@ -30,7 +31,7 @@ aten = torch.ops.aten
 
 @nki.jit
 def column_sum_kernel(
-    x: nl.NkiTensor, out_shape: tuple, columns: int, width: int, run: int, side: int
+    x: nl.NkiTensor, out_shape: tuple[int, ...], columns: int, width: int, run: int, side: int
 ) -> nl.NkiTensor:
     """x `[..., columns]` -> `out_shape`, which has `columns` elements.
 
@@ -155,7 +156,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         yield sample(f"{dtype}", 300, 130, dtype=dtype)
 
 
-def _sum(x: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:
+def _sum(x: torch.Tensor, dims: list[int], keepdim: bool) -> Any:
     return aten.sum.dim_IntList(x, dims, keepdim)
 
 

@@ -15,6 +15,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 import torch
+import torch.nn.functional as F
 
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
@@ -109,7 +110,7 @@ def cost(b: Bindings) -> Cost:
 def reference(weight: torch.Tensor, indices: torch.Tensor, **flags: Any) -> torch.Tensor:
     """The same in torch; the flags matter to the backward alone."""
     del flags
-    return aten.embedding.default(weight, indices)
+    return F.embedding(indices, weight)
 
 
 def samples(generator: torch.Generator) -> Iterator[Sample]:
@@ -145,7 +146,7 @@ def _embedding(
     padding_idx: int,
     scale_grad_by_freq: bool,
     sparse: bool,
-) -> torch.Tensor:
+) -> Any:
     return aten.embedding.default(weight, indices, padding_idx, scale_grad_by_freq, sparse)
 
 

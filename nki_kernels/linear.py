@@ -182,39 +182,37 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("deep K", values(130, 8200), values(20, 8200), bias=values(20))
 
 
-def _bare(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _bare(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
     return aten.linear.default(x, weight, bias)
 
 
-def _with_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _with_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
     return aten.gelu.default(aten.linear.default(x, weight, bias))
 
 
-def _with_gelu_tanh(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _with_gelu_tanh(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
     return aten.gelu.default(aten.linear.default(x, weight, bias), approximate="tanh")
 
 
-def _with_relu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _with_relu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
     return aten.relu.default(aten.linear.default(x, weight, bias))
 
 
-def _with_silu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _with_silu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
     return aten.silu.default(aten.linear.default(x, weight, bias))
 
 
-def _with_tanh(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _with_tanh(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
     return aten.tanh.default(aten.linear.default(x, weight, bias))
 
 
-def _with_sigmoid(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _with_sigmoid(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
     return aten.sigmoid.default(aten.linear.default(x, weight, bias))
 
 
 def _with_residual(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
-) -> torch.Tensor:
+) -> Any:
     return aten.add.Tensor(aten.linear.default(x, weight, bias), residual)
 
 
