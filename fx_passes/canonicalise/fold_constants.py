@@ -1,11 +1,13 @@
 """A tensor of one known value is a Python number in the argument list of a pointwise op.
 
 Taken where the op gives the same dtype and layout with the number. What is folded: factories of one
-value (`full`, `zeros`, `ones`, `scalar_tensor`), casts of them, and views of them.
+value (`full`, `zeros`, `ones`, `scalar_tensor`), constants of one element that tracing stored,
+casts of them, and views of them.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import fx
 
 from trnx.fx_passes.aliasing import same_layout
 from trnx.fx_passes.canonicalise._rules import fake_value
+from trnx.fx_passes.metadata import real_values
 from trnx.fx_passes.nodes import aten, has_tensor, is_pointwise, is_view, schema_of
 from trnx.fx_passes.passes import Pass
 
@@ -25,10 +28,14 @@ def _value(node: Any) -> Number | None:
     """The value of every element of `node`, as its dtype stores it, or None where it is not
     known.
     """
-    if not has_tensor(node) or node.op != "call_function":
+    if not has_tensor(node):
         return None
     value: Any = None
-    if node.target in _FILLED:
+    if node.op == "get_attr":
+        value = _stored_number(node)
+    elif node.op != "call_function":
+        return None
+    elif node.target in _FILLED:
         value = _FILLED[node.target]
     elif node.target is aten.full.default:
         value = node.args[1]
@@ -38,8 +45,40 @@ def _value(node: Any) -> Number | None:
         value = _value(node.args[0])
     if not isinstance(value, (bool, int, float)):
         return None
-    stored = torch.tensor(value).to(node.meta["val"].dtype).item()
+    with real_values():
+        stored = torch.tensor(value).to(node.meta["val"].dtype).item()
     return stored if isinstance(stored, (bool, int, float)) else None
+
+
+def _stored_number(node: fx.Node) -> Number | None:
+    """The element of a constant of one element that tracing stored in the graph module."""
+    stored = operator.attrgetter(str(node.target))(node.graph.owning_module)
+    if type(stored) is not torch.Tensor or stored.numel() != 1 or stored.device.type != "cpu":
+        return None
+    with real_values():
+        number = stored.item()
+    return number if isinstance(number, (bool, int, float)) else None
+
+
+# `where` takes numbers in overloads of its own: by which of its two values is one.
+_WHERE: dict[tuple[bool, bool], Any] = {
+    (True, False): aten.where.ScalarSelf,
+    (False, True): aten.where.ScalarOther,
+    (True, True): aten.where.Scalar,
+}
+
+
+def _fold_where(node: fx.Node) -> None:
+    condition, *values = node.args
+    numbers = [_value(value) for value in values]
+    target = _WHERE.get((numbers[0] is not None, numbers[1] is not None))
+    if target is None:
+        return
+    pairs = zip(numbers, values, strict=True)
+    args = (condition, *(v if n is None else n for n, v in pairs))
+    value = fake_value(node, target, args, {})
+    if value is not None and same_layout(value, node.meta["val"]):
+        node.target, node.args = target, args
 
 
 def _fold(node: fx.Node) -> None:
@@ -58,7 +97,9 @@ def _fold(node: fx.Node) -> None:
 
 def _run(gm: fx.GraphModule) -> fx.GraphModule:
     for node in gm.graph.nodes:
-        if is_pointwise(node) and has_tensor(node):
+        if node.op == "call_function" and node.target is aten.where.self:
+            _fold_where(node)
+        elif is_pointwise(node) and has_tensor(node):
             _fold(node)
     gm.recompile()
     return gm

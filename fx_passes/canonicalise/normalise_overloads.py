@@ -1,9 +1,9 @@
 """One overload per pointwise op: a number operand stands in the argument list, and there is no
 alpha.
 
-`add.Scalar`, `rsub`, `masked_fill` and their like become `.Tensor` overloads (`where.self` for the
-last); `alpha` becomes a product of its own. `pow.Tensor_Scalar` and `pow.Scalar` stay: they are the
-only spelling of a number as base or exponent.
+`add.Scalar`, `rsub` and their like become `.Tensor` overloads; `masked_fill` becomes `where`;
+`alpha` becomes a product of its own. Overloads for numbers stay where they are the only spelling of
+it: `pow.Tensor_Scalar`, `pow.Scalar`, `where.ScalarSelf`, `where.ScalarOther`, `where.Scalar`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,6 @@ _PLAIN: dict[Any, Any] = {
     aten.bitwise_and.Scalar: aten.bitwise_and.Tensor,
     aten.bitwise_or.Scalar: aten.bitwise_or.Tensor,
     aten.bitwise_xor.Scalar: aten.bitwise_xor.Tensor,
-    aten.where.ScalarSelf: aten.where.self,
-    aten.where.ScalarOther: aten.where.self,
-    aten.where.Scalar: aten.where.self,
 }
 
 
@@ -76,6 +73,7 @@ def _without_alpha(node: fx.Node, target: Any, a: Any, b: Any, alpha: Any) -> fx
     if not isinstance(b, fx.Node):
         return call_if_same(node, target, (a, b * alpha))
     if val(node).dtype in _NARROW:
+        alpha = torch.tensor(alpha, dtype=val(node).dtype).item()  # as torch reads it
         return _in_float32(node, target, a, b, alpha)
     product = insert_call(node, aten.mul.Tensor, (b, alpha))
     return call_if_same(node, target, (a, product))
@@ -96,7 +94,8 @@ def _in_float32(node: fx.Node, target: Any, a: Any, b: fx.Node, alpha: Any) -> f
 
 def _masked_fill(node: fx.Node) -> fx.Node | None:
     x, mask, value = node.args
-    return call_if_same(node, aten.where.self, (mask, value, x))
+    target = aten.where.self if isinstance(value, fx.Node) else aten.where.ScalarSelf
+    return call_if_same(node, target, (mask, value, x))
 
 
 _RULES: dict[Any, Rule] = {

@@ -247,5 +247,6 @@ def _compare_gradients(function: Any, args: Sequence[Any], had: Any, wanted: Any
         loss = sum((r * w).sum() for r, w in zip(results, weights, strict=True))
         return torch.autograd.grad(loss, leaves)
 
+    # Of gradients, eager's strides depend on which of its attention kernels it takes.
     for h, w in zip(gradients(had), gradients(wanted), strict=True):
-        compare(h, w)
+        torch.testing.assert_close(h, w)

@@ -1,0 +1,237 @@
+"""Each canonical form of docs/architecture.md, and what must not be canonicalised away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from trnx.fx_passes.canonicalise import CANONICALISE, canonicalise
+from trnx.fx_passes.passes import run_passes
+from trnx.fx_passes.verify import verify_graph
+
+aten = torch.ops.aten
+
+
+def _graph(function: Callable[..., Any], *args: Any) -> fx.GraphModule:
+    """The canonical ATen graph of `function`; its results are compared with eager's."""
+    gm = canonicalise(make_fx(function, tracing_mode="fake")(*args))
+    verify_graph(gm, "canonicalise")
+    want, have = function(*args), gm(*args)
+    torch.testing.assert_close(have, want, check_stride=True)
+    return gm
+
+
+def _calls(gm: fx.GraphModule) -> list[tuple[Any, ...]]:
+    """Operators with their arguments that are no nodes."""
+    return [
+        (node.target, *(a for a in node.args if not isinstance(a, fx.Node)))
+        for node in gm.graph.nodes
+        if node.op == "call_function"
+    ]
+
+
+X, Y = torch.randn(4, 6), torch.randn(4, 6)
+W, B = torch.randn(5, 6), torch.randn(5)
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Any, ...]]]] = {
+    "mm": (lambda x, w: aten.mm(x, aten.t(w)), (X, W), [(aten.linear.default, None)]),
+    "mm of [K, N]": (
+        lambda x, w: aten.mm(x, w),
+        (X, torch.randn(6, 5)),
+        [(aten.transpose.int, 0, 1), (aten.linear.default, None)],
+    ),
+    "addmm": (lambda b, x, w: aten.addmm(b, x, w.t()), (B, X, W), [(aten.linear.default,)]),
+    "addmm of a matrix": (
+        lambda b, x, w: aten.addmm(b, x, w.t()),
+        (torch.randn(4, 5), X, W),
+        [(aten.linear.default, None), (aten.add.Tensor,)],
+    ),
+    "flattened linear": (
+        lambda x, w, b: F.linear(x, w, b),
+        (torch.randn(2, 3, 6), W, B),
+        [(aten.linear.default,)],
+    ),
+    "baddbmm": (
+        torch.baddbmm,
+        (torch.randn(2, 3, 5), torch.randn(2, 3, 4), torch.randn(2, 4, 5)),
+        [(aten.bmm.default,), (aten.add.Tensor,)],
+    ),
+    "scalar overload": (lambda x: aten.mul.Scalar(x, 2.0), (X,), [(aten.mul.Tensor, 2.0)]),
+    "alpha": (
+        lambda x, y: torch.add(x, y, alpha=2),
+        (X, Y),
+        [(aten.mul.Tensor, 2), (aten.add.Tensor,)],
+    ),
+    "alpha of a number": (lambda x: torch.add(x, 3, alpha=2), (X,), [(aten.add.Tensor, 6)]),
+    "negative alpha": (lambda x, y: torch.add(x, y, alpha=-1), (X, Y), [(aten.sub.Tensor,)]),
+    "rsub": (lambda x: torch.rsub(x, 2.0), (X,), [(aten.sub.Tensor, 2.0)]),
+    "constant tensor": (
+        lambda x: x * torch.full((), 0.5),
+        (X,),
+        [(aten.mul.Tensor, 0.5)],
+    ),
+    "wide constant": (lambda x: x + torch.ones(4, 6), (X,), [(aten.add.Tensor, 1.0)]),
+    "masked_fill": (
+        lambda x, m: x.masked_fill(m, 2.0),
+        (X, X > 0),
+        [(aten.where.ScalarSelf, 2.0)],
+    ),
+    "where of constants": (
+        lambda m: torch.where(m, torch.tensor(0.0), torch.tensor(-1.0)),
+        (X > 0,),
+        [(aten.where.Scalar, 0.0, -1.0)],
+    ),
+    "negative dims": (
+        lambda x: torch.softmax(x, -1),
+        (X,),
+        [(aten._softmax.default, 1, False)],
+    ),
+    "sum": (lambda x: x.sum(), (X,), [(aten.sum.dim_IntList, [0, 1])]),
+    "mean": (lambda x: x.mean(-1, True), (X,), [(aten.mean.dim, [1], True)]),
+    "round trip": (
+        lambda x: x.to(torch.float64).to(torch.float32) + 1,
+        (X,),
+        [(aten.add.Tensor, 1)],
+    ),
+    "lossy round trip": (
+        lambda x: x.to(torch.bfloat16).to(torch.float32) + 1,
+        (X,),
+        [(aten._to_copy.default,), (aten._to_copy.default,), (aten.add.Tensor, 1)],
+    ),
+    "two transposes": (lambda x: x.t().transpose(-1, -2) + 1, (X,), [(aten.add.Tensor, 1)]),
+    "view of view": (
+        lambda x: (x * 2).view(2, 12).view(24),
+        (X,),
+        [(aten.mul.Tensor, 2), (aten.view.default, [24])],
+    ),
+    "epilogue behind a view": (
+        lambda x, w: F.gelu((x @ w.t()).view(2, 2, 5)),
+        (X, W),
+        [(aten.linear.default, None), (aten.gelu.default,), (aten.view.default, [2, 2, 5])],
+    ),
+    "common subexpressions": (
+        lambda x, y: (x + y) * torch.relu(x + y),
+        (X, Y),
+        [(aten.add.Tensor,), (aten.relu.default,), (aten.mul.Tensor,)],
+    ),
+    "clone": (lambda x: x.clone().detach() * 2, (X,), [(aten.mul.Tensor, 2)]),
+    "clone to another layout": (
+        lambda x: x.t().contiguous() * 2,
+        (X,),
+        [(aten.transpose.int, 0, 1), (aten.clone.default,), (aten.mul.Tensor, 2)],
+    ),
+    "ones_like": (lambda x: torch.ones_like(x) * x, (X,), [(aten.mul.Tensor, 1.0)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_form(name: str) -> None:
+    function, args, wanted = CASES[name]
+
+    assert _calls(_graph(function, *args)) == wanted
+
+
+def test_constants_are_computed_once() -> None:
+    gm = _graph(lambda x: torch.where(torch.arange(6) >= torch.arange(4)[:, None], x, 0.0), X)
+
+    assert _calls(gm) == [(aten.where.ScalarOther, 0.0)]
+    assert [node.op for node in gm.graph.nodes].count("get_attr") == 1
+
+
+def test_alpha_of_narrow_dtypes_rounds_once() -> None:
+    x, y = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16()
+    gm = canonicalise(make_fx(lambda x, y: torch.add(x, y, alpha=0.3), tracing_mode="fake")(x, y))
+
+    assert torch.equal(gm(x, y), torch.add(x, y, alpha=0.3))
+
+
+def test_a_returned_copy_stays_a_copy() -> None:
+    gm = _graph(lambda x: x.clone(), X)
+    result = gm(X)
+
+    assert result.untyped_storage().data_ptr() != X.untyped_storage().data_ptr()
+
+
+def test_two_results_stay_two() -> None:
+    gm = _graph(lambda x: (x + 1, x + 1), X)
+    first, second = gm(X)
+
+    assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
+
+
+def test_a_returned_constant_is_fresh_on_every_call() -> None:
+    gm = _graph(lambda x: (x + 1, torch.arange(6) * 2), X)
+    gm(X)[1].fill_(7)
+
+    assert torch.equal(gm(X)[1], torch.arange(6) * 2)
+
+
+def test_a_copy_from_before_a_write_stays() -> None:
+    def function(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        old = state.clone()
+        state.copy_(x)
+        return old * 2
+
+    gm = canonicalise(make_fx(function, tracing_mode="fake")(X, Y))
+    state = Y.clone()
+
+    assert torch.equal(gm(X, state), Y * 2)
+    assert torch.equal(state, X)
+
+
+def test_random_ops_are_not_merged() -> None:
+    gm = canonicalise(
+        make_fx(lambda x: torch.bernoulli(x, 0.5) - torch.bernoulli(x, 0.5), tracing_mode="fake")(X)
+    )
+    torch.manual_seed(0)
+
+    assert gm(X).abs().sum() > 0
+
+
+def test_twice_is_once() -> None:
+    gm = make_fx(lambda x, w, b: F.gelu(F.linear(x, w, b)), tracing_mode="fake")(
+        torch.randn(2, 3, 6), W, B
+    )
+    once = _calls(canonicalise(gm))
+
+    assert _calls(canonicalise(gm)) == once
+
+
+def test_every_pass_leaves_a_sound_graph() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        y = F.layer_norm(F.linear(x, w, b), (5,))
+        return torch.softmax(F.gelu(y).transpose(1, 2) * 2, -1).sum()
+
+    gm = make_fx(function, tracing_mode="fake")(torch.randn(2, 3, 6), W, B)
+    ran: list[str] = []
+
+    def after(gm: fx.GraphModule, name: str) -> None:
+        gm.graph.lint()
+        assert all("val" in n.meta for n in gm.graph.nodes if n.op == "call_function")
+        ran.append(name)
+
+    run_passes(gm, CANONICALISE, after)
+
+    assert ran == [one.name for one in CANONICALISE]
+
+
+def test_no_guards_are_added() -> None:
+    gm = make_fx(
+        lambda x, w, b: F.gelu(F.linear(x, w, b)).transpose(1, 2) + 1, tracing_mode="symbolic"
+    )(torch.randn(2, 3, 6), W, B)
+    mode = next(
+        n.meta["val"].fake_mode
+        for n in gm.graph.nodes
+        if "val" in n.meta and hasattr(n.meta["val"], "fake_mode")
+    )
+    before = len(mode.shape_env.guards)
+    canonicalise(gm)
+
+    assert len(mode.shape_env.guards) == before
+    x = torch.randn(4, 9, 6)
+    torch.testing.assert_close(gm(x, W, B), F.gelu(F.linear(x, W, B)).transpose(1, 2) + 1)
