@@ -95,7 +95,8 @@ class GraphCompiler:
         by_name = {engine.name: engine for engine in engines}
         for region in plan.regions:
             report.regions.append(self._region_report(region, by_name.get(region.engine)))
-        report.predicted_seconds = sum(entry.predicted_seconds for entry in report.regions)
+        regions = sum(entry.predicted_seconds for entry in report.regions)
+        report.predicted_seconds = self._options.hardware.launch_seconds + regions
         _count_nodes(report, plan)
         return report
 
@@ -105,7 +106,7 @@ class GraphCompiler:
         if region.match is not None:
             cost = region.match.kernel.cost(bindings_spec(region.match))
             work = hw.roofline_seconds(cost.matmul_flops, cost.vector_flops, cost.hbm_bytes)
-            seconds = hw.launch_seconds + work
+            seconds = hw.region_seconds + work
         else:
             cost = Cost()
             seconds = 0.0 if engine is None else engine.cost(nodes)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from trnx.backend.entry import compile_captured
 from trnx.backend.errors import CoverageError
 from trnx.backend.options import Options, make_options
-from trnx.backend.report import GraphReport, Reports, collect_reports
+from trnx.backend.report import GraphReport, Reports, collect_reports, counted, ledger_lines
 from trnx.backend.torch_internals import eager_backward_compile, graph_breaks
 from trnx.backend.versions import check_versions
 
@@ -56,10 +56,7 @@ class Explanation:
         """Raises CoverageError where less than `percent` of the FLOPs is on NKI, for a CI gate."""
         found = 100 * self.flops_on_nki
         if found < percent:
-            misses = "\n".join(
-                f"  {e.op} at {e.source or 'unknown line'}: {e.reason}"
-                for e in self.reports.fallbacks
-            )
+            misses = "\n".join(f"  {line}" for line in ledger_lines(self.reports.fallbacks))
             raise CoverageError(
                 f"{found:.1f} % of the FLOPs run on NKI, less than the required {percent:g} %. "
                 f"Not on NKI:\n{misses}"
@@ -88,23 +85,16 @@ def _graph_lines(report: GraphReport) -> list[str]:
     rows = [("region", "engine", "MFLOPs", "us", "ops")]
     for region in report.regions:
         flops, micros = region.flops / 1e6, region.predicted_seconds * 1e6
-        ops = ", ".join(_counted(region.ops))
+        ops = ", ".join(counted(region.ops))
         rows.append((region.name, region.engine, f"{flops:.2f}", f"{micros:.0f}", ops))
     lines = [report.name, *_table(rows)]
     if report.fallbacks:
         lines.append("not on NKI:")
-        lines += [f"  {e.op} ({e.engine}) at {e.source}: {e.reason}" for e in report.fallbacks]
+        lines += [f"  {line}" for line in ledger_lines(report.fallbacks)]
     if report.near_misses:
         lines.append("on NKI, but not in a bigger kernel:")
-        lines += [f"  {e.op} at {e.source}: {e.reason}" for e in report.near_misses]
+        lines += [f"  {line}" for line in ledger_lines(report.near_misses)]
     return lines
-
-
-def _counted(ops: Sequence[str]) -> list[str]:
-    counts: dict[str, int] = {}
-    for op in ops:
-        counts[op] = counts.get(op, 0) + 1
-    return [op if count == 1 else f"{count} x {op}" for op, count in counts.items()]
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -8,7 +8,7 @@ a kernel that refuses the sizes of a later call adds an entry to `fallbacks`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, overload
@@ -113,9 +113,24 @@ class GraphReport:
             f"{sum(r.engine == 'nki' for r in self.regions)} NKI regions, "
             f"{_percent(share(self.flops_nki, self.flops_total))} of FLOPs"
         )
-        rows = [f"  {r.name:<40} {r.engine:<6} {', '.join(r.ops)}" for r in self.regions]
-        misses = [f"  {f.op} ({f.engine}): {f.reason}  [{f.source}]" for f in self.fallbacks]
+        rows = [
+            f"  {r.name:<40} {r.engine:<6} {', '.join(counted(r.ops))}" for r in self.regions
+        ]
+        misses = [f"  {line}" for line in ledger_lines(self.fallbacks)]
         return "\n".join([head, *rows, *(["  not on NKI:"] if misses else []), *misses])
+
+
+def counted(items: Iterable[str]) -> list[str]:
+    """Each different item once, with how often it occurs, in the order of first occurrence."""
+    counts: dict[str, int] = {}
+    for item in items:
+        counts[item] = counts.get(item, 0) + 1
+    return [item if count == 1 else f"{count} x {item}" for item, count in counts.items()]
+
+
+def ledger_lines(entries: Iterable[FallbackReport]) -> list[str]:
+    """One line for each different entry."""
+    return counted(f"{e.op} ({e.engine}) at {e.source or 'unknown line'}: {e.reason}" for e in entries)
 
 
 def _percent(fraction: float) -> str:

@@ -91,7 +91,11 @@ class SimulatorRunner:
                 _in_kernel_form(output, spec)
                 for output, spec in zip(outputs, program.outputs, strict=True)
             ]
-            program.run(arguments, results)
+            try:
+                program.run(arguments, results)
+            finally:
+                # A shared Program must not keep the tensors of its last caller alive.
+                program.release()
 
         return Prepared(run, program.matmul_flops)
 

@@ -16,6 +16,7 @@ from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.partitioners import (
@@ -59,7 +60,11 @@ def compile_with_autograd(
         # With dynamic shapes a module's float attributes (`eps`, `norm_type`) are symbols. AOTAutograd asks
         # Dynamo to start again with those as constants that it cannot turn into tensors. It has
         # noted which they are, and makes them constants itself, with a guard, when it is called again.
-        compiled = compiler(gm, example_inputs)
+        # The notes are names that other functions' symbols have too, so they must not stay.
+        try:
+            compiled = compiler(gm, example_inputs)
+        finally:
+            TensorifyState.clear()
     return compiled
 
 

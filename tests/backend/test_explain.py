@@ -1,0 +1,150 @@
+"""Reports and `trnx.explain`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+import trnx
+from trnx.backend.runners import SimulatorRunner
+from trnx.errors import CoverageError
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+class Model(torch.nn.Module):
+    """Products, attention, and an op that no kernel takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(32, 64)
+        self.norm = torch.nn.BatchNorm1d(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.gelu(self.norm(self.up(x)))
+        return y.cumsum(0) @ y.t()
+
+
+def test_the_report_of_a_run() -> None:
+    model, x = Model().eval(), torch.randn(5, 32)
+    with trnx.collect_reports() as reports, torch.no_grad():
+        torch.compile(model, backend="trnx", options={"select": "legal"})(x)
+    (report,) = reports
+    assert trnx.report.last() is report
+    assert (report.kind, report.target, report.runner) == ("inference", "trn2", "simulator")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(x)
+    assert report.flops_total == counter.get_total_flops()
+    assert report.flops_nki == report.flops_total
+    assert reports.flops_on_nki == 1.0
+    assert 0 < reports.nodes_on_nki < 1
+    assert 0 < reports.bytes_on_nki < 1
+    assert any("cumsum" in e.op and "test_explain.py" in e.source for e in report.fallbacks)
+    assert all(e.reason for e in report.fallbacks)
+    assert report.compile_seconds > 0
+    assert report.predicted_seconds > 0
+    kernels = [r.to_dict() for r in report.regions if r.engine == "nki"]
+    assert all(r["kernel"] and r["ops"] for r in kernels)
+    assert json.loads(json.dumps(report.to_dict()))["regions"]
+    assert report.regions[0].name in str(report)
+
+
+def test_names_of_regions_are_unique() -> None:
+    with trnx.collect_reports() as reports:
+        torch.compile(Model(), backend="trnx")(torch.randn(5, 32)).sum().backward()
+    assert [r.kind for r in reports] == ["forward", "backward"]
+    assert len({r.name for r in reports}) == 2
+    for report in reports:
+        assert len({region.name for region in report.regions}) == len(report.regions)
+
+
+def test_collections_do_not_see_what_is_compiled_outside() -> None:
+    with trnx.collect_reports() as reports:
+        pass
+    torch.compile(torch.relu, backend="trnx")(torch.ones(3))
+    assert len(reports) == 0
+    assert reports.flops_on_nki == 1.0
+
+
+def test_explain_runs_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(*_: object) -> None:
+        raise AssertionError("a kernel was traced")
+
+    monkeypatch.setattr(SimulatorRunner, "prepare", prepare)
+    model, x = Model(), torch.randn(5, 32)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    explanation = trnx.explain(model, x, options={"select": "legal", "target": "trn1"})
+    assert [r.kind for r in explanation.reports] == ["forward", "backward"]
+    assert explanation.target == "trn1"
+    assert explanation.flops_on_nki == 1.0
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_an_explanation_as_text_and_as_data() -> None:
+    with torch.no_grad():
+        explanation = trnx.explain(Model().eval(), torch.randn(5, 32))
+    text, data = str(explanation), json.loads(json.dumps(explanation.to_dict()))
+    assert "not on NKI" in text
+    assert "cumsum" in text
+    assert "test_explain.py" in text
+    assert "inference" in text
+    assert len(data["graphs"]) == 1
+    assert set(data) >= {"flops_on_nki", "bytes_on_nki", "nodes_on_nki", "graph_breaks"}
+
+
+def test_arguments_that_the_model_writes_to_stay_as_they_are() -> None:
+    x = torch.zeros(4)
+    with torch.no_grad():
+        trnx.explain(lambda x: x.add_(1), x)
+    assert torch.equal(x, torch.zeros(4))
+
+
+def test_graph_breaks_are_reported() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        torch._dynamo.graph_break()
+        return y * 2
+
+    explanation = trnx.explain(function, torch.ones(3))
+    assert len(explanation.reports) == 2
+    assert sum(explanation.graph_breaks.values()) == 1
+    assert "graph breaks" in str(explanation)
+
+
+def test_a_coverage_gate() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(x).real @ x
+
+    covered = trnx.explain(lambda x: x @ x, torch.ones(8, 8), options={"select": "legal"})
+    covered.fail_under(100)
+    uncovered = trnx.explain(function, torch.ones(8, 8, dtype=torch.float64))
+    uncovered.fail_under(0)
+    with pytest.raises(CoverageError, match=r"less than the required 50 %(.|\n)*fft"):
+        uncovered.fail_under(50)
+
+
+def test_explain_reports_where_fallback_error_would_raise() -> None:
+    explanation = trnx.explain(
+        lambda x: torch.linalg.qr(x)[0], torch.eye(3), options={"fallback": "error"}
+    )
+    assert any("qr" in entry.op for entry in explanation.reports.fallbacks)
+
+
+def test_explaining_often_does_not_hit_the_recompile_limit() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.relu() + 1
+
+    for _ in range(10):
+        assert len(trnx.explain(function, torch.ones(3)).reports) == 1
