@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.isa.activation_functions import ACTIVATIONS, activation_name, prelu
+from trnx.simulator.isa.activation_functions import activation_name, emit_activation, prelu
 from trnx.simulator.isa.alu import OPERATORS, AluOp, binary_arithmetic, token_name
 from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -28,7 +28,6 @@ from trnx.simulator.isa.operands import (
 )
 from trnx.simulator.isa.reductions import reduce_last
 from trnx.simulator.tensor import NkiTensor
-from trnx.simulator.views import Shape
 
 _ACCUMULATING = (ReduceCmd.idle, ReduceCmd.reset, ReduceCmd.reduce, ReduceCmd.reset_reduce)
 
@@ -97,8 +96,7 @@ def _activation(
         factor = scale if _is_plain(scale) else None
         _scale_and_bias(emit, value, scales, factor, biases, target)
         value = target
-    if function != "copy" or value is not out:
-        emit.step(ACTIVATIONS[function], value, out=out)
+    emit_activation(emit, function, value, out)
     _reduce(emit, dst, data, out, reduction, reduce_cmd, reduce_res)
 
 
@@ -219,14 +217,17 @@ def activate2(
     operands = [
         scalar(emit, operand, label, data, shape, any_dtype=True) for _, operand, _, label in stages
     ]
-    apply = _activation_of(emit, function, relu_param, data, shape)
+    slope = scalar(emit, relu_param, "relu_param", data, shape, any_dtype=True)
     out = emit.write_f32(dst, "dst", shape=shape)
     for i, ((alu, _, reverse, _), operand) in enumerate(zip(stages, operands, strict=True)):
         later = [stage[1] for stage in stages[i + 1 :]] + [relu_param]
         target = intermediate(emit, out, dst, *later)
         emit.step(alu.function, *alu.arguments(value, operand, reverse), out=target)
         value = target
-    emit.step(apply, value, out=out)
+    if function == "prelu":
+        emit.step(prelu(slope), value, out=out)
+    else:
+        emit_activation(emit, function, value, out)
     _reduce(emit, dst, data, out, reduction, reduce_cmd, reduce_res)
 
 
@@ -244,11 +245,3 @@ def _stages(
         else:
             stages.append((OPERATORS[name], operands[i], reverses[i], f"imm{i}"))
     return stages
-
-
-def _activation_of(
-    emit: Emit, function: str, relu_param: Any, data: NkiTensor, shape: Shape
-) -> Any:
-    if function != "prelu":
-        return ACTIVATIONS[function]
-    return prelu(scalar(emit, relu_param, "relu_param", data, shape, any_dtype=True))

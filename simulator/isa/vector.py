@@ -31,6 +31,9 @@ from trnx.simulator.isa.operands import (
 )
 from trnx.simulator.tensor import NkiTensor
 
+_NATIVE = ("add", "subtract", "multiply", "maximum", "minimum")
+_HALVES = ("bfloat16", "float16")
+
 
 @instruction
 def tensor_tensor(
@@ -55,6 +58,11 @@ def tensor_tensor(
         emit_bits(emit, dst, shape, [(alu, False, data2)], data1, "data1", ("data2",))
     elif alu.is_integer and emit.engine is Engine.gpsimd and all_wide_integers(dst, data1, data2):
         emit_integers(emit, dst, shape, [(alu, False, data2)], data1, "data1", ("data2",))
+    elif alu.name in _NATIVE and data1.dtype == data2.dtype == dst.dtype in _HALVES:
+        # torch computes these in float32 and rounds once, as the engine does.
+        a = emit.read(data1, "data1", shape=shape)
+        b = emit.read(data2, "data2", shape=shape)
+        emit.step(alu.function, a, b, out=emit.write(dst, "dst", shape=shape))
     else:
         a = emit.read_f32(data1, "data1", shape=shape)
         b = emit.read_f32(data2, "data2", shape=shape)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from trnx.simulator.isa.activation_functions import emit_activation
 from trnx.simulator.isa.alu import OPERATORS, arithmetic, binary_arithmetic, operator
 from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -217,7 +218,7 @@ def exponential(
     )
     out = emit.write_f32(dst, "dst", shape=shape)
     emit.step(torch.sub, value, shift, out=out)
-    emit.step(torch.exp, out, out=out)
+    emit_activation(emit, "exp", out, out)
     addition = OPERATORS["add"]
     registers = accumulator(emit, Engine.vector, src)
     accumulate(emit, reduce_cmd, addition, reduce_last(addition), out, registers, initial)
