@@ -192,7 +192,7 @@ def program_id(axis: int = 0) -> int:
     """Index of this program along `axis` of the grid; 0 without a grid."""
     simulator = current("program_id")
     grid = simulator.grid or (1,)
-    return int(np.unravel_index(simulator.program_index, grid)[axis])
+    return int(np.unravel_index(simulator.core.index, grid)[axis])
 
 
 def num_programs(axes: Any = 0) -> int:

@@ -52,6 +52,8 @@ class Loops:
         return self._open[-1][0].steps if self._open else None
 
     def _begin(self, kind: str, register: VirtualRegister | None) -> LoopRecord:
+        if not self._open:
+            self._simulator.pool.hold()
         record = LoopRecord(kind, len(self._simulator.rows))
         self._open.append((record, register))
         self.records.append(record)
@@ -61,6 +63,8 @@ class Loops:
         record, _ = self._open.pop()
         record.last = len(self._simulator.rows)
         self._simulator.append_steps([step])
+        if not self._open:
+            self._simulator.pool.release()
 
     def fori(self, lower: Bound, upper: Bound, step: int, body: Callable[[Any], Any]) -> None:
         """`for i in range(lower, upper, step): body(i)`."""

@@ -18,6 +18,7 @@ class BufferPool:
     def __init__(self) -> None:
         self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
         self._scratch: defaultdict[tuple[int, torch.dtype], list[torch.Tensor]] = defaultdict(list)
+        self._held: list[torch.Tensor] | None = None
         self.allocated_bytes = 0
 
     def take(self, nbytes: int) -> torch.Tensor:
@@ -30,7 +31,20 @@ class BufferPool:
 
     def put(self, buffer: torch.Tensor) -> None:
         """Return a buffer that `take` gave."""
-        self._free[buffer.numel()].append(buffer)
+        if self._held is not None:
+            self._held.append(buffer)
+        else:
+            self._free[buffer.numel()].append(buffer)
+
+    def hold(self) -> None:
+        """Reuse nothing from now on: a loop's body runs again, and what it read it reads again."""
+        self._held = []
+
+    def release(self) -> None:
+        """Undo `hold`."""
+        held, self._held = self._held or [], None
+        for buffer in held:
+            self.put(buffer)
 
     def scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A contiguous temporary tensor; `give_back` when the instruction is recorded."""

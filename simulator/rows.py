@@ -44,6 +44,7 @@ class Row:
     engine: str
     location: Location
     operands: tuple[OperandRow, ...]
+    core: int = 0
 
 
 class Rows:
@@ -55,6 +56,7 @@ class Rows:
         self._lines: dict[tuple[CodeType, int], int] = {}
         self.opcode = array("H")
         self.engine = array("B")
+        self.core = array("B")
         self.line = array("I")
         self.first_operand = array("I", [0])
         self.first_step = array("I", [0])
@@ -77,6 +79,7 @@ class Rows:
         line: tuple[CodeType, int],
         operands: Sequence[tuple[NkiTensor, bool]],
         step_count: int,
+        core: int = 0,
     ) -> None:
         """Add one instruction."""
         self.opcode.append(self._names.setdefault(opcode, len(self._names)))
@@ -86,6 +89,7 @@ class Rows:
             self._append_operand(tensor, is_write)
         self.first_operand.append(len(self.storage))
         self.first_step.append(step_count)
+        self.core.append(core)
 
     def _append_operand(self, tensor: NkiTensor, is_write: bool) -> None:
         low, high, start, partitions = tensor.byte_range()
@@ -107,6 +111,7 @@ class Rows:
             list(self._engines)[self.engine[index]],
             Location(codes.co_filename, line, codes.co_name),
             tuple(self._operand(i) for i in range(first, last)),
+            self.core[index],
         )
 
     def _operand(self, i: int) -> OperandRow:

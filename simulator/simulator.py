@@ -10,6 +10,7 @@ import torch
 
 from trnx.simulator.capacity import check_address, peak_bytes
 from trnx.simulator.context import kernel_line, kernel_location
+from trnx.simulator.cores import Core, Cores
 from trnx.simulator.dtypes import DType, resolve
 from trnx.simulator.errors import IllegalInstructionError
 from trnx.simulator.hardware import Hardware
@@ -32,23 +33,27 @@ class Simulator:
         self.hardware = hardware
         self.grid = grid
         self.values = values
-        self.program_index = 0
         self.pool = BufferPool()
         self.rows = Rows()
         self.steps: list[Step] = []
-        self.loops = Loops(self)
         self.matmul_flops = 0
         self.hbm_bytes = 0
-        self._allocations: list[Allocation] = []
         self._storages = 0
         self._state: dict[str, torch.Tensor] = {}
         self._prologue: list[Step] = []
         # Shared HBM by order of allocation; every program of the grid gets the same tensors.
         self._shared: list[NkiTensor] = []
-        self._shared_next = 0
         self._peaks = (0, 0)
         # Identity matrices of `nl.shared_identity_matrix`, by size and dtype.
         self.identities: dict[tuple[int, str], NkiTensor] = {}
+        self.cores = Cores(self, math.prod(grid))
+        # The program of the grid that is running.
+        self.core = Core(self, 0)
+
+    @property
+    def loops(self) -> Loops:
+        """Loops of the running program."""
+        return self.core.loops
 
     # ---- tensors ----
 
@@ -95,8 +100,8 @@ class Simulator:
         return tuple(int(size) for size in sizes)
 
     def _shared_tensor(self, shape: tuple[int, ...], dtype: DType, name: str) -> NkiTensor:
-        if self._shared_next < len(self._shared):
-            tensor = self._shared[self._shared_next]
+        if self.core.shared_next < len(self._shared):
+            tensor = self._shared[self.core.shared_next]
             if tensor.shape != shape or tensor.dtype != dtype:
                 self.illegal("programs of one grid allocate different tensors in shared HBM")
         else:
@@ -107,7 +112,7 @@ class Simulator:
             )
             tensor = NkiTensor(storage, dtype, shape, contiguous_strides(shape), 0, name)
             self._shared.append(tensor)
-        self._shared_next += 1
+        self.core.shared_next += 1
         return tensor
 
     def _on_chip(
@@ -136,7 +141,7 @@ class Simulator:
             )
         check_address(self.hardware, buffer, shape[0], free * dtype.itemsize, address)
         allocation = Allocation(buffer, free * dtype.itemsize, name, address, kernel_line())
-        self._allocations.append(allocation)
+        self.core.allocations.append(allocation)
         start = address[0] if address else 0
         return self._storage(
             buffer, dtype, shape[0], free, name=name, allocation=allocation, start_partition=start
@@ -170,9 +175,10 @@ class Simulator:
 
     def engine_state(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """State of an engine that lives across instructions; every run starts with zeros."""
-        state = self._state.get(key)
+        own = f"{key} of core {self.core.index}"
+        state = self._state.get(own)
         if state is None:
-            state = self._state[key] = torch.zeros(shape, dtype=dtype, device="cpu")
+            state = self._state[own] = torch.zeros(shape, dtype=dtype, device="cpu")
             self._prologue.append(state.zero_)
         return state
 
@@ -192,7 +198,9 @@ class Simulator:
         line = kernel_line()
         assert line is not None
         self.append_steps(emit.steps)
-        self.rows.append(emit.name, emit.engine.name, line, operands, len(self.steps))
+        self.rows.append(
+            emit.name, emit.engine.name, line, operands, len(self.steps), self.core.index
+        )
         self.matmul_flops += emit.flops
         self.hbm_bytes += emit.hbm_bytes
         return index
@@ -211,16 +219,10 @@ class Simulator:
 
     # ---- programs of a grid ----
 
-    def begin_program(self, index: int) -> None:
-        """Start recording program `index` of the grid."""
-        self.program_index = index
-        self._shared_next = 0
-        self._allocations = []
-
-    def end_program(self) -> None:
+    def end_program(self, core: Core) -> None:
         """Judge the program that was recorded: capacity, open loops."""
-        self.loops.check_closed()
-        sbuf, psum = peak_bytes(self.hardware, self._allocations, self.loops.records)
+        core.loops.check_closed()
+        sbuf, psum = peak_bytes(self.hardware, core.allocations, core.loops.records)
         self._peaks = (max(self._peaks[0], sbuf), max(self._peaks[1], psum))
 
     def totals(self) -> Totals:

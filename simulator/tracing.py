@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from trnx.simulator.context import enter, leave
+from trnx.simulator.cores import Core
 from trnx.simulator.errors import FindingError, Location
 from trnx.simulator.hardware import hardware
 from trnx.simulator.kernel import Kernel
@@ -126,9 +127,11 @@ def _trace(
         arguments = _Arguments(simulator)
         positional = [arguments.convert(value) for value in args]
         keywords = {name: arguments.convert(value) for name, value in kwargs.items()}
-        returned: Any = None
-        for index in range(max(1, int(np.prod(sizes)) if sizes else 1)):
-            returned = _run_program(simulator, function, index, positional, keywords)
+
+        def body(core: Core) -> Any:
+            return _run_program(simulator, function, core, positional, keywords)
+
+        returned = simulator.cores.run(body)
         code = getattr(function, "__code__", None)
         where = Location(code.co_filename, code.co_firstlineno, code.co_name) if code else None
         tensors = _returned_tensors(returned, where)
@@ -141,15 +144,16 @@ def _trace(
 def _run_program(
     simulator: Simulator,
     function: Callable[..., Any],
-    index: int,
+    core: Core,
     args: list[Any],
     kwargs: dict[str, Any],
 ) -> Any:
     token = enter(simulator)
     try:
-        simulator.begin_program(index)
-        returned = function(*args, **kwargs)
-        simulator.end_program()
+        # Modes of torch belong to a thread, and each program of a grid has its own.
+        with torch.inference_mode(False), torch.no_grad():
+            returned = function(*args, **kwargs)
+        simulator.end_program(core)
         return returned
     finally:
         leave(token)

@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -106,6 +107,17 @@ class Emit:
     def generation(self) -> int:
         """nc_version of the target: 2, 3 or 4."""
         return self.hardware.generation
+
+    @property
+    def programs(self) -> int:
+        """Programs of the launch."""
+        return math.prod(self._simulator.grid)
+
+    def meet(self, key: Hashable, brought: Any) -> dict[int, Any] | None:
+        """Wait for the other programs; the last to arrive gets what each brought, the others None."""
+        everyone = frozenset(range(self.programs))
+        arrived: dict[int, Any] | None = self._simulator.cores.meet(key, everyone, brought)
+        return arrived
 
     def location(self) -> Location | None:
         """The kernel's source line."""

@@ -315,3 +315,46 @@ def bad(x, what):
     elif what == "tensor_value" and tile:
         return x
     return x
+
+
+@nki.jit
+def exchanges(x):
+    """Each of two cores sends its row to the other; row i of the result is what core i got."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id()
+    tile = nl.ndarray((1, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x[nl.ds(me, 1)])
+    nisa.sendrecv(src=tile, dst=tile, send_to_rank=1 - me, recv_from_rank=1 - me, pipe_id=0)
+    nisa.dma_copy(dst=out[nl.ds(me, 1)], src=tile)
+    return out
+
+
+@nki.jit
+def reads_the_other_half(x, ordered):
+    shared = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id()
+    tile = nl.ndarray((1, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x[nl.ds(me, 1)])
+    nisa.dma_copy(dst=shared[nl.ds(me, 1)], src=tile)
+    if ordered or me == 0:
+        nisa.core_barrier(shared, (0, 1))
+    nisa.dma_copy(dst=tile, src=shared[nl.ds(1 - me, 1)])
+    nisa.dma_copy(dst=out[nl.ds(me, 1)], src=tile)
+    return out
+
+
+@nki.jit
+def swaps_in_a_loop(x, count):
+    """The body reads the tile from before the loop each time, whatever names do meanwhile."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    previous = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=previous, src=x)
+    for _ in nl.dynamic_range(count):
+        fresh = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=fresh, src=previous)
+        previous = fresh
+        other = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        nisa.memset(dst=other, value=0.0)
+        nisa.dma_copy(dst=out, src=previous)
+    return out

@@ -1,0 +1,82 @@
+"""Two NeuronCores of one logical core: `core_barrier`, `sendrecv`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trnx.simulator.context import current
+from trnx.simulator.isa.enums import DmaEngine, Engine
+from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.storage import ON_CHIP, SBUF, MemoryRegion
+from trnx.simulator.tensor import NkiTensor
+
+# Bytes per partition that GpSimd's own DMA moves at most, by element size.
+_GPSIMD_DMA_LIMIT = {4: 1024, 2: 512, 1: 256}
+
+
+def _check_programs(emit: Emit) -> None:
+    emit.require(emit.generation > 2, "it needs NeuronCore-v3 or newer")
+    count = emit.programs
+    emit.require(count == 2, f"it needs a launch of 2 programs (kernel[2]), not of {count}")
+    emit.require(current(emit.name).loops.depth == 0, "it cannot stand in a register loop")
+
+
+@instruction
+def core_barrier(
+    emit: Emit,
+    data: NkiTensor,
+    cores: Sequence[int],
+    engine: Any = Engine.gpsimd,
+    name: Any = None,
+) -> None:
+    """Wait until both cores are here; `data` is what they share."""
+    emit.on(engine, (Engine.gpsimd, Engine.vector, Engine.scalar, Engine.tensor, Engine.sync))
+    _check_programs(emit)
+    emit.require(tuple(cores) == (0, 1), f"cores must be (0, 1), not {tuple(cores)}")
+    emit.check(data, "data", (MemoryRegion.shared_hbm, *ON_CHIP))
+    emit.meet(("core_barrier", data.storage.index), None)
+
+
+@instruction
+def sendrecv(
+    emit: Emit,
+    src: NkiTensor,
+    dst: NkiTensor,
+    send_to_rank: int,
+    recv_from_rank: int,
+    pipe_id: int,
+    dma_engine: Any = DmaEngine.dma,
+    name: Any = None,
+) -> None:
+    """dst = the other core's src, as it is when both cores are here."""
+    emit.on(None, (Engine.dma,))
+    _check_programs(emit)
+    peer = 1 - current("sendrecv").core.index
+    emit.require(
+        send_to_rank == peer and recv_from_rank == peer,
+        f"ranks ({send_to_rank}, {recv_from_rank}) must both be the other core, {peer}",
+    )
+    emit.require(
+        src.shape == dst.shape and src.dtype == dst.dtype,
+        f"src {src.shape} {src.dtype} and dst {dst.shape} {dst.dtype} differ",
+    )
+    if dma_engine is DmaEngine.gpsimd_dma:
+        limit = _GPSIMD_DMA_LIMIT[src.dtype.itemsize]
+        size = src.free_size * src.dtype.itemsize
+        emit.require(size <= limit, f"gpsimd_dma moves {limit} bytes per partition, not {size}")
+    source = emit.read(src, "src", buffers=SBUF)
+    target = emit.write(dst, "dst", buffers=SBUF)
+    arrived = emit.meet(("sendrecv", pipe_id), (source, target))
+    if arrived is None:
+        return
+    (source_0, target_0), (source_1, target_1) = arrived[0], arrived[1]
+    emit.require(
+        source_0.shape == source_1.shape and source_0.dtype == source_1.dtype,
+        f"the cores exchange {tuple(source_0.shape)} and {tuple(source_1.shape)}",
+    )
+    # Both sources are taken before either destination is written: they may be the same tile.
+    held = emit.scratch(source_0.shape, source_0.dtype)
+    emit.step(held.copy_, source_0)
+    emit.step(target_0.copy_, source_1)
+    emit.step(target_1.copy_, held)

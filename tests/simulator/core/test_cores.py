@@ -1,0 +1,52 @@
+"""Two cores of one logical core, and loops: order, rendezvous, deadlock, failures."""
+
+from __future__ import annotations
+
+import threading
+from types import ModuleType
+
+import pytest
+import torch
+
+from trnx.simulator import TensorSpec, simulate, trace
+from trnx.simulator.cores import DeadlockError
+from trnx.simulator.errors import IllegalInstructionError
+
+
+def test_sendrecv_exchanges_tiles(kernels: ModuleType) -> None:
+    x = torch.randn(2, 5)
+    assert torch.equal(simulate(kernels.exchanges[2])(x), x.flip(0))
+    program = trace(kernels.exchanges, [TensorSpec.of(x)], grid=2)
+    for _ in range(3):
+        x = torch.randn(2, 5)
+        assert torch.equal(program.run([x])[0], x.flip(0))
+    assert {row.core for row in program.rows} == {0, 1}
+    assert program.rows == trace(kernels.exchanges, [x], grid=2, values=True).rows
+
+
+def test_a_barrier_orders_the_cores(kernels: ModuleType) -> None:
+    x = torch.randn(2, 5)
+    assert torch.equal(simulate(kernels.reads_the_other_half[2])(x, True), x.flip(0))
+
+
+def test_a_barrier_that_one_core_misses_is_a_deadlock(kernels: ModuleType) -> None:
+    before = threading.active_count()
+    with pytest.raises(DeadlockError, match=r"program 0 waits for \[1\]") as caught:
+        trace(kernels.reads_the_other_half, [torch.randn(2, 5), False], grid=2)
+    assert caught.value.location is not None
+    assert caught.value.location.function == "reads_the_other_half"
+    assert threading.active_count() == before
+
+
+def test_one_program_has_no_peer(kernels: ModuleType) -> None:
+    spec = TensorSpec.dense((2, 5), torch.float32)
+    with pytest.raises(IllegalInstructionError, match="launch of 2 programs"):
+        trace(kernels.exchanges, [spec])
+    with pytest.raises(IllegalInstructionError, match="NeuronCore-v3"):
+        trace(kernels.exchanges, [spec], grid=2, target="trn1")
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_body_finds_its_inputs_again(kernels: ModuleType, count: int) -> None:
+    x = torch.randn(3, 4)
+    assert torch.equal(simulate(kernels.swaps_in_a_loop)(x, count), x)
