@@ -22,8 +22,10 @@ from trnx.nki_kernels._attention import (
     column,
     combine_keys,
     drop,
+    groups_of,
     load_blocks,
     load_mask,
+    load_packed,
     load_slotted,
     load_transposed,
     make_bias,
@@ -87,17 +89,30 @@ class Weights(NamedTuple):
     keep: nl.NkiTensor | None
 
 
+def _key_side(
+    p: BackwardProblem,
+    sources: Chunk,
+    start: int,
+    keys: nl.NkiTensor,
+    values: nl.NkiTensor,
+    vectors: list[nl.NkiTensor],
+) -> KeySide:
+    """With nothing in the sums yet."""
+    pmax = nl.tile_size.pmax
+    size = keys.shape[2]
+    blocks = (size + pmax - 1) // pmax * sources.pairs
+    dk = nl.ndarray((min(size, pmax), blocks, p.k.shape[3]), dtype=nl.float32, buffer=nl.psum)
+    dv = nl.ndarray((min(size, pmax), blocks, p.v.shape[3]), dtype=nl.float32, buffer=nl.psum)
+    return KeySide(start, size, keys, values, vectors, dk, dv)
+
+
 def _load_side(p: BackwardProblem, sources: Chunk, start: int, size: int) -> KeySide:
     keys = load_transposed(p.k, sources, start, size, p.features)
     values = load_transposed(p.v, sources, start, size, p.values)
     vectors = keys.tiles
     if p.keys.slots > 1:
         vectors = [load_slotted(p.k, sources, size, p.keys)]
-    pmax = nl.tile_size.pmax
-    blocks = (size + pmax - 1) // pmax * sources.pairs
-    dk = nl.ndarray((min(size, pmax), blocks, p.k.shape[3]), dtype=nl.float32, buffer=nl.psum)
-    dv = nl.ndarray((min(size, pmax), blocks, p.v.shape[3]), dtype=nl.float32, buffer=nl.psum)
-    return KeySide(start, size, keys.transposed, values.transposed, vectors, dk, dv)
+    return _key_side(p, sources, start, keys.transposed, values.transposed, vectors)
 
 
 def _load_row_values(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.NkiTensor:
@@ -301,11 +316,16 @@ def _clear_mask_gradient(
 
 
 def _backward_rows(
-    p: BackwardProblem, g: Gradients, side: KeySide, chunk: Chunk, row: int, rows: int
+    p: BackwardProblem,
+    g: Gradients,
+    side: KeySide,
+    chunk: Chunk,
+    row: int,
+    queries: Loaded,
+    grad: Loaded,
 ) -> None:
     """What the rows from `row` add to all gradients through one tile of keys."""
-    queries = load_transposed(p.q, chunk, row, rows, p.features)
-    grad = load_transposed(p.grad, chunk, row, rows, p.values)
+    rows = queries.transposed.shape[2]
     weights = _weights(p, queries.transposed, side, chunk, row)
     _accumulate_keys(side.dv, weights.dropped, grad.tiles[0], chunk.pairs, p.group)
     padded = new_weights(chunk, rows, side.size, p.keys, p.q.dtype)
@@ -360,7 +380,9 @@ def backward_chunk(p: BackwardProblem, g: Gradients, sources: Chunk, chunks: lis
             for row in range(0, length, nl.tile_size.pmax):
                 rows = min(nl.tile_size.pmax, length - row)
                 if not p.masks.causal or row + rows > start:
-                    _backward_rows(p, g, side, chunk, row, rows)
+                    queries = load_transposed(p.q, chunk, row, rows, p.features)
+                    grad = load_transposed(p.grad, chunk, row, rows, p.values)
+                    _backward_rows(p, g, side, chunk, row, queries, grad)
                 elif g.dmask is not None:
                     _clear_mask_gradient(g.dmask, chunk, row, rows, start, size)
         _store_keys(g.dk, side.dk, sources, start, size, p.scale)
@@ -385,3 +407,32 @@ def _unseen_keys(
         for row in range(0, length, nl.tile_size.pmax):
             rows = min(nl.tile_size.pmax, length - row)
             _clear_mask_gradient(g.dmask, chunk, row, rows, start, size)
+
+
+def backward_pack(p: BackwardProblem, g: Gradients, pack: Chunk) -> None:
+    """Short sequences of several batch entries: transposed together, then one by one."""
+    rows = p.q.shape[2]
+    cols = p.k.shape[2]
+    queries = load_packed(p.q, pack, p.features)
+    grads = load_packed(p.grad, pack, p.values)
+    keys = load_packed(p.k, pack, p.features)
+    values = load_packed(p.v, pack, p.values)
+    vectors = load_slotted(p.k, pack, cols, p.keys)
+    groups = groups_of(p.keys, pack.heads)
+    for entry in range(pack.batches):
+        chunk = Chunk(pack.batch + entry, 1, pack.head, pack.heads, pack.heads)
+        first = entry * rows
+        start = entry * cols
+        side = _key_side(
+            p,
+            chunk,
+            0,
+            keys[:, :, start : start + cols],
+            values[:, :, start : start + cols],
+            [vectors[:, entry * groups : (entry + 1) * groups, :]],
+        )
+        query = Loaded(queries[:, :, first : first + rows], load_blocks(p.q, chunk, 0, rows))
+        grad = Loaded(grads[:, :, first : first + rows], load_blocks(p.grad, chunk, 0, rows))
+        _backward_rows(p, g, side, chunk, 0, query, grad)
+        _store_keys(g.dk, side.dk, chunk, 0, cols, p.scale)
+        _store_keys(g.dv, side.dv, chunk, 0, cols, 1.0)

@@ -12,8 +12,13 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels._attention import Masks, as_four, chunks_of, layout_of
-from trnx.nki_kernels._attention_backward import BackwardProblem, Gradients, backward_chunk
+from trnx.nki_kernels._attention import Masks, as_four, chunks_of, layout_of, packs_of
+from trnx.nki_kernels._attention_backward import (
+    BackwardProblem,
+    Gradients,
+    backward_chunk,
+    backward_pack,
+)
 from trnx.nki_kernels._sdpa_host import attention_work, backward_samples, dropout_factor, why_not
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern
@@ -89,8 +94,13 @@ def sdpa_backward_kernel(
         nisa.dma_copy(dst=dmask.reshape((1, 1)), src=zero)
         gradients = Gradients(dq, dk, dv, dq_sum, None)
     slots = max(features.slots, values.slots, keys.slots)
-    for pair in chunks_of(batches, heads, group, most, slots):
-        backward_chunk(problem, gradients, pair[0], pair[1])
+    plan = chunks_of(batches, heads, group, most, slots)
+    packs = packs_of(plan, batches, q.shape[2], depth, group)
+    for pack in packs:
+        backward_pack(problem, gradients, pack)
+    if len(packs) == 0:
+        for pair in plan:
+            backward_chunk(problem, gradients, pair[0], pair[1])
     if mask_grad and attn_mask.dtype != nl.float32:
         nisa.dma_copy(dst=dmask, src=total)
     return dq, dk, dv, dmask
