@@ -1,7 +1,9 @@
-"""Predicted seconds of a fallback region on the target: roofline of the work plus launches.
+"""Predicted seconds of a fallback region on the target: roofline of the work plus fixed costs.
 
-Eager pays one launch an op and moves every operand through HBM; XLA pays one launch a region and
-moves what enters and leaves it, and the operands and results of matrix products.
+On the device the NKI and the XLA regions of a graph are compiled into one executable, which is
+launched once; an XLA region moves what enters and leaves it, and the operands and results of matrix
+products. An eager region cuts that graph: it pays one more launch, a dispatch per op, and moves
+every operand through HBM.
 """
 
 from __future__ import annotations
@@ -14,11 +16,20 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
+import trnx.nki_kernels.canonical_ops  # noqa: F401  registers torch.ops.trnx
 from trnx.nki_kernels.spec import Cost
 from trnx.simulator.hardware import Hardware
 
 # Measured in the field on trn2: about 64 us for one eager op.
 EAGER_OP_SECONDS = 64e-6
+
+# Passes of the vector engines over the elements, where an op takes more than one.
+_PASSES = {
+    torch.ops.aten.native_layer_norm.default: 8,
+    torch.ops.aten._softmax.default: 5,
+    torch.ops.aten._log_softmax.default: 5,
+    torch.ops.trnx.rms_norm.default: 4,
+}
 
 # Products that torch's registry of FLOP formulas does not know: (rows of x) * K * N * 2.
 _LINEAR = torch.ops.aten.linear.default
@@ -71,13 +82,14 @@ def node_cost(node: fx.Node) -> Cost:
     outputs = _tensors(node.meta.get("val"))
     inputs = [t for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))]
     matmul = _matmul_flops(node, outputs)
-    vector = 0 if matmul else max(_elements(outputs), _elements(inputs))
+    passes = _PASSES.get(node.target, 1)
+    vector = 0 if matmul else passes * max(_elements(outputs), _elements(inputs))
     return Cost(matmul, vector, _bytes(inputs) + _bytes(outputs))
 
 
 def eager_seconds(nodes: Sequence[fx.Node], hw: Hardware) -> float:
-    """One launch and one pass over HBM for each op."""
-    total = 0.0
+    """The launch of the graph's second half; a dispatch and a pass over HBM for each op."""
+    total = hw.launch_seconds if nodes else 0.0
     for node in nodes:
         cost = node_cost(node)
         if cost != Cost():
@@ -87,7 +99,7 @@ def eager_seconds(nodes: Sequence[fx.Node], hw: Hardware) -> float:
 
 
 def fused_seconds(nodes: Sequence[fx.Node], hw: Hardware) -> float:
-    """One launch for all; HBM sees what enters and leaves the region, and products."""
+    """HBM sees what enters and leaves the region, and products."""
     inside = set(nodes)
     total = Cost()
     crossing: dict[fx.Node, None] = {}
@@ -99,4 +111,4 @@ def fused_seconds(nodes: Sequence[fx.Node], hw: Hardware) -> float:
             crossing[node] = None
     moved = _bytes(t for n in crossing for t in _tensors(n.meta.get("val")))
     work = hw.roofline_seconds(total.matmul_flops, total.vector_flops, moved)
-    return hw.launch_seconds + work
+    return hw.region_seconds + work

@@ -39,6 +39,9 @@ class Hardware:
     # A launch of a compiled graph, measured in the field on trn2 (95-100 us); assumed for the
     # others.
     launch_seconds: float = 100e-6
+    # A region inside a launched graph: first load and last store, each with the fixed latency of a
+    # DMA, "~1300 ns" (SDK/nki/deep-dives/nki-dma-bandwidth-guide.rst); assumed for trn1 and trn3.
+    region_seconds: float = 2.6e-6
 
     def __post_init__(self) -> None:
         computed = 2 * self.partitions * self.partitions * self.pe_clock
