@@ -87,27 +87,27 @@ def iota(
     """dst[p, i...] = offset + p * channel_multiplier + sum(step * i)."""
     emit.on(Engine.gpsimd, (Engine.gpsimd,))
     emit.check(dst, "dst", SBUF)
-    register = offset if isinstance(offset, VirtualRegister) else None
-    steps = _checked_pattern(emit, dst, pattern)
-    start = 0 if register is not None else int(offset)
-    values = _affine(dst.shape[0], steps, start, int(channel_multiplier))
-    shape = flat(dst)
-    if dst.dtype == "float8_e4m3" or register is not None:
-        out = emit.write_f32(dst, "dst", shape=shape)
-        if dst.dtype.limits is None or dst.dtype.itemsize < 4:
-            emit.step(_iota_from_register, values, register, out)
-            return
-        emit.illegal("a register as offset needs a float or narrow integer dst; add it afterwards")
     emit.require(not dst.dtype.is_packed, f"dst is {dst.dtype}, which has no arithmetic")
+    steps = _checked_pattern(emit, dst, pattern)
+    shape = flat(dst)
+    if isinstance(offset, VirtualRegister):
+        values = _affine(dst.shape[0], steps, 0, int(channel_multiplier))
+        write = emit.write_f32 if dst.dtype.is_float else emit.write
+        emit.step(_iota_from_register, values, offset, dst.dtype, write(dst, "dst", shape=shape))
+        return
+    values = _affine(dst.shape[0], steps, int(offset), int(channel_multiplier))
+    if dst.dtype.needs_codec:
+        emit.step(emit.write_f32(dst, "dst", shape=shape).copy_, values.to(torch.float32))
+        return
     ready = torch.empty(shape, dtype=dst.dtype.torch, device="cpu")
     _store_integers(values, dst.dtype, ready)
     emit.step(emit.write(dst, "dst", shape=shape).copy_, ready)
 
 
 def _iota_from_register(
-    values: torch.Tensor, register: VirtualRegister | None, out: torch.Tensor
+    values: torch.Tensor, register: VirtualRegister, dtype: DType, out: torch.Tensor
 ) -> None:
-    out.copy_(values if register is None else wrap_int32(values + register.value))
+    _store_integers(wrap_int32(values + register.value), dtype, out)
 
 
 @instruction

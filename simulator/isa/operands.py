@@ -163,6 +163,20 @@ def bits_of(view: torch.Tensor) -> torch.Tensor:
     return view.view(_SIGNED[view.element_size()])
 
 
+def append_select(
+    emit: Emit, mask: torch.Tensor, chosen: torch.Tensor, other: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Append out = chosen where mask is -1, other where it is 0; all are float32, mask int32.
+
+    other ^ ((chosen ^ other) & mask): bit operations are several times faster than torch.where.
+    `out` may be `chosen`, not `other`.
+    """
+    bits, base = bits_of(out), bits_of(other)
+    emit.step(torch.bitwise_xor, bits_of(chosen), base, out=bits)
+    emit.step(bits.bitwise_and_, mask)
+    emit.step(bits.bitwise_xor_, base)
+
+
 def require_dtype(emit: Emit, operand: str, tile: NkiTensor, allowed: Sequence[str]) -> None:
     """The tile has one of the dtypes named in `allowed`."""
     if tile.dtype not in allowed:

@@ -117,7 +117,8 @@ def tensor_scalar(
         stages.append((second, reverse1, _operand(emit, second, operand1, "operand1")))
     else:
         emit.require(operand1 is None, "operand1 is given without op1")
-    _tensor_scalar_engine(emit, stages, engine)
+    in_psum = any(is_psum(operand) for operand in (dst, data, operand0, operand1))
+    _tensor_scalar_engine(emit, stages, engine, in_psum)
     reachable(emit, dst=dst, data=data, operand0=operand0, operand1=operand1)
     shape = common_shape(dst, data)
     names = ("operand0", "operand1")[: len(stages)]
@@ -143,13 +144,14 @@ def _operand(emit: Emit, alu: AluOp, operand: Any, name: str) -> Any:
     return operand
 
 
-def _tensor_scalar_engine(emit: Emit, stages: list[Stage], engine: Any) -> None:
+def _tensor_scalar_engine(emit: Emit, stages: list[Stage], engine: Any, in_psum: bool) -> None:
     names = tuple(alu.name for alu, _, _ in stages)
     if stages[0][0].is_bitvec:
         emit.on(engine, (Engine.vector,))
         return
-    if names == ("rsqrt",):
-        emit.on(engine, (Engine.gpsimd, Engine.vector))
+    if "rsqrt" in names:
+        default = Engine.vector if in_psum else Engine.gpsimd
+        emit.on(engine, (Engine.gpsimd, Engine.vector), default)
         return
     allowed = [Engine.vector]
     # ScalarE on trn2: only multiply-add, multiply, add (SDK nki.isa.tensor_scalar).

@@ -18,6 +18,7 @@ from trnx.simulator.isa.operands import (
     FLOATS,
     accumulate,
     accumulator,
+    append_select,
     bits_of,
     common_shape,
     constant,
@@ -107,9 +108,14 @@ def select_reduce(
     chosen = emit.read_f32(on_true, "on_true", shape=shape)
     other = scalar(emit, on_false, "on_false", on_true, shape, any_dtype=True)
     out = emit.write_f32(dst, "dst", shape=shape)
-    mask = emit.scratch(shape, torch.bool)
+    mask = emit.scratch(shape, torch.int32)
     emit.step(torch.eq if reverse_pred else torch.ne, flags, 0, out=mask)
-    emit.step(torch.where, mask, chosen, other, out=out)
+    emit.step(mask.neg_)
+    if is_overlapping(dst, on_false):
+        copy = emit.scratch(other.shape)
+        emit.step(copy.copy_, other)
+        other = copy
+    append_select(emit, mask, chosen, other, out)
     _reduce_maximum(emit, dst, on_true, out, reduce_cmd, reduce_res)
 
 
@@ -181,9 +187,10 @@ def range_select(
     high = emit.read(bound1, "bound1", shape=(shape[0], 1), dtypes=(float32,))
     out = emit.write_f32(dst, "dst", shape=shape)
     index = torch.arange(range_start, range_start + length, dtype=torch.float32, device="cpu")
-    mask, both = emit.scratch(shape, torch.bool), emit.scratch(shape, torch.bool)
+    mask, both = emit.scratch(shape, torch.int32), emit.scratch(shape, torch.int32)
     emit.step(first.function, index, low, out=mask)
     emit.step(second.function, index, high, out=both)
-    emit.step(mask.logical_and_, both)
-    emit.step(torch.where, mask, chosen, constant(FP32_MIN), out=out)
+    emit.step(mask.bitwise_and_, both)
+    emit.step(mask.neg_)
+    append_select(emit, mask, chosen, constant(FP32_MIN), out)
     _reduce_maximum(emit, dst, on_true_tile, out, reduce_cmd, reduce_res)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trnx.simulator import simulate
 from trnx.simulator.errors import IllegalInstructionError, OutOfBoundsError
 
 QUICK = settings(
@@ -185,6 +186,32 @@ def test_affine_select(run_isa, nl, compare, dtypes, layout):
     mask = COMPARE[compare](affine(128, [[-1, 32]], -3, 1), 0)
     expected = torch.where(torch.from_numpy(mask), x.float(), -9984.0)
     same(got["dst"], expected.to(got["dst"].dtype))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32", "bfloat16", "uint8"])
+def test_patterns_take_a_register_as_offset(nl, nisa, dtype):
+    def kernel(x):
+        register = nisa.register_alloc(5)
+        tile = nl.ndarray((4, 8), dtype=dtype, buffer=nl.sbuf)
+        data = nl.ndarray((4, 8), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=data, src=x)
+        nisa.iota(dst=tile, pattern=[[2, 8]], offset=register, channel_multiplier=-3)
+        nisa.affine_select(
+            dst=data, pattern=[[2, 8]], offset=register, channel_multiplier=-3, on_true_tile=data,
+            on_false_value=-1.0, cmp_op=nl.greater,
+        )  # fmt: skip
+        outs = []
+        for held in (tile, data):
+            outs.append(nl.ndarray((4, 8), dtype=held.dtype, buffer=nl.shared_hbm))
+            nisa.dma_copy(dst=outs[-1], src=held)
+        return tuple(outs)
+
+    x = some((4, 8))
+    values = torch.from_numpy(affine(4, [[2, 8]], 5, -3))
+    numbers, selected = simulate(kernel)(x)
+    expected = values.clamp(min=0) if dtype == "uint8" else values
+    same(numbers, expected.to(numbers.dtype))
+    same(selected, torch.where(values > 0, x, -1.0))
 
 
 @pytest.mark.parametrize("offset", [1000, -1000])
