@@ -63,7 +63,7 @@ class Cores:
         self._results: dict[int, Any] = {}
 
     def run(self, body: Callable[[Core], Any]) -> Any:
-        """Run `body` for every program; the result of the first, or the error of the first to fail."""
+        """Run `body` for every program; the first one's result. Raises what failed first."""
         if self._count == 1:
             core = self._simulator.core = Core(self._simulator, 0)
             return body(core)

@@ -78,9 +78,7 @@ def load(kernel: Any) -> Any:
 
 def _uses_nki(scope: Mapping[str, Any]) -> bool:
     """True where a function's globals hold modules of an installed nki package."""
-    return any(
-        isinstance(value, ModuleType) and _is_nki(value.__name__) for value in scope.values()
-    )
+    return any(isinstance(value, ModuleType) and is_nki(value.__name__) for value in scope.values())
 
 
 @functools.lru_cache(maxsize=64)
@@ -88,7 +86,8 @@ def _cached_twin(file: str, _modified: int) -> ModuleType:
     return load_module(file)
 
 
-def _is_nki(name: str) -> bool:
+def is_nki(name: str) -> bool:
+    """True for `nki`, `neuronxcc.nki` and their submodules."""
     return any(name == root or name.startswith(root + ".") for root in _NKI_ROOTS)
 
 
@@ -145,7 +144,7 @@ class _Loader:
         if level:
             package = str((globals or {}).get("__package__") or "")
             absolute = importlib.util.resolve_name("." * level + name, package)
-        if _is_nki(absolute) or absolute == "neuronxcc":
+        if is_nki(absolute) or absolute == "neuronxcc":
             return _nki_import(absolute, fromlist)
         with self._lock:
             twin = self._twin(absolute)
@@ -226,7 +225,7 @@ def _kernel_source(name: str) -> Path | None:
 
 
 def _reaches_nki(name: str, seen: frozenset[str]) -> bool:
-    if _is_nki(name):
+    if is_nki(name):
         return True
     file = _source_of(name)
     if file is None or name in seen:

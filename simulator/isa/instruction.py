@@ -114,7 +114,7 @@ class Emit:
         return math.prod(self._simulator.grid)
 
     def meet(self, key: Hashable, brought: Any) -> dict[int, Any] | None:
-        """Wait for the other programs; the last to arrive gets what each brought, the others None."""
+        """Wait for the other programs; the last gets what each brought, the others None."""
         everyone = frozenset(range(self.programs))
         arrived: dict[int, Any] | None = self._simulator.cores.meet(key, everyone, brought)
         return arrived

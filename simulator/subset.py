@@ -1,0 +1,190 @@
+"""The Python subset of kernels, checked on their source: what the device's front end takes.
+
+A kernel, and every function that it reaches through its globals, refers only to `nki*` modules, to
+other such functions, to classes derived from NKIObject, Enum or NamedTuple, and to module constants
+that are int, float, bool, str, None or tuples of them. It has no inner functions (but bodies of
+`fori_loop` and `while_loop`), lambdas, comprehensions, generators, try, raise, imports, varargs, or
+f-string format specs.
+
+Evidence: SDK/nki/get-started/nki-language-guide.rst, and the open front end leanprover/KLR.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from enum import Enum
+from types import FunctionType, ModuleType
+from typing import Any
+
+from trnx.simulator.dtypes import DType
+from trnx.simulator.errors import KernelSubsetError, Location
+from trnx.simulator.kernel import Kernel
+from trnx.simulator.objects import NKIObject
+from trnx.simulator.twins import is_nki, load
+
+_FORBIDDEN: tuple[tuple[type[ast.AST], str], ...] = (
+    (ast.Lambda, "a lambda"),
+    (ast.ListComp, "a comprehension"),
+    (ast.SetComp, "a comprehension"),
+    (ast.DictComp, "a comprehension"),
+    (ast.GeneratorExp, "a generator expression"),
+    (ast.Yield, "yield"),
+    (ast.YieldFrom, "yield"),
+    (ast.Await, "await"),
+    (ast.AsyncFunctionDef, "an async function"),
+    (ast.ClassDef, "a class inside of a function"),
+    (ast.Try, "try"),
+    (ast.TryStar, "try"),
+    (ast.Raise, "raise"),
+    (ast.Import, "an import inside of a function"),
+    (ast.ImportFrom, "an import inside of a function"),
+    (ast.Global, "global"),
+    (ast.Nonlocal, "nonlocal"),
+    (ast.Starred, "a starred argument or target"),
+    (ast.NamedExpr, "an assignment expression"),
+)
+_LOOPS = ("fori_loop", "while_loop")
+_CONSTANTS = (int, float, bool, str, type(None), DType)
+
+
+def subset_findings(kernel: Any) -> list[KernelSubsetError]:
+    """What in a kernel, and in all that it reaches, is outside of the subset."""
+    twin = load(kernel)
+    function = inspect.unwrap(twin.function if isinstance(twin, Kernel) else twin)
+    findings: list[KernelSubsetError] = []
+    seen: set[FunctionType] = set()
+    pending: list[FunctionType] = [function]
+    while pending:
+        current = pending.pop()
+        if current not in seen:
+            seen.add(current)
+            findings.extend(_Checker(current, pending.append).run())
+    return findings
+
+
+def check_subset(kernel: Any) -> None:
+    """Raise the first KernelSubsetError of `subset_findings`, if there is one."""
+    for finding in subset_findings(kernel):
+        raise finding
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(file: str) -> ast.Module:
+    with open(file, "rb") as source:
+        return ast.parse(source.read(), file)
+
+
+def _definition(function: FunctionType) -> ast.FunctionDef:
+    code = function.__code__
+    for node in ast.walk(_parsed(code.co_filename)):
+        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+            first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
+            if first == code.co_firstlineno:
+                return node
+    raise KernelSubsetError(
+        "kernel-subset",
+        f"the source of {function.__qualname__} cannot be found",
+        Location(code.co_filename, code.co_firstlineno, code.co_name),
+    )
+
+
+class _Checker:
+    """Checks one function; what it calls through globals goes to `reach`."""
+
+    def __init__(self, function: FunctionType, reach: Callable[[FunctionType], None]) -> None:
+        self._function = function
+        self._reach = reach
+        self._node = _definition(function)
+        self._local = set(function.__code__.co_varnames) | set(function.__code__.co_cellvars)
+
+    def run(self) -> Iterator[KernelSubsetError]:
+        """Findings in the order of the source."""
+        arguments = self._node.args
+        if arguments.vararg or arguments.kwarg:
+            yield self._finding(self._node, "has *args or **kwargs; name every parameter")
+        bodies = self._loop_bodies()
+        for statement in self._node.body:
+            yield from self._visit(statement, bodies)
+
+    def _finding(self, node: ast.AST, message: str) -> KernelSubsetError:
+        code = self._function.__code__
+        line = getattr(node, "lineno", code.co_firstlineno)
+        where = Location(code.co_filename, line, code.co_name)
+        return KernelSubsetError("kernel-subset", f"{code.co_name} {message}", where)
+
+    def _loop_bodies(self) -> set[str]:
+        """Names of inner functions that are passed to fori_loop or while_loop."""
+        names: set[str] = set()
+        for node in ast.walk(self._node):
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr in _LOOPS:
+                assert isinstance(node, ast.Call)
+                values = [*node.args, *(keyword.value for keyword in node.keywords)]
+                names.update(value.id for value in values if isinstance(value, ast.Name))
+        return names
+
+    def _visit(self, node: ast.AST, bodies: set[str]) -> Iterator[KernelSubsetError]:
+        for kind, what in _FORBIDDEN:
+            if isinstance(node, kind):
+                yield self._finding(node, f"contains {what}, which the device's front end rejects")
+                return
+        if isinstance(node, ast.FunctionDef) and node.name not in bodies:
+            yield self._finding(node, f"defines {node.name} inside; move it to the module")
+            return
+        if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
+            yield self._finding(node, "contains an f-string with a format spec")
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield from self._visit_name(node)
+        for child in _children(node):
+            if isinstance(node, ast.FunctionDef):
+                self._local.update(item.arg for item in node.args.args)
+            yield from self._visit(child, bodies)
+
+    def _visit_name(self, node: ast.Name) -> Iterator[KernelSubsetError]:
+        name = node.id
+        scope = self._function.__globals__
+        if name in self._local or (name not in scope and hasattr(builtins, name)):
+            return
+        if name not in scope:
+            # A local of a loop's body.
+            return
+        value = scope[name]
+        if isinstance(value, Kernel):
+            value = value.function
+        if isinstance(value, FunctionType) and not is_nki(value.__module__ or ""):
+            if not value.__module__.startswith("trnx.simulator"):
+                self._reach(value)
+        elif not _is_allowed(value):
+            yield self._finding(
+                node,
+                f"refers to {name!r}, a {type(value).__name__}; only nki modules, functions, and "
+                "constants (int, float, bool, str, None, tuples of them) can be reached",
+            )
+
+
+def _children(node: ast.AST) -> Iterator[ast.AST]:
+    """Children of a node without annotations and decorators, which are not executed on the device."""
+    skipped = {"annotation", "returns", "decorator_list"}
+    for name, value in ast.iter_fields(node):
+        if name in skipped:
+            continue
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, ast.AST):
+                yield item
+
+
+def _is_allowed(value: Any) -> bool:
+    if isinstance(value, ModuleType):
+        return is_nki(value.__name__)
+    if isinstance(value, type):
+        is_named_tuple = issubclass(value, tuple) and hasattr(value, "_fields")
+        return is_named_tuple or issubclass(value, NKIObject | Enum) or value in _CONSTANTS
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return all(_is_allowed(item) for item in value)
+    # Members of nki modules that were imported by name: `from nki.language import add`.
+    from_nki = type(value).__module__.startswith("trnx.simulator")
+    return isinstance(value, (*_CONSTANTS, Enum)) or from_nki
