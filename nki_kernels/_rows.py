@@ -17,14 +17,16 @@ from trnx.simulator.hardware import Hardware
 _LONG = 2048
 
 
-def run_of(columns: int, hw: Hardware, bytes_per_column: int) -> int:
+def run_of(columns: int, hw: Hardware, row_bytes: int, vector_bytes: int) -> int:
     """Rows per partition for rows of `columns`; 0 where not even one fits.
 
-    `bytes_per_column` is the size of all tiles that are live at once, per column of one row.
+    `row_bytes` is the size of the tiles that are live at once, per column of one row, and
+    `vector_bytes` that of the vectors that all rows share.
     """
-    fitting = hw.sbuf_partition_bytes * 7 // 8 // (2 * columns * bytes_per_column)
-    if fitting == 0:  # without a second buffer
-        return int(columns * bytes_per_column <= hw.sbuf_partition_bytes * 7 // 8)
+    room = hw.sbuf_partition_bytes * 7 // 8 - columns * vector_bytes
+    fitting = room // (2 * columns * row_bytes)  # two, so that loads overlap with work
+    if fitting <= 0:
+        return int(columns * row_bytes <= room)
     run = _LONG // columns
     return min(run, fitting) if run >= 4 else 1
 

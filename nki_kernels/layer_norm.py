@@ -2,7 +2,7 @@
 residual.
 
 Patterns `aten.native_layer_norm(x, normalized_shape, weight | None, bias | None, eps)`, and the
-same of `x + residual`. Normalised are the last dimensions, D elements, as far as four rows fit in
+same of `x + residual`. Normalised are the last dimensions, D elements, as far as two rows fit in
 a partition; float32, bfloat16 or float16, float32 inside. The variance is taken of the centred
 row, so a large mean costs no accuracy. mean and rstd have the dtype that torch's CPU kernel gives
 them: that of the weight.
@@ -148,10 +148,10 @@ def _stats_in_float32(b: Bindings) -> bool:
     return torch.float32 in (b.x.dtype, *parameters)
 
 
-def _bytes_per_column(b: Bindings) -> int:
-    vectors = sum(b[n].dtype.itemsize for n in ("weight", "bias") if b[n] is not None)
-    rows = 2 if b.residual is None else 4
-    return int(rows * b.x.dtype.itemsize + 12 + vectors)
+def _run(b: Bindings, hw: Hardware) -> int:
+    vector_bytes = sum(b[n].dtype.itemsize for n in ("weight", "bias") if b[n] is not None)
+    row_bytes = 8 if b.residual is None else max(8, 3 * b.x.dtype.itemsize)
+    return run_of(math.prod(b.normalized_shape), hw, row_bytes, vector_bytes)
 
 
 def guard(b: Bindings, hw: Hardware) -> Reject | None:
@@ -168,7 +168,7 @@ def guard(b: Bindings, hw: Hardware) -> Reject | None:
     for name in ("weight", "bias"):
         if b[name] is not None and b[name].shape != shape:
             return Reject(f"{name}{b[name].shape} is not of the normalized shape {shape}")
-    if not run_of(math.prod(shape), hw, _bytes_per_column(b)):
+    if not _run(b, hw):
         return Reject(f"a row of {math.prod(shape)} elements does not fit in a partition of SBUF")
     return None
 
@@ -176,7 +176,7 @@ def guard(b: Bindings, hw: Hardware) -> Reject | None:
 def plan(b: Bindings, hw: Hardware) -> Launch:
     """Rows per partition from the size of a row, and the statistics' shape and dtype."""
     columns = math.prod(b.normalized_shape)
-    fold = run_of(columns, hw, _bytes_per_column(b))
+    fold = _run(b, hw)
     kept = b.x.ndim - len(b.normalized_shape)
     stats_shape = b.x.shape[:kept] + (1,) * len(b.normalized_shape)
     tensors = tuple(b[name] for name in _TENSORS)

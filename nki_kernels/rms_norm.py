@@ -1,7 +1,7 @@
 """`rms_norm`: x / sqrt(mean(x^2) + eps) * weight over the last dimension.
 
 Pattern `trnx::rms_norm(x, weight | None, eps)`; x `[..., D]` and weight `[D]` in float32, bfloat16
-or float16, each its own; float32 inside; D as far as three rows fit in a partition.
+or float16, each its own; float32 inside; D as far as two rows fit in a partition.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def rms_norm_kernel(
     return out
 
 
-def _bytes_per_column(b: Bindings) -> int:
-    weight = b.weight.dtype.itemsize if b.weight is not None else 0
-    return 2 * int(b.x.dtype.itemsize) + 8 + int(weight)
+def _run(b: Bindings, hw: Hardware) -> int:
+    vector_bytes = b.weight.dtype.itemsize if b.weight is not None else 0
+    return run_of(b.x.shape[-1], hw, b.x.dtype.itemsize + 4, vector_bytes)
 
 
 def guard(b: Bindings, hw: Hardware) -> Reject | None:
@@ -80,14 +80,14 @@ def guard(b: Bindings, hw: Hardware) -> Reject | None:
         return Reject(f"x{b.x.shape} has no rows to normalise")
     if b.weight is not None and b.weight.shape != b.x.shape[-1:]:
         return Reject(f"weight{b.weight.shape} is not the last dimension of x{b.x.shape}")
-    if not run_of(b.x.shape[-1], hw, _bytes_per_column(b)):
+    if not _run(b, hw):
         return Reject(f"a row of {b.x.shape[-1]} elements does not fit in a partition of SBUF")
     return None
 
 
 def plan(b: Bindings, hw: Hardware) -> Launch:
     """Rows per partition from the size of a row."""
-    fold = run_of(b.x.shape[-1], hw, _bytes_per_column(b))
+    fold = _run(b, hw)
     names = ("x", "weight") if b.weight is not None else ("x",)
     return Launch(rms_norm_kernel, (b.x, b.weight, b.eps, fold), names)
 

@@ -59,10 +59,14 @@ class Region:
 
 
 def build_region(function: Callable[..., Any], *inputs: torch.Tensor) -> Region:
-    """`function` of proxies calls ATen overloads and returns a tensor or a tuple of them."""
+    """`function` of proxies calls ATen overloads and returns a tensor or a tuple of them.
+
+    It takes as many of `inputs` as it has parameters.
+    """
     gm = fx.symbolic_trace(function)
     env: dict[fx.Node, Any] = {}
     places = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    inputs = inputs[: len(places)]
     env.update(zip(places, inputs, strict=True))
     for node in gm.graph.nodes:
         if node.op == "call_function":

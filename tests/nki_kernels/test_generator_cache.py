@@ -1,0 +1,56 @@
+"""Generated source on disk: the folder is the user's, the content what was just generated."""
+
+from __future__ import annotations
+
+import ast
+import stat
+from pathlib import Path
+
+import pytest
+
+from trnx.nki_kernels.errors import GeneratorError
+from trnx.nki_kernels.generator import source_cache
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_file_is_named_by_its_content(home: Path) -> None:
+    path = source_cache.write("fused_add", "x = 1\n")
+    assert path.parent == home / "trnx" / "generated"
+    assert path.name.startswith("fused_add_")
+    assert source_cache.write("fused_add", "x = 1\n") == path
+    assert source_cache.write("fused_add", "x = 2\n") != path
+    assert ast.parse(path.read_text())
+    assert sorted(p.suffix for p in path.parent.iterdir()) == [".py", ".py"]
+
+
+def test_the_folder_is_private() -> None:
+    folder = source_cache.folder()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o777)
+    assert stat.S_IMODE(source_cache.folder().stat().st_mode) == 0o700
+
+
+def test_a_changed_file_is_written_anew() -> None:
+    path = source_cache.write("fused_add", "x = 1\n")
+    path.write_text("x = 'evil'\n")
+    assert source_cache.write("fused_add", "x = 1\n").read_text() == "x = 1\n"
+
+
+def test_a_link_is_replaced(home: Path) -> None:
+    path = source_cache.write("fused_add", "x = 1\n")
+    other = home / "other.py"
+    other.write_text("x = 1\n")
+    path.unlink()
+    path.symlink_to(other)
+    assert not source_cache.write("fused_add", "x = 1\n").is_symlink()
+
+
+def test_a_folder_of_somebody_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: -1)
+    with pytest.raises(GeneratorError, match="another user"):
+        source_cache.write("fused_add", "x = 1\n")

@@ -1,0 +1,113 @@
+"""What is special to `layer_norm` and `rms_norm`: accuracy, instructions, refusals, residuals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from trnx import simulator
+from trnx.nki_kernels import registry
+from trnx.nki_kernels.spec import Bindings
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import hardware
+from trnx.simulator.program import Program
+from trnx.simulator.spec import TensorSpec
+
+LAYER_NORM = registry.kernels()["layer_norm"]
+RMS_NORM = registry.kernels()["rms_norm"]
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def layer_values(x: torch.Tensor, **changes: Any) -> dict[str, Any]:
+    width = [x.shape[-1]]
+    values = {"x": x, "residual": None, "normalized_shape": width, "eps": 1e-5}
+    return {**values, "weight": draw(*width), "bias": draw(*width), **changes}
+
+
+def bindings(values: dict[str, Any]) -> Bindings:
+    return Bindings(
+        {n: TensorSpec.of(v) if isinstance(v, torch.Tensor) else v for n, v in values.items()}
+    )
+
+
+def traced(spec: Any, values: dict[str, Any], target: str = "trn2") -> tuple[Program, list[Any]]:
+    launch = spec.launch(bindings(values), hardware(target))
+    program = simulator.trace(launch.kernel, launch.arguments, target=target)
+    return program, [values[name] for name in launch.tensor_names]
+
+
+def test_a_large_mean_costs_no_more_than_in_eager() -> None:
+    x = draw(64, 600) + 1000.0
+    values = layer_values(x, weight=None, bias=None)
+    program, inputs = traced(LAYER_NORM, values)
+    exact = torch.nn.functional.layer_norm(x.double(), (600,))
+    eager = torch.nn.functional.layer_norm(x, (600,))
+    error = (program.run(inputs)[0] - exact).abs().max()
+    assert error < 4 * (eager - exact).abs().max()
+    assert error < 1e-3
+
+
+def test_layer_norm_needs_few_instructions_a_tile() -> None:
+    program, _ = traced(LAYER_NORM, layer_values(draw(1280, 1024)))
+    assert program.instruction_count == 3 + 10 * 11
+    program, _ = traced(LAYER_NORM, layer_values(draw(1280, 1024), bias=None))
+    assert program.instruction_count == 2 + 10 * 10
+
+
+def test_narrow_rows_share_instructions() -> None:
+    values = {"x": draw(2, 8, 256, 64), "weight": draw(64), "eps": 1e-6}
+    program, _ = traced(RMS_NORM, values)
+    assert program.instruction_count <= 2 + 7
+
+
+def test_residual_is_added_in_its_own_dtype() -> None:
+    x, residual = draw(130, 70, dtype=torch.bfloat16), draw(130, 70, dtype=torch.bfloat16)
+    values = layer_values(x, residual=residual, weight=None, bias=None)
+    program, inputs = traced(LAYER_NORM, values)
+    expected = torch.ops.aten.native_layer_norm.default(x + residual, [70], None, None, 1e-5)
+    for result, wanted in zip(program.run(inputs), expected, strict=True):
+        assert result.shape == wanted.shape
+        torch.testing.assert_close(result, wanted)
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize("width", [4096, 8192])
+def test_wide_rows_fit(target: str, width: int) -> None:
+    program, _ = traced(LAYER_NORM, layer_values(draw(130, width)), target)
+    assert program.peak_sbuf_bytes <= hardware(target).sbuf_partition_bytes
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (layer_values(draw(2, 3, dtype=torch.float64)), "float64"),
+        (layer_values(torch.empty(0, 3)), "no rows"),
+        (layer_values(draw(2, 3), weight=draw(4)), "normalized shape"),
+        (layer_values(draw(2, 3), residual=draw(1, 3)), "residual"),
+        (layer_values(torch.empty(2, 60_000)), "does not fit"),
+    ],
+)
+def test_layer_norm_refuses(values: dict[str, Any], reason: str) -> None:
+    refusal = LAYER_NORM.supports(bindings(values), hardware("trn2"))
+    assert isinstance(refusal, Reject)
+    assert reason in refusal.reason
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "reason"),
+    [
+        (draw(2, 3, dtype=torch.float64), None, "float64"),
+        (torch.empty(0, 3), None, "no rows"),
+        (draw(2, 3), draw(1, 3), "last dimension"),
+        (torch.empty(2, 60_000), None, "does not fit"),
+    ],
+)
+def test_rms_norm_refuses(x: torch.Tensor, weight: torch.Tensor | None, reason: str) -> None:
+    refusal = RMS_NORM.supports(bindings({"x": x, "weight": weight, "eps": 1e-6}), hardware("trn2"))
+    assert isinstance(refusal, Reject)
+    assert reason in refusal.reason

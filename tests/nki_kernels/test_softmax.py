@@ -1,0 +1,78 @@
+"""What is special to `softmax`: long rows, instruction counts, extreme values, refusals."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from trnx import simulator
+from trnx.nki_kernels import registry
+from trnx.nki_kernels.spec import Bindings
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import hardware
+from trnx.simulator.program import Program
+from trnx.simulator.spec import TensorSpec
+
+SOFTMAX = registry.kernels()["softmax"]
+
+
+def bindings(x: torch.Tensor, **changes: Any) -> Bindings:
+    values = {"dim": x.ndim - 1, "half_to_float": False, "is_log": False, **changes}
+    return Bindings({"x": TensorSpec.of(x), **values})
+
+
+def traced(x: torch.Tensor, target: str = "trn2", **changes: Any) -> Program:
+    launch = SOFTMAX.launch(bindings(x, **changes), hardware(target))
+    return simulator.trace(launch.kernel, launch.arguments, target=target)
+
+
+def test_a_row_is_loaded_once_where_it_fits() -> None:
+    x = torch.empty(512, 3000)
+    program = traced(x)
+    assert program.hbm_bytes == 2 * x.nbytes
+    assert program.instruction_count == 4 * 7
+
+
+def test_narrow_rows_share_instructions() -> None:
+    assert traced(torch.empty(8, 256, 64)).instruction_count == 8
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize("is_log", [False, True])
+def test_a_vocabulary_fits(target: str, is_log: bool) -> None:
+    x = torch.randn(3, 50_257, generator=torch.Generator().manual_seed(0)) * 5
+    program = traced(x, target, is_log=is_log)
+    assert program.peak_sbuf_bytes <= hardware(target).sbuf_partition_bytes
+    (result,) = program.run([x])
+    expected = x.log_softmax(-1) if is_log else x.softmax(-1)
+    torch.testing.assert_close(result, expected)
+
+
+def test_extreme_values() -> None:
+    x = torch.tensor([[1e30, 1.0], [-math.inf, 0.0], [-math.inf, -math.inf], [math.nan, 1.0]])
+    torch.testing.assert_close(traced(x).run([x])[0], x.softmax(-1), equal_nan=True)
+    logs = traced(x, is_log=True).run([x])[0]
+    torch.testing.assert_close(logs, x.log_softmax(-1), equal_nan=True)
+
+
+def test_half_to_float() -> None:
+    x = torch.randn(40, 30, generator=torch.Generator().manual_seed(0)).half()
+    (result,) = traced(x, half_to_float=True).run([x])
+    torch.testing.assert_close(result, x.float().softmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("x", "changes", "reason"),
+    [
+        (torch.empty(3, 4, dtype=torch.float64), {}, "float64"),
+        (torch.empty(3, 0), {}, "no rows"),
+        (torch.empty(3, 4), {"dim": 0}, "not the last"),
+    ],
+)
+def test_refusals(x: torch.Tensor, changes: dict[str, Any], reason: str) -> None:
+    refusal = SOFTMAX.supports(bindings(x, **changes), hardware("trn2"))
+    assert isinstance(refusal, Reject)
+    assert reason in refusal.reason
