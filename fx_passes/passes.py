@@ -45,9 +45,13 @@ def run_passes(
     passes: Sequence[Pass],
     after_each: Callable[[fx.GraphModule, str], None] | None = None,
 ) -> fx.GraphModule:
-    """Run `passes` in order; `after_each(gm, name)` is the verification between them."""
+    """Run `passes` in order; `after_each(gm, name)` is the verification between them.
+
+    Passes edit the graph; its code is generated once, here.
+    """
     for one in passes:
         gm = one.run(gm)
         if after_each is not None:
             after_each(gm, one.name)
+    gm.recompile()
     return gm

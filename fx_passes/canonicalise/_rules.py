@@ -26,7 +26,6 @@ def rule_pass(name: str, rules: Mapping[Any, Rule], *ensures: str) -> Pass:
             new = rule(node) if rule is not None else None
             if new is not None:
                 replace(node, new)
-        gm.recompile()
         return gm
 
     return Pass(name, run, ensures=frozenset(ensures))
@@ -44,7 +43,6 @@ def removal_pass(name: str, source_of: Callable[[fx.Node], fx.Node | None], *ens
             if source is not None and aliasing.can_stand_in(node, source):
                 aliasing.replaced(node, source)
                 replace(node, source)
-        gm.recompile()
         return gm
 
     return Pass(name, run, ensures=frozenset(ensures))

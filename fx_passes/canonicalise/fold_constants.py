@@ -101,7 +101,6 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
             _fold_where(node)
         elif is_pointwise(node) and has_tensor(node):
             _fold(node)
-    gm.recompile()
     return gm
 
 

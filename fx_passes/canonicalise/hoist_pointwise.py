@@ -64,7 +64,6 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
         moved: fx.Node | None = node
         while moved is not None and moved.op == "call_function":
             moved = _hoist(moved)
-    gm.recompile()
     return gm
 
 

@@ -47,7 +47,6 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
         if aliasing.can_stand_in(node, first):
             aliasing.replaced(node, first)
             replace(node, first)
-    gm.recompile()
     return gm
 
 

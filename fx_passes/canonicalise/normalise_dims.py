@@ -80,7 +80,6 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
             _name_dims(node)
         else:
             _normalise(node)
-    gm.recompile()
     return gm
 
 

@@ -17,7 +17,6 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
     for node in reversed(list(gm.graph.nodes)):
         if is_dead(node):
             gm.graph.erase_node(node)
-    gm.recompile()
     return gm
 
 
