@@ -110,6 +110,16 @@ def constant(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.tensor(value, dtype=dtype, device="cpu")
 
 
+def encoded(value: float, dtype: DType) -> torch.Tensor:
+    """A number as one stored element of `dtype`, shape (1,), rounded as a write rounds."""
+    element = torch.empty(1, dtype=dtype.torch, device="cpu")
+    steps: list[Any] = []
+    append_store_f32(steps, dtype, torch.tensor([value], device="cpu"), element, False)
+    for step in steps:
+        step()
+    return element
+
+
 def scalar(
     emit: Emit, value: Any, operand: str, like: NkiTensor, shape: Shape, any_dtype: bool = False
 ) -> torch.Tensor:

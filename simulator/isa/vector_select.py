@@ -22,6 +22,7 @@ from trnx.simulator.isa.operands import (
     bits_of,
     common_shape,
     constant,
+    encoded,
     is_overlapping,
     match_column,
     match_tiles,
@@ -60,9 +61,7 @@ def tensor_copy_predicated(
     match_tiles(emit, dst, predicate=predicate)
     require_dtype(emit, "predicate", predicate, ("uint8", "uint16", "uint32", "bool"))
     shape = dst.shape
-    mask = emit.scratch(shape, torch.bool)
     flags = bits_of(emit.read(predicate, "predicate", shape=shape))
-    source: torch.Tensor | None = None
     if isinstance(src, NkiTensor):
         match_tiles(emit, dst, src=src)
         not_both_in_psum(emit, src, predicate, "src and predicate")
@@ -70,17 +69,17 @@ def tensor_copy_predicated(
             src.dtype == dst.dtype, f"src is {src.dtype}, dst is {dst.dtype}; they must be equal"
         )
         source = bits_of(emit.read(src, "src", shape=shape))
-        if is_overlapping(dst, src) and not src.same_elements(dst):
-            copy = emit.scratch(shape, source.dtype)
-            emit.step(copy.copy_, source)
-            source = copy
-    emit.step(torch.eq if reverse_pred else torch.ne, flags, 0, out=mask)
-    target = emit.update(dst, "dst")
-    if source is None:
-        emit.step(target.masked_fill_, mask, number(emit, src, "src"))
     else:
-        bits = bits_of(target)
-        emit.step(torch.where, mask, source, bits, out=bits)
+        source = bits_of(encoded(number(emit, src, "src"), dst.dtype))
+    target = bits_of(emit.update(dst, "dst"))
+    mask = emit.scratch(shape, target.dtype)
+    change = emit.scratch(shape, target.dtype)
+    emit.step(torch.eq if reverse_pred else torch.ne, flags, 0, out=mask)
+    emit.step(mask.neg_)
+    # dst ^ ((src ^ dst) & mask), several times faster than torch.where.
+    emit.step(torch.bitwise_xor, source, target, out=change)
+    emit.step(change.bitwise_and_, mask)
+    emit.step(target.bitwise_xor_, change)
 
 
 @instruction

@@ -54,13 +54,14 @@ def test_tensor_copy_predicated(run_isa, predicate, dtype, layout):
     same(got["dst"].float(), torch.from_numpy(expected))
 
 
-def test_tensor_copy_predicated_with_a_number(run_isa):
-    dst, mask = some((8, 9)), flags((8, 9))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16])
+def test_tensor_copy_predicated_with_a_number(run_isa, dtype):
+    dst, mask = some((8, 9), 0, dtype), flags((8, 9))
     got = run_isa(
-        "tensor_copy_predicated", ins={"predicate": mask}, outs={"dst": dst}, src=-1.5,
+        "tensor_copy_predicated", ins={"predicate": mask}, outs={"dst": dst}, src=-2.0,
         reverse_pred=True,
     )  # fmt: skip
-    same(got["dst"], torch.where(mask == 0, -1.5, dst))
+    same(got["dst"], torch.where(mask == 0, torch.tensor(-2, dtype=dtype), dst))
 
 
 @pytest.mark.parametrize(
