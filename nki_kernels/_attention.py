@@ -305,6 +305,14 @@ def as_four(mask: nl.NkiTensor) -> nl.NkiTensor:
     return mask
 
 
+def heads_as_rows(x: nl.NkiTensor | None, group: int) -> nl.NkiTensor | None:
+    """`x[B, H, 1, ...]`, which has one query, with the heads of a group as queries:
+    `[B, H / group, group, ...]`. What is the same for all heads stays as it is."""
+    if x is None or x.shape[1] == 1:
+        return x
+    return x.squeeze_dim(2).reshape_dim(1, (x.shape[1] // group, group))
+
+
 def shares(mask: nl.NkiTensor, dim: int) -> bool:
     """True where a four-dimensional mask is the same all along `dim`."""
     return bool(mask.shape[dim] == 1 or mask.strides[dim] == 0)

@@ -6,7 +6,8 @@ query heads; D and Dv up to 256 (above 128 even); bool and float masks that broa
 weights are rounded to the dtype of v for the product with v.
 
 Keys and values of a head are loaded once and kept in SBUF (up to a budget) while its queries stream
-by. Up to 512 keys, as many heads as fit a PSUM bank go through each instruction together.
+by. Up to 512 keys, as many heads as fit a PSUM bank go through each instruction together. Where
+there is one query a head (decoding), the heads of a group are the rows of a tile.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ import nki
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels._attention import Masks, as_four, chunks_of, layout_of, packs_of
+from trnx.nki_kernels._attention import (
+    Masks,
+    as_four,
+    chunks_of,
+    heads_as_rows,
+    layout_of,
+    packs_of,
+)
 from trnx.nki_kernels._attention_forward import Biases, Problem, forward_chunk, forward_pack
 from trnx.nki_kernels._sdpa_host import attention_work, dropout_factor, samples, why_not
 from trnx.nki_kernels.registry import register
@@ -28,25 +36,45 @@ _RESIDENT_BYTES = 65536
 
 
 @nki.jit
-def sdpa_kernel(q, k, v, attn_mask, dropout_mask, boolean, factor, causal, scale):
+def sdpa_kernel(
+    q: nl.NkiTensor,
+    k: nl.NkiTensor,
+    v: nl.NkiTensor,
+    attn_mask: nl.NkiTensor | None,
+    dropout_mask: nl.NkiTensor | None,
+    boolean: bool,
+    factor: float,
+    causal: bool,
+    scale: float,
+) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """`(out, lse)`; `boolean`: attn_mask is 0 or 1, not added; `factor`: what kept weights are
     multiplied by under dropout."""
-    batches, heads, length, width = q.shape
+    heads = q.shape[1]
     depth = k.shape[2]
-    out = nl.ndarray((batches, heads, length, v.shape[3]), dtype=q.dtype, buffer=nl.shared_hbm)
-    lse = nl.ndarray((batches, heads, length), dtype=nl.float32, buffer=nl.shared_hbm)
-    bank = nl.tile_size.psum_bank_fmax
+    out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
+    lse = nl.ndarray(q.shape[:-1], dtype=nl.float32, buffer=nl.shared_hbm)
+    outputs = (out, lse)
+    mask = None if attn_mask is None else as_four(attn_mask)
     group = heads // k.shape[1]
-    features = layout_of(width, group == 1)
-    tile = min(bank, depth)
+    if group > 1 and q.shape[2] == 1 and not causal:
+        q = heads_as_rows(q, group)
+        outputs = (heads_as_rows(out, group), heads_as_rows(lse, group))
+        mask = heads_as_rows(mask, group)
+        dropout_mask = heads_as_rows(dropout_mask, group)
+        heads = k.shape[1]
+        group = 1
+    bank = nl.tile_size.psum_bank_fmax
+    pmax = nl.tile_size.pmax
+    features = layout_of(q.shape[3], group == 1)
+    keys = layout_of(depth, group == 1 and depth <= pmax // 2)
     most = 1
-    keys = layout_of(depth, group == 1 and depth <= nl.tile_size.pmax // 2)
     if depth <= bank:
         most = min(bank // depth, bank // v.shape[3])
     itemsize = 4 if q.dtype == nl.float32 else 2
-    stored = depth * features.cuts + (depth + 127) // 128 * v.shape[3]
+    stored = depth * features.cuts + (depth + pmax - 1) // pmax * v.shape[3]
+    tile = min(bank, depth)
     problem = Problem(
-        Masks(None if attn_mask is None else as_four(attn_mask), boolean, causal),
+        Masks(mask, boolean, causal),
         dropout_mask,
         factor,
         scale,
@@ -58,14 +86,13 @@ def sdpa_kernel(q, k, v, attn_mask, dropout_mask, boolean, factor, causal, scale
         stored * itemsize <= _RESIDENT_BYTES,
     )
     biases = Biases([])
-    slots = max(features.slots, keys.slots)
-    plan = chunks_of(batches, heads, group, most, slots)
-    packs = packs_of(plan, batches, length, depth, group)
+    plan = chunks_of(q.shape[0], heads, group, most, max(features.slots, keys.slots))
+    packs = packs_of(plan, q.shape[0], q.shape[2], depth, group)
     for pack in packs:
-        forward_pack(problem, (q, k, v), (out, lse), pack, biases)
+        forward_pack(problem, (q, k, v), outputs, pack, biases)
     if len(packs) == 0:
         for pair in plan:
-            forward_chunk(problem, (q, k, v), (out, lse), pair[0], pair[1], biases)
+            forward_chunk(problem, (q, k, v), outputs, pair[0], pair[1], biases)
     return out, lse
 
 

@@ -28,20 +28,20 @@ from trnx.simulator.hardware import Hardware
 
 @nki.jit
 def sdpa_backward_kernel(
-    grad_out,
-    q,
-    k,
-    v,
-    out,
-    lse,
-    attn_mask,
-    dropout_mask,
-    boolean,
-    factor,
-    causal,
-    scale,
-    mask_grad,
-):
+    grad_out: nl.NkiTensor,
+    q: nl.NkiTensor,
+    k: nl.NkiTensor,
+    v: nl.NkiTensor,
+    out: nl.NkiTensor,
+    lse: nl.NkiTensor,
+    attn_mask: nl.NkiTensor | None,
+    dropout_mask: nl.NkiTensor | None,
+    boolean: bool,
+    factor: float,
+    causal: bool,
+    scale: float,
+    mask_grad: bool,
+) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
     """`(dq, dk, dv, dmask)`; the constants are those of `sdpa_kernel`."""
     batches = q.shape[0]
     heads = q.shape[1]
@@ -81,7 +81,7 @@ def sdpa_backward_kernel(
     dq_sum = None
     if depth > tile:
         dq_sum = nl.ndarray(q.shape, dtype=nl.float32, buffer=nl.private_hbm)
-    if mask_grad:
+    if mask_grad and attn_mask is not None:
         dmask = nl.ndarray(attn_mask.shape, dtype=attn_mask.dtype, buffer=nl.shared_hbm)
         total = dmask
         if attn_mask.dtype != nl.float32:
@@ -101,7 +101,7 @@ def sdpa_backward_kernel(
     if len(packs) == 0:
         for pair in plan:
             backward_chunk(problem, gradients, pair[0], pair[1])
-    if mask_grad and attn_mask.dtype != nl.float32:
+    if gradients.dmask is not None and dmask.dtype != nl.float32:
         nisa.dma_copy(dst=dmask, src=total)
     return dq, dk, dv, dmask
 

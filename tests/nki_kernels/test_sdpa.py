@@ -171,6 +171,19 @@ def test_large_scores_do_not_overflow() -> None:
     assert_close([out, lse], [expected, expected_lse])
 
 
+@pytest.mark.parametrize("depth", [1, 40, 130, 600])
+@pytest.mark.parametrize("case", ["plain", "bool mask", "bias", "dropout"])
+def test_one_query_of_grouped_heads(case: str, depth: int) -> None:
+    values = make_inputs(generator(), 2, 12, 1, depth, 32, sources=3, **CASES[case])
+    out, lse = simulated(FORWARD, values, "trn2")
+    assert_close([out, lse], canonical_ops.sdpa(**values))
+
+
+def test_decoding_of_grouped_heads_takes_one_tile_a_group() -> None:
+    program = traced(FORWARD, make_inputs(generator(), 1, 32, 1, 512, 128, sources=8))
+    assert program.rows.opcode_counts()["activation"] == 8 * 2
+
+
 def test_heads_share_instructions() -> None:
     """A sentence-embedding block: 8 sentences of 32 tokens, 12 heads."""
     program = traced(FORWARD, make_inputs(generator(), 8, 12, 32, 32, 32, mask="bool"))
