@@ -76,9 +76,7 @@ def as_tuple(result: Any) -> tuple[torch.Tensor, ...]:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
-def assert_close(
-    result: torch.Tensor, expected: torch.Tensor, depth: int, error: float
-) -> None:
+def assert_close(result: torch.Tensor, expected: torch.Tensor, depth: int, error: float) -> None:
     """Float32 sums of `depth` terms in any order, one rounding to the result's dtype, `error`."""
     if expected.dtype is torch.bool:
         assert result.dtype is torch.uint8
