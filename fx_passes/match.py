@@ -99,10 +99,12 @@ class Matcher:
         self._parameters = _parameters(pattern, graph)
         result = next(iter(reversed(graph.nodes))).args[0]
         self._results = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-        self._whole = not isinstance(result, (tuple, list))
         if not all(isinstance(n, fx.Node) and n.op != "placeholder" for n in self._results):
             raise PatternError(f"kernel {kernel.name}: a pattern returns results of calls only")
         self._root = self._results[0]
+        # A pattern that returns a multi-output node returns all its results.
+        single = not isinstance(result, (tuple, list))
+        self._whole = single and self._root.target is not operator.getitem
         self.targets = frozenset(n.target for n in graph.nodes if n.op == "call_function")
         self.size = sum(1 for n in graph.nodes if n.op == "call_function")
 

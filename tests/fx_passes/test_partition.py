@@ -1,0 +1,323 @@
+"""Regions, their order, the policies, profit and the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from trnx.fx_passes.canonicalise import canonicalise
+from trnx.fx_passes.errors import FallbackForbiddenError, UnsupportedOpError
+from trnx.fx_passes.grow import joined
+from trnx.fx_passes.partition import coverage, partition
+from trnx.fx_passes.region import Plan
+from trnx.fx_passes.verify import verify_plan
+from trnx.nki_kernels.spec import Cost
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import hardware
+
+aten = torch.ops.aten
+X, Y = torch.randn(4, 6), torch.randn(4, 6)
+
+
+def exp(x: torch.Tensor) -> Any:
+    return aten.exp.default(x)
+
+
+@pytest.fixture
+def plan(trnx: Any) -> Callable[..., Plan]:
+    """The verified plan of a function, whose results are compared with eager's."""
+
+    def make(function: Callable[..., Any], *args: Any, **options: Any) -> Plan:
+        options = {
+            "kernels": (),
+            "engines": [trnx.FakeEngine()],
+            "generator": None,
+            "select": "legal",
+            **options,
+        }
+        gm = canonicalise(make_fx(function, tracing_mode="fake")(*args))
+        made = partition(gm, hardware=hardware("trn2"), **options)
+        verify_plan(made)
+        want = function(*args)
+        wanted = want if isinstance(want, tuple) else (want,)
+        have = trnx.execute(made, args)
+        for h, w in zip(have if isinstance(have, list) else [have], wanted, strict=True):
+            trnx.compare(h, w)
+        return made
+
+    return make
+
+
+def _names(plan: Plan) -> list[tuple[str, int]]:
+    return [(region.engine, len(region.nodes)) for region in plan.regions]
+
+
+def _tuple(*values: Any) -> tuple[Any, ...]:
+    return values
+
+
+def test_what_no_kernel_takes_is_one_region(plan: Any) -> None:
+    made = plan(lambda x, y: _tuple(torch.cumsum(x, 0) + y.sort(0)[0]), X, Y)
+
+    assert _names(made) == [("eager", 4)]
+    assert [entry.op for entry in made.ledger] == [
+        "aten.cumsum.default",
+        "aten.sort.default",
+        "aten.add.Tensor",
+    ]
+
+
+def test_a_kernel_cuts_the_fallback(plan: Any, trnx: Any) -> None:
+    def function(x: torch.Tensor) -> Any:
+        return _tuple(torch.cumsum(torch.exp(torch.cumsum(x, 0)), 0))
+
+    made = plan(function, X, kernels=[trnx.FakeKernel("exp", exp)])
+
+    assert _names(made) == [("eager", 1), ("nki", 1), ("eager", 1)]
+    assert made.regions[1].match.bindings == {"x": made.regions[0].outputs[0]}
+
+
+def test_independent_fallback_ops_wait_for_each_other(plan: Any, trnx: Any) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        first = torch.cumsum(x, 0)
+        middle = torch.exp(y)
+        return _tuple(first + 1, torch.cumsum(middle, 0))
+
+    made = plan(function, X, Y, kernels=[trnx.FakeKernel("exp", exp)])
+
+    assert [region.engine for region in made.regions] == ["nki", "eager"]
+
+
+def test_generated_regions_are_grown_over_pointwise_chains(plan: Any, trnx: Any) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        a = torch.sin(x) * y
+        return _tuple(a + torch.cos(y) * 2, a.mean(-1, True))
+
+    made = plan(function, X, Y, generator=trnx.FakeGenerator())
+
+    assert _names(made) == [("nki", 6)]
+    assert coverage(made).share == 1.0
+    assert made.ledger == ()
+
+
+def test_a_region_that_is_refused_is_halved(plan: Any, trnx: Any) -> None:
+    def function(x: torch.Tensor) -> Any:
+        return _tuple(x.sin().cos().tanh().exp().sin().cos())
+
+    made = plan(function, X, generator=trnx.FakeGenerator(limit=2))
+
+    assert all(len(region.nodes) <= 2 for region in made.regions)
+    assert coverage(made).share == 1.0
+
+
+def test_regions_stay_convex(plan: Any, trnx: Any) -> None:
+    """A path that leaves a region and comes back would make it wait for itself."""
+
+    def function(x: torch.Tensor) -> Any:
+        a = x.sin()
+        b = torch.cumsum(a, 0)
+        return _tuple(a + b, a * 2, b.cos() + a)
+
+    made = plan(function, X, generator=trnx.FakeGenerator())
+
+    engines = [region.engine for region in made.regions]
+    assert engines == ["nki", "eager", "nki"] or engines.count("eager") == 1
+
+
+def test_two_regions_do_not_wait_for_each_other(plan: Any, trnx: Any) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        a, b = x.sin(), y.cos()
+        c = torch.cumsum(a, 0) + b
+        d = torch.cumsum(b, 0) + a
+        return _tuple(c, d, c * d)
+
+    made = plan(function, X, Y, generator=trnx.FakeGenerator())
+
+    assert coverage(made).on_nki == 5
+
+
+def test_views_are_steps_of_their_own(plan: Any, trnx: Any) -> None:
+    def function(x: torch.Tensor) -> Any:
+        raised = torch.exp(x)
+        return _tuple(raised.view(24), raised.t())
+
+    made = plan(function, X, kernels=[trnx.FakeKernel("exp", exp)])
+
+    assert len(made.steps) == 3
+    assert [n.target for n in made.steps if isinstance(n, fx.Node)] == [
+        aten.view.default,
+        aten.transpose.int,
+    ]
+
+
+def test_glue_is_kept_in_the_region_that_it_stands_in(plan: Any) -> None:
+    made = plan(lambda x: _tuple(torch.cumsum(torch.cumsum(x, 0).t(), 0)), X)
+
+    assert _names(made) == [("eager", 3)]
+    assert made.steps == made.regions
+
+
+def test_a_value_that_is_read_through_a_view_leaves_its_region(plan: Any, trnx: Any) -> None:
+    def function(x: torch.Tensor) -> Any:
+        turned = torch.cumsum(x, 0).t()
+        return _tuple(torch.cumsum(turned, 0), torch.exp(turned))
+
+    made = plan(function, X, kernels=[trnx.FakeKernel("exp", exp)])
+
+    assert coverage(made).on_nki == 1
+
+
+def test_random_ops_keep_their_order(trnx: Any) -> None:
+    def function(x: torch.Tensor) -> Any:
+        late = torch.bernoulli(torch.exp(x) * 0, 0.5)
+        return _tuple(torch.bernoulli(x, 0.5) * 2, late)
+
+    gm = canonicalise(make_fx(function, tracing_mode="fake")(X))
+    made = partition(
+        gm,
+        kernels=[trnx.FakeKernel("exp", exp)],
+        hardware=hardware("trn2"),
+        engines=[trnx.FakeEngine()],
+        select="legal",
+    )
+    torch.manual_seed(0)
+    want = function(X)
+    torch.manual_seed(0)
+
+    assert all(map(torch.equal, trnx.execute(made, [X]), want))
+
+
+def test_writes_to_inputs_come_after_their_readers(trnx: Any) -> None:
+    def function(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        old = torch.exp(state) + torch.cumsum(state, 0)
+        state.copy_(x)
+        return old
+
+    gm = canonicalise(make_fx(function, tracing_mode="fake")(X, Y))
+    made = partition(
+        gm,
+        kernels=[trnx.FakeKernel("exp", exp)],
+        hardware=hardware("trn2"),
+        engines=[trnx.FakeEngine()],
+        select="legal",
+    )
+    verify_plan(made)
+    state = Y.clone()
+    out = made.graph_module.graph.output_node()
+    out.args = ((out.args[0],),)
+
+    assert torch.equal(trnx.execute(made, [X, state])[0], Y.exp() + Y.cumsum(0))
+    assert torch.equal(state, X)
+
+
+def test_a_guard_that_rejects_is_in_the_ledger(plan: Any, trnx: Any) -> None:
+    kernel = trnx.FakeKernel("exp", exp, refuse=lambda b: Reject(f"shape {b.x.shape} is odd"))
+
+    made = plan(lambda x: _tuple(torch.exp(x)), X, kernels=[kernel])
+
+    (entry,) = made.ledger
+    assert (entry.op, entry.engine) == ("aten.exp.default", "eager")
+    assert entry.reason == "kernel exp: shape (4, 6) is odd"
+
+
+def test_the_policy_chooses_the_engine(plan: Any, trnx: Any) -> None:
+    xla = trnx.FakeEngine("xla", refused=[aten.sort.default])
+
+    def function(x: torch.Tensor) -> Any:
+        return _tuple(torch.cumsum(x, 0).sort(0)[0])
+
+    both = [xla, trnx.FakeEngine("eager")]
+    by_xla = plan(function, X, engines=both, policy="xla")
+    by_eager = plan(function, X, engines=both, policy="eager")
+
+    assert [r.engine for r in by_xla.regions] == ["xla", "eager"]
+    assert [r.engine for r in by_eager.regions] == ["eager"]
+    assert "xla: aten.sort.default is not for xla" in by_xla.ledger[1].reason
+
+
+def test_auto_takes_the_cheaper_engine(plan: Any, trnx: Any) -> None:
+    engines = [trnx.FakeEngine("xla", seconds=1.0), trnx.FakeEngine("eager", seconds=0.1)]
+
+    made = plan(lambda x: _tuple(torch.cumsum(x, 0)), X, engines=engines, policy="auto")
+
+    assert [r.engine for r in made.regions] == ["eager"]
+    assert [e.engine for e in made.ledger] == ["eager"]
+
+
+def test_the_error_policy_lists_every_op(plan: Any) -> None:
+    with pytest.raises(FallbackForbiddenError, match="2 op") as caught:
+        plan(lambda x: _tuple(torch.cumsum(x, 0).sort(0)[0]), X, policy="error")
+
+    assert [e.op for e in caught.value.entries] == ["aten.cumsum.default", "aten.sort.default"]
+    assert "aten.sort.default" in str(caught.value)
+
+
+def test_an_op_that_no_engine_takes_is_an_error(plan: Any, trnx: Any) -> None:
+    engine = trnx.FakeEngine(refused=[aten.cumsum.default])
+
+    with pytest.raises(UnsupportedOpError, match="cumsum"):
+        plan(lambda x: _tuple(torch.cumsum(x, 0)), X, engines=[engine])
+
+
+def test_a_kernel_that_does_not_pay_is_refused(plan: Any, trnx: Any) -> None:
+    slow = trnx.FakeKernel("exp", exp, work=Cost(hbm_bytes=1 << 40))
+    options = {"kernels": [slow], "engines": [trnx.FakeEngine(seconds=1e-3)]}
+
+    by_profit = plan(lambda x: _tuple(torch.exp(x)), X, select="profit", **options)
+    by_legality = plan(lambda x: _tuple(torch.exp(x)), X, select="legal", **options)
+
+    assert [r.engine for r in by_profit.regions] == ["eager"]
+    assert "kernel exp is predicted to take" in by_profit.ledger[0].reason
+    assert [r.engine for r in by_legality.regions] == ["nki"]
+
+
+def test_every_entry_has_the_users_line(check: Any) -> None:
+    seen = check(lambda x: torch.cumsum(x, 0), X)
+
+    (entry,) = seen.plans[0].ledger
+    assert "test_partition.py" in entry.source
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "wanted"),
+    [
+        ((4, 6), (4, 6), (4, 6)),
+        ((4, 1), (4, 6), (4, 6)),
+        ((6,), (4, 6), (4, 6)),
+        ((4,), (4, 6), (4, 6)),
+        ((4, 6), (4, 5), None),
+        ((), (4, 6), (4, 6)),
+        ((4, 1), (1, 6), (4, 6)),
+    ],
+)
+def test_iteration_spaces(a: Any, b: Any, wanted: Any) -> None:
+    assert joined(a, b) == wanted
+    assert joined(b, a) == wanted
+
+
+def test_a_large_graph(trnx: Any) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        total = x
+        for step in range(400):
+            side = torch.cumsum(total, 0) if step % 3 else total.cos()
+            total = (total.sin() * 0.5 + side).tanh() + x
+        return total
+
+    gm = canonicalise(make_fx(function, tracing_mode="fake")(X))
+    made = partition(
+        gm,
+        kernels=(),
+        hardware=hardware("trn2"),
+        engines=[trnx.FakeEngine()],
+        generator=trnx.FakeGenerator(),
+        select="legal",
+    )
+    verify_plan(made)
+
+    assert coverage(made).total > 2000
+    assert coverage(made).on_nki == coverage(made).total - 266
