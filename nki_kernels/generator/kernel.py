@@ -37,7 +37,7 @@ from trnx.simulator.spec import TensorSpec
 # Elements of one partition in a tile: long enough to hide the fixed cost of an instruction and of a
 # DMA (2 KiB a partition), short enough that the temporaries of a long chain fit.
 _FREE_SIZE = 2048
-_MAX_NODES = 120
+_MAX_NODES = 100
 
 
 def supports_node(node: fx.Node, hw: Hardware) -> Reject | None:

@@ -77,7 +77,8 @@ class Scheduler:
         self._roots = roots
         self._geometry = geometry
         self._scalar_bias = scalar_bias
-        values = reachable(roots)
+        self._values = values = reachable(roots)
+        self._cast_sources = {v.args[0] for v in values if v.op == "cast"}
         self._uses: Counter[Value] = Counter(roots)
         for value in values:
             self._uses.update(values_of(value.args))
@@ -89,8 +90,17 @@ class Scheduler:
 
     def run(self) -> tuple[list[Instruction], dict[Value, Value]]:
         """The instructions, and for every root the value whose tile holds it."""
+        for value in self._values:  # operands first, so that visits do not nest deeply
+            if not self._is_deferred(value):
+                self._visit(value)
         held = {root: self._visit(root) for root in self._roots}
         return self._instructions, held
+
+    def _is_deferred(self, value: Value) -> bool:
+        """True where the only user may do the value's work in its own instruction."""
+        if self._uses[value] != 1:
+            return False
+        return value in self._cast_sources or self._scalar_form(value) is not None
 
     # -- forms -----------------------------------------------------------------------------------
 

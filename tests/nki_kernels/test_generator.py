@@ -359,6 +359,22 @@ def test_long_chains_fit_on_every_generation(region: Build, target: str) -> None
     assert built.program(target).peak_sbuf_bytes <= hardware(target).sbuf_partition_bytes
 
 
+@pytest.mark.parametrize("op", [aten.hardswish, aten.elu, aten.neg, aten.log1p], ids=str)
+def test_a_hundred_ops_do_not_nest(region: Build, op: Any) -> None:
+    def function(x: Any) -> Any:
+        for _ in range(100):
+            x = op.default(x)
+        return x
+
+    built = region(function, draw(40).abs() / 100)
+    assert supports_region(built.gm, hardware("trn2")) is None
+    built.check()
+    longer = region(lambda x: op.default(function(x)), draw(40))
+    refusal = supports_region(longer.gm, hardware("trn2"))
+    assert refusal is not None
+    assert "101 ops" in refusal.reason
+
+
 def test_few_instructions(region: Build) -> None:
     built = region(scale_shift_gelu, draw(512, 2048), draw(2048), draw(2048))
     counts = built.program().rows.opcode_counts()
