@@ -41,7 +41,7 @@ def test_a_node_without_a_value() -> None:
     gm = _graph()
     del _call(gm).meta["val"]
 
-    with pytest.raises(GraphInvariantError, match="after fold: .* has no fake value"):
+    with pytest.raises(GraphInvariantError, match=r"after fold: .* has no fake value"):
         verify_graph(gm, "fold")
 
 
