@@ -110,6 +110,33 @@ def constant(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.tensor(value, dtype=dtype, device="cpu")
 
 
+class Result:
+    """The float32 destination `out` of an element-wise instruction, and its rounding into `dst`.
+
+    `value` is an operand that was read from `source`: where it is an upcast copy, it is overwritten
+    instead of taking another temporary, which keeps fewer bytes in the cache. Call `store` after
+    the last step that writes or reads `out`.
+    """
+
+    def __init__(
+        self, emit: Emit, dst: NkiTensor, shape: Shape, value: torch.Tensor, source: NkiTensor
+    ) -> None:
+        self._emit = emit
+        self._dtype = dst.dtype
+        self._target = emit.write(dst, "dst", shape=shape)
+        if self._target.dtype is torch.float32:
+            self.out = self._target
+        elif source.dtype.torch is not torch.float32:
+            self.out = value
+        else:
+            self.out = emit.scratch(shape)
+
+    def store(self, exact: bool = False) -> None:
+        """Append the rounding; `exact` promises values that dst's dtype holds."""
+        if self.out is not self._target:
+            append_store_f32(self._emit.steps, self._dtype, self.out, self._target, exact)
+
+
 def encoded(value: float, dtype: DType) -> torch.Tensor:
     """A number as one stored element of `dtype`, shape (1,), rounded as a write rounds."""
     element = torch.empty(1, dtype=dtype.torch, device="cpu")

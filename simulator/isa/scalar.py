@@ -17,6 +17,7 @@ from trnx.simulator.isa.alu import OPERATORS, AluOp, binary_arithmetic, token_na
 from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
+    Result,
     accumulate,
     accumulator,
     common_shape,
@@ -89,7 +90,8 @@ def _activation(
         if bias is None or _is_number(bias, 0)
         else scalar(emit, bias, "bias", data, shape, any_dtype=True)
     )
-    out = emit.write_f32(dst, "dst", shape=shape)
+    result = Result(emit, dst, shape, value, data)
+    out = result.out
     if scales is not None or biases is not None:
         later = bias if isinstance(scale, NkiTensor) else None
         target = intermediate(emit, out, dst, later)
@@ -97,7 +99,10 @@ def _activation(
         _scale_and_bias(emit, value, scales, factor, biases, target)
         value = target
     emit_activation(emit, function, value, out)
-    _reduce(emit, dst, data, out, reduction, reduce_cmd, reduce_res)
+    registers = _reduce(emit, data, out, reduction, reduce_cmd, reduce_res)
+    result.store()
+    if registers is not None and reduce_res is not None:
+        read_out(emit, registers, reduce_res, dst, "reduce_res")
 
 
 def _is_plain(value: Any) -> bool:
@@ -157,19 +162,18 @@ def _check_reduction(
 
 def _reduce(
     emit: Emit,
-    dst: NkiTensor,
     data: NkiTensor,
     out: torch.Tensor,
     reduction: AluOp,
     reduce_cmd: Any,
     reduce_res: NkiTensor | None,
-) -> None:
+) -> torch.Tensor | None:
+    """Append the reduction of `out`; the registers, unless the instruction does not touch them."""
     if reduce_cmd is ReduceCmd.idle and reduce_res is None:
-        return
+        return None
     registers = accumulator(emit, Engine.scalar, data)
     accumulate(emit, reduce_cmd, reduction, reduce_last(reduction), out, registers)
-    if reduce_res is not None:
-        read_out(emit, registers, reduce_res, dst, "reduce_res")
+    return registers
 
 
 _STAGE_PAIRS = (
@@ -228,7 +232,9 @@ def activate2(
         emit.step(prelu(slope), value, out=out)
     else:
         emit_activation(emit, function, value, out)
-    _reduce(emit, dst, data, out, reduction, reduce_cmd, reduce_res)
+    registers = _reduce(emit, data, out, reduction, reduce_cmd, reduce_res)
+    if registers is not None and reduce_res is not None:
+        read_out(emit, registers, reduce_res, dst, "reduce_res")
 
 
 def _stages(

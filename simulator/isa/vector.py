@@ -19,6 +19,7 @@ from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.integers import emit_bits, emit_integers
 from trnx.simulator.isa.operands import (
+    Result,
     all_wide_integers,
     common_shape,
     intermediate,
@@ -66,8 +67,9 @@ def tensor_tensor(
     else:
         a = emit.read_f32(data1, "data1", shape=shape)
         b = emit.read_f32(data2, "data2", shape=shape)
-        out = emit.write_f32(dst, "dst", shape=shape, exact=alu.is_exact)
-        emit.step(alu.function, a, b, out=out)
+        result = Result(emit, dst, shape, a, data1)
+        emit.step(alu.function, a, b, out=result.out)
+        result.store(alu.is_exact)
 
 
 def _tensor_tensor_engine(
@@ -185,17 +187,19 @@ def _emit_stages(
         None if alu.is_unary else scalar(emit, operand, name, data, shape)
         for (alu, _, operand), name in zip(stages, names, strict=True)
     ]
-    out = emit.write_f32(dst, "dst", shape=shape, exact=stages[-1][0].is_exact)
+    result = Result(emit, dst, shape, value, data)
+    out = result.out
     bounds = _clamp_bounds(stages)
     if bounds is not None:
         emit.step(torch.clamp, value, *bounds, out=out)
-        return
-    first, reverse, _ = stages[0]
-    target = out if len(stages) == 1 else intermediate(emit, out, dst, stages[1][2])
-    emit.step(first.function, *first.arguments(value, operands[0], reverse), out=target)
-    if len(stages) == 2:
-        second, reverse, _ = stages[1]
-        emit.step(second.function, *second.arguments(target, operands[1], reverse), out=out)
+    else:
+        first, reverse, _ = stages[0]
+        target = out if len(stages) == 1 else intermediate(emit, out, dst, stages[1][2])
+        emit.step(first.function, *first.arguments(value, operands[0], reverse), out=target)
+        if len(stages) == 2:
+            second, reverse, _ = stages[1]
+            emit.step(second.function, *second.arguments(target, operands[1], reverse), out=out)
+    result.store(stages[-1][0].is_exact)
 
 
 def _clamp_bounds(stages: list[Stage]) -> tuple[float, float] | None:
@@ -233,10 +237,11 @@ def scalar_tensor_tensor(
     left = _operand(emit, first, operand0, "operand0")
     scale = None if first.is_unary else scalar(emit, left, "operand0", data, shape, any_dtype=True)
     other = emit.read_f32(operand1, "operand1", shape=shape)
-    out = emit.write_f32(dst, "dst", shape=shape, exact=second.is_exact)
-    target = intermediate(emit, out, dst, operand1)
+    result = Result(emit, dst, shape, value, data)
+    target = intermediate(emit, result.out, dst, operand1)
     emit.step(first.function, *first.arguments(value, scale, reverse0), out=target)
-    emit.step(second.function, *second.arguments(target, other, reverse1), out=out)
+    emit.step(second.function, *second.arguments(target, other, reverse1), out=result.out)
+    result.store(second.is_exact)
 
 
 @instruction
@@ -246,4 +251,6 @@ def reciprocal(emit: Emit, dst: NkiTensor, data: NkiTensor, name: str | None = N
     match_tiles(emit, dst, data=data)
     shape = common_shape(dst, data)
     value = emit.read_f32(data, "data", shape=shape)
-    emit.step(torch.reciprocal, value, out=emit.write_f32(dst, "dst", shape=shape))
+    result = Result(emit, dst, shape, value, data)
+    emit.step(torch.reciprocal, value, out=result.out)
+    result.store()
