@@ -1,9 +1,9 @@
 """How the joint graph of a training step is split into forward and backward.
 
-The min-cut partitioner saves least, but it may save an input in place of a value computed from it: for
-`y = x * buf.clone(); buf.add_(1)` it saves `buf` and recomputes the clone in backward, after `buf` has changed.
-So its split is taken only where it saves no input that the function writes to, nor a view of one; else
-the default partitioner's, which saves what eager saves.
+The min-cut partitioner saves least, but it may save an input in place of a value computed from it:
+for `y = x * buf.clone(); buf.add_(1)` it saves `buf` and recomputes the clone in backward, after
+`buf` has changed. So its split is taken only where it saves no input that the function writes to,
+nor a view of one; else the default partitioner's, which saves what eager saves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which ATen ops AOTAutograd decomposes: the core table, but for what kernels or engines want whole.
+"""Which ATen ops AOTAutograd decomposes: the core table, but for what kernels want whole.
 
 The table is torch's core ATen decompositions minus
-* the operators in the registered kernels' patterns (derived, so that a new kernel needs no entry here);
+* the operators in the registered kernels' patterns, so that a new kernel needs no entry here;
 * `KEPT`: ops whose decomposition loses something that no pass can restore.
 """
 

@@ -1,4 +1,4 @@
-"""The entry point: what `torch.compile(model, backend="trnx")` calls for every graph that Dynamo captures."""
+"""The entry point: what `torch.compile(model, backend="trnx")` calls for every captured graph."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def trnx(
 ) -> Callable[..., Any]:
     """Compile one captured graph; see `Options` for `options`.
 
-    Raises UnsupportedVersionError, UnsupportedModeError, OptionError or UnsupportedDeviceError. Dynamo wraps
-    them in BackendCompilerFailed, whose message shows them.
+    Raises UnsupportedVersionError, UnsupportedModeError, OptionError or UnsupportedDeviceError.
+    Dynamo wraps them in BackendCompilerFailed, whose message shows them.
     """
     check_versions()
     if mode not in (None, "default"):
@@ -44,7 +44,7 @@ def trnx(
 def compile_captured(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, runner: Runner | None
 ) -> Callable[..., Any]:
-    """Compile one captured graph; without a runner it is planned and reported, and runs in eager."""
+    """Compile one captured graph; without a runner it is planned and reported, and run in eager."""
     check_devices(gm, example_inputs)
     compiler = GraphCompiler(options, runner, next_frame_name())
     return compile_with_autograd(
@@ -59,7 +59,7 @@ def compile_captured(
 
 
 def check_devices(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
-    """Raises UnsupportedDeviceError for the first tensor of the graph that is not in host memory."""
+    """Raises UnsupportedDeviceError for the first tensor that is not in host memory."""
     placeholders = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
     found: list[tuple[str, Any, str]] = [
         (f"input {name}", value, "")

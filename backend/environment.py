@@ -1,8 +1,8 @@
 """The one reader of environment variables: `TRNX_<OPTION>` sets the default of an option.
 
 `TRNX_TARGET=trn1 TRNX_RUNNER=reference python train.py`; an explicit `options=` entry wins. Other
-`TRNX_*` names are errors, because a misspelt variable must not be ignored in silence; those in `FOREIGN`
-belong to other tools of the project and are left alone.
+`TRNX_*` names are errors, because a misspelt variable must not be ignored in silence; those in
+`FOREIGN` belong to other tools of the project and are left alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`Executable`: what AOTAutograd calls. It owns one specialisation for each set of concrete sizes seen.
+"""`Executable`: what AOTAutograd calls. It owns a specialisation for each set of concrete sizes.
 
-Calls may overlap (threads, reentrance): a specialisation is immutable but for its pool of frames. Sizes are
-bounded: the least recently used specialisation leaves first.
+Calls may overlap (threads, reentrance): a specialisation is immutable but for its pool of frames.
+Specialisations are bounded: the least recently used one leaves first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import fx
 
 from trnx.backend.kernel_call import KernelCall, Place, describe
@@ -30,7 +29,7 @@ SPECIALISATIONS = 32
 
 
 class Executable:
-    """Callable with the list of the graph's inputs, which it empties; returns the list of outputs."""
+    """Callable with the list of the graph's inputs, which it empties; returns the outputs."""
 
     def __init__(
         self,
@@ -119,5 +118,3 @@ class Executable:
             self._report.fallbacks.append(
                 FallbackReport(op, region.nodes[-1].name, "eager", reason, line)
             )
-
-

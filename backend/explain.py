@@ -1,8 +1,8 @@
-"""`trnx.explain`: where every op of a model would run, why, and what it would cost, without running a kernel.
+"""`trnx.explain`: where every op of a model would run, why, and at what cost, without a kernel run.
 
-The model runs once in eager on copies of the arguments, so that Dynamo captures what a real call would; its
-buffers and the random state are put back. Where gradients are enabled the backward graphs are
-explained too.
+The model runs once in eager on copies of the arguments, so that Dynamo captures what a real call
+would; its buffers and the random state are put back. Where gradients are enabled the backward
+graphs are explained too.
 """
 
 from __future__ import annotations
@@ -146,7 +146,10 @@ def explain(
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_captured(gm, inputs, chosen, None)
 
-    compiled = torch.compile(function, backend=backend, isolate_recompiles=True)
+    # Isolated: explaining often must not count towards the function's recompile limit.
+    compiled = torch.compile(  # type: ignore[call-overload]  # torch's stubs lack the argument
+        function, backend=backend, isolate_recompiles=True
+    )
     with (
         collect_reports() as reports,
         graph_breaks() as breaks,

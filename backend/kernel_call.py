@@ -1,8 +1,9 @@
-"""One NKI region for concrete sizes: bind, run the kernel, and run the region in eager where it cannot.
+"""One NKI region for concrete sizes: bind, run the kernel, and run in eager where it cannot.
 
 A kernel may refuse sizes that the plan did not know (`supports` is asked again), or fail in the
-simulator. Then the region's own ops run in eager and the ledger says so; with `fallback="error"` a named error
-is raised. Results go to memory that nobody else sees until the kernel has ended, so nothing is half-written.
+simulator. Then the region's own ops run in eager and the ledger says so; with `fallback="error"` a
+named error is raised. Results go to memory that nobody else sees until the kernel has ended, so
+nothing is half-written.
 """
 
 from __future__ import annotations
@@ -84,10 +85,10 @@ class Place:
 
 
 class KernelCall:
-    """Callable as `call(frame, *values)`, values being those of `nodes`; returns the region's outputs.
+    """Callable as `call(frame, *values)`, values being those of `nodes`; returns the outputs.
 
-    `eager()` gives the function that runs the region's ops in torch, `refuse(reason)` writes the ledger;
-    with `strict` a named error is raised instead.
+    `eager()` gives the function that runs the region's ops in torch, `refuse(reason)` writes the
+    ledger; with `strict` a named error is raised instead.
     """
 
     def __init__(

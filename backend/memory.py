@@ -1,7 +1,7 @@
 """Buffers of intermediates: one block for each frame, planned by liveness, reused between calls.
 
-A frame holds the tensors of one running call. Frames of a specialisation are pooled, so that calls may
-overlap (threads, reentrance) and a single caller allocates once.
+A frame holds the tensors of one running call. Frames of a specialisation are pooled, so that calls
+may overlap (threads, reentrance) and a single caller allocates once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Buffer:
 
 
 def assign_offsets(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
-    """Byte offsets such that buffers alive together do not overlap, and the bytes of the whole block.
+    """Byte offsets such that buffers alive together do not overlap, and the bytes of the block.
 
     Largest first, each at the lowest place that is free over its lifetime.
     """

@@ -1,7 +1,7 @@
 """The pipeline, as one readable list: what happens to a graph between Dynamo and the executable.
 
-    Dynamo's graph  -> BEFORE_AUTOGRAD -> AOTAutograd (decomposition table) ->
-    functional ATen -> canonicalise    -> partition -> Plan
+Dynamo's graph  -> BEFORE_AUTOGRAD -> AOTAutograd (decomposition table) ->
+functional ATen -> canonicalise    -> partition -> Plan
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ def make_engines(options: Options) -> tuple[FallbackEngine, ...]:
     return (XlaEngine(options.hardware), eager)
 
 
-def plan_graph(
-    gm: fx.GraphModule, options: Options, engines: Sequence[FallbackEngine]
-) -> Plan:
+def plan_graph(gm: fx.GraphModule, options: Options, engines: Sequence[FallbackEngine]) -> Plan:
     """The plan of a functional ATen graph, which the passes may change."""
     return partition(
         run_passes(gm, AFTER_AUTOGRAD),

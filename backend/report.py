@@ -1,8 +1,8 @@
 """What was compiled: which op went where, why, and what it costs.
 
-`last()` is the newest graph's report; `collect_reports()` gathers those of everything compiled while a block
-runs, whatever the thread (a backward graph may compile when `backward()` first runs). A report stays live:
-a kernel that refuses the sizes of a later call adds an entry to `fallbacks`.
+`last()` is the newest graph's report; `collect_reports()` gathers those of everything compiled
+while a block runs, whatever the thread (a backward graph may compile when `backward()` first runs).
+A report stays live: a kernel that refuses the sizes of a later call adds an entry to `fallbacks`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from trnx.nki_kernels.spec import Cost
 class RegionReport:
     """One region. `cost` is the kernel's own count for the sizes seen at capture.
 
-    `model_flops` are the FLOPs of the region's matrix products as torch counts them. `executed_flops` are those
-    of the kernel's `nc_matmul` instructions (simulator runner), 0 where the region had to run in
-    eager, None where it is not known. `copied` names the bindings that are made contiguous at each call.
+    `model_flops` are the FLOPs of the region's matrix products as torch counts them.
+    `executed_flops` are those of the kernel's `nc_matmul` instructions (simulator runner), 0 where
+    the region had to run in eager, None where it is not known. `copied` names the bindings that are
+    made contiguous at each call.
     """
 
     name: str
@@ -66,12 +67,12 @@ class FallbackReport:
 
 @dataclass
 class GraphReport:
-    """One compiled graph. `kind` is forward, backward or inference; `name` is unique in the process.
+    """One compiled graph. `kind` is forward, backward or inference; `name` is unique.
 
-    `fallbacks` are the ops that do not run on NKI, `near_misses` those that do, but not in the bigger
-    kernel that nearly took them.
-    `flops_total` counts the matrix products of the graph as torch's FlopCounterMode does; `bytes_*` are
-    the sizes of all operands and results of compute nodes.
+    `fallbacks` are the ops that do not run on NKI, `near_misses` those that do, but not in the
+    bigger kernel that nearly took them. `flops_total` counts the matrix products of the graph as
+    torch's FlopCounterMode does; `bytes_*` are the sizes of all operands and results of compute
+    nodes.
     """
 
     name: str
@@ -113,9 +114,7 @@ class GraphReport:
             f"{sum(r.engine == 'nki' for r in self.regions)} NKI regions, "
             f"{_percent(share(self.flops_nki, self.flops_total))} of FLOPs"
         )
-        rows = [
-            f"  {r.name:<40} {r.engine:<6} {', '.join(counted(r.ops))}" for r in self.regions
-        ]
+        rows = [f"  {r.name:<40} {r.engine:<6} {', '.join(counted(r.ops))}" for r in self.regions]
         misses = [f"  {line}" for line in ledger_lines(self.fallbacks)]
         return "\n".join([head, *rows, *(["  not on NKI:"] if misses else []), *misses])
 
@@ -130,7 +129,9 @@ def counted(items: Iterable[str]) -> list[str]:
 
 def ledger_lines(entries: Iterable[FallbackReport]) -> list[str]:
     """One line for each different entry."""
-    return counted(f"{e.op} ({e.engine}) at {e.source or 'unknown line'}: {e.reason}" for e in entries)
+    return counted(
+        f"{e.op} ({e.engine}) at {e.source or 'unknown line'}: {e.reason}" for e in entries
+    )
 
 
 def _percent(fraction: float) -> str:

@@ -1,8 +1,8 @@
 """What executes an NKI region: one protocol, so that plan, ledger and tests are the same for all.
 
 * `simulator` replays the traced kernel.
-* `reference` runs the kernel's torch reference: fast, and the means to tell an error of a kernel from
-  one of the plan.
+* `reference` runs the kernel's torch reference: fast, and the means to tell an error of a kernel
+  from one of the plan.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ RunFunction = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], 
 class Prepared:
     """A kernel ready for one set of concrete sizes.
 
-    `run(inputs, outputs)`: inputs in the order of the tensor bindings; results are written to `outputs`,
-    None where nobody uses a result. `matmul_flops` are those that a run executes, where that is known.
+    `run(inputs, outputs)`: inputs in the order of the tensor bindings; results are written to
+    `outputs`, None where nobody uses a result. `matmul_flops` are those that a run executes, where
+    that is known.
     """
 
     run: RunFunction

@@ -1,7 +1,8 @@
 """From symbolic sizes to numbers: what the graph's symbols are in one call.
 
-A graph captured with `dynamic=True` has sizes that are expressions of symbols. The symbols are read off the
-inputs of a call; every other size follows. Nothing here asks the shape environment, so nothing guards.
+A graph captured with `dynamic=True` has sizes that are expressions of symbols. The symbols are read
+off the inputs of a call; every other size follows. Nothing here asks the shape environment, so
+nothing guards.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 

@@ -1,8 +1,8 @@
-"""A plan for concrete sizes: every region prepared, buffers planned, and one generated function that runs it.
+"""A plan for concrete sizes: every region prepared, buffers planned, one generated function.
 
-The function is made with torch.fx from the plan's steps: it reads `args` (emptied, so that saved activations
-can be freed while backward runs), evaluates glue, calls regions, and drops each value after its last use.
-`source` is its text.
+The function is made with torch.fx from the plan's steps: it reads `args` (emptied, so that saved
+activations can be freed while backward runs), evaluates glue, calls regions, and drops each value
+after its last use. `source` is its text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from trnx.backend.kernel_call import KernelCall, Place
 from trnx.backend.memory import Buffer, Frame, FramePool
 from trnx.backend.shapes import Symbols, UnknownSizeError, concrete, concrete_spec, placeholders
 from trnx.fx_passes.aliasing import storage_root
-from trnx.fx_passes.nodes import is_number
 from trnx.fx_passes.region import Plan, Region, RegionFunction
 from trnx.fx_passes.symbolic import is_symbolic
 
@@ -41,7 +40,7 @@ def _last_uses(steps: Iterable[Step]) -> dict[fx.Node, int]:
 
 
 def plan_places(plan: Plan, symbols: Symbols) -> tuple[dict[fx.Node, Place], list[Buffer]]:
-    """Where the results of NKI regions go: what escapes to new memory, the rest to planned buffers."""
+    """Where results of NKI regions go: what escapes to new memory, the rest to planned buffers."""
     escaping = {storage_root(n) for n in plan.graph_module.graph.output_node().all_input_nodes}
     last = _last_uses(plan.steps)
     places: dict[fx.Node, Place] = {}
@@ -65,7 +64,7 @@ def plan_places(plan: Plan, symbols: Symbols) -> tuple[dict[fx.Node, Place], lis
 
 
 class Specialisation:
-    """Callable with the list of the graph's inputs, which it empties; returns the list of outputs."""
+    """Callable with the list of the graph's inputs, which it empties; returns the outputs."""
 
     def __init__(
         self,

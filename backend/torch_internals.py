@@ -1,6 +1,7 @@
 """The only file that imports private torch APIs: torch 2.13 and 2.14.
 
-Everything here is a thin function with a plain contract, so that a new torch means one file to check.
+Everything here is a thin function with a plain contract, so that a new torch means one file to
+check.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from typing import Any
 
 import torch
 import torch._functorch.config
-from functorch.compile import make_boxed_func
 from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
@@ -57,9 +57,10 @@ def compile_with_autograd(
     try:
         compiled: Callable[..., Any] = compiler(gm, example_inputs)
     except TensorifyScalarRestartAnalysis:
-        # With dynamic shapes a module's float attributes (`eps`, `norm_type`) are symbols. AOTAutograd asks
-        # Dynamo to start again with those as constants that it cannot turn into tensors. It has
-        # noted which they are, and makes them constants itself, with a guard, when it is called again.
+        # With dynamic shapes a module's float attributes (`eps`, `norm_type`) are symbols.
+        # AOTAutograd asks Dynamo to start again with those as constants that it cannot turn into
+        # tensors. It has noted which they are, and makes them constants itself, with a guard, when
+        # it is called again.
         # The notes are names that other functions' symbols have too, so they must not stay.
         try:
             compiled = compiler(gm, example_inputs)
@@ -70,8 +71,13 @@ def compile_with_autograd(
 
 def boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     """`function(*args)` in AOTAutograd's calling convention: one list, emptied by the callee."""
-    wrapped: Callable[[list[Any]], Any] = make_boxed_func(function)
-    return wrapped
+
+    def run(args: list[Any]) -> Any:
+        values = tuple(args)
+        args.clear()
+        return function(*values)
+
+    return mark_boxed(run)
 
 
 def mark_boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

@@ -1,7 +1,7 @@
 """trnx: a torch.compile backend for AWS Trainium, with an NKI simulator for machines without one.
 
-`torch.compile(model, backend="trnx")` needs no import of this package. What it offers is loaded on first
-use: `trnx.explain`, `trnx.report`, `trnx.errors`, `trnx.Options`, `trnx.register_kernel`,
+`torch.compile(model, backend="trnx")` needs no import of this package. What it offers is loaded on
+first use: `trnx.explain`, `trnx.report`, `trnx.errors`, `trnx.Options`, `trnx.register_kernel`,
 `trnx.load_kernels`.
 """
 

@@ -1,4 +1,4 @@
-"""Aliases, mutation and layouts: a compiled function shares, writes and lays out exactly what eager does."""
+"""Aliases, mutation and layouts: compiled code shares, writes and lays out what eager does."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def check(function: Function, *inputs: torch.Tensor, calls: int = 2, **options: 
 
 
 def strides(x: torch.Tensor) -> list[int]:
-    """Strides of the dimensions that have more than one element: for the others torch's own metadata
-    differ from what eager returns."""
+    """Strides of the dimensions with more than one element.
+
+    For the others torch's own metadata differ from what eager returns.
+    """
     return [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1]
 
 
@@ -156,6 +158,22 @@ def test_two_arguments_that_are_one_tensor() -> None:
     ours, theirs = torch.arange(4.0), torch.arange(4.0)
     assert torch.equal(compiled(ours, ours), function(theirs, theirs))
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("fallback", ["xla", "eager"])
+def test_a_copy_is_a_copy(fallback: str) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.sigmoid() * 2
+        return x.clone(), y.clone(), y + 0, y.to(torch.float32, copy=True)
+
+    compiled = torch.compile(function, backend="trnx", options={"fallback": fallback})
+    x = torch.randn(64, 64)
+    with torch.no_grad():
+        first = compiled(x)
+        kept = [y.clone() for y in first]
+        compiled(torch.randn(64, 64))
+    assert len({y.data_ptr() for y in (x, *first)}) == 5
+    assert all(torch.equal(a, b) for a, b in zip(first, kept, strict=True))
 
 
 def test_results_are_fresh_at_each_call() -> None:

@@ -1,4 +1,4 @@
-"""Dynamic shapes: one compilation serves many sizes, and never more than with torch's eager backend."""
+"""Dynamic shapes: one compilation serves many sizes; never more of them than with eager."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_one_compiled_function_serves_inference_mode_and_no_grad() -> None:
 
 def test_an_unknown_option_reaches_the_user() -> None:
     compiled = torch.compile(torch.relu, backend="trnx", options={"tarqet": "trn1"})
-    with pytest.raises(BackendCompilerFailed, match="tarqet.*valid options are target") as error:
+    with pytest.raises(BackendCompilerFailed, match=r"tarqet.*valid options are target") as error:
         compiled(torch.ones(2))
     assert isinstance(inner(error.value), UnknownOptionError)
 
@@ -129,7 +129,7 @@ def test_a_tensor_made_on_another_device_is_refused_with_the_line() -> None:
         return x + 1, torch.ones(2, device="meta") + 1
 
     compiled = torch.compile(made, backend="trnx")
-    with pytest.raises(BackendCompilerFailed, match="test_entry.py"):
+    with pytest.raises(BackendCompilerFailed, match=r"test_entry\.py"):
         compiled(torch.ones(2))
 
 
@@ -147,7 +147,7 @@ def test_fallback_error_names_op_and_line() -> None:
     compiled = torch.compile(
         lambda x: torch.linalg.qr(x)[0], backend="trnx", options={"fallback": "error"}
     )
-    with pytest.raises(BackendCompilerFailed, match="linalg_qr.*test_entry.py"):
+    with pytest.raises(BackendCompilerFailed, match=r"linalg_qr.*test_entry\.py"):
         compiled(torch.randn(4, 4))
 
 

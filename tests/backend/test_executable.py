@@ -1,4 +1,4 @@
-"""The executable: kernels that refuse or fail, threads, reentrance, shared Programs, freed memory."""
+"""The executable: kernels that refuse or fail, threads, reentrance, shared Programs, memory."""
 
 from __future__ import annotations
 
@@ -38,13 +38,11 @@ def chain(x: torch.Tensor) -> torch.Tensor:
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        FusedKernel, "supports", lambda self, b, hw: Reject("six rows are too many")
-    )
+    monkeypatch.setattr(FusedKernel, "supports", lambda *_: Reject("six rows are too many"))
 
 
 def fail_at_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def run(_: Sequence[Any], outputs: Sequence[Any]) -> None:
         outputs[0].fill_(float("nan"))
         raise RuntimeError("the kernel broke half-way")
 
@@ -116,7 +114,7 @@ def test_a_kernel_that_cannot_be_traced_is_named_while_compiling(
 
 
 def test_an_interrupt_is_no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def run(*_: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(SimulatorRunner, "prepare", lambda *_: Prepared(run))

@@ -42,8 +42,7 @@ def test_what_lives_together_does_not_overlap(parts: list[tuple[int, int, int]])
             together = one.start <= other.end and other.start <= one.end
             if together and one.nbytes and other.nbytes:
                 apart = (
-                    offsets[i] + one.nbytes <= offsets[j]
-                    or offsets[j] + other.nbytes <= offsets[i]
+                    offsets[i] + one.nbytes <= offsets[j] or offsets[j] + other.nbytes <= offsets[i]
                 )
                 assert apart
 

@@ -6,6 +6,7 @@ import pytest
 
 from trnx.backend.environment import option_defaults
 from trnx.backend.options import Options, make_options, option_names
+from trnx.backend.versions import check_versions
 from trnx.errors import (
     InvalidOptionError,
     OptionError,
@@ -14,7 +15,6 @@ from trnx.errors import (
     UnknownTargetError,
     UnsupportedVersionError,
 )
-from trnx.backend.versions import check_versions
 
 
 def test_defaults() -> None:

@@ -116,6 +116,75 @@ def test_a_buffer_read_before_its_write_gives_the_right_gradient(
         torch.testing.assert_close(x.grad, y.grad)
 
 
+@pytest.mark.parametrize("how", ["no_grad", "data", "view"])
+def test_a_buffer_written_behind_autograd_gives_the_right_gradient(how: str) -> None:
+    class Model(torch.nn.Module):
+        buf: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("buf", torch.full((4,), 2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * self.buf.clone()
+            if how == "no_grad":
+                with torch.no_grad():
+                    self.buf.add_(1)
+            elif how == "data":
+                self.buf.data.add_(1)
+            else:
+                self.buf[1:].mul_(3)
+            return y
+
+    ours, theirs = Model(), Model()
+    x = torch.randn(4, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    torch.compile(ours, backend="trnx")(x).sum().backward()
+    theirs(y).sum().backward()
+    assert torch.equal(ours.buf, theirs.buf)
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_an_input_that_is_written_gives_the_right_gradient() -> None:
+    def function(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        y = x * state.clone()
+        state.mul_(x.detach())
+        return y * state.exp()
+
+    compiled = torch.compile(function, backend="trnx")
+    results = []
+    for run in (compiled, function):
+        x, state = torch.linspace(0.5, 2, 4, requires_grad=True), torch.ones(4)
+        run(x, state).sum().backward()
+        results.append((x.grad, state))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_dropout_drops_the_same_in_backward() -> None:
+    compiled = torch.compile(lambda x: F.dropout(x * 2, 0.5), backend="trnx")
+    x = torch.ones(256, requires_grad=True)
+    y = compiled(x)
+    y.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, y.detach())
+    assert 0 < int((y == 0).sum()) < 256
+
+
+def test_attention_dropout_draws_what_eager_draws() -> None:
+    def function(q: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=0.3)
+
+    compiled = torch.compile(function, backend="trnx")
+    results = []
+    for run in (compiled, function):
+        torch.manual_seed(5)
+        q = torch.linspace(-1, 1, 2 * 2 * 8 * 4).view(2, 2, 8, 4).requires_grad_()
+        out = run(q)
+        out.square().sum().backward()
+        results.append((out.detach(), q.grad))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+
+
 def test_a_saved_buffer_that_is_written_raises_as_in_eager() -> None:
     compiled = torch.compile(WritesItsBuffer(lambda b: b), backend="trnx")
     x = torch.randn(4, requires_grad=True)
