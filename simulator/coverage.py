@@ -63,20 +63,32 @@ class Coverage:
             self._map_view(tensor).fill_(1)
         self._remember(tensor)
 
+    def mark_everything(self) -> None:
+        """Mark the whole storage: what is written depends on values."""
+        self.full = True
+        self._map = None
+        self._regions.clear()
+
     def mask(self, tensor: NkiTensor) -> torch.Tensor:
         """A copy of the map over the view (1 where marked), in the view's shape."""
         view = self._map_view(tensor)
         return view.amin(-1) if view.ndim > tensor.ndim else view.clone()
 
     def _is_whole(self, tensor: NkiTensor) -> bool:
-        # As many elements as there are, all distinct: only a stride of 0 repeats locations.
-        return tensor.size * tensor.dtype.itemsize == self._nbytes and 0 not in tensor.strides
+        if tensor.size * tensor.dtype.itemsize != self._nbytes:
+            return False
+        # As many elements as there are; they are distinct if the dimensions nest without gaps.
+        expected = 1
+        for stride, size in sorted(zip(tensor.strides, tensor.shape, strict=True)):
+            if size > 1:
+                if stride != expected:
+                    return False
+                expected *= size
+        return True
 
     def _remember(self, tensor: NkiTensor) -> None:
         if self._is_whole(tensor):
-            self.full = True
-            self._map = None
-            self._regions.clear()
+            self.mark_everything()
         else:
             self._regions.add(tensor.region_key())
 

@@ -190,7 +190,10 @@ class Simulator:
         for tensor, is_write in operands:
             storage = tensor.storage
             if is_write:
-                storage.written.mark(tensor)
+                if tensor.is_indirect():
+                    storage.written.mark_everything()
+                else:
+                    storage.written.mark(tensor)
                 if storage.slot is not None:
                     storage.slot.is_written = True
             if storage.allocation is not None:

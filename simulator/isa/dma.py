@@ -9,13 +9,12 @@ from typing import Any
 import torch
 
 from trnx.simulator.codecs import append_load_f32
-from trnx.simulator.errors import Location, OutOfBoundsError
 from trnx.simulator.isa.copy import append_copy
 from trnx.simulator.isa.enums import DgeMode, Engine, OobMode
+from trnx.simulator.isa.indirect import gather, index_view, put, rows_of
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.storage import DMA_REACHABLE, HBM
-from trnx.simulator.tensor import Indirect, NkiTensor
-from trnx.simulator.views import last_element
+from trnx.simulator.tensor import NkiTensor
 
 _SWAPS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
@@ -70,107 +69,32 @@ def _check_pair(emit: Emit, dst: NkiTensor, src: NkiTensor) -> None:
 # ---- indirect addresses ----
 
 
-def _rows_of(emit: Emit, tensor: NkiTensor, indirect: Indirect) -> tuple[torch.Tensor, int]:
-    """A view [rows, ...] whose first dimension is what the index counts, and its valid rows."""
-    rest = slice(1, None) if indirect.is_vector else slice(None)
-    shape, strides = tensor.shape[rest], tensor.strides[rest]
-    total = tensor.storage.nbytes // tensor.dtype.itemsize
-    room = total - tensor.offset - last_element(shape, strides)
-    emit.require(room > 0, "the access pattern leaves its storage for every index")
-    limit = indirect.limit
-    if indirect.scale > 0:
-        limit = min(limit, (room - 1) // indirect.scale + 1)
-    view = tensor.storage.view(
-        tensor.dtype, (limit, *shape), (indirect.scale, *strides), tensor.offset
-    )
-    return view, limit
-
-
-def _index_view(emit: Emit, tensor: NkiTensor, indirect: Indirect, operand: str) -> torch.Tensor:
-    """The index values as a flat view."""
-    index = indirect.index
-    if not isinstance(index, NkiTensor):
-        return index.value
-    emit.require(index.dtype.is_integer, f"the index of {operand} is {index.dtype}, not an integer")
-    expected = tensor.shape[0] if indirect.is_vector else 1
-    emit.require(
-        index.size == expected, f"the index of {operand} has {index.size} elements, not {expected}"
-    )
-    return emit.read(index, f"index of {operand}", shape=(index.size,), buffers=DMA_REACHABLE)
-
-
 def _gathered(
     emit: Emit, src: NkiTensor, operand: str, keep: NkiTensor | None, skip: bool
 ) -> torch.Tensor:
     """Scratch of src's shape and dtype with the gathered elements; skipped rows hold `keep`'s."""
     indirect = src.indirection
     assert indirect is not None
-    index = _index_view(emit, src, indirect, operand)
-    rows, limit = _rows_of(emit, src, indirect)
+    index = index_view(emit, src, indirect, operand)
+    rows, limit = rows_of(emit, src, indirect)
     emit.reads(src)
     out = emit.scratch(src.shape, src.dtype.torch)
     if keep is not None and keep.indirection is None:
         held = emit.overwrite_some(keep, "dst", buffers=DMA_REACHABLE)
         append_copy(emit, held, keep.dtype, out.view(keep.shape), src.dtype)
     shaped = out if indirect.is_vector else out.view(1, *src.shape)
-    emit.step(_gather, rows, index, shaped, limit, skip, emit.location())
+    emit.step(gather, rows, index, shaped, limit, skip, emit.location())
     return out
 
 
 def _scatter(emit: Emit, dst: NkiTensor, operand: str, value: torch.Tensor, skip: bool) -> None:
     indirect = dst.indirection
     assert indirect is not None
-    index = _index_view(emit, dst, indirect, operand)
-    rows, limit = _rows_of(emit, dst, indirect)
+    index = index_view(emit, dst, indirect, operand)
+    rows, limit = rows_of(emit, dst, indirect)
     emit.writes_some(dst)
     shaped = value if indirect.is_vector else value.view(1, *dst.shape)
-    emit.step(_put, rows, index, shaped, limit, skip, emit.location())
-
-
-def _valid(
-    index: torch.Tensor, limit: int, skip: bool, where: Location | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The index as int64, and which entries are in bounds (None: all). Raises OutOfBoundsError."""
-    wide = index.to(torch.int64)
-    inside = (wide >= 0) & (wide < limit)
-    if bool(inside.all()):
-        return wide, None
-    if not skip:
-        bad = wide[~inside][0].item()
-        raise OutOfBoundsError(
-            "out-of-bounds", f"an indirect DMA has index {bad}; valid are 0 to {limit - 1}", where
-        )
-    return wide, inside
-
-
-def _gather(
-    rows: torch.Tensor,
-    index: torch.Tensor,
-    out: torch.Tensor,
-    limit: int,
-    skip: bool,
-    where: Location | None,
-) -> None:
-    wide, inside = _valid(index, limit, skip, where)
-    if inside is None:
-        torch.index_select(rows, 0, wide, out=out)
-    else:
-        out[inside] = rows[wide[inside]]
-
-
-def _put(
-    rows: torch.Tensor,
-    index: torch.Tensor,
-    value: torch.Tensor,
-    limit: int,
-    skip: bool,
-    where: Location | None,
-) -> None:
-    wide, inside = _valid(index, limit, skip, where)
-    if inside is None:
-        rows[wide] = value
-    else:
-        rows[wide[inside]] = value[inside]
+    emit.step(put, rows, index, shaped, limit, skip, emit.location())
 
 
 # ---- transposes and arithmetic ----
@@ -289,10 +213,10 @@ def _gathered_or_zero(emit: Emit, src: NkiTensor, skip: bool) -> torch.Tensor:
     out = emit.scratch(src.shape, src.dtype.torch)
     indirect = src.indirection
     assert indirect is not None
-    index = _index_view(emit, src, indirect, "srcs")
-    rows, limit = _rows_of(emit, src, indirect)
+    index = index_view(emit, src, indirect, "srcs")
+    rows, limit = rows_of(emit, src, indirect)
     emit.reads(src)
     emit.step(out.zero_)
     shaped = out if indirect.is_vector else out.view(1, *src.shape)
-    emit.step(_gather, rows, index, shaped, limit, skip, emit.location())
+    emit.step(gather, rows, index, shaped, limit, skip, emit.location())
     return out

@@ -42,6 +42,7 @@ from trnx.simulator.errors import (
 )
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.indirect import load_scalar_indirect, store_scalar_indirect
 from trnx.simulator.program import Step
 from trnx.simulator.storage import HBM, ON_CHIP, MemoryRegion
 from trnx.simulator.tensor import NkiTensor
@@ -160,8 +161,9 @@ class Emit:
             self.illegal(f"{operand} is in {tensor.buffer.value}; it must be in {names}")
         if dtypes is not None and tensor.dtype not in dtypes:
             self.illegal(f"{operand} is {tensor.dtype}; it must be one of {', '.join(dtypes)}")
-        if tensor.is_indirect() and self.engine is not Engine.dma:
-            self.illegal(f"{operand} is an indirect view, which only DMA instructions take")
+        indirect = tensor.indirection
+        if indirect is not None and indirect.is_vector and self.engine is not Engine.dma:
+            self.illegal(f"{operand} has a vector offset, which only DMA instructions take")
         if tensor.buffer not in HBM and self.engine is not Engine.dma:
             self._check_partitions(tensor, operand)
         return tensor
@@ -195,6 +197,10 @@ class Emit:
         Where `shape` is not expressible on its strides, the view is a scratch copy.
         """
         checked = self.check(tensor, operand, buffers, dtypes)
+        if checked.indirection is not None:
+            loaded = load_scalar_indirect(self, checked, operand)
+            self._strides_for(checked, operand, shape or checked.shape)
+            return loaded.view(tuple(shape or checked.shape))
         self._check_written(checked, operand)
         self._operands.append((checked, False))
         return self._view(checked, operand, shape)
@@ -279,6 +285,11 @@ class Emit:
         elements in the same order are fine for `elementwise` semantics, any other overlap goes
         through scratch, as hardware reads before it writes.
         """
+        checked = self.check(tensor, operand, buffers, dtypes)
+        if checked.indirection is not None:
+            self._strides_for(checked, operand, shape or checked.shape)
+            stored = store_scalar_indirect(self, checked, operand)
+            return stored.view(tuple(shape or checked.shape))
         checked = self._check_destination(tensor, operand, buffers, dtypes)
         direct = not self._must_buffer(checked, elementwise)
         wanted = checked.shape if shape is None else tuple(shape)

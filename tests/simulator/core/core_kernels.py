@@ -358,3 +358,38 @@ def swaps_in_a_loop(x, count):
         nisa.memset(dst=other, value=0.0)
         nisa.dma_copy(dst=out, src=previous)
     return out
+
+
+@nki.jit
+def dynamic_columns(x, column):
+    """Column `column` of x goes to column 0 of the result, ones to that column; on chip."""
+    out = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    result = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
+    at = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x)
+    nisa.dma_copy(dst=at, src=column.reshape((1, 1)))
+    register = nisa.register_alloc()
+    nisa.register_load(register, at)
+    pitch = x.shape[1]
+    nisa.tensor_copy(dst=result, src=tile)
+    nisa.memset(
+        dst=result.ap([[pitch, x.shape[0]], [1, 1]], scalar_offset=at, indirect_dim=1), value=1
+    )
+    nisa.tensor_copy(dst=result[:, 0:1], src=tile[:, nl.ds(register, 1)])
+    nisa.dma_copy(dst=out, src=result)
+    return out
+
+
+@nki.jit
+def scatters_all(x, ids):
+    """Every row of the result is written by one of two scatters."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    half = x.shape[0] // 2
+    for start in (0, half):
+        index = nl.ndarray((half, 1), dtype=nl.int32, buffer=nl.sbuf)
+        tile = nl.ndarray((half, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=index, src=ids.reshape((x.shape[0], 1))[nl.ds(start, half)])
+        nisa.dma_copy(dst=tile, src=x[nl.ds(start, half)])
+        nisa.dma_copy(dst=out.vector_select(0, index), src=tile)
+    return out

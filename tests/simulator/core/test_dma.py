@@ -122,3 +122,23 @@ def test_ieee_float8_equals_ml_dtypes(kernels: ModuleType) -> None:
     codes = simulate(kernels.cast)(torch.from_numpy(values), "float8_e4m3")
     want = values.astype(ml_dtypes.float8_e4m3).view(np.uint8)
     assert np.array_equal(codes.numpy(), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compute_engines_take_scalar_offsets(kernels: ModuleType, dtype: torch.dtype) -> None:
+    x = torch.randn(5, 6).to(dtype)
+    program = trace(kernels.dynamic_columns, [TensorSpec.of(x), TensorSpec.of(_ids(0))])
+    for column in range(6):
+        want = x.float().clone()
+        want[:, column] = 1.0
+        want[:, 0] = x[:, column].float()
+        assert torch.equal(program.run([x, _ids(column)])[0], want)
+    with pytest.raises(OutOfBoundsError, match="index 6"):
+        program.run([x, _ids(6)])
+
+
+def test_scatters_may_write_every_row(kernels: ModuleType) -> None:
+    x, ids = torch.randn(8, 3), torch.randperm(8).int()
+    want = torch.empty(8, 3)
+    want[ids.long()] = x
+    assert torch.equal(simulate(kernels.scatters_all)(x, ids), want)
