@@ -95,7 +95,9 @@ def test_every_function(run_isa, nl, function, layout):
     )
 
 
-@pytest.mark.parametrize("function", ["gelu", "gelu_apprx_tanh", "silu", "softplus", "mish"])
+@pytest.mark.parametrize(
+    "function", ["gelu", "gelu_dx", "gelu_apprx_tanh", "silu", "silu_dx", "softplus", "mish"]
+)
 @pytest.mark.parametrize("layout", ["strided", "margin", "result-strided"])
 def test_large_tiles_with_gaps(run_isa, nl, function, layout):
     """torch takes other code paths for large tensors, of which some ignore the strides of out."""
