@@ -5,10 +5,11 @@ order of its dimensions is handed over permuted (the region transposes it back);
 copied first. Because memory is shared, a region waits for XLA before it returns: after that PyTorch
 may write.
 
-Wrappers of long-lived tensors (parameters) are reused while the tensor object lives and its storage,
-shape and strides are the same; writes in place are seen, since the memory is the same. A copy is
-never reused: a write to the original, which no version counter betrays when it goes through `.data`,
-would leave it stale. A wrapper is dropped with its tensor, so it prolongs no lifetime.
+Wrappers of long-lived tensors (parameters) are reused while the tensor object lives and its
+storage, shape and strides are the same; writes in place are seen, since the memory is the same. A
+copy is never reused: a write to the original, which no version counter betrays when it goes
+through `.data`, would leave it stale. A wrapper is dropped with its tensor, so it prolongs no
+lifetime.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import jax
 import torch
-from torch.utils.dlpack import to_dlpack
+from torch.utils import dlpack
 
 ALIGNMENT = 64
 _CPU_DEVICE = (1, 0)  # DLPack's number for the CPU, and the device's index
@@ -34,7 +35,7 @@ class _Capsule:
         self._tensor = tensor
 
     def __dlpack__(self, **_: Any) -> Any:
-        return to_dlpack(self._tensor)
+        return dlpack.to_dlpack(self._tensor)  # type: ignore[attr-defined]
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _CPU_DEVICE
@@ -42,9 +43,7 @@ class _Capsule:
 
 def shareable(tensor: torch.Tensor) -> bool:
     """Whether XLA can read the tensor where it lies."""
-    return (
-        tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 and not tensor.is_neg()
-    )
+    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 and not tensor.is_neg()
 
 
 def to_jax(tensor: torch.Tensor) -> Any:
@@ -126,7 +125,7 @@ class OutputSlot:
         self._order = tuple(order)
         self._fits = 0 in self._shape or self._fills_memory()
         dense = torch.empty(self._shape, device="meta").stride()
-        # torch.from_dlpack gives empty tensors strides of its own.
+        # from_dlpack gives empty tensors strides of its own.
         self._plain = dense == self._strides and 0 not in self._shape
 
     def _fills_memory(self) -> bool:
@@ -142,7 +141,7 @@ class OutputSlot:
 
     def tensor(self, array: Any, *, copy: bool = False) -> torch.Tensor:
         """The tensor, on XLA's memory unless `copy` is set or its strides have gaps."""
-        value = torch.from_dlpack(array)
+        value = dlpack.from_dlpack(array)
         if copy:
             value = value.clone()
         if self._plain:

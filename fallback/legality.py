@@ -39,7 +39,7 @@ def refusal(node: fx.Node) -> Reject | None:
 
 
 def _refuse_python(node: fx.Node) -> Reject | None:
-    """getitem of several results and arithmetic on sizes are Python; other callables are not ours."""
+    """getitem of several results and arithmetic on sizes are taken; other callables not."""
     if node.target is operator.getitem:
         return None
     if isinstance(node.meta.get("val"), (int, torch.SymInt)):

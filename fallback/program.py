@@ -17,7 +17,7 @@ from trnx.fallback.layout import Layout, layout_of, output_layouts
 from trnx.fallback.translate import Trace, jax_function
 
 # Round where eager rounds: no float32 between two bf16 ops.
-_COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
+_COMPILER_OPTIONS: dict[str, str | bool] = {"xla_allow_excess_precision": False}
 
 
 def _placeholders(graph_module: fx.GraphModule) -> list[fx.Node]:
@@ -91,9 +91,7 @@ class Program:
             self._raise_failed(np.asarray(results[-1]))
         if self._shared is None:
             self._shared = _shared_outputs(arrays, results[: len(self._outputs)])
-        outputs = [
-            slot.tensor(array) for slot, array in zip(self._outputs, results, strict=False)
-        ]
+        outputs = [slot.tensor(array) for slot, array in zip(self._outputs, results, strict=False)]
         for i in self._shared:
             outputs[i] = self._outputs[i].tensor(results[i], copy=True)
         return outputs
@@ -123,7 +121,7 @@ def _output(shape: tuple[int, ...], layout: Layout | None) -> OutputSlot:
 
 
 def _shared_outputs(inputs: Sequence[Any], outputs: Sequence[Any]) -> frozenset[int]:
-    """Outputs that JAX forwards, a property of the program: an input's memory or an earlier output's."""
+    """Outputs on the memory of an input or an earlier output: fixed for a program."""
     taken = {array.unsafe_buffer_pointer() for array in inputs}
     shared = set()
     for i, array in enumerate(outputs):

@@ -1,8 +1,8 @@
 """From a region's graph module to a JAX function: an interpreter over the ATen-to-JAX table.
 
-The function takes the region's tensors as arrays, then its tensor attributes (so that they are never
-baked in); integers (symbolic sizes) are constants of the trace. It returns the
-outputs, laid out as `Trace` says, and one vector of booleans: the checks that eager would raise for.
+The function takes the region's tensors as arrays, then its tensor attributes (so that they are
+never baked in); integers (symbolic sizes) are constants of the trace. It returns the outputs,
+laid out as `Trace` says, and one vector of booleans: the checks that eager would raise for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The XLA engine: a region as one program of XLA for the CPU device, through JAX (extra `xla`).
 
-`supports` looks an op up in trnx's table and traces it alone on the node's shapes, so what is missing
-is known at compile time. A region is lowered and compiled when it is made; with symbolic sizes, for
-the sizes of the capture, and again for each new set of sizes (the last `CACHE_SIZE` are kept).
+`supports` looks an op up in trnx's table and traces it alone on the node's shapes, so what is
+missing is known at compile time. A region is lowered and compiled when it is made; with symbolic
+sizes, for the sizes of the capture, and again for each new set of sizes (the last `CACHE_SIZE`
+are kept).
 
 What eager refuses at run time (an index out of range, an integer division by zero) is checked in
 the program and raised after it. Outputs are tensors of their own with the strides of the graph's
@@ -80,7 +81,7 @@ class XlaEngine:
 
 
 class _BySizes:
-    """A program for each set of sizes; the least recently used one leaves when there are too many."""
+    """A program for each set of sizes; the least recently used one leaves first."""
 
     def __init__(self, build: Callable[[Sequence[Any]], RegionFunction]) -> None:
         self._build = build
@@ -100,4 +101,3 @@ class _BySizes:
                 while len(self._programs) > CACHE_SIZE:
                     self._programs.popitem(last=False)
         return program(inputs)
-

@@ -1,4 +1,4 @@
-"""The `trnx::` attention ops: formulas of `trnx.nki_kernels.canonical_ops`, which fixes their meaning."""
+"""The `trnx::` attention ops, with the meaning that `trnx.nki_kernels.canonical_ops` gives them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ def _transposed(x: Any) -> Any:
     return jnp.swapaxes(x, -1, -2)
 
 
-def _probabilities(
-    q: Any, k: Any, mask: Any, is_causal: bool, scale: float
-) -> tuple[Any, Any]:
+def _probabilities(q: Any, k: Any, mask: Any, is_causal: bool, scale: float) -> tuple[Any, Any]:
     """Softmax of the scores and its logsumexp; rows that attend to nothing are zero."""
     scores = product(wide(q), _transposed(_heads(k, q.shape[1]))) * scale
     if is_causal:
@@ -77,7 +75,7 @@ def _sum_to(x: Any, shape: tuple[int, ...]) -> Any:
 
 @register("trnx::sdpa_backward")
 def _sdpa_backward(
-    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, dropout_mask: Any,  # noqa: ARG001
+    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, dropout_mask: Any,
     dropout_p: float, is_causal: bool, scale: float, mask_grad: bool,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     weights, _ = _probabilities(q, k, mask, is_causal, scale)

@@ -42,9 +42,7 @@ def _forward(
     lhs_dilation = (1,) * spatial
     if transposed:
         reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-        pads = [
-            (r - p, r - p + o) for r, p, o in zip(reach, padding, output_padding, strict=True)
-        ]
+        pads = [(r - p, r - p + o) for r, p, o in zip(reach, padding, output_padding, strict=True)]
         lhs_dilation, stride = stride, (1,) * spatial
         weight = _swap_groups(weight, groups)
     letters = _SPATIAL[spatial]
@@ -93,9 +91,7 @@ def _convolution_backward(
     return dx if output_mask[0] else None, dweight if output_mask[1] else None, dbias
 
 
-def _columns(
-    size: int, kernel: int, dilation: int, padding: int, stride: int
-) -> Any:
+def _columns(size: int, kernel: int, dilation: int, padding: int, stride: int) -> Any:
     """Positions in a padded dimension: [kernel, blocks]."""
     blocks = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
     return np.arange(kernel)[:, None] * dilation + np.arange(blocks)[None, :] * stride
@@ -116,9 +112,7 @@ def _im2col(x: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> An
 
 
 @register("col2im")
-def _col2im(
-    x: Any, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any
-) -> Any:
+def _col2im(x: Any, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
     unbatched = x.ndim == 2
     x = x[None] if unbatched else x
     channels = x.shape[1] // (kernel[0] * kernel[1])

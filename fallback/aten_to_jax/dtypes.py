@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -108,7 +108,7 @@ def accumulated(x: Any) -> Any:
     return wide(x) if is_floating(x) else cast(x, I64)
 
 
-def axes(dim: int | tuple[int, ...] | list[int] | None, ndim: int) -> tuple[int, ...]:
+def axes(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     """Non-negative dimensions; None and the empty list mean all. None for a 0-d tensor."""
     if ndim == 0:
         return ()

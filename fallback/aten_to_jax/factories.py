@@ -113,9 +113,7 @@ def _linspace(start: Any, end: Any, steps: int, dtype: Any = None) -> Any:
 
 
 @register("logspace")
-def _logspace(
-    start: Any, end: Any, steps: int, base: float = 10.0, dtype: Any = None
-) -> Any:
+def _logspace(start: Any, end: Any, steps: int, base: float = 10.0, dtype: Any = None) -> Any:
     dtype = dtype or F32
     return jnp.power(float(base), jnp.linspace(start, end, steps, dtype=np.float64)).astype(dtype)
 
@@ -138,5 +136,3 @@ def _tril_indices(rows: int, columns: int, offset: int = 0, dtype: Any = None) -
 @register("triu_indices")
 def _triu_indices(rows: int, columns: int, offset: int = 0, dtype: Any = None) -> Any:
     return jnp.asarray(np.stack(np.triu_indices(rows, offset, columns)), dtype or I64)
-
-

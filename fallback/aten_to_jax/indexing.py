@@ -70,7 +70,7 @@ def _put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
 
 
 @register("gather")
-def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:  # noqa: ARG001
+def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
     return x.reshape(-1)[_flat(x.shape, dim, index, "gather")].reshape(index.shape)
 
 
@@ -137,9 +137,7 @@ def _neutral(method: str, dtype: Any) -> Any:
     return limits.min if method == "max" else limits.max
 
 
-def _reduced(
-    flat: Any, where: Any, values: Any, reduce: str, include_self: bool
-) -> Any:
+def _reduced(flat: Any, where: Any, values: Any, reduce: str, include_self: bool) -> Any:
     """Flat scatter with a reduction; untouched elements keep their value."""
     method = "add" if reduce == "mean" else _METHODS[reduce]
     touched = jnp.zeros(flat.shape, I64).at[where].add(1)
@@ -203,8 +201,8 @@ def _index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
 
 @register("embedding")
 def _embedding(
-    weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False,  # noqa: ARG001
-    sparse: bool = False,  # noqa: ARG001
+    weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False,
+    sparse: bool = False,
 ) -> Any:  # fmt: skip
     return weight[require_index(indices, weight.shape[0], wraps=False, what="embedding")]
 

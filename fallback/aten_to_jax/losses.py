@@ -28,9 +28,7 @@ def _enter(name: str, function: Callable[..., Any], defaults: tuple[Any, ...] = 
     @register(f"{name}_backward")
     def _(grad: Any, x: Any, target: Any, reduction: int, *parameters: Any) -> Any:
         x, target = compute(x, target)
-        loss, pull = jax.vjp(
-            lambda v: _reduce(function(v, target, *parameters), reduction), x
-        )
+        loss, pull = jax.vjp(lambda v: _reduce(function(v, target, *parameters), reduction), x)
         return pull(jnp.broadcast_to(cast(grad, loss.dtype), loss.shape))[0]
 
 

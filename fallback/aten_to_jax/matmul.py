@@ -64,7 +64,7 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
 @register("_trilinear")
 def _trilinear(
     a: Any, b: Any, c: Any, expand_a: Sequence[int], expand_b: Sequence[int],
-    expand_c: Sequence[int], sumdim: Sequence[int], unroll_dim: int = 1,  # noqa: ARG001
+    expand_c: Sequence[int], sumdim: Sequence[int], unroll_dim: int = 1,
 ) -> Any:  # fmt: skip
     for dims, which in ((expand_a, 0), (expand_b, 1), (expand_c, 2)):
         for dim in sorted(dims):
@@ -91,7 +91,7 @@ def _cross(a: Any, b: Any, *, dim: int = -1) -> Any:
 
 
 @register("_cdist_forward")
-def _cdist(a: Any, b: Any, p: float, mode: int | None = None) -> Any:  # noqa: ARG001
+def _cdist(a: Any, b: Any, p: float, mode: int | None = None) -> Any:
     gap = jnp.abs(wide(a)[..., :, None, :] - wide(b)[..., None, :, :])
     if p == 0:
         return jnp.sum(gap != 0, -1)

@@ -66,7 +66,14 @@ def _by_group(x: Any, n: int, groups: int) -> Any:
 
 @register("native_group_norm")
 def _group_norm(
-    x: Any, weight: Any, bias: Any, n: int, c: int, hxw: int, groups: int, eps: float  # noqa: ARG001
+    x: Any,
+    weight: Any,
+    bias: Any,
+    n: int,
+    c: int,
+    hxw: int,
+    groups: int,
+    eps: float,
 ) -> tuple[Any, Any, Any]:
     normal, mean, rstd = _normal(_by_group(x, n, groups), 2, eps)
     channels = (1, c) + (1,) * (x.ndim - 2)
@@ -143,7 +150,7 @@ def _keeps_statistics(node: fx.Node) -> Reject | None:
 
 @register("native_batch_norm", guard=_keeps_statistics)
 def _native_batch_norm(
-    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,  # noqa: ARG001
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
     eps: float,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     if training:
@@ -153,14 +160,25 @@ def _native_batch_norm(
 
 @register("_native_batch_norm_legit.no_stats")
 def _batch_norm_no_stats(
-    x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float  # noqa: ARG001
+    x: Any,
+    weight: Any,
+    bias: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> tuple[Any, Any, Any]:
     return _batch_norm_train(x, weight, bias, eps)[:3]
 
 
 @register("_native_batch_norm_legit_no_training")
 def _batch_norm_no_training(
-    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float  # noqa: ARG001
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    momentum: float,
+    eps: float,
 ) -> tuple[Any, Any, Any]:
     return _batch_norm_eval(x, weight, bias, mean, variance, eps)
 
@@ -222,20 +240,6 @@ def _fused_rms_norm(
     return _rms(wide(x), dims, weight, limit)
 
 
-@register("_fused_rms_norm_backward")
-def _fused_rms_norm_backward(
-    grad: Any, x: Any, shape: Sequence[int], rstd: Any, weight: Any, mask: Sequence[bool]
-) -> tuple[Any, Any]:
-    lead = x.ndim - len(shape)
-    grad, x, rstd = wide(grad), wide(x), wide(rstd)
-    normal = x * rstd
-    scaled = _affine(grad, weight, None)
-    projection = jnp.mean(scaled * normal, tuple(range(lead, x.ndim)), keepdims=True)
-    dx = rstd * (scaled - normal * projection) if mask[0] else None
-    has_weight = mask[1] and weight is not None
-    return dx, jnp.sum(grad * normal, tuple(range(lead))) if has_weight else None
-
-
 @register("renorm")
 def _renorm(x: Any, p: Any, dim: int, limit: Any) -> Any:
     others = tuple(d for d in range(x.ndim) if d != dim % x.ndim)
@@ -250,5 +254,3 @@ def _renorm(x: Any, p: Any, dim: int, limit: Any) -> Any:
 @register("native_dropout_backward")
 def _dropout_backward(grad: Any, mask: Any, scale: float) -> Any:
     return wide(grad) * cast(mask, wide(grad).dtype) * scale
-
-

@@ -12,14 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from trnx.fallback.aten_to_jax.dtypes import I64, cast, is_floating, wide
 from trnx.fallback.aten_to_jax.table import register
 
 
 def _each(values: Any, count: int) -> list[int]:
-    values = [values] if isinstance(values, int) else list(values)
-    return values * count if len(values) == 1 else values
+    given: list[int] = [values] if isinstance(values, int) else list(values)
+    return given * count if len(given) == 1 else given
 
 
 def _blocks(size: int, kernel: int, stride: int, pad: int, dilation: int, ceil: bool) -> int:
@@ -126,7 +127,9 @@ def _enter_avg_pool(spatial: int) -> None:
         flat, valid = _grid(where, sizes)
         total = jnp.sum(jnp.where(valid, _gather(x, flat, spatial), 0), -1)
         if divisor is not None:
-            return total / divisor if is_floating(x) else total // divisor
+            return (
+                total / divisor if is_floating(x) else lax.div(total, jnp.full_like(total, divisor))
+            )
         counted = valid
         if count_pad:
             bounds = [
@@ -135,7 +138,11 @@ def _enter_avg_pool(spatial: int) -> None:
             ]  # fmt: skip
             counted = _grid_of(bounds)
         count = counted.sum(-1)
-        return total / jnp.asarray(count, total.dtype) if is_floating(x) else total // count
+        return (
+            total / jnp.asarray(count, total.dtype)
+            if is_floating(x)
+            else lax.div(total, jnp.broadcast_to(count, total.shape).astype(total.dtype))
+        )
 
     @register(f"avg_pool{spatial}d")
     def _(
@@ -170,9 +177,7 @@ def _grid_of(members: Sequence[Any]) -> Any:
         shape = [1] * (2 * count)
         shape[d], shape[count + d] = member.shape
         valid = valid & member.reshape(shape)
-    return valid.reshape(
-        (*(m.shape[0] for m in members), math.prod(m.shape[1] for m in members))
-    )
+    return valid.reshape((*(m.shape[0] for m in members), math.prod(m.shape[1] for m in members)))
 
 
 def _adaptive_bounds(size: int, out: int) -> tuple[Any, Any]:

@@ -267,7 +267,11 @@ def _order(x: Any, dim: int, descending: bool) -> Any:
 
 @register("sort", "sort.stable")
 def _sort(
-    x: Any, dim: int = -1, descending: bool = False, *, stable: bool | None = None  # noqa: ARG001
+    x: Any,
+    dim: int = -1,
+    descending: bool = False,
+    *,
+    stable: bool | None = None,
 ) -> tuple[Any, Any]:
     if x.ndim == 0:
         return x, jnp.zeros((), I64)
@@ -291,7 +295,11 @@ def _unique_values(node: fx.Node) -> Reject | None:
 
 @register("topk", guard=_unique_values)
 def _topk(
-    x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True  # noqa: A002, ARG001
+    x: Any,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
 ) -> tuple[Any, Any]:
     if x.ndim == 0:
         return x, jnp.zeros((), I64)
@@ -319,7 +327,7 @@ def _no_sorter(node: fx.Node) -> Reject | None:
 @register("searchsorted.Tensor", "searchsorted.Scalar", guard=_no_sorter)
 def _searchsorted(
     edges: Any, values: Any, *, out_int32: bool = False, right: bool = False,
-    side: str | None = None, sorter: Any = None,  # noqa: ARG001
+    side: str | None = None, sorter: Any = None,
 ) -> Any:  # fmt: skip
     side = side or ("right" if right else "left")
     edges, values = promote(edges, values)
@@ -338,7 +346,7 @@ def _bucketize(values: Any, edges: Any, *, out_int32: bool = False, right: bool 
 
 
 @register("isin.Tensor_Tensor", "isin.Tensor_Scalar", "isin.Scalar_Tensor")
-def _isin(x: Any, tests: Any, *, assume_unique: bool = False, invert: bool = False) -> Any:  # noqa: ARG001
+def _isin(x: Any, tests: Any, *, assume_unique: bool = False, invert: bool = False) -> Any:
     x, tests = promote(x, tests)
     found = (x[..., None] == tests.reshape(-1)).any(-1)
     return ~found if invert else found

@@ -93,8 +93,7 @@ def _sizes(x: Any, out: Any, factors: Any, spatial: int) -> tuple[list[int], lis
 def _enter_linear(name: str, spatial: int, matrix: Matrix) -> None:
     def forward(x: Any, out: Sequence[int], align: bool, factors: Sequence[Any]) -> Any:
         matrices = [
-            matrix(size, o, align, f)
-            for size, o, f in zip(x.shape[2:], out, factors, strict=True)
+            matrix(size, o, align, f) for size, o, f in zip(x.shape[2:], out, factors, strict=True)
         ]
         return _by_matrix(wide(x), out, matrices)
 
@@ -111,9 +110,7 @@ def _enter_linear(name: str, spatial: int, matrix: Matrix) -> None:
         return forward(x, out, align_corners, factors)
 
     @register(f"{name}_backward")
-    def _(
-        grad: Any, out: Sequence[int], shape: Sequence[int], align: bool, *factors: Any
-    ) -> Any:
+    def _(grad: Any, out: Sequence[int], shape: Sequence[int], align: bool, *factors: Any) -> Any:
         return _backward(lambda v: forward(v, out, align, pad(factors)), shape, grad)
 
 

@@ -16,9 +16,7 @@ from trnx.fallback.aten_to_jax.table import argument, dtype_of, register
 from trnx.simulator.errors import Reject
 
 
-def _whole(
-    ndim: int, dim: int, index: slice | int | Any
-) -> tuple[slice | int | Any, ...]:
+def _whole(ndim: int, dim: int, index: slice | int | Any) -> tuple[slice | int | Any, ...]:
     """An index that takes all of every dimension but one."""
     dim = axis(dim, ndim)
     return (slice(None),) * dim + (index,) + (slice(None),) * (ndim - dim - 1)
@@ -48,11 +46,9 @@ def _bitcast(x: Any, dtype: Any) -> Any:
 
 
 @register("expand", "expand_copy")
-def _expand(x: Any, sizes: Sequence[int], *, implicit: bool = False) -> Any:  # noqa: ARG001
+def _expand(x: Any, sizes: Sequence[int], *, implicit: bool = False) -> Any:
     lead = len(sizes) - x.ndim
-    shape = [
-        x.shape[d - lead] if size == -1 else size for d, size in enumerate(sizes)
-    ]
+    shape = [x.shape[d - lead] if size == -1 else size for d, size in enumerate(sizes)]
     return jnp.broadcast_to(x, shape)
 
 
@@ -250,9 +246,7 @@ def _diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2:
 
 
 @register("diagonal_backward")
-def _diagonal_backward(
-    grad: Any, sizes: Sequence[int], offset: int, dim1: int, dim2: int
-) -> Any:
+def _diagonal_backward(grad: Any, sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Any:
     return _diagonal_scatter(jnp.zeros(sizes, grad.dtype), grad, offset, dim1, dim2)
 
 

@@ -1,7 +1,8 @@
 """What the exchange of tensors with XLA costs a call, against a bare call of the compiled program.
 
-Bars (per tensor, best of several rounds): an input that is not cached 30 us, an output 8 us, a cached
-parameter 1 us. `--json` prints one object as the last line; exit status 0 if and only if the bars hold.
+Bars (per tensor, best of several rounds): an input that is not cached 30 us, an output 8 us, a
+cached parameter 1 us. `--json` prints one object as the last line; exit status 0 if and only if
+the bars hold.
 """
 
 from __future__ import annotations
@@ -118,13 +119,19 @@ def measure() -> dict[str, float]:
 def main() -> int:
     """Print the table; 0 where all bars hold."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     numbers = measure()
     passed = all(numbers[name] <= bar for name, bar in BARS.items())
     for name, value in numbers.items():
-        bar = f"bar {BARS[name]:g}" if name in BARS else "overhead of a call with one input and output"
+        bar = (
+            f"bar {BARS[name]:g}"
+            if name in BARS
+            else "overhead of a call with one input and output"
+        )
         print(f"{name:<22}{value:8.2f}  {bar}")
     if arguments.json:
         print(json.dumps({"passed": passed, "bars": BARS, **numbers}))

@@ -1,4 +1,4 @@
-"""Shared by the tests of the fallback engines: graph modules with metadata from Python functions."""
+"""Shared by the tests of the engines: graph modules with metadata from functions."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_a_tensor_dies_with_its_last_reference(capture: Any) -> None:
     run([x])
     storage = weakref.ref(x.untyped_storage())
     owner = run.__self__  # type: ignore[attr-defined]
-    (slot, _), = owner._inputs
+    ((slot, _),) = owner._inputs
     assert slot._cached is not None
     del x
     assert slot._cached is None
@@ -224,13 +224,24 @@ def test_nan_and_infinity_as_in_eager(capture: Any) -> None:
 
 
 def test_promotion_as_in_eager(capture: Any) -> None:
-    values = [torch.tensor([1, 2, 3]), torch.tensor(2.5), torch.tensor([1.5, 2, 3]).bfloat16(),
-              torch.tensor([True, False, True]), torch.tensor(3), torch.tensor([1, 2, 250]).byte()]
+    values = [
+        torch.tensor([1, 2, 3]),
+        torch.tensor(2.5),
+        torch.tensor([1.5, 2, 3]).bfloat16(),
+        torch.tensor([True, False, True]),
+        torch.tensor(3),
+        torch.tensor([1, 2, 250]).byte(),
+    ]
 
     def function(*tensors: Any) -> Any:
         pairs = [(a, b) for a in tensors for b in tensors]
-        return (*(a + b for a, b in pairs), *(a * 2.5 for a in tensors), *(a > 1 for a in tensors),
-                *(a / 2 for a in tensors), *(torch.where(tensors[3], a, b) for a, b in pairs))
+        return (
+            *(a + b for a, b in pairs),
+            *(a * 2.5 for a in tensors),
+            *(a > 1 for a in tensors),
+            *(a / 2 for a in tensors),
+            *(torch.where(tensors[3], a, b) for a, b in pairs),
+        )
 
     for a, e in zip(compiled(capture, function, *values)(values), function(*values), strict=True):
         torch.testing.assert_close(a, e)
