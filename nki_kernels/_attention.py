@@ -50,9 +50,13 @@ class Layout(NamedTuple):
 
 
 def layout_of(size: int, shared: bool) -> Layout:
-    """The layout of vectors of `size`; `shared` allows several heads in a group."""
+    """The layout of vectors of `size`; `shared` allows several heads in a group.
+
+    Each slot is a row tile of TensorE: of 32 or 64 rows, on NeuronCore-v2 of 64.
+    """
     pmax = nl.tile_size.pmax
-    if shared and size <= pmax // 4:
+    quarters = nisa.get_nc_version() != nisa.nc_version.gen2
+    if shared and quarters and size <= pmax // 4:
         return Layout(size, 4, 1, pmax // 4, pmax)
     if shared and size <= pmax // 2:
         return Layout(size, 2, 1, pmax // 2, pmax)
@@ -201,6 +205,23 @@ def head_of(operand: nl.NkiTensor, head: int, cut: int, layout: Layout) -> nl.Nk
     return operand[start : start + layout.size, head // layout.slots, :]
 
 
+def matmul_slot(
+    dst: nl.NkiTensor, stationary: nl.NkiTensor, moving: nl.NkiTensor, start: int, layout: Layout
+) -> None:
+    """`dst += stationary.T @ moving` of operands from partition `start`, in that slot's row tile, so
+    that the products of neighbouring slots run at the same time."""
+    if layout.slots == 1:
+        nisa.nc_matmul(dst=dst, stationary=stationary, moving=moving)
+        return
+    nisa.nc_matmul(
+        dst=dst,
+        stationary=stationary,
+        moving=moving,
+        tile_position=(start, 0),
+        tile_size=(layout.pitch, nl.tile_size.pmax),
+    )
+
+
 def multiply_heads(
     rows: nl.NkiTensor, columns: nl.NkiTensor, heads: int, group: int, cols: int, layout: Layout
 ) -> nl.NkiTensor:
@@ -210,10 +231,12 @@ def multiply_heads(
     result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
     for head in range(heads):
         for cut in range(layout.cuts):
-            nisa.nc_matmul(
-                dst=result[:, head, :],
-                stationary=head_of(rows, head, cut, layout),
-                moving=head_of(columns, head // group, cut, layout)[:, 0:cols],
+            matmul_slot(
+                result[:, head, :],
+                head_of(rows, head, cut, layout),
+                head_of(columns, head // group, cut, layout)[:, 0:cols],
+                head % layout.slots * layout.pitch,
+                layout,
             )
     return result
 
@@ -254,10 +277,12 @@ def combine_keys(
         transpose_heads(turned, weights, keys)
         for head in range(heads):
             start = head % keys.slots * keys.pitch
-            nisa.nc_matmul(
-                dst=result[:, head, :],
-                stationary=turned[start : start + cols, head // keys.slots, :],
-                moving=vectors[0][start : start + cols, head // keys.slots, :],
+            matmul_slot(
+                result[:, head, :],
+                turned[start : start + cols, head // keys.slots, :],
+                vectors[0][start : start + cols, head // keys.slots, :],
+                start,
+                keys,
             )
         return result
     pmax = nl.tile_size.pmax

@@ -129,6 +129,13 @@ def test_ragged_lengths(length: int, depth: int) -> None:
     assert_close([out, lse], [expected, expected_lse])
 
 
+@pytest.mark.parametrize("width", [8, 32, 40, 64, 80])
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+def test_slots_are_row_tiles_of_every_generation(target: str, width: int) -> None:
+    values = make_inputs(generator(), 3, 5, 30, 33, width, mask="bool")
+    assert_close(simulated(FORWARD, values, target), canonical_ops.sdpa(**values))
+
+
 def test_operands_may_have_any_strides() -> None:
     values = make_inputs(generator(), 2, 4, 12, 12, 16)
     fused = torch.randn(2, 12, 3 * 64, generator=generator())
