@@ -15,26 +15,18 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels._attention import (
-    Chunk,
-    Layout,
     Loaded,
-    Masks,
     column,
     combine_keys,
-    drop,
-    groups_of,
     load_blocks,
-    load_mask,
     load_packed,
     load_slotted,
     load_transposed,
-    make_bias,
     multiply_heads,
     new_weights,
-    rows_of,
-    split_heads,
-    spread,
 )
+from trnx.nki_kernels._attention_layout import Chunk, Layout, groups_of, rows_of, split_heads
+from trnx.nki_kernels._attention_masks import Masks, drop, load_mask, make_bias, spread
 
 
 class Gradients(NamedTuple):

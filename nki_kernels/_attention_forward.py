@@ -13,26 +13,24 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels._attention import (
-    CLAMP_FALSE,
-    CLAMP_FLOAT,
-    Chunk,
-    Layout,
-    Masks,
-    bias_key,
     column,
     combine_keys,
-    drop,
-    groups_of,
     load_blocks,
-    load_mask,
     load_packed,
     load_slotted,
     load_transposed,
-    make_bias,
     multiply_heads,
     new_weights,
-    rows_of,
-    split_heads,
+)
+from trnx.nki_kernels._attention_layout import Chunk, Layout, groups_of, rows_of, split_heads
+from trnx.nki_kernels._attention_masks import (
+    CLAMP_FALSE,
+    CLAMP_FLOAT,
+    Masks,
+    bias_key,
+    drop,
+    load_mask,
+    make_bias,
     spread,
 )
 

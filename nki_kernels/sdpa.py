@@ -16,15 +16,9 @@ import nki
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels._attention import (
-    Masks,
-    as_four,
-    chunks_of,
-    heads_as_rows,
-    layout_of,
-    packs_of,
-)
 from trnx.nki_kernels._attention_forward import Biases, Problem, forward_chunk, forward_pack
+from trnx.nki_kernels._attention_layout import chunks_of, layout_of, packs_of
+from trnx.nki_kernels._attention_masks import Masks, as_four, heads_as_rows
 from trnx.nki_kernels._sdpa_host import attention_work, dropout_factor, samples, why_not
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern

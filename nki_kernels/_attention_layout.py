@@ -1,0 +1,130 @@
+"""NKI helpers of attention: which heads go together, and where they lie.
+
+A chunk is a run of batch entries and heads that are processed together, side by side in the free
+dimension: tiles are `[rows, heads of the chunk, columns]`, so that one instruction serves them all.
+
+A product contracts over partitions, so an operand is transposed on TensorE first. Heads narrower
+than 64 share a transpose: `slots` of them lie below each other on the partitions, each starting at
+a multiple of 32. Heads wider than 128 are cut into `cuts` equal pieces. A transposed operand is
+`[partitions, groups, rows]`; a group holds `slots` heads, or one cut of one head.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import nki.isa as nisa
+import nki.language as nl
+
+
+class Chunk(NamedTuple):
+    """Heads `head .. head+heads` of batch entries `batch .. batch+batches`: `pairs` in all."""
+
+    batch: int
+    batches: int
+    head: int
+    heads: int
+    pairs: int
+
+
+class Layout(NamedTuple):
+    """How vectors of `size` elements of several heads lie on the partitions when transposed.
+
+    `pitch`: partitions from one slot to the next, or those of one cut; `partitions`: of a group.
+    """
+
+    size: int
+    slots: int
+    cuts: int
+    pitch: int
+    partitions: int
+
+
+def layout_of(size: int, shared: bool) -> Layout:
+    """The layout of vectors of `size`; `shared` allows several heads in a group.
+
+    Each slot is a row tile of TensorE: of 32 or 64 rows, on NeuronCore-v2 of 64.
+    """
+    pmax = nl.tile_size.pmax
+    quarters = nisa.get_nc_version() != nisa.nc_version.gen2
+    if shared and quarters and size <= pmax // 4:
+        return Layout(size, 4, 1, pmax // 4, pmax)
+    if shared and size <= pmax // 2:
+        return Layout(size, 2, 1, pmax // 2, pmax)
+    cuts = (size + pmax - 1) // pmax
+    return Layout(size, 1, cuts, size // cuts, size // cuts)
+
+
+def groups_of(layout: Layout, heads: int) -> int:
+    """Groups that `heads` heads make."""
+    if layout.slots == 1:
+        return heads * layout.cuts
+    return (heads + layout.slots - 1) // layout.slots
+
+
+def split_heads(tile: nl.NkiTensor, chunk: Chunk) -> nl.NkiTensor:
+    """`[rows, heads, ...]` as `[rows, batches, heads, ...]`."""
+    return tile.reshape_dim(1, (chunk.batches, chunk.heads))
+
+
+def rows_of(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.NkiTensor:
+    """Rows of the chunk's heads in `x[B, H, rows, width]`, as `[rows, batches, heads, width]`."""
+    view = x[
+        chunk.batch : chunk.batch + chunk.batches,
+        chunk.head : chunk.head + chunk.heads,
+        row : row + rows,
+        :,
+    ]
+    return view.permute((2, 0, 1, 3))
+
+
+def chunks_of(
+    batches: int, heads: int, group: int, most: int, slots: int
+) -> list[tuple[Chunk, list[Chunk]]]:
+    """The heads of q and k in chunks of at most `most` query heads: pairs of a chunk of key heads
+    and the list of the chunks of query heads that it serves."""
+    plan: list[tuple[Chunk, list[Chunk]]] = []
+    if group > most:
+        for batch in range(batches):
+            for source in range(heads // group):
+                chunks = []
+                for head in range(0, group, most):
+                    count = min(most, group - head)
+                    chunks.append(Chunk(batch, 1, source * group + head, count, count))
+                plan.append((Chunk(batch, 1, source, 1, 1), chunks))
+        return plan
+    sources = heads // group
+    width = sources  # key heads of a chunk: even shares, a multiple of `slots`
+    if heads > most:
+        parts = (heads + most // group * group - 1) // (most // group * group)
+        width = (sources + parts - 1) // parts
+        width = min((width + slots - 1) // slots * slots, most // group)
+    depth = 1
+    if heads <= most and heads % slots == 0:
+        depth = min(batches, most // heads)
+    for batch in range(0, batches, depth):
+        count = min(depth, batches - batch)
+        for source in range(0, sources, width):
+            served = min(width, sources - source)
+            chunk = Chunk(batch, count, source * group, served * group, count * served * group)
+            plan.append((Chunk(batch, count, source, served, count * served), [chunk]))
+    return plan
+
+
+def packs_of(
+    plan: list[tuple[Chunk, list[Chunk]]], batches: int, length: int, depth: int, group: int
+) -> list[Chunk]:
+    """Chunks over several batch entries for `load_packed`, where the rows of at least two fit 128
+    partitions; none where one batch entry makes a pack of its own, or the plan has wider chunks."""
+    first = plan[0][0]
+    most = nl.tile_size.pmax // max(length, depth)
+    packs: list[Chunk] = []
+    if group > 1 or most < 2 or batches < 2 or first.batches > 1:
+        return packs
+    for batch in range(0, batches, most):
+        count = min(most, batches - batch)
+        for pair in plan:
+            chunk = pair[0]
+            if chunk.batch == 0:
+                packs.append(Chunk(batch, count, chunk.head, chunk.heads, count * chunk.heads))
+    return packs

@@ -1,0 +1,142 @@
+"""NKI helpers of attention: masks, and the bias that they add to a tile of scores."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import nki.isa as nisa
+import nki.language as nl
+
+from trnx.nki_kernels._attention_layout import Chunk
+
+_NEG_INF = float("-inf")
+# What a False of a bool mask adds to a score: far below any score, yet finite, and below the
+# clamp of the row maximum that is used with it, so that the weights of a row of nothing but False
+# are exp(-3e38 + 1e38) = 0.
+_FALSE = 3.0e38
+CLAMP_FALSE = -1.0e38
+# With a float mask the clamp is the lowest float32: -inf gives weight 0, the lowest float weight 1.
+CLAMP_FLOAT = -3.4028234663852886e38
+
+
+def heads_as_rows(x: nl.NkiTensor | None, group: int) -> nl.NkiTensor | None:
+    """`x[B, H, 1, ...]`, which has one query, with the heads of a group as queries:
+    `[B, H / group, group, ...]`. What is the same for all heads stays as it is."""
+    if x is None or x.shape[1] == 1:
+        return x
+    return x.squeeze_dim(2).reshape_dim(1, (x.shape[1] // group, group))
+
+
+def as_four(mask: nl.NkiTensor) -> nl.NkiTensor:
+    """A mask of fewer dimensions as `[B or 1, H or 1, L or 1, S or 1]`."""
+    for _ in range(4 - mask.ndim):
+        mask = mask.expand_dim(0)
+    return mask
+
+
+def shares(mask: nl.NkiTensor, dim: int) -> bool:
+    """True where a four-dimensional mask is the same all along `dim`."""
+    return bool(mask.shape[dim] == 1 or mask.strides[dim] == 0)
+
+
+def _along(mask: nl.NkiTensor, dim: int, start: int, size: int) -> nl.NkiTensor:
+    if not shares(mask, dim):
+        return mask.slice(dim, start, start + size)
+    one = mask.slice(dim, 0, 1)
+    return one.broadcast(dim, size) if size > 1 else one
+
+
+def load_mask(
+    mask: nl.NkiTensor, chunk: Chunk, row: int, rows: int, col: int, cols: int
+) -> nl.NkiTensor:
+    """`[rows, batches or 1, heads or 1, cols]` of a four-dimensional mask, in its own dtype."""
+    batches = 1 if shares(mask, 0) else chunk.batches
+    heads = 1 if shares(mask, 1) else chunk.heads
+    view = _along(_along(mask, 0, chunk.batch, batches), 1, chunk.head, heads)
+    view = _along(_along(view, 2, row, rows), 3, col, cols)
+    tile = nl.ndarray((rows, batches, heads, cols), dtype=mask.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=view.permute((2, 0, 1, 3)))
+    return tile
+
+
+def causal_bias(row: int, rows: int, col: int, cols: int) -> nl.NkiTensor:
+    """`[rows, 1, 1, cols]`: 0 where the key is not after the query, else -inf."""
+    zeros = nl.ndarray((rows, cols), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=zeros, value=0.0)
+    tile = nl.ndarray((rows, 1, 1, cols), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.affine_select(
+        dst=tile,
+        pattern=[[-1, cols]],
+        offset=row - col,
+        channel_multiplier=1,
+        on_true_tile=zeros,
+        on_false_value=_NEG_INF,
+        cmp_op=nl.greater_equal,
+    )
+    return tile
+
+
+class Masks(NamedTuple):
+    """What is added to the scores: `mask` is four-dimensional; `boolean` where it is uint8."""
+
+    mask: nl.NkiTensor | None
+    boolean: bool
+    causal: bool
+
+
+def bias_key(
+    masks: Masks, chunk: Chunk, row: int, rows: int, col: int, cols: int, crossed: bool
+) -> tuple[int | bool, ...]:
+    """Equal for tiles of scores that have the same bias."""
+    mask = masks.mask
+    if mask is None:
+        return (row - col, rows, cols)
+    batch = 0 if shares(mask, 0) else chunk.batch
+    head = 0 if shares(mask, 1) else chunk.head
+    first = 0 if shares(mask, 2) and not crossed else row
+    return (batch, chunk.batches, head, chunk.heads, first, rows, col, cols)
+
+
+def make_bias(
+    masks: Masks, chunk: Chunk, row: int, rows: int, col: int, cols: int, crossed: bool
+) -> nl.NkiTensor:
+    """The bias `[rows, batches or 1, heads or 1, cols]` of a tile of scores.
+
+    `crossed`: the diagonal of a causal mask crosses the tile.
+    """
+    causal = causal_bias(row, rows, col, cols) if crossed else None
+    if masks.mask is None:
+        return causal
+    bias = load_mask(masks.mask, chunk, row, rows, col, cols)
+    if masks.boolean:
+        wide = nl.ndarray(bias.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(
+            dst=wide, data=bias, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=_FALSE
+        )
+        bias = wide
+    if causal is not None:
+        both = nl.ndarray(bias.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(
+            dst=both,
+            data1=bias,
+            data2=causal.broadcast(1, bias.shape[1]).broadcast(2, bias.shape[2]),
+            op=nl.add,
+        )
+        bias = both
+    return bias
+
+
+def spread(bias: nl.NkiTensor, chunk: Chunk) -> nl.NkiTensor:
+    """`bias` as `[rows, batches, heads, cols]`."""
+    if bias.shape[1] < chunk.batches:
+        bias = bias.broadcast(1, chunk.batches)
+    if bias.shape[2] < chunk.heads:
+        bias = bias.broadcast(2, chunk.heads)
+    return bias
+
+
+def drop(dst: nl.NkiTensor, data: nl.NkiTensor, keep: nl.NkiTensor, factor: float) -> None:
+    """`dst = data * keep * factor`, where `keep` is 0 or 1."""
+    nisa.scalar_tensor_tensor(
+        dst=dst, data=keep, op0=nl.multiply, operand0=factor, op1=nl.multiply, operand1=data
+    )
