@@ -71,6 +71,8 @@ class Program:
         self._steps = steps
         self._lock = threading.Lock()
         self._bound: list[torch.Tensor | None] = [None] * len(slots)
+        # The same tensor object may get other memory or strides: `parameter.data = ...`.
+        self._bound_strides: list[tuple[int, ...]] = [()] * len(slots)
         self._fresh = _fresh_results(results)
 
     @property
@@ -131,11 +133,16 @@ class Program:
             raise BindingError(f"{self.name} takes {len(self._slots)} tensors, got {len(inputs)}")
         for i, tensor in enumerate(inputs):
             slot = self._slots[i]
-            if tensor is self._bound[i] and tensor.data_ptr() == slot.address:
+            if (
+                tensor is self._bound[i]
+                and tensor.data_ptr() == slot.address
+                and tensor.stride() == self._bound_strides[i]
+            ):
                 continue
             slot.bind(self._checked(i, tensor))
             # Where a copy was bound for a tensor with other strides, it is made anew each time.
             self._bound[i] = tensor if tensor.data_ptr() == slot.address else None
+            self._bound_strides[i] = tensor.stride()
 
     def _checked(self, i: int, tensor: torch.Tensor) -> torch.Tensor:
         spec = self.inputs[i]

@@ -167,7 +167,7 @@ class _Checker:
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
-    """Children of a node without annotations and decorators, which are not executed on the device."""
+    """Children of a node but annotations and decorators, which the device does not execute."""
     skipped = {"annotation", "returns", "decorator_list"}
     for name, value in ast.iter_fields(node):
         if name in skipped:

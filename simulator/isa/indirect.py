@@ -62,7 +62,7 @@ def load_scalar_indirect(emit: Emit, tensor: NkiTensor, operand: str) -> torch.T
 
 
 def store_scalar_indirect(emit: Emit, tensor: NkiTensor, operand: str) -> torch.Tensor:
-    """Scratch that is stored into a view with a scalar index when the instruction's steps are done."""
+    """Scratch that is stored into a view with a scalar index after the instruction's steps."""
     indirect = tensor.indirection
     assert indirect is not None
     index = index_view(emit, tensor, indirect, operand)

@@ -268,3 +268,13 @@ def test_memory_is_bounded_by_what_is_live(kernels: ModuleType, simulator: objec
         kernels.streams_tiles.function(1, 1024)
     tile = 128 * 1024 * 4
     assert simulator.pool.allocated_bytes <= 2 * tile
+
+
+def test_a_tensor_that_changes_in_place_is_bound_again(kernels: ModuleType) -> None:
+    x = torch.nn.Parameter(torch.randn(4, 4))
+    program = trace(kernels.copy, [TensorSpec.dense((4, 4), torch.float32)])
+    assert torch.equal(program.run([x])[0], x)
+    x.data = x.data.t()
+    assert torch.equal(program.run([x])[0], x)
+    x.data = torch.randn(4, 4)
+    assert torch.equal(program.run([x])[0], x)
