@@ -112,7 +112,7 @@ class InputSlot:
 
 
 class OutputSlot:
-    """One output of a region: XLA's row-major buffer as a tensor with the strides that are promised.
+    """One output of a region: XLA's row-major buffer as a tensor with the strides promised.
 
     The region hands the dimensions over in `order`, and dimensions of stride 0 with size 1.
     """

@@ -81,7 +81,7 @@ class Interpreter(fx.Interpreter):
 
 @dataclass
 class Trace:
-    """What tracing learns: the checks, and for each output the dims order and shape it left with."""
+    """What tracing learns: the checks, and the shape of each output."""
 
     checks: list[Check] = field(default_factory=list)
     shapes: list[tuple[int, ...]] = field(default_factory=list)

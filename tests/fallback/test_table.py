@@ -31,7 +31,8 @@ from trnx.fallback.errors import DuplicateOpError
 from trnx.fallback.xla import XlaEngine
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-PER_OP, SAMPLES, BATCH = 2, 3, 24
+PER_OP, BATCH = 2, 24
+SAMPLES = {torch.float32: 3, torch.int64: 1, torch.bfloat16: 1}
 SEED = 7
 
 
@@ -85,7 +86,7 @@ def _run(op: Any, dtype: torch.dtype, samples: int) -> None:
                 torch.autograd.backward(leaves, [torch.randn_like(x) for x in leaves])
 
 
-def record(wanted: set[Any], limit: int, samples: int, ops: Any = op_db) -> dict[Any, list[Call]]:
+def record(wanted: set[Any], limit: int, ops: Any = op_db) -> dict[Any, list[Call]]:
     """Calls of the wanted overloads made by OpInfo's samples."""
     random.seed(SEED)
     torch.manual_seed(SEED)
@@ -94,7 +95,7 @@ def record(wanted: set[Any], limit: int, samples: int, ops: Any = op_db) -> dict
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for op in ops:
-            for dtype in (torch.float32, torch.int64, torch.bfloat16):
+            for dtype, samples in SAMPLES.items():
                 if dtype not in op.supported_dtypes("cpu"):
                     continue
                 try:
@@ -108,7 +109,7 @@ def record(wanted: set[Any], limit: int, samples: int, ops: Any = op_db) -> dict
 
 @dataclass
 class Batch:
-    """One graph of many independent calls, with its tensors and the range of outputs of each call."""
+    """One graph of many independent calls, with its tensors and the outputs of each call."""
 
     graph_module: fx.GraphModule
     tensors: list[torch.Tensor]
@@ -325,7 +326,7 @@ NOT_CALLED = {"sym_size.int", "sym_numel"}  # sizes, which make no tensor: see t
 
 @pytest.fixture(scope="module")
 def calls() -> dict[Any, list[Call]]:
-    found = record(set(TABLE), PER_OP, SAMPLES)
+    found = record(set(TABLE), PER_OP)
     for name, call in _by_hand():
         found.setdefault(overload(name), []).append(call)
     return found

@@ -217,7 +217,8 @@ def test_nan_and_infinity_as_in_eager(capture: Any) -> None:
     def function(a: Any, b: Any) -> Any:
         return (torch.maximum(a, b), torch.fmin(a, b), a.clamp(-1, 1), a.relu(), a.sign(), a % b,
                 torch.div(a, b, rounding_mode="floor"), torch.fmod(a, b), a.max(), a.argmax(),
-                a.round(), torch.copysign(a, b), torch.atan2(a, b), torch.cummax(a, 0)[0])  # fmt: skip
+                a.round(), torch.copysign(a, b), torch.atan2(a, b),
+                torch.cummax(a, 0)[0])  # fmt: skip
 
     for a, e in zip(compiled(capture, function, x, y)([x, y]), function(x, y), strict=True):
         torch.testing.assert_close(a, e, equal_nan=True)
