@@ -74,6 +74,8 @@ class Program:
         # The same tensor object may get other memory or strides: `parameter.data = ...`.
         self._bound_strides: list[tuple[int, ...]] = [()] * len(slots)
         self._fresh = _fresh_results(results)
+        # Outputs of the last run that are bound as they are, by the identity of the tensors.
+        self._bound_outputs: tuple[torch.Tensor, ...] = ()
 
     @property
     def instruction_count(self) -> int:
@@ -109,15 +111,33 @@ class Program:
         """
         with self._lock:
             self._bind_inputs(inputs)
+            if outputs is not None and self._has_bound(outputs):
+                for step in self._steps:
+                    step()
+                return self._bound_outputs
             made = self._bind_results(inputs, outputs)
             for step in self._steps:
                 step()
             if outputs is None:
                 return tuple(made)
+            direct = True
             for result, given in zip(made, outputs, strict=True):
                 if result is not given:
+                    direct = False
                     given.copy_(result)
+            if direct and len(self._fresh) == len(self._results):
+                self._bound_outputs = tuple(outputs)
             return tuple(outputs)
+
+    def _has_bound(self, outputs: Sequence[torch.Tensor]) -> bool:
+        """True where the outputs are those of the last run, with the same memory."""
+        bound = self._bound_outputs
+        return len(outputs) == len(bound) > 0 and all(
+            given is known
+            and given.data_ptr() == result.slot.address
+            and given.stride() == result.spec.strides
+            for given, known, result in zip(outputs, bound, self._results, strict=True)
+        )
 
     def release(self) -> None:
         """Drop every reference to tensors of the last run."""
@@ -127,6 +147,7 @@ class Program:
             for slot, _ in self._fresh:
                 slot.release()
             self._bound = [None] * len(self._slots)
+            self._bound_outputs = ()
 
     def _bind_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
         if len(inputs) != len(self._slots):
@@ -163,6 +184,7 @@ class Program:
     def _bind_results(
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None
     ) -> list[torch.Tensor]:
+        self._bound_outputs = ()
         wholes: dict[int, torch.Tensor] = {}
         for slot, (spec, at) in self._fresh:
             whole = None if outputs is None or at < 0 else _usable(outputs[at], spec)

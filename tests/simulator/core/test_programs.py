@@ -278,3 +278,19 @@ def test_a_tensor_that_changes_in_place_is_bound_again(kernels: ModuleType) -> N
     assert torch.equal(program.run([x])[0], x)
     x.data = torch.randn(4, 4)
     assert torch.equal(program.run([x])[0], x)
+
+
+def test_given_outputs_may_stay_change_or_move(kernels: ModuleType) -> None:
+    program = trace(kernels.copy, [TensorSpec.dense((4, 4), torch.float32)])
+    first, second = torch.empty(4, 4), torch.empty(4, 4)
+    for out in (first, first, second, first, None, first, first):
+        x = torch.randn(4, 4)
+        got = program.run([x], None if out is None else [out])
+        assert torch.equal(got[0], x)
+    first.data = first.data.t()
+    x = torch.randn(4, 4)
+    assert torch.equal(program.run([x], [first])[0], x)
+    assert torch.equal(first, x)
+    program.release()
+    program.run([x], [second])
+    assert torch.equal(second, x)
