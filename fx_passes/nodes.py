@@ -34,6 +34,16 @@ _FACTORIES = frozenset(
         aten.eye.m,
     }
 )
+# What these return is not filled: no value to share or to compute ahead.
+UNFILLED = frozenset(
+    {
+        aten.empty.memory_format,
+        aten.empty_strided.default,
+        aten.empty_like.default,
+        aten.new_empty.default,
+        aten.new_empty_strided.default,
+    }
+)
 _ASSERTIONS = frozenset(
     {
         aten._assert_async.msg,

@@ -33,11 +33,16 @@ Step = Region | fx.Node
 
 @dataclass
 class _Run:
-    """The fallback region that is being filled."""
+    """The fallback region that is being filled.
+
+    `blocked` is glue that follows from the region but cannot be in it: what reads it has to be in
+    another one.
+    """
 
     kind: str
     nodes: list[fx.Node] = field(default_factory=list)
     members: set[Unit] = field(default_factory=set)
+    blocked: set[Unit] = field(default_factory=set)
 
 
 class Scheduler:
@@ -100,6 +105,8 @@ class Scheduler:
             if run and any(before in run.members for before in self._order.before[unit]):
                 run.nodes.extend(unit.nodes)
                 run.members.add(unit)
+                if self._reads_blocked(run, unit) or not self._may_hold(run.kind, unit.nodes[0]):
+                    run.blocked.add(unit)
             else:
                 self._steps.extend(unit.nodes)
             return
@@ -108,11 +115,14 @@ class Scheduler:
             assert isinstance(unit.payload, KernelMatch)
             self._steps.append(self._kernel_region(unit, unit.payload))
             return
-        if run is None or run.kind != unit.kind:
+        if run is None or run.kind != unit.kind or self._reads_blocked(run, unit):
             self._close()
             run = self._run = _Run(unit.kind)
         run.nodes.extend(unit.nodes)
         run.members.add(unit)
+
+    def _reads_blocked(self, run: _Run, unit: Unit) -> bool:
+        return any(before in run.blocked for before in self._order.before[unit])
 
     def _name(self, what: str) -> str:
         self._regions += 1
@@ -144,13 +154,14 @@ class Scheduler:
         """The run's nodes, the glue among them that they use, and copies of the glue in front of
         them.
         """
-        engine = self._engines[run.kind]
         own = set(run.nodes)
+        blocked = {node for unit in run.blocked for node in unit.nodes}
         wanted: set[fx.Node] = set()
         todo = [a for n in run.nodes if not is_glue(n) for a in n.all_input_nodes]
         while todo:
             node = todo.pop()
-            if node in wanted or not self._may_copy(node, engine, node in own):
+            held = node in own and is_glue(node) and node not in blocked
+            if node in wanted or not (held or self._may_copy(run.kind, node)):
                 continue
             wanted.add(node)
             todo.extend(node.all_input_nodes)
@@ -161,19 +172,19 @@ class Scheduler:
     def _position(self, node: fx.Node) -> int:
         return self._order.node_position(node)
 
-    def _may_copy(self, node: fx.Node, engine: FallbackEngine, own: bool) -> bool:
-        """True for glue that may be evaluated in the region (once more, where it is not the run's
-        own).
-        """
-        if node.op == "get_attr":
-            return "val" not in node.meta  # the body of a higher-order op
+    def _may_hold(self, kind: str, node: fx.Node) -> bool:
+        """True for glue that the engine `kind` can evaluate."""
         if not is_call(node) or not is_glue(node) or has_effect(node) or is_number(node):
             return False
-        if is_getitem(node) and not own:
-            return self._may_copy(node.all_input_nodes[0], engine, own)
-        if storage_root(node) in self._written:
+        return is_getitem(node) or self._engines[kind].supports(node) is None
+
+    def _may_copy(self, kind: str, node: fx.Node) -> bool:
+        """True for glue in front of a region that the region may evaluate once more."""
+        if node.op == "get_attr":
+            return "val" not in node.meta  # the body of a higher-order op
+        if not self._may_hold(kind, node) or storage_root(node) in self._written:
             return False
-        return is_getitem(node) or engine.supports(node) is None
+        return not is_getitem(node) or self._may_copy(kind, node.all_input_nodes[0])
 
 
 def _values_used_outside(nodes: Sequence[fx.Node]) -> tuple[fx.Node, ...]:

@@ -14,7 +14,7 @@ from torch import fx
 from trnx.fx_passes.aliasing import Aliasing, same_layout
 from trnx.fx_passes.metadata import copied_meta, real_values, replace
 from trnx.fx_passes.nodes import (
-    aten,
+    UNFILLED,
     has_effect,
     has_tensor,
     is_compute,
@@ -25,7 +25,6 @@ from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.symbolic import is_symbolic
 
 MAX_ELEMENTS = 1 << 20
-_UNFILLED = frozenset({aten.empty.memory_format, aten.empty_strided.default})
 
 
 def _is_static(node: fx.Node) -> bool:
@@ -42,7 +41,7 @@ def _is_static(node: fx.Node) -> bool:
 def _is_constant(node: fx.Node, known: set[fx.Node]) -> bool:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
-    if has_effect(node) or is_random(node) or node.target in _UNFILLED or not _is_static(node):
+    if has_effect(node) or is_random(node) or node.target in UNFILLED or not _is_static(node):
         return False
     return is_factory(node) or (bool(node.all_input_nodes) and set(node.all_input_nodes) <= known)
 

@@ -16,7 +16,7 @@ from torch import fx
 from trnx.fx_passes.aliasing import same_layout
 from trnx.fx_passes.canonicalise._rules import fake_value
 from trnx.fx_passes.metadata import real_values
-from trnx.fx_passes.nodes import aten, has_tensor, is_pointwise, is_view, schema_of
+from trnx.fx_passes.nodes import aten, has_tensor, is_mutation, is_pointwise, is_view, schema_of
 from trnx.fx_passes.passes import Pass
 
 Number = bool | int | float
@@ -99,7 +99,7 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
     for node in gm.graph.nodes:
         if node.op == "call_function" and node.target is aten.where.self:
             _fold_where(node)
-        elif is_pointwise(node) and has_tensor(node):
+        elif is_pointwise(node) and has_tensor(node) and not is_mutation(node):
             _fold(node)
     return gm
 

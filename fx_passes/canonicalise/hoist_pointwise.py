@@ -10,7 +10,7 @@ from torch import fx
 from trnx.fx_passes.aliasing import same_layout
 from trnx.fx_passes.canonicalise._rules import fake_value
 from trnx.fx_passes.metadata import insert_call, replace
-from trnx.fx_passes.nodes import arguments, aten, has_tensor, is_pointwise, is_random
+from trnx.fx_passes.nodes import arguments, aten, has_tensor, is_mutation, is_pointwise, is_random
 from trnx.fx_passes.passes import Pass
 
 _WHOLE_VIEWS = frozenset(
@@ -28,7 +28,9 @@ _WHOLE_VIEWS = frozenset(
 
 def _is_unary(node: fx.Node) -> bool:
     """True for a pointwise op with one tensor, whose other arguments are numbers."""
-    if not (is_pointwise(node) or node.target is aten._to_copy.default) or is_random(node):
+    if not (is_pointwise(node) or node.target is aten._to_copy.default):
+        return False
+    if is_random(node) or is_mutation(node):
         return False
     return len(node.all_input_nodes) == 1 and len(node.args) > 0 and has_tensor(node)
 

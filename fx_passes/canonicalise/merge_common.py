@@ -9,10 +9,8 @@ from torch import fx
 
 from trnx.fx_passes.aliasing import Aliasing
 from trnx.fx_passes.metadata import replace
-from trnx.fx_passes.nodes import aten, has_effect, is_random
+from trnx.fx_passes.nodes import UNFILLED, has_effect, is_random
 from trnx.fx_passes.passes import Pass
-
-_UNFILLED = frozenset({aten.empty.memory_format, aten.empty_strided.default})
 
 
 def _key(value: Any) -> Any:
@@ -31,7 +29,7 @@ def _may_merge(node: fx.Node) -> bool:
         return False
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return False
-    return node.target not in _UNFILLED
+    return node.target not in UNFILLED
 
 
 def _run(gm: fx.GraphModule) -> fx.GraphModule:

@@ -321,3 +321,12 @@ def test_a_large_graph(trnx: Any) -> None:
 
     assert coverage(made).total > 2000
     assert coverage(made).on_nki == coverage(made).total - 266
+
+
+def test_glue_that_an_engine_lacks_ends_its_region(plan: Any, trnx: Any) -> None:
+    engine = trnx.FakeEngine(refused=[aten.transpose.int])
+
+    made = plan(lambda x: _tuple(torch.cumsum(torch.cumsum(x, 0).t(), 0)), X, engines=[engine])
+
+    assert _names(made) == [("eager", 1), ("eager", 1)]
+    assert len(made.steps) == 3
