@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from trnx.backend.demo import DemoResult
@@ -36,7 +37,7 @@ def _fallbacks(result: DemoResult) -> Table:
     for column in ("op", "reason", "source"):
         table.add_column(column)
     for entry in result.fallbacks:
-        table.add_row(entry["op"], entry["reason"], entry["source"])
+        table.add_row(*(escape(entry[key]) for key in ("op", "reason", "source")))
     return table
 
 

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 from trnx.backend import demo
+from trnx.backend.demo_view import render
 from trnx.backend.executable import Executable
 from trnx.backend.report import collect_reports
 from trnx.cli import app
@@ -96,7 +97,7 @@ class OutsideTheSimulator(TorchDispatchMode):
 
 
 def test_what_counts_as_nki_runs_in_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_fallback(self: Any, region: Any, reason: str) -> None:
+    def no_fallback(_: Any, region: Any, reason: str) -> None:
         raise AssertionError(f"{region.name} was counted as NKI but falls back: {reason}")
 
     mode = OutsideTheSimulator()
@@ -121,3 +122,20 @@ def test_what_counts_as_nki_runs_in_the_simulator(monkeypatch: pytest.MonkeyPatc
 def test_the_guard_guards() -> None:
     with OutsideTheSimulator(), pytest.raises(AssertionError, match="outside the simulator"):
         torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+
+
+def test_the_view_shows_brackets_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    entry = {"op": "aten.x.default", "reason": "install trnx[xla]", "source": "a.py:1"}
+    result = demo.DemoResult(
+        dtype="fp32", target="trn2", runner="simulator", max_abs_diff=0.0, cosine_min=1.0,
+        cosine_min_vs_fp32=1.0, ranking=[1, 0], ranking_eager=[0, 1], scores=[0.5, 0.25],
+        flops_on_nki=1.0, nodes_on_nki=0.5,
+        regions=[{"engine": "nki", "kernel": "linear", "ops": ["aten.linear.default"]}],
+        fallbacks=[entry], compile_seconds=1.0, first_seconds=2.0, run_seconds=0.1,
+        eager_seconds=0.1,
+    )  # fmt: skip
+    render(result)
+    shown = capsys.readouterr().out
+    assert "trnx[xla]" in shown
+    assert "DIFFERENT" in shown
+    assert "50.0% of nodes" in shown
