@@ -17,8 +17,8 @@ def _fresh_dynamo() -> None:
 
 
 def storages(values: Sequence[Any]) -> list[int]:
-    """For each tensor the index of the first one with the same storage."""
-    addresses = [v.untyped_storage().data_ptr() for v in values]
+    """For each tensor with elements the index of the first one with the same storage."""
+    addresses = [v.untyped_storage().data_ptr() for v in values if v.numel()]
     return [addresses.index(address) for address in addresses]
 
 
