@@ -60,7 +60,7 @@ def _forward(
     return out[0] if unbatched else out
 
 
-@register("convolution", "convolution_overrideable")
+@register("convolution")
 def _convolution(
     x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
     output_padding: Any, groups: int,

@@ -257,8 +257,6 @@ def _by_hand() -> list[tuple[str, Call]]:
         ("bucketize.Scalar", (3, torch.arange(5.0))),
         ("clamp_max", (x, 0.5)),
         ("contiguous", (x.t(),)),
-        ("convolution_overrideable",
-         (image, r(4, 3, 2, 2), r(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1)),
         ("copy", (x, r(4))),
         ("detach_copy", (x,)),
         ("div.Scalar_mode", (x, 0.3), {"rounding_mode": "floor"}),
