@@ -49,7 +49,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The cut. `free` are a tile's axes after the fold, `loops` the dimensions that are looped over."""
+    """The cut. `free` are a tile's axes after the fold, `loops` what is looped over."""
 
     partition: int
     folded: bool

@@ -48,6 +48,8 @@ def supports_node(node: fx.Node, hw: Hardware) -> Reject | None:
     if not isinstance(value, torch.Tensor):
         return Reject("the node does not give one tensor", node)
     for one in (node, *node.all_input_nodes):
+        if "val" not in one.meta:
+            return Reject(f"{one.name} has no metadata", node)
         refusal = _refuse_tensor(one.meta.get("val"), node)
         if refusal is not None:
             return refusal

@@ -70,6 +70,15 @@ def literal(number: Number) -> str:
     return str(int(number))
 
 
+def _stored(number: Number, dtype: torch.dtype) -> Number:
+    """A number as tiles of `dtype` hold it: too large ones are infinite."""
+    if not dtype.is_floating_point:
+        return int(number)
+    if abs(number) > torch.finfo(dtype).max:
+        return torch.tensor(number, dtype=torch.float64).to(dtype).item()
+    return float(number)
+
+
 class Scheduler:
     """Schedules one region for one geometry; `run` gives the instructions in order."""
 
@@ -186,8 +195,7 @@ class Scheduler:
     def _visit_constant(self, value: Value) -> None:
         (number,) = value.args
         assert not isinstance(number, Value)
-        exact = value.dtype in (torch.int32, torch.bool)
-        self._put("memset", value, [("value", literal(int(number) if exact else float(number)))])
+        self._put("memset", value, [("value", literal(_stored(number, value.dtype)))])
 
     def _visit_cast(self, value: Value) -> None:
         (source,) = value.args
@@ -321,16 +329,12 @@ class Scheduler:
                 held = self._visit(Value("cast", "copy", (held,), value.dtype, held.axes))
             source: Argument = Tile(held, value)
         else:
-            source = literal(self._number(chosen, value))
+            source = literal(_stored(chosen, value.dtype))
         if isinstance(other, Value):
             self._put("tensor_copy", value, [("src", self._full(other, value))])
         else:
-            self._put("memset", value, [("value", literal(self._number(other, value)))])
+            self._put("memset", value, [("value", literal(_stored(other, value.dtype)))])
         self._put("tensor_copy_predicated", value, [("src", source), ("predicate", predicate)])
-
-    @staticmethod
-    def _number(number: Number, value: Value) -> Number:
-        return float(number) if value.dtype.is_floating_point else int(number)
 
     def _visit_reduce(self, value: Value) -> None:
         (source,) = value.args

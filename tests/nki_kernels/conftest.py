@@ -17,6 +17,7 @@ from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import hardware
 from trnx.simulator.program import Program
 from trnx.simulator.spec import TensorSpec
+from trnx.simulator.subset import check_subset
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Region:
 
     def program(self, target: str = "trn2") -> Program:
         launch = self.kernel.launch(self.bindings, hardware(target))
+        check_subset(launch.kernel)
         return simulator.trace(launch.kernel, launch.arguments, target=target)
 
     def run(self, target: str = "trn2") -> tuple[torch.Tensor, ...]:

@@ -188,6 +188,13 @@ def test_half_precision(region: Build, op: Any, dtype: torch.dtype) -> None:
     region(lambda x: op.default(x), column(SPECIAL[3:]).to(dtype)).check()
 
 
+@pytest.mark.parametrize("number", [-1e9, 7e4, -3.4028234663852886e38, 65504.0])
+def test_numbers_beyond_a_half_are_infinite(region: Build, number: float) -> None:
+    mask, x = torch.tensor([True, False, True]), torch.ones(3).half()
+    region(lambda m, x: aten.where.ScalarOther(m, x, number), mask, x).check()
+    region(lambda m, x: aten.where.ScalarSelf(m, number, x), mask, x).check()
+
+
 INTEGERS = torch.tensor([0, 1, -1, 2, 7, -100, 2**24 + 1, 2**31 - 1, -(2**31), 123456789])
 
 
