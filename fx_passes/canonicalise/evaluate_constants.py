@@ -62,12 +62,15 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
     known: set[fx.Node] = set()
     computed: set[fx.Node] = set()
     for node in gm.graph.nodes:
-        if _is_constant(node, known) and not aliasing.escapes(node):
+        if _is_constant(node, known):
             known.add(node)
             if is_compute(node) or any(a in computed for a in node.all_input_nodes):
                 computed.add(node)
     # What is worth a stored tensor: the last constant of a chain that computes something.
-    ends = [n for n in gm.graph.nodes if n in computed and not n.users.keys() <= known]
+    inner = {node for node in known if not aliasing.escapes(node)}
+    ends = [
+        n for n in gm.graph.nodes if n in inner and n in computed and not n.users.keys() <= inner
+    ]
     values: dict[fx.Node, Any] = {}
     for node in ends:
         with real_values():

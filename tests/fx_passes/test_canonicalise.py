@@ -171,6 +171,17 @@ def test_a_returned_constant_is_fresh_on_every_call() -> None:
     assert torch.equal(gm(X)[1], torch.arange(6) * 2)
 
 
+def test_what_follows_from_a_returned_constant_is_computed_too() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        table = torch.arange(6) * 2
+        return x + table.view(1, 6).cumsum(1), table
+
+    gm = _graph(function, X)
+
+    assert _calls(gm)[-1] == (aten.add.Tensor,)
+    assert aten.cumsum.default not in [node.target for node in gm.graph.nodes]
+
+
 def test_a_copy_from_before_a_write_stays() -> None:
     def function(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         old = state.clone()
