@@ -15,7 +15,7 @@ from trnx.backend.executable import Executable
 from trnx.backend.flops import graph_flops
 from trnx.backend.options import Options
 from trnx.backend.pipeline import make_engines, plan_graph
-from trnx.backend.report import FallbackReport, GraphReport, RegionReport, publish
+from trnx.backend.report import FallbackReport, GraphReport, RegionReport, publish, ran
 from trnx.backend.runners import Runner
 from trnx.backend.torch_internals import boxed, mark_boxed, without_guards
 from trnx.fx_passes.match import bindings_spec
@@ -78,6 +78,7 @@ class GraphCompiler:
         executable = Executable(plan, self._options, self._runner, engines, report)
 
         def run(args: list[Any]) -> list[Any]:
+            ran(report)
             return executable(args)
 
         return mark_boxed(run)

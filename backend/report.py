@@ -144,14 +144,15 @@ def share(part: float, whole: float) -> float:
 
 
 class Reports(Sequence[GraphReport]):
-    """Reports in the order of compilation, with shares over all of them."""
+    """Reports in the order of compilation or first run, with shares over all of them."""
 
     def __init__(self) -> None:
         self._reports: list[GraphReport] = []
 
     def add(self, report: GraphReport) -> None:
-        """Append a report."""
-        self._reports.append(report)
+        """Append a report that is not there yet."""
+        if not any(one is report for one in self._reports):
+            self._reports.append(report)
 
     @overload
     def __getitem__(self, index: int) -> GraphReport: ...
@@ -208,6 +209,13 @@ class _Journal:
             for collection in self._open:
                 collection.add(report)
 
+    def ran(self, report: GraphReport) -> None:
+        """Called by every run of a graph: nothing to do unless somebody collects."""
+        if self._open:
+            with self._lock:
+                for collection in self._open:
+                    collection.add(report)
+
     @contextmanager
     def collecting(self) -> Iterator[Reports]:
         collection = Reports()
@@ -231,6 +239,11 @@ _journal = _Journal()
 def publish(report: GraphReport) -> None:
     """Make a graph's report visible to `last` and to open collections."""
     _journal.publish(report)
+
+
+def ran(report: GraphReport) -> None:
+    """Make the report of a graph that runs visible to open collections."""
+    _journal.ran(report)
 
 
 def last() -> GraphReport | None:

@@ -32,7 +32,9 @@ for sample in spec.samples(torch.Generator().manual_seed(0)):
         assert spec.supports(b, hardware(target)) is None
         launch = spec.launch(b, hardware(target))
         result = simulator.simulate(launch.kernel, target=target)(*sample.values.values())
-        torch.testing.assert_close(result, spec.reference(**sample.values))
+        torch.testing.assert_close(
+            result, spec.reference(**sample.values), rtol=1.3e-6, atol=1e-5 + sample.error
+        )
         count += 1
 wide = Bindings(specs({"x": torch.zeros(2, 9000), "dim": 1}))
 assert "9000 columns" in spec.supports(wide, hardware("trn2")).reason
