@@ -80,7 +80,7 @@ def load(dtype: torch.dtype) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokens = tokenizer([QUERY, *PASSAGES], padding=True, return_tensors="pt")
     model: torch.nn.Module = transformers.AutoModel.from_pretrained(folder, dtype=dtype).eval()

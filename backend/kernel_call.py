@@ -81,7 +81,8 @@ class Place:
         """The memory for one call."""
         if self.buffer is not None:
             return frame[self.buffer]
-        return torch.empty_strided(self.spec.shape, self.spec.strides, dtype=self.spec.dtype)
+        spec = self.spec
+        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu")
 
 
 class KernelCall:

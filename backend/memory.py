@@ -83,7 +83,7 @@ class FramePool:
         self._idle.append(frame)
 
     def _new(self) -> Frame:
-        block = torch.empty(self.nbytes, dtype=torch.uint8)
+        block = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
         frame = []
         for buffer, offset in zip(self._buffers, self._offsets, strict=True):
             part = block[offset : offset + buffer.nbytes].view(buffer.spec.dtype)

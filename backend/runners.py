@@ -53,7 +53,7 @@ def tensor_names(b: Bindings) -> tuple[str, ...]:
 def _in_kernel_form(output: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
     """The memory of a result as kernels write it: NKI has no bool, nor 64-bit integers."""
     if output is None:
-        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype)
+        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu")
     if spec.shape == (1,) and output.ndim == 0:
         output = output.view(1)  # HBM tensors have at least one dimension
     if output.dtype == torch.bool:

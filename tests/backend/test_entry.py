@@ -14,8 +14,6 @@ from torch._dynamo.exc import BackendCompilerFailed
 import trnx
 from trnx.errors import UnknownOptionError, UnsupportedDeviceError, UnsupportedModeError
 
-FAST = {"runner": "reference"}
-
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> None:
@@ -149,6 +147,17 @@ def test_fallback_error_names_op_and_line() -> None:
     )
     with pytest.raises(BackendCompilerFailed, match=r"linalg_qr.*test_entry\.py"):
         compiled(torch.randn(4, 4))
+
+
+def test_a_default_device_does_not_reach_into_the_backend() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(F.gelu(x @ x), -1) + 1
+
+    compiled = torch.compile(function, backend="trnx", options={"select": "legal"})
+    x = torch.randn(8, 8)
+    with torch.device("meta"):
+        got = compiled(x)
+    torch.testing.assert_close(got, function(x), rtol=1e-5, atol=1e-5)
 
 
 def test_two_sets_of_options_do_not_meet() -> None:
