@@ -5,6 +5,11 @@ bool and int64 where the op has them, two samples each, forward. A failure count
 `backend="aot_eager"` fails on the same sample too. Bars: no failure, and at least 120 ops with an
 NKI region in the second run.
 
+Run it in an environment with `trnx[test]`, from anywhere:
+
+    OMP_NUM_THREADS=1 python scripts/conformance/opinfo.py --jobs 2 --json | tee opinfo.log
+
+The whole database takes about an hour on two cores; one line tells of each op as it ends.
 `--sample N --seed S` takes N ops at random, `--ops REGEX` those whose name matches (the second
 bar is then not applied), `--jobs N` runs N processes, `--json` prints one object as the last
 line. Exit status 0 if and only if the bars hold.
@@ -20,9 +25,12 @@ import random
 import re
 import signal
 import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -36,7 +44,7 @@ SELECTS = ("profit", "legal")
 SAMPLES = 2
 OP_SECONDS = 120
 SEED = 1234
-
+RENEWED_AFTER = 60  # ops that one process runs
 
 # Ops whose values nobody defines: shape, dtype and strides are compared.
 UNDEFINED = re.compile(r"(new_)?empty(_like|_strided|_permuted)?$")
@@ -64,6 +72,7 @@ class Outcome:
     op: str
     samples: int = 0
     aot_eager_fails: int = 0
+    seconds: float = 0.0
     nki: dict[str, bool] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
 
@@ -188,6 +197,7 @@ def run_op(position: int) -> Outcome:
     """All samples of one op of the database, within the time limit."""
     op = op_db[position]
     outcome = Outcome(full_name(op))
+    start = time.perf_counter()
     signal.signal(signal.SIGALRM, _on_alarm)
     signal.alarm(OP_SECONDS)
     try:
@@ -200,6 +210,7 @@ def run_op(position: int) -> Outcome:
         outcome.failures.append(Failure(outcome.op, "-", "-", -1, reason))
     finally:
         signal.alarm(0)
+    outcome.seconds = time.perf_counter() - start
     return outcome
 
 
@@ -229,15 +240,31 @@ def run_all(positions: list[int], jobs: int) -> Iterator[Outcome]:
         return
     # Processes are renewed, so that compiled programs of hundreds of ops do not pile up.
     context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs, initializer=_prepare, maxtasksperchild=60) as pool:
-        yield from pool.imap_unordered(run_op, positions, chunksize=4)
+    with ProcessPoolExecutor(
+        jobs, mp_context=context, initializer=_prepare, max_tasks_per_child=RENEWED_AFTER
+    ) as pool:
+        running = {pool.submit(run_op, position): position for position in positions}
+        for future in as_completed(running):
+            yield _outcome(future, running[future])
 
 
-def show(outcome: Outcome) -> None:
-    """One line for an op that failed, with the first reason of each run."""
-    for failure in outcome.failures[:2]:
-        print(f"FAIL {failure.op} ({failure.select}, {failure.dtype} #{failure.sample}): "
-              f"{failure.reason}", flush=True)  # fmt: skip
+def _outcome(future: Future[Outcome], position: int) -> Outcome:
+    """What an op's process returned; a failure where it died, as after a segmentation fault."""
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        name = full_name(op_db[position])
+        return Outcome(name, failures=[Failure(name, "-", "-", -1, "a process died")])
+
+
+def show(outcome: Outcome, done: int, total: int) -> None:
+    """One line for an op, and one for the first failure of each run."""
+    verdict = "FAIL" if outcome.failures else "ok"
+    notes = [f"{outcome.samples} samples", f"{outcome.seconds:.1f} s"]
+    notes += [f"nki by {select}" for select in SELECTS if outcome.nki.get(select)]
+    print(f"[{done}/{total}] {verdict} {outcome.op}: {', '.join(notes)}", flush=True)
+    for f in {f.select: f for f in reversed(outcome.failures)}.values():
+        print(f"    {f.select}, {f.dtype} #{f.sample}: {f.reason}", flush=True)
 
 
 def main() -> int:
@@ -253,7 +280,7 @@ def main() -> int:
     outcomes = []
     for outcome in run_all(positions, arguments.jobs):
         outcomes.append(outcome)
-        show(outcome)
+        show(outcome, len(outcomes), len(positions))
     failures = [f for o in outcomes for f in o.failures]
     nki = {s: sum(o.nki.get(s, False) for o in outcomes) for s in SELECTS}
     whole = len(positions) == len(op_db)
