@@ -21,7 +21,8 @@ from pathlib import Path
 
 site = Path(sys.argv[1])
 assert site in Path(trnx.__file__).parents, trnx.__file__
-(entry,) = importlib.metadata.distribution("trnx").entry_points.select(group="torch_dynamo_backends")
+entries = importlib.metadata.distribution("trnx").entry_points
+(entry,) = entries.select(group="torch_dynamo_backends")
 assert entry.name == "trnx"
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU())
 x = torch.randn(4, 8)
