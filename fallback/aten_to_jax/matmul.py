@@ -46,7 +46,14 @@ def _addmm(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
 
 @register("addbmm")
 def _addbmm(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return _add_product(x, product(a, b).sum(0), beta, alpha)
+    """One product added after the other, as eager does: another order rounds otherwise."""
+    shape = (a.shape[1], b.shape[2])
+    first = jnp.zeros(shape, x.dtype) if beta == 0 else jnp.broadcast_to(_scaled(x, beta), shape)
+
+    def add(total: Any, value: Any) -> tuple[Any, None]:
+        return cast(total + _scaled(value, alpha), x.dtype), None
+
+    return lax.scan(add, first, product(a, b))[0]
 
 
 @register("addr")

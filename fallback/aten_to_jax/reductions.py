@@ -265,7 +265,15 @@ def _order(x: Any, dim: int, descending: bool) -> Any:
     return cast(jnp.argsort(x, axis=dim, stable=True, descending=descending), I64)
 
 
-@register("sort", "sort.stable")
+def _order_of_equals(node: fx.Node) -> Reject | None:
+    """Eager's own order of equal elements is followed only where it is asked to be stable."""
+    stable = node.kwargs.get("stable")
+    if stable or dtype_of(node.args[0]) in (torch.float32, torch.float64):
+        return None
+    return Reject(f"{node.target} leaves equal elements in another order than eager", node)
+
+
+@register("sort", "sort.stable", guard=_order_of_equals)
 def _sort(
     x: Any,
     dim: int = -1,
@@ -279,7 +287,7 @@ def _sort(
     return _along(x, index, dim), index
 
 
-@register("argsort", "argsort.stable")
+@register("argsort", "argsort.stable", guard=_order_of_equals)
 def _argsort(x: Any, *args: Any, **kwargs: Any) -> Any:
     if args and "stable" not in kwargs and isinstance(args[0], bool):
         args = args[1:]
