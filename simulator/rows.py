@@ -5,19 +5,35 @@ Display and analyses go through `Row` and `OperandRow`, made on demand.
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
+from typing import NamedTuple
 
 from trnx.simulator.dtypes import DTYPES
 from trnx.simulator.errors import Location
 from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.views import Shape, last_element
 
 _REGIONS = tuple(MemoryRegion)
 _REGION_CODE = {region: code for code, region in enumerate(_REGIONS)}
 _DTYPE_CODE = {str(dtype): code for code, dtype in enumerate(DTYPES)}
+
+
+class Pattern(NamedTuple):
+    """How an operand walks memory, in bytes: within one partition on chip, all of it in HBM.
+
+    `step` leads from one element to its neighbour, `run` is contiguous. In HBM `pitch` is the
+    largest stride and `span` what lies between first and end of one step of it.
+    """
+
+    step: int
+    run: int
+    pitch: int
+    span: int
 
 
 @dataclass(frozen=True)
@@ -33,11 +49,12 @@ class OperandRow:
     free_size: int
     low: int
     high: int
+    pattern: Pattern
 
 
 @dataclass(frozen=True)
 class Row:
-    """One instruction."""
+    """One instruction; `detail` is what its cost depends on besides the operands."""
 
     index: int
     opcode: str
@@ -45,6 +62,27 @@ class Row:
     location: Location
     operands: tuple[OperandRow, ...]
     core: int = 0
+    detail: str = ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _pattern(shape: Shape, strides: Shape, size: int, is_on_chip: bool) -> Pattern:
+    if is_on_chip:
+        shape, strides = shape[1:], strides[1:]
+    axes = [(n, stride) for n, stride in zip(shape, strides, strict=True) if n > 1]
+    run = 1
+    for n, stride in reversed(axes):
+        if stride != run:
+            break
+        run *= n
+    step = axes[-1][1] if axes else 1
+    if is_on_chip or not axes:
+        return Pattern(step * size, run * size, 0, 0)
+    outer = max(range(len(axes)), key=lambda axis: axes[axis][1])
+    inner = axes[:outer] + axes[outer + 1 :]
+    span = last_element(tuple(n for n, _ in inner), tuple(stride for _, stride in inner)) + 1
+    pitch = axes[outer][1]
+    return Pattern(step * size, run * size, pitch * size, min(span, max(pitch, 1)) * size)
 
 
 class Rows:
@@ -54,9 +92,14 @@ class Rows:
         self._names: dict[str, int] = {}
         self._engines: dict[str, int] = {}
         self._lines: dict[tuple[CodeType, int], int] = {}
+        self._details: dict[str, int] = {"": 0}
+        self._patterns: dict[Pattern, int] = {}
+        # Register loops: (first instruction, end, times; None where only a run knows).
+        self.loops: list[tuple[int, int, int | None]] = []
         self.opcode = array("H")
         self.engine = array("B")
         self.core = array("B")
+        self.detail = array("H")
         self.line = array("I")
         self.first_operand = array("I", [0])
         self.first_step = array("I", [0])
@@ -68,6 +111,7 @@ class Rows:
         self.free_size = array("Q")
         self.low = array("Q")
         self.high = array("Q")
+        self.pattern = array("I")
 
     def __len__(self) -> int:
         return len(self.opcode)
@@ -80,6 +124,7 @@ class Rows:
         operands: Sequence[tuple[NkiTensor, bool]],
         step_count: int,
         core: int = 0,
+        detail: str = "",
     ) -> None:
         """Add one instruction."""
         self.opcode.append(self._names.setdefault(opcode, len(self._names)))
@@ -90,6 +135,7 @@ class Rows:
         self.first_operand.append(len(self.storage))
         self.first_step.append(step_count)
         self.core.append(core)
+        self.detail.append(self._details.setdefault(detail, len(self._details)))
 
     def _append_operand(self, tensor: NkiTensor, is_write: bool) -> None:
         low, high, start, partitions = tensor.byte_range()
@@ -101,6 +147,8 @@ class Rows:
         self.free_size.append(tensor.free_size if tensor.is_on_chip else tensor.size)
         self.low.append(low)
         self.high.append(high)
+        pattern = _pattern(tensor.shape, tensor.strides, tensor.dtype.itemsize, tensor.is_on_chip)
+        self.pattern.append(self._patterns.setdefault(pattern, len(self._patterns)))
 
     def __getitem__(self, index: int) -> Row:
         codes, line = list(self._lines)[self.line[index]]
@@ -112,6 +160,7 @@ class Rows:
             Location(codes.co_filename, line, codes.co_name),
             tuple(self._operand(i) for i in range(first, last)),
             self.core[index],
+            list(self._details)[self.detail[index]],
         )
 
     def _operand(self, i: int) -> OperandRow:
@@ -125,6 +174,7 @@ class Rows:
             self.free_size[i],
             self.low[i],
             self.high[i],
+            list(self._patterns)[self.pattern[i]],
         )
 
     def __iter__(self) -> Iterator[Row]:
@@ -136,6 +186,18 @@ class Rows:
         return list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+    def patterns(self) -> tuple[Pattern, ...]:
+        """The patterns that the column `pattern` numbers."""
+        return tuple(self._patterns)
+
+    def engines(self) -> tuple[str, ...]:
+        """The engines that the column `engine` numbers."""
+        return tuple(self._engines)
+
+    def opcodes(self) -> tuple[str, ...]:
+        """The names that the column `opcode` numbers."""
+        return tuple(self._names)
 
     @property
     def nbytes(self) -> int:

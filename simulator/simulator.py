@@ -202,7 +202,13 @@ class Simulator:
         assert line is not None
         self.append_steps(emit.steps)
         self.rows.append(
-            emit.name, emit.engine.name, line, operands, len(self.steps), self.core.index
+            emit.name,
+            emit.engine.name,
+            line,
+            operands,
+            len(self.steps),
+            self.core.index,
+            emit.detail,
         )
         self.matmul_flops += emit.flops
         self.hbm_bytes += emit.hbm_bytes
@@ -225,6 +231,7 @@ class Simulator:
     def end_program(self, core: Core) -> None:
         """Judge the program that was recorded: capacity, open loops."""
         core.loops.check_closed()
+        self.rows.loops += [(loop.first, loop.last, loop.trips) for loop in core.loops.records]
         sbuf, psum = peak_bytes(self.hardware, core.allocations, core.loops.records)
         self._peaks = (max(self._peaks[0], sbuf), max(self._peaks[1], psum))
 

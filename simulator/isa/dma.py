@@ -32,6 +32,7 @@ def dma_copy(
 ) -> None:
     """dst = src element by element in row-major order; another dtype goes through float32."""
     emit.on(None, (Engine.dma,))
+    emit.detail = _issuer(engine, dge_mode, src, dst)
     _check_pair(emit, dst, src)
     if src.dtype != dst.dtype:
         hwdge = dge_mode in (DgeMode.hwdge, DgeMode.hwdge.value)
@@ -53,6 +54,17 @@ def dma_copy(
     staged = emit.scratch(dst.shape, dst.dtype.torch)
     append_copy(emit, source, src.dtype, staged, dst.dtype)
     _scatter(emit, dst, "dst", staged, skip)
+
+
+def _issuer(engine: Any, dge_mode: Any, *tensors: NkiTensor) -> str:
+    """Who issues the transfer, where that is known: "gpsimd", "scalar", "sync" or "static"."""
+    if dge_mode in (DgeMode.swdge, DgeMode.swdge.value) or any(t.is_indirect() for t in tensors):
+        return "gpsimd"
+    if dge_mode in (DgeMode.none, DgeMode.none.value):
+        return "static"
+    if engine in (Engine.gpsimd, Engine.scalar, Engine.sync):
+        return str(engine.name)
+    return ""
 
 
 def _check_pair(emit: Emit, dst: NkiTensor, src: NkiTensor) -> None:

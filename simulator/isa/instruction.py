@@ -78,6 +78,7 @@ class Emit:
         "_operands",
         "_scratch",
         "_simulator",
+        "detail",
         "engine",
         "flops",
         "hbm_bytes",
@@ -91,6 +92,8 @@ class Emit:
         self.steps: list[Step] = []
         self.flops = 0
         self.hbm_bytes = 0
+        # What the time of the instruction depends on besides its operands; see simulator/timing.
+        self.detail = ""
         self._simulator = simulator
         self._operands: list[tuple[NkiTensor, bool]] = []
         self._finish: list[Step] = []

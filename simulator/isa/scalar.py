@@ -78,7 +78,7 @@ def _activation(
     reduce_cmd: Any,
 ) -> None:
     emit.on(Engine.scalar, (Engine.scalar,))
-    function = activation_name(emit, op)
+    function = emit.detail = activation_name(emit, op)
     match_tiles(emit, dst, data=data)
     _check_bias(emit, function, bias)
     reduction = _check_reduction(emit, reduce_op, reduce_cmd, ("add",))
@@ -209,7 +209,7 @@ def activate2(
     """
     emit.on(Engine.scalar, (Engine.scalar,))
     needs_generation(emit, 4)
-    function = activation_name(emit, op)
+    function = emit.detail = activation_name(emit, op)
     match_tiles(emit, dst, data=data)
     stages = _stages(emit, (op0, op1), (imm0, imm1), (reverse0, reverse1))
     if isinstance(imm0, NkiTensor) and isinstance(imm1, NkiTensor):

@@ -39,6 +39,12 @@ def nc_matmul(
     """
     emit.on(None, (Engine.tensor,))
     double_row = perf_mode in (MatmulPerfMode.double_row, "double_row")
+    if double_row:
+        emit.detail = "double_row"
+    elif is_transpose:
+        emit.detail = "transpose"
+    elif is_stationary_onezero or is_moving_onezero:
+        emit.detail = "onezero"
     rows, m, n = _matmul_sizes(emit, dst, stationary, moving, double_row)
     _check_types(emit, stationary, moving, double_row)
     _check_tiling(emit, rows, m, tuple(tile_position or ()), tuple(tile_size or ()))

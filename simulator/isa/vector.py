@@ -48,6 +48,7 @@ def tensor_tensor(
 ) -> None:
     """dst = data1 <op> data2, element by element."""
     alu = operator(emit, op, "op")
+    emit.detail = alu.name
     emit.require(not alu.is_unary, f"op=nl.{alu.name} takes one operand; use nisa.tensor_scalar")
     match_tiles(emit, dst, data1=data1, data2=data2)
     not_both_in_psum(emit, data1, data2, "data1 and data2")
