@@ -36,6 +36,24 @@ class Hardware:
     psum_banks: int = 8
     psum_bank_bytes: int = 2048
     dma_engines: int = 16
+    # Of the chip: SDK/about-neuron/arch/neuron-hardware/{trainium,trainium2,trainium3}.rst.
+    cores_per_chip: int = 8
+    chip_hbm_bytes: int = 96 * 2**30
+    chip_hbm_bytes_per_second: float = 2.9e12
+    # Physical cores that share one HBM stack: SDK/.../logical-neuroncore-config.rst for trn2; the
+    # chip's rate divided evenly elsewhere (inferred).
+    cores_per_hbm_stack: int = 2
+    lnc: tuple[int, ...] = (1, 2)  # physical cores that a logical core may have
+    neuronlink_bytes_per_second: float = 1280e9  # of one chip, all its links
+    peak_fp32_flops: float = 20e12
+    # float8 with double_row on trn2, MXFP8 on trn3; where 0, float8 runs at the rate of bfloat16.
+    peak_fp8_flops: float = 0.0
+    # VectorE elements a cycle and partition: bfloat16/float16 copies, other types (SDK trainium2_
+    # arch.rst, "512 BF16/FP16, 256 other" over 128 partitions).
+    vector_half_width: int = 4
+    vector_other_width: int = 2
+    scalar_half_width: int = 1  # ScalarE, tensor_copy and tensor_scalar alone
+    sync_clock: float = 1.2e9  # not published (inferred: as ScalarE)
     # A launch of a compiled graph, measured in the field on trn2 (95-100 us); assumed for the
     # others.
     launch_seconds: float = 100e-6
@@ -47,11 +65,26 @@ class Hardware:
         computed = 2 * self.partitions * self.partitions * self.pe_clock
         if abs(computed - self.peak_bf16_flops) > 0.02 * self.peak_bf16_flops:
             raise AssertionError(f"{self.target}: peak FLOP/s do not follow from the PE clock")
+        fp32 = computed / self.fp32_cycles_per_column
+        if abs(fp32 - self.peak_fp32_flops) > 0.02 * self.peak_fp32_flops:
+            raise AssertionError(f"{self.target}: float32 FLOP/s do not follow from the PE clock")
+        # Double rows contract 256 rows, MX 512, in the time of 128.
+        factor = {2: 0, 3: 2, 4: 4}[self.generation]
+        if abs(computed * factor - self.peak_fp8_flops) > 0.02 * self.peak_fp8_flops:
+            raise AssertionError(f"{self.target}: float8 FLOP/s do not follow from the PE clock")
+        share = self.chip_hbm_bytes_per_second / self.cores_per_chip
+        if abs(share - self.hbm_bytes_per_second) > 0.02 * self.hbm_bytes_per_second:
+            raise AssertionError(f"{self.target}: the core's share of HBM is not the chip's")
 
     @property
     def psum_partition_bytes(self) -> int:
         """Bytes of PSUM per partition."""
         return self.psum_banks * self.psum_bank_bytes
+
+    @property
+    def hbm_stack_bytes_per_second(self) -> float:
+        """What one HBM stack gives the cores that share it."""
+        return self.cores_per_hbm_stack * self.chip_hbm_bytes_per_second / self.cores_per_chip
 
     @property
     def dma_bytes_per_second(self) -> float:
@@ -81,6 +114,15 @@ TRN1 = Hardware(
     hbm_bytes_per_second=410e9,
     dma_engine_rate=17e9,
     gemm_moving_fmax=512,
+    cores_per_chip=2,
+    chip_hbm_bytes=32 * 2**30,
+    chip_hbm_bytes_per_second=820e9,
+    lnc=(1,),
+    neuronlink_bytes_per_second=384e9,
+    peak_fp32_flops=23e12,
+    vector_half_width=1,
+    vector_other_width=1,
+    sync_clock=1.4e9,
 )
 TRN2 = Hardware(
     target="trn2",
@@ -95,6 +137,7 @@ TRN2 = Hardware(
     hbm_bytes_per_second=362e9,
     dma_engine_rate=23e9,
     gemm_moving_fmax=512,
+    peak_fp8_flops=158e12,
 )
 TRN3 = Hardware(
     target="trn3",
@@ -109,6 +152,11 @@ TRN3 = Hardware(
     hbm_bytes_per_second=600e9,
     dma_engine_rate=33e9,
     gemm_moving_fmax=4096,
+    chip_hbm_bytes=144 * 2**30,
+    chip_hbm_bytes_per_second=4.8e12,  # "4.7" and "4.9 TB/s" are both published
+    neuronlink_bytes_per_second=2560e9,
+    peak_fp8_flops=315e12,
+    scalar_half_width=2,
 )
 
 _ALIASES = {
