@@ -2,13 +2,16 @@
 
 The compiler places tensors that have no address; the simulator asks whether what is live at once
 fits. PSUM tiles do not straddle banks, so a tile of more than half a bank counts as whole banks.
+Tensors with an address count by the bytes that they cover together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trnx.simulator.checks.findings import Findings
 from trnx.simulator.context import kernel_location
 from trnx.simulator.errors import CapacityError, IllegalInstructionError, Location
 from trnx.simulator.hardware import Hardware
@@ -16,6 +19,8 @@ from trnx.simulator.storage import Allocation, MemoryRegion
 
 if TYPE_CHECKING:
     from trnx.simulator.loops import LoopRecord
+
+_MAP_ROWS = 16
 
 
 def check_address(
@@ -45,47 +50,80 @@ def check_address(
 
 
 def peak_bytes(
-    hardware: Hardware, allocations: Sequence[Allocation], loops: Iterable[LoopRecord]
+    hardware: Hardware,
+    allocations: Sequence[Allocation],
+    loops: Iterable[LoopRecord],
+    findings: Findings,
 ) -> tuple[int, int]:
-    """Most live bytes per partition of SBUF and of PSUM. Raises CapacityError where they do not
-    fit.
-    """
+    """Most live bytes per partition of SBUF and of PSUM; reports where they do not fit."""
     spans = [(loop.first, loop.last) for loop in loops]
     result = []
     for buffer, limit in (
         (MemoryRegion.sbuf, hardware.sbuf_partition_bytes),
         (MemoryRegion.psum, hardware.psum_partition_bytes),
     ):
-        used = [a for a in allocations if a.buffer is buffer and a.first >= 0]
-        peak, at = _peak(used, spans, buffer, hardware)
+        used = [
+            _Use(allocation, *_lifetime(allocation, spans), _size(allocation, buffer, hardware))
+            for allocation in allocations
+            if allocation.buffer is buffer and allocation.first >= 0
+        ]
+        peak, at = _peak(used)
         if peak > limit:
-            _raise(buffer, peak, limit, [a for a in used if a.first <= at <= a.last])
+            findings.report(_finding(buffer, peak, limit, [u for u in used if u.is_live(at)]))
         result.append(peak)
     return result[0], result[1]
 
 
-def _peak(
-    allocations: Sequence[Allocation],
-    loops: Sequence[tuple[int, int]],
-    buffer: MemoryRegion,
-    hardware: Hardware,
-) -> tuple[int, int]:
-    """(bytes, instruction) of the peak."""
+@dataclass(frozen=True)
+class _Use:
+    """A tensor with its life (first and last instruction) and bytes per partition."""
+
+    allocation: Allocation
+    first: int
+    last: int
+    size: int
+
+    def is_live(self, at: int) -> bool:
+        return self.first <= at <= self.last
+
+
+def _size(allocation: Allocation, buffer: MemoryRegion, hardware: Hardware) -> int:
+    bank = hardware.psum_bank_bytes
+    if buffer is MemoryRegion.psum and allocation.bytes > bank // 2:
+        return -(-allocation.bytes // bank) * bank
+    return allocation.bytes
+
+
+def _peak(uses: Sequence[_Use]) -> tuple[int, int]:
+    """(bytes, instruction) of the peak: the sum of automatic tensors, and what manual ones cover."""
     events: list[tuple[int, int, int]] = []
-    for allocation in allocations:
-        first, last = _lifetime(allocation, loops)
-        size = allocation.bytes
-        if buffer is MemoryRegion.psum and size > hardware.psum_bank_bytes // 2:
-            size = -(-size // hardware.psum_bank_bytes) * hardware.psum_bank_bytes
+    for number, use in enumerate(uses):
         # A tensor that dies at an instruction and one born there are live together.
-        events.append((first, 0, size))
-        events.append((last, 1, -size))
-    live = peak = at = 0
-    for index, _, change in sorted(events):
-        live += change
-        if live > peak:
-            peak, at = live, index
+        events.append((use.first, 0, number))
+        events.append((use.last, 1, number))
+    automatic = manual = peak = at = 0
+    placed: set[tuple[int, int, int]] = set()
+    for index, is_end, number in sorted(events):
+        use = uses[number]
+        address = use.allocation.address
+        if address is None:
+            automatic += -use.size if is_end else use.size
+        else:
+            span = (address[1], address[1] + use.size, number)
+            (placed.discard if is_end else placed.add)(span)
+            manual = _union(placed)
+        if automatic + manual > peak:
+            peak, at = automatic + manual, index
     return peak, at
+
+
+def _union(spans: Iterable[tuple[int, int, int]]) -> int:
+    """Bytes that the spans (start, end, number) cover together."""
+    total = reached = 0
+    for start, end, _ in sorted(spans):
+        total += max(end - max(start, reached), 0)
+        reached = max(reached, end)
+    return total
 
 
 def _lifetime(allocation: Allocation, loops: Sequence[tuple[int, int]]) -> tuple[int, int]:
@@ -97,14 +135,20 @@ def _lifetime(allocation: Allocation, loops: Sequence[tuple[int, int]]) -> tuple
     return first, last
 
 
-def _raise(buffer: MemoryRegion, peak: int, limit: int, live: Sequence[Allocation]) -> None:
-    largest = sorted(live, key=lambda a: -a.bytes)[:5]
-    where = [f"{a.bytes} bytes {a.name or 'tensor'} of {_location(a)}" for a in largest]
-    raise CapacityError(
+def _finding(buffer: MemoryRegion, peak: int, limit: int, live: Sequence[_Use]) -> CapacityError:
+    """With a map of what is live; the line is that of the tensor that came last."""
+    rows = [
+        f"\n  {use.size:>8} bytes  instructions {use.first} to {use.last}  "
+        f"{use.allocation.name or 'tensor'} of {_location(use.allocation)}"
+        for use in sorted(live, key=lambda use: -use.size)
+    ]
+    more = f"\n  and {len(rows) - _MAP_ROWS} more" if len(rows) > _MAP_ROWS else ""
+    return CapacityError(
         "capacity",
         f"{peak} bytes per partition of {buffer.value} are live at once, but there are {limit}; "
-        f"use smaller tiles or let tensors die earlier. Largest: {'; '.join(where)}",
-        _location(largest[0]) if largest else None,
+        f"use smaller tiles or let tensors die earlier. Live, largest first:"
+        f"{''.join(rows[:_MAP_ROWS])}{more}",
+        _location(max(live, key=lambda use: use.first).allocation),
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from trnx.simulator.checks.overlap import ManualMemory
 from trnx.simulator.context import kernel_location
 from trnx.simulator.errors import FindingError, Location
 from trnx.simulator.loops import Loops
@@ -37,6 +38,7 @@ class Core:
         self.index = index
         self.loops = Loops(simulator)
         self.allocations: list[Allocation] = []
+        self.manual = ManualMemory()
         self.shared_next = 0
 
 
@@ -136,6 +138,8 @@ class Cores:
         meeting.locations[core.index] = kernel_location()
         if set(meeting.arrived) >= parties:
             del self._meetings[key]
+            if self._simulator.ordering is not None:
+                self._simulator.ordering.meet(parties)
             with self._condition:
                 self._ready |= parties
             return meeting.arrived

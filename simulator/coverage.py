@@ -69,6 +69,39 @@ class Coverage:
         self._map = None
         self._regions.clear()
 
+    @property
+    def is_empty(self) -> bool:
+        """True where nothing was ever marked."""
+        return not self.full and self._map is None and not self._regions
+
+    def erase(self, tensor: NkiTensor) -> None:
+        """Unmark every element of the view."""
+        if not self.is_empty:
+            self._materialise()
+            self._map_view(tensor).zero_()
+
+    def erase_bytes(self, partitions: int, first: int, last: int, columns: torch.Tensor) -> bool:
+        """Unmark bytes `columns` of the partitions `first` to `last`; True where any was marked."""
+        if self.is_empty:
+            return False
+        self._materialise()
+        assert self._map is not None
+        rows = self._map.view(partitions, -1)[first:last]
+        elements = torch.unique(columns // self._granule)
+        if not bool(rows[:, elements].any()):
+            return False
+        rows[:, elements] = 0
+        return True
+
+    def _materialise(self) -> None:
+        """Hold the marks in the byte map alone, where they can be taken away."""
+        if self.full:
+            self._map = torch.ones(
+                self._nbytes // self._granule, dtype=torch.uint8, device="cpu"
+            )
+        self.full = False
+        self._regions.clear()
+
     def mask(self, tensor: NkiTensor) -> torch.Tensor:
         """A copy of the map over the view (1 where marked), in the view's shape."""
         view = self._map_view(tensor)

@@ -75,5 +75,17 @@ class IllegalInstructionError(FindingError):
     """Operands that the instruction or the generation does not take."""
 
 
+class AllocationOverlapError(FindingError):
+    """A tensor with an address is read after another one at the same place was written."""
+
+
+class UnorderedAccessError(FindingError):
+    """Two programs use the same elements of shared HBM in no defined order; one of them writes."""
+
+
 class KernelSubsetError(FindingError):
     """Kernel source that is not in NKI's Python subset."""
+
+
+class FindingWarning(UserWarning):
+    """A finding that was asked to be a warning."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trnx.simulator.context import kernel_location
-from trnx.simulator.errors import KernelSubsetError
+from trnx.simulator.errors import KernelSubsetError, Location, UninitialisedReadError
 from trnx.simulator.program import Step
 from trnx.simulator.registers import VirtualRegister
 
@@ -32,6 +32,7 @@ class LoopRecord:
     last: int = -1
     trips: int | None = None
     steps: list[Step] = field(default_factory=list)
+    location: Location | None = None
 
 
 class Loops:
@@ -54,7 +55,7 @@ class Loops:
     def _begin(self, kind: str, register: VirtualRegister | None) -> LoopRecord:
         if not self._open:
             self._simulator.pool.hold()
-        record = LoopRecord(kind, len(self._simulator.rows))
+        record = LoopRecord(kind, len(self._simulator.rows), location=kernel_location())
         self._open.append((record, register))
         self.records.append(record)
         return record
@@ -75,6 +76,8 @@ class Loops:
         """Yields the counter once, while the body is recorded."""
         if not isinstance(step, int) or step < 1:
             self._fail(f"the step of a loop must be a positive compile-time integer, not {step!r}")
+        for bound in (lower, upper):
+            self._require_set(bound)
         counter = VirtualRegister(is_frozen=True)
         counter.is_set = True
         record = self._begin("for", None)
@@ -87,6 +90,7 @@ class Loops:
 
     def while_loop(self, init: VirtualRegister, body: Callable[[Any], Any]) -> None:
         """`r = init; while r: r = body(r)`."""
+        self._require_set(init)
         record = self._begin("while", None)
         condition = VirtualRegister()
         condition.is_set = True
@@ -101,6 +105,7 @@ class Loops:
             record = self._open[-1][0]
             self._end(functools.partial(_run_while, record.steps, register, register, register))
             return False
+        self._require_set(register)
         self._begin("while", register)
         return True
 
@@ -109,11 +114,23 @@ class Loops:
         if self._open:
             self._fail(
                 "the value of a register was used in `if`, or a register loop was left early; "
-                "registers work in `while register:` and nl.fori_loop alone"
+                "registers work in `while register:` and nl.fori_loop alone",
+                self._open[0][0].location,
             )
 
-    def _fail(self, message: str) -> None:
-        raise KernelSubsetError("kernel-subset", message, kernel_location())
+    def _require_set(self, bound: Bound) -> None:
+        if isinstance(bound, VirtualRegister) and not bound.is_set:
+            self._simulator.findings.report(
+                UninitialisedReadError(
+                    "uninitialised-read",
+                    "a loop's bound is a register without value; set it with nisa.register_move "
+                    "or nisa.register_load",
+                    kernel_location(),
+                )
+            )
+
+    def _fail(self, message: str, location: Location | None = None) -> None:
+        raise KernelSubsetError("kernel-subset", message, location or kernel_location())
 
 
 def _value(bound: Bound) -> int:

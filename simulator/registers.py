@@ -28,16 +28,15 @@ class VirtualRegister:
     def __bool__(self) -> bool:
         return current("while register").loops.while_condition(self)
 
-    def _unknown(self) -> NoReturn:
+    def _unknown(self, *_: object) -> NoReturn:
         raise KernelSubsetError(
             "kernel-subset",
             "the value of a register is not known while a kernel is traced; "
-            "use nl.fori_loop, nl.while_loop, or pass it as scalar_offset",
+            "use nl.fori_loop, nl.while_loop, or pass it as scalar_offset; "
+            "compute with it on a tensor (nisa.register_store, nisa.tensor_scalar)",
             kernel_location(),
         )
 
-    def __int__(self) -> int:
-        self._unknown()
-
-    def __index__(self) -> int:
-        self._unknown()
+    __int__ = __index__ = __float__ = _unknown
+    __lt__ = __le__ = __gt__ = __ge__ = _unknown
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __mod__ = _unknown

@@ -9,11 +9,16 @@ from typing import Any, NoReturn
 import torch
 
 from trnx.simulator.capacity import check_address, peak_bytes
+from trnx.simulator.checks.findings import Findings
+from trnx.simulator.checks.ordering import Ordering
+from trnx.simulator.checks.overlap import invalidate_rivals
 from trnx.simulator.context import kernel_line, kernel_location
 from trnx.simulator.cores import Core, Cores
 from trnx.simulator.dtypes import DType, resolve
+from trnx.simulator.coverage import Coverage, Covered
 from trnx.simulator.errors import IllegalInstructionError
 from trnx.simulator.hardware import Hardware
+from trnx.simulator.isa.enums import Engine
 from trnx.simulator.loops import Loops
 from trnx.simulator.pool import BufferPool
 from trnx.simulator.program import Step, Totals
@@ -28,9 +33,14 @@ class Simulator:
     """Records one kernel for `hardware`; `values` says whether steps run as they are recorded."""
 
     def __init__(
-        self, hardware: Hardware, grid: tuple[int, ...] = (), values: bool = False
+        self,
+        hardware: Hardware,
+        grid: tuple[int, ...] = (),
+        values: bool = False,
+        findings: Findings | None = None,
     ) -> None:
         self.hardware = hardware
+        self.findings = findings or Findings()
         self.grid = grid
         self.values = values
         self.pool = BufferPool()
@@ -47,6 +57,8 @@ class Simulator:
         # Identity matrices of `nl.shared_identity_matrix`, by size and dtype.
         self.identities: dict[tuple[int, str], NkiTensor] = {}
         self.cores = Cores(self, math.prod(grid))
+        programs = math.prod(grid)
+        self.ordering = Ordering(programs, self.findings) if programs > 1 else None
         # The program of the grid that is running.
         self.core = Core(self, 0)
 
@@ -143,9 +155,12 @@ class Simulator:
         allocation = Allocation(buffer, free * dtype.itemsize, name, address, kernel_line())
         self.core.allocations.append(allocation)
         start = address[0] if address else 0
-        return self._storage(
+        storage = self._storage(
             buffer, dtype, shape[0], free, name=name, allocation=allocation, start_partition=start
         )
+        if address is not None:
+            self.core.manual.add(storage)
+        return storage
 
     def _storage(
         self,
@@ -187,9 +202,17 @@ class Simulator:
     def record(self, emit: Any, operands: list[tuple[NkiTensor, bool]]) -> int:
         """Append one instruction; executes its steps when the trace has values."""
         index = len(self.rows)
+        line = kernel_line()
+        assert line is not None
         for tensor, is_write in operands:
             storage = tensor.storage
+            if self.ordering is not None and storage.buffer is MemoryRegion.shared_hbm:
+                self.ordering.access(self.core.index, emit.name, tensor, is_write, line)
             if is_write:
+                if storage.rivals:
+                    invalidate_rivals(tensor, kernel_location())
+                if storage.buffer is MemoryRegion.psum and not storage.matmul.is_empty:
+                    _keep_groups(tensor, emit.engine is Engine.tensor)
                 if tensor.is_indirect():
                     storage.written.mark_everything()
                 else:
@@ -198,8 +221,6 @@ class Simulator:
                     storage.slot.is_written = True
             if storage.allocation is not None:
                 storage.allocation.touch(index)
-        line = kernel_line()
-        assert line is not None
         self.append_steps(emit.steps)
         self.rows.append(
             emit.name,
@@ -232,7 +253,9 @@ class Simulator:
         """Judge the program that was recorded: capacity, open loops."""
         core.loops.check_closed()
         self.rows.loops += [(loop.first, loop.last, loop.trips) for loop in core.loops.records]
-        sbuf, psum = peak_bytes(self.hardware, core.allocations, core.loops.records)
+        sbuf, psum = peak_bytes(
+            self.hardware, core.allocations, core.loops.records, self.findings
+        )
         self._peaks = (max(self._peaks[0], sbuf), max(self._peaks[1], psum))
 
     def totals(self) -> Totals:
@@ -248,6 +271,20 @@ class Simulator:
     def illegal(self, message: str) -> NoReturn:
         """Raise IllegalInstructionError at the kernel's line."""
         raise IllegalInstructionError("legality", message, kernel_location())
+
+
+def _keep_groups(tensor: NkiTensor, by_matmul: bool) -> None:
+    """A write to PSUM: another engine ends what the Tensor engine accumulates there."""
+    storage = tensor.storage
+    if by_matmul:
+        if storage.modified is not None:
+            storage.modified.erase(tensor)
+        return
+    if storage.modified is None:
+        storage.modified = Coverage(storage.nbytes, storage.dtype.itemsize)
+    if storage.matmul.state(tensor) is not Covered.NONE:
+        storage.modified.mark(tensor)
+        storage.matmul.erase(tensor)
 
 
 def kernel_layout(spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...], DType]:

@@ -8,6 +8,7 @@ copying.
 
 from __future__ import annotations
 
+import weakref
 from enum import Enum
 from types import CodeType
 
@@ -15,6 +16,7 @@ import torch
 
 from trnx.simulator.coverage import Coverage
 from trnx.simulator.dtypes import DType
+from trnx.simulator.errors import Location
 from trnx.simulator.pool import BufferPool
 from trnx.simulator.views import Shape
 
@@ -123,6 +125,7 @@ class Storage:
     """
 
     __slots__ = (
+        "__weakref__",
         "_flat",
         "_pool",
         "_raw",
@@ -131,10 +134,13 @@ class Storage:
         "constant",
         "dtype",
         "index",
+        "lost_to",
         "matmul",
+        "modified",
         "name",
         "partitions",
         "pitch",
+        "rivals",
         "slot",
         "start_partition",
         "written",
@@ -166,6 +172,11 @@ class Storage:
         self.written = Coverage(self.nbytes, dtype.itemsize)
         # Locations that a matmul has written: what nc_matmul(accumulate=None) goes by.
         self.matmul = Coverage(self.nbytes, dtype.itemsize)
+        # Locations of a matmul's result that something else has overwritten since.
+        self.modified: Coverage | None = None
+        # Manual allocations at the same bytes, and the one that was written over this one.
+        self.rivals: tuple[weakref.ref[Storage], ...] = ()
+        self.lost_to: tuple[str, Location | None] | None = None
         self._pool = pool
         self._raw = pool.take(self.nbytes) if pool is not None else None
         self._flat = self._raw.view(dtype.torch) if self._raw is not None else None

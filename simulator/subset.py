@@ -15,11 +15,13 @@ import ast
 import builtins
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from enum import Enum
 from types import FunctionType, ModuleType
 from typing import Any
 
+from trnx.simulator.checks.findings import DISPUTED
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import KernelSubsetError, Location
 from trnx.simulator.kernel import Kernel
@@ -28,7 +30,6 @@ from trnx.simulator.twins import is_nki, load
 
 _FORBIDDEN: tuple[tuple[type[ast.AST], str], ...] = (
     (ast.Lambda, "a lambda"),
-    (ast.ListComp, "a comprehension"),
     (ast.SetComp, "a comprehension"),
     (ast.DictComp, "a comprehension"),
     (ast.GeneratorExp, "a generator expression"),
@@ -44,8 +45,12 @@ _FORBIDDEN: tuple[tuple[type[ast.AST], str], ...] = (
     (ast.ImportFrom, "an import inside of a function"),
     (ast.Global, "global"),
     (ast.Nonlocal, "nonlocal"),
-    (ast.Starred, "a starred argument or target"),
     (ast.NamedExpr, "an assignment expression"),
+)
+# Sources disagree: the documentation's own kernels use them, the open front end has no such node.
+_DISPUTED: tuple[tuple[type[ast.AST], str], ...] = (
+    (ast.ListComp, "a list comprehension"),
+    (ast.Starred, "a starred element or argument"),
 )
 _LOOPS = ("fori_loop", "while_loop")
 _CONSTANTS = (int, float, bool, str, type(None), DType)
@@ -64,6 +69,14 @@ def subset_findings(kernel: Any) -> list[KernelSubsetError]:
             seen.add(current)
             findings.extend(_Checker(current, pending.append).run())
     return findings
+
+
+@functools.lru_cache(maxsize=1024)
+def cached_findings(function: FunctionType) -> tuple[KernelSubsetError, ...]:
+    """`subset_findings`, computed once per function; none for source that is in no file."""
+    if not os.path.isfile(function.__code__.co_filename):
+        return ()
+    return tuple(subset_findings(function))
 
 
 def check_subset(kernel: Any) -> None:
@@ -110,11 +123,13 @@ class _Checker:
         for statement in self._node.body:
             yield from self._visit(statement, bodies)
 
-    def _finding(self, node: ast.AST, message: str) -> KernelSubsetError:
+    def _finding(
+        self, node: ast.AST, message: str, check: str = "kernel-subset"
+    ) -> KernelSubsetError:
         code = self._function.__code__
         line = getattr(node, "lineno", code.co_firstlineno)
         where = Location(code.co_filename, line, code.co_name)
-        return KernelSubsetError("kernel-subset", f"{code.co_name} {message}", where)
+        return KernelSubsetError(check, f"{code.co_name} {message}", where)
 
     def _loop_bodies(self) -> set[str]:
         """Names of inner functions that are passed to fori_loop or while_loop."""
@@ -132,6 +147,10 @@ class _Checker:
             if isinstance(node, kind):
                 yield self._finding(node, f"contains {what}, which the device's front end rejects")
                 return
+        for kind, what in _DISPUTED:
+            if isinstance(node, kind):
+                message = f"contains {what}, which the device's front end may reject"
+                yield self._finding(node, message, DISPUTED)
         if isinstance(node, ast.FunctionDef) and node.name not in bodies:
             yield self._finding(node, f"defines {node.name} inside; move it to the module")
             return

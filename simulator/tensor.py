@@ -162,13 +162,18 @@ class NkiTensor:
     def __repr__(self) -> str:
         return f"NkiTensor({self.describe()}, strides={self.strides}, offset={self.offset})"
 
-    def __bool__(self) -> bool:
+    def _unknown(self, *_: object) -> NoReturn:
         raise KernelSubsetError(
             "kernel-subset",
-            "the value of a tensor is not known while a kernel is traced; "
-            "use nl.where or a register loop",
+            "the value of a tensor is not known while a kernel is traced, and tensors have no "
+            "Python operators; use nl.where, nl.add, ... or a register loop",
             kernel_location(),
         )
+
+    __bool__ = __int__ = __float__ = __iter__ = _unknown
+    __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __invert__ = _unknown
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _unknown
+    __truediv__ = __rtruediv__ = __matmul__ = __mod__ = __pow__ = __and__ = __or__ = _unknown
 
     def is_contiguous(self) -> bool:
         """True where the walk is row-major without gaps; on chip, of the free dimensions alone."""

@@ -7,12 +7,13 @@ bool tensor as uint8, a 0-dimensional tensor with shape (1,).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from trnx.simulator.checks.findings import Findings
 from trnx.simulator.context import enter, leave
 from trnx.simulator.cores import Core
 from trnx.simulator.errors import FindingError, Location
@@ -22,6 +23,7 @@ from trnx.simulator.program import Output, Program
 from trnx.simulator.simulator import Simulator
 from trnx.simulator.spec import TensorSpec, contiguous_strides
 from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.subset import cached_findings
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.twins import load
 
@@ -42,27 +44,40 @@ def trace(
     target: str = "trn2",
     grid: Grid = None,
     values: bool = False,
+    strict: bool = True,
+    warn: Collection[str] = (),
 ) -> Program:
     """The Program of `kernel` for these positional arguments.
 
     A tensor argument is a TensorSpec or a tensor (`values=True` needs tensors: the steps are
     executed while they are recorded); anything else is a constant. Raises FindingError for what a
-    check finds.
+    check finds; `strict=False`, or the check's name in `warn`, makes it a FindingWarning where the
+    kernel can go on.
     """
-    program, _ = _trace(kernel, tuple(arguments), {}, target, grid, values)
+    findings = Findings(strict, warn)
+    program, _ = _trace(kernel, tuple(arguments), {}, target, grid, values, findings)
     program.release()
     return program
 
 
-def simulate(kernel: Any, target: str = "trn2", grid: Grid = None) -> Callable[..., Any]:
+def simulate(
+    kernel: Any,
+    target: str = "trn2",
+    grid: Grid = None,
+    *,
+    strict: bool = True,
+    warn: Collection[str] = (),
+) -> Callable[..., Any]:
     """`simulate(kernel)(*args)` runs the kernel with values and all checks.
 
-    Tensors may be torch or numpy; results are of the kind of the first tensor argument.
+    Tensors may be torch or numpy; results are of the kind of the first tensor argument. `strict`
+    and `warn` as in `trace`.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         as_numpy = any(isinstance(a, np.ndarray) for a in (*args, *kwargs.values()))
-        _, results = _trace(kernel, args, kwargs, target, grid, True)
+        findings = Findings(strict, warn)
+        _, results = _trace(kernel, args, kwargs, target, grid, True, findings)
         converted = tuple(_to_numpy(r) if as_numpy else r for r in results.tensors)
         return converted[0] if results.is_single else converted
 
@@ -120,10 +135,14 @@ def _trace(
     target: str,
     grid: Grid,
     values: bool,
+    findings: Findings,
 ) -> tuple[Program, _Results]:
-    function, sizes = _resolve(kernel, grid)
+    function, sizes, is_kernel = _resolve(kernel, grid)
+    if is_kernel:
+        for finding in cached_findings(function):
+            findings.report(finding)
     with torch.inference_mode(False), torch.no_grad():
-        simulator = Simulator(hardware(target), sizes, values)
+        simulator = Simulator(hardware(target), sizes, values, findings)
         arguments = _Arguments(simulator)
         positional = [arguments.convert(value) for value in args]
         keywords = {name: arguments.convert(value) for name, value in kwargs.items()}
@@ -134,7 +153,7 @@ def _trace(
         returned = simulator.cores.run(body)
         code = getattr(function, "__code__", None)
         where = Location(code.co_filename, code.co_firstlineno, code.co_name) if code else None
-        tensors = _returned_tensors(returned, where)
+        tensors = _returned_tensors(returned, where, findings)
         program = _program(simulator, function, arguments, tensors)
         is_single = isinstance(returned, NkiTensor)
         results = _read_results(tensors, arguments) if values else ()
@@ -159,16 +178,18 @@ def _run_program(
         leave(token)
 
 
-def _resolve(kernel: Any, grid: Grid) -> tuple[Callable[..., Any], tuple[int, ...]]:
+def _resolve(kernel: Any, grid: Grid) -> tuple[Callable[..., Any], tuple[int, ...], bool]:
     twin = load(kernel)
     sizes = twin.grid if isinstance(twin, Kernel) else None
     if grid is not None:
         sizes = (grid,) if isinstance(grid, int) else tuple(grid)
     function = twin.function if isinstance(twin, Kernel) else twin
-    return inspect.unwrap(function), sizes or ()
+    return inspect.unwrap(function), sizes or (), isinstance(twin, Kernel)
 
 
-def _returned_tensors(returned: Any, where: Location | None) -> tuple[NkiTensor, ...]:
+def _returned_tensors(
+    returned: Any, where: Location | None, findings: Findings
+) -> tuple[NkiTensor, ...]:
     items = returned if isinstance(returned, tuple | list) else (returned,)
     if returned is None:
         items = ()
@@ -184,10 +205,12 @@ def _returned_tensors(returned: Any, where: Location | None) -> tuple[NkiTensor,
                 where,
             )
         if not item.storage.written.covers(item):
-            raise KernelResultError(
-                "uninitialised-result",
-                f"the kernel returns {item.describe()} with elements that nothing has written",
-                where,
+            findings.report(
+                KernelResultError(
+                    "uninitialised-result",
+                    f"the kernel returns {item.describe()} with elements that nothing has written",
+                    where,
+                )
             )
     return tuple(items)
 

@@ -40,6 +40,7 @@ def index_view(emit: Emit, tensor: NkiTensor, indirect: Indirect, operand: str) 
     """The index values as a flat view."""
     index = indirect.index
     if not isinstance(index, NkiTensor):
+        emit.require_set(index, f"index of {operand}")
         return index.value
     emit.require(index.dtype.is_integer, f"the index of {operand} is {index.dtype}, not an integer")
     expected = tensor.shape[0] if indirect.is_vector else 1

@@ -35,6 +35,8 @@ from trnx.simulator.codecs import append_load_f32, append_store_f32
 from trnx.simulator.context import current, kernel_location
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import (
+    AllocationOverlapError,
+    FindingError,
     IllegalInstructionError,
     Location,
     TrnxError,
@@ -44,6 +46,7 @@ from trnx.simulator.hardware import Hardware
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.indirect import load_scalar_indirect, store_scalar_indirect
 from trnx.simulator.program import Step
+from trnx.simulator.registers import VirtualRegister
 from trnx.simulator.storage import HBM, ON_CHIP, MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import has_overlap, reshape_strides
@@ -101,6 +104,12 @@ class Emit:
 
     # ---- legality ----
 
+    def finding(
+        self, check: str, message: str, kind: type[FindingError] = IllegalInstructionError
+    ) -> None:
+        """Report what a check found at the kernel's line; the instruction goes on if it returns."""
+        self._simulator.findings.report(kind(check, f"{self.name}: {message}", kernel_location()))
+
     @property
     def hardware(self) -> Hardware:
         """The record of the target."""
@@ -136,6 +145,13 @@ class Emit:
         if not condition:
             self.illegal(message)
 
+    def require_set(self, register: VirtualRegister, what: str) -> None:
+        """A register must have got a value."""
+        if not register.is_set:
+            self.finding(
+                "uninitialised-read", f"{what} is a register without value", UninitialisedReadError
+            )
+
     def on(
         self, requested: Any, allowed: Sequence[Engine], default: Engine | None = None
     ) -> Engine:
@@ -145,7 +161,9 @@ class Emit:
         else:
             if requested not in allowed:
                 names = ", ".join(engine.name for engine in allowed)
-                self.illegal(f"engine {requested} cannot run it here; choose one of {names}")
+                self.finding(
+                    "engine", f"engine {requested} cannot run it here; choose one of {names}"
+                )
             self.engine = requested
         return self.engine
 
@@ -161,9 +179,11 @@ class Emit:
             self.illegal(f"{operand} must be a tensor, not {type(tensor).__name__}")
         if tensor.buffer not in buffers:
             names = ", ".join(region.value for region in buffers)
-            self.illegal(f"{operand} is in {tensor.buffer.value}; it must be in {names}")
+            self.finding("buffer", f"{operand} is in {tensor.buffer.value}; it must be in {names}")
         if dtypes is not None and tensor.dtype not in dtypes:
-            self.illegal(f"{operand} is {tensor.dtype}; it must be one of {', '.join(dtypes)}")
+            self.finding(
+                "dtype", f"{operand} is {tensor.dtype}; it must be one of {', '.join(dtypes)}"
+            )
         indirect = tensor.indirection
         if indirect is not None and indirect.is_vector and self.engine is not Engine.dma:
             self.illegal(f"{operand} has a vector offset, which only DMA instructions take")
@@ -176,12 +196,15 @@ class Emit:
         # at most; more than 64 start at 0, 33 to 64 at 0 or 64, up to 32 at a multiple of 32.
         count, start = tensor.shape[0], tensor.start_partition
         if count > 128:
-            self.illegal(f"{operand} has {count} partitions; the maximum is 128")
+            self.finding(
+                "partitions", f"{operand} has {count} partitions; the maximum is 128"
+            )
         step = 32 if count <= 32 else 64 if count <= 64 else 128
         if start % step:
-            self.illegal(
+            self.finding(
+                "start-partition",
                 f"{operand} starts at partition {start} with {count} partitions; "
-                f"the start must be a multiple of {step}"
+                f"the start must be a multiple of {step}",
             )
 
     # ---- operands ----
@@ -209,13 +232,23 @@ class Emit:
         return self._view(checked, operand, shape)
 
     def _check_written(self, tensor: NkiTensor, operand: str) -> None:
-        if not tensor.storage.written.covers(tensor):
-            raise UninitialisedReadError(
-                "uninitialised-read",
-                f"{self.name}: {operand} ({tensor.describe()}) has elements that nothing has "
-                "written; write them first (nisa.memset, or a copy of the whole region)",
-                kernel_location(),
+        if tensor.storage.written.covers(tensor):
+            return
+        if tensor.storage.lost_to is not None:
+            other, where = tensor.storage.lost_to
+            self.finding(
+                "address-overlap",
+                f"{operand} ({tensor.describe()}) was overwritten at {where} by {other}, which has "
+                "the same address; use the tensors one after the other or move one",
+                AllocationOverlapError,
             )
+            return
+        self.finding(
+            "uninitialised-read",
+            f"{operand} ({tensor.describe()}) has elements that nothing has "
+            "written; write them first (nisa.memset, or a copy of the whole region)",
+            UninitialisedReadError,
+        )
 
     def _view(self, tensor: NkiTensor, operand: str, shape: Sequence[int] | None) -> torch.Tensor:
         if shape is None or tuple(shape) == tensor.shape:

@@ -29,7 +29,7 @@ def register_move(emit: Emit, dst: VirtualRegister, src: Any) -> None:
     emit.on(None, (Engine.sync,))
     emit.require(isinstance(dst, VirtualRegister), "dst must be a register")
     if isinstance(src, VirtualRegister):
-        emit.require(src.is_set, "src has no value yet")
+        emit.require_set(src, "src")
         emit.step(dst.value.copy_, src.value)
     else:
         emit.require(isinstance(src, int), f"src must be an integer or a register, not {src!r}")
@@ -52,9 +52,8 @@ def register_load(emit: Emit, dst: VirtualRegister, src: NkiTensor) -> None:
 def register_store(emit: Emit, dst: NkiTensor, src: VirtualRegister) -> None:
     """The one element of `dst` = a register."""
     emit.on(None, (Engine.dma,))
-    emit.require(
-        isinstance(src, VirtualRegister) and src.is_set, "src must be a register with a value"
-    )
+    emit.require(isinstance(src, VirtualRegister), "src must be a register")
+    emit.require_set(src, "src")
     emit.require(dst.size == 1, f"dst has {dst.size} elements; it must have one")
     emit.step(emit.write(dst, "dst", shape=(1,), buffers=DMA_REACHABLE).copy_, src.value)
 

@@ -144,11 +144,12 @@ def _check_destination(emit: Emit, dst: NkiTensor, n: int) -> None:
         address = dst.storage.allocation.address if dst.storage.allocation else None
         base = address[1] if address else 0
         bank = emit.hardware.psum_bank_bytes
-        emit.require(
-            (base + low) // bank == (base + high - 1) // bank,
-            f"dst spans bytes {low} to {high - 1} of its partition, which is more than one "
-            f"PSUM bank of {bank} bytes",
-        )
+        if (base + low) // bank != (base + high - 1) // bank:
+            emit.finding(
+                "psum-bank",
+                f"dst spans bytes {low} to {high - 1} of its partition, which is more than one "
+                f"PSUM bank of {bank} bytes",
+            )
 
 
 def _accumulation(emit: Emit, dst: NkiTensor, accumulate: bool | None) -> Covered:
@@ -156,16 +157,24 @@ def _accumulation(emit: Emit, dst: NkiTensor, accumulate: bool | None) -> Covere
     if accumulate is False:
         return Covered.NONE
     state = dst.storage.matmul.state(dst)
+    modified = dst.storage.modified
+    if emit.generation < 4 and modified is not None and modified.state(dst) is not Covered.NONE:
+        emit.finding(
+            "matmul-accumulate",
+            f"accumulates onto {dst.describe()}, where another instruction has overwritten the "
+            "products; start a new group with accumulate=False, or add in SBUF",
+        )
+        return Covered.ALL
     if accumulate is None:
         if emit.generation >= 4 and state is not Covered.ALL and dst.storage.written.covers(dst):
             return Covered.ALL
         return state
     if state is not Covered.ALL and not (emit.generation >= 4 and dst.storage.written.covers(dst)):
-        raise UninitialisedReadError(
+        emit.finding(
             "matmul-accumulate",
-            f"nc_matmul: accumulate=True onto {dst.describe()}, which no matmul has written "
+            f"accumulate=True onto {dst.describe()}, which no matmul has written "
             "before; the first matmul of a group needs accumulate=False (or None)",
-            emit.location(),
+            UninitialisedReadError,
         )
     return Covered.ALL
 

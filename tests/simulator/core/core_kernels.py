@@ -30,7 +30,7 @@ def copy(x):
     rows = x.shape[0]
     for start in range(0, rows, 128):
         size = min(128, rows - start)
-        tile = nl.ndarray((size, *x.shape[1:]), dtype=x.dtype, buffer=nl.sbuf)
+        tile = nl.ndarray((size,) + x.shape[1:], dtype=x.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=tile, src=x[start : start + size])
         nisa.dma_copy(dst=out[start : start + size], src=tile)
     return out
@@ -168,7 +168,7 @@ def writes_argument(x):
 
 @nki.jit
 def two_results(x):
-    both = nl.ndarray((2, *x.shape), dtype=x.dtype, buffer=nl.shared_hbm)
+    both = nl.ndarray((2,) + x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=x)
     nisa.dma_copy(dst=both[0], src=tile)
