@@ -12,12 +12,12 @@ import torch
 from torch import fx
 
 from trnx.backend.executable import Executable
-from trnx.backend.flops import graph_flops
 from trnx.backend.options import Options
 from trnx.backend.pipeline import make_engines, plan_graph
 from trnx.backend.report import FallbackReport, GraphReport, RegionReport, publish, ran
 from trnx.backend.runners import Runner
 from trnx.backend.torch_internals import boxed, mark_boxed, without_guards
+from trnx.fx_passes.flops import graph_flops
 from trnx.fx_passes.match import bindings_spec
 from trnx.fx_passes.nodes import is_compute, op_name
 from trnx.fx_passes.region import FallbackEngine, Plan, Region

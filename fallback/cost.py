@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils.flop_counter import flop_registry
 
 import trnx.nki_kernels.canonical_ops  # noqa: F401  registers torch.ops.trnx
+from trnx.fx_passes.flops import node_flops
+from trnx.fx_passes.symbolic import hint_int
 from trnx.nki_kernels.spec import Cost
 from trnx.simulator.hardware import Hardware
 
@@ -31,17 +32,6 @@ _PASSES = {
     torch.ops.trnx.rms_norm.default: 4,
 }
 
-# Products that torch's registry of FLOP formulas does not know: (rows of x) * K * N * 2.
-_LINEAR = torch.ops.aten.linear.default
-
-
-def size_hint(value: int | torch.SymInt) -> int:
-    """A concrete size for an estimate: the value, or the size seen when the graph was captured."""
-    if isinstance(value, int):
-        return value
-    hint = value.node.hint
-    return int(hint) if hint is not None else 1
-
 
 def leaves(value: Any) -> list[Any]:
     """What a node's metadata holds: itself, or the members of a (nested) sequence."""
@@ -55,24 +45,11 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(math.prod(map(size_hint, t.shape)) * t.element_size() for t in tensors)
+    return sum(math.prod(map(hint_int, t.shape)) * t.element_size() for t in tensors)
 
 
 def _elements(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(math.prod(map(size_hint, t.shape)) for t in tensors)
-
-
-def _matmul_flops(node: fx.Node, outputs: Sequence[torch.Tensor]) -> int:
-    target = node.target
-    if target is _LINEAR:
-        weight = node.args[1].meta["val"]  # type: ignore[union-attr]
-        return 2 * _elements(outputs) * size_hint(weight.shape[1])
-    formula = flop_registry.get(getattr(target, "overloadpacket", None))
-    if formula is None:
-        return 0
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    out = outputs[0] if len(outputs) == 1 else tuple(outputs)
-    return size_hint(formula(*args, **kwargs, out_val=out))
+    return sum(math.prod(map(hint_int, t.shape)) for t in tensors)
 
 
 def node_cost(node: fx.Node) -> Cost:
@@ -81,7 +58,7 @@ def node_cost(node: fx.Node) -> Cost:
         return Cost()
     outputs = _tensors(node.meta.get("val"))
     inputs = [t for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))]
-    matmul = _matmul_flops(node, outputs)
+    matmul = node_flops(node)
     passes = _PASSES.get(node.target, 1)
     vector = 0 if matmul else passes * max(_elements(outputs), _elements(inputs))
     return Cost(matmul, vector, _bytes(inputs) + _bytes(outputs))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.fallback.cost import size_hint
+from trnx.fx_passes.symbolic import hint_int
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Layout:
 def layout_of(value: torch.Tensor) -> Layout:
     """The layout of a fake tensor (or of any tensor)."""
     raw = value.stride()
-    strides = [size_hint(s) for s in raw]
-    sizes = [size_hint(s) for s in value.shape]
+    strides = [hint_int(s) for s in raw]
+    sizes = [hint_int(s) for s in value.shape]
     expanded = tuple(
         d
         for d, (size, stride) in enumerate(zip(sizes, strides, strict=True))

@@ -12,8 +12,9 @@ from torch import fx
 from trnx.fallback.aten_to_jax import TABLE
 from trnx.fallback.aten_to_jax.dtypes import JAX_DTYPES
 from trnx.fallback.aten_to_jax.table import CHECKS
-from trnx.fallback.cost import leaves, size_hint
+from trnx.fallback.cost import leaves
 from trnx.fallback.translate import call_entry, conform
+from trnx.fx_passes.symbolic import hint_int
 from trnx.simulator.errors import Reject
 
 
@@ -67,9 +68,9 @@ def _abstract(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_abstract(member) for member in value]
     if isinstance(value, torch.Tensor):
-        shape = tuple(size_hint(s) for s in value.shape)
+        shape = tuple(hint_int(s) for s in value.shape)
         return jax.ShapeDtypeStruct(shape, JAX_DTYPES[value.dtype])
-    return size_hint(value)
+    return hint_int(value)
 
 
 def _refuse_by_trace(node: fx.Node) -> Reject | None:

@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from trnx.fallback.aten_to_jax.dtypes import JAX_DTYPES
-from trnx.fallback.cost import size_hint
 from trnx.fallback.exchange import InputSlot, OutputSlot
 from trnx.fallback.layout import Layout, layout_of, output_layouts
 from trnx.fallback.translate import Trace, jax_function
+from trnx.fx_passes.symbolic import hint_int
 
 # Round where eager rounds: no float32 between two bf16 ops.
 _COMPILER_OPTIONS: dict[str, str | bool] = {"xla_allow_excess_precision": False}
@@ -40,9 +40,9 @@ def example_inputs(graph_module: fx.GraphModule) -> list[Any]:
 
     def example(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            shape = [size_hint(s) for s in value.shape]
+            shape = [hint_int(s) for s in value.shape]
             return torch.empty(shape, dtype=value.dtype, device="meta")
-        return size_hint(value)
+        return hint_int(value)
 
     return [example(n.meta["val"]) for n in _placeholders(graph_module)]
 
@@ -74,11 +74,11 @@ class Program:
         avals = [_aval(inputs[i], orders[i]) for i in tensors]
         avals += [_aval(value, None) for value in attributes]
         with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-            lowered = jax.jit(function).lower(*avals)
-            self._compiled = lowered.compile(compiler_options=_COMPILER_OPTIONS)
+            traced = jax.jit(function).trace(*avals)
+            self._compiled = traced.lower().compile(compiler_options=_COMPILER_OPTIONS)
         self._checks = trace.checks
         self._outputs = [_output(s, x) for s, x in zip(trace.shapes, layouts, strict=True)]
-        self._shared: frozenset[int] | None = None
+        self._shared = _shared_outputs(traced.jaxpr.jaxpr, len(self._outputs))
 
     def run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """The region's outputs; waits for XLA, so that PyTorch may write to what was shared."""
@@ -89,8 +89,6 @@ class Program:
             jax.block_until_ready(results)
         if self._checks:
             self._raise_failed(np.asarray(results[-1]))
-        if self._shared is None:
-            self._shared = _shared_outputs(arrays, results[: len(self._outputs)])
         outputs = [slot.tensor(array) for slot, array in zip(self._outputs, results, strict=False)]
         for i in self._shared:
             outputs[i] = self._outputs[i].tensor(results[i], copy=True)
@@ -120,13 +118,12 @@ def _output(shape: tuple[int, ...], layout: Layout | None) -> OutputSlot:
     return OutputSlot(shape, layout.strides(shape), layout.order)
 
 
-def _shared_outputs(inputs: Sequence[Any], outputs: Sequence[Any]) -> frozenset[int]:
-    """Outputs on the memory of an input or an earlier output: fixed for a program."""
-    taken = {array.unsafe_buffer_pointer() for array in inputs}
-    shared = set()
-    for i, array in enumerate(outputs):
-        address = array.unsafe_buffer_pointer()
-        if address in taken:
-            shared.add(i)
-        taken.add(address)
-    return frozenset(shared)
+def _shared_outputs(jaxpr: Any, count: int) -> list[int]:
+    """Outputs that are an input, a constant or an earlier output: JAX may hand out its buffer."""
+    taken = {id(value) for value in (*jaxpr.invars, *jaxpr.constvars)}
+    shared = []
+    for i, value in enumerate(jaxpr.outvars[:count]):
+        if id(value) in taken:
+            shared.append(i)
+        taken.add(id(value))
+    return shared

@@ -1,0 +1,87 @@
+"""`trnx explain` on a user's file, and how the command ends on bad input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from trnx import cli
+from trnx.backend.errors import ExampleError
+from trnx.backend.example import load_example
+
+MODEL = """
+import torch
+
+def example():
+    return torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU()), (torch.randn(3, 8),)
+
+def keywords():
+    return torch.nn.Linear(8, 4), (), {"input": torch.randn(3, 8)}
+
+def wrong():
+    return 7
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    return str(path)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit status of `trnx ARGUMENTS`."""
+    monkeypatch.setattr(sys, "argv", ["trnx", *arguments])
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_explain_prints_the_plan(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "explain", f"{model}:example", "--fail-under", "95") == 0
+    shown = capsys.readouterr().out
+    assert "100.0 % of FLOPs" in shown
+    assert "linear" in shown
+
+
+def test_explain_prints_one_json_object(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "explain", f"{model}:keywords", "--json", "--target", "trn1") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["target"] == "trn1"
+    assert found["flops_on_nki"] == 1.0
+
+
+def test_a_missed_threshold_fails(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "explain", f"{model}:example", "--fail-under", "101") == 1
+    assert "CoverageError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        ("model.py", "names no example"),
+        ("no/such/file.py:example", "there is no file"),
+        ("no_such_module:example", "cannot import"),
+        ("json:no_such_function", "defines no function"),
+    ],
+)
+def test_bad_examples_are_named_errors(example: str, message: str) -> None:
+    with pytest.raises(ExampleError, match=message):
+        load_example(example)
+
+
+def test_an_example_returns_model_and_arguments(model: str) -> None:
+    with pytest.raises(ExampleError, match="returned int"):
+        load_example(f"{model}:wrong")
