@@ -95,7 +95,7 @@ def _size(allocation: Allocation, buffer: MemoryRegion, hardware: Hardware) -> i
 
 
 def _peak(uses: Sequence[_Use]) -> tuple[int, int]:
-    """(bytes, instruction) of the peak: the sum of automatic tensors, and what manual ones cover."""
+    """(bytes, instruction) of the peak: automatic tensors added, manual ones by what they cover."""
     events: list[tuple[int, int, int]] = []
     for number, use in enumerate(uses):
         # A tensor that dies at an instruction and one born there are live together.

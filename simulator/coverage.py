@@ -96,9 +96,7 @@ class Coverage:
     def _materialise(self) -> None:
         """Hold the marks in the byte map alone, where they can be taken away."""
         if self.full:
-            self._map = torch.ones(
-                self._nbytes // self._granule, dtype=torch.uint8, device="cpu"
-            )
+            self._map = torch.ones(self._nbytes // self._granule, dtype=torch.uint8, device="cpu")
         self.full = False
         self._regions.clear()
 

@@ -14,8 +14,8 @@ from trnx.simulator.checks.ordering import Ordering
 from trnx.simulator.checks.overlap import invalidate_rivals
 from trnx.simulator.context import kernel_line, kernel_location
 from trnx.simulator.cores import Core, Cores
-from trnx.simulator.dtypes import DType, resolve
 from trnx.simulator.coverage import Coverage, Covered
+from trnx.simulator.dtypes import DType, resolve
 from trnx.simulator.errors import IllegalInstructionError
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.isa.enums import Engine
@@ -253,9 +253,7 @@ class Simulator:
         """Judge the program that was recorded: capacity, open loops."""
         core.loops.check_closed()
         self.rows.loops += [(loop.first, loop.last, loop.trips) for loop in core.loops.records]
-        sbuf, psum = peak_bytes(
-            self.hardware, core.allocations, core.loops.records, self.findings
-        )
+        sbuf, psum = peak_bytes(self.hardware, core.allocations, core.loops.records, self.findings)
         self._peaks = (max(self._peaks[0], sbuf), max(self._peaks[1], psum))
 
     def totals(self) -> Totals:

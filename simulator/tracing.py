@@ -6,6 +6,7 @@ bool tensor as uint8, a 0-dimensional tensor with shape (1,).
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -151,9 +152,7 @@ def _trace(
             return _run_program(simulator, function, core, positional, keywords)
 
         returned = simulator.cores.run(body)
-        code = getattr(function, "__code__", None)
-        where = Location(code.co_filename, code.co_firstlineno, code.co_name) if code else None
-        tensors = _returned_tensors(returned, where, findings)
+        tensors = _returned_tensors(returned, function, findings)
         program = _program(simulator, function, arguments, tensors)
         is_single = isinstance(returned, NkiTensor)
         results = _read_results(tensors, arguments) if values else ()
@@ -188,7 +187,7 @@ def _resolve(kernel: Any, grid: Grid) -> tuple[Callable[..., Any], tuple[int, ..
 
 
 def _returned_tensors(
-    returned: Any, where: Location | None, findings: Findings
+    returned: Any, function: Callable[..., Any], findings: Findings
 ) -> tuple[NkiTensor, ...]:
     items = returned if isinstance(returned, tuple | list) else (returned,)
     if returned is None:
@@ -196,23 +195,37 @@ def _returned_tensors(
     for item in items:
         if not isinstance(item, NkiTensor):
             raise KernelResultError(
-                "result", f"the kernel returns {item!r}; return tensors in nl.shared_hbm", where
+                "result",
+                f"the kernel returns {item!r}; return tensors in nl.shared_hbm",
+                _return_location(function),
             )
         if item.buffer is not MemoryRegion.shared_hbm or item.is_indirect():
             raise KernelResultError(
                 "result",
                 f"the kernel returns {item.describe()}; a result must be in nl.shared_hbm",
-                where,
+                _return_location(function),
             )
         if not item.storage.written.covers(item):
             findings.report(
                 KernelResultError(
                     "uninitialised-result",
                     f"the kernel returns {item.describe()} with elements that nothing has written",
-                    where,
+                    _return_location(function),
                 )
             )
     return tuple(items)
+
+
+def _return_location(function: Callable[..., Any]) -> Location | None:
+    """The kernel's last `return`."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    lines = [code.co_firstlineno]
+    for instruction in dis.get_instructions(code):
+        if instruction.positions is not None and instruction.opname.startswith("RETURN_"):
+            lines.append(instruction.positions.lineno or code.co_firstlineno)
+    return Location(code.co_filename, max(lines), code.co_name)
 
 
 def _program(

@@ -11,7 +11,6 @@ from collections.abc import Collection
 
 from trnx.simulator.errors import FindingError, FindingWarning
 
-
 # Rules on which the sources disagree are warnings, whatever was chosen.
 DISPUTED = "kernel-subset-disputed"
 

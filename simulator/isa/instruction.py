@@ -196,9 +196,7 @@ class Emit:
         # at most; more than 64 start at 0, 33 to 64 at 0 or 64, up to 32 at a multiple of 32.
         count, start = tensor.shape[0], tensor.start_partition
         if count > 128:
-            self.finding(
-                "partitions", f"{operand} has {count} partitions; the maximum is 128"
-            )
+            self.finding("partitions", f"{operand} has {count} partitions; the maximum is 128")
         step = 32 if count <= 32 else 64 if count <= 64 else 128
         if start % step:
             self.finding(

@@ -393,3 +393,30 @@ def scatters_all(x, ids):
         nisa.dma_copy(dst=tile, src=x[nl.ds(start, half)])
         nisa.dma_copy(dst=out.vector_select(0, index), src=tile)
     return out
+
+
+@nki.jit
+def takes_turns(x):
+    """Two manual tensors of 32 bytes that share 16: each is written again before it is read."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    a = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf, address=(0, 0))
+    b = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf, address=(0, 16))
+    for _ in range(2):
+        nisa.dma_copy(dst=a, src=x)
+        nisa.tensor_scalar(dst=a, data=a, op0=nl.multiply, operand0=2.0)
+        nisa.dma_copy(dst=out, src=a)
+        nisa.dma_copy(dst=b, src=out)
+        nisa.tensor_scalar(dst=b, data=b, op0=nl.multiply, operand0=2.0)
+        nisa.dma_copy(dst=out, src=b)
+    return out
+
+
+@nki.jit
+def writes_interleaved_columns(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id()
+    half = x.shape[1] // 2
+    tile = nl.ndarray((x.shape[0], half), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x[:, me : x.shape[1] : 2])
+    nisa.dma_copy(dst=out[:, me : x.shape[1] : 2], src=tile)
+    return out

@@ -26,7 +26,7 @@ def test_a_clean_kernel_has_no_findings(twin: ModuleType) -> None:
     ("name", "message"),
     [
         ("has_lambda", "a lambda"),
-        ("has_comprehension", "a comprehension"),
+        ("has_comprehension", "a list comprehension"),
         ("has_inner_function", "defines inner inside"),
         ("has_try", "contains try"),
         ("has_raise", "contains raise"),

@@ -1,0 +1,278 @@
+"""Every seeded bug is found: the error's class, the check's name, the marked line."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from trnx.simulator import TensorSpec, load_module, trace
+from trnx.simulator.cores import DeadlockError
+from trnx.simulator.errors import (
+    AllocationOverlapError,
+    CapacityError,
+    FindingError,
+    IllegalInstructionError,
+    KernelSubsetError,
+    OutOfBoundsError,
+    UninitialisedReadError,
+    UnorderedAccessError,
+)
+from trnx.simulator.tracing import KernelResultError
+
+HERE = Path(__file__).parent
+X = TensorSpec.dense((128, 64), torch.float32)
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A kernel of one of the files beside this one, and what must be found in it."""
+
+    file: str
+    kernel: str
+    error: type[FindingError]
+    check: str
+    arguments: tuple[Any, ...] = (X,)
+    target: str = "trn2"
+    grid: int | None = None
+    values: bool = False
+
+
+def _bugs(file: str, error: type[FindingError], check: str, names: str, **given: Any) -> list[Bug]:
+    return [Bug(file, name, error, check, **given) for name in names.split()]
+
+
+BAD_IDS = {"arguments": (torch.zeros(128, 64), torch.tensor([1, 128, 3], dtype=torch.int32))}
+TALL = {"arguments": (TensorSpec.dense((256, 64), torch.float32),)}
+
+BUGS = [
+    *_bugs(
+        "memory",
+        UninitialisedReadError,
+        "uninitialised-read",
+        "reads_an_unwritten_tile misses_the_last_column writes_even_columns_alone "
+        "reads_psum_without_a_product uses_a_bias_that_is_unset reads_hbm_that_nobody_wrote "
+        "uses_a_register_without_value loops_to_a_register_without_value",
+    ),
+    *_bugs(
+        "memory", UninitialisedReadError, "uninitialised-read", "forgets_the_remainder_rows", **TALL
+    ),
+    *_bugs("memory", KernelResultError, "uninitialised-result", "returns_half_a_result"),
+    *_bugs("memory", KernelResultError, "result", "returns_private_memory returns_a_number"),
+    *_bugs(
+        "memory",
+        OutOfBoundsError,
+        "out-of-bounds",
+        "slices_past_the_end starts_past_the_end takes_a_row_that_is_not_there "
+        "has_a_pattern_that_is_too_long has_a_pattern_beyond_the_partition "
+        "has_a_pattern_beyond_the_last_partition selects_past_the_end",
+    ),
+    *_bugs(
+        "memory",
+        OutOfBoundsError,
+        "out-of-bounds",
+        "gathers_a_row_that_is_not_there scatters_to_a_row_that_is_not_there",
+        values=True,
+        **BAD_IDS,
+    ),
+    *_bugs(
+        "memory",
+        CapacityError,
+        "capacity",
+        "holds_too_much_sbuf holds_too_many_banks carries_too_much_through_a_loop",
+    ),
+    *_bugs(
+        "memory",
+        IllegalInstructionError,
+        "legality",
+        "asks_for_more_than_a_partition asks_for_more_than_psum",
+    ),
+    *_bugs(
+        "memory",
+        IllegalInstructionError,
+        "address",
+        "places_a_tile_outside_of_sbuf places_a_tile_past_the_last_partition "
+        "places_a_tile_between_banks",
+    ),
+    *_bugs(
+        "memory",
+        AllocationOverlapError,
+        "address-overlap",
+        "overwrites_a_neighbour reuses_a_buffer_too_early overlaps_in_psum",
+    ),
+    *_bugs("legality", IllegalInstructionError, "legality", "has_129_partitions"),
+    *_bugs(
+        "legality",
+        IllegalInstructionError,
+        "start-partition",
+        "starts_at_partition_16 starts_64_rows_at_partition_32 starts_100_rows_at_partition_28 "
+        "is_placed_at_partition_8",
+    ),
+    *_bugs(
+        "legality",
+        IllegalInstructionError,
+        "view",
+        "strides_over_partitions splits_the_partition_dimension permutes_the_partition_dimension "
+        "reshapes_what_has_gaps",
+    ),
+    *_bugs(
+        "legality",
+        IllegalInstructionError,
+        "dma_copy",
+        "writes_to_a_broadcast copies_unequal_sizes converts_in_the_hardware_dge "
+        "has_an_unknown_keyword",
+    ),
+    *_bugs(
+        "legality",
+        IllegalInstructionError,
+        "tensor_tensor",
+        "adds_unequal_tiles adds_two_tiles_of_psum",
+    ),
+    *_bugs(
+        "legality", IllegalInstructionError, "tensor_scalar", "adds_a_row_of_scalars shifts_floats"
+    ),
+    *_bugs(
+        "legality",
+        IllegalInstructionError,
+        "nc_matmul",
+        "multiplies_different_depths has_a_stationary_that_is_too_wide "
+        "has_a_moving_that_is_too_wide gives_a_tile_size_without_position "
+        "mixes_float32_with_bfloat16 multiplies_integers accumulates_in_bfloat16",
+    ),
+    *_bugs(
+        "legality",
+        IllegalInstructionError,
+        "nc_transpose",
+        "transposes_64_columns_on_vector transposes_to_another_type",
+    ),
+    *_bugs("legality", IllegalInstructionError, "bn_stats", "takes_statistics_of_too_much"),
+    *_bugs("legality", IllegalInstructionError, "max8", "looks_for_the_largest_of_four"),
+    *_bugs("legality", IllegalInstructionError, "tensor_reduce", "reduces_a_middle_axis"),
+    *_bugs("legality", IllegalInstructionError, "dma_transpose", "transposes_to_the_wrong_shape"),
+    *_bugs(
+        "legality",
+        IllegalInstructionError,
+        "memset",
+        "fills_integers_with_a_half writes_a_constant",
+    ),
+    *_bugs(
+        "legality",
+        IllegalInstructionError,
+        "buffer",
+        "loads_to_psum computes_in_hbm multiplies_into_sbuf multiplies_out_of_psum",
+    ),
+    *_bugs(
+        "legality",
+        IllegalInstructionError,
+        "engine",
+        "copies_from_psum_on_gpsimd fills_on_the_tensor_engine",
+    ),
+    *_bugs("legality", IllegalInstructionError, "engine", "copies_on_scalar", target="trn1"),
+    *_bugs("legality", IllegalInstructionError, "quantize_mx", "quantizes_too_early"),
+    *_bugs("legality", IllegalInstructionError, "psum-bank", "crosses_a_bank"),
+    *_bugs(
+        "legality",
+        UninitialisedReadError,
+        "matmul-accumulate",
+        "accumulates_onto_nothing accumulates_onto_a_constant",
+    ),
+    *_bugs("legality", IllegalInstructionError, "matmul-accumulate", "scales_between_two_products"),
+    *_bugs(
+        "programs",
+        UnorderedAccessError,
+        "shared-hbm-order",
+        "reads_the_other_half_too_early writes_the_same_rows_twice writes_what_the_other_reads "
+        "writes_again_after_the_barrier",
+        grid=2,
+    ),
+    *_bugs(
+        "programs",
+        DeadlockError,
+        "deadlock",
+        "skips_a_barrier names_different_pipes sends_once_more_than_the_other_receives",
+        grid=2,
+    ),
+    *_bugs(
+        "programs",
+        IllegalInstructionError,
+        "sendrecv",
+        "sends_to_itself exchanges_different_shapes sends_too_much_with_gpsimd",
+        grid=2,
+    ),
+    *_bugs("programs", IllegalInstructionError, "core_barrier", "meets_alone"),
+    *_bugs(
+        "programs", IllegalInstructionError, "legality", "allocates_differently_per_core", grid=2
+    ),
+    *_bugs(
+        "programs",
+        KernelSubsetError,
+        "kernel-subset",
+        "branches_on_a_tensor compares_a_tensor converts_a_tensor adds_with_an_operator "
+        "iterates_over_a_tensor uses_a_register_in_if uses_a_register_in_range "
+        "computes_with_a_register leaves_a_register_loop has_a_dynamic_step "
+        "reaches_torch_in_a_helper has_a_lambda has_a_generator has_a_try raises_an_error "
+        "imports_inside reads_a_module_dict defines_a_helper_inside formats_a_number",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def twins() -> dict[str, ModuleType]:
+    return {file: load_module(HERE / f"{file}.py") for file in {bug.file for bug in BUGS}}
+
+
+def _marked_lines(file: str) -> dict[str, int]:
+    """Function -> line of its mark; a mark in a helper counts for the function that comes next."""
+    text = (HERE / f"{file}.py").read_text()
+    lines = text.splitlines()
+    found: dict[str, int] = {}
+    pending = 0
+    for node in ast.parse(text).body:
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        assert node.end_lineno is not None
+        marks = [
+            number
+            for number in range(node.lineno, node.end_lineno + 1)
+            if lines[number - 1].endswith("# BUG")
+        ]
+        assert len(marks) <= 1
+        if node.name.startswith("_"):
+            pending = marks[0]
+        else:
+            found[node.name] = marks[0] if marks else pending
+    return found
+
+
+MARKS = {file: _marked_lines(file) for file in ("memory", "legality", "programs")}
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.kernel)
+def test_the_bug_is_found(bug: Bug, twins: dict[str, ModuleType]) -> None:
+    with pytest.raises(bug.error) as caught:
+        trace(
+            getattr(twins[bug.file], bug.kernel),
+            bug.arguments,
+            target=bug.target,
+            grid=bug.grid,
+            values=bug.values,
+        )
+    assert type(caught.value) is bug.error
+    assert caught.value.check == bug.check
+    location = caught.value.location
+    assert location is not None
+    assert location.file == str(HERE / f"{bug.file}.py")
+    assert location.line == MARKS[bug.file][bug.kernel]
+
+
+def test_every_seeded_bug_is_listed() -> None:
+    listed = {file: {bug.kernel for bug in BUGS if bug.file == file} for file in MARKS}
+    assert listed == {file: set(marks) for file, marks in MARKS.items()}
+    assert len(BUGS) >= 60
+    assert all(count == 1 for count in Counter(bug.kernel for bug in BUGS).values())
