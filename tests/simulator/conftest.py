@@ -1,4 +1,4 @@
-"""`run_isa`: one instruction on tiles in every layout, traced with values and replayed."""
+"""`check_isa`: one instruction on tiles in every layout, traced with values and replayed."""
 
 from __future__ import annotations
 
@@ -139,5 +139,5 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(scope="session")
-def run_isa(nisa: ModuleType, nl: ModuleType) -> Callable[..., dict[str, torch.Tensor]]:
+def check_isa(nisa: ModuleType, nl: ModuleType) -> Callable[..., dict[str, torch.Tensor]]:
     return Runner(nisa, nl)

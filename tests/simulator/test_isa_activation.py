@@ -78,13 +78,13 @@ def some(shape, seed=0, scale=1.0):
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("layout", ["dense", "strided", "margin", "result-strided"])
-def test_every_function(run_isa, nl, function, layout):
+def test_every_function(check_isa, nl, function, layout):
     x = some((128, 37))
     if function in POSITIVE:
         x = x.abs() + 1e-3
     if function == "sin":
         x = x.clamp(-math.pi, math.pi)
-    got = run_isa(
+    got = check_isa(
         "activation", ins={"data": x}, outs={"dst": ((128, 37), nl.float32)}, layout=layout,
         op=getattr(nl, function),
     )  # fmt: skip
@@ -99,10 +99,10 @@ def test_every_function(run_isa, nl, function, layout):
     "function", ["gelu", "gelu_dx", "gelu_apprx_tanh", "silu", "silu_dx", "softplus", "mish"]
 )
 @pytest.mark.parametrize("layout", ["strided", "margin", "result-strided"])
-def test_large_tiles_with_gaps(run_isa, nl, function, layout):
+def test_large_tiles_with_gaps(check_isa, nl, function, layout):
     """torch takes other code paths for large tensors, of which some ignore the strides of out."""
     x = some((128, 512))
-    got = run_isa(
+    got = check_isa(
         "activation", ins={"data": x}, outs={"dst": ((128, 512), nl.float32)}, layout=layout,
         op=getattr(nl, function),
     )  # fmt: skip
@@ -110,9 +110,9 @@ def test_large_tiles_with_gaps(run_isa, nl, function, layout):
     torch.testing.assert_close(got["dst"].double(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_sin_continues_as_a_cubic(run_isa, nl):
+def test_sin_continues_as_a_cubic(check_isa, nl):
     x = torch.tensor([[9.0, -9.0, 3.5, math.pi, 3.0]])
-    got = run_isa("activation", ins={"data": x}, outs={"dst": ((1, 5), nl.float32)}, op=nl.sin)
+    got = check_isa("activation", ins={"data": x}, outs={"dst": ((1, 5), nl.float32)}, op=nl.sin)
     beyond = 3.5 - math.pi
     expected = [27.653, -27.653, -beyond + beyond**3 / 6, 0.0, math.sin(3.0)]
     torch.testing.assert_close(got["dst"], torch.tensor([expected]), rtol=1e-4, atol=1e-6)
@@ -128,7 +128,7 @@ def test_sin_continues_as_a_cubic(run_isa, nl):
     psum=st.sampled_from([(), ("data",), ("dst",)]),
     layout=st.sampled_from(["dense", "margin"]),
 )
-def test_scale_and_bias(run_isa, nl, bias, scale, function, dtype, result, psum, layout):
+def test_scale_and_bias(check_isa, nl, bias, scale, function, dtype, result, psum, layout):
     x = (some((64, 19)) * 2).to(dtype)
     ins, constants = {"data": x}, {}
     scales = {"one": 1.0, "number": 0.75, "column": some((64, 1), 1)}[scale]
@@ -143,7 +143,7 @@ def test_scale_and_bias(run_isa, nl, bias, scale, function, dtype, result, psum,
             ins[name] = value
         else:
             constants[name] = value
-    got = run_isa(
+    got = check_isa(
         "activation", ins=ins, outs={"dst": ((64, 19), result)}, layout=layout, psum=psum,
         op=getattr(nl, function), **constants,
     )  # fmt: skip
@@ -157,9 +157,9 @@ def test_scale_and_bias(run_isa, nl, bias, scale, function, dtype, result, psum,
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(128, 40), (32, 4, 10), (1, 1)])
-def test_activation_reduce_sums_before_rounding(run_isa, nl, dtype, shape):
+def test_activation_reduce_sums_before_rounding(check_isa, nl, dtype, shape):
     x = some(shape)
-    got = run_isa(
+    got = check_isa(
         "activation_reduce", ins={"data": x},
         outs={"dst": (shape, dtype), "reduce_res": ((shape[0], 1), nl.float32)},
         op=nl.exp, reduce_op=nl.add,
@@ -201,9 +201,9 @@ def test_registers_live_across_instructions(nl, nisa):
     torch.testing.assert_close(simulate(kernel)(x), torch.cat((2 * total, 0 * total, total), 1))
 
 
-def test_bias_tile_that_is_the_destination(run_isa, nl):
+def test_bias_tile_that_is_the_destination(check_isa, nl):
     x, bias, scale = some((128, 1)), some((128, 1), 1), some((128, 1), 2)
-    got = run_isa(
+    got = check_isa(
         "activation", ins={"data": x, "bias": bias, "scale": scale}, outs={"dst": None},
         inplace={"dst": "bias"}, op=nl.copy,
     )  # fmt: skip
@@ -221,7 +221,7 @@ def test_bias_tile_that_is_the_destination(run_isa, nl):
         ("they must be equal", {"outs": {"dst": ((8, 3), "float32")}}),
     ],
 )
-def test_illegal_activation(run_isa, nl, nisa, message, change):
+def test_illegal_activation(check_isa, nl, nisa, message, change):
     arguments = {"op": "exp", "outs": {"dst": ((8, 4), "float32")}, **change}
     for key in ("op", "reduce_op"):
         if key in arguments:
@@ -229,13 +229,13 @@ def test_illegal_activation(run_isa, nl, nisa, message, change):
     if "reduce_cmd" in arguments:
         arguments["reduce_cmd"] = getattr(nisa.reduce_cmd, arguments["reduce_cmd"])
     with pytest.raises(IllegalInstructionError, match=message) as caught:
-        run_isa("activation", ins={"data": some((8, 4))}, **arguments)
+        check_isa("activation", ins={"data": some((8, 4))}, **arguments)
     assert caught.value.location is not None
 
 
-def test_reciprocal_takes_no_bias_on_trn1(run_isa, nl):
+def test_reciprocal_takes_no_bias_on_trn1(check_isa, nl):
     with pytest.raises(IllegalInstructionError, match="takes no bias"):
-        run_isa(
+        check_isa(
             "activation", ins={"data": some((8, 4)), "bias": some((8, 1))},
             outs={"dst": ((8, 4), nl.float32)}, op=nl.reciprocal, target="trn1",
         )  # fmt: skip
@@ -253,12 +253,12 @@ PAIRS = {
 
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("is_column", [False, True])
-def test_activate2(run_isa, nl, pair, is_column):
+def test_activate2(check_isa, nl, pair, is_column):
     x, a, b = some((32, 21)), some((32, 1), 1), some((32, 1), 2)
     ins, constants = {"data": x, "imm0": a, "imm1": b}, {}
     if not is_column:
         ins, constants, a, b = {"data": x}, {"imm0": 1.5, "imm1": -0.25}, 1.5, -0.25
-    got = run_isa(
+    got = check_isa(
         "activate2", ins=ins, outs={"dst": ((32, 21), nl.float32)}, target="trn3", op=nl.tanh,
         op0=getattr(nl, pair[0]), op1=getattr(nl, pair[1]), **constants,
     )  # fmt: skip
@@ -275,9 +275,9 @@ def test_activate2(run_isa, nl, pair, is_column):
         ("abs_min", lambda x: x.gather(1, x.abs().argmin(1, True))),
     ],
 )
-def test_activate2_reduces(run_isa, nl, nisa, op, reduce):
+def test_activate2_reduces(check_isa, nl, nisa, op, reduce):
     x = some((16, 12))
-    got = run_isa(
+    got = check_isa(
         "activate2", ins={"data": x},
         outs={"dst": ((16, 12), nl.float32), "reduce_res": ((16, 1), nl.float32)}, target="trn3",
         op=nl.prelu, imm0=0.0, imm1=0.0, op0=nl.bypass, op1=nl.bypass, relu_param=0.5,
@@ -289,9 +289,9 @@ def test_activate2_reduces(run_isa, nl, nisa, op, reduce):
 
 
 @pytest.mark.parametrize("target", ["trn1", "trn2"])
-def test_activate2_needs_trn3(run_isa, nl, target):
+def test_activate2_needs_trn3(check_isa, nl, target):
     with pytest.raises(IllegalInstructionError, match="needs trn3"):
-        run_isa(
+        check_isa(
             "activate2", ins={"data": some((8, 4))}, outs={"dst": ((8, 4), nl.float32)},
             target=target, op=nl.exp, imm0=1.0, imm1=0.0, op0=nl.multiply, op1=nl.add,
         )  # fmt: skip

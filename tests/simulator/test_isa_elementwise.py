@@ -68,9 +68,9 @@ def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("op", BINARY)
 @pytest.mark.parametrize("layout", ["dense", "strided", "margin", "result-strided"])
-def test_tensor_tensor_equals_numpy(run_isa, nl, op, layout):
+def test_tensor_tensor_equals_numpy(check_isa, nl, op, layout):
     a, b = some((128, 33)), some((128, 33), seed=1)
-    got = run_isa(
+    got = check_isa(
         "tensor_tensor",
         ins={"data1": a, "data2": b},
         outs={"dst": ((128, 33), nl.float32)},
@@ -88,10 +88,10 @@ def test_tensor_tensor_equals_numpy(run_isa, nl, op, layout):
     dtypes=st.tuples(*[st.sampled_from((*FLOATS, torch.int8, torch.uint16))] * 3),
     target=st.sampled_from(["trn1", "trn2", "trn3"]),
 )
-def test_tensor_tensor_rounds_once(run_isa, nl, op, partitions, free, dtypes, target):
+def test_tensor_tensor_rounds_once(check_isa, nl, op, partitions, free, dtypes, target):
     shape = (partitions, free)
     a, b = some(shape, dtypes[0]), some(shape, dtypes[1], seed=1)
-    got = run_isa(
+    got = check_isa(
         "tensor_tensor",
         ins={"data1": a, "data2": b},
         outs={"dst": (shape, str(dtypes[2]).removeprefix("torch."))},
@@ -101,9 +101,9 @@ def test_tensor_tensor_rounds_once(run_isa, nl, op, partitions, free, dtypes, ta
     same(got["dst"], rounded(BINARY[op](f32(a), f32(b)), dtypes[2]))
 
 
-def test_tensor_tensor_ranks_may_differ(run_isa, nl):
+def test_tensor_tensor_ranks_may_differ(check_isa, nl):
     a, b = some((128, 4, 6)), some((128, 24), seed=1)
-    got = run_isa(
+    got = check_isa(
         "tensor_tensor",
         ins={"data1": a, "data2": b},
         outs={"dst": ((128, 2, 12), nl.float32)},
@@ -115,13 +115,13 @@ def test_tensor_tensor_ranks_may_differ(run_isa, nl):
 
 @pytest.mark.parametrize("op", ["add", "subtract", "multiply", "maximum", "less"])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint32])
-def test_wide_integers_are_exact(run_isa, nl, op, dtype):
+def test_wide_integers_are_exact(check_isa, nl, op, dtype):
     values = torch.tensor([0, 1, -1, 2**24 + 1, 2**31 - 1, -(2**31), 123456789, 7])
     if dtype is torch.uint32:
         values = values & 0xFFFFFFFF
     a = values.repeat(4, 1).to(dtype)
     b = values.flip(0).repeat(4, 1).to(dtype)
-    got = run_isa(
+    got = check_isa(
         "tensor_tensor",
         ins={"data1": a, "data2": b},
         outs={"dst": (a.shape, str(dtype).removeprefix("torch."))},
@@ -132,10 +132,10 @@ def test_wide_integers_are_exact(run_isa, nl, op, dtype):
     assert np.array_equal(got["dst"].numpy(), expected)
 
 
-def test_vector_engine_computes_integers_in_float32(run_isa, nl, nisa):
+def test_vector_engine_computes_integers_in_float32(check_isa, nl, nisa):
     a = torch.full((2, 8), 2**24 + 1, dtype=torch.int32)
     b = torch.zeros((2, 8), dtype=torch.int32)
-    got = run_isa(
+    got = check_isa(
         "tensor_tensor",
         ins={"data1": a, "data2": b},
         outs={"dst": ((2, 8), nl.int32)},
@@ -147,23 +147,23 @@ def test_vector_engine_computes_integers_in_float32(run_isa, nl, nisa):
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32])
 @pytest.mark.parametrize("op", ["bitwise_and", "bitwise_or", "bitwise_xor"])
-def test_bitvec_operators_act_on_bits(run_isa, nl, dtype, op):
+def test_bitvec_operators_act_on_bits(check_isa, nl, dtype, op):
     a = torch.arange(-32, 32).repeat(2, 1).to(dtype)
     b = torch.arange(0, 64).repeat(2, 1).to(dtype)
     kind = str(dtype).removeprefix("torch.")
-    got = run_isa(
+    got = check_isa(
         "tensor_tensor", ins={"data1": a, "data2": b}, outs={"dst": ((2, 64), kind)},
         op=getattr(nl, op),
     )  # fmt: skip
     assert np.array_equal(got["dst"].numpy(), getattr(np, op)(a.numpy(), b.numpy()))
 
 
-def test_shifts_and_invert(run_isa, nl):
+def test_shifts_and_invert(check_isa, nl):
     a = torch.tensor([[-8, -1, 1, 2**30]] * 2, dtype=torch.int32)
     bits = a.numpy().view(np.uint32)
 
     def shifted(op0, operand0, op1=None, operand1=None):
-        got = run_isa(
+        got = check_isa(
             "tensor_scalar", ins={"data": a}, outs={"dst": ((2, 4), nl.int32)}, op0=op0,
             operand0=operand0, op1=op1, operand1=operand1,
         )  # fmt: skip
@@ -178,9 +178,9 @@ def test_shifts_and_invert(run_isa, nl):
 
 @pytest.mark.parametrize("op", BINARY)
 @pytest.mark.parametrize("reverse", [False, True])
-def test_tensor_scalar_with_a_number(run_isa, nl, op, reverse):
+def test_tensor_scalar_with_a_number(check_isa, nl, op, reverse):
     a = some((64, 17))
-    got = run_isa(
+    got = check_isa(
         "tensor_scalar",
         ins={"data": a},
         outs={"dst": ((64, 17), nl.float32)},
@@ -204,7 +204,7 @@ def test_tensor_scalar_with_a_number(run_isa, nl, op, reverse):
     layout=st.sampled_from(["dense", "strided", "result-strided"]),
 )
 def test_tensor_scalar_of_two_operators(
-    run_isa, nl, ops, reverse, columns, free, source, result, layout
+    check_isa, nl, ops, reverse, columns, free, source, result, layout
 ):
     a = some((32, free), source)
     operands, ins = {}, {"data": a}
@@ -214,7 +214,7 @@ def test_tensor_scalar_of_two_operators(
         if is_column:
             ins[f"operand{i}"] = column
     constants = {f"operand{i}": float(operands[i]) for i in (0, 1) if f"operand{i}" not in ins}
-    got = run_isa(
+    got = check_isa(
         "tensor_scalar", ins=ins, outs={"dst": ((32, free), str(result).removeprefix("torch."))},
         layout=layout, op0=getattr(nl, ops[0]), reverse0=reverse[0], op1=getattr(nl, ops[1]),
         reverse1=reverse[1], **constants,
@@ -227,9 +227,9 @@ def test_tensor_scalar_of_two_operators(
 
 
 @pytest.mark.parametrize("op", UNARY)
-def test_tensor_scalar_unary(run_isa, nl, op):
+def test_tensor_scalar_unary(check_isa, nl, op):
     a = some((16, 9)) + 0.5
-    got = run_isa(
+    got = check_isa(
         "tensor_scalar", ins={"data": a}, outs={"dst": ((16, 9), nl.float32)},
         op0=getattr(nl, op), operand0=None, op1=nl.multiply, operand1=3.0,
     )  # fmt: skip
@@ -237,19 +237,19 @@ def test_tensor_scalar_unary(run_isa, nl, op):
     torch.testing.assert_close(got["dst"], torch.from_numpy(expected), rtol=2e-7, atol=0)
 
 
-def test_tensor_scalar_bounds_are_one_clamp(run_isa, nl):
+def test_tensor_scalar_bounds_are_one_clamp(check_isa, nl):
     a = some((16, 40))
     for low, high in ((-1.0, 2.0), (2.0, -1.0)):
-        got = run_isa(
+        got = check_isa(
             "tensor_scalar", ins={"data": a}, outs={"dst": ((16, 40), nl.float32)},
             op0=nl.maximum, operand0=low, op1=nl.minimum, operand1=high,
         )  # fmt: skip
         same(got["dst"], torch.from_numpy(np.minimum(np.maximum(f32(a), low), high)))
 
 
-def test_integer_operands_keep_integers_exact(run_isa, nl):
+def test_integer_operands_keep_integers_exact(check_isa, nl):
     a = torch.tensor([[2**24 + 1, -5, 2**30, 7]], dtype=torch.int32)
-    got = run_isa(
+    got = check_isa(
         "tensor_scalar", ins={"data": a}, outs={"dst": ((1, 4), nl.int32)},
         op0=nl.multiply, operand0=1, op1=nl.add, operand1=3,
     )  # fmt: skip
@@ -258,9 +258,9 @@ def test_integer_operands_keep_integers_exact(run_isa, nl):
 
 @pytest.mark.parametrize("which", ["data", "operand1"])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_scalar_tensor_tensor_in_place(run_isa, nl, which, dtype):
+def test_scalar_tensor_tensor_in_place(check_isa, nl, which, dtype):
     a, b, s = some((128, 65), dtype), some((128, 65), dtype, seed=1), some((128, 1), seed=2)
-    got = run_isa(
+    got = check_isa(
         "scalar_tensor_tensor",
         ins={"data": a, "operand0": s, "operand1": b},
         outs={"dst": None},
@@ -272,9 +272,9 @@ def test_scalar_tensor_tensor_in_place(run_isa, nl, which, dtype):
     same(got["dst"], rounded(f32(b) - f32(a) * f32(s), dtype))
 
 
-def test_in_place_with_a_column_that_is_the_destination(run_isa, nl):
+def test_in_place_with_a_column_that_is_the_destination(check_isa, nl):
     a = some((128, 1))
-    got = run_isa(
+    got = check_isa(
         "tensor_scalar", ins={"data": a}, outs={"dst": None}, inplace={"dst": "data"},
         op0=nl.multiply, operand0=2.0, op1=nl.add, operand1=1.0,
     )  # fmt: skip
@@ -302,11 +302,11 @@ def test_second_operand_survives_the_first_stage(nl, nisa):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_reciprocal(run_isa, dtype):
+def test_reciprocal(check_isa, dtype):
     a = some((128, 12), dtype)
     a[a == 0] = 1
     kind = str(dtype).removeprefix("torch.")
-    got = run_isa("reciprocal", ins={"data": a}, outs={"dst": ((128, 12), kind)}, psum=("dst",))
+    got = check_isa("reciprocal", ins={"data": a}, outs={"dst": ((128, 12), kind)}, psum=("dst",))
     same(got["dst"], rounded(np.float32(1) / f32(a), dtype))
 
 
@@ -323,7 +323,7 @@ def test_reciprocal(run_isa, dtype):
         ("not an ALU operator", {"op": "exp"}),
     ],
 )
-def test_illegal_tensor_tensor(run_isa, nl, nisa, message, change):
+def test_illegal_tensor_tensor(check_isa, nl, nisa, message, change):
     a = some((8, 4))
     arguments = {"ins": {"data1": a, "data2": a}, "outs": {"dst": ((8, 4), "float32")}, "op": "add"}
     arguments |= change
@@ -331,7 +331,7 @@ def test_illegal_tensor_tensor(run_isa, nl, nisa, message, change):
     if "engine" in arguments:
         arguments["engine"] = getattr(nisa.engine, arguments["engine"])
     with pytest.raises(IllegalInstructionError, match=message) as caught:
-        run_isa("tensor_tensor", **arguments)
+        check_isa("tensor_tensor", **arguments)
     assert caught.value.location is not None
 
 
@@ -348,7 +348,7 @@ def test_illegal_tensor_tensor(run_isa, nl, nisa, message, change):
         ("operand0 must be a number", {"operand0": "two"}),
     ],
 )
-def test_illegal_tensor_scalar(run_isa, nl, nisa, message, change):
+def test_illegal_tensor_scalar(check_isa, nl, nisa, message, change):
     arguments = {"op0": "multiply", "operand0": 2.0, **change}
     for key in ("op0", "op1"):
         if key in arguments:
@@ -356,24 +356,24 @@ def test_illegal_tensor_scalar(run_isa, nl, nisa, message, change):
     if "engine" in arguments:
         arguments["engine"] = getattr(nisa.engine, arguments["engine"])
     with pytest.raises(IllegalInstructionError, match=message):
-        run_isa(
+        check_isa(
             "tensor_scalar", ins={"data": some((8, 4))}, outs={"dst": ((8, 4), nl.float32)},
             **arguments,
         )  # fmt: skip
 
 
-def test_operand_tile_must_be_float32_and_a_column(run_isa, nl):
+def test_operand_tile_must_be_float32_and_a_column(check_isa, nl):
     for operand in (some((8, 1), torch.bfloat16), some((8, 4))):
         with pytest.raises(IllegalInstructionError, match="operand0"):
-            run_isa(
+            check_isa(
                 "tensor_scalar", ins={"data": some((8, 4)), "operand0": operand},
                 outs={"dst": ((8, 4), nl.float32)}, op0=nl.add,
             )  # fmt: skip
 
 
-def test_scalar_engine_on_trn2_multiplies_and_adds(run_isa, nl, nisa):
+def test_scalar_engine_on_trn2_multiplies_and_adds(check_isa, nl, nisa):
     a = some((8, 4))
-    got = run_isa(
+    got = check_isa(
         "tensor_scalar", ins={"data": a}, outs={"dst": ((8, 4), nl.float32)}, op0=nl.multiply,
         operand0=3.0, op1=nl.add, operand1=1.0, engine=nisa.engine.scalar,
     )  # fmt: skip
@@ -381,10 +381,10 @@ def test_scalar_engine_on_trn2_multiplies_and_adds(run_isa, nl, nisa):
 
 
 @pytest.mark.parametrize(("op", "pick"), [("abs_max", np.greater), ("abs_min", np.less)])
-def test_magnitude_operators_on_trn3(run_isa, nl, op, pick):
+def test_magnitude_operators_on_trn3(check_isa, nl, op, pick):
     a = torch.tensor([[1.0, -5.0, 2.0, -2.0]])
     b = torch.tensor([[-1.0, 3.0, 4.0, 0.0]])
-    got = run_isa(
+    got = check_isa(
         "tensor_tensor", ins={"data1": a, "data2": b}, outs={"dst": ((1, 4), nl.float32)},
         target="trn3", op=getattr(nl, op),
     )  # fmt: skip

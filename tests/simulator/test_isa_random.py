@@ -11,9 +11,9 @@ from trnx.simulator.errors import IllegalInstructionError
 
 @pytest.mark.parametrize("kind", ["int8", "uint16", "int32", "uint32"])
 @pytest.mark.parametrize("engine", ["vector", "gpsimd"])
-def test_rng_fills_all_bits_evenly(run_isa, nisa, kind, engine):
+def test_rng_fills_all_bits_evenly(check_isa, nisa, kind, engine):
     outs = {"dst": ((128, 256), kind)}
-    got = run_isa("rng", outs=outs, engine=getattr(nisa.engine, engine))["dst"]
+    got = check_isa("rng", outs=outs, engine=getattr(nisa.engine, engine))["dst"]
     bits = 8 * got.element_size()
     words = got.to(torch.int64) & ((1 << bits) - 1)
     for bit in range(bits):
@@ -22,13 +22,13 @@ def test_rng_fills_all_bits_evenly(run_isa, nisa, kind, engine):
     assert len(set(words[:, 0].tolist())) > 60
 
 
-def test_rng_engines_by_generation(run_isa, nisa, nl):
+def test_rng_engines_by_generation(check_isa, nisa, nl):
     with pytest.raises(IllegalInstructionError, match="engine"):
-        run_isa("rng", outs={"dst": ((8, 4), nl.int32)}, engine=nisa.engine.gpsimd, target="trn1")
+        check_isa("rng", outs={"dst": ((8, 4), nl.int32)}, engine=nisa.engine.gpsimd, target="trn1")
     with pytest.raises(IllegalInstructionError, match="PSUM"):
-        run_isa("rng", outs={"dst": ((8, 4), nl.int32)}, engine=nisa.engine.gpsimd, psum=("dst",))
+        check_isa("rng", outs={"dst": ((8, 4), nl.int32)}, engine=nisa.engine.gpsimd, psum=("dst",))
     with pytest.raises(IllegalInstructionError, match="dst is float32"):
-        run_isa("rng", outs={"dst": ((8, 4), nl.float32)})
+        check_isa("rng", outs={"dst": ((8, 4), nl.float32)})
 
 
 def _draws(nisa, nl, script):
@@ -84,14 +84,14 @@ def test_state_is_stored_and_restored(nisa, nl):
     assert not torch.equal(first, second)
 
 
-def test_states_need_the_right_words_and_generation(run_isa, nisa, nl):
+def test_states_need_the_right_words_and_generation(check_isa, nisa, nl):
     for message, target, engine, words in (
         ("needs trn2", "trn1", "gpsimd", 6),
         ("engine", "trn2", "vector", 24),
         ("has 24", "trn3", "vector", 6),
     ):
         with pytest.raises(IllegalInstructionError, match=message):
-            run_isa(
+            check_isa(
                 "rand_get_state", outs={"dst": ((128, words), nl.uint32)}, target=target,
                 engine=getattr(nisa.engine, engine),
             )  # fmt: skip
@@ -106,41 +106,41 @@ def test_every_run_starts_from_the_same_state(nisa, nl):
     assert torch.equal(first, second)
 
 
-def test_rand2_is_uniform(run_isa, nl):
-    got = run_isa(
+def test_rand2_is_uniform(check_isa, nl):
+    got = check_isa(
         "rand2", outs={"dst": ((128, 512), nl.float32)}, target="trn3", min=-1.0, max=3.0
     )["dst"]
     assert -1.0 <= got.min() < -0.99
     assert 2.99 < got.max() <= 3.0
     assert abs(got.mean().item() - 1.0) < 0.02
     with pytest.raises(IllegalInstructionError, match="must be less"):
-        run_isa("rand2", outs={"dst": ((8, 4), nl.float32)}, target="trn3", min=3.0, max=3.0)
+        check_isa("rand2", outs={"dst": ((8, 4), nl.float32)}, target="trn3", min=3.0, max=3.0)
     with pytest.raises(IllegalInstructionError, match="needs trn3"):
-        run_isa("rand2", outs={"dst": ((8, 4), nl.float32)}, min=0.0, max=1.0)
+        check_isa("rand2", outs={"dst": ((8, 4), nl.float32)}, min=0.0, max=1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16])
 @pytest.mark.parametrize("layout", ["dense", "strided"])
-def test_dropout_drops_by_probability(run_isa, dtype, layout):
+def test_dropout_drops_by_probability(check_isa, dtype, layout):
     x = torch.full((128, 500), 3).to(dtype)
     kind = str(dtype).removeprefix("torch.")
     for prob in (0.0, 0.25, 1.0):
-        got = run_isa(
+        got = check_isa(
             "dropout", ins={"data": x}, outs={"dst": ((128, 500), kind)}, layout=layout, prob=prob
         )["dst"]  # fmt: skip
         assert set(got.float().unique().tolist()) <= {0.0, 3.0}
         assert abs((got == 0).double().mean().item() - prob) < 0.01
 
 
-def test_dropout_by_partition(run_isa, nl):
+def test_dropout_by_partition(check_isa, nl):
     prob = torch.tensor([[0.0], [1.0]]).repeat(4, 1)
-    got = run_isa(
+    got = check_isa(
         "dropout", ins={"data": torch.ones(8, 64), "prob": prob},
         outs={"dst": ((8, 64), nl.float32)},
     )["dst"]  # fmt: skip
     assert got.mean(1).tolist() == [1.0, 0.0] * 4
     with pytest.raises(IllegalInstructionError, match="prob is bfloat16"):
-        run_isa(
+        check_isa(
             "dropout", ins={"data": torch.ones(8, 4, dtype=torch.int32), "prob": prob.bfloat16()},
             outs={"dst": ((8, 4), nl.int32)},
         )  # fmt: skip

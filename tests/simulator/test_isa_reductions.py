@@ -45,13 +45,13 @@ def close(actual, expected, tolerance=2e-6):
 @pytest.mark.parametrize("op", REDUCTIONS)
 @pytest.mark.parametrize("axis", [(3,), (2, 3), [1, 2, 3], -1])
 @pytest.mark.parametrize("layout", ["dense", "strided", "result-strided"])
-def test_tensor_reduce(run_isa, nl, op, axis, layout):
+def test_tensor_reduce(check_isa, nl, op, axis, layout):
     x = some((32, 3, 4, 5))
     axes = (3,) if axis == -1 else tuple(axis)
     x[0, 0] = 0
     kept = tuple(x.shape[: 4 - len(axes)])
     shape = kept if len(kept) > 1 else (32, 1)
-    got = run_isa(
+    got = check_isa(
         "tensor_reduce", ins={"data": x}, outs={"dst": (shape, nl.float32)}, layout=layout,
         op=getattr(nl, op), axis=axis,
     )  # fmt: skip
@@ -69,10 +69,10 @@ def test_tensor_reduce(run_isa, nl, op, axis, layout):
     keepdims=st.booleans(),
 )
 def test_tensor_reduce_of_sizes_and_dtypes(
-    run_isa, nl, partitions, free, dtype, op, negate, keepdims
+    check_isa, nl, partitions, free, dtype, op, negate, keepdims
 ):
     x = some((partitions, free), dtype=dtype)
-    got = run_isa(
+    got = check_isa(
         "tensor_reduce", ins={"data": x}, outs={"dst": ((partitions, 1), nl.float32)},
         op=getattr(nl, op), axis=1, negate=negate, keepdims=keepdims,
     )  # fmt: skip
@@ -82,9 +82,9 @@ def test_tensor_reduce_of_sizes_and_dtypes(
 
 @pytest.mark.parametrize("op", ["bitwise_and", "bitwise_or", "bitwise_xor"])
 @pytest.mark.parametrize("free", [1, 2, 7, 64])
-def test_tensor_reduce_of_bits(run_isa, nl, op, free):
+def test_tensor_reduce_of_bits(check_isa, nl, op, free):
     x = torch.randint(0, 2**31 - 1, (4, free), dtype=torch.int32)
-    got = run_isa(
+    got = check_isa(
         "tensor_reduce", ins={"data": x}, outs={"dst": ((4, 1), nl.int32)}, op=getattr(nl, op),
         axis=1,
     )  # fmt: skip
@@ -102,18 +102,18 @@ def test_tensor_reduce_of_bits(run_isa, nl, op, free):
         ("integers of one width", {"op": "bitwise_or"}),
     ],
 )
-def test_illegal_tensor_reduce(run_isa, nl, message, change):
+def test_illegal_tensor_reduce(check_isa, nl, message, change):
     arguments = {"op": "add", "axis": 2, "outs": {"dst": ((8, 3), "float32")}, **change}
     arguments["op"] = getattr(nl, arguments["op"])
     with pytest.raises(IllegalInstructionError, match=message):
-        run_isa("tensor_reduce", ins={"data": some((8, 3, 4))}, **arguments)
+        check_isa("tensor_reduce", ins={"data": some((8, 3, 4))}, **arguments)
 
 
 @pytest.mark.parametrize("op", ["add", "multiply", "maximum", "minimum"])
 @pytest.mark.parametrize("result", ["float32", "bfloat16"])
-def test_tensor_scalar_reduce(run_isa, nl, op, result):
+def test_tensor_scalar_reduce(check_isa, nl, op, result):
     x, s = some((128, 5, 6)), some((128, 1), 1)
-    got = run_isa(
+    got = check_isa(
         "tensor_scalar_reduce", ins={"data": x, "operand0": s},
         outs={"dst": ((128, 5, 6), result), "reduce_res": ((128, 1), nl.float32)},
         op0=nl.add, reduce_op=getattr(nl, op), reduce_res_negate=True,
@@ -155,9 +155,9 @@ def test_vector_accumulator_is_shared_and_loaded(nl, nisa):
     )
 
 
-def test_exponential_on_trn3(run_isa, nl, nisa):
+def test_exponential_on_trn3(check_isa, nl, nisa):
     x, top = some((64, 33)), some((64, 1), 1)
-    got = run_isa(
+    got = check_isa(
         "exponential", ins={"src": x, "max_value": top},
         outs={"dst": ((64, 33), nl.bfloat16), "reduce_res": ((64, 1), nl.float32)}, target="trn3",
         reduce_cmd=nisa.reduce_cmd.reset_reduce,
@@ -167,16 +167,16 @@ def test_exponential_on_trn3(run_isa, nl, nisa):
     torch.testing.assert_close(got["reduce_res"], expected.sum(1, True))
     for target in ("trn1", "trn2"):
         with pytest.raises(IllegalInstructionError, match="needs trn3"):
-            run_isa(
+            check_isa(
                 "exponential", ins={"src": x}, outs={"dst": ((64, 33), nl.float32)}, target=target
             )
 
 
 @pytest.mark.parametrize("free", [1, 2, 3, 127, 512])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bn_stats_and_aggr(run_isa, nl, free, dtype):
+def test_bn_stats_and_aggr(check_isa, nl, free, dtype):
     x = some((128, free), dtype=dtype) + 3
-    stats = run_isa("bn_stats", ins={"data": x}, outs={"dst": ((128, 6), nl.float32)})["dst"]
+    stats = check_isa("bn_stats", ins={"data": x}, outs={"dst": ((128, 6), nl.float32)})["dst"]
     wide = x.double().numpy()
     for first in (0, 1):
         part = wide[:, first::2]
@@ -185,15 +185,15 @@ def test_bn_stats_and_aggr(run_isa, nl, free, dtype):
         spread = part.var(1) * count if count else np.zeros(128)
         expected = np.stack([np.full(128, count), mean, spread], 1)
         close(stats[:, 3 * first : 3 * first + 3], expected, 1e-5)
-    merged = run_isa("bn_aggr", ins={"data": stats}, outs={"dst": ((128, 2), nl.float32)})["dst"]
+    merged = check_isa("bn_aggr", ins={"data": stats}, outs={"dst": ((128, 2), nl.float32)})["dst"]
     close(merged, np.stack([wide.mean(1), wide.var(1)], 1), 1e-5)
 
 
-def test_bn_limits(run_isa, nl):
+def test_bn_limits(check_isa, nl):
     with pytest.raises(IllegalInstructionError, match="maximum is 512"):
-        run_isa("bn_stats", ins={"data": some((8, 513))}, outs={"dst": ((8, 6), nl.float32)})
+        check_isa("bn_stats", ins={"data": some((8, 513))}, outs={"dst": ((8, 6), nl.float32)})
     with pytest.raises(IllegalInstructionError, match="multiple of 3"):
-        run_isa("bn_aggr", ins={"data": some((8, 8))}, outs={"dst": ((8, 2), nl.float32)})
+        check_isa("bn_aggr", ins={"data": some((8, 8))}, outs={"dst": ((8, 2), nl.float32)})
 
 
 SCAN_OPS = {
@@ -225,7 +225,7 @@ def scanned(a, b, start, op0, op1, reverse0, reverse1):
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     is_column=st.booleans(),
 )
-def test_tensor_tensor_scan(run_isa, nl, ops, reverse, free, dtype, is_column):
+def test_tensor_tensor_scan(check_isa, nl, ops, reverse, free, dtype, is_column):
     a, b = some((32, free), 1, dtype), some((32, free), 2, dtype)
     start = some((32, 1), 3) if is_column else 0.5
     ins, constants = {"data0": a, "data1": b}, {}
@@ -233,7 +233,7 @@ def test_tensor_tensor_scan(run_isa, nl, ops, reverse, free, dtype, is_column):
         ins["initial"] = start
     else:
         constants["initial"] = start
-    got = run_isa(
+    got = check_isa(
         "tensor_tensor_scan", ins=ins, outs={"dst": ((32, free), nl.float32)},
         op0=getattr(nl, ops[0]), op1=getattr(nl, ops[1]), reverse0=reverse[0],
         reverse1=reverse[1], **constants,
@@ -245,10 +245,10 @@ def test_tensor_tensor_scan(run_isa, nl, ops, reverse, free, dtype, is_column):
 
 @pytest.mark.parametrize("op", ["add", "subtract", "multiply", "maximum", "minimum"])
 @pytest.mark.parametrize("result", ["float32", "bfloat16"])
-def test_tensor_scalar_cumulative(run_isa, nl, nisa, op, result):
+def test_tensor_scalar_cumulative(check_isa, nl, nisa, op, result):
     x, scale, start = some((64, 17)), some((64, 1), 1), some((64, 1), 2)
     outs = {"dst": ((64, 17), result)}
-    got = run_isa(
+    got = check_isa(
         "tensor_scalar_cumulative", ins={"src": x, "imm0": scale, "imm1": start}, outs=outs,
         op0=nl.multiply, op1=getattr(nl, op), reduce_cmd=nisa.reduce_cmd.load_reduce,
     )  # fmt: skip
@@ -277,7 +277,7 @@ def test_tensor_scalar_cumulative_chains(nl, nisa):
     assert np.array_equal(simulate(kernel)(x).numpy(), np.add.accumulate(x.numpy(), 1))
 
 
-def test_illegal_cumulative(run_isa, nl, nisa):
+def test_illegal_cumulative(check_isa, nl, nisa):
     x = some((8, 4))
     for message, constants in (
         ("op1", {"op1": nl.less}),
@@ -285,12 +285,12 @@ def test_illegal_cumulative(run_isa, nl, nisa):
         ("not supported", {"op1": nl.add, "reduce_cmd": nisa.reduce_cmd.idle}),
     ):
         with pytest.raises(IllegalInstructionError, match=message):
-            run_isa(
+            check_isa(
                 "tensor_scalar_cumulative", ins={"src": x}, outs={"dst": ((8, 4), nl.float32)},
                 op0=nl.add, imm0=0.0, **constants,
             )  # fmt: skip
     with pytest.raises(IllegalInstructionError, match="src is int32"):
-        run_isa(
+        check_isa(
             "tensor_scalar_cumulative", ins={"src": x.to(torch.int32)},
             outs={"dst": ((8, 4), nl.float32)}, op0=nl.add, op1=nl.add, imm0=0.0,
         )  # fmt: skip
@@ -299,18 +299,18 @@ def test_illegal_cumulative(run_isa, nl, nisa):
 @pytest.mark.parametrize(
     ("op", "reduce"), [("add", np.sum), ("average", np.mean), ("maximum", np.max)]
 )
-def test_tensor_partition_reduce(run_isa, nl, op, reduce):
+def test_tensor_partition_reduce(check_isa, nl, op, reduce):
     x = some((128, 4, 5))
-    got = run_isa(
+    got = check_isa(
         "tensor_partition_reduce", ins={"data": x}, outs={"dst": ((1, 20), nl.float32)},
         op=getattr(nl, op),
     )  # fmt: skip
     close(got["dst"].view(20), reduce(x.double().numpy().reshape(128, 20), axis=0), 1e-5)
 
 
-def test_tensor_partition_reduce_of_bits(run_isa, nl):
+def test_tensor_partition_reduce_of_bits(check_isa, nl):
     x = torch.randint(0, 2**31 - 1, (100, 6), dtype=torch.int32)
-    got = run_isa(
+    got = check_isa(
         "tensor_partition_reduce", ins={"data": x}, outs={"dst": ((1, 6), nl.int32)},
         op=nl.bitwise_or,
     )  # fmt: skip

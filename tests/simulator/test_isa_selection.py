@@ -44,9 +44,9 @@ def same(actual, expected):
 @pytest.mark.parametrize("predicate", [torch.uint8, torch.uint16, torch.uint32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.uint16])
 @pytest.mark.parametrize("layout", ["dense", "strided", "result-strided"])
-def test_tensor_copy_predicated(run_isa, predicate, dtype, layout):
+def test_tensor_copy_predicated(check_isa, predicate, dtype, layout):
     src, dst, mask = some((64, 9), 1, dtype), some((64, 9), 2, dtype), flags((64, 9), predicate)
-    got = run_isa(
+    got = check_isa(
         "tensor_copy_predicated", ins={"src": src, "predicate": mask}, outs={"dst": dst},
         layout=layout,
     )  # fmt: skip
@@ -55,9 +55,9 @@ def test_tensor_copy_predicated(run_isa, predicate, dtype, layout):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16])
-def test_tensor_copy_predicated_with_a_number(run_isa, dtype):
+def test_tensor_copy_predicated_with_a_number(check_isa, dtype):
     dst, mask = some((8, 9), 0, dtype), flags((8, 9))
-    got = run_isa(
+    got = check_isa(
         "tensor_copy_predicated", ins={"predicate": mask}, outs={"dst": dst}, src=-2.0,
         reverse_pred=True,
     )  # fmt: skip
@@ -72,13 +72,13 @@ def test_tensor_copy_predicated_with_a_number(run_isa, dtype):
         ("both in PSUM", {"psum": ("src", "predicate")}),
     ],
 )
-def test_illegal_tensor_copy_predicated(run_isa, message, change):
+def test_illegal_tensor_copy_predicated(check_isa, message, change):
     ins = {
         "src": some((8, 4)).to(change.get("src", torch.float32)),
         "predicate": flags((8, 4), change.get("predicate", torch.uint8)),
     }
     with pytest.raises(IllegalInstructionError, match=message):
-        run_isa(
+        check_isa(
             "tensor_copy_predicated", ins=ins, outs={"dst": some((8, 4))},
             psum=change.get("psum", ()),
         )  # fmt: skip
@@ -87,12 +87,12 @@ def test_illegal_tensor_copy_predicated(run_isa, message, change):
 @pytest.mark.parametrize("is_column", [True, False])
 @pytest.mark.parametrize("reverse", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_select_reduce(run_isa, nl, nisa, is_column, reverse, dtype):
+def test_select_reduce(check_isa, nl, nisa, is_column, reverse, dtype):
     on_true, mask, column = some((128, 4, 8), 0, dtype), flags((128, 32)), some((128, 1), 1)
     ins, constants = {"predicate": mask, "on_true": on_true}, {"on_false": FP32_MIN}
     if is_column:
         ins, constants = {**ins, "on_false": column}, {}
-    got = run_isa(
+    got = check_isa(
         "select_reduce", ins=ins, reverse_pred=reverse,
         outs={"dst": ((128, 32), nl.float32), "reduce_res": ((128, 1), nl.float32)},
         reduce_cmd=nisa.reduce_cmd.reset_reduce, reduce_op=nl.maximum, **constants,
@@ -107,11 +107,11 @@ def test_select_reduce(run_isa, nl, nisa, is_column, reverse, dtype):
 @pytest.mark.parametrize("target", ["trn2", "trn3"])
 @pytest.mark.parametrize("result", ["float32", "bfloat16"])
 @pytest.mark.parametrize("ops", [("greater_equal", "less"), ("equal", "less_equal")])
-def test_range_select(run_isa, nl, target, result, ops):
+def test_range_select(check_isa, nl, target, result, ops):
     x = some((128, 24))
     low = torch.randint(0, 20, (128, 1)).float()
     high = low + torch.randint(-2, 20, (128, 1))
-    got = run_isa(
+    got = check_isa(
         "range_select", ins={"on_true_tile": x, "bound0": low, "bound1": high}, target=target,
         outs={"dst": ((128, 24), result), "reduce_res": ((128, 1), nl.float32)},
         comp_op0=getattr(nl, ops[0]), comp_op1=getattr(nl, ops[1]), range_start=3,
@@ -123,7 +123,7 @@ def test_range_select(run_isa, nl, target, result, ops):
     same(got["reduce_res"], expected.amax(1, True))
 
 
-def test_illegal_range_select(run_isa, nl):
+def test_illegal_range_select(check_isa, nl):
     column = torch.ones(8, 1)
     for message, target, constants in (
         ("needs trn2", "trn1", {}),
@@ -134,7 +134,7 @@ def test_illegal_range_select(run_isa, nl):
     ):
         arguments = {"comp_op0": nl.less, "comp_op1": nl.less, **constants}
         with pytest.raises(IllegalInstructionError, match=message):
-            run_isa(
+            check_isa(
                 "range_select", target=target,
                 ins={"on_true_tile": some((8, 4)), "bound0": column, "bound1": column},
                 outs={"dst": ((8, 4), nl.float32)}, **arguments,
@@ -151,8 +151,8 @@ def test_illegal_range_select(run_isa, nl):
     multiplier=st.integers(-2, 2),
     dtype=st.sampled_from(["int32", "float32", "bfloat16", "int16", "uint8", "uint32"]),
 )
-def test_iota(run_isa, partitions, pattern, offset, multiplier, dtype):
-    got = run_isa(
+def test_iota(check_isa, partitions, pattern, offset, multiplier, dtype):
+    got = check_isa(
         "iota", outs={"dst": ((partitions, 12), dtype)}, pattern=pattern, offset=offset,
         channel_multiplier=multiplier,
     )  # fmt: skip
@@ -177,9 +177,9 @@ def affine(partitions, pattern, offset, multiplier):
     "dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("int16", "float32")]
 )
 @pytest.mark.parametrize("layout", ["dense", "strided", "result-strided"])
-def test_affine_select(run_isa, nl, compare, dtypes, layout):
+def test_affine_select(check_isa, nl, compare, dtypes, layout):
     x = some((128, 32), 0, getattr(torch, dtypes[0]))
-    got = run_isa(
+    got = check_isa(
         "affine_select", ins={"on_true_tile": x}, outs={"dst": ((128, 32), dtypes[1])},
         layout=layout, pattern=[[-1, 32]], offset=-3, channel_multiplier=1, on_false_value=-9984.0,
         cmp_op=getattr(nl, compare),
@@ -216,9 +216,9 @@ def test_patterns_take_a_register_as_offset(nl, nisa, dtype):
 
 
 @pytest.mark.parametrize("offset", [1000, -1000])
-def test_affine_select_of_all_or_none(run_isa, nl, offset):
+def test_affine_select_of_all_or_none(check_isa, nl, offset):
     x = some((16, 8))
-    got = run_isa(
+    got = check_isa(
         "affine_select", ins={"on_true_tile": x}, outs={"dst": None},
         inplace={"dst": "on_true_tile"}, pattern=[[1, 8]], offset=offset, channel_multiplier=1,
         on_false_value=FP32_MIN, cmp_op=nl.greater,
@@ -226,32 +226,32 @@ def test_affine_select_of_all_or_none(run_isa, nl, offset):
     same(got["dst"], x if offset > 0 else torch.full_like(x, FP32_MIN))
 
 
-def test_gpsimd_needs_sbuf(run_isa, nl):
+def test_gpsimd_needs_sbuf(check_isa, nl):
     with pytest.raises(IllegalInstructionError, match="psum"):
-        run_isa("iota", outs={"dst": ((8, 4), nl.int32)}, psum=("dst",), pattern=[[1, 4]])
+        check_isa("iota", outs={"dst": ((8, 4), nl.int32)}, psum=("dst",), pattern=[[1, 4]])
     with pytest.raises(IllegalInstructionError, match="gives 3 elements"):
-        run_isa("iota", outs={"dst": ((8, 4), nl.int32)}, pattern=[[1, 3]])
+        check_isa("iota", outs={"dst": ((8, 4), nl.int32)}, pattern=[[1, 3]])
 
 
-def test_max8_find_and_replace(run_isa, nl):
+def test_max8_find_and_replace(check_isa, nl):
     x = some((128, 40)).round()
-    largest = run_isa("max8", ins={"src": x}, outs={"dst": ((128, 8), nl.float32)})["dst"]
+    largest = check_isa("max8", ins={"src": x}, outs={"dst": ((128, 8), nl.float32)})["dst"]
     same(largest, x.sort(1, descending=True).values[:, :8])
-    index = run_isa(
+    index = check_isa(
         "nc_find_index8", ins={"data": x, "vals": largest}, outs={"dst": ((128, 8), nl.uint32)}
     )["dst"]
     same(x.gather(1, index.long()), largest)
     assert all(len(set(row)) == 8 for row in index.tolist())
 
 
-def test_search_pairs_duplicates(run_isa, nl):
+def test_search_pairs_duplicates(check_isa, nl):
     data = torch.tensor([[1.0, 2, 3, 4, 8, 8, 8, 8, 8, 8, 8]])
     vals = torch.tensor([[3.0, 8, 8, 8, 8, 8, 8, 8]])
-    index = run_isa(
+    index = check_isa(
         "nc_find_index8", ins={"data": data, "vals": vals}, outs={"dst": ((1, 8), nl.uint16)}
     )["dst"]
     assert index.tolist() == [[2, 4, 5, 6, 7, 8, 9, 10]]
-    got = run_isa(
+    got = check_isa(
         "nc_match_replace8", ins={"data": data, "vals": vals}, imm=-1.0,
         outs={"dst": ((1, 11), nl.float32), "dst_idx": ((1, 8), nl.uint32)},
     )  # fmt: skip
@@ -259,25 +259,25 @@ def test_search_pairs_duplicates(run_isa, nl):
     assert got["dst"].tolist() == [[1, 2, -1, 4, *[-1] * 7]]
 
 
-def test_search_marks_what_is_missing(run_isa, nl):
+def test_search_marks_what_is_missing(check_isa, nl):
     data, vals = torch.arange(8.0)[None], torch.tensor([[0.0, 99, 0, 7, 6, 5, 4, 3]])
-    got = run_isa(
+    got = check_isa(
         "nc_match_replace8", ins={"data": data, "vals": vals}, imm=0.5,
         outs={"dst": ((1, 8), nl.bfloat16), "dst_idx": ((1, 8), nl.uint16)},
     )  # fmt: skip
     assert got["dst_idx"].tolist() == [[65535, 65535, 0, 7, 6, 5, 4, 3]]
     assert got["dst"].tolist() == [[0.5, 1, 2, 0.5, 0.5, 0.5, 0.5, 0.5]]
-    index = run_isa(
+    index = check_isa(
         "nc_find_index8", ins={"data": data, "vals": vals}, outs={"dst": ((1, 8), nl.uint32)}
     )["dst"]
     assert index.tolist() == [[0, 2**32 - 1, 2**32 - 1, 7, 6, 5, 4, 3]]
 
 
-def test_search_limits(run_isa, nl):
+def test_search_limits(check_isa, nl):
     with pytest.raises(IllegalInstructionError, match="8 to 16384"):
-        run_isa("max8", ins={"src": some((8, 7))}, outs={"dst": ((8, 8), nl.float32)})
+        check_isa("max8", ins={"src": some((8, 7))}, outs={"dst": ((8, 8), nl.float32)})
     with pytest.raises(IllegalInstructionError, match="dst is int32"):
-        run_isa(
+        check_isa(
             "nc_find_index8", ins={"data": some((8, 8)), "vals": some((8, 8))},
             outs={"dst": ((8, 8), nl.int32)},
         )  # fmt: skip
@@ -285,51 +285,51 @@ def test_search_limits(run_isa, nl):
 
 @pytest.mark.parametrize("partitions", [32, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
-def test_nc_stream_shuffle(run_isa, partitions, dtype):
+def test_nc_stream_shuffle(check_isa, partitions, dtype):
     x = some((partitions, 6), 0, torch.float32).abs().round().to(dtype)
     mask = [(i - 1) % 32 for i in range(32)]
     rows = [p - p % 32 + mask[p % 32] for p in range(partitions)]
     kind = str(dtype).removeprefix("torch.")
-    got = run_isa(
+    got = check_isa(
         "nc_stream_shuffle", ins={"src": x}, outs={"dst": ((partitions, 6), kind)},
         layout="strided", shuffle_mask=mask,
     )  # fmt: skip
     same(got["dst"], x[rows])
-    got = run_isa(
+    got = check_isa(
         "nc_stream_shuffle", ins={"src": x}, outs={"dst": None}, inplace={"dst": "src"},
         shuffle_mask=mask,
     )  # fmt: skip
     same(got["dst"], x[rows])
 
 
-def test_nc_stream_shuffle_keeps_and_broadcasts(run_isa, nl):
+def test_nc_stream_shuffle_keeps_and_broadcasts(check_isa, nl):
     x, before = some((1, 6)), some((32, 6), 1)
-    got = run_isa(
+    got = check_isa(
         "nc_stream_shuffle", ins={"src": x}, outs={"dst": ((32, 6), nl.float32)},
         shuffle_mask=[0] * 32,
     )  # fmt: skip
     same(got["dst"], x.expand(32, 6))
-    got = run_isa(
+    got = check_isa(
         "nc_stream_shuffle", ins={"src": x}, outs={"dst": before}, layout="margin",
         shuffle_mask=[255] * 31 + [0],
     )  # fmt: skip
     same(got["dst"], torch.cat((before[:31], x)))
     with pytest.raises(IllegalInstructionError, match="takes partition 1 of src"):
-        run_isa(
+        check_isa(
             "nc_stream_shuffle", ins={"src": x}, outs={"dst": ((32, 6), nl.float32)},
             shuffle_mask=[1] * 32,
         )  # fmt: skip
 
 
-def test_nc_n_gather(run_isa, nl):
+def test_nc_n_gather(check_isa, nl):
     data = some((128, 4, 8), 0, torch.bfloat16)
     index = torch.randint(0, 32, (128, 7)).to(torch.uint32)
-    got = run_isa(
+    got = check_isa(
         "nc_n_gather", ins={"data": data, "indices": index}, outs={"dst": ((128, 7), nl.bfloat16)}
     )
     same(got["dst"], data.flatten(1).gather(1, index.long()))
     with pytest.raises(OutOfBoundsError, match="exceeds the 32") as caught:
-        run_isa(
+        check_isa(
             "nc_n_gather", ins={"data": data, "indices": (index.long() + 32).to(torch.uint32)},
             outs={"dst": ((128, 7), nl.bfloat16)},
         )  # fmt: skip
@@ -338,11 +338,11 @@ def test_nc_n_gather(run_isa, nl):
 
 @pytest.mark.parametrize("each", [1, 4])
 @pytest.mark.parametrize("valid", [None, 37])
-def test_local_gather(run_isa, nl, each, valid):
+def test_local_gather(check_isa, nl, each, valid):
     data = some((32, 64, each))
     index = torch.randint(0, 64, (32, 4))
     count = valid or 64
-    got = run_isa(
+    got = check_isa(
         "local_gather", ins={"src_buffer": data, "index": (index * each).to(torch.uint16)},
         outs={"dst": ((32, count, each), nl.float32)}, num_elem_per_idx=each,
         num_valid_indices=valid,
@@ -352,9 +352,9 @@ def test_local_gather(run_isa, nl, each, valid):
         same(got["dst"][first : first + 16], data[first : first + 16][:, order])
 
 
-def test_topk(run_isa, nl):
+def test_topk(check_isa, nl):
     src = torch.randperm(16 * 3)[None].float().view(3, 16).t().repeat(2, 1).bfloat16()
-    got = run_isa(
+    got = check_isa(
         "topk", ins={"src": src}, n=42,
         outs={"val_dst": ((32, 8), nl.bfloat16), "idx_dst": ((32, 8), nl.uint32)},
     )  # fmt: skip
@@ -364,10 +364,10 @@ def test_topk(run_isa, nl):
     same(snake[got["idx_dst"][0].long()], expected)
 
 
-def test_nonzero_with_count(run_isa, nl):
+def test_nonzero_with_count(check_isa, nl):
     src = torch.zeros((32, 8), dtype=torch.int32)
     src[0, [1, 2, 5]] = 1
-    got = run_isa(
+    got = check_isa(
         "nonzero_with_count", ins={"src": src},
         outs={"dst": torch.full((32, 9), 7, dtype=torch.int32)}, index_offset=16,
     )["dst"]  # fmt: skip
@@ -375,15 +375,15 @@ def test_nonzero_with_count(run_isa, nl):
     assert got[16].tolist() == [-1] * 8 + [0]
     assert got[1:16].unique().tolist() == [7]
     with pytest.raises(IllegalInstructionError, match="needs trn2"):
-        run_isa(
+        check_isa(
             "nonzero_with_count", ins={"src": src}, outs={"dst": ((32, 9), nl.int32)},
             target="trn1",
         )  # fmt: skip
 
 
-def test_sequence_bounds(run_isa, nl):
+def test_sequence_bounds(check_isa, nl):
     ids = torch.tensor([[0, 1, 1, 2, 2, 2, 0, 3, 3]], dtype=torch.int32)
-    got = run_isa("sequence_bounds", ins={"segment_ids": ids}, outs={"dst": ((1, 2, 9), nl.int32)})[
-        "dst"
-    ]
+    got = check_isa(
+        "sequence_bounds", ins={"segment_ids": ids}, outs={"dst": ((1, 2, 9), nl.int32)}
+    )["dst"]
     assert got[0].tolist() == [[9, 1, 1, 3, 3, 3, 9, 7, 7], [-1, 3, 3, 6, 6, 6, -1, 9, 9]]

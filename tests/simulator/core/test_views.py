@@ -31,7 +31,7 @@ def _tensor(shape: tuple[int, ...], buffer: MemoryRegion) -> tuple[NkiTensor, to
     return tensor, tensor.torch_view()
 
 
-def _same(view: NkiTensor, expected: torch.Tensor) -> None:
+def _check_same(view: NkiTensor, expected: torch.Tensor) -> None:
     assert view.shape == tuple(expected.shape)
     assert torch.equal(view.torch_view(), expected)
 
@@ -80,7 +80,7 @@ def test_chains_of_views_agree_with_torch(sizes: list[int], data: st.DataObject)
             case "split":
                 view = view.reshape_dim(dim, (-1, 1))
                 want = want.unflatten(dim, (want.shape[dim], 1))
-        _same(view, want)
+        _check_same(view, want)
         assert view.get_pattern() == [
             [stride, size] for stride, size in zip(view.strides, view.shape, strict=True)
         ]
@@ -108,15 +108,15 @@ def test_indexing_agrees_with_numpy_rules(data: st.DataObject) -> None:
     least = 2 if view.is_on_chip else 1
     while expected.ndim < least:
         expected = expected.unsqueeze(-1)
-    _same(view[tuple(key)], expected)
+    _check_same(view[tuple(key)], expected)
 
 
 def test_ellipsis_and_short_keys() -> None:
     view, want = _tensor((4, 5, 6), MemoryRegion.private_hbm)
-    _same(view[..., 2], want[..., 2])
-    _same(view[1, ..., 0:3], want[1, ..., 0:3])
-    _same(view[2], want[2])
-    _same(view[...], want)
+    _check_same(view[..., 2], want[..., 2])
+    _check_same(view[1, ..., 0:3], want[1, ..., 0:3])
+    _check_same(view[2], want[2])
+    _check_same(view[...], want)
     with pytest.raises(IllegalInstructionError, match="at most one"):
         view[..., 0, ...]
     with pytest.raises(IllegalInstructionError, match="4 indices"):
@@ -141,19 +141,19 @@ def test_the_partition_dimension_stays() -> None:
     ):
         with pytest.raises(IllegalInstructionError, match="partition"):
             change()
-    _same(view.flatten_dims(1, 2), want.flatten(1, 2))
-    _same(view.reshape((8, 3, 4)), want.reshape(8, 3, 4))
-    _same(view.reshape((8, -1)), want.reshape(8, 12))
+    _check_same(view.flatten_dims(1, 2), want.flatten(1, 2))
+    _check_same(view.reshape((8, 3, 4)), want.reshape(8, 3, 4))
+    _check_same(view.reshape((8, -1)), want.reshape(8, 12))
     assert view[3:5].start_partition == 3
 
 
 def test_rearrange() -> None:
     view, want = _tensor((3, 24), MemoryRegion.sbuf)
-    _same(
+    _check_same(
         view.rearrange(("b", ("h", "w")), ("b", "w", "h"), {"h": 4}),
         want.view(3, 4, 6).permute(0, 2, 1),
     )
-    _same(view.rearrange(("b", ("h", "w")), ("b", ("h", "w")), {"w": 6}), want)
+    _check_same(view.rearrange(("b", ("h", "w")), ("b", ("h", "w")), {"w": 6}), want)
     with pytest.raises(IllegalInstructionError, match="not contiguous"):
         view.rearrange(("b", ("h", "w")), ("b", ("w", "h")), {"h": 4})
 
@@ -165,13 +165,13 @@ def test_ap_is_as_strided(data: st.DataObject) -> None:
     pattern = [[data.draw(st.integers(0, 9)), data.draw(st.integers(1, 4))] for _ in range(dims)]
     offset = data.draw(st.integers(0, 100))
     got = view.ap(pattern, offset=offset)
-    _same(got, want.as_strided([n for _, n in pattern], [s for s, _ in pattern], offset))
+    _check_same(got, want.as_strided([n for _, n in pattern], [s for s, _ in pattern], offset))
 
 
 def test_ap_adds_to_the_offset_and_may_change_the_type() -> None:
     view, want = _tensor((4, 8), MemoryRegion.sbuf)
-    _same(view[1:].ap([[8, 2], [2, 3]], offset=1), want.as_strided((2, 3), (8, 2), 9))
-    _same(view[1:].ap([[8, 2], [1, 3]]), want.as_strided((2, 3), (8, 1), 8))
+    _check_same(view[1:].ap([[8, 2], [2, 3]], offset=1), want.as_strided((2, 3), (8, 2), 9))
+    _check_same(view[1:].ap([[8, 2], [1, 3]]), want.as_strided((2, 3), (8, 1), 8))
     halves = view.ap([[16, 4], [1, 16]], dtype="int16")
     assert torch.equal(halves.torch_view(), want.view(torch.int16))
     assert halves.dtype == resolve("int16")
@@ -179,9 +179,9 @@ def test_ap_adds_to_the_offset_and_may_change_the_type() -> None:
 
 def test_reinterpretation() -> None:
     view, want = _tensor((4, 8), MemoryRegion.sbuf)
-    _same(view.view("uint8"), want.view(torch.uint8))
-    _same(view.view("uint8").view("int32"), want)
-    _same(view[:, 2:4].view("int16"), want[:, 2:4].view(torch.int16))
+    _check_same(view.view("uint8"), want.view(torch.uint8))
+    _check_same(view.view("uint8").view("int32"), want)
+    _check_same(view[:, 2:4].view("int16"), want[:, 2:4].view(torch.int16))
     with pytest.raises(IllegalInstructionError, match="contiguous"):
         view[:, ::2].view("int16")
 
@@ -203,5 +203,5 @@ def test_arguments_are_patterns_of_the_callers_memory() -> None:
         view = simulator.argument(TensorSpec.of(x), x)
     finally:
         leave(token)
-    _same(view, x)
-    _same(view.permute((1, 0)), x.t())
+    _check_same(view, x)
+    _check_same(view.permute((1, 0)), x.t())
