@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -104,33 +105,43 @@ def test_a_misaligned_parameter_written_through_data_is_seen(capture: Any) -> No
         assert run([weight])[0].unique().tolist() == [value + 1]
 
 
-def test_a_tensor_dies_with_its_last_reference(capture: Any) -> None:
-    import weakref
-
+@pytest.mark.parametrize(("calls", "cached"), [(1, False), (2, True), (3, True)])
+def test_a_tensor_dies_with_its_last_reference(capture: Any, calls: int, cached: bool) -> None:
     run = compiled(capture, lambda v: v + 1, torch.randn(64, 64))
     x = torch.randn(64, 64)
-    run([x])
+    for _ in range(calls):
+        run([x])
     storage = weakref.ref(x.untyped_storage())
     owner = run.__self__  # type: ignore[attr-defined]
     ((slot, _),) = owner._inputs
-    assert slot._cached is not None
+    assert (slot._cached is not None) is cached
     del x
     assert slot._cached is None
     assert storage() is None
 
 
+def test_inputs_in_turn_are_told_apart(capture: Any) -> None:
+    run = compiled(capture, lambda v: v + 1, torch.randn(8, 8))
+    tensors = [torch.full((8, 8), float(i)) for i in range(3)]
+    for i in (0, 0, 1, 0, 1, 1, 2, 2, 0, 0, 0, 1, 2):
+        assert run([tensors[i]])[0].unique().tolist() == [i + 1.0]
+
+
 def test_outputs_are_tensors_of_their_own(capture: Any) -> None:
     x = torch.randn(8, 8)
-    run = compiled(capture, lambda v: (v.view(64), v, v.clone(), v + 0, torch.ones(3)), x)
+
+    def function(v: torch.Tensor) -> Any:
+        return v.view(64), v, v.clone(), v + 0, torch.ones(3), v.exp(), v.exp(), v * 1
+
+    run = compiled(capture, function, x)
     kept = x.clone()
-    outputs = run([x])
-    for out in outputs:
-        out.fill_(7)
-    assert torch.equal(x, kept)
-    assert torch.equal(run([x])[4], torch.ones(3))
-    for a in range(len(outputs)):
-        for b in range(a):
-            assert outputs[a].data_ptr() != outputs[b].data_ptr()
+    for _ in range(4):  # x is new, then known
+        outputs = run([x])
+        torch.testing.assert_close(outputs, list(function(x)))
+        assert len({t.data_ptr() for t in (x, *outputs)}) == len(outputs) + 1
+        for out in outputs:
+            out.fill_(7)
+        assert torch.equal(x, kept)
 
 
 @pytest.mark.parametrize(
