@@ -225,11 +225,12 @@ class Emit:
             loaded = load_scalar_indirect(self, checked, operand)
             self._strides_for(checked, operand, shape or checked.shape)
             return loaded.view(tuple(shape or checked.shape))
-        self._check_written(checked, operand)
+        self.require_written(checked, operand)
         self._operands.append((checked, False))
         return self._view(checked, operand, shape)
 
-    def _check_written(self, tensor: NkiTensor, operand: str) -> None:
+    def require_written(self, tensor: NkiTensor, operand: str) -> None:
+        """Every element that is read must have been written."""
         if tensor.storage.written.covers(tensor):
             return
         if tensor.storage.lost_to is not None:
@@ -393,7 +394,7 @@ class Emit:
     ) -> torch.Tensor:
         """A read-modify-write operand as stored: elements that the steps do not write stay."""
         checked = self._check_destination(tensor, operand, buffers, None)
-        self._check_written(checked, operand)
+        self.require_written(checked, operand)
         return checked.torch_view()
 
     def overwrite_some(

@@ -51,18 +51,26 @@ def nc_matmul(
     if is_transpose:
         _append_matmul_transpose(emit, dst, stationary, moving, rows, m, n)
         return
-    _check_destination(emit, dst, n)
+    check_destination(emit, dst, n)
     k = rows * (2 if double_row else 1)
     a = emit.read_f32(
         stationary, "stationary", shape=_operand_shape(rows, m, double_row), buffers=SBUF
     )
     b = emit.read_f32(moving, "moving", shape=_operand_shape(rows, n, double_row), buffers=SBUF)
+    append_matmul(emit, dst, a.reshape(k, m), b.reshape(k, n), accumulate)
+
+
+def append_matmul(
+    emit: Emit, dst: NkiTensor, a: torch.Tensor, b: torch.Tensor, accumulate: bool | None
+) -> None:
+    """Steps of dst[m, n] = a[k, m].T @ b[k, n], float32 operands, with PSUM's accumulation."""
+    (k, m), n = a.shape, b.shape[1]
     mode = _accumulation(emit, dst, accumulate)
     if dst.dtype != "float32":
-        _append_narrow(emit, dst, a, b, mode, (k, m, n))
+        _append_narrow(emit, dst, a, b, mode)
     else:
         out = emit.write(dst, "dst", shape=(m, n), buffers=PSUM)
-        _append_product(emit, out, a.reshape(k, m), b.reshape(k, n), mode, dst)
+        _append_product(emit, out, a, b, mode, dst)
     dst.storage.matmul.mark(dst)
     emit.flops = 2 * k * m * n
 
@@ -134,7 +142,8 @@ def _check_tiling(
         emit.require(used <= extent, f"{used} {what}s do not fit a tile of {extent}")
 
 
-def _check_destination(emit: Emit, dst: NkiTensor, n: int) -> None:
+def check_destination(emit: Emit, dst: NkiTensor, n: int) -> None:
+    """Type, columns and PSUM bank of a product's destination."""
     types = ("float32",) if emit.generation < 4 else ("float32", "bfloat16")
     emit.require(dst.dtype in types, f"dst is {dst.dtype}; it must be {' or '.join(types)}")
     limit = emit.hardware.gemm_moving_fmax * (2 if dst.dtype == "bfloat16" else 1)
@@ -197,15 +206,14 @@ def _append_narrow(
     a: torch.Tensor,
     b: torch.Tensor,
     mode: Covered,
-    sizes: tuple[int, int, int],
 ) -> None:
     """bfloat16 PSUM (NeuronCore-v4): the old value is upcast, added in float32, rounded once."""
-    k, m, n = sizes
+    m, n = a.shape[1], b.shape[1]
     value = emit.scratch((m, n))
     if mode is not Covered.NONE:
         emit.step(value.copy_, dst.torch_view().reshape(m, n))
     out = emit.write(dst, "dst", shape=(m, n), buffers=PSUM)
-    _append_product(emit, value, a.reshape(k, m), b.reshape(k, n), mode, dst)
+    _append_product(emit, value, a, b, mode, dst)
     emit.step(out.copy_, value)
 
 

@@ -1,0 +1,81 @@
+"""Tensor engine of trn3: `nc_matmul_mx`, the product of matrices in MX formats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.mx import PACKED_TYPES, append_dequantise, scale_quadrants
+from trnx.simulator.isa.operands import needs_generation
+from trnx.simulator.isa.tensor import append_matmul, check_destination
+from trnx.simulator.storage import PSUM, SBUF
+from trnx.simulator.tensor import NkiTensor
+
+
+@instruction
+def nc_matmul_mx(
+    emit: Emit,
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    moving: NkiTensor,
+    stationary_scale: NkiTensor,
+    moving_scale: NkiTensor,
+    tile_position: tuple[int, ...] | None = None,
+    tile_size: tuple[int, ...] | None = None,
+    accumulate: bool | None = None,
+    name: Any = None,
+) -> None:
+    """dst[M, N] = stationary[K, M].T @ moving[K, N], each element four packed values of K."""
+    emit.on(None, (Engine.tensor,))
+    needs_generation(emit, 4)
+    for operand, tensor in (("stationary", stationary), ("moving", moving)):
+        emit.check(tensor, operand, SBUF)
+        emit.require(
+            tensor.dtype in PACKED_TYPES,
+            f"{operand} is {tensor.dtype}; it must be one of {', '.join(PACKED_TYPES)}",
+        )
+    emit.check(dst, "dst", PSUM)
+    rows, m, n = _sizes(emit, dst, stationary, moving)
+    _check_tiling(emit, rows, tile_position, tile_size)
+    check_destination(emit, dst, n)
+    scales = scale_quadrants(emit, stationary_scale, "stationary_scale", rows, m)
+    a = append_dequantise(emit, stationary, "stationary", scales)
+    scales = scale_quadrants(emit, moving_scale, "moving_scale", rows, n)
+    b = append_dequantise(emit, moving, "moving", scales)
+    append_matmul(emit, dst, a, b, accumulate)
+
+
+def _sizes(
+    emit: Emit, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor
+) -> tuple[int, int, int]:
+    rows, m, n = stationary.shape[0], stationary.free_size, moving.free_size
+    emit.require(
+        moving.shape[0] == rows,
+        f"stationary {stationary.shape} and moving {moving.shape} differ in partitions",
+    )
+    emit.require(rows % 32 == 0, f"{rows} partitions; they must be a multiple of 32")
+    emit.require(
+        m <= 128 and m % 2 == 0, f"stationary has {m} columns; they must be even and at most 128"
+    )
+    emit.require(
+        dst.shape[0] == m and dst.free_size == n,
+        f"dst is {dst.shape}; stationary {stationary.shape} and moving {moving.shape} "
+        f"give ({m}, {n})",
+    )
+    return rows, m, n
+
+
+def _check_tiling(
+    emit: Emit, rows: int, position: tuple[int, ...] | None, size: tuple[int, ...] | None
+) -> None:
+    emit.require(bool(position) == bool(size), "tile_position and tile_size must be given together")
+    if not position or not size:
+        return
+    emit.require(len(size) == 2 and len(position) == 2, "tile_position and tile_size are pairs")
+    emit.require(
+        size[0] in (32, 64, 128) and position[0] % size[0] == 0 and position[0] < 128,
+        f"a row tile of size {size[0]} at {position[0]} is not possible",
+    )
+    emit.require(size[1] == 128 and position[1] == 0, "columns cannot be tiled")
+    emit.require(rows <= size[0], f"{rows} partitions do not fit a row tile of {size[0]}")
