@@ -78,6 +78,8 @@ def _pattern(shape: Shape, strides: Shape, size: int, is_on_chip: bool) -> Patte
     step = axes[-1][1] if axes else 1
     if is_on_chip or not axes:
         return Pattern(step * size, run * size, 0, 0)
+    if len(axes) == 1 and axes[0][1] == 1:
+        return Pattern(step * size, run * size, 0, 0)
     outer = max(range(len(axes)), key=lambda axis: axes[axis][1])
     inner = axes[:outer] + axes[outer + 1 :]
     span = last_element(tuple(n for n, _ in inner), tuple(stride for _, stride in inner)) + 1
@@ -100,6 +102,7 @@ class Rows:
         self.engine = array("B")
         self.core = array("B")
         self.detail = array("H")
+        self.flops = array("Q")
         self.line = array("I")
         self.first_operand = array("I", [0])
         self.first_step = array("I", [0])
@@ -125,6 +128,7 @@ class Rows:
         step_count: int,
         core: int = 0,
         detail: str = "",
+        flops: int = 0,
     ) -> None:
         """Add one instruction."""
         self.opcode.append(self._names.setdefault(opcode, len(self._names)))
@@ -135,6 +139,7 @@ class Rows:
         self.first_operand.append(len(self.storage))
         self.first_step.append(step_count)
         self.core.append(core)
+        self.flops.append(flops)
         self.detail.append(self._details.setdefault(detail, len(self._details)))
 
     def _append_operand(self, tensor: NkiTensor, is_write: bool) -> None:

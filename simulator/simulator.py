@@ -230,6 +230,7 @@ class Simulator:
             len(self.steps),
             self.core.index,
             emit.detail,
+            emit.flops,
         )
         self.matmul_flops += emit.flops
         self.hbm_bytes += emit.hbm_bytes

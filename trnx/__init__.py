@@ -1,8 +1,8 @@
 """trnx: a torch.compile backend for AWS Trainium, with an NKI simulator for machines without one.
 
 `torch.compile(model, backend="trnx")` needs no import of this package. What it offers is loaded on
-first use: `trnx.explain`, `trnx.report`, `trnx.errors`, `trnx.Options`, `trnx.register_kernel`,
-`trnx.load_kernels`.
+first use: `trnx.explain`, `trnx.profile`, `trnx.report`, `trnx.errors`, `trnx.Options`,
+`trnx.register_kernel`, `trnx.load_kernels`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ if TYPE_CHECKING:
     from trnx.nki_kernels.registry import load_kernels
     from trnx.nki_kernels.registry import register as register_kernel
     from trnx.simulator.errors import TrnxError
+    from trnx.simulator.timing.profile import Profile, profile
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Explanation",
     "Options",
+    "Profile",
     "TrnxError",
     "collect_reports",
     "errors",
     "explain",
     "load_kernels",
+    "profile",
     "register_kernel",
     "report",
 ]
@@ -42,6 +45,8 @@ _PLACES = {
     "Explanation": ("trnx.backend.explain", "Explanation"),
     "collect_reports": ("trnx.backend.report", "collect_reports"),
     "Options": ("trnx.backend.options", "Options"),
+    "Profile": ("trnx.simulator.timing.profile", "Profile"),
+    "profile": ("trnx.simulator.timing.profile", "profile"),
     "TrnxError": ("trnx.simulator.errors", "TrnxError"),
     "register_kernel": ("trnx.nki_kernels.registry", "register"),
     "load_kernels": ("trnx.nki_kernels.registry", "load_kernels"),

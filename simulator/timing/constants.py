@@ -1,0 +1,142 @@
+"""The numbers of the timing model that are not in the hardware table, each with its source.
+
+`kind` of a constant: "documented" by AWS; "measured", taken from one named published measurement
+and judged by predicting others; "inferred", an assumption. Rows such as B3-12 and C5 are those of
+the calibration table (`scripts/calibrate/points.py`, `docs/timing.md`). Times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from trnx.simulator.hardware import Hardware
+
+
+def _constant(default: float, kind: str, source: str) -> Any:
+    return field(default=default, metadata={"kind": kind, "source": source})
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Constants of one generation; cycles are those of the engine that the name begins with."""
+
+    vector_issue_cycles: float = _constant(
+        73, "measured", "row B3-12: 343 ns from one copy to the next, 267 ns of them work"
+    )
+    vector_latency_cycles: float = _constant(
+        147, "measured", "row B3-12: a copy takes 420 ns, 267 ns of them work"
+    )
+    vector_extra_cycles: float = _constant(
+        64, "documented", "second ISA instruction of tensor_scalar_reduce, SDK 2.26 nki.isa"
+    )
+    scalar_issue_cycles: float = _constant(
+        64, "inferred", "MIN_II of SDK 2.26 nki.isa, added as on VectorE; 53 ns to 0.3 us possible"
+    )
+    scalar_latency_cycles: float = _constant(
+        350, "measured", "row B3-17, 128 elements: 397 ns, 107 ns of them work"
+    )
+    scalar_extra_cycles: float = _constant(
+        64, "documented", "ActReadAccumulator after a reduction, SDK 2.26 nki.isa"
+    )
+    scalar_table_ns: float = _constant(1280, "measured", "row B3-19, ACT_TABLE_LOAD")
+    gpsimd_start_cycles: float = _constant(
+        150, "documented", "GPSIMD_START, SDK 2.26 nki.isa; published for iota and affine_select"
+    )
+    matmul_min_columns: float = _constant(
+        64, "documented", "MM_INIT_LATENCY, trainium_inferentia2_arch.rst"
+    )
+    matmul_latency_cycles: float = _constant(
+        397, "measured", "row B3-5: 188 ns for 128 moving columns and 1 stationary column"
+    )
+    weights_latency_cycles: float = _constant(187, "measured", "row B3-7: 67 ns for one column")
+    weights_cycles: float = _constant(
+        0.25,
+        "documented",
+        "per column: LoadStationary 'up to 4x' faster, trainium_inferentia2_arch",
+    )
+    weights_fp32_cycles: float = _constant(
+        2, "inferred", "per column and pass: the fast load is one of 2-byte types; judged by B3-10"
+    )
+    throttle_ns: float = _constant(
+        3000,
+        "documented",
+        "dI/dt: half rate for the first ~3 us, overview-summary-page.rst; 0 = no",
+    )
+    handoff_ns: float = _constant(
+        30, "measured", "row B3-3: dependent ACTIVATEs start 189 ns apart, each takes 159 ns"
+    )
+    dma_start_ns: float = _constant(
+        1000, "documented", "of the ~1300 ns of nki-dma-bandwidth-guide.rst, split as in C12"
+    )
+    dma_done_ns: float = _constant(
+        300, "documented", "the rest of the ~1300 ns of nki-dma-bandwidth-guide.rst"
+    )
+    dma_issue_ns: float = _constant(
+        600, "documented", "HWDGE: ~600 ns per DMA instruction, trainium2_arch.rst, nki-dge.rst"
+    )
+    dma_static_issue_ns: float = _constant(
+        8, "measured", "DMA_DIRECT2D on the queue, nki-dma-intro-5.png"
+    )
+    dma_software_issue_ns: float = _constant(
+        870, "measured", "SWDGE descriptors of a store by GpSimd, nki-dma-intro-5.png"
+    )
+    dma_stagger_ns: float = _constant(
+        25, "measured", "C12: engines of one transfer start ~25 ns apart, nki-dma-intro-6.png"
+    )
+    dma_descriptor_ns: float = _constant(
+        7, "measured", "a 4-byte transfer on its engine, nki_perf_guide fig29"
+    )
+    dma_small_row_bytes: float = _constant(
+        0, "inferred", "rows up to this size move at dma_small_row_rate, larger no faster; 0 = none"
+    )
+    dma_small_row_rate: float = _constant(
+        0, "measured", "bytes a ns and engine, from C5-tiled alone (5.37 GB in 51.80 ms)"
+    )
+    dma_transpose_factor: float = _constant(
+        0.9, "documented", "HBM to SBUF: up to 90 % of the DMA rate, trainium2_arch.rst"
+    )
+    dma_chip_transpose_factor: float = _constant(
+        0.5, "documented", "SBUF to SBUF: up to 50 % of the DMA rate, trainium2_arch.rst"
+    )
+    dma_compute_factor: float = _constant(
+        0.5, "documented", "accumulating DMA: half rate before trn3, trainium3_arch.rst"
+    )
+    meeting_ns: float = _constant(1500, "inferred", "two cores meet: '1-2 us per hop' of the links")
+    stride_limit_bytes: float = _constant(
+        16, "documented", "above, SBUF access at half rate, trainium_inferentia2_arch; all chips"
+    )
+
+
+_TRN1 = Timing(
+    # ACT is quicker to answer on NeuronCore-v2: row B3-3, 159 ns for one element.
+    scalar_latency_cycles=222,
+    # The throttle is documented from trn2 on.
+    throttle_ns=0,
+    # Descriptors are written ahead of time; HWDGE came with trn2.
+    dma_issue_ns=8,
+    # 4 KiB is the default DMA packet (compute-comm-overlap.rst). Larger rows: the documented rate.
+    dma_small_row_bytes=4096,
+    dma_small_row_rate=6.48,
+    # "Much lower bandwidth" (nki_perf_guide.rst): a quarter is an assumption.
+    dma_transpose_factor=0.25,
+    dma_chip_transpose_factor=0.25,
+)
+_TRN2 = Timing()
+_TRN3 = Timing(dma_compute_factor=1.0)
+_BY_GENERATION = {2: _TRN1, 3: _TRN2, 4: _TRN3}
+
+
+def timing(hardware: Hardware) -> Timing:
+    """The constants of a generation."""
+    return _BY_GENERATION[hardware.generation]
+
+
+def free_constants() -> list[str]:
+    """Names of the constants that AWS did not document: measured or inferred."""
+    return [
+        f"{constant.name}: {constant.metadata['kind']}, {constant.metadata['source']}"
+        for constant in dataclasses.fields(Timing)
+        if constant.metadata["kind"] != "documented"
+    ]

@@ -1,0 +1,139 @@
+"""Costs of instructions, constants, memory of the rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise, product
+
+import pytest
+
+from trnx.simulator.hardware import TRN1, TRN2, TRN3, Hardware
+from trnx.simulator.rows import OperandRow, Pattern
+from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.timing.constants import Timing, free_constants, timing
+from trnx.simulator.timing.cost import Instruction
+from trnx.simulator.timing.cost_dma import dma_cost
+from trnx.simulator.timing.cost_tensor import tensor_cost
+from trnx.simulator.timing.cost_vector import scalar_cost, vector_cost
+
+CHIPS = (TRN1, TRN2, TRN3)
+SBUF, PSUM, HBM = MemoryRegion.sbuf, MemoryRegion.psum, MemoryRegion.shared_hbm
+
+
+def _tile(
+    size: int,
+    dtype: str = "float32",
+    buffer: MemoryRegion = SBUF,
+    *,
+    write: bool = False,
+    partitions: int = 128,
+    step: int = 0,
+) -> OperandRow:
+    itemsize = 4 if dtype == "float32" else 2
+    step = step or itemsize
+    run = size * itemsize if step == itemsize else itemsize
+    pattern = Pattern(step, run, 0, 0)
+    return OperandRow(0, buffer, dtype, write, 0, partitions, size, 0, size * step, pattern)
+
+
+def _vector_work(chip: Hardware, opcode: str, *operands: OperandRow, detail: str = "") -> float:
+    cost = vector_cost(chip, timing(chip), Instruction(opcode, "vector", detail, operands))
+    return cost.interval * chip.vector_clock / 1e9 - timing(chip).vector_issue_cycles
+
+
+def test_vector_performance_modes() -> None:
+    bf16 = [_tile(512, "bfloat16"), _tile(512, "bfloat16", write=True)]
+    assert _vector_work(TRN2, "tensor_copy", *bf16) == pytest.approx(128)
+    strided = [_tile(512, "bfloat16", step=4), bf16[1]]
+    assert _vector_work(TRN2, "tensor_copy", *strided) == pytest.approx(256)
+    from_psum = [_tile(512, "bfloat16", PSUM), bf16[1]]
+    assert _vector_work(TRN2, "tensor_copy", *from_psum) == pytest.approx(256)
+    wide = [_tile(512), _tile(512, write=True)]
+    assert _vector_work(TRN2, "tensor_copy", *wide) == pytest.approx(256)
+    assert _vector_work(TRN1, "tensor_copy", *wide) == pytest.approx(512)
+    evicted = [_tile(512, buffer=PSUM), bf16[1]]
+    assert _vector_work(TRN2, "tensor_copy", *evicted) == pytest.approx(512)
+    far = [_tile(512, step=32), _tile(512, write=True)]
+    assert _vector_work(TRN1, "tensor_copy", *far) == pytest.approx(1024)
+
+
+def test_two_tiles_take_two_cycles_unless_one_is_in_psum_or_types_are_short() -> None:
+    wide = [_tile(512), _tile(512), _tile(512, write=True)]
+    assert _vector_work(TRN2, "tensor_tensor", *wide, detail="add") == pytest.approx(1024)
+    psum = [_tile(512, buffer=PSUM), *wide[1:]]
+    assert _vector_work(TRN2, "tensor_tensor", *psum, detail="add") == pytest.approx(512)
+    short = [_tile(512, "bfloat16")] * 2 + [_tile(512, "bfloat16", write=True)]
+    assert _vector_work(TRN2, "tensor_tensor", *short, detail="maximum") == pytest.approx(512)
+    assert _vector_work(TRN1, "tensor_tensor", *short, detail="maximum") == pytest.approx(1024)
+    assert _vector_work(TRN1, "tensor_tensor", *short, detail="add") == pytest.approx(512)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_matmul_time_follows_the_columns(chip: Hardware) -> None:
+    constants = timing(chip)
+
+    def cycles(dtype: str, m: int, n: int, detail: str = "") -> float:
+        operands = [_tile(m, dtype), _tile(n, dtype), _tile(n, buffer=PSUM, write=True)]
+        cost = tensor_cost(chip, constants, Instruction("nc_matmul", "tensor", detail, operands))
+        assert cost.latency > cost.interval
+        return cost.interval * chip.pe_clock / 1e9
+
+    assert cycles("bfloat16", 128, 512) == pytest.approx(512)
+    assert cycles("bfloat16", 128, 1) == pytest.approx(64)
+    assert cycles("bfloat16", 1, 1) == pytest.approx(1)
+    assert cycles("float32", 128, 512) == pytest.approx(2048)
+    assert cycles("bfloat16", 256, 1024, "double_row") == pytest.approx(512)
+    transposed = 4 if chip is TRN1 else 2
+    assert cycles("float32", 128, 128, "transpose") == pytest.approx(128 * transposed)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_dma_spreads_rows_over_engines(chip: Hardware) -> None:
+    constants = timing(chip)
+
+    def cost(partitions: int, size: int):  # type: ignore[no-untyped-def]
+        hbm = OperandRow(
+            1, HBM, "float32", False, 0, 1, partitions * size, 0, partitions * size * 4,
+            Pattern(4, partitions * size * 4, 0, 0),
+        )  # fmt: skip
+        target = _tile(size, write=True, partitions=partitions)
+        return dma_cost(chip, constants, Instruction("dma_copy", "dma", "", [hbm, target]))
+
+    assert (cost(128, 64).lanes, cost(4, 64).lanes, cost(9, 64).lanes) == (16, 1, 2)
+    large = cost(128, 8192)
+    assert large.transfer == pytest.approx(8 * 32768 / (chip.dma_engine_rate / 1e9))
+    assert large.hbm_bytes == 128 * 8192 * 4
+    # Four bytes a row: descriptors decide, not bytes.
+    assert cost(128, 1).transfer == pytest.approx(max(8 * 7, 32 / 6.48 if chip is TRN1 else 0))
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_costs_grow_with_elements(chip: Hardware) -> None:
+    constants = timing(chip)
+    for function, opcode in product((vector_cost, scalar_cost), ("tensor_copy", "activation")):
+        times = [
+            function(
+                chip,
+                constants,
+                Instruction(opcode, "vector", "exp", [_tile(n), _tile(n, write=True)]),
+            )
+            for n in (1, 127, 128, 129, 513, 8192)
+        ]
+        assert all(a.interval < b.interval for a, b in pairwise(times))
+        assert all(cost.latency >= cost.interval for cost in times)
+
+
+def test_every_constant_has_a_kind_and_a_source() -> None:
+    fields = dataclasses.fields(Timing)
+    assert all(f.metadata["kind"] in ("documented", "measured", "inferred") for f in fields)
+    assert all(len(f.metadata["source"]) > 10 for f in fields)
+    documented = sum(f.metadata["kind"] == "documented" for f in fields)
+    assert len(free_constants()) == len(fields) - documented
+
+
+def test_hardware_records_check_themselves() -> None:
+    for wrong in ({"pe_clock": 2e9}, {"peak_fp32_flops": 1e12}, {"peak_fp8_flops": 1e12}):
+        with pytest.raises(AssertionError, match="trn2"):
+            dataclasses.replace(TRN2, **wrong)
+    with pytest.raises(AssertionError, match="share of HBM"):
+        dataclasses.replace(TRN3, chip_hbm_bytes_per_second=1e12)

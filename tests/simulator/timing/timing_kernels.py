@@ -1,0 +1,110 @@
+"""Kernels of the tests of the timing model; loaded as twins."""
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+@nki.jit
+def scale(x, is_double_buffered):
+    """x * 2, 128 rows of 2048 columns at a time; one tile for all, or a fresh tile each."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    rows, columns = x.shape
+    tile = nl.ndarray((128, columns), dtype=x.dtype, buffer=nl.sbuf)
+    for start in range(0, rows, 128):
+        if is_double_buffered:
+            tile = nl.ndarray((128, columns), dtype=x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=x[start : start + 128])
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=2.0)
+        nisa.dma_copy(dst=out[start : start + 128], src=tile)
+    return out
+
+
+@nki.jit
+def matmul(lhs_t, rhs):
+    k, m = lhs_t.shape
+    _, n = rhs.shape
+    out = nl.ndarray((m, n), dtype=nl.float32, buffer=nl.shared_hbm)
+    for column in range(0, n, 512):
+        acc = nl.ndarray((m, 512), dtype=nl.float32, buffer=nl.psum)
+        for start in range(0, k, 128):
+            a = nl.ndarray((128, m), dtype=lhs_t.dtype, buffer=nl.sbuf)
+            b = nl.ndarray((128, 512), dtype=rhs.dtype, buffer=nl.sbuf)
+            nisa.dma_copy(dst=a, src=lhs_t[start : start + 128, :])
+            nisa.dma_copy(dst=b, src=rhs[start : start + 128, column : column + 512])
+            nisa.nc_matmul(dst=acc, stationary=a, moving=b)
+        result = nl.ndarray((m, 512), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=result, src=acc)
+        nisa.dma_copy(dst=out[:, column : column + 512], src=result)
+    return out
+
+
+@nki.jit
+def products(lhs_t, rhs, count):
+    """One load, then `count` products: TensorE without any wait."""
+    _, m = lhs_t.shape
+    n = rhs.shape[1]
+    out = nl.ndarray((m, n), dtype=nl.float32, buffer=nl.shared_hbm)
+    a = nl.ndarray(lhs_t.shape, dtype=lhs_t.dtype, buffer=nl.sbuf)
+    b = nl.ndarray(rhs.shape, dtype=rhs.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=a, src=lhs_t)
+    nisa.dma_copy(dst=b, src=rhs)
+    acc = nl.ndarray((m, n), dtype=nl.float32, buffer=nl.psum)
+    for _ in range(count):
+        nisa.nc_matmul(dst=acc, stationary=a, moving=b)
+    result = nl.ndarray((m, n), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=result, src=acc)
+    nisa.dma_copy(dst=out, src=result)
+    return out
+
+
+@nki.jit
+def chain(x, ops):
+    """Activations of one tile in place, one after the other."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x)
+    for op in ops:
+        nisa.activation(dst=tile, op=op, data=tile)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+@nki.jit
+def loop(x, trips):
+    """An addition in a register loop."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x)
+
+    def body(_):
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
+
+    nl.fori_loop(0, trips, body)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+@nki.jit
+def columns(x):
+    """Stores by columns: neighbours in the rows of the result must not wait for each other."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for start in range(0, x.shape[1], 512):
+        tile = nl.ndarray((128, 512), dtype=x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=x[:, start : start + 512])
+        nisa.dma_copy(dst=out[:, start : start + 512], src=tile)
+    return out
+
+
+@nki.jit
+def through_hbm(x):
+    """Store, then load what was stored: the load waits for the store."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    held = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
+    first = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    second = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=first, src=x)
+    nisa.dma_copy(dst=held, src=first)
+    nisa.dma_copy(dst=second, src=held)
+    nisa.dma_copy(dst=out, src=second)
+    return out
