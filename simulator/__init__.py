@@ -13,8 +13,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trnx.simulator.installation import install as install
+    from trnx.simulator.installation import uninstall as uninstall
     from trnx.simulator.kernel import Kernel as Kernel
     from trnx.simulator.program import Program as Program
+    from trnx.simulator.session import interactive as interactive
     from trnx.simulator.spec import TensorSpec as TensorSpec
     from trnx.simulator.tracing import simulate as simulate
     from trnx.simulator.tracing import trace as trace
@@ -25,13 +28,27 @@ _HOME = {
     "Kernel": "kernel",
     "Program": "program",
     "TensorSpec": "spec",
+    "install": "installation",
+    "interactive": "session",
     "load": "twins",
     "load_module": "twins",
     "simulate": "tracing",
     "trace": "tracing",
+    "uninstall": "installation",
 }
 
-__all__ = ["Kernel", "Program", "TensorSpec", "load", "load_module", "simulate", "trace"]
+__all__ = [
+    "Kernel",
+    "Program",
+    "TensorSpec",
+    "install",
+    "interactive",
+    "load",
+    "load_module",
+    "simulate",
+    "trace",
+    "uninstall",
+]
 
 
 def __getattr__(name: str) -> Any:

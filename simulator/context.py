@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING
@@ -13,9 +16,54 @@ from trnx.simulator.errors import Location, TrnxError
 
 if TYPE_CHECKING:
     from trnx.simulator.simulator import Simulator
+    from trnx.simulator.tensor import NkiTensor
 
 _current: ContextVar[Simulator | None] = ContextVar("trnx_simulator", default=None)
+_observer: ContextVar[Callable[[Recorded], None] | None] = ContextVar("trnx_observer", default=None)
+_float32: ContextVar[bool] = ContextVar("trnx_float32", default=False)
 _HERE = str(Path(__file__).resolve().parent) + os.sep
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One instruction when it is recorded: `operands` are pairs of tensor and "is written"."""
+
+    index: int
+    core: int
+    name: str
+    engine: str
+    operands: list[tuple[NkiTensor, bool]]
+    line: tuple[CodeType, int]
+
+
+@contextmanager
+def observing(observer: Callable[[Recorded], None]) -> Iterator[None]:
+    """Simulators made in this block tell `observer` of every instruction."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
+@contextmanager
+def storing_float32() -> Iterator[None]:
+    """Simulators made in this block store floating point types below 32 bits as float32."""
+    token = _float32.set(True)
+    try:
+        yield
+    finally:
+        _float32.reset(token)
+
+
+def observer_or_none() -> Callable[[Recorded], None] | None:
+    """Who is to be told of instructions, if anybody."""
+    return _observer.get()
+
+
+def stores_float32() -> bool:
+    """True within `storing_float32`."""
+    return _float32.get()
 
 
 class OutsideKernelError(TrnxError):

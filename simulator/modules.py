@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from enum import Enum
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +22,7 @@ from trnx.simulator.errors import IllegalInstructionError
 @functools.cache
 def nki_modules() -> Mapping[str, ModuleType]:
     """Module name -> module, also under `neuronxcc.nki`."""
-    from trnx.simulator import collectives, language, tracing
+    from trnx.simulator import collectives, front, language
 
     isa = _isa()
     dtype_names = {str(dtype): dtype for dtype in dtypes.DTYPES} | {"bool_": dtypes.bool_}
@@ -33,7 +34,7 @@ def nki_modules() -> Mapping[str, ModuleType]:
     tree: dict[str, dict[str, Any]] = {
         "nki": {
             "jit": kernel.jit,
-            "simulate": tracing.simulate,
+            "simulate": front.simulate,
             "simulate_kernel": _simulate_kernel,
             "baremetal": kernel.jit,
             "benchmark": kernel.jit,
@@ -56,6 +57,7 @@ def nki_modules() -> Mapping[str, ModuleType]:
 
 def _module(name: str, members: Mapping[str, Any]) -> ModuleType:
     module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None, is_package=True)
     vars(module).update({key: value for key, value in members.items() if not key.startswith("__")})
     return module
 
@@ -89,7 +91,7 @@ def _isa() -> ModuleType:
 
 
 def _simulate_kernel(function: Any, *args: Any, **kwargs: Any) -> Any:
-    from trnx.simulator.tracing import simulate
+    from trnx.simulator.front import simulate
 
     return simulate(function)(*args, **kwargs)
 

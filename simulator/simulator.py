@@ -12,11 +12,17 @@ from trnx.simulator.capacity import check_address, peak_bytes
 from trnx.simulator.checks.findings import Findings
 from trnx.simulator.checks.ordering import Ordering
 from trnx.simulator.checks.overlap import invalidate_rivals
-from trnx.simulator.context import kernel_line, kernel_location
+from trnx.simulator.context import (
+    Recorded,
+    kernel_line,
+    kernel_location,
+    observer_or_none,
+    stores_float32,
+)
 from trnx.simulator.cores import Core, Cores
 from trnx.simulator.coverage import Coverage, Covered
 from trnx.simulator.dtypes import DType, resolve
-from trnx.simulator.errors import IllegalInstructionError
+from trnx.simulator.errors import IllegalInstructionError, UninitialisedReadError
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.loops import Loops
@@ -43,6 +49,10 @@ class Simulator:
         self.findings = findings or Findings()
         self.grid = grid
         self.values = values
+        # True at the Python prompt; see the module `session`.
+        self.is_interactive = False
+        self._observer = observer_or_none()
+        self._stores_float32 = stores_float32()
         self.pool = BufferPool()
         self.rows = Rows()
         self.steps: list[Step] = []
@@ -94,6 +104,8 @@ class Simulator:
     ) -> NkiTensor:
         """`nl.ndarray`: a new tensor with unknown content."""
         kind = resolve(dtype)
+        if self._stores_float32 and kind.is_float:
+            kind = resolve("float32")
         sizes = self._checked_shape(shape)
         if buffer is MemoryRegion.shared_hbm:
             return self._shared_tensor(sizes, kind, name)
@@ -197,6 +209,16 @@ class Simulator:
             self._prologue.append(state.zero_)
         return state
 
+    def values_of(self, tensor: NkiTensor) -> torch.Tensor:
+        """The values that a tensor has now, as stored; for the Python prompt."""
+        if not tensor.storage.written.covers(tensor):
+            raise UninitialisedReadError(
+                "uninitialised-read",
+                f"{tensor.describe()} has elements that nothing has written",
+                kernel_location(),
+            )
+        return tensor.torch_view()
+
     # ---- recording ----
 
     def record(self, emit: Any, operands: list[tuple[NkiTensor, bool]]) -> int:
@@ -221,6 +243,11 @@ class Simulator:
                     storage.slot.is_written = True
             if storage.allocation is not None:
                 storage.allocation.touch(index)
+        if self._observer is not None:
+            engine = emit.engine.name
+            self._observer(
+                Recorded(index, self.core.index, emit.name, engine, operands, line)
+            )
         self.append_steps(emit.steps)
         self.rows.append(
             emit.name,

@@ -170,7 +170,13 @@ class NkiTensor:
             kernel_location(),
         )
 
-    __bool__ = __int__ = __float__ = __iter__ = _unknown
+    def __bool__(self) -> bool:
+        simulator = current_or_none()
+        if simulator is None or not simulator.is_interactive:
+            self._unknown()
+        return bool((simulator.values_of(self) != 0).all())
+
+    __int__ = __float__ = __iter__ = _unknown
     __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __invert__ = _unknown
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _unknown
     __truediv__ = __rtruediv__ = __matmul__ = __mod__ = __pow__ = __and__ = __or__ = _unknown

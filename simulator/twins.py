@@ -77,8 +77,16 @@ def load(kernel: Any) -> Any:
 
 
 def _uses_nki(scope: Mapping[str, Any]) -> bool:
-    """True where a function's globals hold modules of an installed nki package."""
-    return any(isinstance(value, ModuleType) and is_nki(value.__name__) for value in scope.values())
+    """True where a function's globals hold parts of an installed nki package."""
+    from trnx.simulator.modules import nki_modules
+
+    ours = set(map(id, nki_modules().values()))
+    return any(
+        is_nki(value.__name__) and id(value) not in ours
+        if isinstance(value, ModuleType)
+        else is_nki(str(getattr(value, "__module__", "")))
+        for value in scope.values()
+    )
 
 
 @functools.lru_cache(maxsize=64)

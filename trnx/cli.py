@@ -90,6 +90,23 @@ def explain(
         explanation.fail_under(fail_under)
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def sim(
+    script: Annotated[str, typer.Argument(help="A Python file, or a folder with __main__.py.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    target: Annotated[
+        Target | None, typer.Option(help="The generation; else as the environment says.")
+    ] = None,
+    trace: Annotated[bool, typer.Option(help="Print every instruction of every kernel.")] = False,
+    debug: Annotated[bool, typer.Option(help="Open the debugger where a check fails.")] = False,
+) -> None:
+    """Run a script that says `import nki` with the simulator, without a device."""
+    from trnx.simulator.launch import run_script
+
+    asked = None if target is None else target.value
+    run_script(script, arguments or [], target=asked, trace=trace, debug=debug)
+
+
 def main() -> None:
     """Entry point: named errors end with their message and status 1, without a traceback."""
     try:

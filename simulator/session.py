@@ -1,0 +1,55 @@
+"""NKI at the Python prompt: `with interactive() as session:` runs nki.language and nki.isa calls at
+once, outside of a kernel.
+
+    with interactive("trn2") as session:
+        a = nl.full((128, 512), 3.0, dtype=nl.float32)
+        assert nl.equal(nl.add(a, 2.0), nl.full((128, 512), 5.0, dtype=nl.float32))
+        session.values(a)
+
+Here, and nowhere else, a tensor has a truth value: all of its elements are not zero. In a kernel it
+has none, because there the condition would be evaluated before there are values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from trnx.simulator.context import enter, leave
+from trnx.simulator.hardware import hardware
+from trnx.simulator.simulator import Simulator
+from trnx.simulator.spec import TensorSpec
+from trnx.simulator.tensor import NkiTensor
+
+
+class Session:
+    """Tensors of this process for the calls, and values of the calls' tensors."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self._simulator = simulator
+
+    def tensor(self, values: torch.Tensor | np.ndarray[Any, Any]) -> NkiTensor:
+        """An HBM tensor on the memory of a torch tensor or a numpy array."""
+        held = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+        return self._simulator.argument(TensorSpec.of(held), held)
+
+    def values(self, tensor: NkiTensor) -> torch.Tensor:
+        """A copy of the values of a tensor."""
+        return self._simulator.values_of(tensor).clone(memory_format=torch.contiguous_format)
+
+
+@contextmanager
+def interactive(target: str = "trn2") -> Iterator[Session]:
+    """Run NKI calls at once until the block ends."""
+    with torch.inference_mode(False), torch.no_grad():
+        simulator = Simulator(hardware(target), (), values=True)
+        simulator.is_interactive = True
+        token = enter(simulator)
+        try:
+            yield Session(simulator)
+        finally:
+            leave(token)
