@@ -449,9 +449,15 @@ class Emit:
 
 def instruction(function: Callable[..., None]) -> Callable[..., NkiInstruction]:
     """Declare an instruction of nki.isa under the function's name; see the module's docstring."""
+    if function.__name__ in INSTRUCTIONS:
+        raise TrnxError(f"two instructions are named {function.__name__!r}")
+    call = INSTRUCTIONS[function.__name__] = recorded(function)
+    return call
+
+
+def recorded(function: Callable[..., None]) -> Callable[..., NkiInstruction]:
+    """The function that a kernel calls for an instruction, wherever it finds it."""
     name = function.__name__
-    if name in INSTRUCTIONS:
-        raise TrnxError(f"two instructions are named {name!r}")
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> NkiInstruction:
@@ -464,7 +470,6 @@ def instruction(function: Callable[..., None]) -> Callable[..., NkiInstruction]:
 
     parameters = list(inspect.signature(function).parameters.values())[1:]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    INSTRUCTIONS[name] = call
     return call
 
 
