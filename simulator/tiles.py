@@ -235,7 +235,25 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
     """A new tile of `shape`; `x` itself where nothing changes."""
     if tuple(shape) == x.shape:
         return x if dtype is None or resolve(dtype) == x.dtype else copy(x, dtype)
+    if len(shape) != x.ndim or any(
+        have not in (1, want) for have, want in zip(x.shape, shape, strict=True)
+    ):
+        _fail(f"broadcast_to: {x.shape} does not broadcast to {tuple(shape)}")
+    if x.shape[0] != shape[0]:
+        x = _repeated(x, shape[0])
     return copy(_broadcast(x, tuple(shape)), dtype)
+
+
+def _repeated(x: NkiTensor, partitions: int) -> NkiTensor:
+    """A new tile with the one partition of `x` in `partitions` partitions, by doubling DMAs."""
+    held = _new((partitions, *x.shape[1:]), x.dtype)
+    tensor_copy(held[0:1], x)
+    done = 1
+    while done < partitions:
+        count = min(done, partitions - done)
+        dma_copy(held[done : done + count], held[0:count])
+        done += count
+    return held
 
 
 def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:

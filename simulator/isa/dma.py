@@ -32,8 +32,8 @@ def dma_copy(
 ) -> None:
     """dst = src element by element in row-major order; another dtype goes through float32."""
     emit.on(None, (Engine.dma,))
-    emit.detail = _issuer(engine, dge_mode, src, dst)
     _check_pair(emit, dst, src)
+    emit.detail = _issuer(engine, dge_mode, src, dst)
     if src.dtype != dst.dtype:
         hwdge = dge_mode in (DgeMode.hwdge, DgeMode.hwdge.value)
         emit.require(not hwdge, f"hwdge cannot convert {src.dtype} to {dst.dtype}")
@@ -136,10 +136,15 @@ def dma_transpose(
     emit.require(dst.shape == wanted, f"dst is {dst.shape}; the transpose of src is {wanted}")
     emit.require(dst.dtype == src.dtype, f"dst is {dst.dtype}, src {src.dtype}; they must be equal")
     if src.indirection is not None:
+        emit.require(emit.generation >= 3, "an indirect transpose needs trn2 or newer")
+        emit.require(
+            src.ndim < 4 or 1 in src.shape[1:3],
+            f"src is {src.shape}; an indirect transpose needs dimension 1 or 2 of size 1",
+        )
         emit.require(
             src.dtype.itemsize == 2, f"an indirect transpose takes 2-byte types, not {src.dtype}"
         )
-        source = _gathered(emit, src, "src", None, oob_mode is OobMode.skip).permute(order)
+        source = _gathered_columns(emit, src, oob_mode is OobMode.skip).permute(order)
     else:
         emit.read(src, "src", buffers=DMA_REACHABLE)
         # A view of its own: binding retargets the objects that steps hold, not views of them.
@@ -150,6 +155,25 @@ def dma_transpose(
         _append_reversed(emit, src, target)
     else:
         emit.step(target.copy_, source)
+
+
+def _gathered_columns(emit: Emit, src: NkiTensor, skip: bool) -> torch.Tensor:
+    """Scratch with the rows of `src` that the index names, which counts down its columns."""
+    indirect = src.indirection
+    assert indirect is not None
+    index = indirect.index
+    if not isinstance(index, NkiTensor) or index.size < src.shape[0]:
+        emit.illegal(f"src has {src.shape[0]} rows; the index must have as many elements")
+    emit.require(index.dtype.is_integer, f"the index of src is {index.dtype}, not an integer")
+    emit.require(index.ndim == 2, f"the index of src has {index.ndim} dimensions, not 2")
+    chosen = emit.read(index, "index of src", buffers=DMA_REACHABLE)
+    flat = emit.scratch((index.size,), index.dtype.torch)
+    emit.step(flat.view(index.shape[1], index.shape[0]).t().copy_, chosen)
+    rows, limit = rows_of(emit, src, indirect)
+    emit.reads(src)
+    out = emit.scratch(src.shape, src.dtype.torch)
+    emit.step(gather, rows, flat[: src.shape[0]], out, limit, skip, emit.location())
+    return out
 
 
 def _append_reversed(emit: Emit, src: NkiTensor, target: torch.Tensor) -> None:
