@@ -7,7 +7,7 @@
 |---|---|---|
 | target | trn1, trn2, trn3 (or an alias) | the generation to compile for |
 | fallback | auto, xla, eager, error | who runs what no kernel takes; error: nobody, raise instead |
-| select | profit, legal | NKI where it pays, or wherever it can |
+| select | profit, legal, none | NKI where it pays, wherever it can, or nowhere |
 | runner | simulator, reference | NKI kernels in the simulator, or their torch references |
 """
 
@@ -22,7 +22,7 @@ from trnx.backend.errors import InvalidOptionError, OptionError, UnknownOptionEr
 from trnx.simulator.hardware import Hardware, hardware
 
 Fallback = Literal["auto", "xla", "eager", "error"]
-Select = Literal["profit", "legal"]
+Select = Literal["profit", "legal", "none"]
 Runner = Literal["simulator", "reference"]
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {

@@ -6,6 +6,8 @@
    those that take a whole region the cheapest), `xla` or `eager` (that engine first), `error`
    (raise, and say every op that has no NKI kernel);
 4. one schedule of everything (`schedule.py`), and the ledger of all that does not run on NKI.
+
+`select="none"` leaves out the first two steps.
 """
 
 from __future__ import annotations
@@ -50,8 +52,13 @@ def partition(
     refusals = Refusals()
     forbidden = policy == "error"
     profit = Profit(hardware, () if forbidden else tuple(engines), select)
-    units = _kernel_units(gm.graph, kernels, hardware, profit, refusals, generator)
+    units: list[Unit] = []
+    if select != "none":
+        units = _kernel_units(gm.graph, kernels, hardware, profit, refusals, generator)
     rest = _rest(gm.graph, units)
+    if select == "none":
+        for node in rest:
+            refusals.note(node, "select='none'")
     if forbidden and rest:
         raise FallbackForbiddenError([entry(n, "eager", refusals.reason(n)) for n in rest])
     fallback = _Fallback(_preferred(engines, policy), policy)

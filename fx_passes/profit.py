@@ -17,7 +17,7 @@ from trnx.fx_passes.region import FallbackEngine, KernelMatch
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
-Select = Literal["profit", "legal"]
+Select = Literal["profit", "legal", "none"]
 
 # Both predictions are roofline bounds that nobody has calibrated on a device, so a fallback must be
 # clearly faster before a kernel is refused.
@@ -26,7 +26,8 @@ MARGIN = 2.0
 
 @dataclass(frozen=True)
 class Profit:
-    """The judge of one partition. `select="legal"` takes everything that is legal."""
+    """The judge of one partition. `select="legal"` takes everything that is legal; under `none`
+    nobody asks, since partition looks for no kernels."""
 
     hardware: Hardware
     engines: tuple[FallbackEngine, ...]

@@ -330,3 +330,10 @@ def test_glue_that_an_engine_lacks_ends_its_region(plan: Any, trnx: Any) -> None
 
     assert _names(made) == [("eager", 1), ("eager", 1)]
     assert len(made.steps) == 3
+
+
+def test_select_none_leaves_every_op_to_the_engines_and_says_so(plan: Any, trnx: Any) -> None:
+    made = plan(lambda x: _tuple((x * 2).tanh()), X, generator=trnx.FakeGenerator(), select="none")
+
+    assert _names(made) == [("eager", 2)]
+    assert [entry.reason for entry in made.ledger] == ["select='none'"] * 2
