@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trnx.simulator.kernel import Kernel as Kernel
     from trnx.simulator.program import Program as Program
     from trnx.simulator.session import interactive as interactive
+    from trnx.simulator.ranks import simulate_ranks as simulate_ranks
     from trnx.simulator.spec import TensorSpec as TensorSpec
     from trnx.simulator.tracing import simulate as simulate
     from trnx.simulator.tracing import trace as trace
@@ -33,6 +34,7 @@ _HOME = {
     "load": "twins",
     "load_module": "twins",
     "simulate": "tracing",
+    "simulate_ranks": "ranks",
     "trace": "tracing",
     "uninstall": "installation",
 }
@@ -46,6 +48,7 @@ __all__ = [
     "load",
     "load_module",
     "simulate",
+    "simulate_ranks",
     "trace",
     "uninstall",
 ]

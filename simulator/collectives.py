@@ -1,48 +1,382 @@
-"""`nki.collectives`: known by name; a single simulated core has no peers to talk to."""
+"""`nki.collectives` over simulated ranks: which tensors take part, and what arrives where.
+
+Every rank of a group calls the same collective and waits for the others (`ranks.simulate_ranks`);
+the last to arrive moves the data of all. Groups are lists of ranks that do not overlap; a call that
+not every rank of its group makes, or makes differently, is the deadlock finding. Reductions are in
+float32 (integers exactly) in the order of the group and round once; the order on the device is not
+documented. Without ranks there is one, number 0.
+
+Ranks are launches of one program. Counts and displacements of the `_v` forms are values.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from trnx.simulator.context import kernel_location
-from trnx.simulator.errors import IllegalInstructionError
+import torch
 
-_NAMES = (
-    "all_reduce",
-    "all_gather",
-    "all_gather_v",
-    "reduce_scatter",
-    "all_to_all",
-    "all_to_all_v",
-    "collective_permute",
-    "collective_permute_implicit",
-    "collective_permute_implicit_reduce",
-    "rank_id",
-    "collective_permute_implicit_current_processing_rank_id",
-)
+from trnx.simulator import exchange
+from trnx.simulator.context import current
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.instruction import Emit, recorded
+from trnx.simulator.objects import NKIObject
+from trnx.simulator.registers import VirtualRegister
+from trnx.simulator.storage import DMA_REACHABLE, HBM, SBUF
+from trnx.simulator.tensor import NkiTensor
+
+_REDUCTIONS = ("add", "minimum", "maximum")
+_FUNCTIONS: dict[str, Callable[..., Any]] = {}
+
+Tensors = Sequence[NkiTensor]
 
 
 @dataclass(frozen=True)
-class ReplicaGroup:
-    """Ranks that take part in a collective operation."""
+class ReplicaGroup(NKIObject):
+    """Groups of ranks that take part in a collective: lists of ranks without overlap."""
 
     groups: Any
 
 
-def _collective(name: str) -> Callable[..., NoReturn]:
-    def call(*_: Any, **__: Any) -> NoReturn:
-        raise IllegalInstructionError(
-            "collectives",
-            f"{name}: the simulator runs one core and has no collectives; run it on Trainium",
-            kernel_location(),
-        )
-
-    call.__name__ = name
+def _collective(function: Callable[..., None]) -> Callable[..., Any]:
+    call = _FUNCTIONS[function.__name__] = recorded(function)
     return call
+
+
+# ---- checks ----
+
+
+def group_of(emit: Emit, replica_group: Any) -> tuple[int, ...]:
+    """The group of this rank."""
+    emit.on(None, (Engine.dma,))
+    emit.require(emit.programs == 1, "ranks run one program each; launch without a grid")
+    emit.require(current(emit.name).loops.depth == 0, "it cannot stand in a register loop")
+    emit.require(
+        isinstance(replica_group, ReplicaGroup), f"{replica_group!r} is not a ReplicaGroup"
+    )
+    groups = [tuple(group) for group in replica_group.groups]
+    members = [rank for group in groups for rank in group]
+    me, size = emit.rank, emit.ranks
+    emit.require(
+        all(isinstance(rank, int) and 0 <= rank < size for rank in members),
+        f"replica group {groups} names ranks that are not in 0 to {size - 1}",
+    )
+    emit.require(len(set(members)) == len(members), f"groups of {groups} overlap")
+    emit.require(len({len(group) for group in groups}) == 1, f"groups of {groups} differ in size")
+    mine = [group for group in groups if me in group]
+    emit.require(bool(mine), f"rank {me} is in no group of {groups}")
+    return mine[0]
+
+
+def check_pairs(emit: Emit, srcs: Tensors, dsts: Tensors, hbm_only: bool) -> None:
+    """As many sources as destinations, of equal types, in one kind of memory."""
+    for what, tensors in (("srcs", srcs), ("dsts", dsts)):
+        emit.require(isinstance(tensors, list | tuple), f"{what} must be a list of tensors")
+        for tensor in tensors:
+            emit.check(tensor, what, HBM if hbm_only else DMA_REACHABLE)
+    emit.require(len(srcs) == len(dsts) > 0, f"{len(srcs)} sources and {len(dsts)} destinations")
+    in_sbuf = {tensor.buffer in SBUF for tensor in (*srcs, *dsts)}
+    emit.require(len(in_sbuf) == 1, "tensors in SBUF and in HBM cannot be mixed")
+    emit.require(in_sbuf == {False} or len(srcs) == 1, "several tensors at once must be in HBM")
+    for src, dst in zip(srcs, dsts, strict=True):
+        emit.require(src.dtype == dst.dtype, f"src is {src.dtype}, dst {dst.dtype}")
+
+
+def _check_shapes(emit: Emit, dst: NkiTensor, expected: tuple[int, ...]) -> None:
+    emit.require(dst.shape == expected, f"dst has shape {dst.shape}; expected {expected}")
+
+
+def _check_dim(emit: Emit, dim: int, srcs: Tensors, sbuf_dims: tuple[int, ...] = (0,)) -> None:
+    in_sbuf = srcs[0].buffer in SBUF
+    allowed = sbuf_dims if in_sbuf else (0,)
+    emit.require(dim in allowed, f"collective_dim {dim} is not possible; it must be in {allowed}")
+    emit.require(not in_sbuf or srcs[0].ndim == 2, "tensors in SBUF must have two dimensions")
+
+
+def _check_reduction(emit: Emit, op: Any) -> str:
+    name = getattr(op, "name", None)
+    emit.require(name in _REDUCTIONS, f"op must be one of {', '.join(_REDUCTIONS)}, not {op!r}")
+    return str(name)
+
+
+def check_priority(emit: Emit, priority: int | None) -> None:
+    if priority is not None:
+        emit.require(emit.generation > 3, "priority needs NeuronCore-v4")
+        emit.require(priority in range(4), f"priority {priority} is not in 0 to 3")
+
+
+def _operands(
+    emit: Emit, srcs: Tensors, dsts: Tensors
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    sources = [emit.read(src, "srcs", buffers=DMA_REACHABLE) for src in srcs]
+    targets = [emit.write(dst, "dsts", buffers=DMA_REACHABLE, elementwise=False) for dst in dsts]
+    return sources, targets
+
+
+def _exchange(
+    emit: Emit,
+    group: tuple[int, ...],
+    brought: Any,
+    move: Callable[[list[Any]], None],
+    *what: Any,
+) -> None:
+    """Meet the group; the last rank records `move` on what all brought, in the group's order."""
+    arrived = emit.meet_ranks((emit.name, group, *what), group, brought)
+    if arrived is not None:
+        emit.step(move, [arrived[rank] for rank in group])
+
+
+# ---- of whole tensors ----
+
+
+@_collective
+def all_reduce(
+    emit: Emit,
+    srcs: Tensors,
+    dsts: Tensors,
+    replica_group: ReplicaGroup,
+    op: Any,
+    priority: int | None = None,
+    name: Any = None,
+) -> None:
+    """Every dst = the reduction of the group's srcs."""
+    group = group_of(emit, replica_group)
+    check_priority(emit, priority)
+    check_pairs(emit, srcs, dsts, hbm_only=False)
+    for src, dst in zip(srcs, dsts, strict=True):
+        _check_shapes(emit, dst, src.shape)
+    how = _check_reduction(emit, op)
+    dtypes = [src.dtype for src in srcs]
+    move = functools.partial(exchange.all_reduce, how, dtypes)
+    _exchange(emit, group, _operands(emit, srcs, dsts), move, how, _shapes(srcs))
+
+
+@_collective
+def all_gather(
+    emit: Emit,
+    srcs: Tensors,
+    dsts: Tensors,
+    replica_group: ReplicaGroup,
+    collective_dim: int,
+    priority: int | None = None,
+    name: Any = None,
+) -> None:
+    """Every dst = the group's srcs one after the other along a dimension."""
+    group = group_of(emit, replica_group)
+    check_priority(emit, priority)
+    check_pairs(emit, srcs, dsts, hbm_only=False)
+    _check_dim(emit, collective_dim, srcs, (0, 1))
+    for src, dst in zip(srcs, dsts, strict=True):
+        expected = list(src.shape)
+        expected[collective_dim] *= len(group)
+        _check_shapes(emit, dst, tuple(expected))
+    move = functools.partial(exchange.all_gather, collective_dim)
+    _exchange(emit, group, _operands(emit, srcs, dsts), move, collective_dim, _shapes(srcs))
+
+
+@_collective
+def reduce_scatter(
+    emit: Emit,
+    srcs: Tensors,
+    dsts: Tensors,
+    replica_group: ReplicaGroup,
+    collective_dim: int,
+    op: Any,
+    priority: int | None = None,
+    name: Any = None,
+) -> None:
+    """dst of the i-th rank = the i-th part of the reduction of the group's srcs."""
+    group = group_of(emit, replica_group)
+    check_priority(emit, priority)
+    check_pairs(emit, srcs, dsts, hbm_only=False)
+    _check_dim(emit, collective_dim, srcs)
+    for src, dst in zip(srcs, dsts, strict=True):
+        rows = src.shape[0]
+        emit.require(rows % len(group) == 0, f"{rows} rows do not split into {len(group)}")
+        _check_shapes(emit, dst, (rows // len(group), *src.shape[1:]))
+    how = _check_reduction(emit, op)
+    move = functools.partial(exchange.reduce_scatter, how, [src.dtype for src in srcs])
+    _exchange(emit, group, _operands(emit, srcs, dsts), move, how, _shapes(srcs))
+
+
+@_collective
+def all_to_all(
+    emit: Emit,
+    srcs: Tensors,
+    dsts: Tensors,
+    replica_group: ReplicaGroup,
+    collective_dim: int,
+    priority: int | None = None,
+    name: Any = None,
+) -> None:
+    """Part j of dst = part i of the j-th rank's src, for the i-th rank."""
+    group = group_of(emit, replica_group)
+    check_priority(emit, priority)
+    check_pairs(emit, srcs, dsts, hbm_only=True)
+    _check_dim(emit, collective_dim, srcs)
+    for src, dst in zip(srcs, dsts, strict=True):
+        rows = src.shape[0]
+        emit.require(rows % len(group) == 0, f"{rows} rows do not split into {len(group)}")
+        _check_shapes(emit, dst, src.shape)
+    _exchange(emit, group, _operands(emit, srcs, dsts), exchange.all_to_all, _shapes(srcs))
+
+
+def _shapes(tensors: Tensors) -> tuple[Any, ...]:
+    return tuple((tensor.shape, str(tensor.dtype)) for tensor in tensors)
+
+
+# ---- point to point ----
+
+
+@_collective
+def collective_permute(
+    emit: Emit,
+    srcs: Tensors,
+    dsts: Tensors,
+    source_target_pairs: Sequence[tuple[int, int]],
+    priority: int | None = None,
+    name: Any = None,
+) -> None:
+    """dst of a pair's target = src of its source; a rank that is no target keeps its dst."""
+    everyone = tuple(range(emit.ranks))
+    group_of(emit, ReplicaGroup([everyone]))
+    check_priority(emit, priority)
+    check_pairs(emit, srcs, dsts, hbm_only=True)
+    emit.require(len(srcs) == 1, "it takes one tensor")
+    _check_shapes(emit, dsts[0], srcs[0].shape)
+    pairs = tuple((int(source), int(target)) for source, target in source_target_pairs)
+    for side in zip(*pairs, strict=True):
+        emit.require(len(set(side)) == len(side), f"a rank stands twice on one side of {pairs}")
+        emit.require(set(side) <= set(everyone), f"pairs {pairs} name ranks not in {everyone}")
+    source = emit.read(srcs[0], "srcs", buffers=HBM)
+    target = None
+    if any(receiver == emit.rank for _, receiver in pairs):
+        target = emit.write(dsts[0], "dsts", buffers=HBM, elementwise=False)
+    move = functools.partial(exchange.permute, pairs)
+    _exchange(emit, everyone, (source, target), move, pairs, _shapes(srcs))
+
+
+def _check_channels(emit: Emit, channel_ids: Sequence[int], *by_channel: Sequence[Tensors]) -> None:
+    count = len(channel_ids)
+    emit.require(
+        list(channel_ids) == list(range(count)) and 1 <= count <= 4,
+        f"channel_ids {list(channel_ids)} must be 0, 1, ..., at most 4 of them",
+    )
+    for tensors in by_channel:
+        emit.require(len(tensors) == count, f"{len(tensors)} lists for {count} channels")
+        for inner in tensors:
+            emit.require(len(inner) == 1, "every channel takes one tensor")
+
+
+@_collective
+def collective_permute_implicit(
+    emit: Emit,
+    srcs_by_channel: Sequence[Tensors],
+    dsts_by_channel: Sequence[Tensors],
+    replica_group: ReplicaGroup,
+    channel_ids: Sequence[int] = (0,),
+    priority: int | None = None,
+    name: Any = None,
+) -> None:
+    """dst = src of the rank before this one in the ring."""
+    group = group_of(emit, replica_group)
+    check_priority(emit, priority)
+    _check_channels(emit, channel_ids, srcs_by_channel, dsts_by_channel)
+    srcs = [tensors[0] for tensors in srcs_by_channel]
+    dsts = [tensors[0] for tensors in dsts_by_channel]
+    check_pairs(emit, srcs, dsts, hbm_only=False)
+    for src, dst in zip(srcs, dsts, strict=True):
+        _check_shapes(emit, dst, src.shape)
+    _exchange(emit, group, _operands(emit, srcs, dsts), exchange.ring, _shapes(srcs))
+
+
+@_collective
+def collective_permute_implicit_reduce(
+    emit: Emit,
+    srcs0_by_channel: Sequence[Tensors],
+    srcs1_by_channel: Sequence[Tensors],
+    dsts_by_channel: Sequence[Tensors],
+    replica_group: ReplicaGroup,
+    op: Any,
+    channel_ids: Sequence[int] = (0,),
+    priority: int | None = None,
+    name: Any = None,
+) -> None:
+    """dst = op(src0, src1) of the rank before this one in the ring."""
+    group = group_of(emit, replica_group)
+    check_priority(emit, priority)
+    _check_channels(emit, channel_ids, srcs0_by_channel, srcs1_by_channel, dsts_by_channel)
+    first = [tensors[0] for tensors in srcs0_by_channel]
+    second = [tensors[0] for tensors in srcs1_by_channel]
+    dsts = [tensors[0] for tensors in dsts_by_channel]
+    check_pairs(emit, first, dsts, hbm_only=False)
+    check_pairs(emit, second, dsts, hbm_only=False)
+    for a, b, dst in zip(first, second, dsts, strict=True):
+        _check_shapes(emit, dst, a.shape)
+        _check_shapes(emit, dst, b.shape)
+    how = _check_reduction(emit, op)
+    sources, targets = _operands(emit, [*first, *second], dsts)
+    move = functools.partial(exchange.ring_reduce, how, [dst.dtype for dst in dsts])
+    _exchange(emit, group, (sources, targets), move, how, _shapes(first))
+
+
+# ---- who am I ----
+
+
+@recorded
+def _rank_id(emit: Emit, register: VirtualRegister) -> None:
+    emit.on(None, (Engine.sync,))
+    emit.step(register.value.fill_, emit.rank)
+    register.is_set = True
+
+
+def rank_id(name: Any = None) -> VirtualRegister:
+    """A register with the rank of this program."""
+    register = VirtualRegister()
+    _rank_id(register)
+    return register
+
+
+@recorded
+def _processing_rank(
+    emit: Emit,
+    register: VirtualRegister,
+    iteration: Any,
+    replica_group: ReplicaGroup,
+    channel: int,
+) -> None:
+    group = group_of(emit, replica_group)
+    emit.require(channel in range(4), f"channel_id {channel} is not in 0 to 3")
+    ring = torch.tensor(group, device="cpu")
+    position = group.index(emit.rank)
+    if isinstance(iteration, VirtualRegister):
+        emit.require_set(iteration, "iteration_id")
+        emit.step(exchange.ring_member, register.value, ring, position, iteration.value)
+    else:
+        emit.require(isinstance(iteration, int), f"iteration_id {iteration!r} is no integer")
+        emit.step(register.value.fill_, group[(position - iteration) % len(group)])
+    register.is_set = True
+
+
+def collective_permute_implicit_current_processing_rank_id(
+    iteration_id: Any, replica_group: ReplicaGroup, channel_id: int = 0, name: Any = None
+) -> VirtualRegister:
+    """A register with the rank whose data is here in an iteration of a ring."""
+    register = VirtualRegister()
+    _processing_rank(register, iteration_id, replica_group, channel_id)
+    return register
 
 
 def namespace() -> dict[str, Any]:
     """The members of nki.collectives."""
-    return {"ReplicaGroup": ReplicaGroup, **{name: _collective(name) for name in _NAMES}}
+    from trnx.simulator import collectives_v
+
+    functions = (rank_id, collective_permute_implicit_current_processing_rank_id)
+    return {
+        "ReplicaGroup": ReplicaGroup,
+        **_FUNCTIONS,
+        **collectives_v.FUNCTIONS,
+        **{function.__name__: function for function in functions},
+    }

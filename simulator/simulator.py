@@ -28,6 +28,7 @@ from trnx.simulator.isa.enums import Engine
 from trnx.simulator.loops import Loops
 from trnx.simulator.pool import BufferPool
 from trnx.simulator.program import Step, Totals
+from trnx.simulator.ranks import SINGLE, Rank
 from trnx.simulator.rows import Rows
 from trnx.simulator.spec import TensorSpec, contiguous_strides
 from trnx.simulator.storage import HBM, Allocation, MemoryRegion, Slot, Storage
@@ -44,9 +45,11 @@ class Simulator:
         grid: tuple[int, ...] = (),
         values: bool = False,
         findings: Findings | None = None,
+        rank: Rank = SINGLE,
     ) -> None:
         self.hardware = hardware
         self.findings = findings or Findings()
+        self.rank = rank
         self.grid = grid
         self.values = values
         # True at the Python prompt; see the module `session`.

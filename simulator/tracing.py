@@ -20,7 +20,9 @@ from trnx.simulator.cores import Core
 from trnx.simulator.errors import FindingError, Location
 from trnx.simulator.hardware import hardware
 from trnx.simulator.kernel import Kernel
+from trnx.simulator.precision import full_precision
 from trnx.simulator.program import Output, Program
+from trnx.simulator.ranks import SINGLE, Rank
 from trnx.simulator.simulator import Simulator
 from trnx.simulator.spec import TensorSpec, contiguous_strides
 from trnx.simulator.storage import MemoryRegion
@@ -68,17 +70,18 @@ def simulate(
     *,
     strict: bool = True,
     warn: Collection[str] = (),
+    rank: Rank = SINGLE,
 ) -> Callable[..., Any]:
     """`simulate(kernel)(*args)` runs the kernel with values and all checks.
 
     Tensors may be torch or numpy; results are of the kind of the first tensor argument. `strict`
-    and `warn` as in `trace`.
+    and `warn` as in `trace`; `rank` is for `ranks.simulate_ranks`.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         as_numpy = any(isinstance(a, np.ndarray) for a in (*args, *kwargs.values()))
         findings = Findings(strict, warn)
-        _, results = _trace(kernel, args, kwargs, target, grid, True, findings)
+        _, results = _trace(kernel, args, kwargs, target, grid, True, findings, rank)
         converted = tuple(_to_numpy(r) if as_numpy else r for r in results.tensors)
         return converted[0] if results.is_single else converted
 
@@ -137,13 +140,14 @@ def _trace(
     grid: Grid,
     values: bool,
     findings: Findings,
+    rank: Rank = SINGLE,
 ) -> tuple[Program, _Results]:
     function, sizes, is_kernel = _resolve(kernel, grid)
     if is_kernel:
         for finding in cached_findings(function):
             findings.report(finding)
-    with torch.inference_mode(False), torch.no_grad():
-        simulator = Simulator(hardware(target), sizes, values, findings)
+    with torch.inference_mode(False), torch.no_grad(), full_precision:
+        simulator = Simulator(hardware(target), sizes, values, findings, rank)
         arguments = _Arguments(simulator)
         positional = [arguments.convert(value) for value in args]
         keywords = {name: arguments.convert(value) for name, value in kwargs.items()}

@@ -132,6 +132,23 @@ class Emit:
         arrived: dict[int, Any] | None = self._simulator.cores.meet(key, everyone, brought)
         return arrived
 
+    @property
+    def rank(self) -> int:
+        """The rank of this launch."""
+        return int(self._simulator.rank.index)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the launch."""
+        return int(self._simulator.rank.count)
+
+    def meet_ranks(
+        self, key: Hashable, parties: Sequence[int], brought: Any
+    ) -> dict[int, Any] | None:
+        """Wait for other ranks; the last gets what each brought, the others None."""
+        arrived: dict[int, Any] | None = self._simulator.rank.meet(key, parties, brought)
+        return arrived
+
     def location(self) -> Location | None:
         """The kernel's source line."""
         return kernel_location()
