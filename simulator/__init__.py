@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from trnx.simulator.installation import uninstall as uninstall
     from trnx.simulator.kernel import Kernel as Kernel
     from trnx.simulator.program import Program as Program
-    from trnx.simulator.session import interactive as interactive
     from trnx.simulator.ranks import simulate_ranks as simulate_ranks
+    from trnx.simulator.session import interactive as interactive
     from trnx.simulator.spec import TensorSpec as TensorSpec
     from trnx.simulator.tracing import simulate as simulate
     from trnx.simulator.tracing import trace as trace

@@ -420,3 +420,23 @@ def writes_interleaved_columns(x):
     nisa.dma_copy(dst=tile, src=x[:, me : x.shape[1] : 2])
     nisa.dma_copy(dst=out[:, me : x.shape[1] : 2], src=tile)
     return out
+
+
+@nki.jit
+def prints_and_stops(x, what):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    rows = x.shape[0] // nl.num_programs()
+    mine = nl.ds(rows * nl.program_id(), rows)
+    tile = nl.ndarray((rows, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+    print("shape", x.shape)
+    if what == "stops":
+        breakpoint()
+    if what == "fails":
+        hook_that_fails("two")
+    nisa.dma_copy(dst=tile, src=x[mine])
+    nisa.dma_copy(dst=out[mine], src=tile)
+    return out
+
+
+def hook_that_fails(message):
+    assert message == "", message
