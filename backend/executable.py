@@ -50,7 +50,9 @@ class Executable:
         self._specialisations: OrderedDict[tuple[Number, ...], Specialisation] = OrderedDict()
         self._eager: dict[str, RegionFunction] = {}
         self._fallbacks = {
-            region.name: self._engines[region.engine].compile(region_module(region))
+            region.name: self._engines[region.engine].compile(
+                region_module(region), refuse=partial(self._refuse, region)
+            )
             for region in plan.regions
             if region.match is None
         }
@@ -114,7 +116,11 @@ class Executable:
     def _refuse(self, region: Region, reason: str) -> None:
         op, line = describe(region)
         with self._lock:
-            self._regions[region.name].executed_flops = 0
+            entry = self._regions[region.name]
+            if region.match is not None:
+                entry.executed_flops = 0
+            elif not self._sources:  # else other sizes may still run where the plan says
+                entry.engine = "eager"
             self._report.fallbacks.append(
                 FallbackReport(op, region.nodes[-1].name, "eager", reason, line)
             )

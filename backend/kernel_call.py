@@ -21,16 +21,13 @@ from trnx.backend.memory import Frame
 from trnx.backend.runners import Prepared, Runner
 from trnx.backend.shapes import Symbols, UnknownSizeError, concrete, concrete_spec
 from trnx.fx_passes.nodes import op_name
-from trnx.fx_passes.region import KernelMatch, Region, RegionFunction
+from trnx.fx_passes.region import KernelMatch, Refuse, Region, RegionFunction
 from trnx.fx_passes.source import source_line
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.spec import TensorSpec
 
 log = logging.getLogger(__name__)
-
-Refuse = Callable[[str], None]
-
 
 def concrete_bindings(match: KernelMatch, symbols: Symbols) -> tuple[Bindings, tuple[str, ...]]:
     """The bindings for `symbols`, and the names of those that are made contiguous first.

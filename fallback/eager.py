@@ -14,7 +14,7 @@ from torch import fx
 
 from trnx.fallback.cost import eager_seconds
 from trnx.fallback.layout import output_layouts, restride
-from trnx.fx_passes.region import Engine, RegionFunction
+from trnx.fx_passes.region import Engine, Refuse, RegionFunction
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import TRN2, Hardware
 
@@ -56,8 +56,9 @@ class EagerEngine:
         """Predicted seconds on the target: one launch an op."""
         return eager_seconds(nodes, self._hardware)
 
-    def compile(self, graph_module: fx.GraphModule) -> RegionFunction:
+    def compile(self, graph_module: fx.GraphModule, refuse: Refuse | None = None) -> RegionFunction:
         """The module's generated code; outputs with other strides than promised are copied."""
+        del refuse  # eager takes everything
         forward = graph_module.forward
         layouts = output_layouts(graph_module)
 

@@ -25,7 +25,7 @@ from torch import fx
 from trnx.fallback.cost import fused_seconds
 from trnx.fallback.eager import EagerEngine
 from trnx.fallback.errors import FallbackError
-from trnx.fx_passes.region import Engine, RegionFunction
+from trnx.fx_passes.region import Engine, Refuse, RegionFunction
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import TRN2, Hardware
 
@@ -61,35 +61,47 @@ class XlaEngine:
         """Predicted seconds on the target: one launch for all."""
         return fused_seconds(nodes, self._hardware)
 
-    def compile(self, graph_module: fx.GraphModule) -> RegionFunction:
-        """A compiled program behind a Python function; eager, with a warning, where XLA fails."""
+    def compile(self, graph_module: fx.GraphModule, refuse: Refuse | None = None) -> RegionFunction:
+        """A compiled program behind a Python function; where XLA fails, eager, a warning, and a
+        call of `refuse`."""
         if self._missing is not None:
             raise FallbackError(self._missing)
         from trnx.fallback.program import Program, example_inputs, specialises
 
         def build(inputs: Sequence[Any]) -> RegionFunction:
-            return Program(graph_module, inputs).run
+            try:
+                return Program(graph_module, inputs).run
+            except Exception as error:  # noqa: BLE001 - the fallback boundary: eager can run anything
+                reason = f"XLA does not compile the region: {type(error).__name__}: {error}"
+                _log.warning("%s; it runs eagerly", reason)
+                if refuse is not None:
+                    refuse(reason)
+                return EagerEngine(self._hardware).compile(graph_module)
 
-        try:
-            first = build(example_inputs(graph_module))
-        except Exception as error:  # noqa: BLE001 - the fallback boundary: eager can run anything
-            _log.warning("XLA does not compile a region, it runs eagerly: %s", error)
-            return EagerEngine(self._hardware).compile(graph_module)
-        if not specialises(graph_module):
-            return first
-        return _BySizes(build)
+        inputs = example_inputs(graph_module)
+        first = build(inputs)
+        return _BySizes(build, inputs, first) if specialises(graph_module) else first
+
+
+def _sizes(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(x.shape if isinstance(x, torch.Tensor) else x for x in inputs)
 
 
 class _BySizes:
     """A program for each set of sizes; the least recently used one leaves first."""
 
-    def __init__(self, build: Callable[[Sequence[Any]], RegionFunction]) -> None:
+    def __init__(
+        self,
+        build: Callable[[Sequence[Any]], RegionFunction],
+        inputs: Sequence[Any],
+        first: RegionFunction,
+    ) -> None:
         self._build = build
-        self._programs: OrderedDict[Any, RegionFunction] = OrderedDict()
+        self._programs: OrderedDict[Any, RegionFunction] = OrderedDict([(_sizes(inputs), first)])
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
-        key = tuple(x.shape if isinstance(x, torch.Tensor) else x for x in inputs)
+        key = _sizes(inputs)
         with self._lock:
             program = self._programs.get(key)
             if program is not None:

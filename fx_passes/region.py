@@ -87,6 +87,8 @@ class Generator(Protocol):
 
 
 RegionFunction = Callable[[Sequence[Any]], Sequence[torch.Tensor]]
+# Told the reason why a region, given to an engine, runs in eager instead.
+Refuse = Callable[[str], None]
 
 
 class FallbackEngine(Protocol):
@@ -102,7 +104,9 @@ class FallbackEngine(Protocol):
     def cost(self, nodes: Sequence[fx.Node]) -> float:
         """Predicted seconds on the target for these nodes as one region, launch included."""
 
-    def compile(self, graph_module: fx.GraphModule) -> RegionFunction:
+    def compile(self, graph_module: fx.GraphModule, refuse: Refuse | None = None) -> RegionFunction:
         """A callable for a region given as a graph module of its own (placeholders in the order of
         `Region.inputs`, output a tuple in the order of `Region.outputs`). Inputs are tensors and,
-        for symbolic sizes, integers. Outputs have the strides of the graph's metadata."""
+        for symbolic sizes, integers. Outputs have the strides of the graph's metadata. Where the
+        engine fails, now or for sizes that come later, the region runs in eager and `refuse` is
+        called."""

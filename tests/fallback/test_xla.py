@@ -314,9 +314,25 @@ def test_a_region_that_xla_cannot_compile_runs_eagerly(
 ) -> None:
     x = torch.randn(4, 4)
     graph_module = capture(lambda v: torch.linalg.qr(v)[1], x)
-    out = XlaEngine().compile(graph_module)([x])
+    refused: list[str] = []
+    out = XlaEngine().compile(graph_module, refuse=refused.append)([x])
     torch.testing.assert_close(out[0], graph_module(x)[0])
     assert "runs eagerly" in caplog.text
+    assert len(refused) == 1
+    assert refused[0].startswith("XLA does not compile the region: ")
+
+
+def test_sizes_that_xla_cannot_compile_run_eagerly(
+    capture: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph_module = capture(lambda v: v + 1, torch.randn(3, 4), symbolic=True)
+    refused: list[str] = []
+    run = XlaEngine().compile(graph_module, refuse=refused.append)
+    monkeypatch.setattr("trnx.fallback.program.jax_function", None)
+    for size, refusals in ((3, 0), (5, 1), (5, 1), (3, 1), (6, 2)):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(run([x])[0], x + 1)
+        assert len(refused) == refusals
 
 
 # ------------------------------------------------------------------------------- sizes and threads
