@@ -42,12 +42,12 @@ class Kernel:
         return f"<kernel {self.function.__qualname__}>"
 
 
-def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
     """The decorator of kernels, plain or with options. `platform_target` is the target where the
     environment names none; the others (`mode`, `debug_kernel`, ...) are ignored.
     """
-    if function is None:
+    if fn is None:
         return functools.partial(jit, **options)
-    if isinstance(function, Kernel):
-        return function
-    return Kernel(function, platform_target=options.get("platform_target"))
+    if isinstance(fn, Kernel):
+        return fn
+    return Kernel(fn, platform_target=options.get("platform_target"))

@@ -260,8 +260,15 @@ class _NdarrayMeta(type):
     isinstance.
     """
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return ndarray(*args, **kwargs)
+    def __call__(
+        cls,
+        shape: Shape,
+        dtype: Any,
+        buffer: Any = MemoryRegion.sbuf,
+        name: str = "",
+        address: tuple[int, int] | None = None,
+    ) -> Any:
+        return ndarray(shape, dtype, buffer, name, address)
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, NkiTensor)

@@ -5,23 +5,36 @@ An `Op` compares by identity and has a `name`; instructions look the name up in 
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
+
+
+def _signature(operands: tuple[str, ...]) -> inspect.Signature:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(name, kind) for name in operands]
+    return inspect.Signature([*parameters, inspect.Parameter("dtype", kind, default=None)])
+
+
+_SIGNATURES = {1: _signature(("x",)), 2: _signature(("x", "y"))}
 
 
 class Op:
     """One operator of nki.language; calling it computes on tiles at once (see `tiles`)."""
 
-    __slots__ = ("__name__", "arity", "name")
+    __slots__ = ("__name__", "__signature__", "arity", "name")
 
     def __init__(self, name: str, arity: int) -> None:
         self.name = name
         self.arity = arity
         self.__name__ = name
+        self.__signature__ = _SIGNATURES[arity]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from trnx.simulator.tiles import apply
 
-        return apply(self, *args, **kwargs)
+        given = self.__signature__.bind(*args, **kwargs).arguments
+        dtype = given.pop("dtype", None)
+        return apply(self, *given.values(), dtype=dtype)
 
     def __repr__(self) -> str:
         return f"nl.{self.name}"

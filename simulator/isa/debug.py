@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trnx.simulator.isa.enums import Engine
-from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.instruction import Emit, recorded
 from trnx.simulator.storage import ANYWHERE
 from trnx.simulator.tensor import NkiTensor
 
@@ -14,7 +14,7 @@ def _show(prefix: str, tensor: torch.Tensor) -> None:
     print(prefix, tensor)
 
 
-@instruction
+@recorded
 def device_print(emit: Emit, tensor: NkiTensor, prefix: str) -> None:
     """Print `prefix` and the values of `tensor`."""
     emit.on(None, (Engine.sync,))

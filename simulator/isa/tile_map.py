@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trnx.simulator.isa.enums import Engine
-from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.instruction import Emit, recorded
 from trnx.simulator.tensor import NkiTensor
 
 
-@instruction
+@recorded
 def tile_map(
     emit: Emit,
     dst: NkiTensor,
