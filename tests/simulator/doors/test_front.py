@@ -1,0 +1,162 @@
+"""`nki.simulate`, `kernel(...)` and the environment variables of AWS's package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from trnx.simulator import interactive, load_module
+from trnx.simulator.errors import FindingError, UninitialisedReadError, UnknownTargetError
+from trnx.simulator.front import DeviceRequiredError
+
+KERNELS = Path(__file__).with_name("door_kernels.py")
+
+
+@pytest.fixture(scope="module")
+def kernels() -> ModuleType:
+    return load_module(KERNELS)
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NEURON_PLATFORM_TARGET_OVERRIDE", "NKI_PRECISE_FP", "NKI_SIMULATOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_numpy_in_numpy_out(kernels: ModuleType) -> None:
+    a = np.arange(12, dtype=np.float32).reshape(4, 3)
+    result = kernels.nki.simulate(kernels.double)(a)
+    assert isinstance(result, np.ndarray)
+    np.testing.assert_array_equal(result, 2 * a)
+
+
+def test_torch_in_torch_out(kernels: ModuleType) -> None:
+    a = torch.arange(12, dtype=torch.bfloat16).reshape(4, 3)
+    result = kernels.double(a)
+    assert isinstance(result, torch.Tensor)
+    assert torch.equal(result, 2 * a)
+    assert result.dtype is torch.bfloat16
+
+
+def test_ml_dtypes_in_and_out(kernels: ModuleType) -> None:
+    a = np.ones((4, 3), ml_dtypes.bfloat16)
+    result = kernels.double(a)
+    assert result.dtype == a.dtype
+    np.testing.assert_array_equal(result.astype(np.float32), 2)
+
+
+def test_launch_with_cores(kernels: ModuleType) -> None:
+    np.testing.assert_array_equal(kernels.double[1](np.ones((4, 3), np.float32)), 2)
+    result = kernels.programs[2](np.zeros((2, 1), np.int32))
+    np.testing.assert_array_equal(result, [[10], [11]])
+
+
+@pytest.mark.parametrize(
+    ("asked", "version"), [("trn1", 2), ("inf2", 2), ("gen3", 3), ("TRN2", 3), ("gen4", 4)]
+)
+def test_target_of_the_environment(
+    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, asked: str, version: int
+) -> None:
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", asked)
+    np.testing.assert_array_equal(kernels.version(np.zeros((1, 1), np.int32)), version)
+
+
+def test_default_target_and_the_decorators(kernels: ModuleType) -> None:
+    zeros = np.zeros((1, 1), np.int32)
+    np.testing.assert_array_equal(kernels.version(zeros), 4)
+    np.testing.assert_array_equal(kernels.version_on_trn1(zeros), 2)
+    np.testing.assert_array_equal(kernels.version_on_trn1[1](zeros), 2)
+
+
+def test_unknown_target(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn9")
+    with pytest.raises(UnknownTargetError, match="trn9"):
+        kernels.version(np.zeros((1, 1), np.int32))
+
+
+def test_device_is_refused(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NKI_SIMULATOR", "0")
+    with pytest.raises(DeviceRequiredError, match="NKI_SIMULATOR=0"):
+        kernels.double(np.ones((4, 3), np.float32))
+    monkeypatch.setenv("NKI_SIMULATOR", "1")
+    np.testing.assert_array_equal(kernels.double(np.ones((4, 3), np.float32)), 2)
+
+
+def test_precise_is_the_default(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = torch.full((4, 3), 1.0, dtype=torch.bfloat16)
+    # 1 + 2^-9 is no bfloat16.
+    assert torch.equal(kernels.add_small(a), a)
+    monkeypatch.setenv("NKI_PRECISE_FP", "0")
+    wide = kernels.add_small(a)
+    assert wide.dtype is torch.float32
+    assert torch.equal(wide, a.float() + 2**-9)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32, np.int16])
+def test_imprecise_numpy(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
+    monkeypatch.setenv("NKI_PRECISE_FP", "0")
+    result = kernels.double(np.ones((4, 3), dtype))
+    assert result.dtype == (np.int16 if dtype is np.int16 else np.float32)
+    np.testing.assert_array_equal(result, 2)
+
+
+@pytest.mark.parametrize("precise", ["0", "1"])
+def test_arguments_are_written_in_place(
+    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, precise: str
+) -> None:
+    monkeypatch.setenv("NKI_PRECISE_FP", precise)
+    a = torch.ones(4, 3, dtype=torch.float16)
+    untouched = torch.ones(4, 3, dtype=torch.float16)
+    kernels.into_first(a, untouched)
+    assert torch.equal(a, torch.full((4, 3), 2.0, dtype=torch.float16))
+    assert torch.equal(untouched, torch.ones(4, 3, dtype=torch.float16))
+
+
+def test_prompt_gives_truth_values_and_kernels_do_not(kernels: ModuleType) -> None:
+    nl = kernels.nl
+    with interactive() as session:
+        a = nl.full((4, 3), 3.0, dtype=nl.float32)
+        assert nl.equal(nl.add(a, 2.0), nl.full((4, 3), 5.0, dtype=nl.float32))
+        assert not nl.equal(a, 2.0)
+        assert torch.equal(session.values(a), torch.full((4, 3), 3.0))
+        with pytest.raises(UninitialisedReadError):
+            bool(nl.ndarray((4, 3), dtype=nl.float32))
+    with pytest.raises(FindingError, match="nl.where"):
+        kernels.asks_a_tensor(np.ones((4, 3), np.float32))
+
+
+def test_prompt_writes_into_arrays(kernels: ModuleType) -> None:
+    nl = kernels.nl
+    out = np.zeros((4, 3), np.float32)
+    with interactive("trn3") as session:
+        nl.store(session.tensor(out), nl.full((4, 3), 7.0, dtype=nl.float32))
+    np.testing.assert_array_equal(out, 7)
+
+
+@pytest.mark.parametrize("give", ["positional", "keywords", "mixed"])
+def test_operators_take_keywords(kernels: ModuleType, give: str) -> None:
+    nl = kernels.nl
+    with interactive() as session:
+        a = nl.full((4, 3), 3.0, dtype=nl.float32)
+        result = {
+            "positional": lambda: nl.subtract(a, 1.0, nl.bfloat16),
+            "keywords": lambda: nl.subtract(y=1.0, x=a, dtype=nl.bfloat16),
+            "mixed": lambda: nl.subtract(a, y=1.0, dtype=nl.bfloat16),
+        }[give]()
+        assert torch.equal(session.values(result), torch.full((4, 3), 2.0, dtype=torch.bfloat16))
+
+
+def test_broadcast_over_partitions(kernels: ModuleType) -> None:
+    nl = kernels.nl
+    row = np.arange(5, dtype=np.float32)[None]
+    with interactive() as session:
+        tile = nl.broadcast_to(nl.load(session.tensor(row)), (100, 5))
+        expected = torch.from_numpy(np.repeat(row, 100, 0))
+        assert torch.equal(session.values(tile), expected)
+        with pytest.raises(FindingError, match="does not broadcast"):
+            nl.broadcast_to(tile, (128, 5))
