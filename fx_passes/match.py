@@ -11,8 +11,9 @@ from __future__ import annotations
 import operator
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ class Matcher:
         self.kernel = kernel
         self._constants = dict(pattern.constants)
         try:
-            graph = fx.Tracer().trace(pattern.function)
+            graph = _trace(pattern.function)
         except (TypeError, ValueError, NameError) as error:  # TraceError is a ValueError
             raise PatternError(f"cannot trace the pattern of {kernel.name}: {error}") from error
         graph.eliminate_dead_code()
@@ -209,6 +210,19 @@ class Matcher:
             return False
         found.bound[name] = value
         return True
+
+
+def _trace(function: Callable[..., Any]) -> fx.Graph:
+    """The graph of a pattern's function.
+
+    `fx.Tracer().trace` replaces `nn.Module.__call__` for the whole process while it runs, which
+    breaks modules that other threads call. Patterns call no modules.
+    """
+    graph = fx.Graph()
+    tracer = fx.proxy.GraphAppendingTracer(graph)
+    proxies = [fx.Proxy(graph.placeholder(n), tracer) for n in signature(function).parameters]
+    graph.output(tracer.create_arg(function(*proxies)))
+    return graph
 
 
 @dataclass

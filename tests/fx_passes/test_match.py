@@ -36,6 +36,18 @@ def silu(x: torch.Tensor) -> Any:
     return aten.mul.Tensor(x, aten.sigmoid.default(x))
 
 
+def test_tracing_a_pattern_leaves_modules_of_other_threads_alone(trnx: Any) -> None:
+    usual = torch.nn.Module.__call__
+    seen = []
+
+    def watching(x: torch.Tensor) -> Any:
+        seen.append(torch.nn.Module.__call__)
+        return aten.exp.default(x)
+
+    Matcher(trnx.FakeKernel("k", watching), Pattern(watching))
+    assert seen == [usual]
+
+
 def scaled(x: torch.Tensor, scale: float) -> Any:
     return aten.mul.Tensor(aten.exp.default(x), scale)
 
