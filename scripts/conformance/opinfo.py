@@ -43,7 +43,7 @@ NKI_OPS_BAR = 120
 DTYPES = (torch.float32, torch.bool, torch.int64)
 SELECTS = ("profit", "legal")
 SAMPLES = 2
-OP_SECONDS = 120
+OP_SECONDS = 300
 SEED = 1234
 RENEWED_AFTER = 60  # ops that one process runs
 
@@ -92,7 +92,7 @@ def full_name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
-def cases(op: Any) -> Iterator[Case]:
+def cases(op: Any, samples: int) -> Iterator[Case]:
     """The first samples of each dtype that the op has."""
     for dtype in DTYPES:
         if dtype not in op.supported_dtypes("cpu"):
@@ -106,7 +106,7 @@ def cases(op: Any) -> Iterator[Case]:
                     return found
             return None
 
-        for index in range(SAMPLES):
+        for index in range(samples):
             if sample(index) is None:
                 break
             yield Case(dtype, index, lambda index=index, sample=sample: sample(index))  # type: ignore[misc]
@@ -212,6 +212,15 @@ def _on_alarm(*_: Any) -> None:
     raise OpTimeoutError
 
 
+def run_cases(op: Any, outcome: Outcome, samples: int = SAMPLES) -> Outcome:
+    """All samples of one op, added to `outcome`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for case in cases(op, samples):
+            run_case(op, case, outcome)
+    return outcome
+
+
 def run_op(position: int) -> Outcome:
     """All samples of one op of the database, within the time limit."""
     op = op_db[position]
@@ -220,10 +229,7 @@ def run_op(position: int) -> Outcome:
     signal.signal(signal.SIGALRM, _on_alarm)
     signal.alarm(OP_SECONDS)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for case in cases(op):
-                run_case(op, case, outcome)
+        run_cases(op, outcome)
     except OpTimeoutError:
         reason = f"took longer than {OP_SECONDS} s"
         outcome.failures.append(Failure(outcome.op, "-", "-", -1, reason))
@@ -233,15 +239,11 @@ def run_op(position: int) -> Outcome:
     return outcome
 
 
-def choose(arguments: argparse.Namespace) -> list[int]:
+def choose(ops: str | None = None, sample: int | None = None, seed: int = 0) -> list[int]:
     """Positions in the database of the ops to run."""
-    chosen = [
-        i
-        for i, op in enumerate(op_db)
-        if not arguments.ops or re.search(arguments.ops, full_name(op))
-    ]
-    if arguments.sample and arguments.sample < len(chosen):
-        chosen = sorted(random.Random(arguments.seed).sample(chosen, arguments.sample))
+    chosen = [i for i, op in enumerate(op_db) if not ops or re.search(ops, full_name(op))]
+    if sample and sample < len(chosen):
+        chosen = sorted(random.Random(seed).sample(chosen, sample))
     return chosen
 
 
@@ -292,7 +294,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     arguments = parser.parse_args()
-    positions = choose(arguments)
+    positions = choose(arguments.ops, arguments.sample, arguments.seed)
     outcomes = []
     for outcome in run_all(positions, arguments.jobs):
         outcomes.append(outcome)

@@ -1,0 +1,70 @@
+"""A sample of the OpInfo run (`scripts/conformance/opinfo.py`), small enough for every change."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "conformance" / "opinfo.py"
+OPS, SEED = 25, 3
+# The share of NKI ops that the whole run has to reach, in this sample.
+NKI_OPS = OPS * 120 // 702
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("opinfo_script", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.fixture(scope="module")
+def outcomes(script: ModuleType) -> Iterator[list[Any]]:
+    found = []
+    for position in script.choose(sample=OPS, seed=SEED):
+        op = script.op_db[position]
+        found.append(script.run_cases(op, script.Outcome(script.full_name(op)), samples=1))
+    yield found
+    torch._dynamo.reset()
+
+
+def test_sampled_ops_agree_with_eager(outcomes: list[Any]) -> None:
+    assert len(outcomes) == OPS
+    assert sum(outcome.samples for outcome in outcomes) >= OPS
+    assert not [failure for outcome in outcomes for failure in outcome.failures]
+
+
+@pytest.mark.parametrize("select", ["profit", "legal"])
+def test_sampled_ops_run_on_nki(outcomes: list[Any], select: str) -> None:
+    assert sum(outcome.nki.get(select, False) for outcome in outcomes) >= NKI_OPS
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "reason"),
+    [
+        ([torch.ones(2)], [torch.ones(2)], None),
+        ([torch.ones(2)], [torch.ones(2), 1], "1 results in place of 2"),
+        ([torch.ones(2)], [torch.ones(3)], "in place of"),
+        ([torch.ones(2)], [torch.ones(2, dtype=torch.float64)], "in place of"),
+        ([torch.ones(2, 2).t()[:, :1]], [torch.ones(2, 1)], "stride"),
+        ([torch.ones(2) * 1.001], [torch.ones(2)], "not close"),
+        ([float("nan"), 2], [float("nan"), 3], "value 2 in place of 3"),
+    ],
+)
+def test_differences_are_seen(
+    script: ModuleType, actual: list[Any], expected: list[Any], reason: str | None
+) -> None:
+    found = script.differs(actual, expected, False)
+    assert found == reason if reason is None else reason in found
