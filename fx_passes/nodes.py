@@ -26,6 +26,7 @@ _FACTORIES = frozenset(
         aten.ones.default,
         aten.empty.memory_format,
         aten.empty_strided.default,
+        aten.empty_permuted.default,
         aten.scalar_tensor.default,
         aten.arange.default,
         aten.arange.start,
@@ -39,6 +40,7 @@ UNFILLED = frozenset(
     {
         aten.empty.memory_format,
         aten.empty_strided.default,
+        aten.empty_permuted.default,
         aten.empty_like.default,
         aten.new_empty.default,
         aten.new_empty_strided.default,

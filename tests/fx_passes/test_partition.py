@@ -337,3 +337,24 @@ def test_select_none_leaves_every_op_to_the_engines_and_says_so(plan: Any, trnx:
 
     assert _names(made) == [("eager", 2)]
     assert [entry.reason for entry in made.ledger] == ["select='none'"] * 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: aten.empty.memory_format([4, 6]),
+        lambda: aten.empty_strided.default([4, 6], [6, 1]),
+        lambda: aten.empty_permuted.default([4, 6], [0, 1]),
+    ],
+    ids=["empty", "empty_strided", "empty_permuted"],
+)
+def test_unfilled_tensors_are_glue_and_stay_apart(
+    make: Callable[[], torch.Tensor], trnx: Any
+) -> None:
+    gm = canonicalise(make_fx(lambda x: (make() + x, make() - x), tracing_mode="fake")(X))
+    options: dict[str, Any] = {"kernels": (), "engines": [trnx.FakeEngine()], "select": "none"}
+    made = partition(gm, hardware=hardware("trn2"), **options)
+
+    factories = [node for node in gm.graph.nodes if "empty" in node.name]
+    assert len(factories) == 2
+    assert coverage(made).total == 2
