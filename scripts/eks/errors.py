@@ -1,0 +1,58 @@
+"""Findings, and the named errors of `trnx.eks`.
+
+A `Finding` is what a check has to say about one field: which rule, where, what is wrong, and what
+to do. Checks return findings; only the outermost callers raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from trnx.eks.rule_names import RULES
+from trnx.simulator.errors import TrnxError
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One refusal: `field` is a dotted path, `rule` a key of `RULES`."""
+
+    rule: str
+    field: str
+    message: str
+    fix: str
+
+    def __post_init__(self) -> None:
+        assert self.rule in RULES, self.rule
+
+    def __str__(self) -> str:
+        return f"[{self.rule}] {self.field}: {self.message}\n    fix: {self.fix}"
+
+    def to_dict(self) -> dict[str, str]:
+        """JSON form."""
+        return asdict(self)
+
+
+class EksError(TrnxError):
+    """Root of the errors of `trnx.eks`."""
+
+
+class MissingExtraError(EksError):
+    """`trnx eks` without the packages of the extra `eks`."""
+
+
+class YamlError(EksError):
+    """A file that is not YAML, or that says something twice."""
+
+
+class SchemaFolderError(EksError):
+    """The folder of custom-resource schemas is missing, or a download of it failed."""
+
+
+class JobRefusedError(EksError):
+    """A job file or manifest that breaks rules; `findings` holds all of them."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = tuple(findings)
+        count = f"{len(self.findings)} problem" + ("s" if len(self.findings) > 1 else "")
+        super().__init__("\n".join([count, *map(str, self.findings)]))

@@ -1,0 +1,64 @@
+"""Facts of Trainium instance types, as data.
+
+Counts and EFA interfaces: EC2's DescribeInstanceTypes (NeuronInfo, NetworkInfo.EfaInfo). CPU and
+memory that can be allocated: Karpenter's table of instance types. A type whose name or numbers are
+not published is not here: nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MI_PER_GI = 1024
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One EC2 type. `cpu` (vCPUs) and `memory_gi` (GiB) are what pods can use, None if unknown."""
+
+    name: str
+    generation: str
+    devices: int
+    physical_cores_per_device: int
+    default_lnc: int
+    efa: int
+    cpu: float | None
+    memory_gi: float | None
+
+    def __post_init__(self) -> None:
+        assert self.physical_cores_per_device % self.default_lnc == 0
+        assert self.name.startswith(self.generation)
+
+    @property
+    def lncs(self) -> tuple[int, ...]:
+        """Logical NeuronCore configurations that the type takes."""
+        return (1,) if self.generation == "trn1" else (1, 2)
+
+    def cores_per_device(self, lnc: int) -> int:
+        """Logical NeuronCores of one device."""
+        return self.physical_cores_per_device // lnc
+
+    @property
+    def device_counts(self) -> tuple[int, ...]:
+        """Device counts that the scheduler can place (trn1: its topology extension's)."""
+        if self.generation == "trn1":
+            return tuple(n for n in TOPOLOGY_COUNTS if n <= self.devices)
+        return tuple(range(1, self.devices + 1))
+
+
+# Groups of neighbouring devices: the trn1 scheduler extension's and DRA's devicegroup attributes.
+TOPOLOGY_COUNTS = (1, 4, 8, 16)
+
+_TABLE = (
+    Instance("trn1.2xlarge", "trn1", 1, 2, 1, 0, 8.0, 32.0),
+    Instance("trn1.32xlarge", "trn1", 16, 2, 1, 8, 127.6, 481894 / MI_PER_GI),
+    Instance("trn1n.32xlarge", "trn1", 16, 2, 1, 16, 128.0, 512.0),
+    Instance("trn2.3xlarge", "trn2", 1, 8, 2, 1, None, None),
+    Instance("trn2.48xlarge", "trn2", 16, 8, 2, 16, 191.45, 1938410 / MI_PER_GI),
+    Instance("trn2u.48xlarge", "trn2", 16, 8, 2, 16, 191.45, 1938410 / MI_PER_GI),
+)
+
+INSTANCES = {instance.name: instance for instance in _TABLE}
+
+# TorchNeuron is the only PyTorch stack from this SDK on, and it has no trn1.
+FIRST_SDK_WITHOUT_TRN1 = (2, 32)

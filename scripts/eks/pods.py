@@ -1,0 +1,251 @@
+"""The pod of a job: container, resources, environment, volumes; the claims of the DRA flavour."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trnx.eks.documents import Manifest
+from trnx.eks.model import Flavour, Kind, Operator, TrnxJob
+
+NEURON = "aws.amazon.com/neuron"
+EFA = "vpc.amazonaws.com/efa"
+DEVICE_CLASS = "neuron.aws.com"
+CLAIM = "neurons"
+SDK_ANNOTATION = "trnx/neuron-sdk"
+RENDEZVOUS_PORT = 29500
+SHM_VOLUME = "dshm"
+LOCAL_CACHE = "/var/cache/neff-local"
+
+# Share of a node's allocatable CPU and memory that pods ask for; the rest is for daemons.
+USABLE = 0.9
+# Part of a pod's memory that /dev/shm may take: data loaders and collectives pass tensors there.
+SHM_PART = 8
+MIB = 2**20
+_UNITS = {"Ki": 2**10, "Mi": MIB, "Gi": 2**30, "Ti": 2**40, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+def quantity_bytes(text: str) -> float:
+    """Bytes of a Kubernetes quantity such as 64Gi."""
+    for unit, factor in _UNITS.items():
+        if text.endswith(unit):
+            return float(text.removesuffix(unit)) * factor
+    return float(text.removesuffix("m")) / (1000 if text.endswith("m") else 1)
+
+
+def labels(job: TrnxJob) -> dict[str, str]:
+    """Labels of everything that belongs to a job; `delete` goes by them."""
+    return {
+        "app.kubernetes.io/name": job.name,
+        "app.kubernetes.io/managed-by": "trnx-eks",
+        "trnx/kind": job.kind.value,
+    }
+
+
+def metadata(job: TrnxJob, *, queued: bool = False) -> Manifest:
+    """Metadata of an object of a job; `queued`: it is what Kueue admits."""
+    queue = {"kueue.x-k8s.io/queue-name": job.queue} if queued and job.queue else {}
+    return {"name": job.name, "namespace": job.namespace, "labels": {**labels(job), **queue}}
+
+
+def pod_metadata(job: TrnxJob) -> Manifest:
+    """Metadata of a job's pods."""
+    annotations = {} if job.kind == Kind.SERVE else {"karpenter.sh/do-not-disrupt": "true"}
+    if job.sdk is not None:
+        annotations[SDK_ANNOTATION] = job.sdk
+    return {"labels": labels(job), **({"annotations": annotations} if annotations else {})}
+
+
+def _share(job: TrnxJob) -> float:
+    return max(job.the_devices, 1) / job.facts.devices * USABLE
+
+
+def cpu_and_memory(job: TrnxJob) -> tuple[str, str]:
+    """What a pod asks for: as written, else the devices' share of the node."""
+    facts = job.facts
+    cpu = job.cpu or str(max(int((facts.cpu or 0) * _share(job)), 1))
+    memory = job.memory or f"{max(int((facts.memory_gi or 0) * _share(job)), 1)}Gi"
+    return cpu, memory
+
+
+def resources(job: TrnxJob) -> Manifest:
+    """Requests and limits; extended resources are equal in both, as Kubernetes wants them."""
+    cpu, memory = cpu_and_memory(job)
+    extended = {}
+    if job.the_devices and job.flavour == Flavour.DEVICE_PLUGIN:
+        extended[NEURON] = str(job.the_devices)
+    if job.the_efa:
+        extended[EFA] = str(job.the_efa)
+    claims = {"claims": [{"name": CLAIM}]} if claims_devices(job) else {}
+    return {
+        **claims,
+        "requests": {"cpu": cpu, "memory": memory, **extended},
+        "limits": {"memory": memory, **extended},
+    }
+
+
+def claims_devices(job: TrnxJob) -> bool:
+    """Whether the pod takes its devices by a resource claim."""
+    return job.flavour == Flavour.DRA and job.the_devices > 0
+
+
+def claim_templates(job: TrnxJob) -> list[Manifest]:
+    """The ResourceClaimTemplate of the DRA flavour, else nothing."""
+    if not claims_devices(job):
+        return []
+    expression = f"device.attributes['{DEVICE_CLASS}'].instanceType == '{job.instance}'"
+    request = {
+        "name": CLAIM,
+        "exactly": {
+            "deviceClassName": DEVICE_CLASS,
+            "allocationMode": "ExactCount",
+            "count": job.the_devices,
+            "selectors": [{"cel": {"expression": expression}}],
+        },
+    }
+    devices: Manifest = {"requests": [request]}
+    if job.the_devices > 1:
+        # Neighbours in the device topology.
+        group = f"resource.aws.com/devicegroup{job.the_devices}_id"
+        devices["constraints"] = [{"requests": [CLAIM], "matchAttribute": group}]
+    if job.lnc is not None and len(job.facts.lncs) > 1:
+        parameters = {
+            "apiVersion": f"{DEVICE_CLASS}/v1",
+            "kind": "NeuronConfig",
+            "logicalNeuronCore": job.lnc,
+        }
+        opaque = {"driver": DEVICE_CLASS, "parameters": parameters}
+        devices["config"] = [{"requests": [CLAIM], "opaque": opaque}]
+    template = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": metadata(job),
+        "spec": {"spec": {"devices": devices}},
+    }
+    return [template]
+
+
+def environment(job: TrnxJob) -> list[Manifest]:
+    """What a job's containers need in their environment, then the user's own variables."""
+    pairs: dict[str, str] = {}
+    if job.the_efa:
+        pairs["FI_PROVIDER"] = "efa"
+        pairs["FI_EFA_USE_DEVICE_RDMA"] = "1"
+    if job.lnc is not None and len(job.facts.lncs) > 1:
+        pairs["NEURON_LOGICAL_NC_CONFIG"] = str(job.lnc)
+    if job.kind == Kind.WARM_CACHE and not job.the_devices:
+        pairs["TORCH_NEURONX_COMPILE_ONLY"] = "1"
+    if job.cache and job.facts.generation == "trn1":
+        # SDKs that drive trn1 have PyTorch/XLA's cache.
+        pairs["NEURON_COMPILE_CACHE_URL"] = job.cache
+    elif job.cache:
+        pairs["TORCH_NEURONX_NEFF_CACHE_DIR"] = job.cache
+        pairs["TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"] = LOCAL_CACHE
+    return [{"name": name, "value": value} for name, value in {**pairs, **job.env}.items()]
+
+
+def _volumes(job: TrnxJob) -> tuple[list[Manifest], list[Manifest]]:
+    """(volumes of the pod, mounts of the container)."""
+    memory = quantity_bytes(cpu_and_memory(job)[1])
+    shm = job.shm or f"{max(int(memory / SHM_PART / MIB), 64)}Mi"
+    volumes: list[Manifest] = [
+        {"name": SHM_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": shm}}
+    ]
+    mounts: list[Manifest] = [{"name": SHM_VOLUME, "mountPath": "/dev/shm"}]
+    if job.cache and job.facts.generation != "trn1":
+        volumes.append({"name": "neff-local", "emptyDir": {}})
+        mounts.append({"name": "neff-local", "mountPath": LOCAL_CACHE})
+    for volume in job.volumes:
+        read_only = {"readOnly": True} if volume.read_only else {}
+        claim = {"claimName": volume.claim, **read_only}
+        volumes.append({"name": volume.name, "persistentVolumeClaim": claim})
+        mounts.append({"name": volume.name, "mountPath": volume.mount, **read_only})
+    return volumes, mounts
+
+
+def master_address(job: TrnxJob) -> str:
+    """The DNS name of rank 0: index 0 behind the headless service of the Job or the JobSet."""
+    pod = f"{job.name}-node-0-0" if job.the_operator == Operator.JOBSET else f"{job.name}-0"
+    return f"{pod}.{job.name}"
+
+
+def command_and_args(job: TrnxJob) -> tuple[list[str], list[str]]:
+    """What the container runs; training gets torchrun in front and `resume` behind."""
+    if job.kind != Kind.TRAIN:
+        return job.command, []
+    script = [*job.command, *(job.resume if job.restarts else [])]
+    if job.the_operator == Operator.TRAINJOB:
+        # Trainer hands nodes, processes and rendezvous to torchrun through PET_ variables.
+        return ["torchrun"], script
+    count = f"--nproc-per-node={job.the_nproc}"
+    if job.nodes == 1:
+        return ["torchrun"], ["--standalone", count, *script]
+    rendezvous = [
+        f"--nnodes={job.nodes}",
+        count,
+        "--node-rank=$(JOB_COMPLETION_INDEX)",
+        "--rdzv-backend=static",
+        f"--master-addr={master_address(job)}",
+        f"--master-port={RENDEZVOUS_PORT}",
+    ]
+    return ["torchrun"], [*rendezvous, *script]
+
+
+def _probe(job: TrnxJob, period: int, failures: int) -> Manifest:
+    check = {"path": job.health_path, "port": "http"}
+    return {"httpGet": check, "periodSeconds": period, "failureThreshold": failures}
+
+
+def _service_parts(job: TrnxJob) -> Manifest:
+    if job.kind != Kind.SERVE:
+        return {}
+    period = 30
+    return {
+        "ports": [{"name": "http", "containerPort": job.port}],
+        # A cold compile can take tens of minutes.
+        "startupProbe": _probe(job, period, -(-job.startup_seconds // period)),
+        "readinessProbe": _probe(job, 10, 3),
+        "livenessProbe": _probe(job, period, 5),
+    }
+
+
+def container_name(job: TrnxJob) -> str:
+    """Trainer wants `node`; a failure policy names the container too."""
+    return {Kind.TRAIN: "node", Kind.SERVE: "server"}.get(job.kind, "main")
+
+
+def container(job: TrnxJob) -> Manifest:
+    """The one container of a job's pods."""
+    command, args = command_and_args(job)
+    port = {"name": "rdzv", "containerPort": RENDEZVOUS_PORT}
+    environ = environment(job)
+    return {
+        "name": container_name(job),
+        "image": job.image,
+        "command": command,
+        **({"args": args} if args else {}),
+        **({"env": environ} if environ else {}),
+        **({"ports": [port]} if job.nodes > 1 else {}),
+        **_service_parts(job),
+        "resources": resources(job),
+        "volumeMounts": _volumes(job)[1],
+    }
+
+
+def pod_spec(job: TrnxJob) -> Manifest:
+    """The spec of a job's pods."""
+    spec: dict[str, Any] = {}
+    if job.kind != Kind.SERVE:
+        spec["restartPolicy"] = "Never"
+    spec["terminationGracePeriodSeconds"] = job.grace_seconds
+    if job.service_account:
+        spec["serviceAccountName"] = job.service_account
+    if job.the_devices:
+        spec["nodeSelector"] = {"node.kubernetes.io/instance-type": job.instance}
+        spec["tolerations"] = [{"key": NEURON, "operator": "Exists", "effect": "NoSchedule"}]
+    else:
+        spec["nodeSelector"] = {"kubernetes.io/arch": "amd64"}
+    if claims_devices(job):
+        spec["resourceClaims"] = [{"name": CLAIM, "resourceClaimTemplateName": job.name}]
+    spec["containers"] = [container(job)]
+    spec["volumes"] = _volumes(job)[0]
+    return spec

@@ -1,0 +1,126 @@
+"""Strict schema validation of manifests: unknown fields are errors, as they are silent otherwise.
+
+Core kinds: the PyPI package `kubernetes-validate`. Custom resources: `*.openapi.json.gz` in the
+folder named by TRNX_CRD_SCHEMAS, one for each group, version and kind, which
+`python -m trnx.eks.fetch_schemas FOLDER` makes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+from kubernetes_validate.utils import all_versions
+
+from trnx.eks.documents import Manifest
+from trnx.eks.errors import EksError, Finding, SchemaFolderError
+
+FOLDER_VARIABLE = "TRNX_CRD_SCHEMAS"
+_FIX = "correct the field; `kubectl explain` shows what the kind takes"
+
+
+def schema_folder() -> Path | None:
+    """The folder of custom-resource schemas, None where the variable is not set.
+
+    Raises:
+        SchemaFolderError: it is set, and no such folder exists.
+    """
+    name = os.environ.get(FOLDER_VARIABLE)
+    if not name:
+        return None
+    folder = Path(name)
+    if not folder.is_dir():
+        raise SchemaFolderError(
+            f"{FOLDER_VARIABLE} names {name}, which is no folder; make it with "
+            f"`python -m trnx.eks.fetch_schemas {name}`"
+        )
+    return folder
+
+
+def strict_schema(schema: Any) -> Any:
+    """OpenAPI v3 of a CRD as a JSON schema that refuses fields it does not name."""
+    if not isinstance(schema, dict):
+        return schema
+    strict: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in ("properties", "patternProperties"):
+            strict[key] = {name: strict_schema(part) for name, part in value.items()}
+        elif key in ("items", "additionalProperties", "not"):
+            strict[key] = strict_schema(value)
+        elif key in ("allOf", "anyOf", "oneOf"):
+            # These only narrow what stands beside them, so they close nothing.
+            strict[key] = value
+        elif not key.startswith("x-") and key not in ("nullable", "format", "default"):
+            strict[key] = value
+    if schema.get("x-kubernetes-int-or-string"):
+        strict.setdefault("type", ["integer", "string"])
+    open_object = schema.get("x-kubernetes-preserve-unknown-fields")
+    if "properties" in schema and "additionalProperties" not in schema and not open_object:
+        strict["additionalProperties"] = False
+    if schema.get("nullable") and isinstance(strict.get("type"), str):
+        strict["type"] = [strict["type"], "null"]
+    return strict
+
+
+@cache
+def _custom_validator(path: Path) -> jsonschema.Draft202012Validator:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return jsonschema.Draft202012Validator(strict_schema(json.load(file)))
+
+
+def _finding(where: str, error: jsonschema.ValidationError) -> Finding:
+    # The innermost error is the one that says what to change.
+    while error.context:
+        error = min(error.context, key=lambda item: -len(item.absolute_path))
+    field = ".".join(str(part) for part in error.absolute_path) or "(the manifest)"
+    return Finding("schema", f"{where} {field}", error.message[:300], _FIX)
+
+
+def _check_core(manifest: Manifest, where: str, version: str) -> list[Finding] | None:
+    try:
+        kubernetes_validate.validate(manifest, version, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return [_finding(where, error)]
+    except kubernetes_validate.SchemaNotFoundError:
+        return None
+    return []
+
+
+def _check_custom(manifest: Manifest, where: str) -> list[Finding] | None:
+    folder = schema_folder()
+    if folder is None:
+        return None
+    group, _, version = manifest["apiVersion"].partition("/")
+    path = folder / f"{group}_{version}_{manifest['kind']}.openapi.json.gz"
+    if not path.is_file():
+        return None
+    errors = _custom_validator(path).iter_errors(manifest)
+    return [_finding(where, error) for error in errors]
+
+
+def check_version(version: str) -> None:
+    """Refuse a version of Kubernetes whose schemas are not here.
+
+    Raises:
+        EksError: it is none of the package's.
+    """
+    known = [".".join(item.split(".")[:2]) for item in all_versions()]
+    if version not in known:
+        raise EksError(
+            f"there are no schemas of Kubernetes {version!r}; take one of {', '.join(known)}"
+        )
+
+
+def check_schema(manifest: Manifest, where: str, version: str) -> list[Finding] | None:
+    """Findings of the kind's schema; None where there is no schema of the kind.
+
+    `manifest` has an apiVersion and a kind, both text. `version` is Kubernetes' own, such as 1.34.
+    """
+    core = _check_core(manifest, where, version)
+    return _check_custom(manifest, where) if core is None else core

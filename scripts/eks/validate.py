@@ -1,0 +1,120 @@
+"""All checks of manifests: shape, schema, then the rules, in one report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trnx.eks import rules_devices, rules_pod, rules_workload
+from trnx.eks.documents import Manifest
+from trnx.eks.errors import Finding, JobRefusedError
+from trnx.eks.model import TrnxJob
+from trnx.eks.pod_views import PodView, Stream, mapping, text, title
+from trnx.eks.render import render
+
+StreamRule = Callable[[Stream], Iterator[Finding]]
+PodRule = Callable[[PodView, Stream], Iterator[Finding]]
+
+STREAM_RULES: tuple[StreamRule, ...] = (
+    rules_workload.names,
+    rules_workload.not_suspended,
+    rules_workload.trainer_contract,
+    rules_workload.selectors_match,
+    rules_devices.claim_groups,
+)
+POD_RULES: tuple[PodRule, ...] = (
+    rules_devices.requests_equal_limits,
+    rules_devices.device_resource,
+    rules_devices.plugin_or_claims,
+    rules_devices.known_instance,
+    rules_devices.device_count,
+    rules_devices.efa,
+    rules_devices.whole_nodes,
+    rules_devices.lnc,
+    rules_devices.nproc,
+    rules_pod.pinned_image,
+    rules_pod.sdk_drives_type,
+    rules_pod.shared_memory,
+    rules_pod.mounts_have_volumes,
+    rules_pod.toleration,
+    rules_pod.host_access,
+    rules_pod.restart_policy,
+    rules_pod.environment,
+    rules_pod.cache_volume,
+    rules_pod.access_modes,
+    rules_workload.preemption,
+    rules_workload.rollout,
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the checks found. `unchecked`: manifests of which there was no schema here."""
+
+    manifests: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    unchecked: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {
+            "manifests": list(self.manifests),
+            "findings": [finding.to_dict() for finding in self.findings],
+            "unchecked": list(self.unchecked),
+        }
+
+
+def _shape(documents: Sequence[Any]) -> Iterator[Finding]:
+    for index, document in enumerate(documents):
+        for key in ("apiVersion", "kind"):
+            if not text(document, key):
+                fix = f"add `{key}:`; a job file for trnx has `kind: train` or another of its kinds"
+                yield Finding("manifest", f"document {index}.{key}", "missing, or no text", fix)
+        if not text(mapping(document, "metadata"), "name"):
+            fix = "add `metadata: {name: ...}`"
+            yield Finding("manifest", f"document {index}.metadata.name", "missing, or no text", fix)
+
+
+def check_rules(manifests: Sequence[Manifest]) -> list[Finding]:
+    """Every rule that the manifests, taken together, break."""
+    stream = Stream(manifests)
+    findings = [finding for rule in STREAM_RULES for finding in rule(stream)]
+    for pod in stream.pods():
+        findings += [finding for check in POD_RULES for finding in check(pod, stream)]
+    return findings
+
+
+def validate(documents: Sequence[Any], kubernetes: str) -> Report:
+    """Check manifests by schema and rules; `kubernetes` is the cluster's version, such as 1.34.
+
+    Raises:
+        EksError: no schemas of that version, or TRNX_CRD_SCHEMAS names no folder.
+    """
+    # jsonschema and the schemas are wanted by this function alone.
+    from trnx.eks.schemas import check_schema, check_version
+
+    check_version(kubernetes)
+    if shape := list(_shape(documents)):
+        return Report((), tuple(shape), ())
+    findings: list[Finding] = []
+    unchecked = []
+    for manifest in documents:
+        found = check_schema(manifest, title(manifest), kubernetes)
+        if found is None:
+            unchecked.append(title(manifest))
+        findings += found or []
+    findings += check_rules(documents)
+    return Report(tuple(map(title, documents)), tuple(findings), tuple(unchecked))
+
+
+def render_checked(job: TrnxJob) -> list[Manifest]:
+    """The job's manifests, held against all rules.
+
+    Raises:
+        JobRefusedError: they break one, through the job's `env`, `image` or `sdk`, say.
+    """
+    manifests = render(job)
+    if findings := check_rules(manifests):
+        raise JobRefusedError(findings)
+    return manifests

@@ -1,0 +1,157 @@
+"""Every manifest that can be rendered holds against schemas and rules, and stays as it is.
+
+`TRNX_UPDATE_GOLDEN=1` rewrites the golden files.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trnx.eks import documents
+from trnx.eks.errors import JobRefusedError
+from trnx.eks.loading import job_from_data, load_job
+from trnx.eks.model import OPERATORS, Flavour, Kind, Operator
+from trnx.eks.render import render, render_pod
+from trnx.eks.validate import check_rules, render_checked, validate
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "scripts/eks/examples").glob("*.yaml"))
+GOLDEN = Path(__file__).parent / "golden"
+CUSTOM = (Operator.JOBSET, Operator.TRAINJOB)
+
+MakeJob = Callable[..., dict[str, Any]]
+# What makes a job of each kind wide.
+WIDE = {
+    Kind.KERNEL: {"devices": 4},
+    Kind.TRAIN: {"nodes": 4},
+    Kind.WARM_CACHE: {"shards": 4},
+    Kind.SERVE: {"replicas": 2},
+}
+COMBINATIONS = [
+    (kind, operator, flavour)
+    for kind, operators in OPERATORS.items()
+    for operator in operators
+    for flavour in Flavour
+]
+IDS = ["-".join(combination) for combination in COMBINATIONS]
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("rendering and validating contact nothing")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.mark.parametrize(("kind", "operator", "flavour"), COMBINATIONS, ids=IDS)
+@pytest.mark.parametrize("instance", ["trn2.48xlarge", "trn1.32xlarge", "trn1n.32xlarge"])
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+def test_every_combination_holds(
+    make_job: MakeJob,
+    request: pytest.FixtureRequest,
+    kind: Kind,
+    operator: Operator,
+    flavour: Flavour,
+    instance: str,
+    wide: bool,
+) -> None:
+    if operator in CUSTOM:
+        request.getfixturevalue("custom_schemas")
+    changes = WIDE[kind] if wide else {}
+    data = make_job(
+        kind, operator=operator, flavour=flavour, instance=instance, queue="q", **changes
+    )
+    manifests = render_checked(job_from_data(data))
+    report = validate(manifests, "1.34")
+    assert report.findings == ()
+    assert report.unchecked == ()
+    assert len(report.manifests) == len(manifests) > 0
+
+
+@pytest.mark.parametrize(("kind", "operator", "flavour"), COMBINATIONS, ids=IDS)
+def test_golden(make_job: MakeJob, kind: Kind, operator: Operator, flavour: Flavour) -> None:
+    data = make_job(kind, operator=operator, flavour=flavour, queue="trn", lnc=2, **WIDE[kind])
+    text = documents.dump(render(job_from_data(data)))
+    assert text == documents.dump(render(job_from_data(copy.deepcopy(data))))
+    path = GOLDEN / f"{kind}-{operator}-{flavour}.yaml"
+    if os.environ.get("TRNX_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+    assert documents.parse(text, "golden") == render(job_from_data(data))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_hold(path: Path, request: pytest.FixtureRequest) -> None:
+    job = load_job(path)
+    if job.the_operator in CUSTOM:
+        request.getfixturevalue("custom_schemas")
+    report = validate(render_checked(job), "1.34")
+    assert (report.findings, report.unchecked) == ((), ())
+
+
+def test_examples_have_every_kind_and_generation() -> None:
+    jobs = [load_job(path) for path in EXAMPLES]
+    assert {job.kind for job in jobs} == set(Kind)
+    assert {job.facts.generation for job in jobs} == {"trn1", "trn2"}
+
+
+def test_training_over_nodes_takes_all_of_them(make_job: MakeJob) -> None:
+    (jobset,) = render(job_from_data(make_job(nodes=2, env={"A": "1"})))
+    child = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (node,) = child["template"]["spec"]["containers"]
+    assert (child["parallelism"], child["completions"]) == (2, 2)
+    extended = {"aws.amazon.com/neuron": "16", "vpc.amazonaws.com/efa": "16"}
+    assert extended.items() <= node["resources"]["limits"].items()
+    assert "--nproc-per-node=64" in node["args"]
+    assert "--master-addr=job-node-0-0.job" in node["args"]
+    assert node["args"][-1] == "--resume=auto"
+    assert {"name": "A", "value": "1"} in node["env"]
+    assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 3
+
+
+def test_logical_cores_set_the_number_of_processes(make_job: MakeJob) -> None:
+    for lnc, count in ((1, 128), (2, 64)):
+        _, trainjob = render(job_from_data(make_job(operator="trainjob", lnc=lnc)))
+        assert trainjob["spec"]["trainer"]["numProcPerNode"] == count
+
+
+def test_trn1_has_the_cache_of_its_sdk(make_job: MakeJob) -> None:
+    (manifest,) = render(job_from_data(make_job("kernel", instance="trn1.2xlarge")))
+    (main,) = manifest["spec"]["template"]["spec"]["containers"]
+    assert main["env"] == [{"name": "NEURON_COMPILE_CACHE_URL", "value": "/data/neff-cache"}]
+
+
+def test_one_pod_for_airflow(make_job: MakeJob) -> None:
+    pod = render_pod(job_from_data(make_job("kernel", sdk="2.33")))
+    assert pod["kind"] == "Pod"
+    assert pod["metadata"]["annotations"]["trnx/neuron-sdk"] == "2.33"
+    assert validate([pod], "1.34").findings == ()
+    trainer = render_pod(job_from_data(make_job(operator="trainjob")))
+    args = trainer["spec"]["containers"][0]["args"]
+    assert args[:2] == ["--standalone", "--nproc-per-node=64"]
+    assert check_rules([trainer]) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "field"),
+    [
+        ("serve", {}, "kind"),
+        ("train", {"nodes": 2}, "nodes"),
+        ("warm-cache", {"shards": 2}, "shards"),
+    ],
+)
+def test_what_is_no_single_pod(
+    make_job: MakeJob, kind: str, changes: dict[str, int], field: str
+) -> None:
+    with pytest.raises(JobRefusedError) as caught:
+        render_pod(job_from_data(make_job(kind, **changes)))
+    (finding,) = caught.value.findings
+    assert (finding.rule, finding.field) == ("one-pod", field)
