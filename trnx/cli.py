@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from trnx.errors import TrnxError
+from trnx.simulator.errors import TrnxError
 
 app = typer.Typer(
     help="torch.compile for AWS Trainium, with an NKI simulator for machines without one.",
@@ -105,6 +105,20 @@ def sim(
 
     asked = None if target is None else target.value
     run_script(script, arguments or [], target=asked, trace=trace, debug=debug)
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    },
+)
+def eks(context: typer.Context) -> None:
+    """Trainium jobs on Amazon EKS: render, validate, list. `trnx eks --help` says more."""
+    from trnx.eks.extra import run
+
+    run(context.args)
 
 
 def main() -> None:

@@ -14,6 +14,13 @@ from trnx.backend.errors import (
     UnsupportedModeError,
     UnsupportedVersionError,
 )
+from trnx.eks.errors import (
+    EksError,
+    JobRefusedError,
+    MissingExtraError,
+    SchemaFolderError,
+    YamlError,
+)
 from trnx.fallback.errors import FallbackError
 from trnx.fx_passes.errors import FallbackForbiddenError, UnsupportedOpError
 from trnx.nki_kernels.errors import DuplicateKernelError
@@ -36,19 +43,23 @@ __all__ = [
     "CoverageError",
     "DemoDependencyError",
     "DuplicateKernelError",
+    "EksError",
     "ExampleError",
     "FallbackError",
     "FallbackForbiddenError",
     "FindingError",
     "IllegalInstructionError",
     "InvalidOptionError",
+    "JobRefusedError",
     "KernelFailedError",
     "KernelRefusedError",
     "KernelSubsetError",
     "Location",
+    "MissingExtraError",
     "OptionError",
     "OutOfBoundsError",
     "Reject",
+    "SchemaFolderError",
     "TrnxError",
     "UninitialisedReadError",
     "UnknownOptionError",
@@ -57,4 +68,5 @@ __all__ = [
     "UnsupportedModeError",
     "UnsupportedOpError",
     "UnsupportedVersionError",
+    "YamlError",
 ]
