@@ -18,11 +18,6 @@ from typing import Any
 from trnx.simulator import dtypes, kernel, registers
 from trnx.simulator.errors import IllegalInstructionError
 
-# Public names of NKI 0.6 that raise when they are called, and why.
-NOT_SIMULATED: Mapping[str, str] = {
-    "nki.language.NkiTensor.indirect": "tensor indirection of NeuronCore-v4",
-}
-
 
 @functools.cache
 def nki_modules() -> Mapping[str, ModuleType]:

@@ -15,7 +15,7 @@ import ast
 import builtins
 import functools
 import inspect
-import os
+import linecache
 from collections.abc import Callable, Iterator
 from enum import Enum
 from types import FunctionType, ModuleType
@@ -73,8 +73,8 @@ def subset_findings(kernel: Any) -> list[KernelSubsetError]:
 
 @functools.lru_cache(maxsize=1024)
 def cached_findings(function: FunctionType) -> tuple[KernelSubsetError, ...]:
-    """`subset_findings`, computed once per function; none for source that is in no file."""
-    if not os.path.isfile(function.__code__.co_filename):
+    """`subset_findings`, computed once per function; none where there is no source to read."""
+    if not _parsed(function.__code__.co_filename).body:
         return ()
     return tuple(subset_findings(function))
 
@@ -85,10 +85,18 @@ def check_subset(kernel: Any) -> None:
         raise finding
 
 
-@functools.lru_cache(maxsize=64)
 def _parsed(file: str) -> ast.Module:
-    with open(file, "rb") as source:
-        return ast.parse(source.read(), file)
+    # Cells of notebooks have no file; linecache knows their source.
+    linecache.checkcache(file)
+    return _tree("".join(linecache.getlines(file)), file)
+
+
+@functools.lru_cache(maxsize=64)
+def _tree(source: str, file: str) -> ast.Module:
+    try:
+        return ast.parse(source, file)
+    except SyntaxError:
+        return ast.Module([], [])  # no Python file: nothing is found in it
 
 
 def _definition(function: FunctionType) -> ast.FunctionDef:

@@ -9,10 +9,6 @@ from types import ModuleType
 
 import pytest
 
-from trnx.simulator import interactive
-from trnx.simulator.errors import FindingError
-from trnx.simulator.modules import NOT_SIMULATED, nki_modules
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -60,15 +56,6 @@ def test_generations_are_read_off_the_instructions(table: ModuleType) -> None:
     assert found == expected
     assert table.first_generation("nki.language.abs_max") == 4
     assert table.first_generation("nki.language.sbuf") is None
-
-
-def test_what_is_not_simulated_says_so() -> None:
-    assert set(NOT_SIMULATED) == {"nki.language.NkiTensor.indirect"}
-    with interactive("trn3"):
-        tensor = nki_modules()["nki.language"].zeros((16, 8), "float32")
-        index = nki_modules()["nki.language"].zeros((16, 1), "uint32")
-        with pytest.raises(FindingError, match="not simulated on trn3"):
-            tensor.indirect(index)
 
 
 @pytest.mark.parametrize(

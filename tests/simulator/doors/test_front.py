@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import linecache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
-from trnx.simulator import interactive, load_module
-from trnx.simulator.errors import FindingError, UninitialisedReadError, UnknownTargetError
+from trnx.simulator import install, interactive, load_module, uninstall
+from trnx.simulator.errors import (
+    FindingError,
+    KernelSubsetError,
+    UninitialisedReadError,
+    UnknownTargetError,
+)
 from trnx.simulator.front import DeviceRequiredError
 
 KERNELS = Path(__file__).with_name("door_kernels.py")
@@ -126,7 +133,7 @@ def test_prompt_gives_truth_values_and_kernels_do_not(kernels: ModuleType) -> No
         assert torch.equal(session.values(a), torch.full((4, 3), 3.0))
         with pytest.raises(UninitialisedReadError):
             bool(nl.ndarray((4, 3), dtype=nl.float32))
-    with pytest.raises(FindingError, match="nl.where"):
+    with pytest.raises(FindingError, match=r"nl\.where"):
         kernels.asks_a_tensor(np.ones((4, 3), np.float32))
 
 
@@ -160,3 +167,47 @@ def test_broadcast_over_partitions(kernels: ModuleType) -> None:
         assert torch.equal(session.values(tile), expected)
         with pytest.raises(FindingError, match="does not broadcast"):
             nl.broadcast_to(tile, (128, 5))
+
+
+CELL = """\
+import nki
+import nki.language as nl
+
+
+@nki.jit
+def copy(a):
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    nl.store(out, value=nl.load(a))
+    return out
+"""
+
+
+def _run_cell(name: str, cell: str = CELL) -> dict[str, Any]:
+    install()
+    try:
+        scope: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(cell, name, "exec"), scope)
+        return scope
+    finally:
+        uninstall()
+
+
+def test_kernel_in_a_notebook_cell() -> None:
+    name = "<cell 1>"
+    # Notebooks register their cells like this.
+    linecache.cache[name] = (len(CELL), None, CELL.splitlines(keepends=True), name)
+    result = _run_cell(name)["copy"](np.ones((2, 3), np.float32))
+    np.testing.assert_array_equal(result, 1)
+
+
+def test_notebook_cells_are_checked_against_the_subset() -> None:
+    name = "<cell 2>"
+    cell = CELL.replace("    return out", "    numbers = {n for n in range(3)}\n    return out")
+    linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
+    with pytest.raises(KernelSubsetError, match="copy"):
+        _run_cell(name, cell)["copy"](np.ones((2, 3), np.float32))
+
+
+def test_kernel_without_source_runs() -> None:
+    result = _run_cell("<nowhere>")["copy"](np.ones((2, 3), np.float32))
+    np.testing.assert_array_equal(result, 1)
