@@ -6,7 +6,7 @@ All sources are read before a target is written where a tensor may be both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -16,7 +16,11 @@ from trnx.simulator.program import Step
 
 Brought = tuple[list[torch.Tensor], list[torch.Tensor]]
 
-_REDUCTIONS = {"add": torch.add, "minimum": torch.minimum, "maximum": torch.maximum}
+_REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "add": torch.add,
+    "minimum": torch.minimum,
+    "maximum": torch.maximum,
+}
 
 
 def _reduced(tensors: Sequence[torch.Tensor], how: str, dtype: DType) -> torch.Tensor:

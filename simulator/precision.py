@@ -9,10 +9,17 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
+from typing import Any
 
 import torch
 
 _REDUCED = ("bf16", "tf32")
+
+
+def _matmul_setting() -> Any:
+    # torch's stubs do not know the attribute.
+    backend: Any = torch.backends.mkldnn
+    return backend.matmul
 
 
 class _FullPrecision:
@@ -27,7 +34,7 @@ class _FullPrecision:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                setting = torch.backends.mkldnn.matmul
+                setting = _matmul_setting()
                 if setting.fp32_precision in _REDUCED:
                     self._before = setting.fp32_precision
                     setting.fp32_precision = "ieee"
@@ -45,7 +52,7 @@ class _FullPrecision:
                 self._before = None
 
     def _restore(self, before: str) -> None:
-        setting = torch.backends.mkldnn.matmul
+        setting = _matmul_setting()
         # Unset where that gives the same: the setting was inherited, and stays so.
         setting.fp32_precision = "none"
         if setting.fp32_precision != before:

@@ -39,7 +39,8 @@ class Indirect:
 
     A scalar index is one value; a vector index has one value for each step of the first dimension,
     whose own stride is ignored. An index must be below `limit`. `scale` counts elements of the
-    view's dtype.
+    view's dtype. With a `base` it is tensor indirection: the indices are columns of `base`, a list
+    for every group of partitions (see `isa.indirect`).
     """
 
     index: NkiTensor | VirtualRegister
@@ -47,6 +48,7 @@ class Indirect:
     scale: int
     limit: int
     dim: int
+    base: NkiTensor | None = None
 
 
 class NkiTensor:
@@ -469,10 +471,18 @@ class NkiTensor:
     reinterpret_cast = view
 
     def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
-        """Tensor indirection of NeuronCore-v4, which the simulator does not have."""
+        """Columns of a tile by value (NeuronCore-v4): gathers as an operand, scatters as dst."""
         simulator = current_or_none()
-        target = simulator.hardware.target if simulator is not None else "this target"
-        self._fail(
-            f"tensor indirection (index {index.shape}, {num_elem} elements) is not simulated on "
-            f"{target}; use nisa.nc_n_gather or an indirect DMA"
-        )
+        if simulator is not None and simulator.hardware.generation < 4:
+            self._fail(f"indirect: needs trn3, not {simulator.hardware.target}")
+        count = index.size if num_elem is None else num_elem
+        if not self.is_on_chip or self.ndim != 2:
+            self._fail("indirect: it takes a tile [partitions, elements] in SBUF or PSUM")
+        if index.buffer is not MemoryRegion.sbuf or index.ndim != 2:
+            self._fail(f"indirect: the index {index.describe()} must be a tile [P, K] in SBUF")
+        if index.shape[0] != self.shape[0] or not index.dtype.is_integer:
+            self._fail(f"indirect: the index {index.describe()} must be integers of all partitions")
+        if not 0 < count <= index.size:
+            self._fail(f"indirect: {count} elements of an index with {index.size}")
+        indirect = Indirect(index, False, self.strides[1], self.shape[1], 1, self)
+        return self._indirect((self.shape[0], count), self.strides, self.offset, indirect)

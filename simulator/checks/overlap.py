@@ -84,4 +84,5 @@ def _columns(tensor: NkiTensor) -> torch.Tensor:
         offsets = (offsets[:, None] + steps).view(-1)
     first = tensor.offset % tensor.pitch
     covered = ((offsets + first)[:, None] * size + torch.arange(size, device="cpu")).view(-1)
-    return torch.unique(covered) + _base(tensor.storage)
+    distinct: torch.Tensor = torch.unique(covered)
+    return distinct + _base(tensor.storage)

@@ -2,7 +2,10 @@
 them.
 
 A scalar index (one value, from a register or a tensor) serves every instruction; a vector index
-(one value per row) DMA alone. An index out of bounds is found when the step runs.
+(one value per row) DMA alone. Tensor indirection (`tensor.indirect(index)`, NeuronCore-v4) serves
+the compute engines: offset i of a group of G partitions is `index[i % G, i // G]` of the group's
+rows, with G = 32 on the Tensor engine and 16 on others. An index out of bounds is found when the
+step runs.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from trnx.simulator.errors import Location, OutOfBoundsError
-from trnx.simulator.storage import DMA_REACHABLE
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.storage import DMA_REACHABLE, SBUF
 from trnx.simulator.tensor import Indirect, NkiTensor
 from trnx.simulator.views import last_element
 
@@ -50,10 +54,90 @@ def index_view(emit: Emit, tensor: NkiTensor, indirect: Indirect, operand: str) 
     return emit.read(index, f"index of {operand}", shape=(index.size,), buffers=DMA_REACHABLE)
 
 
+# Operands that take tensor indirection (SDK nki.isa, "Tensor indirection" of the entries).
+_TENSOR_INDIRECT = {
+    "tensor_copy": ("dst", "src"),
+    "tensor_copy_predicated": ("predicate",),
+    "nc_matmul": ("stationary", "moving"),
+    "tensor_tensor": ("dst", "data1"),
+    "tensor_scalar": ("dst", "data"),
+    "tensor_reduce": ("dst", "data"),
+    "tensor_scalar_cumulative": ("dst", "src"),
+    "activation": ("dst", "data"),
+    "activation_reduce": ("dst", "data"),
+    "activate2": ("dst", "data"),
+    "exponential": ("dst", "src"),
+    "tensor_scalar_reduce": ("dst", "data"),
+}
+
+
+def check_tensor_indirect(emit: Emit, operand: str) -> None:
+    """Whether an operand may be a view made by `.indirect()`."""
+    emit.require(
+        operand in _TENSOR_INDIRECT.get(emit.name, ()),
+        f"{operand} takes no tensor indirection here",
+    )
+    if emit.name == "tensor_copy" and emit.engine is Engine.gpsimd:
+        emit.finding("engine", "tensor indirection needs the Vector or Scalar engine")
+
+
+def _columns_of(
+    emit: Emit, tensor: NkiTensor, indirect: Indirect, operand: str
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """The base tile, its index as stored, and the partitions that share a list of offsets."""
+    base, index = indirect.base, indirect.index
+    assert base is not None
+    assert isinstance(index, NkiTensor)
+    group = 32 if emit.engine is Engine.tensor else 16
+    rows = tensor.shape[0]
+    emit.require(
+        rows % group == 0 and tensor.shape[1] <= group * index.shape[1],
+        f"{operand} has {rows} partitions and {tensor.shape[1]} offsets from an index "
+        f"{index.shape}; groups of {group} partitions have {group * index.shape[1]} offsets each",
+    )
+    return base.torch_view(), emit.read(index, f"index of {operand}", buffers=SBUF), group
+
+
+def _offsets(
+    index: torch.Tensor, group: int, count: int, limit: int, where: Location | None
+) -> torch.Tensor:
+    """int64 [partitions, count]: the column of every element."""
+    partitions, columns = index.shape
+    lists = index.to(torch.int64).view(partitions // group, group, columns).transpose(1, 2)
+    wide = lists.reshape(partitions // group, -1)[:, :count]
+    if bool(((wide < 0) | (wide >= limit)).any()):
+        raise OutOfBoundsError(
+            "out-of-bounds",
+            f"tensor indirection has offsets {int(wide.min())} to {int(wide.max())}; valid are 0 "
+            f"to {limit - 1}",
+            where,
+        )
+    return wide.repeat_interleave(group, 0)
+
+
+def _gather_columns(
+    base: torch.Tensor, index: torch.Tensor, group: int, out: torch.Tensor, where: Location | None
+) -> None:
+    torch.gather(base, 1, _offsets(index, group, out.shape[1], base.shape[1], where), out=out)
+
+
+def _scatter_columns(
+    base: torch.Tensor, index: torch.Tensor, group: int, value: torch.Tensor, where: Location | None
+) -> None:
+    base.scatter_(1, _offsets(index, group, value.shape[1], base.shape[1], where), value)
+
+
 def load_scalar_indirect(emit: Emit, tensor: NkiTensor, operand: str) -> torch.Tensor:
-    """Scratch with the elements of a view with a scalar index."""
+    """Scratch with the elements of a view with a scalar index, or with tensor indirection."""
     indirect = tensor.indirection
     assert indirect is not None
+    if indirect.base is not None:
+        base, columns, group = _columns_of(emit, tensor, indirect, operand)
+        emit.require_written(indirect.base, operand)
+        emit.reads(tensor)
+        out = emit.scratch(tensor.shape, tensor.dtype.torch)
+        emit.step(_gather_columns, base, columns, group, out, emit.location())
+        return out
     index = index_view(emit, tensor, indirect, operand)
     rows, limit = rows_of(emit, tensor, indirect)
     emit.reads(tensor)
@@ -63,9 +147,15 @@ def load_scalar_indirect(emit: Emit, tensor: NkiTensor, operand: str) -> torch.T
 
 
 def store_scalar_indirect(emit: Emit, tensor: NkiTensor, operand: str) -> torch.Tensor:
-    """Scratch that is stored into a view with a scalar index after the instruction's steps."""
+    """Scratch that is stored into an indirect view after the instruction's steps."""
     indirect = tensor.indirection
     assert indirect is not None
+    if indirect.base is not None:
+        base, columns, group = _columns_of(emit, tensor, indirect, operand)
+        emit.writes_some(tensor)
+        value = emit.scratch(tensor.shape, tensor.dtype.torch)
+        emit.finish(_scatter_columns, base, columns, group, value, emit.location())
+        return value
     index = index_view(emit, tensor, indirect, operand)
     rows, limit = rows_of(emit, tensor, indirect)
     emit.writes_some(tensor)

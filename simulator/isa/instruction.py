@@ -44,7 +44,11 @@ from trnx.simulator.errors import (
 )
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.isa.enums import Engine
-from trnx.simulator.isa.indirect import load_scalar_indirect, store_scalar_indirect
+from trnx.simulator.isa.indirect import (
+    check_tensor_indirect,
+    load_scalar_indirect,
+    store_scalar_indirect,
+)
 from trnx.simulator.program import Step
 from trnx.simulator.registers import VirtualRegister
 from trnx.simulator.storage import HBM, ON_CHIP, MemoryRegion
@@ -204,6 +208,8 @@ class Emit:
         indirect = tensor.indirection
         if indirect is not None and indirect.is_vector and self.engine is not Engine.dma:
             self.illegal(f"{operand} has a vector offset, which only DMA instructions take")
+        if indirect is not None and indirect.base is not None:
+            check_tensor_indirect(self, operand)
         if tensor.buffer not in HBM and self.engine is not Engine.dma:
             self._check_partitions(tensor, operand)
         return tensor
@@ -410,7 +416,7 @@ class Emit:
         self, tensor: Any, operand: str, *, buffers: Sequence[MemoryRegion] = ON_CHIP
     ) -> torch.Tensor:
         """A read-modify-write operand as stored: elements that the steps do not write stay."""
-        checked = self._check_destination(tensor, operand, buffers, None)
+        checked = self._direct_destination(tensor, operand, buffers)
         self.require_written(checked, operand)
         return checked.torch_view()
 
@@ -418,7 +424,14 @@ class Emit:
         self, tensor: Any, operand: str, *, buffers: Sequence[MemoryRegion] = ON_CHIP
     ) -> torch.Tensor:
         """A destination of which values decide what is written; all of it counts as written."""
-        return self._check_destination(tensor, operand, buffers, None).torch_view()
+        return self._direct_destination(tensor, operand, buffers).torch_view()
+
+    def _direct_destination(
+        self, tensor: Any, operand: str, buffers: Sequence[MemoryRegion]
+    ) -> NkiTensor:
+        checked = self._check_destination(tensor, operand, buffers, None)
+        self.require(checked.indirection is None, f"{operand} cannot have a dynamic address")
+        return checked
 
     def reads(self, tensor: NkiTensor) -> None:
         """Record an operand that is read at addresses which only values decide."""

@@ -48,6 +48,7 @@ def nc_matmul(
     rows, m, n = _matmul_sizes(emit, dst, stationary, moving, double_row)
     _check_types(emit, stationary, moving, double_row)
     _check_tiling(emit, rows, m, tuple(tile_position or ()), tuple(tile_size or ()))
+    _check_indirect(emit, stationary, moving, tuple(tile_position or ()), is_transpose)
     if is_transpose:
         _append_matmul_transpose(emit, dst, stationary, moving, rows, m, n)
         return
@@ -140,6 +141,22 @@ def _check_tiling(
             f"{what} tile of size {extent} at {start} is not possible",
         )
         emit.require(used <= extent, f"{used} {what}s do not fit a tile of {extent}")
+
+
+def _check_indirect(
+    emit: Emit,
+    stationary: NkiTensor,
+    moving: NkiTensor,
+    position: tuple[int, ...],
+    is_transpose: bool,
+) -> None:
+    """Tensor indirection excludes tiling, 4-byte types, and the identity of a transpose."""
+    for operand, tensor in (("stationary", stationary), ("moving", moving)):
+        if tensor.indirection is None or tensor.indirection.base is None:
+            continue
+        emit.require(position in ((), (0, 0)), f"{operand} is indirect, which excludes tiling")
+        emit.require(tensor.dtype not in _WIDE, f"{operand} is indirect; it is {tensor.dtype}")
+        emit.require(not is_transpose or tensor is stationary, "moving cannot be indirect here")
 
 
 def check_destination(emit: Emit, dst: NkiTensor, n: int) -> None:
