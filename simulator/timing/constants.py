@@ -50,6 +50,9 @@ class Timing:
     matmul_latency_cycles: float = _constant(
         397, "measured", "row B3-5: 188 ns for 128 moving columns and 1 stationary column"
     )
+    matmul_column_cycles: float = _constant(
+        1, "inferred", "results leave the array a column a cycle; judged by B3-6 and B3-9"
+    )
     weights_latency_cycles: float = _constant(187, "measured", "row B3-7: 67 ns for one column")
     weights_cycles: float = _constant(
         0.25,
@@ -89,10 +92,10 @@ class Timing:
         7, "measured", "a 4-byte transfer on its engine, nki_perf_guide fig29"
     )
     dma_small_row_bytes: float = _constant(
-        0, "inferred", "rows up to this size move at dma_small_row_rate, larger no faster; 0 = none"
+        0, "measured", "C12 on trn2: rows of 256 bytes run at 21 of 23 bytes a ns; 0 = no slow rows"
     )
     dma_small_row_rate: float = _constant(
-        0, "measured", "bytes a ns and engine, from C5-tiled alone (5.37 GB in 51.80 ms)"
+        0, "documented", "bytes a ns and engine of rows up to dma_small_row_bytes; unused where 0"
     )
     dma_transpose_factor: float = _constant(
         0.9, "documented", "HBM to SBUF: up to 90 % of the DMA rate, trainium2_arch.rst"
@@ -109,22 +112,34 @@ class Timing:
     )
 
 
-_TRN1 = Timing(
-    # ACT is quicker to answer on NeuronCore-v2: row B3-3, 159 ns for one element.
-    scalar_latency_cycles=222,
-    # The throttle is documented from trn2 on.
-    throttle_ns=0,
-    # Descriptors are written ahead of time; HWDGE came with trn2.
-    dma_issue_ns=8,
-    # 4 KiB is the default DMA packet (compute-comm-overlap.rst). Larger rows: the documented rate.
-    dma_small_row_bytes=4096,
-    dma_small_row_rate=6.48,
-    # "Much lower bandwidth" (nki_perf_guide.rst): a quarter is an assumption.
-    dma_transpose_factor=0.25,
-    dma_chip_transpose_factor=0.25,
-)
+# What differs between generations: name -> (value, kind, source).
+_Own = dict[str, tuple[float, str, str]]
+_TRN1_OWN: _Own = {
+    "scalar_latency_cycles": (222, "measured", "row B3-3: 159 ns for one element"),
+    "throttle_ns": (0, "documented", "the guides describe the throttle from trn2 on"),
+    "dma_issue_ns": (8, "inferred", "descriptors are written ahead; HWDGE came with trn2"),
+    "dma_small_row_bytes": (
+        2048, "inferred", "where nki-dma-bandwidth-guide.rst lets rates approach the peak; larger "
+        "rows take no less than one of 2 KiB (4 KiB would put C5-full at +8.5 %)",
+    ),
+    "dma_small_row_rate": (6.48, "measured", "C5-tiled alone: 5.37 GB in 51.80 ms, 16 engines"),
+    "dma_transpose_factor": (
+        0.25, "inferred", "'much lower bandwidth' (nki_perf_guide.rst): a quarter is assumed"
+    ),
+    "dma_chip_transpose_factor": (0.25, "inferred", "as dma_transpose_factor"),
+}  # fmt: skip
+_TRN3_OWN: _Own = {
+    "dma_compute_factor": (1.0, "documented", "full rate on trn3, trainium3_arch.rst"),
+}
+
+
+def _timing(own: _Own) -> Timing:
+    return Timing(**{name: value for name, (value, _, _) in own.items()})
+
+
+_TRN1 = _timing(_TRN1_OWN)
 _TRN2 = Timing()
-_TRN3 = Timing(dma_compute_factor=1.0)
+_TRN3 = _timing(_TRN3_OWN)
 _BY_GENERATION = {2: _TRN1, 3: _TRN2, 4: _TRN3}
 
 
@@ -134,9 +149,16 @@ def timing(hardware: Hardware) -> Timing:
 
 
 def free_constants() -> list[str]:
-    """Names of the constants that AWS did not document: measured or inferred."""
+    """The constants that AWS did not document: measured or inferred, with their sources."""
+    every = {
+        field.name: (field.metadata["kind"], field.metadata["source"])
+        for field in dataclasses.fields(Timing)
+    }
+    for chip, own in (("trn1", _TRN1_OWN), ("trn3", _TRN3_OWN)):
+        for name, (_, kind, source) in own.items():
+            every[f"{name} ({chip})"] = (kind, source)
     return [
-        f"{constant.name}: {constant.metadata['kind']}, {constant.metadata['source']}"
-        for constant in dataclasses.fields(Timing)
-        if constant.metadata["kind"] != "documented"
+        f"{name}: {kind}, {source}"
+        for name, (kind, source) in every.items()
+        if kind != "documented"
     ]

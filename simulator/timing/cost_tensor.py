@@ -28,8 +28,8 @@ def tensor_cost(hardware: Hardware, constants: Timing, instruction: Instruction)
             columns, moving = columns // 2, moving // 2
     per_column = _cycles_per_column(hardware, instruction, is_wide)
     cycles = max(min(constants.matmul_min_columns, columns), moving) * per_column
-    # The result leaves the array one stationary column a cycle.
-    latency = cycles + constants.matmul_latency_cycles + columns
+    drain = constants.matmul_latency_cycles + columns * constants.matmul_column_cycles
+    latency = cycles + drain
     weights = columns * (
         constants.weights_fp32_cycles * FP32_PASSES if is_wide else constants.weights_cycles
     )
