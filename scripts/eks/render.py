@@ -1,7 +1,7 @@
 """Manifests of a job, as data: deterministic, and nothing is contacted.
 
 A job's objects have its name. Restarts: a preempted pod (DisruptionTarget) never counts against
-`restarts`; a failed kernel test (exit status 1 or 2) is not tried again.
+`restarts`; a plain Job does not try a failed kernel test (exit status 1 or 2) again.
 """
 
 from __future__ import annotations

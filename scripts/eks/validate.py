@@ -66,6 +66,9 @@ class Report:
 
 
 def _shape(documents: Sequence[Any]) -> Iterator[Finding]:
+    if not documents:
+        fix = "check what was to be piped or saved here"
+        yield Finding("manifest", "(the file)", "is empty", fix)
     for index, document in enumerate(documents):
         for key in ("apiVersion", "kind"):
             if not text(document, key):

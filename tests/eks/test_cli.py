@@ -36,6 +36,12 @@ def test_render_prints_what_validate_takes() -> None:
     assert "1 manifests hold: Job/kernel-tests" in checked.stdout
 
 
+def test_an_empty_file_does_not_hold() -> None:
+    result = runner.invoke(app, ["validate", "-"], input="---\n")
+    assert result.exit_code == 1
+    assert "[manifest] (the file): is empty" in result.stdout
+
+
 def test_render_json_and_pod() -> None:
     result = runner.invoke(app, ["render", KERNEL, "--pod", "--json"])
     (pod,) = json.loads(result.stdout)["manifests"]
