@@ -58,6 +58,7 @@ class NkiTensor:
 
     __slots__ = (
         "_key",
+        "_range",
         "_view",
         "dtype",
         "indirection",
@@ -87,6 +88,7 @@ class NkiTensor:
         self.indirection = indirection
         self._view: torch.Tensor | None = None
         self._key: tuple[Any, ...] | None = None
+        self._range: tuple[int, int, int, int] | None = None
 
     # ---- properties ----
 
@@ -127,6 +129,12 @@ class NkiTensor:
 
     def byte_range(self) -> tuple[int, int, int, int]:
         """(first byte, end byte, first partition, partitions); bytes within a partition on chip."""
+        found = self._range
+        if found is None:
+            found = self._range = self._byte_range()
+        return found
+
+    def _byte_range(self) -> tuple[int, int, int, int]:
         size = self.dtype.itemsize
         if not self.is_on_chip:
             low = self.offset * size
