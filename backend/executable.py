@@ -23,9 +23,11 @@ from trnx.backend.specialisation import Specialisation
 from trnx.backend.torch_internals import without_fake_mode
 from trnx.fx_passes.extract import region_module
 from trnx.fx_passes.region import FallbackEngine, Plan, Region, RegionFunction
+from trnx.simulator.program import Program
 
 # Specialisations kept for one graph; each holds its prepared kernels and its buffers.
 SPECIALISATIONS = 32
+SPECIALISATION_BYTES = 1 << 30
 
 
 class Executable:
@@ -65,7 +67,14 @@ class Executable:
         found = self._specialisations.get(key)
         if found is None:
             found = self._specialise(key)
+        elif len(self._specialisations) > 1:
+            self._touch(key)
         return found(args)
+
+    def _touch(self, key: tuple[Number, ...]) -> None:
+        with self._lock:
+            if key in self._specialisations:
+                self._specialisations.move_to_end(key)
 
     @property
     def source(self) -> str:
@@ -81,11 +90,17 @@ class Executable:
             symbols = {s.symbol: n for s, n in zip(self._sources, key, strict=True)}
             made = Specialisation(self._plan, symbols, self._make_kernel, self._fallbacks)
             self._specialisations[key] = made
-            while len(self._specialisations) > SPECIALISATIONS:
+            while len(self._specialisations) > 1 and self._is_full():
                 self._specialisations.popitem(last=False)
             self._report.shapes += 1
             self._report.buffer_bytes = made.buffer_bytes
             return made
+
+    def _is_full(self) -> bool:
+        kept = self._specialisations.values()
+        programs = frozenset[Program]().union(*(one.programs for one in kept))
+        held = sum(program.host_bytes for program in programs)
+        return len(kept) > SPECIALISATIONS or held > SPECIALISATION_BYTES
 
     def _make_kernel(
         self, region: Region, places: dict[fx.Node, Place], symbols: Symbols

@@ -4,6 +4,7 @@ backward graphs, recompilations."""
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any
@@ -16,6 +17,8 @@ from trnx.simulator.program import Program
 
 # A large model has some tens of different launches for each shape that it sees.
 CAPACITY = 512
+# Programs hold the on-chip tensors of their kernels: some megabytes each, 24 MiB at the most.
+CAPACITY_BYTES = 1 << 30
 
 
 def _hashable(value: Any) -> Hashable:
@@ -28,28 +31,46 @@ def _hashable(value: Any) -> Hashable:
 
 
 class ProgramCache:
-    """(kernel, arguments, target) -> Program; bounded, the least recently used leaves first."""
+    """(kernel, arguments, target) -> Program; bounded, the least recently used leaves first.
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
+    What has left is still found while an executable uses it, so that a graph with more than fits
+    is not traced again and again.
+    """
+
+    def __init__(self, capacity: int = CAPACITY, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self._capacity = capacity
+        self._capacity_bytes = capacity_bytes
         self._lock = threading.Lock()
         self._programs: OrderedDict[Hashable, Program] = OrderedDict()
+        self._bytes = 0
+        self._in_use: weakref.WeakValueDictionary[Hashable, Program] = weakref.WeakValueDictionary()
 
     def get(self, launch: Launch, target: str) -> Program:
         """The Program of `launch`, traced now where it is new."""
         key = (launch.kernel, _hashable(launch.arguments), target)
         with self._lock:
-            if key in self._programs:
-                self._programs.move_to_end(key)
-                return self._programs[key]
+            known = self._in_use.get(key)
+            if known is not None:
+                self._keep(key, known)
+                return known
         # Its storage outlives the call: it must be writable outside inference mode too.
         with torch.inference_mode(False), torch.no_grad():
             program = trace(launch.kernel, launch.arguments, target=target)
         with self._lock:
-            program = self._programs.setdefault(key, program)
-            while len(self._programs) > self._capacity:
-                self._programs.popitem(last=False)
+            program = self._in_use.setdefault(key, program)
+            self._keep(key, program)
         return program
+
+    def _keep(self, key: Hashable, program: Program) -> None:
+        if key not in self._programs:
+            self._programs[key] = program
+            self._bytes += program.host_bytes
+        self._programs.move_to_end(key)
+        while len(self._programs) > self._capacity or (
+            self._bytes > self._capacity_bytes and len(self._programs) > 1
+        ):
+            _, dropped = self._programs.popitem(last=False)
+            self._bytes -= dropped.host_bytes
 
     def __len__(self) -> int:
         return len(self._programs)

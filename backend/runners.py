@@ -16,6 +16,7 @@ import torch
 from trnx.backend.programs import PROGRAMS, ProgramCache
 from trnx.nki_kernels.spec import Bindings, Kernel
 from trnx.simulator.hardware import Hardware
+from trnx.simulator.program import Program
 from trnx.simulator.spec import TensorSpec
 
 RunFunction = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], None]
@@ -32,6 +33,7 @@ class Prepared:
 
     run: RunFunction
     matmul_flops: int | None = None
+    program: Program | None = None
 
 
 class Runner(Protocol):
@@ -98,7 +100,7 @@ class SimulatorRunner:
                 # A shared Program must not keep the tensors of its last caller alive.
                 program.release()
 
-        return Prepared(run, program.matmul_flops)
+        return Prepared(run, program.matmul_flops, program)
 
 
 class ReferenceRunner:

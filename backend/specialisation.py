@@ -20,6 +20,7 @@ from trnx.backend.shapes import Symbols, UnknownSizeError, concrete, concrete_sp
 from trnx.fx_passes.aliasing import storage_root
 from trnx.fx_passes.region import Plan, Region, RegionFunction
 from trnx.fx_passes.symbolic import is_symbolic
+from trnx.simulator.program import Program
 
 Step = Region | fx.Node
 KernelFactory = Callable[[Region, dict[fx.Node, Place], Symbols], KernelCall]
@@ -90,6 +91,12 @@ class Specialisation:
     def source(self) -> str:
         """The generated function."""
         return str(self._module.code)
+
+    @property
+    def programs(self) -> frozenset[Program]:
+        """The Programs that its kernels replay."""
+        prepared = (kernel.prepared for kernel in self.kernels.values())
+        return frozenset(p.program for p in prepared if p is not None and p.program is not None)
 
     @property
     def buffer_bytes(self) -> int:

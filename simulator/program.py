@@ -41,12 +41,17 @@ class Output:
 
 @dataclass(frozen=True)
 class Totals:
-    """What was counted while tracing; bytes on chip are per partition."""
+    """What was counted while tracing; bytes on chip are per partition.
+
+    `host_bytes` is the memory of this machine that replaying holds on to: on-chip tensors, and
+    temporaries of instructions.
+    """
 
     matmul_flops: int
     hbm_bytes: int
     peak_sbuf_bytes: int
     peak_psum_bytes: int
+    host_bytes: int = 0
 
 
 class Program:
@@ -102,6 +107,11 @@ class Program:
     def peak_psum_bytes(self) -> int:
         """Most bytes of PSUM per partition that are live at once."""
         return self.totals.peak_psum_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of this machine's memory that the Program holds, without inputs and outputs."""
+        return self.totals.host_bytes
 
     def run(
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None = None

@@ -248,9 +248,7 @@ class Simulator:
                 storage.allocation.touch(index)
         if self._observer is not None:
             engine = emit.engine.name
-            self._observer(
-                Recorded(index, self.core.index, emit.name, engine, operands, line)
-            )
+            self._observer(Recorded(index, self.core.index, emit.name, engine, operands, line))
         self.append_steps(emit.steps)
         self.rows.append(
             emit.name,
@@ -289,7 +287,7 @@ class Simulator:
 
     def totals(self) -> Totals:
         """What was counted."""
-        return Totals(self.matmul_flops, self.hbm_bytes, *self._peaks)
+        return Totals(self.matmul_flops, self.hbm_bytes, *self._peaks, self.pool.allocated_bytes)
 
     def all_steps(self) -> list[Step]:
         """Steps of a whole run."""

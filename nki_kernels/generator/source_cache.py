@@ -1,24 +1,54 @@
 """Generated source on disk: a file is named by its content, and its content is checked before use.
 
 The front end parses kernels from files, and a user may want to read them. The folder belongs to
-the user alone; whoever could write there could run code as the user.
+the user alone; whoever could write there could run code as the user. Where there is no such folder
+(a read-only or foreign home), the files go to a private one that lives as long as the process.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
+import logging
 import os
+import shutil
 import stat
 import tempfile
 from pathlib import Path
 
 from trnx.nki_kernels.errors import GeneratorError
 
+log = logging.getLogger(__name__)
+
 
 def folder() -> Path:
-    """`$XDG_CACHE_HOME/trnx/generated`, by default under ~/.cache; made with mode 0700."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    path = Path(base) / "trnx" / "generated"
+    """`$XDG_CACHE_HOME/trnx/generated`, by default under ~/.cache; made with mode 0700.
+
+    A folder of this process alone where that cannot be made or written, or is another user's.
+    """
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        return _private(Path(base) / "trnx" / "generated")
+    except (OSError, RuntimeError, GeneratorError) as error:  # RuntimeError: no home
+        return _temporary(os.getpid(), str(error))
+
+
+@functools.lru_cache(maxsize=1)
+def _temporary(process: int, reason: str) -> Path:
+    path = Path(tempfile.mkdtemp(prefix="trnx-generated-"))
+    log.warning("generated kernels go to %s, until this process ends: %s", path, reason)
+    atexit.register(_remove, path, process)
+    return path
+
+
+def _remove(path: Path, process: int) -> None:
+    if os.getpid() == process:  # not in what was forked from it
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _private(path: Path) -> Path:
+    """`path`, made if need be; raises OSError or GeneratorError where it is no place for code."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
     if status.st_uid != os.geteuid():
@@ -27,6 +57,8 @@ def folder() -> Path:
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         path.chmod(0o700)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be written")
     return path
 
 

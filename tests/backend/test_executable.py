@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch._dynamo.exc import BackendCompilerFailed
 
 import trnx
+from trnx.backend import executable
 from trnx.backend.programs import PROGRAMS, ProgramCache
 from trnx.backend.runners import Prepared, SimulatorRunner
 from trnx.errors import KernelFailedError, KernelRefusedError
@@ -23,6 +24,7 @@ from trnx.nki_kernels.registry import kernels
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import TRN2
+from trnx.simulator.program import Program
 from trnx.simulator.spec import TensorSpec
 
 LEGAL = {"select": "legal"}
@@ -200,6 +202,37 @@ def test_the_cache_of_programs_is_bounded() -> None:
         cache.get(linear.launch(values, TRN2), "trn2")
         assert len(cache) <= 2
     assert len(cache) == 2
+
+
+def test_the_cache_of_programs_is_bounded_by_bytes() -> None:
+    linear = kernels()["linear"]
+    weight = TensorSpec.dense((8, 16), torch.float32)
+    cache = ProgramCache(capacity_bytes=1)
+
+    def get(rows: int) -> Program:
+        x = TensorSpec.dense((rows, 16), torch.float32)
+        plain = {"bias": None, "residual": None, "activation": "none"}
+        values = Bindings({"x": x, "weight": weight, **plain})
+        return cache.get(linear.launch(values, TRN2), "trn2")
+
+    first = get(2)
+    assert first.host_bytes > 1
+    get(3)
+    assert len(cache) == 1
+    assert get(2) is first, "a Program that is in use is not traced again"
+
+
+def test_specialisations_are_bounded_by_the_bytes_of_their_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(executable, "SPECIALISATION_BYTES", 1)
+    layer = torch.nn.Linear(16, 8)
+    compiled = torch.compile(layer, backend="trnx", dynamic=True, options=LEGAL)
+    with torch.no_grad(), trnx.collect_reports() as reports:
+        for rows in (3, 4, 3, 3):
+            x = torch.randn(rows, 16)
+            torch.testing.assert_close(compiled(x), layer(x), rtol=1e-5, atol=1e-5)
+    assert [report.shapes for report in reports] == [3]
 
 
 def test_inputs_and_results_are_freed() -> None:

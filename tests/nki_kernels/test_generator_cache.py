@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from trnx.nki_kernels.errors import GeneratorError
 from trnx.nki_kernels.generator import source_cache
 
 
@@ -50,7 +49,22 @@ def test_a_link_is_replaced(home: Path) -> None:
     assert not source_cache.write("fused_add", "x = 1\n").is_symlink()
 
 
-def test_a_folder_of_somebody_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_somebody_else_is_not_used(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("os.geteuid", lambda: -1)
-    with pytest.raises(GeneratorError, match="another user"):
-        source_cache.write("fused_add", "x = 1\n")
+    path = source_cache.write("fused_add", "x = 1\n")
+    assert home not in path.parents
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert "belongs to another user" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "/proc/1"])
+def test_a_home_that_cannot_be_written_is_not_needed(
+    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", place)
+    path = source_cache.write("fused_add", "x = 1\n")
+    assert path.read_text() == "x = 1\n"
+    assert source_cache.write("fused_add", "x = 1\n") == path
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
