@@ -1,7 +1,9 @@
 """What the exchange of tensors with XLA costs a call, against a bare call of the compiled program.
 
-Bars (per tensor, best of several rounds): an input that is not cached 30 us, an output 8 us, a
-cached parameter 1 us. `--json` prints one object as the last line; exit status 0 if and only if
+Bars (per tensor): an input that is not cached 30 us, an output 8 us, a cached parameter 1 us. Every
+time is the least of 400 rounds of 5 calls: what the code costs when nothing else takes the core,
+not what a call takes on a busy machine. A number is the difference of two such times, divided by
+the number of tensors. `--json` prints one object as the last line; exit status 0 if and only if
 the bars hold.
 """
 

@@ -12,7 +12,7 @@ Run it in an environment with `trnx[test]`, from anywhere:
 
     OMP_NUM_THREADS=1 python scripts/conformance/opinfo.py --jobs 2 --json | tee opinfo.log
 
-The whole database takes about an hour on two cores; one line tells of each op as it ends.
+The whole database takes about half an hour on two cores; one line tells of each op as it ends.
 `--sample N --seed S` takes N ops at random, `--ops REGEX` those whose name matches (the second
 bar is then not applied), `--jobs N` runs N processes, `--json` prints one object as the last
 line. Exit status 0 if and only if the bars hold.

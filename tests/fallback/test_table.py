@@ -1,8 +1,9 @@
 """Every entry of the ATen-to-JAX table against eager, on calls recorded from OpInfo samples.
 
 A dispatch mode records the ATen calls that forward and backward of the samples make, so that each
-overload is tried with arguments that PyTorch itself makes. All recorded calls of an overload form
-one graph, which XLA compiles once.
+overload is tried with arguments that PyTorch itself makes. Many recorded calls form one graph,
+which XLA compiles once. The quick run tries one call of each overload, besides those written here;
+`--slow` many.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import operator
 import random
+import re
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass
@@ -31,8 +33,14 @@ from trnx.fallback.errors import DuplicateOpError
 from trnx.fallback.xla import XlaEngine
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-PER_OP, BATCH = 2, 24
+QUICK, THOROUGH, BATCH = 1, 6, 24  # recorded calls of an overload; calls in a graph
 SAMPLES = {torch.float32: 3, torch.int64: 1, torch.bfloat16: 1}
+# OpInfo's ops whose later samples reach overloads that their first ones do not.
+MORE_SAMPLES = re.compile(
+    r"all|any|copysign|count_nonzero|lerp|scatter|_native_batch_norm_legit"
+    r"|nn\.functional\.(pad|interpolate|upsample_nearest)"
+)
+MANY = 60
 SEED = 7
 
 
@@ -100,7 +108,7 @@ def record(wanted: set[Any], limit: int, ops: Any = op_db) -> dict[Any, list[Cal
                     continue
                 try:
                     with recorder:
-                        _run(op, dtype, samples)
+                        _run(op, dtype, MANY if MORE_SAMPLES.fullmatch(op.name) else samples)
                 except Exception:  # noqa: BLE001 - a sample that eager itself refuses
                     continue
     logging.disable(logging.NOTSET)
@@ -275,6 +283,7 @@ def _by_hand() -> list[tuple[str, Call]]:
         ("matmul", (r(2, 3, 4), r(4))),
         ("linear", (r(2, 3, 4), r(5, 4), r(5))),
         ("linear", (r(3, 4).bfloat16(), r(5, 4).bfloat16())),
+        ("new_zeros", (x, [2, 3])),
         ("norm.Scalar", (x, 3)),
         ("norm.ScalarOpt_dtype", (x, 2), {"dtype": torch.float64}),
         ("outer", (r(3), r(4))),
@@ -322,9 +331,9 @@ def _by_hand() -> list[tuple[str, Call]]:
 NOT_CALLED = {"sym_size.int", "sym_numel"}  # sizes, which make no tensor: see the symbolic tests
 
 
-@pytest.fixture(scope="module")
-def calls() -> dict[Any, list[Call]]:
-    found = record(set(TABLE), PER_OP)
+def recorded(limit: int) -> dict[Any, list[Call]]:
+    """Recorded calls and those by hand."""
+    found = record(set(TABLE), limit)
     for name, call in _by_hand():
         found.setdefault(overload(name), []).append(call)
     return found
@@ -334,7 +343,8 @@ def test_the_table_is_broad() -> None:
     assert len(TABLE) >= 250
 
 
-def test_every_entry_agrees_with_eager(calls: dict[Any, list[Call]]) -> None:
+def _sweep(calls: dict[Any, list[Call]]) -> tuple[list[str], set[Any]]:
+    """What differs from eager, and the ops that ran."""
     work = [(op, call) for op in sorted(calls, key=str) for call in calls[op]]
     wrong: list[str] = []
     taken: set[Any] = set()
@@ -342,6 +352,12 @@ def test_every_entry_agrees_with_eager(calls: dict[Any, list[Call]]) -> None:
         found, ran = compare(work[start : start + BATCH])
         wrong += found
         taken |= ran
+    return wrong, taken
+
+
+@pytest.mark.parametrize("limit", [QUICK, pytest.param(THOROUGH, marks=pytest.mark.slow)])
+def test_every_entry_agrees_with_eager(limit: int) -> None:
+    wrong, taken = _sweep(recorded(limit))
     assert not wrong, "\n".join(wrong)
     untried = set(TABLE) - taken - {overload(name) for name in NOT_CALLED}
     assert not untried, f"no sample runs {sorted(map(str, untried))}"
