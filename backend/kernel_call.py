@@ -29,6 +29,7 @@ from trnx.simulator.spec import TensorSpec
 
 log = logging.getLogger(__name__)
 
+
 def concrete_bindings(match: KernelMatch, symbols: Symbols) -> tuple[Bindings, tuple[str, ...]]:
     """The bindings for `symbols`, and the names of those that are made contiguous first.
 
