@@ -67,4 +67,4 @@ class DemoDependencyError(BackendError):
 
 
 class ExampleError(BackendError):
-    """What `trnx explain` was given is no example."""
+    """What was given to explain is no example: it cannot be called, or nothing is captured of it."""

@@ -17,7 +17,7 @@ from torch import fx
 from torch.utils._pytree import tree_map_only
 
 from trnx.backend.entry import compile_captured
-from trnx.backend.errors import CoverageError
+from trnx.backend.errors import CoverageError, ExampleError
 from trnx.backend.options import Options, make_options
 from trnx.backend.report import GraphReport, Reports, collect_reports, counted, ledger_lines
 from trnx.backend.torch_internals import eager_backward_compile, graph_breaks
@@ -105,6 +105,15 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
+def _nothing_captured(breaks: Mapping[str, int]) -> str:
+    """Without a graph every share would read as 100 %, and a gate on it would pass."""
+    why = "".join(f"\n  graph break: {reason}" for reason in breaks)
+    return (
+        "Dynamo captured no graph, so there is nothing to explain: the function runs no tensor "
+        f"operation, or Dynamo skipped it.{why}"
+    )
+
+
 @contextmanager
 def _state_kept(function: Any) -> Iterator[None]:
     """The model's buffers and the random state are afterwards what they were before."""
@@ -136,9 +145,15 @@ def explain(
 ) -> Explanation:
     """Explain `function(*args, **kwargs)`; `options` are those of the backend.
 
-    With `fallback="error"` the ledger is reported as under `auto`, instead of raised.
+    With `fallback="error"` the ledger is reported as under `auto`, instead of raised. Raises
+    ExampleError where `function` cannot be called, or where Dynamo captures no graph of it.
     """
     check_versions()
+    if not callable(function):
+        raise ExampleError(
+            f"explain takes a model or a function, and its arguments; {type(function).__name__} "
+            "cannot be called"
+        )
     chosen = make_options(options)
     if chosen.fallback == "error":
         chosen = replace(chosen, fallback="auto")
@@ -157,4 +172,6 @@ def explain(
         _state_kept(function),
     ):
         compiled(*_copied(args), **_copied(kwargs))
+    if not reports:
+        raise ExampleError(_nothing_captured(breaks))
     return Explanation(chosen.target, reports, breaks)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import trnx
 
 from trnx import cli
 from trnx.backend.errors import ExampleError
@@ -85,3 +88,11 @@ def test_bad_examples_are_named_errors(example: str, message: str) -> None:
 def test_an_example_returns_model_and_arguments(model: str) -> None:
     with pytest.raises(ExampleError, match="returned int"):
         load_example(f"{model}:wrong")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"), [(3, "int cannot be called"), (lambda: 7, "captured no graph")]
+)
+def test_nothing_to_explain_is_an_error(function: Any, message: str) -> None:
+    with pytest.raises(ExampleError, match=message):
+        trnx.explain(function)
