@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import trnx
-
 from trnx import cli
 from trnx.backend.errors import ExampleError
 from trnx.backend.example import load_example
