@@ -67,4 +67,4 @@ class DemoDependencyError(BackendError):
 
 
 class ExampleError(BackendError):
-    """What was given to explain is no example: it cannot be called, or nothing is captured of it."""
+    """What was given to explain cannot be called, or nothing is captured of it."""
