@@ -55,16 +55,13 @@ def test_the_setting_is_exact_while_a_program_runs() -> None:
 
 def test_an_inherited_setting_stays_inherited() -> None:
     torch.backends.mkldnn.matmul.fp32_precision = "none"
-    before = torch.backends.fp32_precision
-    torch.backends.fp32_precision = "bf16"
-    try:
+    # The context manager: test utilities of torch forbid plain assignment for their process.
+    with torch.backends.flags(fp32_precision="bf16"):
         with full_precision:
             assert setting() == "ieee"
         assert setting() == "bf16"
-        torch.backends.fp32_precision = "ieee"
+    with torch.backends.flags(fp32_precision="ieee"):
         assert setting() != "bf16"
-    finally:
-        torch.backends.fp32_precision = before
 
 
 def test_the_last_of_two_threads_restores() -> None:
