@@ -298,7 +298,9 @@ def test_second_operand_survives_the_first_stage(nl, nisa):
         return out
 
     x, s = some((128, 1)), some((128, 1), seed=3)
-    same(simulate(kernel)(x, s), x * s - s)
+    got = simulate(kernel)(x, s)
+    assert got.shape == x.shape
+    same(got, x * s - s)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
