@@ -150,6 +150,21 @@ class Program:
             for given, known, result in zip(outputs, bound, self._results, strict=True)
         )
 
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Memory that is bound for a run: of the inputs, then of the results that are new."""
+        return (*self._slots, *(slot for slot, _ in self._fresh))
+
+    @property
+    def results(self) -> tuple[Output, ...]:
+        """Where the outputs lie."""
+        return self._results
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What a run executes, in order."""
+        return tuple(self._steps)
+
     def release(self) -> None:
         """Drop every reference to tensors of the last run."""
         with self._lock:

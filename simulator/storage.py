@@ -9,6 +9,7 @@ copying.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from enum import Enum
 from types import CodeType
 
@@ -97,6 +98,10 @@ class Slot:
                 storage = self.holder.untyped_storage()
                 found.set_(storage, base // dtype.itemsize + offset, shape, strides)
         return found
+
+    def views(self) -> Iterator[tuple[tuple[torch.dtype, Shape, Shape, int], torch.Tensor]]:
+        """The views with what they were asked for: (dtype, shape, strides, offset)."""
+        yield from self._views.items()
 
     def bind(self, tensor: torch.Tensor) -> None:
         """Point every view into the memory of `tensor`, unless it is there already."""
