@@ -13,6 +13,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trnx.simulator.cpu_simulator import install_cpu_simulator as install_cpu_simulator
+    from trnx.simulator.cpu_simulator import uninstall_cpu_simulator as uninstall_cpu_simulator
     from trnx.simulator.installation import install as install
     from trnx.simulator.installation import uninstall as uninstall
     from trnx.simulator.kernel import Kernel as Kernel
@@ -30,6 +32,7 @@ _HOME = {
     "Program": "program",
     "TensorSpec": "spec",
     "install": "installation",
+    "install_cpu_simulator": "cpu_simulator",
     "interactive": "session",
     "load": "twins",
     "load_module": "twins",
@@ -37,6 +40,7 @@ _HOME = {
     "simulate_ranks": "ranks",
     "trace": "tracing",
     "uninstall": "installation",
+    "uninstall_cpu_simulator": "cpu_simulator",
 }
 
 __all__ = [
@@ -44,6 +48,7 @@ __all__ = [
     "Program",
     "TensorSpec",
     "install",
+    "install_cpu_simulator",
     "interactive",
     "load",
     "load_module",
@@ -51,6 +56,7 @@ __all__ = [
     "simulate_ranks",
     "trace",
     "uninstall",
+    "uninstall_cpu_simulator",
 ]
 
 

@@ -128,9 +128,9 @@ def shared_identity_matrix(
 def _constant(
     array: np.ndarray[Any, Any], buffer: MemoryRegion, dtype: dtypes.DType | None = None
 ) -> NkiTensor:
-    from trnx.simulator.tracing import _from_numpy
+    from trnx.simulator.arrays import from_numpy
 
-    values = _from_numpy(array)
+    values = from_numpy(array)
     kind = dtype or dtypes.resolve(values.dtype)
     tensor = current("constant").allocate(tuple(values.shape), kind, buffer)
     tensor.storage.keep()

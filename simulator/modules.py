@@ -49,13 +49,14 @@ def nki_modules() -> Mapping[str, ModuleType]:
         "nki.typing": {"tensor": _AnyTensor(), "mutable_tensor": _AnyTensor()},
         "nki.experimental": {"while_loop": language.while_loop, "fori_loop": language.fori_loop},
     }
-    modules = {name: _module(name, members) for name, members in tree.items()}
+    modules = {name: make_module(name, members) for name, members in tree.items()}
     _attach(modules)
-    top = _module("neuronxcc", {"nki": modules["nki"]})
+    top = make_module("neuronxcc", {"nki": modules["nki"]})
     return modules | {"neuronxcc": top} | {f"neuronxcc.{n}": m for n, m in modules.items()}
 
 
-def _module(name: str, members: Mapping[str, Any]) -> ModuleType:
+def make_module(name: str, members: Mapping[str, Any]) -> ModuleType:
+    """A package of these members."""
     module = ModuleType(name)
     module.__spec__ = ModuleSpec(name, None, is_package=True)
     vars(module).update({key: value for key, value in members.items() if not key.startswith("__")})
@@ -87,7 +88,7 @@ def _isa() -> ModuleType:
         "NkiInstruction": instruction.NkiInstruction,
         "NkiValidationError": IllegalInstructionError,
     }
-    return _module("nki.isa", members)
+    return make_module("nki.isa", members)
 
 
 def _simulate_kernel(function: Any, *args: Any, **kwargs: Any) -> Any:

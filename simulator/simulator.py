@@ -82,11 +82,14 @@ class Simulator:
 
     # ---- tensors ----
 
-    def argument(self, spec: TensorSpec, tensor: torch.Tensor | None) -> NkiTensor:
+    def argument(
+        self, spec: TensorSpec, tensor: torch.Tensor | None, kind: DType | None = None
+    ) -> NkiTensor:
         """An HBM tensor for an argument: int64 as int32 pairs, bool as uint8; see the module
-        `tracing`.
+        `tracing`. `kind` is the NKI type where torch has none.
         """
         shape, strides, dtype = kernel_layout(spec)
+        dtype = kind or dtype
         span = last_element(shape, strides) + 1 if spec.numel else 0
         if tensor is None:
             # Addresses without content: the pages are never touched.

@@ -1,7 +1,8 @@
 """Run a kernel as plain Python and record what it does: `trace`, `simulate`.
 
 HBM arguments keep their strides. An int64 tensor arrives as int32 `[..., 2]` (low, high word), a
-bool tensor as uint8, a 0-dimensional tensor with shape (1,).
+bool tensor as uint8, a 0-dimensional tensor with shape (1,). numpy arrays of types that torch lacks
+(float8_e4m3, packed types) keep their type.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from trnx.simulator.arrays import from_numpy, kind_of, to_numpy
 from trnx.simulator.checks.findings import Findings
 from trnx.simulator.context import enter, leave
 from trnx.simulator.cores import Core
+from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import FindingError, Location
 from trnx.simulator.hardware import hardware
 from trnx.simulator.kernel import Kernel
@@ -29,9 +32,6 @@ from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.subset import cached_findings
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.twins import load
-
-# Types that numpy has from ml_dtypes alone.
-_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
 
 Grid = int | Sequence[int] | None
 
@@ -82,8 +82,10 @@ def simulate(
         as_numpy = any(isinstance(a, np.ndarray) for a in (*args, *kwargs.values()))
         findings = Findings(strict, warn)
         _, results = _trace(kernel, args, kwargs, target, grid, True, findings, rank)
-        converted = tuple(_to_numpy(r) if as_numpy else r for r in results.tensors)
-        return converted[0] if results.is_single else converted
+        if not as_numpy:
+            return results.tensors[0] if results.is_single else results.tensors
+        arrays = tuple(map(to_numpy, results.tensors, results.dtypes))
+        return arrays[0] if results.is_single else arrays
 
     return call
 
@@ -91,8 +93,11 @@ def simulate(
 class _Results:
     """What a kernel returned, as tensors."""
 
-    def __init__(self, tensors: tuple[torch.Tensor, ...], is_single: bool) -> None:
+    def __init__(
+        self, tensors: tuple[torch.Tensor, ...], dtypes: tuple[DType, ...], is_single: bool
+    ) -> None:
         self.tensors = tensors
+        self.dtypes = dtypes
         self.is_single = is_single
 
 
@@ -109,7 +114,8 @@ class _Arguments:
 
     def convert(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            value = _from_numpy(value)
+            tensor = from_numpy(value)
+            return self._add(TensorSpec.of(tensor), tensor, kind_of(value))
         if isinstance(value, torch.Tensor):
             return self._add(TensorSpec.of(value), value)
         if isinstance(value, TensorSpec):
@@ -122,10 +128,12 @@ class _Arguments:
             return {key: self.convert(item) for key, item in value.items()}
         return value
 
-    def _add(self, spec: TensorSpec, tensor: torch.Tensor | None) -> NkiTensor:
+    def _add(
+        self, spec: TensorSpec, tensor: torch.Tensor | None, kind: DType | None = None
+    ) -> NkiTensor:
         if tensor is None and self._simulator.values:
             raise TypeError("tracing with values needs tensors, got a TensorSpec")
-        view = self._simulator.argument(spec, tensor)
+        view = self._simulator.argument(spec, tensor, kind)
         self.specs.append(spec)
         self.tensors.append(view)
         self.given.append(tensor)
@@ -160,7 +168,8 @@ def _trace(
         program = _program(simulator, function, arguments, tensors)
         is_single = isinstance(returned, NkiTensor)
         results = _read_results(tensors, arguments) if values else ()
-        return program, _Results(results, is_single)
+        dtypes = tuple(tensor.dtype for tensor in tensors)
+        return program, _Results(results, dtypes, is_single)
 
 
 def _run_program(
@@ -289,23 +298,3 @@ def _read_results(
         else:
             results.append(tensor.torch_view().clone(memory_format=torch.contiguous_format))
     return tuple(results)
-
-
-def _from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    kind = str(array.dtype)
-    if kind in _ML_DTYPES:
-        raw = np.ascontiguousarray(array).view(f"uint{array.dtype.itemsize * 8}")
-        return torch.from_numpy(raw.copy()).view(getattr(torch, kind))
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
-        array = array.copy()
-    return torch.from_numpy(array)
-
-
-def _to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name in _ML_DTYPES:
-        import ml_dtypes
-
-        bits = tensor.view(torch.uint16 if tensor.element_size() == 2 else torch.uint8)
-        return bits.numpy().view(getattr(ml_dtypes, name))
-    return tensor.numpy()
