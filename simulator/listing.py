@@ -67,7 +67,9 @@ class _Steps:
             return self._tensor(value)
         if isinstance(value, np.ndarray):
             return self._array(value)
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes | enum.Enum):
+        if value is None or isinstance(
+            value, bool | int | float | complex | str | bytes | enum.Enum
+        ):
             return repr(value)
         if isinstance(value, torch.dtype | torch.device | torch.memory_format | type | np.dtype):
             return str(value)
@@ -155,5 +157,3 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
     for name in names:
         if hasattr(value, name):
             yield name, getattr(value, name)
-
-
