@@ -69,6 +69,7 @@ class FallbackReport:
 class GraphReport:
     """One compiled graph. `kind` is forward, backward or inference; `name` is unique.
 
+    `runs` counts the calls of the graph while somebody collected reports.
     `fallbacks` are the ops that do not run on NKI, `near_misses` those that do, but not in the
     bigger kernel that nearly took them. `flops_total` counts the matrix products of the graph as
     torch's FlopCounterMode does; `bytes_*` are the sizes of all operands and results of compute
@@ -90,6 +91,7 @@ class GraphReport:
     compile_seconds: float = 0.0
     predicted_seconds: float = 0.0
     shapes: int = 0  # specialisations made so far
+    runs: int = 0
     buffer_bytes: int = 0  # owned by the latest specialisation, for intermediates
 
     @property
@@ -213,6 +215,7 @@ class _Journal:
         """Called by every run of a graph: nothing to do unless somebody collects."""
         if self._open:
             with self._lock:
+                report.runs += 1
                 for collection in self._open:
                     collection.add(report)
 
