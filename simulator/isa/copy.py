@@ -48,13 +48,39 @@ def has_cache_conflicts(source: torch.Tensor) -> bool:
     return source.stride(0) * source.element_size() % 1024 == 0 and source.numel() >= 1024
 
 
+def is_turned_by_blocks(source: torch.Tensor) -> bool:
+    """True where `transposed` is faster than a strided copy: its calls cost what 8192 elements
+    gain.
+    """
+    return source.dtype is torch.float32 and source.numel() >= 8192
+
+
+def transposed(source: torch.Tensor) -> torch.Tensor:
+    """source[p, f].T of a dense source, as new memory.
+
+    A channel shuffle in channels-last order is a transpose, and the one operator of torch on the
+    CPU that does it in blocks of registers: three to four times as fast as a strided copy.
+    """
+    rows, columns = source.shape
+    pixels = source.view(1, 1, 1, rows * columns).permute(0, 3, 1, 2)
+    return torch.native_channel_shuffle(pixels, rows).view(columns, rows)
+
+
+def _turn(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(transposed(source))
+
+
 def append_transpose(emit: Emit, source: torch.Tensor, target: torch.Tensor) -> None:
     """Steps that copy source[p, f].T into target[f, p]."""
-    if has_cache_conflicts(source):
+    by_blocks = is_turned_by_blocks(source)
+    if has_cache_conflicts(source) or (by_blocks and not source.is_contiguous()):
         held = emit.scratch(source.shape, source.dtype)
         emit.step(held.copy_, source)
         source = held
-    emit.step(target.copy_, source.t())
+    if by_blocks:
+        emit.step(_turn, source, target)
+    else:
+        emit.step(target.copy_, source.t())
 
 
 @instruction

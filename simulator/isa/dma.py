@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from trnx.simulator.codecs import append_load_f32
-from trnx.simulator.isa.copy import append_copy
+from trnx.simulator.isa.copy import append_copy, append_transpose, is_turned_by_blocks, transposed
 from trnx.simulator.isa.enums import DgeMode, Engine, OobMode
 from trnx.simulator.isa.indirect import gather, index_view, put, rows_of
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.storage import DMA_REACHABLE, HBM
 from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.views import is_row_major
 
 _SWAPS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
@@ -177,12 +178,17 @@ def _gathered_columns(emit: Emit, src: NkiTensor, skip: bool) -> torch.Tensor:
 
 
 def _append_reversed(emit: Emit, src: NkiTensor, target: torch.Tensor) -> None:
-    """Two or three dimensions reversed, plane by plane through contiguous scratch.
+    """Two or three dimensions reversed: a dense source in one go where that is fast, else plane by
+    plane through contiguous scratch.
 
     One strided copy of it all takes two to four times as long: columns share cache sets.
     """
     rows, columns = src.shape[0], src.shape[-1]
     planes = src.shape[1] if src.ndim == 3 else 1
+    source = src.torch_view()
+    if is_row_major(src.shape, src.strides) and is_turned_by_blocks(source):
+        emit.step(_reverse, source, target, (rows, planes, columns))
+        return
     step = src.strides[1] if src.ndim == 3 else 0
     held = emit.scratch((rows, columns), src.dtype.torch)
     by_plane = target.as_strided(
@@ -193,7 +199,13 @@ def _append_reversed(emit: Emit, src: NkiTensor, target: torch.Tensor) -> None:
         strides = (src.strides[0], src.strides[-1])
         offset = src.offset + plane * step
         emit.step(held.copy_, src.storage.view(src.dtype, (rows, columns), strides, offset))
-        emit.step(by_plane[plane].copy_, held.t())
+        append_transpose(emit, held, by_plane[plane])
+
+
+def _reverse(source: torch.Tensor, target: torch.Tensor, sizes: tuple[int, int, int]) -> None:
+    rows, planes, columns = sizes
+    turned = transposed(source.view(rows, planes * columns)).view(planes, columns, rows)
+    target.copy_(turned[0] if target.ndim == 2 else turned.transpose(0, 1))
 
 
 @instruction

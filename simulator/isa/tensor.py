@@ -58,7 +58,30 @@ def nc_matmul(
         stationary, "stationary", shape=_operand_shape(rows, m, double_row), buffers=SBUF
     )
     b = emit.read_f32(moving, "moving", shape=_operand_shape(rows, n, double_row), buffers=SBUF)
-    append_matmul(emit, dst, a.reshape(k, m), b.reshape(k, n), accumulate)
+    a, b = _dense_operands(emit, a.reshape(k, m), b.reshape(k, n))
+    append_matmul(emit, dst, a, b, accumulate)
+
+
+def _dense_operands(
+    emit: Emit, a: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dense copies of operands that the host's product would read slowly, because their rows lie
+    a multiple of 2 KiB apart and share cache sets: always of the stationary one, which is small
+    (128 rows cost 3 us, and save 6 to 16), of the moving one where it has few columns.
+    """
+    if a.stride(0) * a.element_size() % 2048 == 0:
+        a = _dense(emit, a)
+    if b.stride(0) * b.element_size() % 2048 == 0 and b.shape[1] <= 32:
+        b = _dense(emit, b)
+    return a, b
+
+
+def _dense(emit: Emit, operand: torch.Tensor) -> torch.Tensor:
+    if operand.is_contiguous():
+        return operand
+    held = emit.scratch(operand.shape, operand.dtype)
+    emit.step(held.copy_, operand)
+    return held
 
 
 def append_matmul(
