@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trnx.simulator.context import current
-from trnx.simulator.hardware import Hardware
+from trnx.simulator.context import current_or_none
+from trnx.simulator.hardware import Hardware, hardware
 
 
 class NKIObject:
@@ -31,7 +31,13 @@ class NKIObject:
 
 
 def _hardware() -> Hardware:
-    return current("tile_size").hardware
+    """The running kernel's target; outside of kernels, that of `nki.simulate`."""
+    simulator = current_or_none()
+    if simulator is not None:
+        return simulator.hardware
+    from trnx.simulator.front import chosen_target
+
+    return hardware(chosen_target(None))
 
 
 class TileSize:
