@@ -14,11 +14,11 @@ from torch import fx
 from trnx.backend.executable import Executable
 from trnx.backend.options import Options
 from trnx.backend.pipeline import make_engines, plan_graph
+from trnx.backend.prediction import PREDICTIONS
 from trnx.backend.report import FallbackReport, GraphReport, RegionReport, publish, ran
 from trnx.backend.runners import Runner
 from trnx.backend.torch_internals import boxed, mark_boxed, without_guards
 from trnx.fx_passes.flops import graph_flops
-from trnx.fx_passes.match import bindings_spec
 from trnx.fx_passes.nodes import is_compute, op_name
 from trnx.fx_passes.region import FallbackEngine, Plan, Region
 from trnx.fx_passes.source import source_line
@@ -96,30 +96,24 @@ class GraphCompiler:
         by_name = {engine.name: engine for engine in engines}
         for region in plan.regions:
             report.regions.append(self._region_report(region, by_name.get(region.engine)))
-        regions = sum(entry.predicted_seconds for entry in report.regions)
-        report.predicted_seconds = self._options.hardware.launch_seconds + regions
+        report.launch_seconds = self._options.hardware.launch_seconds
         _count_nodes(report, plan)
         return report
 
     def _region_report(self, region: Region, engine: FallbackEngine | None) -> RegionReport:
         nodes = [node for node in region.nodes if is_compute(node)]
         hw = self._options.hardware
-        if region.match is not None:
-            cost = region.match.kernel.cost(bindings_spec(region.match))
-            work = hw.roofline_seconds(cost.matmul_flops, cost.vector_flops, cost.hbm_bytes)
-            seconds = hw.region_seconds + work
-        else:
-            cost = Cost()
-            seconds = 0.0 if engine is None else engine.cost(nodes)
+        prediction = None if region.match is None else PREDICTIONS.of(region.match, hw)
         return RegionReport(
             name=region.name,
             engine=region.engine,
             kernel=region.match.kernel.name if region.match else None,
             ops=[op_name(node) for node in nodes],
             source=next((line for n in reversed(nodes) if (line := source_line(n))), ""),
-            cost=cost,
+            cost=Cost() if prediction is None else prediction.cost,
             model_flops=graph_flops(nodes),
-            predicted_seconds=seconds,
+            prediction=prediction,
+            fallback_seconds=0.0 if engine is None else engine.cost(nodes),
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from trnx.backend.options import Options
+from trnx.backend.prediction import PREDICTIONS
 from trnx.fallback.eager import EagerEngine
 from trnx.fallback.xla import XlaEngine
 from trnx.fx_passes.canonicalise import CANONICALISE
@@ -50,4 +51,5 @@ def plan_graph(gm: fx.GraphModule, options: Options, engines: Sequence[FallbackE
         generator=generator,
         select=options.select,
         policy=options.fallback,
+        predictor=lambda match: PREDICTIONS.of(match, options.hardware).seconds,
     )

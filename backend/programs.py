@@ -30,6 +30,11 @@ def _hashable(value: Any) -> Hashable:
     return (type(value), value)
 
 
+def launch_key(launch: Launch, target: str) -> Hashable:
+    """Equal launches on one target have equal keys."""
+    return (launch.kernel, _hashable(launch.arguments), target)
+
+
 class ProgramCache:
     """(kernel, arguments, target) -> Program; bounded, the least recently used leaves first.
 
@@ -47,7 +52,7 @@ class ProgramCache:
 
     def get(self, launch: Launch, target: str) -> Program:
         """The Program of `launch`, traced now where it is new."""
-        key = (launch.kernel, _hashable(launch.arguments), target)
+        key = launch_key(launch, target)
         with self._lock:
             known = self._in_use.get(key)
             if known is not None:

@@ -11,9 +11,12 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from trnx.nki_kernels.spec import Cost
+
+if TYPE_CHECKING:
+    from trnx.backend.prediction import Prediction
 
 
 @dataclass
@@ -21,6 +24,7 @@ class RegionReport:
     """One region. `cost` is the kernel's own count for the sizes seen at capture.
 
     `model_flops` are the FLOPs of the region's matrix products as torch counts them.
+    `prediction` is that of a kernel's region, `fallback_seconds` the estimate of any other.
     `executed_flops` are those of the kernel's `nc_matmul` instructions (simulator runner), 0 where
     the region had to run in eager, None where it is not known. `copied` names the bindings that are
     made contiguous at each call.
@@ -33,9 +37,21 @@ class RegionReport:
     source: str
     cost: Cost = field(default_factory=Cost)
     model_flops: int = 0
-    predicted_seconds: float = 0.0
+    prediction: Prediction | None = field(default=None, repr=False, compare=False)
+    fallback_seconds: float = 0.0
     executed_flops: int | None = None
     copied: tuple[str, ...] = ()
+
+    @property
+    def predicted_seconds(self) -> float:
+        """Time on the target, as a region of a launched graph."""
+        return self.fallback_seconds if self.prediction is None else self.prediction.seconds
+
+    @property
+    def predicted_by(self) -> str:
+        """What the prediction rests on: the `schedule` of a kernel's instructions (the only one
+        that the error band holds for), or a lower `bound` of the work."""
+        return "bound" if self.prediction is None else self.prediction.basis
 
     @property
     def flops(self) -> int:
@@ -47,7 +63,20 @@ class RegionReport:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {**asdict(self), "flops": self.flops, "copied": list(self.copied)}
+        return {
+            "name": self.name,
+            "engine": self.engine,
+            "kernel": self.kernel,
+            "ops": list(self.ops),
+            "source": self.source,
+            "cost": asdict(self.cost),
+            "model_flops": self.model_flops,
+            "flops": self.flops,
+            "executed_flops": self.executed_flops,
+            "copied": list(self.copied),
+            "predicted_seconds": self.predicted_seconds,
+            "predicted_by": self.predicted_by,
+        }
 
 
 @dataclass(frozen=True)
@@ -89,10 +118,16 @@ class GraphReport:
     bytes_total: int = 0
     bytes_nki: int = 0
     compile_seconds: float = 0.0
-    predicted_seconds: float = 0.0
+    launch_seconds: float = 0.0
     shapes: int = 0  # specialisations made so far
     runs: int = 0
     buffer_bytes: int = 0  # owned by the latest specialisation, for intermediates
+
+    @property
+    def predicted_seconds(self) -> float:
+        """One run of the graph on the target: its launch, and every region (an eager one has the
+        launch of what comes after it in its own time)."""
+        return self.launch_seconds + sum(region.predicted_seconds for region in self.regions)
 
     @property
     def flops_nki(self) -> int:
@@ -104,6 +139,7 @@ class GraphReport:
         flat = {k: v for k, v in vars(self).items() if not isinstance(v, list)}
         return {
             **flat,
+            "predicted_seconds": self.predicted_seconds,
             "flops_nki": self.flops_nki,
             "regions": [region.to_dict() for region in self.regions],
             "fallbacks": [entry.to_dict() for entry in self.fallbacks],
@@ -188,7 +224,7 @@ class Reports(Sequence[GraphReport]):
 
     @property
     def predicted_seconds(self) -> float:
-        """Roofline prediction of one run of every graph on the target."""
+        """One run of every graph on the target."""
         return sum(r.predicted_seconds for r in self)
 
     @property

@@ -1,15 +1,18 @@
-"""Predicted seconds of a fallback region on the target: roofline of the work plus fixed costs.
+"""Predicted seconds of a fallback region on the target: lower bounds of its work plus fixed costs.
 
 On the device the NKI and the XLA regions of a graph are compiled into one executable, which is
-launched once; an XLA region moves what enters and leaves it, and the operands and results of matrix
-products. An eager region cuts that graph: it pays one more launch, a dispatch per op, and moves
-every operand through HBM.
+launched once. An XLA region moves what enters and leaves it, and the operands and results of matrix
+products; its products are whole tiles, and its busiest engine decides (`simulator/timing/estimate`
+has the rates). An eager region cuts that graph: it pays one more launch, a dispatch per op, and
+moves every operand through HBM. Nothing is known of how AWS's compiler schedules a region, so these
+are bounds, and the band of the calibrated model does not hold for them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,17 +23,57 @@ from trnx.fx_passes.flops import node_flops
 from trnx.fx_passes.symbolic import hint_int
 from trnx.nki_kernels.spec import Cost
 from trnx.simulator.hardware import Hardware
+from trnx.simulator.timing.estimate import (
+    flops_seconds,
+    hbm_seconds,
+    product_seconds,
+    rows_seconds,
+    vector_seconds,
+)
 
 # Measured in the field on trn2: about 64 us for one eager op.
 EAGER_OP_SECONDS = 64e-6
+# A slice of a large model that AWS's compiler made takes 67.5 ms, its busiest engine (DMA) 58.3 ms
+# of them (SDK/nki/deep-dives/nki_perf_guide.rst, figures 2 and 7; trn1, assumed for the others).
+XLA_OVERLAP = 1.16
 
-# Passes of the vector engines over the elements, where an op takes more than one.
+_aten, _trnx = torch.ops.aten, torch.ops.trnx
+
+# Passes of VectorE over the rows, where an op takes more than one.
 _PASSES = {
-    torch.ops.aten.native_layer_norm.default: 8,
-    torch.ops.aten._softmax.default: 5,
-    torch.ops.aten._log_softmax.default: 5,
-    torch.ops.trnx.rms_norm.default: 4,
+    _aten.native_layer_norm.default: 8,
+    _aten._softmax.default: 5,
+    _aten._log_softmax.default: 5,
+    _trnx.rms_norm.default: 4,
 }
+# Passes of VectorE over the scores of attention, out of PSUM and back: mask, maximum, division,
+# transposition (the exponentials are ScalarE's); backward has the product with the gradient and the
+# difference besides. Heads are not packed into one tile (inferred).
+_RESULT_PASSES = {_trnx.sdpa.default: 4, _trnx.sdpa_backward.default: 6}
+
+_GATHERS = frozenset(
+    {
+        _aten.embedding.default,
+        _aten.gather.default,
+        _aten.index.Tensor,
+        _aten.index_select.default,
+    }
+)
+
+Shape = Sequence[int]
+# (batch, rows, inner, columns) of a matrix product.
+Product = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class _Busy:
+    """Seconds of TensorE and of VectorE; addable."""
+
+    tensor: float = 0.0
+    vector: float = 0.0
+
+    def __add__(self, other: _Busy) -> _Busy:
+        return _Busy(self.tensor + other.tensor, self.vector + other.vector)
 
 
 def leaves(value: Any) -> list[Any]:
@@ -44,6 +87,10 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(hint_int(size) for size in value.meta["val"].shape)
+
+
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(math.prod(map(hint_int, t.shape)) * t.element_size() for t in tensors)
 
@@ -52,16 +99,83 @@ def _elements(tensors: Iterable[torch.Tensor]) -> int:
     return sum(math.prod(map(hint_int, t.shape)) for t in tensors)
 
 
+def _linear(x: Shape, weight: Shape, *_: Any) -> list[Product]:
+    return [(1, math.prod(x[:-1]), x[-1], weight[0])]
+
+
+def _matmul(a: Shape, b: Shape, *_: Any) -> list[Product]:
+    return [(math.prod(a[:-2]), a[-2], a[-1], b[-1])]
+
+
+def _attention(q: Shape, k: Shape, v: Shape, *_: Any) -> list[Product]:
+    batch, rows, columns = math.prod(q[:-2]), q[-2], k[-2]
+    return [(batch, rows, q[-1], columns), (batch, rows, columns, v[-1])]
+
+
+def _attention_backward(_: Shape, q: Shape, k: Shape, v: Shape, *__: Any) -> list[Product]:
+    scores, values = _attention(q, k, v)
+    return [scores, scores, scores, values, values]
+
+
+_PRODUCTS: dict[Any, Callable[..., list[Product]]] = {
+    _aten.linear.default: _linear,
+    _aten.mm.default: _matmul,
+    _aten.bmm.default: _matmul,
+    _trnx.sdpa.default: _attention,
+    _trnx.sdpa_backward.default: _attention_backward,
+}
+
+
+def _read(node: fx.Node) -> list[torch.Tensor]:
+    """What a node reads of its operands: a gather reads as much of its first as it returns."""
+    inputs = [t for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))]
+    return [*_tensors(node.meta.get("val")), *inputs[1:]] if node.target in _GATHERS else inputs
+
+
 def node_cost(node: fx.Node) -> Cost:
     """Work of one node run on its own: every operand and result crosses HBM once."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return Cost()
     outputs = _tensors(node.meta.get("val"))
-    inputs = [t for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))]
+    inputs = _read(node)
     matmul = node_flops(node)
-    passes = _PASSES.get(node.target, 1)
-    vector = 0 if matmul else passes * max(_elements(outputs), _elements(inputs))
+    vector = 0 if matmul else max(_elements(outputs), _elements(inputs))
     return Cost(matmul, vector, _bytes(inputs) + _bytes(outputs))
+
+
+def _dtype(node: fx.Node) -> torch.dtype:
+    """What a node computes in: the widest floating point type of its results, else float32."""
+    kinds = [t.dtype for t in _tensors(node.meta.get("val")) if t.dtype.is_floating_point]
+    return max(kinds, key=lambda kind: kind.itemsize, default=torch.float32)
+
+
+def _busy(node: fx.Node, cost: Cost, hw: Hardware) -> _Busy:
+    dtype = _dtype(node)
+    formula = _PRODUCTS.get(node.target)
+    if formula is not None:
+        shapes = [_shape(a) for a in node.args if isinstance(a, fx.Node) and _has_shape(a)]
+        return _products_busy(node, formula(*shapes), dtype, hw)
+    passes = _PASSES.get(node.target)
+    if passes is not None:
+        (*outer, columns) = tuple(map(hint_int, _tensors(node.meta["val"])[0].shape)) or (1,)
+        seconds = rows_seconds(hw, 1, math.prod(outer), columns, dtype)
+        return _Busy(vector=passes * seconds)
+    flops = flops_seconds(hw, cost.matmul_flops, dtype)
+    return _Busy(flops, vector_seconds(hw, cost.vector_flops, dtype))
+
+
+def _products_busy(
+    node: fx.Node, products: Sequence[Product], dtype: torch.dtype, hw: Hardware
+) -> _Busy:
+    """Products, and what VectorE does with their results in PSUM."""
+    busy = _Busy(sum(product_seconds(hw, *product, dtype) for product in products))
+    passes = _RESULT_PASSES.get(node.target, 1)
+    batch, rows, _, columns = products[0]
+    return busy + _Busy(vector=passes * rows_seconds(hw, batch, rows, columns, torch.float32))
+
+
+def _has_shape(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def eager_seconds(nodes: Sequence[fx.Node], hw: Hardware) -> float:
@@ -70,7 +184,8 @@ def eager_seconds(nodes: Sequence[fx.Node], hw: Hardware) -> float:
     for node in nodes:
         cost = node_cost(node)
         if cost != Cost():
-            work = hw.roofline_seconds(cost.matmul_flops, cost.vector_flops, cost.hbm_bytes)
+            busy = _busy(node, cost, hw)
+            work = max(busy.tensor, busy.vector, hbm_seconds(hw, cost.hbm_bytes))
             total += max(EAGER_OP_SECONDS, work)
     return total
 
@@ -78,14 +193,18 @@ def eager_seconds(nodes: Sequence[fx.Node], hw: Hardware) -> float:
 def fused_seconds(nodes: Sequence[fx.Node], hw: Hardware) -> float:
     """HBM sees what enters and leaves the region, and products."""
     inside = set(nodes)
-    total = Cost()
+    busy = _Busy()
     crossing: dict[fx.Node, None] = {}
+    gathered = 0
     for node in nodes:
         cost = node_cost(node)
-        total += Cost(cost.matmul_flops, cost.vector_flops)
-        crossing.update((n, None) for n in node.all_input_nodes if n not in inside)
+        busy += _busy(node, cost, hw)
+        if node.target in _GATHERS:
+            gathered += _bytes(_read(node))
+        else:
+            crossing.update((n, None) for n in node.all_input_nodes if n not in inside)
         if cost.matmul_flops or any(user not in inside for user in node.users):
             crossing[node] = None
-    moved = _bytes(t for n in crossing for t in _tensors(n.meta.get("val")))
-    work = hw.roofline_seconds(total.matmul_flops, total.vector_flops, moved)
-    return hw.region_seconds + work
+    moved = gathered + _bytes(t for n in crossing for t in _tensors(n.meta.get("val")))
+    work = max(busy.tensor, busy.vector, hbm_seconds(hw, moved))
+    return hw.region_seconds + XLA_OVERLAP * work

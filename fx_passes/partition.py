@@ -25,7 +25,15 @@ from trnx.fx_passes.ledger import Refusals, entry
 from trnx.fx_passes.nodes import is_compute, op_name
 from trnx.fx_passes.order import Order, Unit, read_after_write, single_units
 from trnx.fx_passes.profit import Profit, Select
-from trnx.fx_passes.region import Engine, FallbackEngine, Generator, LedgerEntry, Plan, Region
+from trnx.fx_passes.region import (
+    Engine,
+    FallbackEngine,
+    Generator,
+    LedgerEntry,
+    Plan,
+    Predictor,
+    Region,
+)
 from trnx.fx_passes.schedule import Scheduler, Step
 from trnx.fx_passes.source import source_line
 from trnx.nki_kernels.spec import Kernel
@@ -43,15 +51,17 @@ def partition(
     generator: Generator | None = None,
     select: Select = "profit",
     policy: Policy = "auto",
+    predictor: Predictor | None = None,
 ) -> Plan:
     """The plan of the canonical graph `gm`, which is not changed.
 
-    Without a `generator` only the kernels of the registry are used. Raises FallbackForbiddenError
+    Without a `generator` only the kernels of the registry are used; without a `predictor` kernels
+    are judged by the roofline. Raises FallbackForbiddenError
     under policy `error`, and UnsupportedOpError where no engine takes an op.
     """
     refusals = Refusals()
     forbidden = policy == "error"
-    profit = Profit(hardware, () if forbidden else tuple(engines), select)
+    profit = Profit(hardware, () if forbidden else tuple(engines), select, predictor)
     units: list[Unit] = []
     if select != "none":
         units = _kernel_units(gm.graph, kernels, hardware, profit, refusals, generator)

@@ -1,7 +1,9 @@
 """Does a kernel pay? Its predicted time on the target against the best fallback's.
 
-A lower bound by the roofline plus the fixed latency of a region, against what an engine predicts
-for the same nodes as a region of its own.
+The kernel's time is the predictor's: the schedule of its instructions. The fallback's is what an
+engine predicts for the same nodes as a region of its own: a lower bound, since nobody has published
+how AWS's compiler schedules. Hand-written kernels take up to MARGIN times the same bound at the
+sizes of small models (`docs/timing.md`), and a compiler is not taken to do better.
 """
 
 from __future__ import annotations
@@ -13,15 +15,14 @@ from typing import Literal
 from torch import fx
 
 from trnx.fx_passes.match import bindings_spec
-from trnx.fx_passes.region import FallbackEngine, KernelMatch
+from trnx.fx_passes.region import FallbackEngine, KernelMatch, Predictor
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
 Select = Literal["profit", "legal", "none"]
 
-# Both predictions are roofline bounds that nobody has calibrated on a device, so a fallback must be
-# clearly faster before a kernel is refused.
-MARGIN = 2.0
+# A fallback must be predicted to be faster by more than this before a kernel is refused.
+MARGIN = 3.0
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,12 @@ class Profit:
     hardware: Hardware
     engines: tuple[FallbackEngine, ...]
     select: Select
+    predictor: Predictor | None = None
 
     def nki_seconds(self, match: KernelMatch) -> float:
         """Predicted seconds of the kernel as a region of a launched graph."""
+        if self.predictor is not None:
+            return self.predictor(match)
         cost = match.kernel.cost(bindings_spec(match))
         roofline = self.hardware.roofline_seconds(
             cost.matmul_flops, cost.vector_flops, cost.hbm_bytes
@@ -45,15 +49,19 @@ class Profit:
         """A Reject where a fallback engine is predicted to be faster by more than MARGIN."""
         if self.select == "legal":
             return None
+        offers = {
+            engine.name: engine.cost(nodes)
+            for engine in self.engines
+            if not any(engine.supports(node) for node in nodes)
+        }
+        if not offers:
+            return None
         nki = self.nki_seconds(match)
-        for engine in self.engines:
-            if any(engine.supports(node) for node in nodes):
-                continue
-            other = engine.cost(nodes)
+        for name, other in offers.items():
             if other * MARGIN < nki:
                 return Reject(
                     f"kernel {match.kernel.name} is predicted to take {nki * 1e6:.0f} us, "
-                    f"{engine.name} {other * 1e6:.0f} us",
+                    f"{name} {other * 1e6:.0f} us",
                     nodes[-1],
                 )
         return None

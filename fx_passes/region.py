@@ -86,6 +86,13 @@ class Generator(Protocol):
         """The kernel; its bindings are named like the placeholders of `gm`."""
 
 
+class Predictor(Protocol):
+    """What partition needs of `trnx.backend.prediction`; passed in, never imported here."""
+
+    def __call__(self, match: KernelMatch) -> float:
+        """Predicted seconds of the kernel as a region of a launched graph."""
+
+
 RegionFunction = Callable[[Sequence[Any]], Sequence[torch.Tensor]]
 # Told the reason why a region, given to an engine, runs in eager instead.
 Refuse = Callable[[str], None]

@@ -233,3 +233,8 @@ def _time(seconds: float) -> str:
     if seconds >= 1e-3:
         return f"{seconds * 1e3:.3f} ms"
     return f"{seconds * 1e6:.2f} us"
+
+
+def predicted_seconds(program: Program, chip: Hardware) -> float:
+    """The total alone, for a Program that was traced for this generation."""
+    return schedule(program.rows, chip).total / 1e9

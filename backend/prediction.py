@@ -1,0 +1,175 @@
+"""What a kernel takes on the target, for partition, `explain` and `profile`: the schedule of its
+Program, remembered by launch.
+
+The Program is the one that the simulator runner replays, so predicting costs a schedule and no
+second trace. A kernel of more than LONGEST instructions (by its own count of work) is not traced
+while a model compiles: its time is the bound of `simulator/timing/estimate`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from trnx.backend.programs import PROGRAMS, ProgramCache, launch_key
+from trnx.backend.torch_internals import without_fake_mode
+from trnx.fx_passes.match import bindings_spec
+from trnx.fx_passes.region import KernelMatch
+from trnx.nki_kernels.spec import Bindings, Cost, Launch
+from trnx.simulator.hardware import Hardware
+from trnx.simulator.program import Program
+from trnx.simulator.spec import TensorSpec
+from trnx.simulator.timing.estimate import flops_seconds, hbm_seconds, vector_seconds
+
+if TYPE_CHECKING:
+    from trnx.simulator.timing.profile import Profile
+
+log = logging.getLogger(__name__)
+
+Basis = Literal["schedule", "bound"]
+
+# Tracing takes about 0.2 ms an instruction and scheduling less: some seconds for one launch.
+LONGEST = 20_000
+# Launches remembered; a number and a key each.
+CAPACITY = 4096
+
+# What one instruction does at most: 128 x 128 x 512 products, 128 x 512 elements, 64 KiB of a DMA.
+_INSTRUCTION = Cost(2 * 128 * 128 * 512, 128 * 512, 64 * 1024)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Time of a kernel as a region of a launched graph; computed when it is first asked for.
+
+    `copy_seconds` make operands contiguous that the kernel does not take as they are. `launch` is
+    None where the kernel cannot plan one.
+    """
+
+    hardware: Hardware
+    cost: Cost
+    launch: Launch | None
+    copy_seconds: float
+    owner: Predictions = field(repr=False)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds, copies included."""
+        return self.owner.seconds(self)[0] + self.copy_seconds
+
+    @property
+    def basis(self) -> Basis:
+        """What the seconds rest on: the `schedule` of the instructions, or a lower `bound`."""
+        return self.owner.seconds(self)[1]
+
+    def profile(self) -> Profile | None:
+        """The profile behind it, None where it is a bound; traced again if the Program is gone."""
+        if self.launch is None or self.basis == "bound":
+            return None
+        from trnx.simulator.timing.profile import profile_program
+
+        return profile_program(self.owner.program(self.launch, self.hardware), self.hardware)
+
+
+class Predictions:
+    """Predictions of one process, for every target; the least recently used ones leave first."""
+
+    def __init__(self, programs: ProgramCache = PROGRAMS, capacity: int = CAPACITY) -> None:
+        self._programs = programs
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._known: OrderedDict[Hashable, tuple[float, Basis]] = OrderedDict()
+
+    def of(self, match: KernelMatch, hw: Hardware) -> Prediction:
+        """The prediction for the sizes seen at capture."""
+        b, copied = _as_launched(match)
+        try:
+            launch = match.kernel.launch(b, hw)
+        except Exception:  # the fallback boundary: the executable meets it, and says so
+            log.info("kernel %s cannot be planned for a prediction", match.kernel.name,
+                     exc_info=True)  # fmt: skip
+            launch = None
+        # A copy reads and writes once, and is a region of its own.
+        copies = sum(hw.region_seconds + 2 * hbm_seconds(hw, size) for size in copied)
+        return Prediction(hw, match.kernel.cost(b), launch, copies, self)
+
+    def seconds(self, prediction: Prediction) -> tuple[float, Basis]:
+        """Seconds without copies, and their basis."""
+        launch, hw = prediction.launch, prediction.hardware
+        if launch is None:
+            return bound_seconds(None, prediction.cost, hw), "bound"
+        key = launch_key(launch, hw.target)
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+                return known
+        found = self._computed(launch, prediction.cost, hw)
+        with self._lock:
+            self._known[key] = found
+            while len(self._known) > self._capacity:
+                self._known.popitem(last=False)
+        return found
+
+    def _computed(self, launch: Launch, cost: Cost, hw: Hardware) -> tuple[float, Basis]:
+        if _instructions(cost) > LONGEST:
+            return bound_seconds(launch, cost, hw), "bound"
+        try:
+            from trnx.simulator.timing.profile import predicted_seconds
+
+            return predicted_seconds(self.program(launch, hw), hw), "schedule"
+        except Exception:  # the fallback boundary: the executable meets it, and says so
+            log.info("kernel %s cannot be traced for a prediction", launch.kernel, exc_info=True)
+            return bound_seconds(launch, cost, hw), "bound"
+
+    def program(self, launch: Launch, hw: Hardware) -> Program:
+        """The Program of a launch, from shapes alone."""
+        with without_fake_mode():
+            return self._programs.get(launch, hw.target)
+
+
+PREDICTIONS = Predictions()
+
+
+def _as_launched(match: KernelMatch) -> tuple[Bindings, list[int]]:
+    """The bindings with tensors as the kernel gets them, and the bytes of each that is copied."""
+    values = dict(bindings_spec(match))
+    copied = []
+    for name, value in values.items():
+        if not isinstance(value, TensorSpec):
+            continue
+        is_dense = value.is_contiguous
+        if not is_dense and name not in match.kernel.strided:
+            copied.append(value.nbytes)
+            is_dense = True
+        if is_dense:
+            values[name] = TensorSpec.dense(value.shape, value.dtype)
+    return Bindings(values), copied
+
+
+def _instructions(cost: Cost) -> float:
+    return (
+        cost.matmul_flops / _INSTRUCTION.matmul_flops
+        + cost.vector_flops / _INSTRUCTION.vector_flops
+        + cost.hbm_bytes / _INSTRUCTION.hbm_bytes
+    )
+
+
+def bound_seconds(launch: Launch | None, cost: Cost, hw: Hardware) -> float:
+    """The busiest engine of a kernel by its own count of work, in the widest type of its operands,
+    plus the fixed cost of a region."""
+    arguments = () if launch is None else launch.arguments
+    kinds = [a.dtype for a in arguments if isinstance(a, TensorSpec)]
+    floats = [kind for kind in kinds if kind.is_floating_point]
+    dtype = max(floats, key=lambda kind: kind.itemsize, default=torch.float32)
+    work = max(
+        flops_seconds(hw, cost.matmul_flops, dtype),
+        vector_seconds(hw, cost.vector_flops, dtype),
+        hbm_seconds(hw, cost.hbm_bytes),
+    )
+    return hw.region_seconds + work
