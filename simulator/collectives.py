@@ -67,6 +67,7 @@ def group_of(emit: Emit, replica_group: Any) -> tuple[int, ...]:
     emit.require(len({len(group) for group in groups}) == 1, f"groups of {groups} differ in size")
     mine = [group for group in groups if me in group]
     emit.require(bool(mine), f"rank {me} is in no group of {groups}")
+    emit.detail = f"group {','.join(str(rank) for rank in mine[0])}"
     return mine[0]
 
 
@@ -105,6 +106,7 @@ def check_priority(emit: Emit, priority: int | None) -> None:
     if priority is not None:
         emit.require(emit.generation > 3, "priority needs NeuronCore-v4")
         emit.require(priority in range(4), f"priority {priority} is not in 0 to 3")
+        emit.detail += f" priority {priority}"
 
 
 def _operands(

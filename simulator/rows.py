@@ -38,7 +38,9 @@ class Pattern(NamedTuple):
 
 @dataclass(frozen=True)
 class OperandRow:
-    """One operand: where it lies and how much it moves. Bytes count within a partition on chip."""
+    """One operand: where it lies and how much it moves. Bytes count within a partition on chip.
+    The address of a dynamic one depends on a value.
+    """
 
     storage: int
     buffer: MemoryRegion
@@ -50,6 +52,7 @@ class OperandRow:
     low: int
     high: int
     pattern: Pattern
+    is_dynamic: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,11 +96,16 @@ class Rows:
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
         self._engines: dict[str, int] = {}
-        self._lines: dict[tuple[CodeType, int], int] = {}
+        # By the identity of the code, which is cheap, where its hash is not.
+        self._lines: dict[tuple[int, int], int] = {}
+        self._places: list[tuple[CodeType, int]] = []
         self._details: dict[str, int] = {"": 0}
         self._patterns: dict[Pattern, int] = {}
         # Register loops: (first instruction, end, times; None where only a run knows).
         self.loops: list[tuple[int, int, int | None]] = []
+        # Operands that are not in the columns yet.
+        self._pending: list[tuple[int, ...]] = []
+        self._operands = 0
         self.opcode = array("H")
         self.engine = array("B")
         self.core = array("B")
@@ -115,6 +123,7 @@ class Rows:
         self.low = array("Q")
         self.high = array("Q")
         self.pattern = array("I")
+        self.dynamic = array("B")
 
     def __len__(self) -> int:
         return len(self.opcode)
@@ -133,10 +142,17 @@ class Rows:
         """Add one instruction."""
         self.opcode.append(self._names.setdefault(opcode, len(self._names)))
         self.engine.append(self._engines.setdefault(engine, len(self._engines)))
-        self.line.append(self._lines.setdefault(line, len(self._lines)))
+        place = (id(line[0]), line[1])
+        if place not in self._lines:
+            self._lines[place] = len(self._places)
+            self._places.append(line)
+        self.line.append(self._lines[place])
         for tensor, is_write in operands:
             self._append_operand(tensor, is_write)
-        self.first_operand.append(len(self.storage))
+        self._operands += len(operands)
+        self.first_operand.append(self._operands)
+        if len(self._pending) > 4096:
+            self.seal()
         self.first_step.append(step_count)
         self.core.append(core)
         self.flops.append(flops)
@@ -144,19 +160,37 @@ class Rows:
 
     def _append_operand(self, tensor: NkiTensor, is_write: bool) -> None:
         low, high, start, partitions = tensor.byte_range()
-        self.storage.append(tensor.storage.index)
-        self.kind.append(_REGION_CODE[tensor.buffer] * 2 + is_write)
-        self.dtype.append(_DTYPE_CODE[tensor.dtype])
-        self.start_partition.append(start)
-        self.partitions.append(partitions)
-        self.free_size.append(tensor.free_size if tensor.is_on_chip else tensor.size)
-        self.low.append(low)
-        self.high.append(high)
-        pattern = _pattern(tensor.shape, tensor.strides, tensor.dtype.itemsize, tensor.is_on_chip)
-        self.pattern.append(self._patterns.setdefault(pattern, len(self._patterns)))
+        storage, dtype, shape = tensor.storage, tensor.dtype, tensor.shape
+        size, is_on_chip = tensor.geometry().size, storage.is_on_chip
+        pattern = _pattern(shape, tensor.strides, dtype.itemsize, is_on_chip)
+        self._pending.append(
+            (
+                storage.index,
+                _REGION_CODE[storage.buffer] * 2 + is_write,
+                _DTYPE_CODE[dtype],
+                start,
+                partitions,
+                size // shape[0] if is_on_chip else size,
+                low,
+                high,
+                self._patterns.setdefault(pattern, len(self._patterns)),
+                tensor.indirection is not None,
+            )
+        )
+
+    def seal(self) -> None:
+        """Bring the columns of the operands up to date; they are filled by the thousand."""
+        columns = (
+            *(self.storage, self.kind, self.dtype, self.start_partition, self.partitions),
+            *(self.free_size, self.low, self.high, self.pattern, self.dynamic),
+        )
+        for column, values in zip(columns, zip(*self._pending, strict=True), strict=False):
+            column.extend(values)
+        self._pending.clear()
 
     def __getitem__(self, index: int) -> Row:
-        codes, line = list(self._lines)[self.line[index]]
+        self.seal()
+        codes, line = self._places[self.line[index]]
         first, last = self.first_operand[index], self.first_operand[index + 1]
         return Row(
             index,
@@ -180,6 +214,7 @@ class Rows:
             self.low[i],
             self.high[i],
             list(self._patterns)[self.pattern[i]],
+            bool(self.dynamic[i]),
         )
 
     def __iter__(self) -> Iterator[Row]:
@@ -195,6 +230,12 @@ class Rows:
     def patterns(self) -> tuple[Pattern, ...]:
         """The patterns that the column `pattern` numbers."""
         return tuple(self._patterns)
+
+    def locations(self) -> tuple[Location, ...]:
+        """The source lines that the column `line` numbers."""
+        return tuple(
+            Location(code.co_filename, line, code.co_name) for code, line in self._places
+        )
 
     def engines(self) -> tuple[str, ...]:
         """The engines that the column `engine` numbers."""

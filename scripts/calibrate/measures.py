@@ -40,12 +40,12 @@ def _instruction(
 
 def latency(target: str, *arguments: Any) -> float:
     """Start to visible result of one instruction, its table loaded."""
-    return _costs(_instruction(target, *arguments), target, ("vector", "scalar"))[-1].latency
+    return _costs(_instruction(target, *arguments), target, ("vector", "scalar"))[-1].latency / 1000
 
 
 def interval(target: str, *arguments: Any) -> float:
     """From one instruction to the next."""
-    return _costs(_instruction(target, *arguments), target, ("vector", "scalar"))[-1].interval
+    return _costs(_instruction(target, *arguments), target, ("vector", "scalar"))[-1].interval / 1000
 
 
 def spacing(target: str, *arguments: Any) -> float:
@@ -57,7 +57,7 @@ def spacing(target: str, *arguments: Any) -> float:
         for position, row in enumerate(result.order)
         if program.rows[row].engine in ("vector", "scalar")
     ]
-    return starts[-1] - starts[-2]
+    return (starts[-1] - starts[-2]) / 1000
 
 
 def with_table(target: str, *arguments: Any) -> float:
@@ -79,19 +79,19 @@ def _product(target: str, dtype: str, columns: int, moving: int) -> Cost:
 def product_interval(target: str, dtype: str, columns: int, moving: int) -> float:
     """From one pass of a product to the next."""
     passes = FP32_PASSES if dtype == "float32" else 1
-    return _product(target, dtype, columns, moving).interval / passes
+    return _product(target, dtype, columns, moving).interval / 1000 / passes
 
 
 def product(target: str, dtype: str, columns: int, moving: int) -> float:
     """One pass of a product, start to end."""
     cost = _product(target, dtype, columns, moving)
-    return product_interval(target, dtype, columns, moving) + cost.latency - cost.interval
+    return product_interval(target, dtype, columns, moving) + (cost.latency - cost.interval) / 1000
 
 
 def weights(target: str, columns: int, is_wide: bool) -> float:
     """Loading weights."""
     chip = hardware(target)
-    return weights_cost(chip, timing(chip), columns, is_wide)
+    return weights_cost(chip, timing(chip), columns, is_wide) / 1000
 
 
 def _load(target: str, partitions: int, size: int) -> Cost:
@@ -101,13 +101,13 @@ def _load(target: str, partitions: int, size: int) -> Cost:
 
 def transfer(target: str, partitions: int, size: int) -> float:
     """The part of one DMA engine, first byte to last."""
-    return _load(target, partitions, size).transfer
+    return _load(target, partitions, size).transfer / 1000
 
 
 def window(target: str, partitions: int, size: int) -> float:
     """All engines of one transfer, first byte to last."""
     cost = _load(target, partitions, size)
-    return cost.transfer + (cost.lanes - 1) * timing(hardware(target)).dma_stagger_ns
+    return cost.transfer / 1000 + (cost.lanes - 1) * timing(hardware(target)).dma_stagger_ns
 
 
 def matmul(target: str, dtype: str, kernel: str, *blocks: int) -> float:
@@ -115,7 +115,7 @@ def matmul(target: str, dtype: str, kernel: str, *blocks: int) -> float:
     m, k, n = _SHAPE
     specs = [TensorSpec.dense(shape, _DTYPES[dtype]) for shape in ((k, m), (k, n))]
     program = trace(getattr(_kernels(), kernel), [*specs, *blocks], target=target)
-    return schedule(program.rows, hardware(target)).total
+    return schedule(program.rows, hardware(target)).total_ps / 1000
 
 
 MEASURES = {

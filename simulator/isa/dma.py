@@ -34,7 +34,7 @@ def dma_copy(
     """dst = src element by element in row-major order; another dtype goes through float32."""
     emit.on(None, (Engine.dma,))
     _check_pair(emit, dst, src)
-    emit.detail = _issuer(engine, dge_mode, src, dst)
+    emit.detail = _issuer(engine, dge_mode, src, dst) + _class(emit, priority)
     if src.dtype != dst.dtype:
         hwdge = dge_mode in (DgeMode.hwdge, DgeMode.hwdge.value)
         emit.require(not hwdge, f"hwdge cannot convert {src.dtype} to {dst.dtype}")
@@ -55,6 +55,13 @@ def dma_copy(
     staged = emit.scratch(dst.shape, dst.dtype.torch)
     append_copy(emit, source, src.dtype, staged, dst.dtype)
     _scatter(emit, dst, "dst", staged, skip)
+
+
+def _class(emit: Emit, priority: Any) -> str:
+    """The class of a transfer (0 to 3, NeuronCore-v4) as part of `emit.detail`."""
+    if emit.generation < 4 or not isinstance(priority, int):
+        return ""
+    return f" priority {min(max(int(priority), 0), 3)}"
 
 
 def _issuer(engine: Any, dge_mode: Any, *tensors: NkiTensor) -> str:
@@ -127,6 +134,7 @@ def dma_transpose(
     """Reverse the dimensions of `src`: (1, 0), (2, 1, 0) or (3, 1, 2, 0)."""
     emit.on(None, (Engine.dma,))
     _check_pair(emit, dst, src)
+    emit.detail = _class(emit, priority)
     emit.require(src.ndim in _SWAPS, f"src has {src.ndim} dimensions; 2, 3 and 4 are possible")
     order = _SWAPS[src.ndim] if axes is None else tuple(axes)
     emit.require(

@@ -62,6 +62,7 @@ def sendrecv(
         f"src {src.shape} {src.dtype} and dst {dst.shape} {dst.dtype} differ",
     )
     if dma_engine is DmaEngine.gpsimd_dma:
+        emit.detail = "gpsimd_dma"
         limit = _GPSIMD_DMA_LIMIT[src.dtype.itemsize]
         size = src.free_size * src.dtype.itemsize
         emit.require(size <= limit, f"gpsimd_dma moves {limit} bytes per partition, not {size}")

@@ -106,6 +106,21 @@ class Timing:
     dma_compute_factor: float = _constant(
         0.5, "documented", "accumulating DMA: half rate before trn3, trainium3_arch.rst"
     )
+    dynamic_cycles: float = _constant(
+        600, "documented", "MIN_II_DYNAMIC, least of tensor_copy_dynamic_src, SDK 2.26 nki.isa"
+    )
+    semaphore_ns: float = _constant(
+        9, "measured", "row B3-8, EVENT_SEMAPHORE; any instruction of SyncE"
+    )
+    gpsimd_dma_rate: float = _constant(
+        153, "documented", "GB/s of GpSimd's own DMA in each direction, trainium2_arch.rst"
+    )
+    hop_ns: float = _constant(
+        1500, "documented", "1-2 us a hop within an instance, intranode-collective-comm.rst; middle"
+    )
+    far_hop_ns: float = _constant(
+        15000, "documented", "~15 us between instances, internode-collective-comm.rst"
+    )
     meeting_ns: float = _constant(1500, "inferred", "two cores meet: '1-2 us per hop' of the links")
     stride_limit_bytes: float = _constant(
         16, "documented", "above, SBUF access at half rate, trainium_inferentia2_arch; all chips"

@@ -1,7 +1,8 @@
 """What one instruction costs by itself: `Cost`, and `Instruction`, a row as cost functions see it.
 
-The formulas are those that AWS published per instruction up to SDK
-2.26 (nki.isa, "estimated instruction cost"), with additive overheads; see `docs/timing.md`.
+The formulas are those that AWS published per instruction up to SDK 2.26 (nki.isa, "estimated
+instruction cost"), with additive overheads; see `docs/timing.md`. Times are integer picoseconds, so
+that sums are exact and the same on any machine.
 """
 
 from __future__ import annotations
@@ -16,28 +17,47 @@ from trnx.simulator.storage import MemoryRegion
 # stores through that of ScalarE (inferred: a core has two), software descriptors through GpSimd.
 QUEUES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma_load", "dma_store", "dma_gpsimd")
 TENSOR, VECTOR, SCALAR, GPSIMD, SYNC, DMA_LOAD, DMA_STORE, DMA_GPSIMD = range(8)
+# Compute engines run in order: what they overwrite or read before needs no waiting.
+COMPUTE_QUEUES = SYNC + 1
 
-# Ports that two engines of NeuronCore-v2 cannot use at the same time.
-SBUF_PORT, PSUM_PORT = 1, 2
+# What two engines cannot use at the same time: ports of NeuronCore-v2; from NeuronCore-v3 on the
+# bus of VectorE's fast modes and GpSimd, and a bank of PSUM.
+SBUF_PORT, PSUM_PORT, PSUM_BANK = 1, 2, 4
+
+# Queues of a core, queue numbers are core * COUNT + queue.
+COUNT = len(QUEUES)
+
+
+def picoseconds(ns: float) -> int:
+    """Nanoseconds as whole picoseconds."""
+    return round(ns * 1000)
+
+
+def cycles_ps(cycles: float, clock: float) -> int:
+    """Cycles of a clock in Hz as whole picoseconds."""
+    return round(cycles * 1e12 / clock)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Times in ns. `interval` is how long the queue is taken, `latency` until results are visible.
+    """Times in ps. `interval` is how long the queue is taken, `latency` until results are visible.
 
     A DMA has `lanes`, the engines that it uses, and `transfer`, the time of the slowest of them;
     its latency counts from the end of the transfer.
     """
 
     queue: int
-    interval: float
-    latency: float
+    interval: int
+    latency: int
     lanes: int = 0
-    transfer: float = 0.0
+    transfer: int = 0
     hbm_bytes: int = 0
-    weights: float = 0.0  # of a matmul: loading weights that could not be hidden
+    dma_bytes: int = 0
+    weights: int = 0  # of a matmul: loading weights that could not be hidden
     table: str = ""  # activation function table that ScalarE needs
     ports: int = 0
+    priority: int = 0  # of a DMA: 0 goes before 3
+    meets: bool = False  # starts together with its counterpart on the other core
 
 
 class Instruction:
@@ -59,6 +79,11 @@ class Instruction:
     def size(self) -> int:
         """Elements per partition of the largest operand."""
         return max((operand.free_size for operand in self.operands), default=1)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """True where an address depends on a value."""
+        return any(operand.is_dynamic for operand in self.operands)
 
     def tiles(self) -> list[OperandRow]:
         """Operands that are walked element by element; scalars per partition are free."""

@@ -7,38 +7,80 @@ from trnx.simulator.hardware import Hardware
 from trnx.simulator.rows import OperandRow
 from trnx.simulator.storage import HBM
 from trnx.simulator.timing.constants import Timing
-from trnx.simulator.timing.cost import DMA_GPSIMD, DMA_LOAD, DMA_STORE, Cost, Instruction
+from trnx.simulator.timing.cost import (
+    DMA_GPSIMD,
+    DMA_LOAD,
+    DMA_STORE,
+    GPSIMD,
+    Cost,
+    Instruction,
+    cycles_ps,
+    picoseconds,
+)
+from trnx.simulator.timing.cost_collective import COLLECTIVES, collective_cost
 
+_LOWEST_PRIORITY = 3
 _PARTITIONS_PER_ENGINE = 8  # 128 partitions over 16 engines, trainium_inferentia2_arch.rst
 
 
 def dma_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
     """The trigger's time on its ring, and the transfer's on the engines that it uses."""
     if not instruction.operands:
-        return Cost(DMA_LOAD, constants.dma_issue_ns, constants.dma_done_ns)
+        issue, done = picoseconds(constants.dma_issue_ns), picoseconds(constants.dma_done_ns)
+        return Cost(DMA_LOAD, issue, done)
+    if instruction.opcode in COLLECTIVES:
+        return collective_cost(hardware, constants, instruction)
+    if instruction.detail == "gpsimd_dma":
+        return _swap_cost(hardware, constants, instruction)
     target = instruction.writes[-1] if instruction.writes else instruction.operands[-1]
-    queue, issue = _ring(constants, instruction, target)
-    nbytes = max(_bytes(operand) for operand in instruction.operands)
-    lanes, share, row = _split(hardware, instruction, nbytes)
-    run = max(1, min([row, *(_run(operand) for operand in instruction.operands)]))
+    queue, issue, priority = _ring(constants, instruction, target)
+    if hardware.generation < 4:
+        priority = 0  # one class
+    moved = _moved(instruction)
+    nbytes = max(_bytes(operand) for operand in moved)
+    lanes, share, row = _split(hardware, moved, nbytes)
+    run = max(1, min([row, *(_run(operand) for operand in moved)]))
     transfer = share / row * _row_time(hardware, constants, row) / _factor(constants, instruction)
     if instruction.opcode != "dma_transpose":
         transfer = max(transfer, share / run * constants.dma_descriptor_ns)
     latency = constants.dma_done_ns
     if instruction.opcode == "sendrecv":
         latency += constants.meeting_ns
-    hbm = sum(_bytes(operand) for operand in instruction.operands if operand.buffer in HBM)
-    return Cost(queue, issue, latency, lanes, transfer, hbm)
+    return Cost(
+        queue,
+        picoseconds(issue),
+        picoseconds(latency),
+        lanes,
+        picoseconds(transfer),
+        sum(_bytes(operand) for operand in moved if operand.buffer in HBM),
+        nbytes,
+        priority=priority,
+        meets=instruction.opcode == "sendrecv",
+    )
 
 
-def _ring(constants: Timing, instruction: Instruction, target: OperandRow) -> tuple[int, float]:
+def _swap_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+    """An exchange by GpSimd's own DMA."""
+    nbytes = max(_bytes(operand) for operand in instruction.operands)
+    taken = cycles_ps(constants.gpsimd_start_cycles, hardware.gpsimd_clock)
+    taken += round(nbytes * 1e12 / (constants.gpsimd_dma_rate * 1e9))
+    return Cost(GPSIMD, taken, taken + picoseconds(constants.meeting_ns), meets=True)
+
+
+def _ring(
+    constants: Timing, instruction: Instruction, target: OperandRow
+) -> tuple[int, float, int]:
+    """(ring, ns that a trigger takes of it, priority class)."""
     own = DMA_STORE if target.buffer in HBM else DMA_LOAD
-    if instruction.detail == "gpsimd":
-        return DMA_GPSIMD, constants.dma_software_issue_ns
-    if instruction.detail == "static":
-        return own, constants.dma_static_issue_ns
+    issuer, _, priority = instruction.detail.partition(" priority ")
+    # Without a priority a transfer goes last (inferred: the default is not published).
+    level = int(priority) if priority else _LOWEST_PRIORITY
+    if issuer == "gpsimd":
+        return DMA_GPSIMD, constants.dma_software_issue_ns, level
+    if issuer == "static":
+        return own, constants.dma_static_issue_ns, level
     named = {"sync": DMA_LOAD, "scalar": DMA_STORE}
-    return named.get(instruction.detail, own), constants.dma_issue_ns
+    return named.get(issuer, own), constants.dma_issue_ns, level
 
 
 def _bytes(operand: OperandRow) -> int:
@@ -50,9 +92,16 @@ def _run(operand: OperandRow) -> int:
     return operand.pattern.run or resolve(operand.dtype).itemsize
 
 
-def _split(hardware: Hardware, instruction: Instruction, nbytes: int) -> tuple[int, float, int]:
+def _moved(instruction: Instruction) -> list[OperandRow]:
+    """The operands that hold the data: not the indices of a gather, which GpSimd reads."""
+    sizes = [operand.partitions * operand.free_size for operand in instruction.operands]
+    most = max(sizes)
+    return [o for o, size in zip(instruction.operands, sizes, strict=True) if size == most]
+
+
+def _split(hardware: Hardware, moved: list[OperandRow], nbytes: int) -> tuple[int, float, int]:
     """(engines, bytes of each, bytes of a row)."""
-    on_chip = [operand for operand in instruction.operands if operand.buffer not in HBM]
+    on_chip = [operand for operand in moved if operand.buffer not in HBM]
     if on_chip:
         partitions = max(operand.partitions for operand in on_chip)
         lanes = min(hardware.dma_engines, -(-partitions // _PARTITIONS_PER_ENGINE))

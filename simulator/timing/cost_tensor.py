@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.timing.constants import Timing
-from trnx.simulator.timing.cost import TENSOR, Cost, Instruction
+from trnx.simulator.timing.cost import TENSOR, Cost, Instruction, cycles_ps
 
 _WIDE = ("float32",)
 # Products that are two instructions of the ISA, each half of the columns' time.
@@ -16,7 +16,8 @@ FP32_PASSES = 2
 def tensor_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
     """`max(min(64, stationary columns), moving columns)` cycles, times 4 for float32."""
     if not instruction.reads:
-        return Cost(TENSOR, 1e9 / hardware.pe_clock, 1e9 / hardware.pe_clock)
+        once = cycles_ps(1, hardware.pe_clock)
+        return Cost(TENSOR, once, once)
     stationary = instruction.reads[0]
     is_wide = stationary.dtype in _WIDE
     columns = stationary.free_size
@@ -26,34 +27,41 @@ def tensor_cost(hardware: Hardware, constants: Timing, instruction: Instruction)
         moving = instruction.reads[1].free_size if len(instruction.reads) > 1 else columns
         if instruction.detail == "double_row":
             columns, moving = columns // 2, moving // 2
-    per_column = _cycles_per_column(hardware, instruction, is_wide)
-    cycles = max(min(constants.matmul_min_columns, columns), moving) * per_column
-    drain = constants.matmul_latency_cycles + columns * constants.matmul_column_cycles
-    latency = cycles + drain
     weights = columns * (
         constants.weights_fp32_cycles * FP32_PASSES if is_wide else constants.weights_cycles
     )
+    per_column = _cycles_per_column(hardware, instruction, is_wide)
+    cycles = max(min(constants.matmul_min_columns, columns), moving) * per_column
+    if not _is_transpose(instruction):
+        # Loading the next weights hides behind a product that takes as long.
+        cycles = max(cycles, weights)
+    drain = constants.matmul_latency_cycles + columns * constants.matmul_column_cycles
+    latency = cycles + drain
     return Cost(
         TENSOR,
-        cycles * 1e9 / hardware.pe_clock,
-        latency * 1e9 / hardware.pe_clock,
+        cycles_ps(cycles, hardware.pe_clock),
+        cycles_ps(latency, hardware.pe_clock),
         # Hidden behind the product before it, unless the engine had to wait.
-        weights=weights * 1e9 / hardware.pe_clock,
+        weights=cycles_ps(weights, hardware.pe_clock),
     )
 
 
 def _cycles_per_column(hardware: Hardware, instruction: Instruction, is_wide: bool) -> float:
     if not is_wide:
         return 1
-    is_transpose = instruction.opcode == "nc_transpose" or instruction.detail == "transpose"
+    is_transpose = _is_transpose(instruction)
     # "fp32 transpose 2x faster" (trainium2_arch.rst); onezero: "up to 2x faster" (nki.isa).
     if (is_transpose and hardware.generation >= 3) or instruction.detail == "onezero":
         return hardware.fp32_cycles_per_column / 2
     return hardware.fp32_cycles_per_column
 
 
-def weights_cost(hardware: Hardware, constants: Timing, columns: int, is_wide: bool) -> float:
-    """ns of one LDWEIGHTS by itself (one pass), for calibration."""
+def _is_transpose(instruction: Instruction) -> bool:
+    return instruction.opcode == "nc_transpose" or instruction.detail == "transpose"
+
+
+def weights_cost(hardware: Hardware, constants: Timing, columns: int, is_wide: bool) -> int:
+    """ps of one LDWEIGHTS by itself (one pass), for calibration."""
     per_column = constants.weights_fp32_cycles if is_wide else constants.weights_cycles
     cycles = constants.weights_latency_cycles + columns * per_column
-    return cycles * 1e9 / hardware.pe_clock
+    return cycles_ps(cycles, hardware.pe_clock)

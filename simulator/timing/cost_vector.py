@@ -8,12 +8,14 @@ from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.timing.constants import Timing
 from trnx.simulator.timing.cost import (
     GPSIMD,
+    PSUM_BANK,
     PSUM_PORT,
     SBUF_PORT,
     SCALAR,
     VECTOR,
     Cost,
     Instruction,
+    cycles_ps,
 )
 
 _HALVES = ("bfloat16", "float16")
@@ -56,11 +58,14 @@ def vector_cost(hardware: Hardware, constants: Timing, instruction: Instruction)
     work = _vector_cycles(hardware, instruction) * _stride_factor(constants, instruction)
     if instruction.opcode == "tensor_scalar_reduce":
         work += constants.vector_extra_cycles
+    if instruction.is_dynamic:
+        work = max(work, constants.dynamic_cycles)
+    is_fast = work < instruction.size
     return Cost(
         VECTOR,
-        (work + constants.vector_issue_cycles) * 1e9 / hardware.vector_clock,
-        (work + constants.vector_latency_cycles) * 1e9 / hardware.vector_clock,
-        ports=_ports(hardware, instruction, SBUF_PORT | PSUM_PORT),
+        cycles_ps(work + constants.vector_issue_cycles, hardware.vector_clock),
+        cycles_ps(work + constants.vector_latency_cycles, hardware.vector_clock),
+        ports=_ports(hardware, instruction, SBUF_PORT | PSUM_PORT, is_fast),
     )
 
 
@@ -123,13 +128,18 @@ def _stride_factor(constants: Timing, instruction: Instruction) -> float:
     return 2 if far else 1
 
 
-def _ports(hardware: Hardware, instruction: Instruction, used: int) -> int:
-    """On NeuronCore-v2 VectorE and GpSimd share a port of SBUF, VectorE and ScalarE one of PSUM."""
+def _ports(hardware: Hardware, instruction: Instruction, used: int, is_fast: bool = True) -> int:
+    """On NeuronCore-v2 VectorE and GpSimd share a port of SBUF, VectorE and ScalarE one of PSUM.
+    Later, GpSimd and VectorE's fast modes share a bus, and a bank of PSUM serves one of VectorE and
+    ScalarE at its full rate; taking turns has the same sum (inferred: how they share is not
+    published).
+    """
+    in_sbuf = instruction.touches(MemoryRegion.sbuf)
+    in_psum = instruction.touches(MemoryRegion.psum)
     if hardware.generation > 2:
-        return 0
-    ports = SBUF_PORT if instruction.touches(MemoryRegion.sbuf) else 0
-    ports |= PSUM_PORT if instruction.touches(MemoryRegion.psum) else 0
-    return ports & used
+        ports = SBUF_PORT if in_sbuf and is_fast and used & SBUF_PORT else 0
+        return ports | (PSUM_BANK if in_psum and used & PSUM_PORT else 0)
+    return ((SBUF_PORT if in_sbuf else 0) | (PSUM_PORT if in_psum else 0)) & used
 
 
 def scalar_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
@@ -142,10 +152,12 @@ def scalar_cost(hardware: Hardware, constants: Timing, instruction: Instruction)
         work += constants.scalar_extra_cycles
     work *= _stride_factor(constants, instruction)
     name = instruction.detail if instruction.opcode.startswith("activ") else ""
+    if instruction.is_dynamic:
+        work = max(work, constants.dynamic_cycles)
     return Cost(
         SCALAR,
-        (work + constants.scalar_issue_cycles) * 1e9 / hardware.scalar_clock,
-        (work + constants.scalar_latency_cycles) * 1e9 / hardware.scalar_clock,
+        cycles_ps(work + constants.scalar_issue_cycles, hardware.scalar_clock),
+        cycles_ps(work + constants.scalar_latency_cycles, hardware.scalar_clock),
         table="" if name in _NO_TABLE else _TABLE_OF.get(name, name),
         ports=_ports(hardware, instruction, PSUM_PORT),
     )
@@ -163,8 +175,7 @@ def gpsimd_cost(hardware: Hardware, constants: Timing, instruction: Instruction)
         work = size * 16
     else:
         work = size * max(1, len(instruction.sources()))
-    cycles = constants.gpsimd_start_cycles + work
-    ns = cycles * 1e9 / hardware.gpsimd_clock
-    if instruction.opcode == "core_barrier":
-        ns = constants.meeting_ns
-    return Cost(GPSIMD, ns, ns, ports=_ports(hardware, instruction, SBUF_PORT))
+    if instruction.is_dynamic:
+        work = max(work, constants.dynamic_cycles)
+    ps = cycles_ps(constants.gpsimd_start_cycles + work, hardware.gpsimd_clock)
+    return Cost(GPSIMD, ps, ps, ports=_ports(hardware, instruction, SBUF_PORT))

@@ -14,11 +14,10 @@ from typing import Any
 from trnx.simulator.errors import Location
 from trnx.simulator.hardware import Hardware, hardware
 from trnx.simulator.program import Program
-from trnx.simulator.timing.cost import QUEUES
-from trnx.simulator.timing.scheduler import Schedule, schedule
+from trnx.simulator.timing.schedule import Schedule, queue_name
+from trnx.simulator.timing.scheduler import schedule
 from trnx.simulator.tracing import Grid, trace
 
-_COUNT = len(QUEUES)
 _LINES = 10  # of the critical path in the text table
 
 
@@ -162,23 +161,23 @@ def profile(kernel: Any, *args: Any, target: str = "trn2", grid: Grid = None) ->
 def profile_program(program: Program, chip: Hardware) -> Profile:
     """The prediction for a Program that was traced for this generation."""
     result = schedule(program.rows, chip)
-    total = result.total / 1e9
-    cores = {q // _COUNT for q in result.queue} or {0}
+    total = result.total_ps / 1e12
+    cores = result.cores
     flops = sum(program.rows.flops[row] for row in result.order)
     rate = chip.dma_bytes_per_second * len(cores)
-    engines = chip.dma_engines * len(cores) * result.total
+    engines = chip.dma_engines * len(cores) * result.total_ps
     return Profile(
         name=program.name,
         target=chip.target,
         total_seconds=total,
         instructions=len(result.order),
         queues=_queue_times(result, len(cores) > 1),
-        dma_busy=result.dma_busy / engines if engines else 0.0,
-        hbm_bytes=result.dma_bytes_hbm,
+        dma_busy=result.dma_busy_ps / engines if engines else 0.0,
+        hbm_bytes=result.hbm_bytes,
         matmul_flops=flops,
         mfu=flops / (total * chip.peak_bf16_flops * len(cores)) if total else 0.0,
-        mbu=result.dma_bytes_hbm / (total * rate) if total else 0.0,
-        throttled_seconds=result.throttled / 1e9,
+        mbu=result.hbm_bytes / (total * rate) if total else 0.0,
+        throttled_seconds=result.throttled_ps / 1e12,
         peak_sbuf_bytes=program.peak_sbuf_bytes,
         peak_psum_bytes=program.peak_psum_bytes,
         critical_path=_critical_path(program, result),
@@ -186,46 +185,29 @@ def profile_program(program: Program, chip: Hardware) -> Profile:
     )
 
 
-def _queue_name(queue: int, has_cores: bool) -> str:
-    core, index = divmod(queue, _COUNT)
-    return f"core {core} {QUEUES[index]}" if has_cores else QUEUES[index]
-
-
 def _queue_times(result: Schedule, has_cores: bool) -> tuple[QueueTime, ...]:
-    return tuple(
-        QueueTime(
-            _queue_name(q, has_cores),
-            result.busy[q] / 1e9,
-            {
-                _queue_name(other, has_cores): wait / 1e9
-                for other, wait in sorted(result.stalled[q].items())
-            },
-        )
-        for q in sorted(result.busy)
-    )
+    stalled = result.stalled_ps
+    times = []
+    for q, busy in result.busy_ps.items():
+        reasons: dict[str, float] = {}
+        for (_, other), ps in stalled[q].items():
+            name = queue_name(other, has_cores)
+            reasons[name] = reasons.get(name, 0.0) + ps / 1e12
+        times.append(QueueTime(queue_name(q, has_cores), busy / 1e12, reasons))
+    return tuple(times)
 
 
 def _critical_path(program: Program, result: Schedule) -> tuple[LineTime, ...]:
-    """Walk back from what ends last, each time to what it waited for; the times add up to the
-    total.
-    """
+    """Time by source line of what held things up; the times add up to the total."""
     rows = program.rows
-    if not result.end:
-        return ()
-    spent: dict[int, float] = {}
-    sample: dict[int, int] = {}
-    position = result.end.index(result.total)
-    until = result.total
-    while position >= 0:
-        row = result.order[position]
-        line = rows.line[row]
-        spent[line] = spent.get(line, 0.0) + until - result.start[position]
-        sample.setdefault(line, row)
-        until = result.start[position]
-        position = result.cause[position]
+    spent: dict[int, int] = {}
+    for position, until in result.critical_path():
+        line = rows.line[result.order[position]]
+        spent[line] = spent.get(line, 0) + until - result.start[position]
+    locations = rows.locations()
     return tuple(
-        LineTime(rows[sample[line]].location, ns / 1e9)
-        for line, ns in sorted(spent.items(), key=lambda item: (-item[1], item[0]))
+        LineTime(locations[line], ps / 1e12)
+        for line, ps in sorted(spent.items(), key=lambda item: (-item[1], item[0]))
     )
 
 
@@ -237,4 +219,4 @@ def _time(seconds: float) -> str:
 
 def predicted_seconds(program: Program, chip: Hardware) -> float:
     """The total alone, for a Program that was traced for this generation."""
-    return schedule(program.rows, chip).total / 1e9
+    return schedule(program.rows, chip).total_ps / 1e12

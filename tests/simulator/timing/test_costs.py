@@ -38,7 +38,8 @@ def _tile(
 
 def _vector_work(chip: Hardware, opcode: str, *operands: OperandRow, detail: str = "") -> float:
     cost = vector_cost(chip, timing(chip), Instruction(opcode, "vector", detail, operands))
-    return cost.interval * chip.vector_clock / 1e9 - timing(chip).vector_issue_cycles
+    # Times are whole picoseconds.
+    return round(cost.interval * chip.vector_clock / 1e12 - timing(chip).vector_issue_cycles, 2)
 
 
 def test_vector_performance_modes() -> None:
@@ -76,7 +77,7 @@ def test_matmul_time_follows_the_columns(chip: Hardware) -> None:
         operands = [_tile(m, dtype), _tile(n, dtype), _tile(n, buffer=PSUM, write=True)]
         cost = tensor_cost(chip, constants, Instruction("nc_matmul", "tensor", detail, operands))
         assert cost.latency > cost.interval
-        return cost.interval * chip.pe_clock / 1e9
+        return round(cost.interval * chip.pe_clock / 1e12, 2)
 
     assert cycles("bfloat16", 128, 512) == pytest.approx(512)
     assert cycles("bfloat16", 128, 1) == pytest.approx(64)
@@ -101,10 +102,10 @@ def test_dma_spreads_rows_over_engines(chip: Hardware) -> None:
 
     assert (cost(128, 64).lanes, cost(4, 64).lanes, cost(9, 64).lanes) == (16, 1, 2)
     large = cost(128, 8192)
-    assert large.transfer == pytest.approx(8 * 32768 / (chip.dma_engine_rate / 1e9))
+    assert large.transfer == pytest.approx(8 * 32768 / (chip.dma_engine_rate / 1e12))
     assert large.hbm_bytes == 128 * 8192 * 4
     # Four bytes a row: descriptors decide, not bytes.
-    assert cost(128, 1).transfer == pytest.approx(max(8 * 7, 32 / 6.48 if chip is TRN1 else 0))
+    assert cost(128, 1).transfer == pytest.approx(1000 * max(8 * 7, 32 / 6.48 if chip is TRN1 else 0))
 
 
 @pytest.mark.parametrize("chip", CHIPS)

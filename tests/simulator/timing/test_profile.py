@@ -114,14 +114,14 @@ def test_stores_of_neighbouring_columns_do_not_wait_for_each_other(kernels: Modu
               and "hbm" in program.rows[row].operands[1].buffer.value]  # fmt: skip
     assert len(stores) == 8
     assert all(
-        result.start[after] < result.end[before] for before, after in itertools.pairwise(stores)
+        result.start[after] < result.visible[before] for before, after in itertools.pairwise(stores)
     )
 
 
 def test_a_load_waits_for_the_store_of_what_it_loads(kernels: ModuleType) -> None:
     program = trace(kernels.through_hbm, [_spec(128, 64)])
     result = schedule(program.rows, hardware("trn2"))
-    assert all(result.start[i + 1] >= result.end[i] for i in range(3))
+    assert all(result.start[i + 1] >= result.visible[i] for i in range(3))
 
 
 def test_a_dependent_activation_waits_and_tables_are_loaded_once(kernels: ModuleType) -> None:
@@ -167,4 +167,4 @@ def test_a_kernel_without_instructions_takes_no_time(kernels: ModuleType) -> Non
     from trnx.simulator.rows import Rows
 
     assert kernels is not None
-    assert schedule(Rows(), hardware("trn2")).total == 0.0
+    assert schedule(Rows(), hardware("trn2")).total_ps == 0

@@ -1,0 +1,112 @@
+"""SBUF and PSUM of each core, filled in program order: a new tensor takes the memory that was freed
+first, as a static allocator does, and waits for the last users of that memory.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+
+import numpy as np
+
+from trnx.simulator.hardware import Hardware
+from trnx.simulator.rows import Rows
+from trnx.simulator.storage import HBM, MemoryRegion
+from trnx.simulator.timing.schedule import Lifetime
+
+_REGIONS = tuple(MemoryRegion)
+_ON_CHIP = tuple(region not in HBM for region in _REGIONS)
+
+Users = dict[int, int]  # the last position of each queue
+_Place = tuple[int, MemoryRegion]
+
+
+class Placement:
+    """Where tensors live; `use` must be called for every position in order."""
+
+    def __init__(self, rows: Rows, order: array[int], hardware: Hardware) -> None:
+        self._rows = rows
+        self._bank_bytes = hardware.psum_bank_bytes
+        self._banks = hardware.psum_banks
+        self._limits = {
+            MemoryRegion.sbuf: hardware.sbuf_partition_bytes,
+            MemoryRegion.psum: hardware.psum_partition_bytes,
+        }
+        storage = np.frombuffer(rows.storage, np.uint32)
+        count = int(storage.max(initial=0)) + 1
+        size = np.zeros(count, np.int64)
+        np.maximum.at(size, storage, np.frombuffer(rows.high, np.uint64).astype(np.int64))
+        self._bytes: list[int] = size.tolist()
+        self._last = _last_uses(rows, order, count)
+        self._users: dict[int, Users] = {}
+        self._first: dict[int, int] = {}
+        self._used: dict[_Place, int] = {}
+        self._cursor: dict[_Place, int] = {}
+        self._bank: dict[int, int] = {}
+        self._freed: dict[_Place, deque[tuple[int, Users]]] = {}
+        self.lifetimes: list[Lifetime] = []
+
+    def use(self, position: int, row: int, queue: int) -> Users:
+        """Give memory to what the row uses first; the last users of that memory."""
+        rows = self._rows
+        found: Users = {}
+        kinds, storages = rows.kind, rows.storage
+        for i in range(rows.first_operand[row], rows.first_operand[row + 1]):
+            code = kinds[i] // 2
+            if not _ON_CHIP[code]:
+                continue
+            storage = storages[i]
+            users = self._users.get(storage)
+            if users is None:
+                users = self._users[storage] = {}
+                self._first[storage] = position
+                self._take((rows.core[row], _REGIONS[code]), storage, found)
+            users[queue] = position
+            if self._last[storage] == position:
+                self._free((rows.core[row], _REGIONS[code]), storage)
+        return found
+
+    def bank(self, row: int) -> int:
+        """The PSUM bank that a row's first operand there lies in."""
+        rows = self._rows
+        for i in range(rows.first_operand[row], rows.first_operand[row + 1]):
+            if _REGIONS[rows.kind[i] // 2] is MemoryRegion.psum:
+                start = self._bank.get(rows.storage[i], 0) + rows.low[i]
+                return start // self._bank_bytes % self._banks
+        return 0
+
+    def _free(self, place: _Place, storage: int) -> None:
+        users, size = self._users.pop(storage), self._bytes[storage]
+        self._freed[place].append((size, users))
+        lifetime = Lifetime(*place, size, self._first.pop(storage), tuple(users.values()))
+        self.lifetimes.append(lifetime)
+
+    def _take(self, place: _Place, storage: int, found: Users) -> None:
+        """`used` counts live and freed bytes that nobody took over yet."""
+        size = self._bytes[storage]
+        if place[1] is MemoryRegion.psum:
+            cursor = self._cursor.get(place, 0)
+            self._bank[storage], self._cursor[place] = cursor, cursor + size
+        freed = self._freed.setdefault(place, deque())
+        used = self._used.get(place, 0) + size
+        while used > self._limits[place[1]] and freed:
+            released, users = freed.popleft()
+            used -= released
+            for queue, position in users.items():
+                found[queue] = max(position, found.get(queue, -1))
+        self._used[place] = used
+
+
+def _last_uses(rows: Rows, order: array[int], count: int) -> list[int]:
+    """Of each storage the last position that uses it."""
+    first = np.frombuffer(rows.first_operand, np.uint32).astype(np.int64)
+    executed = np.frombuffer(order, np.uint32)
+    last_of_row = np.full(len(rows), -1, np.int64)
+    last_of_row[executed] = np.arange(len(executed))  # of equal rows the last one stays
+    row_of_operand = np.repeat(np.arange(len(rows)), np.diff(first))
+    last = np.full(count, -1, np.int64)
+    np.maximum.at(
+        last, np.frombuffer(rows.storage, np.uint32).astype(np.int64), last_of_row[row_of_operand]
+    )
+    found: list[int] = last.tolist()
+    return found

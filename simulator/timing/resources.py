@@ -1,0 +1,116 @@
+"""What instructions share: DMA engines, HBM, the power throttle of TensorE. Integer picoseconds."""
+
+from __future__ import annotations
+
+from trnx.simulator.timing.cost import Cost
+
+# Half steps of a picosecond: the throttle halves rates.
+_HALVES = 2
+
+
+class Throttle:
+    """dI/dt limit of TensorE: half rate until it was busy for the window, again after the load of
+    a window falls below one half.
+    """
+
+    __slots__ = ("_is_warm", "_last_end", "_level", "_window")
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._level = 0
+        self._is_warm = window == 0
+        self._last_end = 0
+
+    def stretched(self, start: int, interval: int) -> int:
+        """The time that work of `interval` takes when it starts at `start`."""
+        if not self._window:
+            return interval
+        self._level -= start - self._last_end
+        if self._level <= 0:
+            self._level, self._is_warm = 0, False
+        taken = interval
+        if not self._is_warm:
+            # Half rate for what is left of the window, then full rate.
+            taken += min(interval, (self._window - self._level) // _HALVES)
+        self._level += taken
+        limit = self._window // _HALVES
+        if self._is_warm:
+            self._level = min(self._level, limit)
+        elif self._level >= self._window:
+            self._is_warm, self._level = True, limit
+        self._last_end = start + taken
+        return taken
+
+    def state(self, now: int) -> tuple[int, bool]:
+        """What decides about work from `now` on; equal states behave the same."""
+        level = self._level - (now - self._last_end)
+        return (level, self._is_warm) if level > 0 else (0, False)
+
+    def shift(self, ps: int) -> None:
+        """As if everything had happened `ps` later."""
+        self._last_end += ps
+
+
+class Lanes:
+    """The DMA engines of a core: a transfer takes those that are free first.
+
+    A transfer of a class (0 goes first) waits for those of its own class and of higher ones that
+    were issued before it. Packets that a lower class has under way already are not delayed.
+    """
+
+    __slots__ = ("_count", "_free", "_staggers")
+
+    def __init__(self, count: int, classes: int, stagger: int) -> None:
+        self._count = count
+        self._free = [[0] * count for _ in range(classes)]
+        self._staggers = [i * stagger for i in range(count)]
+
+    def take(self, cost: Cost, begin: int) -> tuple[int, int]:
+        """(first byte, last byte) of a transfer that may begin at `begin`."""
+        count, transfer = cost.lanes, cost.transfer
+        free = self._free[min(cost.priority, len(self._free) - 1)]
+        starts = [
+            lane if lane > begin + stagger else begin + stagger
+            for lane, stagger in zip(free[:count], self._staggers, strict=False)
+        ]
+        ends = [start + transfer for start in starts]
+        for lower in self._free[min(cost.priority, len(self._free) - 1) :]:
+            if lower is free:
+                continue
+            lower[:count] = [max(*pair) + transfer for pair in zip(lower, starts, strict=False)]
+            lower.sort()
+        free[:count] = ends
+        if count < self._count:
+            free.sort()
+        return starts[0], ends[-1]
+
+    def state(self, now: int) -> tuple[tuple[int, ...], ...]:
+        """Free times relative to `now`, before which nothing can begin."""
+        return tuple(tuple(max(0, lane - now) for lane in free) for free in self._free)
+
+    def shift(self, ps: int) -> None:
+        """As if everything had happened `ps` later."""
+        for free in self._free:
+            free[:] = [lane + ps for lane in free]
+
+
+class Hbm:
+    """One HBM stack: its traffic runs at its rate at most."""
+
+    __slots__ = ("_free",)
+
+    def __init__(self) -> None:
+        self._free = 0
+
+    def take(self, ps: int, begin: int) -> int:
+        """When traffic that needs `ps` and may begin at `begin` is done."""
+        self._free = max(self._free, begin) + ps
+        return self._free
+
+    def state(self, now: int) -> int:
+        """Relative to `now`, before which nothing can begin."""
+        return max(0, self._free - now)
+
+    def shift(self, ps: int) -> None:
+        """As if everything had happened `ps` later."""
+        self._free += ps
