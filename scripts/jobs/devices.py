@@ -1,0 +1,91 @@
+"""Where a job runs: on Neuron devices where AWS's native PyTorch stack is, else on the CPU.
+
+The same file runs unchanged in both places. The stack is found without an import, because an import
+may claim cores. What concerns Neuron devices follows the documentation of the stack and has not
+been seen on a device.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from trnx.jobs.errors import FlagError
+
+BACKENDS = ("auto", "trnx", "eager", "neuron")
+
+
+@dataclass(frozen=True)
+class Platform:
+    """`process_group` is the backend string for torch.distributed; collectives of checkpoints
+    run on the CPU."""
+
+    device: torch.device
+    process_group: str
+
+
+def has_neuron() -> bool:
+    """Whether the native stack is installed: not its predecessor, nor an empty placeholder."""
+    spec = importlib.util.find_spec("torch_neuronx")
+    folders = spec.submodule_search_locations if spec is not None else None
+    return any((Path(folder) / "neuron_dynamo_backend").exists() for folder in folders or ())
+
+
+def detect() -> Platform:
+    """The platform of this process."""
+    if has_neuron():
+        return Platform(torch.device("neuron"), "cpu:gloo,neuron:neuron")
+    return Platform(torch.device("cpu"), "gloo")
+
+
+def resolve_backend(name: str, platform: Platform) -> str:
+    """The `torch.compile` backend that a flag means here; "eager" means no compilation.
+
+    Raises FlagError where the platform has no such backend.
+    """
+    on_neuron = platform.device.type == "neuron"
+    if name == "auto":
+        return "neuron" if on_neuron else "trnx"
+    if name == "neuron" and not on_neuron:
+        raise FlagError(
+            "--backend neuron needs torch-neuronx 2.13 or later (the native stack), which is not "
+            "installed here; leave --backend out, or say --backend trnx"
+        )
+    if name == "trnx" and on_neuron:
+        raise FlagError(
+            "--backend trnx compiles models in host memory, and this machine has Neuron devices; "
+            "say --backend neuron, or run where torch-neuronx is not installed"
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among all."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes what is written once."""
+        return self.rank == 0
+
+
+def join(platform: Platform) -> Ranks:
+    """Join the process group where torchrun started this process; else there is one process."""
+    if "WORLD_SIZE" not in os.environ:
+        return Ranks()
+    dist.init_process_group(platform.process_group)
+    return Ranks(dist.get_rank(), dist.get_world_size())
+
+
+def leave() -> None:
+    """Leave the process group, where there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

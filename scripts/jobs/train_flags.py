@@ -1,0 +1,140 @@
+"""Flags of the training job, read once into a frozen record."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trnx.jobs.corpus import BYTES
+from trnx.jobs.devices import BACKENDS
+from trnx.jobs.errors import FlagError
+from trnx.jobs.models import PRESETS
+from trnx.jobs.parallel import MODES
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the flags say; see `--help`."""
+
+    data: Path
+    tokenizer: str
+    preset: str
+    model_config: Path | None
+    sequence_length: int
+    dropout: float
+    batch: int
+    steps: int
+    learning_rate: float
+    warmup: int
+    weight_decay: float
+    clip: float
+    seed: int
+    parallel: str
+    tensor_parallel: int
+    backend: str
+    compile: str
+    target: str | None
+    runner: str | None
+    dtype: str
+    activation_checkpointing: bool
+    checkpoint_dir: Path | None
+    checkpoint_every: int
+    keep_checkpoints: int
+    resume: str
+    metrics_dir: Path | None
+    log_every: int
+    min_nki_share: float
+    warm_only: bool
+    json: bool
+
+    def __post_init__(self) -> None:
+        """Raises FlagError."""
+        positive = ("sequence_length", "batch", "steps", "keep_checkpoints", "log_every")
+        for name in (*positive, "tensor_parallel"):
+            if getattr(self, name) < 1:
+                raise FlagError(f"--{name.replace('_', '-')} must be at least 1")
+        for name in ("checkpoint_every", "warmup", "clip", "weight_decay", "seed"):
+            if getattr(self, name) < 0:
+                raise FlagError(f"--{name.replace('_', '-')} must not be negative")
+        if not 0 <= self.dropout < 1:
+            raise FlagError("--dropout must be at least 0 and below 1")
+        if self.checkpoint_dir is None and self.resume not in ("auto", "never"):
+            raise FlagError("--resume FOLDER needs --checkpoint-dir for what is saved next")
+
+
+def _add_model_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model and data")
+    group.add_argument(
+        "--data", type=Path, required=True, help="a text file, or a folder with *.txt files"
+    )
+    group.add_argument(
+        "--tokenizer", default=BYTES, help="bytes (the default), or a local tokenizer's folder"
+    )
+    group.add_argument("--preset", default="llama-tiny", choices=tuple(PRESETS))
+    group.add_argument(
+        "--model-config", type=Path, help="a transformers config.json (llama or gpt2), for --preset"
+    )
+    group.add_argument("--sequence-length", type=int, default=128)
+    group.add_argument("--dropout", type=float, default=0.0)
+
+
+def _add_optimizer_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("optimization")
+    group.add_argument("--batch", type=int, default=8, help="sequences of a step, over all ranks")
+    group.add_argument("--steps", type=int, default=100)
+    group.add_argument("--learning-rate", type=float, default=1e-3)
+    group.add_argument("--warmup", type=int, default=0, help="steps of linear warm-up")
+    group.add_argument("--weight-decay", type=float, default=0.01)
+    group.add_argument("--clip", type=float, default=1.0, help="gradient norm; 0 for no limit")
+    group.add_argument("--seed", type=int, default=0)
+    group.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="of computation")
+    group.add_argument("--activation-checkpointing", action="store_true")
+
+
+def _add_machine_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("parallelism and compilation")
+    group.add_argument("--parallel", default="auto", choices=MODES)
+    group.add_argument("--tensor-parallel", type=int, default=1, help="ranks that share a layer")
+    group.add_argument("--backend", default="auto", choices=BACKENDS)
+    group.add_argument(
+        "--compile",
+        default="blocks",
+        choices=("blocks", "model"),
+        help="blocks one by one, or the whole model's forward",
+    )
+    group.add_argument("--target", choices=("trn1", "trn2", "trn3"), help="of backend trnx")
+    group.add_argument("--runner", choices=("simulator", "reference"), help="of backend trnx")
+    group.add_argument(
+        "--warm-only", action="store_true", help="one step, for the compile cache; saves nothing"
+    )
+
+
+def _add_output_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("checkpoints and metrics")
+    group.add_argument("--checkpoint-dir", type=Path, help="a folder that all ranks see")
+    group.add_argument(
+        "--checkpoint-every", type=int, default=100, help="steps; 0 for the end alone"
+    )
+    group.add_argument("--keep-checkpoints", type=int, default=2)
+    group.add_argument(
+        "--resume", default="auto", help="auto (the newest complete one), never, or a step's folder"
+    )
+    group.add_argument("--metrics-dir", type=Path, help="rank-N.jsonl of every rank goes there")
+    group.add_argument("--log-every", type=int, default=1, help="steps")
+    group.add_argument(
+        "--min-nki-share",
+        type=float,
+        default=0.0,
+        help="status 1 where a smaller share of linear FLOPs ran on NKI on some rank",
+    )
+    group.add_argument("--json", action="store_true", help="print one object as the last line")
+
+
+def parse(description: str, arguments: Sequence[str] | None = None) -> Settings:
+    """Settings of a command line. Raises FlagError; argparse ends the process with status 2."""
+    parser = argparse.ArgumentParser(description=description)
+    for add in (_add_model_flags, _add_optimizer_flags, _add_machine_flags, _add_output_flags):
+        add(parser)
+    return Settings(**vars(parser.parse_args(arguments)))
