@@ -1,33 +1,48 @@
-"""`profile`: the predicted time of a kernel on the chip, and where it goes.
+"""`Profile`: the predicted time of a kernel on the chip, and where it goes.
 
-    print(trnx.profile(kernel, TensorSpec.dense((128, 4096), torch.bfloat16)))
+    profile = trnx.profile(kernel, TensorSpec.dense((128, 4096), torch.bfloat16))
+    print(profile)                          # a table; `profile.to_dict()` has the numbers
+    profile.write_trace("kernel.pftrace")   # opens in the Perfetto UI
+    profile.plot("plots")                   # roofline.png, memory.png
 
-Nothing is executed: shapes and dtypes are enough.
+Nothing is executed: shapes and dtypes are enough. `docs/timing.md` says how to read it.
 """
 
 from __future__ import annotations
 
-import io
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trnx.simulator.errors import Location
 from trnx.simulator.hardware import Hardware, hardware
 from trnx.simulator.program import Program
+from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.timing.schedule import Schedule, queue_name
 from trnx.simulator.timing.scheduler import schedule
+from trnx.simulator.timing.timeline import Timeline, wait_name
 from trnx.simulator.tracing import Grid, trace
 
-_LINES = 10  # of the critical path in the text table
+PICOSECONDS = 1e12
 
 
 @dataclass(frozen=True)
 class QueueTime:
-    """One queue of one core. `stalled` is time in seconds waiting for results, by their queue."""
+    """One queue of one core: seconds busy, and seconds waiting by what it waits for.
+
+    A key of `stalled` is the queue whose result is awaited, with "(memory)" where it still holds
+    SBUF or PSUM space, "(port)" where it holds a shared port, "(partner)" for the other core.
+    """
 
     name: str
     busy_seconds: float
     stalled: dict[str, float]
+
+    @property
+    def stalled_seconds(self) -> float:
+        """All waiting."""
+        return sum(self.stalled.values())
 
 
 @dataclass(frozen=True)
@@ -43,8 +58,10 @@ class Profile:
     """The prediction. Rates are per second, utilisations between 0 and 1.
 
     `mfu` counts FLOPs of matrix products against the bfloat16 peak, `mbu` HBM bytes against the
-    rate of the DMA engines. `is_exact` is False where a loop's trip count is known to a run alone:
-    such a body counts once.
+    rate of the DMA engines, `dma_busy` the time in which these move data; all over the cores that
+    the kernel uses. Peaks are bytes per partition live at once in predicted time. `band` is the
+    error of the model on measurements that it was not made from, None where the chip has none;
+    `assumptions` name what is taken for granted, such as the count of a loop that a run decides.
     """
 
     name: str
@@ -53,6 +70,7 @@ class Profile:
     instructions: int
     queues: tuple[QueueTime, ...]
     dma_busy: float
+    dma_bytes: int
     hbm_bytes: int
     matmul_flops: int
     mfu: float
@@ -61,7 +79,15 @@ class Profile:
     peak_sbuf_bytes: int
     peak_psum_bytes: int
     critical_path: tuple[LineTime, ...]
-    is_exact: bool
+    assumptions: tuple[str, ...]
+    cores: int
+    band: Any
+    timeline: Timeline = field(repr=False, compare=False)
+
+    @property
+    def is_exact(self) -> bool:
+        """False where something is assumed that only a run knows."""
+        return not self.assumptions
 
     @property
     def hbm_bytes_per_second(self) -> float:
@@ -69,86 +95,67 @@ class Profile:
         return self.hbm_bytes / self.total_seconds if self.total_seconds else 0.0
 
     @property
+    def dma_bytes_per_second(self) -> float:
+        """Average DMA traffic, on chip included."""
+        return self.dma_bytes / self.total_seconds if self.total_seconds else 0.0
+
+    @property
+    def matmul_flops_per_second(self) -> float:
+        """Average rate of matrix products."""
+        return self.matmul_flops / self.total_seconds if self.total_seconds else 0.0
+
+    @property
     def arithmetic_intensity(self) -> float:
         """FLOPs of matrix products per HBM byte."""
         return self.matmul_flops / self.hbm_bytes if self.hbm_bytes else 0.0
+
+    @property
+    def range_seconds(self) -> tuple[float, float] | None:
+        """Between what and what the measured time would lie, by the error band."""
+        return None if self.band is None else self.band.range_of(self.total_seconds)
 
     def busy(self, queue: str) -> float:
         """Seconds in which a queue ("tensor", or "core 1 tensor") is busy."""
         return sum(entry.busy_seconds for entry in self.queues if entry.name == queue)
 
+    def utilisation(self, queue: str) -> float:
+        """Share of the total in which a queue is busy."""
+        return self.busy(queue) / self.total_seconds if self.total_seconds else 0.0
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers and strings."""
-        return {
-            "name": self.name,
-            "target": self.target,
-            "total_seconds": self.total_seconds,
-            "instructions": self.instructions,
-            "queues": {
-                entry.name: {"busy_seconds": entry.busy_seconds, "stalled_seconds": entry.stalled}
-                for entry in self.queues
-            },
-            "dma_busy": self.dma_busy,
-            "hbm_bytes": self.hbm_bytes,
-            "hbm_bytes_per_second": self.hbm_bytes_per_second,
-            "matmul_flops": self.matmul_flops,
-            "mfu": self.mfu,
-            "mbu": self.mbu,
-            "arithmetic_intensity": self.arithmetic_intensity,
-            "throttled_seconds": self.throttled_seconds,
-            "peak_sbuf_bytes": self.peak_sbuf_bytes,
-            "peak_psum_bytes": self.peak_psum_bytes,
-            "critical_path": [
-                {"location": str(line.location), "seconds": line.seconds}
-                for line in self.critical_path
-            ],
-            "is_exact": self.is_exact,
-        }
+        from trnx.simulator.timing.summary import profile_dict
+
+        return profile_dict(self)
 
     def __str__(self) -> str:
-        from rich.console import Console
+        from trnx.simulator.timing.summary import profile_text
 
-        stream = io.StringIO()
-        console = Console(file=stream, width=110, color_system=None)
-        console.print(self._summary(), markup=False, highlight=False)
-        console.print(self._queue_table())
-        console.print(self._path_table())
-        return stream.getvalue().rstrip()
+        return profile_text(self)
 
-    def _summary(self) -> str:
-        note = "" if self.is_exact else "\nA loop whose count only a run knows is counted once."
+    def write_trace(self, path: str | Path) -> Path:
+        """A native Perfetto trace: engines, DMA queues and transfers, waits, memory, source lines.
+
+        Needs the extra `profile`; raises ProfileDependencyError without it.
+        """
+        from trnx.simulator.timing.perfetto_trace import write_trace
+
+        return write_trace(Path(path), self.name, self.target, [(self.timeline, 0)])
+
+    def plot(self, folder: str | Path, suffix: str = "png") -> tuple[Path, Path]:
+        """`roofline.png` and `memory.png` (or another suffix that matplotlib knows) in `folder`.
+
+        Needs the extra `profile`; raises ProfileDependencyError without it.
+        """
+        from trnx.simulator.timing.plots import plot_memory, plot_roofline, roofline_point
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        chip = self.timeline.chip
         return (
-            f"{self.name} on {self.target}: {_time(self.total_seconds)} predicted, "
-            f"{self.instructions} instructions\n"
-            f"HBM {self.hbm_bytes / 1e6:.3f} MB, {self.hbm_bytes_per_second / 1e9:.1f} GB/s; "
-            f"MFU {self.mfu:.1%}, MBU {self.mbu:.1%}, DMA engines busy {self.dma_busy:.1%}, "
-            f"{self.arithmetic_intensity:.1f} FLOP/byte{note}"
+            plot_roofline(folder / f"roofline.{suffix}", [roofline_point(self)], chip, self.cores),
+            plot_memory(folder / f"memory.{suffix}", self.name, self.timeline),
         )
-
-    def _queue_table(self) -> Any:
-        from rich.table import Table
-
-        table = Table("queue", "busy", "", "stalled", "waiting for")
-        for entry in self.queues:
-            share = entry.busy_seconds / self.total_seconds if self.total_seconds else 0.0
-            reasons = sorted(entry.stalled.items(), key=lambda item: -item[1])[:3]
-            table.add_row(
-                entry.name,
-                _time(entry.busy_seconds),
-                f"{share:.1%}",
-                _time(sum(entry.stalled.values())),
-                ", ".join(f"{name} {_time(seconds)}" for name, seconds in reasons),
-            )
-        return table
-
-    def _path_table(self) -> Any:
-        from rich.table import Table
-
-        table = Table("critical path", "time", "")
-        for line in self.critical_path[:_LINES]:
-            share = line.seconds / self.total_seconds if self.total_seconds else 0.0
-            table.add_row(str(line.location), _time(line.seconds), f"{share:.1%}")
-        return table
 
 
 def profile(kernel: Any, *args: Any, target: str = "trn2", grid: Grid = None) -> Profile:
@@ -158,65 +165,76 @@ def profile(kernel: Any, *args: Any, target: str = "trn2", grid: Grid = None) ->
     return profile_program(trace(kernel, args, target=target, grid=grid), hardware(target))
 
 
+def predicted_seconds(program: Program, chip: Hardware) -> float:
+    """The total alone, for a Program that was traced for this generation."""
+    return schedule(program.rows, chip).total_ps / PICOSECONDS
+
+
 def profile_program(program: Program, chip: Hardware) -> Profile:
     """The prediction for a Program that was traced for this generation."""
     result = schedule(program.rows, chip)
-    total = result.total_ps / 1e12
-    cores = result.cores
-    flops = sum(program.rows.flops[row] for row in result.order)
-    rate = chip.dma_bytes_per_second * len(cores)
-    engines = chip.dma_engines * len(cores) * result.total_ps
+    timeline = Timeline(program.rows, result, chip)
+    total = result.total_ps / PICOSECONDS
+    cores = len(result.cores)
+    flops = timeline.matmul_flops
+    rate = chip.dma_bytes_per_second * cores
+    engines = chip.dma_engines * cores * result.total_ps
+    peaks = timeline.peak_bytes()
     return Profile(
         name=program.name,
         target=chip.target,
         total_seconds=total,
         instructions=len(result.order),
-        queues=_queue_times(result, len(cores) > 1),
+        queues=_queue_times(result, cores > 1),
         dma_busy=result.dma_busy_ps / engines if engines else 0.0,
+        dma_bytes=result.dma_bytes,
         hbm_bytes=result.hbm_bytes,
         matmul_flops=flops,
-        mfu=flops / (total * chip.peak_bf16_flops * len(cores)) if total else 0.0,
+        mfu=flops / (total * chip.peak_bf16_flops * cores) if total else 0.0,
         mbu=result.hbm_bytes / (total * rate) if total else 0.0,
-        throttled_seconds=result.throttled_ps / 1e12,
-        peak_sbuf_bytes=program.peak_sbuf_bytes,
-        peak_psum_bytes=program.peak_psum_bytes,
-        critical_path=_critical_path(program, result),
-        is_exact=result.is_exact,
+        throttled_seconds=result.throttled_ps / PICOSECONDS,
+        peak_sbuf_bytes=peaks[MemoryRegion.sbuf],
+        peak_psum_bytes=peaks[MemoryRegion.psum],
+        critical_path=_critical_path(timeline),
+        assumptions=result.assumptions,
+        cores=cores,
+        band=_band(chip.target),
+        timeline=timeline,
     )
 
 
 def _queue_times(result: Schedule, has_cores: bool) -> tuple[QueueTime, ...]:
     stalled = result.stalled_ps
-    times = []
-    for q, busy in result.busy_ps.items():
-        reasons: dict[str, float] = {}
-        for (_, other), ps in stalled[q].items():
-            name = queue_name(other, has_cores)
-            reasons[name] = reasons.get(name, 0.0) + ps / 1e12
-        times.append(QueueTime(queue_name(q, has_cores), busy / 1e12, reasons))
-    return tuple(times)
+    return tuple(
+        QueueTime(
+            queue_name(q, has_cores),
+            busy / PICOSECONDS,
+            {
+                wait_name(reason, other, has_cores): ps / PICOSECONDS
+                for (reason, other), ps in sorted(stalled.get(q, {}).items())
+            },
+        )
+        for q, busy in result.busy_ps.items()
+    )
 
 
-def _critical_path(program: Program, result: Schedule) -> tuple[LineTime, ...]:
-    """Time by source line of what held things up; the times add up to the total."""
-    rows = program.rows
+def _critical_path(timeline: Timeline) -> tuple[LineTime, ...]:
+    """Source lines by their time on the critical path; the times add up to the total."""
+    rows, result = timeline.rows, timeline.schedule
     spent: dict[int, int] = {}
     for position, until in result.critical_path():
         line = rows.line[result.order[position]]
         spent[line] = spent.get(line, 0) + until - result.start[position]
-    locations = rows.locations()
+    places: Sequence[Location] = rows.locations()
     return tuple(
-        LineTime(locations[line], ps / 1e12)
+        LineTime(places[line], ps / PICOSECONDS)
         for line, ps in sorted(spent.items(), key=lambda item: (-item[1], item[0]))
     )
 
 
-def _time(seconds: float) -> str:
-    if seconds >= 1e-3:
-        return f"{seconds * 1e3:.3f} ms"
-    return f"{seconds * 1e6:.2f} us"
-
-
-def predicted_seconds(program: Program, chip: Hardware) -> float:
-    """The total alone, for a Program that was traced for this generation."""
-    return schedule(program.rows, chip).total_ps / 1e12
+def _band(target: str) -> Any:
+    try:
+        from trnx.simulator.timing.band import error_band
+    except ImportError:
+        return None
+    return error_band(target)

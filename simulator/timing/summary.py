@@ -1,0 +1,170 @@
+"""A profile as text and as plain data."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from trnx.simulator.storage import MemoryRegion
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from trnx.simulator.timing.profile import Profile
+
+_LINES = 10  # of the critical path in the text
+_REASONS = 3  # that a queue waits for, in the text
+_PARTS = 100  # stretches of time of `memory` in the data
+_WIDTH = 110
+
+
+def time_text(seconds: float) -> str:
+    """With the unit that fits."""
+    if seconds >= 1:
+        return f"{seconds:.3f} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.3f} ms"
+    return f"{seconds * 1e6:.2f} us"
+
+
+def range_text(bounds: tuple[float, float] | None) -> str:
+    """The error band in words, empty where there is none."""
+    if bounds is None:
+        return ""
+    return f" (measured: {time_text(bounds[0])} to {time_text(bounds[1])} by the error band)"
+
+
+def rendered(parts: Iterable[Any]) -> str:
+    """Text and tables of rich without colours, for files and terminals alike."""
+    from rich.console import Console
+
+    stream = io.StringIO()
+    console = Console(file=stream, width=_WIDTH, color_system=None)
+    for part in parts:
+        if isinstance(part, str):
+            console.print(part, markup=False, highlight=False, soft_wrap=True)
+        else:
+            console.print(part)
+    return stream.getvalue().rstrip()
+
+
+def profile_text(profile: Profile) -> str:
+    """Summary, queues, memory and critical path."""
+    return rendered([_summary(profile), queue_table(profile), path_table(profile)])
+
+
+def _summary(profile: Profile) -> str:
+    chip = profile.timeline.chip
+    lines = [
+        f"{profile.name} on {profile.target}: {time_text(profile.total_seconds)} predicted"
+        f"{range_text(profile.range_seconds)}, {profile.instructions} instructions",
+        f"HBM {profile.hbm_bytes / 1e6:.3f} MB, {profile.hbm_bytes_per_second / 1e9:.1f} GB/s; "
+        f"DMA {profile.dma_bytes / 1e6:.3f} MB, {profile.dma_bytes_per_second / 1e9:.1f} GB/s, "
+        f"engines busy {profile.dma_busy:.1%}",
+        f"MFU {profile.mfu:.1%}, MBU {profile.mbu:.1%}, {profile.arithmetic_intensity:.1f} "
+        f"FLOP/byte; peak SBUF {_part(profile.peak_sbuf_bytes, chip.sbuf_partition_bytes)}, "
+        f"PSUM {_part(profile.peak_psum_bytes, chip.psum_partition_bytes)} per partition",
+    ]
+    if profile.throttled_seconds:
+        lines.append(f"TensorE's throttle costs {time_text(profile.throttled_seconds)}")
+    return "\n".join([*lines, *(f"assumed: {note}" for note in profile.assumptions)])
+
+
+def _part(used: int, limit: int) -> str:
+    return f"{used / 1024:.1f} of {limit / 1024:.0f} KiB"
+
+
+def queue_table(profile: Profile) -> Table:
+    """Of each queue: busy, waiting, and for what."""
+    from rich.table import Table
+
+    table = Table("queue")
+    for column in ("busy", "share", "stalled", "share"):
+        table.add_column(column, justify="right")
+    table.add_column("waiting for")
+    total = profile.total_seconds or 1.0
+    for entry in profile.queues:
+        reasons = sorted(entry.stalled.items(), key=lambda item: -item[1])[:_REASONS]
+        table.add_row(
+            entry.name,
+            time_text(entry.busy_seconds),
+            f"{entry.busy_seconds / total:.1%}",
+            time_text(entry.stalled_seconds),
+            f"{entry.stalled_seconds / total:.1%}",
+            ", ".join(f"{name} {time_text(seconds)}" for name, seconds in reasons),
+        )
+    return table
+
+
+def path_table(profile: Profile) -> Table:
+    """Source lines by their time on the critical path."""
+    from rich.table import Table
+
+    table = Table("critical path")
+    table.add_column("time", justify="right")
+    table.add_column("share", justify="right")
+    total = profile.total_seconds or 1.0
+    for line in profile.critical_path[:_LINES]:
+        table.add_row(str(line.location), time_text(line.seconds), f"{line.seconds / total:.1%}")
+    rest = profile.critical_path[_LINES:]
+    if rest:
+        seconds = sum(line.seconds for line in rest)
+        table.add_row(f"{len(rest)} more lines", time_text(seconds), f"{seconds / total:.1%}")
+    return table
+
+
+def profile_dict(profile: Profile) -> dict[str, Any]:
+    """Everything as plain numbers and strings."""
+    bounds = profile.range_seconds
+    return {
+        "name": profile.name,
+        "target": profile.target,
+        "total_seconds": profile.total_seconds,
+        "range_seconds": None if bounds is None else list(bounds),
+        "instructions": profile.instructions,
+        "cores": profile.cores,
+        "queues": {
+            entry.name: {
+                "busy_seconds": entry.busy_seconds,
+                "utilisation": profile.utilisation(entry.name),
+                "stalled_seconds": entry.stalled,
+            }
+            for entry in profile.queues
+        },
+        "dma_busy": profile.dma_busy,
+        "dma_bytes": profile.dma_bytes,
+        "dma_bytes_per_second": profile.dma_bytes_per_second,
+        "hbm_bytes": profile.hbm_bytes,
+        "hbm_bytes_per_second": profile.hbm_bytes_per_second,
+        "matmul_flops": profile.matmul_flops,
+        "mfu": profile.mfu,
+        "mbu": profile.mbu,
+        "arithmetic_intensity": profile.arithmetic_intensity,
+        "throttled_seconds": profile.throttled_seconds,
+        "peak_sbuf_bytes": profile.peak_sbuf_bytes,
+        "peak_psum_bytes": profile.peak_psum_bytes,
+        "memory": _memory(profile),
+        "critical_path": [
+            {"location": str(line.location), "seconds": line.seconds}
+            for line in profile.critical_path
+        ],
+        "assumptions": list(profile.assumptions),
+        "is_exact": profile.is_exact,
+    }
+
+
+def _memory(profile: Profile) -> dict[str, Any]:
+    """Peaks within equal stretches of the total, of each core."""
+    timeline = profile.timeline
+    return {
+        "interval_seconds": profile.total_seconds / _PARTS,
+        "peak_bytes": [
+            {
+                "core": core,
+                "sbuf": timeline.peaks_over_time(core, MemoryRegion.sbuf, _PARTS),
+                "psum": timeline.peaks_over_time(core, MemoryRegion.psum, _PARTS),
+            }
+            for core in timeline.schedule.cores
+        ],
+    }
