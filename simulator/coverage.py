@@ -106,16 +106,8 @@ class Coverage:
         return view.amin(-1) if view.ndim > tensor.ndim else view.clone()
 
     def _is_whole(self, tensor: NkiTensor) -> bool:
-        if tensor.size * tensor.dtype.itemsize != self._nbytes:
-            return False
-        # As many elements as there are; they are distinct if the dimensions nest without gaps.
-        expected = 1
-        for stride, size in sorted(zip(tensor.strides, tensor.shape, strict=True)):
-            if size > 1:
-                if stride != expected:
-                    return False
-                expected *= size
-        return True
+        form = tensor.geometry()
+        return form.is_gapless and form.size * tensor.dtype.itemsize == self._nbytes
 
     def _remember(self, tensor: NkiTensor) -> None:
         if self._is_whole(tensor):

@@ -6,35 +6,58 @@ whatever is recorded later runs later, in the first run and in every replay.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 
 import torch
+
+from trnx.simulator.views import Shape
+
+
+class Buffer:
+    """Bytes of one storage after the other, and the views into them.
+
+    The storages of a kernel's loop get the same buffers turn by turn and ask for the same views:
+    steps share the objects.
+    """
+
+    __slots__ = ("_views", "raw")
+
+    def __init__(self, nbytes: int) -> None:
+        self.raw = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        self._views: dict[tuple[torch.dtype, Shape, Shape, int], torch.Tensor] = {}
+
+    def view(self, dtype: torch.dtype, shape: Shape, strides: Shape, offset: int) -> torch.Tensor:
+        """A strided view; offset and strides in elements of `dtype`."""
+        key = (dtype, shape, strides, offset)
+        found = self._views.get(key)
+        if found is None:
+            found = self._views[key] = self.raw.view(dtype).as_strided(shape, strides, offset)
+        return found
 
 
 class BufferPool:
     """Free byte buffers by size."""
 
     def __init__(self) -> None:
-        self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
-        self._scratch: defaultdict[tuple[int, torch.dtype], list[torch.Tensor]] = defaultdict(list)
-        self._held: list[torch.Tensor] | None = None
+        self._free: defaultdict[int, list[Buffer]] = defaultdict(list)
+        self._scratch: defaultdict[int, list[Buffer]] = defaultdict(list)
+        self._held: list[Buffer] | None = None
         self.allocated_bytes = 0
 
-    def take(self, nbytes: int) -> torch.Tensor:
-        """A byte buffer of exactly `nbytes`, with arbitrary content."""
+    def take(self, nbytes: int) -> Buffer:
+        """A buffer of exactly `nbytes`, with arbitrary content."""
         free = self._free[nbytes]
         if free:
             return free.pop()
         self.allocated_bytes += nbytes
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        return Buffer(nbytes)
 
-    def put(self, buffer: torch.Tensor) -> None:
+    def put(self, buffer: Buffer) -> None:
         """Return a buffer that `take` gave."""
         if self._held is not None:
             self._held.append(buffer)
         else:
-            self._free[buffer.numel()].append(buffer)
+            self._free[buffer.raw.numel()].append(buffer)
 
     def hold(self) -> None:
         """Reuse nothing from now on: a loop's body runs again, and what it read it reads again."""
@@ -46,17 +69,14 @@ class BufferPool:
         for buffer in held:
             self.put(buffer)
 
-    def scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A contiguous temporary tensor; `give_back` when the instruction is recorded."""
-        size = math.prod(shape)
-        free = self._scratch[size, dtype]
+    def take_scratch(self, nbytes: int) -> Buffer:
+        """A buffer for a temporary; `give_back` when the instruction is recorded."""
+        free = self._scratch[nbytes]
         if free:
-            flat = free.pop()
-        else:
-            self.allocated_bytes += size * dtype.itemsize
-            flat = torch.empty(size, dtype=dtype, device="cpu")
-        return flat.view(shape)
+            return free.pop()
+        self.allocated_bytes += nbytes
+        return Buffer(nbytes)
 
-    def give_back(self, tensor: torch.Tensor) -> None:
-        """Return a temporary that `scratch` gave."""
-        self._scratch[tensor.numel(), tensor.dtype].append(tensor.view(-1))
+    def give_back(self, buffer: Buffer) -> None:
+        """Return a buffer that `take_scratch` gave."""
+        self._scratch[buffer.raw.numel()].append(buffer)

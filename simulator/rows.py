@@ -233,9 +233,7 @@ class Rows:
 
     def locations(self) -> tuple[Location, ...]:
         """The source lines that the column `line` numbers."""
-        return tuple(
-            Location(code.co_filename, line, code.co_name) for code, line in self._places
-        )
+        return tuple(Location(code.co_filename, line, code.co_name) for code, line in self._places)
 
     def engines(self) -> tuple[str, ...]:
         """The engines that the column `engine` numbers."""

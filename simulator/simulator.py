@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -34,6 +34,12 @@ from trnx.simulator.spec import TensorSpec, contiguous_strides
 from trnx.simulator.storage import HBM, Allocation, MemoryRegion, Slot, Storage
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import last_element
+
+if TYPE_CHECKING:
+    from trnx.simulator.isa.instruction import Emit
+
+
+_ENGINE_NAMES = {engine: engine.name for engine in Engine}
 
 
 class Simulator:
@@ -227,21 +233,22 @@ class Simulator:
 
     # ---- recording ----
 
-    def record(self, emit: Any, operands: list[tuple[NkiTensor, bool]]) -> int:
+    def record(self, emit: Emit, operands: list[tuple[NkiTensor, bool]]) -> int:
         """Append one instruction; executes its steps when the trace has values."""
-        index = len(self.rows)
+        index, core = len(self.rows), self.core.index
+        engine = _ENGINE_NAMES[emit.engine]
         line = kernel_line()
         assert line is not None
         for tensor, is_write in operands:
             storage = tensor.storage
             if self.ordering is not None and storage.buffer is MemoryRegion.shared_hbm:
-                self.ordering.access(self.core.index, emit.name, tensor, is_write, line)
+                self.ordering.access(core, emit.name, tensor, is_write, line)
             if is_write:
                 if storage.rivals:
                     invalidate_rivals(tensor, kernel_location())
                 if storage.buffer is MemoryRegion.psum and not storage.matmul.is_empty:
                     _keep_groups(tensor, emit.engine is Engine.tensor)
-                if tensor.is_indirect():
+                if tensor.indirection is not None:
                     storage.written.mark_everything()
                 else:
                     storage.written.mark(tensor)
@@ -250,30 +257,21 @@ class Simulator:
             if storage.allocation is not None:
                 storage.allocation.touch(index)
         if self._observer is not None:
-            engine = emit.engine.name
-            self._observer(Recorded(index, self.core.index, emit.name, engine, operands, line))
+            self._observer(Recorded(index, core, emit.name, engine, operands, line))
         self.append_steps(emit.steps)
         self.rows.append(
-            emit.name,
-            emit.engine.name,
-            line,
-            operands,
-            len(self.steps),
-            self.core.index,
-            emit.detail,
-            emit.flops,
+            emit.name, engine, line, operands, len(self.steps), core, emit.detail, emit.flops
         )
         self.matmul_flops += emit.flops
         self.hbm_bytes += emit.hbm_bytes
         return index
 
-    def append_steps(self, steps: Iterable[Step]) -> None:
+    def append_steps(self, steps: Sequence[Step]) -> None:
         """Record steps; with values, outside of loops, execute them."""
         body = self.loops.target()
         if body is not None:
             body.extend(steps)
             return
-        steps = list(steps)
         self.steps.extend(steps)
         if self.values:
             for step in steps:
@@ -289,7 +287,8 @@ class Simulator:
         self._peaks = (max(self._peaks[0], sbuf), max(self._peaks[1], psum))
 
     def totals(self) -> Totals:
-        """What was counted."""
+        """What was counted; completes the rows."""
+        self.rows.seal()
         return Totals(self.matmul_flops, self.hbm_bytes, *self._peaks, self.pool.allocated_bytes)
 
     def all_steps(self) -> list[Step]:

@@ -18,7 +18,7 @@ import torch
 from trnx.simulator.coverage import Coverage
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import Location
-from trnx.simulator.pool import BufferPool
+from trnx.simulator.pool import Buffer, BufferPool
 from trnx.simulator.views import Shape
 
 # Fresh memory: NaN in every float type; as an integer, a recognisable value far out of any range.
@@ -35,6 +35,9 @@ class MemoryRegion(Enum):
     psum = "psum"
     private_hbm = "private_hbm"
     shared_hbm = "shared_hbm"
+
+    # Members are singletons; Enum's own hash runs Python code at every look-up.
+    __hash__ = object.__hash__
 
 
 ON_CHIP = (MemoryRegion.sbuf, MemoryRegion.psum)
@@ -131,14 +134,14 @@ class Storage:
 
     __slots__ = (
         "__weakref__",
-        "_flat",
+        "_memory",
         "_pool",
-        "_raw",
         "allocation",
         "buffer",
         "constant",
         "dtype",
         "index",
+        "is_on_chip",
         "lost_to",
         "matmul",
         "modified",
@@ -166,6 +169,7 @@ class Storage:
     ) -> None:
         self.index = index
         self.buffer = buffer
+        self.is_on_chip = buffer in ON_CHIP
         self.dtype = dtype
         self.partitions = partitions
         self.pitch = pitch
@@ -183,8 +187,7 @@ class Storage:
         self.rivals: tuple[weakref.ref[Storage], ...] = ()
         self.lost_to: tuple[str, Location | None] | None = None
         self._pool = pool
-        self._raw = pool.take(self.nbytes) if pool is not None else None
-        self._flat = self._raw.view(dtype.torch) if self._raw is not None else None
+        self._memory: Buffer | None = pool.take(self.nbytes) if pool is not None else None
 
     @property
     def nbytes(self) -> int:
@@ -195,17 +198,13 @@ class Storage:
         """A torch view; offset and strides in elements of `dtype`."""
         if self.slot is not None:
             return self.slot.view(dtype.torch, shape, strides, offset)
-        flat = self._flat
-        assert flat is not None
-        if dtype.torch is not flat.dtype:
-            assert self._raw is not None
-            flat = self._raw.view(dtype.torch)
-        return flat.as_strided(shape, strides, offset)
+        assert self._memory is not None
+        return self._memory.view(dtype.torch, shape, strides, offset)
 
     def poison(self) -> None:
         """Fill fresh memory with NaN or a recognisable integer."""
-        if self._raw is not None:
-            self._raw.fill_(_POISON_FLOAT if self.dtype.is_float else _POISON_INTEGER)
+        if self._memory is not None:
+            self._memory.raw.fill_(_POISON_FLOAT if self.dtype.is_float else _POISON_INTEGER)
 
     def keep(self) -> None:
         """Make it a constant: its memory is never reused, and no instruction may write it."""
@@ -213,6 +212,6 @@ class Storage:
         self._pool = None
 
     def __del__(self) -> None:
-        pool, raw = getattr(self, "_pool", None), getattr(self, "_raw", None)
-        if pool is not None and raw is not None:
-            pool.put(raw)
+        pool, memory = getattr(self, "_pool", None), getattr(self, "_memory", None)
+        if pool is not None and memory is not None:
+            pool.put(memory)

@@ -20,9 +20,11 @@ from trnx.simulator.dtypes import DType, resolve
 from trnx.simulator.errors import IllegalInstructionError, KernelSubsetError, OutOfBoundsError
 from trnx.simulator.indexing import index_view
 from trnx.simulator.rearrange import rearrange_view
-from trnx.simulator.storage import HBM, MemoryRegion, Storage
+from trnx.simulator.storage import MemoryRegion, Storage
 from trnx.simulator.views import (
+    Geometry,
     Shape,
+    geometry,
     is_row_major,
     last_element,
     reshape_strides,
@@ -57,8 +59,8 @@ class NkiTensor:
     """
 
     __slots__ = (
+        "_geometry",
         "_key",
-        "_range",
         "_view",
         "dtype",
         "indirection",
@@ -88,7 +90,7 @@ class NkiTensor:
         self.indirection = indirection
         self._view: torch.Tensor | None = None
         self._key: tuple[Any, ...] | None = None
-        self._range: tuple[int, int, int, int] | None = None
+        self._geometry: Geometry | None = None
 
     # ---- properties ----
 
@@ -105,7 +107,7 @@ class NkiTensor:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return math.prod(self.shape)
+        return self.geometry().size
 
     @property
     def free_size(self) -> int:
@@ -115,7 +117,7 @@ class NkiTensor:
     @property
     def is_on_chip(self) -> bool:
         """True in SBUF and PSUM."""
-        return self.storage.buffer not in HBM
+        return self.storage.is_on_chip
 
     @property
     def pitch(self) -> int:
@@ -127,25 +129,26 @@ class NkiTensor:
         """First partition in the chip's memory (an automatic tensor is taken to start at 0)."""
         return self.storage.start_partition + self.offset // self.pitch
 
-    def byte_range(self) -> tuple[int, int, int, int]:
-        """(first byte, end byte, first partition, partitions); bytes within a partition on chip."""
-        found = self._range
+    def geometry(self) -> Geometry:
+        """What follows from shape, strides and offset; see `views.geometry`."""
+        found = self._geometry
         if found is None:
-            found = self._range = self._byte_range()
+            storage, dtype = self.storage, self.dtype
+            pitch = 0
+            if storage.is_on_chip:
+                pitch = storage.pitch * storage.dtype.itemsize // dtype.itemsize
+            found = geometry(self.shape, self.strides, self.offset, dtype.itemsize, pitch)
+            self._geometry = found
         return found
 
-    def _byte_range(self) -> tuple[int, int, int, int]:
-        size = self.dtype.itemsize
-        if not self.is_on_chip:
-            low = self.offset * size
-            if self.indirection is not None:
-                return 0, self.storage.nbytes, 0, 1
-            return low, low + (last_element(self.shape, self.strides) + 1) * size, 0, 1
-        start, column = divmod(self.offset, self.pitch)
-        if self.indirection is not None:
-            return 0, self.pitch * size, start, self.shape[0]
-        length = last_element(self.shape[1:], self.strides[1:]) + 1
-        return column * size, (column + length) * size, start, self.shape[0]
+    def byte_range(self) -> tuple[int, int, int, int]:
+        """(first byte, end byte, first partition, partitions); bytes within a partition on chip."""
+        span = self.geometry().span
+        if self.indirection is None:
+            return span
+        if self.is_on_chip:
+            return 0, self.pitch * self.dtype.itemsize, span[2], span[3]
+        return 0, self.storage.nbytes, 0, 1
 
     def region_key(self) -> tuple[Any, ...]:
         """Equal for views of the same elements in the same order."""

@@ -17,6 +17,9 @@ class Engine(Enum):
     vector = 5
     sync = 6
 
+    # Members are singletons; Enum's own hash runs Python code at every look-up.
+    __hash__ = object.__hash__
+
 
 class ReduceCmd(Enum):
     """What an instruction does with the accumulator registers of its engine."""

@@ -49,10 +49,12 @@ from trnx.simulator.isa.indirect import (
     load_scalar_indirect,
     store_scalar_indirect,
 )
+from trnx.simulator.pool import Buffer
 from trnx.simulator.program import Step
 from trnx.simulator.registers import VirtualRegister
-from trnx.simulator.storage import HBM, ON_CHIP, MemoryRegion
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.spec import contiguous_strides
+from trnx.simulator.storage import ON_CHIP, MemoryRegion
+from trnx.simulator.tensor import Indirect, NkiTensor
 from trnx.simulator.views import has_overlap, reshape_strides
 
 # Every instruction by its name in nki.isa.
@@ -104,7 +106,7 @@ class Emit:
         self._simulator = simulator
         self._operands: list[tuple[NkiTensor, bool]] = []
         self._finish: list[Step] = []
-        self._scratch: list[torch.Tensor] = []
+        self._scratch: list[Buffer] = []
 
     # ---- legality ----
 
@@ -198,25 +200,32 @@ class Emit:
         """Validate buffer, dtype and partition placement of an operand."""
         if not isinstance(tensor, NkiTensor):
             self.illegal(f"{operand} must be a tensor, not {type(tensor).__name__}")
-        if tensor.buffer not in buffers:
+        storage = tensor.storage
+        if storage.buffer not in buffers:
             names = ", ".join(region.value for region in buffers)
             self.finding("buffer", f"{operand} is in {tensor.buffer.value}; it must be in {names}")
         if dtypes is not None and tensor.dtype not in dtypes:
             self.finding(
                 "dtype", f"{operand} is {tensor.dtype}; it must be one of {', '.join(dtypes)}"
             )
-        indirect = tensor.indirection
-        if indirect is not None and indirect.is_vector and self.engine is not Engine.dma:
-            self.illegal(f"{operand} has a vector offset, which only DMA instructions take")
-        if indirect is not None and indirect.base is not None:
-            check_tensor_indirect(self, operand)
-        if tensor.buffer not in HBM and self.engine is not Engine.dma:
+        if tensor.indirection is not None:
+            self._check_indirection(tensor.indirection, operand)
+        starts_at_0 = tensor.offset == 0 == storage.start_partition
+        if storage.is_on_chip and not (starts_at_0 and tensor.shape[0] <= 128):
             self._check_partitions(tensor, operand)
         return tensor
+
+    def _check_indirection(self, indirect: Indirect, operand: str) -> None:
+        if indirect.is_vector and self.engine is not Engine.dma:
+            self.illegal(f"{operand} has a vector offset, which only DMA instructions take")
+        if indirect.base is not None:
+            check_tensor_indirect(self, operand)
 
     def _check_partitions(self, tensor: NkiTensor, operand: str) -> None:
         # Partition access rules (SDK/nki/guides/architecture/trainium_inferentia2_arch.rst): 128
         # at most; more than 64 start at 0, 33 to 64 at 0 or 64, up to 32 at a multiple of 32.
+        if self.engine is Engine.dma:
+            return
         count, start = tensor.shape[0], tensor.start_partition
         if count > 128:
             self.finding("partitions", f"{operand} has {count} partitions; the maximum is 128")
@@ -306,7 +315,7 @@ class Emit:
     ) -> torch.Tensor:
         """The operand as float32: the view itself for float32, else an upcast in scratch."""
         view = self.read(tensor, operand, shape=shape, buffers=buffers, dtypes=dtypes)
-        if view.dtype is torch.float32:
+        if view.dtype is torch.float32 and tensor.dtype != "tfloat32":
             return view
         copy = self.scratch(view.shape, torch.float32)
         append_load_f32(self.steps, tensor.dtype, view, copy)
@@ -366,7 +375,7 @@ class Emit:
         dtypes: Sequence[DType] | None,
     ) -> NkiTensor:
         checked = self.check(tensor, operand, buffers, dtypes)
-        if any(s == 0 and n > 1 for n, s in zip(checked.shape, checked.strides, strict=True)):
+        if checked.geometry().is_broadcast:
             self.illegal(
                 f"{operand} is a broadcast view; several elements would write one location"
             )
@@ -376,13 +385,16 @@ class Emit:
         return checked
 
     def _must_buffer(self, tensor: NkiTensor, elementwise: bool) -> bool:
-        return any(
-            not is_write
-            and other.storage is tensor.storage
-            and has_overlap(other, tensor)
-            and not (elementwise and other.same_elements(tensor))
-            for other, is_write in self._operands
-        )
+        storage = tensor.storage
+        for other, is_write in self._operands:
+            if (
+                other.storage is storage
+                and not is_write
+                and has_overlap(other, tensor)
+                and not (elementwise and other.same_elements(tensor))
+            ):
+                return True
+        return False
 
     def write_f32(
         self,
@@ -403,7 +415,7 @@ class Emit:
         target = self.write(
             tensor, operand, shape=shape, buffers=buffers, dtypes=dtypes, elementwise=elementwise
         )
-        if target.dtype is torch.float32:
+        if target.dtype is torch.float32 and tensor.dtype != "tfloat32":
             return target
         value = self.scratch(target.shape, torch.float32)
         # Before the copy out of scratch that `write` may have queued for this destination.
@@ -451,9 +463,10 @@ class Emit:
 
     def scratch(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A contiguous temporary for the steps of this instruction; later instructions reuse it."""
-        tensor: torch.Tensor = self._simulator.pool.scratch(tuple(shape), dtype)
-        self._scratch.append(tensor)
-        return tensor
+        sizes = tuple(shape)
+        buffer: Buffer = self._simulator.pool.take_scratch(math.prod(sizes) * dtype.itemsize)
+        self._scratch.append(buffer)
+        return buffer.view(dtype, sizes, contiguous_strides(sizes), 0)
 
     def state(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """State that lives across the instructions of a run (accumulators), zero at first."""
@@ -472,8 +485,8 @@ class Emit:
         """Record the instruction; executes its steps when the trace has values."""
         self.steps.extend(self._finish)
         index = self._simulator.record(self, self._operands)
-        for tensor in self._scratch:
-            self._simulator.pool.give_back(tensor)
+        for buffer in self._scratch:
+            self._simulator.pool.give_back(buffer)
         return NkiInstruction(index)
 
 
