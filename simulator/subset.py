@@ -1,12 +1,14 @@
 """The Python subset of kernels, checked on their source: what the device's front end takes.
 
-A kernel, and every function that it reaches through its globals, refers only to `nki*` modules, to
-other such functions, to classes derived from NKIObject, Enum or NamedTuple, and to module constants
-that are int, float, bool, str, None or tuples of them. It has no inner functions (but bodies of
-`fori_loop` and `while_loop`), lambdas, comprehensions, generators, try, raise, imports, varargs, or
-f-string format specs.
+A kernel, and every function that it reaches through its globals, refers only to `nki*` modules,
+`math`, numpy and modules of other such functions, to classes derived from NKIObject, Enum or
+NamedTuple, and to module constants that are int, float, bool, str, None, NKIObjects, or tuples,
+lists and dicts of them. It has no inner functions (but bodies of `fori_loop` and `while_loop`),
+lambdas, comprehensions, generators, try, raise, imports, varargs, or f-string format specs.
 
-Evidence: SDK/nki/get-started/nki-language-guide.rst, and the open front end leanprover/KLR.
+Evidence: SDK/nki/get-started/nki-language-guide.rst, the open front end leanprover/KLR, and the
+kernels of aws-neuron/nki-library, which are compiled for the device: they use math, numpy's
+constants, modules of helpers, and lists, dicts and NKIObjects of modules.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import KernelSubsetError, Location
 from trnx.simulator.kernel import Kernel
 from trnx.simulator.objects import NKIObject
-from trnx.simulator.twins import is_nki, load
+from trnx.simulator.twins import is_nki, load, never_twin
 
 _FORBIDDEN: tuple[tuple[type[ast.AST], str], ...] = (
     (ast.Lambda, "a lambda"),
@@ -53,6 +55,7 @@ _DISPUTED: tuple[tuple[type[ast.AST], str], ...] = (
     (ast.Starred, "a starred element or argument"),
 )
 _LOOPS = ("fori_loop", "while_loop")
+_MODULES = ("math", "numpy")
 _CONSTANTS = (int, float, bool, str, type(None), DType)
 
 
@@ -166,6 +169,8 @@ class _Checker:
             yield self._finding(node, "contains an f-string with a format spec")
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             yield from self._visit_name(node)
+        if isinstance(node, ast.Attribute):
+            yield from self._visit_member(node)
         for child in _children(node):
             if isinstance(node, ast.FunctionDef):
                 self._local.update(item.arg for item in node.args.args)
@@ -179,7 +184,17 @@ class _Checker:
         if name not in scope:
             # A local of a loop's body.
             return
-        value = scope[name]
+        yield from self._judge(node, name, scope[name])
+
+    def _visit_member(self, node: ast.Attribute) -> Iterator[KernelSubsetError]:
+        """`module.name`, where the module holds kernels' helpers."""
+        if not isinstance(node.value, ast.Name) or node.value.id in self._local:
+            return
+        module = self._function.__globals__.get(node.value.id)
+        if isinstance(module, ModuleType) and _holds_helpers(module) and hasattr(module, node.attr):
+            yield from self._judge(node, node.attr, getattr(module, node.attr))
+
+    def _judge(self, node: ast.AST, name: str, value: Any) -> Iterator[KernelSubsetError]:
         if isinstance(value, Kernel):
             value = value.function
         if isinstance(value, FunctionType) and not is_nki(value.__module__ or ""):
@@ -188,8 +203,9 @@ class _Checker:
         elif not _is_allowed(value):
             yield self._finding(
                 node,
-                f"refers to {name!r}, a {type(value).__name__}; only nki modules, functions, and "
-                "constants (int, float, bool, str, None, tuples of them) can be reached",
+                f"refers to {name!r}, a {type(value).__name__}; only nki modules, modules of "
+                "helpers, functions, and constants (int, float, bool, str, None, NKIObject, and "
+                "tuples, lists and dicts of them) can be reached",
             )
 
 
@@ -206,12 +222,20 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
 
 def _is_allowed(value: Any) -> bool:
     if isinstance(value, ModuleType):
-        return is_nki(value.__name__)
+        return is_nki(value.__name__) or value.__name__ in _MODULES or _holds_helpers(value)
     if isinstance(value, type):
         is_named_tuple = issubclass(value, tuple) and hasattr(value, "_fields")
         return is_named_tuple or issubclass(value, NKIObject | Enum) or value in _CONSTANTS
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         return all(_is_allowed(item) for item in value)
+    if isinstance(value, dict):
+        return all(_is_allowed(item) for pair in value.items() for item in pair)
     # Members of nki modules that were imported by name: `from nki.language import add`.
     from_nki = type(value).__module__.startswith("trnx.simulator")
-    return isinstance(value, (*_CONSTANTS, Enum)) or from_nki
+    return isinstance(value, (*_CONSTANTS, Enum, NKIObject)) or from_nki
+
+
+def _holds_helpers(module: ModuleType) -> bool:
+    """A module of the user's, not of an installed package or of Python's library."""
+    file = getattr(module, "__file__", None)
+    return file is not None and not never_twin(module.__name__) and "site-packages" not in file

@@ -178,7 +178,7 @@ class _Loader:
         """
         twins = {}
         for member in fromlist or ():
-            found = None if _never(absolute) else self._twin(f"{absolute}.{member}")
+            found = None if never_twin(absolute) else self._twin(f"{absolute}.{member}")
             if found is not None:
                 twins[member] = found
         if not twins:
@@ -205,7 +205,8 @@ class _Loader:
         return None if file is None else self.execute(file, name)
 
 
-def _never(name: str) -> bool:
+def never_twin(name: str) -> bool:
+    """True for modules of Python's library and of packages that hold no kernels."""
     top = name.partition(".")[0]
     return top in sys.stdlib_module_names or any(
         name == root or name.startswith(root + ".") for root in _NEVER
@@ -215,7 +216,7 @@ def _never(name: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _source_of(name: str) -> Path | None:
     """The source file of a module that is not stdlib; does not execute it."""
-    if _never(name):
+    if never_twin(name):
         return None
     try:
         spec = importlib.util.find_spec(name)

@@ -1,11 +1,11 @@
 """Seeded bugs: order between cores, meetings, Python values, the subset. The line is marked."""
 
+import time
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
 import torch
-
-TABLE = {"rows": 4}
 
 
 @nki.jit
@@ -268,8 +268,8 @@ def imports_inside(x):
 
 
 @nki.jit
-def reads_a_module_dict(x):
-    nl.ndarray((TABLE["rows"], 4), dtype=x.dtype, buffer=nl.sbuf)  # BUG
+def reads_the_clock(x):
+    nl.ndarray((4, int(time.monotonic()) % 2 + 1), dtype=x.dtype, buffer=nl.sbuf)  # BUG
     return x
 
 

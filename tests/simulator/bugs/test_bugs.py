@@ -217,7 +217,7 @@ BUGS = [
         "iterates_over_a_tensor uses_a_register_in_if uses_a_register_in_range "
         "computes_with_a_register leaves_a_register_loop has_a_dynamic_step "
         "reaches_torch_in_a_helper has_a_lambda has_a_generator has_a_try raises_an_error "
-        "imports_inside reads_a_module_dict defines_a_helper_inside formats_a_number",
+        "imports_inside reads_the_clock defines_a_helper_inside formats_a_number",
     ),
 ]
 

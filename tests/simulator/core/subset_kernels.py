@@ -1,16 +1,19 @@
 """Kernels of the tests of the Python subset; loaded as a twin."""
 
+import math
 from enum import Enum
 from typing import NamedTuple
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
+import numpy as np
 import torch
 
 WIDTH = 4
 SIZES = (1, 2, (3.0, "x", None))
 TABLE = {1: 2}
+NAMES = {"a", "b"}
 
 
 class Mode(Enum):
@@ -26,11 +29,16 @@ class Settings(nl.NKIObject):
     rows: int = 1
 
 
+DEFAULTS = Settings(rows=2)
+ROWS = [1, 2]
+
+
 def helper(x, mode=Mode.FAST):
     settings = Settings(rows=WIDTH)
     pair = Pair(1, 2)
     assert mode is Mode.FAST, f"mode {mode}"
-    return x, settings.rows, pair.a, SIZES[0], len(SIZES)
+    total = math.prod(SIZES[:2]) + int(np.prod(ROWS)) + TABLE[1] + DEFAULTS.rows
+    return x, settings.rows, pair.a, total, len(SIZES)
 
 
 @nki.jit
@@ -97,8 +105,8 @@ def uses_torch(x):
 
 
 @nki.jit
-def uses_a_dict(x):
-    return x if TABLE[1] == 2 else None
+def uses_a_set(x):
+    return x if "a" in NAMES else None
 
 
 def bad_helper(x):

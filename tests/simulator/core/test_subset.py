@@ -33,7 +33,7 @@ def test_a_clean_kernel_has_no_findings(twin: ModuleType) -> None:
         ("has_varargs", r"\*args"),
         ("has_format_spec", "format spec"),
         ("uses_torch", "refers to 'torch'"),
-        ("uses_a_dict", "refers to 'TABLE', a dict"),
+        ("uses_a_set", "refers to 'NAMES', a set"),
         ("reaches_a_bad_helper", "bad_helper refers to 'torch'"),
     ],
 )

@@ -1,0 +1,32 @@
+"""Why cases of nki-library fail: each row says what the message looks like and whose defect it is.
+
+A failure that no row explains is ours until somebody has looked at it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """`case` and `message` are searched in the case's name and in what it printed."""
+
+    case: str
+    message: str
+    whose: str  # "theirs" or "ours"
+    reason: str
+
+
+EXPLANATIONS: tuple[Explanation, ...] = ()
+
+
+def explain(result: dict[str, Any]) -> Explanation | None:
+    """The first row that fits a failed case."""
+    text = f"{result['message']}\n{result.get('text', '')}"
+    for row in EXPLANATIONS:
+        if re.search(row.case, result["case"]) and re.search(row.message, text):
+            return row
+    return None
