@@ -7,7 +7,8 @@ instructions share one Cost.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ from trnx.simulator.timing.cost import QUEUES, SYNC, Cost, Instruction, picoseco
 from trnx.simulator.timing.cost_dma import dma_cost
 from trnx.simulator.timing.cost_tensor import tensor_cost
 from trnx.simulator.timing.cost_vector import gpsimd_cost, scalar_cost, vector_cost
+
+_Words = npt.NDArray[np.uint64]
 
 CostFunction = Callable[[Hardware, Timing, Instruction], Cost]
 
@@ -68,38 +71,38 @@ class CostModel:
             return [], array("I")
         kinds = _classes(self._rows)
         _, samples, found = np.unique(kinds, return_index=True, return_inverse=True)
-        costs = [self.of(int(sample)) for sample in samples]
-        return costs, array("I", found.astype(np.uint32).tobytes())
+        # By their first instruction, so that numbers do not depend on hashes.
+        order = np.argsort(samples)
+        number = np.empty(len(order), np.uint32)
+        number[order] = np.arange(len(order), dtype=np.uint32)
+        costs = [self.of(int(sample)) for sample in samples[order]]
+        return costs, array("I", number[found].tobytes())
 
 
-def _classes(rows: Rows) -> npt.NDArray[np.int64]:
-    """Numbers of rows that are equal in everything that their cost depends on."""
-    operand = _joined(
-        np.frombuffer(column, column.typecode).astype(np.int64)
-        for column in (
-            rows.kind, rows.dtype, rows.partitions, rows.free_size, rows.pattern, rows.dynamic,
-        )
-    )  # fmt: skip
+def _classes(rows: Rows) -> _Words:
+    """Hashes of rows that are equal in everything that their cost depends on."""
+    operand = np.zeros(len(rows.storage), np.uint64)
+    for column in (
+        rows.kind, rows.dtype, rows.partitions, rows.free_size, rows.pattern, rows.dynamic,
+    ):  # fmt: skip
+        operand = _mixed(operand, np.frombuffer(column, column.typecode))
     first = np.frombuffer(rows.first_operand, np.uint32).astype(np.int64)
     counts = np.diff(first)
-    columns = [
-        np.frombuffer(column, column.typecode).astype(np.int64)
-        for column in (rows.opcode, rows.engine, rows.detail)
-    ]
+    found = counts.astype(np.uint64)
+    for column in (rows.opcode, rows.engine, rows.detail):
+        found = _mixed(found, np.frombuffer(column, column.typecode))
     for n in range(int(counts.max(initial=0))):
-        has = counts > n
-        column = np.zeros(len(rows), np.int64)
-        column[has] = operand[first[:-1][has] + n] + 1
-        columns.append(column)
-    return _joined(iter(columns))
+        has = np.flatnonzero(counts > n)
+        found[has] = _mixed(found[has], operand[first[has] + n])
+    return found
 
 
-def _joined(columns: Iterator[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    """One number per row for the combination of its columns, dense from 0."""
-    joined = next(columns)
-    for column in columns:
-        _, joined = np.unique(joined, return_inverse=True)
-        _, column = np.unique(column, return_inverse=True)
-        joined = joined * (int(column.max(initial=0)) + 1) + column
-    _, joined = np.unique(joined, return_inverse=True)
-    return joined.astype(np.int64)
+def _mixed(hashes: _Words, column: npt.NDArray[Any]) -> _Words:
+    """64-bit hashes that take a column in (multiply, xor, shift: splitmix64's finisher), the same
+    on any machine. A million kinds of instructions collide with a probability of 3e-8.
+    """
+    with np.errstate(over="ignore"):
+        mixed = (hashes + np.uint64(0x9E3779B97F4A7C15)) ^ column.astype(np.uint64)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return mixed ^ (mixed >> np.uint64(31))

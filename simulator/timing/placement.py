@@ -18,7 +18,9 @@ _REGIONS = tuple(MemoryRegion)
 _ON_CHIP = tuple(region not in HBM for region in _REGIONS)
 
 Users = dict[int, int]  # the last position of each queue
-_Place = tuple[int, MemoryRegion]
+_PSUM = _REGIONS.index(MemoryRegion.psum)
+# A core and a region: core * len(_REGIONS) + index of the region.
+_Place = int
 
 
 class Placement:
@@ -28,10 +30,10 @@ class Placement:
         self._rows = rows
         self._bank_bytes = hardware.psum_bank_bytes
         self._banks = hardware.psum_banks
-        self._limits = {
-            MemoryRegion.sbuf: hardware.sbuf_partition_bytes,
-            MemoryRegion.psum: hardware.psum_partition_bytes,
-        }
+        self._limits = [
+            hardware.psum_partition_bytes if code == _PSUM else hardware.sbuf_partition_bytes
+            for code in range(len(_REGIONS))
+        ]
         storage = np.frombuffer(rows.storage, np.uint32)
         count = int(storage.max(initial=0)) + 1
         size = np.zeros(count, np.int64)
@@ -50,20 +52,20 @@ class Placement:
         """Give memory to what the row uses first; the last users of that memory."""
         rows = self._rows
         found: Users = {}
-        kinds, storages = rows.kind, rows.storage
+        kinds, storages, everyone = rows.kind, rows.storage, self._users
         for i in range(rows.first_operand[row], rows.first_operand[row + 1]):
             code = kinds[i] // 2
             if not _ON_CHIP[code]:
                 continue
             storage = storages[i]
-            users = self._users.get(storage)
+            users = everyone.get(storage)
             if users is None:
-                users = self._users[storage] = {}
+                users = everyone[storage] = {}
                 self._first[storage] = position
-                self._take((rows.core[row], _REGIONS[code]), storage, found)
+                self._take(rows.core[row] * len(_REGIONS) + code, storage, found)
             users[queue] = position
             if self._last[storage] == position:
-                self._free((rows.core[row], _REGIONS[code]), storage)
+                self._free(rows.core[row] * len(_REGIONS) + code, storage)
         return found
 
     def bank(self, row: int) -> int:
@@ -78,18 +80,20 @@ class Placement:
     def _free(self, place: _Place, storage: int) -> None:
         users, size = self._users.pop(storage), self._bytes[storage]
         self._freed[place].append((size, users))
-        lifetime = Lifetime(*place, size, self._first.pop(storage), tuple(users.values()))
-        self.lifetimes.append(lifetime)
+        core, code = divmod(place, len(_REGIONS))
+        last = tuple(users.values())
+        self.lifetimes.append(Lifetime(core, _REGIONS[code], size, self._first.pop(storage), last))
 
     def _take(self, place: _Place, storage: int, found: Users) -> None:
         """`used` counts live and freed bytes that nobody took over yet."""
         size = self._bytes[storage]
-        if place[1] is MemoryRegion.psum:
+        code = place % len(_REGIONS)
+        if code == _PSUM:
             cursor = self._cursor.get(place, 0)
             self._bank[storage], self._cursor[place] = cursor, cursor + size
         freed = self._freed.setdefault(place, deque())
         used = self._used.get(place, 0) + size
-        while used > self._limits[place[1]] and freed:
+        while used > self._limits[code] and freed:
             released, users = freed.popleft()
             used -= released
             for queue, position in users.items():
