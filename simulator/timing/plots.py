@@ -27,6 +27,10 @@ _COLOURS = ("#1f5fa8", "#c4561a", "#2f8f5b", "#7a4fa3", "#b8860b", "#5b6770", "#
 _BINS = 400  # stretches of time in the strip of engines
 
 
+# A timeline, and the ps at which it begins.
+Part = tuple[Timeline, int]
+
+
 @dataclass(frozen=True)
 class RooflinePoint:
     """A kernel on the roofline: FLOPs of matrix products per HBM byte, and per second."""
@@ -37,10 +41,10 @@ class RooflinePoint:
     seconds: float
 
 
-def roofline_point(profile: Profile) -> RooflinePoint:
+def roofline_point(profile: Profile, name: str = "") -> RooflinePoint:
     """Where a profile lies."""
     return RooflinePoint(
-        profile.name,
+        name or profile.name,
         profile.arithmetic_intensity,
         profile.matmul_flops_per_second,
         profile.total_seconds,
@@ -139,28 +143,33 @@ def _draw_points(axes: Any, points: Sequence[RooflinePoint]) -> None:
             zorder=3, label=label and f"{label}: {point.flops_per_second / 1e12:.2f} TFLOP/s",
         )  # fmt: skip
     if points:
-        axes.legend(loc="lower right", fontsize=9, frameon=False)
+        legend = axes.legend(loc="lower right", fontsize=9, edgecolor=_GRID, fancybox=False)
+        for handle in legend.legend_handles:
+            handle.set_sizes([40])
 
 
-def plot_memory(path: Path, name: str, timeline: Timeline) -> Path:
-    """Live bytes per partition of SBUF and PSUM against their capacity, and the queues' work."""
-    cores = timeline.schedule.cores
-    unit, label = _time_unit(timeline.schedule.total_ps)
+def plot_memory(path: Path, title: str, parts: Sequence[Part], total_ps: int) -> Path:
+    """Live bytes per partition of SBUF and PSUM against their capacity, and the queues' work, of
+    timelines that begin at their offsets.
+    """
+    chip = parts[0][0].chip
+    cores = sorted({core for timeline, _ in parts for core in timeline.schedule.cores})
+    unit, label = _time_unit(total_ps)
     figure = _figure(6.4)
     sbuf, psum, strip = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
-    limits = (timeline.chip.sbuf_partition_bytes, timeline.chip.psum_partition_bytes)
+    limits = (chip.sbuf_partition_bytes, chip.psum_partition_bytes)
     regions = (MemoryRegion.sbuf, MemoryRegion.psum)
     for axes, region, limit in zip((sbuf, psum), regions, limits, strict=True):
         for core in cores:
-            _draw_memory(axes, timeline, core, region, unit)
+            _draw_memory(axes, parts, core, region, unit)
         _draw_capacity(axes, region, limit)
         _style(axes)
     if len(cores) > 1:
         sbuf.legend(fontsize=9, frameon=False, loc="upper right")
-    _draw_strip(strip, timeline, unit)
+    _draw_strip(strip, parts, total_ps, unit, len(cores) > 1)
     strip.set_xlabel(f"predicted time ({label})")
-    strip.set_xlim(0, timeline.schedule.total_ps / unit or 1)
-    sbuf.set_title(f"{name} on {timeline.chip.target}: memory over time", loc="left", fontsize=11)
+    strip.set_xlim(0, total_ps / unit or 1)
+    sbuf.set_title(f"{title} on {chip.target}: memory over time", loc="left", fontsize=11)
     figure.savefig(path, dpi=150)
     return path
 
@@ -173,18 +182,22 @@ def _time_unit(total_ps: int) -> tuple[float, str]:
 
 
 def _draw_memory(
-    axes: Any, timeline: Timeline, core: int, region: MemoryRegion, unit: float
+    axes: Any, parts: Sequence[Part], core: int, region: MemoryRegion, unit: float
 ) -> None:
-    times, values = timeline.memory_of(core, region)
-    x = [*(t / unit for t in times), timeline.schedule.total_ps / unit]
-    y = [v / 1024 for v in (*values, values[-1])]
+    x: list[float] = []
+    y: list[float] = []
+    for timeline, offset in parts:
+        times, values = timeline.memory_of(core, region)
+        x += [*((offset + t) / unit for t in times), (offset + timeline.schedule.total_ps) / unit]
+        y += [*(v / 1024 for v in values), 0.0]
     colour = _COLOURS[core % len(_COLOURS)]
     axes.fill_between(x, y, step="post", color=colour, alpha=0.25, linewidth=0)
     axes.step(x, y, where="post", color=colour, linewidth=1.3, label=f"core {core}")
     peak = max(y)
+    is_late = x[y.index(peak)] > x[-1] * 0.85
     axes.annotate(
-        f"peak {peak:.1f} KiB", (x[y.index(peak)], peak), xytext=(4, 4),
-        textcoords="offset points", fontsize=9, color=colour,
+        f"peak {peak:.1f} KiB", (x[y.index(peak)], peak), xytext=(-4 if is_late else 4, 4),
+        textcoords="offset points", fontsize=9, color=colour, ha="right" if is_late else "left",
     )  # fmt: skip
 
 
@@ -200,17 +213,19 @@ def _draw_capacity(axes: Any, region: MemoryRegion, limit: int) -> None:
     axes.set_ylabel(f"{region.value.upper()}\nKiB / partition\n(of {capacity:.0f})", fontsize=9)
 
 
-def _draw_strip(axes: Any, timeline: Timeline, unit: float) -> None:
+def _draw_strip(
+    axes: Any, parts: Sequence[Part], total_ps: int, unit: float, has_cores: bool
+) -> None:
     """Each queue's busy share in stretches of time, dark where it is busy throughout."""
-    schedule = timeline.schedule
-    queues = sorted(set(schedule.queue))
-    total = schedule.total_ps
-    shares = np.array([_shares(timeline, queue) for queue in queues]) if total else np.zeros((1, 1))
+    queues = sorted({q for timeline, _ in parts for q in set(timeline.schedule.queue)})
+    shares = np.zeros((max(len(queues), 1), _BINS))
+    for row, queue in enumerate(queues):
+        for timeline, offset in parts:
+            shares[row] += _shares(timeline, offset, queue, total_ps)
     axes.imshow(
         shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest",
-        extent=(0, total / unit or 1, len(queues) - 0.5, -0.5),
+        extent=(0, total_ps / unit or 1, len(shares) - 0.5, -0.5),
     )  # fmt: skip
-    has_cores = len(schedule.cores) > 1
     axes.set_yticks(range(len(queues)), [queue_name(q, has_cores) for q in queues], fontsize=9)
     axes.set_ylabel("busy", fontsize=9)
     axes.tick_params(colors=_INK, labelsize=9, left=False)
@@ -218,15 +233,17 @@ def _draw_strip(axes: Any, timeline: Timeline, unit: float) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _shares(timeline: Timeline, queue: int) -> Any:
+def _shares(timeline: Timeline, offset: int, queue: int, total_ps: int) -> Any:
     """Busy share of a queue in each of equal stretches of the total."""
     schedule = timeline.schedule
     at = schedule.positions(queue)
-    start = np.frombuffer(schedule.start, np.int64)[at].astype(np.float64)
-    free = np.frombuffer(schedule.free, np.int64)[at].astype(np.float64)
-    edges = np.linspace(0, schedule.total_ps, _BINS + 1)
+    if not len(at):
+        return np.zeros(_BINS)
+    start = np.frombuffer(schedule.start, np.int64)[at].astype(np.float64) + offset
+    free = np.frombuffer(schedule.free, np.int64)[at].astype(np.float64) + offset
+    edges = np.linspace(0, total_ps, _BINS + 1)
     # Busy time until t, summed over instructions: linear within one, flat between two.
     times = np.stack([start, free], axis=1).ravel()
     done = np.repeat(np.cumsum(free - start), 2)
     done[0::2] -= free - start
-    return np.diff(np.interp(edges, times, done, left=0.0)) / (schedule.total_ps / _BINS)
+    return np.diff(np.interp(edges, times, done, left=0.0)) / (total_ps / _BINS)

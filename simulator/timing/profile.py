@@ -154,7 +154,12 @@ class Profile:
         chip = self.timeline.chip
         return (
             plot_roofline(folder / f"roofline.{suffix}", [roofline_point(self)], chip, self.cores),
-            plot_memory(folder / f"memory.{suffix}", self.name, self.timeline),
+            plot_memory(
+                folder / f"memory.{suffix}",
+                self.name,
+                [(self.timeline, 0)],
+                self.timeline.schedule.total_ps,
+            ),
         )
 
 
