@@ -1,17 +1,23 @@
 """Conversion of stored values to float32 and back, as steps: one rounding, saturating integers.
 
-Float types round to nearest even and overflow as the type says. Integers round to nearest even and
-saturate (SDK release notes of NKI 0.6). `float8_e4m3`, the IEEE-like type that torch lacks, goes
-through a table of its 256 values.
+Float types round to nearest even and overflow as the type says: to infinity, or, in float8_e4m3fn,
+which has none, to the largest number (as torch does; the NKI documents are silent). Integers round
+to nearest even and saturate (SDK release notes of NKI 0.6); NaN becomes 0, which no document says.
+`float8_e4m3`, the IEEE-like type that torch lacks, goes through a table of its 256 values.
+`tfloat32` is held as float32 and has 10 bits of mantissa: it is rounded when it is written, and
+when it is read, in case its bits came from a float32 tensor.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import NoReturn
 
 import torch
 
+from trnx.simulator.context import kernel_location
 from trnx.simulator.dtypes import DType
+from trnx.simulator.errors import IllegalInstructionError
 from trnx.simulator.program import Step
 
 
@@ -46,21 +52,39 @@ def _encode_e4m3(value: torch.Tensor, target: torch.Tensor) -> None:
     target.copy_(codes | (torch.signbit(value).to(torch.uint8) << 7))
 
 
+def _round_tf32(source: torch.Tensor, target: torch.Tensor) -> None:
+    """target = source rounded to 10 bits of mantissa, to nearest even."""
+    bits = source.contiguous().view(torch.int32)
+    rounded = (bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF
+    target.copy_(torch.where(source.isnan(), source, rounded.view(torch.float32)))
+
+
+def _refuse_packed(dtype: DType) -> NoReturn:
+    raise IllegalInstructionError(
+        "dtype",
+        f"{dtype} has no arithmetic; only DMA, copies and nc_matmul_mx take it",
+        kernel_location(),
+    )
+
+
 def append_load_f32(
     steps: list[Step], dtype: DType, source: torch.Tensor, out: torch.Tensor
 ) -> None:
     """Append the step that converts stored values of `dtype` into the float32 tensor `out`."""
     if dtype == "float8_e4m3":
         steps.append(functools.partial(_decode_e4m3, source, out))
+    elif dtype == "tfloat32":
+        steps.append(functools.partial(_round_tf32, source, out))
     elif dtype.is_packed:
-        raise TypeError(f"{dtype} has no arithmetic; only DMA, copies and nc_matmul_mx take it")
+        _refuse_packed(dtype)
     else:
         steps.append(functools.partial(out.copy_, source))
 
 
 def _store_wide(value: torch.Tensor, target: torch.Tensor, low: int, high: int) -> None:
     # float32 cannot represent the largest 32-bit integers, so saturation happens in float64.
-    target.copy_(value.to(torch.float64).round_().clamp_(low, high))
+    wide = value.to(torch.float64).round_().clamp_(low, high)
+    target.copy_(wide.nan_to_num_(0.0))
 
 
 def append_store_f32(
@@ -72,8 +96,11 @@ def append_store_f32(
     if dtype == "float8_e4m3":
         steps.append(functools.partial(_encode_e4m3, value, target))
         return
+    if dtype == "tfloat32":
+        steps.append(functools.partial(_round_tf32, value, target))
+        return
     if dtype.is_packed:
-        raise TypeError(f"{dtype} has no arithmetic; only DMA, copies and nc_matmul_mx take it")
+        _refuse_packed(dtype)
     limits = dtype.limits
     if limits is not None and not exact:
         if dtype.itemsize == 4:
@@ -81,4 +108,5 @@ def append_store_f32(
             return
         steps.append(value.round_)
         steps.append(functools.partial(value.clamp_, *limits))
+        steps.append(functools.partial(value.nan_to_num_, 0.0))
     steps.append(functools.partial(target.copy_, value))

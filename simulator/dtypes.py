@@ -48,8 +48,8 @@ class DType(str):
 
     @property
     def needs_codec(self) -> bool:
-        """True where torch cannot convert the held values to float32 by itself."""
-        return self.is_packed or self == "float8_e4m3"
+        """True where torch cannot convert between the held values and float32 by itself."""
+        return self.is_packed or self in ("float8_e4m3", "tfloat32")
 
 
 # nl.bool_ is one byte, 0 or 1.

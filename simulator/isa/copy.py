@@ -10,6 +10,7 @@ from trnx.simulator.codecs import append_load_f32, append_store_f32
 from trnx.simulator.dtypes import DType
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.operands import encoded, reachable
 from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 
@@ -34,7 +35,7 @@ def append_copy(
     else:
         value = emit.scratch(source.shape, torch.float32)
         append_load_f32(emit.steps, source_dtype, source, value)
-        if target.dtype is torch.float32:
+        if target_dtype == "float32":
             emit.step(target.copy_, value)
         else:
             append_store_f32(emit.steps, target_dtype, value, target, exact=False)
@@ -111,6 +112,7 @@ def memset(
 ) -> None:
     """Fill `dst` with a constant."""
     emit.on(engine, (Engine.vector, Engine.gpsimd))
+    reachable(emit, dst=dst)
     emit.require(
         isinstance(value, int | float), f"value must be a number, not {type(value).__name__}"
     )
@@ -123,11 +125,8 @@ def memset(
             f"value {value} is not a {dst.dtype}",
         )
         value = int(value)
+    elif not dst.dtype.is_packed:
+        # What the type makes of it; torch refuses to fill with a number beyond the type's range.
+        value = encoded(float(value), dst.dtype).item()
     target = emit.write(dst, "dst")
-    if dst.dtype == "float8_e4m3":
-        code = torch.empty(1, dtype=torch.uint8, device="cpu")
-        steps: list[Any] = []
-        append_store_f32(steps, dst.dtype, torch.tensor([float(value)]), code, exact=False)
-        steps[0]()
-        value = int(code.item())
     emit.step(target.fill_, value)

@@ -21,6 +21,7 @@ from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
     bits_of,
     constant,
+    encoded,
     flat,
     in_sbuf,
     is_bits,
@@ -130,20 +131,20 @@ def affine_select(
     fill = constant(number(emit, on_false_value, "on_false_value"))
     steps = _checked_pattern(emit, dst, pattern)
     shape = flat(dst)
-    if isinstance(offset, VirtualRegister):
-        affine = _affine(dst.shape[0], steps, 0, int(channel_multiplier))
-        chosen = emit.read_f32(on_true_tile, "on_true_tile", shape=shape)
-        out = emit.write_f32(dst, "dst", shape=shape)
-        emit.step(_select_from_register, compare.function, affine, offset, chosen, fill, out)
-        return
-    if dst.dtype == on_true_tile.dtype and dst.dtype.torch.is_floating_point:
-        # Equal types are copied bit by bit; the value rounds to the type as a number would.
+    if dst.dtype == on_true_tile.dtype:
+        # Equal types are copied bit by bit; the number rounds to the type as a result would.
+        fill = encoded(float(fill), dst.dtype)
         value = emit.read(on_true_tile, "on_true_tile", shape=shape)
         target = emit.write(dst, "dst", shape=shape)
     else:
         value = emit.read_f32(on_true_tile, "on_true_tile", shape=shape)
         target = emit.write_f32(dst, "dst", shape=shape)
-    bits = int(bits_of(fill.to(target.dtype)))
+    if isinstance(offset, VirtualRegister):
+        affine = _affine(dst.shape[0], steps, 0, int(channel_multiplier))
+        operands = (bits_of(value), bits_of(fill), bits_of(target))
+        emit.step(_select_from_register, compare.function, affine, offset, *operands)
+        return
+    bits = int(bits_of(fill))
     keep, filled = _selection(
         dst.shape[0], steps, int(offset), int(channel_multiplier), compare, bits, target.itemsize
     )

@@ -29,6 +29,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from trnx.simulator.codecs import append_load_f32, append_store_f32
@@ -467,6 +468,11 @@ class Emit:
         buffer: Buffer = self._simulator.pool.take_scratch(math.prod(sizes) * dtype.itemsize)
         self._scratch.append(buffer)
         return buffer.view(dtype, sizes, contiguous_strides(sizes), 0)
+
+    def array(self, view: torch.Tensor) -> np.ndarray[Any, Any]:
+        """The memory of a view as a NumPy array, for steps that call NumPy."""
+        array: np.ndarray[Any, Any] = self._simulator.array(view)
+        return array
 
     def state(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """State that lives across the instructions of a run (accumulators), zero at first."""

@@ -6,6 +6,7 @@ which all tiles of an instruction can be walked without copying, where there is 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -106,7 +107,16 @@ def flat(tile: NkiTensor) -> tuple[int, int]:
 
 
 def constant(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A scalar as a 0-d tensor, which torch broadcasts faster than a Python number."""
+    """A scalar as a 0-d tensor, which torch broadcasts faster than a Python number; never written.
+
+    One for all that ask, told apart by the sign, which 0.0 has and equality does not see.
+    """
+    return _constant(value, math.copysign(1.0, value), dtype)
+
+
+@functools.lru_cache(maxsize=1024)
+def _constant(value: float, sign: float, dtype: torch.dtype) -> torch.Tensor:
+    del sign
     return torch.tensor(value, dtype=dtype, device="cpu")
 
 
@@ -124,7 +134,7 @@ class Result:
         self._emit = emit
         self._dtype = dst.dtype
         self._target = emit.write(dst, "dst", shape=shape)
-        if self._target.dtype is torch.float32:
+        if dst.dtype == "float32":
             self.out = self._target
         elif source.dtype.torch is not torch.float32:
             self.out = value
