@@ -23,6 +23,14 @@ from trnx.eks.errors import (
 )
 from trnx.fallback.errors import FallbackError
 from trnx.fx_passes.errors import FallbackForbiddenError, UnsupportedOpError
+from trnx.jobs.errors import (
+    CheckpointError,
+    DataError,
+    FlagError,
+    JobError,
+    MissingJobsExtraError,
+    ModelError,
+)
 from trnx.nki_kernels.errors import DuplicateKernelError
 from trnx.simulator.errors import (
     CapacityError,
@@ -40,7 +48,9 @@ from trnx.simulator.errors import (
 __all__ = [
     "BackendError",
     "CapacityError",
+    "CheckpointError",
     "CoverageError",
+    "DataError",
     "DemoDependencyError",
     "DuplicateKernelError",
     "EksError",
@@ -48,14 +58,18 @@ __all__ = [
     "FallbackError",
     "FallbackForbiddenError",
     "FindingError",
+    "FlagError",
     "IllegalInstructionError",
     "InvalidOptionError",
+    "JobError",
     "JobRefusedError",
     "KernelFailedError",
     "KernelRefusedError",
     "KernelSubsetError",
     "Location",
     "MissingExtraError",
+    "MissingJobsExtraError",
+    "ModelError",
     "OptionError",
     "OutOfBoundsError",
     "Reject",

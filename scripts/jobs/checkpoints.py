@@ -13,14 +13,16 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from trnx.jobs.devices import Ranks
 from trnx.jobs.errors import CheckpointError, ResumeWarning
@@ -28,6 +30,14 @@ from trnx.jobs.errors import CheckpointError, ResumeWarning
 _NAME = re.compile(r"step-(\d{8})")
 _RUN = "run.json"
 _METADATA = ".metadata"
+
+
+@contextmanager
+def _one_process_is_meant() -> Iterator[None]:
+    """torch warns of every checkpoint that is written or read without a process group."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or")
+        yield
 
 
 def _barrier() -> None:
@@ -90,11 +100,9 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         _barrier()
-        dcp.save(
-            {**_state(model, optimizer), **_random_state(self._ranks)},
-            checkpoint_id=partial,
-            no_dist=not dist.is_initialized(),
-        )
+        state = {**_state(model, optimizer), **_random_state(self._ranks)}
+        with _one_process_is_meant():
+            save(state, checkpoint_id=partial, no_dist=not dist.is_initialized())
         _barrier()
         if self._ranks.is_first:
             run = {**self._run, "world": self._ranks.world}
@@ -147,7 +155,8 @@ class Checkpoints:
         same_world = saved.get("world") == self._ranks.world
         random = _random_state(self._ranks) if same_world else {}
         wanted = {**state, **random}
-        dcp.load(wanted, checkpoint_id=folder, no_dist=not dist.is_initialized())
+        with _one_process_is_meant():
+            load(wanted, checkpoint_id=folder, no_dist=not dist.is_initialized())
         set_state_dict(
             model,
             optimizer,

@@ -55,7 +55,9 @@ class Compiled:
             nonlocal seen
             if seen:
                 return compiled(*args, **kwargs)
-            with trnx.collect_reports() as reports:
+            with trnx.collect_reports() as reports, warnings.catch_warnings():
+                # Dynamo looks at `.grad` of activations; what torch says about it is not the user's.
+                warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is")
                 result = compiled(*args, **kwargs)
             seen = True
             if not reports:

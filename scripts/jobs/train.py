@@ -43,7 +43,7 @@ def holds(summary: Summary, minimum: float) -> bool:
 def train(settings: Settings) -> int:
     """Run a training job in this process; the exit status. Raises TrnxError."""
     stop = Stop()
-    signal.signal(signal.SIGTERM, lambda *_: setattr(stop, "asked", True))
+    before = signal.signal(signal.SIGTERM, lambda *_: setattr(stop, "asked", True))
     platform = devices.detect()
     ranks = devices.join(platform)
     try:
@@ -52,6 +52,7 @@ def train(settings: Settings) -> int:
             summary = summarize(training.run(metrics, stop))
     finally:
         devices.leave()
+        signal.signal(signal.SIGTERM, before)
     held = holds(summary, settings.min_nki_share)
     if settings.json and ranks.is_first:
         print(json.dumps({**summary.to_dict(), "bars_hold": held}), flush=True)

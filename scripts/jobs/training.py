@@ -174,7 +174,7 @@ class Training:
         with self._autocast():
             logits = self._built.model(input_ids=tokens[:, :-1].contiguous()).logits
         loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
+        torch.autograd.backward(loss)
         norm = parallel.clip_gradients(self._built.model, self._settings.clip)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self._settings, step)

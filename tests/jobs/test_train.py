@@ -1,0 +1,266 @@
+"""The training job in one process: resuming, checkpoints, coverage, flags."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from trnx.errors import CheckpointError, FlagError
+from trnx.jobs import models
+from trnx.jobs.checkpoints import finished
+from trnx.jobs.compiling import compile_parts, linear_flops, recompute
+from trnx.jobs.devices import Platform, has_neuron, resolve_backend
+from trnx.jobs.errors import NoGraphWarning
+from trnx.jobs.parallel import clip_gradients, linear_sizes
+from trnx.jobs.train import STOPPED
+from trnx.jobs.train_flags import parse
+from trnx.jobs.training import learning_rate
+
+Train = Callable[..., tuple[int, list[dict[str, Any]], str]]
+SMALL = ("--sequence-length", "16", "--batch", "2", "--backend", "eager", "--json")
+CPU = Platform(torch.device("cpu"), "gloo")
+
+
+def losses(lines: list[dict[str, Any]]) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in lines if "step" in line and "loss" in line}
+
+
+@pytest.mark.parametrize("preset", ["llama-tiny", "gpt2-tiny"])
+def test_resumed_run_is_equal_bit_by_bit_with_dropout(
+    preset: str, train: Train, text: Path, tmp_path: Path
+) -> None:
+    common = ("--data", str(text), *SMALL, "--preset", preset, "--dropout", "0.2", "--steps", "6")
+    _, whole, _ = train(*common)
+    folder = ("--checkpoint-dir", str(tmp_path), "--checkpoint-every", "3", "--keep-checkpoints=9")
+    train(*common, *folder)
+    first = str(tmp_path / "step-00000003")
+    status, rest, _ = train(*common, *folder, "--resume", first)
+    assert status == 0
+    assert rest[0] == {"event": "resume", "step": 3, "checkpoint": first, "rank": 0}
+    assert sorted(losses(rest)) == [4, 5, 6]
+    assert losses(rest) == {step: loss for step, loss in losses(whole).items() if step > 3}
+
+
+def test_newest_complete_checkpoint_is_resumed_and_others_are_dropped(
+    train: Train, text: Path, tmp_path: Path
+) -> None:
+    common = ("--data", str(text), *SMALL, "--checkpoint-dir", str(tmp_path))
+    train(*common, "--steps", "4", "--checkpoint-every", "1", "--keep-checkpoints", "2")
+    assert [folder.name for folder in finished(tmp_path)] == ["step-00000003", "step-00000004"]
+    # What a killed job leaves: a folder that is being written, or one whose metadata is missing.
+    (tmp_path / "step-00000008.partial").mkdir()
+    (tmp_path / "step-00000009").mkdir()
+    (tmp_path / "step-00000004" / ".metadata").unlink()
+    status, lines, _ = train(*common, "--steps", "4")
+    assert status == 0
+    assert lines[0]["step"] == 3
+    assert sorted(losses(lines)) == [4]
+
+
+def test_finished_run_has_nothing_to_do(train: Train, text: Path, tmp_path: Path) -> None:
+    common = ("--data", str(text), *SMALL, "--checkpoint-dir", str(tmp_path), "--steps", "2")
+    train(*common)
+    status, lines, _ = train(*common)
+    assert status == 0
+    assert lines[-1]["steps"] == 0
+    assert lines[-1]["bars_hold"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (("--seed", "1"), "seed"),
+        (("--preset", "gpt2-tiny"), "model"),
+        (("--sequence-length", "8"), "sequence_length"),
+        (("--batch", "4"), "batch"),
+    ],
+)
+def test_checkpoint_of_another_run_is_refused(
+    change: tuple[str, str], field: str, train: Train, text: Path, tmp_path: Path
+) -> None:
+    common = ("--data", str(text), *SMALL, "--checkpoint-dir", str(tmp_path), "--steps", "1")
+    train(*common)
+    status, _, errors = train(*common, *change)
+    assert status == 1
+    assert f"CheckpointError: {tmp_path / 'step-00000001'} is of another run: its {field}" in errors
+
+
+def test_sigterm_saves_and_ends_with_the_documented_status(
+    launch: Callable[..., Any], text: Path, tmp_path: Path
+) -> None:
+    common = ("--data", str(text), *SMALL, "--checkpoint-dir", str(tmp_path), "--steps", "5000")
+    job = launch(*common, "--checkpoint-every", "0")
+    last = 0
+    for line in job.lines():
+        last = line["step"] if "loss" in line else last
+        if line.get("step") == 2:
+            job.send_signal(signal.SIGTERM)
+    status, errors = job.wait()
+    assert status == STOPPED == 75, errors
+    assert [folder.name for folder in finished(tmp_path)] == [f"step-{last:08d}"]
+
+
+def test_trnx_runs_on_nki_and_equals_eager(train: Train, text: Path, tmp_path: Path) -> None:
+    common = ("--data", str(text), "--sequence-length", "16", "--batch", "2", "--steps", "3")
+    flags = ("--activation-checkpointing", "--json", "--metrics-dir", str(tmp_path))
+    _, eager, _ = train(*common, "--backend", "eager")
+    status, lines, _ = train(*common, *flags, "--backend", "trnx", "--min-nki-share", "0.99")
+    assert status == 0
+    assert losses(lines) == pytest.approx(losses(eager), rel=1e-4)
+    assert lines[-1]["nki_share_min"] == pytest.approx(1.0)
+    written = [json.loads(line) for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
+    assert written == lines[:-1]
+
+
+def test_share_below_the_minimum_is_status_1(
+    train: Train, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRNX_SELECT", "none")
+    flags = ("--data", str(text), "--sequence-length", "8", "--batch", "1", "--steps", "1")
+    status, lines, _ = train(*flags, "--backend", "trnx", "--min-nki-share", "0.9", "--json")
+    assert status == 1
+    assert lines[-1]["nki_share_min"] == 0.0
+    assert not lines[-1]["bars_hold"]
+
+
+@pytest.mark.parametrize("preset", ["llama-tiny", "gpt2-tiny"])
+def test_linear_flops_are_those_that_torch_counts(preset: str) -> None:
+    config = models.build_config(models.PRESETS[preset], 256, 16, 0.0)
+    model = models.build_model(config, 0)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.randint(0, 256, (2, 16))).logits.sum().backward()
+    counted = counter.get_flop_counts()["Global"]
+    products = sum(n for op, n in counted.items() if "mm" in str(op) and "bmm" not in str(op))
+    assert linear_flops(linear_sizes(model), 32) == products
+
+
+def test_recomputed_blocks_cost_one_more_forward() -> None:
+    sizes = [("layers.1.up", 10), ("layers.10.up", 10), ("head", 5)]
+    assert linear_flops(sizes, 1) == 2 * 3 * 25
+    assert linear_flops(sizes, 1, ["layers.1", "layers.10"]) == 2 * (4 * 20 + 3 * 5)
+    assert linear_flops(sizes, 1, ["layers.1"]) == 2 * (4 * 10 + 3 * 15)
+
+
+def test_module_that_runs_without_a_graph_is_named() -> None:
+    class Uncapturable(torch.nn.Module):
+        @torch.compiler.disable
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    parts = {"good": torch.nn.Linear(4, 4), "bad": Uncapturable()}
+    compiled = compile_parts(parts, "trnx", {})
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(
+        parts["good"](x), torch.nn.functional.linear(x, *parts["good"].parameters())
+    )
+    with pytest.warns(NoGraphWarning, match=r"^bad was compiled for trnx, and ran without a graph"):
+        parts["bad"](x)
+    parts["bad"](x)
+    assert compiled.skipped == ["bad"]
+
+
+def test_recomputed_module_keeps_gradients() -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4))
+    x = torch.randn(3, 4)
+    expected = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
+    recompute(module)
+    found = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.5, 100.0])
+def test_clipping_equals_that_of_torch(limit: float) -> None:
+    torch.manual_seed(0)
+    ours, theirs = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(4, 8)
+    for module in (ours, theirs):
+        module(x).square().sum().backward()
+    norm = clip_gradients(ours, limit)
+    expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), limit or float("inf"))
+    torch.testing.assert_close(norm, expected)
+    torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
+
+
+def test_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
+    settings = parse("", ["--data", "x", "--steps", "10", "--warmup", "4", "--learning-rate", "1"])
+    rates = [learning_rate(settings, step) for step in range(11)]
+    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert rates[10] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--data", "/no/such"), "DataError: --data /no/such: no such file or folder"),
+        (("--steps", "0"), "FlagError: --steps must be at least 1"),
+        (("--clip", "-1"), "FlagError: --clip must not be negative"),
+        (("--dropout", "1"), "FlagError: --dropout must be at least 0 and below 1"),
+        (("--parallel", "fsdp"), "FlagError: --parallel fsdp needs torchrun"),
+        (("--tensor-parallel", "3"), "FlagError: --tensor-parallel 3 does not divide the 1"),
+        (("--backend", "neuron"), "FlagError: --backend neuron needs torch-neuronx 2.13"),
+        (("--sequence-length", "99999"), "DataError: the training text has"),
+        (("--tokenizer", "/no/such"), "ModelError: --tokenizer /no/such: no such folder"),
+        (("--model-config", "/no/such"), "ModelError: --model-config /no/such: cannot be read"),
+        (("--resume", "somewhere"), "FlagError: --resume FOLDER needs --checkpoint-dir"),
+        (("--resume", "/x", "--checkpoint-dir", "/y"), "CheckpointError: --resume /x: this is no"),
+    ],
+)
+def test_bad_flags_are_named_errors(
+    flags: tuple[str, ...], message: str, train: Train, text: Path
+) -> None:
+    status, _, errors = train("--data", str(text), *SMALL, *flags)
+    assert status == 1
+    assert message in errors
+    assert "Traceback" not in errors
+
+
+def test_fresh_start_in_a_used_folder_is_refused(train: Train, text: Path, tmp_path: Path) -> None:
+    common = ("--data", str(text), *SMALL, "--checkpoint-dir", str(tmp_path), "--steps", "1")
+    train(*common)
+    status, _, errors = train(*common, "--resume", "never")
+    assert status == 1
+    assert CheckpointError.__name__ in errors
+    assert "say --resume auto, or name another folder" in errors
+
+
+def test_configuration_file_takes_the_place_of_a_preset(
+    train: Train, text: Path, tmp_path: Path
+) -> None:
+    keys = {**models.PRESETS["gpt2-tiny"], "n_layer": 1}
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    flags = ("--data", str(text), *SMALL, "--steps", "1", "--model-config")
+    status, lines, _ = train(*flags, str(tmp_path))
+    assert status == 0
+    assert sorted(losses(lines)) == [1]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    status, _, errors = train(*flags, str(tmp_path))
+    assert status == 1
+    assert "model_type is 'bert'; it must be one of llama, gpt2" in errors
+
+
+def test_warm_only_runs_one_step_and_saves_nothing(
+    train: Train, text: Path, tmp_path: Path
+) -> None:
+    flags = ("--data", str(text), *SMALL, "--warm-only", "--checkpoint-dir", str(tmp_path))
+    status, lines, _ = train(*flags)
+    assert status == 0
+    assert sorted(losses(lines)) == [1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_neuron_platform_chooses_the_backend() -> None:
+    assert not has_neuron()
+    neuron = Platform(torch.device("cpu"), "gloo")
+    assert resolve_backend("auto", neuron) == "trnx"
+    with pytest.raises(FlagError, match="native stack"):
+        resolve_backend("neuron", CPU)

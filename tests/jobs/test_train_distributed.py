@@ -1,0 +1,149 @@
+"""The bars of distributed training: equal to one process in eager, on NKI, and resumable."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STEPS = 20
+KILLED_AT = 10
+COMMON = ("--sequence-length", "32", "--batch", "4", "--steps", str(STEPS), "--json")
+MODES = {
+    "ddp": ("--parallel", "ddp"),
+    "fsdp": ("--parallel", "fsdp"),
+    "tensor": ("--tensor-parallel", "2"),
+}
+SLOW = {
+    "fsdp-checkpointing": (2, ("--parallel", "fsdp", "--activation-checkpointing")),
+    "tensor-checkpointing": (2, ("--tensor-parallel", "2", "--activation-checkpointing")),
+    "ddp-gpt2": (2, ("--parallel", "ddp", "--preset", "gpt2-tiny")),
+    "fsdp-gpt2": (2, ("--parallel", "fsdp", "--preset", "gpt2-tiny")),
+    "fsdp-tensor": (4, ("--parallel", "fsdp", "--tensor-parallel", "2")),
+}
+
+Train = Callable[..., tuple[int, list[dict[str, Any]], str]]
+
+
+def curve(lines: list[dict[str, Any]]) -> dict[int, float]:
+    """Step -> loss."""
+    return {line["step"]: line["loss"] for line in lines if "step" in line and "loss" in line}
+
+
+def by_rank(folder: Path) -> list[list[dict[str, Any]]]:
+    files = sorted(folder.glob("rank-*.jsonl"))
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+
+@pytest.fixture(scope="module")
+def references() -> dict[str, dict[int, float]]:
+    """Loss curves of single-process eager runs, by preset, filled as they are asked for."""
+    return {}
+
+
+def reference(
+    known: dict[str, dict[int, float]], train: Train, text: Path, preset: str = "llama-tiny"
+) -> dict[int, float]:
+    if preset not in known:
+        arguments = ("--data", str(text), *COMMON, "--backend", "eager", "--preset", preset)
+        status, lines, _ = train(*arguments)
+        assert status == 0
+        known[preset] = curve(lines)
+    assert sorted(known[preset]) == list(range(1, STEPS + 1))
+    return known[preset]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_and_resumed_run_equals_single_process_eager(
+    mode: str,
+    launch: Callable[..., Any],
+    train: Train,
+    text: Path,
+    tmp_path: Path,
+    references: dict[str, dict[int, float]],
+) -> None:
+    expected = reference(references, train, text)
+    arguments = ["--data", str(text), *COMMON, *MODES[mode], "--backend", "trnx"]
+    arguments += ["--checkpoint-dir", str(tmp_path / "ckpt"), "--checkpoint-every", "4"]
+    arguments += ["--metrics-dir", str(tmp_path / "metrics"), "--min-nki-share", "0.9"]
+
+    killed = launch(*arguments, processes=2)
+    for line in killed.lines():
+        if line.get("step") == KILLED_AT:
+            killed.signal_group(signal.SIGKILL)
+    assert killed.wait()[0] == -signal.SIGKILL
+
+    resumed = launch(*arguments, "--resume=auto", processes=2)
+    lines = list(resumed.lines())
+    status, errors = resumed.wait()
+    assert status == 0, errors
+    assert "NoGraphWarning" not in errors
+    assert lines[0]["event"] == "resume"
+    assert 8 <= lines[0]["step"] < STEPS
+    summary = lines[-1]
+    assert summary["bars_hold"]
+    assert summary["skipped"] == []
+    assert summary["graph_breaks"] == 0
+    assert len(summary["nki_share_by_rank"]) == 2
+
+    ranks = by_rank(tmp_path / "metrics")
+    assert len(ranks) == 2
+    for own in ranks:
+        steps = [line for line in own if "loss" in line]
+        assert curve(steps) == pytest.approx(expected, rel=1e-3)
+        # Both runs: what was done before the kill, too.
+        assert {line["step"] for line in steps} == set(expected)
+        assert all(line["nki_share"] >= 0.9 for line in steps)
+        for line in steps:
+            assert line["loss"] == pytest.approx(expected[line["step"]], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW)
+def test_combination_equals_single_process_eager(
+    case: str,
+    launch: Callable[..., Any],
+    train: Train,
+    text: Path,
+    references: dict[str, dict[int, float]],
+) -> None:
+    processes, flags = SLOW[case]
+    preset = flags[flags.index("--preset") + 1] if "--preset" in flags else "llama-tiny"
+    expected = reference(references, train, text, preset)
+    job = launch(
+        *("--data", str(text), *COMMON, *flags, "--min-nki-share", "0.9"), processes=processes
+    )
+    lines = list(job.lines())
+    status, errors = job.wait()
+    assert status == 0, errors
+    assert curve(lines[:-1]) == pytest.approx(expected, rel=1e-3)
+    assert lines[-1]["skipped"] == []
+
+
+@pytest.mark.slow
+def test_sigterm_to_torchrun_saves_and_the_rest_is_the_same(
+    launch: Callable[..., Any],
+    train: Train,
+    text: Path,
+    tmp_path: Path,
+    references: dict[str, dict[int, float]],
+) -> None:
+    expected = reference(references, train, text)
+    arguments = ["--data", str(text), *COMMON, "--parallel", "ddp", "--backend", "eager"]
+    arguments += ["--checkpoint-dir", str(tmp_path), "--checkpoint-every", "0"]
+    first = launch(*arguments, processes=2)
+    seen: dict[int, float] = {}
+    for line in first.lines():
+        seen |= curve([line])
+        if line.get("step") == 3:
+            first.send_signal(signal.SIGTERM)
+    assert first.wait()[0] != 0
+    second = launch(*arguments, processes=2)
+    lines = list(second.lines())
+    assert second.wait()[0] == 0
+    assert lines[0]["event"] == "resume"
+    assert {**seen, **curve(lines[:-1])} == pytest.approx(expected, rel=1e-3)
