@@ -103,7 +103,7 @@ def _offsets(
 ) -> torch.Tensor:
     """int64 [partitions, count]: the column of every element."""
     partitions, columns = index.shape
-    lists = index.to(torch.int64).view(partitions // group, group, columns).transpose(1, 2)
+    lists = index.to(torch.int64).reshape(partitions // group, group, columns).transpose(1, 2)
     wide = lists.reshape(partitions // group, -1)[:, :count]
     if bool(((wide < 0) | (wide >= limit)).any()):
         raise OutOfBoundsError(
@@ -118,13 +118,15 @@ def _offsets(
 def _gather_columns(
     base: torch.Tensor, index: torch.Tensor, group: int, out: torch.Tensor, where: Location | None
 ) -> None:
-    torch.gather(base, 1, _offsets(index, group, out.shape[1], base.shape[1], where), out=out)
+    offsets = _offsets(index, group, out.shape[1], base.shape[1], where)
+    torch.gather(_bits(base), 1, offsets, out=_bits(out))
 
 
 def _scatter_columns(
     base: torch.Tensor, index: torch.Tensor, group: int, value: torch.Tensor, where: Location | None
 ) -> None:
-    base.scatter_(1, _offsets(index, group, value.shape[1], base.shape[1], where), value)
+    offsets = _offsets(index, group, value.shape[1], base.shape[1], where)
+    _bits(base).scatter_(1, offsets, _bits(value))
 
 
 def load_scalar_indirect(emit: Emit, tensor: NkiTensor, operand: str) -> torch.Tensor:
@@ -180,6 +182,14 @@ def _valid(
     return wide, inside
 
 
+_SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+
+def _bits(view: torch.Tensor) -> torch.Tensor:
+    """The same memory as signed integers: torch indexes not every type."""
+    return view.view(_SIGNED[view.element_size()])
+
+
 def gather(
     rows: torch.Tensor,
     index: torch.Tensor,
@@ -190,6 +200,7 @@ def gather(
 ) -> None:
     """out[i] = rows[index[i]], as a step."""
     wide, inside = _valid(index, limit, skip, where)
+    rows, out = _bits(rows), _bits(out)
     if inside is None:
         torch.index_select(rows, 0, wide, out=out)
     else:
@@ -206,6 +217,7 @@ def put(
 ) -> None:
     """rows[index[i]] = value[i], as a step."""
     wide, inside = _valid(index, limit, skip, where)
+    rows, value = _bits(rows), _bits(value)
     if inside is None:
         rows[wide] = value
     else:
