@@ -1,9 +1,9 @@
-"""`trnx eks`: a job file in, manifests or findings out. Nothing here contacts a cluster."""
+"""`trnx eks`: a job file in, manifests or findings out; what talks to a cluster is added to it."""
 
 from __future__ import annotations
 
 import json
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +12,24 @@ from rich.console import Console
 from rich.table import Table
 
 from trnx.eks import documents
-from trnx.eks.errors import EksError, JobRefusedError
+from trnx.eks.cluster_cli import app as cluster_app
+from trnx.eks.commands import (
+    ContextOption,
+    DigestOption,
+    FileArgument,
+    JsonOption,
+    KubeconfigOption,
+    RequestTimeoutOption,
+    SetOption,
+    cluster,
+    read,
+    read_job,
+)
+from trnx.eks.documents import Manifest
+from trnx.eks.errors import EksError, Finding, JobRefusedError
 from trnx.eks.instances import INSTANCES, Instance
 from trnx.eks.loading import job_from_data
-from trnx.eks.model import OPERATORS, Flavour, Kind, TrnxJob
+from trnx.eks.model import OPERATORS, Flavour, Kind
 from trnx.eks.render import render_pod
 from trnx.eks.rule_names import RULES
 from trnx.eks.validate import Report, check_rules, render_checked, validate
@@ -26,36 +40,19 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(cluster_app)
 
-FileArgument = Annotated[
+ManifestArgument = Annotated[
     Path, typer.Argument(help="A job file, or manifests to validate; - is standard input.")
 ]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the job file, as in env.A=1."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 KubernetesOption = Annotated[
     str, typer.Option("--kubernetes", help="The cluster's version, for the schemas.")
 ]
 
 
-def _read(file: Path) -> list[Any]:
-    if str(file) == "-":
-        return documents.parse(sys.stdin.read(), "standard input")
-    return documents.read(file)
-
-
 def _is_job(found: list[Any]) -> bool:
     """A job file has no apiVersion; anything else is taken for manifests."""
     return len(found) == 1 and isinstance(found[0], dict) and "apiVersion" not in found[0]
-
-
-def _job(file: Path, assignments: list[str] | None) -> TrnxJob:
-    found = _read(file)
-    if len(found) != 1:
-        raise EksError(f"{file} holds {len(found)} YAML documents; a job file has exactly one")
-    return job_from_data(found[0], assignments or [])
 
 
 @app.command()
@@ -65,10 +62,14 @@ def render(
     pod: Annotated[
         bool, typer.Option("--pod", help="One Pod, for Airflow's KubernetesPodOperator.")
     ] = False,
+    digest: DigestOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print a job's manifests as YAML, for `kubectl apply -f -`, once all rules hold."""
-    job = _job(file, assignments)
+    """Print a job's manifests as YAML, for `kubectl apply -f -`, once all rules hold.
+
+    Contacts nothing, but for ECR with --resolve-digest.
+    """
+    job = read_job(file, assignments, digest=digest)
     manifests = [render_pod(job)] if pod else render_checked(job)
     if pod and (findings := check_rules(manifests)):
         raise JobRefusedError(findings)
@@ -99,15 +100,35 @@ def _show(report: Report) -> None:
         print(f"{len(report.manifests)} manifests hold: {', '.join(report.manifests)}")
 
 
+def _ask_server(api: Any, manifests: list[Manifest]) -> list[Finding]:
+    from trnx.eks.cluster.server_check import check
+
+    return check(api, manifests)
+
+
 @app.command("validate")
 def validate_command(
-    file: FileArgument,
+    file: ManifestArgument,
     assignments: SetOption = None,
     kubernetes: KubernetesOption = "1.34",
+    server: Annotated[
+        bool, typer.Option("--server", help="Let the cluster check too: a dry run, nothing kept.")
+    ] = False,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    request_timeout: RequestTimeoutOption = 30,
     as_json: JsonOption = False,
 ) -> None:
     """Check a job file, or any manifests, by schema and rules; status 1 where one is broken."""
-    report = _report(_read(file), assignments or [], kubernetes)
+    found = read(file)
+    report = _report(found, assignments or [], kubernetes)
+    if server and report.manifests:
+        manifests = found
+        if _is_job(found):
+            manifests = render_checked(job_from_data(found[0], assignments or []))
+        api = cluster(kubeconfig, context, request_timeout)
+        refused = _ask_server(api, manifests)
+        report = replace(report, findings=(*report.findings, *refused))
     if as_json:
         print(json.dumps(report.to_dict()))
     else:

@@ -56,3 +56,55 @@ class JobRefusedError(EksError):
         self.findings = tuple(findings)
         count = f"{len(self.findings)} problem" + ("s" if len(self.findings) > 1 else "")
         super().__init__("\n".join([count, *map(str, self.findings)]))
+
+
+class ClusterError(EksError):
+    """Root of what goes wrong with a cluster."""
+
+
+class NoClusterError(ClusterError):
+    """No kubeconfig that can be used."""
+
+
+class UnreachableError(ClusterError):
+    """The API server gives no answer."""
+
+
+class UnauthorizedError(ClusterError):
+    """The API server does not know who asks (401)."""
+
+
+class ForbiddenError(ClusterError):
+    """The API server knows who asks, and does not allow it (403)."""
+
+
+class AbsentError(ClusterError):
+    """A namespace, a job or a pod that is not there."""
+
+
+class NotInstalledError(ClusterError):
+    """The cluster does not serve a kind: its custom resource definition is not installed."""
+
+
+class ConflictError(ClusterError):
+    """A field is managed by somebody else, or was changed at the same time (409)."""
+
+
+class InvalidError(ClusterError):
+    """The API server refuses the object itself (400, 422)."""
+
+
+class ServerError(ClusterError):
+    """The API server failed (5xx), or is none."""
+
+
+class TimedOutError(ClusterError):
+    """What was waited for did not happen in time."""
+
+
+class JobExistsError(ClusterError):
+    """The name is taken: by a job that has ended, or by something that is not trnx's."""
+
+
+class AwsError(EksError):
+    """An AWS service refused, failed, or cannot be asked."""

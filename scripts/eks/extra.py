@@ -8,7 +8,17 @@ from collections.abc import Sequence
 from trnx.eks.errors import MissingExtraError
 
 # Import names of the packages that the extra brings.
-EXTRA = frozenset({"jsonschema", "kubernetes_validate", "pydantic", "pydantic_core", "yaml"})
+EXTRA = frozenset(
+    {
+        "celpy",
+        "jsonschema",
+        "kubernetes",
+        "kubernetes_validate",
+        "pydantic",
+        "pydantic_core",
+        "yaml",
+    }
+)
 
 
 def run(arguments: Sequence[str]) -> None:

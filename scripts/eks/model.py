@@ -48,6 +48,7 @@ class Flavour(StrEnum):
 
     DEVICE_PLUGIN = "device-plugin"
     DRA = "dra"
+    AUTO = "auto"
 
 
 # The first one is the default.

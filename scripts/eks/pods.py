@@ -14,6 +14,9 @@ CLAIM = "neurons"
 SDK_ANNOTATION = "trnx/neuron-sdk"
 RENDEZVOUS_PORT = 29500
 SHM_VOLUME = "dshm"
+NAME_LABEL = "app.kubernetes.io/name"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGER = "trnx-eks"
 LOCAL_CACHE = "/var/cache/neff-local"
 
 # Share of a node's allocatable CPU and memory that pods ask for; the rest is for daemons.
@@ -35,8 +38,8 @@ def quantity_bytes(text: str) -> float:
 def labels(job: TrnxJob) -> dict[str, str]:
     """Labels of everything that belongs to a job; `delete` goes by them."""
     return {
-        "app.kubernetes.io/name": job.name,
-        "app.kubernetes.io/managed-by": "trnx-eks",
+        NAME_LABEL: job.name,
+        MANAGED_BY: MANAGER,
         "trnx/kind": job.kind.value,
     }
 
@@ -71,7 +74,7 @@ def resources(job: TrnxJob) -> Manifest:
     """Requests and limits; extended resources are equal in both, as Kubernetes wants them."""
     cpu, memory = cpu_and_memory(job)
     extended = {}
-    if job.the_devices and job.flavour == Flavour.DEVICE_PLUGIN:
+    if job.the_devices and job.flavour != Flavour.DRA:
         extended[NEURON] = str(job.the_devices)
     if job.the_efa:
         extended[EFA] = str(job.the_efa)

@@ -37,6 +37,7 @@ RULES = {
     "s3-cache": "no NEFF cache on S3's CSI driver: it has no rename",
     "schema": "the manifest has the fields and types of its kind",
     "sdk-trn1": "SDK 2.32 and later have no PyTorch for trn1",
+    "server": "the API server takes the manifest, in a dry run",
     "selector": "selectors select the pods that they are for",
     "shared-memory": "a memory volume is mounted at /dev/shm",
     "size": "CPU and memory are written where the type's are not published",

@@ -28,7 +28,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("train", {"nodes": "2"}, "job-file", "nodes"),
     ("train", {"nodes": True}, "job-file", "nodes"),
     ("train", {"lnc": 3}, "job-file", "lnc"),
-    ("train", {"flavour": "auto"}, "job-file", "flavour"),
+    ("train", {"flavour": "plugin"}, "job-file", "flavour"),
     ("train", {"operator": "mpijob"}, "job-file", "operator"),
     ("train", {"name": "Job_1"}, "job-file", "name"),
     ("train", {"name": "1job"}, "job-file", "name"),

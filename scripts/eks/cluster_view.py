@@ -1,0 +1,33 @@
+"""How the state of a job and of a cluster look in a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from trnx.eks.cluster.status import JobState
+
+# Names of pods are long, and are copied from here: nothing is cut.
+WIDTH = 160
+
+
+def show_state(state: JobState) -> None:
+    """A line about the job, a table of its pods, then causes with their fixes."""
+    restarts = f", started again {state.restarts} times" if state.restarts else ""
+    typer.echo(
+        f"{state.kind}/{state.name} in {state.namespace}: {state.phase} ({state.message}){restarts}"
+    )
+    if state.pods:
+        table = Table("rank", "pod", "state", "exit", "restarts", "node", "why", box=None)
+        for pod in state.pods:
+            code = "" if pod.exit_code is None else str(pod.exit_code)
+            why = ", ".join(cause.name for cause in pod.why)
+            row = (str(pod.rank), pod.name, pod.state, code, str(pod.restarts), pod.node, why)
+            table.add_row(*row)
+        Console(width=WIDTH, markup=False, highlight=False).print(table)
+    for whose, cause in state.causes():
+        typer.echo(f"{whose}: {cause.name}: {cause.message}\n    fix: {cause.fix}")
