@@ -90,6 +90,14 @@ def _pattern(shape: Shape, strides: Shape, size: int, is_on_chip: bool) -> Patte
     return Pattern(step * size, run * size, pitch * size, min(span, max(pitch, 1)) * size)
 
 
+def _extend(new: list[tuple[int, ...]], *columns: array[int]) -> None:
+    """Move rows to the columns."""
+    if new:
+        for column, values in zip(columns, zip(*new, strict=True), strict=True):
+            column.extend(values)
+        new.clear()
+
+
 class Rows:
     """Columns of the instructions and of their operands."""
 
@@ -103,9 +111,10 @@ class Rows:
         self._patterns: dict[Pattern, int] = {}
         # Register loops: (first instruction, end, times; None where only a run knows).
         self.loops: list[tuple[int, int, int | None]] = []
-        # Operands that are not in the columns yet.
-        self._pending: list[tuple[int, ...]] = []
-        self._operands = 0
+        # Instructions and operands that are not in the columns yet, and how many there are.
+        self._new: list[tuple[int, ...]] = []
+        self._new_operands: list[tuple[int, ...]] = []
+        self._count = self._operand_count = 0
         self.opcode = array("H")
         self.engine = array("B")
         self.core = array("B")
@@ -126,7 +135,7 @@ class Rows:
         self.dynamic = array("B")
 
     def __len__(self) -> int:
-        return len(self.opcode)
+        return self._count
 
     def append(
         self,
@@ -140,30 +149,35 @@ class Rows:
         flops: int = 0,
     ) -> None:
         """Add one instruction."""
-        self.opcode.append(self._names.setdefault(opcode, len(self._names)))
-        self.engine.append(self._engines.setdefault(engine, len(self._engines)))
         place = (id(line[0]), line[1])
         if place not in self._lines:
             self._lines[place] = len(self._places)
             self._places.append(line)
-        self.line.append(self._lines[place])
         for tensor, is_write in operands:
             self._append_operand(tensor, is_write)
-        self._operands += len(operands)
-        self.first_operand.append(self._operands)
-        if len(self._pending) > 4096:
+        self._operand_count += len(operands)
+        self._count += 1
+        self._new.append(
+            (
+                self._names.setdefault(opcode, len(self._names)),
+                self._engines.setdefault(engine, len(self._engines)),
+                core,
+                self._details.setdefault(detail, len(self._details)),
+                flops,
+                self._lines[place],
+                self._operand_count,
+                step_count,
+            )
+        )
+        if len(self._new) >= 1024:
             self.seal()
-        self.first_step.append(step_count)
-        self.core.append(core)
-        self.flops.append(flops)
-        self.detail.append(self._details.setdefault(detail, len(self._details)))
 
     def _append_operand(self, tensor: NkiTensor, is_write: bool) -> None:
         low, high, start, partitions = tensor.byte_range()
         storage, dtype, shape = tensor.storage, tensor.dtype, tensor.shape
         size, is_on_chip = tensor.geometry().size, storage.is_on_chip
         pattern = _pattern(shape, tensor.strides, dtype.itemsize, is_on_chip)
-        self._pending.append(
+        self._new_operands.append(
             (
                 storage.index,
                 _REGION_CODE[storage.buffer] * 2 + is_write,
@@ -179,14 +193,17 @@ class Rows:
         )
 
     def seal(self) -> None:
-        """Bring the columns of the operands up to date; they are filled by the thousand."""
-        columns = (
+        """Bring the columns up to date; they are filled by the thousand."""
+        _extend(
+            self._new,
+            *(self.opcode, self.engine, self.core, self.detail, self.flops, self.line),
+            *(self.first_operand, self.first_step),
+        )
+        _extend(
+            self._new_operands,
             *(self.storage, self.kind, self.dtype, self.start_partition, self.partitions),
             *(self.free_size, self.low, self.high, self.pattern, self.dynamic),
         )
-        for column, values in zip(columns, zip(*self._pending, strict=True), strict=False):
-            column.extend(values)
-        self._pending.clear()
 
     def __getitem__(self, index: int) -> Row:
         self.seal()

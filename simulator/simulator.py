@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -70,6 +71,8 @@ class Simulator:
         self._storages = 0
         self._state: dict[str, torch.Tensor] = {}
         self._prologue: list[Step] = []
+        self._steps_by_key: dict[tuple[Any, ...], Step] = {}
+        self._derived: dict[tuple[Any, int], tuple[torch.Tensor, Any]] = {}
         # Shared HBM by order of allocation; every program of the grid gets the same tensors.
         self._shared: list[NkiTensor] = []
         self._peaks = (0, 0)
@@ -266,8 +269,9 @@ class Simulator:
         self.hbm_bytes += emit.hbm_bytes
         return index
 
-    def append_steps(self, steps: Sequence[Step]) -> None:
+    def append_steps(self, steps: Iterable[Step]) -> None:
         """Record steps; with values, outside of loops, execute them."""
+        steps = [self._shared_step(step) for step in steps]
         body = self.loops.target()
         if body is not None:
             body.extend(steps)
@@ -276,6 +280,25 @@ class Simulator:
         if self.values:
             for step in steps:
                 step()
+
+    def _shared_step(self, step: Step) -> Step:
+        """The step that was recorded before with the same function and operands, if there is one:
+        the turns of a kernel's loop repeat most of their steps.
+        """
+        if type(step) is not functools.partial:
+            return step
+        named = step.keywords
+        key = (step.func, *map(id, step.args), *named, *map(id, named.values()))
+        return self._steps_by_key.setdefault(key, step)
+
+    def derived(self, function: Callable[[torch.Tensor], Any], view: torch.Tensor) -> Any:
+        """`function(view)`, one object for all that ask; `function` may not read or write."""
+        key = (function, id(view))
+        found = self._derived.get(key)
+        if found is None:
+            # With the view, whose identity is in the key.
+            found = self._derived[key] = (view, function(view))
+        return found[1]
 
     # ---- programs of a grid ----
 

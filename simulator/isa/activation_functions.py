@@ -132,7 +132,7 @@ def emit_activation(emit: Emit, name: str, x: torch.Tensor, out: torch.Tensor) -
     """Append the step that computes the activation function `name` of `x` into `out`."""
     ufunc = _UFUNCS.get(name)
     if ufunc is not None:
-        emit.step(_quietly, ufunc, x.numpy(), out.numpy())
+        emit.step(_quietly, ufunc, emit.array(x), emit.array(out))
     elif name != "copy" or x is not out:
         emit.step(ACTIVATIONS[name], x, out=out)
 

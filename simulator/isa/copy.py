@@ -81,7 +81,7 @@ def append_transpose(emit: Emit, source: torch.Tensor, target: torch.Tensor) -> 
     if by_blocks:
         emit.step(_turn, source, target)
     else:
-        emit.step(target.copy_, source.t())
+        emit.step(target.copy_, emit.turned(source))
 
 
 @instruction

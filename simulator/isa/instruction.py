@@ -471,8 +471,13 @@ class Emit:
 
     def array(self, view: torch.Tensor) -> np.ndarray[Any, Any]:
         """The memory of a view as a NumPy array, for steps that call NumPy."""
-        array: np.ndarray[Any, Any] = self._simulator.array(view)
+        array: np.ndarray[Any, Any] = self._simulator.derived(torch.Tensor.numpy, view)
         return array
+
+    def turned(self, view: torch.Tensor) -> torch.Tensor:
+        """`view.t()`, the same object for the same view."""
+        turned: torch.Tensor = self._simulator.derived(torch.t, view)
+        return turned
 
     def state(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """State that lives across the instructions of a run (accumulators), zero at first."""

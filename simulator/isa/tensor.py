@@ -58,7 +58,9 @@ def nc_matmul(
         stationary, "stationary", shape=_operand_shape(rows, m, double_row), buffers=SBUF
     )
     b = emit.read_f32(moving, "moving", shape=_operand_shape(rows, n, double_row), buffers=SBUF)
-    a, b = _dense_operands(emit, a.reshape(k, m), b.reshape(k, n))
+    if double_row:
+        a, b = a.reshape(k, m), b.reshape(k, n)
+    a, b = _dense_operands(emit, a, b)
     append_matmul(emit, dst, a, b, accumulate)
 
 
@@ -232,12 +234,12 @@ def _append_product(
     emit: Emit, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, mode: Covered, dst: NkiTensor
 ) -> None:
     if mode is Covered.NONE:
-        emit.step(torch.mm, a.t(), b, out=out)
+        emit.step(torch.mm, emit.turned(a), b, out=out)
         return
     if mode is Covered.SOME:
         fresh = dst.storage.matmul.mask(dst).reshape(out.shape) == 0
         emit.step(out.masked_fill_, fresh, 0.0)
-    emit.step(torch.addmm, out, a.t(), b, out=out)
+    emit.step(torch.addmm, out, emit.turned(a), b, out=out)
 
 
 def _append_narrow(
