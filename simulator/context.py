@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trnx.simulator.simulator import Simulator
     from trnx.simulator.tensor import NkiTensor
 
-_current: ContextVar[Simulator | None] = ContextVar("trnx_simulator", default=None)
+CURRENT: ContextVar[Simulator | None] = ContextVar("trnx_simulator", default=None)
 _observer: ContextVar[Callable[[Recorded], None] | None] = ContextVar("trnx_observer", default=None)
 _float32: ContextVar[bool] = ContextVar("trnx_float32", default=False)
 _HERE = str(Path(__file__).resolve().parent) + os.sep
@@ -74,7 +74,7 @@ def current(what: str) -> Simulator:
     """The simulator of the running kernel. Raises OutsideKernelError, which names `what` was
     called.
     """
-    simulator = _current.get()
+    simulator = CURRENT.get()
     if simulator is None:
         raise OutsideKernelError(
             f"{what} was called outside of a kernel; call it in a function that "
@@ -85,17 +85,17 @@ def current(what: str) -> Simulator:
 
 def current_or_none() -> Simulator | None:
     """The simulator of the running kernel, if any."""
-    return _current.get()
+    return CURRENT.get()
 
 
 def enter(simulator: Simulator) -> object:
     """Make `simulator` the current one; give the result to `leave`."""
-    return _current.set(simulator)
+    return CURRENT.set(simulator)
 
 
 def leave(token: object) -> None:
     """Undo `enter`."""
-    _current.reset(token)  # type: ignore[arg-type]
+    CURRENT.reset(token)  # type: ignore[arg-type]
 
 
 def kernel_line() -> tuple[CodeType, int] | None:

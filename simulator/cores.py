@@ -9,6 +9,8 @@ import functools
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from trnx.simulator.baton import Baton
 from trnx.simulator.baton import DeadlockError as DeadlockError
 from trnx.simulator.checks.overlap import ManualMemory
@@ -49,7 +51,9 @@ class Cores:
 
     def _program(self, body: Callable[[Core], Any], index: int) -> None:
         core = self._simulator.core = Core(self._simulator, index)
-        self._results[index] = body(core)
+        # Modes of torch belong to a thread.
+        with torch.inference_mode(False), torch.no_grad():
+            self._results[index] = body(core)
 
     def meet(self, key: Hashable, parties: frozenset[int], brought: Any) -> dict[int, Any] | None:
         """Wait until all `parties` are here. The last to arrive gets what each brought, the others

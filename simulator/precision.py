@@ -1,8 +1,9 @@
 """Products in full float32 whatever the process asks of its own: nc_matmul accumulates in float32.
 
 torch's settings (`torch.set_float32_matmul_precision`, `torch.backends...fp32_precision`) let CPU
-products round their operands to bfloat16 or TF32. They belong to the process, so the guard counts
-its users: the first one in sets full precision where it is not set, the last one out restores.
+products round their operands to bfloat16 or TF32. They belong to the process, so uses are counted:
+the first one in sets full precision where it is not set, the last one out restores. A use that an
+interrupt cut short ends when its object goes.
 """
 
 from __future__ import annotations
@@ -22,22 +23,61 @@ def _matmul_setting() -> Any:
     return backend.matmul
 
 
-class _FullPrecision:
-    """See the module's docstring."""
+class _Users:
+    """Who relies on full precision, by identity, and the setting before the first of them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
+        # Reentrant: collecting garbage may end a use within `begin` or `end`.
+        self._lock = threading.RLock()
+        self._active: set[int] = set()
         self._before: str | None = None
 
-    def __enter__(self) -> None:
+    def begin(self, user: int) -> None:
         with self._lock:
-            self._users += 1
-            if self._users == 1:
+            self._active.add(user)
+            if len(self._active) == 1 and self._before is None:
                 setting = _matmul_setting()
                 if setting.fp32_precision in _REDUCED:
                     self._before = setting.fp32_precision
                     setting.fp32_precision = "ieee"
+
+    def end(self, user: int) -> None:
+        """May be called again: the user counts until everything is restored."""
+        with self._lock:
+            if self._active == {user} and self._before is not None:
+                _restore(self._before)
+                self._before = None
+            self._active.discard(user)
+
+    @property
+    def count(self) -> int:
+        return len(self._active)
+
+
+def _restore(before: str) -> None:
+    setting = _matmul_setting()
+    # Unset where that gives the same: the setting was inherited, and stays so.
+    setting.fp32_precision = "none"
+    if setting.fp32_precision != before:
+        setting.fp32_precision = before
+
+
+_users = _Users()
+
+
+def users() -> int:
+    """How many uses there are now."""
+    return _users.count
+
+
+class FullPrecision:
+    """One use; see the module's docstring."""
+
+    _is_open = False
+
+    def __enter__(self) -> None:
+        self._is_open = True
+        _users.begin(id(self))
 
     def __exit__(
         self,
@@ -45,18 +85,9 @@ class _FullPrecision:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0 and self._before is not None:
-                self._restore(self._before)
-                self._before = None
+        _users.end(id(self))
+        self._is_open = False
 
-    def _restore(self, before: str) -> None:
-        setting = _matmul_setting()
-        # Unset where that gives the same: the setting was inherited, and stays so.
-        setting.fp32_precision = "none"
-        if setting.fp32_precision != before:
-            setting.fp32_precision = before
-
-
-full_precision = _FullPrecision()
+    def __del__(self) -> None:
+        if self._is_open:
+            _users.end(id(self))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trnx.simulator.errors import TrnxError
-from trnx.simulator.precision import full_precision
+from trnx.simulator.precision import FullPrecision
 from trnx.simulator.spec import TensorSpec
 from trnx.simulator.storage import Slot
 
@@ -120,7 +120,7 @@ class Program:
 
         Inputs need the shapes, dtypes and strides of `self.inputs`. Raises BindingError.
         """
-        with self._lock, full_precision:
+        with self._lock, FullPrecision():
             self._bind_inputs(inputs)
             if outputs is not None and self._has_bound(outputs):
                 for step in self._steps:

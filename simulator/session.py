@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trnx.simulator.context import enter, leave
+from trnx.simulator.context import CURRENT
 from trnx.simulator.hardware import hardware
 from trnx.simulator.simulator import Simulator
 from trnx.simulator.spec import TensorSpec
@@ -48,8 +48,10 @@ def interactive(target: str = "trn2") -> Iterator[Session]:
     with torch.inference_mode(False), torch.no_grad():
         simulator = Simulator(hardware(target), (), values=True)
         simulator.is_interactive = True
-        token = enter(simulator)
+        before = CURRENT.get()
         try:
+            CURRENT.set(simulator)
             yield Session(simulator)
         finally:
-            leave(token)
+            # Not a function of Python, at whose start an interrupt could come.
+            CURRENT.set(before)

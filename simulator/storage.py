@@ -111,6 +111,8 @@ class Slot:
         address = tensor.data_ptr()
         if address == self.address and self.holder is not None:
             return
+        # An interrupt may leave some views there and some here.
+        self.address = -1
         storage = tensor.untyped_storage()
         base = tensor.storage_offset() * tensor.element_size()
         for (dtype, shape, strides, offset), view in self._views.items():

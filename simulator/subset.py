@@ -28,6 +28,7 @@ from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import KernelSubsetError, Location
 from trnx.simulator.kernel import Kernel
 from trnx.simulator.objects import NKIObject
+from trnx.simulator.source import parse
 from trnx.simulator.twins import is_nki, load, never_twin
 
 _FORBIDDEN: tuple[tuple[type[ast.AST], str], ...] = (
@@ -97,7 +98,7 @@ def _parsed(file: str) -> ast.Module:
 @functools.lru_cache(maxsize=64)
 def _tree(source: str, file: str) -> ast.Module:
     try:
-        return ast.parse(source, file)
+        return parse(source, file)
     except SyntaxError:
         return ast.Module([], [])  # no Python file: nothing is found in it
 

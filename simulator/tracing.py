@@ -7,7 +7,9 @@ bool tensor as uint8, a 0-dimensional tensor with shape (1,). numpy arrays of ty
 
 from __future__ import annotations
 
+import contextvars
 import dis
+import functools
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -17,13 +19,13 @@ import torch
 
 from trnx.simulator.arrays import from_numpy, kind_of, to_numpy
 from trnx.simulator.checks.findings import Findings
-from trnx.simulator.context import enter, leave
+from trnx.simulator.context import enter
 from trnx.simulator.cores import Core
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import FindingError, Location
 from trnx.simulator.hardware import hardware
 from trnx.simulator.kernel import Kernel
-from trnx.simulator.precision import full_precision
+from trnx.simulator.precision import FullPrecision
 from trnx.simulator.program import Output, Program
 from trnx.simulator.ranks import SINGLE, Rank
 from trnx.simulator.simulator import Simulator
@@ -150,11 +152,34 @@ def _trace(
     findings: Findings,
     rank: Rank = SINGLE,
 ) -> tuple[Program, _Results]:
+    """Trace in a context of its own, so that nothing is to be reset, whatever is raised."""
+    is_grad_enabled = torch.is_grad_enabled()
+    work = functools.partial(
+        _trace_here, kernel, args, kwargs, target, grid, values, findings, rank
+    )
+    try:
+        return contextvars.copy_context().run(work)
+    except BaseException:
+        # An interrupt may strike while torch leaves a mode.
+        torch.set_grad_enabled(is_grad_enabled)
+        raise
+
+
+def _trace_here(
+    kernel: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    target: str,
+    grid: Grid,
+    values: bool,
+    findings: Findings,
+    rank: Rank,
+) -> tuple[Program, _Results]:
     function, sizes, is_kernel = _resolve(kernel, grid)
     if is_kernel:
         for finding in cached_findings(function):
             findings.report(finding)
-    with torch.inference_mode(False), torch.no_grad(), full_precision:
+    with torch.inference_mode(False), torch.no_grad(), FullPrecision():
         simulator = Simulator(hardware(target), sizes, values, findings, rank)
         arguments = _Arguments(simulator)
         positional = [arguments.convert(value) for value in args]
@@ -179,15 +204,10 @@ def _run_program(
     args: list[Any],
     kwargs: dict[str, Any],
 ) -> Any:
-    token = enter(simulator)
-    try:
-        # Modes of torch belong to a thread, and each program of a grid has its own.
-        with torch.inference_mode(False), torch.no_grad():
-            returned = function(*args, **kwargs)
-        simulator.end_program(core)
-        return returned
-    finally:
-        leave(token)
+    enter(simulator)
+    returned = function(*args, **kwargs)
+    simulator.end_program(core)
+    return returned
 
 
 def _resolve(kernel: Any, grid: Grid) -> tuple[Callable[..., Any], tuple[int, ...], bool]:

@@ -22,6 +22,7 @@ from typing import Any
 
 from trnx.simulator.errors import TrnxError
 from trnx.simulator.kernel import Kernel
+from trnx.simulator.source import parse
 
 _NKI_ROOTS = ("nki", "neuronxcc.nki")
 # Packages that are never twins: the simulator itself, and what is too large to look through.
@@ -78,11 +79,10 @@ def load(kernel: Any) -> Any:
 
 def _uses_nki(scope: Mapping[str, Any]) -> bool:
     """True where a function's globals hold parts of an installed nki package."""
-    from trnx.simulator.modules import nki_modules
+    from trnx.simulator.modules import MARK
 
-    ours = set(map(id, nki_modules().values()))
     return any(
-        is_nki(value.__name__) and id(value) not in ours
+        is_nki(value.__name__) and not hasattr(value, MARK)
         if isinstance(value, ModuleType)
         else is_nki(str(getattr(value, "__module__", "")))
         for value in scope.values()
@@ -246,7 +246,7 @@ def _reaches_nki(name: str, seen: frozenset[str]) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _top_level_imports(file: str, name: str, _modified: int) -> frozenset[str]:
     try:
-        tree = ast.parse(Path(file).read_bytes())
+        tree = parse(Path(file).read_bytes())
     except (SyntaxError, OSError):
         return frozenset()
     package = name if Path(file).name == "__init__.py" else name.rpartition(".")[0]

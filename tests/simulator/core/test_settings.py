@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trnx.simulator import simulate, trace
-from trnx.simulator.precision import full_precision
+from trnx.simulator.precision import FullPrecision
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +45,9 @@ def test_products_stay_float32(kernels: ModuleType, how: str) -> None:
 
 def test_the_setting_is_exact_while_a_program_runs() -> None:
     torch.set_float32_matmul_precision("medium")
-    with full_precision:
+    with FullPrecision():
         assert setting() == "ieee"
-        with full_precision:
+        with FullPrecision():
             assert setting() == "ieee"
         assert setting() == "ieee"
     assert setting() == "bf16"
@@ -57,7 +57,7 @@ def test_an_inherited_setting_stays_inherited() -> None:
     torch.backends.mkldnn.matmul.fp32_precision = "none"
     # The context manager: test utilities of torch forbid plain assignment for their process.
     with torch.backends.flags(fp32_precision="bf16"):
-        with full_precision:
+        with FullPrecision():
             assert setting() == "ieee"
         assert setting() == "bf16"
     with torch.backends.flags(fp32_precision="ieee"):
@@ -69,12 +69,12 @@ def test_the_last_of_two_threads_restores() -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def other() -> None:
-        with full_precision:
+        with FullPrecision():
             entered.set()
             leave.wait(10)
 
     thread = threading.Thread(target=other)
-    with full_precision:
+    with FullPrecision():
         thread.start()
         assert entered.wait(10)
     assert setting() == "ieee"
