@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -104,7 +104,7 @@ def cpu_simulator_modules() -> Mapping[str, ModuleType]:
         ),
         "typing": ours["nki.typing"],
     }
-    top = make_module("nki_cpu_simulator.nki", members | children)
+    top = make_module("nki", members | children)
     tree: dict[str, ModuleType] = {
         "nki_cpu_simulator": make_module("nki_cpu_simulator", {"nki": top}),
         "nki_cpu_simulator.nki": top,

@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 
 from trnx.simulator.errors import TrnxError
-from trnx.simulator.modules import nki_modules
+from trnx.simulator.modules import MARK, nki_modules
 from trnx.simulator.twins import is_nki
 
 
@@ -26,11 +26,10 @@ def install() -> None:
     it would mix the two.
     """
     modules = nki_modules()
-    ours = set(map(id, modules.values()))
     foreign = [
         name
         for name, module in sys.modules.items()
-        if is_nki(name) and id(module) not in ours and _has_content(module)
+        if is_nki(name) and not hasattr(module, MARK) and _has_content(module)
     ]
     if foreign:
         raise AlreadyImportedError(

@@ -18,6 +18,9 @@ from typing import Any
 from trnx.simulator import dtypes, kernel, registers
 from trnx.simulator.errors import IllegalInstructionError
 
+# An attribute of every module made here; twins use these and leave other packages' alone.
+MARK = "__trnx__"
+
 
 @functools.cache
 def nki_modules() -> Mapping[str, ModuleType]:
@@ -59,6 +62,7 @@ def make_module(name: str, members: Mapping[str, Any]) -> ModuleType:
     """A package of these members."""
     module = ModuleType(name)
     module.__spec__ = ModuleSpec(name, None, is_package=True)
+    setattr(module, MARK, True)
     vars(module).update({key: value for key, value in members.items() if not key.startswith("__")})
     return module
 

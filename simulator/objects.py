@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from trnx.simulator.context import current_or_none
 from trnx.simulator.hardware import Hardware, hardware
 
 
-class NKIObject:
-    """Classes with annotated fields get a keyword constructor, unless they define their own."""
+class _NKIType(type):
+    """Takes keywords for class attributes without annotation too, also where `@dataclass` made the
+    constructor, which knows annotated fields alone; nki-library's kernels do this.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        plain = [name for name in kwargs if cls._is_plain(name)]
+        later = {name: kwargs.pop(name) for name in plain}
+        made = super().__call__(*args, **kwargs)
+        for name, value in later.items():
+            object.__setattr__(made, name, value)
+        return made
+
+    def _is_plain(cls, name: str) -> bool:
+        annotated = any(name in vars(base).get("__annotations__", {}) for base in cls.__mro__)
+        if annotated or name.startswith("_") or callable(getattr(cls, name, cls)):
+            return False
+        return name not in inspect.signature(cls.__init__).parameters
+
+
+class NKIObject(metaclass=_NKIType):
+    """Classes with annotated fields get a keyword constructor, unless they define their own. A
+    field that is not given and has no default may be set later.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         fields = self._fields()
@@ -19,8 +42,6 @@ class NKIObject:
         for name in fields:
             if name in kwargs:
                 setattr(self, name, kwargs[name])
-            elif not hasattr(type(self), name):
-                raise TypeError(f"{type(self).__name__}: the field {name!r} is missing")
 
     @classmethod
     def _fields(cls) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 
 from trnx.simulator.capacity import check_address, peak_bytes
 from trnx.simulator.checks.findings import Findings
-from trnx.simulator.checks.ordering import Ordering
+from trnx.simulator.checks.ordering import Ordering, Unordered
 from trnx.simulator.checks.overlap import invalidate_rivals
 from trnx.simulator.context import (
     Recorded,
@@ -242,10 +242,13 @@ class Simulator:
         engine = _ENGINE_NAMES[emit.engine]
         line = kernel_line()
         assert line is not None
+        unordered: Unordered | None = None
         for tensor, is_write in operands:
             storage = tensor.storage
             if self.ordering is not None and storage.buffer is MemoryRegion.shared_hbm:
-                self.ordering.access(core, emit.name, tensor, is_write, line)
+                unordered = (
+                    self.ordering.access(core, emit.name, tensor, is_write, line) or unordered
+                )
             if is_write:
                 if storage.rivals:
                     invalidate_rivals(tensor, kernel_location())
@@ -261,13 +264,26 @@ class Simulator:
                 storage.allocation.touch(index)
         if self._observer is not None:
             self._observer(Recorded(index, core, emit.name, engine, operands, line))
-        self.append_steps(emit.steps)
+        if unordered is None:
+            self.append_steps(emit.steps)
+        else:
+            self._append_unordered(emit.steps, unordered)
         self.rows.append(
             emit.name, engine, line, operands, len(self.steps), core, emit.detail, emit.flops
         )
         self.matmul_flops += emit.flops
         self.hbm_bytes += emit.hbm_bytes
         return index
+
+    def _append_unordered(self, steps: list[Step], write: Unordered) -> None:
+        """Record a write that races with another program: a finding, unless both store the same."""
+        if write.is_shared and self.values and self.loops.target() is None:
+            is_finding = write.changes(lambda: self.append_steps(steps))
+        else:
+            self.append_steps(steps)
+            is_finding = not write.is_shared
+        if is_finding:
+            self.findings.report(write.finding)
 
     def append_steps(self, steps: Iterable[Step]) -> None:
         """Record steps; with values, outside of loops, execute them."""

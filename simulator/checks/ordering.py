@@ -5,12 +5,20 @@ Within a program order holds. Between programs it holds through meetings alone (
 one element, at least one of them a write, that no meeting orders are the finding, whatever order
 the simulator ran them in. Elements are compared exactly, so interleaved halves are no conflict.
 Accesses at addresses that only values decide are not compared.
+
+Programs that compute the same, each for itself, may store it at the same place (kernels that do not
+use `program_id` do, launched twice): a store of the same elements at the same line by both is no
+conflict if it leaves the same values; without values it is taken for one. What a program reads of
+its own stores is not compared, as the stores were.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType
+
+import torch
 
 from trnx.simulator.checks.findings import Findings
 from trnx.simulator.coverage import Coverage, Covered
@@ -32,6 +40,24 @@ class _Segment:
     accesses: list[tuple[NkiTensor, bool, Line]] = field(default_factory=list)
 
 
+@dataclass
+class Unordered:
+    """A write that no meeting orders after another program's access, and the finding that it is;
+    `is_shared` where the other program made the same store, which then may change nothing.
+    """
+
+    tensor: NkiTensor
+    finding: UnorderedAccessError
+    is_shared: bool
+
+    def changes(self, steps: Callable[[], None]) -> bool:
+        """Execute the write: whether it leaves other bits than there were."""
+        before = self.tensor.torch_view().clone(memory_format=torch.contiguous_format)
+        steps()
+        after = self.tensor.torch_view().clone(memory_format=torch.contiguous_format)
+        return not torch.equal(before.view(torch.uint8), after.view(torch.uint8))
+
+
 class Ordering:
     """Clocks of the programs, and their accesses that something may still conflict with."""
 
@@ -39,6 +65,8 @@ class Ordering:
         self._findings = findings
         self._clocks = [[int(i == j) for j in range(programs)] for i in range(programs)]
         self._segments: dict[tuple[Storage, int], list[_Segment]] = {}
+        # Elements of which each program's own store was the last.
+        self._own: dict[tuple[Storage, int], Coverage] = {}
 
     def meet(self, parties: frozenset[int]) -> None:
         """All of `parties` wait for each other here."""
@@ -49,16 +77,37 @@ class Ordering:
 
     def access(
         self, program: int, opcode: str, tensor: NkiTensor, is_write: bool, line: Line
-    ) -> None:
-        """`program` uses `tensor`; reports a conflict with another program."""
+    ) -> Unordered | None:
+        """`program` uses `tensor`. Reports a read that conflicts with another program, and returns
+        a write that does, to be judged when it was executed.
+        """
         if tensor.indirection is not None:
-            return
-        for other in range(len(self._clocks)):
-            if other != program:
-                self._compare(program, other, opcode, tensor, is_write, line)
+            return None
+        own = self._own.get((tensor.storage, program))
+        is_own = not is_write and own is not None and own.covers(tensor)
+        conflict = None if is_own else self._conflict(program, opcode, tensor, is_write, line)
         segment = self._segment(tensor.storage, program)
         (segment.written if is_write else segment.read).mark(tensor)
         segment.accesses.append((tensor, is_write, line))
+        if is_write:
+            self._note_store(program, tensor, conflict is not None)
+        elif conflict is not None:
+            self._findings.report(conflict.finding)
+            return None
+        return conflict
+
+    def _note_store(self, program: int, tensor: NkiTensor, is_same: bool) -> None:
+        """`program` stores last; what others stored there before stays theirs if it is the same."""
+        for other in range(len(self._clocks)):
+            own = self._own.get((tensor.storage, other))
+            if other != program and own is not None and not is_same and _touches(own, tensor):
+                own.erase(tensor)
+        mine = self._own.get((tensor.storage, program))
+        if mine is None:
+            storage = tensor.storage
+            mine = Coverage(storage.nbytes, storage.dtype.itemsize)
+            self._own[tensor.storage, program] = mine
+        mine.mark(tensor)
 
     def _segment(self, storage: Storage, program: int) -> _Segment:
         segments = self._segments.setdefault((storage, program), [])
@@ -70,16 +119,20 @@ class Ordering:
             segments.append(_Segment(epoch, Coverage(size, granule), Coverage(size, granule)))
         return segments[-1]
 
-    def _compare(
-        self, program: int, other: int, opcode: str, tensor: NkiTensor, is_write: bool, line: Line
-    ) -> None:
-        for segment in self._segments.get((tensor.storage, other), ()):
-            if segment.epoch <= self._clocks[program][other]:
-                continue
-            if _touches(segment.written, tensor) or (is_write and _touches(segment.read, tensor)):
-                self._report(program, other, opcode, segment, tensor, is_write, line)
+    def _conflict(
+        self, program: int, opcode: str, tensor: NkiTensor, is_write: bool, line: Line
+    ) -> Unordered | None:
+        for other in range(len(self._clocks)):
+            for segment in self._segments.get((tensor.storage, other), ()):
+                if other == program or segment.epoch <= self._clocks[program][other]:
+                    continue
+                if _touches(segment.written, tensor) or (
+                    is_write and _touches(segment.read, tensor)
+                ):
+                    return self._unordered(program, other, opcode, segment, tensor, is_write, line)
+        return None
 
-    def _report(
+    def _unordered(
         self,
         program: int,
         other: int,
@@ -88,22 +141,26 @@ class Ordering:
         tensor: NkiTensor,
         is_write: bool,
         line: Line,
-    ) -> None:
+    ) -> Unordered:
         theirs = [
-            (wrote, _location(where))
+            (wrote, where)
             for known, wrote, where in segment.accesses
             if (wrote or is_write) and has_overlap(known, tensor)
         ]
         wrote, where = theirs[-1]
-        self._findings.report(
-            UnorderedAccessError(
-                "shared-hbm-order",
-                f"{opcode}: program {program} {'writes' if is_write else 'reads'} "
-                f"{tensor.describe()}, which program {other} {'writes' if wrote else 'reads'} at "
-                f"{where} with nothing that orders the two; put nisa.core_barrier between them",
-                _location(line),
-            )
+        finding = UnorderedAccessError(
+            "shared-hbm-order",
+            f"{opcode}: program {program} {'writes' if is_write else 'reads'} "
+            f"{tensor.describe()}, which program {other} {'writes' if wrote else 'reads'} at "
+            f"{_location(where)} with nothing that orders the two; put nisa.core_barrier between "
+            "them",
+            _location(line),
         )
+        is_shared = is_write and any(
+            wrote and where == line and known.same_elements(tensor)
+            for known, wrote, where in segment.accesses
+        )
+        return Unordered(tensor, finding, is_shared)
 
 
 def _touches(coverage: Coverage, tensor: NkiTensor) -> bool:
