@@ -18,10 +18,12 @@ from torch.utils._pytree import tree_map_only
 
 from trnx.backend.entry import compile_captured
 from trnx.backend.errors import CoverageError, ExampleError
+from trnx.backend.model_profile import ENGINES, range_of
 from trnx.backend.options import Options, make_options
 from trnx.backend.report import GraphReport, Reports, collect_reports, counted, ledger_lines
 from trnx.backend.torch_internals import eager_backward_compile, graph_breaks
 from trnx.backend.versions import check_versions
+from trnx.simulator.timing.summary import range_text, time_text
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,13 @@ class Explanation:
         """Share of the matrix products' FLOPs on NKI, 0 to 1, as the kernels' costs predict."""
         return self.reports.flops_on_nki
 
+    @property
+    def predicted_range_seconds(self) -> tuple[float, float] | None:
+        """Between what and what the time on the chip would lie: the error band of the timing model
+        on scheduled kernels, the rest as predicted; None where the target has no band."""
+        total = self.reports.predicted_seconds
+        return range_of(self.target, total, self.reports.scheduled_seconds)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: totals, graphs with regions, fallbacks and near misses, graph breaks."""
         return {
@@ -45,6 +54,7 @@ class Explanation:
             "bytes_on_nki": self.reports.bytes_on_nki,
             "nodes_on_nki": self.reports.nodes_on_nki,
             "predicted_seconds": self.reports.predicted_seconds,
+            "predicted_range_seconds": self.predicted_range_seconds,
             "compile_seconds": self.reports.compile_seconds,
             "graph_breaks": [
                 {"reason": reason, "count": count} for reason, count in self.graph_breaks.items()
@@ -71,7 +81,7 @@ class Explanation:
         lines = [
             f"{len(self.reports)} graph(s) for {self.target}; on NKI: "
             + ", ".join(f"{100 * part:.1f} % of {name}" for name, part in shares),
-            f"predicted time on the target: {1e6 * self.reports.predicted_seconds:.0f} us",
+            _time_line(self.reports, self.predicted_range_seconds),
         ]
         for report in self.reports:
             lines += ["", *_graph_lines(report)]
@@ -81,13 +91,34 @@ class Explanation:
         return "\n".join(lines)
 
 
+def _time_line(reports: Reports, bounds: tuple[float, float] | None) -> str:
+    """Predicted time, what it is made of, and what it rests on."""
+    total = reports.predicted_seconds
+    parts = [("launches", sum(report.launch_seconds for report in reports))]
+    parts += [(engine, reports.predicted_seconds_on(engine)) for engine in ENGINES]
+    made_of = ", ".join(f"{name} {time_text(seconds)}" for name, seconds in parts if seconds)
+    estimated = sum(seconds for _, seconds in parts[1:]) - reports.scheduled_seconds
+    note = f"; {time_text(estimated)} of it estimated" if estimated > 1e-12 else ""
+    return f"predicted time: {time_text(total)}{range_text(bounds)} ({made_of}{note})"
+
+
 def _graph_lines(report: GraphReport) -> list[str]:
-    rows = [("region", "engine", "MFLOPs", "us", "ops")]
+    rows = [("region", "engine", "MFLOPs", "us", "share", "by", "ops")]
+    total = report.predicted_seconds or 1.0
     for region in report.regions:
-        flops, micros = region.flops / 1e6, region.predicted_seconds * 1e6
-        ops = ", ".join(counted(region.ops))
-        rows.append((region.name, region.engine, f"{flops:.2f}", f"{micros:.0f}", ops))
-    lines = [report.name, *_table(rows)]
+        seconds = region.predicted_seconds
+        rows.append(
+            (
+                region.name,
+                region.engine,
+                f"{region.flops / 1e6:.2f}",
+                f"{seconds * 1e6:.1f}",
+                f"{seconds / total:.1%}",
+                region.predicted_by,
+                ", ".join(counted(region.ops)),
+            )
+        )
+    lines = [f"{report.name}: {time_text(report.predicted_seconds)}", *_table(rows)]
     if report.fallbacks:
         lines.append("not on NKI:")
         lines += [f"  {line}" for line in ledger_lines(report.fallbacks)]

@@ -3,7 +3,7 @@ Program, remembered by launch.
 
 The Program is the one that the simulator runner replays, so predicting costs a schedule and no
 second trace. A kernel of more than LONGEST instructions (by its own count of work) is not traced
-while a model compiles: its time is the bound of `simulator/timing/estimate`.
+while a model compiles: its time is estimated by `simulator/timing/estimate`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Basis = Literal["schedule", "bound"]
+Basis = Literal["schedule", "estimate"]
 
 # Tracing takes about 0.2 ms an instruction and scheduling less: some seconds for one launch.
 LONGEST = 20_000
@@ -64,12 +64,12 @@ class Prediction:
 
     @property
     def basis(self) -> Basis:
-        """What the seconds rest on: the `schedule` of the instructions, or a lower `bound`."""
+        """What the seconds rest on: the `schedule` of the instructions, or an `estimate`."""
         return self.owner.seconds(self)[1]
 
     def profile(self) -> Profile | None:
-        """The profile behind it, None where it is a bound; traced again if the Program is gone."""
-        if self.launch is None or self.basis == "bound":
+        """The profile behind a schedule, else None; traced again if the Program is gone."""
+        if self.launch is None or self.basis == "estimate":
             return None
         from trnx.simulator.timing.profile import profile_program
 
@@ -102,7 +102,7 @@ class Predictions:
         """Seconds without copies, and their basis."""
         launch, hw = prediction.launch, prediction.hardware
         if launch is None:
-            return bound_seconds(None, prediction.cost, hw), "bound"
+            return estimated_seconds(None, prediction.cost, hw), "estimate"
         key = launch_key(launch, hw.target)
         with self._lock:
             known = self._known.get(key)
@@ -118,14 +118,14 @@ class Predictions:
 
     def _computed(self, launch: Launch, cost: Cost, hw: Hardware) -> tuple[float, Basis]:
         if _instructions(cost) > LONGEST:
-            return bound_seconds(launch, cost, hw), "bound"
+            return estimated_seconds(launch, cost, hw), "estimate"
         try:
             from trnx.simulator.timing.profile import predicted_seconds
 
             return predicted_seconds(self.program(launch, hw), hw), "schedule"
         except Exception:  # the fallback boundary: the executable meets it, and says so
             log.info("kernel %s cannot be traced for a prediction", launch.kernel, exc_info=True)
-            return bound_seconds(launch, cost, hw), "bound"
+            return estimated_seconds(launch, cost, hw), "estimate"
 
     def program(self, launch: Launch, hw: Hardware) -> Program:
         """The Program of a launch, from shapes alone."""
@@ -160,7 +160,7 @@ def _instructions(cost: Cost) -> float:
     )
 
 
-def bound_seconds(launch: Launch | None, cost: Cost, hw: Hardware) -> float:
+def estimated_seconds(launch: Launch | None, cost: Cost, hw: Hardware) -> float:
     """The busiest engine of a kernel by its own count of work, in the widest type of its operands,
     plus the fixed cost of a region."""
     arguments = () if launch is None else launch.arguments

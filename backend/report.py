@@ -50,8 +50,8 @@ class RegionReport:
     @property
     def predicted_by(self) -> str:
         """What the prediction rests on: the `schedule` of a kernel's instructions (the only one
-        that the error band holds for), or a lower `bound` of the work."""
-        return "bound" if self.prediction is None else self.prediction.basis
+        that the error band holds for), or an `estimate` of the work."""
+        return "estimate" if self.prediction is None else self.prediction.basis
 
     @property
     def flops(self) -> int:
@@ -141,7 +141,13 @@ class GraphReport:
             **flat,
             "predicted_seconds": self.predicted_seconds,
             "flops_nki": self.flops_nki,
-            "regions": [region.to_dict() for region in self.regions],
+            "regions": [
+                {
+                    **region.to_dict(),
+                    "predicted_share": share(region.predicted_seconds, self.predicted_seconds),
+                }
+                for region in self.regions
+            ],
             "fallbacks": [entry.to_dict() for entry in self.fallbacks],
             "near_misses": [entry.to_dict() for entry in self.near_misses],
         }
@@ -226,6 +232,17 @@ class Reports(Sequence[GraphReport]):
     def predicted_seconds(self) -> float:
         """One run of every graph on the target."""
         return sum(r.predicted_seconds for r in self)
+
+    def predicted_seconds_on(self, engine: str) -> float:
+        """Time of the regions of `nki`, `xla` or `eager`."""
+        regions = (region for report in self for region in report.regions)
+        return sum(region.predicted_seconds for region in regions if region.engine == engine)
+
+    @property
+    def scheduled_seconds(self) -> float:
+        """Time of the regions that are predicted by a schedule of their instructions."""
+        regions = (region for report in self for region in report.regions)
+        return sum(r.predicted_seconds for r in regions if r.predicted_by == "schedule")
 
     @property
     def fallbacks(self) -> list[FallbackReport]:

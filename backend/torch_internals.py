@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch._dynamo.eval_frame
 import torch._functorch.config
 from torch import fx
 from torch._decomp import core_aten_decompositions
@@ -157,3 +158,10 @@ def eager_backward_compile() -> AbstractContextManager[Any]:
         force_non_lazy_backward_lowering=True
     )
     return context
+
+
+def uncompiled(function: Any) -> Any | None:
+    """What `torch.compile` was given, if `function` is what it returned; else None."""
+    if isinstance(function, torch._dynamo.eval_frame.OptimizedModule):
+        return function._orig_mod
+    return getattr(function, "_torchdynamo_orig_callable", None)

@@ -1,11 +1,11 @@
-"""Predicted seconds of a fallback region on the target: lower bounds of its work plus fixed costs.
+"""Predicted seconds of a fallback region on the target: estimates of its work plus fixed costs.
 
 On the device the NKI and the XLA regions of a graph are compiled into one executable, which is
 launched once. An XLA region moves what enters and leaves it, and the operands and results of matrix
-products; its products are whole tiles, and its busiest engine decides (`simulator/timing/estimate`
-has the rates). An eager region cuts that graph: it pays one more launch, a dispatch per op, and
-moves every operand through HBM. Nothing is known of how AWS's compiler schedules a region, so these
-are bounds, and the band of the calibrated model does not hold for them.
+products; its products are whole tiles, and its busiest engine decides, or the chain of instructions
+that need each other (`simulator/timing/estimate` has the rates). An eager region cuts that graph:
+it pays one more launch, a dispatch per op, and moves every operand through HBM. Nothing is known of
+how AWS's compiler schedules a region, so the band of the calibrated model does not hold for these.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from trnx.fx_passes.symbolic import hint_int
 from trnx.nki_kernels.spec import Cost
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.timing.estimate import (
+    chain_seconds,
     flops_seconds,
     hbm_seconds,
     product_seconds,
@@ -40,16 +41,20 @@ XLA_OVERLAP = 1.16
 _aten, _trnx = torch.ops.aten, torch.ops.trnx
 
 # Passes of VectorE over the rows, where an op takes more than one.
-_PASSES = {
+_PASSES: dict[Any, int] = {
     _aten.native_layer_norm.default: 8,
     _aten._softmax.default: 5,
     _aten._log_softmax.default: 5,
     _trnx.rms_norm.default: 4,
+    _aten.native_layer_norm_backward.default: 12,
+    _aten._softmax_backward_data.default: 4,
+    _aten._log_softmax_backward_data.default: 4,
+    _aten.gelu_backward.default: 3,
 }
 # Passes of VectorE over the scores of attention, out of PSUM and back: mask, maximum, division,
 # transposition (the exponentials are ScalarE's); backward has the product with the gradient and the
 # difference besides. Heads are not packed into one tile (inferred).
-_RESULT_PASSES = {_trnx.sdpa.default: 4, _trnx.sdpa_backward.default: 6}
+_RESULT_PASSES: dict[Any, int] = {_trnx.sdpa.default: 4, _trnx.sdpa_backward.default: 6}
 
 _GATHERS = frozenset(
     {
@@ -67,13 +72,20 @@ Product = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class _Busy:
-    """Seconds of TensorE and of VectorE; addable."""
+    """Seconds of TensorE, of VectorE, and of dependent instructions one after another; addable."""
 
     tensor: float = 0.0
     vector: float = 0.0
+    chain: float = 0.0
 
     def __add__(self, other: _Busy) -> _Busy:
-        return _Busy(self.tensor + other.tensor, self.vector + other.vector)
+        return _Busy(
+            self.tensor + other.tensor, self.vector + other.vector, self.chain + other.chain
+        )
+
+    def with_traffic(self, seconds: float) -> float:
+        """The slowest of all, HBM traffic included."""
+        return max(self.tensor, self.vector, self.chain, seconds)
 
 
 def leaves(value: Any) -> list[Any]:
@@ -155,13 +167,15 @@ def _busy(node: fx.Node, cost: Cost, hw: Hardware) -> _Busy:
     if formula is not None:
         shapes = [_shape(a) for a in node.args if isinstance(a, fx.Node) and _has_shape(a)]
         return _products_busy(node, formula(*shapes), dtype, hw)
+    shapes = [tuple(map(hint_int, t.shape)) for t in _tensors(node.meta.get("val"))]
+    (*outer, columns) = (shapes and shapes[0]) or (1,)
     passes = _PASSES.get(node.target)
     if passes is not None:
-        (*outer, columns) = tuple(map(hint_int, _tensors(node.meta["val"])[0].shape)) or (1,)
-        seconds = rows_seconds(hw, 1, math.prod(outer), columns, dtype)
-        return _Busy(vector=passes * seconds)
+        rows = rows_seconds(hw, 1, math.prod(outer), columns, dtype)
+        return _Busy(0.0, passes * rows, chain_seconds(hw, passes, columns))
     flops = flops_seconds(hw, cost.matmul_flops, dtype)
-    return _Busy(flops, vector_seconds(hw, cost.vector_flops, dtype))
+    chain = chain_seconds(hw, 1, math.ceil(math.prod((*outer, columns)) / hw.partitions))
+    return _Busy(flops, vector_seconds(hw, cost.vector_flops, dtype), chain)
 
 
 def _products_busy(
@@ -171,7 +185,10 @@ def _products_busy(
     busy = _Busy(sum(product_seconds(hw, *product, dtype) for product in products))
     passes = _RESULT_PASSES.get(node.target, 1)
     batch, rows, _, columns = products[0]
-    return busy + _Busy(vector=passes * rows_seconds(hw, batch, rows, columns, torch.float32))
+    vector = passes * rows_seconds(hw, batch, rows, columns, torch.float32)
+    # An operand is transposed and copied out of PSUM before it can be multiplied.
+    chain = chain_seconds(hw, passes + 1, columns, products=len(products) + 1)
+    return busy + _Busy(0.0, vector, chain)
 
 
 def _has_shape(node: fx.Node) -> bool:
@@ -185,8 +202,7 @@ def eager_seconds(nodes: Sequence[fx.Node], hw: Hardware) -> float:
         cost = node_cost(node)
         if cost != Cost():
             busy = _busy(node, cost, hw)
-            work = max(busy.tensor, busy.vector, hbm_seconds(hw, cost.hbm_bytes))
-            total += max(EAGER_OP_SECONDS, work)
+            total += max(EAGER_OP_SECONDS, busy.with_traffic(hbm_seconds(hw, cost.hbm_bytes)))
     return total
 
 
@@ -206,5 +222,4 @@ def fused_seconds(nodes: Sequence[fx.Node], hw: Hardware) -> float:
         if cost.matmul_flops or any(user not in inside for user in node.users):
             crossing[node] = None
     moved = gathered + _bytes(t for n in crossing for t in _tensors(n.meta.get("val")))
-    work = max(busy.tensor, busy.vector, hbm_seconds(hw, moved))
-    return hw.region_seconds + XLA_OVERLAP * work
+    return hw.region_seconds + XLA_OVERLAP * busy.with_traffic(hbm_seconds(hw, moved))

@@ -1,9 +1,8 @@
 """Does a kernel pay? Its predicted time on the target against the best fallback's.
 
 The kernel's time is the predictor's: the schedule of its instructions. The fallback's is what an
-engine predicts for the same nodes as a region of its own: a lower bound, since nobody has published
-how AWS's compiler schedules. Hand-written kernels take up to MARGIN times the same bound at the
-sizes of small models (`docs/timing.md`), and a compiler is not taken to do better.
+engine estimates for the same nodes as a region of its own, by the rates of the busiest engine:
+nobody has published how AWS's compiler schedules.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ from trnx.simulator.hardware import Hardware
 
 Select = Literal["profit", "legal", "none"]
 
-# A fallback must be predicted to be faster by more than this before a kernel is refused.
+# A fallback must be predicted to be faster by more than this before a kernel is refused: its
+# estimate knows no waiting and no slow DMA rows, for which good kernels take up to 2.3 times as
+# long.
 MARGIN = 3.0
 
 

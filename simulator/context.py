@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 from trnx.simulator.errors import Location, TrnxError
 
 if TYPE_CHECKING:
+    from trnx.simulator.program import Program
     from trnx.simulator.simulator import Simulator
     from trnx.simulator.tensor import NkiTensor
 
 CURRENT: ContextVar[Simulator | None] = ContextVar("trnx_simulator", default=None)
 _observer: ContextVar[Callable[[Recorded], None] | None] = ContextVar("trnx_observer", default=None)
 _float32: ContextVar[bool] = ContextVar("trnx_float32", default=False)
+_runs: ContextVar[Callable[[Program, str], None] | None] = ContextVar("trnx_runs", default=None)
 _HERE = str(Path(__file__).resolve().parent) + os.sep
 
 
@@ -44,6 +46,24 @@ def observing(observer: Callable[[Recorded], None]) -> Iterator[None]:
         yield
     finally:
         _observer.reset(token)
+
+
+@contextmanager
+def observing_runs(observer: Callable[[Program, str], None]) -> Iterator[None]:
+    """`observer` is told the Program and the target of every kernel that is simulated in this
+    block."""
+    token = _runs.set(observer)
+    try:
+        yield
+    finally:
+        _runs.reset(token)
+
+
+def has_run(program: Program, target: str) -> None:
+    """A kernel was simulated: tell who observes."""
+    observer = _runs.get()
+    if observer is not None:
+        observer(program, target)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import torch
 
 from trnx.simulator.arrays import from_numpy, kind_of, to_numpy
 from trnx.simulator.checks.findings import Findings
-from trnx.simulator.context import enter
+from trnx.simulator.context import enter, has_run
 from trnx.simulator.cores import Core
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import FindingError, Location
@@ -83,7 +83,8 @@ def simulate(
     def call(*args: Any, **kwargs: Any) -> Any:
         as_numpy = any(isinstance(a, np.ndarray) for a in (*args, *kwargs.values()))
         findings = Findings(strict, warn)
-        _, results = _trace(kernel, args, kwargs, target, grid, True, findings, rank)
+        program, results = _trace(kernel, args, kwargs, target, grid, True, findings, rank)
+        has_run(program, target)
         if not as_numpy:
             return results.tensors[0] if results.is_single else results.tensors
         arrays = tuple(map(to_numpy, results.tensors, results.dtypes))

@@ -14,17 +14,20 @@ if TYPE_CHECKING:
     from trnx import errors
     from trnx.backend import report
     from trnx.backend.explain import Explanation, explain
+    from trnx.backend.model_profile import ModelProfile
     from trnx.backend.options import Options
+    from trnx.backend.profile import profile
     from trnx.backend.report import collect_reports
     from trnx.nki_kernels.registry import load_kernels
     from trnx.nki_kernels.registry import register as register_kernel
     from trnx.simulator.errors import TrnxError
-    from trnx.simulator.timing.profile import Profile, profile
+    from trnx.simulator.timing.profile import Profile
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Explanation",
+    "ModelProfile",
     "Options",
     "Profile",
     "TrnxError",
@@ -46,7 +49,8 @@ _PLACES = {
     "collect_reports": ("trnx.backend.report", "collect_reports"),
     "Options": ("trnx.backend.options", "Options"),
     "Profile": ("trnx.simulator.timing.profile", "Profile"),
-    "profile": ("trnx.simulator.timing.profile", "profile"),
+    "ModelProfile": ("trnx.backend.model_profile", "ModelProfile"),
+    "profile": ("trnx.backend.profile", "profile"),
     "TrnxError": ("trnx.simulator.errors", "TrnxError"),
     "register_kernel": ("trnx.nki_kernels.registry", "register"),
     "load_kernels": ("trnx.nki_kernels.registry", "load_kernels"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -105,6 +106,39 @@ def sim(
 
     asked = None if target is None else target.value
     run_script(script, arguments or [], target=asked, trace=trace, debug=debug)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def profile(
+    script: Annotated[str, typer.Argument(help="A Python file, or a folder with __main__.py.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    target: Annotated[
+        Target | None, typer.Option(help="The generation; else as the script and environment say.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a trace that the Perfetto UI opens.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw roofline and memory into this folder.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a script, and predict what its kernels and compiled models take on the chip."""
+    from trnx.backend.profile_script import profile_script
+
+    asked = None if target is None else target.value
+    found = profile_script(script, arguments or [], target=asked)
+    for model in found:
+        # A script that uses several targets gets files for each.
+        name = f".{model.target}" if len(found) > 1 else ""
+        if trace is not None:
+            model.write_trace(trace.with_name(f"{trace.stem}{name}{trace.suffix}"))
+        if plot is not None:
+            model.plot(plot / model.target if name else plot)
+        if not as_json:
+            print(model)
+    if as_json:
+        print(json.dumps({"targets": [model.to_dict() for model in found]}))
 
 
 @app.command(

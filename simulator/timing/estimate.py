@@ -1,4 +1,4 @@
-"""Lower bounds of work in closed form, from the same costs as the schedule: no instructions needed.
+"""Estimates of work in closed form, from the same costs as the schedule: no instructions needed.
 
 For what has no Program: regions of the fallback, and kernels too long to trace while a model
 compiles. Every engine runs without a gap and tiles are full-sized where the shape allows; nothing
@@ -63,6 +63,18 @@ def rows_seconds(chip: Hardware, batch: int, rows: int, columns: int, dtype: tor
     issue = math.ceil(columns / _TILE) * timing(chip).vector_issue_cycles
     tiles = batch * math.ceil(rows / chip.partitions)
     return tiles * (columns / width + issue) / chip.vector_clock
+
+
+def chain_seconds(chip: Hardware, passes: int, columns: int, products: int = 0) -> float:
+    """`passes` instructions of VectorE on one tile of a result and `products` of TensorE, each of
+    which needs the one before: no time is saved by other tiles.
+    """
+    constants = timing(chip)
+    width = min(columns, _TILE)
+    vector = (width + constants.vector_latency_cycles) / chip.vector_clock
+    tensor = (width + constants.matmul_latency_cycles) / chip.pe_clock
+    handoffs = (passes + products) * constants.handoff_ns * 1e-9
+    return passes * vector + products * tensor + handoffs
 
 
 def hbm_seconds(chip: Hardware, nbytes: float) -> float:

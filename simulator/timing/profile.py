@@ -203,7 +203,7 @@ def profile_program(program: Program, chip: Hardware) -> Profile:
         critical_path=_critical_path(timeline),
         assumptions=result.assumptions,
         cores=cores,
-        band=_band(chip.target),
+        band=known_band(chip.target),
         timeline=timeline,
     )
 
@@ -237,7 +237,8 @@ def _critical_path(timeline: Timeline) -> tuple[LineTime, ...]:
     )
 
 
-def _band(target: str) -> Any:
+def known_band(target: str) -> Any:
+    """The error band of a target, None where there is none."""
     try:
         from trnx.simulator.timing.band import error_band
     except ImportError:

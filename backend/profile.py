@@ -1,0 +1,64 @@
+"""`trnx.profile`: the predicted time on the chip of a kernel, or of a compiled model.
+
+    trnx.profile(kernel, TensorSpec.dense((128, 4096), torch.bfloat16))       -> Profile
+    trnx.profile(torch.compile(model, backend="trnx"), x, target="trn1")      -> ModelProfile
+
+A module, and whatever `torch.compile` returned, is a model: it is compiled anew for `target` and
+runs once in eager, as in `trnx.explain`, so that Dynamo captures what a real call would. Anything
+else is an NKI kernel, of which nothing is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from trnx.backend.errors import ExampleError
+from trnx.backend.explain import explain
+from trnx.backend.model_profile import ModelProfile, model_profile
+from trnx.backend.options import Options, make_options
+from trnx.backend.torch_internals import uncompiled
+from trnx.simulator.hardware import hardware
+from trnx.simulator.timing.profile import Profile
+from trnx.simulator.timing.profile import profile as profile_kernel
+from trnx.simulator.tracing import Grid
+
+DEFAULT_TARGET = "trn2"
+
+
+def profile(
+    function: Any,
+    *args: Any,
+    target: str | None = None,
+    grid: Grid = None,
+    options: Mapping[str, Any] | Options | None = None,
+    **kwargs: Any,
+) -> Profile | ModelProfile:
+    """The prediction for `function(*args, **kwargs)` on `target` (trn2 where nothing says else).
+
+    A kernel takes positional arguments: tensors, TensorSpecs or constants; `grid` is its launch
+    grid. A model takes its own arguments; `options` are those of the backend, which cannot be read
+    off a compiled function. Raises what tracing the kernel, or explaining the model, raises.
+    """
+    original = uncompiled(function)
+    if original is None and not isinstance(function, torch.nn.Module):
+        if kwargs or options is not None:
+            given = ", ".join([*kwargs, *(["options"] if options is not None else [])])
+            raise ExampleError(
+                f"a kernel is profiled with positional arguments, got {given}; a function that is "
+                "no kernel needs torch.compile(function, backend='trnx') around it"
+            )
+        return profile_kernel(function, *args, target=target or DEFAULT_TARGET, grid=grid)
+    model = function if original is None else original
+    chosen = make_options(options)
+    if target is not None:
+        chosen = replace(chosen, target=hardware(target).target)
+    explanation = explain(model, *args, options=chosen, **kwargs)
+    return model_profile(_name(model), chosen.target, explanation.reports)
+
+
+def _name(model: Any) -> str:
+    return getattr(model, "__name__", type(model).__name__)
