@@ -44,6 +44,7 @@ from trnx.simulator.errors import (
     UninitialisedReadError,
 )
 from trnx.simulator.hardware import Hardware
+from trnx.simulator.isa.arguments import explain_arguments
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.indirect import (
     check_tensor_indirect,
@@ -518,21 +519,10 @@ def recorded(function: Callable[..., None]) -> Callable[..., NkiInstruction]:
         emit = Emit(name, current(name))
         try:
             function(emit, *args, **kwargs)
-        except TypeError as error:
-            _explain_arguments(emit, function, args, kwargs, error)
+        except (TypeError, AttributeError, ValueError) as error:
+            explain_arguments(emit, function, args, kwargs, error)
         return emit.commit()
 
     parameters = list(inspect.signature(function).parameters.values())[1:]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call
-
-
-def _explain_arguments(
-    emit: Emit, function: Callable[..., Any], args: Any, kwargs: Any, error: TypeError
-) -> NoReturn:
-    """A wrong keyword is a finding with the kernel's line; any other TypeError stays what it is."""
-    try:
-        inspect.signature(function).bind(emit, *args, **kwargs)
-    except TypeError as mismatch:
-        emit.illegal(f"{mismatch}")
-    raise error

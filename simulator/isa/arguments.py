@@ -1,0 +1,65 @@
+"""Why an instruction's function failed on its arguments: a wrong keyword, or a value of a wrong kind.
+
+Instructions look at their operands as if these were what their annotations say; only where that
+fails are the arguments compared with the annotations, so that the check costs nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from trnx.simulator.registers import VirtualRegister
+from trnx.simulator.tensor import NkiTensor
+
+if TYPE_CHECKING:
+    from trnx.simulator.isa.instruction import Emit
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int)
+
+
+def _is_integers(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(item, int) for item in value)
+
+
+def _is_tensors(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(item, NkiTensor) for item in value)
+
+
+# What an annotation allows besides None, and how a message calls it.
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "NkiTensor": (lambda value: isinstance(value, NkiTensor), "a tensor"),
+    "VirtualRegister": (lambda value: isinstance(value, VirtualRegister), "a register"),
+    "int": (_is_integer, "an integer"),
+    "float": (lambda value: isinstance(value, int | float), "a number"),
+    "tuple[int, ...]": (_is_integers, "a tuple of integers"),
+    "Sequence[int]": (_is_integers, "a tuple of integers"),
+    "Sequence[NkiTensor]": (_is_tensors, "a list of tensors"),
+}
+
+
+def explain_arguments(
+    emit: Emit,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    error: Exception,
+) -> NoReturn:
+    """Raise a finding that names the argument; any other error stays what it is."""
+    signature = inspect.signature(function)
+    try:
+        given = signature.bind(emit, *args, **kwargs).arguments
+    except TypeError as mismatch:
+        emit.illegal(f"{mismatch}")
+    for name, value in given.items():
+        wanted = str(signature.parameters[name].annotation)
+        kind, _, optional = wanted.partition(" | ")
+        if kind not in _KINDS or (value is None and optional == "None"):
+            continue
+        fits, words = _KINDS[kind]
+        if not fits(value):
+            emit.illegal(f"{name} must be {words}, not {value!r}")
+    raise error
