@@ -1,0 +1,154 @@
+"""Held-out kernels that stream rows: silu, AdamW, RMS norm with quantisation, average pooling.
+
+Written for this repository from the published descriptions; see `held_out.py`.
+"""
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+def _tile(shape, dtype):
+    return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+
+
+@nki.jit
+def silu(x, width):
+    """x [128, columns]: tiles of `width` columns in, one activation, out."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for start in range(0, x.shape[1], width):
+        tile = _tile((128, width), x.dtype)
+        result = _tile((128, width), x.dtype)
+        nisa.dma_copy(dst=tile, src=x[:, start : start + width])
+        nisa.activation(dst=result, op=nl.silu, data=tile)
+        nisa.dma_copy(dst=out[:, start : start + width], src=result)
+    return out
+
+
+def _adamw_tile(theta, grad, first, second):
+    """999 v + g^2, 9 m + g, (.) * rsqrt(.), 0.99999 theta - 0.001 (.)"""
+    shape = theta.shape
+    square = _tile(shape, nl.float32)
+    nisa.activation(dst=square, op=nl.square, data=grad)
+    nisa.scalar_tensor_tensor(
+        dst=second, data=second, op0=nl.multiply, operand0=999.0, op1=nl.add, operand1=square
+    )
+    nisa.scalar_tensor_tensor(
+        dst=first, data=first, op0=nl.multiply, operand0=9.0, op1=nl.add, operand1=grad
+    )
+    root = _tile(shape, nl.float32)
+    nisa.activation(dst=root, op=nl.rsqrt, data=second)
+    nisa.scalar_tensor_tensor(
+        dst=root, data=first, op0=nl.multiply, operand0=-0.001, op1=nl.multiply, operand1=root
+    )
+    result = _tile(shape, nl.float32)
+    nisa.scalar_tensor_tensor(
+        dst=result, data=theta, op0=nl.multiply, operand0=0.99999, op1=nl.add, operand1=root
+    )
+    return result
+
+
+@nki.jit
+def adamw_rows(theta, grad, first, second):
+    """Four tensors [rows, columns] in, 128 rows at a time, one out."""
+    out = nl.ndarray(theta.shape, dtype=theta.dtype, buffer=nl.shared_hbm)
+    rows, columns = theta.shape
+    for start in range(0, rows, 128):
+        end = min(start + 128, rows)
+        tiles = []
+        for tensor in (theta, grad, first, second):
+            tile = _tile((end - start, columns), nl.float32)
+            nisa.dma_copy(dst=tile, src=tensor[start:end])
+            tiles.append(tile)
+        nisa.dma_copy(dst=out[start:end], src=_adamw_tile(tiles[0], tiles[1], tiles[2], tiles[3]))
+    return out
+
+
+@nki.jit
+def adamw_columns(theta, grad, first, second, width):
+    """The same on [128, columns], `width` columns at a time."""
+    out = nl.ndarray(theta.shape, dtype=theta.dtype, buffer=nl.shared_hbm)
+    for start in range(0, theta.shape[1], width):
+        tiles = []
+        for tensor in (theta, grad, first, second):
+            tile = _tile((128, width), nl.float32)
+            nisa.dma_copy(dst=tile, src=tensor[:, start : start + width])
+            tiles.append(tile)
+        nisa.dma_copy(dst=out[:, start : start + width], src=_adamw_tile(tiles[0], tiles[1], tiles[2], tiles[3]))
+    return out
+
+
+@nki.jit
+def rmsnorm_quant(x, gamma, has_norm):
+    """x [rows, columns] bf16, the rows shared out to the programs: RMS norm with gamma, then fp8
+    with one scale per row.
+    """
+    rows, columns = x.shape
+    out = nl.ndarray(x.shape, dtype=nl.float8_e4m3, buffer=nl.shared_hbm)
+    scales = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.shared_hbm)
+    share = rows // nl.num_programs(0)
+    own = nl.program_id(0) * share
+    weights = _tile((128, columns), x.dtype)
+    nisa.dma_copy(dst=weights, src=gamma.ap([[0, 128], [1, columns]]))
+    epsilon = _tile((128, 1), nl.float32)
+    nisa.memset(dst=epsilon, value=1e-6)
+    for start in range(own, own + share, 128):
+        end = min(start + 128, own + share)
+        count = end - start
+        tile = _tile((count, columns), x.dtype)
+        nisa.dma_copy(dst=tile, src=x[start:end])
+        if has_norm:
+            square = _tile((count, columns), x.dtype)
+            total = _tile((count, 1), nl.float32)
+            nisa.activation_reduce(
+                dst=square, op=nl.square, data=tile, reduce_op=nl.add, reduce_res=total
+            )
+            scale = _tile((count, 1), nl.float32)
+            nisa.activation(
+                dst=scale, op=nl.rsqrt, data=total, scale=1.0 / columns, bias=epsilon[0:count]
+            )
+            nisa.scalar_tensor_tensor(
+                dst=tile, data=tile, op0=nl.multiply, operand0=scale, op1=nl.multiply,
+                operand1=weights[0:count],
+            )  # fmt: skip
+        most = _tile((count, 1), nl.float32)
+        nisa.tensor_reduce(dst=most, op=nl.maximum, data=tile, axis=1)
+        inverse = _tile((count, 1), nl.float32)
+        nisa.reciprocal(dst=inverse, data=most)
+        narrow = _tile((count, columns), nl.float8_e4m3)
+        nisa.tensor_scalar(
+            dst=narrow, data=tile, op0=nl.multiply, operand0=inverse, op1=nl.multiply,
+            operand1=240.0,
+        )  # fmt: skip
+        nisa.dma_copy(dst=scales[start:end], src=most)
+        nisa.dma_copy(dst=out[start:end], src=narrow)
+    return out, scales
+
+
+@nki.jit
+def average_pool(x, size):
+    """x [images, channels, height * width as (height, width)] to size x size; channels on the
+    partitions, one sum per result where windows are uneven, else two reductions.
+    """
+    images, channels, height, width = x.shape
+    out = nl.ndarray((images, channels, size, size), dtype=x.dtype, buffer=nl.shared_hbm)
+    for image in range(images):
+        for start in range(0, channels, 128):
+            end = min(start + 128, channels)
+            tile = _tile((end - start, height, width), x.dtype)
+            nisa.dma_copy(dst=tile, src=x[image, start:end])
+            result = _tile((end - start, size, size), x.dtype)
+            for i in range(size):
+                for j in range(size):
+                    top, bottom = i * height // size, -(-(i + 1) * height // size)
+                    left, right = j * width // size, -(-(j + 1) * width // size)
+                    nisa.tensor_reduce(
+                        dst=result[:, i, j : j + 1], op=nl.add,
+                        data=tile[:, top:bottom, left:right], axis=(1, 2),
+                    )  # fmt: skip
+            nisa.tensor_scalar(
+                dst=result, data=result, op0=nl.multiply,
+                operand0=float(size * size) / (height * width),
+            )  # fmt: skip
+            nisa.dma_copy(dst=out[image, start:end], src=result)
+    return out

@@ -1,0 +1,418 @@
+"""Held-out kernels with matrix products. Written for this repository from the published
+descriptions; see `held_out.py`.
+"""
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+def _tile(shape, dtype):
+    return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+
+
+def _sum(rows, columns):
+    return nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.psum)
+
+
+def _transposed(data):
+    """[p, f] to [f, p] through TensorE."""
+    held = nl.ndarray((data.shape[1], data.shape[0]), dtype=data.dtype, buffer=nl.psum)
+    nisa.nc_transpose(dst=held, data=data, engine=nisa.tensor_engine)
+    tile = _tile(held.shape, data.dtype)
+    nisa.tensor_copy(dst=tile, src=held, engine=nisa.vector_engine)
+    return tile
+
+
+def _rows_transposed(tile, depth):
+    """Columns of a tile [rows, depth] as tiles [128, rows]."""
+    pieces = []
+    for k in range(0, depth, 128):
+        pieces.append(_transposed(tile[:, k : k + 128]))
+    return pieces
+
+
+def _evict(acc, dtype, engine):
+    tile = _tile(acc.shape, dtype)
+    nisa.tensor_copy(dst=tile, src=acc, engine=engine)
+    return tile
+
+
+@nki.jit
+def matmul_row_blocks(x, w, block):
+    """x [M, K] by w [K, N]: blocks of `block` tiles of M, transposed by TensorE, while w streams by
+    in tiles of 512 columns.
+    """
+    height, depth = x.shape
+    columns = w.shape[1]
+    out = nl.ndarray((height, columns), dtype=x.dtype, buffer=nl.shared_hbm)
+    for m in range(0, height, 128 * block):
+        stationary = []
+        for row in range(m, m + 128 * block, 128):
+            tile = _tile((128, depth), x.dtype)
+            nisa.dma_copy(dst=tile, src=x[row : row + 128])
+            stationary.append(_rows_transposed(tile, depth))
+        for n in range(0, columns, 512):
+            sums = []
+            for _ in range(block):
+                sums.append(_sum(128, 512))
+            for k in range(0, depth, 128):
+                moving = _tile((128, 512), w.dtype)
+                nisa.dma_copy(dst=moving, src=w[k : k + 128, n : n + 512])
+                for i in range(block):
+                    nisa.nc_matmul(dst=sums[i], stationary=stationary[i][k // 128], moving=moving)
+            for i in range(block):
+                tile = _evict(sums[i], x.dtype, nisa.vector_engine)
+                row = m + 128 * i
+                nisa.dma_copy(dst=out[row : row + 128, n : n + 512], src=tile)
+    return out
+
+
+@nki.jit
+def transpose_matmul(lhs, rhs, block, products):
+    """lhs [K, M], rhs [K, N], both with K on the partitions; `products` bf16 products stand for one
+    in float32 (1: float32 itself). rhs is cut into 512 columns and a rest.
+    """
+    depth, height = lhs.shape
+    columns = rhs.shape[1]
+    out = nl.ndarray((height, columns), dtype=nl.float32, buffer=nl.shared_hbm)
+    for m in range(0, height, 128 * block):
+        stationary = []
+        for k in range(0, depth, 128):
+            tile = _tile((128, 128 * block), lhs.dtype)
+            nisa.dma_copy(dst=tile, src=lhs[k : k + 128, m : m + 128 * block])
+            stationary.append(_halved(tile, products))
+        for n in range(0, columns, 512):
+            width = min(512, columns - n)
+            moving = []
+            for k in range(0, depth, 128):
+                tile = _tile((128, width), rhs.dtype)
+                nisa.dma_copy(dst=tile, src=rhs[k : k + 128, n : n + width])
+                moving.append(_halved(tile, products))
+            for i in range(block):
+                acc = _sum(128, width)
+                for a, b in zip(stationary, moving, strict=True):
+                    part = a[:, 128 * i : 128 * i + 128]
+                    for _ in range(products):
+                        nisa.nc_matmul(dst=acc, stationary=part, moving=b)
+                row = m + 128 * i
+                tile = _evict(acc, nl.float32, nisa.vector_engine)
+                nisa.dma_copy(dst=out[row : row + 128, n : n + width], src=tile)
+    return out
+
+
+def _halved(tile, products):
+    """A tile in bfloat16 where several products stand for one."""
+    if products == 1:
+        return tile
+    half = _tile(tile.shape, nl.bfloat16)
+    nisa.tensor_copy(dst=half, src=tile, engine=nisa.vector_engine)
+    low = _tile(tile.shape, nl.bfloat16)
+    nisa.tensor_tensor(dst=low, data1=tile, data2=half, op=nl.subtract)
+    return half
+
+
+@nki.jit
+def lora(x, w, a, b, block):
+    """x @ w + (x @ a) @ b, float32: x [M, K], w [K, N], a [K, R], b [R, N]."""
+    height, depth = x.shape
+    columns, rank = w.shape[1], a.shape[1]
+    out = nl.ndarray((height, columns), dtype=x.dtype, buffer=nl.shared_hbm)
+    down = []
+    for k in range(0, depth, 128):
+        tile = _tile((128, rank), a.dtype)
+        nisa.dma_copy(dst=tile, src=a[k : k + 128])
+        down.append(tile)
+    for m in range(0, height, 128 * block):
+        stationary = []
+        low = []
+        for row in range(m, m + 128 * block, 128):
+            tile = _tile((128, depth), x.dtype)
+            nisa.dma_copy(dst=tile, src=x[row : row + 128])
+            pieces = _rows_transposed(tile, depth)
+            acc = _sum(rank, 128)
+            for piece, factor in zip(pieces, down, strict=True):
+                nisa.nc_matmul(dst=acc, stationary=factor, moving=piece)
+            low.append(_evict(acc, x.dtype, nisa.scalar_engine))
+            stationary.append(pieces)
+        for n in range(0, columns, 512):
+            sums = []
+            for _ in range(block):
+                sums.append(_sum(128, 512))
+            for k in range(0, depth, 128):
+                moving = _tile((128, 512), w.dtype)
+                nisa.dma_copy(dst=moving, src=w[k : k + 128, n : n + 512])
+                for i in range(block):
+                    nisa.nc_matmul(dst=sums[i], stationary=stationary[i][k // 128], moving=moving)
+            up = _tile((rank, 512), b.dtype)
+            nisa.dma_copy(dst=up, src=b[:, n : n + 512])
+            for i in range(block):
+                nisa.nc_matmul(dst=sums[i], stationary=low[i], moving=up)
+                row = m + 128 * i
+                tile = _evict(sums[i], x.dtype, nisa.vector_engine)
+                nisa.dma_copy(dst=out[row : row + 128, n : n + 512], src=tile)
+    return out
+
+
+@nki.jit
+def rmsnorm_matmul(x, w):
+    """RMS norm of the rows of x [M, K] without a weight, then by w [K, N], which stays in SBUF."""
+    height, depth = x.shape
+    columns = w.shape[1]
+    out = nl.ndarray((height, columns), dtype=x.dtype, buffer=nl.shared_hbm)
+    width = min(512, columns)
+    weights = []
+    for k in range(0, depth, 128):
+        tile = _tile((128, columns), w.dtype)
+        nisa.dma_copy(dst=tile, src=w[k : k + 128])
+        weights.append(tile)
+    epsilon = _tile((128, 1), nl.float32)
+    nisa.memset(dst=epsilon, value=1e-6)
+    for m in range(0, height, 128):
+        tile = _tile((128, depth), x.dtype)
+        nisa.dma_copy(dst=tile, src=x[m : m + 128])
+        square = _tile((128, depth), x.dtype)
+        total = _tile((128, 1), nl.float32)
+        nisa.activation_reduce(
+            dst=square, op=nl.square, data=tile, reduce_op=nl.add, reduce_res=total
+        )
+        scale = _tile((128, 1), nl.float32)
+        nisa.activation(dst=scale, op=nl.rsqrt, data=total, scale=1.0 / depth, bias=epsilon)
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=scale)
+        pieces = _rows_transposed(tile, depth)
+        result = _tile((128, columns), x.dtype)
+        for n in range(0, columns, width):
+            acc = _sum(128, width)
+            for piece, weight in zip(pieces, weights, strict=True):
+                nisa.nc_matmul(dst=acc, stationary=piece, moving=weight[:, n : n + width])
+            nisa.tensor_copy(dst=result[:, n : n + width], src=acc, engine=nisa.vector_engine)
+        nisa.dma_copy(dst=out[m : m + 128], src=result)
+    return out
+
+
+@nki.jit
+def double_row_matmul(lhs_t, rhs):
+    """fp8, 256 rows of K per product: lhs_t [K / 2, 2, M], rhs [K / 2, 2, N]; lhs_t stays."""
+    half, _, height = lhs_t.shape
+    columns = rhs.shape[2]
+    out = nl.ndarray((height, columns), dtype=nl.bfloat16, buffer=nl.shared_hbm)
+    stationary = []
+    for k in range(0, half, 128):
+        tile = _tile((128, 2, height), lhs_t.dtype)
+        nisa.dma_copy(dst=tile, src=lhs_t[k : k + 128])
+        stationary.append(tile)
+    for n in range(0, columns, 512):
+        moving = []
+        for k in range(0, half, 128):
+            tile = _tile((128, 2, 512), rhs.dtype)
+            nisa.dma_copy(dst=tile, src=rhs[k : k + 128, :, n : n + 512])
+            moving.append(tile)
+        for m in range(0, height, 128):
+            acc = _sum(128, 512)
+            for a, b in zip(stationary, moving, strict=True):
+                nisa.nc_matmul(
+                    dst=acc, stationary=a[:, :, m : m + 128], moving=b, perf_mode="double_row"
+                )
+            tile = _evict(acc, nl.bfloat16, nisa.vector_engine)
+            nisa.dma_copy(dst=out[m : m + 128, n : n + 512], src=tile)
+    return out
+
+
+@nki.jit
+def convolution(x, w, rows):
+    """3 x 3 without padding: x [C, H, W], w [9, C, O] -> [O, H - 2, W - 2]; `rows` rows of the
+    result at a time, nine shifted products per 128 channels.
+    """
+    channels, height, width = x.shape
+    outputs = w.shape[2]
+    tall, wide = height - 2, width - 2
+    out = nl.ndarray((outputs, tall, wide), dtype=x.dtype, buffer=nl.shared_hbm)
+    weights = []
+    for tap in range(9):
+        for c in range(0, channels, 128):
+            tile = _tile((128, outputs), w.dtype)
+            nisa.dma_copy(dst=tile, src=w[tap, c : c + 128])
+            weights.append(tile)
+    for top in range(0, tall, rows):
+        count = min(rows, tall - top)
+        images = []
+        for c in range(0, channels, 128):
+            tile = _tile((128, count + 2, width), x.dtype)
+            nisa.dma_copy(dst=tile, src=x[c : c + 128, top : top + count + 2])
+            images.append(tile)
+        for o in range(0, outputs, 128):
+            _convolve(out, images, weights, o, top, count, wide)
+    return out
+
+
+def _convolve(out, images, weights, o, top, count, wide):
+    per_bank = 512 // wide
+    result = _tile((128, count, wide), out.dtype)
+    for first in range(0, count, per_bank):
+        last = min(first + per_bank, count)
+        acc = nl.ndarray((128, last - first, wide), dtype=nl.float32, buffer=nl.psum)
+        for tap in range(9):
+            down, right = tap // 3, tap % 3
+            for c in range(len(images)):
+                nisa.nc_matmul(
+                    dst=acc,
+                    stationary=weights[tap * len(images) + c][:, o : o + 128],
+                    moving=images[c][:, first + down : last + down, right : right + wide],
+                )
+        nisa.tensor_copy(dst=result[:, first:last], src=acc, engine=nisa.vector_engine)
+    nisa.dma_copy(dst=out[o : o + 128, top : top + count], src=result)
+
+
+@nki.jit
+def mlp(x, matrices, down, residual):
+    """silu(x @ gate) * (x @ up) @ down (+ residual) for many rows; matrices are gate and up, or up
+    alone: x [S, H], matrices [H, I], down [I, H], which is read anew for every 128 rows. The rows
+    are shared out to the programs; x is transposed by TensorE.
+    """
+    rows, hidden = x.shape
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    share = rows // nl.num_programs(0)
+    own = nl.program_id(0) * share
+    weights = []
+    for matrix in matrices:
+        weights.append(_load_rows(matrix, hidden))
+    for m in range(own, own + share, 128):
+        count = min(128, own + share - m)
+        tile = _tile((count, hidden), x.dtype)
+        nisa.dma_copy(dst=tile, src=x[m : m + count])
+        if residual is not None:
+            added = _tile((count, hidden), x.dtype)
+            nisa.dma_copy(dst=added, src=residual[m : m + count])
+            nisa.tensor_tensor(dst=tile, data1=tile, data2=added, op=nl.add)
+        inward = _inner_rows(_rows_transposed(tile, hidden), weights, count, down.shape[0])
+        _project(out[m : m + count], inward, down)
+    return out
+
+
+def _inner_rows(pieces, weights, count, inner):
+    """The transposed, activated products of a row block."""
+    held = _tile((count, inner), pieces[0].dtype)
+    for n in range(0, inner, 512):
+        width = min(512, inner - n)
+        both = []
+        for matrix in weights:
+            acc = _sum(count, width)
+            for piece, weight in zip(pieces, matrix, strict=True):
+                nisa.nc_matmul(dst=acc, stationary=piece, moving=weight[:, n : n + width])
+            both.append(acc)
+        _gated(held[:, n : n + width], both)
+    inward = []
+    for k in range(0, inner, 128):
+        inward.append(_transposed(held[:, k : min(k + 128, inner)]))
+    return inward
+
+
+def _project(out, inward, down):
+    """out = rows of `inward` @ down."""
+    count, hidden = out.shape
+    tiles = _load_rows(down, down.shape[0])
+    result = _tile((count, hidden), out.dtype)
+    for n in range(0, hidden, 512):
+        width = min(512, hidden - n)
+        acc = _sum(count, width)
+        for piece, weight in zip(inward, tiles, strict=True):
+            nisa.nc_matmul(dst=acc, stationary=piece, moving=weight[:, n : n + width])
+        nisa.tensor_copy(dst=result[:, n : n + width], src=acc, engine=nisa.vector_engine)
+    nisa.dma_copy(dst=out, src=result)
+
+
+def _load_rows(matrix, depth):
+    """A matrix [depth, columns] as tiles of 128 rows."""
+    tiles = []
+    for k in range(0, depth, 128):
+        rows = min(128, depth - k)
+        tile = _tile((rows, matrix.shape[1]), matrix.dtype)
+        nisa.dma_copy(dst=tile, src=matrix[k : k + rows])
+        tiles.append(tile)
+    return tiles
+
+
+def _gated(dst, both):
+    active = _tile(dst.shape, dst.dtype)
+    nisa.activation(dst=active, op=nl.silu, data=both[0])
+    if len(both) == 1:
+        nisa.tensor_copy(dst=dst, src=active, engine=nisa.vector_engine)
+        return
+    nisa.tensor_tensor(dst=dst, data1=active, data2=both[1], op=nl.multiply)
+
+
+@nki.jit
+def stream_weights(x, matrices, down):
+    """A few rows x [T, H] through matrices [H, I], whose columns are shared out to the programs,
+    and `down` [I, H] if there is one: the time is that of reading the weights.
+    """
+    rows, hidden = x.shape
+    columns = matrices[0].shape[1] // nl.num_programs(0)
+    own = nl.program_id(0) * columns
+    shape = (rows, matrices[0].shape[1])
+    if down is not None:
+        shape = (nl.num_programs(0), 128, hidden // 128, rows)
+    out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    stationary = _tile((128, hidden // 128, rows), x.dtype)
+    turned = x.reshape((rows, hidden // 1024, 128, 8))
+    for row in range(rows):
+        nisa.dma_copy(
+            dst=stationary[:, :, row].reshape((128, hidden // 1024, 8)),
+            src=turned[row].permute((1, 0, 2)),
+        )
+    held = _tile((rows, columns), x.dtype)
+    for n in range(0, columns, 512):
+        width = min(512, columns - n)
+        both = []
+        for matrix in matrices:
+            both.append(_accumulate(stationary, matrix, own + n, width))
+        if down is None:
+            nisa.tensor_copy(dst=held[:, n : n + width], src=both[0], engine=nisa.vector_engine)
+        else:
+            _gated(held[:, n : n + width], both)
+    if down is None:
+        nisa.dma_copy(dst=out[:, own : own + columns], src=held)
+        return out
+    _project_columns(out, held, down[own : own + columns])
+    return out
+
+
+def _project_columns(out, held, down):
+    """held [T, I] @ down [I, H] with the columns of H on the partitions: one product of T columns
+    per 128 x 128 weights. Two programs leave their sums side by side.
+    """
+    rows, inner = held.shape
+    hidden = down.shape[1]
+    inward = []
+    for k in range(0, inner, 128):
+        inward.append(_transposed(held[:, k : min(k + 128, inner)]))
+    for start in range(0, hidden, 4096):
+        tiles = []
+        for k in range(0, inner, 128):
+            width = min(128, inner - k)
+            tile = _tile((width, 4096), held.dtype)
+            nisa.dma_copy(dst=tile, src=down[k : k + width, start : start + 4096])
+            tiles.append(tile)
+        acc = nl.ndarray((128, 32, rows), dtype=nl.float32, buffer=nl.psum)
+        for n in range(32):
+            for piece, tile in zip(inward, tiles, strict=True):
+                part = tile[:, 128 * n : 128 * n + 128]
+                nisa.nc_matmul(dst=acc[:, n], stationary=part, moving=piece)
+        result = _tile(acc.shape, out.dtype)
+        nisa.tensor_copy(dst=result, src=acc, engine=nisa.vector_engine)
+        first = start // 128
+        nisa.dma_copy(dst=out[nl.program_id(0), :, first : first + 32], src=result)
+
+
+def _accumulate(stationary, matrix, first, columns):
+    """x @ matrix[:, first : first + columns]; eight rows of the matrix a partition and load."""
+    hidden = matrix.shape[0]
+    acc = _sum(stationary.shape[2], columns)
+    for k in range(0, hidden, 1024):
+        tile = _tile((128, 8, columns), matrix.dtype)
+        block = matrix[k : k + 1024, first : first + columns]
+        nisa.dma_copy(dst=tile, src=block.reshape((128, 8, columns)))
+        for i in range(8):
+            chunk = stationary[:, k // 128 + i]
+            nisa.nc_matmul(dst=acc, stationary=chunk, moving=tile[:, i])
+    return acc
