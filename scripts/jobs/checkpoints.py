@@ -20,7 +20,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -75,6 +80,20 @@ def step_of(folder: Path) -> int:
     return int(found.group(1))
 
 
+def read_run(folder: Path) -> dict[str, Any]:
+    """What a complete checkpoint says of its run: model, vocabulary, tokenizer and so on."""
+    run: dict[str, Any] = json.loads((folder / _RUN).read_text())
+    return run
+
+
+def load_weights(folder: Path, model: torch.nn.Module) -> None:
+    """The weights alone, into a model in one process."""
+    wanted = {"model": get_model_state_dict(model)}
+    with _one_process_is_meant():
+        load(wanted, checkpoint_id=folder, no_dist=True)
+    set_model_state_dict(model, wanted["model"])
+
+
 def _remove(folder: Path) -> None:
     # Renamed first: a removal that is cut short leaves nothing that looks complete.
     gone = folder.with_name(folder.name + ".removed")
@@ -83,12 +102,21 @@ def _remove(folder: Path) -> None:
 
 
 class Checkpoints:
-    """Checkpoints of one run; `run` is what must be equal for a resumed run to be the same one."""
+    """Checkpoints of one run; `run` is what must be equal for a resumed run to be the same one,
+    `facts` are kept with it for other readers."""
 
-    def __init__(self, root: Path, keep: int, run: Mapping[str, Any], ranks: Ranks) -> None:
+    def __init__(
+        self,
+        root: Path,
+        keep: int,
+        run: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        ranks: Ranks,
+    ) -> None:
         self._root = root
         self._keep = keep
         self._run = dict(run)
+        self._facts = dict(facts)
         self._ranks = ranks
 
     def save(self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Path:
@@ -105,7 +133,7 @@ class Checkpoints:
             save(state, checkpoint_id=partial, no_dist=not dist.is_initialized())
         _barrier()
         if self._ranks.is_first:
-            run = {**self._run, "world": self._ranks.world}
+            run = {**self._run, **self._facts, "world": self._ranks.world}
             (partial / _RUN).write_text(json.dumps(run))
             _flush(partial)
             if final.exists():
@@ -175,7 +203,7 @@ class Checkpoints:
         return step_of(folder)
 
     def _check(self, folder: Path) -> dict[str, Any]:
-        saved: dict[str, Any] = json.loads((folder / _RUN).read_text())
+        saved = read_run(folder)
         for key, value in self._run.items():
             if saved.get(key) != value:
                 raise CheckpointError(

@@ -56,7 +56,7 @@ class Compiled:
             if seen:
                 return compiled(*args, **kwargs)
             with trnx.collect_reports() as reports, warnings.catch_warnings():
-                # Dynamo looks at `.grad` of activations; what torch says about it is not the user's.
+                # Dynamo looks at `.grad` of activations, which torch warns of.
                 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is")
                 result = compiled(*args, **kwargs)
             seen = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -120,6 +121,7 @@ class Training:
 
     def run(self, metrics: Metrics, stop: Stop) -> Outcome:
         """Train; see the class."""
+        metrics.write(event="start", process=os.getpid(), **self._facts())
         outcome = Outcome(self._resume(metrics))
         last = 1 if self._settings.warm_only else self._settings.steps
         with self._meter() as meter, graph_breaks() as broken:
@@ -141,6 +143,15 @@ class Training:
         if self._built.compiled is not None:
             outcome.skipped.extend(self._built.compiled.skipped)
         return outcome
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "backend": self._backend,
+            "device": self._platform.device.type,
+            "layout": self._layout.to_dict(),
+            "linear_flops": self._built.linear_flops,
+            "samples_per_epoch": self._corpus.windows,
+        }
 
     @contextmanager
     def _meter(self) -> Iterator[NkiMeter | None]:
@@ -237,4 +248,5 @@ def _checkpoints(
         "seed": settings.seed,
         "data": corpus.digest,
     }
-    return Checkpoints(settings.checkpoint_dir, settings.keep_checkpoints, run, ranks)
+    facts = {"tokenizer": settings.tokenizer}
+    return Checkpoints(settings.checkpoint_dir, settings.keep_checkpoints, run, facts, ranks)

@@ -1,0 +1,179 @@
+"""What the service computes: sentence embeddings, and text from a causal language model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trnx.backend import demo
+from trnx.jobs import models
+from trnx.jobs.checkpoints import finished, is_complete, load_weights, read_run
+from trnx.jobs.corpus import BYTE_VOCABULARY, BYTES, load_tokenizer
+from trnx.jobs.errors import ModelError
+from trnx.jobs.scheduler import Item
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+MINILM = "minilm"
+
+
+def _compile(
+    model: torch.nn.Module, backend: str, options: Mapping[str, str] | None
+) -> Callable[..., Any]:
+    """One graph for each shape: every shape is known, and hardware takes no symbolic ones."""
+    if backend == "eager":
+        return model
+    return torch.compile(
+        model, backend=backend, options=dict(options) if options else None, dynamic=False
+    )
+
+
+class EmbeddingEngine:
+    """Mean-pooled, normalised sentence embeddings of a BERT-like encoder in a local folder."""
+
+    name = "embed"
+
+    def __init__(
+        self, source: str, backend: str, options: Mapping[str, str] | None, device: torch.device
+    ) -> None:
+        """`source` is "minilm" or a folder with a transformers model. Raises ModelError."""
+        import transformers
+
+        folder = demo.model_folder() if source == MINILM else Path(source)
+        self.tokenizer = load_tokenizer(str(folder))
+        transformers.utils.logging.disable_progress_bar()
+        try:
+            model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"--embed {source}: no model can be read there ({error})") from None
+        self.limit = int(model.config.max_position_embeddings)
+        self._device = device
+        self._model = _compile(model.eval().to(device), backend, options)
+
+    def tokens(self, text: str) -> list[int]:
+        """Token numbers, with the markers of begin and end."""
+        numbers: list[int] = self.tokenizer(text, truncation=False, verbose=False)["input_ids"]
+        return numbers
+
+    def warm_up(self, rows: int, length: int) -> None:
+        """Compile one shape."""
+        self._embed([[0] * length], rows, length)
+
+    def step(self, items: Sequence[Item], rows: int, length: int) -> list[Any]:
+        """A list of floats for each item."""
+        vectors = self._embed([item.tokens for item in items], rows, length)
+        return [vector.tolist() for vector in vectors[: len(items)]]
+
+    @torch.no_grad()
+    def _embed(self, tokens: list[list[int]], rows: int, length: int) -> torch.Tensor:
+        numbers = torch.zeros(rows, length, dtype=torch.int64)
+        mask = torch.zeros(rows, length, dtype=torch.int64)
+        mask[:, 0] = 1  # rows that nobody asked for divide by their count of tokens, too
+        for row, own in enumerate(tokens):
+            numbers[row, : len(own)] = torch.tensor(own)
+            mask[row, : len(own)] = 1
+        inputs = {"input_ids": numbers, "attention_mask": mask}
+        on_device = {name: value.to(self._device) for name, value in inputs.items()}
+        return demo.embeddings(self._model, on_device).cpu()
+
+
+class GenerationEngine:
+    """Text from a model that train.py saved, or from random weights of a preset.
+
+    There is no cache of keys and values: a step runs the whole sequence, in the shape of its
+    bucket, and needs no attention mask, because padding comes behind the last token.
+    """
+
+    name = "generate"
+
+    def __init__(
+        self, source: str, backend: str, options: Mapping[str, str] | None, device: torch.device
+    ) -> None:
+        """`source` is a preset, a checkpoint, or a folder of checkpoints. Raises ModelError."""
+        run, folder = self._find(source)
+        self._tokenizer = None if run["tokenizer"] == BYTES else load_tokenizer(run["tokenizer"])
+        self.limit = int(run["sequence_length"])
+        config = models.build_config(run["model"], run["vocabulary"], self.limit, dropout=0.0)
+        model = models.build_model(config, run.get("seed", 0))
+        if folder is not None:
+            load_weights(folder, model)
+        self._device = device
+        self._model = _compile(model.eval().to(device), backend, options)
+
+    @staticmethod
+    def _find(source: str) -> tuple[dict[str, Any], Path | None]:
+        if source in models.PRESETS:
+            keys = models.read_config(source, None)
+            vocabulary = {"vocabulary": BYTE_VOCABULARY, "tokenizer": BYTES}
+            return {"model": keys, "sequence_length": 2048, **vocabulary}, None
+        path = Path(source)
+        folder = path if is_complete(path) else next(reversed(finished(path)), None)
+        if folder is None:
+            raise ModelError(
+                f"--generate {source}: no preset ({', '.join(models.PRESETS)}), and no complete "
+                "checkpoint of train.py"
+            )
+        return read_run(folder), folder
+
+    def tokens(self, text: str) -> list[int]:
+        """Token numbers: bytes, or the tokenizer's."""
+        if self._tokenizer is None:
+            return list(text.encode())
+        numbers: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return numbers
+
+    def text(self, tokens: list[int]) -> str:
+        """The text of tokens."""
+        if self._tokenizer is None:
+            return bytes(tokens).decode(errors="replace")
+        return str(self._tokenizer.decode(tokens))
+
+    def warm_up(self, rows: int, length: int) -> None:
+        """Compile one shape."""
+        self._logits([[0] * length], rows, length)
+
+    def step(self, items: Sequence[Item], rows: int, length: int) -> list[Any]:
+        """One more token for each item; text and reason for those that are done."""
+        logits = self._logits([item.tokens for item in items], rows, length)
+        return [self._extend(item, own) for item, own in zip(items, logits, strict=True)]
+
+    @torch.no_grad()
+    def _logits(self, tokens: list[list[int]], rows: int, length: int) -> torch.Tensor:
+        """Logits behind the last token of each sequence, float32 [sequences, vocabulary]."""
+        numbers = torch.zeros(rows, length, dtype=torch.int64)
+        for row, own in enumerate(tokens):
+            numbers[row, : len(own)] = torch.tensor(own)
+        last = torch.tensor([len(own) - 1 for own in tokens])
+        logits = self._model(input_ids=numbers.to(self._device)).logits.float().cpu()
+        return logits[torch.arange(len(tokens)), last]
+
+    def _extend(self, item: Item, logits: torch.Tensor) -> dict[str, Any] | None:
+        request, made = item.request, item.state.setdefault("made", [])
+        token = self._sample(item, logits)
+        end = 0 if self._tokenizer is None else self._tokenizer.eos_token_id
+        if token != end:
+            made.append(token)
+            item.tokens.append(token)
+        if token != end and len(made) < request.max_new_tokens:
+            return None
+        reason = "stop" if token == end else "length"
+        return {"text": self.text(made), "tokens": len(made), "finish_reason": reason}
+
+    @staticmethod
+    def _sample(item: Item, logits: torch.Tensor) -> int:
+        request = item.request
+        if request.temperature == 0:
+            return int(logits.argmax())
+        generator = item.state.get("generator")
+        if generator is None:
+            generator = torch.Generator()
+            if request.seed is None:
+                generator.seed()
+            else:
+                generator.manual_seed(request.seed)
+            item.state["generator"] = generator
+        chances = torch.softmax(logits / request.temperature, dim=-1)
+        return int(torch.multinomial(chances, 1, generator=generator))
