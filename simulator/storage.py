@@ -26,6 +26,10 @@ _POISON_FLOAT = 0xFF
 _POISON_INTEGER = 0x5A
 
 
+# What the views of a released slot point at.
+_NO_MEMORY = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
+
+
 class MemoryRegion(Enum):
     """Memory regions, as kernels name them: `nl.sbuf`, `nl.psum`, `nl.private_hbm`,
     `nl.shared_hbm`.
@@ -87,15 +91,19 @@ class Slot:
         self.holder: torch.Tensor | None = holder
         self.address = -1
         self.is_written = False
-        self._views: dict[tuple[torch.dtype, Shape, Shape, int], torch.Tensor] = {}
+        # By dtype, shape and strides, of which there are few, then by offset.
+        self._views: dict[tuple[torch.dtype, Shape, Shape], dict[int, torch.Tensor]] = {}
 
     def view(self, dtype: torch.dtype, shape: Shape, strides: Shape, offset: int) -> torch.Tensor:
         """The one view object of this region; offset in elements of `dtype` from the start."""
-        key = (dtype, shape, strides, offset)
-        found = self._views.get(key)
+        form = (dtype, shape, strides)
+        same = self._views.get(form)
+        if same is None:
+            same = self._views[form] = {}
+        found = same.get(offset)
         if found is None:
             found = torch.empty(0, dtype=dtype, device="cpu")
-            self._views[key] = found
+            same[offset] = found
             if self.holder is not None:
                 base = self.holder.storage_offset() * self.holder.element_size()
                 storage = self.holder.untyped_storage()
@@ -104,7 +112,9 @@ class Slot:
 
     def views(self) -> Iterator[tuple[tuple[torch.dtype, Shape, Shape, int], torch.Tensor]]:
         """The views with what they were asked for: (dtype, shape, strides, offset)."""
-        yield from self._views.items()
+        for form, same in self._views.items():
+            for offset, view in same.items():
+                yield (*form, offset), view
 
     def bind(self, tensor: torch.Tensor) -> None:
         """Point every view into the memory of `tensor`, unless it is there already."""
@@ -115,15 +125,18 @@ class Slot:
         self.address = -1
         storage = tensor.untyped_storage()
         base = tensor.storage_offset() * tensor.element_size()
-        for (dtype, shape, strides, offset), view in self._views.items():
-            view.set_(storage, base // dtype.itemsize + offset, shape, strides)
+        for (dtype, shape, strides), same in self._views.items():
+            first = base // dtype.itemsize
+            for offset, view in same.items():
+                view.set_(storage, first + offset, shape, strides)
         self.holder = tensor.detach()
         self.address = address
 
     def release(self) -> None:
         """Drop the caller's memory: every view becomes empty."""
-        for (dtype, *_), view in self._views.items():
-            view.set_(torch.empty(0, dtype=dtype, device="cpu").untyped_storage(), 0, (0,), (1,))
+        for same in self._views.values():
+            for view in same.values():
+                view.set_(_NO_MEMORY, 0, (0,), (1,))
         self.holder = None
         self.address = -1
 
