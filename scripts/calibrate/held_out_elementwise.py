@@ -126,29 +126,60 @@ def rmsnorm_quant(x, gamma, has_norm):
 
 
 @nki.jit
+def resize_nearest(x, rows, columns):
+    """x [images, height * width, channels], rows x columns pixels of the result: a load and a store
+    for each.
+    """
+    images, pixels, channels = x.shape[0], x.shape[1] * x.shape[2], x.shape[3]
+    out = nl.ndarray((images, rows * columns, channels), dtype=x.dtype, buffer=nl.shared_hbm)
+    flat = x.reshape((images, pixels, channels))
+    for row in range(rows):
+        for column in range(columns):
+            source = row * x.shape[1] // rows * x.shape[2] + column * x.shape[2] // columns
+            tile = _tile((images, channels), x.dtype)
+            nisa.dma_copy(dst=tile, src=flat[:, source])
+            nisa.dma_copy(dst=out[:, row * columns + column], src=tile)
+    return out
+
+
+@nki.jit
 def average_pool(x, size):
-    """x [images, channels, height * width as (height, width)] to size x size; channels on the
-    partitions, one sum per result where windows are uneven, else two reductions.
+    """x [images, channels, height, width] to size x size: channels on the partitions, the rows of a
+    window at a time (at most 64), one sum for each result.
     """
     images, channels, height, width = x.shape
     out = nl.ndarray((images, channels, size, size), dtype=x.dtype, buffer=nl.shared_hbm)
     for image in range(images):
         for start in range(0, channels, 128):
             end = min(start + 128, channels)
-            tile = _tile((end - start, height, width), x.dtype)
-            nisa.dma_copy(dst=tile, src=x[image, start:end])
             result = _tile((end - start, size, size), x.dtype)
             for i in range(size):
-                for j in range(size):
-                    top, bottom = i * height // size, -(-(i + 1) * height // size)
-                    left, right = j * width // size, -(-(j + 1) * width // size)
-                    nisa.tensor_reduce(
-                        dst=result[:, i, j : j + 1], op=nl.add,
-                        data=tile[:, top:bottom, left:right], axis=(1, 2),
-                    )  # fmt: skip
+                top, bottom = i * height // size, -(-(i + 1) * height // size)
+                _pool_row(result[:, i], x[image, start:end, top:bottom])
             nisa.tensor_scalar(
                 dst=result, data=result, op0=nl.multiply,
                 operand0=float(size * size) / (height * width),
             )  # fmt: skip
             nisa.dma_copy(dst=out[image, start:end], src=result)
     return out
+
+
+def _pool_row(result, rows):
+    """Sums over windows of a [channels, rows, width] source in HBM, 64 rows at a time."""
+    count, size = result.shape
+    _, height, width = rows.shape
+    parts = []
+    for first in range(0, height, 64):
+        last = min(first + 64, height)
+        tile = _tile((count, last - first, width), rows.dtype)
+        nisa.dma_copy(dst=tile, src=rows[:, first:last])
+        part = _tile((count, size), nl.float32)
+        for j in range(size):
+            left, right = j * width // size, -(-(j + 1) * width // size)
+            nisa.tensor_reduce(
+                dst=part[:, j : j + 1], op=nl.add, data=tile[:, :, left:right], axis=(1, 2)
+            )
+        parts.append(part)
+    for i in range(1, len(parts)):
+        nisa.tensor_tensor(dst=parts[0], data1=parts[0], data2=parts[i], op=nl.add)
+    nisa.tensor_copy(dst=result, src=parts[0], engine=nisa.vector_engine)

@@ -1,8 +1,13 @@
-"""Predicted against published times: `run.py [--json] [--quick]`.
+"""Predicted against published times: `run.py [--json] [--quick] [--write-band]`.
 
-Prints a row for each point and the free constants. Exit status 0 means that every bar holds.
-`--quick` leaves out whole kernels. With `--json` the last line is one JSON object, without it the
-table is Markdown as in `docs/timing.md`.
+Three tables. Judged rows: measured, predicted, error, bar. Constants: each measured one derived
+again from every other row that tells it, and how far the rest is off then (leave one out). Held-out
+kernels: published times that no constant was taken from; their errors are the band that predictions
+are given with (`simulator/timing/band.py`, written anew by `--write-band`).
+
+Exit status 0 means that every bar holds and that the band is the one in the package. `--quick`
+leaves out whole kernels. With `--json` the last line is one JSON object; the tables are Markdown as
+in `docs/timing.md`.
 """
 
 from __future__ import annotations
@@ -10,12 +15,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from measures import MEASURES
+from band_data import band_file, is_current, write
+from held_out import HELD_OUT, HeldOut
+from leave_out import Derived, leave_out, predicted
+from measures import Chip
 from points import POINTS, Point
+from predict import predict
 
 from trnx.simulator.timing.constants import free_constants
 
@@ -68,37 +78,108 @@ def _time(ns: float) -> str:
     return f"{ns / 1e6:.2f} ms" if ns >= 1e6 else f"{ns:.0f} ns"
 
 
-def predict(points: Sequence[Point]) -> list[Result]:
-    """Every point with its prediction."""
-    return [Result(p, MEASURES[p.measure[0]](p.target, *p.measure[1:])) for p in points]
+def judge(points: Sequence[Point]) -> list[Result]:
+    """Every row with its prediction."""
+    return [Result(p, predicted(p, Chip.of(p.target))) for p in points]
 
 
-def table(results: Sequence[Result]) -> str:
-    """Markdown."""
-    header = ("point", "chip", "what", "measured", "predicted", "error", "bar", "")
-    lines = [header, ("---",) * len(header), *(result.cells() for result in results)]
+def _markdown(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def table(results: Sequence[Result]) -> str:
+    """The judged rows."""
+    header = ("point", "chip", "what", "measured", "predicted", "error", "bar", "")
+    return _markdown(header, [result.cells() for result in results])
+
+
+def constants_table(derived: Sequence[Derived]) -> str:
+    """Constants by the row that they come from."""
+    header = ("constant", "chip", "from", "value", "row that sets it", "worst other", "")
+    rows = [
+        (
+            d.constant, d.target, d.row, f"{d.value:.4g}", f"{d.left_out:+.1%}",
+            f"{d.worst:+.1%} {d.worst_row}" if d.worst_row else "", "used" if d.is_used else "",
+        )
+        for d in derived
+    ]  # fmt: skip
+    return _markdown(header, rows)
+
+
+def held_out_table(errors: Sequence[tuple[HeldOut, float]]) -> str:
+    """Held-out kernels."""
+    header = ("kernel", "chip", "what", "measured", "predicted", "error", "")
+    rows = [
+        (
+            point.name, point.target, point.what, f"{point.ns / 1e3:.1f} us",
+            f"{point.ns * (1 + error) / 1e3:.1f} us", f"{error:+.1%}",
+            "" if point.is_described else "kernel unknown, not in the band",
+        )
+        for point, error in errors
+    ]  # fmt: skip
+    return _markdown(header, rows)
+
+
+def held_out_errors(points: Sequence[HeldOut]) -> list[tuple[HeldOut, float]]:
+    """Relative errors, positive where the prediction is too slow."""
+    with warnings.catch_warnings():
+        # Findings of our own kernels' source that a device's front end may judge otherwise.
+        warnings.simplefilter("ignore")
+        return [(point, predict(point) / point.ns - 1) for point in points]
+
+
+def _print_whole(
+    errors: list[tuple[HeldOut, float]], derived: list[Derived], write_band: bool
+) -> bool:
+    print(f"\n{constants_table(derived)}\n\n{held_out_table(errors)}\n")
+    text = band_file([(p.target, e) for p, e in errors if p.is_described])
+    if write_band:
+        write(text)
+    current = is_current(text)
+    print("the band of the package is " + ("current" if current else "STALE: --write-band"))
+    return current
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; 0 where every bar holds."""
+    """Print the tables; 0 where every bar holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     parser.add_argument("--quick", action="store_true", help="without whole kernels")
+    parser.add_argument("--write-band", action="store_true", help="write simulator/timing/band.py")
     options = parser.parse_args(arguments)
     points = [p for p in POINTS if not (options.quick and p.measure[0] == "matmul")]
-    results = predict(points)
+    results = judge(points)
+    derived = leave_out(points)
+    errors = [] if options.quick else held_out_errors(HELD_OUT)
     constants = free_constants()
     failed = [result.point.name for result in results if result.holds is False]
     print(table(results))
+    current = True
+    if options.quick:
+        print(f"\n{constants_table(derived)}")
+    else:
+        current = _print_whole(errors, derived, options.write_band)
     print(f"\nfree constants (not documented by AWS): {len(constants)}")
     for constant in constants:
         print(f"* {constant}")
     print(f"\nbars that fail: {', '.join(failed) or 'none'}")
     if options.json:
-        points_json = [result.to_dict() for result in results]
-        print(json.dumps({"points": points_json, "free_constants": constants, "failed": failed}))
-    return 1 if failed else 0
+        report = {
+            "points": [result.to_dict() for result in results],
+            "leave_one_out": [d.to_dict() for d in derived],
+            "held_out": [
+                {"name": p.name, "target": p.target, "what": p.what, "measured_ns": p.ns,
+                 "error": error, "source": p.source, "in_band": p.is_described}
+                for p, error in errors
+            ],
+            "free_constants": constants,
+            "free_constant_count": len(constants),
+            "band_is_current": current,
+            "failed": failed,
+        }  # fmt: skip
+        print(json.dumps(report))
+    return 1 if failed or not current else 0
 
 
 if __name__ == "__main__":
