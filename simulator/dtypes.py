@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import dtype as TorchDType
 
+from trnx.simulator.context import kernel_location
+from trnx.simulator.errors import UnknownDTypeError
+
 
 class DType(str):
     """One NKI data type. `torch` is the dtype of the storage; `limits` are those of an integer
@@ -101,7 +104,7 @@ _BY_TORCH = {
 
 
 def resolve(dtype: Any) -> DType:
-    """The `DType` of a name, a DType, a torch dtype or a numpy dtype. Raises TypeError."""
+    """The `DType` of a name, a DType, a torch dtype or a numpy dtype. Raises UnknownDTypeError."""
     if isinstance(dtype, DType):
         return dtype
     if isinstance(dtype, torch.dtype):
@@ -112,5 +115,9 @@ def resolve(dtype: Any) -> DType:
         name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
         found = _BY_NAME.get(str(name))
     if found is None:
-        raise TypeError(f"{dtype!r} is not an NKI data type; there are {', '.join(DTYPES)}")
+        raise UnknownDTypeError(
+            "dtype",
+            f"{dtype!r} is not an NKI data type; there are {', '.join(DTYPES)}",
+            kernel_location(),
+        )
     return found

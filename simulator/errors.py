@@ -9,6 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+# Characters of a finding's message; a kernel's values and names may be of any size.
+_LONGEST = 10_000
+
+
+def shortened(value: object, limit: int = 80) -> str:
+    """The representation of a value for a message."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
 
 class TrnxError(Exception):
     """Root of all exceptions that trnx raises on purpose."""
@@ -56,6 +65,8 @@ class FindingError(TrnxError):
         self.check = check
         self.location = location
         where = f"\n  at {location}" if location else ""
+        if len(message) > _LONGEST:
+            message = f"{message[:_LONGEST]} ... ({len(message) - _LONGEST} more characters)"
         super().__init__(f"[{check}] {message}{where}")
 
 
@@ -73,6 +84,10 @@ class CapacityError(FindingError):
 
 class IllegalInstructionError(FindingError):
     """Operands that the instruction or the generation does not take."""
+
+
+class UnknownDTypeError(FindingError, TypeError):
+    """Something that is no NKI data type."""
 
 
 class AllocationOverlapError(FindingError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trnx.simulator.context import kernel_location
-from trnx.simulator.errors import IllegalInstructionError, OutOfBoundsError
+from trnx.simulator.errors import IllegalInstructionError, OutOfBoundsError, shortened
 
 if TYPE_CHECKING:
     from trnx.simulator.tensor import Indirect, NkiTensor
@@ -104,11 +104,16 @@ def _bounds(tensor: NkiTensor, dim: int, item: Any) -> tuple[Any, int, int, bool
         if not 0 <= start < size:
             _outside(tensor, dim, item)
         return start, 1, 1, False
-    return _illegal(tensor, f"an index must be an integer, a slice, nl.ds or ..., not {item!r}")
+    return _illegal(
+        tensor, f"an index must be an integer, a slice, nl.ds or ..., not {shortened(item)}"
+    )
 
 
 def _slice_bounds(tensor: NkiTensor, dim: int, item: slice) -> tuple[int, int, int, bool]:
     size = tensor.shape[dim]
+    parts = (item.start, item.stop, item.step)
+    if not all(part is None or hasattr(part, "__index__") for part in parts):
+        _illegal(tensor, f"the parts of {item} must be integers")
     if item.step is not None and item.step < 1:
         _illegal(tensor, f"the step {item.step} of a slice must be positive")
     start, stop, step = item.indices(size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,7 +24,11 @@ from trnx.simulator.context import (
 from trnx.simulator.cores import Core, Cores
 from trnx.simulator.coverage import Coverage, Covered
 from trnx.simulator.dtypes import DType, resolve
-from trnx.simulator.errors import IllegalInstructionError, UninitialisedReadError
+from trnx.simulator.errors import (
+    IllegalInstructionError,
+    UninitialisedReadError,
+    shortened,
+)
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.loops import Loops
@@ -133,10 +138,10 @@ class Simulator:
         return NkiTensor(storage, kind, sizes, contiguous_strides(sizes), 0, name)
 
     def _checked_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
-            self.illegal(f"ndarray: shape {shape} must be positive integers")
-        return tuple(int(size) for size in sizes)
+        sizes = tuple(shape) if isinstance(shape, list | tuple) else (shape,)
+        if not sizes or not all(hasattr(size, "__index__") and size > 0 for size in sizes):
+            self.illegal(f"ndarray: shape {shortened(shape)} must be positive integers")
+        return tuple(operator.index(size) for size in sizes)
 
     def _shared_tensor(self, shape: tuple[int, ...], dtype: DType, name: str) -> NkiTensor:
         if self.core.shared_next < len(self._shared):
@@ -250,6 +255,7 @@ class Simulator:
                     self.ordering.access(core, emit.name, tensor, is_write, line) or unordered
                 )
             if is_write:
+                storage.writes += 1
                 if storage.rivals:
                     invalidate_rivals(tensor, kernel_location())
                 if storage.buffer is MemoryRegion.psum and not storage.matmul.is_empty:
@@ -306,6 +312,11 @@ class Simulator:
         named = step.keywords
         key = (step.func, *map(id, step.args), *named, *map(id, named.values()))
         return self._steps_by_key.setdefault(key, step)
+
+    @property
+    def keeps_copies(self) -> bool:
+        """True where everything that runs between two steps is known: no loop, no other program."""
+        return self.ordering is None and self.rank.count == 1 and not self.loops.depth
 
     def derived(self, function: Callable[[torch.Tensor], Any], view: torch.Tensor) -> Any:
         """`function(view)`, one object for all that ask; `function` may not read or write."""

@@ -11,19 +11,19 @@ import contextvars
 import dis
 import functools
 import inspect
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from trnx.simulator.arrays import from_numpy, kind_of, to_numpy
+from trnx.simulator.arguments import Arguments
+from trnx.simulator.arrays import to_numpy
 from trnx.simulator.checks.findings import Findings
 from trnx.simulator.context import enter, has_run
 from trnx.simulator.cores import Core
-from trnx.simulator.dtypes import DType
-from trnx.simulator.errors import FindingError, Location
-from trnx.simulator.hardware import hardware
+from trnx.simulator.errors import FindingError, Location, TrnxError
+from trnx.simulator.hardware import Hardware, hardware
 from trnx.simulator.kernel import Kernel
 from trnx.simulator.precision import FullPrecision
 from trnx.simulator.program import Output, Program
@@ -36,6 +36,14 @@ from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.twins import load
 
 Grid = int | Sequence[int] | None
+
+
+class GridError(TrnxError, ValueError):
+    """A launch grid that is no number of programs."""
+
+
+class LaunchError(FindingError):
+    """A launch that the target does not have."""
 
 
 class KernelResultError(FindingError):
@@ -81,66 +89,20 @@ def simulate(
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        as_numpy = any(isinstance(a, np.ndarray) for a in (*args, *kwargs.values()))
         findings = Findings(strict, warn)
         program, results = _trace(kernel, args, kwargs, target, grid, True, findings, rank)
         has_run(program, target)
-        if not as_numpy:
-            return results.tensors[0] if results.is_single else results.tensors
-        arrays = tuple(map(to_numpy, results.tensors, results.dtypes))
-        return arrays[0] if results.is_single else arrays
+        return results.values[0] if results.is_single else results.values
 
     return call
 
 
 class _Results:
-    """What a kernel returned, as tensors."""
+    """What a kernel returned, as tensors or arrays; an argument is what the caller passed."""
 
-    def __init__(
-        self, tensors: tuple[torch.Tensor, ...], dtypes: tuple[DType, ...], is_single: bool
-    ) -> None:
-        self.tensors = tensors
-        self.dtypes = dtypes
+    def __init__(self, values: tuple[Any, ...], is_single: bool) -> None:
+        self.values = values
         self.is_single = is_single
-
-
-class _Arguments:
-    """Converts arguments: every tensor, also inside of tuples, lists and dicts, becomes an
-    NkiTensor.
-    """
-
-    def __init__(self, simulator: Simulator) -> None:
-        self._simulator = simulator
-        self.specs: list[TensorSpec] = []
-        self.tensors: list[NkiTensor] = []
-        self.given: list[torch.Tensor | None] = []
-
-    def convert(self, value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            tensor = from_numpy(value)
-            return self._add(TensorSpec.of(tensor), tensor, kind_of(value))
-        if isinstance(value, torch.Tensor):
-            return self._add(TensorSpec.of(value), value)
-        if isinstance(value, TensorSpec):
-            return self._add(value, None)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self.convert(item) for item in value))
-        if isinstance(value, list | tuple):
-            return type(value)(self.convert(item) for item in value)
-        if isinstance(value, dict):
-            return {key: self.convert(item) for key, item in value.items()}
-        return value
-
-    def _add(
-        self, spec: TensorSpec, tensor: torch.Tensor | None, kind: DType | None = None
-    ) -> NkiTensor:
-        if tensor is None and self._simulator.values:
-            raise TypeError("tracing with values needs tensors, got a TensorSpec")
-        view = self._simulator.argument(spec, tensor, kind)
-        self.specs.append(spec)
-        self.tensors.append(view)
-        self.given.append(tensor)
-        return view
 
 
 def _trace(
@@ -177,14 +139,14 @@ def _trace_here(
     rank: Rank,
 ) -> tuple[Program, _Results]:
     function, sizes, is_kernel = _resolve(kernel, grid)
+    _check_grid(function, sizes, hardware(target), findings)
     if is_kernel:
         for finding in cached_findings(function):
             findings.report(finding)
     with torch.inference_mode(False), torch.no_grad(), FullPrecision():
         simulator = Simulator(hardware(target), sizes, values, findings, rank)
-        arguments = _Arguments(simulator)
-        positional = [arguments.convert(value) for value in args]
-        keywords = {name: arguments.convert(value) for name, value in kwargs.items()}
+        arguments = Arguments(simulator)
+        positional, keywords = arguments.convert_all(function, args, kwargs)
 
         def body(core: Core) -> Any:
             return _run_program(simulator, function, core, positional, keywords)
@@ -193,9 +155,10 @@ def _trace_here(
         tensors = _returned_tensors(returned, function, findings)
         program = _program(simulator, function, arguments, tensors)
         is_single = isinstance(returned, NkiTensor)
+        if values:
+            arguments.write_back()
         results = _read_results(tensors, arguments) if values else ()
-        dtypes = tuple(tensor.dtype for tensor in tensors)
-        return program, _Results(results, dtypes, is_single)
+        return program, _Results(results, is_single)
 
 
 def _run_program(
@@ -215,9 +178,30 @@ def _resolve(kernel: Any, grid: Grid) -> tuple[Callable[..., Any], tuple[int, ..
     twin = load(kernel)
     sizes = twin.grid if isinstance(twin, Kernel) else None
     if grid is not None:
-        sizes = (grid,) if isinstance(grid, int) else tuple(grid)
+        sizes = tuple(grid) if isinstance(grid, list | tuple) else (grid,)
+    for size in sizes or ():
+        if not isinstance(size, int) or size < 1:
+            raise GridError(f"the grid {sizes} must be a positive number of programs")
     function = twin.function if isinstance(twin, Kernel) else twin
     return inspect.unwrap(function), sizes or (), isinstance(twin, Kernel)
+
+
+def _check_grid(
+    function: Callable[..., Any], sizes: tuple[int, ...], target: Hardware, findings: Findings
+) -> None:
+    """The brackets of a launch hold one number, the logical core's physical cores. Source:
+    SDK/nki/get-started/about/lnc.rst.
+    """
+    programs = math.prod(sizes)
+    if len(sizes) <= 1 and programs in target.lnc:
+        return
+    code = getattr(function, "__code__", None)
+    where = Location(code.co_filename, code.co_firstlineno, code.co_name) if code else None
+    allowed = " or ".join(map(str, target.lnc))
+    message = (
+        f"the kernel is launched with {list(sizes)}; {target.target} takes one number, {allowed}"
+    )
+    findings.report(LaunchError("launch-grid", message, where))
 
 
 def _returned_tensors(
@@ -265,7 +249,7 @@ def _return_location(function: Callable[..., Any]) -> Location | None:
 def _program(
     simulator: Simulator,
     function: Callable[..., Any],
-    arguments: _Arguments,
+    arguments: Arguments,
     returned: tuple[NkiTensor, ...],
 ) -> Program:
     slots = []
@@ -283,7 +267,7 @@ def _program(
     )
 
 
-def _output(tensor: NkiTensor, arguments: _Arguments) -> Output:
+def _output(tensor: NkiTensor, arguments: Arguments) -> Output:
     storage = tensor.storage
     assert storage.slot is not None
     argument = -1
@@ -303,19 +287,14 @@ def _output(tensor: NkiTensor, arguments: _Arguments) -> Output:
     return Output(storage.slot, spec, tensor.offset, argument, whole)
 
 
-def _read_results(
-    returned: tuple[NkiTensor, ...], arguments: _Arguments
-) -> tuple[torch.Tensor, ...]:
-    """Copies of the results as they are after the first run."""
-    results = []
+def _read_results(returned: tuple[NkiTensor, ...], arguments: Arguments) -> tuple[Any, ...]:
+    """Copies of the results as they are after the first run, of the kind of the first tensor."""
+    results: list[Any] = []
     for tensor in returned:
-        same = [
-            given
-            for view, given in zip(arguments.tensors, arguments.given, strict=True)
-            if tensor.same_elements(view)
-        ]
-        if same and same[0] is not None:
-            results.append(same[0])
-        else:
-            results.append(tensor.torch_view().clone(memory_format=torch.contiguous_format))
+        same = [i for i, view in enumerate(arguments.tensors) if tensor.same_elements(view)]
+        if same:
+            results.append(arguments.original(same[0]))
+            continue
+        value = tensor.torch_view().clone(memory_format=torch.contiguous_format)
+        results.append(to_numpy(value, tensor.dtype) if arguments.is_first_numpy else value)
     return tuple(results)

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, simulate, trace
+from trnx.simulator.errors import FindingWarning
 from trnx.simulator.program import BindingError
+from trnx.simulator.tracing import GridError, LaunchError
 
 
 def _specs(*tensors: torch.Tensor) -> list[TensorSpec]:
@@ -211,12 +213,35 @@ def test_the_kernel_is_called_directly(kernels: ModuleType) -> None:
     assert torch.equal(kernels.copy(x), x)
 
 
-@pytest.mark.parametrize("grid", [1, 2, 4])
+@pytest.mark.parametrize("grid", [1, 2])
 def test_programs_of_a_grid_share_results(kernels: ModuleType, grid: int) -> None:
     x = torch.randn(8, 3)
     assert torch.equal(simulate(kernels.per_program, grid=grid)(x), x)
     assert torch.equal(simulate(kernels.per_program[grid])(x), x)
     assert torch.equal(trace(kernels.per_program, _specs(x), grid=grid).run([x])[0], x)
+
+
+@pytest.mark.parametrize(
+    ("grid", "target", "allowed"),
+    [(4, "trn2", "1 or 2"), (3, "trn3", "1 or 2"), (2, "trn1", "1"), ((1, 2), "trn2", "1 or 2")],
+)
+def test_a_launch_that_the_target_does_not_have(
+    kernels: ModuleType, grid: int | tuple[int, ...], target: str, allowed: str
+) -> None:
+    x = torch.randn(12, 3)
+    with pytest.raises(LaunchError, match=f"takes one number, {allowed}\n") as caught:
+        simulate(kernels.per_program, target, grid)(x)
+    assert caught.value.check == "launch-grid"
+    assert "per_program" in str(caught.value)
+    with pytest.warns(FindingWarning, match="launch-grid"):
+        result = simulate(kernels.per_program[grid], target, warn=("launch-grid",))(x)
+    assert torch.equal(result, x)
+
+
+@pytest.mark.parametrize("grid", [0, -1, 2.5, "two", (2, 0)])
+def test_a_grid_that_is_no_number_of_programs(kernels: ModuleType, grid: object) -> None:
+    with pytest.raises(GridError, match="positive number of programs"):
+        simulate(kernels.per_program, grid=grid)(torch.randn(8, 3))  # type: ignore[arg-type]
 
 
 def test_a_loop_is_recorded_once_and_follows_its_bound(kernels: ModuleType) -> None:

@@ -1,0 +1,170 @@
+"""Arguments of a kernel: every tensor becomes an NkiTensor in HBM, wherever it is in an argument.
+
+Tensors are looked for in tuples, lists, dicts, and in objects of NKIObject classes and dataclasses.
+An array that torch cannot share (read-only, negative strides) is copied; what the kernel writes
+into it is copied back, and is an error where the array is read-only.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from trnx.simulator.arrays import from_numpy, kind_of
+from trnx.simulator.dtypes import DType
+from trnx.simulator.errors import TrnxError, UnknownDTypeError
+from trnx.simulator.objects import NKIObject
+from trnx.simulator.simulator import Simulator
+from trnx.simulator.spec import TensorSpec
+from trnx.simulator.tensor import NkiTensor
+
+
+class ArgumentError(TrnxError, TypeError):
+    """An argument that the simulator cannot give to a kernel."""
+
+
+class Arguments:
+    """Converts the arguments of one call, and keeps what they were."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self._simulator = simulator
+        self._name = ""
+        self.specs: list[TensorSpec] = []
+        self.tensors: list[NkiTensor] = []
+        self.given: list[torch.Tensor | None] = []
+        # What the caller passed, and its name, where it is not the tensor in `given`.
+        self._originals: dict[int, tuple[Any, str]] = {}
+        self.is_first_numpy = False
+
+    def convert_all(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments as the kernel gets them."""
+        names = _parameter_names(function)
+        positional = []
+        for index, value in enumerate(args):
+            self._name = names[index] if index < len(names) else f"number {index}"
+            positional.append(self._convert(value))
+        keywords = {}
+        for name, value in kwargs.items():
+            self._name = name
+            keywords[name] = self._convert(value)
+        return positional, keywords
+
+    def original(self, index: int) -> Any:
+        """What the caller passed as the tensor `index`."""
+        found = self._originals.get(index)
+        return self.given[index] if found is None else found[0]
+
+    def write_back(self) -> None:
+        """Give the caller what the kernel wrote into copies. Raises ArgumentError."""
+        for index, (original, name) in self._originals.items():
+            slot, held = self.tensors[index].storage.slot, self.given[index]
+            if slot is None or not slot.is_written or held is None:
+                continue
+            if isinstance(original, torch.Tensor):
+                original.detach().copy_(held)
+            elif not original.flags.writeable:
+                raise ArgumentError(
+                    f"argument {name} is a read-only array, and the kernel writes into it; pass a "
+                    "copy"
+                )
+            elif not np.shares_memory(original, _bytes(held)):
+                original[...] = _bytes(held).view(original.dtype).reshape(original.shape)
+
+    def _convert(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return self._array(value)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, TensorSpec):
+            return self._add(value, None)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self._convert(item) for item in value))
+        if isinstance(value, list | tuple):
+            return type(value)(self._convert(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._convert(item) for key, item in value.items()}
+        if isinstance(value, NKIObject) or (
+            dataclasses.is_dataclass(value) and not isinstance(value, type)
+        ):
+            return self._object(value)
+        return value
+
+    def _object(self, value: Any) -> Any:
+        """The same object, or a copy where a tensor was found in it: the caller's stays."""
+        held = dict(_attributes(value))
+        converted = {name: self._convert(item) for name, item in held.items()}
+        if all(converted[name] is item for name, item in held.items()):
+            return value
+        made = copy.copy(value)
+        for name, item in converted.items():
+            # Classes may be frozen.
+            object.__setattr__(made, name, item)
+        return made
+
+    def _array(self, array: np.ndarray[Any, Any]) -> NkiTensor:
+        try:
+            tensor = from_numpy(array)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"argument {self._name} is a numpy array of {array.dtype}: {error}"
+            ) from None
+        self.is_first_numpy = self.is_first_numpy or not self.tensors
+        self._originals[len(self.tensors)] = (array, self._name)
+        return self._add(TensorSpec.of(tensor), tensor, kind_of(array))
+
+    def _tensor(self, tensor: torch.Tensor) -> NkiTensor:
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+            raise ArgumentError(
+                f"argument {self._name} is a tensor of layout {tensor.layout} on {tensor.device}; "
+                "the simulator takes strided tensors in CPU memory"
+            )
+        plain = tensor.resolve_conj().resolve_neg()
+        if plain is not tensor:
+            self._originals[len(self.tensors)] = (tensor, self._name)
+        return self._add(TensorSpec.of(plain), plain)
+
+    def _add(
+        self, spec: TensorSpec, tensor: torch.Tensor | None, kind: DType | None = None
+    ) -> NkiTensor:
+        if tensor is None and self._simulator.values:
+            raise ArgumentError(
+                f"tracing with values needs tensors; argument {self._name} is a TensorSpec"
+            )
+        try:
+            view = self._simulator.argument(spec, tensor, kind)
+        except UnknownDTypeError as error:
+            raise ArgumentError(f"argument {self._name} {spec.shape}: {error}") from None
+        self.specs.append(spec)
+        self.tensors.append(view)
+        self.given.append(tensor)
+        return view
+
+
+def _parameter_names(function: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    if hasattr(value, "__dict__"):
+        yield from vars(value).items()
+        return
+    for field in dataclasses.fields(value):
+        if hasattr(value, field.name):
+            yield field.name, getattr(value, field.name)
+
+
+def _bytes(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The memory of a tensor as numpy has it, whatever its dtype."""
+    held = tensor.detach()
+    return held.view(getattr(torch, f"uint{held.element_size() * 8}")).numpy()
