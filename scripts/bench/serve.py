@@ -30,19 +30,6 @@ import httpx
 
 SERVE = Path(__file__).resolve().parents[1] / "jobs" / "serve.py"
 WORDS = ("tensor", "engine", "compiles", "every", "kernel", "before", "batches", "arrive")
-    "tensor",
-    "engine",
-    "compiles",
-    "every",
-    "kernel",
-    "before",
-    "the",
-    "first",
-    "batch",
-    "of",
-    "tokens",
-    "arrives",
-]
 JSON = {"content-type": "application/json"}
 # (path, body, expected status): what clients do wrong.
 BAD: tuple[tuple[str, bytes, int], ...] = (
