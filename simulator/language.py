@@ -48,7 +48,13 @@ def region(buffer: Any) -> MemoryRegion:
         return buffer
     if buffer is None:
         return MemoryRegion.sbuf
-    return MemoryRegion.private_hbm if buffer == "hbm" else MemoryRegion(buffer)
+    if buffer == "hbm":
+        return MemoryRegion.private_hbm
+    try:
+        return MemoryRegion(buffer)
+    except ValueError:
+        names = ", ".join(one.value for one in MemoryRegion)
+        current("buffer").illegal(f"buffer={buffer!r} must be one of {names}")
 
 
 def ndarray(

@@ -1,4 +1,4 @@
-"""Why an instruction's function failed on its arguments: a wrong keyword, or a value of a wrong kind.
+"""Why an instruction's function failed on its arguments: a wrong keyword, a value of a wrong kind.
 
 Instructions look at their operands as if these were what their annotations say; only where that
 fails are the arguments compared with the annotations, so that the check costs nothing.
@@ -6,10 +6,14 @@ fails are the arguments compared with the annotations, so that the check costs n
 
 from __future__ import annotations
 
+import functools
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from trnx.simulator.context import kernel_location
+from trnx.simulator.errors import IllegalInstructionError
 from trnx.simulator.registers import VirtualRegister
 from trnx.simulator.tensor import NkiTensor
 
@@ -39,6 +43,38 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "Sequence[int]": (_is_integers, "a tuple of integers"),
     "Sequence[NkiTensor]": (_is_tensors, "a list of tensors"),
 }
+
+
+def integer(emit: Emit, value: Any, name: str) -> int:
+    """A compile-time integer of 32 bits, signed or unsigned."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        emit.illegal(f"{name} must be an integer, not {value!r}")
+    emit.require(-(2**31) <= number < 2**32, f"{name}={number} does not fit in 32 bits")
+    return number
+
+
+def integers(emit: Emit, values: Any, name: str) -> tuple[int, ...]:
+    """A list or tuple of compile-time integers; one integer counts as a tuple of one."""
+    items = values if isinstance(values, tuple | list) else (values,)
+    return tuple(integer(emit, item, name) for item in items)
+
+
+def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of nki.isa that records nothing: a wrong keyword is a finding too."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as mismatch:
+            message = f"{function.__name__}: {mismatch}"
+            raise IllegalInstructionError(function.__name__, message, kernel_location()) from None
+        return function(*args, **kwargs)
+
+    return call
 
 
 def explain_arguments(

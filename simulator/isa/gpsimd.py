@@ -16,6 +16,7 @@ import torch
 
 from trnx.simulator.dtypes import DType
 from trnx.simulator.isa.alu import OPERATORS, AluOp, operator, token_name
+from trnx.simulator.isa.arguments import integer, integers
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
@@ -43,8 +44,14 @@ Pattern = tuple[tuple[int, int], ...]
 
 def _checked_pattern(emit: Emit, dst: NkiTensor, pattern: Any) -> Pattern:
     """The pattern as (step, count) pairs that give dst's elements per partition."""
-    steps = tuple((int(step), int(count)) for step, count in pattern)
-    emit.require(1 <= len(steps) <= 4, f"pattern has {len(steps)} dimensions; it may have 1 to 4")
+    rows = pattern if isinstance(pattern, tuple | list) else ()
+    emit.require(1 <= len(rows) <= 4, f"pattern {pattern} must have 1 to 4 pairs [step, count]")
+    pairs = [integers(emit, row, "pattern") for row in rows]
+    emit.require(
+        all(len(pair) == 2 and pair[1] > 0 for pair in pairs),
+        f"pattern {pattern} must be pairs [step, count] with positive counts",
+    )
+    steps = tuple((step, count) for step, count in pairs)
     size = math.prod(count for _, count in steps)
     if size != dst.free_size:
         emit.illegal(
@@ -92,11 +99,18 @@ def iota(
     steps = _checked_pattern(emit, dst, pattern)
     shape = flat(dst)
     if isinstance(offset, VirtualRegister):
-        values = _affine(dst.shape[0], steps, 0, int(channel_multiplier))
+        values = _affine(
+            dst.shape[0], steps, 0, integer(emit, channel_multiplier, "channel_multiplier")
+        )
         write = emit.write_f32 if dst.dtype.is_float else emit.write
         emit.step(_iota_from_register, values, offset, dst.dtype, write(dst, "dst", shape=shape))
         return
-    values = _affine(dst.shape[0], steps, int(offset), int(channel_multiplier))
+    values = _affine(
+        dst.shape[0],
+        steps,
+        integer(emit, offset, "offset"),
+        integer(emit, channel_multiplier, "channel_multiplier"),
+    )
     if dst.dtype.needs_codec:
         emit.step(emit.write_f32(dst, "dst", shape=shape).copy_, values.to(torch.float32))
         return
@@ -140,13 +154,21 @@ def affine_select(
         value = emit.read_f32(on_true_tile, "on_true_tile", shape=shape)
         target = emit.write_f32(dst, "dst", shape=shape)
     if isinstance(offset, VirtualRegister):
-        affine = _affine(dst.shape[0], steps, 0, int(channel_multiplier))
+        affine = _affine(
+            dst.shape[0], steps, 0, integer(emit, channel_multiplier, "channel_multiplier")
+        )
         operands = (bits_of(value), bits_of(fill), bits_of(target))
         emit.step(_select_from_register, compare.function, affine, offset, *operands)
         return
     bits = int(bits_of(fill))
     keep, filled = _selection(
-        dst.shape[0], steps, int(offset), int(channel_multiplier), compare, bits, target.itemsize
+        dst.shape[0],
+        steps,
+        integer(emit, offset, "offset"),
+        integer(emit, channel_multiplier, "channel_multiplier"),
+        compare,
+        bits,
+        target.itemsize,
     )
     # Two bit operations are several times faster than torch.where.
     out = bits_of(target)
@@ -254,7 +276,9 @@ def nonzero_with_count(
     emit.require(dst.ndim == 2, "dst must be two-dimensional")
     rows = emit.read(src[::_CORE], "src", shape=(len(range(0, src.shape[0], _CORE)), src.free_size))
     target = emit.overwrite_some(dst, "dst", buffers=SBUF)[::_CORE]
-    emit.step(_nonzero, rows, int(index_offset), int(padding_val), target)
+    offset = integer(emit, index_offset, "index_offset")
+    padding = integer(emit, padding_val, "padding_val")
+    emit.step(_nonzero, rows, offset, padding, target)
 
 
 def _nonzero(rows: torch.Tensor, offset: int, padding: int, out: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from trnx.simulator.errors import Location, OutOfBoundsError
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.gpsimd import core_groups
 from trnx.simulator.isa.instruction import Emit, instruction
-from trnx.simulator.isa.operands import bits_of, flat, in_sbuf, require_dtype
+from trnx.simulator.isa.operands import bits_of, flat, in_sbuf, is_overlapping, require_dtype
 from trnx.simulator.tensor import NkiTensor
 
 _CORE = 16
@@ -148,6 +148,7 @@ def topk(
         src.shape[0] % _CORE == 0 and src.shape[0] == val_dst.shape[0] == idx_dst.shape[0],
         "src, val_dst and idx_dst must have the same number of partitions, a multiple of 16",
     )
+    emit.require(not is_overlapping(val_dst, idx_dst), "val_dst and idx_dst overlap")
     emit.require(idx_dst.free_size == k, "val_dst and idx_dst differ in elements per partition")
     emit.require(8 <= n < 65536, f"n={n} must be 8 to 65535")
     emit.require(1 <= k < 32768 and k <= n, f"K={k} must be 1 to {min(n, 32767)}")

@@ -52,6 +52,15 @@ def emit_integers(
     _chain(emit, dst, stages, value, operands, out, work)
 
 
+def _wrap(value: torch.Tensor, is_signed: bool) -> None:
+    """The low 32 bits of int64 values, in place."""
+    if is_signed:
+        value.add_(2**31)
+    value.bitwise_and_(0xFFFFFFFF)
+    if is_signed:
+        value.sub_(2**31)
+
+
 def emit_bits(
     emit: Emit,
     dst: NkiTensor,
@@ -95,6 +104,8 @@ def _chain(
             spare = intermediate(emit, out, dst, *later)
             result = spare if spare is out else emit.scratch(out.shape, work)
         emit.step(alu.function, *alu.arguments(value, operand, reverse), out=result)
+        if work is torch.int64 and not is_last:
+            emit.step(_wrap, result, dst.dtype.torch is torch.int32)
         value = result
     if target is not out:
         # Converting int64 to 32 bits keeps the low bits, as 32-bit arithmetic would.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trnx.simulator.context import current
+from trnx.simulator.isa.arguments import checked, integer
 from trnx.simulator.isa.enums import Engine, NcVersion
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.registers import VirtualRegister
@@ -12,6 +13,7 @@ from trnx.simulator.storage import DMA_REACHABLE
 from trnx.simulator.tensor import NkiTensor
 
 
+@checked
 def register_alloc(x: Any = None) -> VirtualRegister:
     """A new register: without a value, with an integer, or with a one-element tensor's value."""
     current("register_alloc")
@@ -23,6 +25,11 @@ def register_alloc(x: Any = None) -> VirtualRegister:
     return register
 
 
+def _wrapped(value: int) -> int:
+    """The signed integer with the low 32 bits of `value`."""
+    return (value + 2**31) % 2**32 - 2**31
+
+
 @instruction
 def register_move(emit: Emit, dst: VirtualRegister, src: Any) -> None:
     """dst = a constant or another register."""
@@ -32,8 +39,7 @@ def register_move(emit: Emit, dst: VirtualRegister, src: Any) -> None:
         emit.require_set(src, "src")
         emit.step(dst.value.copy_, src.value)
     else:
-        emit.require(isinstance(src, int), f"src must be an integer or a register, not {src!r}")
-        emit.step(dst.value.fill_, src)
+        emit.step(dst.value.fill_, _wrapped(integer(emit, src, "src")))
     dst.is_set = True
 
 
@@ -43,7 +49,7 @@ def register_load(emit: Emit, dst: VirtualRegister, src: NkiTensor) -> None:
     emit.on(None, (Engine.dma,))
     emit.require(isinstance(dst, VirtualRegister), "dst must be a register")
     emit.require(src.size == 1, f"src has {src.size} elements; it must have one")
-    emit.require(not src.dtype.is_packed, f"src is {src.dtype}")
+    emit.require(src.dtype.is_integer, f"src is {src.dtype}; a register holds an integer")
     emit.step(dst.value.copy_, emit.read(src, "src", shape=(1,), buffers=DMA_REACHABLE))
     dst.is_set = True
 
@@ -55,6 +61,7 @@ def register_store(emit: Emit, dst: NkiTensor, src: VirtualRegister) -> None:
     emit.require(isinstance(src, VirtualRegister), "src must be a register")
     emit.require_set(src, "src")
     emit.require(dst.size == 1, f"dst has {dst.size} elements; it must have one")
+    emit.require(dst.dtype.is_integer, f"dst is {dst.dtype}; a register holds an integer")
     emit.step(emit.write(dst, "dst", shape=(1,), buffers=DMA_REACHABLE).copy_, src.value)
 
 

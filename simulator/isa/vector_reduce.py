@@ -14,6 +14,7 @@ import torch
 
 from trnx.simulator.isa.activation_functions import emit_activation
 from trnx.simulator.isa.alu import OPERATORS, arithmetic, binary_arithmetic, operator
+from trnx.simulator.isa.arguments import integers
 from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
@@ -77,7 +78,7 @@ def tensor_reduce(
 
 def _kept_dims(emit: Emit, data: NkiTensor, axis: Any) -> int:
     """The number of leading dimensions that stay; the reduced axes must be the last ones."""
-    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    axes = integers(emit, axis, "axis")
     axes = tuple(sorted(a + data.ndim if a < 0 else a for a in axes))
     kept = data.ndim - len(axes)
     if not axes or kept < 1 or axes != tuple(range(kept, data.ndim)):

@@ -14,7 +14,7 @@ import torch
 
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
-from trnx.simulator.isa.operands import match_tiles, number, require_dtype
+from trnx.simulator.isa.operands import is_overlapping, match_tiles, number, require_dtype
 from trnx.simulator.tensor import NkiTensor
 
 _MISSING = -1  # all ones, as unsigned
@@ -132,5 +132,6 @@ def nc_match_replace8(
     if dst_idx is not None:
         _check_eight(emit, dst_idx, "dst_idx", data)
         require_dtype(emit, "dst_idx", dst_idx, ("uint16", "uint32"))
+        emit.require(not is_overlapping(dst, dst_idx), "dst and dst_idx overlap")
         indices = emit.write(dst_idx, "dst_idx", shape=(partitions, 8), elementwise=False)
     emit.step(_replace, value, wanted, immediate, out, indices)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trnx.simulator.isa.arguments import integers
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import bits_of
@@ -77,7 +78,7 @@ def _rows(
     emit: Emit, dst: NkiTensor, src: NkiTensor, shuffle_mask: Any
 ) -> tuple[list[int], list[int]]:
     """The partitions of dst that are written, and those of src they come from."""
-    mask = [int(entry) for entry in shuffle_mask]
+    mask = integers(emit, shuffle_mask, "shuffle_mask")
     emit.require(len(mask) == _QUADRANT, f"shuffle_mask has {len(mask)} entries; it must have 32")
     targets, sources = [], []
     for row in range(dst.shape[0]):
