@@ -255,7 +255,6 @@ class Simulator:
                     self.ordering.access(core, emit.name, tensor, is_write, line) or unordered
                 )
             if is_write:
-                storage.writes += 1
                 if storage.rivals:
                     invalidate_rivals(tensor, kernel_location())
                 if storage.buffer is MemoryRegion.psum and not storage.matmul.is_empty:
@@ -312,11 +311,6 @@ class Simulator:
         named = step.keywords
         key = (step.func, *map(id, step.args), *named, *map(id, named.values()))
         return self._steps_by_key.setdefault(key, step)
-
-    @property
-    def keeps_copies(self) -> bool:
-        """True where everything that runs between two steps is known: no loop, no other program."""
-        return self.ordering is None and self.rank.count == 1 and not self.loops.depth
 
     def derived(self, function: Callable[[torch.Tensor], Any], view: torch.Tensor) -> Any:
         """`function(view)`, one object for all that ask; `function` may not read or write."""

@@ -46,8 +46,11 @@ def test_one_program_has_no_peer(kernels: ModuleType) -> None:
     spec = TensorSpec.dense((2, 5), torch.float32)
     with pytest.raises(IllegalInstructionError, match="launch of 2 programs"):
         trace(kernels.exchanges, [spec])
-    with pytest.raises(IllegalInstructionError, match="NeuronCore-v3"):
-        trace(kernels.exchanges, [spec], grid=2, target="trn1")
+    with (
+        pytest.warns(FindingWarning, match="launch-grid"),
+        pytest.raises(IllegalInstructionError, match="NeuronCore-v3"),
+    ):
+        trace(kernels.exchanges, [spec], grid=2, target="trn1", warn=("launch-grid",))
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
