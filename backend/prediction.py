@@ -123,8 +123,9 @@ class Predictions:
             from trnx.simulator.timing.profile import predicted_seconds
 
             return predicted_seconds(self.program(launch, hw), hw), "schedule"
-        except Exception:  # the fallback boundary: the executable meets it, and says so
-            log.info("kernel %s cannot be traced for a prediction", launch.kernel, exc_info=True)
+        except Exception:  # the fallback boundary: no prediction is worth a failed compilation
+            log.warning("kernel %s has no schedule; its time is estimated", launch.kernel,
+                        exc_info=True)  # fmt: skip
             return estimated_seconds(launch, cost, hw), "estimate"
 
     def program(self, launch: Launch, hw: Hardware) -> Program:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -21,3 +26,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def open_trace() -> Callable[[Path], Any]:
+    """Opens a Perfetto trace in Perfetto's trace processor; see `trace_processor.py`."""
+    path = Path(__file__).with_name("trace_processor.py")
+    spec = importlib.util.spec_from_file_location("_trace_processor", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.open_trace  # type: ignore[no-any-return]

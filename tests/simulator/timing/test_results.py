@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import warnings
@@ -23,18 +22,6 @@ HERE = Path(__file__).parent
 PARTS = 100
 
 
-def _helper() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("_processor", HERE / "trace_processor.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-open_trace = _helper().open_trace
-
-
 def _spec(*shape: int) -> TensorSpec:
     return TensorSpec.dense(shape, torch.float32)
 
@@ -50,7 +37,7 @@ def matmul(kernels: ModuleType) -> Profile:
 
 
 @pytest.fixture(scope="module")
-def trace(matmul: Profile, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def trace(matmul: Profile, tmp_path_factory: pytest.TempPathFactory, open_trace: Any) -> Any:
     path = matmul.write_trace(tmp_path_factory.mktemp("trace") / "matmul.pftrace")
     processor = open_trace(path)
     yield processor
@@ -124,7 +111,9 @@ def test_transfers_carry_the_bytes(trace: Any, matmul: Profile) -> None:
     assert [row.bytes for row in rows] == [matmul.hbm_bytes]
 
 
-def test_several_timelines_follow_each_other(matmul: Profile, tmp_path: Path) -> None:
+def test_several_timelines_follow_each_other(
+    matmul: Profile, tmp_path: Path, open_trace: Any
+) -> None:
     total = round(matmul.total_seconds * 1e12)
     parts = [(matmul.timeline, 0), (matmul.timeline, total)]
     processor = open_trace(write_trace(tmp_path / "two.pftrace", "two", "trn2", parts))
@@ -134,7 +123,7 @@ def test_several_timelines_follow_each_other(matmul: Profile, tmp_path: Path) ->
 
 
 def test_what_is_not_shown_is_said(
-    matmul: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    matmul: Profile, tmp_path: Path, open_trace: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trnx.simulator.timing.perfetto_trace.SHOWN", 10)
     processor = open_trace(matmul.write_trace(tmp_path / "short.pftrace"))

@@ -207,5 +207,7 @@ def _compiled() -> tuple[Any, Any]:
 
     path = _module_path()
     assert path is not None
-    engine = wasmtime.Engine()
+    config = wasmtime.Config()
+    config.cranelift_opt_level = "none"  # traces of tests are small
+    engine = wasmtime.Engine(config)
     return engine, wasmtime.Module.from_file(engine, str(path))
