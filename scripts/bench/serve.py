@@ -86,6 +86,20 @@ async def _one(
         load.seconds[path].append(time.perf_counter() - start)
 
 
+async def _bad(
+    client: httpx.AsyncClient, load: Load, path: str, content: bytes, expected: int
+) -> None:
+    load.bad += 1
+    try:
+        answer = await client.post(path, content=content, headers=JSON)
+        seen = str(answer.status_code)
+        good = answer.status_code == expected and "message" in answer.json()["error"]
+    except httpx.HTTPError as error:
+        seen, good = type(error).__name__, False
+    if not good:
+        load.bad_wrong.append(f"{path} {content[:40]!r}: {seen}")
+
+
 async def _client(
     client: httpx.AsyncClient, load: Load, number: int, end: float, options: argparse.Namespace
 ) -> None:
@@ -93,10 +107,7 @@ async def _client(
     while time.perf_counter() < end:
         if chance.random() < options.bad_share:
             path, content, expected = chance.choice(BAD)
-            answer = await client.post(path, content=content, headers=JSON)
-            load.bad += 1
-            if answer.status_code != expected or "message" not in answer.json()["error"]:
-                load.bad_wrong.append(f"{path} {content[:40]!r}: {answer.status_code}")
+            await _bad(client, load, path, content, expected)
             continue
         await _one(client, load, *_good(chance, options.generate_share))
 

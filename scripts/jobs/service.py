@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 PATHS = ("/health", "/ready", "/metrics", "/embed", "/generate")
 _RETRY_SECONDS = "1"
+# The most that is read of a body that is too large.
+_DISCARDED_BYTES = 64 << 20
 _CODES = {
     400: "bad_request",
     404: "not_found",
@@ -164,7 +166,11 @@ async def _validation_error(_: Request, error: Exception) -> Response:
 
 
 class BodyLimit:
-    """ASGI middleware: a body with more than `most` bytes is refused, announced or not."""
+    """ASGI middleware: a body with more than `most` bytes is refused, announced or not.
+
+    What is left of a refused body is read and thrown away, to a limit: a client that still sends
+    when the connection closes does not see the answer.
+    """
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
@@ -174,27 +180,34 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        message = f"the body has more than {self._most} bytes"
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > self._most:
-            await self._refusal()(scope, receive, send)
+            await _discard(receive)
+            await _error(413, message, {"Connection": "close"})(scope, receive, send)
             return
         seen = 0
 
         async def counted() -> Message:
             nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
+            part = await receive()
+            seen += len(part.get("body", b""))
             if seen > self._most:
-                raise HTTPException(413, self._message())
-            return message
+                if part.get("more_body", False):
+                    await _discard(receive)
+                raise HTTPException(413, message, {"Connection": "close"})
+            return part
 
         await self._app(scope, counted, send)
 
-    def _message(self) -> str:
-        return f"the body has more than {self._most} bytes"
 
-    def _refusal(self) -> JSONResponse:
-        return _error(413, self._message(), {"Connection": "close"})
+async def _discard(receive: Receive) -> None:
+    seen = 0
+    while seen < _DISCARDED_BYTES:
+        part = await receive()
+        seen += len(part.get("body", b""))
+        if not part.get("more_body", False):
+            return
 
 
 def make_app(service: Service) -> FastAPI:
