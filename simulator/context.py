@@ -128,6 +128,11 @@ def kernel_line() -> tuple[CodeType, int] | None:
     return None
 
 
+def is_simulator_frame(frame: FrameType) -> bool:
+    """True for code of the simulator."""
+    return frame.f_code.co_filename.startswith(_HERE)
+
+
 def kernel_location() -> Location | None:
     """The kernel's source line that is being executed."""
     found = kernel_line()

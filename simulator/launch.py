@@ -10,8 +10,9 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
 
-from trnx.simulator.context import Recorded, observing
+from trnx.simulator.context import Recorded, is_simulator_frame, observing
 from trnx.simulator.errors import FindingError, TrnxError
 from trnx.simulator.hardware import hardware
 from trnx.simulator.installation import install, uninstall
@@ -47,7 +48,21 @@ def run_script(
             if not debug:
                 raise
             traceback.print_exc()
-            pdb.post_mortem(finding.__traceback__)
+            pdb.post_mortem(_to_the_kernel(finding.__traceback__))
+
+
+def _to_the_kernel(found: TracebackType | None) -> TracebackType | None:
+    """The traceback as far as the kernel's line: the debugger starts at its last frame."""
+    entries = []
+    while found is not None:
+        entries.append(found)
+        found = found.tb_next
+    while entries and is_simulator_frame(entries[-1].tb_frame):
+        entries.pop()
+    shown: TracebackType | None = None
+    for entry in reversed(entries):
+        shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return shown
 
 
 @contextmanager

@@ -9,10 +9,51 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection
 
-from trnx.simulator.errors import FindingError, FindingWarning
+from trnx.simulator.errors import FindingError, FindingWarning, TrnxError
 
+# What `FindingError.check` may be, besides the names of instructions and collectives.
+CHECKS = frozenset(
+    {
+        "address",
+        "address-overlap",
+        "buffer",
+        "capacity",
+        "deadlock",
+        "dtype",
+        "engine",
+        "gather-index",
+        "kernel-subset",
+        "launch-grid",
+        "legality",
+        "matmul-accumulate",
+        "out-of-bounds",
+        "partitions",
+        "psum-bank",
+        "result",
+        "shared-hbm-order",
+        "start-partition",
+        "tile",
+        "uninitialised-read",
+        "uninitialised-result",
+        "view",
+    }
+)
 # Rules on which the sources disagree are warnings, whatever was chosen.
 DISPUTED = "kernel-subset-disputed"
+
+
+def is_check(name: str) -> bool:
+    """True for the name of a check."""
+    from trnx.simulator.modules import nki_modules
+
+    modules = nki_modules()
+    return name in (CHECKS | {DISPUTED}) or any(
+        name in vars(modules[module]) for module in ("nki.isa", "nki.collectives")
+    )
+
+
+class UnknownCheckError(TrnxError, ValueError):
+    """A name in `warn` that is no check."""
 
 
 class Findings:
@@ -20,7 +61,13 @@ class Findings:
 
     def __init__(self, strict: bool = True, warn: Collection[str] = ()) -> None:
         self._strict = strict
-        self._warn = frozenset(warn)
+        self._warn = frozenset([warn] if isinstance(warn, str) else warn)
+        unknown = sorted(name for name in self._warn if not is_check(name))
+        if unknown:
+            raise UnknownCheckError(
+                f"{', '.join(unknown)}: no such check; there are {', '.join(sorted(CHECKS))}, and "
+                "the names of instructions"
+            )
         self.passed: list[FindingError] = []
 
     def report(self, finding: FindingError) -> None:

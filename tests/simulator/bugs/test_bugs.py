@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, load_module, trace
+from trnx.simulator.checks.findings import is_check
 from trnx.simulator.cores import DeadlockError
 from trnx.simulator.errors import (
     AllocationOverlapError,
@@ -275,4 +276,5 @@ def test_every_seeded_bug_is_listed() -> None:
     listed = {file: {bug.kernel for bug in BUGS if bug.file == file} for file in MARKS}
     assert listed == {file: set(marks) for file, marks in MARKS.items()}
     assert len(BUGS) >= 60
+    assert all(is_check(bug.check) for bug in BUGS)
     assert all(count == 1 for count in Counter(bug.kernel for bug in BUGS).values())

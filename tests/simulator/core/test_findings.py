@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, trace
+from trnx.simulator.checks.findings import CHECKS, DISPUTED, UnknownCheckError, is_check
 from trnx.simulator.errors import (
     CapacityError,
     FindingWarning,
@@ -38,6 +39,17 @@ def test_a_check_can_be_made_a_warning(legality: ModuleType) -> None:
         assert trace(kernel, [X], warn=("start-partition",)).instruction_count == 1
     with pytest.warns(FindingWarning, match="starts at partition 16"):
         trace(kernel, [X], strict=False)
+
+
+def test_a_check_that_does_not_exist_is_named(legality: ModuleType) -> None:
+    for warn in (("capacity", "capcity"), "capcity"):
+        with pytest.raises(UnknownCheckError, match="capcity: no such check; there are address"):
+            trace(legality.starts_at_partition_16, [X], warn=warn)
+    # One name as it is, an instruction's own, a collective's, and the disputed rules.
+    for warn in ("start-partition", ("start-partition", "nc_matmul", "all_reduce")):
+        with pytest.warns(FindingWarning, match="starts at partition 16"):
+            trace(legality.starts_at_partition_16, [X], warn=warn)
+    assert all(is_check(name) for name in (DISPUTED, *CHECKS))
 
 
 def test_findings_become_warnings_one_by_one(memory: ModuleType) -> None:
