@@ -49,7 +49,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The cut. `free` are a tile's axes after the fold, `loops` what is looped over."""
+    """The cut. `free` are a tile's axes without the fold, which stands before `free[fold_at]`;
+    `loops` is what is looped over."""
 
     partition: int
     folded: bool
@@ -57,12 +58,15 @@ class Geometry:
     free: tuple[Axis, ...]
     loops: tuple[Axis, ...]
     reduced: frozenset[int]
+    fold_at: int = 0
 
     @property
     def free_labels(self) -> Dims:
-        """Labels of a tile's free axes, the fold first."""
-        fold = (self.partition,) if self.folded else ()
-        return fold + tuple(a.label for a in self.free)
+        """Labels of a tile's free axes, in the order of the space: a DMA runs along the last."""
+        labels = [a.label for a in self.free]
+        if self.folded:
+            labels.insert(self.fold_at, self.partition)
+        return tuple(labels)
 
     def count(self, label: int) -> int:
         """The largest number of elements of `label` in one partition of a tile."""
@@ -157,14 +161,17 @@ def _cut_along(
     if inner and fold < _LEAST_FOLD:
         fold = 1
     axes = [Axis(d, sizes[d], blocks[d]) for d in (*outer, *inner) if d != partition]
+    free = tuple(a for a in axes if a.block > 1)
+    before = outer[: outer.index(partition)]
     rows = cut_rows(sizes[partition], fold)
     return Geometry(
         partition,
         any(r.fold > 1 for r in rows),
         rows,
-        tuple(a for a in axes if a.block > 1),
+        free,
         tuple(a for a in axes if a.block < a.size),
         frozenset(inner),
+        fold_at=sum(a.label in before for a in free),
     )
 
 
