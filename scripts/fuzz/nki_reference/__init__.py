@@ -1,0 +1,38 @@
+"""NKI's instructions in numpy, written from the NKI 0.6 reference and without code of trnx.
+
+`table.ENTRIES` has for every instruction a generator of legal calls and a reference function on a
+`machine.Machine`. `running.check` runs a program in the simulator and on the reference. The tests
+of single instructions and the fuzzer share all of it. Only `running` imports trnx.
+"""
+
+from nki_reference import (
+    activations,
+    cores,
+    dma,
+    elementwise,
+    gathers,
+    matmul,
+    movement,
+    mx,
+    randomness,
+    reductions,
+    registers,
+    scans,
+    selection,
+)
+
+__all__ = [
+    "activations",
+    "cores",
+    "dma",
+    "elementwise",
+    "gathers",
+    "matmul",
+    "movement",
+    "mx",
+    "randomness",
+    "reductions",
+    "registers",
+    "scans",
+    "selection",
+]
