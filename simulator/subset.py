@@ -3,12 +3,12 @@
 A kernel, and every function that it reaches through its globals, refers only to `nki*` modules,
 `math`, numpy and modules of other such functions, to classes derived from NKIObject, Enum or
 NamedTuple, and to module constants that are int, float, bool, str, None, NKIObjects, or tuples,
-lists and dicts of them. It has no inner functions (but bodies of `fori_loop` and `while_loop`),
-lambdas, comprehensions, generators, try, raise, imports, varargs, or f-string format specs.
+lists and dicts of them. It has no inner functions but bodies of `fori_loop` and `while_loop`, and
+nothing of the table in `subset_rules`, whose rows have their sources.
 
-Evidence: SDK/nki/get-started/nki-language-guide.rst, the open front end leanprover/KLR, and the
-kernels of aws-neuron/nki-library, which are compiled for the device: they use math, numpy's
-constants, modules of helpers, and lists, dicts and NKIObjects of modules.
+Evidence for what may be reached: SDK/nki/get-started/nki-language-guide.rst, the open front end
+leanprover/KLR, and the kernels of aws-neuron/nki-library, which are compiled for the device: they
+use math, numpy's constants, modules of helpers, and lists, dicts and NKIObjects of modules.
 """
 
 from __future__ import annotations
@@ -29,32 +29,9 @@ from trnx.simulator.errors import KernelSubsetError, Location
 from trnx.simulator.kernel import Kernel
 from trnx.simulator.objects import NKIObject
 from trnx.simulator.source import parse
+from trnx.simulator.subset_rules import PARAMETERS, RULES, Rule
 from trnx.simulator.twins import is_nki, load, never_twin
 
-_FORBIDDEN: tuple[tuple[type[ast.AST], str], ...] = (
-    (ast.Lambda, "a lambda"),
-    (ast.SetComp, "a comprehension"),
-    (ast.DictComp, "a comprehension"),
-    (ast.GeneratorExp, "a generator expression"),
-    (ast.Yield, "yield"),
-    (ast.YieldFrom, "yield"),
-    (ast.Await, "await"),
-    (ast.AsyncFunctionDef, "an async function"),
-    (ast.ClassDef, "a class inside of a function"),
-    (ast.Try, "try"),
-    (ast.TryStar, "try"),
-    (ast.Raise, "raise"),
-    (ast.Import, "an import inside of a function"),
-    (ast.ImportFrom, "an import inside of a function"),
-    (ast.Global, "global"),
-    (ast.Nonlocal, "nonlocal"),
-    (ast.NamedExpr, "an assignment expression"),
-)
-# Sources disagree: the documentation's own kernels use them, the open front end has no such node.
-_DISPUTED: tuple[tuple[type[ast.AST], str], ...] = (
-    (ast.ListComp, "a list comprehension"),
-    (ast.Starred, "a starred element or argument"),
-)
 _LOOPS = ("fori_loop", "while_loop")
 _MODULES = ("math", "numpy")
 _CONSTANTS = (int, float, bool, str, type(None), DType)
@@ -128,9 +105,9 @@ class _Checker:
 
     def run(self) -> Iterator[KernelSubsetError]:
         """Findings in the order of the source."""
-        arguments = self._node.args
-        if arguments.vararg or arguments.kwarg:
-            yield self._finding(self._node, "has *args or **kwargs; name every parameter")
+        for rule in PARAMETERS:
+            if rule.applies(self._node.args):
+                yield self._broken(self._node, rule)
         bodies = self._loop_bodies()
         for statement in self._node.body:
             yield from self._visit(statement, bodies)
@@ -142,6 +119,13 @@ class _Checker:
         line = getattr(node, "lineno", code.co_firstlineno)
         where = Location(code.co_filename, line, code.co_name)
         return KernelSubsetError(check, f"{code.co_name} {message}", where)
+
+    def _broken(self, node: ast.AST, rule: Rule) -> KernelSubsetError:
+        if rule.is_disputed:
+            message = f"has {rule.what}, which the device's front end may reject"
+            return self._finding(node, f"{message} ({'; '.join(rule.sources)})", DISPUTED)
+        message = f"has {rule.what}, which the device's front end does not take"
+        return self._finding(node, f"{message} ({'; '.join(rule.sources)})")
 
     def _loop_bodies(self) -> set[str]:
         """Names of inner functions that are passed to fori_loop or while_loop."""
@@ -155,19 +139,14 @@ class _Checker:
         return names
 
     def _visit(self, node: ast.AST, bodies: set[str]) -> Iterator[KernelSubsetError]:
-        for kind, what in _FORBIDDEN:
-            if isinstance(node, kind):
-                yield self._finding(node, f"contains {what}, which the device's front end rejects")
-                return
-        for kind, what in _DISPUTED:
-            if isinstance(node, kind):
-                message = f"contains {what}, which the device's front end may reject"
-                yield self._finding(node, message, DISPUTED)
+        broken = [rule for rule in RULES.get(type(node), ()) if rule.applies(node)]
+        for rule in broken:
+            yield self._broken(node, rule)
+        if any(not rule.is_disputed for rule in broken):
+            return
         if isinstance(node, ast.FunctionDef) and node.name not in bodies:
             yield self._finding(node, f"defines {node.name} inside; move it to the module")
             return
-        if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
-            yield self._finding(node, "contains an f-string with a format spec")
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             yield from self._visit_name(node)
         if isinstance(node, ast.Attribute):

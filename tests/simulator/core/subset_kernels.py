@@ -1,5 +1,7 @@
 """Kernels of the tests of the Python subset; loaded as a twin."""
 
+# ruff: noqa: ARG001, F841 (each shows one construct)
+
 import math
 from enum import Enum
 from typing import NamedTuple
@@ -116,3 +118,126 @@ def bad_helper(x):
 @nki.jit
 def reaches_a_bad_helper(x):
     return bad_helper(x)
+
+
+@nki.jit
+def has_keywords(x, **options):
+    return x
+
+
+@nki.jit
+def has_positions(x, /):
+    return x
+
+
+@nki.jit
+def has_keyword_only(x, *, flag):
+    return x
+
+
+@nki.jit
+def has_star(x):
+    shape = (*x.shape,)
+    return x if shape else None
+
+
+@nki.jit
+def has_set(x):
+    return x if WIDTH in {4, 5} else None
+
+
+@nki.jit
+def has_dict_of_numbers(x):
+    table = {"a": 1, 2: 3}
+    return x if table else None
+
+
+@nki.jit
+def has_wide_integer(x):
+    return x if x.shape[0] < 2147483649 else None
+
+
+@nki.jit
+def has_bytes(x):
+    return x if b"a" else None
+
+
+@nki.jit
+def has_matmul_operator(x):
+    return WIDTH @ x
+
+
+@nki.jit
+def has_expanded_keywords(x):
+    return nl.load(**x)
+
+
+@nki.jit
+def has_for_else(x):
+    for _ in range(2):
+        pass
+    else:
+        return x
+
+
+@nki.jit
+def has_while_else(x):
+    while WIDTH < 3:
+        pass
+    else:
+        return x
+
+
+@nki.jit
+def has_class(x):
+    class Inner:
+        pass
+
+    return x
+
+
+@nki.jit
+def has_del(x):
+    y = x
+    del y
+    return x
+
+
+@nki.jit
+def has_match(x):
+    match WIDTH:
+        case 4:
+            return x
+
+
+@nki.jit
+def has_global(x):
+    global WIDTH
+    return x
+
+
+@nki.jit
+def has_walrus(x):
+    return (y := x)
+
+
+@nki.jit
+def has_yield(x):
+    yield x
+
+
+@nki.jit
+def has_dict_comprehension(x):
+    return x if dict.fromkeys("ab", 1) else None
+
+
+@nki.jit
+def has_generator(x):
+    return sum(1 for _ in range(2))
+
+
+@nki.jit
+def imports_inside(x):
+    import math
+
+    return math
