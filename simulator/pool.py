@@ -12,6 +12,9 @@ import torch
 
 from trnx.simulator.views import Shape
 
+# Most bytes of copies that a trace keeps (see `Storage.kept_copy`): beyond, they leave the caches.
+_KEPT_BYTES = 16 << 20
+
 
 class Buffer:
     """Bytes of one storage after the other, and the views into them.
@@ -42,6 +45,7 @@ class BufferPool:
         self._free: defaultdict[int, list[Buffer]] = defaultdict(list)
         self._scratch: defaultdict[int, list[Buffer]] = defaultdict(list)
         self._held: list[Buffer] | None = None
+        self._kept_bytes = 0
         self.allocated_bytes = 0
 
     def take(self, nbytes: int) -> Buffer:
@@ -68,6 +72,18 @@ class BufferPool:
         held, self._held = self._held or [], None
         for buffer in held:
             self.put(buffer)
+
+    def take_kept(self, nbytes: int) -> Buffer | None:
+        """A buffer for a copy that is kept; None where there are enough of them."""
+        if self._kept_bytes + nbytes > _KEPT_BYTES:
+            return None
+        self._kept_bytes += nbytes
+        return self.take(nbytes)
+
+    def put_kept(self, buffer: Buffer) -> None:
+        """Return a buffer that `take_kept` gave."""
+        self._kept_bytes -= buffer.raw.numel()
+        self.put(buffer)
 
     def take_scratch(self, nbytes: int) -> Buffer:
         """A buffer for a temporary; `give_back` when the instruction is recorded."""

@@ -114,6 +114,7 @@ class Rows:
         # Instructions and operands that are not in the columns yet, and how many there are.
         self._new: list[tuple[int, ...]] = []
         self._new_operands: list[tuple[int, ...]] = []
+        self._new_kinds: list[tuple[int, ...]] = []
         self._count = self._operand_count = 0
         self.opcode = array("H")
         self.engine = array("B")
@@ -173,23 +174,27 @@ class Rows:
             self.seal()
 
     def _append_operand(self, tensor: NkiTensor, is_write: bool) -> None:
+        row = tensor.row
+        if row is None:
+            row = tensor.row = self._operand_row(tensor)
+        self._new_kinds.append((_REGION_CODE[tensor.storage.buffer] * 2 + is_write,))
+        self._new_operands.append(row)
+
+    def _operand_row(self, tensor: NkiTensor) -> tuple[int, ...]:
         low, high, start, partitions = tensor.byte_range()
         storage, dtype, shape = tensor.storage, tensor.dtype, tensor.shape
         size, is_on_chip = tensor.geometry().size, storage.is_on_chip
         pattern = _pattern(shape, tensor.strides, dtype.itemsize, is_on_chip)
-        self._new_operands.append(
-            (
-                storage.index,
-                _REGION_CODE[storage.buffer] * 2 + is_write,
-                _DTYPE_CODE[dtype],
-                start,
-                partitions,
-                size // shape[0] if is_on_chip else size,
-                low,
-                high,
-                self._patterns.setdefault(pattern, len(self._patterns)),
-                tensor.indirection is not None,
-            )
+        return (
+            storage.index,
+            _DTYPE_CODE[dtype],
+            start,
+            partitions,
+            size // shape[0] if is_on_chip else size,
+            low,
+            high,
+            self._patterns.setdefault(pattern, len(self._patterns)),
+            tensor.indirection is not None,
         )
 
     def seal(self) -> None:
@@ -199,9 +204,10 @@ class Rows:
             *(self.opcode, self.engine, self.core, self.detail, self.flops, self.line),
             *(self.first_operand, self.first_step),
         )
+        _extend(self._new_kinds, self.kind)
         _extend(
             self._new_operands,
-            *(self.storage, self.kind, self.dtype, self.start_partition, self.partitions),
+            *(self.storage, self.dtype, self.start_partition, self.partitions),
             *(self.free_size, self.low, self.high, self.pattern, self.dynamic),
         )
 

@@ -74,6 +74,8 @@ class Simulator:
         self.matmul_flops = 0
         self.hbm_bytes = 0
         self._storages = 0
+        # Shapes that were checked, as numbers.
+        self._shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}
         self._state: dict[str, torch.Tensor] = {}
         self._prologue: list[Step] = []
         self._steps_by_key: dict[tuple[Any, ...], Step] = {}
@@ -138,10 +140,15 @@ class Simulator:
         return NkiTensor(storage, kind, sizes, contiguous_strides(sizes), 0, name)
 
     def _checked_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        known = self._shapes.get(shape) if type(shape) is tuple else None
+        if known is not None:
+            return known
         sizes = tuple(shape) if isinstance(shape, list | tuple) else (shape,)
         if not sizes or not all(hasattr(size, "__index__") and size > 0 for size in sizes):
             self.illegal(f"ndarray: shape {shortened(shape)} must be positive integers")
-        return tuple(operator.index(size) for size in sizes)
+        checked = tuple(operator.index(size) for size in sizes)
+        self._shapes[sizes] = checked
+        return checked
 
     def _shared_tensor(self, shape: tuple[int, ...], dtype: DType, name: str) -> NkiTensor:
         if self.core.shared_next < len(self._shared):
@@ -255,6 +262,7 @@ class Simulator:
                     self.ordering.access(core, emit.name, tensor, is_write, line) or unordered
                 )
             if is_write:
+                storage.writes += 1
                 if storage.rivals:
                     invalidate_rivals(tensor, kernel_location())
                 if storage.buffer is MemoryRegion.psum and not storage.matmul.is_empty:
@@ -311,6 +319,11 @@ class Simulator:
         named = step.keywords
         key = (step.func, *map(id, step.args), *named, *map(id, named.values()))
         return self._steps_by_key.setdefault(key, step)
+
+    @property
+    def keeps_copies(self) -> bool:
+        """True where everything that runs between two steps is known: no loop, no other program."""
+        return self.ordering is None and self.rank.count == 1 and not self.loops.depth
 
     def derived(self, function: Callable[[torch.Tensor], Any], view: torch.Tensor) -> Any:
         """`function(view)`, one object for all that ask; `function` may not read or write."""

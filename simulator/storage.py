@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterator
 from enum import Enum
 from types import CodeType
+from typing import Any
 
 import torch
 
@@ -149,6 +150,7 @@ class Storage:
 
     __slots__ = (
         "__weakref__",
+        "_copies",
         "_memory",
         "_pool",
         "allocation",
@@ -166,6 +168,7 @@ class Storage:
         "rivals",
         "slot",
         "start_partition",
+        "writes",
         "written",
     )
 
@@ -201,6 +204,9 @@ class Storage:
         # Manual allocations at the same bytes, and the one that was written over this one.
         self.rivals: tuple[weakref.ref[Storage], ...] = ()
         self.lost_to: tuple[str, Location | None] | None = None
+        # How often it was written, and copies of regions with the count at which they were made.
+        self.writes = 0
+        self._copies: dict[tuple[Any, ...], tuple[int, Buffer]] = {}
         self._pool = pool
         self._memory: Buffer | None = pool.take(self.nbytes) if pool is not None else None
 
@@ -216,6 +222,18 @@ class Storage:
         assert self._memory is not None
         return self._memory.view(dtype.torch, shape, strides, offset)
 
+    def kept_copy(self, region: tuple[Any, ...], nbytes: int) -> tuple[Buffer, bool] | None:
+        """Memory for a copy of a region, which is up to date (True) while nothing is written here;
+        None where there is no room for one.
+        """
+        writes, memory = self._copies.get(region, (-1, None))
+        if memory is None and self._pool is not None:
+            memory = self._pool.take_kept(nbytes)
+        if memory is None:
+            return None
+        self._copies[region] = (self.writes, memory)
+        return memory, writes == self.writes
+
     def poison(self) -> None:
         """Fill fresh memory with NaN or a recognisable integer."""
         if self._memory is not None:
@@ -230,3 +248,5 @@ class Storage:
         pool, memory = getattr(self, "_pool", None), getattr(self, "_memory", None)
         if pool is not None and memory is not None:
             pool.put(memory)
+            for _, copy in self._copies.values():
+                pool.put_kept(copy)

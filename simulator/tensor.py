@@ -66,6 +66,7 @@ class NkiTensor:
         "indirection",
         "name",
         "offset",
+        "row",
         "shape",
         "storage",
         "strides",
@@ -91,6 +92,8 @@ class NkiTensor:
         self._view: torch.Tensor | None = None
         self._key: tuple[Any, ...] | None = None
         self._geometry: Geometry | None = None
+        # How the module `rows` writes it down, once it has.
+        self.row: tuple[int, ...] | None = None
 
     # ---- properties ----
 

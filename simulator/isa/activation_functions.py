@@ -132,7 +132,8 @@ def emit_activation(emit: Emit, name: str, x: torch.Tensor, out: torch.Tensor) -
     """Append the step that computes the activation function `name` of `x` into `out`."""
     ufunc = _UFUNCS.get(name)
     if ufunc is not None:
-        emit.step(_quietly, ufunc, emit.array(x), emit.array(out))
+        array = torch.Tensor.numpy
+        emit.step(_quietly, ufunc, emit.derived(array, x), emit.derived(array, out))
     elif name != "copy" or x is not out:
         emit.step(ACTIVATIONS[name], x, out=out)
 

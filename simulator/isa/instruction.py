@@ -29,7 +29,6 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
 from trnx.simulator.codecs import append_load_f32, append_store_f32
@@ -470,14 +469,28 @@ class Emit:
         self._scratch.append(buffer)
         return buffer.view(dtype, sizes, contiguous_strides(sizes), 0)
 
-    def array(self, view: torch.Tensor) -> np.ndarray[Any, Any]:
-        """The memory of a view as a NumPy array, for steps that call NumPy."""
-        array: np.ndarray[Any, Any] = self._simulator.derived(torch.Tensor.numpy, view)
-        return array
+    def kept_copy(self, tensor: NkiTensor, shape: Sequence[int]) -> tuple[torch.Tensor, bool]:
+        """Dense float32 memory for the values of an operand that instructions read again and
+        again, and whether they are there already.
+        """
+        sizes = tuple(shape)
+        if self._simulator.keeps_copies and tensor.indirection is None:
+            region = (*tensor.region_key(), tensor.dtype, sizes)
+            found = tensor.storage.kept_copy(region, math.prod(sizes) * 4)
+            if found is not None:
+                memory, is_there = found
+                return memory.view(torch.float32, sizes, contiguous_strides(sizes), 0), is_there
+        return self.scratch(sizes), False
+
+    def derived(self, function: Callable[[torch.Tensor], Any], view: torch.Tensor) -> Any:
+        """Another object for the memory of a view on chip: `function(view)`, made once, so that
+        equal steps stay equal.
+        """
+        return self._simulator.derived(function, view)
 
     def turned(self, view: torch.Tensor) -> torch.Tensor:
         """`view.t()`, the same object for the same view."""
-        turned: torch.Tensor = self._simulator.derived(torch.t, view)
+        turned: torch.Tensor = self.derived(torch.t, view)
         return turned
 
     def state(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

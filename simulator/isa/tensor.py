@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from trnx.simulator.codecs import append_load_f32
 from trnx.simulator.coverage import Covered
 from trnx.simulator.errors import UninitialisedReadError
 from trnx.simulator.isa.copy import append_transpose
@@ -54,36 +55,25 @@ def nc_matmul(
         return
     check_destination(emit, dst, n)
     k = rows * (2 if double_row else 1)
-    a = emit.read_f32(
-        stationary, "stationary", shape=_operand_shape(rows, m, double_row), buffers=SBUF
-    )
-    b = emit.read_f32(moving, "moving", shape=_operand_shape(rows, n, double_row), buffers=SBUF)
+    a = _operand(emit, stationary, "stationary", _operand_shape(rows, m, double_row))
+    b = _operand(emit, moving, "moving", _operand_shape(rows, n, double_row))
     if double_row:
         a, b = a.reshape(k, m), b.reshape(k, n)
-    a, b = _dense_operands(emit, a, b)
     append_matmul(emit, dst, a, b, accumulate)
 
 
-def _dense_operands(
-    emit: Emit, a: torch.Tensor, b: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dense copies of operands that the host's product would read slowly, because their rows lie
-    a multiple of 2 KiB apart and share cache sets: always of the stationary one, which is small
-    (128 rows cost 3 us, and save 6 to 16), of the moving one where it has few columns.
+def _operand(emit: Emit, tensor: NkiTensor, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """The operand as float32. It is a dense copy, kept for the next product, where its rows lie a
+    multiple of 2 KiB apart: they share cache sets, and the host's product reads them slowly.
     """
-    if a.stride(0) * a.element_size() % 2048 == 0:
-        a = _dense(emit, a)
-    if b.stride(0) * b.element_size() % 2048 == 0 and b.shape[1] <= 32:
-        b = _dense(emit, b)
-    return a, b
-
-
-def _dense(emit: Emit, operand: torch.Tensor) -> torch.Tensor:
-    if operand.is_contiguous():
-        return operand
-    held = emit.scratch(operand.shape, operand.dtype)
-    emit.step(held.copy_, operand)
-    return held
+    view = emit.read(tensor, name, shape=shape, buffers=SBUF)
+    has_conflicts = view.stride(0) * view.element_size() % 2048 == 0 and not view.is_contiguous()
+    if tensor.dtype == "float32" and not has_conflicts:
+        return view
+    copy, is_there = emit.kept_copy(tensor, view.shape)
+    if not is_there:
+        append_load_f32(emit.steps, tensor.dtype, view, copy)
+    return copy
 
 
 def append_matmul(
