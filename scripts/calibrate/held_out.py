@@ -52,9 +52,7 @@ F32, BF16, F16, F8 = "float32", "bfloat16", "float16", "float8_e5m2"
 
 
 def _kda(name: str, what: str, ms: float, kernel: str, *arguments: Any) -> HeldOut:
-    return HeldOut(
-        name, "trn2", what, 2e6 * ms, kernel, arguments, _KDA, has_preamble=False
-    )
+    return HeldOut(name, "trn2", what, 2e6 * ms, kernel, arguments, _KDA, has_preamble=False)
 
 
 def _pool(us: float, shape: tuple[int, ...], size: int, dtype: str = F32) -> HeldOut:
@@ -111,8 +109,8 @@ def _mlp(
     x, w, down = (rows, hidden), (hidden, inner), (inner, hidden)
     note = (", residual" if adds else "") + (", no gate" if gates == 1 else "")
     return HeldOut(
-        "C-III mlp_cte", "trn2", f"[{rows}, {hidden}] x {inner} bf16, {cores} cores{note}", us * 1e3,
-        "mlp", ((BF16, x), [(BF16, w)] * gates, (BF16, down), (BF16, x) if adds else None),
+        "C-III mlp_cte", "trn2", f"[{rows}, {hidden}] x {inner} bf16, {cores} cores{note}",
+        us * 1e3, "mlp", ((BF16, x), [(BF16, w)] * gates, (BF16, down), (BF16, x) if adds else None),
         f"{_LIBRARY}/test_mlp_cte.py", grid=cores if cores > 1 else None,
     )  # fmt: skip
 
@@ -222,7 +220,7 @@ HELD_OUT = (
     _kda("C-IV adamw", "tiles of 1216", 0.5601, "adamw_columns", *[_FLAT_STATE] * 4, 1216),
     _kda("C-IV adamw", "tiles of 1824", 0.5474, "adamw_columns", *[_FLAT_STATE] * 4, 1824),
     _kda("C-IV adamw", "tiles of 2304", 0.6105, "adamw_columns", *[_FLAT_STATE] * 4, 2304),
-    _kda("C-IV matmul", "4096 x 5120 x 12288 fp32, 1 tile", 15.8853, "matmul_row_blocks", _X, _W, 1),
+    _kda("C-IV matmul", "4096 x 5120 x 12288 fp32", 15.8853, "matmul_row_blocks", _X, _W, 1),
     _kda("C-IV matmul", "blocks of 2", 13.8084, "matmul_row_blocks", _X, _W, 2),
     _kda("C-IV matmul", "blocks of 4", 13.29, "matmul_row_blocks", _X, _W, 4),
     _kda("C-IV transpose_matmul", "4096 x 2048 x 10944 fp32", 4.718, "transpose_matmul",

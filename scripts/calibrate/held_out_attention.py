@@ -9,6 +9,7 @@ import nki.language as nl
 # Keys of a group: half of PSUM for their scores.
 _GROUP = 2048
 
+
 def _tile(shape, dtype):
     return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
 

@@ -74,7 +74,10 @@ def adamw_columns(theta, grad, first, second, width):
             tile = _tile((128, width), nl.float32)
             nisa.dma_copy(dst=tile, src=tensor[:, start : start + width])
             tiles.append(tile)
-        nisa.dma_copy(dst=out[:, start : start + width], src=_adamw_tile(tiles[0], tiles[1], tiles[2], tiles[3]))
+        nisa.dma_copy(
+            dst=out[:, start : start + width],
+            src=_adamw_tile(tiles[0], tiles[1], tiles[2], tiles[3]),
+        )
     return out
 
 

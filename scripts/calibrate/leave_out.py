@@ -8,6 +8,7 @@ error.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +20,13 @@ from trnx.simulator.timing.constants import TIMINGS
 
 _BOUNDARIES = (256, 512, 1024, 2048, 4096, 8192)
 _STEPS = 12
+_EXACT = 5e-4  # of a row's time
 
 
 @dataclass(frozen=True)
 class Derived:
-    """A constant's value from one row; `left_out` is the error of the row that sets it in the model,
-    `worst` the largest of all other rows that the constant matters to.
+    """A constant's value from one row; `left_out` is the error of the row that sets it in the
+    model, `worst` the largest of all other rows that the constant matters to.
     """
 
     constant: str
@@ -41,6 +43,7 @@ class Derived:
         return dict(vars(self))
 
 
+@functools.cache
 def predicted(point: Point, chip: Chip) -> float:
     """ns that the model says for a row."""
     return MEASURES[point.measure[0]](chip, *point.measure[1:])
@@ -57,7 +60,7 @@ def derive(point: Point, chip: Chip, constant: str) -> float:
     previous, error_before = value * 0.9, _error(point, chip.with_constant(constant, value * 0.9))
     for _ in range(_STEPS):
         error = _error(point, chip.with_constant(constant, value))
-        if abs(error) < 1e-4 or error == error_before:
+        if abs(error) < _EXACT or error == error_before:
             break
         slope = (error - error_before) / (value - previous)
         previous, error_before = value, error

@@ -89,8 +89,10 @@ class Placement:
         size = self._bytes[storage]
         code = place % len(_REGIONS)
         if code == _PSUM:
+            # Sums get a bank of their own, as kernels lay them out (inferred).
             cursor = self._cursor.get(place, 0)
-            self._bank[storage], self._cursor[place] = cursor, cursor + size
+            taken = -(-size // self._bank_bytes) * self._bank_bytes
+            self._bank[storage], self._cursor[place] = cursor, cursor + taken
         freed = self._freed.setdefault(place, deque())
         used = self._used.get(place, 0) + size
         while used > self._limits[code] and freed:

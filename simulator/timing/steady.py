@@ -19,7 +19,7 @@ from trnx.simulator.timing.periods import Run, find_runs
 from trnx.simulator.timing.schedule import Schedule
 
 # A state is looked at once in this many positions at most.
-_SPACING = 64
+_SPACING = 12
 
 
 def signatures(graph: Dependencies, result: Schedule) -> array[int]:
@@ -42,9 +42,12 @@ def signatures(graph: Dependencies, result: Schedule) -> array[int]:
 
 @dataclass
 class _Seen:
-    """A state of the machine, after `position` at `now`."""
+    """A state of the machine, after `position` at `now`. `heads` and `free`, in `places`, tell most
+    states apart; the whole `key` is made when they are equal.
+    """
 
-    key: tuple[Any, ...]
+    places: tuple[Any, ...]
+    key: tuple[Any, ...] | None
     position: int
     now: int
     heads: dict[int, int]
@@ -74,13 +77,14 @@ class _Level:
             self._left = self._power = 1
         return run
 
-    def replace(self, seen: _Seen) -> None:
-        """Compare with this state from now on, if it is time."""
+    def is_due(self) -> bool:
+        """Whether later states are to be compared with this one."""
         self._left -= 1
-        if self.seen is None or self._left == 0:
-            self.seen = seen
-            self._power *= 2
-            self._left = self._power
+        if self.seen is not None and self._left:
+            return False
+        self._power *= 2
+        self._left = self._power
+        return True
 
 
 class Steady:
@@ -113,25 +117,44 @@ class Steady:
             run = level.at(position)
             if run is None:
                 continue
-            key = _state(machine, run, position, now)
-            if key is None:
-                continue
-            seen = _Seen(key, position, now, dict(machine.head), machine.result.throttled_ps)
-            before = level.seen
-            if before is not None and before.key == key and _jump(machine, run, before, seen):
-                for other in self._levels:
-                    other.seen = None
+            places = _places(machine, run, position, now)
+            if places is not None and self._compare(machine, level, run, places, position, now):
+                level.seen = None
                 return True
-            level.replace(seen)
+        return False
+
+    @staticmethod
+    def _compare(
+        machine: Machine, level: _Level, run: Run, places: tuple[Any, ...], position: int, now: int
+    ) -> bool:
+        before = level.seen
+        is_due = level.is_due()
+        is_equal = before is not None and before.places == places
+        if not is_due and not is_equal:
+            return False
+        key = _state(machine, position, now)
+        heads = dict(machine.head)
+        seen = _Seen(places, key, position, now, heads, machine.result.throttled_ps)
+        if (
+            is_equal
+            and before is not None
+            and before.key == key
+            and _jump(machine, run, before, seen)
+        ):
+            return True
+        if is_due:
+            level.seen = seen
         return False
 
 
-def _state(machine: Machine, run: Run, position: int, now: int) -> tuple[Any, ...] | None:
-    """Everything that decides about the future, relative to `position` and `now`."""
-    parts: list[Any] = []
-    visible, handoff = machine.result.visible, machine.handoff
+def _places(machine: Machine, run: Run, position: int, now: int) -> tuple[Any, ...] | None:
+    """Of each queue where its head stands and when it is free, relative to `position` and `now`;
+    None where the future is not that of the run.
+    """
+    parts = []
     for q in machine.queues:
         waiting, head = machine.waiting[q], machine.head[q]
+        free = machine.free[q] - now
         if head == len(waiting):
             place = -1
         elif waiting[head] >= run.end:
@@ -142,12 +165,21 @@ def _state(machine: Machine, run: Run, position: int, now: int) -> tuple[Any, ..
             return None
         else:
             place = waiting[head] - position
+        parts.append((place, free if free > 0 else 0))
+    return tuple(parts)
+
+
+def _state(machine: Machine, position: int, now: int) -> tuple[Any, ...]:
+    """What else decides about the future."""
+    parts: list[Any] = []
+    visible, handoff = machine.result.visible, machine.handoff
+    for q in machine.queues:
+        waiting, at = machine.waiting[q], machine.head[q] - 1
         flying = []
-        at = head - 1
         while at >= 0 and visible[waiting[at]] + handoff > now:
             flying.append((waiting[at] - position, visible[waiting[at]] - now))
             at -= 1
-        parts.append((place, max(0, machine.free[q] - now), tuple(flying)))
+        parts.append(tuple(flying))
     for core, lanes in machine.lanes.items():
         parts.append((lanes.state(now), machine.throttle[core].state(now)))
     parts.append(machine.hbm.state(now))
