@@ -44,7 +44,7 @@ def simulate(kernel: Any) -> Callable[..., Any]:
     """
     from trnx.simulator.tracing import simulate as run
 
-    target = _target(kernel)
+    target = chosen_target(kernel)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if _is_precise():
@@ -70,7 +70,8 @@ def launch(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
     return simulate(kernel)(*args, **kwargs)
 
 
-def _target(kernel: Any) -> str:
+def chosen_target(kernel: Any) -> str:
+    """The target by the environment, else by `nki.jit` of `kernel` (None for no kernel)."""
     asked = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", "").strip().lower()
     chosen = asked or getattr(kernel, "platform_target", None) or DEFAULT_TARGET
     return hardware(str(chosen)).target
