@@ -158,7 +158,7 @@ def adds_what(x, what):
 @nki.jit
 def holds_many_names(x):
     tiles = []
-    for i in range(3000):
+    for _ in range(3000):
         tile = nl.ndarray((128, 64), dtype=nl.float32, buffer=nl.sbuf, name="long_name_" * 90)
         nisa.memset(dst=tile, value=0.0)
         tiles.append(tile)

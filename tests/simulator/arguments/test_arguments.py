@@ -147,7 +147,7 @@ def test_results_in_tuples_and_lists(kernels: ModuleType) -> None:
     np.testing.assert_array_equal(simulate(kernels.returns_view)(X), X[1:])
     assert simulate(kernels.clears)(X.copy()) == ()
     for kernel in (kernels.returns_dict, kernels.returns_nested):
-        with pytest.raises(KernelResultError, match="return tensors in nl.shared_hbm"):
+        with pytest.raises(KernelResultError, match=r"return tensors in nl\.shared_hbm"):
             simulate(kernel)(X)
 
 

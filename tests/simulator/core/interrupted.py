@@ -71,7 +71,7 @@ def _threads() -> int:
 
 
 def check_results() -> None:
-    """The next runs are right, on the tensors that the Program was bound to before and on others."""
+    """The next runs are right, on the tensors that the Program was bound to before, too."""
     assert torch.equal(PROGRAM.run([A, B])[0], WANT)
     assert torch.equal(simulator.simulate(KERNELS.matmul)(A, B), WANT)
     assert torch.equal(simulator.simulate(KERNELS.exchanges[2])(X), X.flip(0))

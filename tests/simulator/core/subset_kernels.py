@@ -228,7 +228,7 @@ def has_yield(x):
 
 @nki.jit
 def has_dict_comprehension(x):
-    return x if dict.fromkeys("ab", 1) else None
+    return x if {name: name + "a" for name in "ab"} else None
 
 
 @nki.jit
