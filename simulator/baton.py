@@ -18,7 +18,6 @@ from typing import Any
 from trnx.simulator.context import kernel_location
 from trnx.simulator.errors import FindingError, Location
 
-
 # Seconds after which a program that is to stop is asked again.
 _PATIENCE = 0.5
 
