@@ -30,6 +30,7 @@ from trnx.jobs.errors import (
     JobError,
     MissingJobsExtraError,
     ModelError,
+    UnreadableCheckpointError,
 )
 from trnx.nki_kernels.errors import DuplicateKernelError
 from trnx.simulator.errors import (
@@ -78,6 +79,7 @@ __all__ = [
     "UninitialisedReadError",
     "UnknownOptionError",
     "UnknownTargetError",
+    "UnreadableCheckpointError",
     "UnsupportedDeviceError",
     "UnsupportedModeError",
     "UnsupportedOpError",

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_state_dict,
@@ -29,12 +30,12 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from trnx.jobs.checkpoint_reader import METADATA, SafePlanner, SafeReader, read_metadata
 from trnx.jobs.devices import Ranks
-from trnx.jobs.errors import CheckpointError, ResumeWarning
+from trnx.jobs.errors import CheckpointError, ResumeWarning, UnreadableCheckpointError
 
 _NAME = re.compile(r"step-(\d{8})")
 _RUN = "run.json"
-_METADATA = ".metadata"
 
 
 @contextmanager
@@ -63,7 +64,7 @@ def is_complete(folder: Path) -> bool:
     """Whether a folder is a checkpoint that was finished."""
     return (
         _NAME.fullmatch(folder.name) is not None
-        and (folder / _METADATA).is_file()
+        and (folder / METADATA).is_file()
         and (folder / _RUN).is_file()
     )
 
@@ -81,16 +82,52 @@ def step_of(folder: Path) -> int:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """What a complete checkpoint says of its run: model, vocabulary, tokenizer and so on."""
-    run: dict[str, Any] = json.loads((folder / _RUN).read_text())
+    """What a complete checkpoint says of its run: model, vocabulary, tokenizer and so on.
+
+    Raises UnreadableCheckpointError.
+    """
+    path = folder / _RUN
+    try:
+        run = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UnreadableCheckpointError(f"{path} cannot be read: {error}") from None
+    if not isinstance(run, dict):
+        raise UnreadableCheckpointError(f"{path} holds no object")
     return run
+
+
+def newest_readable(root: Path) -> Path | None:
+    """The newest complete checkpoint in a folder whose files can be read; None without one.
+
+    Raises CheckpointError for one that is not what torch writes.
+    """
+    for folder in reversed(finished(root)):
+        try:
+            read_run(folder)
+            read_metadata(folder)
+        except UnreadableCheckpointError as error:
+            warnings.warn(f"{error}; an older one is taken", ResumeWarning, stacklevel=2)
+            continue
+        return folder
+    return None
+
+
+def _load(wanted: dict[str, Any], folder: Path) -> None:
+    """Fill `wanted` in place. Raises CheckpointError."""
+    reader, planner = SafeReader(folder), SafePlanner()
+    no_dist = not dist.is_initialized()
+    try:
+        with _one_process_is_meant():
+            load(wanted, storage_reader=reader, planner=planner, no_dist=no_dist)
+    except CheckpointException as error:
+        reasons = {str(reason) for reason, _ in error.failures.values()}
+        raise CheckpointError(f"{folder} cannot be loaded: {'; '.join(sorted(reasons))}") from error
 
 
 def load_weights(folder: Path, model: torch.nn.Module) -> None:
     """The weights alone, into a model in one process."""
     wanted = {"model": get_model_state_dict(model)}
-    with _one_process_is_meant():
-        load(wanted, checkpoint_id=folder, no_dist=True)
+    _load(wanted, folder)
     set_model_state_dict(model, wanted["model"])
 
 
@@ -165,8 +202,9 @@ class Checkpoints:
         if resume != "auto":
             if not is_complete(Path(resume)):
                 raise CheckpointError(f"--resume {resume}: this is no complete checkpoint")
+            read_metadata(Path(resume))
             return Path(resume)
-        newest = next(reversed(finished(self._root)), None) if self._ranks.is_first else None
+        newest = newest_readable(self._root) if self._ranks.is_first else None
         if dist.is_initialized():
             choice: list[Path | None] = [newest]
             dist.broadcast_object_list(choice, src=0)
@@ -183,8 +221,7 @@ class Checkpoints:
         same_world = saved.get("world") == self._ranks.world
         random = _random_state(self._ranks) if same_world else {}
         wanted = {**state, **random}
-        with _one_process_is_meant():
-            load(wanted, checkpoint_id=folder, no_dist=not dist.is_initialized())
+        _load(wanted, folder)
         set_state_dict(
             model,
             optimizer,

@@ -11,7 +11,7 @@ import torch
 
 from trnx.backend import demo
 from trnx.jobs import models
-from trnx.jobs.checkpoints import finished, is_complete, load_weights, read_run
+from trnx.jobs.checkpoints import is_complete, load_weights, newest_readable, read_run
 from trnx.jobs.corpus import BYTE_VOCABULARY, BYTES, load_tokenizer
 from trnx.jobs.errors import ModelError
 from trnx.jobs.scheduler import Item
@@ -110,7 +110,7 @@ class GenerationEngine:
             vocabulary = {"vocabulary": BYTE_VOCABULARY, "tokenizer": BYTES}
             return {"model": keys, "sequence_length": 2048, **vocabulary}, None
         path = Path(source)
-        folder = path if is_complete(path) else next(reversed(finished(path)), None)
+        folder = path if is_complete(path) else newest_readable(path)
         if folder is None:
             raise ModelError(
                 f"--generate {source}: no preset ({', '.join(models.PRESETS)}), and no complete "

@@ -29,6 +29,10 @@ class CheckpointError(JobError):
     """A checkpoint that is missing, incomplete, or of another run."""
 
 
+class UnreadableCheckpointError(CheckpointError):
+    """A checkpoint whose files are cut short, or are something else."""
+
+
 class NoGraphWarning(UserWarning):
     """A compiled module ran without a graph: TorchDynamo captured nothing of it."""
 

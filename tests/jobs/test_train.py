@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trnx.errors import CheckpointError, FlagError
 from trnx.jobs import models
+from trnx.jobs.checkpoint_reader import read_metadata
 from trnx.jobs.checkpoints import finished
 from trnx.jobs.compiling import compile_parts, linear_flops, recompute
 from trnx.jobs.devices import Platform, has_neuron, resolve_backend
-from trnx.jobs.errors import NoGraphWarning
+from trnx.jobs.errors import NoGraphWarning, ResumeWarning
 from trnx.jobs.parallel import clip_gradients, linear_sizes
 from trnx.jobs.train import STOPPED
 from trnx.jobs.train_flags import parse
@@ -62,6 +65,90 @@ def test_newest_complete_checkpoint_is_resumed_and_others_are_dropped(
     assert status == 0
     assert lines[1]["step"] == 3
     assert sorted(losses(lines)) == [4]
+
+
+class Malicious:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+def saved(train: Train, text: Path, folder: Path, steps: int) -> tuple[str, ...]:
+    """Flags of a run with a checkpoint after each step."""
+    common = ("--data", str(text), *SMALL, "--checkpoint-dir", str(folder))
+    assert train(*common, "--steps", str(steps), "--checkpoint-every", "1")[0] == 0
+    return common
+
+
+def test_metadata_that_names_a_function_is_refused_and_nothing_runs(
+    train: Train, text: Path, tmp_path: Path
+) -> None:
+    common = saved(train, text, tmp_path / "ckpt", 1)
+    victim = tmp_path / "victim"
+    metadata = tmp_path / "ckpt" / "step-00000001" / ".metadata"
+    metadata.write_bytes(pickle.dumps(Malicious(victim)))
+    status, _, errors = train(*common, "--steps", "2")
+    assert status == 1
+    assert f"CheckpointError: {metadata} names pathlib.Path.touch" in errors
+    folder = str(metadata.parent)
+    status, _, errors = train(*common, "--steps", "2", "--resume", folder)
+    assert status == 1
+    assert "names pathlib.Path.touch" in errors
+    assert not victim.exists()
+
+
+def test_value_that_names_a_function_is_refused_and_nothing_runs(
+    train: Train, text: Path, tmp_path: Path
+) -> None:
+    common = saved(train, text, tmp_path / "ckpt", 1)
+    victim = tmp_path / "victim"
+    (data,) = (tmp_path / "ckpt" / "step-00000001").glob("*.distcp")
+    folder = data.parent
+    metadata = read_metadata(folder)
+    harmful = io.BytesIO()
+    torch.save(Malicious(victim), harmful)
+    # In the place of one plain value of the optimizer, at the end of the data file.
+    index = next(key for key in metadata.storage_data if key.fqn.endswith("weight_decay"))
+    info = metadata.storage_data[index]
+    info.offset, info.length = data.stat().st_size, harmful.getbuffer().nbytes
+    data.write_bytes(data.read_bytes() + harmful.getvalue())
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    status, _, errors = train(*common, "--steps", "2")
+    assert status == 1
+    assert f"CheckpointError: {folder} cannot be loaded" in errors
+    assert "is no plain value" in errors
+    assert not victim.exists()
+
+
+def test_data_outside_of_the_folder_is_refused(train: Train, text: Path, tmp_path: Path) -> None:
+    common = saved(train, text, tmp_path, 1)
+    path = tmp_path / "step-00000001" / ".metadata"
+    metadata = read_metadata(path.parent)
+    for info in metadata.storage_data.values():
+        info.relative_path = f"../{info.relative_path}"
+    path.write_bytes(pickle.dumps(metadata))
+    status, _, errors = train(*common, "--steps", "2")
+    assert status == 1
+    assert f"CheckpointError: {path} names data outside of its folder" in errors
+
+
+@pytest.mark.parametrize("name", ["run.json", ".metadata"])
+def test_unreadable_checkpoint_gives_way_to_an_older_one(
+    name: str, train: Train, text: Path, tmp_path: Path
+) -> None:
+    common = saved(train, text, tmp_path, 2)
+    broken = tmp_path / "step-00000002" / name
+    broken.write_bytes(broken.read_bytes()[:40])
+    with pytest.warns(ResumeWarning, match="cannot be read: .*; an older one is taken"):
+        status, lines, _ = train(*common, "--steps", "2")
+    assert status == 0
+    assert lines[1]["step"] == 1
+    status, _, errors = train(*common, "--steps", "3", "--resume", str(tmp_path / "step-00000001"))
+    assert status == 0, errors
 
 
 def test_finished_run_has_nothing_to_do(train: Train, text: Path, tmp_path: Path) -> None:
