@@ -30,6 +30,7 @@ from trnx.eks.errors import EksError, Finding, JobRefusedError
 from trnx.eks.instances import INSTANCES, Instance
 from trnx.eks.loading import job_from_data
 from trnx.eks.model import OPERATORS, Flavour, Kind
+from trnx.eks.preflight_cli import app as preflight_app
 from trnx.eks.render import render_pod
 from trnx.eks.rule_names import RULES
 from trnx.eks.validate import Report, check_rules, render_checked, validate
@@ -41,6 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cluster_app)
+app.add_typer(preflight_app)
 
 ManifestArgument = Annotated[
     Path, typer.Argument(help="A job file, or manifests to validate; - is standard input.")

@@ -48,7 +48,8 @@ def _object(done: list[Applied], state: JobState | None, *, dry_run: bool) -> di
     return {"objects": objects, "dry_run": dry_run, "state": shown}
 
 
-def _show_change(state: JobState) -> None:
+def show_change(state: JobState) -> None:
+    """Say on stderr how an awaited job is now, and why it waits."""
     typer.echo(f"{state.name}: {state.phase} ({state.message})", err=True)
     for whose, cause in state.causes():
         typer.echo(f"  {whose}: {cause.name}: {cause.message}\n    fix: {cause.fix}", err=True)
@@ -104,7 +105,7 @@ def submit(
         where = Target(job.name, job.namespace)
         if follow:
             _follow(api, where, start_timeout)
-        state = wait_for(api, job.namespace, job.name, timeout, _show_change)
+        state = wait_for(api, job.namespace, job.name, timeout, show_change)
     if as_json:
         print(json.dumps(_object(done, state, dry_run=dry_run)))
     if state is not None and state.phase == "failed":

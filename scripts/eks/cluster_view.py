@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from trnx.eks.cluster.doctor import Diagnosis
     from trnx.eks.cluster.status import JobState
 
 # Names of pods are long, and are copied from here: nothing is cut.
@@ -31,3 +32,19 @@ def show_state(state: JobState) -> None:
         Console(width=WIDTH, markup=False, highlight=False).print(table)
     for whose, cause in state.causes():
         typer.echo(f"{whose}: {cause.name}: {cause.message}\n    fix: {cause.fix}")
+
+
+def show_diagnosis(found: Diagnosis) -> None:
+    """Nodes with devices as a table, then every check, and the fix of what is not well."""
+    console = Console(width=WIDTH, markup=False, highlight=False)
+    if found.nodes:
+        columns = ("node", "type", "zone", "ready", "neuron", "efa", "devices by", "image")
+        table = Table(*columns, box=None)
+        for node in found.nodes:
+            table.add_row(*(str(value) for value in node.to_dict().values()))
+        console.print(table)
+    for check in found.checks:
+        typer.echo(f"{check.result:7} {check.name}: {check.message}")
+        if check.fix:
+            typer.echo(f"        fix: {check.fix}")
+    typer.echo("the cluster can run it" if found.ok else "something has to be mended first")

@@ -2,11 +2,13 @@
 
 Counts and EFA interfaces: EC2's DescribeInstanceTypes (NeuronInfo, NetworkInfo.EfaInfo). CPU and
 memory that can be allocated: Karpenter's table of instance types. A type whose name or numbers are
-not published is not here: nothing is guessed.
+not published is not here: nothing is guessed. Facts of such a type come with the job file
+(`instance_facts`), and travel with its pods as an annotation.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 MI_PER_GI = 1024
@@ -62,3 +64,34 @@ INSTANCES = {instance.name: instance for instance in _TABLE}
 
 # TorchNeuron is the only PyTorch stack from this SDK on, and it has no trn1.
 FIRST_SDK_WITHOUT_TRN1 = (2, 32)
+
+_TYPE = re.compile(r"(trn\d+)[a-z0-9-]*\.[a-z0-9-]+")
+_FACTS = re.compile(r"devices=(\d+) cores=(\d+) lnc=(\d+) efa=(\d+)")
+
+
+def generation_of(name: str) -> str | None:
+    """The generation that a type's name says; None where it is no Trainium type's."""
+    found = _TYPE.fullmatch(name)
+    return found[1] if found else None
+
+
+def instance_from_facts(name: str, devices: int, cores: int, lnc: int, efa: int) -> Instance | None:
+    """A type that the table lacks; None where the facts do not fit together."""
+    generation = generation_of(name)
+    if generation is None or min(devices, cores, lnc) < 1 or cores % lnc:
+        return None
+    return Instance(name, generation, devices, cores, lnc, efa, None, None)
+
+
+def facts_text(instance: Instance) -> str:
+    """Facts as an annotation says them."""
+    cores, lnc = instance.physical_cores_per_device, instance.default_lnc
+    return f"devices={instance.devices} cores={cores} lnc={lnc} efa={instance.efa}"
+
+
+def instance_of(name: str, noted: str = "") -> Instance | None:
+    """Facts of a type: the table's, else those that an annotation says."""
+    found = _FACTS.fullmatch(noted)
+    if name in INSTANCES or found is None:
+        return INSTANCES.get(name)
+    return instance_from_facts(name, *map(int, found.groups()))

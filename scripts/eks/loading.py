@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from trnx.eks import documents
 from trnx.eks.errors import Finding, JobRefusedError, YamlError
-from trnx.eks.model import TrnxJob, Volume
+from trnx.eks.model import InstanceFacts, TrnxJob, Volume
 from trnx.eks.rules_job import check_job
 
 _PATTERN_FIXES = {
@@ -25,6 +25,14 @@ _PATTERN_FIXES = {
     "memory": "a Kubernetes quantity, such as 64Gi",
     "shm": "a Kubernetes quantity, such as 16Gi",
     "health_path": "a path, such as /health",
+    "ready_path": "a path, such as /ready",
+    "cache_s3": "a bucket and a prefix, such as s3://my-bucket/neff",
+    "zone": "an availability zone, such as us-west-2d",
+    "secrets": "names of Secrets, such as hf-token",
+}
+_PARTS: dict[str, tuple[str, type[BaseModel]]] = {
+    "volumes": ("a volume", Volume),
+    "instance_facts": ("instance_facts", InstanceFacts),
 }
 
 
@@ -34,7 +42,7 @@ def _fix(error: ErrorDetails) -> str:
     if kind == "missing":
         return f"add `{place[-1]}:` to the file"
     if kind == "extra_forbidden":
-        what, model = ("a volume", Volume) if place[0] == "volumes" else ("a job", TrnxJob)
+        what, model = _PARTS.get(place[0], ("a job", TrnxJob))
         known = ", ".join(model.model_fields)
         return f"remove it or correct its spelling; the keys of {what} are {known}"
     if kind in ("enum", "literal_error"):
@@ -51,7 +59,9 @@ def _fix(error: ErrorDetails) -> str:
 
 def _finding(error: ErrorDetails) -> Finding:
     field = ".".join(str(part) for part in error["loc"]) or "(the file)"
-    shown = "" if error["type"] == "missing" else f" (got {error['input']!r})"
+    # Values of variables may be secrets, also where they are of the wrong type.
+    hidden = error["type"] == "missing" or error["loc"][:1] == ("env",)
+    shown = "" if hidden else f" (got {error['input']!r})"
     return Finding("job-file", field, error["msg"] + shown, _fix(error))
 
 

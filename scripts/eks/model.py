@@ -7,11 +7,11 @@ Unknown keys are errors. Rules that need more than one field stand in `rules_job
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trnx.eks.instances import INSTANCES, Instance
+from trnx.eks.instances import Instance, instance_from_facts, instance_of
 
 Quantity = Annotated[str, Field(pattern=r"^[1-9]\d*(\.\d+)?(m|Ki|Mi|Gi|Ti|k|M|G|T)?$")]
 Positive = Annotated[int, Field(ge=1, strict=True)]
@@ -22,7 +22,12 @@ Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max
 DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", max_length=253)]
 AbsolutePath = Annotated[str, Field(pattern=r"^(/[^/:]+)+$")]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+UrlPath = Annotated[str, Field(pattern=r"^/\S*$")]
 Argument = Annotated[str, Field(min_length=1)]
+BucketUrl = Annotated[str, Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]+[a-z0-9](/[^/\s]+)*$")]
+
+# Where a cache lies that is copied from and to S3: on the node's own disk.
+S3_CACHE_FOLDER = "/var/cache/neff"
 
 
 class Kind(StrEnum):
@@ -44,7 +49,10 @@ class Operator(StrEnum):
 
 
 class Flavour(StrEnum):
-    """How devices are handed out: the Neuron device plugin, or dynamic resource allocation."""
+    """How devices are handed out: the Neuron device plugin, or dynamic resource allocation.
+
+    `auto` is what the cluster's nodes have, where a command asks the cluster, else the plugin.
+    """
 
     DEVICE_PLUGIN = "device-plugin"
     DRA = "dra"
@@ -80,6 +88,15 @@ class Volume(_Strict):
     driver: str | None = None
 
 
+class InstanceFacts(_Strict):
+    """What trnx has to know of an instance type; `trnx eks instance` asks EC2 for it."""
+
+    devices: Positive
+    physical_cores_per_device: Positive
+    default_lnc: Literal[1, 2]
+    efa: Count
+
+
 class TrnxJob(_Strict):
     """One job on Trainium nodes of an EKS cluster."""
 
@@ -87,6 +104,7 @@ class TrnxJob(_Strict):
     name: Name
     image: Argument
     instance: str
+    instance_facts: InstanceFacts | None = None
     command: Annotated[list[Argument], Field(min_length=1)]
     namespace: Namespace = "default"
     operator: Operator | None = None
@@ -99,14 +117,18 @@ class TrnxJob(_Strict):
     shards: Positive = 1
     replicas: Positive = 1
     port: Annotated[int, Field(ge=1, le=65535, strict=True)] = 8000
-    health_path: Annotated[str, Field(pattern=r"^/\S*$")] = "/health"
+    health_path: UrlPath = "/health"
+    ready_path: UrlPath | None = None
     startup_seconds: Positive = 7200
     cpu: Quantity | None = None
     memory: Quantity | None = None
     shm: Quantity | None = None
     env: dict[EnvName, str] = {}
+    secrets: list[DnsName] = []
     volumes: list[Volume] = []
     cache: AbsolutePath | None = None
+    cache_s3: BucketUrl | None = None
+    zone: DnsName | None = None
     queue: DnsName | None = None
     restarts: Count = 3
     resume: list[Argument] = ["--resume=auto"]
@@ -114,6 +136,7 @@ class TrnxJob(_Strict):
     keep_seconds: Positive = 604800
     grace_seconds: Positive = 120
     service_account: DnsName | None = None
+    overrides: dict[str, dict[str, Any]] = {}
 
     @property
     def the_operator(self) -> Operator:
@@ -121,9 +144,37 @@ class TrnxJob(_Strict):
         return self.operator or OPERATORS[self.kind][0]
 
     @property
+    def known_facts(self) -> Instance | None:
+        """The instance type's facts: the table's, else those of the file."""
+        given = self.instance_facts
+        if given is None:
+            return instance_of(self.instance)
+        return instance_from_facts(
+            self.instance,
+            given.devices,
+            given.physical_cores_per_device,
+            given.default_lnc,
+            given.efa,
+        )
+
+    @property
     def facts(self) -> Instance:
         """The instance type's facts; only after `rules_job` found the type known."""
-        return INSTANCES[self.instance]
+        facts = self.known_facts
+        assert facts is not None
+        return facts
+
+    @property
+    def the_cache(self) -> str | None:
+        """The folder of the compile cache."""
+        return self.cache or (S3_CACHE_FOLDER if self.cache_s3 else None)
+
+    @property
+    def cache_is_local(self) -> bool:
+        """Whether the cache is on the node's own disk, copied from and to S3."""
+        mounts = [volume.mount for volume in self.volumes]
+        inside = any(f"{self.the_cache}/".startswith(f"{mount}/") for mount in mounts)
+        return self.cache_s3 is not None and not inside
 
     @property
     def the_devices(self) -> int:

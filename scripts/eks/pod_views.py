@@ -12,8 +12,8 @@ from typing import Any
 
 from trnx.eks.documents import Manifest
 from trnx.eks.images import parse_image, parse_sdk
-from trnx.eks.instances import INSTANCES, Instance
-from trnx.eks.pods import DEVICE_CLASS, NEURON, SDK_ANNOTATION
+from trnx.eks.instances import Instance, instance_of
+from trnx.eks.pods import DEVICE_CLASS, FACTS_ANNOTATION, NEURON, SDK_ANNOTATION
 
 INSTANCE_LABEL = "node.kubernetes.io/instance-type"
 
@@ -109,7 +109,8 @@ class PodView:
     @property
     def instance(self) -> Instance | None:
         """Facts of the type that the node selector names."""
-        return INSTANCES.get(self.instance_name)
+        noted = text(mapping(self.metadata, "annotations"), FACTS_ANNOTATION)
+        return instance_of(self.instance_name, noted)
 
     def env(self) -> Iterator[tuple[str, str, str]]:
         """(place, name, value) of every variable; the value is empty where it is not literal."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trnx.eks.documents import Manifest
+from trnx.eks.instances import facts_text
 from trnx.eks.model import Flavour, Kind, Operator, TrnxJob
 
 NEURON = "aws.amazon.com/neuron"
@@ -12,6 +13,8 @@ EFA = "vpc.amazonaws.com/efa"
 DEVICE_CLASS = "neuron.aws.com"
 CLAIM = "neurons"
 SDK_ANNOTATION = "trnx/neuron-sdk"
+FACTS_ANNOTATION = "trnx/instance-facts"
+ZONE_LABEL = "topology.kubernetes.io/zone"
 RENDEZVOUS_PORT = 29500
 SHM_VOLUME = "dshm"
 NAME_LABEL = "app.kubernetes.io/name"
@@ -24,6 +27,10 @@ USABLE = 0.9
 # Part of a pod's memory that /dev/shm may take: data loaders and collectives pass tensors there.
 SHM_PART = 8
 MIB = 2**20
+# What is left of the pod's grace period for torchrun itself once its processes have stopped.
+STOPPING_SECONDS = 15
+# User and group in containers/Dockerfile.*
+GROUP = 1000
 _UNITS = {"Ki": 2**10, "Mi": MIB, "Gi": 2**30, "Ti": 2**40, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
@@ -55,6 +62,8 @@ def pod_metadata(job: TrnxJob) -> Manifest:
     annotations = {} if job.kind == Kind.SERVE else {"karpenter.sh/do-not-disrupt": "true"}
     if job.sdk is not None:
         annotations[SDK_ANNOTATION] = job.sdk
+    if job.instance_facts is not None:
+        annotations[FACTS_ANNOTATION] = facts_text(job.facts)
     return {"labels": labels(job), **({"annotations": annotations} if annotations else {})}
 
 
@@ -137,11 +146,15 @@ def environment(job: TrnxJob) -> list[Manifest]:
         pairs["NEURON_LOGICAL_NC_CONFIG"] = str(job.lnc)
     if job.kind == Kind.WARM_CACHE and not job.the_devices:
         pairs["TORCH_NEURONX_COMPILE_ONLY"] = "1"
-    if job.cache and job.facts.generation == "trn1":
+    if job.kind == Kind.TRAIN:
+        # torchrun kills its processes 30 s after SIGTERM, whatever the pod's grace; a checkpoint
+        # may take longer. Versions that do not know the variable ignore it.
+        pairs["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(job.grace_seconds - STOPPING_SECONDS)
+    if job.the_cache and job.facts.generation == "trn1":
         # SDKs that drive trn1 have PyTorch/XLA's cache.
-        pairs["NEURON_COMPILE_CACHE_URL"] = job.cache
-    elif job.cache:
-        pairs["TORCH_NEURONX_NEFF_CACHE_DIR"] = job.cache
+        pairs["NEURON_COMPILE_CACHE_URL"] = job.the_cache
+    elif job.the_cache:
+        pairs["TORCH_NEURONX_NEFF_CACHE_DIR"] = job.the_cache
         pairs["TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"] = LOCAL_CACHE
     return [{"name": name, "value": value} for name, value in {**pairs, **job.env}.items()]
 
@@ -154,9 +167,12 @@ def _volumes(job: TrnxJob) -> tuple[list[Manifest], list[Manifest]]:
         {"name": SHM_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": shm}}
     ]
     mounts: list[Manifest] = [{"name": SHM_VOLUME, "mountPath": "/dev/shm"}]
-    if job.cache and job.facts.generation != "trn1":
+    if job.the_cache and job.facts.generation != "trn1":
         volumes.append({"name": "neff-local", "emptyDir": {}})
         mounts.append({"name": "neff-local", "mountPath": LOCAL_CACHE})
+    if job.the_cache and job.cache_is_local:
+        volumes.append({"name": "neff-cache", "emptyDir": {}})
+        mounts.append({"name": "neff-cache", "mountPath": job.the_cache})
     for volume in job.volumes:
         read_only = {"readOnly": True} if volume.read_only else {}
         claim = {"claimName": volume.claim, **read_only}
@@ -171,17 +187,28 @@ def master_address(job: TrnxJob) -> str:
     return f"{pod}.{job.name}"
 
 
+def _cache_runner(job: TrnxJob) -> list[str]:
+    """What stands in front of a command whose cache is counted, or copied from and to S3."""
+    if job.the_cache is None or not (job.kind == Kind.WARM_CACHE or job.cache_s3):
+        return []
+    place = [f"--s3={job.cache_s3}"] if job.cache_s3 else []
+    if place and job.kind == Kind.WARM_CACHE:
+        place.append("--must-store")
+    return ["python", "-m", "trnx.eks.cache_run", f"--folder={job.the_cache}", *place, "--"]
+
+
 def command_and_args(job: TrnxJob) -> tuple[list[str], list[str]]:
     """What the container runs; training gets torchrun in front and `resume` behind."""
     if job.kind != Kind.TRAIN:
-        return job.command, []
+        return [*_cache_runner(job), *job.command], []
+    torchrun = [*_cache_runner(job), "torchrun"]
     script = [*job.command, *(job.resume if job.restarts else [])]
     if job.the_operator == Operator.TRAINJOB:
         # Trainer hands nodes, processes and rendezvous to torchrun through PET_ variables.
-        return ["torchrun"], script
+        return torchrun, script
     count = f"--nproc-per-node={job.the_nproc}"
     if job.nodes == 1:
-        return ["torchrun"], ["--standalone", count, *script]
+        return torchrun, ["--standalone", count, *script]
     rendezvous = [
         f"--nnodes={job.nodes}",
         count,
@@ -190,30 +217,34 @@ def command_and_args(job: TrnxJob) -> tuple[list[str], list[str]]:
         f"--master-addr={master_address(job)}",
         f"--master-port={RENDEZVOUS_PORT}",
     ]
-    return ["torchrun"], [*rendezvous, *script]
+    return torchrun, [*rendezvous, *script]
 
 
-def _probe(job: TrnxJob, period: int, failures: int) -> Manifest:
-    check = {"path": job.health_path, "port": "http"}
+def _probe(path: str, period: int, failures: int) -> Manifest:
+    check = {"path": path, "port": "http"}
     return {"httpGet": check, "periodSeconds": period, "failureThreshold": failures}
 
 
 def _service_parts(job: TrnxJob) -> Manifest:
     if job.kind != Kind.SERVE:
         return {}
-    period = 30
+    period, ready = 30, job.ready_path or job.health_path
     return {
         "ports": [{"name": "http", "containerPort": job.port}],
         # A cold compile can take tens of minutes.
-        "startupProbe": _probe(job, period, -(-job.startup_seconds // period)),
-        "readinessProbe": _probe(job, 10, 3),
-        "livenessProbe": _probe(job, period, 5),
+        "startupProbe": _probe(ready, period, -(-job.startup_seconds // period)),
+        "readinessProbe": _probe(ready, 10, 3),
+        "livenessProbe": _probe(job.health_path, period, 5),
     }
 
 
 def container_name(job: TrnxJob) -> str:
     """Trainer wants `node`; a failure policy names the container too."""
     return {Kind.TRAIN: "node", Kind.SERVE: "server"}.get(job.kind, "main")
+
+
+def _secrets(job: TrnxJob) -> list[Manifest]:
+    return [{"secretRef": {"name": name}} for name in job.secrets]
 
 
 def container(job: TrnxJob) -> Manifest:
@@ -227,11 +258,18 @@ def container(job: TrnxJob) -> Manifest:
         "command": command,
         **({"args": args} if args else {}),
         **({"env": environ} if environ else {}),
+        **({"envFrom": _secrets(job)} if job.secrets else {}),
         **({"ports": [port]} if job.nodes > 1 else {}),
         **_service_parts(job),
         "resources": resources(job),
         "volumeMounts": _volumes(job)[1],
     }
+
+
+def _one_zone(job: TrnxJob) -> Manifest:
+    """EFA does not reach from one zone into another: all pods go where the first one went."""
+    term = {"labelSelector": {"matchLabels": labels(job)}, "topologyKey": ZONE_LABEL}
+    return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
 def pod_spec(job: TrnxJob) -> Manifest:
@@ -240,6 +278,8 @@ def pod_spec(job: TrnxJob) -> Manifest:
     if job.kind != Kind.SERVE:
         spec["restartPolicy"] = "Never"
     spec["terminationGracePeriodSeconds"] = job.grace_seconds
+    # The group of the user in trnx's images, which is not root: volumes are writable for it.
+    spec["securityContext"] = {"fsGroup": GROUP, "fsGroupChangePolicy": "OnRootMismatch"}
     if job.service_account:
         spec["serviceAccountName"] = job.service_account
     if job.the_devices:
@@ -247,6 +287,10 @@ def pod_spec(job: TrnxJob) -> Manifest:
         spec["tolerations"] = [{"key": NEURON, "operator": "Exists", "effect": "NoSchedule"}]
     else:
         spec["nodeSelector"] = {"kubernetes.io/arch": "amd64"}
+    if job.zone:
+        spec["nodeSelector"][ZONE_LABEL] = job.zone
+    elif job.nodes > 1:
+        spec["affinity"] = _one_zone(job)
     if claims_devices(job):
         spec["resourceClaims"] = [{"name": CLAIM, "resourceClaimTemplateName": job.name}]
     spec["containers"] = [container(job)]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from trnx.eks.documents import Manifest
 from trnx.eks.errors import Finding, JobRefusedError
 from trnx.eks.model import Kind, Operator, TrnxJob
+from trnx.eks.overlay import overlaid
 from trnx.eks.pods import (
     RENDEZVOUS_PORT,
     claim_templates,
@@ -99,13 +100,17 @@ def _jobset_spec(job: TrnxJob, template: Manifest) -> Manifest:
         "action": "RestartJobSetAndIgnoreMaxRestarts",
         "onJobFailureReasons": ["PodFailurePolicy"],
     }
+    rules = [rule]
+    if job.deadline_seconds is not None:
+        late = {"name": "late", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]}
+        rules.append(late)
     child = {"metadata": {"labels": labels(job)}, "spec": _job_spec(job, template, gang=True)}
     return {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "failurePolicy": {
             "maxRestarts": job.restarts,
             "restartStrategy": "Recreate",
-            "rules": [rule],
+            "rules": rules,
         },
         "replicatedJobs": [{"name": "node", "replicas": 1, "template": child}],
     }
@@ -127,7 +132,7 @@ def _trainjob(job: TrnxJob) -> list[Manifest]:
     """A TrainingRuntime of the job's own, and the TrainJob, which says image, command and size."""
     template = _template(job)
     main = container(job)
-    kept = ("name", "image", "env", "volumeMounts")
+    kept = ("name", "image", "env", "envFrom", "volumeMounts")
     template["spec"]["containers"] = [{key: main[key] for key in kept if key in main}]
     jobset = _jobset_spec(job, template)
     # JobSet's defaults give pods DNS names; the width of its Job is Trainer's to set.
@@ -205,7 +210,8 @@ _BUILDERS: dict[Operator, Callable[[TrnxJob], list[Manifest]]] = {
 
 def render(job: TrnxJob) -> list[Manifest]:
     """The job's manifests, in the order in which they are to be applied."""
-    return [*claim_templates(job), *_BUILDERS[job.the_operator](job)]
+    manifests = [*claim_templates(job), *_BUILDERS[job.the_operator](job)]
+    return [overlaid(manifest, job.overrides) for manifest in manifests]
 
 
 def render_pod(job: TrnxJob) -> Manifest:
@@ -224,4 +230,5 @@ def render_pod(job: TrnxJob) -> Manifest:
     meta = metadata(job) | {
         key: value for key, value in pod_metadata(job).items() if key == "annotations"
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod_spec(job)}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod_spec(job)}
+    return overlaid(pod, job.overrides)

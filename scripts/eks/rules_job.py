@@ -10,32 +10,58 @@ from collections.abc import Callable, Iterator
 
 from trnx.eks.errors import Finding
 from trnx.eks.images import parse_image, parse_sdk
-from trnx.eks.instances import INSTANCES, TOPOLOGY_COUNTS
-from trnx.eks.model import OPERATORS, Flavour, Kind, TrnxJob, Volume
+from trnx.eks.instances import INSTANCES, TOPOLOGY_COUNTS, generation_of
+from trnx.eks.model import OPERATORS, Flavour, Kind, Operator, TrnxJob
+from trnx.eks.pods import MANAGED_BY, NAME_LABEL
+from trnx.eks.rules_storage import STORAGE_RULES
 
-# Variables and volumes that the renderer writes.
+# Variables that the renderer writes.
 OWNED_ENV = (
     "FI_EFA_USE_DEVICE_RDMA",
     "FI_PROVIDER",
     "JOB_COMPLETION_INDEX",
     "NEURON_COMPILE_CACHE_URL",
     "NEURON_LOGICAL_NC_CONFIG",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
     "TORCH_NEURONX_COMPILE_ONLY",
     "TORCH_NEURONX_NEFF_CACHE_DIR",
     "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR",
 )
-OWNED_VOLUMES = ("dshm", "neff-local")
-OWNED_MOUNTS = ("/dev/shm", "/var/cache/neff-local")
-S3_DRIVER = "s3.csi.aws.com"
+# Seconds that saving a checkpoint may take at least.
+SHORTEST_GRACE = 60
+# Kinds of manifests that an operator renders; a Pod is what `render --pod` makes.
+_ALWAYS = ("ResourceClaimTemplate", "Pod")
+OVERRIDDEN = {
+    Operator.JOB: ("Job", "Service", *_ALWAYS),
+    Operator.JOBSET: ("JobSet", *_ALWAYS),
+    Operator.TRAINJOB: ("TrainJob", "TrainingRuntime", *_ALWAYS),
+    Operator.DEPLOYMENT: ("Deployment", "Service", *_ALWAYS),
+}
 
 
 def _instance(job: TrnxJob) -> Iterator[Finding]:
-    if job.instance not in INSTANCES:
+    if job.instance in INSTANCES:
+        if job.instance_facts is not None:
+            yield Finding(
+                "instance-facts",
+                "instance_facts",
+                f"trnx has facts of {job.instance}",
+                "leave `instance_facts` out",
+            )
+    elif job.instance_facts is None or generation_of(job.instance) is None:
         yield Finding(
             "unknown-instance",
             "instance",
             f"{job.instance!r} is no Trainium instance type that trnx has facts of",
-            f"write one of {', '.join(INSTANCES)}",
+            f"write one of {', '.join(INSTANCES)}; of a newer Trainium type write "
+            "`instance_facts`, which `trnx eks instance` prints",
+        )
+    elif job.known_facts is None:
+        yield Finding(
+            "instance-facts",
+            "instance_facts.physical_cores_per_device",
+            "physical cores do not divide into logical ones of `default_lnc`",
+            "write what `trnx eks instance` prints",
         )
 
 
@@ -185,7 +211,7 @@ def _command(job: TrnxJob) -> Iterator[Finding]:
             "command",
             "command.0",
             f"{program} is written by trnx, with the rendezvous and the number of processes",
-            "start with the training script: command: [train.py, --steps=100]",
+            "start with the script or module: [train.py, --steps=100], [-m, package.train]",
         )
 
 
@@ -200,81 +226,40 @@ def _env(job: TrnxJob) -> Iterator[Finding]:
             )
 
 
-def _volumes(job: TrnxJob) -> Iterator[Finding]:
-    for field, owned in (("name", OWNED_VOLUMES), ("mount", OWNED_MOUNTS)):
-        seen = set(owned)
-        for index, volume in enumerate(job.volumes):
-            value = getattr(volume, field)
-            if value in seen:
-                yield Finding(
-                    "volumes",
-                    f"volumes.{index}.{field}",
-                    f"{value!r} is taken",
-                    f"give the volume another {field}; trnx itself takes {', '.join(owned)}",
-                )
-            seen.add(value)
-    many = max(job.nodes, job.shards, job.replicas) > 1
-    for index, volume in enumerate(job.volumes):
-        if many and volume.access_mode in ("ReadWriteOnce", "ReadWriteOncePod"):
-            yield Finding(
-                "access-mode",
-                f"volumes.{index}.access_mode",
-                f"a {volume.access_mode} claim cannot be mounted by pods on several nodes",
-                "take a claim that is ReadWriteMany (FSx for Lustre, EFS), or one pod",
-            )
-        if not volume.read_only and volume.access_mode == "ReadOnlyMany":
-            yield Finding(
-                "access-mode",
-                f"volumes.{index}.read_only",
-                "a ReadOnlyMany claim cannot be written",
-                "write read_only: true",
-            )
-
-
-def _holder(job: TrnxJob) -> tuple[int, Volume] | None:
-    """The volume below whose mount the cache lies: the deepest one."""
-    found = [
-        (index, volume)
-        for index, volume in enumerate(job.volumes)
-        if f"{job.cache}/".startswith(f"{volume.mount}/")
-    ]
-    return max(found, key=lambda item: len(item[1].mount), default=None)
-
-
-def _cache(job: TrnxJob) -> Iterator[Finding]:
-    if job.cache is None:
-        if job.kind == Kind.WARM_CACHE:
-            yield Finding(
-                "cache",
-                "cache",
-                "a warm-cache job without a cache keeps nothing",
-                "write `cache:`, a path below a volume's mount",
-            )
-        return
-    holder = _holder(job)
-    if holder is None:
+def _grace(job: TrnxJob) -> Iterator[Finding]:
+    if job.kind == Kind.TRAIN and job.grace_seconds < SHORTEST_GRACE:
         yield Finding(
-            "cache",
-            "cache",
-            f"{job.cache} is below no volume, so it is lost with the pod",
-            "put it below the `mount` of one of `volumes`",
+            "grace",
+            "grace_seconds",
+            f"{job.grace_seconds} s from SIGTERM to SIGKILL are too few to save a checkpoint",
+            f"write at least {SHORTEST_GRACE}; an interrupted Spot instance leaves 120",
         )
-        return
-    index, volume = holder
-    if volume.read_only:
-        yield Finding(
-            "cache",
-            f"volumes.{index}.read_only",
-            f"the cache {job.cache} must be written",
-            "write read_only: false, or take another volume",
-        )
-    if volume.driver == S3_DRIVER:
-        yield Finding(
-            "s3-cache",
-            f"volumes.{index}.driver",
-            "the S3 CSI driver has no rename, which the NEFF cache writes with",
-            "take FSx for Lustre or EFS for the cache; S3 is good for read-only weights",
-        )
+
+
+def _overrides(job: TrnxJob) -> Iterator[Finding]:
+    kinds = OVERRIDDEN[job.the_operator]
+    for kind, patch in job.overrides.items():
+        if kind not in kinds:
+            yield Finding(
+                "overrides",
+                f"overrides.{kind}",
+                f"the job renders no {kind}",
+                f"write one of {', '.join(kinds)}",
+            )
+        meta = patch.get("metadata")
+        fixed = {"apiVersion", "kind"} & set(patch)
+        if isinstance(meta, dict):
+            fixed |= {f"metadata.{key}" for key in ("name", "namespace") if key in meta}
+            labels = meta.get("labels")
+            owned = {NAME_LABEL, MANAGED_BY} & set(labels if isinstance(labels, dict) else ())
+            fixed |= {f"metadata.labels.{key}" for key in owned}
+        for field in sorted(fixed):
+            yield Finding(
+                "overrides",
+                f"overrides.{kind}.{field}",
+                "status, logs and delete find the job by it",
+                "remove it; `name` and `namespace` of the job file say it",
+            )
 
 
 # Rules of the first group need nothing; those of the second need the instance's facts.
@@ -288,14 +273,15 @@ _SECOND: tuple[Callable[[TrnxJob], Iterator[Finding]], ...] = (
     _size,
     _command,
     _env,
-    _volumes,
-    _cache,
+    _grace,
+    _overrides,
+    *STORAGE_RULES,
 )
 
 
 def check_job(job: TrnxJob) -> list[Finding]:
     """Every rule that the job file breaks."""
     findings = [finding for rule in _FIRST for finding in rule(job)]
-    if job.instance in INSTANCES:
+    if not any(finding.rule in ("unknown-instance", "instance-facts") for finding in findings):
         findings += [finding for rule in _SECOND for finding in rule(job)]
     return findings

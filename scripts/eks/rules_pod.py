@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from trnx.eks.errors import Finding
@@ -9,10 +10,14 @@ from trnx.eks.images import parse_image
 from trnx.eks.instances import FIRST_SDK_WITHOUT_TRN1
 from trnx.eks.pod_views import PodView, Stream, items, mapping, text, words
 from trnx.eks.pods import NEURON
-from trnx.eks.rules_job import S3_DRIVER
+from trnx.eks.rules_storage import S3_DRIVER
 
 _FOREIGN_ENV = ("NCCL_", "PYTORCH_CUDA_", "CUDA_", "TPU_")
 _RUNTIME_ENV = ("NEURON_RT_NUM_CORES", "NEURON_RT_VISIBLE_CORES", "NEURON_RT_ROOT_COMM_ID")
+# Names of variables whose values nobody but the process should see.
+_SECRET = re.compile(
+    r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY|CREDENTIALS)$"
+)
 _CACHE_ENV = ("TORCH_NEURONX_NEFF_CACHE_DIR", "NEURON_COMPILE_CACHE_URL")
 _ONE_NODE = {"ReadWriteOnce", "ReadWriteOncePod"}
 
@@ -154,6 +159,12 @@ def environment(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: ARG
             yield Finding("fork-safe", field, "slows EFA down, and is not needed", fix)
         elif name.startswith(_FOREIGN_ENV):
             yield Finding("foreign-env", field, "is of another accelerator", "remove the variable")
+        elif value and _SECRET.search(name):
+            message = "a secret stands in the manifest, for all to read who may read the job"
+            fix = (
+                "put it into a Secret, and name that in `secrets` (envFrom); AWS: a service account"
+            )
+            yield Finding("plain-secret", field, message, fix)
         elif name in _RUNTIME_ENV:
             message = "device plugin or DRA, and torchrun, hand cores and ranks out"
             yield Finding("runtime-env", field, message, "remove the variable")

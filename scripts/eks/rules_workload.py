@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from trnx.eks.documents import Manifest
 from trnx.eks.errors import Finding
 from trnx.eks.pod_views import PodView, Stream, items, mapping, text, title, whole, words
+from trnx.eks.rules_job import SHORTEST_GRACE
 
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 # Kinds whose name becomes part of pods' DNS names, and how long a name controllers can extend.
@@ -132,6 +133,23 @@ def preemption(pod: PodView, stream: Stream) -> Iterator[Finding]:
             "a preemption counts against maxRestarts",
             "add {action: RestartJobSetAndIgnoreMaxRestarts, "
             "onJobFailureReasons: [PodFailurePolicy]}",
+        )
+
+
+def grace(pod: PodView, stream: Stream) -> Iterator[Finding]:
+    """Training that is told to stop has the time to save a checkpoint."""
+    seconds = whole(pod.spec.get("terminationGracePeriodSeconds"))
+    trains = any(
+        word.rpartition("/")[2] == "torchrun"
+        for _, container in pod.containers()
+        for word in [*words(container, "command"), *words(container, "args")]
+    )
+    if trains and stream.devices(pod) and seconds is not None and seconds < SHORTEST_GRACE:
+        yield Finding(
+            "grace",
+            pod.at("terminationGracePeriodSeconds"),
+            f"{seconds} s from SIGTERM to SIGKILL are too few to save a checkpoint",
+            f"write at least {SHORTEST_GRACE}",
         )
 
 

@@ -18,10 +18,12 @@ import jsonschema
 import kubernetes_validate
 from kubernetes_validate.utils import all_versions
 
+from trnx.eks.cel import broken_rules
 from trnx.eks.documents import Manifest
 from trnx.eks.errors import EksError, Finding, SchemaFolderError
 
 FOLDER_VARIABLE = "TRNX_CRD_SCHEMAS"
+_CEL_FIX = "correct the field: the API server refuses the object by this rule of its kind"
 _FIX = "correct the field; `kubectl explain` shows what the kind takes"
 
 
@@ -69,9 +71,10 @@ def strict_schema(schema: Any) -> Any:
 
 
 @cache
-def _custom_validator(path: Path) -> jsonschema.Draft202012Validator:
+def _custom_schema(path: Path) -> tuple[Any, jsonschema.Draft202012Validator]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
-        return jsonschema.Draft202012Validator(strict_schema(json.load(file)))
+        schema = json.load(file)
+    return schema, jsonschema.Draft202012Validator(strict_schema(schema))
 
 
 def _finding(where: str, error: jsonschema.ValidationError) -> Finding:
@@ -100,8 +103,14 @@ def _check_custom(manifest: Manifest, where: str) -> list[Finding] | None:
     path = folder / f"{group}_{version}_{manifest['kind']}.openapi.json.gz"
     if not path.is_file():
         return None
-    errors = _custom_validator(path).iter_errors(manifest)
-    return [_finding(where, error) for error in errors]
+    schema, validator = _custom_schema(path)
+    findings = [_finding(where, error) for error in validator.iter_errors(manifest)]
+    if findings:
+        return findings
+    for place, message in broken_rules(schema, manifest):
+        field = f"{where} {'.'.join(place)}" if place else where
+        findings.append(Finding("cel", field, message, _CEL_FIX))
+    return findings
 
 
 def check_version(version: str) -> None:

@@ -44,6 +44,7 @@ POD_RULES: tuple[PodRule, ...] = (
     rules_pod.cache_volume,
     rules_pod.access_modes,
     rules_workload.preemption,
+    rules_workload.grace,
     rules_workload.rollout,
 )
 

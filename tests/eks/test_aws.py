@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+import yaml
 from moto import mock_aws
 from typer.testing import CliRunner
 
+from trnx.eks import cache_run, s3_cache
 from trnx.eks.cli import app
+from trnx.eks.cluster.ec2 import describe, differences
 from trnx.eks.cluster.ecr import with_digest
 from trnx.eks.errors import AwsError
+from trnx.eks.instances import INSTANCES, instance_from_facts
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "scripts/eks/examples"
 REGISTRY = "111122223333.dkr.ecr.us-west-2.amazonaws.com"
@@ -108,3 +113,123 @@ def test_what_aws_refuses(code: str, message: str) -> None:
     error: Any = {"Error": {"Code": code, "Message": "no"}}
     with pytest.raises(AwsError, match=message), guard("ECR"):
         raise ClientError(error, "DescribeImages")
+
+
+@pytest.fixture
+def bucket(aws: None) -> str:  # noqa: ARG001
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="caches")
+    return "s3://caches/neff/v1"
+
+
+def _keys() -> list[str]:
+    answer = boto3.client("s3", region_name="us-east-1").list_objects_v2(Bucket="caches")
+    return [item["Key"] for item in answer.get("Contents", [])]
+
+
+def test_a_cache_goes_to_s3_and_comes_back(bucket: str, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    (here / "ab/cd").mkdir(parents=True)
+    (here / "ab/cd/abcd.neff").write_bytes(b"neff" * 1000)
+    (here / "ab/cd/half.tmp").write_bytes(b"half")
+    assert s3_cache.store(here, bucket) == 1
+    assert _keys() == ["neff/v1/ab/cd/abcd.neff"]
+    assert s3_cache.store(here, bucket) == 0
+    assert s3_cache.fetch(bucket, there) == 1
+    assert (there / "ab/cd/abcd.neff").read_bytes() == b"neff" * 1000
+    assert s3_cache.fetch(bucket, there) == 0
+    assert [path.name for path in there.rglob("*") if path.is_file()] == ["abcd.neff"]
+
+
+def test_keys_that_lead_elsewhere_are_left_out(bucket: str, tmp_path: Path) -> None:
+    s3 = boto3.client("s3", region_name="us-east-1")
+    for key in ("neff/v1/../../evil", "neff/v1//abs/evil", "neff/v1/folder/", "neff/v10/other"):
+        s3.put_object(Bucket="caches", Key=key, Body=b"x")
+    assert s3_cache.fetch(bucket, tmp_path / "cache") == 0
+    assert list(tmp_path.rglob("*evil*")) == []
+
+
+@pytest.mark.usefixtures("aws")
+def test_a_bucket_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "a.neff").touch()
+    for copy in (
+        lambda: s3_cache.fetch("s3://none/x", tmp_path),
+        lambda: s3_cache.store(tmp_path, "s3://none/x"),
+    ):
+        with pytest.raises(AwsError, match="NoSuchBucket"):
+            copy()
+    with pytest.raises(AwsError, match="no address on S3"):
+        s3_cache.fetch("https://none/x", tmp_path)
+
+
+COMPILE = """
+import os, pathlib, sys
+shared = pathlib.Path(sys.argv[1])
+local = pathlib.Path(os.environ["TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"])
+for name in sys.argv[2:]:
+    local.mkdir(exist_ok=True); (local / name).write_text(name); (shared / name).write_text(name)
+"""
+
+
+def test_the_cache_around_a_command(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run(place: str, *names: str) -> Any:
+        cache = tmp_path / place / "cache"
+        monkeypatch.setenv("TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR", str(tmp_path / place / "local"))
+        command = [sys.executable, "-c", COMPILE, str(cache), *names]
+        flags = [f"--folder={cache}", f"--s3={bucket}", "--must-store", "--", *command]
+        assert cache_run.main(flags) == 0
+        return cache_run.parse_line(capfd.readouterr().out.splitlines()[-1])
+
+    first = run("one", "a.neff", "b.neff")
+    assert (first["neffs_before"], first["neffs_after"]) == (0, 2)
+    assert (first["hits"], first["misses"], first["stored"]) == (0, 2, 2)
+    second = run("two", "b.neff", "c.neff")
+    assert (second["fetched"], second["hits"], second["misses"], second["stored"]) == (2, 1, 1, 1)
+
+
+@pytest.mark.usefixtures("aws")
+def test_a_cache_that_cannot_be_reached_costs_no_job(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = [f"--folder={tmp_path / 'cache'}", "--s3=s3://none/x"]
+    command = ["--", sys.executable, "-c", "import sys; sys.exit(int(sys.argv[1]))"]
+    assert cache_run.main([*flags, *command, "0"]) == 0
+    assert cache_run.main([*flags, "--must-store", *command, "0"]) == 1
+    assert cache_run.main([*flags, "--must-store", *command, "7"]) == 7
+    assert "cache_run: warning: " in capfd.readouterr().err
+    assert cache_run.main([f"--folder={tmp_path}", "--", "no-such-program"]) == 127
+
+
+def test_instance_types_are_as_ec2_says() -> None:
+    names = [name for name in INSTANCES if name != "trn2u.48xlarge"]
+    with mock_aws():
+        assert {
+            name: differences(INSTANCES[name], facts)
+            for name, facts in describe(names, REGION).items()
+        } == {name: [] for name in names}
+
+
+def test_instance_command(aws: None) -> None:  # noqa: ARG001
+    shown = runner.invoke(app, ["instance", "trn2.3xlarge"])
+    assert shown.exit_code == 0
+    assert yaml.safe_load(shown.stdout) == {
+        "instance": "trn2.3xlarge",
+        "instance_facts": {
+            "devices": 1,
+            "physical_cores_per_device": 8,
+            "default_lnc": 2,
+            "efa": 1,
+        },
+    }
+    for name, message in (("m5.large", "no Neuron devices"), ("trn9.none", "InvalidInstanceType")):
+        failed = runner.invoke(app, ["instance", name, "--json"])
+        assert isinstance(failed.exception, AwsError)
+        assert message in str(failed.exception)
+
+
+def test_differences_are_told() -> None:
+    ours = INSTANCES["trn2.48xlarge"]
+    theirs = instance_from_facts("trn2.48xlarge", 8, 8, 2, 16)
+    assert theirs is not None
+    assert differences(ours, theirs) == ["devices: 16 here, 8 by EC2"]

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 from typer.testing import CliRunner
 
@@ -33,7 +34,7 @@ def test_render_prints_what_validate_takes() -> None:
     assert manifest["kind"] == "Job"
     checked = runner.invoke(app, ["validate", "-"], input=rendered.stdout)
     assert checked.exit_code == 0
-    assert "1 manifests hold: Job/kernel-tests" in checked.stdout
+    assert "1 manifests hold: Job/kernel-bench" in checked.stdout
 
 
 def test_an_empty_file_does_not_hold() -> None:
@@ -141,29 +142,75 @@ def test_errors_have_one_root() -> None:
 
 
 def _commands(text: str) -> list[list[str]]:
-    lines = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
+    lines = re.findall(r"^ {4,}(\S.*)$", text, re.MULTILINE)
     parts = [part.strip() for line in lines for part in line.split(" | ")]
     return [shlex.split(part) for part in parts if part.startswith("trnx ")]
 
 
+def _names() -> set[str]:
+    return set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def _options(command: str) -> str:
+    shown = runner.invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    return str(shown.stdout)
+
+
 def test_every_command_of_the_guide_exists() -> None:
-    commands = _commands((ROOT / "docs/eks.md").read_text())
-    assert {command[2] for command in commands} == {"render", "validate", "list"}
+    text = (ROOT / "docs/eks.md").read_text()
+    commands = _commands(text)
+    in_tables = re.findall(
+        r"^\| `([a-z-]+)` \|", text[: text.index("## The job file")], re.MULTILINE
+    )
+    assert set(in_tables) == _names()
+    assert {command[2] for command in commands} == _names() - {"instance"}
     for command in commands:
         assert command[:2] == ["trnx", "eks"]
-        words = command[2:]
-        shown = runner.invoke(app, [words[0], "--help"], env={"COLUMNS": "200"})
-        assert shown.exit_code == 0
-        for word in words[1:]:
-            if word.startswith("--"):
-                assert word in shown.stdout, (command, word)
-            elif word.endswith(".yaml") and word.startswith("scripts/"):
-                assert (ROOT / word).is_file(), word
+        shown = _options(command[2])
+        for word in command[3:]:
+            if word.startswith("-") and word != "-":
+                assert re.search(rf"(^|\s){word}\b", shown), (command, word)
+
+
+def test_options_that_the_guide_s_table_names_exist() -> None:
+    text = (ROOT / "docs/eks.md").read_text()
+    for name, row in re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", text, re.MULTILINE):
+        if name in _names() and name != "warm-cache":
+            for option in re.findall(r"`(--?[a-z-]+)[` ]", row):
+                assert option in _options(name), (name, option)
+
+
+def test_every_path_of_the_guide_exists() -> None:
+    text = (ROOT / "docs/eks.md").read_text()
+    paths = set(re.findall(r"scripts/[\w./-]*\w", text))
+    assert len(paths) > 8
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("name", sorted({"render", "status", "logs", "delete", "doctor", "submit"}))
+def test_every_command_prints_json(name: str) -> None:
+    assert "--json" in _options(name)
+
+
+def test_prerequisites_hold(custom_schemas: Path) -> None:  # noqa: ARG001
+    for path in sorted((ROOT / "scripts/eks/prerequisites").glob("*.yaml")):
+        result = runner.invoke(app, ["validate", str(path), "--json"])
+        report = json.loads(result.stdout)
+        assert report["findings"] == []
+        # eksctl's own file is no manifest of a cluster's.
+        assert report["unchecked"] == (["ClusterConfig/trnx"] if path.stem == "eksctl" else [])
+    (cluster,) = yaml.safe_load_all((ROOT / "scripts/eks/prerequisites/eksctl.yaml").read_text())
+    group = cluster["managedNodeGroups"][-1]
+    assert len(group["availabilityZones"]) == 1
+    assert group["efaEnabled"] is True
+    assert group["taints"][0]["key"] == "aws.amazon.com/neuron"
 
 
 def test_the_guide_names_every_rule_and_key() -> None:
-    from trnx.eks.model import TrnxJob, Volume
+    from trnx.eks.model import InstanceFacts, TrnxJob, Volume
 
     text = (ROOT / "docs/eks.md").read_text()
-    names = [*RULES, *TrnxJob.model_fields, *Volume.model_fields]
+    models = (TrnxJob, Volume, InstanceFacts)
+    names = [*RULES, *(field for model in models for field in model.model_fields)]
     assert [name for name in names if f"`{name}`" not in text] == []

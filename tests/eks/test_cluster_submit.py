@@ -338,7 +338,7 @@ def test_a_server_that_ignores_selectors_endangers_nothing(cluster: Cluster) -> 
     _run("submit", KERNEL)
     cluster.add("jobs", {"metadata": {"name": "other", "namespace": "default"}})
     cluster.faults.append(lambda request: request.query.pop("labelSelector", None) and None)
-    assert _last(_run("delete", KERNEL, "--json"))["removed"] == ["Job/kernel-tests"]
+    assert _last(_run("delete", KERNEL, "--json"))["removed"] == ["Job/kernel-bench"]
     assert cluster.names("jobs") == ["other"]
 
 

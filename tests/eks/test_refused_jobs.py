@@ -13,6 +13,10 @@ from trnx.eks.validate import render_checked
 
 MakeJob = Callable[..., dict[str, Any]]
 VOLUME = {"name": "data", "claim": "trnx-fsx", "mount": "/data"}
+FACTS = {"devices": 4, "physical_cores_per_device": 8, "default_lnc": 2, "efa": 4}
+GIVEN = {"instance_facts": FACTS}
+ODD = {**FACTS, "physical_cores_per_device": 3}
+TAKEN = {"app.kubernetes.io/name": "x"}
 SDK_33 = "r.example.com/trnx:1-sdk2.33.0"
 
 # (kind, changes, rule, what the field starts with or holds)
@@ -45,6 +49,45 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("serve", {"port": 0}, "job-file", "port"),
     ("train", {"instance": "trn2.24xlarge"}, "unknown-instance", "instance"),
     ("train", {"instance": "p5.48xlarge"}, "unknown-instance", "instance"),
+    ("train", {"instance": "p5.48xlarge", **GIVEN}, "unknown-instance", "instance"),
+    ("train", {"instance": "trn9.large"}, "unknown-instance", "instance"),
+    ("train", GIVEN, "instance-facts", "instance_facts"),
+    (
+        "train",
+        {"instance": "trn9.large", "instance_facts": ODD},
+        "instance-facts",
+        "physical_cores",
+    ),
+    ("train", {"instance": "trn9.large", **GIVEN}, "size", "memory"),
+    ("train", {"instance_facts": {**FACTS, "cores": 4}}, "job-file", "instance_facts.cores"),
+    ("train", {"instance_facts": {"devices": 1}}, "job-file", "instance_facts.efa"),
+    ("train", {"grace_seconds": 30}, "grace", "grace_seconds"),
+    ("train", {"env": {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}}, "owned-env", "env."),
+    ("train", {"env": {"HF_TOKEN": "hf_abc"}}, "plain-secret", "HF_TOKEN"),
+    ("serve", {"env": {"AWS_SECRET_ACCESS_KEY": "x"}}, "plain-secret", "AWS_SECRET_ACCESS_KEY"),
+    ("train", {"secrets": ["Not A Name"]}, "job-file", "secrets.0"),
+    ("train", {"secrets": "hf"}, "job-file", "secrets"),
+    ("train", {"zone": "US West"}, "job-file", "zone"),
+    ("train", {"cache_s3": "https://bucket/x"}, "job-file", "cache_s3"),
+    ("train", {"cache_s3": "s3://b"}, "job-file", "cache_s3"),
+    ("serve", {"ready_path": "ready"}, "job-file", "ready_path"),
+    ("train", {"command": ["t.py", "--checkpoint-dir=/ckpt"]}, "checkpoint", "command.1"),
+    ("train", {"command": ["t.py", "--ckpt-dir", "/ckpt"]}, "checkpoint", "command.2"),
+    (
+        "train",
+        {
+            "command": ["t.py", "--checkpoint-dir=/w/ckpt"],
+            "volumes": [VOLUME, {**VOLUME, "name": "w", "mount": "/w", "driver": "s3.csi.aws.com"}],
+        },
+        "checkpoint",
+        "command.1",
+    ),
+    ("train", {"overrides": {"Job": {}}}, "overrides", "overrides.Job"),
+    ("train", {"overrides": {"JobSet": {"kind": "Job"}}}, "overrides", "JobSet.kind"),
+    ("train", {"overrides": {"JobSet": 3}}, "job-file", "overrides.JobSet"),
+    ("train", {"overrides": {"JobSet": {"metadata": {"name": "x"}}}}, "overrides", "metadata.name"),
+    ("serve", {"overrides": {"Service": {"metadata": {"labels": TAKEN}}}}, "overrides", "labels"),
+    ("kernel", {"overrides": {"Job": {"spec": {"suspend": True}}}}, "suspended", "spec.suspend"),
     ("kernel", {"operator": "trainjob"}, "operator", "operator"),
     ("serve", {"operator": "job"}, "operator", "operator"),
     ("train", {"image": "Not An Image"}, "image", "image"),
@@ -138,3 +181,13 @@ def test_set_changes_keys(make_job: MakeJob) -> None:
 def test_set_that_cannot_be_read(make_job: MakeJob, setting: str) -> None:
     with pytest.raises(YamlError, match="--set"):
         job_from_data(make_job(), [setting])
+
+
+def test_values_of_variables_are_never_shown(make_job: MakeJob) -> None:
+    for env in ({"HF_TOKEN": 12345}, {"HF_TOKEN": ["12345"]}):
+        with pytest.raises(JobRefusedError) as caught:
+            job_from_data(make_job(env=env))
+        assert "12345" not in str(caught.value)
+    with pytest.raises(JobRefusedError) as caught:
+        render_checked(job_from_data(make_job(env={"HF_TOKEN": "very-secret"})))
+    assert "very-secret" not in str(caught.value)

@@ -79,6 +79,8 @@ def _s3_volume() -> Manifest:
 
 # (job, what breaks its manifests, rule, what the field holds)
 CASES: list[tuple[dict[str, Any], Break, str, str]] = [
+    (GANG, lambda m: _spec(m).update(terminationGracePeriodSeconds=5), "grace", "Grace"),
+    (KERNEL, lambda m: _env(m, "WANDB_API_KEY", "x"), "plain-secret", "WANDB_API_KEY"),
     (KERNEL, lambda m: m[0].pop("kind"), "manifest", "kind"),
     (KERNEL, lambda m: m[0].pop("apiVersion"), "manifest", "apiVersion"),
     (KERNEL, lambda m: m[0]["metadata"].pop("name"), "manifest", "name"),
@@ -258,6 +260,44 @@ def test_custom_resources_refused(
     break_it(manifests)
     found = [f for f in validate(manifests, "1.34").findings if f.rule == "schema"]
     assert any(shown in finding.message for finding in found), found
+
+
+# (kind of the manifest, what breaks it, field, what its own rule says)
+OWN_RULES: list[tuple[dict[str, Any], Break, str, str]] = [
+    (
+        TRAINJOB,
+        lambda m: m[1]["metadata"].update(name="a" * 64),
+        "TrainJob",
+        "63",
+    ),
+    (TRAINJOB, lambda m: m[1]["spec"].update(managedBy="me"), "spec.managedBy", "ManagedBy"),
+    (
+        TRAINJOB,
+        lambda m: m[0]["spec"]["mlPolicy"].update(jax={}),
+        "spec.mlPolicy",
+        "one",
+    ),
+    (
+        JOBSET,
+        lambda m: m[0]["spec"].update(
+            volumeClaimPolicies=[{"templates": [{"metadata": {"name": "a", "namespace": "b"}}]}]
+        ),
+        "spec.volumeClaimPolicies.0",
+        "namespace",
+    ),
+]
+
+
+@pytest.mark.usefixtures("custom_schemas")
+@pytest.mark.parametrize(("changes", "break_it", "field", "said"), OWN_RULES)
+def test_rules_of_custom_resources(
+    make_job: MakeJob, changes: dict[str, Any], break_it: Break, field: str, said: str
+) -> None:
+    manifests = render(job_from_data(make_job(**changes)))
+    break_it(manifests)
+    found = [f for f in validate(manifests, "1.34").findings if f.rule == "cel"]
+    assert any(field in finding.field for finding in found), found
+    assert any(said in finding.message for finding in found), found
 
 
 @pytest.mark.parametrize("value", [None, 3, "x", [], {}, [None], [[]], {"containers": [3]}])

@@ -52,8 +52,17 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("kind", "operator", "flavour"), COMBINATIONS, ids=IDS)
-@pytest.mark.parametrize("instance", ["trn2.48xlarge", "trn1.32xlarge", "trn1n.32xlarge"])
-@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+@pytest.mark.parametrize(
+    ("instance", "wide"),
+    [
+        ("trn1.2xlarge", False),
+        ("trn1.32xlarge", True),
+        ("trn1n.32xlarge", True),
+        ("trn2.3xlarge", True),
+        ("trn2.48xlarge", False),
+        ("trn2u.48xlarge", True),
+    ],
+)
 def test_every_combination_holds(
     make_job: MakeJob,
     request: pytest.FixtureRequest,
@@ -65,7 +74,10 @@ def test_every_combination_holds(
 ) -> None:
     if operator in CUSTOM:
         request.getfixturevalue("custom_schemas")
-    changes = WIDE[kind] if wide else {}
+    changes: dict[str, Any] = dict(WIDE[kind]) if wide else {}
+    if instance == "trn2.3xlarge":
+        # One device, and sizes that are not published.
+        changes |= {"cpu": "8", "memory": "64Gi", "devices": None}
     data = make_job(
         kind, operator=operator, flavour=flavour, instance=instance, queue="q", **changes
     )

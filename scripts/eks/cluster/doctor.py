@@ -1,0 +1,141 @@
+"""Look at a cluster before a node is paid for: what is there, what is missing, what a job lacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trnx.eks.cluster import checks, ec2, job_checks
+from trnx.eks.cluster.api import Api
+from trnx.eks.cluster.checks import OK, SKIP, WARN, Check, Facts, NodeRow, neuron_nodes
+from trnx.eks.cluster.flavour import dra_nodes
+from trnx.eks.cluster.resources import DEVICE_CLASS, NODE
+from trnx.eks.documents import Manifest
+from trnx.eks.errors import AwsError, ForbiddenError
+from trnx.eks.instances import INSTANCES
+from trnx.eks.model import TrnxJob
+from trnx.eks.pod_views import items, mapping, text
+from trnx.eks.pods import DEVICE_CLASS as NEURON_CLASS
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All checks, and the nodes that they are about."""
+
+    checks: tuple[Check, ...]
+    nodes: tuple[NodeRow, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed."""
+        return all(check.result != checks.FAIL for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {
+            "ok": self.ok,
+            "checks": [check.to_dict() for check in self.checks],
+            "nodes": [node.to_dict() for node in self.nodes],
+        }
+
+
+def _groups(api: Api) -> dict[str, list[str]]:
+    answer = api.request("GET", "/apis")
+    return {
+        text(group, "name"): [text(version, "version") for version in items(group, "versions")]
+        for group in items(answer, "groups")
+    }
+
+
+def _nodes(api: Api) -> list[Manifest] | None:
+    try:
+        return api.items(NODE, "")
+    except ForbiddenError:
+        return None
+
+
+def _device_class(api: Api) -> bool:
+    try:
+        return api.get(DEVICE_CLASS, "", NEURON_CLASS) is not None
+    except ForbiddenError:
+        return False
+
+
+def gather(api: Api) -> Facts:
+    """Everything that the checks are about.
+
+    Raises:
+        ClusterError: the server cannot be asked.
+    """
+    version = str(api.request("GET", "/version").get("gitVersion", "?"))
+    return Facts(version, _nodes(api), dra_nodes(api), _groups(api), _device_class(api))
+
+
+def _check_ec2(facts: Facts, job: TrnxJob | None, region: str | None) -> tuple[list[Check], Facts]:
+    """trnx's table against EC2, and names of AMIs; skipped where AWS cannot be asked."""
+    types = {row.instance for row in neuron_nodes(facts)} | ({job.instance} if job else set())
+    names = sorted(name for name in types if name.startswith("trn"))
+    if not names:
+        return [], facts
+    try:
+        found = ec2.describe(names, region)
+        amis = ec2.images(_ami_ids(facts), region) if _ami_ids(facts) else {}
+    except AwsError as error:
+        fix = "not needed for jobs; with credentials the table of instance types is checked too"
+        return [Check("ec2", SKIP, str(error), fix)], facts
+    results = []
+    for name, theirs in found.items():
+        ours = INSTANCES.get(name) or (job.facts if job and job.instance == name else None)
+        wrong = ec2.differences(ours, theirs) if ours else []
+        if wrong:
+            fix = "write `instance_facts` as EC2 says, or report the table's mistake"
+            results.append(Check("ec2", WARN, f"{name}: {'; '.join(wrong)}", fix))
+        else:
+            results.append(Check("ec2", OK, f"{name} is as EC2 describes it"))
+    replaced = Facts(
+        facts.version, facts.nodes, facts.published, facts.groups, facts.device_class, amis
+    )
+    return results, replaced
+
+
+def _ami_ids(facts: Facts) -> list[str]:
+    label = "eks.amazonaws.com/nodegroup-image"
+    ids = {mapping(node, "metadata", "labels").get(label) for node in facts.nodes or []}
+    return sorted(str(ami) for ami in ids if ami)
+
+
+def _check_dra(facts: Facts) -> list[Check]:
+    if facts.published and not facts.device_class:
+        fix = "install the Neuron DRA driver's chart again: it brings the class"
+        return [Check("dra", WARN, f"no DeviceClass {NEURON_CLASS}, but devices published", fix)]
+    if facts.published:
+        return [Check("dra", OK, f"devices of {len(facts.published)} nodes are published")]
+    return []
+
+
+def diagnose(api: Api, job: TrnxJob | None = None, region: str | None = None) -> Diagnosis:
+    """Look at the cluster, and at what a job needs of it.
+
+    Raises:
+        ClusterError: the server cannot be asked.
+    """
+    facts = gather(api)
+    from_ec2, facts = _check_ec2(facts, job, region)
+    found = [
+        *checks.check_version(facts),
+        *checks.check_nodes(facts),
+        *_check_dra(facts),
+        *checks.check_counts(facts),
+        *checks.check_images(facts),
+        *checks.check_controllers(facts, job_checks.needed_groups(job)),
+        *from_ec2,
+    ]
+    if job is not None:
+        found += [
+            *job_checks.check_capacity(facts, job),
+            *job_checks.check_claims(api, job),
+            *job_checks.check_queue(api, job),
+            *job_checks.check_account(api, job),
+            *job_checks.check_driver(job),
+        ]
+    return Diagnosis(tuple(found), tuple(neuron_nodes(facts)))

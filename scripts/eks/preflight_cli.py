@@ -1,0 +1,147 @@
+"""Commands for before a job: `doctor`, `warm-cache` and `instance`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trnx.eks.commands import (
+    JOB_FAILED,
+    ContextOption,
+    DigestOption,
+    FileArgument,
+    JsonOption,
+    KubeconfigOption,
+    RequestTimeoutOption,
+    SetOption,
+    cluster,
+    read_job,
+)
+from trnx.eks.errors import EksError
+from trnx.eks.model import Kind, TrnxJob
+from trnx.eks.validate import render_checked
+
+if TYPE_CHECKING:
+    from trnx.eks.cluster.warm import WarmReport
+
+app = typer.Typer()
+
+RegionOption = Annotated[str | None, typer.Option("--region", help="Else AWS_REGION.")]
+
+
+@app.command()
+def doctor(
+    file: Annotated[
+        Path | None, typer.Argument(help="A job file: look also for what that job needs.")
+    ] = None,
+    assignments: SetOption = None,
+    region: RegionOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    request_timeout: RequestTimeoutOption = 30,
+    as_json: JsonOption = False,
+) -> None:
+    """Look whether a cluster can run jobs: nodes, devices, EFA, controllers; status 1 if not."""
+    from trnx.eks.cluster.doctor import diagnose
+    from trnx.eks.cluster_view import show_diagnosis
+
+    job = None if file is None else read_job(file, assignments)
+    found = diagnose(cluster(kubeconfig, context, request_timeout), job, region)
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        show_diagnosis(found)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def _warm_job(job: TrnxJob) -> TrnxJob:
+    if job.kind != Kind.WARM_CACHE:
+        raise EksError(
+            f"{job.name} is of kind {job.kind}; warm-cache takes a job file of kind warm-cache "
+            "with the same image, instance, lnc and cache (scripts/eks/examples/warm-cache.yaml)"
+        )
+    return job
+
+
+def _show_report(report: WarmReport) -> None:
+    hits = "unknown" if report.hits is None else str(report.hits)
+    typer.echo(f"NEFFs in the cache: {report.neffs}; hits: {hits}, misses: {report.misses}")
+    if report.fetched or report.stored:
+        typer.echo(f"from S3: {report.fetched} files, to S3: {report.stored}")
+    for rank in report.silent:
+        typer.echo(f"rank {rank} reported nothing: its log may be gone", err=True)
+    for warning in report.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+
+
+@app.command("warm-cache")
+def warm_cache(
+    file: FileArgument,
+    assignments: SetOption = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", min=0, help="Seconds to wait; else to the end.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force-conflicts", help="Take over fields that others manage.")
+    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the job there at its end.")] = False,
+    digest: DigestOption = False,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    request_timeout: RequestTimeoutOption = 30,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a warm-cache job to its end, then say how many NEFFs there are, hits and misses.
+
+    Status 3 where the job failed; it is then left there for `trnx eks logs`.
+    """
+    from trnx.eks.cluster.flavour import with_flavour
+    from trnx.eks.cluster.logs import Follow, Wanted
+    from trnx.eks.cluster.snapshot import objects_of
+    from trnx.eks.cluster.submit import delete, submit, wait
+    from trnx.eks.cluster.warm import LAST_LINES, gather
+    from trnx.eks.cluster_cli import show_change
+
+    job = _warm_job(read_job(file, assignments, digest=digest))
+    api = cluster(kubeconfig, context, request_timeout)
+    submit(api, render_checked(with_flavour(api, job)), force=force)
+    state = wait(api, job.namespace, job.name, timeout, show_change)
+    source = Follow(api, job.namespace, job.name, Wanted(tail=LAST_LINES), 0)
+    report = gather(source, job.shards)
+    failed = state.phase == "failed"
+    if not (failed or keep):
+        delete(api, objects_of(api, job.namespace, job.name))
+    if as_json:
+        print(json.dumps({"state": state.to_dict(), "cache": report.to_dict()}))
+    else:
+        _show_report(report)
+    if failed:
+        raise typer.Exit(JOB_FAILED)
+
+
+@app.command()
+def instance(
+    name: Annotated[str, typer.Argument(help="An EC2 type, such as trn2.48xlarge.")],
+    region: RegionOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask EC2 for the facts of an instance type, and print them for a job file."""
+    from trnx.eks import documents
+    from trnx.eks.cluster.ec2 import describe
+
+    found = describe([name], region)[name]
+    facts = {
+        "devices": found.devices,
+        "physical_cores_per_device": found.physical_cores_per_device,
+        "default_lnc": found.default_lnc,
+        "efa": found.efa,
+    }
+    block = {"instance": name, "instance_facts": facts}
+    if as_json:
+        print(json.dumps(block))
+    else:
+        typer.echo(documents.dump([block]).removeprefix("---\n"), nl=False)
