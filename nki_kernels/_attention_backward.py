@@ -26,6 +26,7 @@ from trnx.nki_kernels._attention import (
     new_weights,
 )
 from trnx.nki_kernels._attention_layout import Chunk, Layout, groups_of, rows_of, split_heads
+from trnx.nki_kernels._attention_mask_gradient import add_mask_gradient, clear_mask_gradient
 from trnx.nki_kernels._attention_masks import Masks, drop, load_mask, make_bias, spread
 
 
@@ -61,14 +62,18 @@ class BackwardProblem(NamedTuple):
 
 
 class KeySide(NamedTuple):
-    """A tile of keys: `start`, `size`, transposed keys and values, keys for `combine_keys`, and the
-    sums of dk and dv in PSUM: `[<= 128 keys, blocks * key heads, width]`."""
+    """A tile of keys: `start`, `size`, transposed keys and values, keys for `combine_keys`."""
 
     start: int
     size: int
     keys: nl.NkiTensor
     values: nl.NkiTensor
     vectors: list[nl.NkiTensor]
+
+
+class Sums(NamedTuple):
+    """Gradients of a tile of keys in PSUM: `[<= 128 keys, blocks * key heads, width]`."""
+
     dk: nl.NkiTensor
     dv: nl.NkiTensor
 
@@ -81,21 +86,31 @@ class Weights(NamedTuple):
     keep: nl.NkiTensor | None
 
 
-def _key_side(
-    p: BackwardProblem,
-    sources: Chunk,
-    start: int,
-    keys: nl.NkiTensor,
-    values: nl.NkiTensor,
-    vectors: list[nl.NkiTensor],
-) -> KeySide:
-    """With nothing in the sums yet."""
-    pmax = nl.tile_size.pmax
-    size = keys.shape[2]
-    blocks = (size + pmax - 1) // pmax * sources.pairs
-    dk = nl.ndarray((min(size, pmax), blocks, p.k.shape[3]), dtype=nl.float32, buffer=nl.psum)
-    dv = nl.ndarray((min(size, pmax), blocks, p.v.shape[3]), dtype=nl.float32, buffer=nl.psum)
-    return KeySide(start, size, keys, values, vectors, dk, dv)
+class Started(NamedTuple):
+    """Rows from `row` of a chunk against a tile of keys, as far as the gradients of the scores.
+
+    `padded` holds these for `combine_keys`, `wide` without padding and, where a mask wants them, in
+    float32. `sources` are the key heads; `first` and `last` of all rows that meet the tile.
+    """
+
+    side: KeySide
+    sources: Chunk
+    chunk: Chunk
+    row: int
+    queries: nl.NkiTensor
+    grad: nl.NkiTensor
+    weights: Weights
+    padded: nl.NkiTensor
+    wide: nl.NkiTensor
+    first: bool
+    last: bool
+
+
+class Waiting(NamedTuple):
+    """What was started and is finished after the next start; the sums so far, None before any."""
+
+    started: Started
+    sums: Sums | None
 
 
 def _load_side(p: BackwardProblem, sources: Chunk, start: int, size: int) -> KeySide:
@@ -104,7 +119,16 @@ def _load_side(p: BackwardProblem, sources: Chunk, start: int, size: int) -> Key
     vectors = keys.tiles
     if p.keys.slots > 1:
         vectors = [load_slotted(p.k, sources, size, p.keys)]
-    return _key_side(p, sources, start, keys.transposed, values.transposed, vectors)
+    return KeySide(start, size, keys.transposed, values.transposed, vectors)
+
+
+def _new_sums(p: BackwardProblem, sources: Chunk, size: int) -> Sums:
+    """With nothing in them yet."""
+    pmax = nl.tile_size.pmax
+    blocks = (size + pmax - 1) // pmax * sources.pairs
+    dk = nl.ndarray((min(size, pmax), blocks, p.k.shape[3]), dtype=nl.float32, buffer=nl.psum)
+    dv = nl.ndarray((min(size, pmax), blocks, p.v.shape[3]), dtype=nl.float32, buffer=nl.psum)
+    return Sums(dk, dv)
 
 
 def _load_row_values(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.NkiTensor:
@@ -249,91 +273,75 @@ def _store_query_gradient(
     nisa.dma_copy(dst=rows_of(target, chunk, row, rows), src=split_heads(total, chunk))
 
 
-def _mask_window(
-    dmask: nl.NkiTensor, chunk: Chunk, row: int, rows: int, col: int, cols: int
-) -> nl.NkiTensor:
-    """`[rows, batches or 1, heads or 1, cols]` of the gradient of a mask."""
-    view = dmask.slice(2, row, row + rows).slice(3, col, col + cols)
-    if dmask.shape[0] > 1:
-        view = view.slice(0, chunk.batch, chunk.batch + chunk.batches)
-    if dmask.shape[1] > 1:
-        view = view.slice(1, chunk.head, chunk.head + chunk.heads)
-    return view.permute((2, 0, 1, 3))
-
-
-def _is_first(dmask: nl.NkiTensor, chunk: Chunk) -> bool:
-    """True where nothing has been added to the chunk's part of the gradient of the mask."""
-    return (dmask.shape[0] > 1 or chunk.batch == 0) and (dmask.shape[1] > 1 or chunk.head == 0)
-
-
-def _add_mask_gradient(
-    dmask: nl.NkiTensor, dscores: nl.NkiTensor, chunk: Chunk, row: int, side: KeySide
-) -> None:
-    """Add `dscores[rows, heads, keys]`, summed over what shares the mask."""
-    rows = dscores.shape[0]
-    target = _mask_window(dmask, chunk, row, rows, side.start, side.size)
-    parts = split_heads(dscores, chunk)
-    total = parts
-    sum_batches = dmask.shape[0] == 1 and chunk.batches > 1
-    sum_heads = dmask.shape[1] == 1 and chunk.heads > 1
-    if sum_batches or sum_heads:
-        total = nl.ndarray(target.shape, dtype=nl.float32, buffer=nl.sbuf)
-        if sum_batches and sum_heads:
-            nisa.tensor_reduce(
-                dst=total[:, 0, 0, :], op=nl.add, data=parts.permute((0, 3, 1, 2)), axis=(2, 3)
-            )
-        elif sum_heads:
-            turned = parts.permute((0, 1, 3, 2))
-            nisa.tensor_reduce(dst=total[:, :, 0, :], op=nl.add, data=turned, axis=3)
-        else:
-            turned = parts.permute((0, 2, 3, 1))
-            nisa.tensor_reduce(dst=total[:, 0, :, :], op=nl.add, data=turned, axis=3)
-    if not _is_first(dmask, chunk):
-        before = nl.ndarray(target.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.dma_copy(dst=before, src=target)
-        nisa.tensor_tensor(dst=before, data1=before, data2=total, op=nl.add)
-        total = before
-    nisa.dma_copy(dst=target, src=total)
-
-
-def _clear_mask_gradient(
-    dmask: nl.NkiTensor, chunk: Chunk, row: int, rows: int, start: int, size: int
-) -> None:
-    """Zeros where no query sees a key."""
-    if _is_first(dmask, chunk):
-        target = _mask_window(dmask, chunk, row, rows, start, size)
-        zeros = nl.ndarray(target.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=zeros, value=0.0)
-        nisa.dma_copy(dst=target, src=zeros)
-
-
-def _backward_rows(
+def _start(
     p: BackwardProblem,
     g: Gradients,
     side: KeySide,
+    sources: Chunk,
     chunk: Chunk,
     row: int,
     queries: Loaded,
     grad: Loaded,
-) -> None:
-    """What the rows from `row` add to all gradients through one tile of keys."""
+    first: bool,
+    last: bool,
+) -> Started:
     rows = queries.transposed.shape[2]
     weights = _weights(p, queries.transposed, side, chunk, row)
-    _accumulate_keys(side.dv, weights.dropped, grad.tiles[0], chunk.pairs, p.group)
     padded = new_weights(chunk, rows, side.size, p.keys, p.q.dtype)
     dscores = padded[:, 0 : chunk.pairs, 0 : side.size]
+    wide = dscores
     if g.dmask is not None and p.q.dtype != nl.float32:
         wide = nl.ndarray(dscores.shape, dtype=nl.float32, buffer=nl.sbuf)
         _score_gradients(p, grad, side, weights, chunk, row, wide)
         nisa.tensor_copy(dst=dscores, src=wide)
     else:
-        wide = dscores
         _score_gradients(p, grad, side, weights, chunk, row, wide)
+    return Started(
+        side,
+        sources,
+        chunk,
+        row,
+        queries.tiles[0],
+        grad.tiles[0],
+        weights,
+        padded,
+        wide,
+        first,
+        last,
+    )
+
+
+def finish(p: BackwardProblem, g: Gradients, waiting: Waiting) -> Sums | None:
+    """The products with the gradients of the scores; the sums, None after the last rows."""
+    s = waiting.started
+    side = s.side
+    chunk = s.chunk
+    sums = waiting.sums
+    if s.first:
+        sums = _new_sums(p, s.sources, side.size)
+    _accumulate_keys(sums.dv, s.weights.dropped, s.grad, chunk.pairs, p.group)
     if g.dmask is not None:
-        _add_mask_gradient(g.dmask, wide, chunk, row, side)
-    _accumulate_keys(side.dk, dscores, queries.tiles[0], chunk.pairs, p.group)
-    product = combine_keys(padded, side.vectors, chunk.pairs, p.group, side.size, p.keys)
-    _store_query_gradient(p, g, product, side, chunk, row)
+        add_mask_gradient(g.dmask, s.wide, chunk, s.row, side.start)
+    dscores = s.padded[:, 0 : chunk.pairs, 0 : side.size]
+    _accumulate_keys(sums.dk, dscores, s.queries, chunk.pairs, p.group)
+    product = combine_keys(s.padded, side.vectors, chunk.pairs, p.group, side.size, p.keys)
+    _store_query_gradient(p, g, product, side, chunk, s.row)
+    if s.last:
+        _store_keys(g.dk, sums.dk, s.sources, side.start, side.size, p.scale)
+        _store_keys(g.dv, sums.dv, s.sources, side.start, side.size, 1.0)
+        sums = None
+    return sums
+
+
+def _advance(
+    p: BackwardProblem, g: Gradients, waiting: Waiting | None, started: Started
+) -> Waiting:
+    """Finish what waits, now that TensorE has had the first products of what comes next: it works
+    on these while the other engines turn scores into gradients."""
+    sums = None
+    if waiting is not None:
+        sums = finish(p, g, waiting)
+    return Waiting(started, sums)
 
 
 def _store_keys(
@@ -359,26 +367,38 @@ def _store_keys(
         nisa.dma_copy(dst=destination, src=split_heads(tile, sources))
 
 
-def backward_chunk(p: BackwardProblem, g: Gradients, sources: Chunk, chunks: list[Chunk]) -> None:
-    """All gradients through the key heads of `sources`, whose query heads are `chunks`."""
+def backward_chunk(
+    p: BackwardProblem,
+    g: Gradients,
+    sources: Chunk,
+    chunks: list[Chunk],
+    waiting: Waiting | None,
+) -> Waiting | None:
+    """All gradients through the key heads of `sources`, whose query heads are `chunks`; what is
+    left to `finish`."""
     length = p.q.shape[2]
+    pmax = nl.tile_size.pmax
     for start in range(0, p.k.shape[2], p.tile):
         size = min(p.tile, p.k.shape[2] - start)
         if p.masks.causal and start >= length:
             _unseen_keys(p, g, sources, chunks, start, size)
             continue
         side = _load_side(p, sources, start, size)
-        for chunk in chunks:
-            for row in range(0, length, nl.tile_size.pmax):
-                rows = min(nl.tile_size.pmax, length - row)
+        first = True
+        for number in range(len(chunks)):
+            chunk = chunks[number]
+            for row in range(0, length, pmax):
+                rows = min(pmax, length - row)
                 if not p.masks.causal or row + rows > start:
                     queries = load_transposed(p.q, chunk, row, rows, p.features)
                     grad = load_transposed(p.grad, chunk, row, rows, p.values)
-                    _backward_rows(p, g, side, chunk, row, queries, grad)
+                    last = number == len(chunks) - 1 and row + rows == length
+                    started = _start(p, g, side, sources, chunk, row, queries, grad, first, last)
+                    waiting = _advance(p, g, waiting, started)
+                    first = False
                 elif g.dmask is not None:
-                    _clear_mask_gradient(g.dmask, chunk, row, rows, start, size)
-        _store_keys(g.dk, side.dk, sources, start, size, p.scale)
-        _store_keys(g.dv, side.dv, sources, start, size, 1.0)
+                    clear_mask_gradient(g.dmask, chunk, row, rows, start, size)
+    return waiting
 
 
 def _unseen_keys(
@@ -398,10 +418,12 @@ def _unseen_keys(
     for chunk in chunks:
         for row in range(0, length, nl.tile_size.pmax):
             rows = min(nl.tile_size.pmax, length - row)
-            _clear_mask_gradient(g.dmask, chunk, row, rows, start, size)
+            clear_mask_gradient(g.dmask, chunk, row, rows, start, size)
 
 
-def backward_pack(p: BackwardProblem, g: Gradients, pack: Chunk) -> None:
+def backward_pack(
+    p: BackwardProblem, g: Gradients, pack: Chunk, waiting: Waiting | None
+) -> Waiting | None:
     """Short sequences of several batch entries: transposed together, then one by one."""
     rows = p.q.shape[2]
     cols = p.k.shape[2]
@@ -415,16 +437,15 @@ def backward_pack(p: BackwardProblem, g: Gradients, pack: Chunk) -> None:
         chunk = Chunk(pack.batch + entry, 1, pack.head, pack.heads, pack.heads)
         first = entry * rows
         start = entry * cols
-        side = _key_side(
-            p,
-            chunk,
+        side = KeySide(
             0,
+            cols,
             keys[:, :, start : start + cols],
             values[:, :, start : start + cols],
             [vectors[:, entry * groups : (entry + 1) * groups, :]],
         )
         query = Loaded(queries[:, :, first : first + rows], load_blocks(p.q, chunk, 0, rows))
         grad = Loaded(grads[:, :, first : first + rows], load_blocks(p.grad, chunk, 0, rows))
-        _backward_rows(p, g, side, chunk, 0, query, grad)
-        _store_keys(g.dk, side.dk, chunk, 0, cols, p.scale)
-        _store_keys(g.dv, side.dv, chunk, 0, cols, 1.0)
+        started = _start(p, g, side, chunk, chunk, 0, query, grad, True, True)
+        waiting = _advance(p, g, waiting, started)
+    return waiting

@@ -17,6 +17,7 @@ from trnx.nki_kernels._attention_backward import (
     Gradients,
     backward_chunk,
     backward_pack,
+    finish,
 )
 from trnx.nki_kernels._attention_layout import chunks_of, layout_of, packs_of
 from trnx.nki_kernels._attention_masks import Masks, as_four
@@ -97,11 +98,14 @@ def sdpa_backward_kernel(
     slots = max(features.slots, values.slots, keys.slots)
     plan = chunks_of(batches, heads, group, most, slots)
     packs = packs_of(plan, batches, q.shape[2], depth, group)
+    waiting = None
     for pack in packs:
-        backward_pack(problem, gradients, pack)
+        waiting = backward_pack(problem, gradients, pack, waiting)
     if len(packs) == 0:
         for pair in plan:
-            backward_chunk(problem, gradients, pair[0], pair[1])
+            waiting = backward_chunk(problem, gradients, pair[0], pair[1], waiting)
+    if waiting is not None:
+        finish(problem, gradients, waiting)
     if gradients.dmask is not None and dmask.dtype != nl.float32:
         nisa.dma_copy(dst=dmask, src=total)
     return dq, dk, dv, dmask
