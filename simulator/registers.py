@@ -37,6 +37,15 @@ class VirtualRegister:
             kernel_location(),
         )
 
+    def __eq__(self, other: object) -> bool:
+        """The same register; equality with a number would be one of values."""
+        if isinstance(other, bool | int | float):
+            self._unknown()
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
     __int__ = __index__ = __float__ = _unknown
     __lt__ = __le__ = __gt__ = __ge__ = _unknown
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __mod__ = _unknown

@@ -80,6 +80,18 @@ def _tree(source: str, file: str) -> ast.Module:
         return ast.Module([], [])  # no Python file: nothing is found in it
 
 
+def defined_at(function: Any) -> Location | None:
+    """The line of a function's `def`."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    try:
+        line = _definition(function).lineno
+    except KernelSubsetError:
+        line = code.co_firstlineno
+    return Location(code.co_filename, line, code.co_name)
+
+
 def _definition(function: FunctionType) -> ast.FunctionDef:
     code = function.__code__
     for node in ast.walk(_parsed(code.co_filename)):

@@ -192,7 +192,16 @@ class NkiTensor:
             self._unknown()
         return bool((simulator.values_of(self) != 0).all())
 
-    __int__ = __float__ = __iter__ = _unknown
+    def __eq__(self, other: object) -> bool:
+        """The same tensor; equality with a number would be one of values."""
+        if isinstance(other, bool | int | float):
+            self._unknown()
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    __int__ = __index__ = __float__ = __iter__ = _unknown
     __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __invert__ = _unknown
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _unknown
     __truediv__ = __rtruediv__ = __matmul__ = __mod__ = __pow__ = __and__ = __or__ = _unknown

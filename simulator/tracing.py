@@ -31,7 +31,7 @@ from trnx.simulator.ranks import SINGLE, Rank
 from trnx.simulator.simulator import Simulator
 from trnx.simulator.spec import TensorSpec, contiguous_strides
 from trnx.simulator.storage import MemoryRegion
-from trnx.simulator.subset import cached_findings
+from trnx.simulator.subset import cached_findings, defined_at
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.twins import load
 
@@ -195,13 +195,11 @@ def _check_grid(
     programs = math.prod(sizes)
     if len(sizes) <= 1 and programs in target.lnc:
         return
-    code = getattr(function, "__code__", None)
-    where = Location(code.co_filename, code.co_firstlineno, code.co_name) if code else None
     allowed = " or ".join(map(str, target.lnc))
     message = (
         f"the kernel is launched with {list(sizes)}; {target.target} takes one number, {allowed}"
     )
-    findings.report(LaunchError("launch-grid", message, where))
+    findings.report(LaunchError("launch-grid", message, defined_at(function)))
 
 
 def _returned_tensors(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, load_module, trace
-from trnx.simulator.checks.findings import is_check
+from trnx.simulator.checks.findings import CHECKS, is_check
 from trnx.simulator.cores import DeadlockError
 from trnx.simulator.errors import (
     AllocationOverlapError,
@@ -23,9 +24,10 @@ from trnx.simulator.errors import (
     KernelSubsetError,
     OutOfBoundsError,
     UninitialisedReadError,
+    UnknownDTypeError,
     UnorderedAccessError,
 )
-from trnx.simulator.tracing import KernelResultError
+from trnx.simulator.tracing import KernelResultError, LaunchError
 
 HERE = Path(__file__).parent
 X = TensorSpec.dense((128, 64), torch.float32)
@@ -223,6 +225,50 @@ BUGS = [
 ]
 
 
+VALUES = torch.zeros(128, 64), torch.full((128, 64), 200, dtype=torch.int32)
+_operands = functools.partial(_bugs, "operands")
+_illegal = functools.partial(_operands, IllegalInstructionError)
+BUGS += [
+    *_illegal("dtype", "bounds_a_range_with_integers"),
+    *_operands(UnknownDTypeError, "dtype", "allocates_a_type_that_is_none"),
+    *_illegal("tensor_copy_predicated", "selects_with_a_float_predicate selects_another_type"),
+    *_illegal("engine", "adds_on_the_scalar_engine multiplies_by_a_tile_on_scalar"),
+    *_illegal("tensor_tensor", "fills_psum_on_gpsimd"),
+    *_illegal("nc_matmul", "doubles_rows_on_trn1", target="trn1"),
+    *_illegal("exponential", "takes_an_exponential_on_trn2"),
+    *_illegal("view", "gathers_on_chip_on_trn2"),
+    *_illegal("sendrecv", "exchanges_on_one_core"),
+    *_illegal("nc_matmul", "asks_for_a_tile_beyond_the_array doubles_rows_of_bfloat16"),
+    *_illegal("psum-bank", "writes_a_product_across_banks"),
+    *_illegal("matmul-accumulate", "fills_a_bank_between_two_products"),
+    *_operands(UninitialisedReadError, "matmul-accumulate", "continues_a_group_on_more_columns"),
+    *_operands(
+        OutOfBoundsError,
+        "gather-index",
+        "takes_a_column_that_is_not_there",
+        values=True,
+        arguments=VALUES,
+    ),
+    *_operands(
+        OutOfBoundsError,
+        "out-of-bounds",
+        "takes_a_row_by_register_that_is_not_there counts_beyond_the_tensor",
+        values=True,
+        arguments=VALUES,
+    ),
+    *_operands(UninitialisedReadError, "uninitialised-read", "reads_what_the_first_turn_has_not"),
+    *_operands(
+        KernelSubsetError,
+        "kernel-subset",
+        "counts_downwards asks_whether_a_tensor_is_zero counts_up_to_a_tensor "
+        "asks_whether_a_register_is_three slices_by_a_tensor holds_a_wide_integer deletes_a_name",
+    ),
+    *_operands(LaunchError, "launch-grid", "runs_on_four_cores", grid=4),
+    *_operands(LaunchError, "launch-grid", "runs_on_two_cores_of_trn1", grid=2, target="trn1"),
+    *_operands(DeadlockError, "deadlock", "waits_for_a_barrier_and_for_a_pipe", grid=2),
+]
+
+
 @pytest.fixture(scope="module")
 def twins() -> dict[str, ModuleType]:
     return {file: load_module(HERE / f"{file}.py") for file in {bug.file for bug in BUGS}}
@@ -245,13 +291,13 @@ def _marked_lines(file: str) -> dict[str, int]:
         ]
         assert len(marks) <= 1
         if node.name.startswith("_"):
-            pending = marks[0]
+            pending = marks[0] if marks else 0
         else:
             found[node.name] = marks[0] if marks else pending
     return found
 
 
-MARKS = {file: _marked_lines(file) for file in ("memory", "legality", "programs")}
+MARKS = {file: _marked_lines(file) for file in ("memory", "legality", "programs", "operands")}
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.kernel)
@@ -270,6 +316,11 @@ def test_the_bug_is_found(bug: Bug, twins: dict[str, ModuleType]) -> None:
     assert location is not None
     assert location.file == str(HERE / f"{bug.file}.py")
     assert location.line == MARKS[bug.file][bug.kernel]
+
+
+def test_every_check_has_a_seeded_bug() -> None:
+    # No tensor has more than 128 partitions to begin with, and `tile` is of nl.* at the prompt.
+    assert {bug.check for bug in BUGS} >= CHECKS - {"partitions", "tile"}
 
 
 def test_every_seeded_bug_is_listed() -> None:
