@@ -23,7 +23,7 @@ from trnx.backend.options import Options, make_options
 from trnx.backend.report import GraphReport, Reports, collect_reports, counted, ledger_lines
 from trnx.backend.torch_internals import eager_backward_compile, graph_breaks
 from trnx.backend.versions import check_versions
-from trnx.simulator.timing.summary import range_text, time_text
+from trnx.simulator.timing.summary import band_dict, band_text, range_text, time_text
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Explanation:
             "nodes_on_nki": self.reports.nodes_on_nki,
             "predicted_seconds": self.reports.predicted_seconds,
             "predicted_range_seconds": self.predicted_range_seconds,
+            "band": band_dict(self.target),
             "compile_seconds": self.reports.compile_seconds,
             "graph_breaks": [
                 {"reason": reason, "count": count} for reason, count in self.graph_breaks.items()
@@ -82,6 +83,7 @@ class Explanation:
             f"{len(self.reports)} graph(s) for {self.target}; on NKI: "
             + ", ".join(f"{100 * part:.1f} % of {name}" for name, part in shares),
             _time_line(self.reports, self.predicted_range_seconds),
+            band_text(self.target),
         ]
         for report in self.reports:
             lines += ["", *_graph_lines(report)]

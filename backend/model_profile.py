@@ -17,7 +17,9 @@ from trnx.backend.programs import launch_key
 from trnx.backend.report import GraphReport, RegionReport, counted
 from trnx.simulator.errors import Location
 from trnx.simulator.hardware import Hardware, hardware
-from trnx.simulator.timing.profile import PICOSECONDS, Profile, known_band
+from trnx.simulator.timing.band import error_band
+from trnx.simulator.timing.profile import PICOSECONDS, Profile
+from trnx.simulator.timing.summary import band_dict
 
 ENGINES = ("nki", "xla", "eager")
 
@@ -155,6 +157,7 @@ class ModelProfile:
             "target": self.target,
             "total_seconds": total,
             "range_seconds": None if bounds is None else list(bounds),
+            "band": band_dict(self.target),
             "launch_seconds": sum(self.launch_seconds),
             "seconds": {engine: self.seconds_on(engine) for engine in ENGINES},
             "matmul_flops": self.matmul_flops,
@@ -261,7 +264,7 @@ class ModelProfile:
 
 def range_of(target: str, total: float, scheduled: float) -> tuple[float, float] | None:
     """The band of the target on the scheduled part of a total."""
-    band = known_band(target)
+    band = error_band(target)
     if band is None:
         return None
     low, high = band.range_of(scheduled)

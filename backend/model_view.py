@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trnx.backend.model_profile import ENGINES
-from trnx.simulator.timing.summary import range_text, rendered, time_text
+from trnx.simulator.timing.summary import band_text, range_text, rendered, time_text
 
 if TYPE_CHECKING:
     from trnx.backend.model_profile import ModelProfile
@@ -38,7 +38,7 @@ def _summary(model: ModelProfile) -> str:
         f"{model.name} on {model.target}: {time_text(total)} predicted"
         f"{range_text(model.range_seconds)}, {len(model.graphs)} graph(s), "
         f"{len(model.regions)} regions\n{', '.join(parts)}; MFU {model.mfu:.1%}, "
-        f"MBU {model.mbu:.1%}{note}"
+        f"MBU {model.mbu:.1%}{note}\n{band_text(model.target)}"
     )
 
 

@@ -66,6 +66,8 @@ _GATHERS = frozenset(
 )
 
 Shape = Sequence[int]
+# Columns of one transposition on TensorE.
+_TILE = 128
 # (batch, rows, inner, columns) of a matrix product.
 Product = tuple[int, int, int, int]
 
@@ -120,13 +122,19 @@ def _matmul(a: Shape, b: Shape, *_: Any) -> list[Product]:
 
 
 def _attention(q: Shape, k: Shape, v: Shape, *_: Any) -> list[Product]:
+    """Scores, their product with v, and the transpositions of q, k and the weights."""
     batch, rows, columns = math.prod(q[:-2]), q[-2], k[-2]
-    return [(batch, rows, q[-1], columns), (batch, rows, columns, v[-1])]
+    turned = [(rows, q[-1]), (columns, q[-1]), (rows, columns)]
+    return [
+        (batch, rows, q[-1], columns),
+        (batch, rows, columns, v[-1]),
+        *((batch, height, width, _TILE) for height, width in turned),
+    ]
 
 
 def _attention_backward(_: Shape, q: Shape, k: Shape, v: Shape, *__: Any) -> list[Product]:
-    scores, values = _attention(q, k, v)
-    return [scores, scores, scores, values, values]
+    scores, values, *turned = _attention(q, k, v)
+    return [scores, scores, scores, values, values, *turned]
 
 
 _PRODUCTS: dict[Any, Callable[..., list[Product]]] = {
@@ -162,6 +170,8 @@ def _dtype(node: fx.Node) -> torch.dtype:
 
 
 def _busy(node: fx.Node, cost: Cost, hw: Hardware) -> _Busy:
+    if cost == Cost():
+        return _Busy()
     dtype = _dtype(node)
     formula = _PRODUCTS.get(node.target)
     if formula is not None:

@@ -19,6 +19,7 @@ from trnx.simulator.errors import Location
 from trnx.simulator.hardware import Hardware, hardware
 from trnx.simulator.program import Program
 from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.timing.band import Band, error_band
 from trnx.simulator.timing.schedule import Schedule, queue_name
 from trnx.simulator.timing.scheduler import schedule
 from trnx.simulator.timing.timeline import Timeline, wait_name
@@ -81,7 +82,7 @@ class Profile:
     critical_path: tuple[LineTime, ...]
     assumptions: tuple[str, ...]
     cores: int
-    band: Any
+    band: Band | None
     timeline: Timeline = field(repr=False, compare=False)
 
     @property
@@ -203,7 +204,7 @@ def profile_program(program: Program, chip: Hardware) -> Profile:
         critical_path=_critical_path(timeline),
         assumptions=result.assumptions,
         cores=cores,
-        band=known_band(chip.target),
+        band=error_band(chip.target),
         timeline=timeline,
     )
 
@@ -235,12 +236,3 @@ def _critical_path(timeline: Timeline) -> tuple[LineTime, ...]:
         LineTime(places[line], ps / PICOSECONDS)
         for line, ps in sorted(spent.items(), key=lambda item: (-item[1], item[0]))
     )
-
-
-def known_band(target: str) -> Any:
-    """The error band of a target, None where there is none."""
-    try:
-        from trnx.simulator.timing.band import error_band
-    except ImportError:
-        return None
-    return error_band(target)

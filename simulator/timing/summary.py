@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.timing.band import error_band
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,10 +30,32 @@ def time_text(seconds: float) -> str:
 
 
 def range_text(bounds: tuple[float, float] | None) -> str:
-    """The error band in words, empty where there is none."""
+    """Between what a measured time would lie, empty where there is no error band."""
     if bounds is None:
         return ""
-    return f" (measured: {time_text(bounds[0])} to {time_text(bounds[1])} by the error band)"
+    return f", {time_text(bounds[0])} to {time_text(bounds[1])} by the error band"
+
+
+def band_text(target: str) -> str:
+    """What the error band of a target rests on."""
+    band = error_band(target)
+    if band is None:
+        return f"error band: none, no held-out measurement judges {target}"
+    return f"error band: {band.note}"
+
+
+def band_dict(target: str) -> dict[str, Any] | None:
+    """The error band of a target as data."""
+    band = error_band(target)
+    if band is None:
+        return None
+    return {
+        "low": band.low,
+        "high": band.high,
+        "median": band.median,
+        "points": band.points,
+        "judged_on": band.judged_on,
+    }
 
 
 def rendered(parts: Iterable[Any]) -> str:
@@ -65,6 +88,7 @@ def _summary(profile: Profile) -> str:
         f"MFU {profile.mfu:.1%}, MBU {profile.mbu:.1%}, {profile.arithmetic_intensity:.1f} "
         f"FLOP/byte; peak SBUF {_part(profile.peak_sbuf_bytes, chip.sbuf_partition_bytes)}, "
         f"PSUM {_part(profile.peak_psum_bytes, chip.psum_partition_bytes)} per partition",
+        band_text(profile.target),
     ]
     if profile.throttled_seconds:
         lines.append(f"TensorE's throttle costs {time_text(profile.throttled_seconds)}")
@@ -122,6 +146,7 @@ def profile_dict(profile: Profile) -> dict[str, Any]:
         "target": profile.target,
         "total_seconds": profile.total_seconds,
         "range_seconds": None if bounds is None else list(bounds),
+        "band": band_dict(profile.target),
         "instructions": profile.instructions,
         "cores": profile.cores,
         "queues": {

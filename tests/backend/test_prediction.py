@@ -176,6 +176,26 @@ def test_explain_says_what_a_graph_is_made_of() -> None:
     assert text.count("schedule") == 2
 
 
+def test_the_error_band_holds_for_what_is_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = {"trn2": (-0.2, -0.2, 0.0, 0.25, 0.25)}
+    monkeypatch.setattr("trnx.simulator.timing.band.HELD_OUT_ERRORS", errors)
+    for target in ("trn2", "trn3"):
+        found = _explained(target=target)
+        total, scheduled = found.reports.predicted_seconds, found.reports.scheduled_seconds
+        low, high = found.predicted_range_seconds
+        assert 0 < scheduled < total
+        assert low == pytest.approx(total - scheduled + scheduled / 1.25)
+        assert high == pytest.approx(total - scheduled + scheduled / 0.8)
+        assert "by the error band" in str(found)
+        assert "5 held-out kernels on trn2" in str(found)
+        assert ("no measurement on trn3 is public" in str(found)) == (target == "trn3")
+        assert found.to_dict()["band"]["points"] == 5
+    without = _explained(target="trn1")
+    assert without.predicted_range_seconds is None
+    assert "no held-out measurement judges trn1" in str(without)
+    assert without.to_dict()["band"] is None
+
+
 def test_an_eager_region_cuts_the_graph() -> None:
     with torch.no_grad():
         found = trnx.explain(lambda x: torch.linalg.qr(x)[0] + 1, torch.eye(8))
