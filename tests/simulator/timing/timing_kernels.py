@@ -108,3 +108,87 @@ def through_hbm(x):
     nisa.dma_copy(dst=second, src=held)
     nisa.dma_copy(dst=out, src=second)
     return out
+
+
+@nki.jit
+def unknown_loop(x, count):
+    """An addition as often as a value in memory says."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    held = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x)
+    nisa.dma_copy(dst=held, src=count)
+    trips = nisa.register_alloc(0)
+    nisa.register_load(trips, held)
+
+    def body(_):
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
+
+    nl.fori_loop(0, trips, body)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+@nki.jit
+def uneven_cores(x):
+    """The second core does more before both exchange a tile and meet."""
+    out = nl.ndarray((2, x.shape[0], x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
+    core = nl.program_id(0)
+    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    other = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x)
+    for _ in range(1 + 20 * core):
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=2.0)
+    nisa.sendrecv(src=tile, dst=other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
+    nisa.dma_copy(dst=out[core], src=other)
+    nisa.core_barrier(data=out, cores=(0, 1))
+    return out
+
+
+@nki.jit
+def shared_scale(x):
+    """x * 2, rows shared out to the programs."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    share = x.shape[0] // nl.num_programs(0)
+    own = nl.program_id(0) * share
+    for start in range(own, own + share, 128):
+        tile = nl.ndarray((128, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=x[start : start + 128])
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=2.0)
+        nisa.dma_copy(dst=out[start : start + 128], src=tile)
+    return out
+
+
+@nki.jit
+def two_classes(x, priority):
+    """Large loads, then a small one of another class."""
+    out = nl.ndarray((128, 128), dtype=x.dtype, buffer=nl.shared_hbm)
+    for _ in range(3):
+        tile = nl.ndarray((128, 4096), dtype=x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=x[:, 0:4096])
+    small = nl.ndarray((128, 128), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=small, src=x[:, 0:128], priority=priority)
+    nisa.tensor_scalar(dst=small, data=small, op0=nl.multiply, operand0=2.0)
+    nisa.dma_copy(dst=out, src=small, priority=3)
+    return out
+
+
+@nki.jit
+def two_readers(x, is_shared):
+    """VectorE and ScalarE read PSUM at the same time, from one bank or from two."""
+    out = nl.ndarray((256, 128), dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray((128, 128), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x)
+    first = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
+    second = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=first[:, 0:128], stationary=tile, moving=tile)
+    nisa.nc_matmul(dst=second[:, 0:128], stationary=tile, moving=tile)
+    source = first if is_shared else second
+    a = nl.ndarray((128, 128), dtype=x.dtype, buffer=nl.sbuf)
+    b = nl.ndarray((128, 128), dtype=x.dtype, buffer=nl.sbuf)
+    for _ in range(8):
+        nisa.tensor_copy(dst=a, src=first[:, 0:128], engine=nisa.vector_engine)
+        nisa.activation(dst=b, op=nl.copy, data=source[:, 0:128])
+    nisa.dma_copy(dst=out[0:128], src=a)
+    nisa.dma_copy(dst=out[128:256], src=b)
+    return out
