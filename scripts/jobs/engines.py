@@ -44,7 +44,7 @@ class EmbeddingEngine:
 
         folder = demo.model_folder() if source == MINILM else Path(source)
         self.tokenizer = load_tokenizer(str(folder))
-        transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError) as error:
@@ -147,8 +147,8 @@ class GenerationEngine:
         for row, own in enumerate(tokens):
             numbers[row, : len(own)] = torch.tensor(own)
         last = torch.tensor([len(own) - 1 for own in tokens])
-        logits = self._model(input_ids=numbers.to(self._device)).logits.float().cpu()
-        return logits[torch.arange(len(tokens)), last]
+        logits: torch.Tensor = self._model(input_ids=numbers.to(self._device)).logits
+        return logits.float().cpu()[torch.arange(len(tokens)), last]
 
     def _extend(self, item: Item, logits: torch.Tensor) -> dict[str, Any] | None:
         request, made = item.request, item.state.setdefault("made", [])

@@ -1,0 +1,66 @@
+"""The commands of docs/jobs.md run as they stand, and its tables are those of the code."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trnx.jobs import kernel_bench_flags, serve_flags, train_flags
+from trnx.jobs.service import PATHS
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = (ROOT / "docs" / "jobs.md").read_text()
+BLOCKS = re.findall(r"^```bash\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+NAMES = [f"{index}-{block.split()[1]}" for index, block in enumerate(BLOCKS)]
+
+
+def run_block(block: str, folder: Path, text: Path, change: Callable[[str], str]) -> None:
+    shutil.copytree(text, folder / "text")
+    launcher = f"{sys.executable} -m torch.distributed.run"
+    for line in block.splitlines():
+        command = line.replace("torchrun", launcher, 1).replace("scripts/", f"{ROOT}/scripts/")
+        command = change(re.sub("^python ", f"{sys.executable} ", command))
+        done = subprocess.run(
+            command.split(), cwd=folder, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+
+
+def in_eager(command: str) -> str:
+    """Training without compilation: what takes time is tested elsewhere."""
+    if "train.py" not in command:
+        return command
+    return command.replace("--min-nki-share 0.9", "") + " --backend eager"
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=NAMES)
+def test_commands_run(block: str, text: Path, tmp_path: Path) -> None:
+    run_block(block, tmp_path, text, in_eager)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", BLOCKS, ids=NAMES)
+def test_commands_run_as_they_stand(block: str, text: Path, tmp_path: Path) -> None:
+    run_block(block, tmp_path, text, str)
+
+
+def test_every_flag_that_the_guide_names_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    known = {"--clients", "--seconds", "--standalone", "--nproc-per-node"}
+    for flags in (train_flags, serve_flags, kernel_bench_flags):
+        with pytest.raises(SystemExit):
+            flags.parse("", ["--help"])
+        known |= set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
+    named = set(re.findall(r"--[a-z][a-z-]+", GUIDE))
+    assert named - known == set()
+
+
+def test_every_path_is_in_the_guide() -> None:
+    for path in PATHS:
+        assert f" {path}`" in GUIDE
