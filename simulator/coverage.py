@@ -80,6 +80,16 @@ class Coverage:
             self._materialise()
             self._map_view(tensor).zero_()
 
+    def unmark(self, tensor: NkiTensor, chosen: torch.Tensor) -> None:
+        """Unmark those elements of the view where `chosen`, in the view's shape, is True."""
+        self._materialise()
+        view = self._map_view(tensor)
+        # Strides of 0 were cut to one element.
+        for axis, (have, want) in enumerate(zip(view.shape, chosen.shape, strict=False)):
+            if have != want:
+                chosen = chosen.any(axis, keepdim=True)
+        view[chosen] = 0
+
     def erase_bytes(self, partitions: int, first: int, last: int, columns: torch.Tensor) -> bool:
         """Unmark bytes `columns` of the partitions `first` to `last`; True where any was marked."""
         if self.is_empty:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from typing import Any
 
@@ -15,12 +16,29 @@ class _NKIType(type):
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        plain = [name for name in kwargs if cls._is_plain(name)]
-        later = {name: kwargs.pop(name) for name in plain}
-        made = super().__call__(*args, **kwargs)
+        later = {name: kwargs.pop(name) for name in list(kwargs) if cls._is_plain(name)}
+        missing = [] if args else cls._not_given(kwargs)
+        made = super().__call__(*args, **kwargs, **dict.fromkeys(missing))
         for name, value in later.items():
             object.__setattr__(made, name, value)
+        for name in missing:
+            # What the constructor left at its stand-in has no value yet.
+            if vars(made).get(name, cls) is None:
+                object.__delattr__(made, name)
         return made
+
+    def _not_given(cls, given: dict[str, Any]) -> list[str]:
+        """Fields of a dataclass without default and without value: they may be set later."""
+        if not dataclasses.is_dataclass(cls):
+            return []
+        return [
+            field.name
+            for field in dataclasses.fields(cls)
+            if field.init
+            and field.name not in given
+            and field.default is dataclasses.MISSING
+            and field.default_factory is dataclasses.MISSING
+        ]
 
     def _is_plain(cls, name: str) -> bool:
         annotated = any(name in vars(base).get("__annotations__", {}) for base in cls.__mro__)

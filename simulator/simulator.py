@@ -14,6 +14,7 @@ from trnx.simulator.capacity import check_address, peak_bytes
 from trnx.simulator.checks.findings import Findings
 from trnx.simulator.checks.ordering import Ordering, Unordered
 from trnx.simulator.checks.overlap import invalidate_rivals
+from trnx.simulator.checks.undefined import carry
 from trnx.simulator.context import (
     Recorded,
     kernel_line,
@@ -277,6 +278,8 @@ class Simulator:
                 storage.allocation.touch(index)
         if self._observer is not None:
             self._observer(Recorded(index, core, emit.name, engine, operands, line))
+        if emit.missing:
+            carry(emit.name, emit.missing, operands, self.findings)
         if unordered is None:
             self.append_steps(emit.steps)
         else:

@@ -8,6 +8,7 @@ copying.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator
 from enum import Enum
@@ -18,7 +19,7 @@ import torch
 
 from trnx.simulator.coverage import Coverage
 from trnx.simulator.dtypes import DType
-from trnx.simulator.errors import Location
+from trnx.simulator.errors import FindingError, Location
 from trnx.simulator.pool import Buffer, BufferPool
 from trnx.simulator.views import Shape
 
@@ -27,8 +28,11 @@ _POISON_FLOAT = 0xFF
 _POISON_INTEGER = 0x5A
 
 
-# What the views of a released slot point at.
-_NO_MEMORY = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
+@functools.cache
+def _nothing(dtype: torch.dtype) -> torch.Tensor:
+    """What the views of a released slot look like."""
+    with torch.inference_mode(False):
+        return torch.empty(0, dtype=dtype, device="cpu")
 
 
 class MemoryRegion(Enum):
@@ -135,9 +139,10 @@ class Slot:
 
     def release(self) -> None:
         """Drop the caller's memory: every view becomes empty."""
-        for same in self._views.values():
+        for (dtype, _, _), same in self._views.items():
+            nothing = _nothing(dtype)
             for view in same.values():
-                view.set_(_NO_MEMORY, 0, (0,), (1,))
+                view.data = nothing
         self.holder = None
         self.address = -1
 
@@ -168,6 +173,7 @@ class Storage:
         "rivals",
         "slot",
         "start_partition",
+        "undefined",
         "writes",
         "written",
     )
@@ -204,6 +210,8 @@ class Storage:
         # Manual allocations at the same bytes, and the one that was written over this one.
         self.rivals: tuple[weakref.ref[Storage], ...] = ()
         self.lost_to: tuple[str, Location | None] | None = None
+        # The read from which elements here have their lack of a value; see `checks.undefined`.
+        self.undefined: FindingError | None = None
         # How often it was written, and copies of regions with the count at which they were made.
         self.writes = 0
         self._copies: dict[tuple[Any, ...], tuple[int, Buffer]] = {}

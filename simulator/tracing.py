@@ -59,16 +59,17 @@ def trace(
     values: bool = False,
     strict: bool = True,
     warn: Collection[str] = (),
+    rank: Rank = SINGLE,
 ) -> Program:
     """The Program of `kernel` for these positional arguments.
 
     A tensor argument is a TensorSpec or a tensor (`values=True` needs tensors: the steps are
     executed while they are recorded); anything else is a constant. Raises FindingError for what a
     check finds; `strict=False`, or the check's name in `warn`, makes it a FindingWarning where the
-    kernel can go on.
+    kernel can go on. `rank` is for kernels with collectives: `ranks.one_of(n)`.
     """
     findings = Findings(strict, warn)
-    program, _ = _trace(kernel, tuple(arguments), {}, target, grid, values, findings)
+    program, _ = _trace(kernel, tuple(arguments), {}, target, grid, values, findings, rank)
     program.release()
     return program
 
@@ -153,6 +154,7 @@ def _trace_here(
 
         returned = simulator.cores.run(body)
         tensors = _returned_tensors(returned, function, findings)
+        _check_arguments(arguments, findings)
         program = _program(simulator, function, arguments, tensors)
         is_single = isinstance(returned, NkiTensor)
         if values:
@@ -223,13 +225,22 @@ def _returned_tensors(
             )
         if not item.storage.written.covers(item):
             findings.report(
-                KernelResultError(
+                item.storage.undefined
+                or KernelResultError(
                     "uninitialised-result",
                     f"the kernel returns {item.describe()} with elements that nothing has written",
                     _return_location(function),
                 )
             )
     return tuple(items)
+
+
+def _check_arguments(arguments: Arguments, findings: Findings) -> None:
+    """What a kernel wrote into an argument is a result as well."""
+    for tensor in arguments.tensors:
+        undefined = tensor.storage.undefined
+        if undefined is not None and not tensor.storage.written.covers(tensor):
+            findings.report(undefined)
 
 
 def _return_location(function: Callable[..., Any]) -> Location | None:

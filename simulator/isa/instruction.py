@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from trnx.simulator.checks.undefined import Read, missing_elements
 from trnx.simulator.codecs import append_load_f32, append_store_f32
 from trnx.simulator.context import current, kernel_location
 from trnx.simulator.dtypes import DType
@@ -92,6 +93,7 @@ class Emit:
         "engine",
         "flops",
         "hbm_bytes",
+        "missing",
         "name",
         "steps",
     )
@@ -106,6 +108,8 @@ class Emit:
         self.detail = ""
         self._simulator = simulator
         self._operands: list[tuple[NkiTensor, bool]] = []
+        # Operands that were read with elements that nothing has written.
+        self.missing: list[Read] = []
         self._finish: list[Step] = []
         self._scratch: list[Buffer] = []
 
@@ -275,12 +279,17 @@ class Emit:
                 AllocationOverlapError,
             )
             return
-        self.finding(
+        finding = tensor.storage.undefined or UninitialisedReadError(
             "uninitialised-read",
-            f"{operand} ({tensor.describe()}) has elements that nothing has "
-            "written; write them first (nisa.memset, or a copy of the whole region)",
-            UninitialisedReadError,
+            f"{self.name}: {operand} ({tensor.describe()}) has elements that nothing has written; "
+            "write them first (nisa.memset, or a copy of the whole region)",
+            kernel_location(),
         )
+        missing = missing_elements(self.name, operand, tensor)
+        if missing is None:
+            self._simulator.findings.report(finding)
+        else:
+            self.missing.append((missing, operand, finding))
 
     def _view(self, tensor: NkiTensor, operand: str, shape: Sequence[int] | None) -> torch.Tensor:
         if shape is None or tuple(shape) == tensor.shape:
@@ -445,6 +454,12 @@ class Emit:
         checked = self._check_destination(tensor, operand, buffers, None)
         self.require(checked.indirection is None, f"{operand} cannot have a dynamic address")
         return checked
+
+    def first_read(self) -> NkiTensor | None:
+        """The operand that was read first, indices apart."""
+        read = [tensor for tensor, is_write in self._operands if not is_write]
+        indices = [tensor.indirection.index for tensor in read if tensor.indirection is not None]
+        return next((tensor for tensor in read if not any(tensor is i for i in indices)), None)
 
     def reads(self, tensor: NkiTensor) -> None:
         """Record an operand that is read at addresses which only values decide."""

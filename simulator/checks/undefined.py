@@ -1,0 +1,101 @@
+"""Reads of elements that nothing has written: when they are a finding.
+
+Kernels move whole tiles of which a part is filled, and use that part alone: engines work on every
+lane anyway. So an instruction that makes each element of its result from the elements at one place
+of its operands hands "nothing has written this" on, as memory checkers do; the finding comes where
+it matters: a result of the kernel, an address, a predicate, a reduction. It is then the first
+read's, with the first read's line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from trnx.simulator.checks.findings import Findings
+from trnx.simulator.errors import FindingError
+from trnx.simulator.tensor import NkiTensor
+
+# What is missing in a read operand (by element), the operand's name, and the finding that the read
+# is if it cannot be handed on.
+Read = tuple[torch.Tensor, str, FindingError]
+
+# Instruction -> the operands whose elements have their place in the result.
+_CARRIED = {
+    "tensor_copy": ("src",),
+    "dma_copy": ("src",),
+    "dma_transpose": ("src",),
+    "nc_transpose": ("data",),
+    "nc_matmul": ("stationary", "moving"),
+    "tensor_scalar": ("data",),
+    "tensor_tensor": ("data1", "data2"),
+    "scalar_tensor_tensor": ("data", "operand1"),
+    "activation": ("data",),
+    "reciprocal": ("data",),
+}
+
+
+def missing_elements(name: str, operand: str, tensor: NkiTensor) -> torch.Tensor | None:
+    """What is missing in an operand, if the instruction `name` hands it on; else None. Where all is
+    missing, nothing sensible can come of it.
+    """
+    if operand not in _CARRIED.get(name, ()) or tensor.indirection is not None:
+        return None
+    missing = tensor.storage.written.mask(tensor) == 0
+    return None if bool(missing.all()) and tensor.storage.undefined is None else missing
+
+
+def carry(
+    name: str, reads: list[Read], operands: list[tuple[NkiTensor, bool]], findings: Findings
+) -> None:
+    """After an instruction: what its reads miss is missing in what it wrote."""
+    targets = [tensor for tensor, is_write in operands if is_write]
+    for missing, operand, finding in reads:
+        place = _PLACES.get((name, operand), _same_place)
+        mask = place(missing, targets[0]) if len(targets) == 1 else None
+        if mask is None or targets[0].indirection is not None:
+            findings.report(finding)
+            continue
+        storage = targets[0].storage
+        storage.written.unmark(targets[0], mask)
+        if storage.undefined is None:
+            storage.undefined = finding
+
+
+def _same_place(missing: torch.Tensor, target: NkiTensor) -> torch.Tensor | None:
+    return missing.reshape(target.shape) if missing.numel() == target.size else None
+
+
+def _turned(missing: torch.Tensor, target: NkiTensor) -> torch.Tensor | None:
+    if missing.numel() != target.size:
+        return None
+    if missing.ndim == 3 and target.ndim == 3:
+        return missing.permute(2, 1, 0).reshape(target.shape)
+    if missing.ndim == 4 and target.ndim == 4:
+        return missing.permute(3, 1, 2, 0).reshape(target.shape)
+    return missing.reshape(missing.shape[0], -1).t().reshape(target.shape)
+
+
+def _rows(missing: torch.Tensor, target: NkiTensor) -> torch.Tensor | None:
+    """A column of the stationary operand makes a row of the product."""
+    rows = missing.reshape(missing.shape[0], -1).any(0)
+    if rows.numel() != target.shape[0]:
+        return None
+    return rows.view(-1, *[1] * (target.ndim - 1)).expand(target.shape)
+
+
+def _columns(missing: torch.Tensor, target: NkiTensor) -> torch.Tensor | None:
+    """A column of the moving operand makes a column of the product."""
+    columns = missing.reshape(missing.shape[0], -1).any(0)
+    if columns.numel() * target.shape[0] != target.size:
+        return None
+    return columns.view(1, *target.shape[1:]).expand(target.shape)
+
+
+_PLACES: dict[tuple[str, str], Callable[[torch.Tensor, NkiTensor], torch.Tensor | None]] = {
+    ("nc_transpose", "data"): _turned,
+    ("dma_transpose", "src"): _turned,
+    ("nc_matmul", "stationary"): _rows,
+    ("nc_matmul", "moving"): _columns,
+}
