@@ -9,7 +9,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-GUIDES = ("README.md", "docs/user_guide.md", "docs/simulator.md")
+GUIDES = ("README.md", "docs/user_guide.md", "docs/simulator.md", "docs/timing.md")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
