@@ -39,6 +39,22 @@ class Rank:
 SINGLE = Rank(0, 1)
 
 
+class _Representative(Rank):
+    """A rank whose partners are taken to do the same; nothing arrives."""
+
+    def meet(self, key: Hashable, parties: Sequence[int], brought: Any) -> dict[int, Any] | None:
+        return None
+
+
+def one_of(ranks: int, index: int = 0) -> Rank:
+    """One rank of several, to trace a kernel with collectives without the others: for predictions,
+    as its Program moves nothing between ranks.
+    """
+    if not 0 <= index < ranks:
+        raise RankArgumentsError(f"rank {index} is not one of {ranks}")
+    return _Representative(index, ranks)
+
+
 def simulate_ranks(
     kernel: Any,
     ranks: int,

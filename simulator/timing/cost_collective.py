@@ -45,7 +45,11 @@ def collective_cost(hardware: Hardware, constants: Timing, instruction: Instruct
     """A trigger, then all DMA engines of the core until the bytes are through the link."""
     group = group_of(instruction.detail)
     size = len(group)
-    total = max(_bytes(operand) for operand in instruction.operands)
+    read, written = (
+        sum(_bytes(operand) for operand in operands)
+        for operands in (instruction.reads, instruction.writes)
+    )
+    total = max(read, written)
     rounds = _RINGS.get(instruction.opcode)
     if rounds is None:
         hops, nbytes = min(1, size - 1), float(total if size > 1 else 0)

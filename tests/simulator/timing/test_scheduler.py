@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from trnx.simulator import Program, TensorSpec, load_module, trace
 from trnx.simulator.hardware import hardware
+from trnx.simulator.ranks import RankArgumentsError, one_of
 from trnx.simulator.timing.order import interleaved
 from trnx.simulator.timing.periods import find_runs
 from trnx.simulator.timing.schedule import Schedule, Wait
@@ -117,6 +118,7 @@ import hashlib, sys
 import torch
 from trnx.simulator import TensorSpec, load_module, trace
 from trnx.simulator.hardware import hardware
+from trnx.simulator.ranks import RankArgumentsError, one_of
 from trnx.simulator.timing.scheduler import schedule
 kernels = load_module(sys.argv[1])
 digest = hashlib.sha256()
@@ -253,3 +255,32 @@ def test_the_same_bank_of_psum_serves_one_engine(kernels: ModuleType) -> None:
     apart = schedule(trace(kernels.two_readers, [_spec(128, 128), False]).rows, hardware("trn2"))
     assert Wait.port in {Wait(reason) for reason in together.reason}
     assert Wait.port not in {Wait(reason) for reason in apart.reason}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_collectives_cost_hops_and_bytes(target: str) -> None:
+    collectives = load_module(
+        Path(__file__).parent.parent / "ranks" / "rank_kernels.py"
+    )  # fmt: skip
+
+    def total(columns: int, ranks: int) -> int:
+        arguments = [_spec(128, columns), [list(range(ranks))], "add", False]
+        program = trace(collectives.reduces, arguments, target=target, rank=one_of(ranks))
+        return schedule(program.rows, hardware(target)).total_ps
+
+    few, many = total(4096, 2), total(8192, 2)
+    assert few < many < 2 * few
+    # A ring has two hops of 1.5 us more for each rank more, and more bytes for each.
+    assert total(1, 4) - total(1, 3) >= 2 * 1_500_000
+    chip = hardware(target)
+    across = 2 * chip.cores_per_chip
+    assert total(8192, across) > total(8192, chip.cores_per_chip)
+    # What crosses chips does not beat the links.
+    link = chip.neuronlink_bytes_per_second / chip.cores_per_chip
+    nbytes = 2 * 128 * 8192 * 4 * (across - 1) / across
+    assert total(8192, across) / 1e12 >= nbytes / link
+
+
+def test_ranks_that_are_not_there_are_refused() -> None:
+    with pytest.raises(RankArgumentsError, match="rank 4 is not one of 4"):
+        one_of(4, 4)
