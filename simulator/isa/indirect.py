@@ -16,7 +16,7 @@ import torch
 
 from trnx.simulator.errors import Location, OutOfBoundsError
 from trnx.simulator.isa.enums import Engine
-from trnx.simulator.storage import DMA_REACHABLE, SBUF
+from trnx.simulator.storage import DMA_REACHABLE, SBUF, MemoryRegion
 from trnx.simulator.tensor import Indirect, NkiTensor
 from trnx.simulator.views import last_element
 
@@ -57,8 +57,9 @@ def index_view(emit: Emit, tensor: NkiTensor, indirect: Indirect, operand: str) 
 # Operands that take tensor indirection (SDK nki.isa, "Tensor indirection" of the entries).
 _TENSOR_INDIRECT = {
     "tensor_copy": ("dst", "src"),
-    "tensor_copy_predicated": ("predicate",),
-    "nc_matmul": ("stationary", "moving"),
+    "tensor_copy_predicated": ("dst", "predicate"),
+    "nc_matmul": ("dst", "stationary", "moving"),
+    "nc_matmul_mx": ("dst", "stationary", "moving", "stationary_scale", "moving_scale"),
     "tensor_tensor": ("dst", "data1"),
     "tensor_scalar": ("dst", "data"),
     "tensor_reduce": ("dst", "data"),
@@ -79,6 +80,35 @@ def check_tensor_indirect(emit: Emit, operand: str) -> None:
     )
     if emit.name == "tensor_copy" and emit.engine is Engine.gpsimd:
         emit.finding("engine", "tensor indirection needs the Vector or Scalar engine")
+
+
+def check_starts(emit: Emit, tensor: NkiTensor, operand: str, beside: NkiTensor | None) -> None:
+    """Where operands with addresses must start: an index at a quadrant; a gathered operand with its
+    index; the index of a scattered dst with `beside`, what the instruction reads first (with its
+    index, where that is in PSUM).
+    """
+    indirect = tensor.indirection
+    assert indirect is not None
+    index = indirect.index
+    if not isinstance(index, NkiTensor) or not index.is_placed:
+        return
+    if index.start_partition % 32:
+        emit.finding(
+            "start-partition",
+            f"the index of {operand} starts at partition {index.start_partition}; it must be a "
+            "multiple of 32",
+        )
+    other: NkiTensor | None = indirect.base
+    if beside is not None:
+        inner = beside.indirection
+        in_psum = beside.buffer is MemoryRegion.psum
+        other = inner.index if in_psum and inner is not None else None if in_psum else beside
+    if other is not None and other.is_placed and other.start_partition != index.start_partition:
+        emit.finding(
+            "start-partition",
+            f"the index of {operand} starts at partition {index.start_partition}, and what it goes "
+            f"with at {other.start_partition}; they must be equal",
+        )
 
 
 def _columns_of(
@@ -129,12 +159,22 @@ def _scatter_columns(
     _bits(base).scatter_(1, offsets, _bits(value))
 
 
+def gather_rows(
+    rows: torch.Tensor, index: torch.Tensor, group: int, out: torch.Tensor, where: Location | None
+) -> None:
+    """Columns of the first rows of one group of partitions, as a step."""
+    offsets = _offsets(index, group, out.shape[1], rows.shape[1], where)
+    torch.gather(rows, 1, offsets[: rows.shape[0]], out=out)
+
+
 def load_scalar_indirect(emit: Emit, tensor: NkiTensor, operand: str) -> torch.Tensor:
     """Scratch with the elements of a view with a scalar index, or with tensor indirection."""
     indirect = tensor.indirection
     assert indirect is not None
     if indirect.base is not None:
         base, columns, group = _columns_of(emit, tensor, indirect, operand)
+        if operand != "dst":
+            check_starts(emit, tensor, operand, None)
         emit.require_written(indirect.base, operand)
         emit.reads(tensor)
         out = emit.scratch(tensor.shape, tensor.dtype.torch)
@@ -153,7 +193,10 @@ def store_scalar_indirect(emit: Emit, tensor: NkiTensor, operand: str) -> torch.
     indirect = tensor.indirection
     assert indirect is not None
     if indirect.base is not None:
+        check_starts(emit, tensor, operand, emit.first_read())
         base, columns, group = _columns_of(emit, tensor, indirect, operand)
+        if emit.engine is Engine.scalar and tensor.buffer is MemoryRegion.psum:
+            emit.finding("engine", "the Scalar engine does not scatter into PSUM")
         emit.writes_some(tensor)
         value = emit.scratch(tensor.shape, tensor.dtype.torch)
         emit.finish(_scatter_columns, base, columns, group, value, emit.location())

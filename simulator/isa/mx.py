@@ -14,6 +14,7 @@ from contextvars import ContextVar
 
 import torch
 
+from trnx.simulator.isa.indirect import gather_rows
 from trnx.simulator.isa.instruction import Emit
 from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.tensor import NkiTensor
@@ -78,22 +79,63 @@ def scale_quadrants(
     ]
 
 
-def append_dequantise(
-    emit: Emit, data: NkiTensor, operand: str, scales: Sequence[NkiTensor]
-) -> torch.Tensor:
-    """Steps that compute float32 [partitions * 4, columns] from packed data and its scales."""
+def _is_gathered(tensor: NkiTensor) -> bool:
+    return tensor.indirection is not None and tensor.indirection.base is not None
+
+
+def append_dequantise(emit: Emit, data: NkiTensor, operand: str, scale: NkiTensor) -> torch.Tensor:
+    """Steps that compute float32 [partitions * 4, columns] from packed data and its scales, which
+    are one logical tensor: tensor indirection takes the same columns of both.
+    """
     partitions, columns = data.shape[0], data.free_size
+    name = f"{operand}_scale"
     packed = emit.read(data, operand, shape=(partitions, columns))
-    views = []
-    for quadrant in scales:
-        emit.require_written(quadrant, f"{operand}_scale")
-        emit.reads(quadrant)
-        views.append(quadrant.torch_view().view(torch.uint8))
+    if isinstance(scale, NkiTensor) and (_is_gathered(scale) or _is_gathered(data)):
+        views = _gathered_scales(emit, data, operand, scale)
+    else:
+        views = []
+        for quadrant in scale_quadrants(emit, scale, name, partitions, columns):
+            emit.require_written(quadrant, name)
+            emit.reads(quadrant)
+            views.append(quadrant.torch_view().view(torch.uint8))
     held = emit.scratch((partitions, columns), data.dtype.torch)
     out = emit.scratch((partitions * PACKED, columns))
     emit.step(held.copy_, packed)
     emit.step(_dequantise, held, str(data.dtype), views, out)
     return out
+
+
+def _gathered_scales(
+    emit: Emit, data: NkiTensor, operand: str, scale: NkiTensor
+) -> list[torch.Tensor]:
+    """Rows of scales by quadrant, of the columns that the index of both operands names."""
+    ours, theirs = data.indirection, scale.indirection
+    if ours is None or theirs is None or ours.base is None or theirs.base is None:
+        emit.illegal(f"{operand} and {operand}_scale must both be indirect, or neither")
+    index, other = ours.index, theirs.index
+    if not isinstance(index, NkiTensor) or not isinstance(other, NkiTensor):
+        emit.illegal(f"the index of {operand} must be a tensor")
+    emit.require(
+        index.same_elements(other) and data.free_size == scale.free_size,
+        f"{operand} and {operand}_scale must have the same index and as many columns",
+    )
+    count = scale.shape[1]
+    views = []
+    rows = _QUADRANT // GROUP
+    for first in range(0, data.shape[0], _QUADRANT):
+        held = theirs.base.slice(0, first, first + rows)
+        emit.require(
+            held.dtype in _SCALE_TYPES,
+            f"{operand}_scale is {held.dtype}; it must be one of {', '.join(_SCALE_TYPES)}",
+        )
+        emit.require_written(held, f"{operand}_scale")
+        emit.reads(held)
+        offsets = index.slice(0, first, first + _QUADRANT).torch_view()
+        picked = emit.scratch((rows, count), torch.uint8)
+        source = held.torch_view().view(torch.uint8)
+        emit.step(gather_rows, source, offsets, _QUADRANT, picked, emit.location())
+        views.append(picked)
+    return views
 
 
 def _dequantise(

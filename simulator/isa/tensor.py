@@ -11,6 +11,7 @@ from trnx.simulator.coverage import Covered
 from trnx.simulator.errors import UninitialisedReadError
 from trnx.simulator.isa.copy import append_transpose
 from trnx.simulator.isa.enums import Engine, MatmulPerfMode
+from trnx.simulator.isa.indirect import load_scalar_indirect
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.storage import PSUM, SBUF, MemoryRegion
 from trnx.simulator.tensor import NkiTensor
@@ -49,7 +50,7 @@ def nc_matmul(
     rows, m, n = _matmul_sizes(emit, dst, stationary, moving, double_row)
     _check_types(emit, stationary, moving, double_row)
     _check_tiling(emit, rows, m, tuple(tile_position or ()), tuple(tile_size or ()))
-    _check_indirect(emit, stationary, moving, tuple(tile_position or ()), is_transpose)
+    _check_indirect(emit, dst, stationary, moving, tuple(tile_position or ()), is_transpose)
     if is_transpose:
         _append_matmul_transpose(emit, dst, stationary, moving, rows, m, n)
         return
@@ -81,6 +82,10 @@ def append_matmul(
 ) -> None:
     """Steps of dst[m, n] = a[k, m].T @ b[k, n], float32 operands, with PSUM's accumulation."""
     (k, m), n = a.shape, b.shape[1]
+    if dst.indirection is not None and dst.indirection.base is not None:
+        _append_scattered(emit, dst, dst.indirection.base, a, b, accumulate)
+        emit.flops = 2 * k * m * n
+        return
     mode = _accumulation(emit, dst, accumulate)
     if dst.dtype != "float32":
         _append_narrow(emit, dst, a, b, mode)
@@ -89,6 +94,34 @@ def append_matmul(
         _append_product(emit, out, a, b, mode, dst)
     dst.storage.matmul.mark(dst)
     emit.flops = 2 * k * m * n
+
+
+def _append_scattered(
+    emit: Emit,
+    dst: NkiTensor,
+    base: NkiTensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    accumulate: bool | None,
+) -> None:
+    """Columns of the product go to columns of `base` that values decide, added to what is there or
+    in its place. Which of the two is decided for the whole tile: where products lie is not known.
+    """
+    mode = _accumulation(emit, base, accumulate)
+    if mode is Covered.SOME:
+        emit.finding(
+            "matmul-accumulate",
+            f"dst scatters into {base.describe()}, of which products lie in a part; say accumulate="
+            "True or False",
+        )
+    value = emit.scratch((a.shape[1], b.shape[1]))
+    emit.step(torch.mm, a.t(), b, out=value)
+    if mode is Covered.ALL:
+        before = load_scalar_indirect(emit, dst, "dst")
+        emit.step(torch.add, value, before.view(value.shape), out=value)
+    out = emit.write(dst, "dst", shape=value.shape, buffers=PSUM)
+    emit.step(out.copy_, value)
+    base.storage.matmul.mark(base)
 
 
 def _operand_shape(rows: int, free: int, double_row: bool) -> tuple[int, ...]:
@@ -160,18 +193,19 @@ def _check_tiling(
 
 def _check_indirect(
     emit: Emit,
+    dst: NkiTensor,
     stationary: NkiTensor,
     moving: NkiTensor,
     position: tuple[int, ...],
     is_transpose: bool,
 ) -> None:
     """Tensor indirection excludes tiling, 4-byte types, and the identity of a transpose."""
-    for operand, tensor in (("stationary", stationary), ("moving", moving)):
+    for operand, tensor in (("dst", dst), ("stationary", stationary), ("moving", moving)):
         if tensor.indirection is None or tensor.indirection.base is None:
             continue
         emit.require(position in ((), (0, 0)), f"{operand} is indirect, which excludes tiling")
         emit.require(tensor.dtype not in _WIDE, f"{operand} is indirect; it is {tensor.dtype}")
-        emit.require(not is_transpose or tensor is stationary, "moving cannot be indirect here")
+        emit.require(not is_transpose or tensor is not moving, "moving cannot be indirect here")
 
 
 def check_destination(emit: Emit, dst: NkiTensor, n: int) -> None:
@@ -269,7 +303,8 @@ def _append_matmul_transpose(
     emit.read(moving, "moving", buffers=SBUF)
     source = emit.read(stationary, "stationary", shape=(k, m), buffers=SBUF)
     append_transpose(emit, source, emit.write(dst, "dst", shape=(m, k), buffers=PSUM))
-    dst.storage.matmul.mark(dst)
+    scattered = dst.indirection.base if dst.indirection is not None else None
+    dst.storage.matmul.mark(scattered or dst)
 
 
 @instruction

@@ -6,7 +6,7 @@ from typing import Any
 
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
-from trnx.simulator.isa.mx import PACKED_TYPES, append_dequantise, scale_quadrants
+from trnx.simulator.isa.mx import PACKED_TYPES, append_dequantise
 from trnx.simulator.isa.operands import needs_generation
 from trnx.simulator.isa.tensor import append_matmul, check_destination
 from trnx.simulator.storage import PSUM, SBUF
@@ -36,13 +36,16 @@ def nc_matmul_mx(
             f"{operand} is {tensor.dtype}; it must be one of {', '.join(PACKED_TYPES)}",
         )
     emit.check(dst, "dst", PSUM)
-    rows, m, n = _sizes(emit, dst, stationary, moving)
+    rows, _, n = _sizes(emit, dst, stationary, moving)
     _check_tiling(emit, rows, tile_position, tile_size)
+    is_indirect = any(tensor.is_indirect() for tensor in (dst, stationary, moving))
+    emit.require(
+        not is_indirect or tuple(tile_position or (0, 0)) == (0, 0),
+        "tensor indirection excludes tiling",
+    )
     check_destination(emit, dst, n)
-    scales = scale_quadrants(emit, stationary_scale, "stationary_scale", rows, m)
-    a = append_dequantise(emit, stationary, "stationary", scales)
-    scales = scale_quadrants(emit, moving_scale, "moving_scale", rows, n)
-    b = append_dequantise(emit, moving, "moving", scales)
+    a = append_dequantise(emit, stationary, "stationary", stationary_scale)
+    b = append_dequantise(emit, moving, "moving", moving_scale)
     append_matmul(emit, dst, a, b, accumulate)
 
 

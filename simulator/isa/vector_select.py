@@ -13,6 +13,7 @@ import torch
 from trnx.simulator.dtypes import float32
 from trnx.simulator.isa.alu import OPERATORS, binary_arithmetic
 from trnx.simulator.isa.enums import Engine, ReduceCmd
+from trnx.simulator.isa.indirect import load_scalar_indirect
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
     FLOATS,
@@ -71,7 +72,7 @@ def tensor_copy_predicated(
         source = bits_of(emit.read(src, "src", shape=shape))
     else:
         source = bits_of(encoded(number(emit, src, "src"), dst.dtype))
-    target = bits_of(emit.update(dst, "dst"))
+    target = bits_of(_kept(emit, dst))
     mask = emit.scratch(shape, target.dtype)
     change = emit.scratch(shape, target.dtype)
     emit.step(torch.eq if reverse_pred else torch.ne, flags, 0, out=mask)
@@ -80,6 +81,16 @@ def tensor_copy_predicated(
     emit.step(torch.bitwise_xor, source, target, out=change)
     emit.step(change.bitwise_and_, mask)
     emit.step(target.bitwise_xor_, change)
+
+
+def _kept(emit: Emit, dst: NkiTensor) -> torch.Tensor:
+    """The destination with what it holds; of scattered columns, a copy that is stored back."""
+    if dst.indirection is None or dst.indirection.base is None:
+        return emit.update(dst, "dst")
+    held = load_scalar_indirect(emit, emit.check(dst, "dst"), "dst")
+    stored = emit.write(dst, "dst")
+    emit.step(stored.copy_, held)
+    return stored
 
 
 @instruction

@@ -62,10 +62,51 @@ def breaks(x, what):
     elif what == "data2":
         nisa.tensor_tensor(dst=small, data1=tile[:, 0:4], data2=tile.indirect(at, 4), op=nl.add)
     elif what == "dst":
-        acc = nl.ndarray((8, 8), dtype=nl.float32, buffer=nl.psum)
-        wide = nl.ndarray((32, 2), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.memset(dst=wide, value=0)
-        nisa.nc_matmul(dst=acc.indirect(wide[0:8], 8), stationary=tile, moving=tile)
+        nisa.reciprocal(dst=small.indirect(at, 4), data=tile[:, 0:4])
+    elif what == "wide product":
+        acc = nl.ndarray((32, 8), dtype=nl.float32, buffer=nl.psum)
+        square = nl.ndarray((32, 32), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=square, value=0.0)
+        nisa.nc_matmul(dst=acc.indirect(at, 8), stationary=square, moving=tile)
+    elif what == "tiling":
+        half = nl.ndarray((32, 32), dtype=nl.bfloat16, buffer=nl.sbuf)
+        nisa.memset(dst=half, value=0.0)
+        acc = nl.ndarray((32, 8), dtype=nl.bfloat16, buffer=nl.psum)
+        nisa.nc_matmul(
+            dst=acc.indirect(at, 8),
+            stationary=half,
+            moving=half[:, 0:8],
+            tile_position=(32, 0),
+            tile_size=(32, 128),
+        )
+    elif what == "partly":
+        half = nl.ndarray((32, 32), dtype=nl.bfloat16, buffer=nl.sbuf)
+        nisa.memset(dst=half, value=0.0)
+        acc = nl.ndarray((32, 64), dtype=nl.bfloat16, buffer=nl.psum)
+        nisa.nc_matmul(dst=acc[:, 0:8], stationary=half, moving=half[:, 0:8])
+        nisa.nc_matmul(dst=acc.indirect(at, 8), stationary=half, moving=half[:, 0:8])
+    elif what == "index start":
+        low = nl.ndarray((16, 8), dtype=nl.float32, buffer=nl.sbuf, address=(0, 0))
+        index = nl.ndarray((32, 2), dtype=nl.int32, buffer=nl.sbuf, address=(0, 1024))
+        nisa.memset(dst=low, value=0.0)
+        nisa.memset(dst=index, value=0)
+        nisa.tensor_copy(dst=small[0:16], src=low.indirect(index[16:32], 4))
+    elif what == "starts differ":
+        low = nl.ndarray((32, 8), dtype=nl.float32, buffer=nl.sbuf, address=(0, 0))
+        index = nl.ndarray((32, 2), dtype=nl.int32, buffer=nl.sbuf, address=(32, 0))
+        nisa.memset(dst=low, value=0.0)
+        nisa.memset(dst=index, value=0)
+        nisa.tensor_copy(dst=small, src=low.indirect(index, 4))
+    elif what == "scatter starts differ":
+        low = nl.ndarray((32, 4), dtype=nl.float32, buffer=nl.sbuf, address=(0, 0))
+        index = nl.ndarray((32, 2), dtype=nl.int32, buffer=nl.sbuf, address=(32, 0))
+        nisa.memset(dst=low, value=0.0)
+        nisa.memset(dst=index, value=0)
+        nisa.tensor_copy(dst=tile.indirect(index, 4), src=low)
+    elif what == "scalar into psum":
+        acc = nl.ndarray((32, 8), dtype=nl.float32, buffer=nl.psum)
+        nisa.memset(dst=acc, value=0.0)
+        nisa.activation(dst=acc.indirect(at, 4), op=nl.copy, data=tile[:, 0:4])
     elif what == "count":
         tile.indirect(at, 65)
     elif what == "offsets":
@@ -76,3 +117,70 @@ def breaks(x, what):
     else:
         nisa.tensor_copy(dst=small, src=tile.indirect(at, 4))
     return x
+
+
+@nki.jit
+def scatters_products(x, y, index, width, accumulate):
+    """Two products into columns of a tile in PSUM, which is filled by a product first."""
+    m, n = x.shape[1], y.shape[1]
+    out = nl.ndarray((m, width), dtype=nl.float32, buffer=nl.shared_hbm)
+    left = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    right = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.sbuf)
+    at = nl.ndarray(index.shape, dtype=index.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=left, src=x)
+    nisa.dma_copy(dst=right, src=y)
+    nisa.dma_copy(dst=at, src=index)
+    acc = nl.ndarray((m, width), dtype=nl.bfloat16, buffer=nl.psum)
+    nisa.memset(dst=acc, value=1.0)
+    for _ in range(2):
+        nisa.nc_matmul(
+            dst=acc.indirect(at, n), stationary=left, moving=right, accumulate=accumulate
+        )
+    tile = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=tile, src=acc)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+@nki.jit
+def scatters_by_predicate(x, mask, index, width):
+    out = nl.ndarray((x.shape[0], width), dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    flags = nl.ndarray(mask.shape, dtype=mask.dtype, buffer=nl.sbuf)
+    at = nl.ndarray(index.shape, dtype=index.dtype, buffer=nl.sbuf)
+    result = nl.ndarray(out.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x)
+    nisa.dma_copy(dst=flags, src=mask)
+    nisa.dma_copy(dst=at, src=index)
+    nisa.memset(dst=result, value=-1.0)
+    nisa.tensor_copy_predicated(dst=result.indirect(at, x.shape[1]), src=tile, predicate=flags)
+    nisa.dma_copy(dst=out, src=result)
+    return out
+
+
+@nki.jit
+def multiplies_gathered_mx(a, a_scale, b, b_scale, dtype, index, count, same):
+    """Stationary data and scales gathered by one index, or (not same) the data alone."""
+    out = nl.ndarray((count, b.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
+    acc = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.psum)
+    left = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.sbuf)
+    right = nl.ndarray(b.shape, dtype=b.dtype, buffer=nl.sbuf)
+    left_scale = nl.ndarray(a_scale.shape, dtype=nl.uint8, buffer=nl.sbuf)
+    right_scale = nl.ndarray(b_scale.shape, dtype=nl.uint8, buffer=nl.sbuf)
+    at = nl.ndarray(index.shape, dtype=index.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=left, src=a)
+    nisa.dma_copy(dst=right, src=b)
+    nisa.dma_copy(dst=left_scale, src=a_scale)
+    nisa.dma_copy(dst=right_scale, src=b_scale)
+    nisa.dma_copy(dst=at, src=index)
+    nisa.nc_matmul_mx(
+        dst=acc,
+        stationary=left.view(dtype).indirect(at, count),
+        moving=right.view(dtype),
+        stationary_scale=left_scale.indirect(at, count) if same else left_scale[:, 0:count],
+        moving_scale=right_scale,
+    )
+    tile = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=tile, src=acc)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
