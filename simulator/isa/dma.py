@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from trnx.simulator.storage import DMA_REACHABLE, HBM
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import is_row_major
 
+_Mode = TypeVar("_Mode", DgeMode, OobMode)
 _SWAPS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 
@@ -34,11 +35,13 @@ def dma_copy(
     """dst = src element by element in row-major order; another dtype goes through float32."""
     emit.on(None, (Engine.dma,))
     _check_pair(emit, dst, src)
+    mode = _mode(emit, DgeMode, dge_mode, "dge_mode")
+    _check_issuer(emit, mode, engine, priority)
     emit.detail = _issuer(engine, dge_mode, src, dst) + _class(emit, priority)
     if src.dtype != dst.dtype:
-        hwdge = dge_mode in (DgeMode.hwdge, DgeMode.hwdge.value)
+        hwdge = mode is DgeMode.hwdge
         emit.require(not hwdge, f"hwdge cannot convert {src.dtype} to {dst.dtype}")
-    skip = oob_mode is OobMode.skip
+    skip = _mode(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
     if src.indirection is None and dst.indirection is None:
         source = emit.read(src, "src", shape=dst.shape, buffers=DMA_REACHABLE)
         target = emit.write(dst, "dst", buffers=DMA_REACHABLE)
@@ -62,6 +65,28 @@ def _class(emit: Emit, priority: Any) -> str:
     if emit.generation < 4 or not isinstance(priority, int):
         return ""
     return f" priority {min(max(int(priority), 0), 3)}"
+
+
+def _mode(emit: Emit, modes: type[_Mode], given: Any, name: str) -> _Mode:
+    """A member of an enumeration; kernels also pass its number."""
+    for mode in modes:
+        if given is mode or (type(given) is int and given == mode.value):
+            return mode
+    names = ", ".join(mode.name for mode in modes)
+    return emit.illegal(f"{name}={given} must be one of {names}")
+
+
+def _check_issuer(emit: Emit, mode: DgeMode, engine: Any, priority: Any) -> None:
+    """hwdge exists from trn2 on, and takes an engine; priorities from trn3 on."""
+    emit.require(mode is not DgeMode.hwdge or emit.generation > 2, "hwdge needs trn2 or newer")
+    issuers = (Engine.unknown, Engine.sync, Engine.scalar) if mode is DgeMode.hwdge else (None,)
+    if engine is not None and engine is not Engine.unknown and engine not in issuers:
+        emit.illegal(f"engine={engine}: hwdge alone takes an engine, sync or scalar")
+    if priority is not None:
+        emit.require(emit.generation > 3, "priority needs trn3")
+        emit.require(
+            priority in (0, 1, 2, 3), f"priority={priority} must be from 0 to 3, 0 the highest"
+        )
 
 
 def _issuer(engine: Any, dge_mode: Any, *tensors: NkiTensor) -> str:
@@ -135,6 +160,9 @@ def dma_transpose(
     emit.on(None, (Engine.dma,))
     _check_pair(emit, dst, src)
     emit.detail = _class(emit, priority)
+    mode = _mode(emit, DgeMode, dge_mode, "dge_mode")
+    skip = _mode(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
+    _check_issuer(emit, mode, None, priority)
     emit.require(src.ndim in _SWAPS, f"src has {src.ndim} dimensions; 2, 3 and 4 are possible")
     order = _SWAPS[src.ndim] if axes is None else tuple(axes)
     emit.require(
@@ -153,8 +181,13 @@ def dma_transpose(
         emit.require(
             src.dtype.itemsize == 2, f"an indirect transpose takes 2-byte types, not {src.dtype}"
         )
-        source = _gathered_columns(emit, src, oob_mode is OobMode.skip).permute(order)
+        emit.require(
+            mode in (DgeMode.unknown, DgeMode.swdge), "an indirect transpose takes swdge alone"
+        )
+        source = _gathered_columns(emit, src, skip).permute(order)
     else:
+        emit.require(not skip, "oob_mode.skip is for indirect sources")
+        _check_hwdge_transpose(emit, src, mode)
         emit.read(src, "src", buffers=DMA_REACHABLE)
         # A view of its own: binding retargets the objects that steps hold, not views of them.
         strides = tuple(src.strides[axis] for axis in order)
@@ -164,6 +197,24 @@ def dma_transpose(
         _append_reversed(emit, src, target)
     else:
         emit.step(target.copy_, source)
+
+
+def _check_hwdge_transpose(emit: Emit, src: NkiTensor, mode: DgeMode) -> None:
+    """A direct transpose by hardware DGE has limits of its own."""
+    emit.require(
+        mode in (DgeMode.unknown, DgeMode.hwdge), "a direct transpose takes hwdge or unknown"
+    )
+    if mode is not DgeMode.hwdge:
+        return
+    rows = src.shape[0]
+    fits = (
+        rows == 16
+        if src.ndim == 2
+        else (rows in (1, 2, 4, 8, 16) and rows * src.shape[-2] % 16 == 0)
+    )
+    emit.require(fits, f"hwdge does not transpose {src.shape}: see the limits of src.shape[0]")
+    emit.require(src.shape[-1] <= 128, f"hwdge transposes rows of up to 128, not {src.shape[-1]}")
+    emit.require(src.dtype.itemsize == 2, f"hwdge transposes 2-byte types, not {src.dtype}")
 
 
 def _gathered_columns(emit: Emit, src: NkiTensor, skip: bool) -> torch.Tensor:
@@ -232,7 +283,12 @@ def dma_compute(
     """
     emit.on(None, (Engine.dma,))
     emit.require(getattr(reduce_op, "name", None) == "add", "reduce_op must be nl.add")
-    emit.require(not scales or all(s == 1.0 for s in scales), "every scale must be 1.0")
+    emit.require(isinstance(srcs, list | tuple), "srcs must be a list of tensors")
+    factors = [1.0] * len(srcs) if scales is None else scales
+    emit.require(
+        isinstance(factors, list | tuple) and len(factors) == len(srcs), "one scale for each source"
+    )
+    emit.require(all(factor == 1.0 for factor in factors), "every scale must be 1.0")
     emit.require(1 <= len(srcs) <= 16, f"{len(srcs)} sources; 1 to 16 are possible")
     for src in srcs:
         _check_pair(emit, dst, src)
@@ -240,7 +296,7 @@ def dma_compute(
     if indirect:
         emit.require(len(srcs) == 2, f"an indirect dma_compute takes 2 sources, not {len(srcs)}")
         emit.require(unique_indices, "unique_indices must be True")
-    skip = oob_mode is OobMode.skip
+    skip = _mode(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
     emit.require(bool(indirect) or not skip, "oob_mode.skip needs an indirect operand")
     values = [_as_f32(emit, src, dst, skip) for src in srcs]
     total = emit.scratch(dst.shape, torch.float32)

@@ -144,7 +144,7 @@ def _bit_operand(
             match_column(emit, operand, name, data)
             shape = column_shape(shape)
         return _raw(emit, operand, name, shape).view(work)
-    if isinstance(operand, float) and not operand.is_integer():
+    if not isinstance(operand, int) and not (isinstance(operand, float) and operand.is_integer()):
         emit.illegal(f"{name}={operand} is not an integer; bitvec operators act on bits")
     bits = 8 * work.itemsize
     value = int(operand) & ((1 << bits) - 1)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from trnx.simulator.codecs import append_store_f32
@@ -170,10 +171,11 @@ def scalar(
 
 
 def number(emit: Emit, value: Any, operand: str) -> float:
-    """A compile-time constant as a float; raises for anything that is not a number."""
+    """A compile-time constant as the float32 that the instruction holds."""
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        with np.errstate(over="ignore"):
+            return float(np.float32(value))
+    except (TypeError, ValueError, OverflowError):
         emit.illegal(f"{operand} must be a number or a tile (partitions, 1), not {value!r}")
 
 

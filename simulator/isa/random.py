@@ -88,7 +88,8 @@ def set_rng_seed(emit: Emit, src_seeds: NkiTensor, name: str | None = None) -> N
     emit.on(Engine.vector, (Engine.vector,))
     emit.check(src_seeds, "src_seeds")
     emit.require(src_seeds.size == 1, f"src_seeds has shape {src_seeds.shape}; expected (1, 1)")
-    emit.require(src_seeds.dtype.itemsize == 4, f"src_seeds is {src_seeds.dtype}; not 32-bit")
+    is_word = src_seeds.dtype.itemsize == 4 and not src_seeds.dtype.is_packed
+    emit.require(is_word, f"src_seeds is {src_seeds.dtype}; not a 32-bit value")
     seed = bits_of(emit.read(src_seeds, "src_seeds", shape=(1, 1)))
     emit.step(_seed, _state(emit, Engine.vector), seed)
 
@@ -171,7 +172,9 @@ def dropout(
     emit.require(
         dst.dtype == data.dtype, f"dst is {dst.dtype}, data is {data.dtype}; must be equal"
     )
-    if isinstance(prob, NkiTensor):
+    if not isinstance(prob, NkiTensor):
+        emit.require(0 <= number(emit, prob, "prob") <= 1, f"prob={prob} must be from 0 to 1")
+    else:
         require_dtype(emit, "prob", prob, FLOATS if data.dtype.is_float else ("float32",))
     shape = common_shape(dst, data)
     value = bits_of(emit.read(data, "data", shape=shape))

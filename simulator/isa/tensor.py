@@ -40,7 +40,9 @@ def nc_matmul(
     PSUM.
     """
     emit.on(None, (Engine.tensor,))
-    double_row = perf_mode in (MatmulPerfMode.double_row, "double_row")
+    modes = (MatmulPerfMode.none, "none", MatmulPerfMode.double_row, "double_row")
+    emit.require(perf_mode in modes, f"perf_mode={perf_mode} must be none or double_row")
+    double_row = perf_mode in modes[2:]
     if double_row:
         emit.detail = "double_row"
     elif is_transpose:
@@ -56,20 +58,22 @@ def nc_matmul(
         return
     check_destination(emit, dst, n)
     k = rows * (2 if double_row else 1)
-    a = _operand(emit, stationary, "stationary", _operand_shape(rows, m, double_row))
-    b = _operand(emit, moving, "moving", _operand_shape(rows, n, double_row))
+    a = _operand(emit, stationary, "stationary", _operand_shape(rows, m, double_row), True)
+    b = _operand(emit, moving, "moving", _operand_shape(rows, n, double_row), m >= 32)
     if double_row:
         a, b = a.reshape(k, m), b.reshape(k, n)
     append_matmul(emit, dst, a, b, accumulate)
 
 
-def _operand(emit: Emit, tensor: NkiTensor, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+def _operand(
+    emit: Emit, tensor: NkiTensor, name: str, shape: tuple[int, ...], is_worth_a_copy: bool
+) -> torch.Tensor:
     """The operand as float32. It is a dense copy, kept for the next product, where its rows lie a
     multiple of 2 KiB apart: they share cache sets, and the host's product reads them slowly.
     """
     view = emit.read(tensor, name, shape=shape, buffers=SBUF)
     has_conflicts = view.stride(0) * view.element_size() % 2048 == 0 and not view.is_contiguous()
-    if tensor.dtype == "float32" and not has_conflicts:
+    if tensor.dtype == "float32" and not (has_conflicts and is_worth_a_copy):
         return view
     copy, is_there = emit.kept_copy(tensor, view.shape)
     if not is_there:
@@ -82,6 +86,10 @@ def append_matmul(
 ) -> None:
     """Steps of dst[m, n] = a[k, m].T @ b[k, n], float32 operands, with PSUM's accumulation."""
     (k, m), n = a.shape, b.shape[1]
+    emit.require(
+        accumulate is None or isinstance(accumulate, bool),
+        f"accumulate={accumulate} must be True, False or None",
+    )
     if dst.indirection is not None and dst.indirection.base is not None:
         _append_scattered(emit, dst, dst.indirection.base, a, b, accumulate)
         emit.flops = 2 * k * m * n

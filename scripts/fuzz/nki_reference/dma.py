@@ -8,7 +8,7 @@ import numpy as np
 
 from nki_reference.machine import DMA, HALF_ULP, Machine
 from nki_reference.movement import copy
-from nki_reference.numbers import ANY, ARITHMETIC, STORED, decode, encode
+from nki_reference.numbers import ANY, ARITHMETIC, STORED, Array, decode, encode
 from nki_reference.program import Offset, Token, View
 from nki_reference.scene import Scene
 from nki_reference.table import entry, never
@@ -128,9 +128,15 @@ def _draw_vector(s: Scene, gather: bool) -> None:
     s.call("dma_copy", dst=dst, src=src, oob_mode=Token("nisa.oob_mode.skip") if skips else None)
 
 
-def _mode(m: Machine, token: Any, names: tuple[str, ...]) -> str:
-    if token is None:
-        return names[0]
+# In the order of their numbers, which kernels also pass.
+DGE_MODES = ("unknown", "swdge", "hwdge", "none")
+
+
+def mode_of(m: Machine, token: Any, names: tuple[str, ...]) -> str:
+    """The name of a mode, given as a token or as a number."""
+    if type(token) is int:
+        m.require(0 <= token < len(names), "no such mode")
+        return names[token]
     m.require(isinstance(token, Token) and token.name in names, f"{token}")
     return str(token.name)
 
@@ -141,8 +147,8 @@ def dma_copy(
     dst: View,
     src: View,
     priority: Any = None,
-    oob_mode: Any = None,
-    dge_mode: Any = None,
+    oob_mode: Any = 0,
+    dge_mode: Any = 0,
     engine: Any = None,
     name: Any = None,
 ) -> None:
@@ -150,7 +156,7 @@ def dma_copy(
     m.tile(dst, ANY, DMA, by_dma=True)
     m.tile(src, ANY, DMA, by_dma=True)
     m.require(dst.index.size == src.index.size, "different numbers of elements")
-    mode = _mode(m, dge_mode, ("unknown", "none", "swdge", "hwdge"))
+    mode = mode_of(m, dge_mode, DGE_MODES)
     if mode == "hwdge":
         m.since(3)
         m.require(src.dtype == dst.dtype, "hwdge converts no types")
@@ -162,32 +168,30 @@ def dma_copy(
     if priority is not None:
         m.since(4)
         m.require(type(priority) is int and 0 <= priority <= 3, "priority")
-    skip = _mode(m, oob_mode, ("error", "skip")) == "skip"
-    indirect = src if src.offset is not None else dst
-    if indirect.offset is None or not skip:
+    skip = mode_of(m, oob_mode, ("error", "skip")) == "skip"
+    if skip and (src.offset is not None or dst.offset is not None):
+        _copy_valid(m, dst, src)
+    else:
         copy(m, dst, src)
-        return
-    _copy_valid(m, dst, src, indirect)
 
 
-def _copy_valid(m: Machine, dst: View, src: View, indirect: View) -> None:
-    """Rows whose index is in bounds; the others are left out."""
-    offset = indirect.offset
-    assert offset is not None
-    values = m.offset_values(offset)
-    valid = (values >= 0) & (values < offset.limit)
-    if not offset.is_vector:
-        if valid.all():
-            copy(m, dst, src)
-        return
-    other = dst if indirect is src else src
-    rows = other.index.reshape(valid.size, -1)[valid]
-    inner = indirect.index.reshape(valid.size, -1)[valid] + values[valid, None] * offset.scale
-    pair = (View(src.storage, "", inner), View(dst.storage, "", rows))
-    if indirect is dst:
-        pair = (View(src.storage, "", rows), View(dst.storage, "", inner))
+def _copy_valid(m: Machine, dst: View, src: View) -> None:
+    """Rows of which every index is in bounds; the others are left out."""
+    rows: list[Array] = []
+    valid: Array | None = None
+    for view in (dst, src):
+        index, offset = view.index, view.offset
+        if offset is None:
+            rows.append(index)
+            continue
+        values = m.offset_values(offset)
+        inside = (values >= 0) & (values < offset.limit)
+        valid = inside if valid is None else valid & inside
+        rows.append(index.reshape(inside.size, -1) + values[:, None] * offset.scale)
+    assert valid is not None
     if valid.any():
-        copy(m, pair[1], pair[0])
+        kept = [index.reshape(valid.size, -1)[valid] for index in rows]
+        copy(m, View(dst.storage, "", kept[0]), View(src.storage, "", kept[1]))
 
 
 # ---- dma_compute ----
@@ -219,7 +223,7 @@ def dma_compute(
     reduce_op: Any,
     scales: Any = None,
     unique_indices: Any = True,
-    oob_mode: Any = None,
+    oob_mode: Any = 0,
     name: Any = None,
 ) -> None:
     """dst = the sum of the sources in float32."""
@@ -232,7 +236,7 @@ def dma_compute(
     for src in srcs:
         m.tile(src, ARITHMETIC, DMA, by_dma=True)
         m.require(src.index.size == dst.index.size, "different numbers of elements")
-    skips = _mode(m, oob_mode, ("error", "skip")) == "skip"
+    skips = mode_of(m, oob_mode, ("error", "skip")) == "skip"
     m.require(not skips, "oob_mode.skip needs an indirect operand")
     values = [decode(m.stored(src), src.dtype).reshape(-1).astype(np.float64) for src in srcs]
     total = np.asarray(sum(values))

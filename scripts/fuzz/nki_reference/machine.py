@@ -37,6 +37,10 @@ class IllegalError(Exception):
     """The documents do not allow this call."""
 
 
+class UnwrittenError(IllegalError):
+    """An operand has elements that nothing has written: the result has too."""
+
+
 class Accumulator:
     """The 128 registers of an engine: values, the most that they may be off, and if known."""
 
@@ -183,7 +187,8 @@ class Machine:
     def stored(self, view: View) -> Array:
         """The stored elements in the view's shape."""
         indices = self.indices(view)
-        self.require(self.written[view.storage][indices].all(), f"{view.expression} is not written")
+        if not self.written[view.storage][indices].all():
+            raise UnwrittenError(f"{view.expression} is not written")
         return self.memory[view.storage][indices]
 
     def elements(self, view: View) -> Array:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from nki_reference.dma import DGE_MODES, mode_of
 from nki_reference.machine import DMA, HALF_ULP, PSUM, SBUF, Machine
 from nki_reference.numbers import ANY, STORED, Array, decode, size_of
 from nki_reference.program import Call, Token, View
@@ -122,15 +123,17 @@ def nc_matmul(
     accumulate: Any = None,
     tile_position: Any = (),
     tile_size: Any = (),
-    perf_mode: Any = None,
+    perf_mode: Any = "none",
     name: Any = None,
 ) -> None:
     """dst = stationary.T @ moving, overwriting or accumulating."""
     m.tile(stationary, ANY, SBUF)
     m.tile(moving, ANY, SBUF)
     m.tile(dst, ANY, PSUM)
-    mode = perf_mode.name if isinstance(perf_mode, Token) else perf_mode
-    m.require(mode in (None, "none", "double_row"), "perf_mode")
+    mode = perf_mode
+    if isinstance(perf_mode, Token):
+        mode = perf_mode.name if "matmul_perf_mode" in perf_mode.path else ""
+    m.require(isinstance(mode, str) and mode in ("none", "double_row"), "perf_mode")
     double = mode == "double_row"
     m.require(not double or m.generation >= 3, "double_row needs trn2")
     if double:
@@ -142,7 +145,7 @@ def nc_matmul(
     m.require(dst.flat == (columns, n), "size of dst")
     _types(m, stationary.dtype, moving.dtype, double)
     _tiling(m, k, columns, tile_position, tile_size)
-    m.require(accumulate in (None, True, False), "accumulate")
+    m.require(accumulate is None or isinstance(accumulate, bool), "accumulate")
     if is_transpose:
         m.require(n == k, "moving is not an identity")
         is_same = dst.dtype == stationary.dtype or (m.generation == 2 and dst.dtype == "float32")
@@ -256,8 +259,8 @@ def dma_transpose(
     src: View,
     axes: Any = None,
     priority: Any = None,
-    dge_mode: Any = None,
-    oob_mode: Any = None,
+    dge_mode: Any = 0,
+    oob_mode: Any = 0,
     name: Any = None,
 ) -> None:
     """The dimensions of src in the one order that there is for its rank."""
@@ -270,8 +273,11 @@ def dma_transpose(
         m.require(isinstance(axes, tuple | list) and tuple(axes) == order, "axes")
     m.require(dst.shape == tuple(src.shape[axis] for axis in order), "shape of dst")
     m.require(dst.dtype == src.dtype, "types")
-    mode = dge_mode.name if isinstance(dge_mode, Token) else "unknown"
+    mode = mode_of(m, dge_mode, DGE_MODES)
     m.require(mode in ("unknown", "hwdge"), "dge_mode")
+    if priority is not None:
+        m.since(4)
+        m.require(priority in (0, 1, 2, 3), "priority")
     if mode == "hwdge":
         m.since(3)
         rows = src.shape[0]
@@ -281,6 +287,6 @@ def dma_transpose(
             else (rows in (1, 2, 4, 8, 16) and rows * src.shape[-2] % 16 == 0)
         )
         m.require(is_legal and src.shape[-1] <= 128 and size_of(src.dtype) == 2, "hwdge")
-    skips = isinstance(oob_mode, Token) and oob_mode.name == "skip"
+    skips = mode_of(m, oob_mode, ("error", "skip")) == "skip"
     m.require(not skips, "oob_mode.skip is for indirect sources")
     m.put(dst, m.stored(src).transpose(order))

@@ -171,7 +171,7 @@ def nc_matmul_mx(
         rows, start = tile_size[0], tile_position[0]
         m.require(rows in (32, 64, 128) and start % rows == 0 and 0 <= start < 128, "row tile")
         m.require(tile_size[1] == 128 and tile_position[1] == 0 and k <= rows, "row tile")
-    m.require(accumulate in (None, True, False), "accumulate")
+    m.require(accumulate is None or isinstance(accumulate, bool), "accumulate")
     a = _dequantised(m, stationary, stationary_scale)
     b = _dequantised(m, moving, moving_scale)
     product(m, dst, a, b, accumulate)

@@ -261,7 +261,9 @@ def bn_stats(m: Machine, dst: View, data: View, name: Any = None) -> None:
 
 
 def _store_statistics(m: Machine, dst: View, result: Array, error: Array) -> None:
-    bad = ~np.isfinite(result) | (np.abs(result) > 1e37)
+    # Squares overflow from here on, in one order of the operations or another.
+    bad = ~np.isfinite(result) | (np.abs(result) > 1e15)
+    bad = np.broadcast_to(bad.any(1, keepdims=True), result.shape)
     m.store(dst, result, np.where(bad, np.inf, error))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nki_reference.machine import IllegalError, Machine
+from nki_reference.machine import IllegalError, Machine, UnwrittenError
 from nki_reference.numbers import STORED, Array, between, raw, same_values
 from nki_reference.program import Call, Program, Storage, View
 from nki_reference.table import ENTRIES, Entry
@@ -104,14 +104,24 @@ class Reference:
 
 
 def prune_snapshots(program: Program) -> IllegalError | None:
-    """Leave out read-backs of what is not written completely; what the reference refuses, if so."""
+    """Leave out read-backs of what is not written completely; what the reference refuses, if so.
+
+    What is read without having been written may be handed on, but not returned: the result of the
+    call that reads it is then the one read-back.
+    """
+    number = -1
     try:
         reference = Reference(program)
         for number, call in enumerate(program.calls):
             reference.step(call)
             kept = [s for s in program.snapshots.get(number, []) if reference.is_written(s)]
             program.snapshots[number] = kept
+    except UnwrittenError as refusal:
+        result = program.calls[number].arguments.get("dst")
+        program.snapshots = {number: [view.storage for view in views_of(result)]}
+        return refusal
     except IllegalError as refusal:
+        program.snapshots = {}
         return refusal
     last = [storage for storage in program.snapshots[-1] if reference.is_written(storage)]
     program.snapshots[-1] = last
@@ -162,8 +172,6 @@ def check(program: Program, *, must_run: bool, strict_bits: bool = False) -> Ver
     refusal = prune_snapshots(program)
     if refusal is not None and must_run:
         return Verdict("reference refused", str(refusal))
-    if refusal is not None:
-        program.snapshots = {}
     results = execute(program, replay=refusal is None)
     if isinstance(results, TrnxError):
         if must_run:

@@ -175,12 +175,12 @@ def affine(m: Machine, dst: View, pattern: Any, offset: Any, multiplier: Any) ->
     is_list = isinstance(pattern, list | tuple) and 1 <= len(pattern) <= 4
     m.require(is_list, "the pattern")
     pairs = all(isinstance(p, list | tuple) and len(p) == 2 for p in pattern)
-    m.require(pairs and all(type(n) is int for p in pattern for n in p), "the pattern")
+    m.require(pairs and all(isinstance(n, int) for p in pattern for n in p), "the pattern")
     counts = [count for _, count in pattern]
     m.require(all(c > 0 for c in counts) and math.prod(counts) == dst.free, "size of the pattern")
-    m.require(type(multiplier) is int, "channel_multiplier")
+    m.require(isinstance(multiplier, int), "channel_multiplier")
     base = m.register(offset) if isinstance(offset, Register) else offset
-    m.require(type(base) is int, "the offset")
+    m.require(isinstance(base, int), "the offset")
     m.require(
         all(abs(n) < 2**31 for n in (base, multiplier, *(s for s, _ in pattern))), "not int32"
     )
