@@ -128,6 +128,11 @@ class Predictions:
                         exc_info=True)  # fmt: skip
             return estimated_seconds(launch, cost, hw), "estimate"
 
+    def clear(self) -> None:
+        """Forget everything, for measurements."""
+        with self._lock:
+            self._known.clear()
+
     def program(self, launch: Launch, hw: Hardware) -> Program:
         """The Program of a launch, from shapes alone."""
         with without_fake_mode():

@@ -66,6 +66,12 @@ class ProgramCache:
             self._keep(key, program)
         return program
 
+    def clear(self) -> None:
+        """Drop every Program that nothing uses, for measurements."""
+        with self._lock:
+            self._programs.clear()
+            self._bytes = 0
+
     def _keep(self, key: Hashable, program: Program) -> None:
         if key not in self._programs:
             self._programs[key] = program
