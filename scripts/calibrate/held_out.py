@@ -110,7 +110,8 @@ def _mlp(
     note = (", residual" if adds else "") + (", no gate" if gates == 1 else "")
     return HeldOut(
         "C-III mlp_cte", "trn2", f"[{rows}, {hidden}] x {inner} bf16, {cores} cores{note}",
-        us * 1e3, "mlp", ((BF16, x), [(BF16, w)] * gates, (BF16, down), (BF16, x) if adds else None),
+        us * 1e3, "mlp",
+        ((BF16, x), [(BF16, w)] * gates, (BF16, down), (BF16, x) if adds else None),
         f"{_LIBRARY}/test_mlp_cte.py", grid=cores if cores > 1 else None,
     )  # fmt: skip
 

@@ -31,6 +31,29 @@ def test_single_instructions_hold_their_bars() -> None:
     rows = [line for line in done.stdout.splitlines() if line.startswith("| B3-")]
     assert len(rows) > 20
     assert all(row in guide for row in rows)
+    # Every measured constant with points is derived from more than the row that sets it, or alone.
+    left_out = answer["leave_one_out"]
+    assert {"matmul_latency_cycles", "vector_issue_cycles"} <= {d["constant"] for d in left_out}
+    assert all(abs(d["left_out"]) < 0.01 for d in left_out if d["is_used"])
+    assert answer["free_constant_count"] == len(answer["free_constants"])
+
+
+def test_the_band_is_made_of_the_errors_of_the_package() -> None:
+    from trnx.simulator.timing.band import error_band
+    from trnx.simulator.timing.band_errors import HELD_OUT_ERRORS
+
+    for target, judged_on in (("trn1", "trn1"), ("trn2", "trn2"), ("trn3", "trn2")):
+        band = error_band(target)
+        assert band is not None
+        errors = HELD_OUT_ERRORS[judged_on]
+        assert list(errors) == sorted(errors)
+        assert (band.points, band.judged_on) == (len(errors), judged_on)
+        assert band.is_judged == (target == judged_on)
+        inside = [error for error in errors if band.low <= error <= band.high]
+        assert len(inside) >= 0.7 * len(errors)
+        low, high = band.range_of(1.0)
+        assert low <= 1.0 <= high
+        assert f"{len(errors)} held-out kernels" in band.note
 
 
 @pytest.mark.slow
