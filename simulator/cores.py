@@ -15,7 +15,7 @@ from trnx.simulator.baton import Baton
 from trnx.simulator.baton import DeadlockError as DeadlockError
 from trnx.simulator.checks.overlap import ManualMemory
 from trnx.simulator.loops import Loops
-from trnx.simulator.storage import Allocation
+from trnx.simulator.storage import Allocation, Storage
 
 if TYPE_CHECKING:
     from trnx.simulator.simulator import Simulator
@@ -55,13 +55,19 @@ class Cores:
         with torch.inference_mode(False), torch.no_grad():
             self._results[index] = body(core)
 
-    def meet(self, key: Hashable, parties: frozenset[int], brought: Any) -> dict[int, Any] | None:
+    def meet(
+        self,
+        key: Hashable,
+        parties: frozenset[int],
+        brought: Any,
+        about: Storage | None = None,
+    ) -> dict[int, Any] | None:
         """Wait until all `parties` are here. The last to arrive gets what each brought, the others
-        None.
+        None. `about` is the storage that the meeting puts in order, if it is one alone.
         """
         core = self._simulator.core
         arrived = self._baton.meet(core.index, key, parties, brought)
         if arrived is not None and self._simulator.ordering is not None:
-            self._simulator.ordering.meet(parties)
+            self._simulator.ordering.meet(parties, about)
         self._simulator.core = core
         return arrived

@@ -12,7 +12,7 @@ import torch
 
 from trnx.simulator.capacity import check_address, peak_bytes
 from trnx.simulator.checks.findings import Findings
-from trnx.simulator.checks.ordering import Ordering, Unordered
+from trnx.simulator.checks.ordering import Ordering, Unordered, touched
 from trnx.simulator.checks.overlap import invalidate_rivals
 from trnx.simulator.checks.undefined import carry
 from trnx.simulator.context import (
@@ -259,9 +259,10 @@ class Simulator:
         for tensor, is_write in operands:
             storage = tensor.storage
             if self.ordering is not None and storage.buffer is MemoryRegion.shared_hbm:
-                unordered = (
-                    self.ordering.access(core, emit.name, tensor, is_write, line) or unordered
-                )
+                for region in self._known_regions(tensor):
+                    unordered = (
+                        self.ordering.access(core, emit.name, region, is_write, line) or unordered
+                    )
             if is_write:
                 storage.writes += 1
                 if storage.rivals:
@@ -290,6 +291,12 @@ class Simulator:
         self.matmul_flops += emit.flops
         self.hbm_bytes += emit.hbm_bytes
         return index
+
+    def _known_regions(self, tensor: NkiTensor) -> list[NkiTensor]:
+        """What an operand reaches, as far as it is known now."""
+        if tensor.indirection is not None and self.values and self.loops.target() is None:
+            return touched(tensor)
+        return [tensor]
 
     def _append_unordered(self, steps: list[Step], write: Unordered) -> None:
         """Record a write that races with another program: a finding, unless both store the same."""

@@ -1,10 +1,14 @@
 """Unordered access to shared HBM by the programs of a launch, found with vector clocks.
 
 Within a program order holds. Between programs it holds through meetings alone (`core_barrier`,
-`sendrecv`), which order everything before with everything after, for all tensors. Two accesses to
-one element, at least one of them a write, that no meeting orders are the finding, whatever order
-the simulator ran them in. Elements are compared exactly, so interleaved halves are no conflict.
-Accesses at addresses that only values decide are not compared.
+`sendrecv`). Two accesses to one element, at least one of them a write, that no meeting orders are
+the finding, whatever order the simulator ran them in. Elements are compared exactly, so interleaved
+halves are no conflict. Accesses at addresses that values decide are compared where the values are
+there: in runs with values, outside of register loops.
+
+The reference gives `core_barrier` a tensor, "the shared data that all cores need to synchronize
+on", and does not say whether other tensors are in order as well: what only barriers on other
+tensors order is a warning. A barrier on a tile on chip, and `sendrecv`, order everything here.
 
 Programs that compute the same, each for itself, may store it at the same place (kernels that do not
 use `program_id` do, launched twice): a store of the same elements at the same line by both is no
@@ -20,7 +24,7 @@ from types import CodeType
 
 import torch
 
-from trnx.simulator.checks.findings import Findings
+from trnx.simulator.checks.findings import DISPUTED_ORDER, Findings
 from trnx.simulator.coverage import Coverage, Covered
 from trnx.simulator.errors import Location, UnorderedAccessError
 from trnx.simulator.storage import Storage
@@ -28,6 +32,12 @@ from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import has_overlap
 
 Line = tuple[CodeType, int]
+
+# Segments that barriers on other tensors alone order: the oldest are forgotten.
+_KEPT = 32
+
+
+_Access = tuple[NkiTensor, bool, Line]
 
 
 @dataclass
@@ -49,6 +59,7 @@ class Unordered:
     tensor: NkiTensor
     finding: UnorderedAccessError
     is_shared: bool
+    line: Line  # of the other program's access
 
     def changes(self, steps: Callable[[], None]) -> bool:
         """Execute the write: whether it leaves other bits than there were."""
@@ -65,11 +76,17 @@ class Ordering:
         self._findings = findings
         self._clocks = [[int(i == j) for j in range(programs)] for i in range(programs)]
         self._segments: dict[tuple[Storage, int], list[_Segment]] = {}
+        # What each meeting was about: one tensor's storage, or everything.
+        self._meetings: list[Storage | None] = []
+        self._warned: set[tuple[Line, Line]] = set()
         # Elements of which each program's own store was the last.
         self._own: dict[tuple[Storage, int], Coverage] = {}
 
-    def meet(self, parties: frozenset[int]) -> None:
-        """All of `parties` wait for each other here."""
+    def meet(self, parties: frozenset[int], about: Storage | None = None) -> None:
+        """All of `parties`, which are all programs, wait for each other here, for the sake of one
+        storage or of everything.
+        """
+        self._meetings.append(about)
         joined = [max(self._clocks[p][i] for p in parties) for i in range(len(self._clocks))]
         for party in parties:
             self._clocks[party] = list(joined)
@@ -114,22 +131,57 @@ class Ordering:
         epoch = self._clocks[program][program]
         if not segments or segments[-1].epoch != epoch:
             known = min(c[program] for i, c in enumerate(self._clocks) if i != program)
-            segments[:] = [segment for segment in segments if segment.epoch > known]
+            segments[:] = [
+                segment
+                for segment in segments
+                if segment.epoch > known or not self._is_settled(segment, storage)
+            ][-_KEPT:]
             size, granule = storage.nbytes, storage.dtype.itemsize
             segments.append(_Segment(epoch, Coverage(size, granule), Coverage(size, granule)))
         return segments[-1]
+
+    def _is_settled(self, segment: _Segment, storage: Storage) -> bool:
+        """True where a meeting about this storage, or about everything, came after."""
+        return any(
+            about is None or about is storage for about in self._meetings[segment.epoch - 1 :]
+        )
+
+    def _warn(
+        self, program: int, other: int, opcode: str, segment: _Segment, access: _Access
+    ) -> None:
+        """The two are ordered by barriers on other tensors alone."""
+        tensor, is_write, line = access
+        if self._is_settled(segment, tensor.storage):
+            return
+        found = self._unordered(program, other, opcode, segment, tensor, is_write, line)
+        key = (line, found.line)
+        if found.is_shared or key in self._warned:
+            return
+        self._warned.add(key)
+        self._findings.report(
+            UnorderedAccessError(
+                DISPUTED_ORDER,
+                f"{opcode}: program {program} uses {tensor.describe()}, which program {other} uses "
+                f"at {_location(found.line)}; only barriers on other tensors lie between them. Pass "
+                "this tensor to nisa.core_barrier",
+                _location(line),
+            )
+        )
 
     def _conflict(
         self, program: int, opcode: str, tensor: NkiTensor, is_write: bool, line: Line
     ) -> Unordered | None:
         for other in range(len(self._clocks)):
             for segment in self._segments.get((tensor.storage, other), ()):
-                if other == program or segment.epoch <= self._clocks[program][other]:
-                    continue
-                if _touches(segment.written, tensor) or (
-                    is_write and _touches(segment.read, tensor)
+                if other == program or not (
+                    _touches(segment.written, tensor)
+                    or (is_write and _touches(segment.read, tensor))
                 ):
-                    return self._unordered(program, other, opcode, segment, tensor, is_write, line)
+                    continue
+                if segment.epoch <= self._clocks[program][other]:
+                    self._warn(program, other, opcode, segment, (tensor, is_write, line))
+                    continue
+                return self._unordered(program, other, opcode, segment, tensor, is_write, line)
         return None
 
     def _unordered(
@@ -160,7 +212,30 @@ class Ordering:
             wrote and where == line and known.same_elements(tensor)
             for known, wrote, where in segment.accesses
         )
-        return Unordered(tensor, finding, is_shared)
+        return Unordered(tensor, finding, is_shared, where)
+
+
+def touched(tensor: NkiTensor) -> list[NkiTensor]:
+    """The regions that an indirect view reaches, by the values that its index has now."""
+    indirect = tensor.indirection
+    if indirect is None or indirect.base is not None:
+        return [tensor]
+    index = indirect.index
+    values = index.torch_view() if isinstance(index, NkiTensor) else index.value
+    rest = slice(1, None) if indirect.is_vector else slice(None)
+    shape, strides = tensor.shape[rest] or (1,), tensor.strides[rest] or (1,)
+    return [
+        NkiTensor(
+            tensor.storage,
+            tensor.dtype,
+            shape,
+            strides,
+            tensor.offset + int(value) * indirect.scale,
+            tensor.name,
+        )
+        for value in values.reshape(-1).to(torch.int64).unique().tolist()
+        if 0 <= value < indirect.limit
+    ]
 
 
 def _touches(coverage: Coverage, tensor: NkiTensor) -> bool:

@@ -137,10 +137,17 @@ class Emit:
         """Programs of the launch."""
         return math.prod(self._simulator.grid)
 
-    def meet(self, key: Hashable, brought: Any) -> dict[int, Any] | None:
-        """Wait for the other programs; the last gets what each brought, the others None."""
+    def meet(
+        self, key: Hashable, brought: Any, about: NkiTensor | None = None
+    ) -> dict[int, Any] | None:
+        """Wait for the other programs; the last gets what each brought, the others None. `about` is
+        the tensor in shared HBM that the meeting puts in order, if it is one alone.
+        """
         everyone = frozenset(range(self.programs))
-        arrived: dict[int, Any] | None = self._simulator.cores.meet(key, everyone, brought)
+        storage = None if about is None else about.storage
+        arrived: dict[int, Any] | None = self._simulator.cores.meet(
+            key, everyone, brought, storage
+        )
         return arrived
 
     @property

@@ -35,7 +35,9 @@ def core_barrier(
     _check_programs(emit)
     emit.require(tuple(cores) == (0, 1), f"cores must be (0, 1), not {tuple(cores)}")
     emit.check(data, "data", (MemoryRegion.shared_hbm, *ON_CHIP))
-    emit.meet(("core_barrier", data.storage.index), None)
+    is_shared = data.buffer is MemoryRegion.shared_hbm
+    key = data.storage.index if is_shared else "on chip"
+    emit.meet(("core_barrier", key), None, data if is_shared else None)
 
 
 @instruction

@@ -61,6 +61,37 @@ def writes_again_after_the_barrier(x):
 
 
 @nki.jit
+def gathers_what_the_other_writes(x, rows):
+    """Which rows is a matter of values: program 1 gathers rows 0 to 63, which program 0 writes."""
+    shared = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id()
+    tile = nl.ndarray((64, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+    index = nl.ndarray((64, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x[nl.ds(64 * me, 64)])
+    nisa.dma_copy(dst=index, src=rows)
+    nisa.dma_copy(dst=shared[nl.ds(64 * me, 64)], src=tile)
+    if me == 1:
+        nisa.dma_copy(dst=tile, src=shared.vector_select(0, index))  # BUG
+    return shared
+
+
+@nki.jit
+def writes_a_row_that_the_other_writes(x, rows):
+    shared = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id()
+    tile = nl.ndarray((64, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+    at = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x[nl.ds(64 * me, 64)])
+    nisa.dma_copy(dst=at, src=rows[7:8])
+    nisa.dma_copy(dst=shared[nl.ds(64 * me, 64)], src=tile)
+    if me == 1:
+        register = nisa.register_alloc()
+        nisa.register_load(register, at)
+        nisa.dma_copy(dst=shared.select(0, register), src=tile[0:1])  # BUG
+    return shared
+
+
+@nki.jit
 def skips_a_barrier(x):
     if nl.program_id() == 0:
         nisa.core_barrier(data=x, cores=(0, 1))  # BUG

@@ -263,6 +263,15 @@ BUGS += [
         "counts_downwards asks_whether_a_tensor_is_zero counts_up_to_a_tensor "
         "asks_whether_a_register_is_three slices_by_a_tensor holds_a_wide_integer deletes_a_name",
     ),
+    *_bugs(
+        "programs",
+        UnorderedAccessError,
+        "shared-hbm-order",
+        "gathers_what_the_other_writes writes_a_row_that_the_other_writes",
+        grid=2,
+        values=True,
+        arguments=(torch.zeros(128, 64), torch.arange(64, dtype=torch.int32)[:, None]),
+    ),
     *_operands(LaunchError, "launch-grid", "runs_on_four_cores", grid=4),
     *_operands(LaunchError, "launch-grid", "runs_on_two_cores_of_trn1", grid=2, target="trn1"),
     *_operands(DeadlockError, "deadlock", "waits_for_a_barrier_and_for_a_pipe", grid=2),

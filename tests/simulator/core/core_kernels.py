@@ -345,6 +345,47 @@ def reads_the_other_half(x, ordered):
 
 
 @nki.jit
+def meets_for(x, what):
+    """Program 1 reads what program 0 wrote, after a meeting of one kind or another."""
+    shared = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    other = nl.ndarray((2, 2), dtype=x.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id()
+    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x)
+    if me == 0:
+        nisa.dma_copy(dst=shared, src=tile)
+    if what == "its own tensor" or what == "both":
+        nisa.core_barrier(data=shared, cores=(0, 1))
+    if what == "another tensor" or what == "both":
+        nisa.core_barrier(data=other, cores=(0, 1))
+    if what == "a tile":
+        nisa.core_barrier(data=tile, cores=(0, 1))
+    if what == "an exchange":
+        nisa.sendrecv(tile, tile, 1 - me, 1 - me, 0)
+    if me == 1:
+        for _ in range(2):
+            nisa.dma_copy(dst=tile, src=shared)
+    return shared
+
+
+@nki.jit
+def gathers_rows_of_its_own(x, rows):
+    """Each program writes its half and gathers from it: no meeting is needed."""
+    shared = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id()
+    half = x.shape[0] // 2
+    tile = nl.ndarray((half, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+    index = nl.ndarray((half, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x[nl.ds(half * me, half)])
+    nisa.dma_copy(dst=index, src=rows[nl.ds(half * me, half)])
+    nisa.dma_copy(dst=shared[nl.ds(half * me, half)], src=tile)
+    nisa.dma_copy(dst=tile, src=shared.vector_select(0, index))
+    nisa.dma_copy(dst=out[nl.ds(half * me, half)], src=tile)
+    return out
+
+
+@nki.jit
 def swaps_in_a_loop(x, count):
     """The body reads the tile from before the loop each time, whatever names do meanwhile."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from types import ModuleType
 
 import pytest
@@ -10,7 +11,11 @@ import torch
 
 from trnx.simulator import TensorSpec, simulate, trace
 from trnx.simulator.cores import DeadlockError
-from trnx.simulator.errors import FindingWarning, IllegalInstructionError
+from trnx.simulator.errors import (
+    FindingWarning,
+    IllegalInstructionError,
+    UnorderedAccessError,
+)
 
 
 def test_sendrecv_exchanges_tiles(kernels: ModuleType) -> None:
@@ -51,6 +56,37 @@ def test_one_program_has_no_peer(kernels: ModuleType) -> None:
         pytest.raises(IllegalInstructionError, match="NeuronCore-v3"),
     ):
         trace(kernels.exchanges, [spec], grid=2, target="trn1", warn=("launch-grid",))
+
+
+@pytest.mark.parametrize("what", ["its own tensor", "both", "a tile", "an exchange"])
+def test_meetings_that_order_a_tensor(kernels: ModuleType, what: str) -> None:
+    x = torch.randn(2, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(simulate(kernels.meets_for[2])(x, what), x)
+    with pytest.raises(UnorderedAccessError):
+        simulate(kernels.meets_for[2])(x, "nothing")
+
+
+def test_a_barrier_on_another_tensor_is_doubtful(kernels: ModuleType) -> None:
+    x = torch.randn(2, 2)
+    with pytest.warns(FindingWarning, match="shared-hbm-order-disputed") as caught:
+        assert torch.equal(simulate(kernels.meets_for[2])(x, "another tensor"), x)
+    # Once for the two lines, however often they run.
+    assert len(caught) == 1
+    assert "Pass this tensor to nisa.core_barrier" in str(caught[0].message)
+
+
+def test_gathered_rows_are_compared_by_value(kernels: ModuleType) -> None:
+    x = torch.randn(8, 3)
+    own = torch.tensor([[2], [0], [1], [3], [7], [4], [4], [5]], dtype=torch.int32)
+    got = simulate(kernels.gathers_rows_of_its_own[2])(x, own)
+    assert torch.equal(got, x[own[:, 0].to(torch.int64)])
+    theirs = own.clone()
+    theirs[5] = 3
+    with pytest.raises(UnorderedAccessError, match="program 1 reads"):
+        simulate(kernels.gathers_rows_of_its_own[2])(x, theirs)
+    trace(kernels.gathers_rows_of_its_own, [x, theirs], grid=2)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
