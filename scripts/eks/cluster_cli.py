@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,7 +25,9 @@ from trnx.eks.commands import (
     target,
 )
 from trnx.eks.errors import AbsentError
+from trnx.eks.model import TrnxJob
 from trnx.eks.pod_views import mapping, title
+from trnx.eks.preflight_cli import run_warm, show_report, warm_job
 from trnx.eks.validate import render_checked
 
 if TYPE_CHECKING:
@@ -48,19 +51,27 @@ def _object(done: list[Applied], state: JobState | None, *, dry_run: bool) -> di
     return {"objects": objects, "dry_run": dry_run, "state": shown}
 
 
-def show_change(state: JobState) -> None:
-    """Say on stderr how an awaited job is now, and why it waits."""
-    typer.echo(f"{state.name}: {state.phase} ({state.message})", err=True)
-    for whose, cause in state.causes():
-        typer.echo(f"  {whose}: {cause.name}: {cause.message}\n    fix: {cause.fix}", err=True)
+def _notice(said: str) -> None:
+    typer.echo(said, err=True)
 
 
 def _follow(api: Api, where: Target, start_timeout: float) -> None:
     from trnx.eks.cluster.logs import Follow, Wanted, rank_lines
 
-    source = Follow(api, where.namespace, where.name, Wanted(follow=True), start_timeout)
+    wanted = Wanted(follow=True)
+    source = Follow(api, where.namespace, where.name, wanted, start_timeout, _notice)
     for line in rank_lines(source, 0):
         typer.echo(line)
+
+
+def _warm_first(api: Api, warm: TrnxJob, job: TrnxJob) -> None:
+    from trnx.eks.cluster.warm import check_match
+
+    check_match(warm_job(warm), job)
+    state, report = run_warm(api, warm, None, force=False, keep=False)
+    show_report(report)
+    if state.phase == "failed":
+        raise typer.Exit(JOB_FAILED)
 
 
 @app.command()
@@ -79,6 +90,9 @@ def submit(
     force: Annotated[
         bool, typer.Option("--force-conflicts", help="Take over fields that others manage.")
     ] = False,
+    after_warm: Annotated[
+        Path | None, typer.Option("--after-warm", help="Run this warm-cache job to its end first.")
+    ] = None,
     digest: DigestOption = False,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
@@ -92,10 +106,13 @@ def submit(
     from trnx.eks.cluster.flavour import with_flavour
     from trnx.eks.cluster.submit import submit as apply_all
     from trnx.eks.cluster.submit import wait as wait_for
+    from trnx.eks.cluster_view import show_change
 
     job = read_job(file, assignments, digest=digest)
     api = cluster(kubeconfig, context, request_timeout)
     manifests = render_checked(with_flavour(api, job))
+    if after_warm is not None and not dry_run:
+        _warm_first(api, read_job(after_warm, None, digest=digest), job)
     done = apply_all(api, manifests, dry_run=dry_run, force=force)
     if not as_json:
         for item in done:
@@ -171,7 +188,7 @@ def logs(
     api = cluster(kubeconfig, context, request_timeout)
     workloads_of(api, where.namespace, where.name)
     wanted = Wanted(follow, previous, tail)
-    source = Follow(api, where.namespace, where.name, wanted, start_timeout)
+    source = Follow(api, where.namespace, where.name, wanted, start_timeout, _notice)
     if number is None:
         lines = all_lines(source)
     else:

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 WIDTH = 160
 
 
+def show_change(state: JobState) -> None:
+    """Say on stderr how an awaited job is now, and why it waits."""
+    typer.echo(f"{state.name}: {state.phase} ({state.message})", err=True)
+    for whose, cause in state.causes():
+        typer.echo(f"  {whose}: {cause.name}: {cause.message}\n    fix: {cause.fix}", err=True)
+
+
 def show_state(state: JobState) -> None:
     """A line about the job, a table of its pods, then causes with their fixes."""
     restarts = f", started again {state.restarts} times" if state.restarts else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from trnx.eks.rule_names import RULES
 from trnx.simulator.errors import TrnxError
@@ -36,6 +37,10 @@ class Finding:
 class EksError(TrnxError):
     """Root of the errors of `trnx.eks`."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, which a command with `--json` ends with."""
+        return {"error": type(self).__name__, "message": str(self)}
+
 
 class MissingExtraError(EksError):
     """`trnx eks` without the packages of the extra `eks`."""
@@ -56,6 +61,10 @@ class JobRefusedError(EksError):
         self.findings = tuple(findings)
         count = f"{len(self.findings)} problem" + ("s" if len(self.findings) > 1 else "")
         super().__init__("\n".join([count, *map(str, self.findings)]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {**super().to_dict(), "findings": [finding.to_dict() for finding in self.findings]}
 
 
 class ClusterError(EksError):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 
-from trnx.eks.errors import MissingExtraError
+from trnx.eks.errors import EksError, MissingExtraError
 
 # Import names of the packages that the extra brings.
 EXTRA = frozenset(
@@ -31,6 +32,10 @@ def run(arguments: Sequence[str]) -> None:
         from trnx.eks.cli import app
 
         app(list(arguments), prog_name="trnx eks")
+    except EksError as error:
+        if "--json" in arguments:
+            print(json.dumps(error.to_dict()))
+        raise
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in EXTRA:
             raise

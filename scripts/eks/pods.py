@@ -34,8 +34,8 @@ GROUP = 1000
 _UNITS = {"Ki": 2**10, "Mi": MIB, "Gi": 2**30, "Ti": 2**40, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
-def quantity_bytes(text: str) -> float:
-    """Bytes of a Kubernetes quantity such as 64Gi."""
+def quantity(text: str) -> float:
+    """The number that a Kubernetes quantity such as 64Gi or 500m stands for."""
     for unit, factor in _UNITS.items():
         if text.endswith(unit):
             return float(text.removesuffix(unit)) * factor
@@ -161,7 +161,7 @@ def environment(job: TrnxJob) -> list[Manifest]:
 
 def _volumes(job: TrnxJob) -> tuple[list[Manifest], list[Manifest]]:
     """(volumes of the pod, mounts of the container)."""
-    memory = quantity_bytes(cpu_and_memory(job)[1])
+    memory = quantity(cpu_and_memory(job)[1])
     shm = job.shm or f"{max(int(memory / SHM_PART / MIB), 64)}Mi"
     volumes: list[Manifest] = [
         {"name": SHM_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": shm}}

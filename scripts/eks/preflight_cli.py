@@ -25,6 +25,8 @@ from trnx.eks.model import Kind, TrnxJob
 from trnx.eks.validate import render_checked
 
 if TYPE_CHECKING:
+    from trnx.eks.cluster.api import Api
+    from trnx.eks.cluster.status import JobState
     from trnx.eks.cluster.warm import WarmReport
 
 app = typer.Typer()
@@ -58,7 +60,8 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _warm_job(job: TrnxJob) -> TrnxJob:
+def warm_job(job: TrnxJob) -> TrnxJob:
+    """The job, if it is a warm-up. Raises EksError."""
     if job.kind != Kind.WARM_CACHE:
         raise EksError(
             f"{job.name} is of kind {job.kind}; warm-cache takes a job file of kind warm-cache "
@@ -67,7 +70,32 @@ def _warm_job(job: TrnxJob) -> TrnxJob:
     return job
 
 
-def _show_report(report: WarmReport) -> None:
+def run_warm(
+    api: Api, job: TrnxJob, timeout: float | None, *, force: bool, keep: bool
+) -> tuple[JobState, WarmReport]:
+    """Run a warm-up to its end; it is removed then, unless it failed or `keep` says so.
+
+    Raises:
+        EksError: the job is refused, the cluster cannot be asked, or the time is over.
+    """
+    from trnx.eks.cluster.flavour import with_flavour
+    from trnx.eks.cluster.logs import Follow, Wanted
+    from trnx.eks.cluster.snapshot import objects_of
+    from trnx.eks.cluster.submit import delete, submit, wait
+    from trnx.eks.cluster.warm import LAST_LINES, gather
+    from trnx.eks.cluster_view import show_change
+
+    submit(api, render_checked(with_flavour(api, job)), force=force)
+    state = wait(api, job.namespace, job.name, timeout, show_change)
+    source = Follow(api, job.namespace, job.name, Wanted(tail=LAST_LINES), 0)
+    report = gather(source, job.shards)
+    if state.phase != "failed" and not keep:
+        delete(api, objects_of(api, job.namespace, job.name))
+    return state, report
+
+
+def show_report(report: WarmReport) -> None:
+    """Counts on stdout, what is odd on stderr."""
     hits = "unknown" if report.hits is None else str(report.hits)
     typer.echo(f"NEFFs in the cache: {report.neffs}; hits: {hits}, misses: {report.misses}")
     if report.fetched or report.stored:
@@ -99,27 +127,14 @@ def warm_cache(
 
     Status 3 where the job failed; it is then left there for `trnx eks logs`.
     """
-    from trnx.eks.cluster.flavour import with_flavour
-    from trnx.eks.cluster.logs import Follow, Wanted
-    from trnx.eks.cluster.snapshot import objects_of
-    from trnx.eks.cluster.submit import delete, submit, wait
-    from trnx.eks.cluster.warm import LAST_LINES, gather
-    from trnx.eks.cluster_cli import show_change
-
-    job = _warm_job(read_job(file, assignments, digest=digest))
+    job = warm_job(read_job(file, assignments, digest=digest))
     api = cluster(kubeconfig, context, request_timeout)
-    submit(api, render_checked(with_flavour(api, job)), force=force)
-    state = wait(api, job.namespace, job.name, timeout, show_change)
-    source = Follow(api, job.namespace, job.name, Wanted(tail=LAST_LINES), 0)
-    report = gather(source, job.shards)
-    failed = state.phase == "failed"
-    if not (failed or keep):
-        delete(api, objects_of(api, job.namespace, job.name))
+    state, report = run_warm(api, job, timeout, force=force, keep=keep)
     if as_json:
         print(json.dumps({"state": state.to_dict(), "cache": report.to_dict()}))
     else:
-        _show_report(report)
-    if failed:
+        show_report(report)
+    if state.phase == "failed":
         raise typer.Exit(JOB_FAILED)
 
 

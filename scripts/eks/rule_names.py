@@ -46,7 +46,7 @@ RULES = {
     "server": "the API server takes the manifest, in a dry run",
     "selector": "selectors select the pods that they are for",
     "shared-memory": "a memory volume is mounted at /dev/shm",
-    "size": "CPU and memory are written where the type's are not published",
+    "size": "CPU and memory fit on the node, and are written where the type's are not published",
     "suspended": "no `suspend: true`: Kueue suspends by itself",
     "toleration": "pods tolerate the taint of Neuron nodes",
     "trainjob-node": "a TrainJob's runtime has a job and a container called node",

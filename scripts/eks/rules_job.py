@@ -12,7 +12,7 @@ from trnx.eks.errors import Finding
 from trnx.eks.images import parse_image, parse_sdk
 from trnx.eks.instances import INSTANCES, TOPOLOGY_COUNTS, generation_of
 from trnx.eks.model import OPERATORS, Flavour, Kind, Operator, TrnxJob
-from trnx.eks.pods import MANAGED_BY, NAME_LABEL
+from trnx.eks.pods import MANAGED_BY, NAME_LABEL, quantity
 from trnx.eks.rules_storage import STORAGE_RULES
 
 # Variables that the renderer writes.
@@ -191,10 +191,9 @@ def _only_for(job: TrnxJob) -> Iterator[Finding]:
 
 
 def _size(job: TrnxJob) -> Iterator[Finding]:
-    for field, value, known in (
-        ("cpu", job.cpu, job.facts.cpu),
-        ("memory", job.memory, job.facts.memory_gi),
-    ):
+    facts = job.facts
+    memory = None if facts.memory_gi is None else facts.memory_gi * 2**30
+    for field, value, known in (("cpu", job.cpu, facts.cpu), ("memory", job.memory, memory)):
         if value is None and known is None:
             yield Finding(
                 "size",
@@ -202,6 +201,21 @@ def _size(job: TrnxJob) -> Iterator[Finding]:
                 f"what a pod can use of {job.instance} is not published",
                 f"write `{field}:` yourself",
             )
+        elif value and known and job.the_devices and quantity(value) > known:
+            most = f"{known:g}" if field == "cpu" else f"{known / 2**30:.0f}Gi"
+            yield Finding(
+                "size",
+                field,
+                f"pods can use {most} of a {job.instance}; {value} never fit",
+                f"leave `{field}` out, or write at most {most}",
+            )
+    if job.shm and job.memory and quantity(job.shm) >= quantity(job.memory):
+        yield Finding(
+            "size",
+            "shm",
+            f"what is written to /dev/shm counts as memory: {job.shm} of {job.memory}",
+            "leave `shm` out, or write a part of `memory`",
+        )
 
 
 def _command(job: TrnxJob) -> Iterator[Finding]:

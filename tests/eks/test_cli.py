@@ -104,6 +104,12 @@ def test_trnx_eks_reaches_the_commands(
         cli.main()
     assert ended.value.code == 1
     assert "trnx: JobRefusedError: 1 problem\n[job-file] nodes" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--json"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["error"], told["findings"][0]["field"]) == ("JobRefusedError", "nodes")
 
 
 WITHOUT_EXTRA = """

@@ -258,6 +258,35 @@ def test_warm_cache_with_pods_that_say_nothing(cluster: Cluster) -> None:
     assert cluster.names("jobs") == ["llama-warm"]
 
 
+def test_a_job_after_its_warm_up(cluster: Cluster) -> None:
+    _warm(cluster, "Complete", _report())
+    warm = cluster.on_apply
+
+    def run(cluster: Cluster, plural: str, item: dict[str, Any]) -> None:
+        if plural == "jobs" and warm:
+            warm(cluster, plural, item)
+
+    cluster.on_apply = run
+    result = _run("submit", TRAIN, "--after-warm", WARM)
+    assert "hits: 2, misses: 3" in result.stdout
+    assert cluster.names("jobsets") == ["llama-fsdp"]
+    with pytest.raises(EksError, match=r"differ in instance \(trn2.48xlarge and trn2u"):
+        _run("submit", TRAIN, "--set", "instance=trn2u.48xlarge", "--after-warm", WARM)
+    cluster.objects.clear()
+    _warm(cluster, "Failed", None)
+    assert _run("submit", TRAIN, "--after-warm", WARM).exit_code == 3
+    assert cluster.names("jobsets") == []
+
+
+def test_a_server_that_says_little(cluster: Cluster) -> None:
+    cluster.faults.append(
+        lambda request: (404, b"404") if request.path in ("/version", "/apis") else None
+    )
+    code, found = _checks()
+    assert code == 0
+    assert found["kubernetes"][0]["result"] == "skipped"
+
+
 def test_warm_cache_that_failed_stays(cluster: Cluster) -> None:
     _warm(cluster, "Failed", "no report")
     result = _run("warm-cache", WARM)

@@ -129,9 +129,15 @@ def test_silence_is_no_failure(cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(logs, "SILENCE", 0.1)
     _job(cluster)
     _pod(cluster, 0, Log(ABCDE, [(3, SILENT), (3, SILENT), (5, END)]), phase="Running")
+    pod = cluster.objects["pods", "default", "j-0"]
+
+    def finish(_: Any) -> None:
+        if cluster.logs["j-0"].opened == 3:
+            pod["status"]["phase"] = "Succeeded"
+
+    cluster.faults.append(finish)
     assert _run("-f") == TEXT
     cluster.logs["j-0"] = Log(ABCDE, [(3, SILENT)])
-    cluster.objects["pods", "default", "j-0"]["status"]["phase"] = "Succeeded"
     assert _run("-f") == ["a", "b", "c"]
 
 
@@ -142,7 +148,7 @@ def test_follow_goes_on_with_the_pod_that_replaces_a_preempted_one(cluster: Clus
 
     def replace(request: Any) -> None:
         here = "j-0" in cluster.names("pods")
-        if request.path.endswith("/pods") and cluster.logs["j-0"].opened and here:
+        if "/pods" in request.path and cluster.logs["j-0"].opened and here:
             del cluster.objects["pods", "default", "j-0"]
             later = {"name": "j-0-again", "creationTimestamp": "2026-11-20T09:01:00Z"}
             _pod(cluster, 0, Log(_lines("b", "c"), [(2, END)]), **later)
@@ -152,6 +158,30 @@ def test_follow_goes_on_with_the_pod_that_replaces_a_preempted_one(cluster: Clus
 
     cluster.faults.append(replace)
     assert _run("-f") == ["a", "b", "c"]
+
+
+def test_the_end_of_an_answer_is_not_the_end_of_a_running_pod(cluster: Cluster) -> None:
+    """Load balancers end long answers politely."""
+    _job(cluster)
+    _pod(cluster, 0, Log(ABCDE, [(2, END), (2, END), (5, END)]), phase="Running")
+    pod = cluster.objects["pods", "default", "j-0"]
+
+    def finish(request: Any) -> None:
+        if request.path.endswith("/log") and cluster.logs["j-0"].opened == 2:
+            ended = {"name": "node", "state": {"terminated": {"exitCode": 0}}}
+            sidecar = {"name": "istio-proxy", "state": {"running": {}}}
+            pod["status"]["containerStatuses"] = [sidecar, ended]
+
+    cluster.faults.append(finish)
+    assert _run("-f") == TEXT
+    assert _run() == TEXT
+
+
+def test_waiting_is_told(cluster: Cluster) -> None:
+    _job(cluster, ended=False)
+    _pod(cluster, 0, None, phase="Pending")
+    result = runner.invoke(app, ["logs", "j", "-f", "--start-timeout", "0.05"])
+    assert result.stderr == "waiting for rank 0 of j to start\n"
 
 
 def test_pods_that_never_start(cluster: Cluster) -> None:

@@ -380,6 +380,15 @@ def test_unknown_jobs_and_namespaces(cluster: Cluster) -> None:
         _run("j")
 
 
+def test_kinds_that_may_not_be_read_hide_nothing_else(cluster: Cluster) -> None:
+    _workload(cluster)
+    forbidden = status(403, "Forbidden", "trainjobs is forbidden")
+    cluster.faults.append(lambda r: forbidden if r.path.endswith("/trainjobs") else None)
+    assert _state()["kind"] == "Job"
+    with pytest.raises(ForbiddenError, match="trainjobs is forbidden"):
+        _run("nosuch")
+
+
 def test_a_cluster_without_custom_resources_and_many_pods(cluster: Cluster) -> None:
     cluster.absent |= {"trainjobs", "jobsets", "workloads"}
     cluster.page = 2

@@ -163,6 +163,8 @@ class Api:
                 # Items of a list say neither.
                 item.setdefault("kind", resource.kind)
                 item.setdefault("apiVersion", resource.api_version)
+                if resource.namespaced and namespace:
+                    item.setdefault("metadata", {}).setdefault("namespace", namespace)
                 found.append(item)
             onwards = (answer.get("metadata") or {}).get("continue")
             if not onwards or onwards == query.get("continue"):

@@ -11,7 +11,7 @@ from trnx.eks.cluster.checks import OK, SKIP, WARN, Check, Facts, NodeRow, neuro
 from trnx.eks.cluster.flavour import dra_nodes
 from trnx.eks.cluster.resources import DEVICE_CLASS, NODE
 from trnx.eks.documents import Manifest
-from trnx.eks.errors import AwsError, ForbiddenError
+from trnx.eks.errors import AbsentError, AwsError, ForbiddenError, NotInstalledError
 from trnx.eks.instances import INSTANCES
 from trnx.eks.model import TrnxJob
 from trnx.eks.pod_views import items, mapping, text
@@ -39,8 +39,15 @@ class Diagnosis:
         }
 
 
+def _answer(api: Api, path: str) -> Manifest:
+    try:
+        return api.request("GET", path)
+    except (AbsentError, ForbiddenError, NotInstalledError):
+        return {}
+
+
 def _groups(api: Api) -> dict[str, list[str]]:
-    answer = api.request("GET", "/apis")
+    answer = _answer(api, "/apis")
     return {
         text(group, "name"): [text(version, "version") for version in items(group, "versions")]
         for group in items(answer, "groups")
@@ -67,7 +74,7 @@ def gather(api: Api) -> Facts:
     Raises:
         ClusterError: the server cannot be asked.
     """
-    version = str(api.request("GET", "/version").get("gitVersion", "?"))
+    version = text(_answer(api, "/version"), "gitVersion")
     return Facts(version, _nodes(api), dra_nodes(api), _groups(api), _device_class(api))
 
 

@@ -142,7 +142,7 @@ def _open(api: Api, pod: Manifest, wanted: Wanted, position: Position) -> urllib
     if wanted.tail is not None and not position.lines:
         query["tailLines"] = str(wanted.tail)
     meta = mapping(pod, "metadata")
-    path = f"{POD.path(text(meta, 'namespace') or 'default', name_of(pod))}/log"
+    path = f"{POD.path(text(meta, 'namespace'), name_of(pod))}/log"
     return api.stream(path, query, SILENCE if wanted.follow else api.patience.read)
 
 
@@ -157,14 +157,15 @@ def pod_lines(api: Api, pod: Manifest, wanted: Wanted) -> Iterator[str]:
     while True:
         before = position.lines
         sieve = _Filter(position)
-        silent = False
+        ended = silent = False
+        reason = ""
         try:
             answer = _open(api, pod, wanted, position)
             try:
                 for raw in _chunks(answer):
                     if (line := sieve.line(raw)) is not None:
                         yield line
-                return
+                ended = True
             finally:
                 answer.release_conn()
                 answer.close()
@@ -175,10 +176,13 @@ def pod_lines(api: Api, pod: Manifest, wanted: Wanted) -> Iterator[str]:
             reason = str(error)
         except (UnreachableError, ServerError) as error:
             reason = str(error)
-        if silent:
-            # Nothing to say is no failure; look whether the pod still runs.
+        if ended and not wanted.follow:
+            return
+        if ended or silent:
+            # Neither the end of an answer nor silence is the end of a log: the pod's is.
             if _is_over(api, pod):
                 return
+            time.sleep(api.patience.poll if ended else 0)
             continue
         lost = 0 if position.lines > before else lost + 1
         if lost >= LOST:
@@ -190,9 +194,15 @@ def pod_lines(api: Api, pod: Manifest, wanted: Wanted) -> Iterator[str]:
 
 
 def _is_over(api: Api, pod: Manifest) -> bool:
-    meta = mapping(pod, "metadata")
-    now = api.get(POD, text(meta, "namespace") or "default", name_of(pod))
-    return now is None or text(mapping(now, "status"), "phase") in ("Succeeded", "Failed")
+    """Whether the pod is gone, or has ended, or its container has (others may go on)."""
+    now = api.get(POD, text(mapping(pod, "metadata"), "namespace"), name_of(pod))
+    status = mapping(now, "status")
+    if now is None or text(status, "phase") in ("Succeeded", "Failed"):
+        return True
+    return any(
+        text(container, "name") == _container(pod) and mapping(container, "state", "terminated")
+        for container in items(status, "containerStatuses")
+    )
 
 
 def _has_log(pod: Manifest) -> bool:
@@ -217,15 +227,20 @@ def _job_ended(api: Api, namespace: str, name: str) -> bool:
     return state_of(Snapshot(name, namespace, workloads, pods)).phase in ENDED
 
 
+def _say_nothing(_: str) -> None:
+    """What is said of waiting, where nobody is there to read it."""
+
+
 @dataclass(frozen=True)
 class Follow:
-    """Where lines come from, and how long is waited for a pod to start."""
+    """Where lines come from, how long is waited for a pod to start, and who is told of it."""
 
     api: Api
     namespace: str
     name: str
     wanted: Wanted
     timeout: float
+    notice: Callable[[str], None] = _say_nothing
 
 
 def _wait_for_pod(source: Follow, rank: int, seen: set[str]) -> Manifest | None:
@@ -234,7 +249,7 @@ def _wait_for_pod(source: Follow, rank: int, seen: set[str]) -> Manifest | None:
     Raises:
         TimedOutError: none in time; AbsentError: the job has no such rank.
     """
-    start = time.monotonic()
+    start, told = time.monotonic(), False
     while True:
         pod = _newest(source.api, source.namespace, source.name, rank)
         if pod and _has_log(pod) and _identity(pod) not in seen:
@@ -246,6 +261,9 @@ def _wait_for_pod(source: Follow, rank: int, seen: set[str]) -> Manifest | None:
                     f"--namespace {source.namespace}` says which there are, and why"
                 )
             return None
+        if not told:
+            source.notice(f"waiting for rank {rank} of {source.name} to start")
+            told = True
         if time.monotonic() - start > source.timeout:
             raise TimedOutError(
                 f"rank {rank} of {source.name} has not started for {source.timeout:.0f} s; "

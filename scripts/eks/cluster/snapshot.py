@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trnx.eks.cluster.api import Api
@@ -128,14 +129,33 @@ def _created(item: Manifest) -> str:
     return text(mapping(item, "metadata"), "creationTimestamp")
 
 
+def _gathered(
+    api: Api, kinds: Sequence[Resource], namespace: str, name: str
+) -> list[tuple[Resource, Manifest]]:
+    """A job's objects of several kinds; kinds that may not be read matter only if none is found.
+
+    Raises:
+        ForbiddenError: nothing was found, and not everything may be read.
+    """
+    found, refused = [], None
+    for resource in kinds:
+        try:
+            found += [(resource, item) for item in ours(api, resource, namespace, name)]
+        except ForbiddenError as error:
+            refused = refused or error
+    if refused is not None and not found:
+        raise refused
+    return found
+
+
 def objects_of(api: Api, namespace: str, name: str) -> list[tuple[Resource, Manifest]]:
-    """What belongs to a job and no controller removes by itself."""
-    return [
-        (resource, item)
-        for resource in OWNED
-        for item in ours(api, resource, namespace, name)
-        if not is_owned(item)
-    ]
+    """What belongs to a job and no controller removes by itself.
+
+    Raises:
+        ForbiddenError: nothing was found, and not everything may be read.
+    """
+    found = _gathered(api, OWNED, namespace, name)
+    return [(resource, item) for resource, item in found if not is_owned(item)]
 
 
 def workloads_of(api: Api, namespace: str, name: str) -> list[Manifest]:
@@ -144,7 +164,7 @@ def workloads_of(api: Api, namespace: str, name: str) -> list[Manifest]:
     Raises:
         AbsentError: there is no such job.
     """
-    found = [item for kind in WORKLOADS for item in ours(api, kind, namespace, name)]
+    found = [item for _, item in _gathered(api, WORKLOADS, namespace, name)]
     if not found:
         raise AbsentError(
             f"namespace {namespace} has no job {name} of trnx; name its job file, or its namespace "

@@ -7,7 +7,8 @@ from typing import Any
 
 from trnx.eks.cache_run import parse_line
 from trnx.eks.cluster.logs import Follow, rank_lines
-from trnx.eks.errors import AbsentError
+from trnx.eks.errors import AbsentError, EksError
+from trnx.eks.model import TrnxJob
 
 # A pod's report is its last line; libraries may say something more while they end.
 LAST_LINES = 50
@@ -33,6 +34,29 @@ class WarmReport:
 
 def _whole(value: Any) -> int:
     return value if isinstance(value, int) else 0
+
+
+def check_match(warm: TrnxJob, job: TrnxJob) -> None:
+    """A warm-up fills what the job reads.
+
+    Raises:
+        EksError: it compiles for another image, type or LNC, or into another cache.
+    """
+    pairs = {
+        "image": (warm.image, job.image),
+        "instance": (warm.instance, job.instance),
+        "lnc": (warm.the_lnc, job.the_lnc),
+        "cache": (warm.the_cache, job.the_cache),
+        "cache_s3": (warm.cache_s3, job.cache_s3),
+    }
+    wrong = [
+        f"{key} ({ours} and {theirs})" for key, (ours, theirs) in pairs.items() if ours != theirs
+    ]
+    if wrong:
+        raise EksError(
+            f"{warm.name} does not warm what {job.name} reads: they differ in {', '.join(wrong)}; "
+            "write the same in both files"
+        )
 
 
 def gather(source: Follow, ranks: int) -> WarmReport:
