@@ -16,7 +16,7 @@ def load_rows(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int, layout: Layout
     width = layout.pitch * layout.cuts
     tile = nl.ndarray((rows, heads, width), dtype=x.dtype, buffer=nl.sbuf)
     if heads != chunk.pairs or width != layout.size:
-        nisa.memset(dst=tile, value=0)
+        nisa.memset(dst=tile, value=0, engine=nisa.engine.gpsimd)
     dst = tile[:, 0 : chunk.pairs, 0 : layout.size]
     nisa.dma_copy(dst=split_heads(dst, chunk), src=rows_of(x, chunk, row, rows))
     return tile
@@ -52,7 +52,7 @@ def load_packed(x: nl.NkiTensor, chunk: Chunk, layout: Layout) -> nl.NkiTensor:
     width = layout.pitch * layout.cuts
     tile = nl.ndarray((rows, heads, width), dtype=x.dtype, buffer=nl.sbuf)
     if heads != chunk.heads or width != layout.size:
-        nisa.memset(dst=tile, value=0)
+        nisa.memset(dst=tile, value=0, engine=nisa.engine.gpsimd)
     src = x[
         chunk.batch : chunk.batch + chunk.batches,
         chunk.head : chunk.head + chunk.heads,
@@ -65,10 +65,11 @@ def load_packed(x: nl.NkiTensor, chunk: Chunk, layout: Layout) -> nl.NkiTensor:
     return dst
 
 
-def transpose_blocks(dst: nl.NkiTensor, data: nl.NkiTensor) -> None:
+def transpose_blocks(dst: nl.NkiTensor, data: nl.NkiTensor, scalar: bool) -> None:
     """`dst[width, outer * inner, rows]` <- `data[rows, outer, inner, width]` on TensorE.
 
-    As many blocks as fit share one PSUM bank and are evicted by one instruction.
+    As many blocks as fit share one PSUM bank and leave it by one instruction, of ScalarE if
+    `scalar`.
     """
     rows = data.shape[0]
     inner = data.shape[2]
@@ -87,7 +88,11 @@ def transpose_blocks(dst: nl.NkiTensor, data: nl.NkiTensor) -> None:
                 data=data[:, outer, (first + block) % inner, :],
                 engine=nisa.engine.tensor,
             )
-        nisa.tensor_copy(dst=dst[:, first : first + blocks, :], src=turned)
+        target = dst[:, first : first + blocks, :]
+        if scalar:
+            nisa.activation(dst=target, op=nl.copy, data=turned)
+        else:
+            nisa.tensor_copy(dst=target, src=turned)
 
 
 def transpose_heads(dst: nl.NkiTensor, tile: nl.NkiTensor, layout: Layout) -> None:
@@ -97,7 +102,7 @@ def transpose_heads(dst: nl.NkiTensor, tile: nl.NkiTensor, layout: Layout) -> No
         data = tile.reshape((tile.shape[0], groups, 1, layout.partitions))
     else:
         data = tile.reshape_dim(2, (layout.cuts, layout.pitch))
-    transpose_blocks(dst, data)
+    transpose_blocks(dst, data, layout.scalar)
 
 
 class Loaded(NamedTuple):
@@ -171,7 +176,7 @@ def new_weights(chunk: Chunk, rows: int, cols: int, keys: Layout, dtype: str) ->
     heads = groups_of(keys, chunk.pairs) * keys.slots
     tile = nl.ndarray((rows, heads, keys.pitch), dtype=dtype, buffer=nl.sbuf)
     if heads != chunk.pairs or cols != keys.pitch:
-        nisa.memset(dst=tile, value=0)
+        nisa.memset(dst=tile, value=0, engine=nisa.engine.gpsimd)
     return tile
 
 
@@ -210,10 +215,11 @@ def combine_keys(
     rest = cols % pmax
     if full > 0:
         whole = nl.ndarray((pmax, heads * full, rows), dtype=weights.dtype, buffer=nl.sbuf)
-        transpose_blocks(whole, weights[:, :, 0 : full * pmax].reshape_dim(2, (full, pmax)))
+        blocks = weights[:, :, 0 : full * pmax].reshape_dim(2, (full, pmax))
+        transpose_blocks(whole, blocks, keys.scalar)
     if rest > 0:
         ragged = nl.ndarray((rest, heads, rows), dtype=weights.dtype, buffer=nl.sbuf)
-        transpose_blocks(ragged, weights[:, :, full * pmax : cols].expand_dim(2))
+        transpose_blocks(ragged, weights[:, :, full * pmax : cols].expand_dim(2), keys.scalar)
     for head in range(heads):
         for block in range(full):
             nisa.nc_matmul(
@@ -232,7 +238,7 @@ def combine_keys(
 
 def load_blocks(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> list[nl.NkiTensor]:
     """Rows `row ..` of the chunk's heads as tiles `[<= 128, heads, width]`."""
-    plain = Layout(x.shape[3], 1, 1, x.shape[3], x.shape[3])
+    plain = Layout(x.shape[3], 1, 1, x.shape[3], x.shape[3], False)
     tiles = []
     for start in range(0, rows, nl.tile_size.pmax):
         count = min(nl.tile_size.pmax, rows - start)

@@ -36,11 +36,15 @@ from trnx.nki_kernels._attention_masks import (
 
 # The sum of a row that attends to anything is at least 1; this keeps the others finite.
 _TINY = 1.0e-10
+# Keys from which on ScalarE takes a head an instruction, and saves VectorE two passes.
+_LONG = 128
+# Logarithms that wait for each other, because ScalarE loads a table when it goes from exp to log.
+_LOGS = 32
 
 
 class Problem(NamedTuple):
     """What the kernel computes, and how: `group` query heads share a key head; keys come in
-    tiles of `tile`, `several` or one; `resident`: they stay in SBUF while queries stream by."""
+    tiles of `tile`; `resident`: they stay in SBUF while queries stream by."""
 
     masks: Masks
     dropout: nl.NkiTensor | None
@@ -50,7 +54,6 @@ class Problem(NamedTuple):
     features: Layout
     keys: Layout
     tile: int
-    several: bool
     resident: bool
 
 
@@ -69,6 +72,56 @@ class State(NamedTuple):
     negmax: nl.NkiTensor
     total: nl.NkiTensor
     product: nl.NkiTensor
+
+
+class Sum(NamedTuple):
+    """The final sums of the rows from `row` of a chunk: `total` is that of `state`, never zero."""
+
+    total: nl.NkiTensor
+    state: State
+    chunk: Chunk
+    row: int
+
+
+class Outputs(NamedTuple):
+    """What the kernel writes, and the sums whose logarithms it still owes."""
+
+    out: nl.NkiTensor
+    lse: nl.NkiTensor
+    sums: list[Sum]
+
+
+class Scored(NamedTuple):
+    """Scores in PSUM of the rows from `row` of a chunk and `cols` keys, those that they see of the
+    tile from `start`. `last`: no more tiles follow for these rows."""
+
+    scores: nl.NkiTensor
+    bias: nl.NkiTensor | None
+    values: list[nl.NkiTensor]
+    chunk: Chunk
+    row: int
+    start: int
+    cols: int
+    last: bool
+
+
+class Weighted(NamedTuple):
+    """What became of the scores: weights, padded for `combine_keys`, and the softmax so far."""
+
+    scored: Scored
+    padded: nl.NkiTensor
+    negmax: nl.NkiTensor
+    total: nl.NkiTensor
+
+
+class Line(NamedTuple):
+    """Two tiles of scores on their way, a step apart: while TensorE computes a third, VectorE and
+    ScalarE compute the weights of `scored`, and `weighted` is multiplied with the values.
+    `state` is that of its rows before it, None where it is the first."""
+
+    scored: Scored | None
+    weighted: Weighted | None
+    state: State | None
 
 
 def load_keys(p: Problem, k: nl.NkiTensor, v: nl.NkiTensor, chunk: Chunk, start: int) -> KeyTile:
@@ -99,17 +152,18 @@ def _exponentials(
     rows = scores.shape[0]
     heads = scores.shape[1]
     total = nl.ndarray((rows, heads), dtype=nl.float32, buffer=nl.sbuf)
-    if heads == 1:
-        nisa.activation(
-            dst=weights,
-            op=nl.exp,
-            data=scores,
-            bias=negmax,
-            scale=scale,
-            reduce_op=nl.add,
-            reduce_res=total,
-            reduce_cmd=nisa.reduce_cmd.reset_reduce,
-        )
+    if heads == 1 or scores.shape[2] >= _LONG:
+        for head in range(heads):
+            nisa.activation(
+                dst=weights[:, head, :],
+                op=nl.exp,
+                data=scores[:, head, :],
+                bias=negmax[:, head : head + 1],
+                scale=scale,
+                reduce_op=nl.add,
+                reduce_res=total[:, head : head + 1],
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )
         return total
     # Sums are those of the unrounded weights, because backward recomputes the weights from them.
     shifted = weights
@@ -130,29 +184,36 @@ def _exponentials(
     return total
 
 
-def _combined_max(negmax: nl.NkiTensor, old: State | None) -> nl.NkiTensor:
+def _combined_max(negmax: nl.NkiTensor, old: nl.NkiTensor | None) -> nl.NkiTensor:
     if old is None:
         return negmax
     both = nl.ndarray(negmax.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=both, data1=negmax, data2=old.negmax, op=nl.minimum)
+    nisa.tensor_tensor(dst=both, data1=negmax, data2=old, op=nl.minimum)
     return both
 
 
-def attend(
+def _score(
     p: Problem,
     queries: nl.NkiTensor,
     tile: KeyTile,
     chunk: Chunk,
     row: int,
     bias: nl.NkiTensor | None,
-    old: State | None,
-) -> State:
-    """The softmax over one more tile of keys; `queries` is transposed, `row` its first row."""
-    rows = queries.shape[2]
-    cols = visible(p, row, rows, tile.start, tile.size)
+    last: bool,
+) -> Scored:
+    """One more tile of scores; `queries` is transposed, `row` its first row."""
+    cols = visible(p, row, queries.shape[2], tile.start, tile.size)
     scores = multiply_heads(queries, tile.keys, chunk.pairs, p.group, cols, p.features)
+    return Scored(scores, bias, tile.values, chunk, row, tile.start, cols, last)
+
+
+def _weigh(p: Problem, dtype: str, s: Scored, oldmax: nl.NkiTensor | None) -> Weighted:
+    """The weights in `dtype`, relative to the maximum that includes `oldmax`."""
+    scores = s.scores
+    chunk = s.chunk
+    rows = scores.shape[0]
     scale = p.scale
-    if bias is not None:
+    if s.bias is not None:
         biased = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(
             dst=split_heads(biased, chunk),
@@ -160,25 +221,50 @@ def attend(
             op0=nl.multiply,
             operand0=p.scale,
             op1=nl.add,
-            operand1=spread(bias, chunk),
+            operand1=spread(s.bias, chunk),
         )
         scores = biased
         scale = 1.0
-    negmax = _combined_max(_negated_max(p, scores, scale), old)
-    padded = new_weights(chunk, rows, cols, p.keys, queries.dtype)
-    weights = padded[:, 0 : chunk.pairs, 0:cols]
+    negmax = _combined_max(_negated_max(p, scores, scale), oldmax)
+    padded = new_weights(chunk, rows, s.cols, p.keys, dtype)
+    weights = padded[:, 0 : chunk.pairs, 0 : s.cols]
     total = _exponentials(weights, scores, negmax, scale)
     if p.dropout is not None:
-        keep = load_mask(p.dropout, chunk, row, rows, tile.start, cols)
+        keep = load_mask(p.dropout, chunk, s.row, rows, s.start, s.cols)
         drop(split_heads(weights, chunk), split_heads(weights, chunk), keep, p.factor)
-    product = combine_keys(padded, tile.values, chunk.pairs, p.group, cols, p.keys)
-    if old is None and p.several:
+    return Weighted(s, padded, negmax, total)
+
+
+def _finish(p: Problem, outputs: Outputs, w: Weighted, old: State | None) -> State | None:
+    """The product with the values; the state, None where it was the rows' last and is stored."""
+    s = w.scored
+    product = combine_keys(w.padded, s.values, s.chunk.pairs, p.group, s.cols, p.keys)
+    if old is not None:
+        state = _faded(old, State(w.negmax, w.total, product))
+    elif s.last:
+        state = State(w.negmax, w.total, product)
+    else:
         kept = nl.ndarray(product.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_copy(dst=kept, src=product)
-        product = kept
-    if old is None:
-        return State(negmax, total, product)
-    return _faded(old, State(negmax, total, product))
+        state = State(w.negmax, w.total, kept)
+    if not s.last:
+        return state
+    _store_rows(p, outputs, state, s.chunk, s.row)
+    return None
+
+
+def advance(p: Problem, outputs: Outputs, line: Line, scored: Scored | None) -> Line:
+    """One step; at the end, two steps without new scores empty the line."""
+    oldmax = None
+    if line.weighted is not None and not line.weighted.scored.last:
+        oldmax = line.weighted.negmax
+    weighted = None
+    if line.scored is not None:
+        weighted = _weigh(p, outputs.out.dtype, line.scored, oldmax)
+    state = None
+    if line.weighted is not None:
+        state = _finish(p, outputs, line.weighted, line.state)
+    return Line(scored, weighted, state)
 
 
 def _faded(old: State, new: State) -> State:
@@ -209,10 +295,9 @@ def visible(p: Problem, row: int, rows: int, start: int, size: int) -> int:
     return size
 
 
-def store_rows(
-    p: Problem, out: nl.NkiTensor, lse: nl.NkiTensor, state: State, chunk: Chunk, row: int
-) -> None:
-    """Normalise and store the rows from `row`, and the logarithms of their sums."""
+def _store_rows(p: Problem, outputs: Outputs, state: State, chunk: Chunk, row: int) -> None:
+    """Normalise and store the rows from `row`; their sums wait for `store_logs`."""
+    out = outputs.out
     rows = state.negmax.shape[0]
     width = state.product.shape[2]
     total = state.total
@@ -229,25 +314,36 @@ def store_rows(
             dst=result, data1=state.product, data2=column(inverse, width), op=nl.multiply
         )
     nisa.dma_copy(dst=rows_of(out, chunk, row, rows), src=split_heads(result, chunk))
-    logs = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=logs, op=nl.log, data=total)
-    nisa.tensor_tensor(dst=logs, data1=logs, data2=state.negmax, op=nl.subtract)
-    if p.masks.mask is not None:
-        # A row that attends to nothing has lse 0, as torch's CPU kernel gives it.
-        nisa.scalar_tensor_tensor(
-            dst=logs,
-            data=state.total,
-            op0=nl.greater,
-            operand0=0.0,
-            op1=nl.multiply,
-            operand1=logs,
-        )
-    target = lse[
-        chunk.batch : chunk.batch + chunk.batches,
-        chunk.head : chunk.head + chunk.heads,
-        row : row + rows,
-    ].permute((2, 0, 1))
-    nisa.dma_copy(dst=target, src=split_heads(logs, chunk))
+    outputs.sums.append(Sum(total, state, chunk, row))
+    if len(outputs.sums) == _LOGS:
+        store_logs(p, outputs)
+
+
+def store_logs(p: Problem, outputs: Outputs) -> None:
+    """Store the logarithms of the sums that wait, and let none wait."""
+    for s in outputs.sums:
+        logs = nl.ndarray(s.total.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=logs, op=nl.log, data=s.total)
+        nisa.tensor_tensor(dst=logs, data1=logs, data2=s.state.negmax, op=nl.subtract)
+        if p.masks.mask is not None:
+            # A row that attends to nothing has lse 0, as torch's CPU kernel gives it.
+            nisa.scalar_tensor_tensor(
+                dst=logs,
+                data=s.state.total,
+                op0=nl.greater,
+                operand0=0.0,
+                op1=nl.multiply,
+                operand1=logs,
+            )
+        chunk = s.chunk
+        target = outputs.lse[
+            chunk.batch : chunk.batch + chunk.batches,
+            chunk.head : chunk.head + chunk.heads,
+            s.row : s.row + logs.shape[0],
+        ].permute((2, 0, 1))
+        nisa.dma_copy(dst=target, src=split_heads(logs, chunk))
+    for _ in range(len(outputs.sums)):
+        outputs.sums.pop()
 
 
 class Biases(NamedTuple):
@@ -275,7 +371,7 @@ def bias_of(
     return tile
 
 
-def _attend_tile(
+def _score_tile(
     p: Problem,
     tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
     sources: Chunk,
@@ -285,9 +381,9 @@ def _attend_tile(
     row: int,
     start: int,
     biases: Biases,
-    old: State | None,
-) -> State:
-    """`attend` to the keys from `start`, which are in `tiles` where keys are resident."""
+    last: bool,
+) -> Scored:
+    """`_score` with the keys from `start`, which are in `tiles` where keys are resident."""
     if p.resident:
         tile = tiles[start // p.tile]
     else:
@@ -295,17 +391,18 @@ def _attend_tile(
     rows = queries.shape[2]
     cols = visible(p, row, rows, start, tile.size)
     bias = bias_of(p, biases, chunk, row, rows, start, cols)
-    return attend(p, queries, tile, chunk, row, bias, old)
+    return _score(p, queries, tile, chunk, row, bias, last)
 
 
 def forward_chunk(
     p: Problem,
     tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
-    outputs: tuple[nl.NkiTensor, nl.NkiTensor],
+    outputs: Outputs,
     sources: Chunk,
     chunks: list[Chunk],
     biases: Biases,
-) -> None:
+    line: Line,
+) -> Line:
     """All rows of the chunks of query heads that are served by the key heads of `sources`."""
     q = tensors[0]
     k = tensors[1]
@@ -318,22 +415,24 @@ def forward_chunk(
         for row in range(0, q.shape[2], nl.tile_size.pmax):
             rows = min(nl.tile_size.pmax, q.shape[2] - row)
             queries = load_transposed(q, chunk, row, rows, p.features).transposed
-            state = _attend_tile(p, tensors, sources, tiles, queries, chunk, row, 0, biases, None)
-            for start in range(p.tile, length, p.tile):
-                if visible(p, row, rows, start, p.tile) > 0:
-                    state = _attend_tile(
-                        p, tensors, sources, tiles, queries, chunk, row, start, biases, state
-                    )
-            store_rows(p, outputs[0], outputs[1], state, chunk, row)
+            seen = visible(p, row, rows, 0, length)
+            for start in range(0, seen, p.tile):
+                last = start + p.tile >= seen
+                scored = _score_tile(
+                    p, tensors, sources, tiles, queries, chunk, row, start, biases, last
+                )
+                line = advance(p, outputs, line, scored)
+    return line
 
 
 def forward_pack(
     p: Problem,
     tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
-    outputs: tuple[nl.NkiTensor, nl.NkiTensor],
+    outputs: Outputs,
     pack: Chunk,
     biases: Biases,
-) -> None:
+    line: Line,
+) -> Line:
     """Short sequences of several batch entries: loaded and transposed together, then one by one."""
     rows = tensors[0].shape[2]
     cols = tensors[1].shape[2]
@@ -351,5 +450,5 @@ def forward_pack(
         )
         bias = bias_of(p, biases, chunk, 0, rows, 0, visible(p, 0, rows, 0, cols))
         mine = queries[:, :, entry * rows : (entry + 1) * rows]
-        state = attend(p, mine, tile, chunk, 0, bias, None)
-        store_rows(p, outputs[0], outputs[1], state, chunk, 0)
+        line = advance(p, outputs, line, _score(p, mine, tile, chunk, 0, bias, True))
+    return line

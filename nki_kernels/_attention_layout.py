@@ -31,6 +31,7 @@ class Layout(NamedTuple):
     """How vectors of `size` elements of several heads lie on the partitions when transposed.
 
     `pitch`: partitions from one slot to the next, or those of one cut; `partitions`: of a group.
+    `scalar`: ScalarE, not VectorE, brings what was transposed from PSUM to SBUF.
     """
 
     size: int
@@ -38,9 +39,10 @@ class Layout(NamedTuple):
     cuts: int
     pitch: int
     partitions: int
+    scalar: bool
 
 
-def layout_of(size: int, shared: bool) -> Layout:
+def layout_of(size: int, shared: bool, scalar: bool) -> Layout:
     """The layout of vectors of `size`; `shared` allows several heads in a group.
 
     Each slot is a row tile of TensorE: of 32 or 64 rows, on NeuronCore-v2 of 64.
@@ -48,11 +50,11 @@ def layout_of(size: int, shared: bool) -> Layout:
     pmax = nl.tile_size.pmax
     quarters = nisa.get_nc_version() != nisa.nc_version.gen2
     if shared and quarters and size <= pmax // 4:
-        return Layout(size, 4, 1, pmax // 4, pmax)
+        return Layout(size, 4, 1, pmax // 4, pmax, scalar)
     if shared and size <= pmax // 2:
-        return Layout(size, 2, 1, pmax // 2, pmax)
+        return Layout(size, 2, 1, pmax // 2, pmax, scalar)
     cuts = (size + pmax - 1) // pmax
-    return Layout(size, 1, cuts, size // cuts, size // cuts)
+    return Layout(size, 1, cuts, size // cuts, size // cuts, scalar)
 
 
 def groups_of(layout: Layout, heads: int) -> int:

@@ -16,7 +16,16 @@ import nki
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels._attention_forward import Biases, Problem, forward_chunk, forward_pack
+from trnx.nki_kernels._attention_forward import (
+    Biases,
+    Line,
+    Outputs,
+    Problem,
+    advance,
+    forward_chunk,
+    forward_pack,
+    store_logs,
+)
 from trnx.nki_kernels._attention_layout import chunks_of, layout_of, packs_of
 from trnx.nki_kernels._attention_masks import Masks, as_four, heads_as_rows
 from trnx.nki_kernels._sdpa_host import attention_work, dropout_factor, samples, why_not
@@ -47,20 +56,21 @@ def sdpa_kernel(
     depth = k.shape[2]
     out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
     lse = nl.ndarray(q.shape[:-1], dtype=nl.float32, buffer=nl.shared_hbm)
-    outputs = (out, lse)
+    outputs = Outputs(out, lse, [])
     mask = None if attn_mask is None else as_four(attn_mask)
     group = heads // k.shape[1]
     if group > 1 and q.shape[2] == 1 and not causal:
         q = heads_as_rows(q, group)
-        outputs = (heads_as_rows(out, group), heads_as_rows(lse, group))
+        outputs = Outputs(heads_as_rows(out, group), heads_as_rows(lse, group), [])
         mask = heads_as_rows(mask, group)
         dropout_mask = heads_as_rows(dropout_mask, group)
         heads = k.shape[1]
         group = 1
     bank = nl.tile_size.psum_bank_fmax
     pmax = nl.tile_size.pmax
-    features = layout_of(q.shape[3], group == 1)
-    keys = layout_of(depth, group == 1 and depth <= pmax // 2)
+    short = depth <= pmax
+    features = layout_of(q.shape[3], group == 1, short)
+    keys = layout_of(depth, group == 1 and depth <= pmax // 2, short)
     most = 1
     if depth <= bank:
         most = min(bank // depth, bank // v.shape[3])
@@ -76,17 +86,21 @@ def sdpa_kernel(
         features,
         keys,
         tile,
-        depth > tile,
         stored * itemsize <= _RESIDENT_BYTES,
     )
     biases = Biases([])
     plan = chunks_of(q.shape[0], heads, group, most, max(features.slots, keys.slots))
     packs = packs_of(plan, q.shape[0], q.shape[2], depth, group)
+    tensors = (q, k, v)
+    line = Line(None, None, None)
     for pack in packs:
-        forward_pack(problem, (q, k, v), outputs, pack, biases)
+        line = forward_pack(problem, tensors, outputs, pack, biases, line)
     if len(packs) == 0:
         for pair in plan:
-            forward_chunk(problem, (q, k, v), outputs, pair[0], pair[1], biases)
+            line = forward_chunk(problem, tensors, outputs, pair[0], pair[1], biases, line)
+    line = advance(problem, outputs, line, None)
+    advance(problem, outputs, line, None)
+    store_logs(problem, outputs)
     return out, lse
 
 

@@ -57,9 +57,9 @@ def sdpa_backward_kernel(
     most = 1
     if depth <= tile:
         most = max(1, min(bank // depth, fitting // ((depth + pmax - 1) // pmax)))
-    features = layout_of(width, group == 1)
-    values = layout_of(v.shape[3], group == 1)
-    keys = layout_of(depth, group == 1 and depth <= pmax // 2)
+    features = layout_of(width, group == 1, True)
+    values = layout_of(v.shape[3], group == 1, True)
+    keys = layout_of(depth, group == 1 and depth <= pmax // 2, True)
     problem = BackwardProblem(
         grad_out,
         q,
