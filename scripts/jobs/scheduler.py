@@ -113,8 +113,12 @@ class Scheduler:
     def submit(self, rows: Sequence[tuple[list[int], Any]]) -> list[asyncio.Future[Any]]:
         """Futures of the results for (tokens, request) of each row.
 
-        Raises QueueFullError where not all of them find a place.
+        Raises QueueFullError where not all of them find a place, ValueError for a row that fits
+        into no shape.
         """
+        longest = self.buckets.lengths[-1]
+        if any(not 0 < len(tokens) <= longest for tokens, _ in rows):
+            raise ValueError(f"a row needs 1 to {longest} tokens")
         self._drop_finished()
         if len(self._pending) + len(rows) > self._limit:
             raise QueueFullError

@@ -6,7 +6,8 @@ parallelism; on a laptop with gloo, on Trainium unchanged.
 Every logged step is one JSON line: step, loss, tokens_per_second, nki_share (the part of the linear
 layers' FLOPs that ran in NKI kernels), rank. Exit status of a process:
 
-    0   all steps done, and the share of linear FLOPs on NKI is at least --min-nki-share
+    0   all steps done; with --min-nki-share that share of linear FLOPs ran on NKI on every rank,
+        and no module ran without a graph
     1   a named error, or a smaller share, or a loss that is no number
     2   flags that cannot be parsed
     75  stopped by SIGTERM after saving a checkpoint: start again with --resume auto
@@ -35,9 +36,10 @@ def holds(summary: Summary, minimum: float) -> bool:
     finite = summary.loss_last is None or math.isfinite(summary.loss_last)
     if minimum <= 0:
         return finite
+    if summary.steps == 0:  # nothing was left to do: the share was proved before
+        return finite
     share = summary.nki_share_min
-    # A run that had nothing left to do proved its share before.
-    return finite and (summary.steps == 0 or (share is not None and share >= minimum))
+    return finite and not summary.skipped and share is not None and share >= minimum
 
 
 def train(settings: Settings) -> int:

@@ -90,6 +90,16 @@ def test_full_queue_takes_all_rows_of_a_request_or_none() -> None:
     run(body, limit=4)
 
 
+@pytest.mark.parametrize("tokens", [0, 17])
+def test_rows_that_fit_into_no_shape_are_refused(tokens: int) -> None:
+    async def body(scheduler: Scheduler, _: Counting) -> None:
+        with pytest.raises(ValueError, match="a row needs 1 to 16 tokens"):
+            scheduler.submit([row(0, tokens)])
+        assert await asyncio.gather(*scheduler.submit([row(1, 16)])) == [1]
+
+    assert run(body).batches == [([1], 1, 16)]
+
+
 def test_cancelled_items_are_not_computed() -> None:
     async def body(scheduler: Scheduler, _: Counting) -> None:
         gone, kept = scheduler.submit([row(0), row(1)])

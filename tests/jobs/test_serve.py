@@ -303,6 +303,18 @@ def test_bad_flags_are_named_errors(
     assert message in capsys.readouterr().err
 
 
+def test_missing_extra_is_a_named_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "trnx.jobs.server", raising=False)
+    assert serve.main(["--port", "0"]) == 1
+    assert (
+        "MissingJobsExtraError: this job needs the package uvicorn: pip install 'trnx[jobs]'"
+        in capsys.readouterr().err
+    )
+
+
 def load_test(*flags: str) -> tuple[int, dict[str, Any]]:
     """scripts/bench/serve.py; its status and its object."""
     command = [sys.executable, str(ROOT / "scripts/bench/serve.py"), "--json", *flags]

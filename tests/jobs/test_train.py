@@ -6,9 +6,11 @@ import io
 import json
 import pickle
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,16 +21,16 @@ from trnx.jobs import models
 from trnx.jobs.checkpoint_reader import read_metadata
 from trnx.jobs.checkpoints import finished
 from trnx.jobs.compiling import compile_parts, linear_flops, recompute
-from trnx.jobs.devices import Platform, has_neuron, resolve_backend
+from trnx.jobs.devices import Platform, detect, has_neuron, resolve_backend
 from trnx.jobs.errors import NoGraphWarning, ResumeWarning
+from trnx.jobs.metrics import Summary
 from trnx.jobs.parallel import clip_gradients, linear_sizes
-from trnx.jobs.train import STOPPED
+from trnx.jobs.train import STOPPED, holds
 from trnx.jobs.train_flags import parse
 from trnx.jobs.training import learning_rate
 
 Train = Callable[..., tuple[int, list[dict[str, Any]], str]]
 SMALL = ("--sequence-length", "16", "--batch", "2", "--backend", "eager", "--json")
-CPU = Platform(torch.device("cpu"), "gloo")
 
 
 def losses(lines: list[dict[str, Any]]) -> dict[int, float]:
@@ -254,6 +256,26 @@ def test_module_that_runs_without_a_graph_is_named() -> None:
     assert compiled.skipped == ["bad"]
 
 
+def test_module_without_a_graph_breaks_the_bar() -> None:
+    facts: dict[str, Any] = {"first_step": 0, "steps": 1, "loss_first": 1.0, "loss_last": 1.0}
+    facts |= {"tokens_per_second": 1.0, "nki_share_min": 0.95, "nki_share_by_rank": [0.95]}
+    facts |= {"graph_breaks": 0, "stopped": False, "checkpoint": None}
+    assert holds(Summary(skipped=[], **facts), 0.9)
+    assert not holds(Summary(skipped=[], **facts), 0.96)
+    assert not holds(Summary(skipped=["block"], **facts), 0.9)
+    assert holds(Summary(skipped=["block"], **facts), 0.0)
+    assert not holds(Summary(skipped=[], **{**facts, "loss_last": float("nan")}), 0.0)
+
+
+def test_missing_extra_is_a_named_error(
+    train: Train, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    status, _, errors = train("--data", str(text), *SMALL)
+    assert status == 1
+    assert "MissingJobsExtraError: this job needs the package transformers" in errors
+
+
 def test_recomputed_module_keeps_gradients() -> None:
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4))
@@ -346,9 +368,26 @@ def test_warm_only_runs_one_step_and_saves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_neuron_platform_chooses_the_backend() -> None:
+def test_neuron_stack_is_found_without_an_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not has_neuron()
-    neuron = Platform(torch.device("cpu"), "gloo")
-    assert resolve_backend("auto", neuron) == "trnx"
+    package = tmp_path / "torch_neuronx"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not has_neuron()  # a placeholder, or the PyTorch/XLA build
+    (package / "neuron_dynamo_backend").mkdir()
+    assert has_neuron()
+
+
+def test_platform_chooses_the_backend() -> None:
+    cpu = Platform(torch.device("cpu"), "gloo")
+    neuron = Platform(cast(Any, SimpleNamespace(type="neuron")), "cpu:gloo,neuron:neuron")
+    assert detect() == cpu
+    assert [resolve_backend("auto", one) for one in (cpu, neuron)] == ["trnx", "neuron"]
+    assert [resolve_backend("eager", one) for one in (cpu, neuron)] == ["eager", "eager"]
     with pytest.raises(FlagError, match="native stack"):
-        resolve_backend("neuron", CPU)
+        resolve_backend("neuron", cpu)
+    with pytest.raises(FlagError, match="compiles models in host memory"):
+        resolve_backend("trnx", neuron)
