@@ -45,13 +45,13 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def integer(emit: Emit, value: Any, name: str) -> int:
-    """A compile-time integer of 32 bits, signed or unsigned."""
+def integer(emit: Emit, value: Any, name: str, end: int = 2**31) -> int:
+    """A compile-time integer of 32 bits: below `end`, signed unless that says otherwise."""
     try:
         number = operator.index(value)
     except TypeError:
         emit.illegal(f"{name} must be an integer, not {value!r}")
-    emit.require(-(2**31) <= number < 2**32, f"{name}={number} does not fit in 32 bits")
+    emit.require(-(2**31) <= number < end, f"{name}={number} does not fit in 32 bits")
     return number
 
 

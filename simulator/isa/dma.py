@@ -11,7 +11,7 @@ import torch
 from trnx.simulator.codecs import append_load_f32
 from trnx.simulator.isa.copy import append_copy, append_transpose, is_turned_by_blocks, transposed
 from trnx.simulator.isa.enums import DgeMode, Engine, OobMode
-from trnx.simulator.isa.indirect import gather, index_view, put, rows_of
+from trnx.simulator.isa.indirect import gather, index_view, keep_invalid, put, rows_of
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.storage import DMA_REACHABLE, HBM
 from trnx.simulator.tensor import NkiTensor
@@ -48,7 +48,11 @@ def dma_copy(
         append_copy(emit, source, src.dtype, target, dst.dtype)
         return
     if src.indirection is not None:
-        source = _gathered(emit, src, "src", dst if skip else None, skip).view(dst.shape)
+        keep = dst if skip and dst.indirection is None else None
+        if keep is not None and src.dtype != dst.dtype:
+            _gather_converted(emit, dst, src)
+            return
+        source = _gathered(emit, src, "src", keep, skip).view(dst.shape)
     else:
         source = emit.read(src, "src", shape=dst.shape, buffers=DMA_REACHABLE)
     if dst.indirection is None:
@@ -124,12 +128,28 @@ def _gathered(
     rows, limit = rows_of(emit, src, indirect)
     emit.reads(src)
     out = emit.scratch(src.shape, src.dtype.torch)
-    if keep is not None and keep.indirection is None:
-        held = emit.overwrite_some(keep, "dst", buffers=DMA_REACHABLE)
-        append_copy(emit, held, keep.dtype, out.view(keep.shape), src.dtype)
+    if keep is not None:
+        emit.step(
+            out.view(keep.shape).copy_, emit.overwrite_some(keep, "dst", buffers=DMA_REACHABLE)
+        )
     shaped = out if indirect.is_vector else out.view(1, *src.shape)
     emit.step(gather, rows, index, shaped, limit, skip, emit.location())
     return out
+
+
+def _gather_converted(emit: Emit, dst: NkiTensor, src: NkiTensor) -> None:
+    """Gather with another type, where rows of invalid indices keep dst's elements bit by bit."""
+    indirect = src.indirection
+    assert indirect is not None
+    source = _gathered(emit, src, "src", None, True)
+    index = index_view(emit, src, indirect, "src")
+    _, limit = rows_of(emit, src, indirect)
+    fresh, kept = (emit.scratch(dst.shape, dst.dtype.torch) for _ in range(2))
+    append_copy(emit, source.view(dst.shape), src.dtype, fresh, dst.dtype)
+    emit.step(kept.copy_, emit.overwrite_some(dst, "dst", buffers=DMA_REACHABLE))
+    flat = (src.shape[0] if indirect.is_vector else 1, -1)
+    emit.step(keep_invalid, index, fresh.view(flat), kept.view(flat), limit)
+    emit.step(emit.write(dst, "dst", buffers=DMA_REACHABLE).copy_, kept)
 
 
 def _scatter(emit: Emit, dst: NkiTensor, operand: str, value: torch.Tensor, skip: bool) -> None:

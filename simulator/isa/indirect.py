@@ -250,6 +250,14 @@ def gather(
         out[inside] = rows[wide[inside]]
 
 
+def keep_invalid(index: torch.Tensor, fresh: torch.Tensor, kept: torch.Tensor, limit: int) -> None:
+    """kept[i] = fresh[i] where index[i] is in bounds, as a step."""
+    wide = index.to(torch.int64)
+    inside = ((wide >= 0) & (wide < limit))[:, None]
+    bits = _bits(kept)
+    bits.copy_(torch.where(inside, _bits(fresh), bits))
+
+
 def put(
     rows: torch.Tensor,
     index: torch.Tensor,

@@ -39,7 +39,7 @@ def register_move(emit: Emit, dst: VirtualRegister, src: Any) -> None:
         emit.require_set(src, "src")
         emit.step(dst.value.copy_, src.value)
     else:
-        emit.step(dst.value.fill_, _wrapped(integer(emit, src, "src")))
+        emit.step(dst.value.fill_, _wrapped(integer(emit, src, "src", 2**32)))
     dst.is_set = True
 
 

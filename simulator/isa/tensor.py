@@ -333,8 +333,9 @@ def nc_transpose(
     emit.require(
         dst.shape[0] == f and dst.free_size == p, f"dst is {dst.shape}; expected ({f}, {p})"
     )
-    same = dst.dtype == data.dtype or (chosen is Engine.tensor and emit.generation == 2)
-    emit.require(same, f"dst is {dst.dtype}; it must be of data's type {data.dtype}")
+    emit.require(
+        dst.dtype == data.dtype, f"dst is {dst.dtype}; it must be of data's type {data.dtype}"
+    )
     if chosen is Engine.tensor:
         emit.require(in_psum, "the Tensor engine writes to PSUM; dst is in sbuf")
     sources = SBUF if chosen is Engine.tensor else (MemoryRegion.sbuf, MemoryRegion.psum)

@@ -169,7 +169,7 @@ def _is_address_arithmetic(dst: NkiTensor, data: NkiTensor, stages: list[Stage])
         and (
             all_wide_integers(operand)
             if isinstance(operand, NkiTensor)
-            else not isinstance(operand, float) and float(operand).is_integer()
+            else isinstance(operand, int)
         )
         for alu, _, operand in stages
     )

@@ -165,7 +165,7 @@ def dropout(m: Machine, dst: View, data: View, prob: Any, name: Any = None) -> N
     zero = np.zeros_like(stored)
     m.advance("vector", dst)
     m.put(dst, np.where(chance >= 1, zero, stored))
-    if ((chance > 0) & (chance < 1)).any() and data.dtype in ARITHMETIC:
+    if ((chance > 0) & (chance < 1)).any():
         is_open = (chance > 0) & (chance < 1)
         # A NaN stays, as expected above, or becomes 0.
         stored = np.where(is_open & np.isnan(stored.astype(np.float32)), zero, stored)

@@ -38,7 +38,7 @@ class Scene:
         self._names = 0
         # The shape that most tiles of the program have, so that calls can chain.
         self.partitions = choices.pick(PARTITIONS)
-        self.free = choices.integer(1, 513) if choices.flag(30) else choices.pick(FREE)
+        self.free = self._free()
 
     def program(self) -> Program:
         """The program of what was made."""
@@ -84,7 +84,13 @@ class Scene:
         """(partitions, elements): the program's, or others."""
         if self.c.flag(75):
             return self.partitions, self.free
-        return self.c.pick(PARTITIONS), self.c.pick(FREE)
+        return self.c.pick(PARTITIONS), self._free()
+
+    def _free(self) -> int:
+        """Elements of a partition: often few, to be quick."""
+        if self.c.flag(60):
+            return self.c.pick(FREE[:7])
+        return self.c.integer(1, 513) if self.c.flag(40) else self.c.pick(FREE)
 
     # ---- values ----
 

@@ -144,7 +144,7 @@ def range_select(
     m.column(bound0, on_true_tile, ("float32",))
     m.column(bound1, on_true_tile, ("float32",))
     m.require(m.number(on_false_value) == FP32_MIN, "on_false_value")
-    m.require(type(range_start) is int, "range_start is no integer")
+    m.require(isinstance(range_start, int), "range_start is no integer")
     m.require(range_start + on_true_tile.free <= 2**24, "range_start is too large")
     index = np.arange(range_start, range_start + on_true_tile.free).astype(np.float32)[None]
     chosen = alu.compute(first, index, m.f32(bound0)) * alu.compute(second, index, m.f32(bound1))
