@@ -21,7 +21,7 @@ from trnx.backend.errors import CoverageError, ExampleError
 from trnx.backend.model_profile import ENGINES, range_of
 from trnx.backend.options import Options, make_options
 from trnx.backend.report import GraphReport, Reports, collect_reports, counted, ledger_lines
-from trnx.backend.torch_internals import eager_backward_compile, graph_breaks
+from trnx.backend.torch_internals import eager_backward_compile, graph_breaks, uncompiled
 from trnx.backend.versions import check_versions
 from trnx.simulator.timing.summary import band_dict, band_text, range_text, time_text
 
@@ -176,7 +176,8 @@ def explain(
     options: Mapping[str, Any] | Options | None = None,
     **kwargs: Any,
 ) -> Explanation:
-    """Explain `function(*args, **kwargs)`; `options` are those of the backend.
+    """Explain `function(*args, **kwargs)`; `options` are those of the backend. What `torch.compile`
+    returned stands for what it was given.
 
     With `fallback="error"` the ledger is reported as under `auto`, instead of raised. Raises
     ExampleError where `function` cannot be called, or where Dynamo captures no graph of it.
@@ -187,6 +188,7 @@ def explain(
             f"explain takes a model or a function, and its arguments; {type(function).__name__} "
             "cannot be called"
         )
+    function = uncompiled(function) or function
     chosen = make_options(options)
     if chosen.fallback == "error":
         chosen = replace(chosen, fallback="auto")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _INK, _GRID = "#222222", "#d9d9d9"
 _COLOURS = ("#1f5fa8", "#c4561a", "#2f8f5b", "#7a4fa3", "#b8860b", "#5b6770", "#a83248", "#3d9aa8")
+_LISTED = 6  # kernels without matrix products
 _BINS = 400  # stretches of time in the strip of engines
 
 
@@ -33,11 +34,14 @@ Part = tuple[Timeline, int]
 
 @dataclass(frozen=True)
 class RooflinePoint:
-    """A kernel on the roofline: FLOPs of matrix products per HBM byte, and per second."""
+    """A kernel on the roofline: FLOPs of matrix products per HBM byte, and per second; HBM bytes
+    per second; the seconds that weigh it.
+    """
 
     name: str
     intensity: float
     flops_per_second: float
+    bytes_per_second: float
     seconds: float
 
 
@@ -47,6 +51,7 @@ def roofline_point(profile: Profile, name: str = "", times: int = 1) -> Roofline
         name or profile.name,
         profile.arithmetic_intensity,
         profile.matmul_flops_per_second,
+        profile.hbm_bytes_per_second,
         profile.total_seconds * times,
     )
 
@@ -70,9 +75,10 @@ def plot_roofline(
 ) -> Path:
     """Kernels under the peaks of TensorE and the DMA rate, of as many cores; `path` says the type.
 
-    Kernels without matrix products have no place on it and are counted in the title.
+    Kernels without matrix products have no place on it; the longest are listed beside it.
     """
     shown = [p for p in points if p.intensity and p.flops_per_second]
+    hidden = sorted((p for p in points if p not in shown), key=lambda p: -p.seconds)
     peaks = _peaks(chip, cores)
     rate = chip.dma_bytes_per_second * cores
     low, high = _span(shown, peaks, rate)
@@ -95,12 +101,21 @@ def plot_roofline(
         xytext=(-6, 8), textcoords="offset points", ha="right", fontsize=9, color=_INK,
     )  # fmt: skip
     _draw_points(axes, shown)
+    if hidden:
+        lines = [f"{p.name}: {p.bytes_per_second / 1e9:.0f} GB/s" for p in hidden[:_LISTED]]
+        more = [f"and {len(hidden) - _LISTED} more"] if len(hidden) > _LISTED else []
+        axes.text(
+            0.015, 0.98, "\n".join(["without matrix products", *lines, *more]), va="top",
+            transform=axes.transAxes, fontsize=9, color=_INK, linespacing=1.5,
+        )  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low, high)
     axes.set_xlabel("FLOP of matrix products per HBM byte")
     axes.set_ylabel("FLOP/s")
-    axes.set_title(_roofline_title(points, shown, chip, cores), loc="left", fontsize=11)
+    where = chip.target if cores == 1 else f"{cores} cores of {chip.target}"
+    name = points[0].name if len(points) == 1 else "Roofline"
+    axes.set_title(f"{name} on {where}", loc="left", fontsize=11)
     _style(axes)
     figure.savefig(path, dpi=150)
     return path
@@ -120,15 +135,6 @@ def _span(
     """Bounds of the axis: all points and all ridges, with room around them."""
     values = [p.intensity for p in points] + [peak / rate for _, peak in peaks]
     return min(values) / 6, max(values) * 6
-
-
-def _roofline_title(
-    points: Sequence[RooflinePoint], shown: Sequence[RooflinePoint], chip: Hardware, cores: int
-) -> str:
-    where = chip.target if cores == 1 else f"{cores} cores of {chip.target}"
-    names = f"{shown[0].name} on {where}" if len(points) == 1 and shown else f"Roofline of {where}"
-    hidden = len(points) - len(shown)
-    return names if not hidden else f"{names} ({hidden} without matrix products not shown)"
 
 
 def _draw_points(axes: Any, points: Sequence[RooflinePoint]) -> None:

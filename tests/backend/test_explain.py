@@ -142,6 +142,18 @@ def test_explain_reports_where_fallback_error_would_raise() -> None:
     assert any("qr" in entry.op for entry in explanation.reports.fallbacks)
 
 
+def test_a_compiled_function_is_explained_as_what_it_was_made_from() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.relu() + 1
+
+    x = torch.ones(3, 4)
+    plain = trnx.explain(function, x).to_dict()
+    for compiled in (torch.compile(function, backend="trnx"), torch.compile(function)):
+        found = trnx.explain(compiled, x).to_dict()
+        assert found["predicted_seconds"] == plain["predicted_seconds"]
+        assert len(found["graphs"]) == 1
+
+
 def test_explaining_often_does_not_hit_the_recompile_limit() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.relu() + 1
