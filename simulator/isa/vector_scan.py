@@ -8,6 +8,7 @@ nki.isa.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -79,19 +80,24 @@ def _through_torch(op: AluOp, reverse: bool) -> _RowFunction:
     return apply
 
 
+def _rows(columns: torch.Tensor) -> list[_Array]:
+    return list(columns.numpy())
+
+
 def _scan(
     first: _RowFunction,
     second: _RowFunction,
-    rows: list[tuple[_Array, _Array, _Array]],
+    data0: list[_Array],
+    data1: list[_Array],
+    results: list[_Array],
     initial: _Array,
 ) -> None:
     """result[i] = second(first(data0[i], result[i - 1]), data1[i])."""
-    state = initial
+    states = itertools.chain((initial,), results)
     with np.errstate(all="ignore"):
-        for data0, data1, result in rows:
-            first(data0, state, out=result)
-            second(result, data1, out=result)
-            state = result
+        for a, state, b, result in zip(data0, states, data1, results, strict=False):
+            first(a, state, out=result)
+            second(result, b, out=result)
 
 
 @instruction
@@ -122,10 +128,10 @@ def tensor_tensor_scan(
     start = emit.scratch((partitions, 1))
     emit.step(start.copy_, state)
     out = emit.write_f32(dst, "dst", shape=shape)
-    rows = list(zip(*(column.numpy() for column in columns), strict=True))
-    emit.step(
-        _scan, _binary(first, reverse0), _binary(second, reverse1), rows, start.view(-1).numpy()
-    )
+    # Made once for the memory, which the scans of a kernel share.
+    rows = (emit.derived(_rows, column) for column in columns)
+    initial_row = start.view(-1).numpy()
+    emit.step(_scan, _binary(first, reverse0), _binary(second, reverse1), *rows, initial_row)
     emit.step(out.copy_, columns[2].t())
 
 
