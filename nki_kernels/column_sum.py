@@ -2,8 +2,9 @@
 
 `x[R, N]` (both stand for merged dimensions) is multiplied by a row of ones on TensorE, which sums
 over the partitions, in float32 in PSUM. A partition takes consecutive rows, so that loads are long
-runs; narrow rows are summed several side by side, to keep TensorE's moving side wide. float32,
-bfloat16, float16.
+runs; narrow rows are summed several side by side, to keep TensorE's moving side wide. A few long
+rows would leave most partitions empty: there the columns lie on the partitions, and VectorE sums.
+float32, bfloat16, float16.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LOAD_BYTES = 16384  # per partition
 _WIDTH = 2048  # columns of one load: four PSUM banks
 _BANK = 512  # float32 elements of a PSUM bank
+_FEW = 32  # rows
+_LONG = 4096  # columns: 32 in a partition
 aten = torch.ops.aten
 
 
@@ -89,6 +92,31 @@ def _sum_columns(
     return total
 
 
+@nki.jit
+def few_rows_kernel(
+    x: nl.NkiTensor, out_shape: tuple[int, ...], columns: int, width: int
+) -> nl.NkiTensor:
+    """x `[..., columns]` -> `out_shape`; at most `width` columns in a partition at a time."""
+    pmax = nl.tile_size.pmax
+    out = nl.ndarray(out_shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    rows = x.size // columns
+    flat = x.reshape((rows, columns))
+    line = out.reshape((columns,))
+    done = 0
+    while done < columns:
+        cols = min(width, (columns - done + pmax - 1) // pmax)
+        partitions = min(pmax, (columns - done) // cols)
+        end = done + partitions * cols
+        data = nl.ndarray((partitions, rows, cols), dtype=x.dtype, buffer=nl.sbuf)
+        source = flat[:, done:end].reshape_dim(1, (partitions, cols))
+        nisa.dma_copy(dst=data, src=source.permute((1, 0, 2)))
+        total = nl.ndarray((partitions, cols), dtype=x.dtype, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=total, op=nl.add, data=data.permute((0, 2, 1)), axis=2)
+        nisa.dma_copy(dst=line[done:end].reshape_dim(0, (partitions, cols)), src=total)
+        done = end
+    return out
+
+
 def guard(b: Bindings, hw: Hardware) -> Reject | None:
     """The reduced dimensions are the first ones, and at least one is left."""
     del hw
@@ -108,11 +136,15 @@ def plan(b: Bindings, hw: Hardware) -> Launch:
     lead = len(b.dims)
     columns = math.prod(b.x.shape[lead:])
     rows = b.x.numel // columns
+    kept = (1,) * lead if b.keepdim else ()
+    shape = kept + b.x.shape[lead:]
+    if rows <= _FEW and columns >= _LONG:
+        width = _LOAD_BYTES // b.x.dtype.itemsize // rows
+        return Launch(few_rows_kernel, (b.x, shape, columns, width), ("x",))
     width = min(columns, _WIDTH)
     side = max(1, min(_BANK // width, rows // hw.partitions))
     run = max(1, _LOAD_BYTES // (width * b.x.dtype.itemsize) // side) * side
-    kept = (1,) * lead if b.keepdim else ()
-    arguments = (b.x, kept + b.x.shape[lead:], columns, width, run, side)
+    arguments = (b.x, shape, columns, width, run, side)
     return Launch(column_sum_kernel, arguments, ("x",))
 
 
@@ -152,6 +184,8 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("a batch", 3, 50, 70, lead=2)
     yield sample("kept dimensions", 3, 50, 70, lead=2, keepdim=True)
     yield sample("two dimensions stay", 7, 50, 30, keepdim=True)
+    yield sample("few long rows", 2, 1, 70, 130, lead=2, keepdim=True)
+    yield sample("few rows in several loads", 32, 128 * 130 + 5, dtype=torch.float16)
     for dtype in (torch.bfloat16, torch.float16):
         yield sample(f"{dtype}", 300, 130, dtype=dtype)
 
