@@ -57,8 +57,8 @@ class Cells:
                 continue
             grid = _Grid([box for box, _ in boxes], self.count)
             self.count += grid.count
-            for box, number in boxes:
-                cells[number] = grid.within(box)
+            for rectangle, number in boxes:
+                cells[number] = grid.within(rectangle)
         return cells
 
 

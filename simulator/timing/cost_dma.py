@@ -33,7 +33,7 @@ def dma_cost(hardware: Hardware, constants: Timing, instruction: Instruction) ->
     if instruction.detail == "gpsimd_dma":
         return _swap_cost(hardware, constants, instruction)
     target = instruction.writes[-1] if instruction.writes else instruction.operands[-1]
-    queue, issue, priority = _ring(constants, instruction, target)
+    queue, trigger, priority = _ring(constants, instruction, target)
     if hardware.generation < 4:
         priority = 0  # one class
     moved = _moved(instruction)
@@ -43,19 +43,17 @@ def dma_cost(hardware: Hardware, constants: Timing, instruction: Instruction) ->
     transfer = share / row * _row_time(hardware, constants, row) / _factor(constants, instruction)
     if instruction.opcode != "dma_transpose":
         transfer = max(transfer, share / run * constants.dma_descriptor_ns)
-    latency = constants.dma_done_ns
-    if instruction.opcode == "sendrecv":
-        latency += constants.meeting_ns
+    is_exchange = instruction.opcode == "sendrecv"
     return Cost(
         queue,
-        picoseconds(issue),
-        picoseconds(latency),
+        picoseconds(trigger),
+        picoseconds(constants.dma_done_ns + is_exchange * constants.meeting_ns),
         lanes,
         picoseconds(transfer),
         sum(_bytes(operand) for operand in moved if operand.buffer in HBM),
         nbytes,
         priority=priority,
-        meets=instruction.opcode == "sendrecv",
+        meets=is_exchange,
     )
 
 

@@ -6,8 +6,10 @@ The same Program gives the same times on any machine: integers in a fixed order.
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.rows import Rows
@@ -67,5 +69,5 @@ def schedule(
 
 
 def _taken(column: array[int], order: array[int], code: str, kind: type) -> array[int]:
-    values = np.frombuffer(column, kind)[np.frombuffer(order, np.uint32)]
+    values: npt.NDArray[Any] = np.frombuffer(column, kind)[np.frombuffer(order, np.uint32)]
     return array(code, values.tobytes())
