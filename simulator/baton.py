@@ -88,7 +88,9 @@ class Baton:
             for thread in threads:
                 thread.start()
             for end in self._ends:
-                end.acquire()
+                # Programs of a rank wait in its thread, which must notice when it is to stop.
+                while not end.acquire(timeout=_PATIENCE):
+                    pass
         except BaseException as interrupt:  # noqa: BLE001
             self._failure = self._failure or interrupt
             self._stop(threads)
@@ -135,8 +137,6 @@ class Baton:
         try:
             self._wait_for_turn(index)
             body()
-        except _StoppedError:
-            pass
         # Whatever a kernel raises belongs to the caller's thread: `run` raises it there.
         except BaseException as error:  # noqa: BLE001
             self._failure = self._failure or error

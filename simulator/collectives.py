@@ -6,7 +6,9 @@ not every rank of its group makes, or makes differently, is the deadlock finding
 float32 (integers exactly) in the order of the group and round once; the order on the device is not
 documented. Without ranks there is one, number 0.
 
-Ranks are launches of one program. Counts and displacements of the `_v` forms are values.
+A rank may be a launch of two programs (LNC2): both make the same calls, which wait for all programs
+of the group. What they pass in SBUF is moved for each; a tensor in HBM that they share is moved
+once, when both have written it. Counts and displacements of the `_v` forms are values.
 """
 
 from __future__ import annotations
@@ -48,10 +50,11 @@ def _collective(function: Callable[..., None]) -> Callable[..., Any]:
 # ---- checks ----
 
 
-def group_of(emit: Emit, replica_group: Any) -> tuple[int, ...]:
-    """The group of this rank."""
+def group_of(emit: Emit, replica_group: Any, *, moves: bool = True) -> tuple[int, ...]:
+    """The group of this rank. Where the call moves data, the programs of a rank wait for each other
+    first: a tensor that they share is read as both have left it.
+    """
     emit.on(None, (Engine.dma,))
-    emit.require(emit.programs == 1, "ranks run one program each; launch without a grid")
     emit.require(current(emit.name).loops.depth == 0, "it cannot stand in a register loop")
     emit.require(
         isinstance(replica_group, ReplicaGroup), f"{replica_group!r} is not a ReplicaGroup"
@@ -68,6 +71,8 @@ def group_of(emit: Emit, replica_group: Any) -> tuple[int, ...]:
     mine = [group for group in groups if me in group]
     emit.require(bool(mine), f"rank {me} is in no group of {groups}")
     emit.detail = f"group {','.join(str(rank) for rank in mine[0])}"
+    if moves and emit.programs > 1:
+        emit.meet(("arrival", emit.name), None)
     return mine[0]
 
 
@@ -125,8 +130,7 @@ def _exchange(
     *what: Any,
 ) -> None:
     """Meet the group; the last rank records `move` on what all brought, in the group's order."""
-    arrived = emit.meet_ranks((emit.name, group, *what), group, brought)
-    if arrived is not None:
+    for arrived in emit.meet_ranks((emit.name, group, *what), group, brought):
         emit.step(move, [arrived[rank] for rank in group])
 
 
@@ -349,7 +353,7 @@ def _processing_rank(
     replica_group: ReplicaGroup,
     channel: int,
 ) -> None:
-    group = group_of(emit, replica_group)
+    group = group_of(emit, replica_group, moves=False)
     emit.require(channel in range(4), f"channel_id {channel} is not in 0 to 3")
     ring = torch.tensor(group, device="cpu")
     position = group.index(emit.rank)

@@ -129,8 +129,7 @@ def all_to_all_v(
 
 
 def _meet(emit: Emit, group: tuple[int, ...], part: _Part) -> None:
-    arrived = emit.meet_ranks((emit.name, group), group, part)
-    if arrived is not None:
+    for arrived in emit.meet_ranks((emit.name, group), group, part):
         emit.step(_move, [arrived[rank] for rank in group])
 
 

@@ -42,7 +42,7 @@ SINGLE = Rank(0, 1)
 class _Representative(Rank):
     """A rank whose partners are taken to do the same; nothing arrives."""
 
-    def meet(self, key: Hashable, parties: Sequence[int], brought: Any) -> dict[int, Any] | None:
+    def meet(self, _key: Hashable, _parties: Sequence[int], _brought: Any) -> dict[int, Any] | None:
         return None
 
 
@@ -60,13 +60,15 @@ def simulate_ranks(
     ranks: int,
     target: str = "trn2",
     *,
+    grid: Any = None,
     strict: bool = True,
     warn: Collection[str] = (),
 ) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
     """`simulate_ranks(kernel, n)(arguments)` runs the kernel on n ranks with values and all checks.
 
     `arguments` holds the positional arguments of every rank; the result is a list of what each
-    rank's kernel returns. `strict` and `warn` as in `trace`.
+    rank's kernel returns. Every rank is a launch with `grid` (or of `kernel[2]`). `strict` and
+    `warn` as in `trace`.
     """
     from trnx.simulator.tracing import simulate
 
@@ -78,7 +80,7 @@ def simulate_ranks(
 
         def body(index: int) -> None:
             rank = Rank(index, ranks, baton)
-            run = simulate(kernel, target, strict=strict, warn=warn, rank=rank)
+            run = simulate(kernel, target, grid, strict=strict, warn=warn, rank=rank)
             results[index] = run(*arguments[index])
 
         baton.run([functools.partial(body, index) for index in range(ranks)])

@@ -180,7 +180,7 @@ def _resolve(kernel: Any, grid: Grid) -> tuple[Callable[..., Any], tuple[int, ..
     twin = load(kernel)
     sizes = twin.grid if isinstance(twin, Kernel) else None
     if grid is not None:
-        sizes = tuple(grid) if isinstance(grid, list | tuple) else (grid,)
+        sizes = (grid,) if isinstance(grid, int | float | str) else tuple(grid)
     for size in sizes or ():
         if not isinstance(size, int) or size < 1:
             raise GridError(f"the grid {sizes} must be a positive number of programs")

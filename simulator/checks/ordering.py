@@ -162,8 +162,8 @@ class Ordering:
             UnorderedAccessError(
                 DISPUTED_ORDER,
                 f"{opcode}: program {program} uses {tensor.describe()}, which program {other} uses "
-                f"at {_location(found.line)}; only barriers on other tensors lie between them. Pass "
-                "this tensor to nisa.core_barrier",
+                f"at {_location(found.line)}; only barriers on other tensors lie between them. "
+                "Pass this tensor to nisa.core_barrier",
                 _location(line),
             )
         )
@@ -233,7 +233,7 @@ def touched(tensor: NkiTensor) -> list[NkiTensor]:
             tensor.offset + int(value) * indirect.scale,
             tensor.name,
         )
-        for value in values.reshape(-1).to(torch.int64).unique().tolist()
+        for value in sorted(set(values.reshape(-1).to(torch.int64).tolist()))
         if 0 <= value < indirect.limit
     ]
 

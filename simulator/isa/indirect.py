@@ -101,8 +101,10 @@ def check_starts(emit: Emit, tensor: NkiTensor, operand: str, beside: NkiTensor 
     other: NkiTensor | None = indirect.base
     if beside is not None:
         inner = beside.indirection
-        in_psum = beside.buffer is MemoryRegion.psum
-        other = inner.index if in_psum and inner is not None else None if in_psum else beside
+        other = beside
+        if beside.buffer is MemoryRegion.psum:
+            held = inner.index if inner is not None else None
+            other = held if isinstance(held, NkiTensor) else None
     if other is not None and other.is_placed and other.start_partition != index.start_partition:
         emit.finding(
             "start-partition",

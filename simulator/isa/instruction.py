@@ -23,6 +23,7 @@ raises.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -145,9 +146,8 @@ class Emit:
         """
         everyone = frozenset(range(self.programs))
         storage = None if about is None else about.storage
-        arrived: dict[int, Any] | None = self._simulator.cores.meet(
-            key, everyone, brought, storage
-        )
+        cores = self._simulator.cores
+        arrived: dict[int, Any] | None = cores.meet(key, everyone, brought, storage)
         return arrived
 
     @property
@@ -160,12 +160,22 @@ class Emit:
         """Ranks of the launch."""
         return int(self._simulator.rank.count)
 
-    def meet_ranks(
-        self, key: Hashable, parties: Sequence[int], brought: Any
-    ) -> dict[int, Any] | None:
-        """Wait for other ranks; the last gets what each brought, the others None."""
-        arrived: dict[int, Any] | None = self._simulator.rank.meet(key, parties, brought)
-        return arrived
+    def meet_ranks(self, key: Hashable, parties: Sequence[int], brought: Any) -> list[Any]:
+        """Wait for other ranks, and for the other programs of this one. The last of all gets the
+        rounds that are to be done, each what every rank brought; the others get none.
+
+        Each program brings its own, so there is a round for each, but one where all bring the same
+        tensors: those in HBM that programs share.
+        """
+        together = self.meet(("ranks", key), brought) if self.programs > 1 else {0: brought}
+        arrived = None if together is None else self._simulator.rank.meet(key, parties, together)
+        if arrived is None:
+            return []
+        rounds = [
+            {rank: by_program[program] for rank, by_program in arrived.items()}
+            for program in range(self.programs)
+        ]
+        return [one for i, one in enumerate(rounds) if i == 0 or not _is_same(one, rounds[0])]
 
     def location(self) -> Location | None:
         """The kernel's source line."""
@@ -535,6 +545,19 @@ class Emit:
         for buffer in self._scratch:
             self._simulator.pool.give_back(buffer)
         return NkiInstruction(index)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """True where two programs bring the same tensors; HBM has one view object of a region."""
+    if isinstance(one, dict):
+        return all(_is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, torch.Tensor) or one is None:
+        return one is other
+    if dataclasses.is_dataclass(one):
+        return _is_same(vars(one), vars(other))
+    return bool(one == other)
 
 
 def instruction(function: Callable[..., None]) -> Callable[..., NkiInstruction]:

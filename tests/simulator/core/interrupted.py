@@ -171,6 +171,7 @@ def signals() -> None:
         "after a barrier": lambda: simulator.simulate(_after_the_barrier, grid=2)(X),
         "the first rank": lambda: simulator.simulate_ranks(_in_a_rank, 2)(rows[::-1]),
         "the second rank": lambda: simulator.simulate_ranks(_in_a_rank, 2)(rows),
+        "programs of ranks": lambda: simulator.simulate_ranks(_in_a_rank, 2, grid=2)(rows),
     }
     for name, run in runs.items():
         for _ in range(3):

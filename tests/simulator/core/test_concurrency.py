@@ -163,5 +163,5 @@ def test_an_interrupt_anywhere_leaves_no_state() -> None:
 def test_ctrl_c_ends_programs_and_ranks() -> None:
     lines = _interrupted("signals").splitlines()
     assert lines[0] == "one program"
-    assert lines[-1] == "the second rank"
-    assert len(lines) == 5
+    assert lines[-1] == "programs of ranks"
+    assert len(lines) == 6

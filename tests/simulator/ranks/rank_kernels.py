@@ -195,3 +195,54 @@ def meets_in_another_order(x, first):
         ncc.all_to_all([x], [b], group, collective_dim=0)
         ncc.all_reduce([x], [a], group, op=nl.add)
     return a, b
+
+
+# ---- two programs a rank ----
+
+
+@nki.jit
+def reduces_by_halves(x, groups):
+    """Each program reduces its half of the rows in its own SBUF."""
+    me, half = nl.program_id(), x.shape[0] // 2
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray((half, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x[nl.ds(half * me, half)])
+    ncc.all_reduce([tile], [tile], ncc.ReplicaGroup(groups), op=nl.add)
+    nisa.dma_copy(dst=out[nl.ds(half * me, half)], src=tile)
+    return out
+
+
+@nki.jit
+def passes_shared_memory_on(x, groups, reads):
+    """Each program fills a half of a shared buffer; the ring moves all of it, once, when both have.
+    `reads` is whose half a program reads afterwards.
+    """
+    me, half = nl.program_id(), x.shape[0] // 2
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    here = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    there = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray((half, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x[nl.ds(half * me, half)])
+    nisa.dma_copy(dst=here[nl.ds(half * me, half)], src=tile)
+    ncc.collective_permute_implicit([[here]], [[there]], ncc.ReplicaGroup(groups))
+    mine = nl.ds(half * (me if reads == "own" else 1 - me), half)
+    nisa.dma_copy(dst=tile, src=there[mine])
+    nisa.dma_copy(dst=out[mine], src=tile)
+    return out
+
+
+@nki.jit
+def reduces_in_one_program(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    if nl.program_id() == 0:
+        ncc.all_reduce([x], [out], ncc.ReplicaGroup([[0, 1]]), op=nl.add)
+    return out
+
+
+@nki.jit
+def fails_in_one_program(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    if nl.program_id() == 1 and x.shape[0] == 3:
+        nisa.dma_copy(dst=out, src=nl.ndarray((4, 4), dtype=x.dtype, buffer=nl.sbuf))
+    ncc.all_reduce([x], [out], ncc.ReplicaGroup([[0, 1]]), op=nl.add)
+    return out
