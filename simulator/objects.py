@@ -31,13 +31,13 @@ class _NKIType(type):
         """Fields of a dataclass without default and without value: they may be set later."""
         if not dataclasses.is_dataclass(cls):
             return []
+        parameters = inspect.signature(cls.__init__).parameters
         return [
             field.name
             for field in dataclasses.fields(cls)
-            if field.init
-            and field.name not in given
-            and field.default is dataclasses.MISSING
-            and field.default_factory is dataclasses.MISSING
+            if field.name not in given
+            and field.name in parameters
+            and parameters[field.name].default is inspect.Parameter.empty
         ]
 
     def _is_plain(cls, name: str) -> bool:

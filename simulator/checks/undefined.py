@@ -1,10 +1,11 @@
 """Reads of elements that nothing has written: when they are a finding.
 
 Kernels move whole tiles of which a part is filled, and use that part alone: engines work on every
-lane anyway. So an instruction that makes each element of its result from the elements at one place
-of its operands hands "nothing has written this" on, as memory checkers do; the finding comes where
-it matters: a result of the kernel, an address, a predicate, a reduction. It is then the first
-read's, with the first read's line.
+lane anyway. So instructions hand "nothing has written this" on, as memory checkers do: an
+element-wise one or a transposition by element, another one of the engines that work lane by lane
+by partition, a product by row and column. The finding comes where it matters: a result of the
+kernel, an address, what crosses partitions. It is then the first read's, with the first read's
+line. A read of which every element is missing is a finding at once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,32 @@ from trnx.simulator.tensor import NkiTensor
 # is if it cannot be handed on.
 Read = tuple[torch.Tensor, str, FindingError]
 
+# Instructions whose results in one partition come from that partition of all operands.
+_LANES = frozenset(
+    {
+        "tensor_scalar",
+        "tensor_tensor",
+        "scalar_tensor_tensor",
+        "activation",
+        "activation2",
+        "activation_reduce",
+        "reciprocal",
+        "exponential",
+        "tensor_reduce",
+        "tensor_scalar_reduce",
+        "tensor_scalar_cumulative",
+        "tensor_tensor_scan",
+        "bn_stats",
+        "bn_aggr",
+        "max8",
+        "nc_find_index8",
+        "nc_match_replace8",
+        "range_select",
+        "select_reduce",
+        "tensor_copy_predicated",
+        "affine_select",
+    }
+)
 # Instruction -> the operands whose elements have their place in the result.
 _CARRIED = {
     "tensor_copy": ("src",),
@@ -40,7 +67,9 @@ def missing_elements(name: str, operand: str, tensor: NkiTensor) -> torch.Tensor
     """What is missing in an operand, if the instruction `name` hands it on; else None. Where all is
     missing, nothing sensible can come of it.
     """
-    if operand not in _CARRIED.get(name, ()) or tensor.indirection is not None:
+    if operand not in _CARRIED.get(name, ()) and name not in _LANES:
+        return None
+    if tensor.indirection is not None:
         return None
     missing = tensor.storage.written.mask(tensor) == 0
     return None if bool(missing.all()) and tensor.storage.undefined is None else missing
@@ -52,19 +81,36 @@ def carry(
     """After an instruction: what its reads miss is missing in what it wrote."""
     targets = [tensor for tensor, is_write in operands if is_write]
     for missing, operand, finding in reads:
-        place = _PLACES.get((name, operand), _same_place)
-        mask = place(missing, targets[0]) if len(targets) == 1 else None
-        if mask is None or targets[0].indirection is not None:
-            findings.report(finding)
-            continue
-        storage = targets[0].storage
-        storage.written.unmark(targets[0], mask)
-        if storage.undefined is None:
-            storage.undefined = finding
+        for target in targets:
+            mask = _place(name, operand, missing, target)
+            if mask is None or target.indirection is not None:
+                findings.report(finding)
+                continue
+            target.storage.written.unmark(target, mask)
+            if target.storage.undefined is None:
+                target.storage.undefined = finding
+
+
+def _place(
+    name: str, operand: str, missing: torch.Tensor, target: NkiTensor
+) -> torch.Tensor | None:
+    """What is missing in `target`, or None where that cannot be said."""
+    if operand in _CARRIED.get(name, ()):
+        mask = _PLACES.get((name, operand), _same_place)(missing, target)
+        if mask is not None:
+            return mask
+    return _lanes(missing, target) if name in _LANES else None
 
 
 def _same_place(missing: torch.Tensor, target: NkiTensor) -> torch.Tensor | None:
     return missing.reshape(target.shape) if missing.numel() == target.size else None
+
+
+def _lanes(missing: torch.Tensor, target: NkiTensor) -> torch.Tensor | None:
+    lanes = missing.reshape(missing.shape[0], -1).any(1)
+    if lanes.numel() != target.shape[0]:
+        return None
+    return lanes.view(-1, *[1] * (target.ndim - 1)).expand(target.shape)
 
 
 def _turned(missing: torch.Tensor, target: NkiTensor) -> torch.Tensor | None:
