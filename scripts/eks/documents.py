@@ -15,6 +15,9 @@ from trnx.eks.errors import YamlError
 
 Manifest = dict[str, Any]
 
+# Values in one file. Aliases of aliases can stand for more than any memory holds.
+LARGEST = 200_000
+
 
 class _UniqueKeyLoader(yaml.SafeLoader):
     """SafeLoader that raises on a mapping with equal keys."""
@@ -49,9 +52,39 @@ def parse(text: str, name: str) -> list[Any]:
         YamlError: no YAML, or a duplicate key.
     """
     try:
-        return [item for item in yaml.load_all(text, Loader=_UniqueKeyLoader) if item is not None]
+        found = [item for item in yaml.load_all(text, Loader=_UniqueKeyLoader) if item is not None]
     except yaml.YAMLError as error:
         raise YamlError(f"{name} is no valid YAML: {error}") from error
+    except RecursionError:
+        raise YamlError(f"{name} is nested too deep to be read") from None
+    if not _is_small(found):
+        raise YamlError(
+            f"{name} holds itself, or more than {LARGEST} values, through its aliases (*name); "
+            "write out what they stand for"
+        )
+    return _listed(found)
+
+
+def _is_small(value: Any) -> bool:
+    """Whether the values, with aliases written out, are few enough to be looked at one by one."""
+    left, waiting = LARGEST, [value]
+    while waiting and left >= 0:
+        item = waiting.pop()
+        parts = item.values() if isinstance(item, dict) else item
+        if isinstance(item, dict | list):
+            left -= len(item)
+            waiting.extend(part for part in parts if isinstance(part, dict | list))
+    return left >= 0
+
+
+def _listed(found: list[Any]) -> list[Any]:
+    """The documents, with the items of a `List` (as kubectl prints several) in its place."""
+    flat: list[Any] = []
+    for item in found:
+        inside = item.get("items") if isinstance(item, dict) else None
+        is_list = isinstance(inside, list) and item.get("kind") == "List"
+        flat.extend(inside if is_list and inside is not None else [item])
+    return flat
 
 
 def read(path: Path) -> list[Any]:

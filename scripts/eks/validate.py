@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,18 +67,26 @@ class Report:
         }
 
 
+# Schemas are looked up by these, so they have to be what they are in Kubernetes.
+_SHAPES = {
+    "apiVersion": re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?v[0-9][a-z0-9]*"),
+    "kind": re.compile(r"[A-Za-z][A-Za-z0-9]*"),
+}
+_MISSING = "missing, or no"
+
+
 def _shape(documents: Sequence[Any]) -> Iterator[Finding]:
     if not documents:
         fix = "check what was to be piped or saved here"
         yield Finding("manifest", "(the file)", "is empty", fix)
     for index, document in enumerate(documents):
-        for key in ("apiVersion", "kind"):
-            if not text(document, key):
+        for key, shape in _SHAPES.items():
+            if not shape.fullmatch(text(document, key)):
                 fix = f"add `{key}:`; a job file for trnx has `kind: train` or another of its kinds"
-                yield Finding("manifest", f"document {index}.{key}", "missing, or no text", fix)
+                yield Finding("manifest", f"document {index}.{key}", f"{_MISSING} {key}", fix)
         if not text(mapping(document, "metadata"), "name"):
             fix = "add `metadata: {name: ...}`"
-            yield Finding("manifest", f"document {index}.metadata.name", "missing, or no text", fix)
+            yield Finding("manifest", f"document {index}.metadata.name", f"{_MISSING} text", fix)
 
 
 def check_rules(manifests: Sequence[Manifest]) -> list[Finding]:

@@ -44,6 +44,7 @@ spec:
                   properties: {a: {type: string}}
                 none: {type: string, nullable: true}
 """
+BOMB = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
 THING = {"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "a"}}
 
 
@@ -118,7 +119,14 @@ def test_custom_schemas_have_what_render_writes(custom_schemas: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("a: 1\nb: 2\na: 3\n", "stands twice"), ("a: [", "no valid YAML"), ("a: {b: 1, b: 2}", "'b'")],
+    [
+        ("a: 1\nb: 2\na: 3\n", "stands twice"),
+        ("a: [", "no valid YAML"),
+        ("a: {b: 1, b: 2}", "'b'"),
+        ("a: &a [*a]", "holds itself"),
+        ("\n".join(["a0: &a0 [1, 1]", *BOMB]), "holds itself"),
+        ("[" * 5000 + "]" * 5000, "too deep"),
+    ],
 )
 def test_yaml_that_says_too_much_or_nothing(text: str, message: str) -> None:
     with pytest.raises(YamlError, match=message):
@@ -131,3 +139,14 @@ def test_unreadable_file(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(YamlError, match="cannot be read"):
         documents.read(tmp_path / "binary")
+
+
+def test_lists_as_kubectl_prints_them() -> None:
+    (thing,) = documents.parse("kind: List\napiVersion: v1\nitems: [{kind: A}]", "text")
+    assert thing == {"kind": "A"}
+
+
+@pytest.mark.parametrize("version", ["s3://a/b", "../../v1", "v1\x00", "V1", 1, "apps/", "/v1"])
+def test_versions_that_are_none(version: object) -> None:
+    (finding,) = validate([{**THING, "apiVersion": version}], "1.34").findings
+    assert (finding.rule, finding.field) == ("manifest", "document 0.apiVersion")
