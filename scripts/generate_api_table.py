@@ -101,6 +101,9 @@ def first_generation(name: str) -> int | None:
     module, _, last = name.rpartition(".")
     if module == "nki.isa" and last in INSTRUCTIONS:
         return max([2, *_required(inspect.unwrap(INSTRUCTIONS[last]))])
+    if module == "nki.collectives" and inspect.isfunction(find(name)):
+        # The reference restricts single parameters alone.
+        return max([2, *_required(inspect.unwrap(find(name)))])
     if module == "nki.language" and isinstance(find(name), Op):
         known = [op for op in vars(alu).values() if isinstance(op, dict)]
         ops = [table[last] for table in known if isinstance(table.get(last), alu.AluOp)]
