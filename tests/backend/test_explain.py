@@ -148,7 +148,10 @@ def test_a_compiled_function_is_explained_as_what_it_was_made_from() -> None:
 
     x = torch.ones(3, 4)
     plain = trnx.explain(function, x).to_dict()
-    for compiled in (torch.compile(function, backend="trnx"), torch.compile(function)):
+    for compiled in (
+        torch.compile(function, backend="trnx"),
+        torch.compile(function, backend="eager"),
+    ):
         found = trnx.explain(compiled, x).to_dict()
         assert found["predicted_seconds"] == plain["predicted_seconds"]
         assert len(found["graphs"]) == 1
