@@ -13,7 +13,6 @@ import typer
 from trnx.simulator.errors import TrnxError
 
 app = typer.Typer(
-    help="torch.compile for AWS Trainium, with an NKI simulator for machines without one.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -44,6 +43,24 @@ class Runner(StrEnum):
 
 TargetOption = Annotated[Target, typer.Option(help="The Trainium generation to compile for.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"trnx {version('trnx')}, torch {version('torch')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Say the versions."),
+    ] = False,
+) -> None:
+    """torch.compile for AWS Trainium, with an NKI simulator for machines without one."""
 
 
 @app.command()
@@ -149,7 +166,7 @@ def profile(
     },
 )
 def eks(context: typer.Context) -> None:
-    """Trainium jobs on Amazon EKS: render, validate, list. `trnx eks --help` says more."""
+    """Trainium jobs on Amazon EKS: render, validate, submit, status, logs; `trnx eks --help`."""
     from trnx.eks.extra import run
 
     run(context.args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,13 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     return 0
+
+
+def test_the_versions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--version") == 0
+    shown = capsys.readouterr().out
+    assert version("trnx") in shown
+    assert version("torch") in shown
 
 
 def test_explain_prints_the_plan(
