@@ -102,6 +102,8 @@ def all_gather_v(
     check_priority(emit, priority)
     emit.require(not has_rdispls, "has_rdispls is not supported")
     emit.require(len(group) == 4, f"a group must have 4 ranks, not {len(group)}")
+    if emit.programs != 2:
+        emit.finding(emit.name, "it needs ranks of two programs (LNC2): launch kernel[2]")
     columns = (1, len(group))
     part = _part(emit, srcs, dsts, metadata_tensor, columns, recv_counts_known, False)
     _meet(emit, group, part)

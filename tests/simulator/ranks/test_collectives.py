@@ -183,7 +183,9 @@ def test_all_gather_v(twin: ModuleType) -> None:
     want = np.full(20, -1, np.float32)
     for s in range(4):
         want[5 * s : 5 * s + counts[s]] = x[s][starts[s] : starts[s] + counts[s]]
-    for got, after in simulate_ranks(twin.moves_chunks, 4)(arguments):
+    with pytest.raises(FindingError, match="ranks of two programs"):
+        simulate_ranks(twin.moves_chunks, 4)(arguments)
+    for got, after in simulate_ranks(twin.moves_chunks[2], 4)(arguments):
         assert np.array_equal(got.numpy(), want)
         assert after.to(torch.int64)[2].tolist() == counts
 
