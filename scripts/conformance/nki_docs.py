@@ -10,8 +10,10 @@ From a checkout of the documentation repository this runs
 * every kernel defined in `nki/examples`, with `torch_xla` and `jax` kept out, and the example
   scripts that need neither as they are.
 
-An example passes if its own assertions hold and its results equal NumPy's. The example that
-violates a layout must raise a named error, and so must the files that are no runnable Python.
+An example passes if its own assertions hold and its results equal NumPy's; a kernel also has to
+give equal Programs traced with values and without, whose replays equal the first run bit for bit.
+The example that violates a layout must raise a named error, and so must the files that are no
+runnable Python.
 
     python scripts/conformance/nki_docs.py --checkout PATH --json | tee nki_docs.log
 
@@ -33,6 +35,7 @@ from pathlib import Path
 
 import nki_docs_blocks as blocks
 import nki_docs_kernels as kernels
+import nki_docs_modes as modes
 
 from trnx.simulator import install
 
@@ -64,8 +67,8 @@ def run_all(checkout: Path, folder: Path) -> list[Result]:
     """All results; generated module files go to `folder`."""
     results = []
     for block in blocks.find_blocks(checkout):
-        if not block.calls_nki:
-            results.append(Result(block.name, "no code", "pseudo-code", 0.0))
+        if block.why_not:
+            results.append(Result(block.name, "no code", block.why_not, 0.0))
             continue
         results.append(attempt(block.name, lambda block=block: blocks.run(block, folder)))
     for name, run in kernels.cases(checkout):
@@ -90,7 +93,9 @@ def main() -> int:
         counts[result.status] += 1
         print(f"{result.status:8} {result.name:60} {result.seconds:7.2f} s  {result.detail}")
     print(", ".join(f"{count} {status}" for status, count in counts.items()))
+    print(f"{len(modes.compared)} kernels traced in both modes: equal Programs, equal replays")
     if options.json:
+        counts["equal programs"] = len(modes.compared)
         print(json.dumps({**counts, "results": [asdict(result) for result in results]}))
     return 0 if counts["passed"] and not counts["failed"] else 1
 

@@ -16,8 +16,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from nki_docs_modes import simulated
 
-from trnx.simulator import interactive, simulate
+from trnx.simulator import interactive
 
 _BLOCK = re.compile(r"^\.\. code-block:: python\n\n((?:[ \t]+.*\n?|\n)+)", re.MULTILINE)
 _NAMES = {"nki", "nl", "nisa"}
@@ -25,11 +26,11 @@ _NAMES = {"nki", "nl", "nisa"}
 
 @dataclass(frozen=True)
 class Block:
-    """One code block: where it stands, its code, the kernels it defines."""
+    """One code block: where it stands, its code, why it cannot run if so, the kernels it defines."""
 
     name: str
     code: str
-    calls_nki: bool
+    why_not: str
     functions: tuple[str, ...]
 
 
@@ -56,25 +57,28 @@ def _block(name: str, code: str) -> Block:
     try:
         tree = ast.parse(code)
     except SyntaxError:
-        return Block(name, code, False, ())
-    used = not any(
-        # `...` in the place of a value: a sketch.
+        return Block(name, code, "no Python: it does not parse", ())
+    why_not = ""
+    if any(
         isinstance(node, ast.keyword | ast.Expr)
         and isinstance(node.value, ast.Constant)
         and node.value.value is ...
         for node in ast.walk(tree)
-    ) and any(
+    ):
+        why_not = "a sketch: ... stands for a value"
+    elif not any(
         isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id in _NAMES
         for node in ast.walk(tree)
-    )
+    ):
+        why_not = "pseudo-code of what an instruction computes: no call of NKI"
     kernels = tuple(
         item.name for item in tree.body if isinstance(item, ast.FunctionDef) and item.args.args
     )
     # A function among other statements is a loop's body, not a kernel.
     others = [n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.Import)]
-    return Block(name, code, used, () if others else kernels)
+    return Block(name, code, why_not, () if others else kernels)
 
 
 def run(block: Block, folder: Path) -> str:
@@ -282,7 +286,7 @@ CHECKS: dict[str, Callable[[Ran], None]] = {
 
 def _dma_gather(module: ModuleType) -> str:
     data, rows = _random(300, 64), _indices(128, 1, high=300)
-    _close(simulate(module.indirect_gather_kernel)(data, rows), data[rows[:, 0]])
+    _close(simulated(module.indirect_gather_kernel)(data, rows), data[rows[:, 0]])
     return "NumPy"
 
 
@@ -291,13 +295,13 @@ def _dma_scatter(module: ModuleType) -> str:
     rows = np.random.default_rng(2).permutation(300)[:128].astype(np.uint32)[:, None]
     expected = output.copy()
     expected[rows[:, 0]] = data
-    _close(simulate(module.indirect_scatter_kernel)(data, rows, output), expected)
+    _close(simulated(module.indirect_scatter_kernel)(data, rows, output), expected)
     return "NumPy"
 
 
 def _matmul(module: ModuleType) -> str:
     left, right = _random(512, 128), _random(512, 256)
-    result = simulate(module.nc_matmul_accumulate_kernel)(left, right)
+    result = simulated(module.nc_matmul_accumulate_kernel)(left, right)
     _close(result, left.astype(np.float64).T @ right, 1e-4)
     return "NumPy"
 
@@ -307,7 +311,7 @@ def _gather_transpose(module: ModuleType) -> str:
     data = _random(256, 128).astype(ml_dtypes.bfloat16)
     rows = _indices(128, 1, high=256)
     expected = data[rows.T.flatten()].T.astype(np.float32)
-    _close(simulate(module.gather_transpose_kernel)(data, rows), expected)
+    _close(simulated(module.gather_transpose_kernel)(data, rows), expected)
     return "NumPy"
 
 
@@ -315,7 +319,7 @@ def _gather_transpose_2d(module: ModuleType) -> str:
     data = _random(512, 128).astype(ml_dtypes.bfloat16)
     rows = _indices(128, 2, high=512)
     expected = data[rows.T.flatten()].T.astype(np.float32)
-    _close(simulate(module.gather_transpose_2d_kernel)(data, rows), expected)
+    _close(simulated(module.gather_transpose_2d_kernel)(data, rows), expected)
     return "NumPy"
 
 
@@ -323,7 +327,7 @@ def _gather_transpose_4d(module: ModuleType) -> str:
     data = _random(256, 1, 3, 64).astype(ml_dtypes.bfloat16)
     rows = _indices(128, 2, high=256)
     expected = data[rows.T.flatten()].transpose(3, 1, 2, 0).astype(np.float32)
-    result = simulate(module.gather_transpose_4d_kernel)(data, rows)
+    result = simulated(module.gather_transpose_4d_kernel)(data, rows)
     _close(result, expected.reshape(result.shape))
     return "NumPy"
 
@@ -333,7 +337,7 @@ def _activate2(module: ModuleType) -> str:
     wide = torch.from_numpy(data).double() * 2.0 + 0.5
     expected = torch.nn.functional.gelu(wide).numpy()
     kernel = module.activate2_scale_bias_kernel
-    _close(simulate(kernel, "trn3")(data), expected, 1e-5)
+    _close(simulated(kernel, "trn3")(data), expected, 1e-5)
     return "NumPy, on trn3"
 
 
@@ -422,7 +426,7 @@ def _run_on_two_cores(block: Block, folder: Path) -> str:
     inside = textwrap.indent(head + body + "\n" + tail + f"return {shared}\n", "    ")
     code = f"from nki.isa import core_barrier, sendrecv\n@nki.jit\ndef example(unused):\n{inside}"
     kernel = _module(code, block.name.split(" ")[0].rpartition(".")[2], folder).example
-    result = simulate(kernel, "trn2", grid=2)(np.zeros((1, 1), np.float32))
+    result = simulated(kernel, "trn2", grid=2)(np.zeros((1, 1), np.float32))
     half = len(result) // 2
     first, second = (1, 2) if shared == "shared_tensor" else (2, 1)
     _close(result[:half], first)

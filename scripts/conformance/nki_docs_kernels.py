@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from nki_docs_modes import simulated
 
-from trnx.simulator import load_module, simulate
+from trnx.simulator import load_module
 from trnx.simulator.errors import FindingError
 from trnx.simulator.twins import KernelSourceError
 
@@ -81,28 +82,28 @@ def _close(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
 
 def _add(file: Path, name: str) -> str:
     a, b = _random(4, 3), _random(4, 3) + 1
-    _close(simulate(_kernel(file, name))(a, b), a + b)
+    _close(simulated(_kernel(file, name))(a, b), a + b)
     half = torch.ones(4, 3, dtype=torch.float16)
-    result = simulate(_kernel(file, name))(half, half)
+    result = simulated(_kernel(file, name))(half, half)
     assert torch.equal(result, half + half), "torch in, another result out"
     return "NumPy and torch"
 
 
 def _add_tiled(file: Path, name: str) -> str:
     a, b = _random(256, 1024), _random(256, 1024) + 1
-    _close(simulate(_kernel(file, name), "trn1")(a, b), a + b)
+    _close(simulated(_kernel(file, name), "trn1")(a, b), a + b)
     return "NumPy"
 
 
 def _exp(file: Path, name: str) -> str:
     a = _random(128, 512)
-    _close(simulate(_kernel(file, name))(a), np.exp(a))
+    _close(simulated(_kernel(file, name))(a), np.exp(a))
     return "NumPy"
 
 
 def _split(file: Path, name: str) -> str:
     a = _random(4, 5)
-    even, odd = simulate(_kernel(file, name))(a)
+    even, odd = simulated(_kernel(file, name))(a)
     _close(even, a[:, ::2])
     _close(odd, a[:, 1::2])
     return "NumPy"
@@ -112,7 +113,7 @@ def _pool(reduce: Callable[..., Any]) -> Callable[[Path, str], str]:
     def test(file: Path, name: str) -> str:
         a = _random(2, 6, 6)
         windows = a.reshape(2, 3, 2, 3, 2)
-        _close(simulate(_kernel(file, name))(a, 2), reduce(windows, axis=(2, 4)))
+        _close(simulated(_kernel(file, name))(a, 2), reduce(windows, axis=(2, 4)))
         return "NumPy"
 
     return test
@@ -121,7 +122,7 @@ def _pool(reduce: Callable[..., Any]) -> Callable[[Path, str], str]:
 def _transpose(file: Path, name: str) -> str:
     a = np.random.default_rng(0).integers(-128, 127, (5, 12)).astype(np.int8)
     expected = a.reshape(5, 3, 4).transpose(0, 2, 1).reshape(5, 12)
-    assert np.array_equal(simulate(_kernel(file, name))(a, (3, 4)), expected)
+    assert np.array_equal(simulated(_kernel(file, name))(a, (3, 4)), expected)
     return "NumPy"
 
 
@@ -129,7 +130,7 @@ def _matmul(m: int, k: int, n: int) -> Callable[[Path, str], str]:
     def test(file: Path, name: str) -> str:
         left, right = _random(k, m), _random(k, n)
         expected = left.astype(np.float64).T @ right
-        _close(simulate(_kernel(file, name))(left, right), expected, 1e-3)
+        _close(simulated(_kernel(file, name))(left, right), expected, 1e-3)
         return "NumPy"
 
     return test
@@ -153,13 +154,13 @@ def _mamba(file: Path, name: str) -> str:
     delta, u = np.abs(_random(batch, channels, length)), _random(batch, channels, length)
     a = -np.abs(_random(channels, states))
     b, c = _random(batch, states, length), _random(batch, states, length) + 0.5
-    _close(simulate(_kernel(file, name))(delta, u, a, b, c), _scan(delta, u, a, b, c), 1e-3)
+    _close(simulated(_kernel(file, name))(delta, u, a, b, c), _scan(delta, u, a, b, c), 1e-3)
     return "NumPy"
 
 
 def _violation(file: Path, name: str) -> str:
     try:
-        simulate(_kernel(file, name))(torch.ones(256, 512, dtype=torch.bfloat16))
+        simulated(_kernel(file, name))(torch.ones(256, 512, dtype=torch.bfloat16))
     except FindingError as finding:
         if finding.location is None or finding.location.file != str(file.resolve()):
             raise AssertionError(f"the error does not name the example's line: {finding}") from None
