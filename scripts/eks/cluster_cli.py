@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+# Between two looks at why a pod does not start.
+LOOK_SECONDS = 10.0
+
 TimeoutOption = Annotated[
     float | None, typer.Option("--timeout", min=0, help="Seconds to wait; else until the end.")
 ]
@@ -51,15 +55,36 @@ def _object(done: list[Applied], state: JobState | None, *, dry_run: bool) -> di
     return {"objects": objects, "dry_run": dry_run, "state": shown}
 
 
-def _notice(said: str) -> None:
-    typer.echo(said, err=True)
+class _Waiting:
+    """Says on stderr that a pod has not started, and why, whenever that changes."""
+
+    def __init__(self, api: Api, where: Target) -> None:
+        self.api, self.where = api, where
+        self.looked = -LOOK_SECONDS
+        self.said: list[str] = []
+
+    def __call__(self, said: str) -> None:
+        from trnx.eks.cluster.snapshot import look
+        from trnx.eks.cluster.status import state_of
+
+        if time.monotonic() - self.looked < LOOK_SECONDS:
+            return
+        self.looked = time.monotonic()
+        state = state_of(look(self.api, self.where.namespace, self.where.name))
+        told = [f"{said}: {state.phase} ({state.message})"]
+        for whose, cause in state.causes():
+            told.append(f"  {whose}: {cause.name}: {cause.message}\n    fix: {cause.fix}")
+        if told != self.said:
+            typer.echo("\n".join(told), err=True)
+            self.said = told
 
 
 def _follow(api: Api, where: Target, start_timeout: float) -> None:
     from trnx.eks.cluster.logs import Follow, Wanted, rank_lines
 
     wanted = Wanted(follow=True)
-    source = Follow(api, where.namespace, where.name, wanted, start_timeout, _notice)
+    waiting = _Waiting(api, where)
+    source = Follow(api, where.namespace, where.name, wanted, start_timeout, waiting)
     for line in rank_lines(source, 0):
         typer.echo(line)
 
@@ -188,7 +213,8 @@ def logs(
     api = cluster(kubeconfig, context, request_timeout)
     workloads_of(api, where.namespace, where.name)
     wanted = Wanted(follow, previous, tail)
-    source = Follow(api, where.namespace, where.name, wanted, start_timeout, _notice)
+    waiting = _Waiting(api, where)
+    source = Follow(api, where.namespace, where.name, wanted, start_timeout, waiting)
     if number is None:
         lines = all_lines(source)
     else:

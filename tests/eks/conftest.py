@@ -97,6 +97,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = api.Patience
 
     def patience(connect: float = 1.0, read: float = 1.0) -> Any:
-        return whole(connect, min(read, 1.0), poll=0.02, retries=2, backoff=0.0)
+        return whole(connect, min(read, 1.0), poll=0.02, retries=2, backoff=0.0, outages=4)
 
     monkeypatch.setattr(api, "Patience", patience)

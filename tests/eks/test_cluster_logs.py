@@ -177,11 +177,33 @@ def test_the_end_of_an_answer_is_not_the_end_of_a_running_pod(cluster: Cluster) 
     assert _run() == TEXT
 
 
-def test_waiting_is_told(cluster: Cluster) -> None:
+def test_a_server_that_is_away_while_a_pod_is_looked_for(cluster: Cluster) -> None:
+    _job(cluster)
+    _pod(cluster, 0, Log(ABCDE, [(5, END)]))
+    away = [0]
+
+    def fault(request: Any) -> Any:
+        away[0] += request.path.endswith("/pods")
+        return CUT if 0 < away[0] < 6 and request.path.endswith("/pods") else None
+
+    cluster.faults.append(fault)
+    assert _run("-f") == TEXT
+    away[0] = 0
+    with pytest.raises(UnreachableError):
+        _run()
+
+
+def test_waiting_is_told_with_its_cause(cluster: Cluster) -> None:
     _job(cluster, ended=False)
     _pod(cluster, 0, None, phase="Pending")
+    missing = 'persistentvolumeclaim "fsx" not found'
+    unscheduled = {"type": "PodScheduled", "status": "False", "message": missing}
+    cluster.objects["pods", "default", "j-0"]["status"]["conditions"] = [unscheduled]
     result = runner.invoke(app, ["logs", "j", "-f", "--start-timeout", "0.05"])
-    assert result.stderr == "waiting for rank 0 of j to start\n"
+    first, cause, fix = result.stderr.splitlines()
+    assert first == "waiting for rank 0 of j to start: pending (1 of 1 pods do not run)"
+    assert cause == f"  rank 0: claim-missing: {missing}"
+    assert "create the claim" in fix
 
 
 def test_pods_that_never_start(cluster: Cluster) -> None:

@@ -69,6 +69,18 @@ def test_submit_checks_all_before_it_applies_any(cluster: Cluster) -> None:
     assert template["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "trnx-eks"
 
 
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_example_comes_and_goes(cluster: Cluster, path: Path) -> None:
+    applied = [item["object"] for item in _last(_run("submit", str(path), "--json"))["objects"]]
+    assert len(cluster.objects) == len(applied)
+    assert (
+        "starting" in _run("status", str(path)).stdout
+        or "pending" in _run("status", str(path)).stdout
+    )
+    assert sorted(_last(_run("delete", str(path), "--json"))["removed"]) == sorted(applied)
+    assert cluster.objects == {}
+
+
 def test_submit_again_changes_nothing(cluster: Cluster) -> None:
     assert _run("submit", TRAIN).stdout == "JobSet/llama-fsdp created\n"
     assert _run("submit", TRAIN).stdout == "JobSet/llama-fsdp unchanged\n"

@@ -7,10 +7,11 @@ sent again (reads, server-side apply, deletes by uid).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import urllib3
 import yaml
@@ -22,11 +23,20 @@ from kubernetes.config.config_exception import ConfigException
 from trnx.eks.cluster.resources import KNOWN, Resource
 from trnx.eks.cluster.translate import bad_answer, translated, unreachable
 from trnx.eks.documents import Manifest
-from trnx.eks.errors import AbsentError, NoClusterError, NotInstalledError
+from trnx.eks.errors import (
+    AbsentError,
+    NoClusterError,
+    NotInstalledError,
+    ServerError,
+    UnreachableError,
+)
 
 FIELD_MANAGER = "trnx"
 APPLY = "application/apply-patch+yaml"
 _PAGE = 500
+T = TypeVar("T")
+# Seconds between two attempts to reach a server that is away.
+LONGEST_PAUSE = 15.0
 _RETRIED = (429, 500, 502, 503, 504)
 
 
@@ -39,6 +49,23 @@ class Patience:
     poll: float = 2.0
     retries: int = 3
     backoff: float = 0.3
+    outages: int = 8
+
+
+def outlast(patience: Patience, call: Callable[[], T], until: float | None = None) -> T:
+    """What a call returns, over outages of the server that retries of one request do not outlast.
+
+    Raises:
+        ClusterError: the outage is longer, or `until` (of the monotonic clock) is over.
+    """
+    for attempt in range(patience.outages):
+        try:
+            return call()
+        except (UnreachableError, ServerError):
+            if until is not None and time.monotonic() >= until:
+                raise
+        time.sleep(min(patience.poll * 2**attempt, LONGEST_PAUSE))
+    return call()
 
 
 def _configuration(patience: Patience) -> Any:

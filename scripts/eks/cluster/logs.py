@@ -8,18 +8,17 @@ from the first line, so as many are skipped. `rank` is a pod's completion index.
 from __future__ import annotations
 
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from functools import partial
 
 import urllib3
 
-from trnx.eks.cluster.api import Api
+from trnx.eks.cluster.api import Api, outlast
 from trnx.eks.cluster.ended import terminated
+from trnx.eks.cluster.log_lines import Position, Sieve, whole_lines
 from trnx.eks.cluster.resources import POD
 from trnx.eks.cluster.snapshot import Snapshot, name_of, pods_of, rank_of, workloads_of
 from trnx.eks.cluster.status import ENDED, state_of
@@ -34,86 +33,10 @@ from trnx.eks.errors import (
 )
 from trnx.eks.pod_views import items, mapping, text
 
-_STAMP = re.compile(
-    r"(?P<stamp>(?P<seconds>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(?P<part>\d+))?"
-    r"(?P<zone>Z|[+-]\d\d:\d\d))(?: (?P<said>.*))?",
-    re.DOTALL,
-)
 # A silent stream is opened again after so many seconds: a dead connection says nothing.
 SILENCE = 60.0
 # Lost connections in a row, without a new line between them, until it is given up.
 LOST = 5
-
-
-@dataclass
-class Position:
-    """How far a pod's log was read: the last stamp, lines with that stamp, and lines in all."""
-
-    stamp: str = ""
-    at_stamp: int = 0
-    lines: int = 0
-
-    def query(self) -> dict[str, str]:
-        """What asks for the lines from here on; whole seconds, as the server takes them."""
-        if not self.stamp:
-            return {}
-        moment = datetime.fromisoformat(self.stamp).astimezone(UTC)
-        return {"sinceTime": moment.strftime("%Y-%m-%dT%H:%M:%SZ")}
-
-
-@dataclass
-class _Filter:
-    """Leaves out, in one answer, what was printed before."""
-
-    position: Position
-    same: int = 0
-    seen: int = 0
-    start: Position = field(init=False)
-
-    def __post_init__(self) -> None:
-        now = self.position
-        self.start = Position(now.stamp, now.at_stamp, now.lines)
-
-    def line(self, raw: str) -> str | None:
-        """The line without its stamp; None for one that was printed before."""
-        found = _STAMP.fullmatch(raw)
-        self.seen += 1
-        if found is None:
-            if not self.start.stamp and self.seen <= self.start.lines:
-                return None
-            self.position.lines += 1
-            return raw
-        stamp, said = found["stamp"], found["said"] or ""
-        if self.start.stamp and _key(stamp) <= _key(self.start.stamp):
-            if _key(stamp) < _key(self.start.stamp):
-                return None
-            self.same += 1
-            if self.same <= self.start.at_stamp:
-                return None
-        now = self.position
-        now.at_stamp = now.at_stamp + 1 if stamp == now.stamp else 1
-        now.stamp = stamp
-        now.lines += 1
-        return said
-
-
-def _key(stamp: str) -> tuple[str, str]:
-    """Orders stamps of one zone, which a pod's are; fractions have any number of digits."""
-    found = _STAMP.fullmatch(stamp)
-    assert found is not None
-    return found["seconds"], (found["part"] or "").ljust(9, "0")
-
-
-def _chunks(answer: urllib3.HTTPResponse) -> Iterator[str]:
-    """Whole lines of an answer; an unfinished last one only where the answer ended well."""
-    left = b""
-    for part in answer.stream(1 << 16, decode_content=True):
-        left += part
-        *lines, left = left.split(b"\n")
-        for line in lines:
-            yield line.decode(errors="replace")
-    if left:
-        yield left.decode(errors="replace")
 
 
 def _container(pod: Manifest) -> str:
@@ -156,13 +79,13 @@ def pod_lines(api: Api, pod: Manifest, wanted: Wanted) -> Iterator[str]:
     position, lost = Position(), 0
     while True:
         before = position.lines
-        sieve = _Filter(position)
+        sieve = Sieve(position)
         ended = silent = False
         reason = ""
         try:
             answer = _open(api, pod, wanted, position)
             try:
-                for raw in _chunks(answer):
+                for raw in whole_lines(answer):
                     if (line := sieve.line(raw)) is not None:
                         yield line
                 ended = True
@@ -180,7 +103,7 @@ def pod_lines(api: Api, pod: Manifest, wanted: Wanted) -> Iterator[str]:
             return
         if ended or silent:
             # Neither the end of an answer nor silence is the end of a log: the pod's is.
-            if _is_over(api, pod):
+            if outlast(api.patience, partial(_is_over, api, pod)):
                 return
             time.sleep(api.patience.poll if ended else 0)
             continue
@@ -218,15 +141,6 @@ def _newest(api: Api, namespace: str, name: str, rank: int) -> Manifest | None:
     return next((pod for pod in reversed(pods) if _has_log(pod)), pods[-1] if pods else None)
 
 
-def _job_ended(api: Api, namespace: str, name: str) -> bool:
-    try:
-        workloads = workloads_of(api, namespace, name)
-    except AbsentError:
-        return True
-    pods = pods_of(api, namespace, name)
-    return state_of(Snapshot(name, namespace, workloads, pods)).phase in ENDED
-
-
 def _say_nothing(_: str) -> None:
     """What is said of waiting, where nobody is there to read it."""
 
@@ -243,27 +157,42 @@ class Follow:
     notice: Callable[[str], None] = _say_nothing
 
 
+def _job_ended(source: Follow) -> bool:
+    try:
+        workloads = workloads_of(source.api, source.namespace, source.name)
+    except AbsentError:
+        return True
+    pods = pods_of(source.api, source.namespace, source.name)
+    return state_of(Snapshot(source.name, source.namespace, workloads, pods)).phase in ENDED
+
+
+def _ended(source: Follow) -> bool:
+    return outlast(source.api.patience, partial(_job_ended, source))
+
+
 def _wait_for_pod(source: Follow, rank: int, seen: set[str]) -> Manifest | None:
     """The rank's next pod with a log; None once the job has ended without one.
 
     Raises:
         TimedOutError: none in time; AbsentError: the job has no such rank.
     """
-    start, told = time.monotonic(), False
+    start = time.monotonic()
     while True:
-        pod = _newest(source.api, source.namespace, source.name, rank)
+        pod = outlast(
+            source.api.patience,
+            partial(_newest, source.api, source.namespace, source.name, rank),
+            None if source.wanted.follow else start,
+        )
         if pod and _has_log(pod) and _identity(pod) not in seen:
             return pod
-        if not source.wanted.follow or _job_ended(source.api, source.namespace, source.name):
+        if not source.wanted.follow or _ended(source):
             if pod is None and not seen:
                 raise AbsentError(
                     f"job {source.name} has no pod of rank {rank}; `trnx eks status {source.name} "
                     f"--namespace {source.namespace}` says which there are, and why"
                 )
             return None
-        if not told:
-            source.notice(f"waiting for rank {rank} of {source.name} to start")
-            told = True
+        source.notice(f"waiting for rank {rank} of {source.name} to start")
         if time.monotonic() - start > source.timeout:
             raise TimedOutError(
                 f"rank {rank} of {source.name} has not started for {source.timeout:.0f} s; "

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from trnx.eks.cluster.api import Api
+from trnx.eks.cluster.api import Api, outlast
 from trnx.eks.cluster.resources import WORKLOADS, Resource
 from trnx.eks.cluster.snapshot import Snapshot, is_ours, look, name_of, objects_of
 from trnx.eks.cluster.status import JobState, state_of
@@ -16,7 +17,6 @@ from trnx.eks.errors import (
     ClusterError,
     JobExistsError,
     TimedOutError,
-    UnreachableError,
 )
 from trnx.eks.pod_views import mapping, title
 from trnx.eks.pods import MANAGED_BY, MANAGER
@@ -109,23 +109,15 @@ def wait(
 ) -> JobState:
     """Look until the job has ended (a service: until it runs); `show` sees every change.
 
-    A server that does not answer is asked again for as long as `timeout` allows, or for ten reads.
-
     Raises:
         TimedOutError: neither in time.
         AbsentError: the job was removed.
+        ClusterError: the server is away for longer than an update of it takes.
     """
-    start, shown, failures = time.monotonic(), None, 0
+    start, shown = time.monotonic(), None
+    until = None if timeout is None else start + timeout
     while True:
-        try:
-            state = state_of(look(api, namespace, name))
-            failures = 0
-        except UnreachableError:
-            failures += 1
-            if failures >= 10 or _over(start, timeout):
-                raise
-            time.sleep(api.patience.poll)
-            continue
+        state = state_of(outlast(api.patience, partial(look, api, namespace, name), until))
         seen = (state.phase, state.message, tuple(cause.name for _, cause in state.causes()))
         if seen != shown:
             show(state)
