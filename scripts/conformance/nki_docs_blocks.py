@@ -26,7 +26,7 @@ _NAMES = {"nki", "nl", "nisa"}
 
 @dataclass(frozen=True)
 class Block:
-    """One code block: where it stands, its code, why it cannot run if so, the kernels it defines."""
+    """One code block: where it stands, its code, why it is not run if so, kernels it defines."""
 
     name: str
     code: str
