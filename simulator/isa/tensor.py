@@ -190,6 +190,7 @@ def _check_tiling(
     if not size:
         return
     emit.require(len(size) == 2 and len(position) == 2, "tile_position and tile_size are pairs")
+    emit.detail += f" tile {position[0]} {position[1]} {size[0]} {size[1]}"
     least = 64 if emit.generation == 2 else 32
     for extent, start, used, what in zip(size, position, (rows, m), ("row", "column"), strict=True):
         emit.require(

@@ -58,6 +58,10 @@ class Cost:
     ports: int = 0
     priority: int = 0  # of a DMA: 0 goes before 3
     meets: bool = False  # starts together with its counterpart on the other core
+    # Of a product on a part of TensorE's array: the 32 x 32 squares that it uses, as bits, and for
+    # how long; its interval is then how long it keeps others from starting. 0: the whole array.
+    squares: int = 0
+    squares_ps: int = 0
 
 
 class Instruction:

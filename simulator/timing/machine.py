@@ -22,7 +22,7 @@ from trnx.simulator.timing.cost import (
     picoseconds,
 )
 from trnx.simulator.timing.dependencies import Dependencies
-from trnx.simulator.timing.resources import Hbm, Lanes, Throttle
+from trnx.simulator.timing.resources import Hbm, Lanes, Squares, Throttle
 from trnx.simulator.timing.schedule import Schedule, Wait
 
 _PORTS = (SBUF_PORT, PSUM_PORT)
@@ -59,6 +59,7 @@ class Machine:
         stagger = picoseconds(constants.dma_stagger_ns)
         self.lanes = {c: Lanes(hardware.dma_engines, classes, stagger) for c in cores}
         self.throttle = {c: Throttle(picoseconds(constants.throttle_ns)) for c in cores}
+        self.squares = {c: Squares() for c in cores}
         self.hbm = Hbm()
         self.tables: dict[int, str] = {}
         # (core, port or bank) -> (free, the queue that took it last).
@@ -150,9 +151,11 @@ class Machine:
         interval, latency = cost.interval, cost.latency
         kind = cost.queue
         if kind == TENSOR:
-            work = interval + cost.weights if start > self.free[q] else interval
-            interval = self.throttle[q // COUNT].stretched(start, work)
-            result.throttled_ps += interval - work
+            later = self.squares[q // COUNT].start(cost, start)
+            if later > start:
+                heappush(self._ready, (later, q))
+                return False
+            interval = self._product(q, position, cost, start)
             latency += interval - cost.interval
         elif kind == SCALAR and cost.table and self.tables.get(q) != cost.table:
             self.tables[q] = cost.table
@@ -169,6 +172,17 @@ class Machine:
         for other in self.blocked.pop(position, ()):
             self.examine(other)
         return True
+
+    def _product(self, q: int, position: int, cost: Cost, start: int) -> int:
+        """How long a product keeps TensorE's queue."""
+        # Weights load behind the product before, unless the engine waited for another.
+        work = cost.interval + (cost.weights if self.result.reason[position] else 0)
+        load = cost.squares_ps * cost.squares.bit_count() // 16 if cost.squares else work
+        beyond = cost.squares_ps - load if cost.squares else 0
+        slower = self.throttle[q // COUNT].stretched(start, load, beyond) - load
+        self.result.throttled_ps += slower
+        self.squares[q // COUNT].take(cost, start + cost.squares_ps + slower)
+        return work + slower
 
     def _port_keys(self, q: int, position: int, cost: Cost) -> list[tuple[int, int]]:
         core = q // COUNT

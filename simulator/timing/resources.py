@@ -21,11 +21,13 @@ class Throttle:
         self._is_warm = window == 0
         self._last_end = 0
 
-    def stretched(self, start: int, interval: int) -> int:
-        """The time that work of `interval` takes when it starts at `start`."""
+    def stretched(self, start: int, interval: int, beyond: int = 0) -> int:
+        """The time that work of `interval` takes when it starts at `start`. The engine is active
+        for `beyond` longer than that: work on a part of the array counts with its share alone.
+        """
         if not self._window:
             return interval
-        self._level -= start - self._last_end
+        self._level -= max(0, start - self._last_end)
         if self._level <= 0:
             self._level, self._is_warm = 0, False
         taken = interval
@@ -38,17 +40,51 @@ class Throttle:
             self._level = min(self._level, limit)
         elif self._level >= self._window:
             self._is_warm, self._level = True, limit
-        self._last_end = start + taken
+        self._last_end = max(self._last_end, start + taken + beyond)
         return taken
 
-    def state(self, now: int) -> tuple[int, bool]:
+    def state(self, now: int) -> tuple[int, int, bool]:
         """What decides about work from `now` on; equal states behave the same."""
-        level = self._level - (now - self._last_end)
-        return (level, self._is_warm) if level > 0 else (0, False)
+        ahead = max(0, self._last_end - now)
+        level = self._level - max(0, now - self._last_end)
+        return (level, ahead, self._is_warm) if level > 0 else (0, 0, False)
 
     def shift(self, ps: int) -> None:
         """As if everything had happened `ps` later."""
         self._last_end += ps
+
+
+class Squares:
+    """The 32 x 32 squares of TensorE's array: products on different ones work side by side."""
+
+    __slots__ = ("_free", "_is_used")
+
+    def __init__(self) -> None:
+        self._free = [0] * 16
+        self._is_used = False
+
+    def start(self, cost: Cost, start: int) -> int:
+        """When the squares of a product are free."""
+        if not self._is_used:
+            return start
+        squares = cost.squares or 0xFFFF
+        return max(start, *(free for i, free in enumerate(self._free) if squares >> i & 1))
+
+    def take(self, cost: Cost, until: int) -> None:
+        """Use the squares of a product."""
+        if cost.squares:
+            self._is_used = True
+            for i in range(len(self._free)):
+                if cost.squares >> i & 1:
+                    self._free[i] = until
+
+    def state(self, now: int) -> tuple[int, ...]:
+        """Relative to `now`."""
+        return tuple(max(0, free - now) for free in self._free) if self._is_used else ()
+
+    def shift(self, ps: int) -> None:
+        """As if everything had happened `ps` later."""
+        self._free = [free + ps for free in self._free]
 
 
 class Lanes:

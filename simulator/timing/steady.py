@@ -182,6 +182,7 @@ def _state(machine: Machine, position: int, now: int) -> tuple[Any, ...]:
         parts.append(tuple(flying))
     for core, lanes in machine.lanes.items():
         parts.append((lanes.state(now), machine.throttle[core].state(now)))
+        parts.append(machine.squares[core].state(now))
     parts.append(machine.hbm.state(now))
     parts.append(tuple(sorted(machine.tables.items())))
     ports = sorted(machine.ports.items())
@@ -207,6 +208,7 @@ def _jump(machine: Machine, run: Run, before: _Seen, seen: _Seen) -> bool:
     for core, lanes in machine.lanes.items():
         lanes.shift(delay * times)
         machine.throttle[core].shift(delay * times)
+        machine.squares[core].shift(delay * times)
     machine.hbm.shift(delay * times)
     machine.ports = {key: (free + delay * times, q) for key, (free, q) in machine.ports.items()}
     machine.result.throttled_ps += (seen.throttled - before.throttled) * times

@@ -284,3 +284,19 @@ def test_collectives_cost_hops_and_bytes(target: str) -> None:
 def test_ranks_that_are_not_there_are_refused() -> None:
     with pytest.raises(RankArgumentsError, match="rank 4 is not one of 4"):
         one_of(4, 4)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_row_tiles_work_side_by_side(kernels: ModuleType, target: str) -> None:
+    bf16 = torch.bfloat16
+    specs = [_spec(128, 128, dtype=bf16), _spec(128, 512, dtype=bf16)]
+    chip = hardware(target)
+    whole, halves = (
+        trace(kernels.row_tiles, [*specs, 3000, tiles], target=target) for tiles in (1, 2)
+    )
+    one, two = schedule(whole.rows, chip), schedule(halves.rows, chip)
+    assert two.total_ps == pytest.approx(one.total_ps / 2, rel=0.1)
+    # As many FLOPs a second as the whole array has, no more.
+    assert two.total_ps / 1e12 >= halves.matmul_flops / (2 * 128 * 128 * chip.pe_clock)
+    _assert_equal(*_both(halves, target))
+    assert two.skipped > 0

@@ -192,3 +192,31 @@ def two_readers(x, is_shared):
     nisa.dma_copy(dst=out[0:128], src=a)
     nisa.dma_copy(dst=out[128:256], src=b)
     return out
+
+
+@nki.jit
+def row_tiles(lhs_t, rhs, count, tiles):
+    """`count` products of 128 / tiles rows each, in as many row tiles of the array in turn."""
+    rows = 128 // tiles
+    out = nl.ndarray((tiles, lhs_t.shape[1], rhs.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
+    a = nl.ndarray(lhs_t.shape, dtype=lhs_t.dtype, buffer=nl.sbuf)
+    b = nl.ndarray(rhs.shape, dtype=rhs.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=a, src=lhs_t)
+    nisa.dma_copy(dst=b, src=rhs)
+    sums = []
+    for _ in range(tiles):
+        sums.append(nl.ndarray(out.shape[1:], dtype=nl.float32, buffer=nl.psum))
+    for i in range(count):
+        start = i % tiles * rows
+        nisa.nc_matmul(
+            dst=sums[i % tiles],
+            stationary=a[start : start + rows],
+            moving=b[start : start + rows],
+            tile_position=(start, 0),
+            tile_size=(rows, 128),
+        )
+    for i in range(tiles):
+        held = nl.ndarray(out.shape[1:], dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=held, src=sums[i])
+        nisa.dma_copy(dst=out[i], src=held)
+    return out
