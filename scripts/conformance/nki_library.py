@@ -35,7 +35,7 @@ from nki_library_copy import make_copy
 from nki_library_explained import explain
 from nki_library_workers import TOO_LARGE, Collected, Limits, collect, run_cases
 
-from trnx.simulator.checks.findings import DISPUTED
+from trnx.simulator.checks.findings import ALWAYS_WARNINGS
 
 BAR = 0.97
 _COLUMNS = ("passed", "failed", "explained", "too large", "skipped", "not for trn2")
@@ -70,7 +70,11 @@ def findings_of(result: dict[str, Any]) -> list[str]:
     """Findings of a passing case, but those on which the sources disagree."""
     if result["status"] != "passed":
         return []
-    return [text for text in result.get("findings", ()) if f"[{DISPUTED}]" not in text]
+    return [
+        text
+        for text in result.get("findings", ())
+        if not any(f"[{check}]" in text for check in ALWAYS_WARNINGS)
+    ]
 
 
 def select(found: Collected, options: argparse.Namespace) -> dict[str, list[str]]:

@@ -41,7 +41,7 @@ CHECKS = frozenset(
 # Rules on which the sources disagree, or that they leave open, are warnings, whatever was chosen.
 DISPUTED = "kernel-subset-disputed"
 DISPUTED_ORDER = "shared-hbm-order-disputed"
-_ALWAYS_WARNINGS = frozenset({DISPUTED, DISPUTED_ORDER})
+ALWAYS_WARNINGS = frozenset({DISPUTED, DISPUTED_ORDER})
 
 
 def is_check(name: str) -> bool:
@@ -49,7 +49,7 @@ def is_check(name: str) -> bool:
     from trnx.simulator.modules import nki_modules
 
     modules = nki_modules()
-    return name in (CHECKS | _ALWAYS_WARNINGS) or any(
+    return name in (CHECKS | ALWAYS_WARNINGS) or any(
         name in vars(modules[module]) for module in ("nki.isa", "nki.collectives")
     )
 
@@ -74,7 +74,7 @@ class Findings:
 
     def report(self, finding: FindingError) -> None:
         """Raise `finding`, or warn."""
-        if self._strict and finding.check not in self._warn | _ALWAYS_WARNINGS:
+        if self._strict and finding.check not in self._warn | ALWAYS_WARNINGS:
             raise finding
         self.passed.append(finding)
         warnings.warn(FindingWarning(str(finding)), stacklevel=2)
