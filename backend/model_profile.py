@@ -257,7 +257,7 @@ class ModelProfile:
         cores = max(profile.cores for profile in self.profiles)
         total = round(self.total_seconds * PICOSECONDS)
         return (
-            plot_roofline(folder / f"roofline.{suffix}", points, self.chip, cores),
+            plot_roofline(folder / f"roofline.{suffix}", self.name, points, self.chip, cores),
             plot_memory(folder / f"memory.{suffix}", self.name, parts, total),
         )
 

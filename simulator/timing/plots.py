@@ -71,7 +71,7 @@ def _style(axes: Any) -> None:
 
 
 def plot_roofline(
-    path: Path, points: Sequence[RooflinePoint], chip: Hardware, cores: int = 1
+    path: Path, title: str, points: Sequence[RooflinePoint], chip: Hardware, cores: int = 1
 ) -> Path:
     """Kernels under the peaks of TensorE and the DMA rate, of as many cores; `path` says the type.
 
@@ -114,8 +114,7 @@ def plot_roofline(
     axes.set_xlabel("FLOP of matrix products per HBM byte")
     axes.set_ylabel("FLOP/s")
     where = chip.target if cores == 1 else f"{cores} cores of {chip.target}"
-    name = points[0].name if len(points) == 1 else "Roofline"
-    axes.set_title(f"{name} on {where}", loc="left", fontsize=11)
+    axes.set_title(f"{title} on {where}: roofline", loc="left", fontsize=11)
     _style(axes)
     figure.savefig(path, dpi=150)
     return path

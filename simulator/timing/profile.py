@@ -154,7 +154,9 @@ class Profile:
         folder.mkdir(parents=True, exist_ok=True)
         chip = self.timeline.chip
         return (
-            plot_roofline(folder / f"roofline.{suffix}", [roofline_point(self)], chip, self.cores),
+            plot_roofline(
+                folder / f"roofline.{suffix}", self.name, [roofline_point(self)], chip, self.cores
+            ),
             plot_memory(
                 folder / f"memory.{suffix}",
                 self.name,
