@@ -26,7 +26,7 @@ _runs: ContextVar[Callable[[Program, str], None] | None] = ContextVar("trnx_runs
 _HERE = str(Path(__file__).resolve().parent) + os.sep
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Recorded:
     """One instruction when it is recorded: `operands` are pairs of tensor and "is written"."""
 

@@ -57,11 +57,13 @@ class Coverage:
 
     def mark(self, tensor: NkiTensor) -> None:
         """Mark every element of the view."""
-        if self.full or tensor.region_key() in self._regions:
+        if self.full:
             return
-        if not self._is_whole(tensor):
+        if self._is_whole(tensor):
+            self.mark_everything()
+        elif tensor.region_key() not in self._regions:
             self._map_view(tensor).fill_(1)
-        self._remember(tensor)
+            self._regions.add(tensor.region_key())
 
     def mark_everything(self) -> None:
         """Mark the whole storage: what is written depends on values."""

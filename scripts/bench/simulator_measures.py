@@ -146,33 +146,37 @@ def tiles_program(turns: int) -> Program:
     return trace(tiles_kernel(), [spec, turns])
 
 
-def _microseconds(kernel: Any, arguments: list[Any], values: bool) -> tuple[float, float]:
-    """(median over instructions, mean) of the CPU time of one trace."""
+def _instruction_times(kernel: Any, arguments: list[Any], values: bool) -> list[float]:
+    """CPU seconds from each instruction of one trace to the next."""
     marks: list[float] = []
     with observing(lambda _: marks.append(time.thread_time())):
-        start = time.thread_time()
         trace(kernel, arguments, values=values)
-        total = time.thread_time() - start
-    steps = [after - before for before, after in itertools.pairwise(marks)]
-    return statistics.median(steps) * 1e6, total / len(marks) * 1e6
+    return [after - before for before, after in itertools.pairwise(marks)]
+
+
+def least_times(taken: list[list[float]]) -> list[float]:
+    """The least time of each instruction over the traces, which are all of the same instructions:
+    what the code costs on a core, and with caches, of its own.
+    """
+    return [min(times) for times in zip(*taken, strict=True)]
 
 
 def tracing(values: bool, turns: int, repeats: int) -> tuple[float, float]:
-    """Least median and least mean of the traces: what the code costs on a core of its own."""
+    """(median, mean) microseconds of an instruction."""
     kernel = tiles_kernel()
     x = torch.randn(turns * 128, 8)
     arguments: list[Any] = [x if values else TensorSpec.of(x), turns]
-    taken = [_microseconds(kernel, arguments, values) for _ in range(repeats)]
-    return min(median for median, _ in taken), min(mean for _, mean in taken)
+    times = least_times([_instruction_times(kernel, arguments, values) for _ in range(repeats)])
+    return statistics.median(times) * 1e6, statistics.mean(times) * 1e6
 
 
 def attention_tracing(repeats: int) -> float:
-    """Least median of the attention kernel's traces without values."""
+    """Median of the instructions of the attention kernel, without values."""
     case = next(case for case in cases() if case.kernel == "sdpa")
     planned, _ = launch(case, "trn2")
-    return min(
-        _microseconds(planned.kernel, list(planned.arguments), False)[0] for _ in range(repeats)
-    )
+    arguments = list(planned.arguments)
+    taken = [_instruction_times(planned.kernel, arguments, False) for _ in range(repeats)]
+    return statistics.median(least_times(taken)) * 1e6
 
 
 def growth(turns: int, factor: int, repeats: int) -> float:

@@ -82,6 +82,10 @@ class NkiInstruction:
         return self
 
 
+# Instructions with a second result, for the sake of which `dst` may be a broadcast view.
+_DISCARDING = frozenset({"activation", "activation_reduce", "tensor_scalar_reduce"})
+
+
 class Emit:
     """Records one instruction: operands, steps, engine. Lives as long as the instruction's call."""
 
@@ -93,6 +97,8 @@ class Emit:
         "detail",
         "engine",
         "flops",
+        "generation",
+        "hardware",
         "hbm_bytes",
         "missing",
         "name",
@@ -107,6 +113,9 @@ class Emit:
         self.hbm_bytes = 0
         # What the time of the instruction depends on besides its operands; see simulator/timing.
         self.detail = ""
+        # The record of the target, and its nc_version: 2, 3 or 4.
+        self.hardware: Hardware = simulator.hardware
+        self.generation = self.hardware.generation
         self._simulator = simulator
         self._operands: list[tuple[NkiTensor, bool]] = []
         # Operands that were read with elements that nothing has written.
@@ -121,17 +130,6 @@ class Emit:
     ) -> None:
         """Report what a check found at the kernel's line; the instruction goes on if it returns."""
         self._simulator.findings.report(kind(check, f"{self.name}: {message}", kernel_location()))
-
-    @property
-    def hardware(self) -> Hardware:
-        """The record of the target."""
-        hardware: Hardware = self._simulator.hardware
-        return hardware
-
-    @property
-    def generation(self) -> int:
-        """nc_version of the target: 2, 3 or 4."""
-        return self.hardware.generation
 
     @property
     def programs(self) -> int:
@@ -384,32 +382,38 @@ class Emit:
             self._strides_for(checked, operand, shape or checked.shape)
             stored = store_scalar_indirect(self, checked, operand)
             return stored.view(tuple(shape or checked.shape))
-        checked = self._check_destination(tensor, operand, buffers, dtypes)
-        direct = not self._must_buffer(checked, elementwise)
+        if checked.geometry().is_broadcast and self.name in _DISCARDING:
+            return self._discarded(checked, wanted=checked.shape if shape is None else tuple(shape))
+        self._add_destination(checked, operand)
         wanted = checked.shape if shape is None else tuple(shape)
-        strides = self._strides_for(checked, operand, wanted)
-        if direct and strides is not None:
+        strides: tuple[int, ...] | None = checked.strides
+        if wanted != checked.shape:
+            strides = self._strides_for(checked, operand, wanted)
+        if strides is not None and not self._must_buffer(checked, elementwise):
             return checked.storage.view(checked.dtype, wanted, strides, checked.offset)
         copy = self.scratch(wanted, checked.dtype.torch)
         self._finish.append(functools.partial(checked.torch_view().copy_, copy.view(checked.shape)))
         return copy
 
-    def _check_destination(
-        self,
-        tensor: Any,
-        operand: str,
-        buffers: Sequence[MemoryRegion],
-        dtypes: Sequence[DType] | None,
-    ) -> NkiTensor:
-        checked = self.check(tensor, operand, buffers, dtypes)
-        if checked.geometry().is_broadcast:
+    def _discarded(self, tensor: NkiTensor, wanted: tuple[int, ...]) -> torch.Tensor:
+        """A destination where elements overwrite each other, as kernels have it that want the
+        reduction alone: the last element of each place stays.
+        """
+        last = tuple(slice(-1, None) if step == 0 else slice(None) for step in tensor.strides)
+        self._operands.append((tensor, True))
+        copy = self.scratch(wanted, tensor.dtype.torch)
+        kept = copy.view(tensor.shape)[last]
+        self._finish.append(functools.partial(tensor.torch_view()[last].copy_, kept))
+        return copy
+
+    def _add_destination(self, tensor: NkiTensor, operand: str) -> None:
+        if tensor.geometry().is_broadcast:
             self.illegal(
                 f"{operand} is a broadcast view; several elements would write one location"
             )
-        if checked.storage.constant:
+        if tensor.storage.constant:
             self.illegal(f"{operand} is a constant, which cannot be written")
-        self._operands.append((checked, True))
-        return checked
+        self._operands.append((tensor, True))
 
     def _must_buffer(self, tensor: NkiTensor, elementwise: bool) -> bool:
         storage = tensor.storage
@@ -468,7 +472,8 @@ class Emit:
     def _direct_destination(
         self, tensor: Any, operand: str, buffers: Sequence[MemoryRegion]
     ) -> NkiTensor:
-        checked = self._check_destination(tensor, operand, buffers, None)
+        checked = self.check(tensor, operand, buffers)
+        self._add_destination(checked, operand)
         self.require(checked.indirection is None, f"{operand} cannot have a dynamic address")
         return checked
 

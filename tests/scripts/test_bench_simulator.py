@@ -64,6 +64,10 @@ def test_medians_are_of_the_turns_after_the_first_two(
     assert script.measures.alternate(lambda: sleep(slow), lambda: sleep(fast), 3) == (2.0, 0.5)
 
 
+def test_an_instruction_counts_with_its_least_time(script: ModuleType) -> None:
+    assert script.measures.least_times([[3.0, 1.0], [2.0, 5.0]]) == [2.0, 1.0]
+
+
 def test_every_case_has_a_kernel_on_every_generation(script: ModuleType) -> None:
     names = []
     for case in script.measures.cases():
