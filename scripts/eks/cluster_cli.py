@@ -79,10 +79,10 @@ class _Waiting:
             self.said = told
 
 
-def _follow(api: Api, where: Target, start_timeout: float) -> None:
+def _follow(api: Api, where: Target, start_timeout: float, until: float | None) -> None:
     from trnx.eks.cluster.logs import Follow, Wanted, rank_lines
 
-    wanted = Wanted(follow=True)
+    wanted = Wanted(follow=True, until=until)
     waiting = _Waiting(api, where)
     source = Follow(api, where.namespace, where.name, wanted, start_timeout, waiting)
     for line in rank_lines(source, 0):
@@ -145,9 +145,11 @@ def submit(
     state = None
     if (wait or follow) and not dry_run:
         where = Target(job.name, job.namespace)
+        until = None if timeout is None else time.monotonic() + timeout
         if follow:
-            _follow(api, where, start_timeout)
-        state = wait_for(api, job.namespace, job.name, timeout, show_change)
+            _follow(api, where, start_timeout, until)
+        left = None if until is None else max(until - time.monotonic(), 0.0)
+        state = wait_for(api, job.namespace, job.name, left, show_change)
     if as_json:
         print(json.dumps(_object(done, state, dry_run=dry_run)))
     if state is not None and state.phase == "failed":

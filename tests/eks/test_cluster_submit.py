@@ -106,7 +106,9 @@ def test_wait_ends_with_the_job(cluster: Cluster, kind: str, phase: str, code: i
 
 
 def test_wait_has_an_end(cluster: Cluster) -> None:
-    with pytest.raises(TimedOutError, match=r"is starting after 0 s .*`trnx eks status llama-fsdp"):
+    with pytest.raises(
+        TimedOutError, match=r"is starting when the time is over.*`trnx eks status llama-fsdp"
+    ):
         _run("submit", TRAIN, "--wait", "--timeout", "0.1")
     assert cluster.names("jobsets") == ["llama-fsdp"]
 
@@ -140,6 +142,22 @@ def test_follow_prints_the_log_and_ends(cluster: Cluster) -> None:
     assert result.exit_code == 0
     assert "step 1\n" in result.stdout
     assert _last(result)["state"]["phase"] == "succeeded"
+
+
+@pytest.mark.parametrize("pod", [True, False])
+def test_following_has_an_end_too(cluster: Cluster, pod: bool) -> None:
+    def start(cluster: Cluster, plural: str, _: dict[str, Any]) -> None:
+        assert plural == "jobsets"
+        meta = {"name": "p0", "namespace": "default", "labels": LABELS}
+        if pod:
+            cluster.add("pods", {"metadata": meta, "status": {"phase": "Running"}})
+
+    from stub_server import Log
+
+    cluster.on_apply = start
+    cluster.logs["p0"] = Log([("2026-11-20T10:00:00.1Z", "step 1")], [(1, "silent")])
+    with pytest.raises(TimedOutError, match="when the time is over"):
+        _run("submit", TRAIN, "--follow", "--timeout", "0.3")
 
 
 def test_a_job_that_has_ended_is_not_taken_for_a_new_one(cluster: Cluster) -> None:

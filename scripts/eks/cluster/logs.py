@@ -47,11 +47,21 @@ def _container(pod: Manifest) -> str:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of a log is asked for."""
+    """What of a log is asked for. `until`: when following ends, by the monotonic clock."""
 
     follow: bool = False
     previous: bool = False
     tail: int | None = None
+    until: float | None = None
+
+    def is_over(self) -> bool:
+        """Whether the time for following is over."""
+        return self.until is not None and time.monotonic() >= self.until
+
+    def silence(self) -> float:
+        """Seconds that a followed log may say nothing until its connection is opened again."""
+        left = SILENCE if self.until is None else self.until - time.monotonic()
+        return min(SILENCE, max(left, 0.1))
 
 
 def _open(api: Api, pod: Manifest, wanted: Wanted, position: Position) -> urllib3.HTTPResponse:
@@ -66,7 +76,7 @@ def _open(api: Api, pod: Manifest, wanted: Wanted, position: Position) -> urllib
         query["tailLines"] = str(wanted.tail)
     meta = mapping(pod, "metadata")
     path = f"{POD.path(text(meta, 'namespace'), name_of(pod))}/log"
-    return api.stream(path, query, SILENCE if wanted.follow else api.patience.read)
+    return api.stream(path, query, wanted.silence() if wanted.follow else api.patience.read)
 
 
 def pod_lines(api: Api, pod: Manifest, wanted: Wanted) -> Iterator[str]:
@@ -77,7 +87,7 @@ def pod_lines(api: Api, pod: Manifest, wanted: Wanted) -> Iterator[str]:
         ClusterError: the server refuses.
     """
     position, lost = Position(), 0
-    while True:
+    while not wanted.is_over():
         before = position.lines
         sieve = Sieve(position)
         ended = silent = False
@@ -88,6 +98,8 @@ def pod_lines(api: Api, pod: Manifest, wanted: Wanted) -> Iterator[str]:
                 for raw in whole_lines(answer):
                     if (line := sieve.line(raw)) is not None:
                         yield line
+                    if wanted.is_over():
+                        return
                 ended = True
             finally:
                 answer.release_conn()
@@ -193,6 +205,8 @@ def _wait_for_pod(source: Follow, rank: int, seen: set[str]) -> Manifest | None:
                 )
             return None
         source.notice(f"waiting for rank {rank} of {source.name} to start")
+        if source.wanted.is_over():
+            return None
         if time.monotonic() - start > source.timeout:
             raise TimedOutError(
                 f"rank {rank} of {source.name} has not started for {source.timeout:.0f} s; "
@@ -213,7 +227,7 @@ def rank_lines(source: Follow, rank: int) -> Iterator[str]:
         ClusterError: the server cannot be asked, or refuses.
     """
     seen: set[str] = set()
-    while (pod := _wait_for_pod(source, rank, seen)) is not None:
+    while not source.wanted.is_over() and (pod := _wait_for_pod(source, rank, seen)) is not None:
         seen.add(_identity(pod))
         try:
             yield from pod_lines(source.api, pod, source.wanted)

@@ -126,7 +126,7 @@ def wait(
             return state
         if _over(start, timeout):
             raise TimedOutError(
-                f"{name} is {state.phase} after {timeout:.0f} s ({state.message}); it goes on: "
+                f"{name} is {state.phase} when the time is over ({state.message}); it goes on: "
                 f"`trnx eks status {name} --namespace {namespace}` shows why and how far"
             )
         time.sleep(api.patience.poll)
