@@ -300,12 +300,14 @@ class Simulator:
 
     def _append_unordered(self, steps: list[Step], write: Unordered) -> None:
         """Record a write that races with another program: a finding, unless both store the same."""
+        assert self.ordering is not None
         if write.is_shared and self.values and self.loops.target() is None:
-            is_finding = write.changes(lambda: self.append_steps(steps))
-        else:
+            before = write.bits()
             self.append_steps(steps)
-            is_finding = not write.is_shared
-        if is_finding:
+            self.ordering.doubt(write, before)
+            return
+        self.append_steps(steps)
+        if not write.is_shared:
             self.findings.report(write.finding)
 
     def append_steps(self, steps: Iterable[Step]) -> None:
@@ -349,6 +351,8 @@ class Simulator:
     def end_program(self, core: Core) -> None:
         """Judge the program that was recorded: capacity, open loops."""
         core.loops.check_closed()
+        if self.ordering is not None:
+            self.ordering.settle()
         self.rows.loops += [(loop.first, loop.last, loop.trips) for loop in core.loops.records]
         sbuf, psum = peak_bytes(self.hardware, core.allocations, core.loops.records, self.findings)
         self._peaks = (max(self._peaks[0], sbuf), max(self._peaks[1], psum))

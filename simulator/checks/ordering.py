@@ -12,13 +12,13 @@ tensors order is a warning. A barrier on a tile on chip, and `sendrecv`, order e
 
 Programs that compute the same, each for itself, may store it at the same place (kernels that do not
 use `program_id` do, launched twice): a store of the same elements at the same line by both is no
-conflict if it leaves the same values; without values it is taken for one. What a program reads of
+conflict if the same values are there when the second program comes to its next meeting or its end
+(it may fill first and scatter then); without values it is taken for one. What a program reads of
 its own stores is not compared, as the stores were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType
 
@@ -61,12 +61,10 @@ class Unordered:
     is_shared: bool
     line: Line  # of the other program's access
 
-    def changes(self, steps: Callable[[], None]) -> bool:
-        """Execute the write: whether it leaves other bits than there were."""
-        before = self.tensor.torch_view().clone(memory_format=torch.contiguous_format)
-        steps()
-        after = self.tensor.torch_view().clone(memory_format=torch.contiguous_format)
-        return not torch.equal(before.view(torch.uint8), after.view(torch.uint8))
+    def bits(self) -> torch.Tensor:
+        """What is stored there now."""
+        held = self.tensor.torch_view().clone(memory_format=torch.contiguous_format)
+        return held.view(torch.uint8)
 
 
 class Ordering:
@@ -81,11 +79,26 @@ class Ordering:
         self._warned: set[tuple[Line, Line]] = set()
         # Elements of which each program's own store was the last.
         self._own: dict[tuple[Storage, int], Coverage] = {}
+        # Stores that changed what the same store of another program had left, and what that was.
+        self._doubtful: list[tuple[Unordered, torch.Tensor]] = []
+
+    def doubt(self, write: Unordered, before: torch.Tensor) -> None:
+        """A store of both programs was executed by the second; `before` is what the first left."""
+        if not torch.equal(before, write.bits()):
+            self._doubtful.append((write, before))
+
+    def settle(self) -> None:
+        """At a meeting and at the end: a store of both programs must have left the same values."""
+        doubtful, self._doubtful = self._doubtful, []
+        for write, before in doubtful:
+            if not torch.equal(before, write.bits()):
+                self._findings.report(write.finding)
 
     def meet(self, parties: frozenset[int], about: Storage | None = None) -> None:
         """All of `parties`, which are all programs, wait for each other here, for the sake of one
         storage or of everything.
         """
+        self.settle()
         self._meetings.append(about)
         joined = [max(self._clocks[p][i] for p in parties) for i in range(len(self._clocks))]
         for party in parties:

@@ -60,6 +60,7 @@ _CARRIED = {
     "scalar_tensor_tensor": ("data", "operand1"),
     "activation": ("data",),
     "reciprocal": ("data",),
+    "local_gather": ("src_buffer",),
 }
 
 
@@ -142,6 +143,7 @@ def _columns(missing: torch.Tensor, target: NkiTensor) -> torch.Tensor | None:
 _PLACES: dict[tuple[str, str], Callable[[torch.Tensor, NkiTensor], torch.Tensor | None]] = {
     ("nc_transpose", "data"): _turned,
     ("dma_transpose", "src"): _turned,
+    ("local_gather", "src_buffer"): _lanes,
     ("nc_matmul", "stationary"): _rows,
     ("nc_matmul", "moving"): _columns,
 }

@@ -273,9 +273,9 @@ def nonzero_with_count(
         dst.shape[0] == src.shape[0] and dst.free_size == src.free_size + 1,
         f"dst has shape {dst.shape}; expected ({src.shape[0]}, {src.free_size + 1})",
     )
-    emit.require(dst.ndim == 2, "dst must be two-dimensional")
     rows = emit.read(src[::_CORE], "src", shape=(len(range(0, src.shape[0], _CORE)), src.free_size))
-    target = emit.overwrite_some(dst, "dst", buffers=SBUF)[::_CORE]
+    emit.require(dst.ndim == 2 or dst.is_contiguous(), f"dst {dst.shape} has gaps")
+    target = emit.overwrite_some(dst, "dst", buffers=SBUF).flatten(1)[::_CORE]
     offset = integer(emit, index_offset, "index_offset")
     padding = integer(emit, padding_val, "padding_val")
     emit.step(_nonzero, rows, offset, padding, target)
