@@ -1,0 +1,96 @@
+"""Kernels of the tests of what instructions share: copies of operands, buffers, steps."""
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+@nki.jit
+def products_around_a_write(x, y, z):
+    """x.T @ y, then x.T @ z from the tile that held y, then that again."""
+    n = y.shape[1]
+    out = nl.ndarray((3, x.shape[1], n), dtype=nl.float32, buffer=nl.shared_hbm)
+    a = nl.load(x)
+    b = nl.load(y)
+    for i in range(3):
+        if i == 1:
+            nisa.dma_copy(dst=b[:, 0 : n // 2], src=z[:, 0 : n // 2])
+            nisa.dma_copy(dst=b[:, n // 2 : n], src=z[:, n // 2 : n])
+        bank = nl.ndarray((x.shape[1], n), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(dst=bank, stationary=a, moving=b)
+        result = nl.copy(bank)
+        nisa.dma_copy(dst=out[i], src=result)
+    return out
+
+
+@nki.jit
+def products_in_a_loop(x, y, turns):
+    """x.T @ y; in each turn y is halved after its product, and the last product is returned."""
+    out = nl.ndarray((2, x.shape[1], y.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
+    a = nl.load(x)
+    b = nl.load(y)
+    bank = nl.ndarray((x.shape[1], y.shape[1]), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=bank, stationary=a, moving=b)
+    first = nl.copy(bank)
+    nisa.dma_copy(dst=out[0], src=first)
+
+    def turn(_):
+        nisa.nc_matmul(dst=bank, stationary=a, moving=b, accumulate=False)
+        result = nl.copy(bank)
+        nisa.dma_copy(dst=out[1], src=result)
+        nisa.tensor_scalar(dst=b, data=b, op0=nl.multiply, operand0=0.5)
+
+    nl.fori_loop(0, turns, turn)
+    return out
+
+
+@nki.jit
+def transposes(x):
+    """x.T by nc_transpose and by dma_transpose."""
+    rows, columns = x.shape
+    out = nl.ndarray((2, columns, rows), dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray((rows, 2 * columns), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile[:, columns : 2 * columns], src=x)
+    bank = nl.ndarray((columns, rows), dtype=x.dtype, buffer=nl.psum)
+    nisa.nc_transpose(dst=bank, data=tile[:, columns : 2 * columns], engine=nisa.engine.tensor)
+    turned = nl.copy(bank)
+    nisa.dma_copy(dst=out[0], src=turned)
+    moved = nl.ndarray((columns, rows), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_transpose(dst=moved, src=x)
+    nisa.dma_copy(dst=out[1], src=moved)
+    return out
+
+
+@nki.jit
+def planes(x):
+    """x[rows, planes, columns] reversed by dma_transpose."""
+    out = nl.ndarray(x.shape[::-1], dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape[::-1], dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_transpose(dst=tile, src=x, axes=(2, 1, 0))
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+@nki.jit
+def zeros(x):
+    """x * -0.0 and x * 0.0, rounded to nothing else."""
+    out = nl.ndarray((2,) + x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    for i in range(2):
+        result = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        factor = 0.0 if i else -0.0
+        nisa.tensor_scalar(dst=result, data=tile, op0=nl.multiply, operand0=factor)
+        nisa.dma_copy(dst=out[i], src=result)
+    return out
+
+
+@nki.jit
+def turns(x, count):
+    """x through `count` equal turns on tiles of their own."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for _ in range(count):
+        tile = nl.load(x)
+        nisa.activation(dst=tile, op=nl.exp, data=tile)
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
+        nl.store(out, tile)
+    return out
