@@ -21,6 +21,7 @@ from trnx.eks.commands import (
     read_job,
 )
 from trnx.eks.errors import EksError
+from trnx.eks.instances import INSTANCES
 from trnx.eks.model import Kind, TrnxJob
 from trnx.eks.validate import render_checked
 
@@ -156,6 +157,8 @@ def instance(
         "efa": found.efa,
     }
     block = {"instance": name, "instance_facts": facts}
+    if name in INSTANCES:
+        typer.echo(f"trnx has facts of {name}: leave instance_facts out", err=True)
     if as_json:
         print(json.dumps(block))
     else:

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
+from moto import mock_aws
 from stub_server import END, Cluster, Log, status
 from typer.testing import CliRunner
 
@@ -148,6 +150,22 @@ def test_what_nodes_lack(
     _, found = _checks(TRAIN)
     matching = [check for check in found[name] if check["result"] == result]
     assert any(text in check["message"] + check["fix"] for check in matching), found[name]
+
+
+def test_the_table_is_held_against_ec2(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    _good(cluster)
+    labels = cluster.objects["nodes", "", "n0"]["metadata"]["labels"]
+    with mock_aws():
+        ec2 = boto3.client("ec2", region_name="us-west-2")
+        ami = ec2.describe_images()["Images"][0]
+        labels["eks.amazonaws.com/nodegroup-image"] = ami["ImageId"]
+        found = json.loads(_run("doctor", "--json").stdout.splitlines()[-1])
+    (check,) = [check for check in found["checks"] if check["name"] == "ec2"]
+    assert (check["result"], check["message"]) == ("ok", "trn2.48xlarge is as EC2 describes it")
+    assert ami["Name"] in {node["image"] for node in found["nodes"]}
 
 
 def test_plugin_and_dra(cluster: Cluster) -> None:

@@ -79,7 +79,12 @@ def test_every_combination_holds(
         # One device, and sizes that are not published.
         changes |= {"cpu": "8", "memory": "64Gi", "devices": None}
     data = make_job(
-        kind, operator=operator, flavour=flavour, instance=instance, queue="q", **changes
+        kind,
+        operator=operator,
+        flavour=flavour,
+        instance=instance,
+        queue="q" if wide else None,
+        **changes,
     )
     manifests = render_checked(job_from_data(data))
     report = validate(manifests, "1.34")

@@ -84,6 +84,9 @@ def _check_ec2(facts: Facts, job: TrnxJob | None, region: str | None) -> tuple[l
     names = sorted(name for name in types if name.startswith("trn"))
     if not names:
         return [], facts
+    zones = sorted(row.zone for row in neuron_nodes(facts) if row.zone)
+    # us-west-2d is a zone of us-west-2.
+    region = region or (zones[0].rstrip("abcdefghijklmnopqrstuvwxyz") if zones else None)
     try:
         found = ec2.describe(names, region)
         amis = ec2.images(_ami_ids(facts), region) if _ami_ids(facts) else {}
