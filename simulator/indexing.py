@@ -42,7 +42,8 @@ def index_view(tensor: NkiTensor, key: Any) -> NkiTensor:
         if not isinstance(start, int):
             if indirection is not None:
                 _illegal(tensor, "an indirect view cannot be made indirect again")
-            indirection = _scalar(start, stride, size, dim)
+            # The whole slice stays within the dimension.
+            indirection = _scalar(start, stride, size - count + 1, dim)
             start = 0
         offset += start * stride
         if keep or (dim == 0 and tensor.is_on_chip):

@@ -314,6 +314,8 @@ def dma_compute(
         _check_pair(emit, dst, src)
     indirect = [t for t in (dst, *srcs) if t.indirection is not None]
     if indirect:
+        fixed = all(t.indirection is not None and t.indirection.is_vector for t in indirect)
+        emit.require(fixed, "addresses must be known beforehand, but for a vector_offset")
         emit.require(len(srcs) == 2, f"an indirect dma_compute takes 2 sources, not {len(srcs)}")
         emit.require(unique_indices, "unique_indices must be True")
     skip = _mode(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip

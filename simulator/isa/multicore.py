@@ -68,6 +68,9 @@ def sendrecv(
         limit = _GPSIMD_DMA_LIMIT[src.dtype.itemsize]
         size = src.free_size * src.dtype.itemsize
         emit.require(size <= limit, f"gpsimd_dma moves {limit} bytes per partition, not {size}")
+    for operand, tensor in (("src", src), ("dst", dst)):
+        # The step that would fetch it belongs to this core, and the exchange to the last of both.
+        emit.require(not tensor.is_indirect(), f"{operand} cannot have a dynamic address")
     source = emit.read(src, "src", buffers=SBUF)
     target = emit.write(dst, "dst", buffers=SBUF)
     arrived = emit.meet(("sendrecv", pipe_id), (source, target))

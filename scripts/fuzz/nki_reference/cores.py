@@ -44,7 +44,7 @@ def core_barrier(m: Machine, data: View, cores: Any, engine: Any = None, name: A
 def _draw_sendrecv(s: Scene) -> None:
     flat = s.extent()
     dtype = s.dtype(ANY)
-    src = s.tile(flat, (dtype,), SBUF)
+    src = s.tile(flat, (dtype,), SBUF, static=True)
     dst = s.tile(flat, (dtype,), SBUF, dst=True, apart=(src,), reuse=False)
     if dst.shape != src.shape:
         dst = s.whole(s.storage(src.shape, dtype))
@@ -62,6 +62,7 @@ def _draw_sendrecv(s: Scene) -> None:
 
 def _send(m: Machine, src: Any, **_: Any) -> None:
     m.tile(src, ANY, SBUF, by_dma=True)
+    m.require(src.offset is None, "a dynamic address")
     m.sent = m.stored(src)
 
 
@@ -80,6 +81,7 @@ def sendrecv(
     m.since(3)
     m.require(m.cores == 2 and m.peer is not None, "two cores")
     m.tile(dst, ANY, SBUF, by_dma=True)
+    m.require(dst.offset is None, "a dynamic address")
     m.require(send_to_rank == OTHER and recv_from_rank == OTHER, "ranks")
     m.require(src.shape == dst.shape and src.dtype == dst.dtype, "src and dst differ")
     if isinstance(dma_engine, Token) and dma_engine.name == "gpsimd_dma":

@@ -203,11 +203,11 @@ def _draw_compute(s: Scene) -> None:
     views = []
     for _ in range(s.c.pick((1, 2, 2, 3, 16))):
         if s.c.flag():
-            views.append(s.tile(flat, ARITHMETIC, ("sbuf",)))
+            views.append(s.tile(flat, ARITHMETIC, ("sbuf",), static=True))
         else:
             views.append(hbm_view(s, count, s.dtype(ARITHMETIC), False))
     dst = (
-        s.tile(flat, ARITHMETIC, ("sbuf",), dst=True, apart=views)
+        s.tile(flat, ARITHMETIC, ("sbuf",), dst=True, apart=views, static=True)
         if s.c.flag()
         else hbm_view(s, count, s.dtype(ARITHMETIC), True)
     )
@@ -235,6 +235,7 @@ def dma_compute(
         m.require(len(scales) == len(srcs) and all(scale == 1.0 for scale in scales), "scales")
     for src in srcs:
         m.tile(src, ARITHMETIC, DMA, by_dma=True)
+        m.require(src.offset is None and dst.offset is None, "addresses are known beforehand")
         m.require(src.index.size == dst.index.size, "different numbers of elements")
     skips = mode_of(m, oob_mode, ("error", "skip")) == "skip"
     m.require(not skips, "oob_mode.skip needs an indirect operand")

@@ -152,7 +152,15 @@ def _draw_nonzero(s: Scene) -> None:
     partitions = s.c.pick((1, 16, 17, 64, 128))
     free = s.c.pick((1, 8, 33, 200))
     src = s.tile((partitions, free), ("float32", "int32"), ("sbuf",), kind=TAME)
-    dst = s.tile((partitions, free + 1), ("int32",), ("sbuf",), dims=2, apart=(src,), reuse=False)
+    dst = s.tile(
+        (partitions, free + 1),
+        ("int32",),
+        ("sbuf",),
+        dims=2,
+        apart=(src,),
+        reuse=False,
+        static=True,
+    )
     if np.unique(dst.index).size < dst.index.size:
         dst = s.whole(s.storage((partitions, free + 1), "int32"))
     s.call(

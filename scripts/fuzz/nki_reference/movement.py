@@ -159,7 +159,7 @@ def _draw_shuffle(s: Scene) -> None:
     dst = s.tile((partitions, free), dtypes, dst=True, reuse=False)
     if dst.storage.values is None:
         dst.storage.values = s.content(dst.storage.size, dst.dtype).reshape(dst.storage.shape)
-    if s.c.flag(20) and np.unique(src.index).size == src.index.size:
+    if s.c.flag(20) and src.offset is None and np.unique(src.index).size == src.index.size:
         dst = src
     s.call("nc_stream_shuffle", dst=dst, src=src, shuffle_mask=mask)
 

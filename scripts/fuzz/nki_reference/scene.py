@@ -10,7 +10,7 @@ import numpy as np
 
 from nki_reference.choices import Choices
 from nki_reference.numbers import FLOATS, INTEGERS, STORED, Array, encode, size_of
-from nki_reference.program import TARGETS, Call, Program, Register, Storage, Token, View
+from nki_reference.program import TARGETS, Call, Offset, Program, Register, Storage, Token, View
 
 PARTITIONS = (1, 2, 5, 16, 31, 32, 33, 64, 65, 127, 128)
 FREE = (1, 2, 3, 8, 17, 32, 64, 127, 128, 129, 255, 257, 512, 513)
@@ -166,10 +166,12 @@ class Scene:
         apart: Sequence[Any] = (),
         reuse: bool = True,
         dims: int | None = None,
+        static: bool = False,
     ) -> View:
         """An operand of `flat` = (partitions, elements): one of the program's, or a new view.
 
-        A destination (`dst`) shares no storage with the views `apart`. `dims` fixes the rank.
+        A destination (`dst`) shares no storage with the views `apart`. `dims` fixes the rank;
+        `static` operands have no dynamic address.
         """
         strangers = {view.storage for view in apart if isinstance(view, View)}
         if reuse and values is None and self.c.flag(50):
@@ -183,10 +185,16 @@ class Scene:
                 and (dims is None or len(view.shape) == dims)
                 and not (dst and np.unique(view.index).size < view.index.size)
                 and (kind != TAME or dst)
+                and not (static and view.offset is not None)
             ]
             if fitting:
                 return self.c.pick(fitting)
         dtype = self.dtype(dtypes)
+        may_move = not dst and not static and values is None and dims in (None, 2)
+        if may_move and self.c.flag(4):
+            made = self._dynamic(flat, dtype, kind)
+            self._waiting.append(made)
+            return made
         made = self._view(flat, dtype, buffers, kind, dst, values, dims)
         if reuse:
             self._waiting.append(made)
@@ -243,6 +251,15 @@ class Scene:
                 text = text.replace(made.name, f"{made.name}[{first}:{room}]", 1)
             index = index[first:]
         return View(made, text, index)
+
+    def _dynamic(self, flat: tuple[int, int], dtype: str, kind: str) -> View:
+        """Columns of a tile from one that a register names."""
+        spare = self.c.integer(0, 3)
+        storage = self.storage((flat[0], flat[1] + spare), dtype, "sbuf", kind=kind)
+        register = self.register(self.c.integer(0, spare))
+        text = f"{storage.name}[:, nl.ds({register.name}, {flat[1]})]"
+        index = _arange(storage.shape)[:, : flat[1]]
+        return View(storage, text, index, offset=Offset(register, 1, spare + 1, False))
 
     def _first_partition(self, partitions: int) -> int:
         step = 32 if partitions <= 32 else 64 if partitions <= 64 else 128
