@@ -6,6 +6,7 @@ hold are pointed at the caller's memory, and only when its address changed since
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -120,7 +121,9 @@ class Program:
 
         Inputs need the shapes, dtypes and strides of `self.inputs`. Raises BindingError.
         """
-        with self._lock, FullPrecision():
+        # Products alone depend on the process's setting.
+        precision = FullPrecision() if self.matmul_flops else contextlib.nullcontext()
+        with self._lock, precision:
             self._bind_inputs(inputs)
             if outputs is not None and self._has_bound(outputs):
                 for step in self._steps:
