@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trnx.nki_kernels.registry import kernels
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Sample
@@ -103,3 +105,35 @@ def test_larger_products_take_longer(chip: Hardware) -> None:
             sizes[axis] *= 3
             assert _linear(*sizes, dtype, chip) > least
     assert _linear(*base, torch.float32, chip) > _linear(*base, torch.bfloat16, chip)
+
+
+def _row_kernel(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Bindings:
+    x, vector = TensorSpec.dense(shape, dtype), TensorSpec.dense(shape[-1:], dtype)
+    rest = {
+        "softmax": {"dim": len(shape) - 1, "half_to_float": False, "is_log": False},
+        "rms_norm": {"weight": vector, "eps": 1e-6},
+    }[name]
+    return Bindings({"x": x, **rest})
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(1, 400), more=st.integers(1, 4), columns=st.sampled_from([1, 65, 513, 2048]),
+    name=st.sampled_from(["softmax", "rms_norm"]), chip=st.sampled_from(CHIPS),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)  # fmt: skip
+def test_more_data_takes_more_time(
+    rows: int, more: int, columns: int, name: str, chip: Hardware, dtype: torch.dtype
+) -> None:
+    spec = next(spec for spec in SPECS if spec.name == name)
+    times = []
+    for count in (rows, rows * (1 + more)):
+        bindings = _row_kernel(name, (count, columns), dtype)
+        if spec.guard(bindings, chip) is not None:
+            return
+        launch = spec.plan(bindings, chip)
+        program = trace(launch.kernel, launch.arguments, target=chip.target)
+        result = schedule(program.rows, chip)
+        _assert_sane(program, result, chip)
+        times.append(result.total_ps)
+    assert times[1] >= times[0]
