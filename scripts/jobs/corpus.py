@@ -39,19 +39,17 @@ def _byte_tokens(files: list[Path]) -> np.ndarray[Any, Any]:
     return np.frombuffer(b"".join(file.read_bytes() + b"\0" for file in files), dtype=np.uint8)
 
 
-def load_tokenizer(folder: str) -> Any:
-    """The transformers tokenizer in a local folder. Raises ModelError where there is none."""
+def load_tokenizer(folder: str, flag: str) -> Any:
+    """The transformers tokenizer in a local folder, which `flag` names. Raises ModelError."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoTokenizer
 
     if not Path(folder).is_dir():
-        raise ModelError(f"--tokenizer {folder}: no such folder; say bytes, or name a local folder")
+        raise ModelError(f"{flag} {folder}: no such folder")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ModelError(
-            f"--tokenizer {folder}: no tokenizer can be read there ({error})"
-        ) from None
+        raise ModelError(f"{flag} {folder}: no tokenizer can be read there ({error})") from None
 
 
 def _tokenizer_tokens(files: list[Path], tokenizer: Any) -> np.ndarray[Any, Any]:
@@ -112,5 +110,5 @@ def load_corpus(path: Path, tokenizer: str, length: int, seed: int) -> Corpus:
     files = text_files(path)
     if tokenizer == BYTES:
         return Corpus(_byte_tokens(files), BYTE_VOCABULARY, length, seed)
-    loaded = load_tokenizer(tokenizer)
+    loaded = load_tokenizer(tokenizer, "--tokenizer")
     return Corpus(_tokenizer_tokens(files, loaded), len(loaded), length, seed)

@@ -43,7 +43,7 @@ class EmbeddingEngine:
         import transformers
 
         folder = demo.model_folder() if source == MINILM else Path(source)
-        self.tokenizer = load_tokenizer(str(folder))
+        self.tokenizer = load_tokenizer(str(folder), "--embed")
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
@@ -94,7 +94,11 @@ class GenerationEngine:
     ) -> None:
         """`source` is a preset, a checkpoint, or a folder of checkpoints. Raises ModelError."""
         run, folder = self._find(source)
-        self._tokenizer = None if run["tokenizer"] == BYTES else load_tokenizer(run["tokenizer"])
+        self._tokenizer = (
+            None
+            if run["tokenizer"] == BYTES
+            else load_tokenizer(run["tokenizer"], "the checkpoint's tokenizer")
+        )
         self.limit = int(run["sequence_length"])
         config = models.build_config(run["model"], run["vocabulary"], self.limit, dropout=0.0)
         model = models.build_model(config, run.get("seed", 0))

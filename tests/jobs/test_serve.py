@@ -284,7 +284,7 @@ def test_trained_checkpoint_is_served(train: Train, text: Path, tmp_path: Path) 
     ("flags", "message"),
     [
         (("--embed", "none"), "FlagError: nothing to serve"),
-        (("--embed", "/no/such"), "ModelError: --tokenizer /no/such: no such folder"),
+        (("--embed", "/no/such"), "ModelError: --embed /no/such: no such folder"),
         (
             ("--generate", "/no/such", "--embed", "none"),
             "ModelError: --generate /no/such: no preset",

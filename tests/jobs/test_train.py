@@ -208,6 +208,16 @@ def test_trnx_runs_on_nki_and_equals_eager(train: Train, text: Path, tmp_path: P
     assert written == lines[:-1]
 
 
+@pytest.mark.slow
+def test_bfloat16_runs_on_nki_and_equals_eager(train: Train, text: Path) -> None:
+    common = ("--data", str(text), "--sequence-length", "32", "--batch", "4", "--steps", "10")
+    common += ("--dtype", "bf16", "--json")
+    _, eager, _ = train(*common, "--backend", "eager")
+    status, lines, errors = train(*common, "--backend", "trnx", "--min-nki-share", "0.9")
+    assert status == 0, errors
+    assert losses(lines) == pytest.approx(losses(eager), rel=1e-3)
+
+
 def test_share_below_the_minimum_is_status_1(
     train: Train, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
