@@ -55,7 +55,10 @@ def load_tokenizer(folder: str, flag: str) -> Any:
 def _tokenizer_tokens(files: list[Path], tokenizer: Any) -> np.ndarray[Any, Any]:
     tokens: list[int] = []
     for file in files:
-        text = file.read_text(encoding="utf-8")
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file} is not UTF-8 ({error}); --tokenizer bytes takes it") from None
         tokens.extend(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         if tokenizer.eos_token_id is not None:
             tokens.append(tokenizer.eos_token_id)
