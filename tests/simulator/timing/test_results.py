@@ -185,3 +185,37 @@ def test_a_missing_extra_is_named(
     with pytest.raises(ProfileDependencyError, match=r"trnx\[profile\]"):
         write(tmp_path / "result")
     assert not list(tmp_path.rglob("*.p*"))
+
+
+TWO_CORES = """
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+@nki.jit
+def two(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    rows = nl.ds(nl.program_id(0) * 128, 128)
+    tile = nl.ndarray((128, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(tile, x[rows])
+    nisa.activation(tile, nl.exp, tile)
+    nisa.dma_copy(out[rows], tile)
+    return out
+"""
+
+
+def test_each_core_has_its_own_tracks(tmp_path: Path, open_trace: Any) -> None:
+    file = tmp_path / "two.py"
+    file.write_text(TWO_CORES)
+    found = profile(load_module(file).two, _spec(256, 512), grid=2)
+    assert found.cores == 2
+    names = [f"core {core} {queue}" for core in (0, 1) for queue in
+             ("scalar", "dma_load", "dma_store")]  # fmt: skip
+    assert [queue.name for queue in found.queues] == names
+    assert len(found.to_dict()["memory"]["peak_bytes"]) == 2
+    processor = open_trace(found.write_trace(tmp_path / "two.pftrace"))
+    tracks = {row.name for row in processor.query("select name from track")}
+    assert tracks >= {*names, "core 0 sbuf", "core 1 psum", "core 1 dma_store transfers"}
+    processor.close()
+    assert all(path.exists() for path in found.plot(tmp_path))
