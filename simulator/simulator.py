@@ -302,9 +302,8 @@ class Simulator:
         """Record a write that races with another program: a finding, unless both store the same."""
         assert self.ordering is not None
         if write.is_shared and self.values and self.loops.target() is None:
-            before = write.bits()
+            self.ordering.doubt(write)
             self.append_steps(steps)
-            self.ordering.doubt(write, before)
             return
         self.append_steps(steps)
         if not write.is_shared:

@@ -61,10 +61,16 @@ class Unordered:
     is_shared: bool
     line: Line  # of the other program's access
 
-    def bits(self) -> torch.Tensor:
-        """What is stored there now."""
-        held = self.tensor.torch_view().clone(memory_format=torch.contiguous_format)
-        return held.view(torch.uint8)
+    def is_as(self, content: torch.Tensor) -> bool:
+        """True where the elements are what they are in `content`, a copy of the whole storage."""
+        tensor = self.tensor
+        before = content.view(tensor.dtype.torch).as_strided(
+            tensor.shape, tensor.strides, tensor.offset
+        )
+        held = (
+            t.clone(memory_format=torch.contiguous_format) for t in (before, tensor.torch_view())
+        )
+        return torch.equal(*(t.view(torch.uint8) for t in held))
 
 
 class Ordering:
@@ -79,20 +85,24 @@ class Ordering:
         self._warned: set[tuple[Line, Line]] = set()
         # Elements of which each program's own store was the last.
         self._own: dict[tuple[Storage, int], Coverage] = {}
-        # Stores that changed what the same store of another program had left, and what that was.
-        self._doubtful: list[tuple[Unordered, torch.Tensor]] = []
+        # Stores that another program made too, and what that one had left in the storage.
+        self._doubtful: dict[Storage, tuple[torch.Tensor, list[Unordered]]] = {}
 
-    def doubt(self, write: Unordered, before: torch.Tensor) -> None:
-        """A store of both programs was executed by the second; `before` is what the first left."""
-        if not torch.equal(before, write.bits()):
-            self._doubtful.append((write, before))
+    def doubt(self, write: Unordered) -> None:
+        """The second of two programs is about to make the store that the first made."""
+        storage = write.tensor.storage
+        if storage not in self._doubtful:
+            whole = storage.view(storage.dtype, (storage.pitch,), (1,), 0)
+            self._doubtful[storage] = (whole.clone(), [])
+        self._doubtful[storage][1].append(write)
 
     def settle(self) -> None:
         """At a meeting and at the end: a store of both programs must have left the same values."""
-        doubtful, self._doubtful = self._doubtful, []
-        for write, before in doubtful:
-            if not torch.equal(before, write.bits()):
-                self._findings.report(write.finding)
+        doubtful, self._doubtful = self._doubtful, {}
+        for content, writes in doubtful.values():
+            for write in writes:
+                if not write.is_as(content):
+                    self._findings.report(write.finding)
 
     def meet(self, parties: frozenset[int], about: Storage | None = None) -> None:
         """All of `parties`, which are all programs, wait for each other here, for the sake of one
