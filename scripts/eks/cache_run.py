@@ -31,6 +31,7 @@ LOCAL_FOLDER = "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"
 KEY = "trnx_cache"
 # What shells answer for a command that they cannot find.
 _NOT_FOUND = 127
+_FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass
@@ -80,18 +81,28 @@ def neffs(folder: Path) -> set[str]:
 
 def _run(command: Sequence[str]) -> int:
     """The command's status, as shells say it; signals that end this process end it first."""
+    children: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def forward(number: int, _: object) -> None:
+        if not children:
+            early.append(number)
+        for child in children:
+            child.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
         child = subprocess.Popen(command)
+        children.append(child)
+        for number in early:
+            child.send_signal(number)
+        status = child.wait()
     except OSError as error:
         print(f"cache_run: {command[0]}: {error.strerror}", file=sys.stderr)
         return _NOT_FOUND
-
-    def forward(number: int, _: object) -> None:
-        child.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, forward)
-    status = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return status if status >= 0 else 128 - status
 
 

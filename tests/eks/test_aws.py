@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,6 +201,35 @@ def test_a_cache_that_cannot_be_reached_costs_no_job(
     assert cache_run.main([*flags, "--must-store", *command, "7"]) == 7
     assert "cache_run: warning: " in capfd.readouterr().err
     assert cache_run.main([f"--folder={tmp_path}", "--", "no-such-program"]) == 127
+
+
+STOPPED = """
+import pathlib, signal, sys, time
+def stop(*_):
+    pathlib.Path(sys.argv[1], "late.neff").touch()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_sigterm_reaches_the_command_and_the_cache_is_counted(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STOPPED, str(tmp_path)]
+    runs = [sys.executable, "-m", "trnx.eks.cache_run", f"--folder={tmp_path}", "--", *command]
+    with subprocess.Popen(runs, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        report = cache_run.parse_line(process.stdout.readline())
+        assert process.wait() == 75
+    assert report is not None
+    assert (report["exit_status"], report["neffs_after"]) == (75, 1)
+
+
+def test_signals_end_as_shells_say_it(tmp_path: Path) -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert cache_run.main([f"--folder={tmp_path}", "--", sys.executable, "-c", code]) == 137
 
 
 def test_instance_types_are_as_ec2_says() -> None:

@@ -212,6 +212,7 @@ SELECTOR = "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/
         ('persistentvolumeclaim "fsx" not found', [], "claim-missing", "volumes.claim"),
         ("pod has unbound immediate PersistentVolumeClaims", [], "claim-pending", "storage class"),
         ("1 node(s) had volume node affinity conflict", [], "zone", "zone"),
+        ("2 node(s) didn't match pod affinity rules", [{"neuron": "16"}], "zone", "`zone`"),
         ("cannot allocate all claims", [], "dra", "resourceslices"),
         ("0/3 nodes are available: 3 Insufficient memory.", [], "cpu-memory", "memory"),
         ("3 node(s) had untolerated taint {a: b}", [{"neuron": "16"}], "taint", "overrides"),

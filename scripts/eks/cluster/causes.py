@@ -93,6 +93,12 @@ TEXTS = (
         "use a volume of the nodes' zone, or nodes of the volume's: EBS and FSx are of one zone",
     ),
     _text(
+        "zone",
+        r"didn't match pod affinity rules",
+        "all pods of the job go to one zone: add or free nodes where its first pod runs, or name a "
+        "zone that has enough with `zone`",
+    ),
+    _text(
         "dra",
         r"cannot allocate all claims|resourceclaim|deviceclass|resource claim",
         "see that the Neuron DRA driver runs on nodes of the type (`kubectl get resourceslices`), "
