@@ -103,6 +103,8 @@ class Coverage:
         if not bool(rows[:, elements].any()):
             return False
         rows[:, elements] = 0
+        if not bool(self._map.any()):
+            self._map = None
         return True
 
     def _materialise(self) -> None:

@@ -9,7 +9,7 @@ suite: passed, failed, failed for a reason that `nki_library_explained.py` state
 Needs `trnx[test]` and scipy; of what else the suite imports, stand-ins are made where a package is
 not installed (with `allpairspy` installed, some of the generated cases are others).
 
-    OMP_NUM_THREADS=1 python scripts/conformance/nki_library.py --checkout PATH --sample 200 --seed 1
+    OMP_NUM_THREADS=1 python scripts/conformance/nki_library.py --checkout PATH --sample 200
 
 `--sample N --seed S` takes N cases at random: at least one of each file where N allows it, the rest
 by the number of cases. `--files REGEX` and `--cases REGEX` restrict the choice, `--jobs J` runs J
@@ -61,7 +61,8 @@ def status_of(result: dict[str, Any]) -> str:
     if result["status"] == "skipped":
         return "too large" if TOO_LARGE in result["message"] else "skipped"
     memory = "MemoryError" in f"{result['message']}{result.get('text', '')}"
-    if memory and not result.get("began", True):
+    if (memory or result["status"] == "timeout") and not result.get("began", True):
+        # Not even the inputs could be made.
         return "too large"
     return "explained" if explain(result) else "failed"
 

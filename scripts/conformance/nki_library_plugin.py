@@ -77,7 +77,7 @@ class ParserFrontend:
     """
 
     def compile(
-        self, kernel: Any, inputs: dict[str, Any], target: str, lnc: int, **options: Any
+        self, kernel: Any, inputs: dict[str, Any], target: str, lnc: int, **_: Any
     ) -> None:
         """Raise what the simulator finds."""
         simulate(kernel, target, lnc)(**inputs)
@@ -123,7 +123,7 @@ def pytest_deselected(items: list[Any]) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+def pytest_collection_modifyitems(items: list[Any]) -> None:
     """Keep the cases that are asked for."""
     listed = os.environ.get("NKI_LIBRARY_CASES")
     if listed is not None:
@@ -141,7 +141,7 @@ def pytest_collectreport(report: Any) -> None:
         _write(file=report.nodeid, error=str(report.longrepr)[-4000:])
 
 
-def _timed_out(number: int, frame: FrameType | None) -> None:
+def _timed_out(_number: int, _frame: FrameType | None) -> None:
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file)
         file.seek(0)
@@ -167,7 +167,7 @@ def pytest_warning_recorded(warning_message: Any, nodeid: str) -> None:
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: Any, call: Any) -> Any:
+def pytest_runtest_makereport(call: Any) -> Any:
     """The result of a case: of its call, or of the set-up that failed."""
     outcome = yield
     report = outcome.get_result()

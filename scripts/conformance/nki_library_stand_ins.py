@@ -82,7 +82,7 @@ class AllPairs:
         filter_func: Callable[[list[Any]], bool] | None = None,
     ) -> None:
         self._parameters = [list(values) for values in parameters]
-        self._allows = filter_func or (lambda row: True)
+        self._allows = filter_func or (lambda _row: True)
         self._tries = 0
 
     def __iter__(self) -> Iterator[list[Any]]:

@@ -35,13 +35,14 @@ class ManualMemory:
 
 def invalidate_rivals(tensor: NkiTensor, location: Location | None) -> None:
     """`tensor` is written: what others at its bytes hold is lost."""
+    rivals = [rival for known in tensor.storage.rivals if (rival := known()) is not None]
+    rivals = [r for r in rivals if not (r.written.is_empty and r.matmul.is_empty)]
+    if not rivals:
+        return
     columns = _columns(tensor)
     low, high = int(columns[0]), int(columns[-1])
     start = tensor.start_partition
-    for reference in tensor.storage.rivals:
-        rival = reference()
-        if rival is None:
-            continue
+    for rival in rivals:
         base, width = _base(rival), rival.pitch * rival.dtype.itemsize
         first = max(start, rival.start_partition) - rival.start_partition
         last = min(start + tensor.shape[0] - rival.start_partition, rival.partitions)
