@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -77,12 +78,13 @@ class Program:
         self._results = results
         self._steps = steps
         self._lock = threading.Lock()
-        self._bound: list[torch.Tensor | None] = [None] * len(slots)
+        # Weak: what stays bound is memory, not the tensor object with its gradient and its graph.
+        self._bound: list[weakref.ref[torch.Tensor] | None] = [None] * len(slots)
         # The same tensor object may get other memory or strides: `parameter.data = ...`.
         self._bound_strides: list[tuple[int, ...]] = [()] * len(slots)
         self._fresh = _fresh_results(results)
         # Outputs of the last run that are bound as they are, by the identity of the tensors.
-        self._bound_outputs: tuple[torch.Tensor, ...] = ()
+        self._bound_outputs: tuple[weakref.ref[torch.Tensor], ...] = ()
 
     @property
     def instruction_count(self) -> int:
@@ -128,7 +130,7 @@ class Program:
             if outputs is not None and self._has_bound(outputs):
                 for step in self._steps:
                     step()
-                return self._bound_outputs
+                return tuple(outputs)
             made = self._bind_results(inputs, outputs)
             for step in self._steps:
                 step()
@@ -140,15 +142,15 @@ class Program:
                     direct = False
                     given.copy_(result)
             if direct and len(self._fresh) == len(self._results):
-                self._bound_outputs = tuple(outputs)
+                self._bound_outputs = tuple(weakref.ref(given) for given in outputs)
             return tuple(outputs)
 
     def _has_bound(self, outputs: Sequence[torch.Tensor]) -> bool:
         """True where the outputs are those of the last run, with the same memory."""
         bound = self._bound_outputs
         return len(outputs) == len(bound) > 0 and all(
-            given is known
-            and given.data_ptr() == result.slot.address
+            given is known()
+            and result.slot.is_bound_to(given.data_ptr())
             and given.stride() == result.spec.strides
             for given, known, result in zip(outputs, bound, self._results, strict=True)
         )
@@ -168,30 +170,36 @@ class Program:
         """What a run executes, in order."""
         return tuple(self._steps)
 
-    def release(self) -> None:
-        """Drop every reference to tensors of the last run."""
+    def release(self, keep_bytes: int = 0) -> None:
+        """Drop the memory of tensors of the last run, but of those up to `keep_bytes`: they are
+        known again, and need no binding, if they come next.
+        """
         with self._lock:
-            for slot in self._slots:
-                slot.release()
+            for i, slot in enumerate(self._slots):
+                if slot.nbytes > keep_bytes or not keep_bytes:
+                    slot.release()
+                    self._bound[i] = None
             for slot, _ in self._fresh:
-                slot.release()
-            self._bound = [None] * len(self._slots)
-            self._bound_outputs = ()
+                if slot.nbytes > keep_bytes or not keep_bytes:
+                    slot.release()
+                    self._bound_outputs = ()
 
     def _bind_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
         if len(inputs) != len(self._slots):
             raise BindingError(f"{self.name} takes {len(self._slots)} tensors, got {len(inputs)}")
         for i, tensor in enumerate(inputs):
-            slot = self._slots[i]
+            slot, known = self._slots[i], self._bound[i]
             if (
-                tensor is self._bound[i]
-                and tensor.data_ptr() == slot.address
+                known is not None
+                and tensor is known()
+                and slot.is_bound_to(tensor.data_ptr())
                 and tensor.stride() == self._bound_strides[i]
             ):
                 continue
             slot.bind(self._checked(i, tensor))
             # Where a copy was bound for a tensor with other strides, it is made anew each time.
-            self._bound[i] = tensor if tensor.data_ptr() == slot.address else None
+            is_itself = tensor.data_ptr() == slot.address
+            self._bound[i] = weakref.ref(tensor) if is_itself else None
             self._bound_strides[i] = tensor.stride()
 
     def _checked(self, i: int, tensor: torch.Tensor) -> torch.Tensor:

@@ -121,10 +121,21 @@ class Slot:
             for offset, view in same.items():
                 yield (*form, offset), view
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory that is bound, all of it, however little the views reach."""
+        return 0 if self.holder is None else self.holder.untyped_storage().nbytes()
+
+    def is_bound_to(self, address: int) -> bool:
+        """True where the views point there. The owner of the memory may have moved it meanwhile."""
+        return self.address == address and (
+            self.holder is not None and self.holder.data_ptr() == address
+        )
+
     def bind(self, tensor: torch.Tensor) -> None:
         """Point every view into the memory of `tensor`, unless it is there already."""
         address = tensor.data_ptr()
-        if address == self.address and self.holder is not None:
+        if self.is_bound_to(address):
             return
         # An interrupt may leave some views there and some here.
         self.address = -1
