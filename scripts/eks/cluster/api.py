@@ -72,6 +72,8 @@ def _configuration(patience: Patience) -> Any:
     configuration = kubernetes_client.Configuration()
     configuration.retries = urllib3.Retry(
         total=patience.retries,
+        # A server that is silent once is asked again once: an answer may take `read` seconds.
+        read=1,
         backoff_factor=patience.backoff,
         status_forcelist=_RETRIED,
         allowed_methods=None,
