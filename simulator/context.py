@@ -23,7 +23,8 @@ CURRENT: ContextVar[Simulator | None] = ContextVar("trnx_simulator", default=Non
 _observer: ContextVar[Callable[[Recorded], None] | None] = ContextVar("trnx_observer", default=None)
 _float32: ContextVar[bool] = ContextVar("trnx_float32", default=False)
 _runs: ContextVar[Callable[[Program, str], None] | None] = ContextVar("trnx_runs", default=None)
-_HERE = str(Path(__file__).resolve().parent) + os.sep
+# Not resolved: code objects have the path by which the package was imported.
+_HERE = str(Path(__file__).parent) + os.sep
 
 
 @dataclass(slots=True)
