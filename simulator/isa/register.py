@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from trnx.simulator.checks.findings import DISPUTED
 from trnx.simulator.context import current
+from trnx.simulator.errors import KernelSubsetError
 from trnx.simulator.isa.arguments import checked, integer
 from trnx.simulator.isa.enums import Engine, NcVersion
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -30,11 +32,25 @@ def _wrapped(value: int) -> int:
     return (value + 2**31) % 2**32 - 2**31
 
 
+def _check_destination(emit: Emit, dst: Any) -> None:
+    """A counter is passed by value: writing to it does not change the loop (nl.fori_loop). The
+    language guide says that it cannot be written at all.
+    """
+    emit.require(isinstance(dst, VirtualRegister), "dst must be a register")
+    if dst.is_frozen:
+        emit.finding(
+            DISPUTED,
+            "dst is the counter of a loop, which the device's front end may refuse to write "
+            "(SDK/nki/get-started/nki-language-guide.rst)",
+            KernelSubsetError,
+        )
+
+
 @instruction
 def register_move(emit: Emit, dst: VirtualRegister, src: Any) -> None:
     """dst = a constant or another register."""
     emit.on(None, (Engine.sync,))
-    emit.require(isinstance(dst, VirtualRegister), "dst must be a register")
+    _check_destination(emit, dst)
     if isinstance(src, VirtualRegister):
         emit.require_set(src, "src")
         emit.step(dst.value.copy_, src.value)
@@ -47,7 +63,7 @@ def register_move(emit: Emit, dst: VirtualRegister, src: Any) -> None:
 def register_load(emit: Emit, dst: VirtualRegister, src: NkiTensor) -> None:
     """dst = the one element of `src`."""
     emit.on(None, (Engine.dma,))
-    emit.require(isinstance(dst, VirtualRegister), "dst must be a register")
+    _check_destination(emit, dst)
     emit.require(src.size == 1, f"src has {src.size} elements; it must have one")
     emit.require(src.dtype.is_integer, f"src is {src.dtype}; a register holds an integer")
     emit.step(dst.value.copy_, emit.read(src, "src", shape=(1,), buffers=DMA_REACHABLE))

@@ -209,3 +209,13 @@ def two_loops(x, ids, count, inner):
     for i in nl.dynamic_range(_register(inner)):
         _add_row(total, x, i)
     return _stored(total)
+
+
+@nki.jit
+def writes_its_counter(x, ids, count, inner):
+    """Writing the counter changes what the rest of the turn sees, not the loop."""
+    total = _zeros(1, x.shape[1])
+    for i in nl.dynamic_range(_register(count)):
+        nisa.register_move(i, 2)
+        _add_row(total, x, i)
+    return _stored(total)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, trace
-from trnx.simulator.errors import OutOfBoundsError
+from trnx.simulator.errors import FindingWarning, OutOfBoundsError
 from trnx.simulator.listing import listing
 
 Reference = Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
@@ -66,7 +66,14 @@ def _arguments(seed: int, count: int, inner: int) -> list[torch.Tensor]:
 
 def test_every_kernel_has_a_reference(loops: ModuleType) -> None:
     names = {name for name, value in vars(loops).items() if hasattr(value, "function")}
-    assert names == set(REFERENCES)
+    assert names == {*REFERENCES, "writes_its_counter"}
+
+
+def test_a_written_counter_is_a_warning(loops: ModuleType) -> None:
+    x, ids, *bounds = _arguments(1, 3, 0)
+    with pytest.warns(FindingWarning, match="counter of a loop"):
+        result = simulate(loops.writes_its_counter)(x, ids, *bounds)
+    assert torch.equal(result, 3 * x[2:3])
 
 
 @pytest.mark.parametrize("traced", [0, 3, None], ids=["no turn", "3 turns", "without values"])
