@@ -135,6 +135,6 @@ def check_driver(job: TrnxJob) -> list[Check]:
     message = f"the image is of SDK {sdk[0]}.{sdk[1]}; the driver of the nodes is not visible here"
     fix = (
         "SDKs since 2.30 want a newer driver: take an AMI released after the SDK, or look with "
-        "`cat /proc/driver/neuron/version` on a node"
+        "`modinfo neuron` on a node"
     )
     return [Check("driver", WARN, message, fix)]
