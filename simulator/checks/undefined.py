@@ -61,6 +61,7 @@ _CARRIED = {
     "activation": ("data",),
     "reciprocal": ("data",),
     "local_gather": ("src_buffer",),
+    "nonzero_with_count": ("src",),
 }
 
 
@@ -124,6 +125,13 @@ def _turned(missing: torch.Tensor, target: NkiTensor) -> torch.Tensor | None:
     return missing.reshape(missing.shape[0], -1).t().reshape(target.shape)
 
 
+def _per_core(missing: torch.Tensor, target: NkiTensor) -> torch.Tensor | None:
+    """The operand has one row for each GpSimd core, whose partitions in the result are 16."""
+    lanes = torch.zeros(target.shape[0], dtype=torch.bool, device="cpu")
+    lanes[::16] = missing.reshape(missing.shape[0], -1).any(1)
+    return lanes.view(-1, *[1] * (target.ndim - 1)).expand(target.shape)
+
+
 def _rows(missing: torch.Tensor, target: NkiTensor) -> torch.Tensor | None:
     """A column of the stationary operand makes a row of the product."""
     rows = missing.reshape(missing.shape[0], -1).any(0)
@@ -144,6 +152,7 @@ _PLACES: dict[tuple[str, str], Callable[[torch.Tensor, NkiTensor], torch.Tensor 
     ("nc_transpose", "data"): _turned,
     ("dma_transpose", "src"): _turned,
     ("local_gather", "src_buffer"): _lanes,
+    ("nonzero_with_count", "src"): _per_core,
     ("nc_matmul", "stationary"): _rows,
     ("nc_matmul", "moving"): _columns,
 }
