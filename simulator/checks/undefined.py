@@ -60,6 +60,8 @@ _CARRIED = {
     "scalar_tensor_tensor": ("data", "operand1"),
     "activation": ("data",),
     "reciprocal": ("data",),
+    # The other program's operand looks alike: both run the same kernel.
+    "sendrecv": ("src",),
     "local_gather": ("src_buffer",),
     "nonzero_with_count": ("src",),
 }
