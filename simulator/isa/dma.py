@@ -11,7 +11,14 @@ import torch
 from trnx.simulator.codecs import append_load_f32
 from trnx.simulator.isa.copy import append_copy, append_transpose, is_turned_by_blocks, transposed
 from trnx.simulator.isa.enums import DgeMode, Engine, OobMode
-from trnx.simulator.isa.indirect import gather, index_view, keep_invalid, put, rows_of
+from trnx.simulator.isa.indirect import (
+    gather,
+    index_view,
+    keep_invalid,
+    put,
+    require_some_written,
+    rows_of,
+)
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.storage import DMA_REACHABLE, HBM
 from trnx.simulator.tensor import NkiTensor
@@ -124,6 +131,7 @@ def _gathered(
     """Scratch of src's shape and dtype with the gathered elements; skipped rows hold `keep`'s."""
     indirect = src.indirection
     assert indirect is not None
+    require_some_written(emit, src, operand)
     index = index_view(emit, src, indirect, operand)
     rows, limit = rows_of(emit, src, indirect)
     emit.reads(src)
@@ -347,6 +355,7 @@ def _gathered_or_zero(emit: Emit, src: NkiTensor, skip: bool) -> torch.Tensor:
     out = emit.scratch(src.shape, src.dtype.torch)
     indirect = src.indirection
     assert indirect is not None
+    require_some_written(emit, src, "srcs")
     index = index_view(emit, src, indirect, "srcs")
     rows, limit = rows_of(emit, src, indirect)
     emit.reads(src)

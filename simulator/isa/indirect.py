@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trnx.simulator.errors import Location, OutOfBoundsError
+from trnx.simulator.errors import Location, OutOfBoundsError, UninitialisedReadError
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.storage import DMA_REACHABLE, SBUF, MemoryRegion
 from trnx.simulator.tensor import Indirect, NkiTensor
@@ -22,6 +22,16 @@ from trnx.simulator.views import last_element
 
 if TYPE_CHECKING:
     from trnx.simulator.isa.instruction import Emit
+
+
+def require_some_written(emit: Emit, tensor: NkiTensor, operand: str) -> None:
+    """Which elements are read only values decide; but where nothing was written, none is valid."""
+    if tensor.storage.written.is_empty:
+        emit.finding(
+            "uninitialised-read",
+            f"{operand} ({tensor.describe()}) is read, and nothing was ever written there",
+            UninitialisedReadError,
+        )
 
 
 def rows_of(emit: Emit, tensor: NkiTensor, indirect: Indirect) -> tuple[torch.Tensor, int]:
@@ -182,6 +192,7 @@ def load_scalar_indirect(emit: Emit, tensor: NkiTensor, operand: str) -> torch.T
         out = emit.scratch(tensor.shape, tensor.dtype.torch)
         emit.step(_gather_columns, base, columns, group, out, emit.location())
         return out
+    require_some_written(emit, tensor, operand)
     index = index_view(emit, tensor, indirect, operand)
     rows, limit = rows_of(emit, tensor, indirect)
     emit.reads(tensor)

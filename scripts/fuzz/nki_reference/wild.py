@@ -139,7 +139,9 @@ def _change_buffer(c: Choices, program: Program) -> None:
 
 def _forget_content(c: Choices, program: Program) -> None:
     storage = c.pick(program.storages)
-    if storage.buffer != "argument":
+    # Which elements a dynamic address reads is not known: a tensor written in part may be legal.
+    moving = {view.storage for _, _, view in _views(program) if view.offset is not None}
+    if storage.buffer != "argument" and storage not in moving:
         storage.values = storage.other = None
 
 
