@@ -90,7 +90,7 @@ class Started(NamedTuple):
     """Rows from `row` of a chunk against a tile of keys, as far as the gradients of the scores.
 
     `padded` holds these for `combine_keys`, `wide` without padding and, where a mask wants them, in
-    float32. `sources` are the key heads; `first` and `last` of all rows that meet the tile.
+    float32. `sources` are the key heads; `last`: these are the last rows that meet the tile.
     """
 
     side: KeySide
@@ -102,7 +102,6 @@ class Started(NamedTuple):
     weights: Weights
     padded: nl.NkiTensor
     wide: nl.NkiTensor
-    first: bool
     last: bool
 
 
@@ -282,7 +281,6 @@ def _start(
     row: int,
     queries: Loaded,
     grad: Loaded,
-    first: bool,
     last: bool,
 ) -> Started:
     rows = queries.transposed.shape[2]
@@ -306,7 +304,6 @@ def _start(
         weights,
         padded,
         wide,
-        first,
         last,
     )
 
@@ -317,7 +314,7 @@ def finish(p: BackwardProblem, g: Gradients, waiting: Waiting) -> Sums | None:
     side = s.side
     chunk = s.chunk
     sums = waiting.sums
-    if s.first:
+    if sums is None:
         sums = _new_sums(p, s.sources, side.size)
     _accumulate_keys(sums.dv, s.weights.dropped, s.grad, chunk.pairs, p.group)
     if g.dmask is not None:
@@ -384,7 +381,6 @@ def backward_chunk(
             _unseen_keys(p, g, sources, chunks, start, size)
             continue
         side = _load_side(p, sources, start, size)
-        first = True
         for number in range(len(chunks)):
             chunk = chunks[number]
             for row in range(0, length, pmax):
@@ -393,9 +389,8 @@ def backward_chunk(
                     queries = load_transposed(p.q, chunk, row, rows, p.features)
                     grad = load_transposed(p.grad, chunk, row, rows, p.values)
                     last = number == len(chunks) - 1 and row + rows == length
-                    started = _start(p, g, side, sources, chunk, row, queries, grad, first, last)
+                    started = _start(p, g, side, sources, chunk, row, queries, grad, last)
                     waiting = _advance(p, g, waiting, started)
-                    first = False
                 elif g.dmask is not None:
                     clear_mask_gradient(g.dmask, chunk, row, rows, start, size)
     return waiting
@@ -446,6 +441,6 @@ def backward_pack(
         )
         query = Loaded(queries[:, :, first : first + rows], load_blocks(p.q, chunk, 0, rows))
         grad = Loaded(grads[:, :, first : first + rows], load_blocks(p.grad, chunk, 0, rows))
-        started = _start(p, g, side, chunk, chunk, 0, query, grad, True, True)
+        started = _start(p, g, side, chunk, chunk, 0, query, grad, True)
         waiting = _advance(p, g, waiting, started)
     return waiting

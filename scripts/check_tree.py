@@ -44,7 +44,21 @@ forbidden_modules =
     trnx.fallback
     trnx.fx_passes
     trnx.nki_kernels
+    trnx.jobs
     trnx.cli
+
+[importlinter:contract:jobs]
+name = Nobody but trnx.errors imports trnx.jobs
+type = forbidden
+source_modules =
+    trnx.backend
+    trnx.cli
+    trnx.fallback
+    trnx.fx_passes
+    trnx.nki_kernels
+    trnx.simulator
+forbidden_modules = trnx.jobs
+allow_indirect_imports = True
 """
 
 
