@@ -361,6 +361,16 @@ class Simulator:
         self.rows.seal()
         return Totals(self.matmul_flops, self.hbm_bytes, *self._peaks, self.pool.allocated_bytes)
 
+    def forget(self) -> None:
+        """Let go of memory when the Program is made: the objects of a trace refer to each other,
+        and would hold it until garbage is collected.
+        """
+        self.pool = BufferPool()
+        self.steps = []
+        self._prologue = []
+        for held in (self._shared, self._state, self._steps_by_key, self._derived, self.identities):
+            held.clear()
+
     def all_steps(self) -> list[Step]:
         """Steps of a whole run."""
         return [*self._prologue, *self.steps]

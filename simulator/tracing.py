@@ -160,6 +160,7 @@ def _trace_here(
         if values:
             arguments.write_back()
         results = _read_results(tensors, arguments) if values else ()
+        simulator.forget()
         return program, _Results(results, is_single)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from types import ModuleType
 
@@ -111,3 +113,18 @@ def test_turns_of_a_loop_share_their_steps(kernels: ModuleType) -> None:
     assert len(many.steps) == 10 * len(few.steps)
     assert distinct == as_distinct < len(few.steps)
     assert torch.equal(many.run([x])[0], few.run([x])[0])
+
+
+def test_a_traced_run_leaves_no_memory_to_the_garbage_collector(kernels: ModuleType) -> None:
+    x = torch.randn(9, 11)
+    simulate(kernels.turns)(x, 2)
+    gc.disable()
+    try:
+        x = torch.randn(9, 11)
+        memory = weakref.ref(x.untyped_storage())
+        result = simulate(kernels.turns)(x, 2)
+        torch.testing.assert_close(result, torch.exp(x) + 1.0)
+        del x
+        assert memory() is None
+    finally:
+        gc.enable()
