@@ -19,15 +19,15 @@ Array = np.ndarray[Any, Any]
 _ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
 
 
-class float8_e4m3fn_x4(np.void):  # noqa: N801 (the name of the type)
+class float8_e4m3fn_x4(np.void):  # type: ignore[misc]  # noqa: N801 (the name of the type)
     """Four float8_e4m3fn in 4 bytes."""
 
 
-class float8_e5m2_x4(np.void):  # noqa: N801
+class float8_e5m2_x4(np.void):  # type: ignore[misc]  # noqa: N801
     """Four float8_e5m2 in 4 bytes."""
 
 
-class float4_e2m1fn_x4(np.void):  # noqa: N801
+class float4_e2m1fn_x4(np.void):  # type: ignore[misc]  # noqa: N801
     """Four float4_e2m1fn in 2 bytes."""
 
 
@@ -42,7 +42,8 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any]:
     """The numpy dtype of an NKI or numpy type; tfloat32 is stored as float32. Raises TypeError."""
     name = str(dtype) if isinstance(dtype, str) else None
     if name is None:
-        return np.dtype(dtype)
+        given: np.dtype[Any] = np.dtype(dtype)
+        return given
     if name in PACKED:
         return PACKED[name]
     if name == "tfloat32":
@@ -50,7 +51,8 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any]:
     if name == "bfloat16" or name.startswith("float8"):
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
     return np.dtype(name)
 
 

@@ -49,7 +49,7 @@ def is_float_type(dtype: Any) -> bool:
     if kind.kind == "f":
         return True
     try:
-        ml_dtypes.finfo(kind)
+        _limits(kind)
     except ValueError:
         return False
     return True
@@ -59,7 +59,11 @@ def finfo(dtype: Any) -> Any:
     """Limits of a floating point type; of a packed type, those of one of its four values."""
     kind = numpy_dtype(dtype)
     name = _packed_name(kind)
-    return ml_dtypes.finfo(_PACKED_VALUES[name][0] if name is not None else kind)
+    return _limits(_PACKED_VALUES[name][0] if name is not None else kind)
+
+
+def _limits(kind: Any) -> Any:
+    return ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]
 
 
 def as_module() -> ModuleType:
@@ -86,14 +90,15 @@ def _packed_name(dtype: np.dtype[Any]) -> str | None:
 def _packed(values: Array, target: np.dtype[Any]) -> Array:
     """Four values to an element, the first in the lowest bits."""
     kind, bits = _PACKED_VALUES[target.type.__name__]
-    limit = float(ml_dtypes.finfo(kind).max)
+    limit = float(_limits(kind).max)
     # Out-of-range values saturate, as the hardware's quantisation does.
     clipped = np.clip(values.astype(np.float32), -limit, limit)
     codes = clipped.astype(kind).view(np.uint8).astype(np.uint32)
     quads = codes.reshape(*codes.shape[:-1], codes.shape[-1] // 4, 4)
     shifted = quads << (np.arange(4, dtype=np.uint32) * bits)
     words = np.bitwise_or.reduce(shifted, axis=-1)
-    return words.astype(f"uint{4 * bits}").view(target)
+    packed: Array = words.astype(f"uint{4 * bits}").view(target)
+    return packed
 
 
 def _unpacked(elements: Array) -> Array:
@@ -102,4 +107,5 @@ def _unpacked(elements: Array) -> Array:
     words = np.ascontiguousarray(elements).view(f"uint{4 * bits}").astype(np.uint32)
     codes = (words[..., None] >> (np.arange(4, dtype=np.uint32) * bits)) & ((1 << bits) - 1)
     values = codes.astype(np.uint8).view(kind).astype(np.float32)
-    return values.reshape(*elements.shape[:-1], elements.shape[-1] * 4)
+    flat: Array = values.reshape(*elements.shape[:-1], elements.shape[-1] * 4)
+    return flat

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from trnx.simulator.context import current_or_none
@@ -29,22 +29,28 @@ class _NKIType(type):
 
     def _not_given(cls, given: dict[str, Any]) -> list[str]:
         """Fields of a dataclass without default and without value: they may be set later."""
-        if not dataclasses.is_dataclass(cls):
+        fields: dict[str, Any] = getattr(cls, "__dataclass_fields__", {})
+        if not fields:
             return []
-        parameters = inspect.signature(cls.__init__).parameters
+        parameters = _constructor(cls)
         return [
-            field.name
-            for field in dataclasses.fields(cls)
-            if field.name not in given
-            and field.name in parameters
-            and parameters[field.name].default is inspect.Parameter.empty
+            name
+            for name in fields
+            if name not in given
+            and name in parameters
+            and parameters[name].default is inspect.Parameter.empty
         ]
 
     def _is_plain(cls, name: str) -> bool:
         annotated = any(name in vars(base).get("__annotations__", {}) for base in cls.__mro__)
         if annotated or name.startswith("_") or callable(getattr(cls, name, cls)):
             return False
-        return name not in inspect.signature(cls.__init__).parameters
+        return name not in _constructor(cls)
+
+
+def _constructor(kind: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a class's constructor."""
+    return inspect.signature(kind.__init__).parameters
 
 
 class NKIObject(metaclass=_NKIType):
