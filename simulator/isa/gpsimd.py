@@ -141,7 +141,9 @@ def affine_select(
     emit.on(Engine.gpsimd, (Engine.gpsimd,))
     in_sbuf(emit, dst=dst, on_true_tile=on_true_tile)
     match_tiles(emit, dst, on_true_tile=on_true_tile)
-    compare = operator(emit, cmp_op, "cmp_op", _COMPARISONS) if cmp_op else OPERATORS["equal"]
+    compare = OPERATORS["equal"]
+    if cmp_op is not None:
+        compare = operator(emit, cmp_op, "cmp_op", _COMPARISONS)
     fill = constant(number(emit, on_false_value, "on_false_value"))
     steps = _checked_pattern(emit, dst, pattern)
     shape = flat(dst)

@@ -101,12 +101,14 @@ def same_values(actual: Array, expected: Array) -> Array:
     """Element-wise equality of stored elements: any NaN equals any other, zeros have no sign."""
     if actual.dtype.kind in "iu":
         return np.asarray(actual == expected)
-    a, b = actual.astype(np.float32), expected.astype(np.float32)
+    with np.errstate(all="ignore"):
+        a, b = actual.astype(np.float32), expected.astype(np.float32)
     return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))
 
 
 def between(actual: Array, low: Array, high: Array) -> Array:
     """Element-wise low <= actual <= high; where a bound is NaN, the element must be NaN too."""
-    a, x, y = (part.astype(np.float64) for part in (actual, low, high))
+    with np.errstate(all="ignore"):
+        a, x, y = (part.astype(np.float64) for part in (actual, low, high))
     is_nan = np.isnan(x) | np.isnan(y)
     return np.where(is_nan, np.isnan(a), (x <= a) & (a <= y))
