@@ -229,9 +229,8 @@ def dma_transpose(
 
 def _check_hwdge_transpose(emit: Emit, src: NkiTensor, mode: DgeMode) -> None:
     """A direct transpose by hardware DGE has limits of its own."""
-    emit.require(
-        mode in (DgeMode.unknown, DgeMode.hwdge), "a direct transpose takes hwdge or unknown"
-    )
+    # The description names unknown and hwdge, the parameter none as well; public kernels pass it.
+    emit.require(mode is not DgeMode.swdge, "a direct transpose takes hwdge, none or unknown")
     if mode is not DgeMode.hwdge:
         return
     rows = src.shape[0]
