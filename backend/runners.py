@@ -19,10 +19,6 @@ from trnx.simulator.hardware import Hardware
 from trnx.simulator.program import Program
 from trnx.simulator.spec import TensorSpec
 
-# Memory of one tensor that a Program may stay bound to: 128 MiB at the most, with four tensors for
-# each of the Programs that the process keeps.
-_KEPT_BYTES = 1 << 16
-
 RunFunction = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], None]
 
 
@@ -101,9 +97,8 @@ class SimulatorRunner:
             try:
                 program.run(arguments, results)
             finally:
-                # A shared Program must not keep the tensors of its last caller alive; small ones
-                # are not worth binding them anew at each call.
-                program.release(_KEPT_BYTES)
+                # A shared Program must not keep the tensors of its last caller alive.
+                program.release()
 
         return Prepared(run, program.matmul_flops, program)
 

@@ -170,19 +170,13 @@ class Program:
         """What a run executes, in order."""
         return tuple(self._steps)
 
-    def release(self, keep_bytes: int = 0) -> None:
-        """Drop the memory of tensors of the last run, but of those up to `keep_bytes`: they are
-        known again, and need no binding, if they come next.
-        """
+    def release(self) -> None:
+        """Drop every reference to tensors of the last run."""
         with self._lock:
-            for i, slot in enumerate(self._slots):
-                if slot.nbytes > keep_bytes or not keep_bytes:
-                    slot.release()
-                    self._bound[i] = None
-            for slot, _ in self._fresh:
-                if slot.nbytes > keep_bytes or not keep_bytes:
-                    slot.release()
-                    self._bound_outputs = ()
+            for slot in self.slots:
+                slot.release()
+            self._bound = [None] * len(self._slots)
+            self._bound_outputs = ()
 
     def _bind_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
         if len(inputs) != len(self._slots):

@@ -121,11 +121,6 @@ class Slot:
             for offset, view in same.items():
                 yield (*form, offset), view
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the memory that is bound, all of it, however little the views reach."""
-        return 0 if self.holder is None else self.holder.untyped_storage().nbytes()
-
     def is_bound_to(self, address: int) -> bool:
         """True where the views point there. The owner of the memory may have moved it meanwhile."""
         return self.address == address and (
