@@ -18,6 +18,7 @@ from nki_reference.numbers import STORED
 from nki_reference.program import Program
 from nki_reference.running import check, plan_snapshots
 from nki_reference.scene import Scene
+
 from trnx.simulator import uninstall
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "fuzz" / "simulator.py"
