@@ -55,7 +55,11 @@ def dma_copy(
         append_copy(emit, source, src.dtype, target, dst.dtype)
         return
     if src.indirection is not None:
-        keep = dst if skip and dst.indirection is None else None
+        emit.require(
+            not skip or dst.indirection is None,
+            "oob_mode.skip with a dynamic address on both sides: rows left out have no place",
+        )
+        keep = dst if skip else None
         if keep is not None and src.dtype != dst.dtype:
             _gather_converted(emit, dst, src)
             return

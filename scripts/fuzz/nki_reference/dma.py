@@ -121,7 +121,7 @@ def _draw_vector(s: Scene, gather: bool) -> None:
         np.broadcast_to(np.arange(columns), (partitions, columns)),
         offset=Offset(index, columns, rows, True),
     )
-    tile = s.tile((partitions, columns), (dtype,), ("sbuf",), reuse=False)
+    tile = s.tile((partitions, columns), (dtype,), ("sbuf",), reuse=False, static=True)
     if np.unique(tile.index).size < tile.index.size:
         tile = s.whole(s.storage((partitions, columns), dtype))
     dst, src = (tile, view) if gather else (view, tile)

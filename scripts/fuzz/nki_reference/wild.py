@@ -70,7 +70,7 @@ def _value(c: Choices, program: Program) -> Any:
     if kind == "token":
         return Token(c.pick(TOKENS))
     if kind == "view":
-        views = _views(program)
+        views = _still(program)
         return c.pick(views)[2] if views else None
     return c.pick({"number": NUMBERS, "float": FLOATS, "other": OTHERS}[kind])
 
@@ -82,6 +82,11 @@ def _views(program: Program) -> list[tuple[Call, str, View]]:
         for key, value in call.arguments.items()
         if isinstance(value, View)
     ]
+
+
+def _still(program: Program) -> list[tuple[Call, str, View]]:
+    """Views that any call may take: a register may be made only later."""
+    return [found for found in _views(program) if found[2].offset is None]
 
 
 def _change_argument(c: Choices, program: Program) -> None:
@@ -109,9 +114,9 @@ def _add_argument(c: Choices, program: Program) -> None:
 
 
 def _swap_views(c: Choices, program: Program) -> None:
-    views = _views(program)
-    if len(views) > 1:
-        (call, key, _), (_, _, other) = c.pick(views), c.pick(views)
+    views, others = _views(program), _still(program)
+    if len(views) > 1 and others:
+        (call, key, _), (_, _, other) = c.pick(views), c.pick(others)
         call.arguments[key] = other
 
 
