@@ -57,7 +57,7 @@ def _draw_tensor_reduce(s: Scene) -> None:
     kind = TAME if op.name in ("multiply", "subtract", "add") else SPECIAL
     data = s.tile(flat, dtypes, kind=kind, reuse=op.name != "multiply")
     if op.name == "multiply":
-        data.storage.values = _near_one(s, data)
+        data.storage.values, data.storage.other = _near_one(s, data), None
     first = s.c.integer(1, len(data.shape) - 1)
     axis: Any = tuple(range(first, len(data.shape)))
     axis = axis[0] if len(axis) == 1 and s.c.flag() else axis
@@ -161,7 +161,7 @@ def _draw_scalar_reduce(s: Scene) -> None:
     op = s.op(("maximum",) if reduction == "multiply" else names)
     operand: Any = 0 if op.name in alu.UNARY else s.scalar(data, kind=TAME)
     if reduction == "multiply":
-        data.storage.values = _near_one(s, data)
+        data.storage.values, data.storage.other = _near_one(s, data), None
         operand = 0.0
     command = s.c.pick(("", "reset_reduce", "load_reduce"))
     dst = s.tile(flat, ARITHMETIC, dst=True)
