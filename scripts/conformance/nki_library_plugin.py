@@ -76,9 +76,7 @@ class ParserFrontend:
     checks.
     """
 
-    def compile(
-        self, kernel: Any, inputs: dict[str, Any], target: str, lnc: int, **_: Any
-    ) -> None:
+    def compile(self, kernel: Any, inputs: dict[str, Any], target: str, lnc: int, **_: Any) -> None:
         """Raise what the simulator finds."""
         simulate(kernel, target, lnc)(**inputs)
 
