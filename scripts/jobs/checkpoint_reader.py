@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,23 @@ class _Unpickler(pickle.Unpickler):
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return self._member
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or (module, name) in _ALLOWED:
             return super().find_class(module, name)
-        raise CheckpointError(
-            f"{self._path} names {module}.{name}, which no checkpoint consists of: it was not "
-            "loaded, and nothing of it was run"
+        raise self._refused(f"{module}.{name}")
+
+    def _member(self, kind: Any, name: str) -> Any:
+        """A member of an enumeration, which early releases of Python 3.11 pickle by getattr."""
+        if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
+            return kind[name]
+        raise self._refused(f"builtins.getattr of {name!r}")
+
+    def _refused(self, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._path} names {what}, which no checkpoint consists of: it was not loaded, and "
+            "nothing of it was run"
         )
 
 

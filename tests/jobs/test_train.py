@@ -7,6 +7,7 @@ import json
 import pickle
 import signal
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.utils.flop_counter import FlopCounterMode
 
 from trnx.errors import CheckpointError, FlagError
@@ -101,6 +103,32 @@ def test_metadata_that_names_a_function_is_refused_and_nothing_runs(
     assert status == 1
     assert "names pathlib.Path.touch" in errors
     assert not victim.exists()
+
+
+class ByGetattr:
+    """Is pickled as `getattr(owner, name)`, as Python 3.11.2 pickles members of enumerations."""
+
+    def __init__(self, owner: type, name: str) -> None:
+        self.parts = (owner, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self.parts
+
+
+def test_of_attributes_members_of_enumerations_alone_are_read(
+    train: Train, text: Path, tmp_path: Path
+) -> None:
+    saved(train, text, tmp_path / "ckpt", 1)
+    folder = tmp_path / "ckpt" / "step-00000001"
+    metadata = read_metadata(folder)
+    member = _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    metadata.planner_data = ByGetattr(_MEM_FORMAT_ENCODING, member.name)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    assert read_metadata(folder).planner_data is member
+    metadata.planner_data = ByGetattr(OrderedDict, "fromkeys")
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=r"names builtins\.getattr of 'fromkeys'"):
+        read_metadata(folder)
 
 
 def test_value_that_names_a_function_is_refused_and_nothing_runs(
