@@ -185,6 +185,7 @@ def dropout(
 
 def _drop(state: torch.Tensor, value: torch.Tensor, limit: torch.Tensor, out: torch.Tensor) -> None:
     numbers = unit_interval(state, value[0].numel())
-    keep = (numbers >= limit).view(value.shape)
+    # Not "at least": where the probability is NaN, everything is kept.
+    keep = (numbers < limit).logical_not_().view(value.shape)
     # The bits of zero are zero in every type.
     torch.where(keep, value, torch.zeros((), dtype=value.dtype), out=out)

@@ -82,6 +82,10 @@ def _activation(
     match_tiles(emit, dst, data=data)
     _check_bias(emit, function, bias)
     reduction = _check_reduction(emit, reduce_op, reduce_cmd, ("add",))
+    emit.require(
+        reduce_op is not None or not dst.geometry().is_broadcast,
+        "dst is a broadcast view; several elements would write one location",
+    )
     shape = common_shape(dst, data)
     value = emit.read_f32(data, "data", shape=shape)
     scales = None if _is_number(scale, 1) else scalar(emit, scale, "scale", data, shape)

@@ -187,7 +187,7 @@ def nonzero_with_count(
     m.tile(src, ("float32", "int32"), ("sbuf",))
     m.require(dst.flat == (src.partitions, src.free + 1), "size of dst")
     for number in (index_offset, padding_val):
-        m.require(type(number) is int and -(2**31) <= number < 2**31, "not int32")
+        m.require(isinstance(number, int) and -(2**31) <= number < 2**31, "not int32")
     result = np.zeros(dst.flat, dtype=np.int32)
     written = np.zeros(dst.flat, dtype=bool)
     indices = m.indices(src).reshape(src.flat)[::CORE]

@@ -296,10 +296,12 @@ def bn_aggr(m: Machine, dst: View, data: View, name: Any = None) -> None:
     variance = (spread + squares).sum(1) / total
     scale = (np.abs(count * mean)).sum(1) / np.abs(total)
     groups = count.shape[1] + 4
-    off = scale * groups * 4 * HALF_ULP
+    # Products of tiny counts and means may become 0.
+    tiny = groups * 2.0**-126 / np.abs(total)
+    off = scale * groups * 4 * HALF_ULP + tiny
     distance = np.abs(mean - average[:, None]).max(1)
     loose = (np.abs(spread) + np.abs(squares)).sum(1) / np.abs(total) * groups * 4 * HALF_ULP
-    error = np.stack((off, loose + 2 * distance * off + off**2), 1)
+    error = np.stack((off, loose + tiny + 2 * distance * off + off**2), 1)
     # Counts that cancel leave nothing certain.
     error[(count <= 0).any(1)] = np.inf
     _store_statistics(m, dst, np.stack((average, variance), 1), error)
