@@ -182,6 +182,13 @@ def all_gather(
     _exchange(emit, group, _operands(emit, srcs, dsts), move, collective_dim, _shapes(srcs))
 
 
+def _rows_of_a_part(emit: Emit, src: NkiTensor, parts: int) -> int:
+    """Rows of each of `parts` equal parts of `src`."""
+    rows = src.shape[0]
+    emit.require(rows % parts == 0, f"{rows} rows do not split into {parts}")
+    return rows // parts
+
+
 @_collective
 def reduce_scatter(
     emit: Emit,
@@ -199,9 +206,8 @@ def reduce_scatter(
     check_pairs(emit, srcs, dsts, hbm_only=False)
     _check_dim(emit, collective_dim, srcs)
     for src, dst in zip(srcs, dsts, strict=True):
-        rows = src.shape[0]
-        emit.require(rows % len(group) == 0, f"{rows} rows do not split into {len(group)}")
-        _check_shapes(emit, dst, (rows // len(group), *src.shape[1:]))
+        rows = _rows_of_a_part(emit, src, len(group))
+        _check_shapes(emit, dst, (rows, *src.shape[1:]))
     how = _check_reduction(emit, op)
     move = functools.partial(exchange.reduce_scatter, how, [src.dtype for src in srcs])
     _exchange(emit, group, _operands(emit, srcs, dsts), move, how, _shapes(srcs))
@@ -223,8 +229,7 @@ def all_to_all(
     check_pairs(emit, srcs, dsts, hbm_only=True)
     _check_dim(emit, collective_dim, srcs)
     for src, dst in zip(srcs, dsts, strict=True):
-        rows = src.shape[0]
-        emit.require(rows % len(group) == 0, f"{rows} rows do not split into {len(group)}")
+        _rows_of_a_part(emit, src, len(group))
         _check_shapes(emit, dst, src.shape)
     _exchange(emit, group, _operands(emit, srcs, dsts), exchange.all_to_all, _shapes(srcs))
 

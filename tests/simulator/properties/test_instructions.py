@@ -18,7 +18,7 @@ from nki_reference.choices import SeededChoices
 from nki_reference.program import TARGETS
 from nki_reference.running import check
 from nki_reference.scene import Scene
-from nki_reference.table import ENTRIES, Entry
+from nki_reference.table import ENTRIES
 
 from trnx.simulator.isa.instruction import INSTRUCTIONS
 from trnx.simulator.modules import nki_modules
@@ -52,35 +52,32 @@ class DrawnChoices:
         return self.integer(0, 99) >= 100 - percent
 
 
-def agrees(entry: Entry, data: st.DataObject, target: str) -> None:
-    """A drawn program runs, twice, and gives what the reference gives."""
-    scene = Scene(DrawnChoices(data), target, entry.cores)
-    entry.draw(scene)
-    program = scene.program()
-    is_move = entry.moves and len({storage.dtype for storage in program.storages}) == 1
-    verdict = check(program, must_run=True, strict_bits=is_move)
-    assert verdict.status == "agreed", f"{verdict.detail}\n{program.source()}"
+def assert_agrees(name: str, target: str, count: int) -> None:
+    """Drawn programs run, twice, and give what the reference gives."""
+    entry = ENTRIES[name]
+
+    @settings(max_examples=count, **COMMON)
+    @given(st.data())
+    def examples(data: st.DataObject) -> None:
+        scene = Scene(DrawnChoices(data), target, entry.cores)
+        entry.draw(scene)
+        program = scene.program()
+        is_move = entry.moves and len({storage.dtype for storage in program.storages}) == 1
+        verdict = check(program, must_run=True, strict_bits=is_move)
+        assert verdict.status == "agreed", f"{verdict.detail}\n{program.source()}"
+
+    examples()
 
 
 @pytest.mark.parametrize(("name", "target"), LEGAL)
 def test_agrees_with_numpy(name: str, target: str) -> None:
-    @settings(max_examples=6, **COMMON)
-    @given(st.data())
-    def examples(data: st.DataObject) -> None:
-        agrees(ENTRIES[name], data, target)
-
-    examples()
+    assert_agrees(name, target, count=6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "target"), LEGAL)
 def test_agrees_with_numpy_in_many_examples(name: str, target: str) -> None:
-    @settings(max_examples=200, **COMMON)
-    @given(st.data())
-    def examples(data: st.DataObject) -> None:
-        agrees(ENTRIES[name], data, target)
-
-    examples()
+    assert_agrees(name, target, count=200)
 
 
 @pytest.mark.parametrize("target", TARGETS)
