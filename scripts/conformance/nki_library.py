@@ -6,8 +6,8 @@ their own, each case within a limit of time and memory, and prints a table for e
 suite: passed, failed, failed for a reason that `nki_library_explained.py` states, inputs over 2 GB
 (not run), and cases that are not for trn2. Cases that the suite marks `trace_only` are traced.
 
-Needs `trnx[test]` and scipy; of what else the suite imports, stand-ins are made where a package is
-not installed (with `allpairspy` installed, some of the generated cases are others).
+Needs `trnx[test]`; of what else the suite imports, stand-ins are made where a package is not
+installed.
 
     OMP_NUM_THREADS=1 python scripts/conformance/nki_library.py --checkout PATH --sample 200
 
@@ -83,7 +83,6 @@ def select(found: Collected, options: argparse.Namespace) -> dict[str, list[str]
     cases = {
         file: [case for case in listed if re.search(options.cases, case)]
         for file, listed in found.cases.items()
-        if re.search(options.files, file)
     }
     cases = {file: listed for file, listed in cases.items() if listed}
     if options.per_file:
@@ -143,7 +142,7 @@ def main() -> int:
         folder = Path(scratch)
         copy, patches = make_copy(options.checkout, folder)
         print(*patches, sep="\n")
-        found = collect(copy, folder)
+        found = collect(copy, folder, options.files)
         for file, error in found.errors.items():
             print(f"not imported: {file}: {error.splitlines()[-1] if error else ''}")
         cases = select(found, options)

@@ -5,9 +5,7 @@ remote hosts, metrics, plots, reports. A package that is installed is used inste
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -40,7 +38,7 @@ def install_stand_ins() -> list[str]:
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], child, sys.modules[name])
-    made = {"attr": {"dataclass": dataclass}, "allpairspy": {"AllPairs": AllPairs}}
+    made = {"attr": {"dataclass": dataclass}}
     missing = [name for name in made if _is_missing(name)]
     for name in missing:
         module = ModuleType(name)
@@ -69,67 +67,3 @@ class _EmptyModule(ModuleType):
         found = type(name, (Exception,), {})
         setattr(self, name, found)
         return found
-
-
-class AllPairs:
-    """Rows of values such that every pair of values of two parameters that the filter allows is in
-    some row; greedy. The filter is also asked about the beginnings of rows.
-    """
-
-    def __init__(
-        self,
-        parameters: Sequence[Sequence[Any]],
-        filter_func: Callable[[list[Any]], bool] | None = None,
-    ) -> None:
-        self._parameters = [list(values) for values in parameters]
-        self._allows = filter_func or (lambda _row: True)
-        self._tries = 0
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        sizes = [range(len(values)) for values in self._parameters]
-        missing = {
-            (first, i, second, j)
-            for first, second in itertools.combinations(range(len(sizes)), 2)
-            for i in sizes[first]
-            for j in sizes[second]
-        }
-        while missing:
-            wanted = min(missing)
-            self._tries = 0
-            chosen = self._row([], wanted, missing)
-            missing.discard(wanted)
-            if chosen is not None:
-                missing -= _pairs(chosen)
-                yield self._values(chosen)
-
-    def _values(self, chosen: list[int]) -> list[Any]:
-        return [values[i] for values, i in zip(self._parameters, chosen, strict=False)]
-
-    def _row(
-        self, chosen: list[int], wanted: tuple[int, int, int, int], missing: set[Any]
-    ) -> list[int] | None:
-        """The row that begins with `chosen`, has the pair `wanted` and many missing ones."""
-        position = len(chosen)
-        if position == len(self._parameters):
-            return chosen
-        fixed = {wanted[0]: wanted[1], wanted[2]: wanted[3]}
-        options = [fixed[position]] if position in fixed else range(len(self._parameters[position]))
-
-        def gain(option: int) -> int:
-            return -sum((k, i, position, option) in missing for k, i in enumerate(chosen))
-
-        for option in sorted(options, key=gain):
-            self._tries += 1
-            if self._tries > 2000:
-                return None
-            row = [*chosen, option]
-            if self._allows(self._values(row)):
-                found = self._row(row, wanted, missing)
-                if found is not None:
-                    return found
-        return None
-
-
-def _pairs(chosen: list[int]) -> set[tuple[int, int, int, int]]:
-    numbered = list(enumerate(chosen))
-    return {(a, i, b, j) for (a, i), (b, j) in itertools.combinations(numbered, 2)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,11 +38,15 @@ class Collected:
     errors: dict[str, str] = field(default_factory=dict)
 
 
-def collect(copy: Path, folder: Path) -> Collected:
-    """All cases of the suite."""
+def collect(copy: Path, folder: Path, files: str = "") -> Collected:
+    """The cases of the suite's files whose path has a match of the regular expression `files`."""
     records = folder / "collected.jsonl"
-    _pytest(copy, folder, records, "test/integration", {}, ["--collect-only"])
+    paths = (str(path.relative_to(copy)) for path in copy.glob("test/integration/**/test_*.py"))
+    chosen = sorted(path for path in paths if re.search(files, path))
     found = Collected()
+    if not chosen:
+        return found
+    _pytest(copy, folder, records, chosen, {}, ["--collect-only"])
     for record in _read(records):
         if "error" in record:
             found.errors[record["file"]] = record["error"]
@@ -95,7 +100,7 @@ def _run_chunk(
                 "NKI_LIBRARY_SECONDS": str(limits.seconds),
                 "NKI_LIBRARY_GIGABYTES": str(limits.gigabytes),
             }
-            output = _pytest(copy, Path(scratch), records, file, environment, [])
+            output = _pytest(copy, Path(scratch), records, [file], environment, [])
             found = _results(_read(records))
         if not found:
             # Nothing began: the file does not import in this process.
@@ -128,7 +133,7 @@ def _pytest(
     copy: Path,
     scratch: Path,
     records: Path,
-    target: str,
+    targets: list[str],
     environment: dict[str, str],
     options: list[str],
 ) -> str:
@@ -150,7 +155,7 @@ def _pytest(
         "-c", "test/pytest.ini", "--rootdir", str(copy), "--test-mode", "simulation",
         "--platform-target", "trn2", "--output-directory", str(scratch / "out"),
         "--force-local-cleanup", "--continue-on-collection-errors", "--tb", "short",
-        *options, target,
+        *options, *targets,
     ]  # fmt: skip
     done = subprocess.run(
         command, cwd=copy, env=variables, capture_output=True, text=True, check=False

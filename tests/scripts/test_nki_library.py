@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -148,18 +147,3 @@ def test_patches_are_made_once_and_told(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert (copy / "test/utils/perf_analysis_private.py").is_file()
     assert len(lines) == len(nki_library_copy.PATCHES)
     assert not (tmp_path / "checkout" / "test").exists()
-
-
-def test_all_pairs_cover_every_allowed_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    from nki_library_stand_ins import AllPairs
-
-    values = [[0, 1, 2], ["a", "b"], [True, False], [10, 20, 30, 40]]
-    random.seed(0)
-    rows = list(AllPairs(values, filter_func=lambda row: not (row[0] == 2 and "b" in row[1:2])))
-    pairs = {(i, row[i], j, row[j]) for row in rows for i in range(4) for j in range(i)}
-    wanted = {
-        (i, a, j, b) for i in range(4) for j in range(i) for a in values[i] for b in values[j]
-    } - {(1, "b", 0, 2)}
-    assert pairs == wanted
-    assert len(rows) < 24
