@@ -47,23 +47,23 @@ class CpuSimulation:
         generation = os.environ.get("NKI_NC_VERSION", "").strip() or _DEFAULT_GENERATION
         run = simulate(self._kernel, hardware(generation).target, self._programs)
         return run(
-            *(_copied(value) for value in args),
-            **{name: _copied(value) for name, value in kwargs.items()},
+            *(copied(value) for value in args),
+            **{name: copied(value) for name, value in kwargs.items()},
         )
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """Arguments with arrays of their own, also inside of lists, tuples and dicts."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_copied(item) for item in value))
+        return type(value)(*(copied(item) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(_copied(item) for item in value)
+        return type(value)(copied(item) for item in value)
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: copied(item) for key, item in value.items()}
     return value
 
 

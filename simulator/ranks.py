@@ -9,12 +9,14 @@ a ring may have any size, and runs are deterministic.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trnx.simulator.baton import Baton
 from trnx.simulator.errors import TrnxError
+
+RankArguments = Sequence[Any] | Mapping[str, Any]
 
 
 class RankArgumentsError(TrnxError):
@@ -63,16 +65,16 @@ def simulate_ranks(
     grid: Any = None,
     strict: bool = True,
     warn: Collection[str] = (),
-) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
+) -> Callable[[Sequence[RankArguments]], list[Any]]:
     """`simulate_ranks(kernel, n)(arguments)` runs the kernel on n ranks with values and all checks.
 
-    `arguments` holds the positional arguments of every rank; the result is a list of what each
-    rank's kernel returns. Every rank is a launch with `grid` (or of `kernel[2]`). `strict` and
-    `warn` as in `trace`.
+    `arguments` holds the arguments of every rank, positional or a mapping by name; the result is a
+    list of what each rank's kernel returns. Every rank is a launch with `grid` (or of `kernel[2]`).
+    `strict` and `warn` as in `trace`.
     """
     from trnx.simulator.tracing import simulate
 
-    def call(arguments: Sequence[Sequence[Any]]) -> list[Any]:
+    def call(arguments: Sequence[RankArguments]) -> list[Any]:
         if len(arguments) != ranks or ranks < 1:
             raise RankArgumentsError(f"{ranks} ranks need as many arguments, not {len(arguments)}")
         baton = Baton(ranks, "rank")
@@ -81,7 +83,8 @@ def simulate_ranks(
         def body(index: int) -> None:
             rank = Rank(index, ranks, baton)
             run = simulate(kernel, target, grid, strict=strict, warn=warn, rank=rank)
-            results[index] = run(*arguments[index])
+            own = arguments[index]
+            results[index] = run(**own) if isinstance(own, Mapping) else run(*own)
 
         baton.run([functools.partial(body, index) for index in range(ranks)])
         return results

@@ -63,6 +63,17 @@ PATCHES = (
         ),
     ),
     Patch(
+        "test/utils/test_orchestrator.py",
+        "the simulation mode has no ranks: it takes inputs that are made for each rank for a dict",
+        replace(
+            "        from .simulation_setup import run_simulator_inference\n",
+            "        from nki_library_ranks import has_ranks, simulate_on_ranks\n\n"
+            "        from .simulation_setup import run_simulator_inference\n\n"
+            "        if has_ranks(kernel_under_test):\n"
+            "            return simulate_on_ranks(self, kernel_under_test, INF_ARTIFACT_DIR_NAME)\n",
+        ),
+    ),
+    Patch(
         "test/utils/scripts/__init__.py",
         "the locks of remote hosts import it, the snapshot does not have it",
         create("# Made by the conformance script.\n"),

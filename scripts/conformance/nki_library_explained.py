@@ -22,13 +22,6 @@ class Explanation:
 
 EXPLANATIONS = (
     Explanation(
-        r"/collectives/",
-        "PerRankLazyInputGenerator",
-        "theirs",
-        "the suite's simulation mode has no ranks: it takes inputs that are made for each rank for "
-        "a dict",
-    ),
-    Explanation(
         r"test_rope\.py::.*n_heads-512",
         r"\[capacity\]",
         "ours",

@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -91,16 +92,21 @@ class _Measured:
         return _Measured(self._simulation[programs])
 
     def __call__(self, **inputs: Any) -> Any:
-        size = sum(value.nbytes for value in inputs.values() if isinstance(value, np.ndarray))
-        _current["input_bytes"] = size
-        if size > MAX_INPUT_BYTES:
-            pytest.skip(f"{TOO_LARGE}: {size} bytes")
-        _current["began"] = True
-        start = time.perf_counter()
-        try:
-            return self._simulation(**inputs)
-        finally:
-            _current["simulation"] = round(time.perf_counter() - start, 3)
+        return measured(inputs.values(), lambda: self._simulation(**inputs))
+
+
+def measured(inputs: Iterable[Any], simulate: Callable[[], Any]) -> Any:
+    """`simulate()`, unless the inputs are over the limit; notes that it began, and its time."""
+    size = sum(value.nbytes for value in inputs if isinstance(value, np.ndarray))
+    _current["input_bytes"] = size
+    if size > MAX_INPUT_BYTES:
+        pytest.skip(f"{TOO_LARGE}: {size} bytes")
+    _current["began"] = True
+    start = time.perf_counter()
+    try:
+        return simulate()
+    finally:
+        _current["simulation"] = round(time.perf_counter() - start, 3)
 
 
 _prepare()
@@ -153,6 +159,7 @@ def pytest_runtest_setup(item: Any) -> None:
     """Start of a case."""
     _current.clear()
     _current.update(case=item.nodeid, began=False, findings=[], started=time.time())
+    _current["processor"] = time.process_time()
     _write(case=item.nodeid, started=True)
     signal.signal(signal.SIGALRM, _timed_out)
     signal.alarm(_limit)
@@ -175,6 +182,7 @@ def pytest_runtest_makereport(call: Any) -> Any:
         return
     signal.alarm(0)
     seconds = round(time.time() - _current["started"], 2)
+    _current["processor"] = round(time.process_time() - _current["processor"], 2)
     text = "" if report.passed else report.longreprtext
     message = ""
     if call.excinfo is not None:
