@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from trnx.simulator.context import kernel_location
 from trnx.simulator.errors import IllegalInstructionError, OutOfBoundsError, shortened
+from trnx.simulator.located import Indirect
 
 if TYPE_CHECKING:
-    from trnx.simulator.tensor import Indirect, NkiTensor
+    from trnx.simulator.tensor import NkiTensor
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,6 @@ class DynamicSlice:
 
 def index_view(tensor: NkiTensor, key: Any) -> NkiTensor:
     """The view `tensor[key]`."""
-    from trnx.simulator.tensor import NkiTensor as Tensor
-
     shape: list[int] = []
     strides: list[int] = []
     offset = tensor.offset
@@ -43,7 +42,7 @@ def index_view(tensor: NkiTensor, key: Any) -> NkiTensor:
             if indirection is not None:
                 _illegal(tensor, "an indirect view cannot be made indirect again")
             # The whole slice stays within the dimension.
-            indirection = _scalar(start, stride, size - count + 1, dim)
+            indirection = Indirect(start, False, stride, size - count + 1, dim)
             start = 0
         offset += start * stride
         if keep or (dim == 0 and tensor.is_on_chip):
@@ -52,15 +51,9 @@ def index_view(tensor: NkiTensor, key: Any) -> NkiTensor:
     while len(shape) < (2 if tensor.is_on_chip else 1):
         shape.append(1)
         strides.append(1)
-    return Tensor(
+    return type(tensor)(
         tensor.storage, tensor.dtype, tuple(shape), tuple(strides), offset, tensor.name, indirection
     )
-
-
-def _scalar(index: Any, stride: int, size: int, dim: int) -> Indirect:
-    from trnx.simulator.tensor import Indirect
-
-    return Indirect(index, False, stride, size, dim)
 
 
 def _guard(tensor: NkiTensor, dim: int, item: Any) -> None:

@@ -2,187 +2,31 @@
 
 Offset and strides count elements of the view's dtype. SBUF and PSUM views keep the partition
 dimension first: no operation moves, splits, merges or broadcasts it. Source of the rules: SDK
-nki.language.NkiTensor and SDK/nki/deep-dives/nki-aps.rst. `.ap` addresses the storage, not the
-view: of the view it keeps the offset alone, to which a given offset is added.
+nki.language.NkiTensor and SDK/nki/deep-dives/nki-aps.rst.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
-
-import torch
+from typing import Any, NoReturn
 
 from trnx.simulator.context import current_or_none, kernel_location
-from trnx.simulator.dtypes import DType, resolve
-from trnx.simulator.errors import IllegalInstructionError, KernelSubsetError, OutOfBoundsError
+from trnx.simulator.errors import KernelSubsetError
 from trnx.simulator.indexing import index_view
+from trnx.simulator.located import Indirect
+from trnx.simulator.patterns import Patterned
 from trnx.simulator.rearrange import rearrange_view
-from trnx.simulator.storage import MemoryRegion, Storage
-from trnx.simulator.views import (
-    Geometry,
-    Shape,
-    geometry,
-    is_row_major,
-    last_element,
-    reshape_strides,
-    split_sizes,
-)
-
-if TYPE_CHECKING:
-    from trnx.simulator.registers import VirtualRegister
+from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.views import Shape, reshape_strides, split_sizes
 
 
-@dataclass(frozen=True)
-class Indirect:
-    """A dynamic address: the index times `scale` elements is added to the view's offset.
-
-    A scalar index is one value; a vector index has one value for each step of the first dimension,
-    whose own stride is ignored. An index must be below `limit`. `scale` counts elements of the
-    view's dtype. With a `base` it is tensor indirection: the indices are columns of `base`, a list
-    for every group of partitions (see `isa.indirect`).
-    """
-
-    index: NkiTensor | VirtualRegister
-    is_vector: bool
-    scale: int
-    limit: int
-    dim: int
-    base: NkiTensor | None = None
-
-
-class NkiTensor:
+class NkiTensor(Patterned):
     """See the module's docstring. Made by `nl.ndarray`; arguments of a kernel are NkiTensors in
     HBM.
     """
 
-    __slots__ = (
-        "_geometry",
-        "_key",
-        "_view",
-        "dtype",
-        "indirection",
-        "name",
-        "offset",
-        "row",
-        "shape",
-        "storage",
-        "strides",
-    )
-
-    def __init__(
-        self,
-        storage: Storage,
-        dtype: DType,
-        shape: Shape,
-        strides: Shape,
-        offset: int = 0,
-        name: str = "",
-        indirection: Indirect | None = None,
-    ) -> None:
-        self.storage = storage
-        self.dtype = dtype
-        self.shape = shape
-        self.strides = strides
-        self.offset = offset
-        self.name = name
-        self.indirection = indirection
-        self._view: torch.Tensor | None = None
-        self._key: tuple[Any, ...] | None = None
-        self._geometry: Geometry | None = None
-        # How the module `rows` writes it down, once it has.
-        self.row: tuple[int, ...] | None = None
-
-    # ---- properties ----
-
-    @property
-    def buffer(self) -> MemoryRegion:
-        """Where it lives."""
-        return self.storage.buffer
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.geometry().size
-
-    @property
-    def free_size(self) -> int:
-        """Elements per partition."""
-        return math.prod(self.shape[1:])
-
-    @property
-    def is_on_chip(self) -> bool:
-        """True in SBUF and PSUM."""
-        return self.storage.is_on_chip
-
-    @property
-    def pitch(self) -> int:
-        """Elements of this dtype in one partition of the storage."""
-        return self.storage.pitch * self.storage.dtype.itemsize // self.dtype.itemsize
-
-    @property
-    def start_partition(self) -> int:
-        """First partition in the chip's memory (an automatic tensor is taken to start at 0)."""
-        return self.storage.start_partition + self.offset // self.pitch
-
-    def geometry(self) -> Geometry:
-        """What follows from shape, strides and offset; see `views.geometry`."""
-        found = self._geometry
-        if found is None:
-            storage, dtype = self.storage, self.dtype
-            pitch = 0
-            if storage.is_on_chip:
-                pitch = storage.pitch * storage.dtype.itemsize // dtype.itemsize
-            found = geometry(self.shape, self.strides, self.offset, dtype.itemsize, pitch)
-            self._geometry = found
-        return found
-
-    @property
-    def is_placed(self) -> bool:
-        """True for a tensor on chip whose address the kernel chose."""
-        allocation = self.storage.allocation
-        return allocation is not None and allocation.address is not None
-
-    def byte_range(self) -> tuple[int, int, int, int]:
-        """(first byte, end byte, first partition, partitions); bytes within a partition on chip."""
-        span = self.geometry().span
-        if self.indirection is None:
-            return span
-        if self.is_on_chip:
-            return 0, self.pitch * self.dtype.itemsize, span[2], span[3]
-        return 0, self.storage.nbytes, 0, 1
-
-    def region_key(self) -> tuple[Any, ...]:
-        """Equal for views of the same elements in the same order."""
-        key = self._key
-        if key is None:
-            key = self._key = (self.offset, self.shape, self.strides, self.dtype.itemsize)
-        return key
-
-    def same_elements(self, other: NkiTensor) -> bool:
-        """True where both views walk the same locations in the same order."""
-        return self.storage is other.storage and self.region_key() == other.region_key()
-
-    def torch_view(self) -> torch.Tensor:
-        """The strided torch view of its elements, as stored."""
-        if self._view is None:
-            self._view = self.storage.view(self.dtype, self.shape, self.strides, self.offset)
-        return self._view
-
-    def describe(self) -> str:
-        """For messages: name, shape, dtype and place."""
-        name = self.name or self.storage.name
-        return f"{name + ' ' if name else ''}{self.shape} {self.dtype} in {self.buffer.value}"
-
-    def __repr__(self) -> str:
-        return f"NkiTensor({self.describe()}, strides={self.strides}, offset={self.offset})"
+    __slots__ = ()
 
     def _unknown(self, *_: object) -> NoReturn:
         raise KernelSubsetError(
@@ -215,54 +59,16 @@ class NkiTensor:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _unknown
     __truediv__ = __rtruediv__ = __matmul__ = __mod__ = __pow__ = __and__ = __or__ = _unknown
 
-    def is_contiguous(self) -> bool:
-        """True where the walk is row-major without gaps; on chip, of the free dimensions alone."""
-        first = 1 if self.is_on_chip else 0
-        return is_row_major(self.shape[first:], self.strides[first:])
-
-    def get_pattern(self) -> list[list[int]]:
-        """`[[stride, count], ...]` of the dimensions."""
-        return [[stride, size] for size, stride in zip(self.shape, self.strides, strict=True)]
-
-    def is_indirect(self) -> bool:
-        """True where the address depends on a value."""
-        return self.indirection is not None
-
-    # ---- helpers ----
-
-    def _fail(self, message: str) -> NoReturn:
-        raise IllegalInstructionError("view", f"{message} ({self.describe()})", kernel_location())
-
-    def _out_of_bounds(self, message: str) -> NoReturn:
-        raise OutOfBoundsError("out-of-bounds", f"{message} ({self.describe()})", kernel_location())
-
     def _like(self, shape: Shape, strides: Shape, offset: int | None = None) -> NkiTensor:
         start = self.offset if offset is None else offset
         return NkiTensor(
             self.storage, self.dtype, shape, strides, start, self.name, self.indirection
         )
 
-    def _dim(self, dim: int, what: str, *, free: bool = False, extra: int = 0) -> int:
-        """`dim` made non-negative; with `free`, not the partition dimension."""
-        rank = self.ndim + extra
-        index = dim + rank if dim < 0 else dim
-        if not 0 <= index < rank:
-            self._fail(f"{what}: dimension {dim} is not one of {rank}")
-        if free and index == 0 and self._first_is_fixed:
-            self._fail(f"{what}: dimension 0 is the partition dimension, which stays as it is")
-        return index
-
-    @property
-    def _first_is_fixed(self) -> bool:
-        indirect = self.indirection
-        return self.is_on_chip or (indirect is not None and indirect.is_vector)
-
     def _guard_indirect(self, dim: int, what: str) -> None:
         indirect = self.indirection
         if indirect is not None and indirect.is_vector and dim == 0:
             self._fail(f"{what}: dimension 0 takes part in the indirection")
-
-    # ---- views ----
 
     def __getitem__(self, key: Any) -> NkiTensor:
         return index_view(self, key)
@@ -404,103 +210,6 @@ class NkiTensor:
         shape = (vector_offset.shape[0], *self.shape[1:])
         indirect = Indirect(vector_offset, True, self.strides[0], self.shape[0], 0)
         return self._indirect(shape, self.strides, self.offset, indirect)
-
-    def _indirect(
-        self,
-        shape: Shape,
-        strides: Shape,
-        offset: int,
-        indirect: Indirect,
-        dtype: DType | None = None,
-    ) -> NkiTensor:
-        if self.indirection is not None:
-            self._fail("an indirect view cannot be made indirect again")
-        return NkiTensor(
-            self.storage, dtype or self.dtype, shape, strides, offset, self.name, indirect
-        )
-
-    def ap(
-        self,
-        pattern: Sequence[Sequence[int]],
-        offset: int | None = None,
-        scalar_offset: Any = None,
-        vector_offset: NkiTensor | None = None,
-        indirect_dim: int = 0,
-        dtype: Any = None,
-    ) -> NkiTensor:
-        """An explicit access pattern `[[stride, count], ...]` on the storage."""
-        kind = self.dtype if dtype is None else resolve(dtype)
-        shape = tuple(int(count) for _, count in pattern)
-        strides = tuple(int(stride) for stride, _ in pattern)
-        base = self._scaled(self.offset, kind, "ap: offset")
-        start = base + (0 if offset is None else int(offset))
-        view = NkiTensor(self.storage, kind, shape, strides, start, self.name)
-        view._check_pattern(vector_offset is not None)
-        if scalar_offset is None and vector_offset is None:
-            return view
-        if scalar_offset is not None and vector_offset is not None:
-            self._fail("ap: scalar_offset and vector_offset exclude each other")
-        dim = self._dim(indirect_dim, "ap: indirect_dim")
-        if vector_offset is not None and (dim != 0 or self.is_on_chip):
-            self._fail("ap: vector_offset takes indirect_dim 0 of a tensor in HBM")
-        index = scalar_offset if vector_offset is None else vector_offset
-        scale = self._scaled(self.strides[dim], kind, "ap: stride of indirect_dim")
-        indirect = Indirect(index, vector_offset is not None, scale, self.shape[dim], dim)
-        return self._indirect(shape, strides, start, indirect, kind)
-
-    def _scaled(self, elements: int, dtype: DType, what: str) -> int:
-        """A number of elements of this dtype in elements of `dtype`."""
-        nbytes = elements * self.dtype.itemsize
-        if nbytes % dtype.itemsize:
-            self._fail(f"{what} of {nbytes} bytes is no multiple of a {dtype}")
-        return nbytes // dtype.itemsize
-
-    def _check_pattern(self, skip_first: bool) -> None:
-        """Bounds of an explicit pattern, and the partition pair of an on-chip one."""
-        if not self.shape or min(self.shape) < 1 or min(self.strides) < 0 or self.offset < 0:
-            self._fail(
-                f"ap: counts must be positive, strides and offset {self.offset} not negative"
-            )
-        total = self.storage.nbytes // self.dtype.itemsize
-        if not self.is_on_chip:
-            first = 1 if skip_first else 0
-            end = self.offset + last_element(self.shape[first:], self.strides[first:])
-            if end >= total:
-                self._out_of_bounds(f"ap reaches element {end} of {total}")
-            return
-        partition, column = divmod(self.offset, self.pitch)
-        if self.shape[0] > 1 and self.strides[0] != self.pitch:
-            self._fail(
-                f"ap: the partition stride is {self.strides[0]}; it must be the "
-                f"elements of one partition, {self.pitch}"
-            )
-        if partition + self.shape[0] > self.storage.partitions:
-            self._out_of_bounds(
-                f"ap reaches partition {partition + self.shape[0] - 1} of {self.storage.partitions}"
-            )
-        end = column + last_element(self.shape[1:], self.strides[1:])
-        if end >= self.pitch:
-            self._out_of_bounds(f"ap reaches element {end} of {self.pitch} in a partition")
-
-    def view(self, dtype: Any) -> NkiTensor:
-        """The same bytes as another dtype; the last dimension is rescaled."""
-        kind = resolve(dtype)
-        old, new = self.dtype.itemsize, kind.itemsize
-        if self.indirection is not None:
-            self._fail("view: not on an indirect view")
-        if old == new:
-            return NkiTensor(self.storage, kind, self.shape, self.strides, self.offset, self.name)
-        if self.strides[-1] != 1 and self.shape[-1] != 1:
-            self._fail("view: the last dimension must be contiguous")
-        last = self.shape[-1] * old
-        if last % new:
-            self._fail(f"view: {last} bytes of the last dimension are no multiple of {kind}")
-        strides = tuple(self._scaled(stride, kind, "view: stride") for stride in self.strides[:-1])
-        offset = self._scaled(self.offset, kind, "view: offset")
-        shape = (*self.shape[:-1], last // new)
-        return NkiTensor(self.storage, kind, shape, (*strides, 1), offset, self.name)
-
-    reinterpret_cast = view
 
     def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
         """Columns of a tile by value (NeuronCore-v4): gathers as an operand, scatters as dst."""

@@ -16,15 +16,17 @@ import torch
 
 from trnx.simulator.errors import Location, OutOfBoundsError, UninitialisedReadError
 from trnx.simulator.isa.enums import Engine
+from trnx.simulator.located import Indirect
 from trnx.simulator.storage import DMA_REACHABLE, SBUF, MemoryRegion
-from trnx.simulator.tensor import Indirect, NkiTensor
+from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import last_element
 
 if TYPE_CHECKING:
-    from trnx.simulator.isa.instruction import Emit
+    from trnx.simulator.isa.access import Access
+    from trnx.simulator.isa.legality import Legality
 
 
-def require_some_written(emit: Emit, tensor: NkiTensor, operand: str) -> None:
+def require_some_written(emit: Access, tensor: NkiTensor, operand: str) -> None:
     """Which elements are read only values decide; but where nothing was written, none is valid."""
     if tensor.storage.written.is_empty:
         emit.finding(
@@ -34,7 +36,7 @@ def require_some_written(emit: Emit, tensor: NkiTensor, operand: str) -> None:
         )
 
 
-def rows_of(emit: Emit, tensor: NkiTensor, indirect: Indirect) -> tuple[torch.Tensor, int]:
+def rows_of(emit: Access, tensor: NkiTensor, indirect: Indirect) -> tuple[torch.Tensor, int]:
     """A view [rows, ...] whose first dimension is what the index counts, and its valid rows."""
     rest = slice(1, None) if indirect.is_vector else slice(None)
     shape, strides = tensor.shape[rest], tensor.strides[rest]
@@ -50,7 +52,7 @@ def rows_of(emit: Emit, tensor: NkiTensor, indirect: Indirect) -> tuple[torch.Te
     return view, limit
 
 
-def index_view(emit: Emit, tensor: NkiTensor, indirect: Indirect, operand: str) -> torch.Tensor:
+def index_view(emit: Access, tensor: NkiTensor, indirect: Indirect, operand: str) -> torch.Tensor:
     """The index values as a flat view."""
     index = indirect.index
     if not isinstance(index, NkiTensor):
@@ -82,7 +84,7 @@ _TENSOR_INDIRECT = {
 }
 
 
-def check_tensor_indirect(emit: Emit, operand: str) -> None:
+def check_tensor_indirect(emit: Legality, operand: str) -> None:
     """Whether an operand may be a view made by `.indirect()`."""
     emit.require(
         operand in _TENSOR_INDIRECT.get(emit.name, ()),
@@ -92,7 +94,7 @@ def check_tensor_indirect(emit: Emit, operand: str) -> None:
         emit.finding("engine", "tensor indirection needs the Vector or Scalar engine")
 
 
-def check_starts(emit: Emit, tensor: NkiTensor, operand: str, beside: NkiTensor | None) -> None:
+def check_starts(emit: Access, tensor: NkiTensor, operand: str, beside: NkiTensor | None) -> None:
     """Where operands with addresses must start: an index at a quadrant; a gathered operand with its
     index; the index of a scattered dst with `beside`, what the instruction reads first (with its
     index, where that is in PSUM).
@@ -124,7 +126,7 @@ def check_starts(emit: Emit, tensor: NkiTensor, operand: str, beside: NkiTensor 
 
 
 def _columns_of(
-    emit: Emit, tensor: NkiTensor, indirect: Indirect, operand: str
+    emit: Access, tensor: NkiTensor, indirect: Indirect, operand: str
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """The base tile, its index as stored, and the partitions that share a list of offsets."""
     base, index = indirect.base, indirect.index
@@ -179,7 +181,7 @@ def gather_rows(
     torch.gather(rows, 1, offsets[: rows.shape[0]], out=out)
 
 
-def load_scalar_indirect(emit: Emit, tensor: NkiTensor, operand: str) -> torch.Tensor:
+def load_scalar_indirect(emit: Access, tensor: NkiTensor, operand: str) -> torch.Tensor:
     """Scratch with the elements of a view with a scalar index, or with tensor indirection."""
     indirect = tensor.indirection
     assert indirect is not None
@@ -201,7 +203,7 @@ def load_scalar_indirect(emit: Emit, tensor: NkiTensor, operand: str) -> torch.T
     return out
 
 
-def store_scalar_indirect(emit: Emit, tensor: NkiTensor, operand: str) -> torch.Tensor:
+def store_scalar_indirect(emit: Access, tensor: NkiTensor, operand: str) -> torch.Tensor:
     """Scratch that is stored into an indirect view after the instruction's steps."""
     indirect = tensor.indirection
     assert indirect is not None

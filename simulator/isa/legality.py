@@ -1,0 +1,116 @@
+"""Whether an instruction is legal: engine, buffer, dtype and place of its operands, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from trnx.simulator.context import kernel_location
+from trnx.simulator.dtypes import DType
+from trnx.simulator.errors import (
+    FindingError,
+    IllegalInstructionError,
+    Location,
+    UninitialisedReadError,
+)
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.indirect import check_tensor_indirect
+from trnx.simulator.isa.recording import Recording
+from trnx.simulator.located import Indirect
+from trnx.simulator.registers import VirtualRegister
+from trnx.simulator.storage import ON_CHIP, MemoryRegion
+from trnx.simulator.tensor import NkiTensor
+
+
+class Legality(Recording):
+    """What the function of an instruction says about when it is legal."""
+
+    __slots__ = ()
+
+    def finding(
+        self, check: str, message: str, kind: type[FindingError] = IllegalInstructionError
+    ) -> None:
+        """Report what a check found at the kernel's line; the instruction goes on if it returns."""
+        self._simulator.findings.report(kind(check, f"{self.name}: {message}", kernel_location()))
+
+    def location(self) -> Location | None:
+        """The kernel's source line."""
+        return kernel_location()
+
+    def illegal(self, message: str) -> NoReturn:
+        """Raise IllegalInstructionError at the kernel's line."""
+        raise IllegalInstructionError(self.name, f"{self.name}: {message}", kernel_location())
+
+    def require(self, condition: bool, message: str) -> None:
+        """Raise IllegalInstructionError unless `condition`."""
+        if not condition:
+            self.illegal(message)
+
+    def require_set(self, register: VirtualRegister, what: str) -> None:
+        """A register must have got a value."""
+        if not register.is_set:
+            self.finding(
+                "uninitialised-read", f"{what} is a register without value", UninitialisedReadError
+            )
+
+    def on(
+        self, requested: Any, allowed: Sequence[Engine], default: Engine | None = None
+    ) -> Engine:
+        """Choose the engine: `requested`; for unknown or None `default`, else the first allowed."""
+        if requested is None or requested is Engine.unknown:
+            self.engine = default or allowed[0]
+        else:
+            if requested not in allowed:
+                names = ", ".join(engine.name for engine in allowed)
+                self.finding(
+                    "engine", f"engine {requested} cannot run it here; choose one of {names}"
+                )
+            self.engine = requested
+        return self.engine
+
+    def check(
+        self,
+        tensor: Any,
+        operand: str,
+        buffers: Sequence[MemoryRegion] = ON_CHIP,
+        dtypes: Sequence[DType] | None = None,
+    ) -> NkiTensor:
+        """Validate buffer, dtype and partition placement of an operand."""
+        if not isinstance(tensor, NkiTensor):
+            self.illegal(f"{operand} must be a tensor, not {type(tensor).__name__}")
+        storage = tensor.storage
+        if storage.buffer not in buffers:
+            names = ", ".join(region.value for region in buffers)
+            self.finding("buffer", f"{operand} is in {tensor.buffer.value}; it must be in {names}")
+        if dtypes is not None and tensor.dtype not in dtypes:
+            self.finding(
+                "dtype", f"{operand} is {tensor.dtype}; it must be one of {', '.join(dtypes)}"
+            )
+        if tensor.indirection is not None:
+            self._check_indirection(tensor.indirection, operand)
+        starts_at_0 = tensor.offset == 0 == storage.start_partition
+        if storage.is_on_chip and not (starts_at_0 and tensor.shape[0] <= 128):
+            self._check_partitions(tensor, operand)
+        return tensor
+
+    def _check_indirection(self, indirect: Indirect, operand: str) -> None:
+        if indirect.is_vector and self.engine is not Engine.dma:
+            self.illegal(f"{operand} has a vector offset, which only DMA instructions take")
+        if indirect.base is not None:
+            check_tensor_indirect(self, operand)
+
+    def _check_partitions(self, tensor: NkiTensor, operand: str) -> None:
+        # Partition access rules (SDK/nki/guides/architecture/trainium_inferentia2_arch.rst): 128
+        # at most; more than 64 start at 0, 33 to 64 at 0 or 64, up to 32 at a multiple of 32.
+        if self.engine is Engine.dma:
+            return
+        count, start = tensor.shape[0], tensor.start_partition
+        if count > 128:
+            self.finding("partitions", f"{operand} has {count} partitions; the maximum is 128")
+        step = 32 if count <= 32 else 64 if count <= 64 else 128
+        if start % step:
+            self.finding(
+                "start-partition",
+                f"{operand} starts at partition {start} with {count} partitions; "
+                f"the start must be a multiple of {step}",
+            )

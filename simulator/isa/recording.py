@@ -1,0 +1,106 @@
+"""What one instruction is to become while its function runs: steps, memory for them, operands."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from trnx.simulator.checks.undefined import Read
+from trnx.simulator.codecs import append_store_f32
+from trnx.simulator.dtypes import DType
+from trnx.simulator.hardware import Hardware
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.pool import Buffer
+from trnx.simulator.program import Step
+from trnx.simulator.spec import contiguous_strides
+from trnx.simulator.tensor import NkiTensor
+
+
+class Recording:
+    """The state of an `Emit`; `commit` hands it to the simulator."""
+
+    __slots__ = (
+        "_finish",
+        "_operands",
+        "_scratch",
+        "_simulator",
+        "detail",
+        "engine",
+        "flops",
+        "generation",
+        "hardware",
+        "hbm_bytes",
+        "missing",
+        "name",
+        "steps",
+    )
+
+    def __init__(self, name: str, simulator: Any) -> None:
+        self.name = name
+        self.engine = Engine.unknown
+        self.steps: list[Step] = []
+        self.flops = 0
+        self.hbm_bytes = 0
+        # What the time of the instruction depends on besides its operands; see simulator/timing.
+        self.detail = ""
+        # The record of the target, and its nc_version: 2, 3 or 4.
+        self.hardware: Hardware = simulator.hardware
+        self.generation = self.hardware.generation
+        self._simulator = simulator
+        self._operands: list[tuple[NkiTensor, bool]] = []
+        # Operands that were read with elements that nothing has written.
+        self.missing: list[Read] = []
+        self._finish: list[Step] = []
+        self._scratch: list[Buffer] = []
+
+    def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Append one step: `function(*args, **kwargs)`, its result ignored."""
+        self.steps.append(functools.partial(function, *args, **kwargs))
+
+    def finish(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Append a step that runs after the destinations are stored."""
+        self._finish.append(functools.partial(function, *args, **kwargs))
+
+    def store_f32(self, dtype: DType, value: torch.Tensor, target: torch.Tensor) -> None:
+        """Append the steps that round the float32 scratch `value` into `target` of `dtype`."""
+        append_store_f32(self.steps, dtype, value, target, exact=False)
+
+    def scratch(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """A contiguous temporary for the steps of this instruction; later instructions reuse it."""
+        sizes = tuple(shape)
+        buffer: Buffer = self._simulator.pool.take_scratch(math.prod(sizes) * dtype.itemsize)
+        self._scratch.append(buffer)
+        return buffer.view(dtype, sizes, contiguous_strides(sizes), 0)
+
+    def kept_copy(self, tensor: NkiTensor, shape: Sequence[int]) -> tuple[torch.Tensor, bool]:
+        """Dense float32 memory for the values of an operand that instructions read again and
+        again, and whether they are there already.
+        """
+        sizes = tuple(shape)
+        if self._simulator.keeps_copies and tensor.indirection is None:
+            region = (*tensor.region_key(), tensor.dtype, sizes)
+            found = tensor.storage.kept_copy(region, math.prod(sizes) * 4)
+            if found is not None:
+                memory, is_there = found
+                return memory.view(torch.float32, sizes, contiguous_strides(sizes), 0), is_there
+        return self.scratch(sizes), False
+
+    def derived(self, function: Callable[[torch.Tensor], Any], view: torch.Tensor) -> Any:
+        """Another object for the memory of a view on chip: `function(view)`, made once, so that
+        equal steps stay equal.
+        """
+        return self._simulator.derived(function, view)
+
+    def turned(self, view: torch.Tensor) -> torch.Tensor:
+        """`view.t()`, the same object for the same view."""
+        turned: torch.Tensor = self.derived(torch.t, view)
+        return turned
+
+    def state(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """State that lives across the instructions of a run (accumulators), zero at first."""
+        state: torch.Tensor = self._simulator.engine_state(key, tuple(shape), dtype)
+        return state

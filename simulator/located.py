@@ -1,0 +1,184 @@
+"""Where the elements of a tensor are: storage, offset and strides in elements, dynamic address."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from trnx.simulator.context import kernel_location
+from trnx.simulator.dtypes import DType
+from trnx.simulator.errors import IllegalInstructionError, OutOfBoundsError
+from trnx.simulator.storage import MemoryRegion, Storage
+from trnx.simulator.views import Geometry, Shape, geometry, is_row_major
+
+if TYPE_CHECKING:
+    from trnx.simulator.registers import VirtualRegister
+    from trnx.simulator.tensor import NkiTensor
+
+
+@dataclass(frozen=True)
+class Indirect:
+    """A dynamic address: the index times `scale` elements is added to the view's offset.
+
+    A scalar index is one value; a vector index has one value for each step of the first dimension,
+    whose own stride is ignored. An index must be below `limit`. `scale` counts elements of the
+    view's dtype. With a `base` it is tensor indirection: the indices are columns of `base`, a list
+    for every group of partitions (see `isa.indirect`).
+    """
+
+    index: NkiTensor | VirtualRegister
+    is_vector: bool
+    scale: int
+    limit: int
+    dim: int
+    base: NkiTensor | None = None
+
+
+class Located:
+    """The elements of an `NkiTensor` in memory; `NkiTensor` adds what makes other views of it."""
+
+    __slots__ = (
+        "_geometry",
+        "_key",
+        "_view",
+        "dtype",
+        "indirection",
+        "name",
+        "offset",
+        "row",
+        "shape",
+        "storage",
+        "strides",
+    )
+
+    def __init__(
+        self,
+        storage: Storage,
+        dtype: DType,
+        shape: Shape,
+        strides: Shape,
+        offset: int = 0,
+        name: str = "",
+        indirection: Indirect | None = None,
+    ) -> None:
+        self.storage = storage
+        self.dtype = dtype
+        self.shape = shape
+        self.strides = strides
+        self.offset = offset
+        self.name = name
+        self.indirection = indirection
+        self._view: torch.Tensor | None = None
+        self._key: tuple[Any, ...] | None = None
+        self._geometry: Geometry | None = None
+        # How the module `rows` writes it down, once it has.
+        self.row: tuple[int, ...] | None = None
+
+    @property
+    def buffer(self) -> MemoryRegion:
+        """Where it lives."""
+        return self.storage.buffer
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.geometry().size
+
+    @property
+    def free_size(self) -> int:
+        """Elements per partition."""
+        return math.prod(self.shape[1:])
+
+    @property
+    def is_on_chip(self) -> bool:
+        """True in SBUF and PSUM."""
+        return self.storage.is_on_chip
+
+    @property
+    def pitch(self) -> int:
+        """Elements of this dtype in one partition of the storage."""
+        return self.storage.pitch * self.storage.dtype.itemsize // self.dtype.itemsize
+
+    @property
+    def start_partition(self) -> int:
+        """First partition in the chip's memory (an automatic tensor is taken to start at 0)."""
+        return self.storage.start_partition + self.offset // self.pitch
+
+    def geometry(self) -> Geometry:
+        """What follows from shape, strides and offset; see `views.geometry`."""
+        found = self._geometry
+        if found is None:
+            storage, dtype = self.storage, self.dtype
+            pitch = 0
+            if storage.is_on_chip:
+                pitch = storage.pitch * storage.dtype.itemsize // dtype.itemsize
+            found = geometry(self.shape, self.strides, self.offset, dtype.itemsize, pitch)
+            self._geometry = found
+        return found
+
+    @property
+    def is_placed(self) -> bool:
+        """True for a tensor on chip whose address the kernel chose."""
+        allocation = self.storage.allocation
+        return allocation is not None and allocation.address is not None
+
+    def byte_range(self) -> tuple[int, int, int, int]:
+        """(first byte, end byte, first partition, partitions); bytes within a partition on chip."""
+        span = self.geometry().span
+        if self.indirection is None:
+            return span
+        if self.is_on_chip:
+            return 0, self.pitch * self.dtype.itemsize, span[2], span[3]
+        return 0, self.storage.nbytes, 0, 1
+
+    def region_key(self) -> tuple[Any, ...]:
+        """Equal for views of the same elements in the same order."""
+        key = self._key
+        if key is None:
+            key = self._key = (self.offset, self.shape, self.strides, self.dtype.itemsize)
+        return key
+
+    def same_elements(self, other: Located) -> bool:
+        """True where both views walk the same locations in the same order."""
+        return self.storage is other.storage and self.region_key() == other.region_key()
+
+    def torch_view(self) -> torch.Tensor:
+        """The strided torch view of its elements, as stored."""
+        if self._view is None:
+            self._view = self.storage.view(self.dtype, self.shape, self.strides, self.offset)
+        return self._view
+
+    def is_contiguous(self) -> bool:
+        """True where the walk is row-major without gaps; on chip, of the free dimensions alone."""
+        first = 1 if self.is_on_chip else 0
+        return is_row_major(self.shape[first:], self.strides[first:])
+
+    def get_pattern(self) -> list[list[int]]:
+        """`[[stride, count], ...]` of the dimensions."""
+        return [[stride, size] for size, stride in zip(self.shape, self.strides, strict=True)]
+
+    def is_indirect(self) -> bool:
+        """True where the address depends on a value."""
+        return self.indirection is not None
+
+    def describe(self) -> str:
+        """For messages: name, shape, dtype and place."""
+        name = self.name or self.storage.name
+        return f"{name + ' ' if name else ''}{self.shape} {self.dtype} in {self.buffer.value}"
+
+    def __repr__(self) -> str:
+        return f"NkiTensor({self.describe()}, strides={self.strides}, offset={self.offset})"
+
+    def _fail(self, message: str) -> NoReturn:
+        raise IllegalInstructionError("view", f"{message} ({self.describe()})", kernel_location())
+
+    def _out_of_bounds(self, message: str) -> NoReturn:
+        raise OutOfBoundsError("out-of-bounds", f"{message} ({self.describe()})", kernel_location())
