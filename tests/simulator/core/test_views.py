@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -205,3 +206,29 @@ def test_arguments_are_patterns_of_the_callers_memory() -> None:
         leave(token)
     _check_same(view, x)
     _check_same(view.permute((1, 0)), x.t())
+
+
+@pytest.mark.parametrize(
+    ("buffer", "pattern", "offset"),
+    [
+        (MemoryRegion.sbuf, [[8, 4], [1, 8]], 1),
+        (MemoryRegion.sbuf, [[8, 4], [1, 8]], 8),
+        (MemoryRegion.private_hbm, [[8, 4], [1, 8]], 1),
+    ],
+)
+def test_a_pattern_out_of_bounds_may_be_made_but_not_used(
+    buffer: MemoryRegion, pattern: list[list[int]], offset: int
+) -> None:
+    view, _ = _tensor((4, 8), buffer)
+    outside = view.ap(pattern, offset=offset)
+    assert outside.shape == (4, 8)
+    uses: list[Callable[[], object]] = [
+        outside.torch_view,
+        outside.geometry,
+        lambda: outside[:, :1],
+        lambda: outside.reshape((4, 2, 4)),
+        lambda: outside.ap([[8, 1], [1, 1]]),
+    ]
+    for use in uses:
+        with pytest.raises(OutOfBoundsError, match="ap reaches"):
+            use()
