@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Nowhere:
-    """The storage of a pattern that is out of bounds: the first use of the pattern is the finding.
-    """
+    """The storage of a pattern that is out of bounds: the first use of the pattern is the finding."""
 
     def __init__(self, message: str) -> None:
         self._message = message
