@@ -297,8 +297,9 @@ def collective_permute_implicit(
     _check_channels(emit, channel_ids, srcs_by_channel, dsts_by_channel)
     srcs = [tensors[0] for tensors in srcs_by_channel]
     dsts = [tensors[0] for tensors in dsts_by_channel]
-    check_pairs(emit, srcs, dsts, hbm_only=False)
+    # Channels are transfers of their own: the rules for several tensors at once are not theirs.
     for src, dst in zip(srcs, dsts, strict=True):
+        check_pairs(emit, [src], [dst], hbm_only=False)
         _check_shapes(emit, dst, src.shape)
     _exchange(emit, group, _operands(emit, srcs, dsts), exchange.ring, _shapes(srcs))
 
@@ -322,9 +323,9 @@ def collective_permute_implicit_reduce(
     first = [tensors[0] for tensors in srcs0_by_channel]
     second = [tensors[0] for tensors in srcs1_by_channel]
     dsts = [tensors[0] for tensors in dsts_by_channel]
-    check_pairs(emit, first, dsts, hbm_only=False)
-    check_pairs(emit, second, dsts, hbm_only=False)
     for a, b, dst in zip(first, second, dsts, strict=True):
+        check_pairs(emit, [a], [dst], hbm_only=False)
+        check_pairs(emit, [b], [dst], hbm_only=False)
         _check_shapes(emit, dst, a.shape)
         _check_shapes(emit, dst, b.shape)
     how = _check_reduction(emit, op)

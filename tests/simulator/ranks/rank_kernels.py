@@ -122,6 +122,24 @@ def reduces_by_ring(x, groups):
 
 
 @nki.jit
+def shifts_channels_in_sbuf(x, groups):
+    """Each half of x, in SBUF, goes to the next rank on a channel of its own."""
+    width = x.shape[1] // 2
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    here = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    there = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=here, src=x)
+    ncc.collective_permute_implicit(
+        [[here[:, 0:width]], [here[:, width : 2 * width]]],
+        [[there[:, 0:width]], [there[:, width : 2 * width]]],
+        ncc.ReplicaGroup(groups),
+        channel_ids=[0, 1],
+    )
+    nisa.dma_copy(dst=out, src=there)
+    return out
+
+
+@nki.jit
 def tells_its_rank(x):
     out = nl.ndarray((x.shape[0], 1), dtype=nl.int32, buffer=nl.shared_hbm)
     tile = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)

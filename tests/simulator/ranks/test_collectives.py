@@ -131,6 +131,14 @@ def test_rings(twin: ModuleType, size: int) -> None:
         assert np.array_equal(got, want)
 
 
+def test_channels_in_sbuf(twin: ModuleType) -> None:
+    x = values(4, (2, 6))
+    arguments = [{"groups": [[0, 1, 2, 3]], "x": one} for one in x]
+    got = simulate_ranks(twin.shifts_channels_in_sbuf, 4)(arguments)
+    for rank in range(4):
+        assert np.array_equal(got[rank], x[(rank - 1) % 4])
+
+
 def test_rank_id(twin: ModuleType) -> None:
     x = torch.zeros(1)
     got = simulate_ranks(twin.tells_its_rank, 5)([(x,)] * 5)
