@@ -36,6 +36,7 @@ from trnx.simulator.loops import Loops
 from trnx.simulator.pool import BufferPool
 from trnx.simulator.program import Step, Totals
 from trnx.simulator.ranks import SINGLE, Rank
+from trnx.simulator.reordering import reordered_lives
 from trnx.simulator.rows import Rows
 from trnx.simulator.spec import TensorSpec, contiguous_strides
 from trnx.simulator.storage import HBM, Allocation, MemoryRegion, Slot, Storage
@@ -198,6 +199,7 @@ class Simulator:
         storage = self._storage(
             buffer, dtype, shape[0], free, name=name, allocation=allocation, start_partition=start
         )
+        allocation.storage = storage.index
         if address is not None:
             self.core.manual.add(storage)
         return storage
@@ -353,7 +355,13 @@ class Simulator:
         if self.ordering is not None:
             self.ordering.settle()
         self.rows.loops += [(loop.first, loop.last, loop.trips) for loop in core.loops.records]
-        sbuf, psum = peak_bytes(self.hardware, core.allocations, core.loops.records, self.findings)
+        sbuf, psum = peak_bytes(
+            self.hardware,
+            core.allocations,
+            core.loops.records,
+            self.findings,
+            functools.partial(reordered_lives, self.rows, core.index),
+        )
         self._peaks = (max(self._peaks[0], sbuf), max(self._peaks[1], psum))
 
     def totals(self) -> Totals:

@@ -62,7 +62,7 @@ class Allocation:
     lifetime.
     """
 
-    __slots__ = ("address", "buffer", "bytes", "first", "last", "line", "name")
+    __slots__ = ("address", "buffer", "bytes", "first", "last", "line", "name", "storage")
 
     def __init__(
         self,
@@ -77,6 +77,8 @@ class Allocation:
         self.name = name
         self.address = address
         self.line = line
+        # Number of the storage.
+        self.storage = -1
         self.first = -1
         self.last = -1
 

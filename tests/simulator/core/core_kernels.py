@@ -135,15 +135,57 @@ def writes_in_halves(x):
 
 @nki.jit
 def holds_tiles(tiles, width):
-    """Keeps `tiles` tiles of `width` float32 alive, then reads all of them."""
+    """Keeps `tiles` tiles of `width` float32 alive, then reads all of them, the last one first:
+    no other order keeps fewer.
+    """
     out = nl.ndarray((tiles, 128, width), dtype=nl.float32, buffer=nl.shared_hbm)
     held = []
-    for _ in range(tiles):
-        tile = nl.ndarray((128, width), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=tile, value=0.0)
-        held.append(tile)
     for i in range(tiles):
+        tile = nl.ndarray((128, width), dtype=nl.float32, buffer=nl.sbuf)
+        if i:
+            nisa.tensor_copy(dst=tile, src=held[-1])
+        else:
+            nisa.memset(dst=tile, value=0.0)
+        held.append(tile)
+    for i in reversed(range(tiles)):
         nisa.dma_copy(dst=out[i], src=held[i])
+    return out
+
+
+@nki.jit
+def drains_tiles_late(tiles, width):
+    """Fills `tiles` tiles in PSUM, then copies them out: a compiler may copy each when it is full.
+    """
+    out = nl.ndarray((128, tiles * width), dtype=nl.float32, buffer=nl.shared_hbm)
+    result = nl.ndarray((128, tiles * width), dtype=nl.float32, buffer=nl.sbuf)
+    held = []
+    for i in range(tiles):
+        tile = nl.ndarray((128, width), dtype=nl.float32, buffer=nl.psum)
+        nisa.memset(dst=tile, value=float(i), engine=nisa.vector_engine)
+        held.append(tile)
+    for i, tile in enumerate(held):
+        nisa.tensor_copy(dst=result[:, i * width : (i + 1) * width], src=tile)
+    nisa.dma_copy(dst=out, src=result)
+    return out
+
+
+@nki.jit
+def drains_tiles_in_a_loop(tiles, width):
+    """The same, but a loop reads the tiles: nothing leaves its body."""
+    out = nl.ndarray((128, width), dtype=nl.float32, buffer=nl.shared_hbm)
+    result = nl.ndarray((128, width), dtype=nl.float32, buffer=nl.sbuf)
+    held = []
+    for i in range(tiles):
+        tile = nl.ndarray((128, width), dtype=nl.float32, buffer=nl.psum)
+        nisa.memset(dst=tile, value=float(i), engine=nisa.vector_engine)
+        held.append(tile)
+
+    def body(_):
+        for tile in held:
+            nisa.tensor_copy(dst=result, src=tile)
+
+    nl.fori_loop(0, 2, body)
+    nisa.dma_copy(dst=out, src=result)
     return out
 
 

@@ -12,6 +12,7 @@ from trnx.simulator import TensorSpec, simulate, trace
 from trnx.simulator.errors import (
     CapacityError,
     FindingError,
+    FindingWarning,
     IllegalInstructionError,
     KernelSubsetError,
     OutOfBoundsError,
@@ -85,6 +86,16 @@ def test_sbuf_capacity_counts_what_is_live(kernels: ModuleType) -> None:
     assert trace(kernels.holds_tiles, [4, width]).peak_sbuf_bytes == 4 * width * 4
     assert trace(kernels.holds_tiles, [5, width], target="trn3").peak_sbuf_bytes == 5 * width * 4
     assert trace(kernels.streams_tiles, [9, width]).peak_sbuf_bytes == width * 4
+
+
+def test_tensors_whose_last_use_may_move_up_are_a_warning(kernels: ModuleType) -> None:
+    assert trace(kernels.drains_tiles_late, [8, 512]).peak_psum_bytes == 8 * 2048
+    with pytest.warns(FindingWarning, match="capacity-disputed.* in program order"):
+        program = trace(kernels.drains_tiles_late, [9, 512])
+    assert program.peak_psum_bytes == 2048
+    assert program.peak_sbuf_bytes == 9 * 2048
+    with pytest.raises(CapacityError, match=r"\[capacity\].* psum"):
+        trace(kernels.drains_tiles_in_a_loop, [9, 512])
 
 
 @pytest.mark.parametrize(
