@@ -1,7 +1,7 @@
 """Explicit access patterns (`.ap`), views as another dtype, and how indirect views are made.
 
 `.ap` addresses the storage, not the view: of the view it keeps the offset alone, to which a given
-offset is added. A pattern out of bounds may be made; to use it is the finding.
+offset is added; only the partition stride may be the view's own. A pattern out of bounds may be made; to use it is the finding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trnx.simulator.dtypes import DType, resolve
 from trnx.simulator.errors import OutOfBoundsError
 from trnx.simulator.located import Indirect, Located
 from trnx.simulator.storage import Storage
-from trnx.simulator.views import Shape, last_element
+from trnx.simulator.views import Shape, last_element, reshape_strides
 
 if TYPE_CHECKING:
     from trnx.simulator.tensor import NkiTensor
@@ -78,7 +78,13 @@ class Patterned(Located):
         shape = tuple(int(count) for _, count in pattern)
         strides = tuple(int(stride) for stride, _ in pattern)
         base = self._scaled(self.offset, kind, "ap: offset")
-        start = base + (0 if offset is None else int(offset))
+        moved = 0 if offset is None else int(offset)
+        if self._is_by_own_partition(strides, shape, kind):
+            pitch = self._scaled(self.pitch, kind, "ap: a partition")
+            partition, column = divmod(moved, strides[0])
+            moved = partition * pitch + column
+            strides = (pitch, *strides[1:])
+        start = base + moved
         view = type(self)(self.storage, kind, shape, strides, start, self.name)
         outside = view._check_pattern(vector_offset is not None)
         if outside:
@@ -92,8 +98,32 @@ class Patterned(Located):
             self._fail("ap: vector_offset takes indirect_dim 0 of a tensor in HBM")
         index = scalar_offset if vector_offset is None else vector_offset
         scale = self._scaled(self.strides[dim], kind, "ap: stride of indirect_dim")
-        indirect = Indirect(index, vector_offset is not None, scale, self.shape[dim], dim)
+        limit = self._indices(dim)
+        indirect = Indirect(index, vector_offset is not None, scale, limit, dim)
         return self._indirect(shape, strides, start, indirect, kind)
+
+    def _indices(self, dim: int) -> int:
+        """How many indices a dimension has. What it contributes to the address is its stride, and
+        nkilib's TensorView looks for one by its stride: beside a dimension of size 1, which has the
+        same, both are meant (attention_block_tkg_sharding.py with one head to a rank).
+        """
+        here = self.strides[dim]
+        sizes = zip(self.shape, self.strides, strict=True)
+        return max(size for size, stride in sizes if stride == here)
+
+    def _is_by_own_partition(self, strides: Shape, shape: Shape, dtype: DType) -> bool:
+        """True for a pattern whose partition stride is the view's elements per partition, fewer
+        than the storage's. Made from the shape of a view as if that were a tensor, it counts the
+        view's partitions: the bias of nkilib/core/mlp/mlp_tkg/mlp_tkg_gate_up_projection.py is
+        added through such patterns.
+        """
+        if not self.is_on_chip or not shape or shape[0] < 2:
+            return False
+        if strides[0] * dtype.itemsize != self.free_size * self.dtype.itemsize:
+            return False
+        if self.free_size == self.pitch or self.strides[0] != self.pitch:
+            return False
+        return reshape_strides(self.shape[1:], self.strides[1:], (self.free_size,)) == (1,)
 
     def _scaled(self, elements: int, dtype: DType, what: str) -> int:
         """A number of elements of this dtype in elements of `dtype`."""

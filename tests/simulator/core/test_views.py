@@ -14,6 +14,7 @@ from trnx.simulator.context import enter, leave
 from trnx.simulator.dtypes import resolve
 from trnx.simulator.errors import IllegalInstructionError, OutOfBoundsError
 from trnx.simulator.hardware import TRN2
+from trnx.simulator.registers import VirtualRegister
 from trnx.simulator.simulator import Simulator
 from trnx.simulator.spec import TensorSpec
 from trnx.simulator.storage import MemoryRegion
@@ -178,6 +179,21 @@ def test_ap_adds_to_the_offset_and_may_change_the_type() -> None:
     assert halves.dtype == resolve("int16")
 
 
+def test_ap_made_from_the_shape_of_a_view_counts_its_partitions() -> None:
+    tensor, want = _tensor((6, 8), MemoryRegion.sbuf)
+    view, half = tensor[1:5, 4:8], want[1:5, 4:8]
+    _check_same(view.ap([[4, 4], [1, 4]]), half)
+    _check_same(view.ap([[4, 2], [2, 2]], offset=9), half[2:, 1::2])
+    _check_same(view.ap([[4, 1], [1, 4]]), half[:1])
+    words = view.ap([[8, 4], [1, 8]], dtype="int16")
+    assert torch.equal(words.torch_view(), half.view(torch.int16))
+    for other in (tensor[:, ::2], tensor[:, :4]):
+        with pytest.raises(IllegalInstructionError, match="partition stride"):
+            other.ap([[2, 6], [1, 2]])
+    with pytest.raises(IllegalInstructionError, match="partition stride is 4"):
+        tensor[:, ::2].ap([[4, 6], [1, 4]])
+
+
 def test_reinterpretation() -> None:
     view, want = _tensor((4, 8), MemoryRegion.sbuf)
     _check_same(view.view("uint8"), want.view(torch.uint8))
@@ -232,3 +248,17 @@ def test_a_pattern_out_of_bounds_may_be_made_but_not_used(
     for use in uses:
         with pytest.raises(OutOfBoundsError, match="ap reaches"):
             use()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "limit"),
+    [((4, 1, 8), 1, 4), ((4, 1, 8), 0, 4), ((4, 1, 8), 2, 8), ((4, 2, 8), 1, 2), ((3, 5, 1), 2, 5)],
+)
+def test_a_dimension_of_size_1_has_the_indices_of_its_stride(
+    shape: tuple[int, ...], dim: int, limit: int
+) -> None:
+    view, _ = _tensor(shape, MemoryRegion.private_hbm)
+    register = VirtualRegister()
+    indirect = view.ap([[1, 1]], scalar_offset=register, indirect_dim=dim).indirection
+    assert indirect is not None
+    assert (indirect.limit, indirect.scale) == (limit, view.strides[dim])
