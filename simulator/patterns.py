@@ -1,7 +1,8 @@
 """Explicit access patterns (`.ap`), views as another dtype, and how indirect views are made.
 
 `.ap` addresses the storage, not the view: of the view it keeps the offset alone, to which a given
-offset is added; only the partition stride may be the view's own. A pattern out of bounds may be made; to use it is the finding.
+offset is added; only the partition stride may be the view's own. A pattern out of bounds may be
+made; to use it is the finding.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Nowhere:
-    """The storage of a pattern that is out of bounds: the first use of the pattern is the finding."""
+    """The storage of a pattern out of bounds: the first use of the pattern is the finding."""
 
     def __init__(self, message: str) -> None:
         self._message = message
