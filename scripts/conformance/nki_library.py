@@ -33,7 +33,7 @@ from typing import Any
 
 from nki_library_copy import make_copy
 from nki_library_explained import explain
-from nki_library_workers import TOO_LARGE, Collected, Limits, collect, run_cases
+from nki_library_workers import TOO_LARGE, Collected, Limits, SuiteError, start
 
 from trnx.simulator.checks.findings import ALWAYS_WARNINGS
 
@@ -134,35 +134,44 @@ def summary(results: list[dict[str, Any]], total: Counter[str]) -> dict[str, Any
     }
 
 
-def main() -> int:
-    """Parse the command line, run, print; the exit status."""
-    options = _options()
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="nki_library_") as scratch:
-        folder = Path(scratch)
-        copy, patches = make_copy(options.checkout, folder)
-        print(*patches, sep="\n")
-        found = collect(copy, folder, options.files)
+def run(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], Collected]:
+    """Copy, collect, choose, run: the results, and what was collected."""
+    copy, patches = make_copy(options.checkout, folder)
+    print(*patches, sep="\n")
+
+    def report(result: dict[str, Any]) -> None:
+        case = result["case"].removeprefix(_PREFIX)
+        print(f"{status_of(result):10} {result.get('seconds', 0):8.2f} s  {case}", flush=True)
+        if options.log is not None:
+            with options.log.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+
+    with start(copy, folder, options.files) as suite:
+        found = suite.collected
         for file, error in found.errors.items():
             print(f"not imported: {file}: {error.splitlines()[-1] if error else ''}")
         cases = select(found, options)
         count = sum(map(len, cases.values()))
         print(f"{count} of {sum(map(len, found.cases.values()))} cases for trn2", flush=True)
-
-        def report(result: dict[str, Any]) -> None:
-            case = result["case"].removeprefix(_PREFIX)
-            print(f"{status_of(result):10} {result.get('seconds', 0):8.2f} s  {case}", flush=True)
-            if options.log is not None:
-                with options.log.open("a") as file:
-                    file.write(json.dumps(result) + "\n")
-
         limits = Limits(options.seconds, options.gigabytes)
-        results = run_cases(copy, folder, cases, limits, options.jobs, report)
+        return suite.run(cases, limits, options.jobs, report), found
+
+
+def main() -> int:
+    """Parse the command line, run, print; the exit status."""
+    options = _options()
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="nki_library_") as scratch:
+        try:
+            results, found = run(options, Path(scratch))
+        except SuiteError as error:
+            print(error)
+            return 1
     total = print_table(results, found)
     print_failures(results)
     numbers = summary(results, total) | {"not imported": len(found.errors)}
     numbers["ok"] = numbers["ok"] and not found.errors
-    print(f"{numbers['rate']:.2%} passed in {time.perf_counter() - start:.0f} s")
+    print(f"{numbers['rate']:.2%} passed in {time.perf_counter() - begin:.0f} s")
     if options.json:
         print(json.dumps(numbers))
     return 0 if numbers["ok"] else 1

@@ -1,15 +1,14 @@
-"""pytest plugin for one process that runs cases of nki-library's suite; `-p nki_library_plugin`.
+"""pytest plugin for the process that collects nki-library's suite; `-p nki_library_plugin`.
 
-Environment: `NKI_LIBRARY_RECORDS` is the file to which one JSON object a line is appended. With
-`NKI_LIBRARY_CASES` (a JSON file) only the cases listed there run, each within
-`NKI_LIBRARY_SECONDS`; without it they are collected only. A case that takes longer ends the
-process with status 17: the simulator's threads cannot be stopped from outside.
+In place of pytest's own loop it tells the driver, over the connection whose file descriptor is
+`NKI_LIBRARY_CONNECTION`, what was collected, gets a plan, and runs it in forks (see the module
+`nki_library_server`). A case that takes longer than its limit ends its fork: the simulator's
+threads cannot be stopped from outside.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import random
 import resource
@@ -18,12 +17,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from types import FrameType, ModuleType
+from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from nki_library_server import Record, Server, receive, send
 from nki_library_stand_ins import install_stand_ins
 from nki_library_workers import TOO_LARGE
 
@@ -31,27 +32,18 @@ from trnx.simulator import install, install_cpu_simulator, simulate
 from trnx.simulator.errors import FindingWarning
 
 MAX_INPUT_BYTES = 2 << 30
-TIMEOUT_STATUS = 17
 SEED = 0
 # Cases with these marks override the mode: they ask for the compiler. `trace_only` asks for its
 # front end alone, whose place the simulator takes.
 COMPILER_MARKS = ("compile_only", "compile_and_infer")
 
-_records = Path(os.environ["NKI_LIBRARY_RECORDS"])
-_limit = int(os.environ.get("NKI_LIBRARY_SECONDS", "600"))
+_collected: dict[str, Any] = {"cases": [], "others": [], "errors": {}}
+# The record of the case that runs.
 _current: dict[str, Any] = {}
-
-
-def _write(**record: Any) -> None:
-    with _records.open("a") as file:
-        file.write(json.dumps(record) + "\n")
 
 
 def _prepare() -> None:
     """Make the suite's imports work; must happen before its conftest is imported."""
-    gigabytes = int(os.environ.get("NKI_LIBRARY_GIGABYTES", "0"))
-    if gigabytes:
-        resource.setrlimit(resource.RLIMIT_AS, (gigabytes << 30, gigabytes << 30))
     install()
     install_cpu_simulator()
     install_stand_ins()
@@ -112,63 +104,95 @@ def measured(inputs: Iterable[Any], simulate: Callable[[], Any]) -> Any:
 _prepare()
 
 
+# ---- collection ----
+
+
 def pytest_collectstart(collector: Any) -> None:
     """Cases are drawn at random when a file is imported: each file gets the same start."""
     if isinstance(collector, pytest.Module):
-        random.seed(SEED)
-        np.random.seed(SEED)
+        _seed()
+
+
+def _seed() -> None:
+    random.seed(SEED)
+    np.random.seed(SEED)
+    torch.manual_seed(SEED)
 
 
 def pytest_deselected(items: list[Any]) -> None:
     """Cases that are not for the platform."""
-    if "NKI_LIBRARY_CASES" not in os.environ:
-        for item in items:
-            _write(case=item.nodeid, collected="not for trn2")
+    _collected["others"] += [(item.nodeid, "not for trn2") for item in items]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Keep the cases that are asked for."""
-    listed = os.environ.get("NKI_LIBRARY_CASES")
-    if listed is not None:
-        order = {case: i for i, case in enumerate(json.loads(Path(listed).read_text()))}
-        items[:] = sorted((i for i in items if i.nodeid in order), key=lambda i: order[i.nodeid])
-        return
+    """Note what is left, which is for the platform."""
     for item in items:
-        marked = any(item.get_closest_marker(mark) for mark in COMPILER_MARKS)
-        _write(case=item.nodeid, collected="needs the compiler" if marked else "trn2")
+        if any(item.get_closest_marker(mark) for mark in COMPILER_MARKS):
+            _collected["others"].append((item.nodeid, "needs the compiler"))
+        else:
+            _collected["cases"].append(item.nodeid)
 
 
 def pytest_collectreport(report: Any) -> None:
     """A file that cannot be imported."""
     if report.failed:
-        _write(file=report.nodeid, error=str(report.longrepr)[-4000:])
-
-
-def _timed_out(_number: int, _frame: FrameType | None) -> None:
-    with tempfile.TemporaryFile("w+") as file:
-        faulthandler.dump_traceback(file)
-        file.seek(0)
-        stack = file.read()
-    _write(**_current, status="timeout", message=f"more than {_limit} s", text=stack[-6000:])
-    os._exit(TIMEOUT_STATUS)
+        _collected["errors"][report.nodeid] = str(report.longrepr)[-4000:]
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: Any) -> None:
-    """Start of a case."""
+def pytest_runtestloop(session: Any) -> bool:
+    """Do what the driver plans."""
+    driver = Connection(int(os.environ["NKI_LIBRARY_CONNECTION"]))
+    send(driver, _collected)
+    plan = receive(driver)
+
+    def run_case(item: Any, following: Any, tell: Callable[[Record], None]) -> None:
+        _run_case(item, following, plan["seconds"], tell)
+
+    items = {item.nodeid: item for item in session.items}
+    server = Server(driver, items, session.config.option.output_directory, run_case)
+    server.run(plan["chunks"], plan["jobs"], plan["gigabytes"])
+    send(driver, {"done": True})
+    return True
+
+
+# ---- one case, in a fork ----
+
+
+def _run_case(item: Any, following: Any, limit: int, tell: Callable[[Record], None]) -> None:
+    """Run a case, the same way whichever ran before."""
+
+    def time_out(*_: Any) -> None:
+        _current.update(status="timeout", message=f"more than {limit} s", text=_stacks())
+        tell(_current)
+        os._exit(1)
+
     _current.clear()
-    _current.update(case=item.nodeid, began=False, findings=[], started=time.time())
-    _current["processor"] = time.process_time()
-    _write(case=item.nodeid, started=True)
-    signal.signal(signal.SIGALRM, _timed_out)
-    signal.alarm(_limit)
+    _current.update(case=item.nodeid, began=False, findings=[])
+    _seed()
+    signal.signal(signal.SIGALRM, time_out)
+    signal.alarm(limit)
+    clocks = time.perf_counter(), time.process_time()
+    item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+    signal.alarm(0)
+    _current["seconds"] = round(time.perf_counter() - clocks[0], 2)
+    _current["processor"] = round(time.process_time() - clocks[1], 2)
+    _current["resident"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    tell(_current)
 
 
-def pytest_warning_recorded(warning_message: Any, nodeid: str) -> None:
+def _stacks() -> str:
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        return file.read()[-6000:]
+
+
+def pytest_warning_recorded(warning_message: Any) -> None:
     """Findings that did not stop the kernel."""
-    if issubclass(warning_message.category, FindingWarning):
-        _write(case=nodeid, finding=str(warning_message.message)[:400])
+    if issubclass(warning_message.category, FindingWarning) and _current:
+        _current["findings"].append(str(warning_message.message)[:400])
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -176,22 +200,10 @@ def pytest_runtest_makereport(call: Any) -> Any:
     """The result of a case: of its call, or of the set-up that failed."""
     outcome = yield
     report = outcome.get_result()
-    if report.when == "teardown":
+    if report.when == "teardown" or (report.when == "setup" and report.passed):
         return
-    if report.when == "setup" and report.passed:
-        return
-    signal.alarm(0)
-    seconds = round(time.time() - _current["started"], 2)
-    _current["processor"] = round(time.process_time() - _current["processor"], 2)
-    text = "" if report.passed else report.longreprtext
     message = ""
     if call.excinfo is not None:
         message = f"{call.excinfo.typename}: {call.excinfo.value}"
-    _write(
-        **_current,
-        status=report.outcome,
-        seconds=seconds,
-        message=message[:2000],
-        text=text[-12000:],
-        resident=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-    )
+    text = "" if report.passed else report.longreprtext
+    _current.update(status=report.outcome, message=message[:2000], text=text[-12000:])

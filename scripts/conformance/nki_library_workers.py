@@ -1,24 +1,30 @@
-"""Processes that collect and run cases of the suite, one file of the suite at a time."""
+"""The process of nki-library's suite, as the driver sees it: what was collected, what ran."""
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
+
+from nki_library_server import Record, receive, send
 
 HERE = Path(__file__).resolve().parent
 # What the plugin writes for inputs over its limit.
 TOO_LARGE = "inputs too large"
-# Restarting a process frees what the suite's own caches hold.
-CASES_PER_PROCESS = 40
+# A fork keeps what the simulator knows about a file's kernels for as many cases.
+CASES_PER_FORK = 8
+
+
+class SuiteError(Exception):
+    """The suite's process ended before its time; the message is the end of what it printed."""
 
 
 @dataclass(frozen=True)
@@ -38,106 +44,100 @@ class Collected:
     errors: dict[str, str] = field(default_factory=dict)
 
 
-def collect(copy: Path, folder: Path, files: str = "") -> Collected:
-    """The cases of the suite's files whose path has a match of the regular expression `files`."""
-    records = folder / "collected.jsonl"
+class Suite:
+    """The suite's process, which has collected the cases and waits for a plan."""
+
+    def __init__(self, connection: Connection, output: Path) -> None:
+        self._connection = connection
+        self._output = output
+        self.collected = _collected(self._receive())
+
+    def run(
+        self,
+        cases: dict[str, list[str]],
+        limits: Limits,
+        jobs: int,
+        report: Callable[[Record], None],
+    ) -> list[Record]:
+        """Run cases, given by file; `report` hears of each as it ends. Can be called once."""
+        plan = {
+            "chunks": _chunks(cases, jobs),
+            "jobs": jobs,
+            "seconds": limits.seconds,
+            "gigabytes": limits.gigabytes,
+        }
+        send(self._connection, plan)
+        results: list[Record] = []
+        while "done" not in (record := self._receive()):
+            results.append(record)
+            report(record)
+        return results
+
+    def _receive(self) -> Record:
+        try:
+            return receive(self._connection)
+        except EOFError:
+            raise SuiteError(self._output.read_text()[-6000:]) from None
+
+
+@contextmanager
+def start(copy: Path, folder: Path, files: str = "") -> Iterator[Suite]:
+    """Collect the suite's files whose path has a match of the regular expression `files`."""
     paths = (str(path.relative_to(copy)) for path in copy.glob("test/integration/**/test_*.py"))
     chosen = sorted(path for path in paths if re.search(files, path))
-    found = Collected()
     if not chosen:
-        return found
-    _pytest(copy, folder, records, chosen, {}, ["--collect-only"])
-    for record in _read(records):
-        if "error" in record:
-            found.errors[record["file"]] = record["error"]
-            continue
-        file = record["case"].partition("::")[0]
-        if record["collected"] == "trn2":
-            found.cases.setdefault(file, []).append(record["case"])
-        else:
-            counts = found.others.setdefault(file, {})
-            counts[record["collected"]] = counts.get(record["collected"], 0) + 1
+        raise SuiteError(f"no file of the suite matches {files!r}")
+    output = folder / "output.txt"
+    ours, theirs = Pipe()
+    with output.open("w") as printed:
+        process = subprocess.Popen(
+            _command(copy, folder, chosen),
+            cwd=copy,
+            env=_environment(copy, theirs),
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            pass_fds=[theirs.fileno()],
+        )
+    theirs.close()
+    try:
+        yield Suite(ours, output)
+    finally:
+        # The process ends when nobody listens.
+        ours.close()
+        process.wait()
+
+
+def _collected(message: Record) -> Collected:
+    found = Collected(errors=message["errors"])
+    for case in message["cases"]:
+        found.cases.setdefault(_file(case), []).append(case)
+    for case, why in message["others"]:
+        counts = found.others.setdefault(_file(case), {})
+        counts[why] = counts.get(why, 0) + 1
     return found
 
 
-def run_cases(
-    copy: Path,
-    folder: Path,
-    cases: dict[str, list[str]],
-    limits: Limits,
-    jobs: int,
-    report: Callable[[dict[str, Any]], None],
-) -> list[dict[str, Any]]:
-    """Run cases, given by file; `report` hears of each as it ends."""
-    chunks = [
-        (file, listed[i : i + CASES_PER_PROCESS])
-        for file, listed in cases.items()
-        for i in range(0, len(listed), CASES_PER_PROCESS)
-    ]
-    results: list[dict[str, Any]] = []
-
-    def run(chunk: tuple[str, list[str]]) -> None:
-        for result in _run_chunk(copy, folder, *chunk, limits):
-            results.append(result)
-            report(result)
-
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(run, chunks))
-    return results
+def _file(case: str) -> str:
+    return case.partition("::")[0]
 
 
-def _run_chunk(
-    copy: Path, folder: Path, file: str, cases: list[str], limits: Limits
-) -> Iterator[dict[str, Any]]:
-    """Run cases of one file, in a new process after each that ended the process."""
-    left = list(cases)
-    while left:
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            listed, records = Path(scratch, "cases.json"), Path(scratch, "records.jsonl")
-            listed.write_text(json.dumps(left))
-            environment = {
-                "NKI_LIBRARY_CASES": str(listed),
-                "NKI_LIBRARY_SECONDS": str(limits.seconds),
-                "NKI_LIBRARY_GIGABYTES": str(limits.gigabytes),
-            }
-            output = _pytest(copy, Path(scratch), records, [file], environment, [])
-            found = _results(_read(records))
-        if not found:
-            # Nothing began: the file does not import in this process.
-            for case in left:
-                yield {"case": case, "status": "failed", "message": "not run", "text": output}
-            return
-        yield from found.values()
-        left = [case for case in left if case not in found]
+def _chunks(cases: dict[str, list[str]], jobs: int) -> list[list[str]]:
+    """Cases for one fork each. Where several run at once, the largest come first."""
+    chunks = []
+    for listed in cases.values():
+        ordered = sorted(listed, key=_size, reverse=True) if jobs > 1 else listed
+        chunks += [
+            ordered[i : i + CASES_PER_FORK] for i in range(0, len(ordered), CASES_PER_FORK)
+        ]
+    return sorted(chunks, key=lambda c: _size(c[0]), reverse=True) if jobs > 1 else chunks
 
 
-def _results(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Case -> its last record; a case without an end was ended together with the process."""
-    found: dict[str, dict[str, Any]] = {}
-    findings: dict[str, list[str]] = {}
-    for record in records:
-        if "finding" in record:
-            findings.setdefault(record["case"], []).append(record["finding"])
-        elif "started" in record and "status" not in record:
-            ended = {"status": "failed", "message": "the process ended (out of memory?)"}
-            found[record["case"]] = {"case": record["case"], "text": "", **ended}
-        elif "status" in record:
-            found[record["case"]] = record
-    for case, messages in findings.items():
-        if case in found:
-            found[case]["findings"] = messages
-    return found
+def _size(case: str) -> float:
+    """A guess: shapes stand in the names of cases."""
+    return sum(math.log(int(number)) for number in re.findall(r"[1-9]\d*", case.partition("[")[2]))
 
 
-def _pytest(
-    copy: Path,
-    scratch: Path,
-    records: Path,
-    targets: list[str],
-    environment: dict[str, str],
-    options: list[str],
-) -> str:
-    """One pytest process of the suite; the end of what it printed."""
+def _environment(copy: Path, connection: Connection) -> dict[str, str]:
     variables = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(HERE), str(copy), str(copy / "src")]),
@@ -145,25 +145,19 @@ def _pytest(
         "PYTHONDONTWRITEBYTECODE": "1",
         "NEURON_PYTHONHASHSEED": "0",
         "NKILIB_SIMULATION_RUN_ALL": "1",
-        "NKI_LIBRARY_RECORDS": str(records),
-        **environment,
+        "NKI_LIBRARY_CONNECTION": str(connection.fileno()),
     }
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         variables.setdefault(name, "1")
-    command = [
+    return variables
+
+
+def _command(copy: Path, folder: Path, targets: Iterable[str]) -> list[str]:
+    # Forks share what `--capture fd` writes to, but not what `sys` holds.
+    return [
         sys.executable, "-m", "pytest", "-q", "-p", "nki_library_plugin", "-p", "no:cacheprovider",
         "-c", "test/pytest.ini", "--rootdir", str(copy), "--test-mode", "simulation",
-        "--platform-target", "trn2", "--output-directory", str(scratch / "out"),
+        "--platform-target", "trn2", "--output-directory", str(folder / "out"),
         "--force-local-cleanup", "--continue-on-collection-errors", "--tb", "short",
-        *options, *targets,
+        "--capture", "sys", *targets,
     ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=copy, env=variables, capture_output=True, text=True, check=False
-    )
-    return (done.stdout + done.stderr)[-6000:]
-
-
-def _read(records: Path) -> list[dict[str, Any]]:
-    if not records.exists():
-        return []
-    return [json.loads(line) for line in records.read_text().splitlines()]
