@@ -26,6 +26,17 @@ def replace(old: str, new: str) -> Callable[[str], str]:
     return lambda text: text.replace(old, new)
 
 
+def replace_all(*pairs: tuple[str, str]) -> Callable[[str], str]:
+    """Replace each first of a pair by its second."""
+
+    def edit(text: str) -> str:
+        for old, new in pairs:
+            text = text.replace(old, new)
+        return text
+
+    return edit
+
+
 def drop_second(start: str, end: str) -> Callable[[str], str]:
     """Drop what lies between the second `start` and the next `end`, both included."""
 
@@ -96,11 +107,44 @@ PATCHES = (
         replace("experimental.subkernels.topk_reduce", "experimental.collectives.topk_reduce"),
     ),
     Patch(
+        "src/nkilib_src/nkilib/experimental/moe/bwd/bwmm_bwd_dropless.py",
+        "one core clears the gradients of half the experts, the other stores there with no barrier",
+        replace(
+            "        sbm=sbm,\n    )\n\n    # Get blocking params\n",
+            "        sbm=sbm,\n    )\n"
+            "    nisa.core_barrier(params.expert_affinities_masked_grad, (0, 1))\n\n"
+            "    # Get blocking params\n",
+        ),
+    ),
+    Patch(
         "test/integration/nkilib/core/attention/test_gen_mask_tkg.py",
         "looks for an input by its plain name, which the inputs have with .must_alias_input",
         replace(
             '{"golden_mask": kernel_input["mask_out_hbm"]}',
             '{"golden_mask": kernel_input["mask_out_hbm.must_alias_input"]}',
+        ),
+    ),
+    Patch(
+        "test/integration/nkilib/experimental/transformer/test_attention_block_tkg.py",
+        "makes three scales of QuantizationType.STATIC for .ROW too, which takes one of each column",
+        replace_all(
+            (
+                "        weight_dequant_scale_qkv = np.broadcast_to(weight_dequant_scale_qkv, "
+                "(128, 3))\n",
+                "        weight_dequant_scale_qkv = np.broadcast_to(weight_dequant_scale_qkv, "
+                "(128, 3))\n"
+                "        if cfg.quantization_type == QuantizationType.ROW:\n"
+                "            columns = [num_q_heads // cfg.KVDP * d_head, d_head, d_head]\n"
+                "            weight_dequant_scale_qkv = np.repeat("
+                "weight_dequant_scale_qkv, columns, axis=1)\n",
+            ),
+            (
+                "        weight_dequant_scale_out = np.broadcast_to(weight_dequant_scale_out, "
+                "(128, 1))\n",
+                "        columns = H if cfg.quantization_type == QuantizationType.ROW else 1\n"
+                "        weight_dequant_scale_out = np.broadcast_to("
+                "weight_dequant_scale_out, (128, columns))\n",
+            ),
         ),
     ),
 )
