@@ -81,7 +81,8 @@ PATCHES = (
             "        from nki_library_ranks import has_ranks, simulate_on_ranks\n\n"
             "        from .simulation_setup import run_simulator_inference\n\n"
             "        if has_ranks(kernel_under_test):\n"
-            "            return simulate_on_ranks(self, kernel_under_test, INF_ARTIFACT_DIR_NAME)\n",
+            "            return simulate_on_ranks("
+            "self, kernel_under_test, INF_ARTIFACT_DIR_NAME)\n",
         ),
     ),
     Patch(
