@@ -127,7 +127,7 @@ PATCHES = (
     ),
     Patch(
         "test/integration/nkilib/experimental/transformer/test_attention_block_tkg.py",
-        "makes three scales of QuantizationType.STATIC for .ROW too, which takes one of each column",
+        "makes three scales of QuantizationType.STATIC for .ROW too, which takes one for a column",
         replace_all(
             (
                 "        weight_dequant_scale_qkv = np.broadcast_to(weight_dequant_scale_qkv, "
