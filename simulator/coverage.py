@@ -1,4 +1,4 @@
-"""Which elements of a storage have been written, tracked by element at tracing time.
+"""Which elements of a storage in HBM are marked (have been written), by element, while tracing.
 
 Addresses are static, so this needs no values. The common cases cost a set look-up: a storage that
 was written as a whole, or a region that was seen before; only the rest touches a byte map, which is
@@ -91,21 +91,6 @@ class Coverage:
             if have != want:
                 chosen = chosen.any(axis, keepdim=True)
         view[chosen] = 0
-
-    def erase_bytes(self, partitions: int, first: int, last: int, columns: torch.Tensor) -> bool:
-        """Unmark bytes `columns` of the partitions `first` to `last`; True where any was marked."""
-        if self.is_empty:
-            return False
-        self._materialise()
-        assert self._map is not None
-        rows = self._map.view(partitions, -1)[first:last]
-        elements = torch.unique(columns // self._granule)
-        if not bool(rows[:, elements].any()):
-            return False
-        rows[:, elements] = 0
-        if not bool(self._map.any()):
-            self._map = None
-        return True
 
     def _materialise(self) -> None:
         """Hold the marks in the byte map alone, where they can be taken away."""

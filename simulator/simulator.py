@@ -13,7 +13,7 @@ import torch
 from trnx.simulator.capacity import check_address, peak_bytes
 from trnx.simulator.checks.findings import Findings
 from trnx.simulator.checks.ordering import Ordering, Unordered, touched
-from trnx.simulator.checks.overlap import invalidate_rivals
+from trnx.simulator.checks.overlap import Place, overwrite
 from trnx.simulator.checks.undefined import carry
 from trnx.simulator.context import (
     Recorded,
@@ -23,7 +23,7 @@ from trnx.simulator.context import (
     stores_float32,
 )
 from trnx.simulator.cores import Core, Cores
-from trnx.simulator.coverage import Coverage, Covered
+from trnx.simulator.coverage import Covered
 from trnx.simulator.dtypes import DType, resolve
 from trnx.simulator.errors import (
     IllegalInstructionError,
@@ -195,13 +195,13 @@ class Simulator:
         check_address(self.hardware, buffer, shape[0], free * dtype.itemsize, address)
         allocation = Allocation(buffer, free * dtype.itemsize, name, address, kernel_line())
         self.core.allocations.append(allocation)
-        start = address[0] if address else 0
+        place = None
+        if address is not None:
+            place = self.core.manual.place(buffer, address, shape[0], free * dtype.itemsize)
         storage = self._storage(
-            buffer, dtype, shape[0], free, name=name, allocation=allocation, start_partition=start
+            buffer, dtype, shape[0], free, name=name, allocation=allocation, place=place
         )
         allocation.storage = storage.index
-        if address is not None:
-            self.core.manual.add(storage)
         return storage
 
     def _storage(
@@ -214,7 +214,7 @@ class Simulator:
         name: str = "",
         slot: Slot | None = None,
         allocation: Allocation | None = None,
-        start_partition: int = 0,
+        place: Place | None = None,
     ) -> Storage:
         self._storages += 1
         return Storage(
@@ -227,7 +227,7 @@ class Simulator:
             None if slot is not None else self.pool,
             slot,
             allocation,
-            start_partition,
+            place,
         )
 
     def engine_state(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -267,8 +267,8 @@ class Simulator:
                     )
             if is_write:
                 storage.writes += 1
-                if storage.rivals:
-                    invalidate_rivals(tensor, kernel_location())
+                if storage.place is not None:
+                    overwrite(tensor)
                 if storage.buffer is MemoryRegion.psum and not storage.matmul.is_empty:
                     _keep_groups(tensor, emit.engine is Engine.tensor)
                 if tensor.indirection is not None:
@@ -354,7 +354,9 @@ class Simulator:
         core.loops.check_closed()
         if self.ordering is not None:
             self.ordering.settle()
-        self.rows.loops += [(loop.first, loop.last, loop.trips) for loop in core.loops.records]
+        self.rows.loops += [
+            (loop.first, loop.last, loop.trips, core.index) for loop in core.loops.records
+        ]
         sbuf, psum = peak_bytes(
             self.hardware,
             core.allocations,
@@ -398,7 +400,7 @@ def _keep_groups(tensor: NkiTensor, by_matmul: bool) -> None:
             storage.modified.erase(tensor)
         return
     if storage.modified is None:
-        storage.modified = Coverage(storage.nbytes, storage.dtype.itemsize)
+        storage.modified = storage.new_coverage()
     if storage.matmul.state(tensor) is not Covered.NONE:
         storage.modified.mark(tensor)
         storage.matmul.erase(tensor)

@@ -9,19 +9,22 @@ copying.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Iterator
 from enum import Enum
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trnx.simulator.chip_coverage import ChipCoverage
 from trnx.simulator.coverage import Coverage
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import FindingError, Location
 from trnx.simulator.pool import Buffer, BufferPool
 from trnx.simulator.views import Shape
+
+if TYPE_CHECKING:
+    from trnx.simulator.checks.overlap import Place
 
 # Fresh memory: NaN in every float type; as an integer, a recognisable value far out of any range.
 _POISON_FLOAT = 0xFF
@@ -164,6 +167,7 @@ class Storage:
     __slots__ = (
         "__weakref__",
         "_copies",
+        "_is_fresh",
         "_memory",
         "_pool",
         "allocation",
@@ -178,7 +182,7 @@ class Storage:
         "name",
         "partitions",
         "pitch",
-        "rivals",
+        "place",
         "slot",
         "start_partition",
         "undefined",
@@ -197,7 +201,7 @@ class Storage:
         pool: BufferPool | None = None,
         slot: Slot | None = None,
         allocation: Allocation | None = None,
-        start_partition: int = 0,
+        place: Place | None = None,
     ) -> None:
         self.index = index
         self.buffer = buffer
@@ -208,28 +212,39 @@ class Storage:
         self.name = name
         self.slot = slot
         self.allocation = allocation
-        self.start_partition = start_partition
-        self.constant = False
-        self.written = Coverage(self.nbytes, dtype.itemsize)
-        # Locations that a matmul has written: what nc_matmul(accumulate=None) goes by.
-        self.matmul = Coverage(self.nbytes, dtype.itemsize)
-        # Locations of a matmul's result that something else has overwritten since.
-        self.modified: Coverage | None = None
-        # Manual allocations at the same bytes, and the one that was written over this one.
-        self.rivals: tuple[weakref.ref[Storage], ...] = ()
+        # Where the kernel put it, if it did, and the tensor that was written over it there.
+        self.place = place
         self.lost_to: tuple[str, Location | None] | None = None
+        self.start_partition = 0 if place is None else place.span[2]
+        self.constant = False
+        self.written = self.new_coverage()
+        # Locations that a matmul has written: what nc_matmul(accumulate=None) goes by.
+        self.matmul = self.new_coverage()
+        # Locations of a matmul's result that something else has overwritten since.
+        self.modified: Coverage | ChipCoverage | None = None
         # The read from which elements here have their lack of a value; see `checks.undefined`.
         self.undefined: FindingError | None = None
         # How often it was written, and copies of regions with the count at which they were made.
         self.writes = 0
         self._copies: dict[tuple[Any, ...], tuple[int, Buffer]] = {}
         self._pool = pool
-        self._memory: Buffer | None = pool.take(self.nbytes) if pool is not None else None
+        self._memory: Buffer | None = None
+        self._is_fresh = True
+        if pool is not None and place is not None:
+            self._memory, self._is_fresh = place.enter(pool)
+        elif pool is not None:
+            self._memory = pool.take(self.nbytes)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole allocation."""
         return self.partitions * self.pitch * self.dtype.itemsize
+
+    def new_coverage(self) -> Coverage | ChipCoverage:
+        """An empty set of its elements."""
+        if self.is_on_chip:
+            return ChipCoverage(self.partitions, self.pitch * self.dtype.itemsize)
+        return Coverage(self.nbytes, self.dtype.itemsize)
 
     def view(self, dtype: DType, shape: Shape, strides: Shape, offset: int) -> torch.Tensor:
         """A torch view; offset and strides in elements of `dtype`."""
@@ -252,7 +267,7 @@ class Storage:
 
     def poison(self) -> None:
         """Fill fresh memory with NaN or a recognisable integer."""
-        if self._memory is not None:
+        if self._memory is not None and self._is_fresh:
             self._memory.raw.fill_(_POISON_FLOAT if self.dtype.is_float else _POISON_INTEGER)
 
     def keep(self) -> None:
@@ -263,6 +278,7 @@ class Storage:
     def __del__(self) -> None:
         pool, memory = getattr(self, "_pool", None), getattr(self, "_memory", None)
         if pool is not None and memory is not None:
-            pool.put(memory)
+            if self.place is None or self.place.leave(self.index):
+                pool.put(memory)
             for _, copy in self._copies.values():
                 pool.put_kept(copy)

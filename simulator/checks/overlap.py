@@ -3,87 +3,134 @@
 Tensors with an address may share memory as long as their uses do not mix: writing one of them
 invalidates the elements of every other at the same bytes, and reading those before they are written
 again is the finding. Tensors that the kernel dropped cannot be read and do not count.
+
+Kernels that allocate by turns have hundreds of tensors at few places, of which all but the last
+were overwritten as a whole. A `Place` knows those that still hold something, so a write costs what
+it overwrites. Tensors of one place share the memory of the simulator as well.
 """
 
 from __future__ import annotations
 
 import weakref
 
-import torch
-
-from trnx.simulator.errors import Location
-from trnx.simulator.storage import Storage
+from trnx.simulator.chip_coverage import byte_mask
+from trnx.simulator.context import kernel_location
+from trnx.simulator.pool import Buffer, BufferPool
+from trnx.simulator.storage import MemoryRegion, Storage
 from trnx.simulator.tensor import NkiTensor
 
 
+class Place:
+    """A manual address with a size: bytes `low` to `high` of the partitions `first` to `last`
+    (exclusive).
+    """
+
+    __slots__ = ("_memory", "_overlapping", "_tensors", "buffer", "holders", "span")
+
+    def __init__(self, buffer: MemoryRegion, span: tuple[int, int, int, int]) -> None:
+        self.buffer = buffer
+        self.span = span
+        # Tensors at this place or at one that overlaps it, by their index, that hold something.
+        self.holders: dict[int, weakref.ref[Storage]] = {}
+        self._overlapping: list[Place] = [self]
+        self._memory: Buffer | None = None
+        self._tensors = 0
+
+    def meet(self, other: Place) -> None:
+        """Note where two places share bytes."""
+        if self.buffer is other.buffer and _do_overlap(self.span, other.span):
+            self._overlapping.append(other)
+            other._overlapping.append(self)
+            self.holders.update(
+                (index, holder)
+                for index, holder in other.holders.items()
+                if (storage := holder()) is not None and storage.place is other
+            )
+
+    def enter(self, pool: BufferPool) -> tuple[Buffer, bool]:
+        """One more tensor: its memory, and whether it is fresh."""
+        memory, is_fresh = self._memory, self._memory is None
+        if memory is None:
+            low, high, first, last = self.span
+            memory = self._memory = pool.take((high - low) * (last - first))
+        self._tensors += 1
+        return memory, is_fresh
+
+    def leave(self, index: int) -> bool:
+        """A tensor is gone; True for the last one, which gives the memory back."""
+        self.forget(index)
+        self._tensors -= 1
+        if not self._tensors:
+            self._memory = None
+        return not self._tensors
+
+    def hold(self, storage: Storage) -> None:
+        """A tensor of this place holds something from now on."""
+        if storage.index not in self.holders:
+            holder = weakref.ref(storage)
+            for place in self._overlapping:
+                place.holders[storage.index] = holder
+
+    def forget(self, index: int) -> None:
+        """A tensor of this place holds nothing any more."""
+        if index in self.holders:
+            for place in self._overlapping:
+                place.holders.pop(index, None)
+
+
 class ManualMemory:
-    """The tensors with an address of one program of the grid."""
+    """The places of the tensors with an address of one program of the grid."""
 
     def __init__(self) -> None:
-        self._known: list[weakref.ref[Storage]] = []
+        self._places: dict[tuple[MemoryRegion, tuple[int, int, int, int]], Place] = {}
 
-    def add(self, storage: Storage) -> None:
-        """Find the older tensors that share bytes with `storage`."""
-        self._known = [known for known in self._known if known() is not None]
-        for known in self._known:
-            other = known()
-            if other is not None and _share_bytes(storage, other):
-                storage.rivals = (*storage.rivals, known)
-                other.rivals = (*other.rivals, weakref.ref(storage))
-        self._known.append(weakref.ref(storage))
+    def place(
+        self, buffer: MemoryRegion, address: tuple[int, int], partitions: int, nbytes: int
+    ) -> Place:
+        """The place of a tensor; `nbytes` counts within a partition."""
+        start, low = address
+        span = (low, low + nbytes, start, start + partitions)
+        found = self._places.get((buffer, span))
+        if found is None:
+            found = Place(buffer, span)
+            for other in self._places.values():
+                found.meet(other)
+            self._places[buffer, span] = found
+        return found
 
 
-def invalidate_rivals(tensor: NkiTensor, location: Location | None) -> None:
-    """`tensor` is written: what others at its bytes hold is lost."""
-    rivals = [rival for known in tensor.storage.rivals if (rival := known()) is not None]
-    rivals = [r for r in rivals if not (r.written.is_empty and r.matmul.is_empty)]
-    if not rivals:
+def overwrite(tensor: NkiTensor) -> None:
+    """`tensor`, which has an address, is written: what others hold at its bytes is lost."""
+    storage = tensor.storage
+    place = storage.place
+    assert place is not None
+    place.hold(storage)
+    if len(place.holders) == 1:
         return
-    columns = _columns(tensor)
-    low, high = int(columns[0]), int(columns[-1])
-    start = tensor.start_partition
-    for rival in rivals:
-        base, width = _base(rival), rival.pitch * rival.dtype.itemsize
-        first = max(start, rival.start_partition) - rival.start_partition
-        last = min(start + tensor.shape[0] - rival.start_partition, rival.partitions)
-        if first >= last or high < base or low >= base + width:
+    gone = (1 << place.span[1] - place.span[0]) - 1 if tensor.indirection else byte_mask(tensor)
+    first = tensor.start_partition
+    last = first + tensor.shape[0]
+    for index, holder in list(place.holders.items()):
+        rival = holder()
+        if index == storage.index or rival is None:
             continue
-        inside = columns[(columns >= base) & (columns < base + width)] - base
-        lost = rival.written.erase_bytes(rival.partitions, first, last, inside)
-        rival.matmul.erase_bytes(rival.partitions, first, last, inside)
-        if lost:
-            rival.lost_to = (tensor.describe(), location)
+        theirs = rival.place
+        assert theirs is not None
+        low, _, start, end = theirs.span
+        if first < end and start < last:
+            shift = place.span[0] - low
+            bits = gone << shift if shift >= 0 else gone >> -shift
+            _lose(rival, tensor, max(first, start) - start, min(last, end) - start, bits)
+        if rival.written.is_empty and rival.matmul.is_empty:
+            theirs.forget(index)
 
 
-def _base(storage: Storage) -> int:
-    """First byte in a partition."""
-    assert storage.allocation is not None
-    address = storage.allocation.address
-    return address[1] if address is not None else 0
+def _lose(rival: Storage, tensor: NkiTensor, first: int, last: int, gone: int) -> None:
+    lost = rival.written.erase_bytes(first, last, gone)
+    rival.matmul.erase_bytes(first, last, gone)
+    if lost:
+        rival.lost_to = (tensor.describe(), kernel_location())
 
 
-def _share_bytes(a: Storage, b: Storage) -> bool:
-    low_a, low_b = _base(a), _base(b)
-    return (
-        a.buffer is b.buffer
-        and low_a < low_b + b.pitch * b.dtype.itemsize
-        and low_b < low_a + a.pitch * a.dtype.itemsize
-        and a.start_partition < b.start_partition + b.partitions
-        and b.start_partition < a.start_partition + a.partitions
-    )
-
-
-def _columns(tensor: NkiTensor) -> torch.Tensor:
-    """Bytes of a partition that a view covers, sorted, as addresses of the chip's memory."""
-    size = tensor.dtype.itemsize
-    if tensor.indirection is not None:
-        covered = torch.arange(tensor.pitch * size, device="cpu")
-        return covered + _base(tensor.storage)
-    offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
-    for extent, stride in zip(tensor.shape[1:], tensor.strides[1:], strict=True):
-        steps = torch.arange(extent, device="cpu") * stride
-        offsets = (offsets[:, None] + steps).view(-1)
-    first = tensor.offset % tensor.pitch
-    covered = ((offsets + first)[:, None] * size + torch.arange(size, device="cpu")).view(-1)
-    distinct: torch.Tensor = torch.unique(covered)
-    return distinct + _base(tensor.storage)
+def _do_overlap(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> bool:
+    return a[0] < b[1] and b[0] < a[1] and a[2] < b[3] and b[2] < a[3]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trnx.simulator.checks.overlap import overwrite
 from trnx.simulator.coverage import Covered
 from trnx.simulator.hardware import TRN2
 from trnx.simulator.simulator import Simulator
 from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.tensor import NkiTensor
 
 PATTERNS = st.lists(
     st.tuples(
@@ -59,3 +63,105 @@ def test_a_permuted_whole_is_whole() -> None:
     tensor = Simulator(TRN2).allocate((4, 6), "int32", MemoryRegion.private_hbm)
     tensor.storage.written.mark(tensor.permute((1, 0)))
     assert tensor.storage.written.full
+
+
+# Of a tile [8, 24] of int32: partitions (start, step, count), then free dimensions as above.
+TILE_VIEWS = st.tuples(
+    st.integers(0, 3),
+    st.integers(1, 2),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=2),
+    st.integers(0, 8),
+    st.sampled_from(["int32", "int16", "uint8"]),
+)
+
+
+def _tile_view(tile: NkiTensor, view: tuple) -> tuple[NkiTensor, torch.Tensor]:  # type: ignore[type-arg]
+    """A view, and the bytes of its elements as [*shape, itemsize]."""
+    start, step, count, free, column, dtype = view
+    rows = tile[start : start + step * count : step].view(dtype)
+    shape = (count, *(extent for _, extent in free))
+    strides = (rows.strides[0], *(stride for stride, _ in free))
+    picked = NkiTensor(tile.storage, rows.dtype, shape, strides, rows.offset + column)
+    size = rows.dtype.itemsize
+    places = torch.arange(8 * 24 * 4).as_strided(
+        (*shape, size), (*(s * size for s in strides), 1), picked.offset * size
+    )
+    return picked, places
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["mark", "erase", "unmark", "rival"]), TILE_VIEWS)),
+    st.lists(TILE_VIEWS, min_size=1, max_size=4),
+    st.randoms(use_true_random=False),
+)
+def test_coverage_on_chip_is_exact(writes: list[tuple], reads: list[tuple], random: Random) -> None:  # type: ignore[type-arg]
+    tile = Simulator(TRN2).allocate((8, 24), "int32", MemoryRegion.sbuf)
+    coverage = tile.storage.written
+    seen = torch.zeros(8 * 24 * 4, dtype=torch.bool)
+    for what, given_view in writes:
+        view, places = _tile_view(tile, given_view)
+        if what == "mark":
+            coverage.mark(view)
+            seen[places.flatten()] = True
+        elif what == "erase":
+            coverage.erase(view)
+            seen[places.flatten()] = False
+        elif what == "unmark":
+            chosen = torch.tensor([random.random() < 0.5 for _ in range(view.size)])
+            chosen = chosen.view(view.shape)
+            coverage.unmark(view, chosen)
+            seen[places[chosen].flatten()] = False
+        else:
+            low, bits = random.randrange(60), random.getrandbits(30)
+            columns = [low + i for i in range(30) if bits >> i & 1]
+            first, last = sorted(random.sample(range(9), 2))
+            map_ = seen.view(8, 96)[first:last]
+            assert coverage.erase_bytes(first, last, bits << low) == bool(map_[:, columns].any())
+            map_[:, columns] = False
+        assert coverage.is_empty == (not bool(seen.any()))
+        for read in (*reads, given_view):
+            asked, at = _tile_view(tile, read)
+            there = seen[at]
+            assert torch.equal(coverage.mask(asked).bool(), there.all(-1))
+            assert coverage.covers(asked) == bool(there.all())
+            want = Covered.ALL if there.all() else Covered.SOME if there.any() else Covered.NONE
+            assert coverage.state(asked) is want
+
+
+def test_a_whole_tile_loses_what_is_erased() -> None:
+    tile = Simulator(TRN2).allocate((128, 24), "bfloat16", MemoryRegion.sbuf)
+    coverage = tile.storage.written
+    coverage.mark(tile)
+    coverage.erase(tile[64:128, 3:5])
+    assert coverage.covers(tile[0:64])
+    assert coverage.covers(tile[64:128, 5:24])
+    assert coverage.state(tile[:, 4:6]) is Covered.SOME
+    assert coverage.state(tile[64:128, 3:5]) is Covered.NONE
+    assert coverage.erase_bytes(0, 128, (1 << 48) - 1)
+    assert coverage.is_empty
+    assert not coverage.erase_bytes(0, 128, (1 << 48) - 1)
+
+
+def test_tensors_by_turns_share_memory_and_forget_what_was_overwritten() -> None:
+    simulator = Simulator(TRN2)
+    turns = [
+        simulator.allocate((128, 64), "float32", MemoryRegion.sbuf, address=(0, 1024 + i % 2 * 256))
+        for i in range(10)
+    ]
+    wide = simulator.allocate((64, 170), "bfloat16", MemoryRegion.sbuf, address=(32, 960))
+    assert simulator.pool.allocated_bytes == 2 * 128 * 256 + 64 * 340
+    for tensor in turns:
+        tensor.storage.written.mark(tensor)
+        overwrite(tensor)
+    assert [t.storage.written.is_empty for t in turns] == [True] * 8 + [False] * 2
+    overwrite(wide)
+    last = turns[-2]
+    assert last.storage.written.state(last[32:96]) is Covered.NONE
+    assert last.storage.written.covers(last[0:32])
+    del last
+    place = wide.storage.place
+    assert place is not None
+    assert len(place.holders) == 3
+    del turns, tensor
+    assert len(place.holders) == 1
