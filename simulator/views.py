@@ -40,7 +40,7 @@ def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | N
     available, step = runs.pop() if runs else (1, 1)
     for size in reversed(new_shape):
         if size == 1:
-            result.append(step * available)
+            result.append(step)
             continue
         if available == 1 and runs:
             available, step = runs.pop()

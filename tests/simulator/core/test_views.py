@@ -262,3 +262,16 @@ def test_a_dimension_of_size_1_has_the_indices_of_its_stride(
     indirect = view.ap([[1, 1]], scalar_offset=register, indirect_dim=dim).indirection
     assert indirect is not None
     assert (indirect.limit, indirect.scale) == (limit, view.strides[dim])
+
+
+@given(SIZES, st.lists(st.integers(0, 5), max_size=3))
+def test_reshaped_strides_are_row_major_also_of_size_1(shape: list[int], ones: list[int]) -> None:
+    sizes = list(shape)
+    for at in ones:
+        sizes.insert(min(at, len(sizes)), 1)
+    expected = tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
+    flat = (math.prod(shape),)
+    assert reshape_strides(flat, (1,), tuple(sizes)) == expected
+    rows = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    if sizes != shape:
+        assert reshape_strides(tuple(shape), rows, tuple(sizes)) == expected
