@@ -11,9 +11,11 @@ says; nothing here counts on that.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from trnx.simulator.checks.findings import DISPUTED_CAPACITY, Findings
 from trnx.simulator.context import kernel_location
@@ -139,29 +141,45 @@ def _peak(uses: Sequence[_Use]) -> tuple[int, int]:
         # A tensor that dies at an instruction and one born there are live together.
         events.append((use.first, 0, number))
         events.append((use.last, 1, number))
-    automatic = manual = peak = at = 0
-    placed: set[tuple[int, int, int]] = set()
+    automatic = peak = at = 0
+    placed = _Union([_span(use) for use in uses if use.allocation.address is not None])
     for index, is_end, number in sorted(events):
         use = uses[number]
-        address = use.allocation.address
-        if address is None:
+        if use.allocation.address is None:
             automatic += -use.size if is_end else use.size
         else:
-            span = (address[1], address[1] + use.size, number)
-            (placed.discard if is_end else placed.add)(span)
-            manual = _union(placed)
-        if automatic + manual > peak:
-            peak, at = automatic + manual, index
+            placed.change(_span(use), -1 if is_end else 1)
+        if automatic + placed.size > peak:
+            peak, at = automatic + placed.size, index
     return peak, at
 
 
-def _union(spans: Iterable[tuple[int, int, int]]) -> int:
-    """Bytes that the spans (start, end, number) cover together."""
-    total = reached = 0
-    for start, end, _ in sorted(spans):
-        total += max(end - max(start, reached), 0)
-        reached = max(reached, end)
-    return total
+def _span(use: _Use) -> tuple[int, int]:
+    """First and end byte of a tensor with an address."""
+    assert use.allocation.address is not None
+    start = use.allocation.address[1]
+    return start, start + use.size
+
+
+class _Union:
+    """Bytes (`size`) that spans cover together, while they come and go: how often each piece
+    between two of their edges is covered.
+    """
+
+    def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
+        edges = sorted({edge for span in spans for edge in span})
+        self._piece = {edge: piece for piece, edge in enumerate(edges)}
+        self._lengths = np.diff(np.array(edges, np.int64))
+        self._covers = np.zeros(len(self._lengths), np.int64)
+        self.size = 0
+
+    def change(self, span: tuple[int, int], by: int) -> None:
+        """One comes (1) or goes (-1)."""
+        pieces = slice(self._piece[span[0]], self._piece[span[1]])
+        covers = self._covers[pieces]
+        changed = covers == (0 if by > 0 else 1)
+        self.size += by * int(self._lengths[pieces][changed].sum())
+        covers += by
 
 
 def _lifetime(first: int, last: int, loops: Sequence[tuple[int, int]]) -> tuple[int, int]:
