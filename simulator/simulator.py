@@ -282,7 +282,7 @@ class Simulator:
         if self._observer is not None:
             self._observer(Recorded(index, core, emit.name, engine, operands, line))
         if emit.missing:
-            carry(emit.name, emit.missing, operands, self.findings)
+            carry(emit.name, emit.missing, operands, self.findings, emit.places)
         if unordered is None:
             self.append_steps(emit.steps)
         else:

@@ -10,7 +10,7 @@ line. A read of which every element is missing is a finding at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -21,6 +21,8 @@ from trnx.simulator.tensor import NkiTensor
 # What is missing in a read operand (by element), the operand's name, and the finding that the read
 # is if it cannot be handed on.
 Read = tuple[torch.Tensor, str, FindingError]
+# What is missing in the result, from what is missing in an operand; None where nobody can say.
+Place = Callable[[torch.Tensor, NkiTensor], torch.Tensor | None]
 
 # Instructions whose results in one partition come from that partition of all operands.
 _LANES = frozenset(
@@ -60,8 +62,8 @@ _CARRIED = {
     "scalar_tensor_tensor": ("data", "operand1"),
     "activation": ("data",),
     "reciprocal": ("data",),
-    # The other program's operand looks alike: both run the same kernel.
     "sendrecv": ("src",),
+    "nc_stream_shuffle": ("src", "dst"),
     "local_gather": ("src_buffer",),
     "nonzero_with_count": ("src",),
 }
@@ -80,15 +82,24 @@ def missing_elements(name: str, operand: str, tensor: NkiTensor) -> torch.Tensor
 
 
 def carry(
-    name: str, reads: list[Read], operands: list[tuple[NkiTensor, bool]], findings: Findings
+    name: str,
+    reads: list[Read],
+    operands: list[tuple[NkiTensor, bool]],
+    findings: Findings,
+    places: Mapping[str, Place],
 ) -> None:
-    """After an instruction: what its reads miss is missing in what it wrote."""
+    """After an instruction: what its reads miss is missing in what it wrote. `places` are those of
+    operands whose place in the result is this instruction's own.
+    """
     targets = [tensor for tensor, is_write in operands if is_write]
     for missing, operand, finding in reads:
         for target in targets:
-            mask = _place(name, operand, missing, target)
+            own = places.get(operand)
+            mask = own(missing, target) if own else _place(name, operand, missing, target)
             if mask is None or target.indirection is not None:
                 findings.report(finding)
+                continue
+            if not bool(mask.any()):
                 continue
             target.storage.written.unmark(target, mask)
             if target.storage.undefined is None:
@@ -150,7 +161,25 @@ def _columns(missing: torch.Tensor, target: NkiTensor) -> torch.Tensor | None:
     return columns.view(1, *target.shape[1:]).expand(target.shape)
 
 
-_PLACES: dict[tuple[str, str], Callable[[torch.Tensor, NkiTensor], torch.Tensor | None]] = {
+def moved_partitions(
+    targets: Sequence[int], sources: Sequence[int], missing: torch.Tensor, target: NkiTensor
+) -> torch.Tensor:
+    """Partitions `targets` of the result come from the partitions `sources` of the operand."""
+    placed = torch.zeros(target.shape[0], target.free_size, dtype=torch.bool, device="cpu")
+    placed[list(targets)] = missing.reshape(missing.shape[0], -1)[list(sources)]
+    return placed.view(target.shape)
+
+
+def other_partitions(
+    targets: Sequence[int], missing: torch.Tensor, target: NkiTensor
+) -> torch.Tensor:
+    """All partitions of the result but `targets` are what they were."""
+    kept = missing.clone()
+    kept[list(targets)] = False
+    return kept.view(target.shape)
+
+
+_PLACES: dict[tuple[str, str], Place] = {
     ("nc_transpose", "data"): _turned,
     ("dma_transpose", "src"): _turned,
     ("local_gather", "src_buffer"): _lanes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trnx.simulator.checks.undefined import Read
 from trnx.simulator.context import current
 from trnx.simulator.isa.enums import DmaEngine, Engine
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -73,10 +74,17 @@ def sendrecv(
         emit.require(not tensor.is_indirect(), f"{operand} cannot have a dynamic address")
     source = emit.read(src, "src", buffers=SBUF)
     target = emit.write(dst, "dst", buffers=SBUF)
-    arrived = emit.meet(("sendrecv", pipe_id), (source, target))
+    # What has no value in the source has none in the other core's destination.
+    missing = emit.missing
+    received: list[Read] = []
+    emit.missing = received
+    arrived = emit.meet(("sendrecv", pipe_id), (source, target, missing, received))
     if arrived is None:
         return
-    (source_0, target_0), (source_1, target_1) = arrived[0], arrived[1]
+    (source_0, target_0, missing_0, received_0) = arrived[0]
+    (source_1, target_1, missing_1, received_1) = arrived[1]
+    received_0 += missing_1
+    received_1 += missing_0
     emit.require(
         source_0.shape == source_1.shape and source_0.dtype == source_1.dtype,
         f"the cores exchange {tuple(source_0.shape)} and {tuple(source_1.shape)}",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from trnx.simulator.checks.undefined import Read
+from trnx.simulator.checks.undefined import Place, Read
 from trnx.simulator.codecs import append_store_f32
 from trnx.simulator.dtypes import DType
 from trnx.simulator.hardware import Hardware
@@ -18,6 +19,8 @@ from trnx.simulator.pool import Buffer
 from trnx.simulator.program import Step
 from trnx.simulator.spec import contiguous_strides
 from trnx.simulator.tensor import NkiTensor
+
+_NO_PLACES: Mapping[str, Place] = MappingProxyType({})
 
 
 class Recording:
@@ -37,6 +40,7 @@ class Recording:
         "missing",
         "name",
         "steps",
+        "places",
     )
 
     def __init__(self, name: str, simulator: Any) -> None:
@@ -55,6 +59,8 @@ class Recording:
         # Operands that were read with elements that nothing has written.
         self.missing: list[Read] = []
         self._finish: list[Step] = []
+        # Where the result lacks what operands lack, if that is the instruction's own matter.
+        self.places: Mapping[str, Place] = _NO_PLACES
         self._scratch: list[Buffer] = []
 
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -5,11 +5,13 @@ Source: the entry of this name in SDK nki.isa.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from trnx.simulator.checks.undefined import moved_partitions, other_partitions
 from trnx.simulator.isa.arguments import integers
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -39,6 +41,10 @@ def nc_stream_shuffle(
     )
     _check_placement(emit, dst, src)
     targets, sources = _rows(emit, dst, src, shuffle_mask)
+    emit.places = {
+        "src": functools.partial(moved_partitions, targets, sources),
+        "dst": functools.partial(other_partitions, targets),
+    }
     shape = (src.shape[0], src.free_size)
     value = bits_of(emit.read(src, "src", shape=shape))
     if len(targets) == dst.shape[0]:

@@ -1,0 +1,48 @@
+"""Kernels that move tiles of which a part is filled, and use that part."""
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+@nki.jit
+def broadcasts_a_partition(x, row, used):
+    """Fills the rows of `x` alone, spreads `row` of each quadrant, returns quadrant `used`."""
+    rows, width = x.shape
+    tile = nl.ndarray((128, width), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile[0:rows], src=x)
+    spread = nl.ndarray((128, width), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.nc_stream_shuffle(dst=spread, src=tile, shuffle_mask=[row] * 32)
+    out = nl.ndarray((32, width), dtype=x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=spread[used * 32 : (used + 1) * 32])
+    return out
+
+
+@nki.jit
+def moves_one_partition(x, used):
+    """Fills partitions 0 and 16, brings 16 of each quadrant to its first, keeps the others."""
+    width = x.shape[1]
+    tile = nl.ndarray((64, width), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile[0:1], src=x[0:1])
+    nisa.dma_copy(dst=tile[16:17], src=x[1:2])
+    nisa.nc_stream_shuffle(dst=tile, src=tile, shuffle_mask=[16] + [255] * 31)
+    out = nl.ndarray((1, width), dtype=x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=tile[used : used + 1])
+    return out
+
+
+@nki.jit
+def exchanges_unequal_parts(x, takes):
+    """Program 0 has three rows, program 1 two; each takes `takes[program]` rows of the other."""
+    me = nl.program_id(0)
+    rows, width = (3, 2)[me], x.shape[1]
+    mine = nl.ndarray((3, width), dtype=x.dtype, buffer=nl.sbuf)
+    theirs = nl.ndarray((3, width), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=mine[0:rows], src=x[3 * me : 3 * me + rows])
+    nisa.sendrecv(src=mine, dst=theirs, send_to_rank=1 - me, recv_from_rank=1 - me, pipe_id=0)
+    out = nl.ndarray((2, 3, width), dtype=x.dtype, buffer=nl.shared_hbm)
+    zeros = nl.ndarray((3, width), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=zeros, value=0.0)
+    nisa.tensor_copy(dst=zeros[0 : takes[me]], src=theirs[0 : takes[me]])
+    nisa.dma_copy(dst=out[me], src=zeros)
+    return out

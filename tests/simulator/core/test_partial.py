@@ -1,0 +1,48 @@
+"""Elements that nothing has written, handed on: found where they are used, and there alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from trnx.simulator import load_module, simulate
+from trnx.simulator.errors import UninitialisedReadError
+
+
+@pytest.fixture(scope="module")
+def partial() -> ModuleType:
+    return load_module(Path(__file__).with_name("partial_kernels.py"))
+
+
+@pytest.mark.parametrize("rows", [4, 33, 127])
+def test_a_shuffle_hands_on_what_its_mask_takes(partial: ModuleType, rows: int) -> None:
+    x = torch.randn(rows, 5)
+    got = simulate(partial.broadcasts_a_partition)(x, 3, 0)
+    assert torch.equal(got, x[3:4].expand(32, 5))
+    last = (rows - 4) // 32
+    got = simulate(partial.broadcasts_a_partition)(x, 3, last)
+    assert torch.equal(got, x[32 * last + 3 :][:1].expand(32, 5))
+    with pytest.raises(UninitialisedReadError, match="nc_stream_shuffle: src"):
+        simulate(partial.broadcasts_a_partition)(x, 31 if rows == 127 else 3, 3)
+
+
+def test_a_shuffle_keeps_what_it_does_not_write(partial: ModuleType) -> None:
+    x = torch.randn(2, 5)
+    for used in (0, 16):
+        got = simulate(partial.moves_one_partition)(x, used)
+        assert torch.equal(got, x[1:2])
+    for used in (1, 32, 48):
+        with pytest.raises(UninitialisedReadError, match="nc_stream_shuffle"):
+            simulate(partial.moves_one_partition)(x, used)
+
+
+def test_an_exchange_lacks_what_the_other_program_lacks(partial: ModuleType) -> None:
+    x = torch.randn(5, 7)
+    got = simulate(partial.exchanges_unequal_parts, grid=2)(x, (2, 3))
+    assert torch.equal(got[0], torch.cat([x[3:5], torch.zeros(1, 7)]))
+    assert torch.equal(got[1], x[0:3])
+    with pytest.raises(UninitialisedReadError, match="sendrecv: src"):
+        simulate(partial.exchanges_unequal_parts, grid=2)(x, (3, 3))
