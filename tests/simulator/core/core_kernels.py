@@ -347,7 +347,7 @@ def bad(x, what):
     elif what == "partition_stride":
         tile.ap([[2048, 64], [1, 8]])
     elif what == "pattern_end":
-        tile.ap([[1024, 128], [1, 8]], offset=1020)
+        nisa.memset(dst=tile.ap([[1024, 128], [1, 8]], offset=1020), value=0.0)
     elif what == "register_value":
         int(nisa.register_alloc(3))
     elif what == "private_result":
