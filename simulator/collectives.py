@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from trnx.simulator import exchange
-from trnx.simulator.context import current
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, recorded
 from trnx.simulator.objects import NKIObject
@@ -55,7 +54,7 @@ def group_of(emit: Emit, replica_group: Any, *, moves: bool = True) -> tuple[int
     first: a tensor that they share is read as both have left it.
     """
     emit.on(None, (Engine.dma,))
-    emit.require(current(emit.name).loops.depth == 0, "it cannot stand in a register loop")
+    emit.own_scratch()
     emit.require(
         isinstance(replica_group, ReplicaGroup), f"{replica_group!r} is not a ReplicaGroup"
     )

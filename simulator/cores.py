@@ -14,11 +14,14 @@ import torch
 from trnx.simulator.baton import Baton
 from trnx.simulator.baton import DeadlockError as DeadlockError
 from trnx.simulator.checks.overlap import ManualMemory
+from trnx.simulator.joint import Joint, Loop
 from trnx.simulator.loops import Loops
 from trnx.simulator.storage import Allocation, Storage
 
 if TYPE_CHECKING:
     from trnx.simulator.simulator import Simulator
+
+_LOOP_END = "the end of a register loop with meetings"
 
 
 class Core:
@@ -65,9 +68,39 @@ class Cores:
         """Wait until all `parties` are here. The last to arrive gets what each brought, the others
         None. `about` is the storage that the meeting puts in order, if it is one alone.
         """
-        core = self._simulator.core
-        arrived = self._baton.meet(core.index, key, parties, brought)
+        arrived = self._wait(key, parties, brought)
         if arrived is not None and self._simulator.ordering is not None:
             self._simulator.ordering.meet(parties, about)
+        return arrived
+
+    def _wait(self, key: Hashable, parties: frozenset[int], brought: Any) -> dict[int, Any] | None:
+        core = self._simulator.core
+        arrived = self._baton.meet(core.index, key, parties, brought)
         self._simulator.core = core
         return arrived
+
+    def join(self, loop: Loop, with_ranks: bool) -> None:
+        """Complete a loop in which programs meet, and ranks: the last to come records the loops of
+        all as one step. This orders nothing on the device.
+        """
+        rank = self._simulator.rank
+        loops: dict[int, Any] | None = {self._simulator.core.index: loop}
+        if self._count > 1:
+            loops = self._wait(_LOOP_END, frozenset(range(self._count)), loop)
+        if loops is None:
+            return
+        everyone: dict[int, Any] | None = {rank.index: loops}
+        if with_ranks:
+            everyone = rank.meet(_LOOP_END, range(rank.count), loops)
+        if everyone is not None:
+            self._simulator.append_steps(
+                [
+                    Joint(
+                        {
+                            (rank, program): one
+                            for rank, programs in everyone.items()
+                            for program, one in programs.items()
+                        }
+                    )
+                ]
+            )

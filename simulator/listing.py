@@ -38,8 +38,8 @@ def _head(program: Program) -> Iterator[str]:
             f"output {i}: {result.spec} at {result.offset} of slot {place}, "
             f"argument {result.argument}, whole {result.whole}"
         )
-    for first, last, trips in program.rows.loops:
-        yield f"loop of instructions {first} to {last}, {trips} times"
+    for first, last, trips, core in program.rows.loops:
+        yield f"loop of instructions {first} to {last} of core {core}, {trips} times"
     for index in range(len(program.rows)):
         yield f"instruction {index} ends at step {program.rows.first_step[index + 1]}"
 

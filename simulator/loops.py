@@ -1,38 +1,44 @@
 """Loops with bounds that only a run knows: recorded once, replayed as one step.
 
-The steps of the body go to a list of their own; the loop's step reads its bounds from registers and
-calls them. While a body is recorded nothing is executed; with values the whole loop runs when it is
-complete.
+The steps of the body go to a list of their own; the loop's step (see `joint`) reads its bounds from
+registers and calls them. While a body is recorded nothing is executed; with values the whole loop
+runs when it is complete. Loops in which programs meet are completed by all of them together.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trnx.simulator.context import kernel_location
 from trnx.simulator.errors import KernelSubsetError, Location, UninitialisedReadError
+from trnx.simulator.joint import Arrival, Bound, ForLoop, Loop, WhileLoop
 from trnx.simulator.program import Step
 from trnx.simulator.registers import VirtualRegister
 
 if TYPE_CHECKING:
     from trnx.simulator.simulator import Simulator
 
-Bound = int | VirtualRegister
-
 
 @dataclass
 class LoopRecord:
     """A loop of the Program: instructions `first` to `last` (exclusive) are its body."""
 
-    kind: str
     first: int
+    location: Location | None
     last: int = -1
     trips: int | None = None
-    steps: list[Step] = field(default_factory=list)
-    location: Location | None = None
+
+
+@dataclass
+class _Open:
+    """A loop whose body is being recorded; `register` is the condition of `while register:`."""
+
+    record: LoopRecord
+    loop: Loop
+    register: VirtualRegister | None
+    meets_ranks: bool = False
 
 
 class Loops:
@@ -40,7 +46,7 @@ class Loops:
 
     def __init__(self, simulator: Simulator) -> None:
         self._simulator = simulator
-        self._open: list[tuple[LoopRecord, VirtualRegister | None]] = []
+        self._open: list[_Open] = []
         self.records: list[LoopRecord] = []
 
     @property
@@ -50,20 +56,34 @@ class Loops:
 
     def target(self) -> list[Step] | None:
         """Where steps are recorded: the innermost open loop's list, or None outside of loops."""
-        return self._open[-1][0].steps if self._open else None
+        return self._open[-1].loop.steps if self._open else None
 
-    def _begin(self, kind: str, register: VirtualRegister | None) -> LoopRecord:
+    def arrive(self, meets_ranks: bool) -> Arrival | None:
+        """Mark the place where a program waits for others; None outside of loops."""
+        if not self._open:
+            return None
+        for one in self._open:
+            one.loop.meets = True
+            one.meets_ranks |= meets_ranks
+        arrival = Arrival(kernel_location())
+        self._open[-1].loop.steps.append(arrival)
+        return arrival
+
+    def _begin(self, loop: Loop, register: VirtualRegister | None = None) -> _Open:
         if not self._open:
             self._simulator.pool.hold()
-        record = LoopRecord(kind, len(self._simulator.rows), location=kernel_location())
-        self._open.append((record, register))
-        self.records.append(record)
-        return record
+        opened = _Open(LoopRecord(len(self._simulator.rows), kernel_location()), loop, register)
+        self._open.append(opened)
+        self.records.append(opened.record)
+        return opened
 
-    def _end(self, step: Step) -> None:
-        record, _ = self._open.pop()
-        record.last = len(self._simulator.rows)
-        self._simulator.append_steps([step])
+    def _end(self) -> None:
+        ended = self._open.pop()
+        ended.record.last = len(self._simulator.rows)
+        if self._open or not ended.loop.meets:
+            self._simulator.append_steps([ended.loop])
+        else:
+            self._simulator.cores.join(ended.loop, ended.meets_ranks)
         if not self._open:
             self._simulator.pool.release()
 
@@ -80,33 +100,34 @@ class Loops:
             self._require_set(bound)
         counter = VirtualRegister(is_frozen=True)
         counter.is_set = True
-        record = self._begin("for", None)
+        opened = self._begin(ForLoop(counter=counter, lower=lower, upper=upper, stride=step))
         if isinstance(lower, int) and isinstance(upper, int):
-            record.trips = len(range(lower, upper, step))
+            opened.record.trips = len(range(lower, upper, step))
         yield counter
-        if not self._open or self._open[-1][0] is not record:
+        if not self._open or self._open[-1] is not opened:
             self._fail("a loop inside this loop was not finished")
-        self._end(functools.partial(_run_for, record.steps, counter, lower, upper, step))
+        self._end()
 
     def while_loop(self, init: VirtualRegister, body: Callable[[Any], Any]) -> None:
         """`r = init; while r: r = body(r)`."""
         self._require_set(init)
-        record = self._begin("while", None)
         condition = VirtualRegister()
         condition.is_set = True
+        loop = WhileLoop(init=init, condition=condition, following=condition)
+        self._begin(loop)
         following = body(condition)
         if not isinstance(following, VirtualRegister):
             self._fail("the body of nl.while_loop must return the register of the next condition")
-        self._end(functools.partial(_run_while, record.steps, init, condition, following))
+        loop.following = following
+        self._end()
 
     def while_condition(self, register: VirtualRegister) -> bool:
         """`while register:`: True opens the loop, the next evaluation closes it."""
-        if self._open and self._open[-1][1] is register:
-            record = self._open[-1][0]
-            self._end(functools.partial(_run_while, record.steps, register, register, register))
+        if self._open and self._open[-1].register is register:
+            self._end()
             return False
         self._require_set(register)
-        self._begin("while", register)
+        self._begin(WhileLoop(init=register, condition=register, following=register), register)
         return True
 
     def check_closed(self) -> None:
@@ -115,7 +136,7 @@ class Loops:
             self._fail(
                 "the value of a register was used in `if`, or a register loop was left early; "
                 "registers work in `while register:` and nl.fori_loop alone",
-                self._open[0][0].location,
+                self._open[0].record.location,
             )
 
     def _require_set(self, bound: Bound) -> None:
@@ -131,26 +152,3 @@ class Loops:
 
     def _fail(self, message: str, location: Location | None = None) -> None:
         raise KernelSubsetError("kernel-subset", message, location or kernel_location())
-
-
-def _value(bound: Bound) -> int:
-    return bound if isinstance(bound, int) else int(bound.value.item())
-
-
-def _run_for(
-    steps: list[Step], counter: VirtualRegister, lower: Bound, upper: Bound, stride: int
-) -> None:
-    for i in range(_value(lower), _value(upper), stride):
-        counter.value.fill_(i)
-        for step in steps:
-            step()
-
-
-def _run_while(
-    steps: list[Step], init: VirtualRegister, condition: VirtualRegister, following: VirtualRegister
-) -> None:
-    condition.value.copy_(init.value)
-    while condition.value.item():
-        for step in steps:
-            step()
-        condition.value.copy_(following.value)

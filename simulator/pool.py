@@ -44,7 +44,8 @@ class BufferPool:
     def __init__(self) -> None:
         self._free: defaultdict[int, list[Buffer]] = defaultdict(list)
         self._scratch: defaultdict[int, list[Buffer]] = defaultdict(list)
-        self._held: list[Buffer] | None = None
+        self._held: list[Buffer] = []
+        self._holds = 0
         self._kept_bytes = 0
         self.allocated_bytes = 0
 
@@ -58,18 +59,23 @@ class BufferPool:
 
     def put(self, buffer: Buffer) -> None:
         """Return a buffer that `take` gave."""
-        if self._held is not None:
+        if self._holds:
             self._held.append(buffer)
         else:
             self._free[buffer.raw.numel()].append(buffer)
 
     def hold(self) -> None:
-        """Reuse nothing from now on: a loop's body runs again, and what it read it reads again."""
-        self._held = []
+        """Reuse nothing from now on: a loop's body runs again, and what it read it reads again.
+        Programs of a grid may record loops at the same time.
+        """
+        self._holds += 1
 
     def release(self) -> None:
-        """Undo `hold`."""
-        held, self._held = self._held or [], None
+        """Undo one `hold`."""
+        self._holds -= 1
+        if self._holds:
+            return
+        held, self._held = self._held, []
         for buffer in held:
             self.put(buffer)
 
@@ -90,6 +96,11 @@ class BufferPool:
         free = self._scratch[nbytes]
         if free:
             return free.pop()
+        self.allocated_bytes += nbytes
+        return Buffer(nbytes)
+
+    def take_own(self, nbytes: int) -> Buffer:
+        """A buffer for a temporary that is never given back, and that nobody had before."""
         self.allocated_bytes += nbytes
         return Buffer(nbytes)
 

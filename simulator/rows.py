@@ -109,8 +109,9 @@ class Rows:
         self._places: list[tuple[CodeType, int]] = []
         self._details: dict[str, int] = {"": 0}
         self._patterns: dict[Pattern, int] = {}
-        # Register loops: (first instruction, end, times; None where only a run knows).
-        self.loops: list[tuple[int, int, int | None]] = []
+        # Register loops: (first instruction, end, times; None where only a run knows; core). Those
+        # of two cores that meet in them overlap: each has the instructions of its core.
+        self.loops: list[tuple[int, int, int | None, int]] = []
         # Instructions and operands that are not in the columns yet, and how many there are.
         self._new: list[tuple[int, ...]] = []
         self._new_operands: list[tuple[int, ...]] = []

@@ -28,7 +28,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,6 +36,8 @@ from trnx.simulator.context import current
 from trnx.simulator.errors import TrnxError
 from trnx.simulator.isa.access import Access
 from trnx.simulator.isa.arguments import explain_arguments
+from trnx.simulator.joint import Arrival
+from trnx.simulator.joint import meet as meet_in_loops
 from trnx.simulator.tensor import NkiTensor
 
 # Every instruction by its name in nki.isa.
@@ -60,6 +62,13 @@ class NkiInstruction:
         return self
 
 
+class _Brought(NamedTuple):
+    """What a program brings to a meeting, and its place in a register loop."""
+
+    value: Any
+    arrival: Arrival | None
+
+
 class Emit(Access):
     """Records one instruction: operands, steps, engine. Lives as long as the instruction's call."""
 
@@ -76,11 +85,46 @@ class Emit(Access):
         """Wait for the other programs; the last gets what each brought, the others None. `about` is
         the tensor in shared HBM that the meeting puts in order, if it is one alone.
         """
+        arrived = self._gather(key, self._arrive(brought, meets_ranks=False), about)
+        if arrived is None:
+            return None
+        self._meet_in_loops(key, {self.rank: arrived})
+        return {program: one.value for program, one in arrived.items()}
+
+    def _gather(
+        self, key: Hashable, brought: _Brought, about: NkiTensor | None = None
+    ) -> dict[int, _Brought] | None:
+        """Wait for the other programs."""
         everyone = frozenset(range(self.programs))
         storage = None if about is None else about.storage
         cores = self._simulator.cores
-        arrived: dict[int, Any] | None = cores.meet(key, everyone, brought, storage)
+        arrived: dict[int, _Brought] | None = cores.meet(
+            (key, *self._depth()), everyone, brought, storage
+        )
         return arrived
+
+    def _depth(self) -> tuple[str, ...]:
+        """What tells meetings in register loops from those outside."""
+        depth = self._simulator.loops.depth
+        return (f"within {depth} register loops",) if depth else ()
+
+    def _arrive(self, brought: Any, meets_ranks: bool) -> _Brought:
+        """What was recorded so far belongs before the meeting."""
+        if self.steps:
+            self._simulator.append_steps(self.steps)
+            self.steps = []
+        return _Brought(brought, self._simulator.loops.arrive(meets_ranks))
+
+    def _meet_in_loops(self, key: Hashable, arrived: dict[int, dict[int, _Brought]]) -> None:
+        """All are here: in loops, their places are one meeting, turn after turn."""
+        arrivals = {
+            (rank, program): one.arrival
+            for rank, by_program in arrived.items()
+            for program, one in by_program.items()
+            if one.arrival is not None
+        }
+        if arrivals:
+            meet_in_loops(str(key), arrivals, (self.rank, self._simulator.core.index))
 
     @property
     def rank(self) -> int:
@@ -99,12 +143,16 @@ class Emit(Access):
         Each program brings its own, so there is a round for each, but one where all bring the same
         tensors: those in HBM that programs share.
         """
-        together = self.meet(("ranks", key), brought) if self.programs > 1 else {0: brought}
-        arrived = None if together is None else self._simulator.rank.meet(key, parties, together)
+        mine = self._arrive(brought, meets_ranks=True)
+        together = self._gather(("ranks", key), mine) if self.programs > 1 else {0: mine}
+        if together is None:
+            return []
+        arrived = self._simulator.rank.meet((key, *self._depth()), parties, together)
         if arrived is None:
             return []
+        self._meet_in_loops(key, arrived)
         rounds = [
-            {rank: by_program[program] for rank, by_program in arrived.items()}
+            {rank: by_program[program].value for rank, by_program in arrived.items()}
             for program in range(self.programs)
         ]
         return [one for i, one in enumerate(rounds) if i == 0 or not _is_same(one, rounds[0])]

@@ -20,7 +20,7 @@ def _check_programs(emit: Emit) -> None:
     emit.require(emit.generation > 2, "it needs NeuronCore-v3 or newer")
     count = emit.programs
     emit.require(count == 2, f"it needs a launch of 2 programs (kernel[2]), not of {count}")
-    emit.require(current(emit.name).loops.depth == 0, "it cannot stand in a register loop")
+    emit.own_scratch()
 
 
 @instruction

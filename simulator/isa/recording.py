@@ -29,6 +29,7 @@ class Recording:
     __slots__ = (
         "_finish",
         "_operands",
+        "_owns_scratch",
         "_scratch",
         "_simulator",
         "detail",
@@ -39,8 +40,8 @@ class Recording:
         "hbm_bytes",
         "missing",
         "name",
-        "steps",
         "places",
+        "steps",
     )
 
     def __init__(self, name: str, simulator: Any) -> None:
@@ -58,10 +59,11 @@ class Recording:
         self._operands: list[tuple[NkiTensor, bool]] = []
         # Operands that were read with elements that nothing has written.
         self.missing: list[Read] = []
-        self._finish: list[Step] = []
         # Where the result lacks what operands lack, if that is the instruction's own matter.
         self.places: Mapping[str, Place] = _NO_PLACES
+        self._finish: list[Step] = []
         self._scratch: list[Buffer] = []
+        self._owns_scratch = False
 
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Append one step: `function(*args, **kwargs)`, its result ignored."""
@@ -78,9 +80,20 @@ class Recording:
     def scratch(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A contiguous temporary for the steps of this instruction; later instructions reuse it."""
         sizes = tuple(shape)
-        buffer: Buffer = self._simulator.pool.take_scratch(math.prod(sizes) * dtype.itemsize)
-        self._scratch.append(buffer)
+        nbytes = math.prod(sizes) * dtype.itemsize
+        buffer: Buffer
+        if self._owns_scratch:
+            buffer = self._simulator.pool.take_own(nbytes)
+        else:
+            buffer = self._simulator.pool.take_scratch(nbytes)
+            self._scratch.append(buffer)
         return buffer.view(dtype, sizes, contiguous_strides(sizes), 0)
+
+    def own_scratch(self) -> None:
+        """The instruction waits for others: in a register loop these run meanwhile, turn after
+        turn, and its temporaries are no one else's.
+        """
+        self._owns_scratch = self._simulator.loops.depth > 0
 
     def kept_copy(self, tensor: NkiTensor, shape: Sequence[int]) -> tuple[torch.Tensor, bool]:
         """Dense float32 memory for the values of an operand that instructions read again and

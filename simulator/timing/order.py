@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from trnx.simulator.rows import Rows
 
-_Loop = tuple[int, int, int | None]
+_Loop = tuple[int, int, int | None, int]
+# Instructions in which cores wait for each other.
+_MEETINGS = frozenset({"core_barrier", "sendrecv"})
 
 
 class Order(NamedTuple):
@@ -24,9 +28,12 @@ def unroll(rows: Rows, unknown_trips: int = 1) -> Order:
     """Rows in the order of a run; a loop whose count only a run knows has `unknown_trips`."""
     if not rows.loops:
         return Order(array("I", range(len(rows))), ())
-    order = _unrolled(rows.loops, 0, len(rows), unknown_trips)
+    if _overlap(rows.loops):
+        order = _side_by_side(rows, unknown_trips)
+    else:
+        order = _unrolled(rows.loops, 0, len(rows), unknown_trips)
     locations = rows.locations()
-    unknown = sorted({first for first, last, trips in rows.loops if trips is None and last > first})
+    unknown = sorted({loop[0] for loop in rows.loops if loop[2] is None and loop[1] > loop[0]})
     return Order(
         order,
         tuple(
@@ -44,7 +51,7 @@ def _unrolled(loops: Sequence[_Loop], first: int, last: int, unknown_trips: int)
         key=lambda loop: (loop[0], -loop[1]),
     )
     while inside:
-        begin, end, trips = inside.pop(0)
+        begin, end, trips, _ = inside.pop(0)
         order.extend(range(at, begin))
         own = [loop for loop in inside if loop[1] <= end]
         inside = [loop for loop in inside if loop[1] > end]
@@ -53,6 +60,50 @@ def _unrolled(loops: Sequence[_Loop], first: int, last: int, unknown_trips: int)
         at = end
     order.extend(range(at, last))
     return order
+
+
+def _overlap(loops: Sequence[_Loop]) -> bool:
+    """True where cores meet in loops, which were recorded turn about."""
+    return any(
+        one[3] != other[3] and one[0] < other[1] and other[0] < one[1]
+        for one, other in itertools.combinations(loops, 2)
+    )
+
+
+def _side_by_side(rows: Rows, unknown_trips: int) -> array[int]:
+    """Each core's instructions unrolled, and both together from meeting to meeting."""
+    opcodes = rows.opcodes()
+    meetings = {code for code, name in enumerate(opcodes) if name in _MEETINGS}
+    streams = [_stream(rows, core, unknown_trips) for core in sorted(set(rows.core))]
+    order, at = array("I"), [0] * len(streams)
+    while any(begin < len(stream) for begin, stream in zip(at, streams, strict=True)):
+        for i, stream in enumerate(streams):
+            end = _until_meeting(stream, at[i], rows.opcode, meetings)
+            order.extend(stream[at[i] : end])
+            at[i] = end
+        for i, stream in enumerate(streams):
+            order.extend(stream[at[i] : at[i] + 1])
+            at[i] += 1
+    return order
+
+
+def _stream(rows: Rows, core: int, unknown_trips: int) -> array[int]:
+    """The instructions of one core, unrolled."""
+    own = array("I", (row for row in range(len(rows)) if rows.core[row] == core))
+    loops = [
+        (bisect.bisect_left(own, first), bisect.bisect_left(own, last), trips, core)
+        for first, last, trips, other in rows.loops
+        if other == core
+    ]
+    return array("I", (own[at] for at in _unrolled(loops, 0, len(own), unknown_trips)))
+
+
+def _until_meeting(
+    stream: array[int], at: int, opcode: array[int], meetings: Collection[int]
+) -> int:
+    while at < len(stream) and opcode[stream[at]] not in meetings:
+        at += 1
+    return at
 
 
 def interleaved(cores: array[int]) -> array[int] | None:

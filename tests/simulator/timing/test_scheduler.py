@@ -230,6 +230,21 @@ def test_two_cores_share_a_stack(kernels: ModuleType) -> None:
     assert skipping.skipped > 0
 
 
+@pytest.mark.parametrize("trips", [0, 1, 5])
+def test_cores_meet_in_loops(kernels: ModuleType, trips: int) -> None:
+    program = trace(kernels.meets_in_a_loop, [_spec(128, 512), trips], target="trn2", grid=2)
+    result = schedule(program.rows, hardware("trn2"))
+    names = [program.rows[row].opcode for row in result.order]
+    assert names.count("core_barrier") == 2 * 2 * trips
+    assert names.count("tensor_scalar") == 3 + 3 * trips
+    meetings: dict[int, list[int]] = {0: [], 1: []}
+    for position, row in enumerate(result.order):
+        if names[position] == "core_barrier":
+            meetings[program.rows[row].core].append(position)
+    for one, other in zip(meetings[0], meetings[1], strict=True):
+        assert result.start[one] == result.start[other]
+
+
 def test_cores_are_interleaved() -> None:
     cores = array("B", [0, 0, 0, 1, 1, 0])
     permutation = interleaved(cores)

@@ -220,3 +220,25 @@ def row_tiles(lhs_t, rhs, count, tiles):
         nisa.tensor_copy(dst=held, src=sums[i])
         nisa.dma_copy(dst=out[i], src=held)
     return out
+
+
+@nki.jit
+def meets_in_a_loop(x, trips):
+    """Program 1 does more before the loop than program 0, and less in it."""
+    me = nl.program_id()
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray((x.shape[0] // 2, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+    half = nl.ds(me * tile.shape[0], tile.shape[0])
+    nisa.dma_copy(dst=tile, src=x[half])
+    for _ in range(3 * me):
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=2.0)
+
+    def body(_):
+        nisa.core_barrier(out, (0, 1))
+        for _ in range(2 - me):
+            nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
+        nisa.core_barrier(out, (0, 1))
+
+    nl.fori_loop(0, trips, body)
+    nisa.dma_copy(dst=out[half], src=tile)
+    return out

@@ -1,0 +1,170 @@
+"""Register loops, as steps; and loops of several programs or ranks that meet inside of them.
+
+A loop alone calls the steps of its body. Where programs meet in their loops, none of them can run
+to its end before the others: their loops are one step, `Joint`, which runs the bodies side by side
+in one thread. A body waits at an `Arrival`; when all who take part in its meeting are there, the
+one that recorded what the meeting does goes on first, as it did when it was recorded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from trnx.simulator.baton import DeadlockError
+from trnx.simulator.errors import Location
+from trnx.simulator.program import Step
+from trnx.simulator.registers import VirtualRegister
+
+Bound = int | VirtualRegister
+# Rank and program.
+Party = tuple[int, int]
+
+
+@dataclass(eq=False)
+class Meeting:
+    """Who waits for each other, and who goes on first."""
+
+    name: str
+    parties: tuple[Party, ...]
+    first: Party
+
+
+@dataclass(eq=False)
+class Arrival:
+    """The place in a body where its program waits; the meeting is known when all have come."""
+
+    where: Location | None
+    meeting: Meeting | None = None
+
+    def __call__(self) -> None:
+        """Nothing: whoever runs the body looks for it."""
+
+
+@dataclass(eq=False)
+class Loop:
+    """A recorded loop; `meets` where its body has an arrival, in a loop within it or itself."""
+
+    steps: list[Step] = field(default_factory=list)
+    meets: bool = False
+
+    def turns(self) -> Iterator[None]:
+        """Once for every turn."""
+        raise NotImplementedError
+
+    def __call__(self) -> None:
+        """Run it alone."""
+        steps = self.steps
+        for _ in self.turns():
+            for step in steps:
+                step()
+
+    def waits(self) -> Iterator[Arrival]:
+        """Run it from meeting to meeting."""
+        for _ in self.turns():
+            for step in self.steps:
+                if type(step) is Arrival:
+                    yield step
+                elif isinstance(step, Loop) and step.meets:
+                    yield from step.waits()
+                else:
+                    step()
+
+
+@dataclass(eq=False, kw_only=True)
+class ForLoop(Loop):
+    """`for counter in range(lower, upper, stride)`; bounds are read before the first turn."""
+
+    counter: VirtualRegister
+    lower: Bound
+    upper: Bound
+    stride: int
+
+    def turns(self) -> Iterator[None]:
+        """The counter has its value in each."""
+        for i in range(_value(self.lower), _value(self.upper), self.stride):
+            self.counter.value.fill_(i)
+            yield
+
+
+@dataclass(eq=False, kw_only=True)
+class WhileLoop(Loop):
+    """`condition = init; while condition: ...; condition = following`."""
+
+    init: VirtualRegister
+    condition: VirtualRegister
+    following: VirtualRegister
+
+    def turns(self) -> Iterator[None]:
+        """As long as the condition is not zero."""
+        self.condition.value.copy_(self.init.value)
+        while self.condition.value.item():
+            yield
+            self.condition.value.copy_(self.following.value)
+
+
+def _value(bound: Bound) -> int:
+    return bound if isinstance(bound, int) else int(bound.value.item())
+
+
+@dataclass(eq=False)
+class Joint:
+    """The loops of all who meet in them, as one step."""
+
+    loops: dict[Party, Loop]
+
+    def __call__(self) -> None:
+        """Run all to their end. Raises DeadlockError where some wait and none can come."""
+        running = {party: loop.waits() for party, loop in self.loops.items()}
+        ready = deque(sorted(running))
+        waiting: dict[Party, Arrival] = {}
+        while ready:
+            party = ready.popleft()
+            arrival = next(running[party], None)
+            if arrival is None:
+                continue
+            waiting[party] = arrival
+            meeting = arrival.meeting
+            assert meeting is not None
+            if all(p in waiting and waiting[p].meeting is meeting for p in meeting.parties):
+                for one in meeting.parties:
+                    del waiting[one]
+                ready.appendleft(meeting.first)
+                ready.extend(one for one in meeting.parties if one != meeting.first)
+        if waiting:
+            raise self._deadlock(waiting)
+
+    def _deadlock(self, waiting: dict[Party, Arrival]) -> DeadlockError:
+        lines = []
+        for party, arrival in waiting.items():
+            assert arrival.meeting is not None
+            missing = [self._name(p) for p in arrival.meeting.parties if waiting.get(p) is None]
+            elsewhere = [
+                self._name(p)
+                for p in arrival.meeting.parties
+                if p in waiting and waiting[p].meeting is not arrival.meeting
+            ]
+            absent = [f"{name}, which has left its loop" for name in missing]
+            absent += [f"{name}, which waits elsewhere" for name in elsewhere]
+            lines.append(
+                f"{self._name(party)} waits in {arrival.meeting.name} at {arrival.where} for "
+                + " and ".join(absent)
+            )
+        location = next(iter(waiting.values())).where
+        return DeadlockError("deadlock", "; ".join(lines), location)
+
+    def _name(self, party: Party) -> str:
+        rank, program = party
+        if all(other == 0 for other, _ in self.loops):
+            return f"program {program}"
+        if all(other == 0 for _, other in self.loops):
+            return f"rank {rank}"
+        return f"program {program} of rank {rank}"
+
+
+def meet(name: str, arrivals: dict[Party, Arrival], first: Party) -> None:
+    """All have come to their arrivals."""
+    meeting = Meeting(name, tuple(sorted(arrivals)), first)
+    for arrival in arrivals.values():
+        arrival.meeting = meeting
