@@ -38,11 +38,15 @@ class NkiTensor(Patterned):
 
     def __bool__(self) -> bool:
         simulator = current_or_none()
-        if simulator is not None and not (simulator.is_interactive or self.is_on_chip):
-            # `if argument:` asks whether an optional argument was given; public kernels do this.
-            return True
-        if simulator is None or not simulator.is_interactive:
+        if simulator is None:
             self._unknown()
+        if not simulator.is_interactive:
+            # `if argument:` asks whether an optional argument was given, which public kernels do
+            # with tensors on chip, too (nki-library's mlp_tkg_constants.py). One element on chip is
+            # what a kernel would branch on by mistake.
+            if self.is_on_chip and self.size == 1:
+                self._unknown()
+            return True
         return bool((simulator.values_of(self) != 0).all())
 
     def __eq__(self, other: object) -> bool:

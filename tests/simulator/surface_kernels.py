@@ -28,7 +28,8 @@ def doubled_in_place(x, optional=None):
         x = optional
     tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=x)
-    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=2.0)
+    if tile:
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=2.0)
     nisa.dma_copy(dst=x, src=tile)
     return x
 

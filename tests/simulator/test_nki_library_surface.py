@@ -21,7 +21,11 @@ from trnx.simulator import (
     uninstall_cpu_simulator,
 )
 from trnx.simulator.cpu_simulator import cpu_simulate
-from trnx.simulator.errors import UninitialisedReadError, UnorderedAccessError
+from trnx.simulator.errors import (
+    KernelSubsetError,
+    UninitialisedReadError,
+    UnorderedAccessError,
+)
 
 KERNELS = Path(__file__).with_name("surface_kernels.py")
 MODULES = (
@@ -105,6 +109,9 @@ def test_simulate_writes_into_bfloat16_arrays(kernels: ModuleType) -> None:
 
 
 def test_the_truth_of_an_argument_is_that_it_was_given(kernels: ModuleType) -> None:
+    """On chip, too; of one element there, it would be a value."""
+    with pytest.raises(KernelSubsetError, match="value of a tensor"):
+        simulate(kernels.doubled_in_place)(np.ones((1, 1), dtype=np.float32))
     x = np.ones((2, 3), dtype=np.float32)
     result = simulate(kernels.doubled_in_place)(x, np.zeros((2, 3), dtype=np.float32))
     np.testing.assert_array_equal(result, np.zeros((2, 3)))

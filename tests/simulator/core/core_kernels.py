@@ -134,14 +134,14 @@ def writes_in_halves(x):
 
 
 @nki.jit
-def holds_tiles(tiles, width):
+def holds_tiles(tiles, width, rows=128):
     """Keeps `tiles` tiles of `width` float32 alive, then reads all of them, the last one first:
     no other order keeps fewer.
     """
-    out = nl.ndarray((tiles, 128, width), dtype=nl.float32, buffer=nl.shared_hbm)
+    out = nl.ndarray((tiles, rows, width), dtype=nl.float32, buffer=nl.shared_hbm)
     held = []
     for i in range(tiles):
-        tile = nl.ndarray((128, width), dtype=nl.float32, buffer=nl.sbuf)
+        tile = nl.ndarray((rows, width), dtype=nl.float32, buffer=nl.sbuf)
         if i:
             nisa.tensor_copy(dst=tile, src=held[-1])
         else:
@@ -354,7 +354,7 @@ def bad(x, what):
         out = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.hbm)
         nisa.dma_copy(dst=out, src=tile[:4, :4])
         return out
-    elif what == "tensor_value" and tile:
+    elif what == "tensor_value" and tile[:1, :1]:
         return x
     return x
 
