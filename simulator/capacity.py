@@ -4,6 +4,11 @@ The compiler places tensors that have no address; the simulator asks whether wha
 fits. PSUM tiles do not straddle banks, so a tile of more than half a bank counts as whole banks.
 Tensors with an address count by the bytes that they cover together.
 
+What does not fit by the bytes of whole columns (all partitions at one address) is judged by how
+tensors can share them: the compiler's allocator chooses the start partition, 0 or 64 for a tensor
+of at most 64 partitions, 0, 32, 64 or 96 for one of at most 32 (SDK trainium_inferentia2_arch.rst),
+so in SBUF these count as halves and quarters. RoPE of nki-library (core/embeddings) needs that.
+
 The compiler schedules instructions, too: what does not fit in program order, but does in the order
 of the module `reordering`, is a warning. (It may also spill, as SDK memory-hierarchy-overview.rst
 says; nothing here counts on that.)
@@ -67,19 +72,20 @@ def peak_bytes(
 ) -> tuple[int, int]:
     """Most live bytes per partition of SBUF and of PSUM; reports where they do not fit."""
     spans = [(loop.first, loop.last) for loop in loops]
-    used = {
-        buffer: [
-            _Use(a, *_lifetime(a.first, a.last, spans), _size(a, buffer, hardware))
-            for a in allocations
-            if a.buffer is buffer and a.first >= 0
-        ]
-        for buffer in (MemoryRegion.sbuf, MemoryRegion.psum)
-    }
     limits = (hardware.sbuf_partition_bytes, hardware.psum_partition_bytes)
-    peaks = [_peak(uses) for uses in used.values()]
-    full = [i for i, limit in enumerate(limits) if peaks[i][0] > limit]
-    if not full:
-        return peaks[0][0], peaks[1][0]
+    for is_shared in (False, True):
+        used = {
+            buffer: [
+                _Use(a, *_lifetime(a.first, a.last, spans), _size(a, hardware, is_shared))
+                for a in allocations
+                if a.buffer is buffer and a.first >= 0
+            ]
+            for buffer in (MemoryRegion.sbuf, MemoryRegion.psum)
+        }
+        peaks = [_peak(uses) for uses in used.values()]
+        full = [i for i, limit in enumerate(limits) if peaks[i][0] > limit]
+        if not full:
+            return peaks[0][0], peaks[1][0]
     moved = _moved(list(used.values()), full, allocations, loops, reorder)
     fits = all(peak <= limit for peak, limit in zip(moved, limits, strict=True))
     for i in full:
@@ -127,11 +133,16 @@ class _Use:
         return self.first <= at <= self.last
 
 
-def _size(allocation: Allocation, buffer: MemoryRegion, hardware: Hardware) -> int:
+def _size(allocation: Allocation, hardware: Hardware, is_shared: bool) -> int:
+    """Bytes per partition: of whole columns, or (`is_shared`) a part of those that others share."""
     bank = hardware.psum_bank_bytes
-    if buffer is MemoryRegion.psum and allocation.bytes > bank // 2:
-        return -(-allocation.bytes // bank) * bank
-    return allocation.bytes
+    if allocation.buffer is MemoryRegion.psum:
+        is_whole = allocation.bytes > bank // 2
+        return -(-allocation.bytes // bank) * bank if is_whole else allocation.bytes
+    if not is_shared or allocation.address is not None:
+        return allocation.bytes
+    parts = 4 if allocation.partitions <= 32 else 2 if allocation.partitions <= 64 else 1
+    return -(-allocation.bytes // parts)
 
 
 def _peak(uses: Sequence[_Use]) -> tuple[int, int]:
@@ -201,8 +212,10 @@ def _finding(
     ]
     more = f"\n  and {len(rows) - _MAP_ROWS} more" if len(rows) > _MAP_ROWS else ""
     so = ""
+    if any(use.size < use.allocation.bytes for use in live):
+        so = " (those of at most 64 or 32 partitions counted as halves or quarters)"
     if fits_reordered:
-        so = " in program order (they fit if the compiler moves their last uses up)"
+        so += " in program order (they fit if the compiler moves their last uses up)"
     return CapacityError(
         DISPUTED_CAPACITY if fits_reordered else "capacity",
         f"{peak} bytes per partition of {buffer.value} are live at once{so}, but there are {limit};"

@@ -61,21 +61,33 @@ ANYWHERE = (*ON_CHIP, *HBM)
 
 
 class Allocation:
-    """What capacity checks keep of an on-chip storage: bytes per partition and program-order
-    lifetime.
+    """What capacity checks keep of an on-chip storage: partitions, bytes in each, and
+    program-order lifetime.
     """
 
-    __slots__ = ("address", "buffer", "bytes", "first", "last", "line", "name", "storage")
+    __slots__ = (
+        "address",
+        "buffer",
+        "bytes",
+        "first",
+        "last",
+        "line",
+        "name",
+        "partitions",
+        "storage",
+    )
 
     def __init__(
         self,
         buffer: MemoryRegion,
+        partitions: int,
         nbytes: int,
         name: str,
         address: tuple[int, int] | None,
         line: tuple[CodeType, int] | None,
     ) -> None:
         self.buffer = buffer
+        self.partitions = partitions
         self.bytes = nbytes
         self.name = name
         self.address = address

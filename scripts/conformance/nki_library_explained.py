@@ -20,15 +20,7 @@ class Explanation:
     reason: str
 
 
-EXPLANATIONS = (
-    Explanation(
-        r"test_rope\.py::.*n_heads-512",
-        r"\[capacity\]",
-        "ours",
-        "tiles that live at once in program order exceed SBUF; the device's compiler may reorder "
-        "or spill, which the simulator does not",
-    ),
-)
+EXPLANATIONS: tuple[Explanation, ...] = ()
 
 
 def explain(result: dict[str, Any]) -> Explanation | None:

@@ -88,6 +88,17 @@ def test_sbuf_capacity_counts_what_is_live(kernels: ModuleType) -> None:
     assert trace(kernels.streams_tiles, [9, width]).peak_sbuf_bytes == width * 4
 
 
+@pytest.mark.parametrize(("rows", "parts"), [(65, 1), (64, 2), (33, 2), (32, 4), (1, 4)])
+def test_tensors_of_few_partitions_share_columns(
+    kernels: ModuleType, rows: int, parts: int
+) -> None:
+    width, fits = 12 * 1024, 229376 * parts // (48 * 1024)
+    program = trace(kernels.holds_tiles, [fits, width, rows])
+    assert program.peak_sbuf_bytes == fits * width * 4 // parts
+    with pytest.raises(CapacityError, match=r"\[capacity\].* sbuf"):
+        trace(kernels.holds_tiles, [fits + 1, width, rows])
+
+
 def test_tensors_whose_last_use_may_move_up_are_a_warning(kernels: ModuleType) -> None:
     assert trace(kernels.drains_tiles_late, [8, 512]).peak_psum_bytes == 8 * 2048
     with pytest.warns(FindingWarning, match="capacity-disputed.* in program order"):
