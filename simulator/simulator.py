@@ -193,7 +193,8 @@ class Simulator:
                 f"which has {limit}"
             )
         check_address(self.hardware, buffer, shape[0], free * dtype.itemsize, address)
-        allocation = Allocation(buffer, free * dtype.itemsize, name, address, kernel_line())
+        nbytes = free * dtype.itemsize
+        allocation = Allocation(buffer, shape[0], nbytes, name, address, kernel_line())
         self.core.allocations.append(allocation)
         place = None
         if address is not None:
