@@ -46,7 +46,6 @@ _LANES = frozenset(
         "nc_match_replace8",
         "range_select",
         "select_reduce",
-        "tensor_copy_predicated",
         "affine_select",
     }
 )
@@ -64,6 +63,7 @@ _CARRIED = {
     "reciprocal": ("data",),
     "sendrecv": ("src",),
     "nc_stream_shuffle": ("src", "dst"),
+    "tensor_copy_predicated": ("src", "predicate", "dst"),
     "local_gather": ("src_buffer",),
     "nonzero_with_count": ("src",),
 }

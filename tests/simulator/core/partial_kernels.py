@@ -46,3 +46,19 @@ def exchanges_unequal_parts(x, takes):
     nisa.tensor_copy(dst=zeros[0 : takes[me]], src=theirs[0 : takes[me]])
     nisa.dma_copy(dst=out[me], src=zeros)
     return out
+
+
+@nki.jit
+def selects_by_a_partial_mask(x, mask, used):
+    """The mask has one element less than the tile; returns `used` elements of each partition."""
+    rows, width = x.shape
+    tile = nl.ndarray((rows, width), dtype=x.dtype, buffer=nl.sbuf)
+    flags = nl.ndarray((rows, width), dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.memset(dst=tile, value=0.0)
+    nisa.dma_copy(dst=flags[:, : width - 1], src=mask)
+    source = nl.ndarray((rows, width), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=source, src=x)
+    nisa.tensor_copy_predicated(dst=tile, src=source, predicate=flags)
+    out = nl.ndarray((rows, used), dtype=x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=tile[:, :used])
+    return out

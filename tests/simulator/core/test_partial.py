@@ -46,3 +46,11 @@ def test_an_exchange_lacks_what_the_other_program_lacks(partial: ModuleType) -> 
     assert torch.equal(got[1], x[0:3])
     with pytest.raises(UninitialisedReadError, match="sendrecv: src"):
         simulate(partial.exchanges_unequal_parts, grid=2)(x, (3, 3))
+
+
+def test_a_predicate_decides_element_by_element(partial: ModuleType) -> None:
+    x, mask = torch.randn(3, 6), torch.randint(0, 2, (3, 5), dtype=torch.uint8)
+    got = simulate(partial.selects_by_a_partial_mask)(x, mask, 5)
+    assert torch.equal(got, x[:, :5] * mask)
+    with pytest.raises(UninitialisedReadError, match="tensor_copy_predicated: predicate"):
+        simulate(partial.selects_by_a_partial_mask)(x, mask, 6)
