@@ -14,7 +14,9 @@ Programs that compute the same, each for itself, may store it at the same place 
 use `program_id` do, launched twice): a store of the same elements at the same line by both is no
 conflict if the same values are there when the second program comes to its next meeting or its end
 (it may fill first and scatter then); without values it is taken for one. What a program reads of
-its own stores is not compared, as the stores were.
+its own stores is not compared, as the stores were; what it stored at addresses that are not known
+may be anything it reads of that tensor (the dynamic_elementwise_add of nki-library's
+experimental/dynamic_shapes reads back a result that both programs fill in a dynamic_range).
 """
 
 from __future__ import annotations
@@ -85,6 +87,8 @@ class Ordering:
         self._warned: set[tuple[Line, Line]] = set()
         # Elements of which each program's own store was the last.
         self._own: dict[tuple[Storage, int], Coverage] = {}
+        # Where a program stored at addresses that are not known: any element may be its own.
+        self._own_unknown: set[tuple[Storage, int]] = set()
         # Stores that another program made too, and what that one had left in the storage.
         self._doubtful: dict[Storage, tuple[torch.Tensor, list[Unordered]]] = {}
 
@@ -121,10 +125,15 @@ class Ordering:
         """`program` uses `tensor`. Reports a read that conflicts with another program, and returns
         a write that does, to be judged when it was executed.
         """
+        key = (tensor.storage, program)
         if tensor.indirection is not None:
+            if is_write:
+                self._own_unknown.add(key)
             return None
-        own = self._own.get((tensor.storage, program))
-        is_own = not is_write and own is not None and own.covers(tensor)
+        own = self._own.get(key)
+        is_own = not is_write and (
+            key in self._own_unknown or (own is not None and own.covers(tensor))
+        )
         conflict = None if is_own else self._conflict(program, opcode, tensor, is_write, line)
         segment = self._segment(tensor.storage, program)
         (segment.written if is_write else segment.read).mark(tensor)

@@ -428,6 +428,17 @@ def gathers_rows_of_its_own(x, rows):
 
 
 @nki.jit
+def reads_back_rows_of_a_loop(x, count, twice):
+    """Both programs fill the result row by row and copy it onto itself; or only the first fills."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    if twice or nl.program_id() == 0:
+        for i in nl.dynamic_range(count):
+            nisa.dma_copy(dst=out[nl.ds(i, 1)], src=x[nl.ds(i, 1)])
+    nisa.dma_copy(dst=out, src=out)
+    return out
+
+
+@nki.jit
 def swaps_in_a_loop(x, count):
     """The body reads the tile from before the loop each time, whatever names do meanwhile."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)

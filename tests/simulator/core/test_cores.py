@@ -89,6 +89,13 @@ def test_gathered_rows_are_compared_by_value(kernels: ModuleType) -> None:
     trace(kernels.gathers_rows_of_its_own, [x, theirs], grid=2)
 
 
+def test_what_a_program_filled_in_a_loop_may_be_its_own(kernels: ModuleType) -> None:
+    x = torch.randn(4, 3)
+    assert torch.equal(simulate(kernels.reads_back_rows_of_a_loop[2])(x, 4, True), x)
+    with pytest.raises(UnorderedAccessError, match="program 1 reads"):
+        simulate(kernels.reads_back_rows_of_a_loop[2])(x, 4, False)
+
+
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_a_body_finds_its_inputs_again(kernels: ModuleType, count: int) -> None:
     x = torch.randn(3, 4)
