@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from trnx.simulator.installation import uninstall as uninstall
     from trnx.simulator.kernel import Kernel as Kernel
     from trnx.simulator.program import Program as Program
-    from trnx.simulator.ranks import simulate_ranks as simulate_ranks
+    from trnx.simulator.rank_programs import RankProgram as RankProgram
+    from trnx.simulator.rank_programs import simulate_ranks as simulate_ranks
+    from trnx.simulator.rank_programs import trace_ranks as trace_ranks
     from trnx.simulator.session import interactive as interactive
     from trnx.simulator.spec import TensorSpec as TensorSpec
     from trnx.simulator.tracing import simulate as simulate
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Kernel": "kernel",
     "Program": "program",
+    "RankProgram": "rank_programs",
     "TensorSpec": "spec",
     "install": "installation",
     "install_cpu_simulator": "cpu_simulator",
@@ -37,8 +40,9 @@ _HOME = {
     "load": "twins",
     "load_module": "twins",
     "simulate": "tracing",
-    "simulate_ranks": "ranks",
+    "simulate_ranks": "rank_programs",
     "trace": "tracing",
+    "trace_ranks": "rank_programs",
     "uninstall": "installation",
     "uninstall_cpu_simulator": "cpu_simulator",
 }
@@ -46,6 +50,7 @@ _HOME = {
 __all__ = [
     "Kernel",
     "Program",
+    "RankProgram",
     "TensorSpec",
     "install",
     "install_cpu_simulator",
@@ -55,6 +60,7 @@ __all__ = [
     "simulate",
     "simulate_ranks",
     "trace",
+    "trace_ranks",
     "uninstall",
     "uninstall_cpu_simulator",
 ]

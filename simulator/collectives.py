@@ -1,6 +1,6 @@
 """`nki.collectives` over simulated ranks: which tensors take part, and what arrives where.
 
-Every rank of a group calls the same collective and waits for the others (`ranks.simulate_ranks`);
+Every rank of a group calls the same collective and waits for the others (see `rank_programs`);
 the last to arrive moves the data of all. Groups are lists of ranks that do not overlap; a call that
 not every rank of its group makes, or makes differently, is the deadlock finding. Reductions are in
 float32 (integers exactly) in the order of the group and round once; the order on the device is not

@@ -91,7 +91,8 @@ class Cores:
             return
         everyone: dict[int, Any] | None = {rank.index: loops}
         if with_ranks:
-            everyone = rank.meet(_LOOP_END, range(rank.count), loops)
+            recorded = len(self._simulator.steps)
+            everyone = rank.meet(_LOOP_END, range(rank.count), loops, recorded)
         if everyone is not None:
             self._simulator.append_steps(
                 [

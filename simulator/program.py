@@ -68,6 +68,7 @@ class Program:
         steps: list[Step],
         rows: Rows,
         totals: Totals,
+        is_part: bool = False,
     ) -> None:
         self.name = name
         self.inputs = inputs
@@ -77,6 +78,8 @@ class Program:
         self._slots = slots
         self._results = results
         self._steps = steps
+        # One rank's part of a RankProgram.
+        self._is_part = is_part
         self._lock = threading.Lock()
         # Weak: what stays bound is memory, not the tensor object with its gradient and its graph.
         self._bound: list[weakref.ref[torch.Tensor] | None] = [None] * len(slots)
@@ -123,27 +126,43 @@ class Program:
 
         Inputs need the shapes, dtypes and strides of `self.inputs`. Raises BindingError.
         """
+        if self._is_part:
+            raise BindingError(f"{self.name} is one rank's part; run the RankProgram")
         # Products alone depend on the process's setting.
         precision = FullPrecision() if self.matmul_flops else contextlib.nullcontext()
         with self._lock, precision:
-            self._bind_inputs(inputs)
-            if outputs is not None and self._has_bound(outputs):
-                for step in self._steps:
-                    step()
-                return tuple(outputs)
-            made = self._bind_results(inputs, outputs)
+            made = self.bind(inputs, outputs)
             for step in self._steps:
                 step()
-            if outputs is None:
-                return tuple(made)
-            direct = True
-            for result, given in zip(made, outputs, strict=True):
-                if result is not given:
-                    direct = False
-                    given.copy_(result)
-            if direct and len(self._fresh) == len(self._results):
-                self._bound_outputs = tuple(weakref.ref(given) for given in outputs)
+            return self.deliver(made, outputs)
+
+    def bind(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None
+    ) -> list[torch.Tensor] | None:
+        """Point the steps at the tensors of a run, whose results will be in the tensors returned;
+        None: in `outputs` themselves. For who runs the steps.
+        """
+        self._bind_inputs(inputs)
+        if outputs is not None and self._has_bound(outputs):
+            return None
+        return self._bind_results(inputs, outputs)
+
+    def deliver(
+        self, made: list[torch.Tensor] | None, outputs: Sequence[torch.Tensor] | None
+    ) -> tuple[torch.Tensor, ...]:
+        """The results of a run that `bind` prepared."""
+        if outputs is None:
+            return tuple(made or ())
+        if made is None:
             return tuple(outputs)
+        direct = True
+        for result, given in zip(made, outputs, strict=True):
+            if result is not given:
+                direct = False
+                given.copy_(result)
+        if direct and len(self._fresh) == len(self._results):
+            self._bound_outputs = tuple(weakref.ref(given) for given in outputs)
+        return tuple(outputs)
 
     def _has_bound(self, outputs: Sequence[torch.Tensor]) -> bool:
         """True where the outputs are those of the last run, with the same memory."""

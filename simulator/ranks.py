@@ -1,22 +1,17 @@
 """Ranks: one kernel launched on several devices of one process, which meet in `nki.collectives`.
 
-    outputs = simulate_ranks(kernel, 4)([(x0,), (x1,), (x2,), (x3,)])
-
 Each rank has its own arguments, memory and results. Ranks run one after the other (see `baton`), so
-a ring may have any size, and runs are deterministic.
+a ring may have any size, and runs are deterministic. The module `rank_programs` runs kernels.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trnx.simulator.baton import Baton
 from trnx.simulator.errors import TrnxError
-
-RankArguments = Sequence[Any] | Mapping[str, Any]
 
 
 class RankArgumentsError(TrnxError):
@@ -30,11 +25,28 @@ class Rank:
     index: int
     count: int
     _baton: Baton | None = field(default=None, repr=False)
+    # The turns of all ranks: see `note`.
+    _order: list[tuple[int, int]] = field(default_factory=list, repr=False)
 
-    def meet(self, key: Hashable, parties: Sequence[int], brought: Any) -> dict[int, Any] | None:
-        """Wait for the ranks `parties`; the last gets what each brought, the others None."""
+    @property
+    def has_partners(self) -> bool:
+        """True where other ranks take part in what this one does."""
+        return self._baton is not None
+
+    def note(self, steps: int) -> None:
+        """This rank's turn ends; it has recorded so many steps."""
+        if self.has_partners:
+            self._order.append((self.index, steps))
+
+    def meet(
+        self, key: Hashable, parties: Sequence[int], brought: Any, steps: int
+    ) -> dict[int, Any] | None:
+        """Wait for the ranks `parties`; the last gets what each brought, the others None. `steps`
+        is how many this rank has recorded.
+        """
         if self._baton is None:
             return {self.index: brought}
+        self.note(steps)
         return self._baton.meet(self.index, key, frozenset(parties), brought)
 
 
@@ -44,7 +56,9 @@ SINGLE = Rank(0, 1)
 class _Representative(Rank):
     """A rank whose partners are taken to do the same; nothing arrives."""
 
-    def meet(self, _key: Hashable, _parties: Sequence[int], _brought: Any) -> dict[int, Any] | None:
+    def meet(
+        self, _key: Hashable, _parties: Sequence[int], _brought: Any, _steps: int
+    ) -> dict[int, Any] | None:
         return None
 
 
@@ -55,38 +69,3 @@ def one_of(ranks: int, index: int = 0) -> Rank:
     if not 0 <= index < ranks:
         raise RankArgumentsError(f"rank {index} is not one of {ranks}")
     return _Representative(index, ranks)
-
-
-def simulate_ranks(
-    kernel: Any,
-    ranks: int,
-    target: str = "trn2",
-    *,
-    grid: Any = None,
-    strict: bool = True,
-    warn: Collection[str] = (),
-) -> Callable[[Sequence[RankArguments]], list[Any]]:
-    """`simulate_ranks(kernel, n)(arguments)` runs the kernel on n ranks with values and all checks.
-
-    `arguments` holds the arguments of every rank, positional or a mapping by name; the result is a
-    list of what each rank's kernel returns. Every rank is a launch with `grid` (or of `kernel[2]`).
-    `strict` and `warn` as in `trace`.
-    """
-    from trnx.simulator.tracing import simulate
-
-    def call(arguments: Sequence[RankArguments]) -> list[Any]:
-        if len(arguments) != ranks or ranks < 1:
-            raise RankArgumentsError(f"{ranks} ranks need as many arguments, not {len(arguments)}")
-        baton = Baton(ranks, "rank")
-        results: list[Any] = [None] * ranks
-
-        def body(index: int) -> None:
-            rank = Rank(index, ranks, baton)
-            run = simulate(kernel, target, grid, strict=strict, warn=warn, rank=rank)
-            own = arguments[index]
-            results[index] = run(**own) if isinstance(own, Mapping) else run(*own)
-
-        baton.run([functools.partial(body, index) for index in range(ranks)])
-        return results
-
-    return call

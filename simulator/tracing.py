@@ -69,7 +69,7 @@ def trace(
     kernel can go on. `rank` is for kernels with collectives: `ranks.one_of(n)`.
     """
     findings = Findings(strict, warn)
-    program, _ = _trace(kernel, tuple(arguments), {}, target, grid, values, findings, rank)
+    program, _ = record(kernel, tuple(arguments), {}, target, grid, values, findings, rank)
     program.release()
     return program
 
@@ -86,12 +86,12 @@ def simulate(
     """`simulate(kernel)(*args)` runs the kernel with values and all checks.
 
     Tensors may be torch or numpy; results are of the kind of the first tensor argument. `strict`
-    and `warn` as in `trace`; `rank` is for `ranks.simulate_ranks`.
+    and `warn` as in `trace`; `rank` is for `rank_programs`.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         findings = Findings(strict, warn)
-        program, results = _trace(kernel, args, kwargs, target, grid, True, findings, rank)
+        program, results = record(kernel, args, kwargs, target, grid, True, findings, rank)
         has_run(program, target)
         return results.values[0] if results.is_single else results.values
 
@@ -106,7 +106,7 @@ class _Results:
         self.is_single = is_single
 
 
-def _trace(
+def record(
     kernel: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -116,7 +116,9 @@ def _trace(
     findings: Findings,
     rank: Rank = SINGLE,
 ) -> tuple[Program, _Results]:
-    """Trace in a context of its own, so that nothing is to be reset, whatever is raised."""
+    """The Program of a call and, with values, its results. In a context of its own, so that nothing
+    is to be reset, whatever is raised.
+    """
     is_grad_enabled = torch.is_grad_enabled()
     work = functools.partial(
         _trace_here, kernel, args, kwargs, target, grid, values, findings, rank
@@ -153,6 +155,7 @@ def _trace_here(
             return _run_program(simulator, function, core, positional, keywords)
 
         returned = simulator.cores.run(body)
+        rank.note(len(simulator.steps))
         tensors = _returned_tensors(returned, function, findings)
         _check_arguments(arguments, findings)
         program = _program(simulator, function, arguments, tensors)
@@ -274,6 +277,7 @@ def _program(
         simulator.all_steps(),
         simulator.rows,
         simulator.totals(),
+        is_part=simulator.rank.has_partners,
     )
 
 

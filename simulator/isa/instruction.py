@@ -147,7 +147,8 @@ class Emit(Access):
         together = self._gather(("ranks", key), mine) if self.programs > 1 else {0: mine}
         if together is None:
             return []
-        arrived = self._simulator.rank.meet((key, *self._depth()), parties, together)
+        recorded = len(self._simulator.steps)
+        arrived = self._simulator.rank.meet((key, *self._depth()), parties, together, recorded)
         if arrived is None:
             return []
         self._meet_in_loops(key, arrived)
