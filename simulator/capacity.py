@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 _MAP_ROWS = 16
 
-# (instructions that stay where they are, storages whose users do, loops) -> lives of storages.
-Reorder = Callable[[set[int], set[int], "list[LoopRecord]"], dict[int, tuple[int, int]]]
+# (instructions that stay where they are, storages whose users move, storages whose users do not,
+# loops) -> lives of storages.
+Reorder = Callable[[set[int], set[int], set[int], "list[LoopRecord]"], dict[int, tuple[int, int]]]
 
 
 def check_address(
@@ -105,8 +106,9 @@ def _moved(
 ) -> tuple[int, int]:
     """The peaks in the compiler's order, which begins no life in the `full` buffers earlier."""
     births = {use.allocation.first for i in full for use in used[i]}
+    crowded = {use.allocation.storage for i in full for use in used[i]}
     fixed = {a.storage for a in allocations if a.address is not None}
-    lives = reorder(births, fixed, loops)
+    lives = reorder(births, crowded, fixed, loops)
     spans = [(loop.first, loop.last) for loop in loops]
     sbuf, psum = (
         _peak(

@@ -1,10 +1,10 @@
 """Lives of tensors in an order that a compiler may choose instead of the program's.
 
-Every instruction that begins no tensor's life moves up to the last one that it depends on: what was
-computed is read, and its memory free, as early as the operands allow. AWS's own kernels rely on it
-(nki-library's `bwmm_shard_on_I` fills 48 PSUM tiles and only then copies them out, for 8 banks).
-Whole storages depend on each other, not elements: an order found here is legal, but one that needs
-less memory may exist.
+What uses the tensors of a memory that is full, and begins no tensor's life there, moves up to the
+last instruction that it depends on: what was computed is read, and its memory free, as early as the
+operands allow. AWS's own kernels rely on it (nki-library's `bwmm_shard_on_I` fills 48 PSUM tiles
+and only then copies them out, for 8 banks). Whole storages depend on each other, not elements: an
+order found here is legal, but one that needs less memory may exist.
 """
 
 from __future__ import annotations
@@ -39,11 +39,16 @@ _FENCES = frozenset({"core_barrier", "sendrecv"})
 
 
 def reordered_lives(
-    rows: Rows, core: int, births: Collection[int], fixed: Collection[int], loops: list[LoopRecord]
+    rows: Rows,
+    core: int,
+    births: Collection[int],
+    crowded: Collection[int],
+    fixed: Collection[int],
+    loops: list[LoopRecord],
 ) -> dict[int, tuple[int, int]]:
     """Storage -> (first, last) of its uses by program `core`, as instructions of the program that
-    they come directly after. Instructions `births` stay where they are, and so do all that use the
-    storages `fixed`; loops are crossed by nothing.
+    they come directly after. The users of the storages `crowded` move, but for the instructions
+    `births`, and for users of the storages `fixed`; loops are crossed by nothing.
     """
     rows.seal()
     order = _Order(fixed)
@@ -62,8 +67,13 @@ def reordered_lives(
         first, last = rows.first_operand[index], rows.first_operand[index + 1]
         operands = [(rows.storage[i], rows.kind[i] % 2 == 1) for i in range(first, last)]
         # What registers hold is not among the operands.
-        stays = code in registers or any(rows.dynamic[first:last]) or not operands
-        order.add(index, operands, state, stays or index in births or code in fences)
+        moves = (
+            index not in births
+            and code not in registers | fences
+            and not any(rows.dynamic[first:last])
+            and any(storage in crowded for storage, _ in operands)
+        )
+        order.add(index, operands, state, moves)
         if code in fences:
             order.floor = index
     return order.lives
@@ -81,13 +91,13 @@ class _Order:
         self.lives: dict[int, tuple[int, int]] = {}
 
     def add(
-        self, index: int, operands: Sequence[tuple[int, bool]], state: int, stays: bool
+        self, index: int, operands: Sequence[tuple[int, bool]], state: int, moves: bool
     ) -> None:
         """Instruction `index`, with (storage, "is written"); `state` is the engine whose state it
         uses, or -1.
         """
         place = index
-        if not stays and not any(storage in self._fixed for storage, _ in operands):
+        if moves and not any(storage in self._fixed for storage, _ in operands):
             place = max(self.floor, self._state.get(state, -1))
             for storage, is_write in operands:
                 place = max(place, self._written.get(storage, -1))
