@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 
-from trnx.simulator.chip_coverage import byte_mask
+from trnx.simulator.chip_coverage import ChipCoverage, byte_mask
 from trnx.simulator.context import kernel_location
 from trnx.simulator.pool import Buffer, BufferPool
 from trnx.simulator.storage import MemoryRegion, Storage
@@ -126,9 +126,11 @@ def overwrite(tensor: NkiTensor) -> None:
 
 
 def _lose(rival: Storage, tensor: NkiTensor, first: int, last: int, gone: int) -> None:
-    lost = rival.written.erase_bytes(first, last, gone)
-    rival.matmul.erase_bytes(first, last, gone)
-    if lost:
+    written, products = rival.written, rival.matmul
+    assert isinstance(written, ChipCoverage)
+    assert isinstance(products, ChipCoverage)
+    products.erase_bytes(first, last, gone)
+    if written.erase_bytes(first, last, gone):
         rival.lost_to = (tensor.describe(), kernel_location())
 
 
