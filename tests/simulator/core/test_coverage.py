@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trnx.simulator.checks.overlap import overwrite
@@ -65,7 +65,7 @@ def test_a_permuted_whole_is_whole() -> None:
     assert tensor.storage.written.full
 
 
-# Of a tile [8, 24] of int32: partitions (start, step, count), then free dimensions as above.
+# Of a tile [8, 40] of int32: partitions (start, step, count), then free dimensions as above.
 TILE_VIEWS = st.tuples(
     st.integers(0, 3),
     st.integers(1, 2),
@@ -84,21 +84,24 @@ def _tile_view(tile: NkiTensor, view: tuple) -> tuple[NkiTensor, torch.Tensor]: 
     strides = (rows.strides[0], *(stride for stride, _ in free))
     picked = NkiTensor(tile.storage, rows.dtype, shape, strides, rows.offset + column)
     size = rows.dtype.itemsize
-    places = torch.arange(8 * 24 * 4).as_strided(
+    places = torch.arange(8 * 40 * 4).as_strided(
         (*shape, size), (*(s * size for s in strides), 1), picked.offset * size
     )
     return picked, places
 
 
+@settings(deadline=None, max_examples=60)
 @given(
-    st.lists(st.tuples(st.sampled_from(["mark", "erase", "unmark", "rival"]), TILE_VIEWS)),
+    st.lists(
+        st.tuples(st.sampled_from(["mark", "erase", "unmark", "rival"]), TILE_VIEWS), max_size=6
+    ),
     st.lists(TILE_VIEWS, min_size=1, max_size=4),
     st.randoms(use_true_random=False),
 )
 def test_coverage_on_chip_is_exact(writes: list[tuple], reads: list[tuple], random: Random) -> None:  # type: ignore[type-arg]
-    tile = Simulator(TRN2).allocate((8, 24), "int32", MemoryRegion.sbuf)
+    tile = Simulator(TRN2).allocate((8, 40), "int32", MemoryRegion.sbuf)
     coverage = tile.storage.written
-    seen = torch.zeros(8 * 24 * 4, dtype=torch.bool)
+    seen = torch.zeros(8 * 40 * 4, dtype=torch.bool)
     for what, given_view in writes:
         view, places = _tile_view(tile, given_view)
         if what == "mark":
@@ -116,7 +119,7 @@ def test_coverage_on_chip_is_exact(writes: list[tuple], reads: list[tuple], rand
             low, bits = random.randrange(60), random.getrandbits(30)
             columns = [low + i for i in range(30) if bits >> i & 1]
             first, last = sorted(random.sample(range(9), 2))
-            map_ = seen.view(8, 96)[first:last]
+            map_ = seen.view(8, 160)[first:last]
             assert coverage.erase_bytes(first, last, bits << low) == bool(map_[:, columns].any())
             map_[:, columns] = False
         assert coverage.is_empty == (not bool(seen.any()))
