@@ -20,6 +20,9 @@ from trnx.simulator.rearrange import rearrange_view
 from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.views import Shape, reshape_strides, split_sizes
 
+# Name of the tiles that functions of nki.language make for their results.
+RESULT = "result"
+
 
 class NkiTensor(Patterned):
     """See the module's docstring. Made by `nl.ndarray`; arguments of a kernel are NkiTensors in
@@ -42,9 +45,9 @@ class NkiTensor(Patterned):
             self._unknown()
         if not simulator.is_interactive:
             # `if argument:` asks whether an optional argument was given, which public kernels do
-            # with tensors on chip, too (nki-library's mlp_tkg_constants.py). One element on chip is
-            # what a kernel would branch on by mistake.
-            if self.is_on_chip and self.size == 1:
+            # with tensors on chip, too (nki-library's mlp_tkg_constants.py). One element on chip,
+            # or what a function of nki.language gave, is a value branched on by mistake.
+            if self.is_on_chip and (self.size == 1 or self.storage.name == RESULT):
                 self._unknown()
             return True
         return bool((simulator.values_of(self) != 0).all())

@@ -26,14 +26,14 @@ from trnx.simulator.isa.tensor import nc_matmul, nc_transpose
 from trnx.simulator.isa.tile_map import tile_map
 from trnx.simulator.ops import OPS, Op
 from trnx.simulator.storage import MemoryRegion
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.tensor import RESULT, NkiTensor
 from trnx.simulator.views import Shape
 
 Axes = int | Sequence[int]
 
 
 def _new(shape: Sequence[int], dtype: Any, buffer: MemoryRegion = MemoryRegion.sbuf) -> NkiTensor:
-    return current("tile").allocate(tuple(shape), resolve(dtype), buffer)
+    return current("tile").allocate(tuple(shape), resolve(dtype), buffer, RESULT)
 
 
 def _fail(message: str) -> Any:
