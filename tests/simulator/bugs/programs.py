@@ -177,6 +177,14 @@ def branches_on_a_tensor(x):
 
 
 @nki.jit
+def branches_on_a_comparison(x):
+    tile = nl.load(x)
+    if nl.equal(tile, 0.0):  # BUG
+        nl.store(x, nl.add(tile, 1.0))
+    return x
+
+
+@nki.jit
 def compares_a_tensor(x):
     tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=x)

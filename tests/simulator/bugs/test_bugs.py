@@ -216,7 +216,8 @@ BUGS = [
         "programs",
         KernelSubsetError,
         "kernel-subset",
-        "branches_on_a_tensor compares_a_tensor converts_a_tensor adds_with_an_operator "
+        "branches_on_a_tensor branches_on_a_comparison compares_a_tensor converts_a_tensor "
+        "adds_with_an_operator "
         "iterates_over_a_tensor uses_a_register_in_if uses_a_register_in_range "
         "computes_with_a_register leaves_a_register_loop has_a_dynamic_step "
         "reaches_torch_in_a_helper has_a_lambda has_a_generator has_a_try raises_an_error "
