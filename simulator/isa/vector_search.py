@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from trnx.simulator.isa.enums import Engine
@@ -18,6 +19,8 @@ from trnx.simulator.isa.operands import is_overlapping, match_tiles, number, req
 from trnx.simulator.tensor import NkiTensor
 
 _MISSING = -1  # all ones, as unsigned
+
+_Positions = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 
 def _check_data(emit: Emit, data: NkiTensor, operand: str) -> None:
@@ -49,29 +52,29 @@ def max8(emit: Emit, dst: NkiTensor, src: NkiTensor, name: str | None = None) ->
     emit.step(out.copy_, largest)
 
 
-def _match(
-    data: torch.Tensor, values: torch.Tensor, order: Sequence[int], positions: torch.Tensor
-) -> torch.Tensor:
+def _match(data: torch.Tensor, values: torch.Tensor, order: Sequence[int]) -> _Positions:
     """Position of each value's next unused occurrence in `data`, by columns in `order`; -1 if none.
 
-    Returns the mask of positions that were found.
+    With NumPy, whose search for the first True stops there.
     """
-    length = data.shape[1]
-    ascending = torch.arange(length, device="cpu")
-    used = torch.zeros(data.shape, dtype=torch.bool, device="cpu")
+    left = data.numpy().copy()
+    wanted = values.numpy()
+    rows = np.arange(len(left))
+    is_equal = np.empty(left.shape, np.bool_)
+    positions = np.empty(wanted.shape, np.int64)
     for i in order:
-        candidates = (data == values[:, i : i + 1]) & ~used
-        found = torch.where(candidates, ascending, length).amin(1, True)
-        used |= ascending == found
-        positions[:, i : i + 1] = torch.where(found < length, found, _MISSING)
-    return used
+        np.equal(left, wanted[:, i : i + 1], out=is_equal)
+        found = is_equal.argmax(1)
+        hit = is_equal[rows, found]
+        positions[:, i] = np.where(hit, found, _MISSING)
+        # What is used equals nothing any more.
+        left[rows[hit], found[hit]] = np.nan
+    return positions
 
 
 def _find(data: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
-    positions = torch.empty(values.shape, dtype=torch.int64, device="cpu")
-    _match(data, values, range(8), positions)
     # Unsigned: the low bits of -1 are all ones.
-    out.copy_(positions)
+    out.copy_(torch.from_numpy(_match(data, values, range(8))))
 
 
 @instruction
@@ -98,12 +101,13 @@ def _replace(
     out: torch.Tensor,
     indices: torch.Tensor | None,
 ) -> None:
-    positions = torch.empty(values.shape, dtype=torch.int64, device="cpu")
-    used = _match(data, values, range(7, -1, -1), positions)
+    positions = _match(data, values, range(7, -1, -1))
     out.copy_(data)
-    out.masked_fill_(used, immediate)
+    rows, columns = (torch.from_numpy(part) for part in np.nonzero(positions != _MISSING))
+    found = torch.from_numpy(positions)
+    out[rows, found[rows, columns]] = immediate
     if indices is not None:
-        indices.copy_(positions)
+        indices.copy_(found)
 
 
 @instruction
