@@ -13,7 +13,8 @@ installed.
 
 `--sample N --seed S` takes N cases at random: at least one of each file where N allows it, the rest
 by the number of cases. `--files REGEX` and `--cases REGEX` restrict the choice, `--jobs J` runs J
-processes, `--seconds` and `--gigabytes` are the limits of a case, `--log FILE` keeps the text of
+processes, `--seconds` and `--gigabytes` are the limits of a case (by default the processes share
+the memory that is free), `--log FILE` keeps the text of
 every failure, `--json` prints one object as the last line. Exit status 0 if and only if at least
 97 % of the cases that ran passed, every failure is explained, and no passing case had a finding.
 """
@@ -60,7 +61,8 @@ def status_of(result: dict[str, Any]) -> str:
         return "passed"
     if result["status"] == "skipped":
         return "too large" if TOO_LARGE in result["message"] else "skipped"
-    memory = "MemoryError" in f"{result['message']}{result.get('text', '')}"
+    said = f"{result['message']}{result.get('text', '')}"
+    memory = re.search(r"MemoryError|can't allocate memory", said)
     if (memory or result["status"] == "timeout") and not result.get("began", True):
         # Not even the inputs could be made.
         return "too large"
@@ -153,8 +155,15 @@ def run(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]]
         cases = select(found, options)
         count = sum(map(len, cases.values()))
         print(f"{count} of {sum(map(len, found.cases.values()))} cases for trn2", flush=True)
-        limits = Limits(options.seconds, options.gigabytes)
+        gigabytes = options.gigabytes or max(1, free_gigabytes() // options.jobs)
+        limits = Limits(options.seconds, gigabytes)
         return suite.run(cases, limits, options.jobs, report), found
+
+
+def free_gigabytes() -> int:
+    """Memory that processes can have without swapping."""
+    found = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
+    return int(found.group(1)) >> 20 if found else 0
 
 
 def main() -> int:
@@ -187,7 +196,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cases", default="", help="regular expression for cases")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seconds", type=int, default=900, help="limit of a case")
-    parser.add_argument("--gigabytes", type=int, default=0, help="memory of a process; 0: no limit")
+    parser.add_argument("--gigabytes", type=int, default=0, help="memory of a case; 0: what is free")
     parser.add_argument("--log", type=Path, help="append one JSON object for each case")
     parser.add_argument("--json", action="store_true", help="print one object as the last line")
     options = parser.parse_args()

@@ -186,7 +186,7 @@ def _stacks() -> str:
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file)
         file.seek(0)
-        return file.read()[-6000:]
+        return file.read()[:6000]
 
 
 def pytest_warning_recorded(warning_message: Any) -> None:

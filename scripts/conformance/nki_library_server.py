@@ -20,6 +20,8 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 Record = dict[str, Any]
+# Bytes that a fork may have more than at its start when it begins another case.
+_MUCH = 1 << 30
 
 
 def send(connection: Connection, message: Record) -> None:
@@ -101,10 +103,11 @@ class Server:
             os._exit(status)
 
     def _work(self, cases: list[str], parent: Connection) -> None:
-        """The fork's life."""
+        """The fork's life. It ends early when it holds much memory: what failed is kept alive."""
         self._driver.close()
+        address_space, resident = _memory()
         if self._gigabytes:
-            limit = self._gigabytes << 30
+            limit = (self._gigabytes << 30) + address_space
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         items = [self._items[case] for case in cases]
         for item, following in zip(items, [*items[1:], None], strict=True):
@@ -112,6 +115,8 @@ class Server:
             item.config.option.output_directory = f"{self._output}-{self._started}"
             send(parent, {"begun": item.nodeid})
             self._run_case(item, following, lambda record: send(parent, record))
+            if _memory()[1] > resident + _MUCH:
+                return
 
     def _hear(self, connection: Connection) -> list[str]:
         """Pass on what a fork says; what it left undone when it has ended."""
@@ -140,3 +145,11 @@ class Server:
             why = f"the process ended with status {os.waitstatus_to_exitcode(status)}"
             send(self._driver, {"case": case, "status": "failed", "message": why, "text": ""})
         return left
+
+
+def _memory() -> tuple[int, int]:
+    """Bytes of this process: of address space, and resident."""
+    with open("/proc/self/statm") as file:
+        size, resident = file.read().split()[:2]
+    page = os.sysconf("SC_PAGE_SIZE")
+    return int(size) * page, int(resident) * page
