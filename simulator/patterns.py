@@ -8,27 +8,16 @@ made; to use it is the finding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from trnx.simulator.context import kernel_location
 from trnx.simulator.dtypes import DType, resolve
-from trnx.simulator.errors import OutOfBoundsError
-from trnx.simulator.located import Indirect, Located
+from trnx.simulator.located import Indirect, Located, nowhere_of
 from trnx.simulator.storage import Storage
 from trnx.simulator.views import Shape, last_element, reshape_strides
 
 if TYPE_CHECKING:
     from trnx.simulator.tensor import NkiTensor
-
-
-class _Nowhere:
-    """The storage of a pattern out of bounds: the first use of the pattern is the finding."""
-
-    def __init__(self, message: str) -> None:
-        self._message = message
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise OutOfBoundsError("out-of-bounds", self._message, kernel_location())
 
 
 class Patterned(Located):
@@ -99,16 +88,19 @@ class Patterned(Located):
             self._fail("ap: vector_offset takes indirect_dim 0 of a tensor in HBM")
         index = scalar_offset if vector_offset is None else vector_offset
         scale = self._scaled(self.strides[dim], kind, "ap: stride of indirect_dim")
-        limit = self._indices(dim)
+        limit = self._indices(dim) if vector_offset is None else self.shape[dim]
         indirect = Indirect(index, vector_offset is not None, scale, limit, dim)
         return self._indirect(shape, strides, start, indirect, kind)
 
     def _indices(self, dim: int) -> int:
-        """How many indices a dimension has. What it contributes to the address is its stride, and
-        nkilib's TensorView looks for one by its stride: beside a dimension of size 1, which has the
-        same, both are meant (attention_block_tkg_sharding.py with one head to a rank).
+        """How many indices a dimension has. On chip, its size; beside a dimension of size 1, which
+        has the same stride, both are meant. In HBM what counts is the address, which has to be in
+        the tensor: nkilib counts the tokens of a cache of blocks along the tokens of one block
+        (attention_block_tkg.py, _update_block_cache_scalar), and takes a dimension by its stride.
         """
         here = self.strides[dim]
+        if not self.is_on_chip and here > 0:
+            return max(1, self.storage.nbytes // self.dtype.itemsize // here)
         sizes = zip(self.shape, self.strides, strict=True)
         return max(size for size, stride in sizes if stride == here)
 
@@ -163,7 +155,7 @@ class Patterned(Located):
         ask whether to use them: nkilib/core/output_projection/output_projection_tkg.py, whose last
         tile is not full.
         """
-        nowhere = cast(Storage, _Nowhere(f"{message} ({self.describe()})"))
+        nowhere = nowhere_of(f"{message} ({self.describe()})")
         return type(self)(nowhere, self.dtype, self.shape, self.strides, 0, self.name)
 
     def view(self, dtype: Any) -> Self:

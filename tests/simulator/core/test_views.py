@@ -250,16 +250,35 @@ def test_a_pattern_out_of_bounds_may_be_made_but_not_used(
             use()
 
 
+@pytest.mark.parametrize("buffer", [MemoryRegion.sbuf, MemoryRegion.private_hbm])
+def test_an_empty_slice_may_be_made_but_not_used(buffer: MemoryRegion) -> None:
+    view, _ = _tensor((4, 8), buffer)
+    for key in [slice(0, 0), slice(4, 4), slice(3, 2), (slice(None), slice(5, 5))]:
+        empty = view[key]
+        assert 0 in empty.shape
+        with pytest.raises(OutOfBoundsError, match="is empty"):
+            empty.torch_view()
+    for beyond in [slice(4, 6), slice(5, 5), slice(4, None)]:
+        with pytest.raises(OutOfBoundsError, match="of size 4"):
+            view[beyond]
+
+
 @pytest.mark.parametrize(
-    ("shape", "dim", "limit"),
-    [((4, 1, 8), 1, 4), ((4, 1, 8), 0, 4), ((4, 1, 8), 2, 8), ((4, 2, 8), 1, 2), ((3, 5, 1), 2, 5)],
+    ("buffer", "shape", "dim", "limit"),
+    [
+        (MemoryRegion.private_hbm, (4, 1, 8), 1, 4),
+        (MemoryRegion.private_hbm, (4, 2, 8), 1, 8),
+        (MemoryRegion.private_hbm, (3, 5, 1), 2, 15),
+        (MemoryRegion.sbuf, (4, 3, 1, 8), 2, 3),
+        (MemoryRegion.sbuf, (4, 3, 2, 8), 2, 2),
+    ],
 )
-def test_a_dimension_of_size_1_has_the_indices_of_its_stride(
-    shape: tuple[int, ...], dim: int, limit: int
+def test_indices_of_a_scalar_offset(
+    buffer: MemoryRegion, shape: tuple[int, ...], dim: int, limit: int
 ) -> None:
-    view, _ = _tensor(shape, MemoryRegion.private_hbm)
-    register = VirtualRegister()
-    indirect = view.ap([[1, 1]], scalar_offset=register, indirect_dim=dim).indirection
+    view, _ = _tensor(shape, buffer)
+    pattern = [[view.strides[0], 1], [1, 1]]
+    indirect = view.ap(pattern, scalar_offset=VirtualRegister(), indirect_dim=dim).indirection
     assert indirect is not None
     assert (indirect.limit, indirect.scale) == (limit, view.strides[dim])
 
