@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 
@@ -35,6 +35,21 @@ class Indirect:
     limit: int
     dim: int
     base: NkiTensor | None = None
+
+
+class _Nowhere:
+    """The storage of a view of what does not exist: the first use of the view is the finding."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise OutOfBoundsError("out-of-bounds", self._message, kernel_location())
+
+
+def nowhere_of(message: str) -> Storage:
+    """In place of the storage of a view that may be made but not used."""
+    return cast(Storage, _Nowhere(message))
 
 
 class Located:
