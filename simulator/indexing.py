@@ -2,8 +2,9 @@
 
 On chip, an integer on dimension 0 keeps it with size 1, and the result has at least two dimensions;
 in HBM an integer removes its dimension, and the result has at least one. The stop of a slice is
-clamped as NumPy does; a start out of range, or an empty slice, is out of bounds. An index or the
-start of `nl.ds` may be a register or a tensor: the view is then indirect.
+clamped as NumPy does; a start out of range is out of bounds. An empty slice may be made, but not
+used (cross_entropy of nki-library's experimental/loss makes one for a program without positions).
+An index or the start of `nl.ds` may be a register or a tensor: the view is then indirect.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from trnx.simulator.context import kernel_location
 from trnx.simulator.errors import IllegalInstructionError, OutOfBoundsError, shortened
-from trnx.simulator.located import Indirect
+from trnx.simulator.located import Indirect, nowhere_of
 
 if TYPE_CHECKING:
     from trnx.simulator.tensor import NkiTensor
@@ -33,6 +34,7 @@ def index_view(tensor: NkiTensor, key: Any) -> NkiTensor:
     strides: list[int] = []
     offset = tensor.offset
     indirection = tensor.indirection
+    storage = tensor.storage
     for dim, item in enumerate(_expand(tensor, key)):
         size, stride = tensor.shape[dim], tensor.strides[dim]
         start, count, step, keep = _bounds(tensor, dim, item)
@@ -44,6 +46,8 @@ def index_view(tensor: NkiTensor, key: Any) -> NkiTensor:
             # The whole slice stays within the dimension.
             indirection = Indirect(start, False, stride, size - count + 1, dim)
             start = 0
+        if count == 0:
+            storage = nowhere_of(f"slice {item} of dimension {dim} is empty ({tensor.describe()})")
         offset += start * stride
         if keep or (dim == 0 and tensor.is_on_chip):
             shape.append(count)
@@ -52,7 +56,7 @@ def index_view(tensor: NkiTensor, key: Any) -> NkiTensor:
         shape.append(1)
         strides.append(1)
     return type(tensor)(
-        tensor.storage, tensor.dtype, tuple(shape), tuple(strides), offset, tensor.name, indirection
+        storage, tensor.dtype, tuple(shape), tuple(strides), offset, tensor.name, indirection
     )
 
 
@@ -112,7 +116,9 @@ def _slice_bounds(tensor: NkiTensor, dim: int, item: slice) -> tuple[int, int, i
         _illegal(tensor, f"the step {item.step} of a slice must be positive")
     start, stop, step = item.indices(size)
     if start >= stop:
-        _outside(tensor, dim, item)
+        if (item.start or 0) > size or (item.stop is None or item.stop > size):
+            _outside(tensor, dim, item)
+        return start, 0, step, True
     return start, -(-(stop - start) // step), step, True
 
 

@@ -123,7 +123,7 @@ def test_ellipsis_and_short_keys() -> None:
         view[..., 0, ...]
     with pytest.raises(IllegalInstructionError, match="4 indices"):
         view[0, 0, 0, 0]
-    for key in (4, -5, slice(4, 5), slice(2, 2)):
+    for key in (4, -5, slice(4, 5)):
         with pytest.raises(OutOfBoundsError):
             view[key]
     with pytest.raises(IllegalInstructionError, match="step"):
