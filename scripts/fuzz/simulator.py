@@ -4,7 +4,9 @@
     python scripts/fuzz/simulator.py --seed 1 --only 123     # one program again, with its source
 
 A program has a random target and some instructions, chained over random tiles, views, types,
-memories and engines. Two of three are legal by construction: they must run, replay to the same
+memories and engines, at automatic and manual addresses, at addresses that values decide (registers,
+indices, `.indirect`), some of them in register loops that turn as often as a value says. Two of
+three are legal by construction: they must run, replay to the same
 bits and agree with the reference (`nki_reference`, numpy and ml_dtypes alone). The third has
 something changed at random: it must agree too, or be refused with an error that trnx names, and
 where the reference knows it to be illegal it must be refused. Another exception is a crash; a
@@ -33,6 +35,7 @@ from typing import Any
 
 import nki_reference  # noqa: F401  (fills the table)
 import torch
+from nki_reference.addressing import GATHERS, make_indirect, make_loop, place
 from nki_reference.choices import SeededChoices
 from nki_reference.program import TARGETS, Program
 from nki_reference.running import Verdict, check, plan_snapshots, prune_snapshots
@@ -79,14 +82,27 @@ def make_program(seed: int, number: int) -> Program:
         if generation in entry.generations
         and (entry.cores == cores or (cores > 1 and entry.name in PER_CORE))
     ]
+    is_wild = choices.flag(34)
     meeting = [entry for entry in legal if entry.cores > 1]
     if meeting:
         choices.pick(meeting).draw(scene)
+    has_indirect = generation > 3 and not is_wild and choices.flag(60)
+    if has_indirect:
+        scene.partitions = choices.pick((16, 32, 64, 128))
     for _ in range(choices.integer(1, 6)):
-        choices.pick(legal).draw(scene)
+        if has_indirect and choices.flag(40):
+            ENTRIES[choices.pick(tuple(GATHERS))].draw(scene)
+            make_indirect(scene, scene.calls[-1])
+        else:
+            choices.pick(legal).draw(scene)
     program = scene.program()
-    if choices.flag(34):
+    if is_wild:
         make_wild(choices, program)
+        return program
+    if choices.flag(25):
+        place(choices, program)
+    if choices.flag(40):
+        make_loop(choices, program)
     return program
 
 

@@ -305,8 +305,9 @@ def _append_matmul_transpose(
     emit.require(
         n == k, f"transpose mode needs an identity [{k}, {k}] as moving, not {moving.shape}"
     )
+    is_product = emit.generation < 3 and dst.dtype == "float32"
     emit.require(
-        dst.dtype in (stationary.dtype, "float32") if emit.generation < 3 else True,
+        is_product or dst.dtype == stationary.dtype,
         f"dst is {dst.dtype}, the data {stationary.dtype}",
     )
     emit.read(moving, "moving", buffers=SBUF)

@@ -166,6 +166,8 @@ class Machine:
             ((value >= 0) & (value < view.offset.limit)).all(), "an index is out of bounds"
         )
         shift = value * view.offset.scale
+        if view.offset.group:
+            return np.asarray(index + _lists(shift, view.offset.group, view.shape))
         if view.offset.is_vector:
             return np.asarray(index + shift.reshape(-1, *(1,) * (index.ndim - 1)))
         return np.asarray(index + shift.reshape(()))
@@ -174,7 +176,8 @@ class Machine:
         """The values of a dynamic index."""
         if isinstance(offset.index, Register):
             return np.array([self.register(offset.index)])
-        return self.stored(offset.index).reshape(-1).astype(np.int64)
+        values = self.stored(offset.index).astype(np.int64)
+        return values if offset.group else values.reshape(-1)
 
     def register(self, register: Any) -> int:
         """A register's value."""
@@ -323,6 +326,19 @@ class Machine:
         errors = np.where(known, errors, np.inf)
         is_exact = known.all() and not errors.any()
         self.store(result, values[:, None], None if is_exact else errors[:, None])
+
+
+def _lists(table: Array, group: int, shape: tuple[int, ...]) -> Array:
+    """[partitions, elements]: element i of a group is in its partition i % group, column
+    i // group.
+    """
+    partitions, count = shape
+    found = np.empty(shape, dtype=np.int64)
+    for partition in range(partitions):
+        first = partition // group * group
+        for i in range(count):
+            found[partition, i] = table[first + i % group, i // group]
+    return found
 
 
 IDENTITIES = {

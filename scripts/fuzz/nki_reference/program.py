@@ -128,12 +128,15 @@ class View:
 
 @dataclass(eq=False)
 class Offset:
-    """A dynamic address: `index` (a view or a register) times `scale`; valid below `limit`."""
+    """A dynamic address: `index` (a view or a register) times `scale`; valid below `limit`. With a
+    `group` the index has lists of columns, one for so many partitions (`.indirect`).
+    """
 
     index: Any
     scale: int
     limit: int
     is_vector: bool
+    group: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,21 @@ class Call:
     result: str = ""
 
 
+@dataclass(frozen=True)
+class Loop:
+    """Calls `first` to `last` (exclusive) run in a register loop: `fori`, `dynamic` or `while`. Its
+    bound is the element of `count`, which a while loop counts down.
+    """
+
+    first: int
+    last: int
+    kind: str
+    count: Storage
+    lower: int = 0
+    step: int = 1
+    counter: str = "turn"
+
+
 @dataclass(eq=False)
 class Program:
     """Storages and calls for one target; `snapshots` are the storages read back after each call.
@@ -177,6 +195,7 @@ class Program:
     cores: int = 1
     is_wild: bool = False
     snapshots: dict[int, list[Storage]] = field(default_factory=dict)
+    loop: Loop | None = None
 
     @property
     def generation(self) -> int:
@@ -238,6 +257,7 @@ class _Writer:
         self._program = program
         self._lines: list[str] = []
         self._outputs: list[str] = []
+        self._depth = 1
 
     def text(self) -> str:
         program = self._program
@@ -248,9 +268,11 @@ class _Writer:
         for storage in program.storages:
             self._declare(storage)
         for number, call in enumerate(program.calls):
+            self._open_loop(number)
             arguments = ", ".join(f"{key}={literal(v)}" for key, v in call.arguments.items())
             result = f"{call.result} = " if call.result else ""
             self._line(f"{result}nisa.{call.name}({arguments})")
+            self._close_loop(number)
             for storage in program.snapshots.get(number, []):
                 self._read_back(storage)
         for storage in program.snapshots.get(-1, []):
@@ -259,7 +281,34 @@ class _Writer:
         return "\n".join(self._lines) + "\n"
 
     def _line(self, text: str) -> None:
-        self._lines.append(INDENT + text)
+        self._lines.append(INDENT * self._depth + text)
+
+    def _open_loop(self, number: int) -> None:
+        loop = self._program.loop
+        if loop is None or number != loop.first:
+            return
+        self._line("bound = nisa.register_alloc()")
+        self._line(f"nisa.register_load(dst=bound, src={loop.count.name})")
+        if loop.kind == "fori":
+            self._line(f"def body({loop.counter}):")
+        elif loop.kind == "dynamic":
+            bounds = f"{loop.lower}, bound, {loop.step}"
+            self._line(f"for {loop.counter} in nl.dynamic_range({bounds}):")
+        else:
+            self._line("while bound:")
+        self._depth += 1
+
+    def _close_loop(self, number: int) -> None:
+        loop = self._program.loop
+        if loop is None or number != loop.last - 1:
+            return
+        if loop.kind == "while":
+            count = loop.count.name
+            self._line(f"nisa.tensor_scalar({count}, {count}, op0=nl.subtract, operand0=1)")
+            self._line(f"nisa.register_load(dst=bound, src={count})")
+        self._depth -= 1
+        if loop.kind == "fori":
+            self._line(f"nl.fori_loop({loop.lower}, bound, body, {loop.step})")
 
     def _bits(self, storage: Storage) -> str:
         return f"nl.{RAW[size_of(storage.dtype)]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +98,26 @@ class Reference:
         for machine in self.machines:
             known.apply(machine, **call.arguments, **more)
 
+    def walk(self) -> Iterator[tuple[int, Call]]:
+        """The calls with their numbers as a run makes them; whoever asks for one more has stepped
+        through the one before.
+        """
+        loop, calls = self.program.loop, list(enumerate(self.program.calls))
+        if loop is None:
+            yield from calls
+            return
+        yield from calls[: loop.first]
+        bounds = [int(machine.memory[loop.count][0]) for machine in self.machines]
+        assert len(set(bounds)) == 1, "cores of one loop turn equally often"
+        for turn in range(loop.lower, bounds[0], loop.step):
+            for machine in self.machines:
+                machine.registers[loop.counter] = turn
+            yield from calls[loop.first : loop.last]
+        for machine in self.machines:
+            if loop.kind == "while":
+                machine.memory[loop.count][:] = 0
+        yield from calls[loop.last :]
+
     def is_written(self, storage: Storage) -> bool:
         """All of it."""
         return all(bool(machine.written[storage].all()) for machine in self.machines)
@@ -112,7 +132,7 @@ def prune_snapshots(program: Program) -> IllegalError | None:
     number = -1
     try:
         reference = Reference(program)
-        for number, call in enumerate(program.calls):
+        for number, call in reference.walk():
             reference.step(call)
             kept = [s for s in program.snapshots.get(number, []) if reference.is_written(s)]
             program.snapshots[number] = kept
@@ -188,7 +208,7 @@ def compare(program: Program, results: list[Array], strict_bits: bool = False) -
     """Step the reference through the program and compare every read-back."""
     reference = Reference(program)
     remaining = iter(results)
-    for number, call in enumerate(program.calls):
+    for number, call in reference.walk():
         reference.step(call)
         for storage in program.snapshots.get(number, []):
             wrong = _compare(reference, storage, next(remaining), strict_bits)

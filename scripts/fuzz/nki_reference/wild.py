@@ -203,6 +203,8 @@ BROKEN = (
     "{name}[0, 0, 0, 0, 0, 0, 0, 0, 0]",
     "{name}.select(1, {pitch})",
     "{name}.vector_select(1, {name})",
+    "{name}.indirect(None)",
+    "{name}.indirect({name}, 0)",
     "{name}.rearrange(('p', 'q'), ('p',))",
     "nl.ndarray((0, 4), dtype=nl.float32, buffer=nl.{buffer})",
     "nl.ndarray((200, 4), dtype=nl.float32, buffer=nl.sbuf)",
