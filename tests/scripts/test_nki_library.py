@@ -42,8 +42,16 @@ def run():
 
     return simulate
 """
+DATACLASSES = """\
+def normalize_golden_output(golden, rank):
+    return golden(rank)
+"""
 CASES = """\
+import os
+from types import SimpleNamespace
+
 import nki
+import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 import numpy as np
@@ -76,6 +84,53 @@ def test_slow():
         pass
 
 
+def test_ends_the_process():
+    os._exit(3)
+
+
+@nki.jit
+def add_ranks(x, ranks):
+    total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    group = ncc.ReplicaGroup([list(range(ranks))])
+    ncc.all_reduce([x], [total], group, op=nl.add)
+    return total
+
+
+class RankInputs:
+    def for_rank(self, rank):
+        return {"x.must_alias_input": np.full((2, 3), rank + 1.0, np.float32), "ranks": 3}
+
+
+def test_ranks(tmp_path):
+    from nki_library_ranks import has_ranks, simulate_on_ranks
+
+    def dump(folder, tensors, name_of):
+        os.makedirs(folder)
+        for name, value in tensors.items():
+            value.tofile(os.path.join(folder, name_of(name)))
+
+    orchestrator = SimpleNamespace(
+        fs_config=SimpleNamespace(artifacts_output_directory_path=str(tmp_path)),
+        __dump_tensors__=dump,
+    )
+    case = SimpleNamespace(
+        kernel_func=add_ranks,
+        kernel_input=RankInputs(),
+        inference_args=SimpleNamespace(collective_ranks=3),
+        compiler_input=SimpleNamespace(
+            platform_target=SimpleNamespace(get_nc_gen=lambda: "gen3"), logical_nc_config=1
+        ),
+        validation_args=SimpleNamespace(
+            golden_output=lambda rank: {"total": np.zeros((2, 3), np.float16)}
+        ),
+    )
+    assert has_ranks(case)
+    path = simulate_on_ranks(orchestrator, case, "out")
+    for rank in range(3):
+        held = np.fromfile(f"{path}/output_worker_{rank}/total", np.float16)
+        assert held.tolist() == [6.0] * 6
+
+
 @pytest.mark.trn3_alone
 def test_other_target():
     pass
@@ -89,6 +144,11 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "library" / "test" / "pytest.ini").write_text("[pytest]\nmarkers = trn3_alone\n")
     (tmp_path / "library" / "test" / "conftest.py").write_text(CONFTEST)
     (folder / "test_small.py").write_text(CASES)
+    utils = tmp_path / "library" / "test" / "utils"
+    utils.mkdir()
+    for package in (utils.parent, utils):
+        (package / "__init__.py").write_text("")
+    (utils / "common_dataclasses.py").write_text(DATACLASSES)
     return tmp_path / "library"
 
 
@@ -105,8 +165,8 @@ def test_every_case_gets_its_status(checkout: Path, tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     numbers = json.loads(done.stdout.splitlines()[-1])
     assert numbers == {
-        "passed": 1,
-        "failed": 1,
+        "passed": 2,
+        "failed": 2,
         "explained": 0,
         "too large": 2,
         "skipped": 0,
@@ -116,8 +176,18 @@ def test_every_case_gets_its_status(checkout: Path, tmp_path: Path) -> None:
         "ok": False,
         "not imported": 0,
     }
-    records = {json.loads(line)["case"].split("::")[-1] for line in log.read_text().splitlines()}
-    assert records == {"test_right", "test_wrong", "test_large", "test_slow"}
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    messages = {record["case"].split("::")[-1]: record["message"] for record in records}
+    assert set(messages) == {
+        "test_right",
+        "test_wrong",
+        "test_large",
+        "test_slow",
+        "test_ends_the_process",
+        "test_ranks",
+    }
+    assert messages["test_ends_the_process"] == "the process ended with status 3"
+    assert messages["test_slow"] == "more than 5 s"
     assert not list(checkout.rglob("__pycache__"))
 
 
