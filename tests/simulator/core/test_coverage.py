@@ -26,8 +26,12 @@ PATTERNS = st.lists(
 )
 
 
-@given(PATTERNS, PATTERNS)
-def test_coverage_is_exact(writes: list[tuple], reads: list[tuple]) -> None:  # type: ignore[type-arg]
+@given(PATTERNS, PATTERNS, st.integers(1, 5))
+def test_coverage_is_exact(
+    writes: list[tuple],  # type: ignore[type-arg]
+    reads: list[tuple],  # type: ignore[type-arg]
+    every: int,
+) -> None:
     tensor = Simulator(TRN2).allocate((64,), "int32", MemoryRegion.private_hbm)
     seen = torch.zeros(256, dtype=torch.bool)
     coverage = tensor.storage.written
@@ -40,15 +44,35 @@ def test_coverage_is_exact(writes: list[tuple], reads: list[tuple]) -> None:  # 
         places = torch.arange(256).as_strided([*view.shape, size], [*strides, 1], offset * size)
         return places.flatten()
 
-    for pattern, offset, dtype in writes:
+    for number, (pattern, offset, dtype) in enumerate(writes, 1):
         coverage.mark(tensor.ap(pattern, offset=offset, dtype=dtype))
         seen[bytes_of(pattern, offset, dtype)] = True
+        if number % every:
+            continue
         for read, start, kind in (*reads, (pattern, offset, dtype)):
             view = tensor.ap(read, offset=start, dtype=kind)
             there = seen[bytes_of(read, start, kind)]
             assert coverage.covers(view) == bool(there.all())
             want = Covered.ALL if there.all() else Covered.SOME if there.any() else Covered.NONE
             assert coverage.state(view) is want
+
+
+def test_halves_of_rows_are_told_apart_by_their_columns() -> None:
+    tensor = Simulator(TRN2).allocate((8, 6), "float32", MemoryRegion.private_hbm)
+    coverage = tensor.storage.written
+    coverage.mark(tensor[0:4, 0:3])
+    coverage.mark(tensor[6:8, 1:3])
+    assert coverage.state(tensor[0:8, 3:6]) is Covered.NONE
+    assert coverage.state(tensor[2, 3:5]) is Covered.NONE
+    assert coverage.state(tensor[4:6, 0:3]) is Covered.NONE
+    assert coverage.state(tensor[3:6, 2:6]) is Covered.SOME
+    assert coverage.covers(tensor[1:4, 0:3])
+    coverage.mark(tensor[4:6])
+    assert coverage.state(tensor[5, 3:6]) is Covered.ALL
+    assert coverage.state(tensor[0:4, 3:6]) is Covered.NONE
+    coverage.erase(tensor[0:8, 0:3])
+    assert coverage.state(tensor[0:8, 0:3]) is Covered.NONE
+    assert coverage.covers(tensor[4:6, 3:6])
 
 
 def test_as_many_elements_as_the_storage_may_still_leave_gaps() -> None:
