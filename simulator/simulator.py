@@ -336,8 +336,11 @@ class Simulator:
 
     @property
     def keeps_copies(self) -> bool:
-        """True where everything that runs between two steps is known: no loop, no other program."""
-        return self.ordering is None and self.rank.count == 1 and not self.loops.depth
+        """True where every write to a tensor on chip between two steps of its program is known: no
+        loop, no other rank. Another program of the grid writes there in `sendrecv` alone, which
+        both record.
+        """
+        return self.rank.count == 1 and not self.loops.depth
 
     def derived(self, function: Callable[[torch.Tensor], Any], view: torch.Tensor) -> Any:
         """`function(view)`, one object for all that ask; `function` may not read or write."""

@@ -129,6 +129,8 @@ def _lose(rival: Storage, tensor: NkiTensor, first: int, last: int, gone: int) -
     written, products = rival.written, rival.matmul
     assert isinstance(written, ChipCoverage)
     assert isinstance(products, ChipCoverage)
+    # They share memory, so copies of what it held are out of date.
+    rival.writes += 1
     products.erase_bytes(first, last, gone)
     if written.erase_bytes(first, last, gone):
         rival.lost_to = (tensor.describe(), kernel_location())
