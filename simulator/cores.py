@@ -16,7 +16,7 @@ from trnx.simulator.baton import DeadlockError as DeadlockError
 from trnx.simulator.checks.overlap import ManualMemory
 from trnx.simulator.joint import Joint, Loop
 from trnx.simulator.loops import Loops
-from trnx.simulator.storage import Allocation, Storage
+from trnx.simulator.storage import Allocation
 
 if TYPE_CHECKING:
     from trnx.simulator.simulator import Simulator
@@ -58,24 +58,12 @@ class Cores:
         with torch.inference_mode(False), torch.no_grad():
             self._results[index] = body(core)
 
-    def meet(
-        self,
-        key: Hashable,
-        parties: frozenset[int],
-        brought: Any,
-        about: Storage | None = None,
-    ) -> dict[int, Any] | None:
-        """Wait until all `parties` are here. The last to arrive gets what each brought, the others
-        None. `about` is the storage that the meeting puts in order, if it is one alone.
+    def meet(self, key: Hashable, brought: Any) -> dict[int, Any] | None:
+        """Wait until all programs are here. The last to arrive gets what each brought, the others
+        None.
         """
-        arrived = self._wait(key, parties, brought)
-        if arrived is not None and self._simulator.ordering is not None:
-            self._simulator.ordering.meet(parties, about)
-        return arrived
-
-    def _wait(self, key: Hashable, parties: frozenset[int], brought: Any) -> dict[int, Any] | None:
         core = self._simulator.core
-        arrived = self._baton.meet(core.index, key, parties, brought)
+        arrived = self._baton.meet(core.index, key, frozenset(range(self._count)), brought)
         self._simulator.core = core
         return arrived
 
@@ -86,7 +74,7 @@ class Cores:
         rank = self._simulator.rank
         loops: dict[int, Any] | None = {self._simulator.core.index: loop}
         if self._count > 1:
-            loops = self._wait(_LOOP_END, frozenset(range(self._count)), loop)
+            loops = self.meet(_LOOP_END, loop)
         if loops is None:
             return
         everyone: dict[int, Any] | None = {rank.index: loops}

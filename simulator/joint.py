@@ -9,7 +9,7 @@ one that recorded what the meeting does goes on first, as it did when it was rec
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from trnx.simulator.baton import DeadlockError
@@ -37,6 +37,8 @@ class Arrival:
 
     where: Location | None
     meeting: Meeting | None = None
+    # What the first run does when all have come.
+    met: Callable[[], None] | None = None
 
     def __call__(self) -> None:
         """Nothing: whoever runs the body looks for it."""
@@ -44,10 +46,14 @@ class Arrival:
 
 @dataclass(eq=False)
 class Loop:
-    """A recorded loop; `meets` where its body has an arrival, in a loop within it or itself."""
+    """A recorded loop; `meets` where its body has an arrival, in a loop within it or itself.
+
+    `watched` are the steps with those that only the first run has, as long as there are any.
+    """
 
     steps: list[Step] = field(default_factory=list)
     meets: bool = False
+    watched: list[Step] | None = None
 
     def turns(self) -> Iterator[None]:
         """Once for every turn."""
@@ -55,21 +61,31 @@ class Loop:
 
     def __call__(self) -> None:
         """Run it alone."""
-        steps = self.steps
+        steps = self.watched or self.steps
         for _ in self.turns():
             for step in steps:
                 step()
 
     def waits(self) -> Iterator[Arrival]:
         """Run it from meeting to meeting."""
+        steps = self.watched or self.steps
         for _ in self.turns():
-            for step in self.steps:
+            for step in steps:
                 if type(step) is Arrival:
                     yield step
                 elif isinstance(step, Loop) and step.meets:
                     yield from step.waits()
                 else:
                     step()
+
+    def forget(self) -> None:
+        """The first run is over."""
+        self.watched = None
+        for step in self.steps:
+            if isinstance(step, Loop):
+                step.forget()
+            elif type(step) is Arrival:
+                step.met = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -129,7 +145,9 @@ class Joint:
             assert meeting is not None
             if all(p in waiting and waiting[p].meeting is meeting for p in meeting.parties):
                 for one in meeting.parties:
-                    del waiting[one]
+                    came = waiting.pop(one)
+                    if came.met is not None:
+                        came.met()
                 ready.appendleft(meeting.first)
                 ready.extend(one for one in meeting.parties if one != meeting.first)
         if waiting:

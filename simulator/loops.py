@@ -54,9 +54,19 @@ class Loops:
         """How many loops are open."""
         return len(self._open)
 
-    def target(self) -> list[Step] | None:
-        """Where steps are recorded: the innermost open loop's list, or None outside of loops."""
-        return self._open[-1].loop.steps if self._open else None
+    def extend(self, steps: list[Step]) -> None:
+        """Record steps of the innermost open loop."""
+        loop = self._open[-1].loop
+        loop.steps += steps
+        if loop.watched is not None:
+            loop.watched += steps
+
+    def watch(self, step: Step) -> None:
+        """A step of the innermost open loop that belongs to the first run alone."""
+        loop = self._open[-1].loop
+        if loop.watched is None:
+            loop.watched = list(loop.steps)
+        loop.watched.append(step)
 
     def arrive(self, meets_ranks: bool) -> Arrival | None:
         """Mark the place where a program waits for others; None outside of loops."""
@@ -66,7 +76,7 @@ class Loops:
             one.loop.meets = True
             one.meets_ranks |= meets_ranks
         arrival = Arrival(kernel_location())
-        self._open[-1].loop.steps.append(arrival)
+        self.extend([arrival])
         return arrival
 
     def _begin(self, loop: Loop, register: VirtualRegister | None = None) -> _Open:
@@ -85,6 +95,7 @@ class Loops:
         else:
             self._simulator.cores.join(ended.loop, ended.meets_ranks)
         if not self._open:
+            ended.loop.forget()
             self._simulator.pool.release()
 
     def fori(self, lower: Bound, upper: Bound, step: int, body: Callable[[Any], Any]) -> None:

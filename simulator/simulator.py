@@ -259,9 +259,12 @@ class Simulator:
         line = kernel_line()
         assert line is not None
         unordered: Unordered | None = None
+        shared: list[tuple[NkiTensor, bool]] = []
         for tensor, is_write in operands:
             storage = tensor.storage
             if self.ordering is not None and storage.buffer is MemoryRegion.shared_hbm:
+                if self.compares_turns:
+                    shared.append((tensor, is_write))
                 for region in self._known_regions(tensor):
                     unordered = (
                         self.ordering.access(core, emit.name, region, is_write, line) or unordered
@@ -284,6 +287,10 @@ class Simulator:
             self._observer(Recorded(index, core, emit.name, engine, operands, line))
         if emit.missing:
             carry(emit.name, emit.missing, operands, self.findings, emit.places)
+        if shared:
+            assert self.ordering is not None
+            use = functools.partial(self.ordering.use, core, emit.name, shared, line)
+            self.loops.watch(use)
         if unordered is None:
             self.append_steps(emit.steps)
         else:
@@ -296,15 +303,19 @@ class Simulator:
         return index
 
     def _known_regions(self, tensor: NkiTensor) -> list[NkiTensor]:
-        """What an operand reaches, as far as it is known now."""
-        if tensor.indirection is not None and self.values and self.loops.target() is None:
+        """What an operand reaches, as far as it is known now; nothing where each turn of a loop
+        is compared.
+        """
+        if self.compares_turns:
+            return []
+        if tensor.indirection is not None and self.values:
             return touched(tensor)
         return [tensor]
 
     def _append_unordered(self, steps: list[Step], write: Unordered) -> None:
         """Record a write that races with another program: a finding, unless both store the same."""
         assert self.ordering is not None
-        if write.is_shared and self.values and self.loops.target() is None:
+        if write.is_shared and self.values:
             self.ordering.doubt(write)
             self.append_steps(steps)
             return
@@ -315,9 +326,8 @@ class Simulator:
     def append_steps(self, steps: Iterable[Step]) -> None:
         """Record steps; with values, outside of loops, execute them."""
         steps = [self._shared_step(step) for step in steps]
-        body = self.loops.target()
-        if body is not None:
-            body.extend(steps)
+        if self.loops.depth:
+            self.loops.extend(steps)
             return
         self.steps.extend(steps)
         if self.values:
@@ -335,12 +345,16 @@ class Simulator:
         return self._steps_by_key.setdefault(key, step)
 
     @property
-    def keeps_copies(self) -> bool:
-        """True where every write to a tensor on chip between two steps of its program is known: no
-        loop, no other rank. Another program of the grid writes there in `sendrecv` alone, which
-        both record.
+    def compares_turns(self) -> bool:
+        """True in a register loop that runs when it is complete, with other programs beside it:
+        what it does to shared HBM is compared then, turn by turn.
         """
-        return self.rank.count == 1 and not self.loops.depth
+        return self.ordering is not None and self.values and self.loops.depth > 0
+
+    @property
+    def keeps_copies(self) -> bool:
+        """True where everything that runs between two steps is known: no loop, no other program."""
+        return self.ordering is None and self.rank.count == 1 and not self.loops.depth
 
     def derived(self, function: Callable[[torch.Tensor], Any], view: torch.Tensor) -> Any:
         """`function(view)`, one object for all that ask; `function` may not read or write."""

@@ -3,8 +3,8 @@
 Within a program order holds. Between programs it holds through meetings alone (`core_barrier`,
 `sendrecv`). Two accesses to one element, at least one of them a write, that no meeting orders are
 the finding, whatever order the simulator ran them in. Elements are compared exactly, so interleaved
-halves are no conflict. Accesses at addresses that values decide are compared where the values are
-there: in runs with values, outside of register loops.
+halves are no conflict. In runs with values, accesses at addresses that values decide are compared,
+and register loops turn by turn; without values, the first turn of a loop is.
 
 The reference gives `core_barrier` a tensor, "the shared data that all cores need to synchronize
 on", and does not say whether other tensors are in order as well: what only barriers on other
@@ -21,6 +21,7 @@ experimental/dynamic_shapes reads back a result that both programs fill in a dyn
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 
@@ -49,7 +50,9 @@ class _Segment:
     epoch: int
     read: Coverage
     written: Coverage
-    accesses: list[tuple[NkiTensor, bool, Line]] = field(default_factory=list)
+    accesses: list[_Access] = field(default_factory=list)
+    # Regions in `accesses`: the turns of a loop are compared once where they are alike.
+    seen: set[tuple[Hashable, bool, Line]] = field(default_factory=set)
 
 
 @dataclass
@@ -108,16 +111,30 @@ class Ordering:
                 if not write.is_as(content):
                     self._findings.report(write.finding)
 
-    def meet(self, parties: frozenset[int], about: Storage | None = None) -> None:
-        """All of `parties`, which are all programs, wait for each other here, for the sake of one
-        storage or of everything.
-        """
+    def meet(self, about: Storage | None = None) -> None:
+        """All programs wait for each other here, for the sake of one storage or of everything."""
         self.settle()
         self._meetings.append(about)
-        joined = [max(self._clocks[p][i] for p in parties) for i in range(len(self._clocks))]
-        for party in parties:
-            self._clocks[party] = list(joined)
-            self._clocks[party][party] += 1
+        joined = [max(clock[i] for clock in self._clocks) for i in range(len(self._clocks))]
+        for program in range(len(self._clocks)):
+            self._clocks[program] = list(joined)
+            self._clocks[program][program] += 1
+
+    def use(
+        self, program: int, opcode: str, operands: Sequence[tuple[NkiTensor, bool]], line: Line
+    ) -> None:
+        """An instruction of a register loop is about to run: its operands, at the addresses that
+        they have in this turn.
+        """
+        for tensor, is_write in operands:
+            for region in touched(tensor):
+                write = self.access(program, opcode, region, is_write, line)
+                if write is None:
+                    continue
+                if write.is_shared:
+                    self.doubt(write)
+                else:
+                    self._findings.report(write.finding)
 
     def access(
         self, program: int, opcode: str, tensor: NkiTensor, is_write: bool, line: Line
@@ -134,8 +151,12 @@ class Ordering:
         is_own = not is_write and (
             key in self._own_unknown or (own is not None and own.covers(tensor))
         )
-        conflict = None if is_own else self._conflict(program, opcode, tensor, is_write, line)
         segment = self._segment(tensor.storage, program)
+        same = (tensor.region_key(), is_write, line)
+        if same in segment.seen:
+            return None
+        segment.seen.add(same)
+        conflict = None if is_own else self._conflict(program, opcode, tensor, is_write, line)
         (segment.written if is_write else segment.read).mark(tensor)
         segment.accesses.append((tensor, is_write, line))
         if is_write:

@@ -95,12 +95,15 @@ class Emit(Access):
         self, key: Hashable, brought: _Brought, about: NkiTensor | None = None
     ) -> dict[int, _Brought] | None:
         """Wait for the other programs."""
-        everyone = frozenset(range(self.programs))
-        storage = None if about is None else about.storage
-        cores = self._simulator.cores
-        arrived: dict[int, _Brought] | None = cores.meet(
-            (key, *self._depth()), everyone, brought, storage
-        )
+        simulator = self._simulator
+        arrived: dict[int, _Brought] | None = simulator.cores.meet((key, *self._depth()), brought)
+        if arrived is not None and simulator.ordering is not None:
+            storage = None if about is None else about.storage
+            order = functools.partial(simulator.ordering.meet, storage)
+            if brought.arrival is not None and simulator.compares_turns:
+                brought.arrival.met = order
+            else:
+                order()
         return arrived
 
     def _depth(self) -> tuple[str, ...]:
