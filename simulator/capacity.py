@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 _MAP_ROWS = 16
 
-# (instructions that stay where they are, storages whose users move, storages whose users do not,
-# loops) -> lives of storages.
-Reorder = Callable[[set[int], set[int], set[int], "list[LoopRecord]"], dict[int, tuple[int, int]]]
+# (loops, storages whose users keep their order, storages of a full memory, instructions that begin
+# their lives) -> lives of storages.
+Reorder = Callable[["list[LoopRecord]", set[int], set[int], set[int]], dict[int, tuple[int, int]]]
 
 
 def check_address(
@@ -104,11 +104,11 @@ def _moved(
     loops: list[LoopRecord],
     reorder: Reorder,
 ) -> tuple[int, int]:
-    """The peaks in the compiler's order, which begins no life in the `full` buffers earlier."""
-    births = {use.allocation.first for i in full for use in used[i]}
-    crowded = {use.allocation.storage for i in full for use in used[i]}
+    """The peaks in the order that the compiler may choose."""
     fixed = {a.storage for a in allocations if a.address is not None}
-    lives = reorder(births, crowded, fixed, loops)
+    crowded = {use.allocation.storage for i in full for use in used[i]}
+    births = {use.allocation.first for i in full for use in used[i]}
+    lives = reorder(loops, fixed, crowded, births)
     spans = [(loop.first, loop.last) for loop in loops]
     sbuf, psum = (
         _peak(
@@ -217,7 +217,7 @@ def _finding(
     if any(use.size < use.allocation.bytes for use in live):
         so = " (those of at most 64 or 32 partitions counted as halves or quarters)"
     if fits_reordered:
-        so += " in program order (they fit if the compiler moves their last uses up)"
+        so += " in program order (they fit in an order that the compiler may choose)"
     return CapacityError(
         DISPUTED_CAPACITY if fits_reordered else "capacity",
         f"{peak} bytes per partition of {buffer.value} are live at once{so}, but there are {limit};"

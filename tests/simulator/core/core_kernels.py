@@ -534,3 +534,43 @@ def prints_and_stops(x, what):
 
 def hook_that_fails(message):
     assert message == "", message
+
+
+@nki.jit
+def loads_tiles_early(tiles, width, in_pairs):
+    """Fills `tiles` tiles before the first is used; then each is, or each with its neighbours."""
+    out = nl.ndarray((128, tiles * width), dtype=nl.float32, buffer=nl.shared_hbm)
+    held = []
+    for i in range(tiles):
+        tile = nl.ndarray((128, width), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=tile, value=float(i))
+        held.append(tile)
+    for i in range(tiles):
+        if in_pairs:
+            nisa.tensor_tensor(dst=held[i], data1=held[i], data2=held[i - 1], op=nl.add)
+        nisa.dma_copy(dst=out[:, i * width : (i + 1) * width], src=held[i])
+    return out
+
+
+@nki.jit
+def multiplies_by_early_tiles(tiles, columns):
+    """Loads the weights of all products before the first. Each tile is used by every product, and
+    is free after that when the products are accumulated side by side.
+    """
+    out = nl.ndarray((128, columns * 512), dtype=nl.float32, buffer=nl.shared_hbm)
+    x = nl.ndarray((128, 128), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.memset(dst=x, value=1.0)
+    held = []
+    for _ in range(tiles):
+        weights = nl.ndarray((128, columns * 512), dtype=nl.bfloat16, buffer=nl.sbuf)
+        nisa.memset(dst=weights, value=1.0)
+        held.append(weights)
+    result = nl.ndarray((128, columns * 512), dtype=nl.float32, buffer=nl.sbuf)
+    for i in range(columns):
+        span = slice(i * 512, (i + 1) * 512)
+        acc = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
+        for weights in held:
+            nisa.nc_matmul(acc, x, weights[:, span])
+        nisa.tensor_copy(dst=result[:, span], src=acc)
+    nisa.dma_copy(dst=out, src=result)
+    return out

@@ -109,6 +109,25 @@ def test_tensors_whose_last_use_may_move_up_are_a_warning(kernels: ModuleType) -
         trace(kernels.drains_tiles_in_a_loop, [9, 512])
 
 
+def test_tensors_whose_first_use_may_move_down_are_a_warning(kernels: ModuleType) -> None:
+    width = 12 * 1024
+    assert trace(kernels.loads_tiles_early, [4, width, False]).peak_sbuf_bytes == 4 * width * 4
+    with pytest.warns(FindingWarning, match="capacity-disputed.* in program order"):
+        program = trace(kernels.loads_tiles_early, [5, width, False])
+    assert program.peak_sbuf_bytes == width * 4
+    with pytest.raises(CapacityError, match=r"\[capacity\].* sbuf"):
+        trace(kernels.loads_tiles_early, [5, 24 * 1024, True])
+
+
+def test_products_may_be_accumulated_side_by_side(kernels: ModuleType) -> None:
+    with pytest.warns(FindingWarning, match="capacity-disputed.* sbuf"):
+        program = trace(kernels.multiplies_by_early_tiles, [40, 7])
+    assert program.peak_sbuf_bytes < 229376
+    assert program.peak_psum_bytes == 7 * 2048
+    with pytest.raises(CapacityError, match=r"\[capacity\].* sbuf"):
+        trace(kernels.multiplies_by_early_tiles, [40, 9])
+
+
 @pytest.mark.parametrize(
     ("flags", "times"),
     [
