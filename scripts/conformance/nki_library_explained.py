@@ -28,6 +28,21 @@ EXPLANATIONS = (
         "random inputs in float64, golden values and their comparison take up to 18 times the "
         "memory of a case's inputs, the simulation 4 times",
     ),
+    Explanation(
+        r"/core/attention/test_attention_(bwd|cte)\.py",
+        r"MemoryError|can't allocate memory|status -9",
+        "theirs",
+        "golden values (of the backward pass inputs, too) hold float32 scores [heads, queries, "
+        "keys] four times and more: 34 GB for 32 heads and 8192 positions, 17 GB for one head and "
+        "32768; the simulation needs the inputs and some 100 MB",
+    ),
+    Explanation(
+        r"/core/attention/test_attention_tkg\.py::.*test_attn_tkg_slow",
+        r"MemoryError|can't allocate memory|status -9",
+        "theirs",
+        "random inputs are made in float64 for the whole cache: 16 GiB for each of keys and values "
+        "of 1024 sequences",
+    ),
 )
 
 
