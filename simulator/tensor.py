@@ -223,14 +223,16 @@ class NkiTensor(Patterned):
         simulator = current_or_none()
         if simulator is not None and simulator.hardware.generation < 4:
             self._fail(f"indirect: needs trn3, not {simulator.hardware.target}")
-        count = index.size if num_elem is None else num_elem
         if not self.is_on_chip or self.ndim != 2:
             self._fail("indirect: it takes a tile [partitions, elements] in SBUF or PSUM")
+        if not isinstance(index, NkiTensor):
+            self._fail(f"indirect: the index must be a tile [P, K] in SBUF, not {index!r}")
+        count = index.size if num_elem is None else num_elem
         if index.buffer is not MemoryRegion.sbuf or index.ndim != 2:
             self._fail(f"indirect: the index {index.describe()} must be a tile [P, K] in SBUF")
         if index.shape[0] != self.shape[0] or not index.dtype.is_integer:
             self._fail(f"indirect: the index {index.describe()} must be integers of all partitions")
-        if not 0 < count <= index.size:
+        if not isinstance(count, int) or not 0 < count <= index.size:
             self._fail(f"indirect: {count} elements of an index with {index.size}")
         indirect = Indirect(index, False, self.strides[1], self.shape[1], 1, self)
         return self._indirect((self.shape[0], count), self.strides, self.offset, indirect)

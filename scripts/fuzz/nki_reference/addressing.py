@@ -186,7 +186,8 @@ def make_loop(c: Choices, program: Program) -> None:
         return
     first, last = c.pick(runs)
     body = program.calls[first:last]
-    has_results = any(call.result for call in body)
+    # Registers that the body gives values have none where it does not run.
+    has_results = any(call.name.startswith("register") for call in body)
     kind = c.pick(("dynamic", "while") if has_results else ("fori", "dynamic", "while"))
     touched = {view.storage for call in body for view in _operands(call)}
     may_skip = not has_results and all(storage.values is not None for storage in touched)

@@ -302,8 +302,10 @@ def bn_aggr(m: Machine, dst: View, data: View, name: Any = None) -> None:
     distance = np.abs(mean - average[:, None]).max(1)
     loose = (np.abs(spread) + np.abs(squares)).sum(1) / np.abs(total) * groups * 4 * HALF_ULP
     error = np.stack((off, loose + tiny + 2 * distance * off + off**2), 1)
-    # Counts that cancel leave nothing certain.
+    # Counts that cancel leave nothing certain, nor do sums that float32 cannot hold on the way.
     error[(count <= 0).any(1)] = np.inf
+    largest = [np.abs(count * mean), distance[:, None] ** 2, np.abs(squares), np.abs(spread)]
+    error[np.max([size.max(1) for size in largest], axis=0) * groups > 1e38] = np.inf
     _store_statistics(m, dst, np.stack((average, variance), 1), error)
 
 
