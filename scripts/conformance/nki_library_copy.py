@@ -108,6 +108,11 @@ PATCHES = (
         replace("experimental.subkernels.topk_reduce", "experimental.collectives.topk_reduce"),
     ),
     Patch(
+        "src/nkilib_src/nkilib/core/moe/moe_cte/bwmm_shard_on_block.py",
+        "an odd number of blocks is halved downwards: the last block's flag is never written",
+        replace("(N - shard_id - off_one_offset) // 2", "(N - shard_id - off_one_offset + 1) // 2"),
+    ),
+    Patch(
         "src/nkilib_src/nkilib/experimental/moe/bwd/bwmm_bwd_dropless.py",
         "one core clears the gradients of half the experts, the other stores there with no barrier",
         replace(
