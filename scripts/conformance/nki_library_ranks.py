@@ -34,10 +34,10 @@ def simulate_on_ranks(orchestrator: Any, case: Any, folder: str) -> str:
     run = simulate_ranks(
         case.kernel_func, ranks, target, grid=case.compiler_input.logical_nc_config
     )
-    # Arrays of their own for every rank, but not before the measurement let them pass.
-    results = measured(
-        [value for own in given for value in own.values()], lambda: run(copied(given))
-    )
+    # What all ranks are given is one input. Arrays of their own for every rank, but not before the
+    # measurement let them pass.
+    inputs = {id(value): value for own in given for value in own.values()}
+    results = measured(inputs.values(), lambda: run(copied(given)))
     path = os.path.join(orchestrator.fs_config.artifacts_output_directory_path, folder)
     for rank, result in enumerate(results):
         golden = normalize_golden_output(case.validation_args.golden_output, rank)
