@@ -13,10 +13,10 @@ installed.
 
 `--sample N --seed S` takes N cases at random: at least one of each file where N allows it, the rest
 by the number of cases. `--files REGEX` and `--cases REGEX` restrict the choice, `--jobs J` runs J
-processes, `--seconds` and `--gigabytes` are the limits of a case (by default the processes share
-the memory that is free), `--log FILE` keeps the text of
-every failure, `--json` prints one object as the last line. Exit status 0 if and only if at least
-97 % of the cases that ran passed, every failure is explained, and no passing case had a finding.
+cases at once, `--seconds` (of the processor) and `--gigabytes` are the limits of a case (by default
+the jobs share the memory that is free), `--log FILE` keeps the text of every failure, `--json`
+prints one object as the last line. Exit status 0 if and only if at least 97 % of the cases that ran
+passed, every failure is explained, and no passing case had a finding.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice")
     parser.add_argument("--files", default="", help="regular expression for files of the suite")
     parser.add_argument("--cases", default="", help="regular expression for cases")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--seconds", type=int, default=900, help="limit of a case")
+    parser.add_argument("--jobs", type=int, default=1, help="cases at once")
+    parser.add_argument("--seconds", type=int, default=900, help="processor time of a case")
     parser.add_argument("--gigabytes", type=int, default=0, help="memory of a case; 0: what is free")
     parser.add_argument("--log", type=Path, help="append one JSON object for each case")
     parser.add_argument("--json", action="store_true", help="print one object as the last line")
