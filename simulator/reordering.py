@@ -18,7 +18,7 @@ with tensors whose address the kernel chose, keep their order.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from trnx.simulator.loops import LoopRecord
@@ -44,6 +44,8 @@ _WITH_STATE = frozenset(
         "tensor_scalar_reduce",
     }
 )
+# In place of an engine: no state; the state of all that is fixed.
+_FREE, _FIXED = -1, -2
 # Nothing crosses these.
 _FENCES = frozenset({"core_barrier", "sendrecv"})
 
@@ -79,7 +81,7 @@ def reordered_lives(
 
 class _Movable(NamedTuple):
     """An instruction as it may move: its operands as (storage, "is written"), and `state`,
-    the engine whose state it uses, or -1. One that `stays` uses what is not among its operands
+    the engine whose state it uses, or _FREE. One that `stays` uses what is not among its operands
     (registers); a loop begins or ends at an edge; nothing crosses a fence.
     """
 
@@ -105,10 +107,10 @@ def _movables(rows: Rows, core: int, loops: list[LoopRecord]) -> Iterator[_Movab
         is_edge = index in edges
         if rows.core[index] != core:
             if is_edge:
-                yield _Movable(index, (), -1, True, True, False)
+                yield _Movable(index, (), _FREE, True, True, False)
             continue
         code = rows.opcode[index]
-        state = rows.engine[index] if code in with_state else -1
+        state = rows.engine[index] if code in with_state else _FREE
         first, last = rows.first_operand[index], rows.first_operand[index + 1]
         operands = [(rows.storage[i], rows.kind[i] % 2 == 1) for i in range(first, last)]
         stays = code in registers or any(rows.dynamic[first:last]) or not operands
@@ -127,7 +129,7 @@ class _Segment:
         self._depths: list[int] = []
         self._written: dict[int, int] = {}
         self._readers: dict[int, list[int]] = {}
-        self._chains: dict[Hashable, int] = {}
+        self._chains: dict[int, int] = {}
 
     def add(self, one: _Movable, is_fixed: bool, is_prompt: bool) -> None:
         """The next instruction: `is_fixed` ones keep their order among each other, `is_prompt` ones
@@ -135,7 +137,8 @@ class _Segment:
         """
         place = len(self._indices)
         needs = self._needs_of(one.operands, place)
-        for chain in ([one.state] if one.state >= 0 else []) + ([None] if is_fixed else []):
+        # What has state keeps its order on its engine; what is fixed keeps it everywhere.
+        for chain in {one.state, _FIXED if is_fixed else _FREE} - {_FREE}:
             if chain in self._chains:
                 needs.add(self._chains[chain])
             self._chains[chain] = place
