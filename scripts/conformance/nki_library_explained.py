@@ -22,6 +22,21 @@ class Explanation:
 
 EXPLANATIONS = (
     Explanation(
+        r"/core/moe/moe_cte/",
+        r"\[capacity\]",
+        "ours",
+        "weights and results of a block do not fit into SBUF or PSUM in any order that the "
+        "simulator tries; the device's compiler spills to HBM (SDK memory-hierarchy-overview.rst), "
+        "which the simulator does not",
+    ),
+    Explanation(
+        r"/core/moe(_block)?/|/experimental/moe/",
+        r"MemoryError|can't allocate memory|status -9",
+        "theirs",
+        "random weights are made in float64, four times what the kernel gets, and golden values "
+        "hold float32 copies: 8 GB for 128 experts",
+    ),
+    Explanation(
         r"/loss/test_cross_entropy_",
         r"MemoryError|can't allocate memory|status -9",
         "theirs",
