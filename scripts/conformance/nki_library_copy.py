@@ -123,6 +123,15 @@ PATCHES = (
         ),
     ),
     Patch(
+        "src/nkilib_src/nkilib/core/attention/attention_cte.py",
+        "small windows with strided queries of context parallelism keep two tiles of exp(scores) "
+        "where all are used (the remark there says so of prefix caching): products read others",
+        replace(
+            "                if not ac.is_prefix_caching:\n",
+            "                if not ac.is_prefix_caching and not ac.use_cp:\n",
+        ),
+    ),
+    Patch(
         "test/integration/nkilib/core/attention/test_gen_mask_tkg.py",
         "looks for an input by its plain name, which the inputs have with .must_alias_input",
         replace(
