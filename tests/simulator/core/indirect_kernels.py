@@ -184,3 +184,34 @@ def multiplies_gathered_mx(a, a_scale, b, b_scale, dtype, index, count, same):
     nisa.tensor_copy(dst=tile, src=acc)
     nisa.dma_copy(dst=out, src=tile)
     return out
+
+
+@nki.jit
+def stores_a_token(cache, token, slot):
+    """A slot counts tokens over all blocks of the cache; one that does not exist is skipped."""
+    out = nl.ndarray(cache.shape, dtype=cache.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=cache)
+    at = nl.ndarray((1, 1), dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=at, src=slot)
+    row = nl.ndarray(token.shape, dtype=token.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=row, src=token)
+    width = cache.shape[2]
+    target = out.ap(
+        [[width, token.shape[0]], [1, width]], offset=0, scalar_offset=at, indirect_dim=1
+    )
+    nisa.dma_copy(dst=target, src=row, oob_mode=nisa.oob_mode.skip)
+    return out
+
+
+@nki.jit
+def selects_a_rank(x, rank):
+    """The index goes to a dimension of size 1, which has the stride of the one before."""
+    count, ranks, width = x.shape
+    out = nl.ndarray((count, width), dtype=x.dtype, buffer=nl.shared_hbm)
+    at = nl.ndarray((1, 1), dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=at, src=rank)
+    chosen = x.reshape((count, ranks, 1, width)).ap(
+        [[ranks * width, count], [1, width]], offset=0, scalar_offset=at, indirect_dim=2
+    )
+    nisa.dma_copy(dst=out, src=chosen)
+    return out

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trnx.simulator import load_module, simulate, trace
-from trnx.simulator.errors import FindingError
+from trnx.simulator.errors import FindingError, OutOfBoundsError
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +138,29 @@ def test_limits(twin: ModuleType, what: str, target: str, message: str) -> None:
         simulate(twin.breaks, target=target)(torch.zeros(4, 4), what)
     assert caught.value.location is not None
     assert caught.value.location.function == "breaks"
+
+
+@pytest.mark.parametrize("slot", [0, 5, 7, 13, 22, 23, 2**32 - 1])
+def test_a_scalar_offset_in_hbm_may_leave_its_dimension_but_not_the_tensor(
+    twin: ModuleType, slot: int
+) -> None:
+    cache, token = torch.randn(4, 6, 8), torch.randn(2, 8)
+    where = torch.tensor([[slot]], dtype=torch.int64).to(torch.uint32)
+    got = simulate(twin.stores_a_token)(cache, token, where)
+    want = cache.clone().view(24, 8)
+    if slot + 2 <= 24:
+        want[slot : slot + 2] = token
+    assert torch.equal(got, want.view(4, 6, 8))
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_an_index_counts_in_the_stride_of_its_dimension(twin: ModuleType, rank: int) -> None:
+    x = torch.randn(5, 3, 8)
+    where = torch.tensor([[rank]], dtype=torch.int64).to(torch.uint32)
+    assert torch.equal(simulate(twin.selects_a_rank)(x, where), x[:, rank])
+
+
+def test_a_scalar_offset_that_leaves_the_tensor_is_found(twin: ModuleType) -> None:
+    where = torch.tensor([[3]], dtype=torch.int64).to(torch.uint32)
+    with pytest.raises(OutOfBoundsError, match="index 3; valid are 0 to 2"):
+        simulate(twin.selects_a_rank)(torch.randn(5, 3, 8), where)
