@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from trnx.simulator.context import kernel_location
 from trnx.simulator.dtypes import DType, resolve
 from trnx.simulator.located import Indirect, Located, nowhere_of
-from trnx.simulator.storage import Storage
 from trnx.simulator.views import Shape, last_element, reshape_strides
 
 if TYPE_CHECKING:

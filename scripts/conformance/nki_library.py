@@ -196,7 +196,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cases", default="", help="regular expression for cases")
     parser.add_argument("--jobs", type=int, default=1, help="cases at once")
     parser.add_argument("--seconds", type=int, default=900, help="processor time of a case")
-    parser.add_argument("--gigabytes", type=int, default=0, help="memory of a case; 0: what is free")
+    parser.add_argument("--gigabytes", type=int, default=0, help="memory of a case (0: all)")
     parser.add_argument("--log", type=Path, help="append one JSON object for each case")
     parser.add_argument("--json", action="store_true", help="print one object as the last line")
     options = parser.parse_args()

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any
 
 from nki_library_server import Record, receive, send
 
@@ -126,9 +125,7 @@ def _chunks(cases: dict[str, list[str]], jobs: int) -> list[list[str]]:
     chunks = []
     for listed in cases.values():
         ordered = sorted(listed, key=_size, reverse=True) if jobs > 1 else listed
-        chunks += [
-            ordered[i : i + CASES_PER_FORK] for i in range(0, len(ordered), CASES_PER_FORK)
-        ]
+        chunks += [ordered[i : i + CASES_PER_FORK] for i in range(0, len(ordered), CASES_PER_FORK)]
     return sorted(chunks, key=lambda c: _size(c[0]), reverse=True) if jobs > 1 else chunks
 
 
