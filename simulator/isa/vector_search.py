@@ -20,7 +20,7 @@ from trnx.simulator.tensor import NkiTensor
 
 _MISSING = -1  # all ones, as unsigned
 
-_Positions = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+_Positions = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _check_data(emit: Emit, data: NkiTensor, operand: str) -> None:
