@@ -94,3 +94,21 @@ def turns(x, count):
         nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
         nl.store(out, tile)
     return out
+
+
+@nki.jit
+def products_around_an_exchange(x, y):
+    """Program i: x.T @ y[i], then x.T @ y[1 - i], which the other program sends into the tile."""
+    n = y.shape[2]
+    out = nl.ndarray((2, 2, x.shape[1], n), dtype=nl.float32, buffer=nl.shared_hbm)
+    me = nl.program_id()
+    a = nl.load(x)
+    b = nl.load(y[me])
+    for i in range(2):
+        bank = nl.ndarray((x.shape[1], n), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(dst=bank, stationary=a, moving=b)
+        result = nl.copy(bank)
+        nisa.dma_copy(dst=out[me, i], src=result)
+        if i == 0:
+            nisa.sendrecv(src=b, dst=b, send_to_rank=1 - me, recv_from_rank=1 - me, pipe_id=0)
+    return out

@@ -128,3 +128,13 @@ def test_a_traced_run_leaves_no_memory_to_the_garbage_collector(kernels: ModuleT
         assert memory() is None
     finally:
         gc.enable()
+
+
+def test_a_kept_copy_is_made_anew_after_an_exchange(kernels: ModuleType) -> None:
+    x, y = torch.randn(128, 64).bfloat16(), torch.randn(2, 128, 96).bfloat16()
+    first = simulate(kernels.products_around_an_exchange, grid=2)(x, y)
+    own = x.float().T @ y.float()
+    torch.testing.assert_close(first, torch.stack([own, own.flip(0)], 1), rtol=1e-5, atol=1e-4)
+    program = trace(kernels.products_around_an_exchange, [TensorSpec.of(t) for t in (x, y)], grid=2)
+    for _ in range(2):
+        assert torch.equal(program.run([x, y])[0], first)
