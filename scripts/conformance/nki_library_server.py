@@ -31,7 +31,11 @@ def send(connection: Connection, message: Record) -> None:
 
 def receive(connection: Connection) -> Record:
     """The next message. Raises EOFError when the other side has ended."""
-    message: Record = json.loads(connection.recv_bytes())
+    try:
+        message: Record = json.loads(connection.recv_bytes())
+    except OSError:
+        # It ended within a message.
+        raise EOFError from None
     return message
 
 
