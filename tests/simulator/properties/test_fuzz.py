@@ -54,6 +54,22 @@ def test_many_programs_agree_or_are_refused(fuzzer: ModuleType) -> None:
     assert [one for one in outcomes if one.is_failure] == []
 
 
+def test_programs_have_loops_and_addresses_of_every_kind(fuzzer: ModuleType) -> None:
+    programs = [fuzzer.make_program(1, number) for number in range(250)]
+    loops = [program.loop for program in programs if program.loop is not None]
+    assert {loop.kind for loop in loops} == {"fori", "dynamic", "while"}
+    assert {0, 1, 3} <= {int(loop.count.values[0, 0]) for loop in loops}
+    texts = [program.source() for program in programs]
+    for part in (
+        ".indirect(t",
+        "address=(32, ",
+        "nl.ds(turn, ",
+        "vector_offset=",
+        "scalar_offset=",
+    ):
+        assert any(part in text for text in texts), part
+
+
 def test_a_seed_always_makes_the_same_programs(fuzzer: ModuleType) -> None:
     for number in range(10):
         first, second = fuzzer.make_program(5, number), fuzzer.make_program(5, number)
