@@ -70,7 +70,7 @@ def reordered_lives(
             segment = _Segment()
         storages = {storage for storage, _ in one.operands}
         is_fixed = one.stays or not storages.isdisjoint(fixed)
-        is_prompt = one.index not in births and not storages.isdisjoint(crowded)
+        is_prompt = one.row not in births and not storages.isdisjoint(crowded)
         segment.add(one, is_fixed, is_prompt and not is_fixed)
         if one.is_fence:
             segment.close(lives)
@@ -85,7 +85,7 @@ class _Movable(NamedTuple):
     (registers); a loop begins or ends at an edge; nothing crosses a fence.
     """
 
-    index: int
+    row: int
     operands: Sequence[tuple[int, bool]]
     state: int
     stays: bool
@@ -142,7 +142,7 @@ class _Segment:
             if chain in self._chains:
                 needs.add(self._chains[chain])
             self._chains[chain] = place
-        self._indices.append(one.index)
+        self._indices.append(one.row)
         self._operands.append(one.operands)
         self._is_prompt.append(is_prompt)
         self._needs.append(sorted(needs, key=lambda need: (-self._depths[need], need)))
