@@ -22,6 +22,27 @@ class Explanation:
 
 EXPLANATIONS = (
     Explanation(
+        r"/test_attention_block_tkg\.py::.*\[MODEL_WIP_\w+_(256|512|1024)-.*-bfloat16-2-",
+        r"Validation failed",
+        "theirs",
+        "more than 128 tokens go to qkv_cte, which scales for QuantizationType.STATIC alone: the "
+        "scales of .ROW are not applied, and V is clipped at 240",
+    ),
+    Explanation(
+        r"/test_attention_block_tkg\.py",
+        r"MemoryError|can't allocate memory|status -9",
+        "theirs",
+        "golden values hold float32 copies of whole caches for every rank: an array of 4 GiB for "
+        "0.5 GB of inputs (contexts of 262144)",
+    ),
+    Explanation(
+        r"/test_transformer_tkg\.py",
+        r"MemoryError|can't allocate memory|status -9",
+        "ours",
+        "every rank gets arrays of its own, as a kernel may write into them: 6 GB for the 0.9 GB of "
+        "inputs that the suite gives to 4 ranks",
+    ),
+    Explanation(
         r"/core/moe/moe_cte/",
         r"\[capacity\]",
         "ours",
