@@ -39,8 +39,8 @@ EXPLANATIONS = (
         r"/test_transformer_tkg\.py",
         r"MemoryError|can't allocate memory|status -9",
         "ours",
-        "every rank gets arrays of its own, as a kernel may write into them: 6 GB for the 0.9 GB of "
-        "inputs that the suite gives to 4 ranks",
+        "every rank gets arrays of its own, as a kernel may write into them: 6 GB for the 0.9 GB "
+        "of inputs that the suite gives to 4 ranks",
     ),
     Explanation(
         r"/core/moe/moe_cte/",
