@@ -8,10 +8,11 @@ nki.language.NkiTensor and SDK/nki/deep-dives/nki-aps.rst.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from trnx.simulator.context import current_or_none, kernel_location
+from trnx.simulator.context import current_or_none, is_simulator_frame, kernel_location
 from trnx.simulator.errors import KernelSubsetError
 from trnx.simulator.indexing import index_view
 from trnx.simulator.located import Indirect
@@ -47,7 +48,9 @@ class NkiTensor(Patterned):
             # `if argument:` asks whether an optional argument was given, which public kernels do
             # with tensors on chip, too (nki-library's mlp_tkg_constants.py). One element on chip,
             # or what a function of nki.language gave, is a value branched on by mistake.
-            if self.is_on_chip and (self.size == 1 or self.storage.name == RESULT):
+            # What asks within an instruction is a flag that got a tensor.
+            is_value = self.is_on_chip and (self.size == 1 or self.storage.name == RESULT)
+            if is_value or is_simulator_frame(sys._getframe(1)):
                 self._unknown()
             return True
         return bool((simulator.values_of(self) != 0).all())
