@@ -79,7 +79,8 @@ def _gather(s: Scene, call: Call, operand: str) -> None:
 
 def _scatter(s: Scene, call: Call) -> None:
     view = call.arguments["dst"]
-    if not _fits(view):
+    # Later calls may read what it was to write.
+    if not _fits(view) or view.storage.values is None:
         return
     partitions, count = view.flat
     columns = count + s.c.integer(0, 4)
