@@ -9,20 +9,19 @@ tensors can share them: the compiler's allocator chooses the start partition, 0 
 of at most 64 partitions, 0, 32, 64 or 96 for one of at most 32 (SDK trainium_inferentia2_arch.rst),
 so in SBUF these count as halves and quarters. RoPE of nki-library (core/embeddings) needs that.
 
-The compiler schedules instructions, too: what does not fit in program order, but does in the order
-of the module `reordering`, is a warning. (It may also spill, as SDK memory-hierarchy-overview.rst
-says; nothing here counts on that.)
+The device's compiler may move instructions and spill to HBM (SDK memory-hierarchy-overview.rst), so
+it takes some kernels that are refused here: nobody promises that it succeeds, and a spill is slow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trnx.simulator.checks.findings import DISPUTED_CAPACITY, Findings
+from trnx.simulator.checks.findings import Findings
 from trnx.simulator.context import kernel_location
 from trnx.simulator.errors import CapacityError, IllegalInstructionError, Location
 from trnx.simulator.hardware import Hardware
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
     from trnx.simulator.loops import LoopRecord
 
 _MAP_ROWS = 16
-
-# (loops, storages whose users keep their order, storages of a full memory, instructions that begin
-# their lives) -> lives of storages.
-Reorder = Callable[["list[LoopRecord]", set[int], set[int], set[int]], dict[int, tuple[int, int]]]
 
 
 def check_address(
@@ -67,9 +62,8 @@ def check_address(
 def peak_bytes(
     hardware: Hardware,
     allocations: Sequence[Allocation],
-    loops: list[LoopRecord],
+    loops: Iterable[LoopRecord],
     findings: Findings,
-    reorder: Reorder,
 ) -> tuple[int, int]:
     """Most live bytes per partition of SBUF and of PSUM; reports where they do not fit."""
     spans = [(loop.first, loop.last) for loop in loops]
@@ -77,7 +71,7 @@ def peak_bytes(
     for is_shared in (False, True):
         used = {
             buffer: [
-                _Use(a, *_lifetime(a.first, a.last, spans), _size(a, hardware, is_shared))
+                _Use(a, *_lifetime(a, spans), _size(a, hardware, is_shared))
                 for a in allocations
                 if a.buffer is buffer and a.first >= 0
             ]
@@ -87,39 +81,12 @@ def peak_bytes(
         full = [i for i, limit in enumerate(limits) if peaks[i][0] > limit]
         if not full:
             return peaks[0][0], peaks[1][0]
-    moved = _moved(list(used.values()), full, allocations, loops, reorder)
-    fits = all(peak <= limit for peak, limit in zip(moved, limits, strict=True))
     for i in full:
         peak, at = peaks[i]
         buffer, uses = list(used.items())[i]
         live = [use for use in uses if use.is_live(at)]
-        findings.report(_finding(buffer, peak, limits[i], live, fits))
-    return moved if fits else (peaks[0][0], peaks[1][0])
-
-
-def _moved(
-    used: Sequence[list[_Use]],
-    full: Sequence[int],
-    allocations: Sequence[Allocation],
-    loops: list[LoopRecord],
-    reorder: Reorder,
-) -> tuple[int, int]:
-    """The peaks in the order that the compiler may choose."""
-    fixed = {a.storage for a in allocations if a.address is not None}
-    crowded = {use.allocation.storage for i in full for use in used[i]}
-    births = {use.allocation.first for i in full for use in used[i]}
-    lives = reorder(loops, fixed, crowded, births)
-    spans = [(loop.first, loop.last) for loop in loops]
-    sbuf, psum = (
-        _peak(
-            [
-                _Use(use.allocation, *_lifetime(*lives[use.allocation.storage], spans), use.size)
-                for use in uses
-            ]
-        )[0]
-        for uses in used
-    )
-    return sbuf, psum
+        findings.report(_finding(buffer, peak, limits[i], live))
+    return peaks[0][0], peaks[1][0]
 
 
 @dataclass(frozen=True)
@@ -195,17 +162,16 @@ class _Union:
         covers += by
 
 
-def _lifetime(first: int, last: int, loops: Sequence[tuple[int, int]]) -> tuple[int, int]:
+def _lifetime(allocation: Allocation, loops: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """A tensor from before a loop that its body uses lives to the loop's end: it is used again."""
+    first, last = allocation.first, allocation.last
     for begin, end in loops:
         if first < begin <= last < end:
             last = end - 1
     return first, last
 
 
-def _finding(
-    buffer: MemoryRegion, peak: int, limit: int, live: Sequence[_Use], fits_reordered: bool
-) -> CapacityError:
+def _finding(buffer: MemoryRegion, peak: int, limit: int, live: Sequence[_Use]) -> CapacityError:
     """With a map of what is live; the line is that of the tensor that came last."""
     rows = [
         f"\n  {use.size:>8} bytes  instructions {use.first} to {use.last}  "
@@ -216,10 +182,8 @@ def _finding(
     so = ""
     if any(use.size < use.allocation.bytes for use in live):
         so = " (those of at most 64 or 32 partitions counted as halves or quarters)"
-    if fits_reordered:
-        so += " in program order (they fit in an order that the compiler may choose)"
     return CapacityError(
-        DISPUTED_CAPACITY if fits_reordered else "capacity",
+        "capacity",
         f"{peak} bytes per partition of {buffer.value} are live at once{so}, but there are {limit};"
         f" use smaller tiles or let tensors die earlier. Live, largest first:"
         f"{''.join(rows[:_MAP_ROWS])}{more}",

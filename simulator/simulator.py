@@ -36,7 +36,6 @@ from trnx.simulator.loops import Loops
 from trnx.simulator.pool import BufferPool
 from trnx.simulator.program import Step, Totals
 from trnx.simulator.ranks import SINGLE, Rank
-from trnx.simulator.reordering import reordered_lives
 from trnx.simulator.rows import Rows
 from trnx.simulator.spec import TensorSpec, contiguous_strides
 from trnx.simulator.storage import HBM, Allocation, MemoryRegion, Slot, Storage
@@ -199,11 +198,9 @@ class Simulator:
         place = None
         if address is not None:
             place = self.core.manual.place(buffer, address, shape[0], free * dtype.itemsize)
-        storage = self._storage(
+        return self._storage(
             buffer, dtype, shape[0], free, name=name, allocation=allocation, place=place
         )
-        allocation.storage = storage.index
-        return storage
 
     def _storage(
         self,
@@ -353,8 +350,11 @@ class Simulator:
 
     @property
     def keeps_copies(self) -> bool:
-        """True where everything that runs between two steps is known: no loop, no other program."""
-        return self.ordering is None and self.rank.count == 1 and not self.loops.depth
+        """True where every write to a tensor on chip between two steps of its program is known: no
+        loop, no other rank. Another program of the grid writes there in `sendrecv` alone, which
+        both record.
+        """
+        return self.rank.count == 1 and not self.loops.depth
 
     def derived(self, function: Callable[[torch.Tensor], Any], view: torch.Tensor) -> Any:
         """`function(view)`, one object for all that ask; `function` may not read or write."""
@@ -375,13 +375,7 @@ class Simulator:
         self.rows.loops += [
             (loop.first, loop.last, loop.trips, core.index) for loop in core.loops.records
         ]
-        sbuf, psum = peak_bytes(
-            self.hardware,
-            core.allocations,
-            core.loops.records,
-            self.findings,
-            functools.partial(reordered_lives, self.rows, core.index),
-        )
+        sbuf, psum = peak_bytes(self.hardware, core.allocations, core.loops.records, self.findings)
         self._peaks = (max(self._peaks[0], sbuf), max(self._peaks[1], psum))
 
     def totals(self) -> Totals:

@@ -74,7 +74,6 @@ class Allocation:
         "line",
         "name",
         "partitions",
-        "storage",
     )
 
     def __init__(
@@ -92,8 +91,6 @@ class Allocation:
         self.name = name
         self.address = address
         self.line = line
-        # Number of the storage.
-        self.storage = -1
         self.first = -1
         self.last = -1
 

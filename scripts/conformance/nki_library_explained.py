@@ -46,17 +46,16 @@ EXPLANATIONS = (
         r"/core/moe/moe_cte/",
         r"\[capacity\]",
         "ours",
-        "weights and results of a block do not fit into SBUF or PSUM in any order that the "
-        "simulator tries; the device's compiler spills to HBM (SDK memory-hierarchy-overview.rst), "
-        "which the simulator does not",
+        "fills more PSUM tiles than there are banks before it drains the first, or more SBUF than "
+        "there is; the device's compiler moves instructions and spills to HBM "
+        "(SDK memory-hierarchy-overview.rst), the simulator counts what is live in program order",
     ),
     Explanation(
         r"/core/output_projection/test_output_proj_tkg\.py",
         r"\[capacity\]",
         "ours",
-        "27 heads by 7168 columns of bfloat16 weights, which all 14 PSUM tiles of a row of results "
-        "need: 387 KB of SBUF, or 14 banks of PSUM where there are 8; the device's compiler "
-        "spills, which the simulator does not",
+        "loads the weights of all products before the first one; the device's compiler loads them "
+        "later or spills, the simulator counts what is live in program order",
     ),
     Explanation(
         r"/core/(mlp/test_mlp_cte|qkv/test_qkv_cte|rmsnorm/test_rmsnorm_quant)\.py",

@@ -41,8 +41,7 @@ CHECKS = frozenset(
 # Rules on which the sources disagree, or that they leave open, are warnings, whatever was chosen.
 DISPUTED = "kernel-subset-disputed"
 DISPUTED_ORDER = "shared-hbm-order-disputed"
-DISPUTED_CAPACITY = "capacity-disputed"
-ALWAYS_WARNINGS = frozenset({DISPUTED, DISPUTED_ORDER, DISPUTED_CAPACITY})
+ALWAYS_WARNINGS = frozenset({DISPUTED, DISPUTED_ORDER})
 
 
 def is_check(name: str) -> bool:

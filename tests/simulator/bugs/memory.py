@@ -198,13 +198,12 @@ def scatters_to_a_row_that_is_not_there(x, ids):
 
 @nki.jit
 def holds_too_much_sbuf(x):
-    """Each tile is read twice, with all others in between."""
     held = []
     for _ in range(3):
         tile = nl.ndarray((128, 20 * 1024), dtype=nl.float32, buffer=nl.sbuf)  # BUG
         nisa.memset(dst=tile, value=0.0)
         held.append(tile)
-    for tile in held + held:
+    for tile in held:
         nisa.dma_copy(dst=x, src=tile[:, :64])
     return x
 
@@ -217,7 +216,7 @@ def holds_too_many_banks(x):
         nisa.memset(dst=acc, value=0.0)
         held.append(acc)
     tile = nl.ndarray((128, 64), dtype=nl.float32, buffer=nl.sbuf)
-    for acc in held + held:
+    for acc in held:
         nisa.tensor_copy(dst=tile, src=acc[:, :64])
         nisa.dma_copy(dst=x, src=tile)
     return x

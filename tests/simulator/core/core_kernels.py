@@ -135,57 +135,15 @@ def writes_in_halves(x):
 
 @nki.jit
 def holds_tiles(tiles, width, rows=128):
-    """Keeps `tiles` tiles of `width` float32 alive, then reads all of them, the last one first:
-    no other order keeps fewer.
-    """
+    """Keeps `tiles` tiles of `width` float32 alive, then reads all of them."""
     out = nl.ndarray((tiles, rows, width), dtype=nl.float32, buffer=nl.shared_hbm)
     held = []
-    for i in range(tiles):
+    for _ in range(tiles):
         tile = nl.ndarray((rows, width), dtype=nl.float32, buffer=nl.sbuf)
-        if i:
-            nisa.tensor_copy(dst=tile, src=held[-1])
-        else:
-            nisa.memset(dst=tile, value=0.0)
+        nisa.memset(dst=tile, value=0.0)
         held.append(tile)
-    for i in reversed(range(tiles)):
+    for i in range(tiles):
         nisa.dma_copy(dst=out[i], src=held[i])
-    return out
-
-
-@nki.jit
-def drains_tiles_late(tiles, width):
-    """Fills `tiles` tiles in PSUM, then copies them out: a compiler may copy each when it is full.
-    """
-    out = nl.ndarray((128, tiles * width), dtype=nl.float32, buffer=nl.shared_hbm)
-    result = nl.ndarray((128, tiles * width), dtype=nl.float32, buffer=nl.sbuf)
-    held = []
-    for i in range(tiles):
-        tile = nl.ndarray((128, width), dtype=nl.float32, buffer=nl.psum)
-        nisa.memset(dst=tile, value=float(i), engine=nisa.vector_engine)
-        held.append(tile)
-    for i, tile in enumerate(held):
-        nisa.tensor_copy(dst=result[:, i * width : (i + 1) * width], src=tile)
-    nisa.dma_copy(dst=out, src=result)
-    return out
-
-
-@nki.jit
-def drains_tiles_in_a_loop(tiles, width):
-    """The same, but a loop reads the tiles: nothing leaves its body."""
-    out = nl.ndarray((128, width), dtype=nl.float32, buffer=nl.shared_hbm)
-    result = nl.ndarray((128, width), dtype=nl.float32, buffer=nl.sbuf)
-    held = []
-    for i in range(tiles):
-        tile = nl.ndarray((128, width), dtype=nl.float32, buffer=nl.psum)
-        nisa.memset(dst=tile, value=float(i), engine=nisa.vector_engine)
-        held.append(tile)
-
-    def body(_):
-        for tile in held:
-            nisa.tensor_copy(dst=result, src=tile)
-
-    nl.fori_loop(0, 2, body)
-    nisa.dma_copy(dst=out, src=result)
     return out
 
 
@@ -534,43 +492,3 @@ def prints_and_stops(x, what):
 
 def hook_that_fails(message):
     assert message == "", message
-
-
-@nki.jit
-def loads_tiles_early(tiles, width, in_pairs):
-    """Fills `tiles` tiles before the first is used; then each is, or each with its neighbours."""
-    out = nl.ndarray((128, tiles * width), dtype=nl.float32, buffer=nl.shared_hbm)
-    held = []
-    for i in range(tiles):
-        tile = nl.ndarray((128, width), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=tile, value=float(i))
-        held.append(tile)
-    for i in range(tiles):
-        if in_pairs:
-            nisa.tensor_tensor(dst=held[i], data1=held[i], data2=held[i - 1], op=nl.add)
-        nisa.dma_copy(dst=out[:, i * width : (i + 1) * width], src=held[i])
-    return out
-
-
-@nki.jit
-def multiplies_by_early_tiles(tiles, columns):
-    """Loads the weights of all products before the first. Each tile is used by every product, and
-    is free after that when the products are accumulated side by side.
-    """
-    out = nl.ndarray((128, columns * 512), dtype=nl.float32, buffer=nl.shared_hbm)
-    x = nl.ndarray((128, 128), dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.memset(dst=x, value=1.0)
-    held = []
-    for _ in range(tiles):
-        weights = nl.ndarray((128, columns * 512), dtype=nl.bfloat16, buffer=nl.sbuf)
-        nisa.memset(dst=weights, value=1.0)
-        held.append(weights)
-    result = nl.ndarray((128, columns * 512), dtype=nl.float32, buffer=nl.sbuf)
-    for i in range(columns):
-        span = slice(i * 512, (i + 1) * 512)
-        acc = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
-        for weights in held:
-            nisa.nc_matmul(acc, x, weights[:, span])
-        nisa.tensor_copy(dst=result[:, span], src=acc)
-    nisa.dma_copy(dst=out, src=result)
-    return out

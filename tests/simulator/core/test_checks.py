@@ -12,7 +12,6 @@ from trnx.simulator import TensorSpec, simulate, trace
 from trnx.simulator.errors import (
     CapacityError,
     FindingError,
-    FindingWarning,
     IllegalInstructionError,
     KernelSubsetError,
     OutOfBoundsError,
@@ -97,35 +96,6 @@ def test_tensors_of_few_partitions_share_columns(
     assert program.peak_sbuf_bytes == fits * width * 4 // parts
     with pytest.raises(CapacityError, match=r"\[capacity\].* sbuf"):
         trace(kernels.holds_tiles, [fits + 1, width, rows])
-
-
-def test_tensors_whose_last_use_may_move_up_are_a_warning(kernels: ModuleType) -> None:
-    assert trace(kernels.drains_tiles_late, [8, 512]).peak_psum_bytes == 8 * 2048
-    with pytest.warns(FindingWarning, match="capacity-disputed.* in program order"):
-        program = trace(kernels.drains_tiles_late, [9, 512])
-    assert program.peak_psum_bytes == 2048
-    assert program.peak_sbuf_bytes == 9 * 2048
-    with pytest.raises(CapacityError, match=r"\[capacity\].* psum"):
-        trace(kernels.drains_tiles_in_a_loop, [9, 512])
-
-
-def test_tensors_whose_first_use_may_move_down_are_a_warning(kernels: ModuleType) -> None:
-    width = 12 * 1024
-    assert trace(kernels.loads_tiles_early, [4, width, False]).peak_sbuf_bytes == 4 * width * 4
-    with pytest.warns(FindingWarning, match="capacity-disputed.* in program order"):
-        program = trace(kernels.loads_tiles_early, [5, width, False])
-    assert program.peak_sbuf_bytes == width * 4
-    with pytest.raises(CapacityError, match=r"\[capacity\].* sbuf"):
-        trace(kernels.loads_tiles_early, [5, 24 * 1024, True])
-
-
-def test_products_may_be_accumulated_side_by_side(kernels: ModuleType) -> None:
-    with pytest.warns(FindingWarning, match="capacity-disputed.* sbuf"):
-        program = trace(kernels.multiplies_by_early_tiles, [40, 7])
-    assert program.peak_sbuf_bytes < 229376
-    assert program.peak_psum_bytes == 7 * 2048
-    with pytest.raises(CapacityError, match=r"\[capacity\].* sbuf"):
-        trace(kernels.multiplies_by_early_tiles, [40, 9])
 
 
 @pytest.mark.parametrize(
