@@ -4,7 +4,9 @@ From a checkout of nki-library this makes a scratch copy, patches the snapshot's
 (the table is in `nki_library_copy.py`), collects the cases for trn2, runs them in processes of
 their own, each case within a limit of time and memory, and prints a table for each file of the
 suite: passed, failed, failed for a reason that `nki_library_explained.py` states, inputs over 2 GB
-(not run), and cases that are not for trn2. Cases that the suite marks `trace_only` are traced.
+(not run), no verdict (the suite's own inputs and golden values need more memory than a case may
+have, or all of its time, outside of the simulation), and cases that are not for trn2. Cases that
+the suite marks `trace_only` are traced.
 
 Needs `trnx[test]`; of what else the suite imports, stand-ins are made where a package is not
 installed.
@@ -14,9 +16,10 @@ installed.
 `--sample N --seed S` takes N cases at random: at least one of each file where N allows it, the rest
 by the number of cases. `--files REGEX` and `--cases REGEX` restrict the choice, `--jobs J` runs J
 cases at once, `--seconds` (of the processor) and `--gigabytes` are the limits of a case (by default
-the jobs share the memory that is free), `--log FILE` keeps the text of every failure, `--json`
-prints one object as the last line. Exit status 0 if and only if at least 97 % of the cases that ran
-passed, every failure is explained, and no passing case had a finding.
+the jobs share the memory that is free; what does not fit is run again alone), `--log FILE` keeps
+the text of every failure, `--json` prints one object as the last line. Exit status 0 if and only if
+at least 97 % of the cases with a verdict passed, every failure is explained, and no passing case
+had a finding.
 """
 
 from __future__ import annotations
@@ -34,12 +37,21 @@ from typing import Any
 
 from nki_library_copy import make_copy
 from nki_library_explained import explain
+from nki_library_server import is_out_of_memory
 from nki_library_workers import TOO_LARGE, Collected, Limits, SuiteError, start
 
 from trnx.simulator.checks.findings import ALWAYS_WARNINGS
 
 BAR = 0.97
-_COLUMNS = ("passed", "failed", "explained", "too large", "skipped", "not for trn2")
+_COLUMNS = (
+    "passed",
+    "failed",
+    "explained",
+    "too large",
+    "no verdict",
+    "skipped",
+    "not for trn2",
+)
 _PREFIX = "test/integration/nkilib/"
 
 
@@ -61,11 +73,10 @@ def status_of(result: dict[str, Any]) -> str:
         return "passed"
     if result["status"] == "skipped":
         return "too large" if TOO_LARGE in result["message"] else "skipped"
-    said = f"{result['message']}{result.get('text', '')}"
-    memory = re.search(r"MemoryError|can't allocate memory", said)
-    if (memory or result["status"] == "timeout") and not result.get("began", True):
-        # Not even the inputs could be made.
-        return "too large"
+    if is_out_of_memory(result) and not result.get("simulating", True):
+        return "no verdict"
+    if result["status"] == "timeout" and not result.get("began", True):
+        return "no verdict"
     return "explained" if explain(result) else "failed"
 
 

@@ -90,17 +90,21 @@ class _Measured:
 
 
 def measured(inputs: Iterable[Any], simulate: Callable[[], Any]) -> Any:
-    """`simulate()`, unless the inputs are over the limit; notes that it began, and its time."""
+    """`simulate()`, unless the inputs are over the limit; notes that it began, that it goes on, and
+    its time.
+    """
     size = sum(value.nbytes for value in inputs if isinstance(value, np.ndarray))
     _current["input_bytes"] = size
     if size > MAX_INPUT_BYTES:
         pytest.skip(f"{TOO_LARGE}: {size} bytes")
-    _current["began"] = True
+    _current.update(began=True, simulating=True)
     start = time.perf_counter()
     try:
-        return simulate()
+        result = simulate()
     finally:
         _current["simulation"] = round(time.perf_counter() - start, 3)
+    _current["simulating"] = False
+    return result
 
 
 _prepare()
@@ -177,7 +181,7 @@ def _run_case(item: Any, following: Any, limit: int, tell: Callable[[Record], No
         _current["resident"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
     _current.clear()
-    _current.update(case=item.nodeid, began=False, findings=[])
+    _current.update(case=item.nodeid, began=False, simulating=False, findings=[])
     _seed()
     signal.signal(signal.SIGPROF, time_out)
     signal.signal(signal.SIGALRM, time_out)

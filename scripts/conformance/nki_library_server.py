@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -22,6 +23,14 @@ from typing import Any
 Record = dict[str, Any]
 # Bytes that a fork may have more than at its start when it begins another case.
 _MUCH = 1 << 30
+
+
+def is_out_of_memory(record: Record) -> bool:
+    """True for a case that asked for more memory than it may have, or than there is."""
+    said = f"{record['message']}{record.get('text', '')}"
+    return record["status"] == "failed" and bool(
+        re.search(r"MemoryError|can't allocate memory|status -9", said)
+    )
 
 
 def send(connection: Connection, message: Record) -> None:
@@ -69,15 +78,26 @@ class Server:
         self._run_case = run_case
         self._started = 0
         self._gigabytes = 0
+        # Cases that had too little memory beside others; None where a case has all of it.
+        self._again: list[str] | None = None
         self._forks: dict[Connection, _Fork] = {}
 
     def run(self, chunks: list[list[str]], jobs: int, gigabytes: int) -> None:
-        """Run all chunks, `jobs` at once, each process within its limit of memory."""
-        self._gigabytes = gigabytes
-        waiting = deque(chunks)
+        """Run all chunks, `jobs` at once, each process within its limit of memory; then those
+        cases alone for which that was too little.
+        """
         # Pages with collected cases stay shared as long as nobody's garbage collection visits them.
         gc.collect()
         gc.freeze()
+        again: list[str] = []
+        self._again = again if jobs > 1 else None
+        self._run_all(chunks, jobs, gigabytes)
+        self._again = None
+        self._run_all([[case] for case in again], 1, jobs * gigabytes)
+
+    def _run_all(self, chunks: list[list[str]], jobs: int, gigabytes: int) -> None:
+        self._gigabytes = gigabytes
+        waiting = deque(chunks)
         try:
             while waiting or self._forks:
                 while waiting and len(self._forks) < jobs:
@@ -133,8 +153,15 @@ class Server:
             fork.begun = record["begun"]
         else:
             fork.finished.add(record["case"])
-            send(self._driver, record)
+            self._tell(record)
         return []
+
+    def _tell(self, record: Record) -> None:
+        """Tell the driver, unless the case gets another chance."""
+        if self._again is not None and is_out_of_memory(record):
+            self._again.append(record["case"])
+        else:
+            send(self._driver, record)
 
     def _end(self, connection: Connection, fork: _Fork) -> list[str]:
         del self._forks[connection]
@@ -147,7 +174,7 @@ class Server:
         if case in left:
             left.remove(case)
             why = f"the process ended with status {os.waitstatus_to_exitcode(status)}"
-            send(self._driver, {"case": case, "status": "failed", "message": why, "text": ""})
+            self._tell({"case": case, "status": "failed", "message": why, "text": ""})
         return left
 
 

@@ -79,6 +79,14 @@ def test_large(run):
     run(double, np.broadcast_to(np.float32(1), (1 << 20, 1 << 10)), None)
 
 
+def test_fits_alone():
+    assert np.empty(3 << 30, np.uint8).nbytes == 3 << 30
+
+
+def test_fits_nowhere():
+    assert np.empty(5 << 30, np.uint8).nbytes == 0
+
+
 def test_slow():
     while True:
         pass
@@ -156,7 +164,7 @@ def test_every_case_gets_its_status(checkout: Path, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / "nki_library.py"), "--checkout", str(checkout)]
-        + ["--seconds", "5", "--log", str(log), "--json"],
+        + ["--seconds", "5", "--jobs", "2", "--gigabytes", "2", "--log", str(log), "--json"],
         capture_output=True,
         text=True,
         check=False,
@@ -165,13 +173,14 @@ def test_every_case_gets_its_status(checkout: Path, tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     numbers = json.loads(done.stdout.splitlines()[-1])
     assert numbers == {
-        "passed": 2,
+        "passed": 3,
         "failed": 2,
         "explained": 0,
-        "too large": 2,
+        "too large": 1,
+        "no verdict": 2,
         "skipped": 0,
         "not for trn2": 1,
-        "rate": 0.5,
+        "rate": 0.6,
         "passing cases with findings": 0,
         "ok": False,
         "not imported": 0,
@@ -182,6 +191,8 @@ def test_every_case_gets_its_status(checkout: Path, tmp_path: Path) -> None:
         "test_right",
         "test_wrong",
         "test_large",
+        "test_fits_alone",
+        "test_fits_nowhere",
         "test_slow",
         "test_ends_the_process",
         "test_ranks",
