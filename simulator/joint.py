@@ -8,6 +8,7 @@ one that recorded what the meeting does goes on first, as it did when it was rec
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ class Arrival:
 
 
 @dataclass(eq=False)
-class Loop:
+class Loop(ABC):
     """A recorded loop; `meets` where its body has an arrival, in a loop within it or itself.
 
     `watched` are the steps with those that only the first run has, as long as there are any.
@@ -55,9 +56,9 @@ class Loop:
     meets: bool = False
     watched: list[Step] | None = None
 
+    @abstractmethod
     def turns(self) -> Iterator[None]:
         """Once for every turn."""
-        raise NotImplementedError
 
     def __call__(self) -> None:
         """Run it alone."""
