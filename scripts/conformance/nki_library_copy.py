@@ -54,6 +54,34 @@ def create(content: str) -> Callable[[str], str]:
     return lambda text: text or content
 
 
+# Part of a patch: out [tokens, columns] in shared HBM times scales [128, columns], plus bias
+# [1, columns].
+_SCALE_COLUMNS = """\
+def _scale_columns(out, scales, bias):
+    tokens, columns = out.shape
+    _, programs, program = get_verified_program_sharding_info("row scales", (0, 1), 2)
+    if programs > 1:
+        nisa.core_barrier(out, (0, 1))
+    scales_sb = nl.ndarray((128, columns), dtype=scales.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=scales_sb, src=scales)
+    if bias != None:
+        bias_sb = nl.ndarray((128, columns), dtype=bias.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=bias_sb, src=bias.ap([[0, 128], [1, columns]]))
+    for start in range(128 * program, tokens, 128 * programs):
+        count = min(128, tokens - start)
+        rows = out[nl.ds(start, count), :]
+        tile = nl.ndarray((count, columns), dtype=out.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=rows)
+        nisa.tensor_tensor(dst=tile, data1=tile, data2=scales_sb[:count, :], op=nl.multiply)
+        if bias != None:
+            nisa.tensor_tensor(dst=tile, data1=tile, data2=bias_sb[:count, :], op=nl.add)
+        nisa.dma_copy(dst=rows, src=tile)
+    if programs > 1:
+        nisa.core_barrier(out, (0, 1))
+
+
+"""
+
 PATCHES = (
     Patch(
         "src/nkilib_src/nkilib/core/mlp/mlp.py",
@@ -190,6 +218,29 @@ PATCHES = (
                 "        nisa.activation(dst=rsqrt_sb[:, part], op=nl.rsqrt, data=psum_sb, "
                 "bias=eps_sb, scale=1.0 / d_head)\n",
             ),
+        ),
+    ),
+    Patch(
+        "src/nkilib_src/nkilib/experimental/transformer/attention_block_tkg.py",
+        "more than 128 tokens go to qkv_cte, which does not apply the scales of .ROW",
+        replace_all(
+            (
+                "    QKV_out = qkv(\n",
+                "    is_scaled_after = quantization_type_qkv == QuantizationType.ROW "
+                "and not output_in_sbuf\n"
+                "    QKV_out = qkv(\n",
+            ),
+            (
+                "        bias=bias_qkv,\n        fused_norm_type",
+                "        bias=None if is_scaled_after else bias_qkv,\n        fused_norm_type",
+            ),
+            (
+                "    QKV_out = QKV_out.reshape((B * S_tkg, I))\n",
+                "    QKV_out = QKV_out.reshape((B * S_tkg, I))\n"
+                "    if is_scaled_after:\n"
+                "        _scale_columns(QKV_out, weight_dequant_scale_qkv, bias_qkv)\n",
+            ),
+            ("def _QKV_processing(\n", _SCALE_COLUMNS + "def _QKV_processing(\n"),
         ),
     ),
     Patch(

@@ -22,13 +22,6 @@ class Explanation:
 
 EXPLANATIONS = (
     Explanation(
-        r"/test_attention_block_tkg\.py::.*\[MODEL_WIP_\w+_(256|512|1024)-.*-bfloat16-2-",
-        r"Validation failed",
-        "theirs",
-        "more than 128 tokens go to qkv_cte, which scales for QuantizationType.STATIC alone: the "
-        "scales of .ROW are not applied, and V is clipped at 240",
-    ),
-    Explanation(
         r"/test_moe_block_tkg\.py",
         r"Validation failed for \['out'\]",
         "theirs",
