@@ -9,10 +9,10 @@ Tracing with all checks on, 128 x 8 tiles: <= 60 us an instruction (median) with
 without; an instruction of a kernel eight times as long costs <= 1.5x; growth of peak memory <= 1.3x
 of arguments, outputs, SBUF and PSUM; <= 400 bytes an instruction for the Program.
 
-Times are CPU times of the thread: medians of 10 calls that alternate with eager's, and for tracing
-the median over instructions of the least time that each took in 7 traces. Other processes are not
-counted, but they lengthen both by the caches that they take. `--json` prints one object as the last
-line; exit status 0 means that the bars hold.
+Times are CPU times of the thread: for replay the median ratio of 10 pairs of a call and eager's,
+one after the other, and for tracing the median over instructions of the least time that each took
+in 7 traces. Other processes are not counted, but they lengthen both by the caches that they take.
+`--json` prints one object as the last line; exit status 0 means that the bars hold.
 """
 
 from __future__ import annotations

@@ -104,8 +104,10 @@ def checked_result(planned: Launch, tensors: list[torch.Tensor], target: str) ->
 
 def alternate(
     first: Callable[[], Any], second: Callable[[], Any], runs: int
-) -> tuple[float, float]:
-    """Medians of the calls' CPU seconds; they take turns, so that both meet the same noise."""
+) -> tuple[float, float, float]:
+    """Medians of the calls' CPU seconds, and of the ratios of two calls in a row: the machine's
+    speed changes while this runs, but little between neighbours.
+    """
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(runs + 2):
         for call, taken in zip((first, second), times, strict=True):
@@ -113,7 +115,8 @@ def alternate(
             call()
             if turn >= 2:
                 taken.append(time.thread_time() - start)
-    return statistics.median(times[0]), statistics.median(times[1])
+    ratio = statistics.median(a / b for a, b in zip(*times, strict=True))
+    return statistics.median(times[0]), statistics.median(times[1]), ratio
 
 
 def replay(case: Case, target: str, runs: int) -> dict[str, Any]:
@@ -125,10 +128,10 @@ def replay(case: Case, target: str, runs: int) -> dict[str, Any]:
     expected = case.eager().clone()
     error = (outputs[0].float() - expected).abs().max().item() / expected.abs().max().item()
     is_same = torch.equal(checked_result(planned, tensors, target), outputs[0])
-    trnx, eager = alternate(lambda: program.run(tensors, outputs), case.eager, runs)
+    trnx, eager, ratio = alternate(lambda: program.run(tensors, outputs), case.eager, runs)
     return {
         "bar": case.bar,
-        "ratio": trnx / eager,
+        "ratio": ratio,
         "trnx_ms": trnx * 1e3,
         "eager_ms": eager * 1e3,
         "is_right": is_same and error <= case.tolerance,

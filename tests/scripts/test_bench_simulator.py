@@ -61,7 +61,11 @@ def test_medians_are_of_the_turns_after_the_first_two(
     monkeypatch.setattr(script.measures.time, "thread_time", lambda: now)
     slow = iter([50.0, 50.0, 3.0, 1.0, 2.0])
     fast = iter([60.0, 60.0, 0.5, 0.5, 9.0])
-    assert script.measures.alternate(lambda: sleep(slow), lambda: sleep(fast), 3) == (2.0, 0.5)
+    assert script.measures.alternate(lambda: sleep(slow), lambda: sleep(fast), 3) == (
+        2.0,
+        0.5,
+        2.0,
+    )
 
 
 def test_an_instruction_counts_with_its_least_time(script: ModuleType) -> None:
