@@ -2,7 +2,8 @@
 
 Tensors are looked for in tuples, lists, dicts, and in objects of NKIObject classes and dataclasses.
 An array that torch cannot share (read-only, negative strides) is copied; what the kernel writes
-into it is copied back, and is an error where the array is read-only.
+into it is copied back, and is an error where the array is read-only. Where arguments are borrowed,
+what the kernel writes goes into copies that are the results' alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trnx.simulator.arrays import from_numpy, kind_of
+from trnx.simulator.arrays import from_numpy, kind_of, to_numpy
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import TrnxError, UnknownDTypeError
 from trnx.simulator.objects import NKIObject
@@ -32,8 +33,9 @@ class ArgumentError(TrnxError, TypeError):
 class Arguments:
     """Converts the arguments of one call, and keeps what they were."""
 
-    def __init__(self, simulator: Simulator) -> None:
+    def __init__(self, simulator: Simulator, are_borrowed: bool = False) -> None:
         self._simulator = simulator
+        self._are_borrowed = are_borrowed
         self._name = ""
         self.specs: list[TensorSpec] = []
         self.tensors: list[NkiTensor] = []
@@ -57,13 +59,20 @@ class Arguments:
             keywords[name] = self._convert(value)
         return positional, keywords
 
-    def original(self, index: int) -> Any:
-        """What the caller passed as the tensor `index`."""
-        found = self._originals.get(index)
+    def result(self, index: int) -> Any:
+        """The tensor `index` as a result: what the caller passed, or the kernel's copy of it."""
+        tensor, found = self.tensors[index], self._originals.get(index)
+        slot = tensor.storage.slot
+        if self._are_borrowed and slot is not None and slot.holder is not None:
+            held = slot.holder if slot.is_written else slot.holder.clone()
+            is_array = found is not None and isinstance(found[0], np.ndarray)
+            return to_numpy(held, tensor.dtype) if is_array else held
         return self.given[index] if found is None else found[0]
 
     def write_back(self) -> None:
         """Give the caller what the kernel wrote into copies. Raises ArgumentError."""
+        if self._are_borrowed:
+            return
         for index, (original, name) in self._originals.items():
             slot, held = self.tensors[index].storage.slot, self.given[index]
             if slot is None or not slot.is_written or held is None:
@@ -139,7 +148,7 @@ class Arguments:
                 f"tracing with values needs tensors; argument {self._name} is a TensorSpec"
             )
         try:
-            view = self._simulator.argument(spec, tensor, kind)
+            view = self._simulator.argument(spec, tensor, kind, self._are_borrowed)
         except UnknownDTypeError as error:
             raise ArgumentError(f"argument {self._name} {spec.shape}: {error}") from None
         self.specs.append(spec)

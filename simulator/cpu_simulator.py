@@ -45,25 +45,25 @@ class CpuSimulation:
         from trnx.simulator.tracing import simulate
 
         generation = os.environ.get("NKI_NC_VERSION", "").strip() or _DEFAULT_GENERATION
-        run = simulate(self._kernel, hardware(generation).target, self._programs)
+        run = simulate(self._kernel, hardware(generation).target, self._programs, borrow=True)
         return run(
-            *(copied(value) for value in args),
-            **{name: copied(value) for name, value in kwargs.items()},
+            *(contiguous(value) for value in args),
+            **{name: contiguous(value) for name, value in kwargs.items()},
         )
 
 
-def copied(value: Any) -> Any:
-    """Arguments with arrays of their own, also inside of lists, tuples and dicts."""
+def contiguous(value: Any) -> Any:
+    """Arguments as a device would get them: contiguous, also inside of lists, tuples and dicts."""
     if isinstance(value, np.ndarray):
-        return value.copy()
+        return value if value.flags.c_contiguous else value.copy()
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        return value.contiguous()
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(copied(item) for item in value))
+        return type(value)(*(contiguous(item) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(copied(item) for item in value)
+        return type(value)(contiguous(item) for item in value)
     if isinstance(value, dict):
-        return {key: copied(item) for key, item in value.items()}
+        return {key: contiguous(item) for key, item in value.items()}
     return value
 
 

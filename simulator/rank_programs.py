@@ -115,17 +115,19 @@ def simulate_ranks(
     grid: Grid = None,
     strict: bool = True,
     warn: Collection[str] = (),
+    borrow: bool = False,
 ) -> Callable[[Sequence[RankArguments]], list[Any]]:
     """`simulate_ranks(kernel, n)(arguments)` runs the kernel on n ranks with values and all checks.
 
     `arguments` holds the arguments of every rank, positional or a mapping by name; the result is a
     list of what each rank's kernel returns. Every rank is a launch with `grid` (or of `kernel[2]`).
-    `strict` and `warn` as in `trace`.
+    `strict` and `warn` as in `trace`, `borrow` as in `simulate`: several ranks may borrow one
+    tensor.
     """
 
     def call(arguments: Sequence[RankArguments]) -> list[Any]:
         def body(rank: Rank) -> Any:
-            run = simulate(kernel, target, grid, strict=strict, warn=warn, rank=rank)
+            run = simulate(kernel, target, grid, strict=strict, warn=warn, rank=rank, borrow=borrow)
             args, kwargs = _given(arguments[rank.index])
             return run(*args, **kwargs)
 

@@ -100,7 +100,11 @@ class Simulator:
     # ---- tensors ----
 
     def argument(
-        self, spec: TensorSpec, tensor: torch.Tensor | None, kind: DType | None = None
+        self,
+        spec: TensorSpec,
+        tensor: torch.Tensor | None,
+        kind: DType | None = None,
+        is_borrowed: bool = False,
     ) -> NkiTensor:
         """An HBM tensor for an argument: int64 as int32 pairs, bool as uint8; see the module
         `tracing`. `kind` is the NKI type where torch has none.
@@ -111,7 +115,7 @@ class Simulator:
         if tensor is None:
             # Addresses without content: the pages are never touched.
             tensor = torch.empty(span, dtype=dtype.torch, device="cpu")
-        slot = Slot(tensor.detach())
+        slot = Slot(tensor.detach(), is_borrowed)
         storage = self._storage(MemoryRegion.shared_hbm, dtype, 1, span, slot=slot)
         view = NkiTensor(storage, dtype, shape, strides)
         storage.written.full = True
@@ -276,8 +280,8 @@ class Simulator:
                     storage.written.mark_everything()
                 else:
                     storage.written.mark(tensor)
-                if storage.slot is not None:
-                    storage.slot.is_written = True
+                if storage.slot is not None and not storage.slot.is_written:
+                    storage.slot.begin_writing()
             if storage.allocation is not None:
                 storage.allocation.touch(index)
         if self._observer is not None:

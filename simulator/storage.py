@@ -3,7 +3,7 @@
 SBUF and PSUM storages are partition-major: element (p, f) lies at `p * pitch + f`. Memory of SBUF,
 PSUM and private HBM comes from the trace's pool and returns to it when the last tensor is gone.
 Arguments and shared HBM are `Slot`s: their views are retargeted to the caller's tensors without
-copying.
+copying. A borrowed one is copied when an instruction first writes there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trnx.simulator.coverage import Coverage
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import FindingError, Location
 from trnx.simulator.pool import Buffer, BufferPool
-from trnx.simulator.views import Shape
+from trnx.simulator.views import Shape, last_element
 
 if TYPE_CHECKING:
     from trnx.simulator.checks.overlap import Place
@@ -45,6 +45,15 @@ class MemoryRegion(Enum):
 
     sbuf = "sbuf"
     psum = "psum"
+def _same_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the strides of the tensor, which may be any: the memory between is copied too."""
+    if tensor.numel() == 0:
+        return tensor.clone()
+    span = last_element(tuple(tensor.shape), tensor.stride()) + 1
+    memory = tensor.as_strided((span,), (1,)).clone()
+    return memory.as_strided(tensor.shape, tensor.stride(), 0)
+
+
     private_hbm = "private_hbm"
     shared_hbm = "shared_hbm"
 
@@ -104,9 +113,9 @@ class Allocation:
 class Slot:
     """Memory that a caller provides: the torch views into it, retargeted by `bind`."""
 
-    __slots__ = ("_views", "address", "holder", "is_written")
+    __slots__ = ("_views", "address", "holder", "is_borrowed", "is_written")
 
-    def __init__(self, holder: torch.Tensor) -> None:
+    def __init__(self, holder: torch.Tensor, is_borrowed: bool = False) -> None:
         self.holder: torch.Tensor | None = holder
         self.address = -1
         self.is_written = False
@@ -115,6 +124,8 @@ class Slot:
 
     def view(self, dtype: torch.dtype, shape: Shape, strides: Shape, offset: int) -> torch.Tensor:
         """The one view object of this region; offset in elements of `dtype` from the start."""
+        # True where the caller's memory is to stay as it is.
+        self.is_borrowed = is_borrowed
         form = (dtype, shape, strides)
         same = self._views.get(form)
         if same is None:
@@ -142,6 +153,13 @@ class Slot:
         )
 
     def bind(self, tensor: torch.Tensor) -> None:
+    def begin_writing(self) -> None:
+        """Call before the first step that writes there can run."""
+        if not self.is_written:
+            self.is_written = True
+            if self.is_borrowed and self.holder is not None:
+                self.bind(_same_copy(self.holder))
+
         """Point every view into the memory of `tensor`, unless it is there already."""
         address = tensor.data_ptr()
         if self.is_bound_to(address):

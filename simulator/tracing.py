@@ -82,16 +82,19 @@ def simulate(
     strict: bool = True,
     warn: Collection[str] = (),
     rank: Rank = SINGLE,
+    borrow: bool = False,
 ) -> Callable[..., Any]:
     """`simulate(kernel)(*args)` runs the kernel with values and all checks.
 
-    Tensors may be torch or numpy; results are of the kind of the first tensor argument. `strict`
-    and `warn` as in `trace`; `rank` is for `rank_programs`.
+    Tensors may be torch or numpy; results are of the kind of the first tensor argument. The caller
+    finds in an argument what the kernel wrote there; with `borrow` the caller's tensors stay as
+    they are, and what the kernel writes is in the results alone. `strict` and `warn` as in `trace`;
+    `rank` is for `rank_programs`.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         findings = Findings(strict, warn)
-        program, results = record(kernel, args, kwargs, target, grid, True, findings, rank)
+        program, results = record(kernel, args, kwargs, target, grid, True, findings, rank, borrow)
         has_run(program, target)
         return results.values[0] if results.is_single else results.values
 
@@ -115,13 +118,14 @@ def record(
     values: bool,
     findings: Findings,
     rank: Rank = SINGLE,
+    borrow: bool = False,
 ) -> tuple[Program, _Results]:
     """The Program of a call and, with values, its results. In a context of its own, so that nothing
     is to be reset, whatever is raised.
     """
     is_grad_enabled = torch.is_grad_enabled()
     work = functools.partial(
-        _trace_here, kernel, args, kwargs, target, grid, values, findings, rank
+        _trace_here, kernel, args, kwargs, target, grid, values, findings, rank, borrow
     )
     try:
         return contextvars.copy_context().run(work)
@@ -140,6 +144,7 @@ def _trace_here(
     values: bool,
     findings: Findings,
     rank: Rank,
+    borrow: bool,
 ) -> tuple[Program, _Results]:
     function, sizes, is_kernel = _resolve(kernel, grid)
     _check_grid(function, sizes, hardware(target), findings)
@@ -148,7 +153,7 @@ def _trace_here(
             findings.report(finding)
     with torch.inference_mode(False), torch.no_grad(), FullPrecision():
         simulator = Simulator(hardware(target), sizes, values, findings, rank)
-        arguments = Arguments(simulator)
+        arguments = Arguments(simulator, borrow)
         positional, keywords = arguments.convert_all(function, args, kwargs)
 
         def body(core: Core) -> Any:
@@ -307,7 +312,7 @@ def _read_results(returned: tuple[NkiTensor, ...], arguments: Arguments) -> tupl
     for tensor in returned:
         same = [i for i, view in enumerate(arguments.tensors) if tensor.same_elements(view)]
         if same:
-            results.append(arguments.original(same[0]))
+            results.append(arguments.result(same[0]))
             continue
         value = tensor.torch_view().clone(memory_format=torch.contiguous_format)
         results.append(to_numpy(value, tensor.dtype) if arguments.is_first_numpy else value)

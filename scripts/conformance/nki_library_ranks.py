@@ -15,7 +15,7 @@ import numpy as np
 from nki_library_plugin import measured
 
 from trnx.simulator import simulate_ranks
-from trnx.simulator.cpu_simulator import copied
+from trnx.simulator.cpu_simulator import contiguous
 from trnx.simulator.hardware import hardware
 
 
@@ -32,12 +32,11 @@ def simulate_on_ranks(orchestrator: Any, case: Any, folder: str) -> str:
     target = hardware(case.compiler_input.platform_target.get_nc_gen()).target
     given = [_inputs(case, rank) for rank in range(ranks)]
     run = simulate_ranks(
-        case.kernel_func, ranks, target, grid=case.compiler_input.logical_nc_config
+        case.kernel_func, ranks, target, grid=case.compiler_input.logical_nc_config, borrow=True
     )
-    # What all ranks are given is one input. Arrays of their own for every rank, but not before the
-    # measurement let them pass.
+    # What all ranks are given is one input.
     inputs = {id(value): value for own in given for value in own.values()}
-    results = measured(inputs.values(), lambda: run(copied(given)))
+    results = measured(inputs.values(), lambda: run(contiguous(given)))
     path = os.path.join(orchestrator.fs_config.artifacts_output_directory_path, folder)
     for rank, result in enumerate(results):
         golden = normalize_golden_output(case.validation_args.golden_output, rank)

@@ -112,7 +112,12 @@ class Emit(Access):
         return (f"within {depth} register loops",) if depth else ()
 
     def _arrive(self, brought: Any, meets_ranks: bool) -> _Brought:
-        """What was recorded so far belongs before the meeting."""
+        """What was recorded so far belongs before the meeting; who comes last may write all that
+        this instruction writes.
+        """
+        for tensor, is_write in self._operands:
+            if is_write and tensor.storage.slot is not None:
+                tensor.storage.slot.begin_writing()
         if self.steps:
             self._simulator.append_steps(self.steps)
             self.steps = []

@@ -165,3 +165,13 @@ def holds_many_names(x):
     for tile in tiles:
         nisa.tensor_tensor(dst=tiles[0], data1=tiles[0], data2=tile, op=nl.add)
     return x
+
+
+@nki.jit
+def clears_a_part(x, y):
+    """Clears the first row of x, and returns x, y as it is, and a copy of what x had been."""
+    before = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    first = x[0:1]
+    nisa.dma_copy(dst=before, src=x)
+    nisa.dma_copy(dst=first, src=nl.zeros(first.shape, dtype=x.dtype, buffer=nl.sbuf))
+    return x, y, before

@@ -12,8 +12,9 @@ import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, trace
 from trnx.simulator.arguments import ArgumentError
+from trnx.simulator.checks.findings import Findings
 from trnx.simulator.errors import CapacityError, FindingError, IllegalInstructionError, TrnxError
-from trnx.simulator.tracing import KernelResultError
+from trnx.simulator.tracing import KernelResultError, record
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -98,6 +99,56 @@ def test_aliased_arguments_share_memory(kernels: ModuleType) -> None:
     assert torch.equal(whole[4:], before[4:])
     one = torch.ones(3, 2)
     assert torch.equal(simulate(kernels.adds_into)(one, one), torch.full((3, 2), 2.0))
+
+
+def _values(x: Any) -> torch.Tensor:
+    return x.clone() if isinstance(x, torch.Tensor) else torch.from_numpy(x.copy())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: X + 1,
+        lambda: np.asfortranarray(X + 1),
+        lambda: (X + 1)[:, ::2],
+        lambda: (X + 1)[::-1],
+        lambda: X.astype(np.int64) + 1,
+        lambda: np.broadcast_to(X[:1] + 1, (4, 3)),
+        _read_only,
+        lambda: torch.from_numpy(X + 1).t(),
+        lambda: torch.from_numpy(X + 1)[1:3, 1:],
+    ],
+    ids=["dense", "fortran", "part", "reversed", "int64", "broadcast", "read-only", "t", "slice"],
+)
+def test_borrowed_arguments_stay_as_they_are(kernels: ModuleType, make: Any) -> None:
+    """Also where two are one tensor; an argument that comes back as a result is a copy."""
+    x = make()
+    before = _values(x)
+    got, same, old = map(torch.as_tensor, simulate(kernels.clears_a_part, borrow=True)(x, x))
+    assert torch.equal(_values(x), before)
+    want = before.clone()
+    want[0] = 0
+    assert got.dtype == want.dtype
+    assert torch.equal(got, want)
+    assert torch.equal(same, before)
+    if before.dtype is torch.int64:
+        before = torch.stack([before, torch.zeros_like(before)], dim=-1).to(torch.int32)
+    assert torch.equal(old, before)
+    kept = _values(x)
+    same.zero_()
+    assert torch.equal(_values(x), kept)
+
+
+def test_what_is_not_written_is_not_copied(kernels: ModuleType) -> None:
+    x, y = torch.ones(4, 3), torch.ones(4, 3)
+    program, _ = record(
+        kernels.clears_a_part, (x, y), {}, "trn2", None, True, Findings(), borrow=True
+    )
+    written, read = (slot.holder for slot in program.slots[:2])
+    assert written is not None
+    assert read is not None
+    assert written.data_ptr() != x.data_ptr()
+    assert read.data_ptr() == y.data_ptr()
 
 
 @pytest.mark.parametrize(

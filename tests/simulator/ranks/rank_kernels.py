@@ -264,3 +264,15 @@ def fails_in_one_program(x):
         nisa.dma_copy(dst=out, src=nl.ndarray((4, 4), dtype=x.dtype, buffer=nl.sbuf))
     ncc.all_reduce([x], [out], ncc.ReplicaGroup([[0, 1]]), op=nl.add)
     return out
+
+
+# ---- arguments that are written ----
+
+
+@nki.jit
+def reduces_into(x, y, groups):
+    """The sum of all x, in y, which every rank writes; and what y had been."""
+    before = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=before, src=y)
+    ncc.all_reduce([x], [y], ncc.ReplicaGroup(groups), op=nl.add)
+    return y, before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from pathlib import Path
 from types import ModuleType
@@ -62,6 +63,19 @@ def test_all_reduce_of_several_tensors_and_types(twin: ModuleType) -> None:
         assert torch.equal(a, ((x[0].float() + x[1].float()) + x[2].float()).to(torch.bfloat16))
         # Integers are exact and saturate.
         assert bool((b == 2**31 - 1).all())
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_ranks_that_borrow_one_tensor_write_each_their_own(twin: ModuleType, groups: Any) -> None:
+    n = ranks_of(groups)
+    x, shared = values(n, (3, 5)), np.ones((3, 5), dtype=np.float32)
+    got = simulate_ranks(twin.reduces_into, n, borrow=True)([(one, shared, groups) for one in x])
+    for rank, (total, before) in enumerate(got):
+        group = group_of(groups, rank)
+        want = functools.reduce(np.add, [x[other] for other in group])
+        assert np.array_equal(total, want)
+        assert np.array_equal(before, np.ones((3, 5)))
+    assert np.array_equal(shared, np.ones((3, 5)))
 
 
 @pytest.mark.parametrize("groups", GROUPS)
