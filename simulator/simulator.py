@@ -107,7 +107,7 @@ class Simulator:
         is_borrowed: bool = False,
     ) -> NkiTensor:
         """An HBM tensor for an argument: int64 as int32 pairs, bool as uint8; see the module
-        `tracing`. `kind` is the NKI type where torch has none.
+        `tracing`. `kind` is the NKI type where torch has none. Borrowed memory stays as it is.
         """
         shape, strides, dtype = kernel_layout(spec)
         dtype = kind or dtype

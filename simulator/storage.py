@@ -38,13 +38,6 @@ def _nothing(dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(0, dtype=dtype, device="cpu")
 
 
-class MemoryRegion(Enum):
-    """Memory regions, as kernels name them: `nl.sbuf`, `nl.psum`, `nl.private_hbm`,
-    `nl.shared_hbm`.
-    """
-
-    sbuf = "sbuf"
-    psum = "psum"
 def _same_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the strides of the tensor, which may be any: the memory between is copied too."""
     if tensor.numel() == 0:
@@ -54,6 +47,13 @@ def _same_copy(tensor: torch.Tensor) -> torch.Tensor:
     return memory.as_strided(tensor.shape, tensor.stride(), 0)
 
 
+class MemoryRegion(Enum):
+    """Memory regions, as kernels name them: `nl.sbuf`, `nl.psum`, `nl.private_hbm`,
+    `nl.shared_hbm`.
+    """
+
+    sbuf = "sbuf"
+    psum = "psum"
     private_hbm = "private_hbm"
     shared_hbm = "shared_hbm"
 
@@ -117,6 +117,8 @@ class Slot:
 
     def __init__(self, holder: torch.Tensor, is_borrowed: bool = False) -> None:
         self.holder: torch.Tensor | None = holder
+        # True where the caller's memory is to stay as it is.
+        self.is_borrowed = is_borrowed
         self.address = -1
         self.is_written = False
         # By dtype, shape and strides, of which there are few, then by offset.
@@ -124,8 +126,6 @@ class Slot:
 
     def view(self, dtype: torch.dtype, shape: Shape, strides: Shape, offset: int) -> torch.Tensor:
         """The one view object of this region; offset in elements of `dtype` from the start."""
-        # True where the caller's memory is to stay as it is.
-        self.is_borrowed = is_borrowed
         form = (dtype, shape, strides)
         same = self._views.get(form)
         if same is None:
@@ -146,13 +146,6 @@ class Slot:
             for offset, view in same.items():
                 yield (*form, offset), view
 
-    def is_bound_to(self, address: int) -> bool:
-        """True where the views point there. The owner of the memory may have moved it meanwhile."""
-        return self.address == address and (
-            self.holder is not None and self.holder.data_ptr() == address
-        )
-
-    def bind(self, tensor: torch.Tensor) -> None:
     def begin_writing(self) -> None:
         """Call before the first step that writes there can run."""
         if not self.is_written:
@@ -160,6 +153,13 @@ class Slot:
             if self.is_borrowed and self.holder is not None:
                 self.bind(_same_copy(self.holder))
 
+    def is_bound_to(self, address: int) -> bool:
+        """True where the views point there. The owner of the memory may have moved it meanwhile."""
+        return self.address == address and (
+            self.holder is not None and self.holder.data_ptr() == address
+        )
+
+    def bind(self, tensor: torch.Tensor) -> None:
         """Point every view into the memory of `tensor`, unless it is there already."""
         address = tensor.data_ptr()
         if self.is_bound_to(address):
