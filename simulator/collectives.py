@@ -55,20 +55,20 @@ def group_of(emit: Emit, replica_group: Any, *, moves: bool = True) -> tuple[int
     """
     emit.on(None, (Engine.dma,))
     emit.own_scratch()
-    emit.require(
-        isinstance(replica_group, ReplicaGroup), f"{replica_group!r} is not a ReplicaGroup"
-    )
+    if not isinstance(replica_group, ReplicaGroup):
+        emit.illegal(f"{replica_group!r} is not a ReplicaGroup")
     groups = [tuple(group) for group in replica_group.groups]
     members = [rank for group in groups for rank in group]
     me, size = emit.rank, emit.ranks
-    emit.require(
-        all(isinstance(rank, int) and 0 <= rank < size for rank in members),
-        f"replica group {groups} names ranks that are not in 0 to {size - 1}",
-    )
-    emit.require(len(set(members)) == len(members), f"groups of {groups} overlap")
-    emit.require(len({len(group) for group in groups}) == 1, f"groups of {groups} differ in size")
+    if not all(isinstance(rank, int) and 0 <= rank < size for rank in members):
+        emit.illegal(f"replica group {groups} names ranks that are not in 0 to {size - 1}")
+    if len(set(members)) != len(members):
+        emit.illegal(f"groups of {groups} overlap")
+    if len({len(group) for group in groups}) != 1:
+        emit.illegal(f"groups of {groups} differ in size")
     mine = [group for group in groups if me in group]
-    emit.require(bool(mine), f"rank {me} is in no group of {groups}")
+    if not mine:
+        emit.illegal(f"rank {me} is in no group of {groups}")
     emit.detail = f"group {','.join(str(rank) for rank in mine[0])}"
     if moves and emit.programs > 1:
         emit.meet(("arrival", emit.name), None)
@@ -78,38 +78,45 @@ def group_of(emit: Emit, replica_group: Any, *, moves: bool = True) -> tuple[int
 def check_pairs(emit: Emit, srcs: Tensors, dsts: Tensors, hbm_only: bool) -> None:
     """As many sources as destinations, of equal types, in one kind of memory."""
     for what, tensors in (("srcs", srcs), ("dsts", dsts)):
-        emit.require(isinstance(tensors, list | tuple), f"{what} must be a list of tensors")
+        if not isinstance(tensors, list | tuple):
+            emit.illegal(f"{what} must be a list of tensors")
         for tensor in tensors:
             emit.check(tensor, what, HBM if hbm_only else DMA_REACHABLE)
-    emit.require(len(srcs) == len(dsts) > 0, f"{len(srcs)} sources and {len(dsts)} destinations")
+    if not (len(srcs) == len(dsts) > 0):
+        emit.illegal(f"{len(srcs)} sources and {len(dsts)} destinations")
     in_sbuf = {tensor.buffer in SBUF for tensor in (*srcs, *dsts)}
     emit.require(len(in_sbuf) == 1, "tensors in SBUF and in HBM cannot be mixed")
     emit.require(in_sbuf == {False} or len(srcs) == 1, "several tensors at once must be in HBM")
     for src, dst in zip(srcs, dsts, strict=True):
-        emit.require(src.dtype == dst.dtype, f"src is {src.dtype}, dst {dst.dtype}")
+        if src.dtype != dst.dtype:
+            emit.illegal(f"src is {src.dtype}, dst {dst.dtype}")
 
 
 def _check_shapes(emit: Emit, dst: NkiTensor, expected: tuple[int, ...]) -> None:
-    emit.require(dst.shape == expected, f"dst has shape {dst.shape}; expected {expected}")
+    if dst.shape != expected:
+        emit.illegal(f"dst has shape {dst.shape}; expected {expected}")
 
 
 def _check_dim(emit: Emit, dim: int, srcs: Tensors, sbuf_dims: tuple[int, ...] = (0,)) -> None:
     in_sbuf = srcs[0].buffer in SBUF
     allowed = sbuf_dims if in_sbuf else (0,)
-    emit.require(dim in allowed, f"collective_dim {dim} is not possible; it must be in {allowed}")
+    if dim not in allowed:
+        emit.illegal(f"collective_dim {dim} is not possible; it must be in {allowed}")
     emit.require(not in_sbuf or srcs[0].ndim == 2, "tensors in SBUF must have two dimensions")
 
 
 def _check_reduction(emit: Emit, op: Any) -> str:
     name = getattr(op, "name", None)
-    emit.require(name in _REDUCTIONS, f"op must be one of {', '.join(_REDUCTIONS)}, not {op!r}")
+    if name not in _REDUCTIONS:
+        emit.illegal(f"op must be one of {', '.join(_REDUCTIONS)}, not {op!r}")
     return str(name)
 
 
 def check_priority(emit: Emit, priority: int | None) -> None:
     if priority is not None:
         emit.require(emit.generation > 3, "priority needs NeuronCore-v4")
-        emit.require(priority in range(4), f"priority {priority} is not in 0 to 3")
+        if priority not in range(4):
+            emit.illegal(f"priority {priority} is not in 0 to 3")
         emit.detail += f" priority {priority}"
 
 
@@ -184,7 +191,8 @@ def all_gather(
 def _rows_of_a_part(emit: Emit, src: NkiTensor, parts: int) -> int:
     """Rows of each of `parts` equal parts of `src`."""
     rows = src.shape[0]
-    emit.require(rows % parts == 0, f"{rows} rows do not split into {parts}")
+    if rows % parts:
+        emit.illegal(f"{rows} rows do not split into {parts}")
     return rows // parts
 
 
@@ -258,8 +266,10 @@ def collective_permute(
     _check_shapes(emit, dsts[0], srcs[0].shape)
     pairs = tuple((int(source), int(target)) for source, target in source_target_pairs)
     for side in zip(*pairs, strict=True):
-        emit.require(len(set(side)) == len(side), f"a rank stands twice on one side of {pairs}")
-        emit.require(set(side) <= set(everyone), f"pairs {pairs} name ranks not in {everyone}")
+        if len(set(side)) != len(side):
+            emit.illegal(f"a rank stands twice on one side of {pairs}")
+        if not set(side) <= set(everyone):
+            emit.illegal(f"pairs {pairs} name ranks not in {everyone}")
     source = emit.read(srcs[0], "srcs", buffers=HBM)
     target = None
     if any(receiver == emit.rank for _, receiver in pairs):
@@ -270,12 +280,11 @@ def collective_permute(
 
 def _check_channels(emit: Emit, channel_ids: Sequence[int], *by_channel: Sequence[Tensors]) -> None:
     count = len(channel_ids)
-    emit.require(
-        list(channel_ids) == list(range(count)) and 1 <= count <= 4,
-        f"channel_ids {list(channel_ids)} must be 0, 1, ..., at most 4 of them",
-    )
+    if not (list(channel_ids) == list(range(count)) and 1 <= count <= 4):
+        emit.illegal(f"channel_ids {list(channel_ids)} must be 0, 1, ..., at most 4 of them")
     for tensors in by_channel:
-        emit.require(len(tensors) == count, f"{len(tensors)} lists for {count} channels")
+        if len(tensors) != count:
+            emit.illegal(f"{len(tensors)} lists for {count} channels")
         for inner in tensors:
             emit.require(len(inner) == 1, "every channel takes one tensor")
 
@@ -359,14 +368,16 @@ def _processing_rank(
     channel: int,
 ) -> None:
     group = group_of(emit, replica_group, moves=False)
-    emit.require(channel in range(4), f"channel_id {channel} is not in 0 to 3")
+    if channel not in range(4):
+        emit.illegal(f"channel_id {channel} is not in 0 to 3")
     ring = torch.tensor(group, device="cpu")
     position = group.index(emit.rank)
     if isinstance(iteration, VirtualRegister):
         emit.require_set(iteration, "iteration_id")
         emit.step(exchange.ring_member, register.value, ring, position, iteration.value)
     else:
-        emit.require(isinstance(iteration, int), f"iteration_id {iteration!r} is no integer")
+        if not isinstance(iteration, int):
+            emit.illegal(f"iteration_id {iteration!r} is no integer")
         emit.step(register.value.fill_, group[(position - iteration) % len(group)])
     register.is_set = True
 

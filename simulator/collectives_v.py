@@ -42,7 +42,8 @@ class _Part:
 
 
 def _flat(emit: Emit, tensor: NkiTensor, operand: str) -> NkiTensor:
-    emit.require(tensor.is_contiguous(), f"{operand} must be contiguous")
+    if not tensor.is_contiguous():
+        emit.illegal(f"{operand} must be contiguous")
     return tensor.reshape((tensor.size,))
 
 
@@ -62,10 +63,10 @@ def _part(
     used, count = columns
     wanted = (4 if has_rdispls else 3, count)
     shape = (1, *wanted) if metadata.buffer in SBUF else wanted
-    emit.require(metadata.dtype == "uint32", f"metadata_tensor is {metadata.dtype}, not uint32")
-    emit.require(
-        metadata.shape == shape, f"metadata_tensor has shape {metadata.shape}; expected {shape}"
-    )
+    if metadata.dtype != "uint32":
+        emit.illegal(f"metadata_tensor is {metadata.dtype}, not uint32")
+    if metadata.shape != shape:
+        emit.illegal(f"metadata_tensor has shape {metadata.shape}; expected {shape}")
     at = len(shape) - 2
 
     def rows(first: int, last: int, width: int) -> NkiTensor:
@@ -101,7 +102,8 @@ def all_gather_v(
     group = group_of(emit, replica_group)
     check_priority(emit, priority)
     emit.require(not has_rdispls, "has_rdispls is not supported")
-    emit.require(len(group) == 4, f"a group must have 4 ranks, not {len(group)}")
+    if len(group) != 4:
+        emit.illegal(f"a group must have 4 ranks, not {len(group)}")
     if emit.programs != 2:
         emit.finding(emit.name, "it needs ranks of two programs (LNC2): launch kernel[2]")
     columns = (1, len(group))

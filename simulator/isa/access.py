@@ -247,7 +247,8 @@ class Access(Legality):
     ) -> NkiTensor:
         checked = self.check(tensor, operand, buffers)
         self._add_destination(checked, operand)
-        self.require(checked.indirection is None, f"{operand} cannot have a dynamic address")
+        if checked.indirection is not None:
+            self.illegal(f"{operand} cannot have a dynamic address")
         return checked
 
     def first_read(self) -> NkiTensor | None:

@@ -164,9 +164,8 @@ def arithmetic(
 ) -> AluOp:
     """Like `operator`, and the operator is not bitvec."""
     found = operator(emit, token, argument, allowed)
-    emit.require(
-        not found.is_bitvec, f"{argument}=nl.{found.name} is a bitvec operator; not allowed"
-    )
+    if found.is_bitvec:
+        emit.illegal(f"{argument}=nl.{found.name} is a bitvec operator; not allowed")
     return found
 
 
@@ -175,5 +174,6 @@ def binary_arithmetic(
 ) -> AluOp:
     """Like `arithmetic`, and the operator takes two operands."""
     found = arithmetic(emit, token, argument, allowed)
-    emit.require(not found.is_unary, f"{argument}=nl.{found.name} takes one operand; not allowed")
+    if found.is_unary:
+        emit.illegal(f"{argument}=nl.{found.name} takes one operand; not allowed")
     return found

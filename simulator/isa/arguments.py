@@ -51,7 +51,8 @@ def integer(emit: Emit, value: Any, name: str, end: int = 2**31) -> int:
         number = operator.index(value)
     except TypeError:
         emit.illegal(f"{name} must be an integer, not {value!r}")
-    emit.require(-(2**31) <= number < end, f"{name}={number} does not fit in 32 bits")
+    if not (-(2**31) <= number < end):
+        emit.illegal(f"{name}={number} does not fit in 32 bits")
     return number
 
 

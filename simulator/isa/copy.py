@@ -99,10 +99,10 @@ def tensor_copy(
     if not touches_psum:
         allowed.append(Engine.gpsimd)
     chosen = emit.on(engine, allowed)
-    emit.require(
-        dst.shape[0] == src.shape[0] and dst.free_size == src.free_size,
-        f"dst {dst.shape} and src {src.shape} differ in partitions or elements per partition",
-    )
+    if dst.shape[0] != src.shape[0] or dst.free_size != src.free_size:
+        emit.illegal(
+            f"dst {dst.shape} and src {src.shape} differ in partitions or elements per partition"
+        )
     source = emit.read(src, "src", shape=dst.shape)
     target = emit.write(dst, "dst")
     through_f32 = chosen is Engine.scalar and not src.dtype.is_packed
@@ -116,17 +116,14 @@ def memset(
     """Fill `dst` with a constant."""
     emit.on(engine, (Engine.vector, Engine.gpsimd))
     reachable(emit, dst=dst)
-    emit.require(
-        isinstance(value, int | float), f"value must be a number, not {type(value).__name__}"
-    )
-    if dst.dtype.is_packed:
-        emit.require(value == 0, f"{dst.dtype} takes the value 0 alone")
+    if not isinstance(value, int | float):
+        emit.illegal(f"value must be a number, not {type(value).__name__}")
+    if dst.dtype.is_packed and value != 0:
+        emit.illegal(f"{dst.dtype} takes the value 0 alone")
     limits = dst.dtype.limits
     if limits is not None:
-        emit.require(
-            float(value).is_integer() and limits[0] <= value <= limits[1],
-            f"value {value} is not a {dst.dtype}",
-        )
+        if not (float(value).is_integer() and limits[0] <= value <= limits[1]):
+            emit.illegal(f"value {value} is not a {dst.dtype}")
         value = int(value)
     elif not dst.dtype.is_packed:
         # What the type makes of it; torch refuses to fill with a number beyond the type's range.

@@ -45,9 +45,8 @@ def dma_copy(
     mode = _mode(emit, DgeMode, dge_mode, "dge_mode")
     _check_issuer(emit, mode, engine, priority)
     emit.detail = _issuer(engine, dge_mode, src, dst) + _class(emit, priority)
-    if src.dtype != dst.dtype:
-        hwdge = mode is DgeMode.hwdge
-        emit.require(not hwdge, f"hwdge cannot convert {src.dtype} to {dst.dtype}")
+    if src.dtype != dst.dtype and mode is DgeMode.hwdge:
+        emit.illegal(f"hwdge cannot convert {src.dtype} to {dst.dtype}")
     skip = _mode(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
     if src.indirection is None and dst.indirection is None:
         source = emit.read(src, "src", shape=dst.shape, buffers=DMA_REACHABLE)
@@ -99,9 +98,8 @@ def _check_issuer(emit: Emit, mode: DgeMode, engine: Any, priority: Any) -> None
         emit.illegal(f"engine={engine}: hwdge alone takes an engine, sync or scalar")
     if priority is not None:
         emit.require(emit.generation > 3, "priority needs trn3")
-        emit.require(
-            priority in (0, 1, 2, 3), f"priority={priority} must be from 0 to 3, 0 the highest"
-        )
+        if priority not in (0, 1, 2, 3):
+            emit.illegal(f"priority={priority} must be from 0 to 3, 0 the highest")
 
 
 def _issuer(engine: Any, dge_mode: Any, *tensors: NkiTensor) -> str:
@@ -120,10 +118,8 @@ def _check_pair(emit: Emit, dst: NkiTensor, src: NkiTensor) -> None:
         emit.check(tensor, operand, DMA_REACHABLE)
         if tensor.buffer in HBM:
             emit.hbm_bytes += tensor.size * tensor.dtype.itemsize
-    emit.require(
-        dst.size == src.size,
-        f"dst {dst.shape} has {dst.size} elements, src {src.shape} has {src.size}",
-    )
+    if dst.size != src.size:
+        emit.illegal(f"dst {dst.shape} has {dst.size} elements, src {src.shape} has {src.size}")
 
 
 # ---- indirect addresses ----
@@ -195,24 +191,26 @@ def dma_transpose(
     mode = _mode(emit, DgeMode, dge_mode, "dge_mode")
     skip = _mode(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
     _check_issuer(emit, mode, None, priority)
-    emit.require(src.ndim in _SWAPS, f"src has {src.ndim} dimensions; 2, 3 and 4 are possible")
+    if src.ndim not in _SWAPS:
+        emit.illegal(f"src has {src.ndim} dimensions; 2, 3 and 4 are possible")
     order = _SWAPS[src.ndim] if axes is None else tuple(axes)
-    emit.require(
-        order == _SWAPS[src.ndim],
-        f"axes {order} are not possible; {src.ndim} dimensions take {_SWAPS[src.ndim]}",
-    )
+    if order != _SWAPS[src.ndim]:
+        emit.illegal(
+            f"axes {order} are not possible; {src.ndim} dimensions take {_SWAPS[src.ndim]}"
+        )
     wanted = tuple(src.shape[axis] for axis in order)
-    emit.require(dst.shape == wanted, f"dst is {dst.shape}; the transpose of src is {wanted}")
-    emit.require(dst.dtype == src.dtype, f"dst is {dst.dtype}, src {src.dtype}; they must be equal")
+    if dst.shape != wanted:
+        emit.illegal(f"dst is {dst.shape}; the transpose of src is {wanted}")
+    if dst.dtype != src.dtype:
+        emit.illegal(f"dst is {dst.dtype}, src {src.dtype}; they must be equal")
     if src.indirection is not None:
         emit.require(emit.generation >= 3, "an indirect transpose needs trn2 or newer")
-        emit.require(
-            src.ndim < 4 or 1 in src.shape[1:3],
-            f"src is {src.shape}; an indirect transpose needs dimension 1 or 2 of size 1",
-        )
-        emit.require(
-            src.dtype.itemsize == 2, f"an indirect transpose takes 2-byte types, not {src.dtype}"
-        )
+        if not (src.ndim < 4 or 1 in src.shape[1:3]):
+            emit.illegal(
+                f"src is {src.shape}; an indirect transpose needs dimension 1 or 2 of size 1"
+            )
+        if src.dtype.itemsize != 2:
+            emit.illegal(f"an indirect transpose takes 2-byte types, not {src.dtype}")
         emit.require(
             mode in (DgeMode.unknown, DgeMode.swdge), "an indirect transpose takes swdge alone"
         )
@@ -243,9 +241,12 @@ def _check_hwdge_transpose(emit: Emit, src: NkiTensor, mode: DgeMode) -> None:
         if src.ndim == 2
         else (rows in (1, 2, 4, 8, 16) and rows * src.shape[-2] % 16 == 0)
     )
-    emit.require(fits, f"hwdge does not transpose {src.shape}: see the limits of src.shape[0]")
-    emit.require(src.shape[-1] <= 128, f"hwdge transposes rows of up to 128, not {src.shape[-1]}")
-    emit.require(src.dtype.itemsize == 2, f"hwdge transposes 2-byte types, not {src.dtype}")
+    if not fits:
+        emit.illegal(f"hwdge does not transpose {src.shape}: see the limits of src.shape[0]")
+    if src.shape[-1] > 128:
+        emit.illegal(f"hwdge transposes rows of up to 128, not {src.shape[-1]}")
+    if src.dtype.itemsize != 2:
+        emit.illegal(f"hwdge transposes 2-byte types, not {src.dtype}")
 
 
 def _gathered_columns(emit: Emit, src: NkiTensor, skip: bool) -> torch.Tensor:
@@ -255,8 +256,10 @@ def _gathered_columns(emit: Emit, src: NkiTensor, skip: bool) -> torch.Tensor:
     index = indirect.index
     if not isinstance(index, NkiTensor) or index.size < src.shape[0]:
         emit.illegal(f"src has {src.shape[0]} rows; the index must have as many elements")
-    emit.require(index.dtype.is_integer, f"the index of src is {index.dtype}, not an integer")
-    emit.require(index.ndim == 2, f"the index of src has {index.ndim} dimensions, not 2")
+    if not index.dtype.is_integer:
+        emit.illegal(f"the index of src is {index.dtype}, not an integer")
+    if index.ndim != 2:
+        emit.illegal(f"the index of src has {index.ndim} dimensions, not 2")
     chosen = emit.read(index, "index of src", buffers=DMA_REACHABLE)
     flat = emit.scratch((index.size,), index.dtype.torch)
     emit.step(flat.view(index.shape[1], index.shape[0]).t().copy_, chosen)
@@ -320,14 +323,16 @@ def dma_compute(
         isinstance(factors, list | tuple) and len(factors) == len(srcs), "one scale for each source"
     )
     emit.require(all(factor == 1.0 for factor in factors), "every scale must be 1.0")
-    emit.require(1 <= len(srcs) <= 16, f"{len(srcs)} sources; 1 to 16 are possible")
+    if not (1 <= len(srcs) <= 16):
+        emit.illegal(f"{len(srcs)} sources; 1 to 16 are possible")
     for src in srcs:
         _check_pair(emit, dst, src)
     indirect = [t for t in (dst, *srcs) if t.indirection is not None]
     if indirect:
         fixed = all(t.indirection is not None and t.indirection.is_vector for t in indirect)
         emit.require(fixed, "addresses must be known beforehand, but for a vector_offset")
-        emit.require(len(srcs) == 2, f"an indirect dma_compute takes 2 sources, not {len(srcs)}")
+        if len(srcs) != 2:
+            emit.illegal(f"an indirect dma_compute takes 2 sources, not {len(srcs)}")
         emit.require(unique_indices, "unique_indices must be True")
     skip = _mode(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
     emit.require(bool(indirect) or not skip, "oob_mode.skip needs an indirect operand")

@@ -45,12 +45,11 @@ Pattern = tuple[tuple[int, int], ...]
 def _checked_pattern(emit: Emit, dst: NkiTensor, pattern: Any) -> Pattern:
     """The pattern as (step, count) pairs that give dst's elements per partition."""
     rows = pattern if isinstance(pattern, tuple | list) else ()
-    emit.require(1 <= len(rows) <= 4, f"pattern {pattern} must have 1 to 4 pairs [step, count]")
+    if not (1 <= len(rows) <= 4):
+        emit.illegal(f"pattern {pattern} must have 1 to 4 pairs [step, count]")
     pairs = [integers(emit, row, "pattern") for row in rows]
-    emit.require(
-        all(len(pair) == 2 and pair[1] > 0 for pair in pairs),
-        f"pattern {pattern} must be pairs [step, count] with positive counts",
-    )
+    if not all(len(pair) == 2 and pair[1] > 0 for pair in pairs):
+        emit.illegal(f"pattern {pattern} must be pairs [step, count] with positive counts")
     steps = tuple((step, count) for step, count in pairs)
     size = math.prod(count for _, count in steps)
     if size != dst.free_size:
@@ -95,7 +94,8 @@ def iota(
     """dst[p, i...] = offset + p * channel_multiplier + sum(step * i)."""
     emit.on(Engine.gpsimd, (Engine.gpsimd,))
     emit.check(dst, "dst", SBUF)
-    emit.require(not dst.dtype.is_packed, f"dst is {dst.dtype}, which has no arithmetic")
+    if dst.dtype.is_packed:
+        emit.illegal(f"dst is {dst.dtype}, which has no arithmetic")
     steps = _checked_pattern(emit, dst, pattern)
     shape = flat(dst)
     if isinstance(offset, VirtualRegister):
@@ -233,12 +233,10 @@ def tensor_partition_reduce(
     if dst.shape[0] != 1 or dst.free_size != data.free_size:
         emit.illegal(f"dst has shape {dst.shape}; expected (1, {data.free_size})")
     if kind.startswith("bitwise"):
-        emit.require(
-            is_bits(data.dtype)
-            and data.dtype.itemsize == dst.dtype.itemsize
-            and is_bits(dst.dtype),
-            f"nl.{kind} takes integers of one width, not {data.dtype} and {dst.dtype}",
-        )
+        if not (
+            is_bits(data.dtype) and data.dtype.itemsize == dst.dtype.itemsize and is_bits(dst.dtype)
+        ):
+            emit.illegal(f"nl.{kind} takes integers of one width, not {data.dtype} and {dst.dtype}")
         bits = bits_of(emit.read(data, "data", shape=flat(data)))
         target = bits_of(emit.write(dst, "dst", shape=flat(dst), elementwise=False))
         emit.step(REDUCTIONS[kind], bits.t(), target.t())
@@ -271,12 +269,11 @@ def nonzero_with_count(
     in_sbuf(emit, dst=dst, src=src)
     require_dtype(emit, "src", src, ("float32", "int32"))
     require_dtype(emit, "dst", dst, ("int32",))
-    emit.require(
-        dst.shape[0] == src.shape[0] and dst.free_size == src.free_size + 1,
-        f"dst has shape {dst.shape}; expected ({src.shape[0]}, {src.free_size + 1})",
-    )
+    if dst.shape[0] != src.shape[0] or dst.free_size != src.free_size + 1:
+        emit.illegal(f"dst has shape {dst.shape}; expected ({src.shape[0]}, {src.free_size + 1})")
     rows = emit.read(src[::_CORE], "src", shape=(len(range(0, src.shape[0], _CORE)), src.free_size))
-    emit.require(dst.ndim == 2 or dst.is_contiguous(), f"dst {dst.shape} has gaps")
+    if not (dst.ndim == 2 or dst.is_contiguous()):
+        emit.illegal(f"dst {dst.shape} has gaps")
     target = emit.overwrite_some(dst, "dst", buffers=SBUF).flatten(1)[::_CORE]
     offset = integer(emit, index_offset, "index_offset")
     padding = integer(emit, padding_val, "padding_val")

@@ -38,9 +38,8 @@ def nc_n_gather(
     emit.on(Engine.gpsimd, (Engine.gpsimd,))
     in_sbuf(emit, dst=dst, data=data, indices=indices)
     require_dtype(emit, "indices", indices, ("uint32",))
-    emit.require(
-        dst.dtype == data.dtype, f"dst is {dst.dtype}, data is {data.dtype}; must be equal"
-    )
+    if dst.dtype != data.dtype:
+        emit.illegal(f"dst is {dst.dtype}, data is {data.dtype}; must be equal")
     if dst.shape[0] != data.shape[0] or flat(dst) != flat(indices):
         emit.illegal(
             f"dst has shape {dst.shape}, indices {indices.shape}, data {data.shape}; "
@@ -81,21 +80,17 @@ def local_gather(
     require_dtype(emit, "index", index, ("uint16",))
     emit.require(dst.dtype == src_buffer.dtype, "dst and src_buffer differ in dtype")
     partitions = src_buffer.shape[0]
-    emit.require(
-        partitions == index.shape[0] and partitions % _CORE == 0,
-        f"src_buffer has {partitions} partitions, index {index.shape[0]}; they must be equal and a "
-        "multiple of 16",
-    )
-    emit.require(
-        num_elem_per_idx in _ELEMENTS_PER_INDEX,
-        f"num_elem_per_idx={num_elem_per_idx} must be one of {_ELEMENTS_PER_INDEX}",
-    )
+    if not (partitions == index.shape[0] and partitions % _CORE == 0):
+        emit.illegal(
+            f"src_buffer has {partitions} partitions, index {index.shape[0]}; they must be equal "
+            "and a multiple of 16"
+        )
+    if num_elem_per_idx not in _ELEMENTS_PER_INDEX:
+        emit.illegal(f"num_elem_per_idx={num_elem_per_idx} must be one of {_ELEMENTS_PER_INDEX}")
     available = _CORE * index.free_size
     count = available if num_valid_indices is None else num_valid_indices
-    emit.require(
-        0 < count <= min(available, _MAX_INDICES),
-        f"num_valid_indices={count} must be 1 to {min(available, _MAX_INDICES)}",
-    )
+    if not (0 < count <= min(available, _MAX_INDICES)):
+        emit.illegal(f"num_valid_indices={count} must be 1 to {min(available, _MAX_INDICES)}")
     if dst.shape[0] != partitions or dst.free_size != count * num_elem_per_idx:
         emit.illegal(
             f"dst has shape {dst.shape}; expected ({partitions}, {count * num_elem_per_idx})"
@@ -150,9 +145,12 @@ def topk(
     )
     emit.require(not is_overlapping(val_dst, idx_dst), "val_dst and idx_dst overlap")
     emit.require(idx_dst.free_size == k, "val_dst and idx_dst differ in elements per partition")
-    emit.require(8 <= n < 65536, f"n={n} must be 8 to 65535")
-    emit.require(1 <= k < 32768 and k <= n, f"K={k} must be 1 to {min(n, 32767)}")
-    emit.require(src.free_size * _CORE >= n, f"src has {src.free_size} columns, too few for n={n}")
+    if not (8 <= n < 65536):
+        emit.illegal(f"n={n} must be 8 to 65535")
+    if not (1 <= k < 32768 and k <= n):
+        emit.illegal(f"K={k} must be 1 to {min(n, 32767)}")
+    if src.free_size * _CORE < n:
+        emit.illegal(f"src has {src.free_size} columns, too few for n={n}")
     value = emit.read(src, "src", shape=flat(src))
     values = emit.write(val_dst, "val_dst", shape=flat(val_dst), elementwise=False)
     indices = emit.write(idx_dst, "idx_dst", shape=flat(idx_dst), elementwise=False)

@@ -58,11 +58,11 @@ def index_view(emit: Access, tensor: NkiTensor, indirect: Indirect, operand: str
     if not isinstance(index, NkiTensor):
         emit.require_set(index, f"index of {operand}")
         return index.value
-    emit.require(index.dtype.is_integer, f"the index of {operand} is {index.dtype}, not an integer")
+    if not index.dtype.is_integer:
+        emit.illegal(f"the index of {operand} is {index.dtype}, not an integer")
     expected = tensor.shape[0] if indirect.is_vector else 1
-    emit.require(
-        index.size == expected, f"the index of {operand} has {index.size} elements, not {expected}"
-    )
+    if index.size != expected:
+        emit.illegal(f"the index of {operand} has {index.size} elements, not {expected}")
     return emit.read(index, f"index of {operand}", shape=(index.size,), buffers=DMA_REACHABLE)
 
 
@@ -86,10 +86,8 @@ _TENSOR_INDIRECT = {
 
 def check_tensor_indirect(emit: Legality, operand: str) -> None:
     """Whether an operand may be a view made by `.indirect()`."""
-    emit.require(
-        operand in _TENSOR_INDIRECT.get(emit.name, ()),
-        f"{operand} takes no tensor indirection here",
-    )
+    if operand not in _TENSOR_INDIRECT.get(emit.name, ()):
+        emit.illegal(f"{operand} takes no tensor indirection here")
     if emit.name == "tensor_copy" and emit.engine is Engine.gpsimd:
         emit.finding("engine", "tensor indirection needs the Vector or Scalar engine")
 
@@ -134,11 +132,12 @@ def _columns_of(
     assert isinstance(index, NkiTensor)
     group = 32 if emit.engine is Engine.tensor else 16
     rows = tensor.shape[0]
-    emit.require(
-        rows % group == 0 and tensor.shape[1] <= group * index.shape[1],
-        f"{operand} has {rows} partitions and {tensor.shape[1]} offsets from an index "
-        f"{index.shape}; groups of {group} partitions have {group * index.shape[1]} offsets each",
-    )
+    if not (rows % group == 0 and tensor.shape[1] <= group * index.shape[1]):
+        emit.illegal(
+            f"{operand} has {rows} partitions and {tensor.shape[1]} offsets from an index "
+            f"{index.shape}; groups of {group} partitions have {group * index.shape[1]} offsets "
+            "each"
+        )
     return base.torch_view(), emit.read(index, f"index of {operand}", buffers=SBUF), group
 
 

@@ -42,7 +42,9 @@ class Legality(Recording):
         raise IllegalInstructionError(self.name, f"{self.name}: {message}", kernel_location())
 
     def require(self, condition: bool, message: str) -> None:
-        """Raise IllegalInstructionError unless `condition`."""
+        """Raise IllegalInstructionError unless `condition`. For constant messages: one made of the
+        operands costs more than the check, and is for `illegal` in an `if`.
+        """
         if not condition:
             self.illegal(message)
 

@@ -19,7 +19,8 @@ _GPSIMD_DMA_LIMIT = {4: 1024, 2: 512, 1: 256}
 def _check_programs(emit: Emit) -> None:
     emit.require(emit.generation > 2, "it needs NeuronCore-v3 or newer")
     count = emit.programs
-    emit.require(count == 2, f"it needs a launch of 2 programs (kernel[2]), not of {count}")
+    if count != 2:
+        emit.illegal(f"it needs a launch of 2 programs (kernel[2]), not of {count}")
     emit.own_scratch()
 
 
@@ -34,7 +35,8 @@ def core_barrier(
     """Wait until both cores are here; `data` is what they share."""
     emit.on(engine, (Engine.gpsimd, Engine.vector, Engine.scalar, Engine.tensor, Engine.sync))
     _check_programs(emit)
-    emit.require(tuple(cores) == (0, 1), f"cores must be (0, 1), not {tuple(cores)}")
+    if tuple(cores) != (0, 1):
+        emit.illegal(f"cores must be (0, 1), not {tuple(cores)}")
     emit.check(data, "data", (MemoryRegion.shared_hbm, *ON_CHIP))
     is_shared = data.buffer is MemoryRegion.shared_hbm
     key = data.storage.index if is_shared else "on chip"
@@ -56,22 +58,22 @@ def sendrecv(
     emit.on(None, (Engine.dma,))
     _check_programs(emit)
     peer = 1 - current("sendrecv").core.index
-    emit.require(
-        send_to_rank == peer and recv_from_rank == peer,
-        f"ranks ({send_to_rank}, {recv_from_rank}) must both be the other core, {peer}",
-    )
-    emit.require(
-        src.shape == dst.shape and src.dtype == dst.dtype,
-        f"src {src.shape} {src.dtype} and dst {dst.shape} {dst.dtype} differ",
-    )
+    if send_to_rank != peer or recv_from_rank != peer:
+        emit.illegal(
+            f"ranks ({send_to_rank}, {recv_from_rank}) must both be the other core, {peer}"
+        )
+    if src.shape != dst.shape or src.dtype != dst.dtype:
+        emit.illegal(f"src {src.shape} {src.dtype} and dst {dst.shape} {dst.dtype} differ")
     if dma_engine is DmaEngine.gpsimd_dma:
         emit.detail = "gpsimd_dma"
         limit = _GPSIMD_DMA_LIMIT[src.dtype.itemsize]
         size = src.free_size * src.dtype.itemsize
-        emit.require(size <= limit, f"gpsimd_dma moves {limit} bytes per partition, not {size}")
+        if size > limit:
+            emit.illegal(f"gpsimd_dma moves {limit} bytes per partition, not {size}")
     for operand, tensor in (("src", src), ("dst", dst)):
         # The step that would fetch it belongs to this core, and the exchange to the last of both.
-        emit.require(not tensor.is_indirect(), f"{operand} cannot have a dynamic address")
+        if tensor.is_indirect():
+            emit.illegal(f"{operand} cannot have a dynamic address")
     source = emit.read(src, "src", buffers=SBUF)
     target = emit.write(dst, "dst", buffers=SBUF)
     # What has no value in the source has none in the other core's destination.
@@ -85,10 +87,8 @@ def sendrecv(
     (source_1, target_1, missing_1, received_1) = arrived[1]
     received_0 += missing_1
     received_1 += missing_0
-    emit.require(
-        source_0.shape == source_1.shape and source_0.dtype == source_1.dtype,
-        f"the cores exchange {tuple(source_0.shape)} and {tuple(source_1.shape)}",
-    )
+    if source_0.shape != source_1.shape or source_0.dtype != source_1.dtype:
+        emit.illegal(f"the cores exchange {tuple(source_0.shape)} and {tuple(source_1.shape)}")
     # Both sources are taken before either destination is written: they may be the same tile.
     held = emit.scratch(source_0.shape, source_0.dtype)
     emit.step(held.copy_, source_0)

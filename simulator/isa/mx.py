@@ -57,10 +57,8 @@ def scale_quadrants(
     rows = _QUADRANT // GROUP
     if not isinstance(scale, NkiTensor) or scale.buffer is not MemoryRegion.sbuf:
         emit.illegal(f"{operand} must be a tile in sbuf")
-    emit.require(
-        scale.dtype in _SCALE_TYPES,
-        f"{operand} is {scale.dtype}; it must be one of {', '.join(_SCALE_TYPES)}",
-    )
+    if scale.dtype not in _SCALE_TYPES:
+        emit.illegal(f"{operand} is {scale.dtype}; it must be one of {', '.join(_SCALE_TYPES)}")
     needed = _QUADRANT * (quadrants - 1) + rows
     if scale.ndim != 2 or scale.shape[0] < needed or scale.shape[1] != columns:
         emit.illegal(
@@ -115,19 +113,17 @@ def _gathered_scales(
     index, other = ours.index, theirs.index
     if not isinstance(index, NkiTensor) or not isinstance(other, NkiTensor):
         emit.illegal(f"the index of {operand} must be a tensor")
-    emit.require(
-        index.same_elements(other) and data.free_size == scale.free_size,
-        f"{operand} and {operand}_scale must have the same index and as many columns",
-    )
+    if not (index.same_elements(other) and data.free_size == scale.free_size):
+        emit.illegal(f"{operand} and {operand}_scale must have the same index and as many columns")
     count = scale.shape[1]
     views = []
     rows = _QUADRANT // GROUP
     for first in range(0, data.shape[0], _QUADRANT):
         held = theirs.base.slice(0, first, first + rows)
-        emit.require(
-            held.dtype in _SCALE_TYPES,
-            f"{operand}_scale is {held.dtype}; it must be one of {', '.join(_SCALE_TYPES)}",
-        )
+        if held.dtype not in _SCALE_TYPES:
+            emit.illegal(
+                f"{operand}_scale is {held.dtype}; it must be one of {', '.join(_SCALE_TYPES)}"
+            )
         emit.require_written(held, f"{operand}_scale")
         emit.reads(held)
         offsets = index.slice(0, first, first + _QUADRANT).torch_view()

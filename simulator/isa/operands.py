@@ -66,17 +66,18 @@ def match_column(emit: Emit, column: NkiTensor, operand: str, like: NkiTensor) -
 
 def not_both_in_psum(emit: Emit, a: NkiTensor, b: NkiTensor, names: str) -> None:
     """VectorE reads at most one of two tiles from PSUM."""
-    emit.require(
-        not (is_psum(a) and is_psum(b)),
-        f"{names} are both in PSUM; one of them must be in SBUF (copy it with nisa.tensor_copy)",
-    )
+    if is_psum(a) and is_psum(b):
+        emit.illegal(
+            f"{names} are both in PSUM; one of them must be in SBUF (copy it with nisa.tensor_copy)"
+        )
 
 
 def reachable(emit: Emit, **operands: Any) -> None:
     """GpSimd reaches no PSUM: no tile is there if GpSimd runs the instruction."""
     if emit.engine is Engine.gpsimd:
         for name, operand in operands.items():
-            emit.require(not is_psum(operand), f"{name} is in PSUM, which GpSimd cannot access")
+            if is_psum(operand):
+                emit.illegal(f"{name} is in PSUM, which GpSimd cannot access")
 
 
 def in_sbuf(emit: Emit, **operands: NkiTensor) -> None:

@@ -87,9 +87,11 @@ def set_rng_seed(emit: Emit, src_seeds: NkiTensor, name: str | None = None) -> N
     """Seed VectorE's generator with one 32-bit value."""
     emit.on(Engine.vector, (Engine.vector,))
     emit.check(src_seeds, "src_seeds")
-    emit.require(src_seeds.size == 1, f"src_seeds has shape {src_seeds.shape}; expected (1, 1)")
+    if src_seeds.size != 1:
+        emit.illegal(f"src_seeds has shape {src_seeds.shape}; expected (1, 1)")
     is_word = src_seeds.dtype.itemsize == 4 and not src_seeds.dtype.is_packed
-    emit.require(is_word, f"src_seeds is {src_seeds.dtype}; not a 32-bit value")
+    if not is_word:
+        emit.illegal(f"src_seeds is {src_seeds.dtype}; not a 32-bit value")
     seed = bits_of(emit.read(src_seeds, "src_seeds", shape=(1, 1)))
     emit.step(_seed, _state(emit, Engine.vector), seed)
 
@@ -145,7 +147,8 @@ def rand2(emit: Emit, dst: NkiTensor, min: Any, max: Any, name: str | None = Non
     require_dtype(emit, "dst", dst, (*FLOATS, *_INTEGERS))
     if not isinstance(min, NkiTensor) and not isinstance(max, NkiTensor):
         low_number, high_number = number(emit, min, "min"), number(emit, max, "max")
-        emit.require(low_number < high_number, f"min={min} must be less than max={max}")
+        if not low_number < high_number:
+            emit.illegal(f"min={min} must be less than max={max}")
     shape = flat(dst)
     low = scalar(emit, min, "min", dst, shape)
     high = scalar(emit, max, "max", dst, shape)
@@ -169,11 +172,11 @@ def dropout(
     """dst = data with elements replaced by 0 with probability prob; the others are not scaled."""
     emit.on(Engine.vector, (Engine.vector,))
     match_tiles(emit, dst, data=data)
-    emit.require(
-        dst.dtype == data.dtype, f"dst is {dst.dtype}, data is {data.dtype}; must be equal"
-    )
+    if dst.dtype != data.dtype:
+        emit.illegal(f"dst is {dst.dtype}, data is {data.dtype}; must be equal")
     if not isinstance(prob, NkiTensor):
-        emit.require(0 <= number(emit, prob, "prob") <= 1, f"prob={prob} must be from 0 to 1")
+        if not (0 <= number(emit, prob, "prob") <= 1):
+            emit.illegal(f"prob={prob} must be from 0 to 1")
     else:
         require_dtype(emit, "prob", prob, FLOATS if data.dtype.is_float else ("float32",))
     shape = common_shape(dst, data)

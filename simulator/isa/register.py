@@ -64,8 +64,10 @@ def register_load(emit: Emit, dst: VirtualRegister, src: NkiTensor) -> None:
     """dst = the one element of `src`."""
     emit.on(None, (Engine.dma,))
     _check_destination(emit, dst)
-    emit.require(src.size == 1, f"src has {src.size} elements; it must have one")
-    emit.require(src.dtype.is_integer, f"src is {src.dtype}; a register holds an integer")
+    if src.size != 1:
+        emit.illegal(f"src has {src.size} elements; it must have one")
+    if not src.dtype.is_integer:
+        emit.illegal(f"src is {src.dtype}; a register holds an integer")
     emit.step(dst.value.copy_, emit.read(src, "src", shape=(1,), buffers=DMA_REACHABLE))
     dst.is_set = True
 
@@ -76,8 +78,10 @@ def register_store(emit: Emit, dst: NkiTensor, src: VirtualRegister) -> None:
     emit.on(None, (Engine.dma,))
     emit.require(isinstance(src, VirtualRegister), "src must be a register")
     emit.require_set(src, "src")
-    emit.require(dst.size == 1, f"dst has {dst.size} elements; it must have one")
-    emit.require(dst.dtype.is_integer, f"dst is {dst.dtype}; a register holds an integer")
+    if dst.size != 1:
+        emit.illegal(f"dst has {dst.size} elements; it must have one")
+    if not dst.dtype.is_integer:
+        emit.illegal(f"dst is {dst.dtype}; a register holds an integer")
     emit.step(emit.write(dst, "dst", shape=(1,), buffers=DMA_REACHABLE).copy_, src.value)
 
 

@@ -142,11 +142,12 @@ def _check_bias(emit: Emit, function: str, bias: Any) -> None:
         emit.require(bias.dtype != "tfloat32", "bias is tfloat32, which ScalarE does not take")
     if emit.generation > 2 or bias is None:
         return
-    emit.require(
-        isinstance(bias, NkiTensor) or bias == 0,
-        f"bias={bias} is a number; {emit.hardware.target} takes a tile (partitions, 1)",
-    )
-    emit.require(function != "reciprocal", f"nl.reciprocal takes no bias on {emit.hardware.target}")
+    if not (isinstance(bias, NkiTensor) or bias == 0):
+        emit.illegal(
+            f"bias={bias} is a number; {emit.hardware.target} takes a tile (partitions, 1)"
+        )
+    if function == "reciprocal":
+        emit.illegal(f"nl.reciprocal takes no bias on {emit.hardware.target}")
 
 
 def _check_reduction(
@@ -156,10 +157,8 @@ def _check_reduction(
         names = ", ".join(command.name for command in _ACCUMULATING)
         emit.illegal(f"reduce_cmd={reduce_cmd} is not supported; use one of {names}")
     if reduce_op is None:
-        emit.require(
-            reduce_cmd in (ReduceCmd.idle, ReduceCmd.reset),
-            f"reduce_cmd={reduce_cmd} needs reduce_op (nl.{', nl.'.join(allowed)})",
-        )
+        if reduce_cmd not in (ReduceCmd.idle, ReduceCmd.reset):
+            emit.illegal(f"reduce_cmd={reduce_cmd} needs reduce_op (nl.{', nl.'.join(allowed)})")
         return OPERATORS["add"]
     return binary_arithmetic(emit, reduce_op, "reduce_op", allowed)
 
@@ -251,7 +250,8 @@ def _stages(
     stages = []
     for i, name in enumerate(names):
         if name == "bypass":
-            emit.require(not reverses[i], f"reverse{i} is set but op{i} is bypass")
+            if reverses[i]:
+                emit.illegal(f"reverse{i} is set but op{i} is bypass")
         else:
             stages.append((OPERATORS[name], operands[i], reverses[i], f"imm{i}"))
     return stages

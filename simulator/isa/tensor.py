@@ -41,7 +41,8 @@ def nc_matmul(
     """
     emit.on(None, (Engine.tensor,))
     modes = (MatmulPerfMode.none, "none", MatmulPerfMode.double_row, "double_row")
-    emit.require(perf_mode in modes, f"perf_mode={perf_mode} must be none or double_row")
+    if perf_mode not in modes:
+        emit.illegal(f"perf_mode={perf_mode} must be none or double_row")
     double_row = perf_mode in modes[2:]
     if double_row:
         emit.detail = "double_row"
@@ -86,10 +87,8 @@ def append_matmul(
 ) -> None:
     """Steps of dst[m, n] = a[k, m].T @ b[k, n], float32 operands, with PSUM's accumulation."""
     (k, m), n = a.shape, b.shape[1]
-    emit.require(
-        accumulate is None or isinstance(accumulate, bool),
-        f"accumulate={accumulate} must be True, False or None",
-    )
+    if not (accumulate is None or isinstance(accumulate, bool)):
+        emit.illegal(f"accumulate={accumulate} must be True, False or None")
     if dst.indirection is not None and dst.indirection.base is not None:
         _append_scattered(emit, dst, dst.indirection.base, a, b, accumulate)
         emit.flops = 2 * k * m * n
@@ -141,26 +140,24 @@ def _matmul_sizes(
 ) -> tuple[int, int, int]:
     for operand, tensor in (("stationary", stationary), ("moving", moving)):
         emit.check(tensor, operand, SBUF)
-        if double_row:
-            emit.require(
-                tensor.ndim >= 3 and tensor.shape[1] == 2,
-                f"double_row needs {operand} [K, 2, free], not {tensor.shape}",
-            )
+        if double_row and not (tensor.ndim >= 3 and tensor.shape[1] == 2):
+            emit.illegal(f"double_row needs {operand} [K, 2, free], not {tensor.shape}")
     rows = stationary.shape[0]
     share = 2 if double_row else 1
     m, n = stationary.free_size // share, moving.free_size // share
-    emit.require(
-        moving.shape[0] == rows,
-        f"stationary {stationary.shape} and moving {moving.shape} differ in the contraction "
-        "dimension (partitions)",
-    )
-    emit.require(m <= 128, f"stationary has {m} columns; the maximum is 128")
+    if moving.shape[0] != rows:
+        emit.illegal(
+            f"stationary {stationary.shape} and moving {moving.shape} differ in the contraction "
+            "dimension (partitions)"
+        )
+    if m > 128:
+        emit.illegal(f"stationary has {m} columns; the maximum is 128")
     emit.check(dst, "dst", PSUM)
-    emit.require(
-        dst.shape[0] == m and dst.free_size == n,
-        f"dst is {dst.shape}; stationary {stationary.shape} and moving {moving.shape} "
-        f"give ({m}, {n})",
-    )
+    if dst.shape[0] != m or dst.free_size != n:
+        emit.illegal(
+            f"dst is {dst.shape}; stationary {stationary.shape} and moving {moving.shape} "
+            f"give ({m}, {n})"
+        )
     return rows, m, n
 
 
@@ -172,11 +169,10 @@ def _check_types(emit: Emit, stationary: NkiTensor, moving: NkiTensor, double_ro
         emit.require(emit.generation > 2, "double_row needs NeuronCore-v3")
     pair = (stationary.dtype, moving.dtype)
     for dtype in pair:
-        emit.require(dtype in allowed, f"operand type {dtype} must be one of {', '.join(allowed)}")
-    emit.require(
-        (pair[0] in _WIDE) == (pair[1] in _WIDE),
-        f"float32 cannot be mixed: {pair[0]} with {pair[1]}",
-    )
+        if dtype not in allowed:
+            emit.illegal(f"operand type {dtype} must be one of {', '.join(allowed)}")
+    if (pair[0] in _WIDE) != (pair[1] in _WIDE):
+        emit.illegal(f"float32 cannot be mixed: {pair[0]} with {pair[1]}")
     emit.require(
         set(pair) != {"float8_e4m3", "float8_e4m3fn"},
         "float8_e4m3 and float8_e4m3fn cannot be mixed",
@@ -193,11 +189,10 @@ def _check_tiling(
     emit.detail += f" tile {position[0]} {position[1]} {size[0]} {size[1]}"
     least = 64 if emit.generation == 2 else 32
     for extent, start, used, what in zip(size, position, (rows, m), ("row", "column"), strict=True):
-        emit.require(
-            extent in (least, 64, 128) and start % extent == 0 and start + extent <= 128,
-            f"{what} tile of size {extent} at {start} is not possible",
-        )
-        emit.require(used <= extent, f"{used} {what}s do not fit a tile of {extent}")
+        if not (extent in (least, 64, 128) and start % extent == 0 and start + extent <= 128):
+            emit.illegal(f"{what} tile of size {extent} at {start} is not possible")
+        if used > extent:
+            emit.illegal(f"{used} {what}s do not fit a tile of {extent}")
 
 
 def _check_indirect(
@@ -212,17 +207,21 @@ def _check_indirect(
     for operand, tensor in (("dst", dst), ("stationary", stationary), ("moving", moving)):
         if tensor.indirection is None or tensor.indirection.base is None:
             continue
-        emit.require(position in ((), (0, 0)), f"{operand} is indirect, which excludes tiling")
-        emit.require(tensor.dtype not in _WIDE, f"{operand} is indirect; it is {tensor.dtype}")
+        if position not in ((), (0, 0)):
+            emit.illegal(f"{operand} is indirect, which excludes tiling")
+        if tensor.dtype in _WIDE:
+            emit.illegal(f"{operand} is indirect; it is {tensor.dtype}")
         emit.require(not is_transpose or tensor is not moving, "moving cannot be indirect here")
 
 
 def check_destination(emit: Emit, dst: NkiTensor, n: int) -> None:
     """Type, columns and PSUM bank of a product's destination."""
     types = ("float32",) if emit.generation < 4 else ("float32", "bfloat16")
-    emit.require(dst.dtype in types, f"dst is {dst.dtype}; it must be {' or '.join(types)}")
+    if dst.dtype not in types:
+        emit.illegal(f"dst is {dst.dtype}; it must be {' or '.join(types)}")
     limit = emit.hardware.gemm_moving_fmax * (2 if dst.dtype == "bfloat16" else 1)
-    emit.require(n <= limit, f"moving has {n} columns; the maximum is {limit}")
+    if n > limit:
+        emit.illegal(f"moving has {n} columns; the maximum is {limit}")
     if emit.generation < 4:
         low, high, _, _ = dst.byte_range()
         address = dst.storage.allocation.address if dst.storage.allocation else None
@@ -302,14 +301,11 @@ def _append_matmul_transpose(
     n: int,
 ) -> None:
     """Transpose mode moves bits: `moving` is the identity, so the result is stationary.T."""
-    emit.require(
-        n == k, f"transpose mode needs an identity [{k}, {k}] as moving, not {moving.shape}"
-    )
+    if n != k:
+        emit.illegal(f"transpose mode needs an identity [{k}, {k}] as moving, not {moving.shape}")
     is_product = emit.generation < 3 and dst.dtype == "float32"
-    emit.require(
-        is_product or dst.dtype == stationary.dtype,
-        f"dst is {dst.dtype}, the data {stationary.dtype}",
-    )
+    if not (is_product or dst.dtype == stationary.dtype):
+        emit.illegal(f"dst is {dst.dtype}, the data {stationary.dtype}")
     emit.read(moving, "moving", buffers=SBUF)
     source = emit.read(stationary, "stationary", shape=(k, m), buffers=SBUF)
     append_transpose(emit, source, emit.write(dst, "dst", shape=(m, k), buffers=PSUM))
@@ -329,15 +325,12 @@ def nc_transpose(
     chosen = emit.on(engine, (Engine.tensor, Engine.vector), default)
     p, f = data.shape[0], data.free_size
     limit = 128 if chosen is Engine.tensor else 32
-    emit.require(
-        p <= limit and f <= limit, f"data ({p}, {f}) exceeds {limit}x{limit} on {chosen.name}"
-    )
-    emit.require(
-        dst.shape[0] == f and dst.free_size == p, f"dst is {dst.shape}; expected ({f}, {p})"
-    )
-    emit.require(
-        dst.dtype == data.dtype, f"dst is {dst.dtype}; it must be of data's type {data.dtype}"
-    )
+    if not (p <= limit and f <= limit):
+        emit.illegal(f"data ({p}, {f}) exceeds {limit}x{limit} on {chosen.name}")
+    if dst.shape[0] != f or dst.free_size != p:
+        emit.illegal(f"dst is {dst.shape}; expected ({f}, {p})")
+    if dst.dtype != data.dtype:
+        emit.illegal(f"dst is {dst.dtype}; it must be of data's type {data.dtype}")
     if chosen is Engine.tensor:
         emit.require(in_psum, "the Tensor engine writes to PSUM; dst is in sbuf")
     sources = SBUF if chosen is Engine.tensor else (MemoryRegion.sbuf, MemoryRegion.psum)

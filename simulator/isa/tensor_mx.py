@@ -31,10 +31,10 @@ def nc_matmul_mx(
     needs_generation(emit, 4)
     for operand, tensor in (("stationary", stationary), ("moving", moving)):
         emit.check(tensor, operand, SBUF)
-        emit.require(
-            tensor.dtype in PACKED_TYPES,
-            f"{operand} is {tensor.dtype}; it must be one of {', '.join(PACKED_TYPES)}",
-        )
+        if tensor.dtype not in PACKED_TYPES:
+            emit.illegal(
+                f"{operand} is {tensor.dtype}; it must be one of {', '.join(PACKED_TYPES)}"
+            )
     emit.check(dst, "dst", PSUM)
     rows, _, n = _sizes(emit, dst, stationary, moving)
     _check_tiling(emit, rows, tile_position, tile_size)
@@ -53,19 +53,19 @@ def _sizes(
     emit: Emit, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor
 ) -> tuple[int, int, int]:
     rows, m, n = stationary.shape[0], stationary.free_size, moving.free_size
-    emit.require(
-        moving.shape[0] == rows,
-        f"stationary {stationary.shape} and moving {moving.shape} differ in partitions",
-    )
-    emit.require(rows % 32 == 0, f"{rows} partitions; they must be a multiple of 32")
-    emit.require(
-        m <= 128 and m % 2 == 0, f"stationary has {m} columns; they must be even and at most 128"
-    )
-    emit.require(
-        dst.shape[0] == m and dst.free_size == n,
-        f"dst is {dst.shape}; stationary {stationary.shape} and moving {moving.shape} "
-        f"give ({m}, {n})",
-    )
+    if moving.shape[0] != rows:
+        emit.illegal(
+            f"stationary {stationary.shape} and moving {moving.shape} differ in partitions"
+        )
+    if rows % 32:
+        emit.illegal(f"{rows} partitions; they must be a multiple of 32")
+    if not (m <= 128 and m % 2 == 0):
+        emit.illegal(f"stationary has {m} columns; they must be even and at most 128")
+    if dst.shape[0] != m or dst.free_size != n:
+        emit.illegal(
+            f"dst is {dst.shape}; stationary {stationary.shape} and moving {moving.shape} "
+            f"give ({m}, {n})"
+        )
     return rows, m, n
 
 
@@ -76,9 +76,8 @@ def _check_tiling(
     if not position or not size:
         return
     emit.require(len(size) == 2 and len(position) == 2, "tile_position and tile_size are pairs")
-    emit.require(
-        size[0] in (32, 64, 128) and position[0] % size[0] == 0 and position[0] < 128,
-        f"a row tile of size {size[0]} at {position[0]} is not possible",
-    )
+    if not (size[0] in (32, 64, 128) and position[0] % size[0] == 0 and position[0] < 128):
+        emit.illegal(f"a row tile of size {size[0]} at {position[0]} is not possible")
     emit.require(size[1] == 128 and position[1] == 0, "columns cannot be tiled")
-    emit.require(rows <= size[0], f"{rows} partitions do not fit a row tile of {size[0]}")
+    if rows > size[0]:
+        emit.illegal(f"{rows} partitions do not fit a row tile of {size[0]}")

@@ -49,7 +49,8 @@ def tensor_tensor(
     """dst = data1 <op> data2, element by element."""
     alu = operator(emit, op, "op")
     emit.detail = alu.name
-    emit.require(not alu.is_unary, f"op=nl.{alu.name} takes one operand; use nisa.tensor_scalar")
+    if alu.is_unary:
+        emit.illegal(f"op=nl.{alu.name} takes one operand; use nisa.tensor_scalar")
     match_tiles(emit, dst, data1=data1, data2=data2)
     not_both_in_psum(emit, data1, data2, "data1 and data2")
     _tensor_tensor_engine(emit, alu, engine, dst, data1, data2)
@@ -113,10 +114,11 @@ def tensor_scalar(
     stages = [(first, reverse0, _operand(emit, first, operand0, "operand0"))]
     if op1 is not None:
         second = operator(emit, op1, "op1")
-        emit.require(
-            first.is_bitvec == second.is_bitvec,
-            f"op0=nl.{first.name} and op1=nl.{second.name} must be both bitvec or both arithmetic",
-        )
+        if first.is_bitvec != second.is_bitvec:
+            emit.illegal(
+                f"op0=nl.{first.name} and op1=nl.{second.name} must be both bitvec or both "
+                "arithmetic"
+            )
         stages.append((second, reverse1, _operand(emit, second, operand1, "operand1")))
     else:
         emit.require(operand1 is None, "operand1 is given without op1")

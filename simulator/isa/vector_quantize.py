@@ -33,8 +33,10 @@ def quantize_mx(
     require_dtype(emit, "src", src, ("float16", "bfloat16"))
     require_dtype(emit, "dst", dst, tuple(_ELEMENTS))
     partitions, length = flat(src)
-    emit.require(partitions % 32 == 0, f"src has {partitions} partitions; not a multiple of 32")
-    emit.require(length % PACKED == 0, f"src has {length} elements; not a multiple of {PACKED}")
+    if partitions % 32:
+        emit.illegal(f"src has {partitions} partitions; not a multiple of 32")
+    if length % PACKED:
+        emit.illegal(f"src has {length} elements; not a multiple of {PACKED}")
     columns = length // PACKED
     if flat(dst) != (partitions, columns):
         emit.illegal(f"dst has shape {dst.shape}; expected ({partitions}, {columns})")

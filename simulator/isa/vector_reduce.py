@@ -48,7 +48,8 @@ def tensor_reduce(
     """dst = op-reduce of data over its last free axes."""
     emit.on(Engine.vector, (Engine.vector,))
     alu = operator(emit, op, "op")
-    emit.require(alu.identity is not None, f"op=nl.{alu.name} is not a reduction operator")
+    if alu.identity is None:
+        emit.illegal(f"op=nl.{alu.name} is not a reduction operator")
     emit.require(not (negate and alu.is_bitvec), "negate needs an arithmetic operator")
     emit.check(dst, "dst")
     emit.check(data, "data")
@@ -59,12 +60,12 @@ def tensor_reduce(
     if kept == 1:
         source, result = (data.shape[0], length), (data.shape[0], 1)  # type: ignore[assignment]
     if alu.is_bitvec:
-        emit.require(
-            is_bits(data.dtype)
-            and is_bits(dst.dtype)
-            and data.dtype.itemsize == dst.dtype.itemsize,
-            f"nl.{alu.name} takes integers of one width, not {data.dtype} and {dst.dtype}",
-        )
+        if not (
+            is_bits(data.dtype) and is_bits(dst.dtype) and data.dtype.itemsize == dst.dtype.itemsize
+        ):
+            emit.illegal(
+                f"nl.{alu.name} takes integers of one width, not {data.dtype} and {dst.dtype}"
+            )
         bits = bits_of(emit.read(data, "data", shape=source))
         target = bits_of(emit.write(dst, "dst", shape=result, elementwise=False))
         emit.step(reduce_last(alu), bits, target)
@@ -124,7 +125,8 @@ def tensor_scalar_reduce(
     shape = common_shape(dst, data)
     value = emit.read_f32(data, "data", shape=shape)
     if alu.is_unary:
-        emit.require(operand0 in (None, 0), f"operand0 must be None or 0 with nl.{alu.name}")
+        if operand0 not in (None, 0):
+            emit.illegal(f"operand0 must be None or 0 with nl.{alu.name}")
         operand = None
     else:
         operand = scalar(emit, operand0, "operand0", data, shape)

@@ -25,10 +25,10 @@ _Positions = np.ndarray[Any, np.dtype[np.int64]]
 
 def _check_data(emit: Emit, data: NkiTensor, operand: str) -> None:
     emit.check(data, operand)
-    emit.require(
-        8 <= data.free_size <= 16384,
-        f"{operand} has {data.free_size} elements per partition; there must be 8 to 16384",
-    )
+    if not (8 <= data.free_size <= 16384):
+        emit.illegal(
+            f"{operand} has {data.free_size} elements per partition; there must be 8 to 16384"
+        )
 
 
 def _check_eight(emit: Emit, tile: NkiTensor, operand: str, like: NkiTensor) -> None:

@@ -66,9 +66,8 @@ def tensor_copy_predicated(
     if isinstance(src, NkiTensor):
         match_tiles(emit, dst, src=src)
         not_both_in_psum(emit, src, predicate, "src and predicate")
-        emit.require(
-            src.dtype == dst.dtype, f"src is {src.dtype}, dst is {dst.dtype}; they must be equal"
-        )
+        if src.dtype != dst.dtype:
+            emit.illegal(f"src is {src.dtype}, dst is {dst.dtype}; they must be equal")
         source = bits_of(emit.read(src, "src", shape=shape))
     else:
         source = bits_of(encoded(number(emit, src, "src"), dst.dtype))
@@ -184,12 +183,11 @@ def range_select(
     match_column(emit, bound0, "bound0", on_true_tile)
     match_column(emit, bound1, "bound1", on_true_tile)
     fill = float(constant(number(emit, on_false_value, "on_false_value")))
-    emit.require(fill == FP32_MIN, f"on_false_value={on_false_value} must be FP32_MIN, {FP32_MIN}")
+    if fill != FP32_MIN:
+        emit.illegal(f"on_false_value={on_false_value} must be FP32_MIN, {FP32_MIN}")
     length = on_true_tile.free_size
-    emit.require(
-        isinstance(range_start, int) and range_start + length <= 2**24,
-        f"range_start={range_start} + {length} elements must stay within 2**24",
-    )
+    if not (isinstance(range_start, int) and range_start + length <= 2**24):
+        emit.illegal(f"range_start={range_start} + {length} elements must stay within 2**24")
     _check_maximum(emit, reduce_op, reduce_cmd, reduce_res)
     shape = (dst.shape[0], length)
     chosen = emit.read_f32(on_true_tile, "on_true_tile", shape=shape)

@@ -32,13 +32,10 @@ def nc_stream_shuffle(
     emit.on(Engine.vector, (Engine.vector,))
     emit.check(dst, "dst")
     emit.check(src, "src")
-    emit.require(
-        src.dtype == dst.dtype, f"src is {src.dtype}, dst is {dst.dtype}; they must be equal"
-    )
-    emit.require(
-        src.free_size == dst.free_size,
-        f"src has {src.free_size} elements per partition, dst has {dst.free_size}",
-    )
+    if src.dtype != dst.dtype:
+        emit.illegal(f"src is {src.dtype}, dst is {dst.dtype}; they must be equal")
+    if src.free_size != dst.free_size:
+        emit.illegal(f"src has {src.free_size} elements per partition, dst has {dst.free_size}")
     _check_placement(emit, dst, src)
     targets, sources = _rows(emit, dst, src, shuffle_mask)
     emit.places = {
@@ -73,11 +70,11 @@ def _check_placement(emit: Emit, dst: NkiTensor, src: NkiTensor) -> None:
     quadrants = -(-max(src.shape[0], dst.shape[0]) // _QUADRANT)
     step = {1: 32, 2: 64}.get(quadrants, 128)
     for name, tile in (("src", src), ("dst", dst)):
-        emit.require(
-            tile.start_partition % step == 0,
-            f"{name} starts at partition {tile.start_partition}; with {quadrants * _QUADRANT} "
-            f"active partitions it must be a multiple of {step}",
-        )
+        if tile.start_partition % step:
+            emit.illegal(
+                f"{name} starts at partition {tile.start_partition}; with {quadrants * _QUADRANT} "
+                f"active partitions it must be a multiple of {step}"
+            )
 
 
 def _rows(
@@ -85,20 +82,18 @@ def _rows(
 ) -> tuple[list[int], list[int]]:
     """The partitions of dst that are written, and those of src they come from."""
     mask = integers(emit, shuffle_mask, "shuffle_mask")
-    emit.require(len(mask) == _QUADRANT, f"shuffle_mask has {len(mask)} entries; it must have 32")
+    if len(mask) != _QUADRANT:
+        emit.illegal(f"shuffle_mask has {len(mask)} entries; it must have 32")
     targets, sources = [], []
     for row in range(dst.shape[0]):
         entry = mask[row % _QUADRANT]
         if entry == _KEEP:
             continue
-        emit.require(
-            0 <= entry < _QUADRANT, f"shuffle_mask has {entry}; entries are 0 to 31, or 255"
-        )
+        if not (0 <= entry < _QUADRANT):
+            emit.illegal(f"shuffle_mask has {entry}; entries are 0 to 31, or 255")
         source = row - row % _QUADRANT + entry
-        emit.require(
-            source < src.shape[0],
-            f"shuffle_mask takes partition {source} of src, which has {src.shape[0]}",
-        )
+        if source >= src.shape[0]:
+            emit.illegal(f"shuffle_mask takes partition {source} of src, which has {src.shape[0]}")
         targets.append(row)
         sources.append(source)
     return targets, sources

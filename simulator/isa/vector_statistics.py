@@ -23,10 +23,10 @@ def bn_stats(emit: Emit, dst: NkiTensor, data: NkiTensor, name: str | None = Non
     emit.check(dst, "dst")
     emit.check(data, "data")
     partitions, length = data.shape[0], data.free_size
-    emit.require(
-        length <= _MAX_ELEMENTS,
-        f"data has {length} elements per partition; the maximum is {_MAX_ELEMENTS}: use tiles",
-    )
+    if length > _MAX_ELEMENTS:
+        emit.illegal(
+            f"data has {length} elements per partition; the maximum is {_MAX_ELEMENTS}: use tiles"
+        )
     _check_size(emit, dst, data, 6)
     value = emit.read_f32(data, "data", shape=(partitions, length))
     out = emit.write_f32(dst, "dst", shape=(partitions, 6), elementwise=False)
@@ -59,7 +59,8 @@ def bn_aggr(emit: Emit, dst: NkiTensor, data: NkiTensor, name: str | None = None
     emit.check(dst, "dst")
     emit.check(data, "data")
     partitions, length = data.shape[0], data.free_size
-    emit.require(length % 3 == 0, f"data has {length} elements per partition; not a multiple of 3")
+    if length % 3:
+        emit.illegal(f"data has {length} elements per partition; not a multiple of 3")
     _check_size(emit, dst, data, 2)
     value = emit.read_f32(data, "data", shape=(partitions, length))
     count, mean, spread = value[:, 0::3], value[:, 1::3], value[:, 2::3]
