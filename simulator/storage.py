@@ -1,6 +1,7 @@
 """Storage: one allocation in SBUF, PSUM or HBM, backed by memory of this process.
 
-SBUF and PSUM storages are partition-major: element (p, f) lies at `p * pitch + f`. Memory of SBUF,
+SBUF and PSUM storages are partition-major: for kernels and checks, element (p, f) lies at
+`p * pitch + f`; in this process's memory, rows may be further apart (`_padding`). Memory of SBUF,
 PSUM and private HBM comes from the trace's pool and returns to it when the last tensor is gone.
 Arguments and shared HBM are `Slot`s: their views are retargeted to the caller's tensors without
 copying. A borrowed one is copied when an instruction first writes there.
@@ -25,6 +26,12 @@ from trnx.simulator.views import Shape, last_element
 
 if TYPE_CHECKING:
     from trnx.simulator.checks.overlap import Place
+
+# Rows of as many bytes, a multiple of 2 KiB, are padded by a cache line: a column of dense ones would
+# fall into few cache sets, and products read them slowly. Shorter rows stay dense, as element-wise
+# steps go through a dense tile in one loop.
+_PADDED_FROM = 16384
+_PADDING = 64
 
 # Fresh memory: NaN in every float type; as an integer, a recognisable value far out of any range.
 _POISON_FLOAT = 0xFF
@@ -196,6 +203,7 @@ class Storage:
         "_copies",
         "_is_fresh",
         "_memory",
+        "_padding",
         "_pool",
         "allocation",
         "buffer",
@@ -257,10 +265,15 @@ class Storage:
         self._pool = pool
         self._memory: Buffer | None = None
         self._is_fresh = True
+        # Bytes from the end of a row to the next one; tensors of one address share their memory.
+        self._padding = 0
         if pool is not None and place is not None:
             self._memory, self._is_fresh = place.enter(pool)
         elif pool is not None:
-            self._memory = pool.take(self.nbytes)
+            row = pitch * dtype.itemsize
+            if row >= _PADDED_FROM and row % 2048 == 0 and self.is_on_chip:
+                self._padding = _PADDING
+            self._memory = pool.take((row + self._padding) * partitions)
 
     @property
     def nbytes(self) -> int:
@@ -274,11 +287,25 @@ class Storage:
         return Coverage(self.nbytes, self.dtype.itemsize)
 
     def view(self, dtype: DType, shape: Shape, strides: Shape, offset: int) -> torch.Tensor:
-        """A torch view; offset and strides in elements of `dtype`."""
+        """A torch view; offset and strides in elements of `dtype`. It `has_view`."""
         if self.slot is not None:
             return self.slot.view(dtype.torch, shape, strides, offset)
         assert self._memory is not None
+        if self._padding:
+            pitch = self.pitch * self.dtype.itemsize // dtype.itemsize
+            gap = self._padding // dtype.itemsize
+            # A stride of a row and more leads to other partitions.
+            strides = tuple(stride + stride // pitch * gap for stride in strides)
+            offset += offset // pitch * gap
         return self._memory.view(dtype.torch, shape, strides, offset)
+
+    def has_view(self, dtype: DType, shape: Shape, strides: Shape) -> bool:
+        """False where padding lies between elements that a stride takes for neighbours."""
+        if not self._padding:
+            return True
+        pitch = self.pitch * self.dtype.itemsize // dtype.itemsize
+        axes = zip(shape, strides, strict=True)
+        return sum((size - 1) * stride for size, stride in axes if stride < pitch) < pitch
 
     def kept_copy(self, region: tuple[Any, ...], nbytes: int) -> tuple[Buffer, bool] | None:
         """Memory for a copy of a region, which is up to date (True) while nothing is written here;

@@ -132,7 +132,11 @@ class Access(Legality):
                 f"{operand} has shape {tensor.shape}, {tensor.size} elements; "
                 f"expected as many as {tuple(shape)}, {size}"
             )
-        return reshape_strides(tensor.shape, tensor.strides, tuple(shape))
+        wanted = tuple(shape)
+        strides = reshape_strides(tensor.shape, tensor.strides, wanted)
+        if strides is None or not tensor.storage.has_view(tensor.dtype, wanted, strides):
+            return None
+        return strides
 
     def write(
         self,

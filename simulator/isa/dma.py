@@ -22,7 +22,6 @@ from trnx.simulator.isa.indirect import (
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.storage import DMA_REACHABLE, HBM
 from trnx.simulator.tensor import NkiTensor
-from trnx.simulator.views import is_row_major
 
 _Mode = TypeVar("_Mode", DgeMode, OobMode)
 _SWAPS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
@@ -279,7 +278,7 @@ def _append_reversed(emit: Emit, src: NkiTensor, target: torch.Tensor) -> None:
     rows, columns = src.shape[0], src.shape[-1]
     planes = src.shape[1] if src.ndim == 3 else 1
     source = src.torch_view()
-    if is_row_major(src.shape, src.strides) and is_turned_by_blocks(source):
+    if source.is_contiguous() and is_turned_by_blocks(source):
         emit.step(_reverse, source, target, (rows, planes, columns))
         return
     step = src.strides[1] if src.ndim == 3 else 0
