@@ -27,9 +27,9 @@ from trnx.simulator.views import Shape, last_element
 if TYPE_CHECKING:
     from trnx.simulator.checks.overlap import Place
 
-# Rows of as many bytes, a multiple of 2 KiB, are padded by a cache line: a column of dense ones would
-# fall into few cache sets, and products read them slowly. Shorter rows stay dense, as element-wise
-# steps go through a dense tile in one loop.
+# Rows of as many bytes, a multiple of 2 KiB, are padded by a cache line: a column of dense ones
+# would fall into few cache sets, and products read them slowly. Shorter rows stay dense, as
+# element-wise steps go through a dense tile in one loop.
 _PADDED_FROM = 16384
 _PADDING = 64
 
