@@ -173,11 +173,14 @@ def scalar(
 
 def number(emit: Emit, value: Any, operand: str) -> float:
     """A compile-time constant as the float32 that the instruction holds."""
-    try:
-        with np.errstate(over="ignore"):
-            return float(np.float32(value))
-    except (TypeError, ValueError, OverflowError):
-        emit.illegal(f"{operand} must be a number or a tile (partitions, 1), not {value!r}")
+    # NumPy also makes numbers of None, of text and of lists of one number.
+    if isinstance(value, int | float | np.generic) and not isinstance(value, str):
+        try:
+            with np.errstate(over="ignore"):
+                return float(np.float32(value))
+        except (TypeError, ValueError, OverflowError):
+            pass
+    emit.illegal(f"{operand} must be a number or a tile (partitions, 1), not {value!r}")
 
 
 def column_shape(shape: Sequence[int]) -> Shape:

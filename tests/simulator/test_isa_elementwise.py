@@ -348,6 +348,8 @@ def test_illegal_tensor_tensor(check_isa, nl, nisa, message, change):
         ("engine", {"engine": "scalar", "target": "trn1"}),
         ("engine", {"engine": "gpsimd"}),
         ("operand0 must be a number", {"operand0": "two"}),
+        ("operand0 must be a number", {"operand0": "2"}),
+        ("operand0 must be a number", {"operand0": [2.0]}),
     ],
 )
 def test_illegal_tensor_scalar(check_isa, nl, nisa, message, change):

@@ -276,6 +276,11 @@ def test_search_marks_what_is_missing(check_isa, nl):
 def test_search_limits(check_isa, nl):
     with pytest.raises(IllegalInstructionError, match="8 to 16384"):
         check_isa("max8", ins={"src": some((8, 7))}, outs={"dst": ((8, 8), nl.float32)})
+    with pytest.raises(IllegalInstructionError, match="imm must be a number"):
+        check_isa(
+            "nc_match_replace8", ins={"data": some((8, 8)), "vals": some((8, 8))}, imm=None,
+            outs={"dst": ((8, 8), nl.float32)},
+        )  # fmt: skip
     with pytest.raises(IllegalInstructionError, match="dst is int32"):
         check_isa(
             "nc_find_index8", ins={"data": some((8, 8)), "vals": some((8, 8))},

@@ -75,7 +75,9 @@ def compute(name: str, a: Array, b: Array | None = None, reverse: bool = False) 
         assert b is not None
         left, right = (b, a) if reverse else (a, b)
         if name == "power":
-            return np.asarray(np.power(left.astype(np.float64), right.astype(np.float64)))
+            # NumPy takes the square root for an exponent of 0.5, which is NaN of -inf: pow is inf.
+            left = np.where(np.isneginf(left) & (right == 0.5), np.inf, left.astype(np.float64))
+            return np.asarray(np.power(left, right.astype(np.float64)))
         return np.asarray(_BINARY[name](left.astype(F32), right.astype(F32))).astype(F32)
 
 
