@@ -24,6 +24,8 @@ from trnx.simulator.hardware import Hardware, hardware
 
 TARGETS = ("trn1", "trn2", "trn3")
 TURNS = 200
+# Pairs of calls before those that count: caches and the allocator settle.
+WARM_UP = 5
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,11 @@ def alternate(
     speed changes while this runs, but little between neighbours.
     """
     times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(runs + 2):
+    for turn in range(WARM_UP + runs):
         for call, taken in zip((first, second), times, strict=True):
             start = time.thread_time()
             call()
-            if turn >= 2:
+            if turn >= WARM_UP:
                 taken.append(time.thread_time() - start)
     ratio = statistics.median(a / b for a, b in zip(*times, strict=True))
     return statistics.median(times[0]), statistics.median(times[1]), ratio
