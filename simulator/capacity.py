@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trnx.simulator.checks.findings import Findings
-from trnx.simulator.context import kernel_location
+from trnx.simulator.context import kernel_location, location_of
 from trnx.simulator.errors import CapacityError, IllegalInstructionError, Location
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.storage import Allocation, MemoryRegion
@@ -192,7 +192,4 @@ def _finding(buffer: MemoryRegion, peak: int, limit: int, live: Sequence[_Use]) 
 
 
 def _location(allocation: Allocation) -> Location | None:
-    if allocation.line is None:
-        return None
-    code, line = allocation.line
-    return Location(code.co_filename, line, code.co_name)
+    return None if allocation.line is None else location_of(allocation.line)

@@ -27,6 +27,10 @@ _runs: ContextVar[Callable[[Program, str], None] | None] = ContextVar("trnx_runs
 _HERE = str(Path(__file__).parent) + os.sep
 
 
+# A line of a kernel, as cheap as can be; `location_of` says where that is.
+Line = tuple[CodeType, int]
+
+
 @dataclass(slots=True)
 class Recorded:
     """One instruction when it is recorded: `operands` are pairs of tensor and "is written"."""
@@ -36,7 +40,7 @@ class Recorded:
     name: str
     engine: str
     operands: list[tuple[NkiTensor, bool]]
-    line: tuple[CodeType, int]
+    line: Line
 
 
 @contextmanager
@@ -119,9 +123,11 @@ def leave(token: object) -> None:
     CURRENT.reset(token)  # type: ignore[arg-type]
 
 
-def kernel_line() -> tuple[CodeType, int] | None:
-    """Code and line of the innermost frame outside of the simulator."""
-    frame: FrameType | None = sys._getframe(1)
+def kernel_line(frame: FrameType | None = None) -> Line | None:
+    """Code and line of the innermost frame outside of the simulator, from `frame` (or the caller's)
+    outwards.
+    """
+    frame = frame or sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_HERE):
             return frame.f_code, frame.f_lineno
@@ -136,8 +142,11 @@ def is_simulator_frame(frame: FrameType) -> bool:
 
 def kernel_location() -> Location | None:
     """The kernel's source line that is being executed."""
-    found = kernel_line()
-    if found is None:
-        return None
-    code, line = found
-    return Location(code.co_filename, line, code.co_name)
+    found = kernel_line(sys._getframe(1))
+    return None if found is None else location_of(found)
+
+
+def location_of(line: Line) -> Location:
+    """The same for messages."""
+    code, number = line
+    return Location(code.co_filename, number, code.co_name)

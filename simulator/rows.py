@@ -9,9 +9,9 @@ import functools
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType
 from typing import NamedTuple
 
+from trnx.simulator.context import Line, location_of
 from trnx.simulator.dtypes import DTYPES
 from trnx.simulator.errors import Location
 from trnx.simulator.storage import MemoryRegion
@@ -105,8 +105,10 @@ class Rows:
         self._names: dict[str, int] = {}
         self._engines: dict[str, int] = {}
         # By the identity of the code, which is cheap, where its hash is not.
-        self._lines: dict[tuple[int, int], int] = {}
-        self._places: list[tuple[CodeType, int]] = []
+        self._line_codes: dict[tuple[int, int], int] = {}
+        self._lines: list[Line] = []
+        # What instructions of one line have in common, as the columns have it.
+        self._heads: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._details: dict[str, int] = {"": 0}
         self._patterns: dict[Pattern, int] = {}
         # Register loops: (first instruction, end, times; None where only a run knows; core). Those
@@ -115,7 +117,7 @@ class Rows:
         # Instructions and operands that are not in the columns yet, and how many there are.
         self._new: list[tuple[int, ...]] = []
         self._new_operands: list[tuple[int, ...]] = []
-        self._new_kinds: list[tuple[int, ...]] = []
+        self._new_kinds: list[int] = []
         self._count = self._operand_count = 0
         self.opcode = array("H")
         self.engine = array("B")
@@ -143,7 +145,7 @@ class Rows:
         self,
         opcode: str,
         engine: str,
-        line: tuple[CodeType, int],
+        line: Line,
         operands: Sequence[tuple[NkiTensor, bool]],
         step_count: int,
         core: int = 0,
@@ -151,35 +153,36 @@ class Rows:
         flops: int = 0,
     ) -> None:
         """Add one instruction."""
-        place = (id(line[0]), line[1])
-        if place not in self._lines:
-            self._lines[place] = len(self._places)
-            self._places.append(line)
         for tensor, is_write in operands:
-            self._append_operand(tensor, is_write)
+            row = tensor.row
+            if row is None:
+                row = tensor.row = self._operand_row(tensor)
+            self._new_operands.append(row)
+            self._new_kinds.append(_REGION_CODE[tensor.storage.buffer] * 2 + is_write)
         self._operand_count += len(operands)
         self._count += 1
-        self._new.append(
-            (
-                self._names.setdefault(opcode, len(self._names)),
-                self._engines.setdefault(engine, len(self._engines)),
-                core,
-                self._details.setdefault(detail, len(self._details)),
-                flops,
-                self._lines[place],
-                self._operand_count,
-                step_count,
-            )
-        )
+        key = (id(line[0]), line[1], opcode, engine, core, detail)
+        head = self._heads.get(key)
+        if head is None:
+            head = self._heads[key] = self._head(line, opcode, engine, core, detail)
+        self._new.append((*head, flops, self._operand_count, step_count))
         if len(self._new) >= 1024:
             self.seal()
 
-    def _append_operand(self, tensor: NkiTensor, is_write: bool) -> None:
-        row = tensor.row
-        if row is None:
-            row = tensor.row = self._operand_row(tensor)
-        self._new_kinds.append((_REGION_CODE[tensor.storage.buffer] * 2 + is_write,))
-        self._new_operands.append(row)
+    def _head(
+        self, line: Line, opcode: str, engine: str, core: int, detail: str
+    ) -> tuple[int, ...]:
+        place = (id(line[0]), line[1])
+        if place not in self._line_codes:
+            self._line_codes[place] = len(self._lines)
+            self._lines.append(line)
+        return (
+            self._line_codes[place],
+            self._names.setdefault(opcode, len(self._names)),
+            self._engines.setdefault(engine, len(self._engines)),
+            core,
+            self._details.setdefault(detail, len(self._details)),
+        )
 
     def _operand_row(self, tensor: NkiTensor) -> tuple[int, ...]:
         low, high, start, partitions = tensor.byte_range()
@@ -202,25 +205,25 @@ class Rows:
         """Bring the columns up to date; they are filled by the thousand."""
         _extend(
             self._new,
-            *(self.opcode, self.engine, self.core, self.detail, self.flops, self.line),
-            *(self.first_operand, self.first_step),
+            *(self.line, self.opcode, self.engine, self.core, self.detail),
+            *(self.flops, self.first_operand, self.first_step),
         )
-        _extend(self._new_kinds, self.kind)
         _extend(
             self._new_operands,
             *(self.storage, self.dtype, self.start_partition, self.partitions),
             *(self.free_size, self.low, self.high, self.pattern, self.dynamic),
         )
+        self.kind.extend(self._new_kinds)
+        self._new_kinds.clear()
 
     def __getitem__(self, index: int) -> Row:
         self.seal()
-        codes, line = self._places[self.line[index]]
         first, last = self.first_operand[index], self.first_operand[index + 1]
         return Row(
             index,
             list(self._names)[self.opcode[index]],
             list(self._engines)[self.engine[index]],
-            Location(codes.co_filename, line, codes.co_name),
+            location_of(self._lines[self.line[index]]),
             tuple(self._operand(i) for i in range(first, last)),
             self.core[index],
             list(self._details)[self.detail[index]],
@@ -257,7 +260,7 @@ class Rows:
 
     def locations(self) -> tuple[Location, ...]:
         """The source lines that the column `line` numbers."""
-        return tuple(Location(code.co_filename, line, code.co_name) for code, line in self._places)
+        return tuple(location_of(line) for line in self._lines)
 
     def engines(self) -> tuple[str, ...]:
         """The engines that the column `engine` numbers."""

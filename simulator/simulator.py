@@ -255,21 +255,20 @@ class Simulator:
 
     def record(self, emit: Emit, operands: list[tuple[NkiTensor, bool]]) -> int:
         """Append one instruction; executes its steps when the trace has values."""
-        index, core = len(self.rows), self.core.index
+        index, core, ordering = len(self.rows), self.core.index, self.ordering
         engine = _ENGINE_NAMES[emit.engine]
-        line = kernel_line()
+        line = emit.line
         assert line is not None
         unordered: Unordered | None = None
         shared: list[tuple[NkiTensor, bool]] = []
         for tensor, is_write in operands:
             storage = tensor.storage
-            if self.ordering is not None and storage.buffer is MemoryRegion.shared_hbm:
+            if ordering is not None and storage.buffer is MemoryRegion.shared_hbm:
                 if self.compares_turns:
                     shared.append((tensor, is_write))
                 for region in self._known_regions(tensor):
-                    unordered = (
-                        self.ordering.access(core, emit.name, region, is_write, line) or unordered
-                    )
+                    found = ordering.access(core, emit.name, region, is_write, line)
+                    unordered = found or unordered
             if is_write:
                 storage.writes += 1
                 if storage.place is not None:
@@ -289,8 +288,8 @@ class Simulator:
         if emit.missing:
             carry(emit.name, emit.missing, operands, self.findings, emit.places)
         if shared:
-            assert self.ordering is not None
-            use = functools.partial(self.ordering.use, core, emit.name, shared, line)
+            assert ordering is not None
+            use = functools.partial(ordering.use, core, emit.name, shared, line)
             self.loops.watch(use)
         if unordered is None:
             self.append_steps(emit.steps)
@@ -341,8 +340,9 @@ class Simulator:
         """
         if type(step) is not functools.partial:
             return step
-        named = step.keywords
-        key = (step.func, *map(id, step.args), *named, *map(id, named.values()))
+        key, named = (step.func, *map(id, step.args)), step.keywords
+        if named:
+            key = (*key, *named, *map(id, named.values()))
         return self._steps_by_key.setdefault(key, step)
 
     @property

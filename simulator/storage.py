@@ -12,12 +12,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from enum import Enum
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trnx.simulator.chip_coverage import ChipCoverage
+from trnx.simulator.context import Line
 from trnx.simulator.coverage import Coverage
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import FindingError, Location
@@ -99,7 +99,7 @@ class Allocation:
         nbytes: int,
         name: str,
         address: tuple[int, int] | None,
-        line: tuple[CodeType, int] | None,
+        line: Line | None,
     ) -> None:
         self.buffer = buffer
         self.partitions = partitions

@@ -23,18 +23,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from types import CodeType
 
 import torch
 
 from trnx.simulator.checks.findings import DISPUTED_ORDER, Findings
+from trnx.simulator.context import Line, location_of
 from trnx.simulator.coverage import Coverage, Covered
-from trnx.simulator.errors import Location, UnorderedAccessError
+from trnx.simulator.errors import UnorderedAccessError
 from trnx.simulator.storage import Storage
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import has_overlap
-
-Line = tuple[CodeType, int]
 
 # Segments that barriers on other tensors alone order: the oldest are forgotten.
 _KEPT = 32
@@ -215,9 +213,9 @@ class Ordering:
             UnorderedAccessError(
                 DISPUTED_ORDER,
                 f"{opcode}: program {program} uses {tensor.describe()}, which program {other} uses "
-                f"at {_location(found.line)}; only barriers on other tensors lie between them. "
+                f"at {location_of(found.line)}; only barriers on other tensors lie between them. "
                 "Pass this tensor to nisa.core_barrier",
-                _location(line),
+                location_of(line),
             )
         )
 
@@ -257,9 +255,9 @@ class Ordering:
             "shared-hbm-order",
             f"{opcode}: program {program} {'writes' if is_write else 'reads'} "
             f"{tensor.describe()}, which program {other} {'writes' if wrote else 'reads'} at "
-            f"{_location(where)} with nothing that orders the two; put nisa.core_barrier between "
+            f"{location_of(where)} with nothing that orders the two; put nisa.core_barrier between "
             "them",
-            _location(line),
+            location_of(line),
         )
         is_shared = is_write and any(
             wrote and where == line and known.same_elements(tensor)
@@ -293,8 +291,3 @@ def touched(tensor: NkiTensor) -> list[NkiTensor]:
 
 def _touches(coverage: Coverage, tensor: NkiTensor) -> bool:
     return not coverage.is_empty and coverage.state(tensor) is not Covered.NONE
-
-
-def _location(line: Line) -> Location:
-    code, number = line
-    return Location(code.co_filename, number, code.co_name)

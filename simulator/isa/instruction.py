@@ -27,12 +27,13 @@ import dataclasses
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from trnx.simulator.context import current
+from trnx.simulator.context import current, kernel_line
 from trnx.simulator.errors import TrnxError
 from trnx.simulator.isa.access import Access
 from trnx.simulator.isa.arguments import explain_arguments
@@ -202,7 +203,7 @@ def recorded(function: Callable[..., None]) -> Callable[..., NkiInstruction]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> NkiInstruction:
-        emit = Emit(name, current(name))
+        emit = Emit(name, current(name), kernel_line(sys._getframe(1)))
         try:
             function(emit, *args, **kwargs)
         except (TypeError, AttributeError, ValueError) as error:

@@ -12,6 +12,7 @@ import torch
 
 from trnx.simulator.checks.undefined import Place, Read
 from trnx.simulator.codecs import append_store_f32
+from trnx.simulator.context import Line
 from trnx.simulator.dtypes import DType
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.isa.enums import Engine
@@ -38,14 +39,17 @@ class Recording:
         "generation",
         "hardware",
         "hbm_bytes",
+        "line",
         "missing",
         "name",
         "places",
         "steps",
     )
 
-    def __init__(self, name: str, simulator: Any) -> None:
+    def __init__(self, name: str, simulator: Any, line: Line | None) -> None:
         self.name = name
+        # The kernel's code and line, if a kernel calls.
+        self.line = line
         self.engine = Engine.unknown
         self.steps: list[Step] = []
         self.flops = 0
