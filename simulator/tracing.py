@@ -1,8 +1,8 @@
 """Run a kernel as plain Python and record what it does: `trace`, `simulate`.
 
-HBM arguments keep their strides. An int64 tensor arrives as int32 `[..., 2]` (low, high word), a
-bool tensor as uint8, a 0-dimensional tensor with shape (1,). numpy arrays of types that torch lacks
-(float8_e4m3, packed types) keep their type.
+HBM arguments keep their strides in `trace`, and are dense in `simulate`, as on a device. An int64
+tensor arrives as int32 `[..., 2]` (low, high word), a bool tensor as uint8, a 0-dimensional tensor
+with shape (1,). numpy arrays of types that torch lacks (float8_e4m3, packed types) keep their type.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.arguments import Arguments
+from trnx.simulator.arguments import Arguments, Passing
 from trnx.simulator.arrays import to_numpy
 from trnx.simulator.checks.findings import Findings
 from trnx.simulator.context import enter, has_run
@@ -94,8 +94,12 @@ def simulate(
 
     def call(*args: Any, **kwargs: Any) -> Any:
         findings = Findings(strict, warn)
-        program, results = record(kernel, args, kwargs, target, grid, True, findings, rank, borrow)
+        passing = Passing.borrowed if borrow else Passing.dense
+        program, results = record(kernel, args, kwargs, target, grid, True, findings, rank, passing)
         has_run(program, target)
+        if borrow:
+            # Copies of what was written live no longer than the results that need them.
+            program.release()
         return results.values[0] if results.is_single else results.values
 
     return call
@@ -118,14 +122,14 @@ def record(
     values: bool,
     findings: Findings,
     rank: Rank = SINGLE,
-    borrow: bool = False,
+    passing: Passing = Passing.as_given,
 ) -> tuple[Program, _Results]:
     """The Program of a call and, with values, its results. In a context of its own, so that nothing
     is to be reset, whatever is raised.
     """
     is_grad_enabled = torch.is_grad_enabled()
     work = functools.partial(
-        _trace_here, kernel, args, kwargs, target, grid, values, findings, rank, borrow
+        _trace_here, kernel, args, kwargs, target, grid, values, findings, rank, passing
     )
     try:
         return contextvars.copy_context().run(work)
@@ -144,7 +148,7 @@ def _trace_here(
     values: bool,
     findings: Findings,
     rank: Rank,
-    borrow: bool,
+    passing: Passing,
 ) -> tuple[Program, _Results]:
     function, sizes, is_kernel = _resolve(kernel, grid)
     _check_grid(function, sizes, hardware(target), findings)
@@ -153,7 +157,7 @@ def _trace_here(
             findings.report(finding)
     with torch.inference_mode(False), torch.no_grad(), FullPrecision():
         simulator = Simulator(hardware(target), sizes, values, findings, rank)
-        arguments = Arguments(simulator, borrow)
+        arguments = Arguments(simulator, passing)
         positional, keywords = arguments.convert_all(function, args, kwargs)
 
         def body(core: Core) -> Any:
@@ -307,13 +311,20 @@ def _output(tensor: NkiTensor, arguments: Arguments) -> Output:
 
 
 def _read_results(returned: tuple[NkiTensor, ...], arguments: Arguments) -> tuple[Any, ...]:
-    """Copies of the results as they are after the first run, of the kind of the first tensor."""
+    """The results as they are after the first run, of the kind of the first tensor. One that is a
+    tensor of its own gets that memory, as a Program binds other memory when it runs; others are
+    copies.
+    """
     results: list[Any] = []
+    storages = [tensor.storage for tensor in (*arguments.tensors, *returned)]
     for tensor in returned:
         same = [i for i, view in enumerate(arguments.tensors) if tensor.same_elements(view)]
         if same:
             results.append(arguments.result(same[0]))
             continue
-        value = tensor.torch_view().clone(memory_format=torch.contiguous_format)
+        value = tensor.torch_view().detach()
+        is_whole = tensor.is_contiguous() and tensor.size == tensor.storage.pitch
+        if not is_whole or storages.count(tensor.storage) > 1:
+            value = value.clone(memory_format=torch.contiguous_format)
         results.append(to_numpy(value, tensor.dtype) if arguments.is_first_numpy else value)
     return tuple(results)

@@ -38,7 +38,9 @@ def simulate_on_ranks(orchestrator: Any, case: Any, folder: str) -> str:
     inputs = {id(value): value for own in given for value in own.values()}
     results = measured(inputs.values(), lambda: run(contiguous(given)))
     path = os.path.join(orchestrator.fs_config.artifacts_output_directory_path, folder)
-    for rank, result in enumerate(results):
+    for rank in range(ranks):
+        # Dropped before the golden values of the next rank are made.
+        result, results[rank] = results[rank], None
         golden = normalize_golden_output(case.validation_args.golden_output, rank)
         own = os.path.join(path, f"output_worker_{rank}") if ranks > 1 else path
         orchestrator.__dump_tensors__(own, _named(result, golden), lambda name: name)
