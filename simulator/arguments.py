@@ -1,9 +1,11 @@
 """Arguments of a kernel: every tensor becomes an NkiTensor in HBM, wherever it is in an argument.
 
 Tensors are looked for in tuples, lists, dicts, and in objects of NKIObject classes and dataclasses.
-An array that torch cannot share (read-only, negative strides) is copied; what the kernel writes
-into it is copied back, and is an error where the array is read-only. Where arguments are borrowed,
-what the kernel writes goes into copies that are the results' alone.
+An array that torch cannot share (read-only, negative strides) is copied, and so is a tensor that is
+not contiguous, where arguments are passed as the device gets them: a kernel's access patterns count
+elements of dense rows. What the kernel writes into a copy is copied back, and is an error where the
+caller's elements cannot take it. Where arguments are borrowed, what the kernel writes goes into
+copies that are the results' alone.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -30,12 +33,21 @@ class ArgumentError(TrnxError, TypeError):
     """An argument that the simulator cannot give to a kernel."""
 
 
+class Passing(Enum):
+    """How tensors reach the kernel."""
+
+    as_given = "with the strides that they have"
+    dense = "contiguous"
+    borrowed = "contiguous, and the caller's stay as they are"
+
+
 class Arguments:
     """Converts the arguments of one call, and keeps what they were."""
 
-    def __init__(self, simulator: Simulator, are_borrowed: bool = False) -> None:
+    def __init__(self, simulator: Simulator, passing: Passing = Passing.as_given) -> None:
         self._simulator = simulator
-        self._are_borrowed = are_borrowed
+        self._are_dense = passing is not Passing.as_given
+        self._are_borrowed = passing is Passing.borrowed
         self._name = ""
         self.specs: list[TensorSpec] = []
         self.tensors: list[NkiTensor] = []
@@ -78,6 +90,11 @@ class Arguments:
             if slot is None or not slot.is_written or held is None:
                 continue
             if isinstance(original, torch.Tensor):
+                if 0 in original.stride() and original.numel() > 1:
+                    raise ArgumentError(
+                        f"argument {name} has elements that share memory (strides "
+                        f"{original.stride()}), and the kernel writes into it; pass a copy"
+                    )
                 original.detach().copy_(held)
             elif not original.flags.writeable:
                 raise ArgumentError(
@@ -120,7 +137,7 @@ class Arguments:
 
     def _array(self, array: np.ndarray[Any, Any]) -> NkiTensor:
         try:
-            tensor = from_numpy(array)
+            tensor = from_numpy(np.ascontiguousarray(array) if self._are_dense else array)
         except (TypeError, ValueError) as error:
             raise ArgumentError(
                 f"argument {self._name} is a numpy array of {array.dtype}: {error}"
@@ -136,6 +153,8 @@ class Arguments:
                 "the simulator takes strided tensors in CPU memory"
             )
         plain = tensor.resolve_conj().resolve_neg()
+        if self._are_dense:
+            plain = plain.contiguous()
         if plain is not tensor:
             self._originals[len(self.tensors)] = (tensor, self._name)
         return self._add(TensorSpec.of(plain), plain)

@@ -175,3 +175,13 @@ def clears_a_part(x, y):
     nisa.dma_copy(dst=before, src=x)
     nisa.dma_copy(dst=first, src=nl.zeros(first.shape, dtype=x.dtype, buffer=nl.sbuf))
     return x, y, before
+
+
+@nki.jit
+def second_half_of_rows(x):
+    """By an access pattern that counts elements of dense rows."""
+    rows, columns = x.shape
+    half = columns // 2
+    tile = nl.ndarray((rows, half), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x.ap(pattern=[[columns, rows], [1, half]], offset=columns - half))
+    return _copy_out(tile, x.dtype)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, trace
-from trnx.simulator.arguments import ArgumentError
+from trnx.simulator.arguments import ArgumentError, Passing
 from trnx.simulator.checks.findings import Findings
 from trnx.simulator.errors import CapacityError, FindingError, IllegalInstructionError, TrnxError
 from trnx.simulator.tracing import KernelResultError, record
@@ -52,6 +52,25 @@ def test_arrays_of_any_layout_are_read(kernels: ModuleType, array: np.ndarray[An
     assert result.dtype == array.dtype
     np.testing.assert_array_equal(result, before)
     np.testing.assert_array_equal(array, before)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [X, np.asfortranarray(X), X[:, 1:], X[::-1], torch.arange(12.0).reshape(3, 4).t()],
+    ids=["dense", "fortran", "part", "reversed", "transposed"],
+)
+def test_access_patterns_count_dense_elements(kernels: ModuleType, array: Any) -> None:
+    half = array.shape[1] // 2
+    result = simulate(kernels.second_half_of_rows)(array)
+    np.testing.assert_array_equal(result, array[:, -half:])
+
+
+def test_a_tensor_that_shares_its_elements_is_never_written(kernels: ModuleType) -> None:
+    row = torch.ones(1, 3)
+    with pytest.raises(ArgumentError, match="argument x has elements that share memory"):
+        simulate(kernels.clears)(row.expand(4, 3))
+    assert torch.equal(row, torch.ones(1, 3))
+    assert torch.equal(simulate(kernels.copy)(row.expand(4, 3)), torch.ones(4, 3))
 
 
 @pytest.mark.parametrize("how", ["dense", "reversed", "negated"])
@@ -142,7 +161,7 @@ def test_borrowed_arguments_stay_as_they_are(kernels: ModuleType, make: Any) -> 
 def test_what_is_not_written_is_not_copied(kernels: ModuleType) -> None:
     x, y = torch.ones(4, 3), torch.ones(4, 3)
     program, _ = record(
-        kernels.clears_a_part, (x, y), {}, "trn2", None, True, Findings(), borrow=True
+        kernels.clears_a_part, (x, y), {}, "trn2", None, True, Findings(), passing=Passing.borrowed
     )
     written, read = (slot.holder for slot in program.slots[:2])
     assert written is not None
