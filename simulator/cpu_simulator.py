@@ -15,9 +15,6 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-import torch
-
 from trnx.simulator import neuron_dtypes
 from trnx.simulator.dtypes import DTYPES
 from trnx.simulator.hardware import hardware
@@ -46,25 +43,7 @@ class CpuSimulation:
 
         generation = os.environ.get("NKI_NC_VERSION", "").strip() or _DEFAULT_GENERATION
         run = simulate(self._kernel, hardware(generation).target, self._programs, borrow=True)
-        return run(
-            *(contiguous(value) for value in args),
-            **{name: contiguous(value) for name, value in kwargs.items()},
-        )
-
-
-def contiguous(value: Any) -> Any:
-    """Arguments as a device would get them: contiguous, also inside of lists, tuples and dicts."""
-    if isinstance(value, np.ndarray):
-        return value if value.flags.c_contiguous else value.copy()
-    if isinstance(value, torch.Tensor):
-        return value.contiguous()
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(contiguous(item) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(contiguous(item) for item in value)
-    if isinstance(value, dict):
-        return {key: contiguous(item) for key, item in value.items()}
-    return value
+        return run(*args, **kwargs)
 
 
 def install_cpu_simulator() -> None:

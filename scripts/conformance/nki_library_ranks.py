@@ -15,7 +15,6 @@ import numpy as np
 from nki_library_plugin import measured
 
 from trnx.simulator import simulate_ranks
-from trnx.simulator.cpu_simulator import contiguous
 from trnx.simulator.hardware import hardware
 
 
@@ -36,7 +35,7 @@ def simulate_on_ranks(orchestrator: Any, case: Any, folder: str) -> str:
     )
     # What all ranks are given is one input.
     inputs = {id(value): value for own in given for value in own.values()}
-    results = measured(inputs.values(), lambda: run(contiguous(given)))
+    results = measured(inputs.values(), lambda: run(given))
     path = os.path.join(orchestrator.fs_config.artifacts_output_directory_path, folder)
     for rank in range(ranks):
         # Dropped before the golden values of the next rank are made.
