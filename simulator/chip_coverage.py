@@ -43,7 +43,7 @@ def _pattern(shape: Shape, strides: Shape, column: int, itemsize: int) -> int:
 def byte_mask(tensor: Located) -> int:
     """The bytes of its storage's partition that a view covers, as bits."""
     itemsize = tensor.dtype.itemsize
-    column = tensor.geometry().span[0] // itemsize
+    column = tensor.span()[0] // itemsize
     return _pattern(tensor.shape[1:], tensor.strides[1:], column, itemsize)
 
 
@@ -129,7 +129,7 @@ class ChipCoverage:
 
     def unmark(self, tensor: Located, chosen: torch.Tensor) -> None:
         """Unmark those elements of the view where `chosen`, in the view's shape, is True."""
-        low, high, first, _ = tensor.geometry().span
+        low, high, first, _ = tensor.span()
         size, step = tensor.dtype.itemsize, _partition_step(tensor)
         rows = np.zeros(((tensor.shape[0] - 1) * step + 1, high - low), np.uint8)
         places = np.lib.stride_tricks.as_strided(
@@ -152,7 +152,7 @@ class ChipCoverage:
         """1 where the view's elements are marked, in the view's shape."""
         if self.full:
             return torch.ones(tensor.shape, dtype=torch.uint8, device="cpu")
-        low, high, first, _ = tensor.geometry().span
+        low, high, first, _ = tensor.span()
         size, step = tensor.dtype.itemsize, _partition_step(tensor)
         window = (1 << high - low) - 1
         found = np.empty(tensor.shape, np.uint8)
@@ -176,7 +176,7 @@ class ChipCoverage:
         self._regions.clear()
 
     def _is_whole(self, tensor: Located) -> bool:
-        form = tensor.geometry()
+        form = tensor.form
         whole = self._width * self._ends[-1]
         return form.is_gapless and form.size * tensor.dtype.itemsize == whole
 
@@ -231,7 +231,7 @@ def _partition_step(tensor: Located) -> int:
 
 def _spans(tensor: Located) -> list[tuple[int, int]]:
     """The partitions of a view as ranges (first, end)."""
-    _, _, first, count = tensor.geometry().span
+    _, _, first, count = tensor.span()
     step = _partition_step(tensor)
     if step == 1:
         return [(first, first + count)]

@@ -86,7 +86,7 @@ class Coverage:
             return True
         if self.is_empty:
             return False
-        low, high, _, _ = tensor.geometry().span
+        low, high, _, _ = tensor.span()
         if low < self._range[0] or high > self._range[1] or self._is_beside(tensor):
             return False
         if not bool(self._map_view(tensor).amin()):
@@ -98,7 +98,7 @@ class Coverage:
         """Whether none, some or all elements of the view are marked."""
         if self.covers(tensor):
             return Covered.ALL
-        low, high, _, _ = tensor.geometry().span
+        low, high, _, _ = tensor.span()
         if high <= self._range[0] or low >= self._range[1] or self._is_beside(tensor):
             return Covered.NONE
         return Covered.SOME if bool(self._map_view(tensor).amax()) else Covered.NONE
@@ -115,7 +115,7 @@ class Coverage:
             return
         self._regions.add(key)
         self._new.append(key)
-        low, high, _, _ = tensor.geometry().span
+        low, high, _, _ = tensor.span()
         self._range = (min(self._range[0], low), max(self._range[1], high))
         self._note_columns(key)
 
@@ -176,7 +176,7 @@ class Coverage:
         return view.amin(-1) if view.ndim > tensor.ndim else view.clone()
 
     def _is_whole(self, tensor: NkiTensor) -> bool:
-        form = tensor.geometry()
+        form = tensor.form
         return form.is_gapless and form.size * tensor.dtype.itemsize == self._nbytes
 
     def _remember(self, tensor: NkiTensor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -12,7 +11,7 @@ from trnx.simulator.context import kernel_location
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import IllegalInstructionError, OutOfBoundsError
 from trnx.simulator.storage import MemoryRegion, Storage
-from trnx.simulator.views import Geometry, Shape, geometry, is_row_major
+from trnx.simulator.views import Shape, form, is_row_major
 
 if TYPE_CHECKING:
     from trnx.simulator.registers import VirtualRegister
@@ -37,6 +36,10 @@ class Indirect:
     base: NkiTensor | None = None
 
 
+# First byte, end byte, first partition, partitions; bytes count within a partition on chip.
+Span = tuple[int, int, int, int]
+
+
 class _Nowhere:
     """The storage of a view of what does not exist: the first use of the view is the finding."""
 
@@ -56,10 +59,11 @@ class Located:
     """The elements of an `NkiTensor` in memory; `NkiTensor` adds what makes other views of it."""
 
     __slots__ = (
-        "_geometry",
         "_key",
+        "_span",
         "_view",
         "dtype",
+        "form",
         "indirection",
         "name",
         "offset",
@@ -88,7 +92,8 @@ class Located:
         self.indirection = indirection
         self._view: torch.Tensor | None = None
         self._key: tuple[Any, ...] | None = None
-        self._geometry: Geometry | None = None
+        self._span: Span | None = None
+        self.form = form(shape, strides)
         # How the module `rows` writes it down, once it has.
         self.row: tuple[int, ...] | None = None
 
@@ -105,12 +110,12 @@ class Located:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return self.geometry().size
+        return self.form.size
 
     @property
     def free_size(self) -> int:
         """Elements per partition."""
-        return math.prod(self.shape[1:])
+        return self.form.free_size
 
     @property
     def is_on_chip(self) -> bool:
@@ -127,17 +132,19 @@ class Located:
         """First partition in the chip's memory (an automatic tensor is taken to start at 0)."""
         return self.storage.start_partition + self.offset // self.pitch
 
-    def geometry(self) -> Geometry:
-        """What follows from shape, strides and offset; see `views.geometry`."""
-        found = self._geometry
-        if found is None:
-            storage, dtype = self.storage, self.dtype
-            pitch = 0
-            if storage.is_on_chip:
-                pitch = storage.pitch * storage.dtype.itemsize // dtype.itemsize
-            found = geometry(self.shape, self.strides, self.offset, dtype.itemsize, pitch)
-            self._geometry = found
-        return found
+    def span(self) -> Span:
+        """Where it lies, indirection apart."""
+        span = self._span
+        if span is None:
+            size, form = self.dtype.itemsize, self.form
+            if self.storage.is_on_chip:
+                first, column = divmod(self.offset, self.pitch)
+                end = column + form.free_reach + 1
+                span = (column * size, end * size, first, self.shape[0])
+            else:
+                span = (self.offset * size, (self.offset + form.reach + 1) * size, 0, 1)
+            self._span = span
+        return span
 
     @property
     def is_placed(self) -> bool:
@@ -145,9 +152,9 @@ class Located:
         allocation = self.storage.allocation
         return allocation is not None and allocation.address is not None
 
-    def byte_range(self) -> tuple[int, int, int, int]:
-        """(first byte, end byte, first partition, partitions); bytes within a partition on chip."""
-        span = self.geometry().span
+    def byte_range(self) -> Span:
+        """Where it may reach: all that there is, if values decide that."""
+        span = self.span()
         if self.indirection is None:
             return span
         if self.is_on_chip:

@@ -187,14 +187,14 @@ class Rows:
     def _operand_row(self, tensor: NkiTensor) -> tuple[int, ...]:
         low, high, start, partitions = tensor.byte_range()
         storage, dtype, shape = tensor.storage, tensor.dtype, tensor.shape
-        size, is_on_chip = tensor.geometry().size, storage.is_on_chip
+        form, is_on_chip = tensor.form, storage.is_on_chip
         pattern = _pattern(shape, tensor.strides, dtype.itemsize, is_on_chip)
         return (
             storage.index,
             _DTYPE_CODE[dtype],
             start,
             partitions,
-            size // shape[0] if is_on_chip else size,
+            form.free_size if is_on_chip else form.size,
             low,
             high,
             self._patterns.setdefault(pattern, len(self._patterns)),

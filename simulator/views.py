@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trnx.simulator.tensor import NkiTensor
@@ -69,31 +70,34 @@ def last_element(shape: Shape, strides: Shape) -> int:
     return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
-class Geometry(NamedTuple):
-    """What follows from a view's numbers alone; the views of a kernel repeat few of them.
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What follows from a view's shape and strides; the views of a kernel repeat few of them.
 
-    `span`: first byte, end byte, first partition, partitions; bytes count within a partition on
-    chip. `is_gapless`: its elements are distinct and fill as many locations as there are.
+    `free_size` and `free_reach` leave the first dimension out. `reach`: the distance in elements
+    from the first to the farthest element. `is_gapless`: the elements are distinct and fill as many
+    locations as there are.
     """
 
-    span: tuple[int, int, int, int]
     size: int
+    free_size: int
+    reach: int
+    free_reach: int
     is_broadcast: bool
     is_gapless: bool
 
 
 @functools.lru_cache(maxsize=4096)
-def geometry(shape: Shape, strides: Shape, offset: int, itemsize: int, pitch: int) -> Geometry:
-    """Of a view without indirection; `pitch` is that of its storage on chip, 0 in HBM."""
-    if pitch:
-        first, column = divmod(offset, pitch)
-        end = column + last_element(shape[1:], strides[1:]) + 1
-        span = (column * itemsize, end * itemsize, first, shape[0])
-    else:
-        end = offset + last_element(shape, strides) + 1
-        span = (offset * itemsize, end * itemsize, 0, 1)
-    is_broadcast = any(s == 0 and n > 1 for n, s in zip(shape, strides, strict=True))
-    return Geometry(span, math.prod(shape), is_broadcast, _is_gapless(shape, strides))
+def form(shape: Shape, strides: Shape) -> Form:
+    """The form of a view, one object for all alike."""
+    return Form(
+        math.prod(shape),
+        math.prod(shape[1:]),
+        last_element(shape, strides),
+        last_element(shape[1:], strides[1:]),
+        any(s == 0 and n > 1 for n, s in zip(shape, strides, strict=True)),
+        _is_gapless(shape, strides),
+    )
 
 
 def _is_gapless(shape: Shape, strides: Shape) -> bool:

@@ -159,7 +159,7 @@ class Access(Legality):
             self._strides_for(checked, operand, shape or checked.shape)
             stored = store_scalar_indirect(self, checked, operand)
             return stored.view(tuple(shape or checked.shape))
-        if checked.geometry().is_broadcast and self.name in _DISCARDING:
+        if checked.form.is_broadcast and self.name in _DISCARDING:
             return self._discarded(checked, wanted=checked.shape if shape is None else tuple(shape))
         self._add_destination(checked, operand)
         wanted = checked.shape if shape is None else tuple(shape)
@@ -184,7 +184,7 @@ class Access(Legality):
         return copy
 
     def _add_destination(self, tensor: NkiTensor, operand: str) -> None:
-        if tensor.geometry().is_broadcast:
+        if tensor.form.is_broadcast:
             self.illegal(
                 f"{operand} is a broadcast view; several elements would write one location"
             )

@@ -83,7 +83,7 @@ def _activation(
     _check_bias(emit, function, bias)
     reduction = _check_reduction(emit, reduce_op, reduce_cmd, ("add",))
     emit.require(
-        reduce_op is not None or not dst.geometry().is_broadcast,
+        reduce_op is not None or not dst.form.is_broadcast,
         "dst is a broadcast view; several elements would write one location",
     )
     shape = common_shape(dst, data)

@@ -240,7 +240,7 @@ def test_a_pattern_out_of_bounds_may_be_made_but_not_used(
     assert outside.shape == (4, 8)
     uses: list[Callable[[], object]] = [
         outside.torch_view,
-        outside.geometry,
+        outside.span,
         lambda: outside[:, :1],
         lambda: outside.reshape((4, 2, 4)),
         lambda: outside.ap([[8, 1], [1, 1]]),
