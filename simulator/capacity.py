@@ -38,11 +38,9 @@ def check_address(
     buffer: MemoryRegion,
     partitions: int,
     nbytes: int,
-    address: tuple[int, int] | None,
+    address: tuple[int, int],
 ) -> None:
-    """A given address must lie in the buffer, in PSUM at a bank's start; bytes per partition."""
-    if address is None:
-        return
+    """An address must lie in the buffer, in PSUM at a bank's start; bytes per partition."""
     start, offset = address
     is_psum = buffer is MemoryRegion.psum
     limit = hardware.psum_partition_bytes if is_psum else hardware.sbuf_partition_bytes

@@ -266,15 +266,7 @@ class _NdarrayMeta(type):
     isinstance.
     """
 
-    def __call__(
-        cls,
-        shape: Shape,
-        dtype: Any,
-        buffer: Any = MemoryRegion.sbuf,
-        name: str = "",
-        address: tuple[int, int] | None = None,
-    ) -> Any:
-        return ndarray(shape, dtype, buffer, name, address)
+    __call__ = staticmethod(ndarray)
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, NkiTensor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -28,17 +28,17 @@ from trnx.simulator.dtypes import DType, resolve
 from trnx.simulator.errors import (
     IllegalInstructionError,
     UninitialisedReadError,
-    shortened,
 )
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.isa.enums import Engine
+from trnx.simulator.layouts import Layout, Layouts
 from trnx.simulator.loops import Loops
 from trnx.simulator.pool import BufferPool
 from trnx.simulator.program import Step, Totals
 from trnx.simulator.ranks import SINGLE, Rank
 from trnx.simulator.rows import Rows
-from trnx.simulator.spec import TensorSpec, contiguous_strides
-from trnx.simulator.storage import HBM, Allocation, MemoryRegion, Slot, Storage
+from trnx.simulator.spec import TensorSpec
+from trnx.simulator.storage import ON_CHIP, Allocation, MemoryRegion, Slot, Storage
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import last_element
 
@@ -75,8 +75,7 @@ class Simulator:
         self.matmul_flops = 0
         self.hbm_bytes = 0
         self._storages = 0
-        # Shapes that were checked, as numbers.
-        self._shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        self._layouts = Layouts(hardware)
         self._state: dict[str, torch.Tensor] = {}
         self._prologue: list[Step] = []
         self._steps_by_key: dict[tuple[Any, ...], Step] = {}
@@ -116,7 +115,7 @@ class Simulator:
             # Addresses without content: the pages are never touched.
             tensor = torch.empty(span, dtype=dtype.torch, device="cpu")
         slot = Slot(tensor.detach(), is_borrowed)
-        storage = self._storage(MemoryRegion.shared_hbm, dtype, 1, span, slot=slot)
+        storage = self._in_hbm(dtype, span, slot)
         view = NkiTensor(storage, dtype, shape, strides)
         storage.written.full = True
         return view
@@ -133,104 +132,59 @@ class Simulator:
         kind = resolve(dtype)
         if self._stores_float32 and kind.is_float:
             kind = resolve("float32")
-        sizes = self._checked_shape(shape)
+        layout = self._layouts.layout(shape, kind, buffer)
         if buffer is MemoryRegion.shared_hbm:
-            return self._shared_tensor(sizes, kind, name)
-        if buffer in HBM:
-            storage = self._storage(buffer, kind, 1, math.prod(sizes), name=name)
-        else:
-            storage = self._on_chip(sizes, kind, buffer, name, address)
+            return self._shared_tensor(layout, kind, name)
+        allocation = place = None
+        if buffer in ON_CHIP:
+            line = kernel_line(sys._getframe(1))
+            allocation = Allocation(
+                buffer, layout.partitions, layout.row_bytes, name, address, line
+            )
+            self.core.allocations.append(allocation)
+            if address is not None:
+                place = self._place(buffer, address, layout)
+        storage = Storage(
+            self._next_index(),
+            buffer,
+            kind,
+            layout.partitions,
+            layout.pitch,
+            name,
+            self.pool,
+            None,
+            allocation,
+            place,
+        )
         if self.values:
             storage.poison()
-        return NkiTensor(storage, kind, sizes, contiguous_strides(sizes), 0, name)
+        return NkiTensor(storage, kind, layout.shape, layout.strides, 0, name)
 
-    def _checked_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        known = self._shapes.get(shape) if type(shape) is tuple else None
-        if known is not None:
-            return known
-        sizes = tuple(shape) if isinstance(shape, list | tuple) else (shape,)
-        if not sizes or not all(hasattr(size, "__index__") and size > 0 for size in sizes):
-            self.illegal(f"ndarray: shape {shortened(shape)} must be positive integers")
-        checked = tuple(operator.index(size) for size in sizes)
-        self._shapes[sizes] = checked
-        return checked
+    def _next_index(self) -> int:
+        self._storages += 1
+        return self._storages - 1
 
-    def _shared_tensor(self, shape: tuple[int, ...], dtype: DType, name: str) -> NkiTensor:
+    def _place(self, buffer: MemoryRegion, address: tuple[int, int], layout: Layout) -> Place:
+        check_address(self.hardware, buffer, layout.partitions, layout.row_bytes, address)
+        return self.core.manual.place(buffer, address, layout.partitions, layout.row_bytes)
+
+    def _shared_tensor(self, layout: Layout, dtype: DType, name: str) -> NkiTensor:
         if self.core.shared_next < len(self._shared):
             tensor = self._shared[self.core.shared_next]
-            if tensor.shape != shape or tensor.dtype != dtype:
+            if tensor.shape != layout.shape or tensor.dtype != dtype:
                 self.illegal("programs of one grid allocate different tensors in shared HBM")
         else:
-            memory = torch.empty(shape, dtype=dtype.torch, device="cpu")
-            size = math.prod(shape)
-            storage = self._storage(
-                MemoryRegion.shared_hbm, dtype, 1, size, name=name, slot=Slot(memory)
-            )
-            tensor = NkiTensor(storage, dtype, shape, contiguous_strides(shape), 0, name)
+            memory = torch.empty(layout.shape, dtype=dtype.torch, device="cpu")
+            storage = self._in_hbm(dtype, layout.pitch, Slot(memory), name)
+            tensor = NkiTensor(storage, dtype, layout.shape, layout.strides, 0, name)
             self._shared.append(tensor)
         self.core.shared_next += 1
         return tensor
 
-    def _on_chip(
-        self,
-        shape: tuple[int, ...],
-        dtype: DType,
-        buffer: MemoryRegion,
-        name: str,
-        address: tuple[int, int] | None,
-    ) -> Storage:
-        free = math.prod(shape[1:])
-        limit = (
-            self.hardware.psum_partition_bytes
-            if buffer is MemoryRegion.psum
-            else self.hardware.sbuf_partition_bytes
-        )
-        if shape[0] > self.hardware.partitions:
-            self.illegal(
-                f"ndarray: {shape[0]} partitions in {buffer.value}; the maximum is "
-                f"{self.hardware.partitions}"
-            )
-        if free * dtype.itemsize > limit:
-            self.illegal(
-                f"ndarray: {free * dtype.itemsize} bytes per partition in {buffer.value}, "
-                f"which has {limit}"
-            )
-        check_address(self.hardware, buffer, shape[0], free * dtype.itemsize, address)
-        nbytes = free * dtype.itemsize
-        allocation = Allocation(buffer, shape[0], nbytes, name, address, kernel_line())
-        self.core.allocations.append(allocation)
-        place = None
-        if address is not None:
-            place = self.core.manual.place(buffer, address, shape[0], free * dtype.itemsize)
-        return self._storage(
-            buffer, dtype, shape[0], free, name=name, allocation=allocation, place=place
-        )
-
-    def _storage(
-        self,
-        buffer: MemoryRegion,
-        dtype: DType,
-        partitions: int,
-        pitch: int,
-        *,
-        name: str = "",
-        slot: Slot | None = None,
-        allocation: Allocation | None = None,
-        place: Place | None = None,
-    ) -> Storage:
-        self._storages += 1
-        return Storage(
-            self._storages - 1,
-            buffer,
-            dtype,
-            partitions,
-            pitch,
-            name,
-            None if slot is not None else self.pool,
-            slot,
-            allocation,
-            place,
-        )
+    def _in_hbm(self, dtype: DType, size: int, slot: Slot, name: str = "") -> Storage:
+        """Memory of the caller."""
+        index = self._next_index()
+        return Storage(index, MemoryRegion.shared_hbm, dtype, 1, size, name, None, slot)
 
     def engine_state(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """State of an engine that lives across instructions; every run starts with zeros."""
@@ -282,7 +236,9 @@ class Simulator:
                 if storage.slot is not None and not storage.slot.is_written:
                     storage.slot.begin_writing()
             if storage.allocation is not None:
-                storage.allocation.touch(index)
+                storage.allocation.last = index
+                if storage.allocation.first < 0:
+                    storage.allocation.first = index
         if self._observer is not None:
             self._observer(Recorded(index, core, emit.name, engine, operands, line))
         if emit.missing:
@@ -324,26 +280,26 @@ class Simulator:
             self.findings.report(write.finding)
 
     def append_steps(self, steps: Iterable[Step]) -> None:
-        """Record steps; with values, outside of loops, execute them."""
-        steps = [self._shared_step(step) for step in steps]
-        if self.loops.depth:
-            self.loops.extend(steps)
-            return
-        self.steps.extend(steps)
-        if self.values:
-            for step in steps:
-                step()
+        """Record steps; with values, outside of loops, execute them.
 
-    def _shared_step(self, step: Step) -> Step:
-        """The step that was recorded before with the same function and operands, if there is one:
-        the turns of a kernel's loop repeat most of their steps.
+        A step that was recorded before with the same function and operands is recorded again: the
+        turns of a kernel's loop repeat most of their steps.
         """
-        if type(step) is not functools.partial:
-            return step
-        key, named = (step.func, *map(id, step.args)), step.keywords
-        if named:
-            key = (*key, *named, *map(id, named.values()))
-        return self._steps_by_key.setdefault(key, step)
+        shared: list[Step] = []
+        for step in steps:
+            if type(step) is functools.partial:
+                key, named = (step.func, *map(id, step.args)), step.keywords
+                if named:
+                    key = (*key, *named, *map(id, named.values()))
+                step = self._steps_by_key.setdefault(key, step)
+            shared.append(step)
+        if self.core.loops.depth:
+            self.core.loops.extend(shared)
+            return
+        self.steps.extend(shared)
+        if self.values:
+            for step in shared:
+                step()
 
     @property
     def compares_turns(self) -> bool:

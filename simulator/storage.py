@@ -107,14 +107,9 @@ class Allocation:
         self.name = name
         self.address = address
         self.line = line
+        # The first and the last instruction that use it.
         self.first = -1
         self.last = -1
-
-    def touch(self, index: int) -> None:
-        """Instruction `index` uses the storage."""
-        if self.first < 0:
-            self.first = index
-        self.last = index
 
 
 class Slot:
@@ -202,6 +197,7 @@ class Storage:
         "__weakref__",
         "_copies",
         "_is_fresh",
+        "_matmul",
         "_memory",
         "_padding",
         "_pool",
@@ -212,7 +208,6 @@ class Storage:
         "index",
         "is_on_chip",
         "lost_to",
-        "matmul",
         "modified",
         "name",
         "partitions",
@@ -253,8 +248,7 @@ class Storage:
         self.start_partition = 0 if place is None else place.span[2]
         self.constant = False
         self.written = self.new_coverage()
-        # Locations that a matmul has written: what nc_matmul(accumulate=None) goes by.
-        self.matmul = self.new_coverage()
+        self._matmul: Coverage | ChipCoverage | None = None
         # Locations of a matmul's result that something else has overwritten since.
         self.modified: Coverage | ChipCoverage | None = None
         # The read from which elements here have their lack of a value; see `checks.undefined`.
@@ -274,6 +268,13 @@ class Storage:
             if row >= _PADDED_FROM and row % 2048 == 0 and self.is_on_chip:
                 self._padding = _PADDING
             self._memory = pool.take((row + self._padding) * partitions)
+
+    @property
+    def matmul(self) -> Coverage | ChipCoverage:
+        """Locations that a matmul has written: what nc_matmul(accumulate=None) goes by."""
+        if self._matmul is None:
+            self._matmul = self.new_coverage()
+        return self._matmul
 
     @property
     def nbytes(self) -> int:
