@@ -83,18 +83,21 @@ def simulate(
     warn: Collection[str] = (),
     rank: Rank = SINGLE,
     borrow: bool = False,
+    keep_strides: bool = False,
 ) -> Callable[..., Any]:
     """`simulate(kernel)(*args)` runs the kernel with values and all checks.
 
-    Tensors may be torch or numpy; results are of the kind of the first tensor argument. The caller
-    finds in an argument what the kernel wrote there; with `borrow` the caller's tensors stay as
-    they are, and what the kernel writes is in the results alone. `strict` and `warn` as in `trace`;
-    `rank` is for `rank_programs`.
+    Tensors may be torch or numpy; results are of the kind of the first tensor argument. The kernel
+    gets them contiguous, as on a device; with `keep_strides` as they are, for kernels that ask for
+    `x.strides`. The caller finds in an argument what the kernel wrote there; with `borrow` the
+    caller's tensors stay as they are, and what the kernel writes is in the results alone. `strict`
+    and `warn` as in `trace`; `rank` is for `rank_programs`.
     """
+    owned = Passing.as_given if keep_strides else Passing.dense
+    passing = Passing.borrowed if borrow else owned
 
     def call(*args: Any, **kwargs: Any) -> Any:
         findings = Findings(strict, warn)
-        passing = Passing.borrowed if borrow else Passing.dense
         program, results = record(kernel, args, kwargs, target, grid, True, findings, rank, passing)
         has_run(program, target)
         if borrow:

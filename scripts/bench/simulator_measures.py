@@ -99,7 +99,7 @@ def checked_result(planned: Launch, tensors: list[torch.Tensor], target: str) ->
     """What the kernel computes while it is traced with values and all checks on."""
     left = list(tensors)
     arguments = [left.pop(0) if isinstance(a, TensorSpec) else a for a in planned.arguments]
-    results = simulate(planned.kernel, target)(*arguments)
+    results = simulate(planned.kernel, target, keep_strides=True)(*arguments)
     first: torch.Tensor = results[0] if isinstance(results, tuple) else results
     return first
 

@@ -134,7 +134,7 @@ def test_simulation_equals_reference(name: str, index: int, target: str) -> None
     launch = accepted_launch(spec, sample, target)
     if launch is None:
         return
-    run = simulator.simulate(launch.kernel, target=target)
+    run = simulator.simulate(launch.kernel, target=target, keep_strides=True)
     results = as_tuple(run(*real_arguments(launch, sample)))
     expected = as_tuple(spec.reference(**sample.values))
     tensors = [v for v in sample.values.values() if isinstance(v, torch.Tensor)]
