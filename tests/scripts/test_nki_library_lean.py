@@ -1,0 +1,121 @@
+"""What nki-library's suite computes in parts has the values of the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "conformance"
+
+
+@pytest.fixture
+def lean(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import nki_library_lean
+
+    monkeypatch.setattr(nki_library_lean, "_PART", 500)
+    module: ModuleType = nki_library_lean
+    return module
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("rows", [1, 7, 513])
+def test_gradient_of_cross_entropy(
+    lean: ModuleType, dtype: torch.dtype, reduction: str, rows: int
+) -> None:
+    logits = torch.randn(rows, 130).to(dtype)
+    targets = torch.randint(0, 130, (rows,))
+    whole = logits.clone().requires_grad_()
+    F.cross_entropy(whole, targets, reduction=reduction).backward()
+    got = lean.cross_entropy_gradient(logits, targets, reduction)
+    assert torch.equal(got, whole.grad)
+    sums = lean.by_rows(lambda x: torch.logsumexp(x, dim=1), logits)
+    assert torch.equal(sums, torch.logsumexp(logits, dim=1))
+
+
+def _forward(q: Any, k: Any, v: Any, bound_min: Any = None) -> Any:
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    scores = torch.softmax(q.transpose(2, 3) @ k, dim=-1)
+    if bound_min is not None:
+        scores = scores.masked_fill(torch.arange(k.shape[3]) < bound_min[:, None], 0)
+    return (v @ scores.transpose(2, 3)), scores.sum(3), scores
+
+
+def _summed(x: Any, heads: int, *_: Any) -> Any:
+    return x.unflatten(1, (heads, -1)).sum(dim=2)
+
+
+def _backward(q_ref: Any, k_ref: Any, sinks_ref: Any = None, **_: Any) -> Any:
+    heads = k_ref.shape[1]
+    k = k_ref.repeat_interleave(q_ref.shape[1] // heads, dim=1)
+    found = {"out_dq_ref": k * 2, "out_dk_ref": _summed(q_ref * 3, heads)}
+    found["out_dv_ref"] = found["out_dk_ref"] + 1.0
+    return found if sinks_ref is None else found | {"out_dsinks_ref": sinks_ref + 1}
+
+
+@pytest.mark.parametrize(("heads", "shared"), [(1, 1), (4, 2), (3, 3), (4, 1)])
+def test_attention_by_heads(lean: ModuleType, heads: int, shared: int) -> None:
+    q, k, v = (torch.randn(2, n, 8, 16) for n in (heads, shared, shared))
+    starts = torch.arange(16) // 4
+    out, sums, _ = lean.forward_by_heads(_forward)(q, k, v, bound_min=starts)
+    want = _forward(q, k, v, starts)
+    torch.testing.assert_close(out, want[0])
+    torch.testing.assert_close(sums, want[1])
+    sinks = torch.randn(2, heads)
+    backward = lean.backward_by_heads(_backward, _summed)
+    assert backward.__wrapped__ is _backward
+    got = backward(q_ref=q, k_ref=k, sinks_ref=sinks)
+    whole = _backward(q, k, sinks)
+    assert set(got) == set(whole)
+    assert torch.equal(got["out_dq_ref"], whole["out_dq_ref"])
+    assert torch.equal(got["out_dk_ref"], whole["out_dk_ref"])
+    assert torch.equal(got["out_dsinks_ref"], whole["out_dsinks_ref"])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int32])
+@pytest.mark.parametrize("what", ["", "nan", "inf", "both inf", "far"])
+def test_comparison(lean: ModuleType, dtype: Any, what: str) -> None:
+    generator = np.random.default_rng(3)
+    x = (generator.normal(size=(7, 300)) * 50).astype(dtype)
+    y = (x.astype(np.float32) * (1 + 1e-3 * generator.normal(size=x.shape))).astype(dtype)
+    special = {"nan": np.nan, "inf": np.inf, "both inf": np.inf, "far": 100}.get(what)
+    if special is not None and (dtype is not np.int32 or what == "far"):
+        x[5, 5] = special
+        y[5, 5] = special if what == "both inf" else y[5, 5]
+    a, b = x.astype(np.float32), y.astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        difference = np.where(np.isinf(a) & np.isinf(b), 0, abs(a.astype(float) - b))
+    for rtol in (1e-4, 1e-2, 0.2):
+        limit = 1e-5 + rtol * np.abs(b[np.isfinite(b)]).max()
+        want = bool((difference <= limit).all() and (np.isfinite(a) == np.isfinite(b)).all())
+        assert lean.all_close(lean.comparable(x), lean.comparable(y), rtol, 1e-5) == want
+    error = (difference.max() - 1e-5) / float(np.abs(b).max())
+    np.testing.assert_equal(lean.largest_error(x, y, 1e-5), error if np.isfinite(b).all() else 0)
+
+
+def test_what_cannot_be_compared(lean: ModuleType) -> None:
+    assert lean.comparable(np.ones(3, ml_dtypes.bfloat16)).dtype == np.float32
+    large = np.ones(501, ml_dtypes.bfloat16)
+    assert lean.is_large(large)
+    assert lean.comparable(large) is large
+    for size in (3, 501):
+        with pytest.raises((TypeError, ValueError)):
+            lean.comparable(np.zeros(size, "V4"))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_arrays_and_tensors_share_memory(lean: ModuleType, dtype: Any) -> None:
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    tensor = lean.as_torch(array)
+    tensor[0, 0] = 7
+    assert array[0, 0] == 7
+    assert lean.as_numpy(tensor).dtype == dtype
+    assert np.shares_memory(lean.as_numpy(tensor), array)
