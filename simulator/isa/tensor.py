@@ -55,6 +55,7 @@ def nc_matmul(
     _check_tiling(emit, rows, m, tuple(tile_position or ()), tuple(tile_size or ()))
     _check_indirect(emit, dst, stationary, moving, tuple(tile_position or ()), is_transpose)
     if is_transpose:
+        _check_flag(emit, accumulate)
         _append_matmul_transpose(emit, dst, stationary, moving, rows, m, n)
         return
     check_destination(emit, dst, n)
@@ -82,13 +83,17 @@ def _operand(
     return copy
 
 
+def _check_flag(emit: Emit, accumulate: Any) -> None:
+    if not (accumulate is None or isinstance(accumulate, bool)):
+        emit.illegal(f"accumulate={accumulate} must be True, False or None")
+
+
 def append_matmul(
     emit: Emit, dst: NkiTensor, a: torch.Tensor, b: torch.Tensor, accumulate: bool | None
 ) -> None:
     """Steps of dst[m, n] = a[k, m].T @ b[k, n], float32 operands, with PSUM's accumulation."""
     (k, m), n = a.shape, b.shape[1]
-    if not (accumulate is None or isinstance(accumulate, bool)):
-        emit.illegal(f"accumulate={accumulate} must be True, False or None")
+    _check_flag(emit, accumulate)
     if dst.indirection is not None and dst.indirection.base is not None:
         _append_scattered(emit, dst, dst.indirection.base, a, b, accumulate)
         emit.flops = 2 * k * m * n

@@ -197,7 +197,7 @@ def transposes(x, how):
 
 
 @nki.jit
-def accumulates(a, b, flags):
+def accumulates(a, b, flags, is_transpose=False):
     """One product per flag into the same PSUM tile."""
     out = nl.ndarray((a.shape[1], b.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
     acc = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.psum)
@@ -206,7 +206,9 @@ def accumulates(a, b, flags):
     nisa.dma_copy(dst=left, src=a)
     nisa.dma_copy(dst=right, src=b)
     for flag in flags:
-        nisa.nc_matmul(dst=acc, stationary=left, moving=right, accumulate=flag)
+        nisa.nc_matmul(
+            dst=acc, stationary=left, moving=right, accumulate=flag, is_transpose=is_transpose
+        )
     result = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=result, src=acc)
     nisa.dma_copy(dst=out, src=result)

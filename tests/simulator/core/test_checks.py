@@ -119,6 +119,13 @@ def test_accumulating_onto_nothing_is_found(kernels: ModuleType) -> None:
         trace(kernels.accumulates, [torch.randn(16, 8), torch.randn(16, 12), (True,)])
 
 
+@pytest.mark.parametrize("is_transpose", [False, True])
+def test_accumulate_is_a_flag(kernels: ModuleType, is_transpose: bool) -> None:
+    arguments = [torch.eye(16), torch.eye(16), (128,), is_transpose]
+    with pytest.raises(IllegalInstructionError, match="accumulate=128 must be True, False"):
+        trace(kernels.accumulates, arguments)
+
+
 def test_accumulation_goes_by_location(kernels: ModuleType) -> None:
     a, b = torch.randn(16, 8), torch.randn(16, 64)
     product = a.t() @ b
