@@ -173,14 +173,18 @@ def scalar(
 
 def number(emit: Emit, value: Any, operand: str) -> float:
     """A compile-time constant as the float32 that the instruction holds."""
+    try:
+        return _float32(value)
+    except (TypeError, ValueError, OverflowError):
+        emit.illegal(f"{operand} must be a number or a tile (partitions, 1), not {value!r}")
+
+
+def _float32(value: Any) -> float:
     # NumPy also makes numbers of None, of text and of lists of one number.
-    if isinstance(value, int | float | np.generic) and not isinstance(value, str):
-        try:
-            with np.errstate(over="ignore"):
-                return float(np.float32(value))
-        except (TypeError, ValueError, OverflowError):
-            pass
-    emit.illegal(f"{operand} must be a number or a tile (partitions, 1), not {value!r}")
+    if not isinstance(value, int | float | np.generic) or isinstance(value, str):
+        raise TypeError(type(value))
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
 
 
 def column_shape(shape: Sequence[int]) -> Shape:
