@@ -122,6 +122,84 @@ def _heads(given: dict[str, Any], query: str, key: str) -> Iterator[dict[str, An
         yield one
 
 
+def forward_by_queries(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`attention_cte_torch_ref`: some queries of one head after the other."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        rows = 1 if given["tp_q"] else 2
+        heads, count = given["q"].shape[0], given["q"].shape[rows]
+        keys = given["k"].shape[1 if given["tp_k"] else 2]
+        if given["k_prior"] is not None:
+            keys += int(given["prior_used_len"])
+        step = max(1, _PART // (128 * keys)) * 128
+        if heads == 1 and count <= step:
+            return function(**given)
+        along = (2 if given["tp_out"] else 1, 2, 2)
+        found = []
+        for head in range(heads):
+            parts = [
+                function(**_queries(given, head, slice(start, min(start + step, count)), rows))
+                for start in range(0, count, step)
+            ]
+            found.append(_joined(parts, along))
+        return _joined(found, (0, 0, 0))
+
+    return run
+
+
+def _queries(given: dict[str, Any], head: int, some: slice, rows: int) -> dict[str, Any]:
+    """The arguments for some queries of a head."""
+    one = dict(given)
+    heads = given["q"].shape[0]
+    for name in ("q", "k", "v", "k_prior", "v_prior", "sink"):
+        value = given[name]
+        if value is not None:
+            at = head * value.shape[0] // heads
+            one[name] = value[at : at + 1]
+    one["q"] = one["q"][:, some] if rows == 1 else one["q"][:, :, some]
+    is_strided = given["cp_offset"] is not None and given["cp_strided_q_slicing"]
+    distance = given["global_cp_deg"] if is_strided else 1
+    offset = 0 if given["cp_offset"] is None else int(given["cp_offset"])
+    one["cp_offset"] = torch.tensor(offset + some.start * distance)
+    one["cp_strided_q_slicing"] = is_strided
+    for name in ("bound_min", "bound_max"):
+        if given[name] is not None:
+            one[name] = given[name].reshape(-1)[some]
+    return one
+
+
+def _joined(parts: list[Any], along: tuple[int, ...]) -> Any:
+    """Tensors, or tuples of them, one after the other along a dimension of each."""
+    if isinstance(parts[0], torch.Tensor):
+        return torch.cat(parts, dim=along[0])
+    columns = zip(*parts, strict=True)
+    return tuple(torch.cat(one, dim=dim) for one, dim in zip(columns, along, strict=True))
+
+
+# ---- quantised rows ----
+
+
+def by_sequence(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`rmsnorm_quant_ref`, which treats every row of [batch, sequence, columns] alone: some rows
+    after the other.
+    """
+
+    @functools.wraps(function)
+    def run(rows: Array, *rest: Any) -> Any:
+        step = max(1, _PART // (rows.shape[0] * rows.shape[2]))
+        if rows.shape[1] <= step:
+            return function(rows, *rest)
+        starts = range(0, rows.shape[1], step)
+        found = zip(*(function(rows[:, at : at + step], *rest) for at in starts), strict=True)
+        return tuple(None if one[0] is None else np.concatenate(one, axis=1) for one in found)
+
+    return run
+
+
 # ---- comparison ----
 
 
@@ -167,7 +245,7 @@ def largest_error(a: Array, b: Array, atol: float) -> float:
 
 
 def all_close(
-    a: Array, b: Array, rtol: float, atol: float, verbose: int = 1, logfile: Any = None
+    a: Array, b: Array, rtol: float, atol: float = 1e-8, verbose: int = 1, logfile: Any = None
 ) -> bool:
     """`maxAllClose` in its mode "max"."""
     span = np.float32(-np.inf)

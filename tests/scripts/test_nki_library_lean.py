@@ -119,3 +119,84 @@ def test_arrays_and_tensors_share_memory(lean: ModuleType, dtype: Any) -> None:
     assert array[0, 0] == 7
     assert lean.as_numpy(tensor).dtype == dtype
     assert np.shares_memory(lean.as_numpy(tensor), array)
+
+
+def _queries(
+    q: Any,
+    k: Any,
+    v: Any,
+    k_prior: Any = None,
+    prior_used_len: Any = None,
+    tp_q: bool = True,
+    tp_k: bool = False,
+    tp_out: bool = False,
+    cache_softmax: bool = False,
+    sink: Any = None,
+    v_prior: Any = None,
+    cp_offset: Any = None,
+    global_cp_deg: Any = None,
+    cp_strided_q_slicing: bool = False,
+    bound_min: Any = None,
+    bound_max: Any = None,
+) -> Any:
+    """Attention over the keys up to a query's position, as the suite's reference has it."""
+    q = q if tp_q else q.transpose(1, 2)
+    k = k.transpose(1, 2) if tp_k else k
+    prior = 0
+    if k_prior is not None:
+        prior = int(prior_used_len)
+        k = torch.cat([k_prior[:, :, :prior], k], dim=2)
+        v = torch.cat([v_prior[:, :prior], v], dim=1)
+    k, v = (x.repeat_interleave(q.shape[0] // k.shape[0], dim=0) for x in (k, v))
+    step = global_cp_deg if cp_offset is not None and cp_strided_q_slicing else 1
+    at = torch.arange(q.shape[1]) * step + (0 if cp_offset is None else int(cp_offset))
+    scores = q @ k
+    scores = scores.masked_fill(torch.arange(k.shape[2]) - prior > at[:, None], -torch.inf)
+    if bound_min is not None:
+        low, high = (torch.as_tensor(x).reshape(-1, 1) for x in (bound_min, bound_max))
+        keys = torch.arange(k.shape[2])
+        scores = scores.masked_fill((keys < low) | (keys >= high), -torch.inf)
+    if sink is not None:
+        scores = torch.cat([scores, sink[:, None].expand(-1, q.shape[1], -1)], dim=2)
+    out = (torch.softmax(scores, 2)[..., : k.shape[2]] @ v).transpose(1, 2 if tp_out else 1)
+    if not cache_softmax:
+        return out
+    largest = scores.amax(2).reshape(q.shape[0], -1, 128).transpose(1, 2)
+    return out, largest, largest + 1
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"cache_softmax": True, "sink": torch.ones(4, 1)},
+        {"cp_offset": torch.tensor([[3]]), "global_cp_deg": 4, "cp_strided_q_slicing": True},
+        {"cp_offset": torch.tensor(3), "global_cp_deg": 4},
+        {"cp_strided_q_slicing": True, "global_cp_deg": 4},
+        {"bound_min": np.zeros(300), "bound_max": np.full((300, 1), 70.0)},
+        {"k_prior": torch.ones(2, 8, 20), "v_prior": torch.ones(2, 20, 8), "prior_used_len": 9},
+    ],
+)
+def test_attention_by_queries(lean: ModuleType, transposed: bool, options: Any) -> None:
+    count = 256 if "cache_softmax" in options else 300
+    q, k, v = torch.randn(4, count, 8), torch.randn(2, 8, 310), torch.randn(2, 310, 8)
+    if transposed:
+        q = q.transpose(1, 2)
+        if "k_prior" not in options:
+            k = k.transpose(1, 2)
+            options = options | {"tp_k": True}
+    options = options | {"tp_q": not transposed, "tp_out": transposed}
+    got = lean.forward_by_queries(_queries)(q, k, v, **options)
+    torch.testing.assert_close(got, _queries(q, k, v, **options))
+
+
+def test_rows_of_a_sequence(lean: ModuleType) -> None:
+    def sums(rows: Any, factor: int) -> Any:
+        return rows * factor, rows.sum(axis=-1, keepdims=True), None
+
+    rows = np.random.default_rng(0).normal(size=(2, 70, 30))
+    got = lean.by_sequence(sums)(rows, 3)
+    assert np.array_equal(got[0], rows * 3)
+    assert np.array_equal(got[1], rows.sum(axis=-1, keepdims=True))
+    assert got[2] is None
