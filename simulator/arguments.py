@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -41,6 +42,56 @@ class Passing(Enum):
     borrowed = "contiguous, and the caller's stay as they are"
 
 
+@dataclass(frozen=True)
+class Passed:
+    """A tensor of a call: what the caller passed, and the memory that the kernel gets, which is the
+    caller's or a copy. `kind` is its NKI type where torch has none.
+    """
+
+    original: Any
+    tensor: torch.Tensor
+    kind: DType | None = None
+
+    def give_back(self, name: str) -> None:
+        """Give the caller what the kernel wrote. Raises ArgumentError."""
+        original, held = self.original, self.tensor
+        if held is original:
+            return
+        if isinstance(original, torch.Tensor):
+            if 0 in original.stride() and original.numel() > 1:
+                raise ArgumentError(
+                    f"argument {name} has elements that share memory (strides "
+                    f"{original.stride()}), and the kernel writes into it; pass a copy"
+                )
+            original.detach().copy_(held)
+        elif not original.flags.writeable:
+            raise ArgumentError(
+                f"argument {name} is a read-only array, and the kernel writes into it; pass a copy"
+            )
+        elif not np.shares_memory(original, _bytes(held)):
+            original[...] = _bytes(held).view(original.dtype).reshape(original.shape)
+
+
+def pass_array(array: np.ndarray[Any, Any], name: str, is_dense: bool) -> Passed:
+    """A numpy array, contiguous for `is_dense`. Raises ArgumentError."""
+    try:
+        tensor = from_numpy(np.ascontiguousarray(array) if is_dense else array)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"argument {name} is a numpy array of {array.dtype}: {error}") from None
+    return Passed(array, tensor, kind_of(array))
+
+
+def pass_tensor(tensor: torch.Tensor, name: str, is_dense: bool) -> Passed:
+    """A torch tensor, contiguous for `is_dense`. Raises ArgumentError."""
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        raise ArgumentError(
+            f"argument {name} is a tensor of layout {tensor.layout} on {tensor.device}; the "
+            "simulator takes strided tensors in CPU memory"
+        )
+    plain = tensor.resolve_conj().resolve_neg()
+    return Passed(tensor, plain.contiguous() if is_dense else plain)
+
+
 class Arguments:
     """Converts the arguments of one call, and keeps what they were."""
 
@@ -51,10 +102,15 @@ class Arguments:
         self._name = ""
         self.specs: list[TensorSpec] = []
         self.tensors: list[NkiTensor] = []
-        self.given: list[torch.Tensor | None] = []
-        # What the caller passed, and its name, where it is not the tensor in `given`.
-        self._originals: dict[int, tuple[Any, str]] = {}
-        self.is_first_numpy = False
+        # What was passed for each, None where a TensorSpec was; and the arguments' names.
+        self.passed: list[Passed | None] = []
+        self.names: list[str] = []
+
+    @property
+    def is_first_numpy(self) -> bool:
+        """True where the first tensor is a numpy array."""
+        first = self.passed[0] if self.passed else None
+        return first is not None and isinstance(first.original, np.ndarray)
 
     def convert_all(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -73,42 +129,28 @@ class Arguments:
 
     def result(self, index: int) -> Any:
         """The tensor `index` as a result: what the caller passed, or the kernel's copy of it."""
-        tensor, found = self.tensors[index], self._originals.get(index)
+        tensor, passed = self.tensors[index], self.passed[index]
+        assert passed is not None
         slot = tensor.storage.slot
         if self._are_borrowed and slot is not None and slot.holder is not None:
             held = slot.holder if slot.is_written else slot.holder.clone()
-            is_array = found is not None and isinstance(found[0], np.ndarray)
-            return to_numpy(held, tensor.dtype) if is_array else held
-        return self.given[index] if found is None else found[0]
+            return to_numpy(held, tensor.dtype) if isinstance(passed.original, np.ndarray) else held
+        return passed.original
 
     def write_back(self) -> None:
         """Give the caller what the kernel wrote into copies. Raises ArgumentError."""
         if self._are_borrowed:
             return
-        for index, (original, name) in self._originals.items():
-            slot, held = self.tensors[index].storage.slot, self.given[index]
-            if slot is None or not slot.is_written or held is None:
-                continue
-            if isinstance(original, torch.Tensor):
-                if 0 in original.stride() and original.numel() > 1:
-                    raise ArgumentError(
-                        f"argument {name} has elements that share memory (strides "
-                        f"{original.stride()}), and the kernel writes into it; pass a copy"
-                    )
-                original.detach().copy_(held)
-            elif not original.flags.writeable:
-                raise ArgumentError(
-                    f"argument {name} is a read-only array, and the kernel writes into it; pass a "
-                    "copy"
-                )
-            elif not np.shares_memory(original, _bytes(held)):
-                original[...] = _bytes(held).view(original.dtype).reshape(original.shape)
+        for tensor, passed, name in zip(self.tensors, self.passed, self.names, strict=True):
+            slot = tensor.storage.slot
+            if passed is not None and slot is not None and slot.is_written:
+                passed.give_back(name)
 
     def _convert(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            return self._array(value)
+            return self._add_passed(pass_array(value, self._name, self._are_dense))
         if isinstance(value, torch.Tensor):
-            return self._tensor(value)
+            return self._add_passed(pass_tensor(value, self._name, self._are_dense))
         if isinstance(value, TensorSpec):
             return self._add(value, None)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -135,44 +177,23 @@ class Arguments:
             object.__setattr__(made, name, item)
         return made
 
-    def _array(self, array: np.ndarray[Any, Any]) -> NkiTensor:
-        try:
-            tensor = from_numpy(np.ascontiguousarray(array) if self._are_dense else array)
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(
-                f"argument {self._name} is a numpy array of {array.dtype}: {error}"
-            ) from None
-        self.is_first_numpy = self.is_first_numpy or not self.tensors
-        self._originals[len(self.tensors)] = (array, self._name)
-        return self._add(TensorSpec.of(tensor), tensor, kind_of(array))
+    def _add_passed(self, passed: Passed) -> NkiTensor:
+        return self._add(TensorSpec.of(passed.tensor), passed)
 
-    def _tensor(self, tensor: torch.Tensor) -> NkiTensor:
-        if tensor.layout is not torch.strided or tensor.device.type != "cpu":
-            raise ArgumentError(
-                f"argument {self._name} is a tensor of layout {tensor.layout} on {tensor.device}; "
-                "the simulator takes strided tensors in CPU memory"
-            )
-        plain = tensor.resolve_conj().resolve_neg()
-        if self._are_dense:
-            plain = plain.contiguous()
-        if plain is not tensor:
-            self._originals[len(self.tensors)] = (tensor, self._name)
-        return self._add(TensorSpec.of(plain), plain)
-
-    def _add(
-        self, spec: TensorSpec, tensor: torch.Tensor | None, kind: DType | None = None
-    ) -> NkiTensor:
-        if tensor is None and self._simulator.values:
+    def _add(self, spec: TensorSpec, passed: Passed | None) -> NkiTensor:
+        if passed is None and self._simulator.values:
             raise ArgumentError(
                 f"tracing with values needs tensors; argument {self._name} is a TensorSpec"
             )
+        tensor, kind = (None, None) if passed is None else (passed.tensor, passed.kind)
         try:
             view = self._simulator.argument(spec, tensor, kind, self._are_borrowed)
         except UnknownDTypeError as error:
             raise ArgumentError(f"argument {self._name} {spec.shape}: {error}") from None
         self.specs.append(spec)
         self.tensors.append(view)
-        self.given.append(tensor)
+        self.passed.append(passed)
+        self.names.append(self._name)
         return view
 
 

@@ -155,8 +155,7 @@ def trace_ranks(
     def body(rank: Rank) -> Program:
         findings = Findings(strict, warn)
         args, kwargs = _given(arguments[rank.index])
-        program, _ = record(kernel, args, kwargs, target, grid, values, findings, rank)
-        return program
+        return record(kernel, args, kwargs, target, grid, values, findings, rank).program
 
     if not arguments:
         raise RankArgumentsError("a kernel runs on one rank at least")

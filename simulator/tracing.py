@@ -13,12 +13,12 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from trnx.simulator.arguments import Arguments, Passing
-from trnx.simulator.arrays import to_numpy
 from trnx.simulator.checks.findings import Findings
 from trnx.simulator.context import enter, has_run
 from trnx.simulator.cores import Core
@@ -28,6 +28,8 @@ from trnx.simulator.kernel import Kernel
 from trnx.simulator.precision import FullPrecision
 from trnx.simulator.program import Output, Program
 from trnx.simulator.ranks import SINGLE, Rank
+from trnx.simulator.replays import REPLAYS, Replay, signature_of
+from trnx.simulator.results import Results, results_of
 from trnx.simulator.simulator import Simulator
 from trnx.simulator.spec import TensorSpec, contiguous_strides
 from trnx.simulator.storage import MemoryRegion
@@ -69,7 +71,7 @@ def trace(
     kernel can go on. `rank` is for kernels with collectives: `ranks.one_of(n)`.
     """
     findings = Findings(strict, warn)
-    program, _ = record(kernel, tuple(arguments), {}, target, grid, values, findings, rank)
+    program = record(kernel, tuple(arguments), {}, target, grid, values, findings, rank).program
     program.release()
     return program
 
@@ -91,29 +93,47 @@ def simulate(
     gets them contiguous, as on a device; with `keep_strides` as they are, for kernels that ask for
     `x.strides`. The caller finds in an argument what the kernel wrote there; with `borrow` the
     caller's tensors stay as they are, and what the kernel writes is in the results alone. `strict`
-    and `warn` as in `trace`; `rank` is for `rank_programs`.
+    and `warn` as in `trace`; `rank` is for `rank_programs`. The second call with the same signature
+    runs no Python of the kernel; see the module `replays`.
     """
     owned = Passing.as_given if keep_strides else Passing.dense
     passing = Passing.borrowed if borrow else owned
 
     def call(*args: Any, **kwargs: Any) -> Any:
         findings = Findings(strict, warn)
-        program, results = record(kernel, args, kwargs, target, grid, True, findings, rank, passing)
-        has_run(program, target)
+        signature = None
+        if rank is SINGLE and not borrow:
+            called = _resolve(kernel, grid)
+            options = (*called, target, findings.choice, passing)
+            signature = signature_of(called[0], options, args, kwargs, not keep_strides)
+        replay = None if signature is None else REPLAYS.find(signature)
+        if signature is not None and replay is not None:
+            results = replay.call(signature.passed)
+            has_run(replay.program, target)
+            return results
+        run = record(kernel, args, kwargs, target, grid, True, findings, rank, passing)
+        has_run(run.program, target)
         if borrow:
             # Copies of what was written live no longer than the results that need them.
-            program.release()
-        return results.values[0] if results.is_single else results.values
+            run.program.release()
+        elif signature is not None and run.is_repeatable:
+            REPLAYS.keep(signature, Replay(run.program, run.results, run.names))
+        return run.returned
 
     return call
 
 
-class _Results:
-    """What a kernel returned, as tensors or arrays; an argument is what the caller passed."""
+@dataclass(frozen=True)
+class Run:
+    """A recorded call: its Program and, with values, what the kernel returned. A replay does the
+    same, checks included, where it `is_repeatable`.
+    """
 
-    def __init__(self, values: tuple[Any, ...], is_single: bool) -> None:
-        self.values = values
-        self.is_single = is_single
+    program: Program
+    results: Results
+    returned: Any
+    names: tuple[str, ...]
+    is_repeatable: bool
 
 
 def record(
@@ -126,9 +146,9 @@ def record(
     findings: Findings,
     rank: Rank = SINGLE,
     passing: Passing = Passing.as_given,
-) -> tuple[Program, _Results]:
-    """The Program of a call and, with values, its results. In a context of its own, so that nothing
-    is to be reset, whatever is raised.
+) -> Run:
+    """Run a kernel's Python and record it. In a context of its own, so that nothing is to be reset,
+    whatever is raised.
     """
     is_grad_enabled = torch.is_grad_enabled()
     work = functools.partial(
@@ -152,7 +172,7 @@ def _trace_here(
     findings: Findings,
     rank: Rank,
     passing: Passing,
-) -> tuple[Program, _Results]:
+) -> Run:
     function, sizes, is_kernel = _resolve(kernel, grid)
     _check_grid(function, sizes, hardware(target), findings)
     if is_kernel:
@@ -171,12 +191,25 @@ def _trace_here(
         tensors = _returned_tensors(returned, function, findings)
         _check_arguments(arguments, findings)
         program = _program(simulator, function, arguments, tensors)
-        is_single = isinstance(returned, NkiTensor)
+        results = results_of(tensors, arguments, isinstance(returned, NkiTensor))
+        found = None
         if values:
             arguments.write_back()
-        results = _read_results(tensors, arguments) if values else ()
+            # The tensors' own memory, as a Program binds other memory when it runs.
+            found = results.of([t.torch_view().detach() for t in tensors], arguments.result)
         simulator.forget()
-        return program, _Results(results, is_single)
+        is_repeatable = _is_repeatable(simulator, findings)
+        return Run(program, results, found, tuple(arguments.names), is_repeatable)
+
+
+def _is_repeatable(simulator: Simulator, findings: Findings) -> bool:
+    """True where no finding was let pass, and none may depend on the values of this run."""
+    ordering = simulator.ordering
+    if findings.passed or ordering is None:
+        return not findings.passed
+    rows = simulator.rows
+    rows.seal()
+    return not (ordering.has_compared_values or rows.loops or any(rows.dynamic))
 
 
 def _run_program(
@@ -311,23 +344,3 @@ def _output(tensor: NkiTensor, arguments: Arguments) -> Output:
     is_whole = tensor.size == storage.pitch and tensor.dtype.itemsize == storage.dtype.itemsize
     whole = spec if is_whole and spec.is_contiguous else flat
     return Output(storage.slot, spec, tensor.offset, argument, whole)
-
-
-def _read_results(returned: tuple[NkiTensor, ...], arguments: Arguments) -> tuple[Any, ...]:
-    """The results as they are after the first run, of the kind of the first tensor. One that is a
-    tensor of its own gets that memory, as a Program binds other memory when it runs; others are
-    copies.
-    """
-    results: list[Any] = []
-    storages = [tensor.storage for tensor in (*arguments.tensors, *returned)]
-    for tensor in returned:
-        same = [i for i, view in enumerate(arguments.tensors) if tensor.same_elements(view)]
-        if same:
-            results.append(arguments.result(same[0]))
-            continue
-        value = tensor.torch_view().detach()
-        is_whole = tensor.is_contiguous() and tensor.size == tensor.storage.pitch
-        if not is_whole or storages.count(tensor.storage) > 1:
-            value = value.clone(memory_format=torch.contiguous_format)
-        results.append(to_numpy(value, tensor.dtype) if arguments.is_first_numpy else value)
-    return tuple(results)

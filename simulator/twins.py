@@ -24,6 +24,8 @@ from trnx.simulator.errors import TrnxError
 from trnx.simulator.kernel import Kernel
 from trnx.simulator.source import parse
 
+# A global of every twin.
+IN_TWIN = "__trnx_twin__"
 _NKI_ROOTS = ("nki", "neuronxcc.nki")
 # Packages that are never twins: the simulator itself, and what is too large to look through.
 _NEVER = (
@@ -60,7 +62,7 @@ def load(kernel: Any) -> Any:
     scope = getattr(function, "__globals__", None)
     if scope is None:
         raise KernelSourceError(f"{kernel!r} is not a kernel function")
-    if "__trnx_twin__" in scope or not _uses_nki(scope):
+    if IN_TWIN in scope or not _uses_nki(scope):
         return function
     file = inspect.getsourcefile(function)
     if file is None:
@@ -130,7 +132,7 @@ class _Loader:
         if is_package:
             module.__path__ = [str(file.parent)]
         scope = vars(module)
-        scope["__trnx_twin__"] = True
+        scope[IN_TWIN] = True
         scope["__builtins__"] = {**vars(builtins), "__import__": self._import}
         self._twins[name] = module
         try:

@@ -72,6 +72,11 @@ class Findings:
             )
         self.passed: list[FindingError] = []
 
+    @property
+    def choice(self) -> tuple[bool, frozenset[str]]:
+        """What was chosen: `strict` and `warn`."""
+        return self._strict, self._warn
+
     def report(self, finding: FindingError) -> None:
         """Raise `finding`, or warn."""
         if self._strict and finding.check not in self._warn | ALWAYS_WARNINGS:

@@ -92,9 +92,12 @@ class Ordering:
         self._own_unknown: set[tuple[Storage, int]] = set()
         # Stores that another program made too, and what that one had left in the storage.
         self._doubtful: dict[Storage, tuple[torch.Tensor, list[Unordered]]] = {}
+        # True once what was found depends on the values of this run.
+        self.has_compared_values = False
 
     def doubt(self, write: Unordered) -> None:
         """The second of two programs is about to make the store that the first made."""
+        self.has_compared_values = True
         storage = write.tensor.storage
         if storage not in self._doubtful:
             whole = storage.view(storage.dtype, (storage.pitch,), (1,), 0)
@@ -124,6 +127,7 @@ class Ordering:
         """An instruction of a register loop is about to run: its operands, at the addresses that
         they have in this turn.
         """
+        self.has_compared_values = True
         for tensor, is_write in operands:
             for region in touched(tensor):
                 write = self.access(program, opcode, region, is_write, line)

@@ -160,10 +160,10 @@ def test_borrowed_arguments_stay_as_they_are(kernels: ModuleType, make: Any) -> 
 
 def test_what_is_not_written_is_not_copied(kernels: ModuleType) -> None:
     x, y = torch.ones(4, 3), torch.ones(4, 3)
-    program, _ = record(
+    run = record(
         kernels.clears_a_part, (x, y), {}, "trn2", None, True, Findings(), passing=Passing.borrowed
     )
-    written, read = (slot.holder for slot in program.slots[:2])
+    written, read = (slot.holder for slot in run.program.slots[:2])
     assert written is not None
     assert read is not None
     assert written.data_ptr() != x.data_ptr()
