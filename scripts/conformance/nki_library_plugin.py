@@ -26,12 +26,11 @@ import pytest
 import torch
 from nki_library_server import Record, Server, receive, send
 from nki_library_stand_ins import install_stand_ins
-from nki_library_workers import TOO_LARGE
+from nki_library_workers import MAX_INPUT_BYTES, TOO_LARGE
 
 from trnx.simulator import install, install_cpu_simulator, simulate
 from trnx.simulator.errors import FindingWarning
 
-MAX_INPUT_BYTES = 2 << 30
 SEED = 0
 # A case's limit is in seconds of the processor; one that waits has as many times the limit.
 _PATIENCE = 4

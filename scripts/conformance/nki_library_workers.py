@@ -16,7 +16,8 @@ from pathlib import Path
 from nki_library_server import Record, receive, send
 
 HERE = Path(__file__).resolve().parent
-# What the plugin writes for inputs over its limit.
+# Inputs of a case may have so many bytes; what the plugin writes for more.
+MAX_INPUT_BYTES = 2 << 30
 TOO_LARGE = "inputs too large"
 # A fork keeps what the simulator knows about a file's kernels for as many cases.
 CASES_PER_FORK = 8
