@@ -35,6 +35,7 @@ def index_view(tensor: NkiTensor, key: Any) -> NkiTensor:
     offset = tensor.offset
     indirection = tensor.indirection
     storage = tensor.storage
+    is_on_chip = storage.is_on_chip
     for dim, item in enumerate(_expand(tensor, key)):
         size, stride = tensor.shape[dim], tensor.strides[dim]
         start, count, step, keep = _bounds(tensor, dim, item)
@@ -49,10 +50,10 @@ def index_view(tensor: NkiTensor, key: Any) -> NkiTensor:
         if count == 0:
             storage = nowhere_of(f"slice {item} of dimension {dim} is empty ({tensor.describe()})")
         offset += start * stride
-        if keep or (dim == 0 and tensor.is_on_chip):
+        if keep or (dim == 0 and is_on_chip):
             shape.append(count)
             strides.append(stride * step)
-    while len(shape) < (2 if tensor.is_on_chip else 1):
+    while len(shape) < (2 if is_on_chip else 1):
         shape.append(1)
         strides.append(1)
     return type(tensor)(
@@ -72,6 +73,8 @@ def _guard(tensor: NkiTensor, dim: int, item: Any) -> None:
 def _expand(tensor: NkiTensor, key: Any) -> list[Any]:
     """One item per dimension: the Ellipsis replaced, missing ones added."""
     items = list(key) if isinstance(key, tuple) else [key]
+    if len(items) == tensor.ndim and Ellipsis not in items:
+        return items
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if len(dots) > 1:
         _illegal(tensor, "an index has at most one Ellipsis")
@@ -109,12 +112,12 @@ def _bounds(tensor: NkiTensor, dim: int, item: Any) -> tuple[Any, int, int, bool
 
 def _slice_bounds(tensor: NkiTensor, dim: int, item: slice) -> tuple[int, int, int, bool]:
     size = tensor.shape[dim]
-    parts = (item.start, item.stop, item.step)
-    if not all(part is None or hasattr(part, "__index__") for part in parts):
+    try:
+        if item.step is not None and item.step < 1:
+            _illegal(tensor, f"the step {item.step} of a slice must be positive")
+        start, stop, step = item.indices(size)
+    except TypeError:
         _illegal(tensor, f"the parts of {item} must be integers")
-    if item.step is not None and item.step < 1:
-        _illegal(tensor, f"the step {item.step} of a slice must be positive")
-    start, stop, step = item.indices(size)
     if start >= stop:
         if (item.start or 0) > size or (item.stop is None or item.stop > size):
             _outside(tensor, dim, item)
