@@ -74,6 +74,8 @@ class ChipCoverage:
 
     def state(self, tensor: Located) -> Covered:
         """Whether none, some or all elements of the view are marked."""
+        if self.is_empty:
+            return Covered.NONE
         if self.covers(tensor):
             return Covered.ALL
         wanted = byte_mask(tensor)

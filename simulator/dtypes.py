@@ -25,6 +25,10 @@ class DType(str):
     is_float: bool
     is_packed: bool
     limits: tuple[int, int] | None
+    # True for the integer types (bool counts, packed types do not).
+    is_integer: bool
+    # True where torch cannot convert between the held values and float32 by itself.
+    needs_codec: bool
 
     def __new__(
         cls, name: str, held_as: TorchDType, *, is_float: bool, is_packed: bool = False
@@ -36,6 +40,8 @@ class DType(str):
         self.is_packed = is_packed
         info = None if is_float or held_as is torch.bool else torch.iinfo(held_as)
         self.limits = (int(info.min), int(info.max)) if info else None
+        self.is_integer = not is_float and not is_packed
+        self.needs_codec = is_packed or name in ("float8_e4m3", "tfloat32")
         return self
 
     def __repr__(self) -> str:
@@ -43,16 +49,6 @@ class DType(str):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return resolve, (str(self),)
-
-    @property
-    def is_integer(self) -> bool:
-        """True for the integer types (bool counts, packed types do not)."""
-        return not self.is_float and not self.is_packed
-
-    @property
-    def needs_codec(self) -> bool:
-        """True where torch cannot convert between the held values and float32 by itself."""
-        return self.is_packed or self in ("float8_e4m3", "tfloat32")
 
 
 # nl.bool_ is one byte, 0 or 1.

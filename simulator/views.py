@@ -29,6 +29,7 @@ def merge_dims(shape: Shape, strides: Shape) -> list[tuple[int, int]]:
     return merged
 
 
+@functools.lru_cache(maxsize=4096)
 def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | None:
     """Strides that make `new_shape` walk the same elements in the same order; None if there are
     none.

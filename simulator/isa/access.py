@@ -6,6 +6,7 @@ All reads come first, then writes: a destination that overlaps what was read goe
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,11 +49,17 @@ class Access(Legality):
         checked = self.check(tensor, operand, buffers, dtypes)
         if checked.indirection is not None:
             loaded = load_scalar_indirect(self, checked, operand)
-            self._strides_for(checked, operand, shape or checked.shape)
+            self._require_size(checked, operand, shape or checked.shape)
             return loaded.view(tuple(shape or checked.shape))
         self.require_written(checked, operand)
         self._operands.append((checked, False))
-        return self._view(checked, operand, shape)
+        wanted = checked.shape if shape is None else tuple(shape)
+        view = self._direct_view(checked, operand, wanted)
+        if view is None:
+            copy = self.scratch(checked.shape, checked.dtype.torch)
+            self.step(copy.copy_, checked.torch_view())
+            return copy.view(wanted)
+        return view
 
     def read_f32(
         self,
@@ -88,7 +95,8 @@ class Access(Legality):
 
     def require_written(self, tensor: NkiTensor, operand: str) -> None:
         """Every element that is read must have been written."""
-        if tensor.storage.written.covers(tensor):
+        written = tensor.storage.written
+        if written.full or written.covers(tensor):
             return
         if tensor.storage.lost_to is not None:
             other, where = tensor.storage.lost_to
@@ -111,32 +119,25 @@ class Access(Legality):
         else:
             self.missing.append((missing, operand, finding))
 
-    def _view(self, tensor: NkiTensor, operand: str, shape: Sequence[int] | None) -> torch.Tensor:
-        if shape is None or tuple(shape) == tensor.shape:
+    def _direct_view(
+        self, tensor: NkiTensor, operand: str, wanted: tuple[int, ...]
+    ) -> torch.Tensor | None:
+        """The operand in the wanted shape; None where only a copy has it."""
+        if wanted == tensor.shape:
             return tensor.torch_view()
-        strides = self._strides_for(tensor, operand, shape)
-        if strides is not None:
-            return tensor.storage.view(tensor.dtype, tuple(shape), strides, tensor.offset)
-        copy = self.scratch(tensor.shape, tensor.dtype.torch)
-        self.step(copy.copy_, tensor.torch_view())
-        return copy.view(tuple(shape))
-
-    def _strides_for(
-        self, tensor: NkiTensor, operand: str, shape: Sequence[int]
-    ) -> tuple[int, ...] | None:
-        size = 1
-        for extent in shape:
-            size *= extent
-        if size != tensor.size:
-            self.illegal(
-                f"{operand} has shape {tensor.shape}, {tensor.size} elements; "
-                f"expected as many as {tuple(shape)}, {size}"
-            )
-        wanted = tuple(shape)
+        self._require_size(tensor, operand, wanted)
         strides = reshape_strides(tensor.shape, tensor.strides, wanted)
         if strides is None or not tensor.storage.has_view(tensor.dtype, wanted, strides):
             return None
-        return strides
+        return tensor.storage.view(tensor.dtype, wanted, strides, tensor.offset)
+
+    def _require_size(self, tensor: NkiTensor, operand: str, wanted: Sequence[int]) -> None:
+        size = math.prod(wanted)
+        if size != tensor.size:
+            self.illegal(
+                f"{operand} has shape {tensor.shape}, {tensor.size} elements; "
+                f"expected as many as {tuple(wanted)}, {size}"
+            )
 
     def write(
         self,
@@ -156,18 +157,16 @@ class Access(Legality):
         """
         checked = self.check(tensor, operand, buffers, dtypes)
         if checked.indirection is not None:
-            self._strides_for(checked, operand, shape or checked.shape)
+            self._require_size(checked, operand, shape or checked.shape)
             stored = store_scalar_indirect(self, checked, operand)
             return stored.view(tuple(shape or checked.shape))
         if checked.form.is_broadcast and self.name in _DISCARDING:
             return self._discarded(checked, wanted=checked.shape if shape is None else tuple(shape))
         self._add_destination(checked, operand)
         wanted = checked.shape if shape is None else tuple(shape)
-        strides: tuple[int, ...] | None = checked.strides
-        if wanted != checked.shape:
-            strides = self._strides_for(checked, operand, wanted)
-        if strides is not None and not self._must_buffer(checked, elementwise):
-            return checked.storage.view(checked.dtype, wanted, strides, checked.offset)
+        view = self._direct_view(checked, operand, wanted)
+        if view is not None and not self._must_buffer(checked, elementwise):
+            return view
         copy = self.scratch(wanted, checked.dtype.torch)
         self._finish.append(functools.partial(checked.torch_view().copy_, copy.view(checked.shape)))
         return copy

@@ -20,7 +20,7 @@ from trnx.simulator.isa.indirect import (
     rows_of,
 )
 from trnx.simulator.isa.instruction import Emit, instruction
-from trnx.simulator.storage import DMA_REACHABLE, HBM
+from trnx.simulator.storage import DMA_REACHABLE
 from trnx.simulator.tensor import NkiTensor
 
 _Mode = TypeVar("_Mode", DgeMode, OobMode)
@@ -43,7 +43,7 @@ def dma_copy(
     _check_pair(emit, dst, src)
     mode = _mode(emit, DgeMode, dge_mode, "dge_mode")
     _check_issuer(emit, mode, engine, priority)
-    emit.detail = _issuer(engine, dge_mode, src, dst) + _class(emit, priority)
+    emit.detail = _issuer(engine, mode, dst, src) + _class(emit, priority)
     if src.dtype != dst.dtype and mode is DgeMode.hwdge:
         emit.illegal(f"hwdge cannot convert {src.dtype} to {dst.dtype}")
     skip = _mode(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
@@ -82,8 +82,10 @@ def _class(emit: Emit, priority: Any) -> str:
 
 def _mode(emit: Emit, modes: type[_Mode], given: Any, name: str) -> _Mode:
     """A member of an enumeration; kernels also pass its number."""
+    if isinstance(given, modes):
+        return given
     for mode in modes:
-        if given is mode or (type(given) is int and given == mode.value):
+        if type(given) is int and given == mode.value:
             return mode
     names = ", ".join(mode.name for mode in modes)
     return emit.illegal(f"{name}={given} must be one of {names}")
@@ -101,11 +103,11 @@ def _check_issuer(emit: Emit, mode: DgeMode, engine: Any, priority: Any) -> None
             emit.illegal(f"priority={priority} must be from 0 to 3, 0 the highest")
 
 
-def _issuer(engine: Any, dge_mode: Any, *tensors: NkiTensor) -> str:
+def _issuer(engine: Any, mode: DgeMode, dst: NkiTensor, src: NkiTensor) -> str:
     """Who issues the transfer, where that is known: "gpsimd", "scalar", "sync" or "static"."""
-    if dge_mode in (DgeMode.swdge, DgeMode.swdge.value) or any(t.is_indirect() for t in tensors):
+    if mode is DgeMode.swdge or dst.indirection is not None or src.indirection is not None:
         return "gpsimd"
-    if dge_mode in (DgeMode.none, DgeMode.none.value):
+    if mode is DgeMode.none:
         return "static"
     if engine in (Engine.gpsimd, Engine.scalar, Engine.sync):
         return str(engine.name)
@@ -115,9 +117,9 @@ def _issuer(engine: Any, dge_mode: Any, *tensors: NkiTensor) -> str:
 def _check_pair(emit: Emit, dst: NkiTensor, src: NkiTensor) -> None:
     for operand, tensor in (("dst", dst), ("src", src)):
         emit.check(tensor, operand, DMA_REACHABLE)
-        if tensor.buffer in HBM:
-            emit.hbm_bytes += tensor.size * tensor.dtype.itemsize
-    if dst.size != src.size:
+        if not tensor.storage.is_on_chip:
+            emit.hbm_bytes += tensor.form.size * tensor.dtype.itemsize
+    if dst.form.size != src.form.size:
         emit.illegal(f"dst {dst.shape} has {dst.size} elements, src {src.shape} has {src.size}")
 
 

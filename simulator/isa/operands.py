@@ -38,15 +38,16 @@ _WIDE_INTEGERS = (int32, uint32)
 
 def is_psum(tensor: Any) -> bool:
     """True for a tile in PSUM."""
-    return isinstance(tensor, NkiTensor) and tensor.buffer is MemoryRegion.psum
+    return isinstance(tensor, NkiTensor) and tensor.storage.buffer is MemoryRegion.psum
 
 
 def match_tiles(emit: Emit, dst: NkiTensor, **tiles: NkiTensor) -> None:
     """All are tiles with dst's partitions and elements per partition."""
     emit.check(dst, "dst")
+    partitions, size = dst.shape[0], dst.form.size
     for name, tile in tiles.items():
         emit.check(tile, name)
-        if tile.shape[0] != dst.shape[0] or tile.size != dst.size:
+        if tile.shape[0] != partitions or tile.form.size != size:
             emit.illegal(f"{name} has {_extent(tile)}, dst has {_extent(dst)}; they must be equal")
 
 
@@ -95,7 +96,10 @@ def needs_generation(emit: Emit, generation: int) -> None:
 def common_shape(*tiles: NkiTensor) -> Shape:
     """A shape in which every tile is a strided view; the first tile's shape where none is found."""
     first = tiles[0].shape
-    if all(tile.shape == first for tile in tiles):
+    for tile in tiles:
+        if tile.shape != first:
+            break
+    else:
         return first
     for candidate in dict.fromkeys(tile.shape for tile in tiles):
         if all(reshape_strides(tile.shape, tile.strides, candidate) is not None for tile in tiles):
@@ -129,6 +133,8 @@ class Result:
     instead of taking another temporary, which keeps fewer bytes in the cache. Call `store` after
     the last step that writes or reads `out`.
     """
+
+    __slots__ = ("_dtype", "_emit", "_target", "out")
 
     def __init__(
         self, emit: Emit, dst: NkiTensor, shape: Shape, value: torch.Tensor, source: NkiTensor
@@ -209,7 +215,8 @@ def intermediate(emit: Emit, out: torch.Tensor, dst: NkiTensor, *later: Any) -> 
 
 def all_wide_integers(*tiles: NkiTensor) -> bool:
     """True where every tile is int32 or uint32, for which exact integer arithmetic is defined."""
-    return all(tile.dtype in _WIDE_INTEGERS for tile in tiles)
+    is_first = tiles[0].dtype in _WIDE_INTEGERS
+    return is_first and all(tile.dtype in _WIDE_INTEGERS for tile in tiles[1:])
 
 
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32}

@@ -16,8 +16,9 @@ from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.storage import PSUM, SBUF, MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 
-_MATMUL_TYPES = ("float8_e4m3", "float8_e5m2", "bfloat16", "float16", "tfloat32", "float32")
-_FP8_TYPES = ("float8_e4m3", "float8_e5m2", "float8_e4m3fn")
+# The types of operands; float8_e4m3fn exists from generation 4 on.
+_FP8_TYPES = ("float8_e4m3", "float8_e5m2")
+_MATMUL_TYPES = (*_FP8_TYPES, "bfloat16", "float16", "tfloat32", "float32")
 _WIDE = ("float32", "tfloat32")
 
 
@@ -40,10 +41,9 @@ def nc_matmul(
     PSUM.
     """
     emit.on(None, (Engine.tensor,))
-    modes = (MatmulPerfMode.none, "none", MatmulPerfMode.double_row, "double_row")
-    if perf_mode not in modes:
+    double_row = perf_mode in (MatmulPerfMode.double_row, "double_row")
+    if not double_row and perf_mode not in (MatmulPerfMode.none, "none"):
         emit.illegal(f"perf_mode={perf_mode} must be none or double_row")
-    double_row = perf_mode in modes[2:]
     if double_row:
         emit.detail = "double_row"
     elif is_transpose:
@@ -74,8 +74,7 @@ def _operand(
     multiple of 2 KiB apart: they share cache sets, and the host's product reads them slowly.
     """
     view = emit.read(tensor, name, shape=shape, buffers=SBUF)
-    has_conflicts = view.stride(0) * view.element_size() % 2048 == 0 and not view.is_contiguous()
-    if tensor.dtype == "float32" and not (has_conflicts and is_worth_a_copy):
+    if tensor.dtype == "float32" and not (is_worth_a_copy and _has_conflicts(view)):
         return view
     copy, is_there = emit.kept_copy(tensor, view.shape)
     if not is_there:
@@ -86,6 +85,10 @@ def _operand(
 def _check_flag(emit: Emit, accumulate: Any) -> None:
     if not (accumulate is None or isinstance(accumulate, bool)):
         emit.illegal(f"accumulate={accumulate} must be True, False or None")
+
+
+def _has_conflicts(view: torch.Tensor) -> bool:
+    return view.stride(0) * view.element_size() % 2048 == 0 and not view.is_contiguous()
 
 
 def append_matmul(
@@ -167,9 +170,9 @@ def _matmul_sizes(
 
 
 def _check_types(emit: Emit, stationary: NkiTensor, moving: NkiTensor, double_row: bool) -> None:
-    allowed: tuple[str, ...] = _FP8_TYPES if double_row else (*_MATMUL_TYPES, "float8_e4m3fn")
-    if emit.generation < 4:
-        allowed = tuple(dtype for dtype in allowed if dtype != "float8_e4m3fn")
+    allowed: tuple[str, ...] = _FP8_TYPES if double_row else _MATMUL_TYPES
+    if emit.generation >= 4:
+        allowed = (*allowed, "float8_e4m3fn")
     if double_row:
         emit.require(emit.generation > 2, "double_row needs NeuronCore-v3")
     pair = (stationary.dtype, moving.dtype)
@@ -178,10 +181,8 @@ def _check_types(emit: Emit, stationary: NkiTensor, moving: NkiTensor, double_ro
             emit.illegal(f"operand type {dtype} must be one of {', '.join(allowed)}")
     if (pair[0] in _WIDE) != (pair[1] in _WIDE):
         emit.illegal(f"float32 cannot be mixed: {pair[0]} with {pair[1]}")
-    emit.require(
-        set(pair) != {"float8_e4m3", "float8_e4m3fn"},
-        "float8_e4m3 and float8_e4m3fn cannot be mixed",
-    )
+    is_mixed = "float8_e4m3" in pair and "float8_e4m3fn" in pair
+    emit.require(not is_mixed, "float8_e4m3 and float8_e4m3fn cannot be mixed")
 
 
 def _check_tiling(

@@ -122,7 +122,7 @@ def tensor_scalar(
         stages.append((second, reverse1, _operand(emit, second, operand1, "operand1")))
     else:
         emit.require(operand1 is None, "operand1 is given without op1")
-    in_psum = any(is_psum(operand) for operand in (dst, data, operand0, operand1))
+    in_psum = is_psum(dst) or is_psum(data) or is_psum(operand0) or is_psum(operand1)
     _tensor_scalar_engine(emit, stages, engine, in_psum)
     reachable(emit, dst=dst, data=data, operand0=operand0, operand1=operand1)
     shape = common_shape(dst, data)
@@ -207,7 +207,7 @@ def _emit_stages(
 
 def _clamp_bounds(stages: list[Stage]) -> tuple[float, float] | None:
     """(low, high) where two stages are a maximum and a minimum with numbers: one call of clamp."""
-    if {alu.name for alu, _, _ in stages} != {"maximum", "minimum"}:
+    if len(stages) != 2 or {alu.name for alu, _, _ in stages} != {"maximum", "minimum"}:
         return None
     if any(isinstance(operand, NkiTensor) for _, _, operand in stages):
         return None
