@@ -38,7 +38,7 @@ from trnx.simulator.program import Step, Totals
 from trnx.simulator.ranks import SINGLE, Rank
 from trnx.simulator.rows import Rows
 from trnx.simulator.spec import TensorSpec
-from trnx.simulator.storage import ON_CHIP, Allocation, MemoryRegion, Slot, Storage
+from trnx.simulator.storage import ON_CHIP, Allocation, MemoryRegion, Slot, Storage, poison
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import last_element
 
@@ -175,6 +175,9 @@ class Simulator:
                 self.illegal("programs of one grid allocate different tensors in shared HBM")
         else:
             memory = torch.empty(layout.shape, dtype=dtype.torch, device="cpu")
+            if self.values:
+                # A loop that makes no turn writes nothing: what it was to write is NaN, not chance.
+                poison(memory.view(torch.uint8), dtype)
             storage = self._in_hbm(dtype, layout.pitch, Slot(memory), name)
             tensor = NkiTensor(storage, dtype, layout.shape, layout.strides, 0, name)
             self._shared.append(tensor)

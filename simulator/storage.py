@@ -187,6 +187,11 @@ class Slot:
         self.address = -1
 
 
+def poison(memory: torch.Tensor, dtype: DType) -> None:
+    """Fill bytes with NaN of a type, or with a recognisable integer."""
+    memory.fill_(_POISON_FLOAT if dtype.is_float else _POISON_INTEGER)
+
+
 class Storage:
     """One allocation; `dtype`, `partitions` and `pitch` (elements per partition) as it was made.
 
@@ -323,7 +328,7 @@ class Storage:
     def poison(self) -> None:
         """Fill fresh memory with NaN or a recognisable integer."""
         if self._memory is not None and self._is_fresh:
-            self._memory.raw.fill_(_POISON_FLOAT if self.dtype.is_float else _POISON_INTEGER)
+            poison(self._memory.raw, self.dtype)
 
     def keep(self) -> None:
         """Make it a constant: its memory is never reused, and no instruction may write it."""
