@@ -5,7 +5,7 @@ arguments, the options of the run, and the functions and constants that the kern
 its globals and defaults. Calls with anything else among them (objects with fields, for instance)
 are recorded every time, and so are calls whose checks looked at values, or let a finding pass.
 
-Few Programs are kept, those that were called last: see `_MOST_BYTES`.
+Few Programs are kept, those that were called last: see `_MOST_BYTES` and `_MOST_PROGRAMS`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from trnx.simulator.twins import IN_TWIN
 # Memory that the Programs of all kernels may hold, tensors on chip for the most part: those of ten
 # kernels that fill SBUF.
 _MOST_BYTES = 256 << 20
+# And how many there may be: each keeps the kernel's module alive.
+_MOST_PROGRAMS = 64
 # What a step takes besides: its objects, and the instruction's row.
 _STEP_BYTES = 300
 _PLAIN = (int, float, bool, str, bytes, type(None))
@@ -99,7 +101,7 @@ class Replays:
             known = self._kept.pop(signature.key, None)
             self._kept[signature.key] = replay
             self._held_bytes += _size(replay) - (0 if known is None else _size(known))
-            while self._held_bytes > self._most_bytes:
+            while self._held_bytes > self._most_bytes or len(self._kept) > _MOST_PROGRAMS:
                 _, oldest = self._kept.popitem(last=False)
                 self._held_bytes -= _size(oldest)
 

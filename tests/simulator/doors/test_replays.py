@@ -225,3 +225,13 @@ def test_what_was_not_called_for_long_leaves(module: ModuleType) -> None:
     assert [kept.find(signature) is not None for signature in signatures] == [True, False, True]
     kept.keep(signatures[0], replay)
     assert [kept.find(signature) is not None for signature in signatures] == [True, False, True]
+
+
+def test_few_programs_are_kept(module: ModuleType) -> None:
+    program = trace(module.scaled, [TensorSpec.dense((1, 1), torch.float32)])
+    replay, kept = Replay(program, Results((), False, False), ("x",)), Replays()
+    signatures = [Signature(number, ()) for number in range(65)]
+    for signature in signatures:
+        kept.keep(signature, replay)
+    assert kept.find(signatures[0]) is None
+    assert all(kept.find(signature) is replay for signature in signatures[1:])
