@@ -18,7 +18,7 @@ import torch
 from trnx.simulator.errors import TrnxError
 from trnx.simulator.precision import FullPrecision
 from trnx.simulator.spec import TensorSpec
-from trnx.simulator.storage import Slot
+from trnx.simulator.storage import Slot, poison
 
 if TYPE_CHECKING:
     from trnx.simulator.rows import Rows
@@ -240,6 +240,9 @@ class Program:
             whole = None if outputs is None or at < 0 else _usable(outputs[at], spec)
             if whole is None:
                 whole = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
+                if self.rows.loops:
+                    # A loop that makes no turn writes nothing.
+                    poison(whole, spec.dtype.is_floating_point)
             slot.bind(whole)
             wholes[id(slot)] = whole
         return [self._result(result, inputs, wholes) for result in self._results]

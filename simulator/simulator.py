@@ -177,7 +177,7 @@ class Simulator:
             memory = torch.empty(layout.shape, dtype=dtype.torch, device="cpu")
             if self.values:
                 # A loop that makes no turn writes nothing: what it was to write is NaN, not chance.
-                poison(memory.view(torch.uint8), dtype)
+                poison(memory, dtype.is_float)
             storage = self._in_hbm(dtype, layout.pitch, Slot(memory), name)
             tensor = NkiTensor(storage, dtype, layout.shape, layout.strides, 0, name)
             self._shared.append(tensor)

@@ -187,9 +187,9 @@ class Slot:
         self.address = -1
 
 
-def poison(memory: torch.Tensor, dtype: DType) -> None:
-    """Fill bytes with NaN of a type, or with a recognisable integer."""
-    memory.fill_(_POISON_FLOAT if dtype.is_float else _POISON_INTEGER)
+def poison(memory: torch.Tensor, is_float: bool) -> None:
+    """Fill a tensor's bytes with NaN, or with a recognisable integer."""
+    memory.view(torch.uint8).fill_(_POISON_FLOAT if is_float else _POISON_INTEGER)
 
 
 class Storage:
@@ -328,7 +328,7 @@ class Storage:
     def poison(self) -> None:
         """Fill fresh memory with NaN or a recognisable integer."""
         if self._memory is not None and self._is_fresh:
-            poison(self._memory.raw, self.dtype)
+            poison(self._memory.raw, self.dtype.is_float)
 
     def keep(self) -> None:
         """Make it a constant: its memory is never reused, and no instruction may write it."""

@@ -154,7 +154,8 @@ def test_loops_turn_as_often_as_values_say(kernels: ModuleType) -> None:
 
 def test_what_a_loop_does_not_write_is_nan(kernels: ModuleType) -> None:
     x = torch.randn(4, 5)
-    assert simulate(kernels.written_in_a_loop)(x, count(0)).isnan().all()
+    for _ in range(2):
+        assert simulate(kernels.written_in_a_loop)(x, count(0)).isnan().all()
     assert torch.equal(run(kernels.written_in_a_loop, x, count(2)), x)
 
 
