@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _PADDED_FROM = 16384
 _PADDING = 64
 
+_CPU = torch.device("cpu")
+
 # Fresh memory: NaN in every float type; as an integer, a recognisable value far out of any range.
 _POISON_FLOAT = 0xFF
 _POISON_INTEGER = 0x5A
@@ -134,7 +136,7 @@ class Slot:
             same = self._views[form] = {}
         found = same.get(offset)
         if found is None:
-            found = torch.empty(0, dtype=dtype, device="cpu")
+            found = torch.empty(0, dtype=dtype, device=_CPU)
             same[offset] = found
             if self.holder is not None:
                 base = self.holder.storage_offset() * self.holder.element_size()

@@ -59,7 +59,7 @@ def integer(emit: Emit, value: Any, name: str, end: int = 2**31) -> int:
 def integers(emit: Emit, values: Any, name: str) -> tuple[int, ...]:
     """A list or tuple of compile-time integers; one integer counts as a tuple of one."""
     items = values if isinstance(values, tuple | list) else (values,)
-    return tuple(integer(emit, item, name) for item in items)
+    return tuple([integer(emit, item, name) for item in items])
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:

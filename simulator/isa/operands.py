@@ -58,7 +58,7 @@ def _extent(tile: NkiTensor) -> str:
 def match_column(emit: Emit, column: NkiTensor, operand: str, like: NkiTensor) -> None:
     """`column` has one element in each of the partitions of `like`."""
     emit.check(column, operand)
-    if column.shape[0] != like.shape[0] or column.size != like.shape[0]:
+    if not column.shape[0] == column.form.size == like.shape[0]:
         emit.illegal(
             f"{operand} has shape {column.shape}; expected ({like.shape[0]}, 1), "
             "one element per partition"
@@ -172,9 +172,8 @@ def scalar(
     if not isinstance(value, NkiTensor):
         return constant(number(emit, value, operand))
     match_column(emit, value, operand, like)
-    if not any_dtype:
-        emit.check(value, operand, dtypes=(float32,))
-    return emit.read_f32(value, operand, shape=column_shape(shape))
+    dtypes = None if any_dtype else (float32,)
+    return emit.read_f32(value, operand, shape=column_shape(shape), dtypes=dtypes)
 
 
 def number(emit: Emit, value: Any, operand: str) -> float:

@@ -82,9 +82,9 @@ def _tensor_tensor_engine(
     elif alu.is_bitvec:
         emit.on(engine, (Engine.vector,))
     else:
-        in_psum = is_psum(dst) or is_psum(data1) or is_psum(data2)
-        exact = all_wide_integers(dst, data1, data2) and not in_psum
-        default = Engine.gpsimd if exact else Engine.vector
+        exact = all_wide_integers(dst, data1, data2)
+        in_sbuf = exact and not (is_psum(dst) or is_psum(data1) or is_psum(data2))
+        default = Engine.gpsimd if in_sbuf else Engine.vector
         emit.on(engine, (Engine.vector, Engine.gpsimd), default)
 
 
@@ -122,8 +122,7 @@ def tensor_scalar(
         stages.append((second, reverse1, _operand(emit, second, operand1, "operand1")))
     else:
         emit.require(operand1 is None, "operand1 is given without op1")
-    in_psum = is_psum(dst) or is_psum(data) or is_psum(operand0) or is_psum(operand1)
-    _tensor_scalar_engine(emit, stages, engine, in_psum)
+    _tensor_scalar_engine(emit, stages, engine, (dst, data, operand0, operand1))
     reachable(emit, dst=dst, data=data, operand0=operand0, operand1=operand1)
     shape = common_shape(dst, data)
     names = ("operand0", "operand1")[: len(stages)]
@@ -149,13 +148,15 @@ def _operand(emit: Emit, alu: AluOp, operand: Any, name: str) -> Any:
     return operand
 
 
-def _tensor_scalar_engine(emit: Emit, stages: list[Stage], engine: Any, in_psum: bool) -> None:
-    names = tuple(alu.name for alu, _, _ in stages)
+def _tensor_scalar_engine(
+    emit: Emit, stages: list[Stage], engine: Any, operands: tuple[Any, ...]
+) -> None:
+    names = tuple([alu.name for alu, _, _ in stages])
     if stages[0][0].is_bitvec:
         emit.on(engine, (Engine.vector,))
         return
     if "rsqrt" in names:
-        default = Engine.vector if in_psum else Engine.gpsimd
+        default = Engine.vector if any(map(is_psum, operands)) else Engine.gpsimd
         emit.on(engine, (Engine.gpsimd, Engine.vector), default)
         return
     allowed = [Engine.vector]

@@ -79,10 +79,10 @@ def tensor_reduce(
 
 def _kept_dims(emit: Emit, data: NkiTensor, axis: Any) -> int:
     """The number of leading dimensions that stay; the reduced axes must be the last ones."""
-    axes = integers(emit, axis, "axis")
-    axes = tuple(sorted(a + data.ndim if a < 0 else a for a in axes))
-    kept = data.ndim - len(axes)
-    if not axes or kept < 1 or axes != tuple(range(kept, data.ndim)):
+    rank = data.ndim
+    axes = sorted([a + rank if a < 0 else a for a in integers(emit, axis, "axis")])
+    kept = rank - len(axes)
+    if not axes or kept < 1 or axes != list(range(kept, rank)):
         emit.illegal(
             f"axis={axis} of a tile {data.shape}: the reduced axes must be the last free axes, "
             f"such as {tuple(range(1, data.ndim))}"
