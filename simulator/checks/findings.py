@@ -30,6 +30,7 @@ CHECKS = frozenset(
         "partitions",
         "psum-bank",
         "result",
+        "scatter-index",
         "shared-hbm-order",
         "start-partition",
         "tile",

@@ -17,6 +17,7 @@ from trnx.simulator.isa.indirect import (
     keep_invalid,
     put,
     require_some_written,
+    require_unique,
     rows_of,
 )
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -161,12 +162,21 @@ def _gather_converted(emit: Emit, dst: NkiTensor, src: NkiTensor) -> None:
     emit.step(emit.write(dst, "dst", buffers=DMA_REACHABLE).copy_, kept)
 
 
-def _scatter(emit: Emit, dst: NkiTensor, operand: str, value: torch.Tensor, skip: bool) -> None:
+def _scatter(
+    emit: Emit,
+    dst: NkiTensor,
+    operand: str,
+    value: torch.Tensor,
+    skip: bool,
+    is_sum: bool = False,
+) -> None:
     indirect = dst.indirection
     assert indirect is not None
     index = index_view(emit, dst, indirect, operand)
     rows, limit = rows_of(emit, dst, indirect)
     emit.writes_some(dst)
+    if is_sum:
+        emit.step(require_unique, index, limit, emit.location())
     shaped = value if indirect.is_vector else value.view(1, *dst.shape)
     emit.step(put, rows, index, shaped, limit, skip, emit.location())
 
@@ -347,7 +357,7 @@ def dma_compute(
         return
     staged = emit.scratch(dst.shape, dst.dtype.torch)
     emit.store_f32(dst.dtype, total, staged)
-    _scatter(emit, dst, "dst", staged, skip)
+    _scatter(emit, dst, "dst", staged, skip, is_sum=True)
 
 
 def _as_f32(emit: Emit, src: NkiTensor, dst: NkiTensor, skip: bool) -> torch.Tensor:

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trnx.simulator.errors import Location, OutOfBoundsError, UninitialisedReadError
+from trnx.simulator.errors import (
+    IllegalInstructionError,
+    Location,
+    OutOfBoundsError,
+    UninitialisedReadError,
+)
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.located import Indirect
 from trnx.simulator.storage import DMA_REACHABLE, SBUF, MemoryRegion
@@ -237,6 +242,20 @@ def _valid(
             "out-of-bounds", f"an indirect DMA has index {bad}; valid are 0 to {limit - 1}", where
         )
     return wide, inside
+
+
+def require_unique(index: torch.Tensor, limit: int, where: Location | None) -> None:
+    """No row may be named twice, as a step: all are read before the first is written, so one of two
+    additions to a row would be lost.
+    """
+    wide = index.to(torch.int64)
+    rows, counts = wide[(wide >= 0) & (wide < limit)].unique(return_counts=True)
+    if rows.numel() and int(counts.max()) > 1:
+        raise IllegalInstructionError(
+            "scatter-index",
+            f"dma_compute adds to row {int(rows[counts > 1][0])} twice; the indices must be unique",
+            where,
+        )
 
 
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32}

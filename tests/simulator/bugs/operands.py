@@ -179,6 +179,16 @@ def takes_a_column_that_is_not_there(x, ids):
 
 
 @nki.jit
+def adds_to_a_row_twice(x, ids):
+    tile = _loaded(x)
+    index = nl.ndarray((128, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=index, src=ids)
+    rows = x.vector_select(0, index)
+    nisa.dma_compute(dst=rows, srcs=[rows, tile], reduce_op=nl.add)  # BUG
+    return x
+
+
+@nki.jit
 def takes_a_row_by_register_that_is_not_there(x, ids):
     at = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=at, src=ids[0:1, 0:1])

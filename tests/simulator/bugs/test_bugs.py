@@ -250,6 +250,12 @@ BUGS += [
         values=True,
         arguments=VALUES,
     ),
+    *_illegal(
+        "scatter-index",
+        "adds_to_a_row_twice",
+        values=True,
+        arguments=(torch.zeros(128, 64), torch.arange(128, dtype=torch.int32).view(128, 1) // 127),
+    ),
     *_operands(
         OutOfBoundsError,
         "out-of-bounds",
