@@ -104,6 +104,8 @@ class NkiTensor(Patterned):
         index = self._dim(dim, "broadcast", free=True)
         if self.shape[index] != 1:
             self._fail(f"broadcast: dimension {dim} has size {self.shape[index]}, not 1")
+        if not isinstance(size, int) or size < 1:
+            self._fail(f"broadcast: size {size!r} is no positive number")
         shape, strides = list(self.shape), list(self.strides)
         shape[index], strides[index] = size, 0
         return self._like(tuple(shape), tuple(strides))

@@ -3,8 +3,8 @@
     python scripts/fuzz/simulator.py --seed 1 --n 10000 [--jobs 2] [--json]
     python scripts/fuzz/simulator.py --seed 1 --only 123     # one program again, with its source
 
-A program has a random target and some instructions, chained over random tiles, views, types,
-memories and engines, at automatic and manual addresses, at addresses that values decide (registers,
+A program has a random target and some instructions, chained over random tiles, views of views,
+types, memories and engines, at automatic and manual addresses, at addresses that values decide (registers,
 indices, `.indirect`), some of them in register loops that turn as often as a value says. Two of
 three are legal by construction: they must run, replay to the same
 bits and agree with the reference (`nki_reference`, numpy and ml_dtypes alone). The third has

@@ -26,7 +26,8 @@ def _draw_barrier(s: Scene) -> None:
     own = View(shared, half, grid[:rows], other=grid[rows:])
     tile = s.tile((rows, columns), (dtype,), SBUF)
     s.call("dma_copy", dst=own, src=tile)
-    s.call("core_barrier", data=s.whole(shared), cores=(0, 1))
+    engine = s.engine(("gpsimd", "vector", "scalar", "tensor", "sync"))
+    s.call("core_barrier", data=s.whole(shared), cores=(0, 1), engine=engine)
     both = s.whole(s.storage((2 * rows, columns), dtype, fresh=True))
     s.call("dma_copy", dst=both, src=s.whole(shared))
 

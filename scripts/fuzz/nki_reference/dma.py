@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from nki_reference.chains import chain
 from nki_reference.machine import DMA, HALF_ULP, Machine
 from nki_reference.movement import copy
 from nki_reference.numbers import ANY, ARITHMETIC, STORED, Array, decode, encode
@@ -21,7 +22,7 @@ def hbm_view(s: Scene, count: int, dtype: str, dst: bool) -> View:
     buffer = s.c.pick(PLACES[1:])
     rows = s.c.pick([d for d in (1, 2, 3, 8, 128) if count % d == 0])
     columns = count // rows
-    layout = s.c.pick(("whole", "margin", "strided", "rows"))
+    layout = s.c.pick(("whole", "margin", "strided", "rows", "chain"))
     fresh = dst and buffer != "argument" and layout == "whole" and s.c.flag()
     if layout == "margin":
         made = s.storage((rows, columns + 3), dtype, buffer)
@@ -29,6 +30,10 @@ def hbm_view(s: Scene, count: int, dtype: str, dst: bool) -> View:
     elif layout == "strided":
         made = s.storage((rows, 2 * columns), dtype, buffer)
         text, index = "[:, 1::2]", _grid(made.shape)[:, 1::2]
+    elif layout == "chain":
+        shape, expression, index = chain(s.c, rows, (columns,), dst)
+        made = s.storage(shape, dtype, buffer)
+        text = expression.removeprefix("@").replace("#", str(rows)).replace("$", dtype)
     elif layout == "rows":
         made = s.storage((3 * rows, columns), dtype, buffer)
         text, index = "[0::3, :]", _grid(made.shape)[0::3]
@@ -62,12 +67,22 @@ def _draw_dma_copy(s: Scene) -> None:
         for place, is_dst in zip(places, (False, True), strict=True)
     )
     mode = s.c.pick(("", "unknown", "none", "swdge"))
+    engine: Any = None
+    if s.generation >= 3 and src.dtype == dst.dtype and s.c.flag(30):
+        mode, engine = "hwdge", s.engine(("sync", "scalar"))
     s.call(
         "dma_copy",
         dst=dst,
         src=src,
         dge_mode=Token(f"nisa.dge_mode.{mode}") if mode else None,
+        engine=engine,
+        priority=priority(s),
     )
+
+
+def priority(s: Scene) -> int | None:
+    """One of the queues that trn3 has, or none."""
+    return s.c.integer(0, 3) if s.generation >= 4 and s.c.flag(20) else None
 
 
 def _draw_scalar(s: Scene) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nki_reference.dma import DGE_MODES, mode_of
+from nki_reference.dma import DGE_MODES, mode_of, priority
 from nki_reference.machine import DMA, HALF_ULP, PSUM, SBUF, Machine
 from nki_reference.numbers import ANY, STORED, Array, decode, size_of
 from nki_reference.program import Call, Token, View
@@ -45,6 +45,10 @@ def _draw_matmul(s: Scene) -> None:
     k = s.c.pick((1, 3, 32, 64, 127, 128))
     m, n = s.c.pick((1, 5, 64, 127, 128)), s.c.pick((1, 7, 129, 512))
     stationary, moving = _operands(s, k, m, n)
+    is_onezero = s.c.flag(10)
+    if is_onezero:
+        ones = s.values.integers(0, 2, (k, m)).astype(np.float32).astype(STORED[stationary.dtype])
+        stationary = s.tile((k, m), (stationary.dtype,), SBUF, values=ones, reuse=False)
     dtype = "bfloat16" if s.generation >= 4 and s.c.flag(30) else "float32"
     dst = psum_tile(s, (m, n), dtype, fresh=True)
     if dst is None:
@@ -57,6 +61,7 @@ def _draw_matmul(s: Scene) -> None:
         dst=dst,
         stationary=stationary,
         moving=moving,
+        is_stationary_onezero=True if is_onezero else None,
         accumulate=s.c.pick((None, False)),
         **tiling,
     )
@@ -245,7 +250,19 @@ def _draw_dma_transpose(s: Scene) -> None:
     wanted = tuple(sizes[axis] for axis in order)
     target = s.c.pick(("sbuf", "private_hbm"))
     dst = s.whole(s.storage(wanted, dtype, target, fresh=True))
-    s.call("dma_transpose", dst=dst, src=src, axes=order if s.c.flag() else None)
+    rows, size = sizes[0], size_of(dtype)
+    is_fast = rows == 16 if ndim == 2 else rows in (1, 2, 16) and rows * sizes[-2] % 16 == 0
+    mode = s.c.pick(("", "unknown"))
+    if s.generation >= 3 and is_fast and size == 2 and s.c.flag(60):
+        mode = "hwdge"
+    s.call(
+        "dma_transpose",
+        dst=dst,
+        src=src,
+        axes=order if s.c.flag() else None,
+        dge_mode=Token(f"nisa.dge_mode.{mode}") if mode else None,
+        priority=priority(s),
+    )
 
 
 def _bits_kept(call: Call) -> bool:

@@ -108,6 +108,11 @@ def _draw_matmul_mx(s: Scene) -> None:
         return
     stationary, stationary_scale = _mx_operand(s, k, columns)
     moving, moving_scale = _mx_operand(s, k, n)
+    rows = s.c.pick([r for r in (32, 64, 128) if r >= k])
+    tiling: dict[str, Any] = {}
+    if s.c.flag(30):
+        start = rows * s.c.integer(0, 128 // rows - 1)
+        tiling = {"tile_position": (start, 0), "tile_size": (rows, 128)}
     for _ in range(s.c.pick((1, 1, 2))):
         s.call(
             "nc_matmul_mx",
@@ -117,6 +122,7 @@ def _draw_matmul_mx(s: Scene) -> None:
             stationary_scale=stationary_scale,
             moving_scale=moving_scale,
             accumulate=s.c.pick((None, False)),
+            **tiling,
         )
 
 

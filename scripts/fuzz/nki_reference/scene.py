@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from nki_reference.chains import chain
 from nki_reference.choices import Choices
 from nki_reference.numbers import FLOATS, INTEGERS, STORED, Array, encode, size_of
 from nki_reference.program import TARGETS, Call, Offset, Program, Register, Storage, Token, View
@@ -242,6 +243,7 @@ class Scene:
         fresh = dst and values is None and layout == "whole" and not first and self.c.flag(60)
         made = self.storage(shape, dtype, buffer, values, kind, fresh=fresh)
         text = expression.replace("@", made.name)
+        text = text.replace("#", str(partitions)).replace("$", dtype)
         if first:
             if text.startswith(f"{made.name}.ap("):
                 # The access pattern addresses the storage: its offset carries the partition.
@@ -281,6 +283,8 @@ class Scene:
         self, layout: str, room: int, sizes: tuple[int, ...], dst: bool
     ) -> tuple[tuple[int, ...], str, Array]:
         """(shape of the storage, expression with @ for its name, indices [room, *sizes])."""
+        if layout == "chain":
+            return chain(self.c, room, sizes, dst)
         dots = ":, " * len(sizes)
         last = sizes[-1]
         if layout == "margin":
@@ -348,6 +352,9 @@ LAYOUTS = (
     "permuted",
     "reshaped",
     "broadcast",
+    "chain",
+    "chain",
+    "chain",
 )
 
 

@@ -54,6 +54,7 @@ def _draw_select_reduce(s: Scene) -> None:
         on_true=on_true,
         on_false=s.scalar(on_true, ("float32", "bfloat16")),
         reduce_cmd=Token(f"nisa.reduce_cmd.{command}") if command else None,
+        reduce_op=Token("nl.maximum") if s.c.flag(40) else None,
         reduce_res=s.column(flat[0], FLOATS, dst=True, apart=(dst,), reuse=False)
         if reads
         else None,

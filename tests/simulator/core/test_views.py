@@ -149,6 +149,13 @@ def test_the_partition_dimension_stays() -> None:
     assert view[3:5].start_partition == 3
 
 
+@pytest.mark.parametrize("size", [0, -1, 1.5, None])
+def test_a_dimension_is_repeated_a_positive_number_of_times(size: object) -> None:
+    view, _ = _tensor((8, 1, 6), MemoryRegion.sbuf)
+    with pytest.raises(IllegalInstructionError, match="no positive number"):
+        view.broadcast(1, size)
+
+
 def test_rearrange() -> None:
     view, want = _tensor((3, 24), MemoryRegion.sbuf)
     _check_same(

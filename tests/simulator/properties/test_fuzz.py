@@ -68,6 +68,8 @@ def test_programs_have_loops_and_addresses_of_every_kind(fuzzer: ModuleType) -> 
         "scalar_offset=",
     ):
         assert any(part in text for text in texts), part
+    for method in ("slice", "select", "squeeze_dim", "expand_dim", "rearrange", "flatten_dims"):
+        assert any(f".{method}(" in text for text in texts), method
 
 
 def test_a_seed_always_makes_the_same_programs(fuzzer: ModuleType) -> None:
