@@ -170,7 +170,11 @@ PATCHES = (
     Patch(
         "test/integration/nkilib/experimental/transformer/test_attention_block_tkg.py",
         "breaks its own rule that scores are to be about 1, where roundings do not choose another "
-        "row of V: float8 weights are not divided by sqrt(H), scores by the scale of float8 keys",
+        "row of V: float8 weights are not divided by sqrt(H), scores by the scale of float8 keys. "
+        "Unpatched, scores reach 4000; a NumPy reference that rounds where the kernel does then "
+        "gives every bit of the simulated X_out (two cases of .STATIC; single roundings differ in "
+        "one of .ROW), yet both have a cosine of 0.955 and 0.983 with the golden values, which "
+        "round nothing and ask for 0.99; where the simulator stores float32, it is 0.999998",
         replace_all(
             (
                 "np.array([[w_scale_q, w_scale_k, w_scale_v]])\n",
@@ -434,6 +438,14 @@ PATCHES = (
             text + "\n\nfrom nki_library_lean import backward_by_heads, forward_by_heads\n\n"
             "compute_o_lse = forward_by_heads(compute_o_lse)\n"
             "attention_bwd_torch_ref = backward_by_heads(attention_bwd_torch_ref, reduce_kv_grad)\n"
+        ),
+    ),
+    Patch(
+        "test/integration/nkilib/experimental/transformer/test_transformer_tkg.py",
+        "copies all weights and caches for golden values, which do not write into them",
+        replace_all(
+            ("import pytest\n", "import pytest\nfrom nki_library_lean import as_torch\n"),
+            ("torch.tensor(arr.astype(np.float32)).to(torch.bfloat16)", "as_torch(arr)"),
         ),
     ),
     Patch(
