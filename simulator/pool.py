@@ -23,9 +23,10 @@ class Buffer:
     steps share the objects.
     """
 
-    __slots__ = ("_views", "raw")
+    __slots__ = ("_views", "nbytes", "raw")
 
     def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
         self.raw = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         self._views: dict[tuple[torch.dtype, Shape, Shape, int], torch.Tensor] = {}
 
@@ -62,7 +63,7 @@ class BufferPool:
         if self._holds:
             self._held.append(buffer)
         else:
-            self._free[buffer.raw.numel()].append(buffer)
+            self._free[buffer.nbytes].append(buffer)
 
     def hold(self) -> None:
         """Reuse nothing from now on: a loop's body runs again, and what it read it reads again.
@@ -88,7 +89,7 @@ class BufferPool:
 
     def put_kept(self, buffer: Buffer) -> None:
         """Return a buffer that `take_kept` gave."""
-        self._kept_bytes -= buffer.raw.numel()
+        self._kept_bytes -= buffer.nbytes
         self.put(buffer)
 
     def take_scratch(self, nbytes: int) -> Buffer:
@@ -106,4 +107,4 @@ class BufferPool:
 
     def give_back(self, buffer: Buffer) -> None:
         """Return a buffer that `take_scratch` gave."""
-        self._scratch[buffer.raw.numel()].append(buffer)
+        self._scratch[buffer.nbytes].append(buffer)

@@ -240,6 +240,9 @@ class Storage:
         allocation: Allocation | None = None,
         place: Place | None = None,
     ) -> None:
+        # What `__del__` looks at.
+        self._pool = pool
+        self._memory: Buffer | None = None
         self.index = index
         self.buffer = buffer
         self.is_on_chip = buffer in ON_CHIP
@@ -263,8 +266,6 @@ class Storage:
         # How often it was written, and copies of regions with the count at which they were made.
         self.writes = 0
         self._copies: dict[tuple[Any, ...], tuple[int, Buffer]] = {}
-        self._pool = pool
-        self._memory: Buffer | None = None
         self._is_fresh = True
         # Bytes from the end of a row to the next one; tensors of one address share their memory.
         self._padding = 0
@@ -338,7 +339,7 @@ class Storage:
         self._pool = None
 
     def __del__(self) -> None:
-        pool, memory = getattr(self, "_pool", None), getattr(self, "_memory", None)
+        pool, memory = self._pool, self._memory
         if pool is not None and memory is not None:
             if self.place is None or self.place.leave(self.index):
                 pool.put(memory)
