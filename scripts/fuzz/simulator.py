@@ -4,13 +4,14 @@
     python scripts/fuzz/simulator.py --seed 1 --only 123     # one program again, with its source
 
 A program has a random target and some instructions, chained over random tiles, views of views,
-types, memories and engines, at automatic and manual addresses, at addresses that values decide (registers,
-indices, `.indirect`), some of them in register loops that turn as often as a value says. Two of
-three are legal by construction: they must run, replay to the same
-bits and agree with the reference (`nki_reference`, numpy and ml_dtypes alone). The third has
-something changed at random: it must agree too, or be refused with an error that trnx names, and
-where the reference knows it to be illegal it must be refused. Another exception is a crash; a
-program that takes longer than --timeout seconds hangs. Equal seeds make equal programs.
+types, memories and engines, at automatic and manual addresses, at addresses that values decide
+(registers, indices, `.indirect`), some of them in register loops that turn as often as a value
+says. Two of three are legal by construction: they must run, give the same bits when they are called
+again and in a replay of their trace, and agree with the reference (`nki_reference`, numpy and
+ml_dtypes alone). The third has something changed at random: it must agree too, or be refused with
+an error that trnx names, and where the reference knows it to be illegal it must be refused. Another
+exception is a crash; a program that takes longer than --timeout seconds hangs. Equal seeds make
+equal programs.
 Exit status 0: no failure.
 """
 

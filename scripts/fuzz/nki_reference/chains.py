@@ -3,7 +3,7 @@
 A chain is drawn from its end. Each link knows the free dimensions that it has to give and chooses
 those that it takes, so that the last link gives the dimensions asked for and the first one takes a
 whole tensor. numpy's views of `arange` then say which elements the chain has. In the text `@` is
-the tensor's name, `#` its partitions and `$` its type.
+the tensor's name and `#` its partitions.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def chain(c: Choices, room: int, sizes: Sizes, dst: bool) -> tuple[Sizes, str, A
     if links and c.flag(25):
         text += _pattern(index)
     elif c.flag(25) and index.strides[-1] == index.itemsize:
-        text += ".view(nl.uint8).view(nl.$)"
+        text += ".view(nl.uint8).view(@.dtype)"
     return (room, *wanted), text, index
 
 

@@ -33,7 +33,7 @@ def hbm_view(s: Scene, count: int, dtype: str, dst: bool) -> View:
     elif layout == "chain":
         shape, expression, index = chain(s.c, rows, (columns,), dst)
         made = s.storage(shape, dtype, buffer)
-        text = expression.removeprefix("@").replace("#", str(rows)).replace("$", dtype)
+        text = expression[1:].replace("@", made.name).replace("#", str(rows))
     elif layout == "rows":
         made = s.storage((3 * rows, columns), dtype, buffer)
         text, index = "[0::3, :]", _grid(made.shape)[0::3]

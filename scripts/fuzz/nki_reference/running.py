@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from nki_reference.machine import IllegalError, Machine, UnwrittenError
 from nki_reference.numbers import STORED, Array, between, raw, same_values
@@ -163,24 +164,27 @@ def execute(program: Program, replay: bool = True) -> list[Array] | TrnxError | 
     kernel = compile_kernel(program.source())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        run = simulate(kernel, target=program.target, grid=grid)
         try:
-            results = simulate(kernel, target=program.target, grid=grid)(*_copies(inputs))
+            results = run(*_copies(inputs))
         except TrnxError as refusal:
             return refusal
         if replay:
-            import torch
-
-            tensors = [torch.from_numpy(array) for array in _copies(inputs)]
-            recorded = trace(kernel, tensors, target=program.target, grid=grid)
-            again = recorded.run([torch.from_numpy(array) for array in _copies(inputs)])
-            for first, second in zip(results, again, strict=True):
-                if not np.array_equal(first, second.numpy()):
-                    return "a replay gives other bits than the first run"
+            recorded = trace(kernel, _tensors(inputs), target=program.target, grid=grid)
+            again = [tensor.numpy() for tensor in recorded.run(_tensors(inputs))]
+            for name, others in (("a replay", again), ("the second call", run(*_copies(inputs)))):
+                for first, second in zip(results, others, strict=True):
+                    if not np.array_equal(first, second):
+                        return f"{name} gives other bits than the first run"
     return list(results)
 
 
 def _copies(inputs: list[Array]) -> list[Array]:
     return [array.copy() for array in inputs]
+
+
+def _tensors(inputs: list[Array]) -> list[torch.Tensor]:
+    return [torch.from_numpy(array) for array in _copies(inputs)]
 
 
 def check(program: Program, *, must_run: bool, strict_bits: bool = False) -> Verdict:

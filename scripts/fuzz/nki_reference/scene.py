@@ -242,8 +242,7 @@ class Scene:
             values = padded
         fresh = dst and values is None and layout == "whole" and not first and self.c.flag(60)
         made = self.storage(shape, dtype, buffer, values, kind, fresh=fresh)
-        text = expression.replace("@", made.name)
-        text = text.replace("#", str(partitions)).replace("$", dtype)
+        text = expression.replace("@", made.name).replace("#", str(partitions))
         if first:
             if text.startswith(f"{made.name}.ap("):
                 # The access pattern addresses the storage: its offset carries the partition.
