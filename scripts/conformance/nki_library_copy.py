@@ -279,7 +279,14 @@ PATCHES = (
             (
                 "import pytest\n",
                 "import pytest\n"
-                "from nki_library_pieces import compared, drawn, golden_values, refuse_large\n",
+                "from nki_library_pieces import "
+                "compared, drawn, golden_values, refuse_bytes, refuse_large\n",
+            ),
+            (
+                "    kv_cache_dtype = nl.float8_e4m3 if cfg.kv_quant else dtype\n",
+                "    kv_cache_dtype = nl.float8_e4m3 if cfg.kv_quant else dtype\n"
+                "    caches = int(np.prod(K_cache_shape)) + int(np.prod(V_cache_shape))\n"
+                "    refuse_bytes(caches * dt.sizeinbytes(kv_cache_dtype))\n",
             ),
             (
                 "np.ascontiguousarray(dt.static_cast(_rng.uniform(-1.0, 1.0, shape)"

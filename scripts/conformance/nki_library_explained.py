@@ -29,13 +29,6 @@ EXPLANATIONS = (
         "a token are alike in bfloat16, the kernel takes the other one, and that row differs",
     ),
     Explanation(
-        r"/test_transformer_tkg\.py",
-        r"MemoryError|can't allocate memory",
-        "ours",
-        "every rank gets arrays of its own, as a kernel may write into them: 6 GB for the 0.9 GB "
-        "of inputs that the suite gives to 4 ranks",
-    ),
-    Explanation(
         r"/core/moe/moe_cte/",
         r"\[capacity\]",
         "ours",
