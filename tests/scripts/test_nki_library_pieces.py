@@ -47,16 +47,7 @@ def test_large_inputs_are_refused_before_they_are_made(
     pieces: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pieces, "MAX_INPUT_BYTES", 4000)
-    assert pieces.drawn((1000,), lambda count: np.zeros(count, "f4")).nbytes == 4000
-    counts = list[int]()
-
-    def draw(count: int) -> Any:
-        counts.append(count)
-        return np.zeros(count, "f4")
-
-    with pytest.raises(pytest.skip.Exception, match="inputs too large"):
-        pieces.drawn((1001,), draw)
-    assert counts == [100]
+    pieces.refuse_bytes(4000)
     pieces.refuse_large({"a": np.zeros(500, "f4"), "b": np.zeros(500, "f4"), "c": 1})
     with pytest.raises(pytest.skip.Exception, match="inputs too large: 4004 bytes"):
         pieces.refuse_large({"a": np.zeros(500, "f4"), "b": np.zeros(501, "f4")})
@@ -133,30 +124,40 @@ def test_caches_are_updated_in_their_type(pieces: ModuleType, layout: str) -> No
     assert same[1] is new_values
 
 
-def test_attention_of_some_sequences_at_a_time(pieces: ModuleType) -> None:
-    """The reference's own attention gets flat caches, in float32, for few sequences at a time."""
-    cache = torch.arange(5 * 6 * 8).float().reshape(5, 1, 6, 8)
-    queries, mask = torch.randn(8, 5, 3, 2), torch.randn(6, 5, 3, 2)
-    seen = list[int]()
+def attention(
+    q: Any, k: Any, v: Any, keys: Any, values: Any, mask: Any, blocks: None, transposed: bool,
+    block: int, context: int, longest: int, scale: float, heads: int,
+) -> Any:  # fmt: skip
+    """As the reference's for flat caches: new keys and values are the last of the context."""
+    assert (blocks, block, q.shape[2]) == (None, 0, heads)
+    assert longest == values.shape[2]
+    keys = keys[:, 0].transpose(1, 2) if transposed else keys[:, 0]
+    keys, values = keys[:, :context].clone(), values[:, 0, :context].clone()
+    tokens = q.shape[3]
+    keys[:, -tokens:], values[:, -tokens:] = k.permute(1, 2, 0), v
+    scores = torch.einsum("bcw,wbhs->bhsc", keys, q) * scale
+    scores[mask.permute(1, 2, 3, 0) == 0] = -torch.inf
+    return torch.einsum("bhsc,bcw->bhws", torch.softmax(scores, -1), values)
 
-    def attention(q: Any, k: Any, v: Any, keys: Any, values: Any, mask: Any, *rest: Any) -> Any:
-        seen.append(q.shape[1])
-        assert rest == (None, False, 0, 6, 6, "scale")
-        assert keys.dtype == torch.float32
-        summed = (k.sum() * 0 + v.permute(0, 2, 1)).unsqueeze(1) + values[:, :, 5, :, None]
-        return (
-            q.permute(1, 2, 0, 3) * keys[:, :, 0, :, None] + mask[:1].permute(1, 2, 0, 3) + summed
-        )
 
-    some = pieces._Cache(cache.numpy().astype(ml_dtypes.bfloat16))
-    arguments = queries, torch.randn(8, 5, 2), torch.randn(5, 2, 8)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("heads", [1, 2, 3, 4])
+def test_attention_of_some_sequences_at_a_time(
+    pieces: ModuleType, transposed: bool, heads: int
+) -> None:
+    """The same as of all; four heads of two tokens are more than the context of six."""
+    keys = np.random.default_rng(0).normal(size=(5, 1, 7, 8)).astype(ml_dtypes.bfloat16)
+    values = keys[::-1].copy()
+    given = np.ascontiguousarray(keys.swapaxes(2, 3)) if transposed else keys
+    arguments = torch.randn(8, 5, heads, 2), torch.randn(8, 5, 2), torch.randn(5, 2, 8)
+    mask = (torch.rand(6, 5, heads, 2) > 0.3).to(torch.uint8)
+    mask[-1] = 1
+    rest: Any = (mask, None, transposed, 0, 6, 7, 0.5, heads)
     found = pieces._attention(
-        attention, 2, *arguments, some, some, mask, None, False, 0, 6, 6, "scale"
+        attention, 2, *arguments, pieces._Cache(given), pieces._Cache(values), *rest, sink=None
     )
-    whole = some.some(slice(None), (5, 1, 6, 8))
-    expected = attention(*arguments, whole, whole, mask, None, False, 0, 6, 6, "scale")
-    assert torch.equal(found, expected)
-    assert seen == [2, 2, 1, 5]
+    caches = [torch.from_numpy(cache.astype("f4")) for cache in (given, values)]
+    torch.testing.assert_close(found, attention(*arguments, caches[0], caches[1], *rest))
 
 
 def test_bytes_become_float32(pieces: ModuleType) -> None:
