@@ -3,15 +3,15 @@
     python scripts/fuzz/simulator.py --seed 1 --n 10000 [--jobs 2] [--json]
     python scripts/fuzz/simulator.py --seed 1 --only 123     # one program again, with its source
 
-A program has a random target and some instructions, chained over random tiles, views of views,
-types, memories and engines, at automatic and manual addresses, at addresses that values decide
-(registers, indices, `.indirect`), some of them in register loops that turn as often as a value
-says. Two of three are legal by construction: they must run, give the same bits when they are called
-again and in a replay of their trace, and agree with the reference (`nki_reference`, numpy and
-ml_dtypes alone). The third has something changed at random: it must agree too, or be refused with
-an error that trnx names, and where the reference knows it to be illegal it must be refused. Another
-exception is a crash; a program that takes longer than --timeout seconds hangs. Equal seeds make
-equal programs.
+A program has a random target and some instructions, and functions of nki.language that make tiles,
+chained over random tiles, views of views, types, memories and engines, at automatic and manual
+addresses, at addresses that values decide (registers, indices, `.indirect`), some of them in
+register loops that turn as often as a value says. Two of three are legal by construction: they must
+run, give the same bits when they are called again and in a replay of their trace, and agree with
+the reference (`nki_reference`, numpy and ml_dtypes alone). The third has something changed at
+random: it must agree too, or be refused with an error that trnx names, and where the reference knows
+it to be illegal it must be refused. Another exception is a crash; a program that takes longer than
+--timeout seconds hangs. Equal seeds make equal programs.
 Exit status 0: no failure.
 """
 
@@ -77,13 +77,15 @@ def make_program(seed: int, number: int) -> Program:
     generation = TARGETS[target]
     cores = 2 if generation > 2 and choices.flag(6) else 1
     scene = Scene(choices, target, cores)
+    is_wild = choices.flag(34)
     legal = [
         entry
         for entry in ENTRIES.values()
         if generation in entry.generations
         and (entry.cores == cores or (cores > 1 and entry.name in PER_CORE))
+        # Other changes than of tiles before they are made would be in vain.
+        and not (is_wild and entry.name == "language")
     ]
-    is_wild = choices.flag(34)
     meeting = [entry for entry in legal if entry.cores > 1]
     if meeting:
         choices.pick(meeting).draw(scene)

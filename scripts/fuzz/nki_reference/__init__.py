@@ -1,8 +1,9 @@
 """NKI's instructions in numpy, written from the NKI 0.6 reference and without code of trnx.
 
-`table.ENTRIES` has for every instruction a generator of legal calls and a reference function on a
-`machine.Machine`. `running.check` runs a program in the simulator and on the reference. The tests
-of single instructions and the fuzzer share all of it. Only `running` imports trnx.
+`table.ENTRIES` has for every instruction, and for the functions of `language`, a generator of legal
+calls and a reference function on a `machine.Machine`. `running.check` runs a program in the
+simulator and on the reference. The tests of single instructions and the fuzzer share all of it.
+Only `running` imports trnx.
 """
 
 from nki_reference import (
@@ -11,6 +12,7 @@ from nki_reference import (
     dma,
     elementwise,
     gathers,
+    language,
     matmul,
     movement,
     mx,
@@ -27,6 +29,7 @@ __all__ = [
     "dma",
     "elementwise",
     "gathers",
+    "language",
     "matmul",
     "movement",
     "mx",

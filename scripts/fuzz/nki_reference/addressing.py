@@ -35,7 +35,7 @@ INDICES = ("int32", "uint32", "int16", "uint16")
 MANUAL = 2**16
 BANK = 2048
 # What a product adds to is decided when it is recorded; barriers order one turn of shared HBM.
-NOT_IN_LOOPS = ("nc_matmul", "nc_matmul_mx", "core_barrier")
+NOT_IN_LOOPS = ("nc_matmul", "nc_matmul_mx", "core_barrier", "language")
 
 
 # ---- tensor indirection ----
@@ -121,7 +121,7 @@ def place(c: Choices, program: Program) -> None:
     }
     taken: list[tuple[str, tuple[int, int], tuple[int, int]]] = []
     for storage in program.storages:
-        if storage.is_on_chip and storage not in still and c.flag(70):
+        if storage.is_on_chip and not storage.is_result and storage not in still and c.flag(70):
             storage.address = _free_address(c, storage, taken)
     if _is_refused(program):
         # An instruction wants its operands elsewhere: at partition 0 they all may be.

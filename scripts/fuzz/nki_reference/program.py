@@ -58,6 +58,8 @@ class Storage:
     address: tuple[int, int] | None = None
     # A second core's content, where there are two.
     other: Array | None = None
+    # A call makes it; nothing declares it.
+    is_result: bool = False
 
     @property
     def is_on_chip(self) -> bool:
@@ -160,11 +162,22 @@ class Register:
 
 @dataclass(eq=False)
 class Call:
-    """`nisa.<name>(**arguments)`; the result goes to the variable `result`, if there is one."""
+    """`nisa.<name>(**arguments)`; the result goes to the variable `result`, if there is one.
+
+    Calls of `language` are those of its argument `function`, and make the tile `dst`.
+    """
 
     name: str
     arguments: dict[str, Any]
     result: str = ""
+
+    def text(self) -> str:
+        """The kernel's line."""
+        given, name, result = dict(self.arguments), f"nisa.{self.name}", self.result
+        if self.name == "language":
+            name, result = given.pop("function").path, given.pop("dst").storage.name
+        arguments = ", ".join(f"{key}={literal(value)}" for key, value in given.items())
+        return f"{result} = {name}({arguments})" if result else f"{name}({arguments})"
 
 
 @dataclass(frozen=True)
@@ -266,12 +279,11 @@ class _Writer:
         if program.cores > 1:
             self._line("core = nl.program_id(0)")
         for storage in program.storages:
-            self._declare(storage)
+            if not storage.is_result:
+                self._declare(storage)
         for number, call in enumerate(program.calls):
             self._open_loop(number)
-            arguments = ", ".join(f"{key}={literal(v)}" for key, v in call.arguments.items())
-            result = f"{call.result} = " if call.result else ""
-            self._line(f"{result}nisa.{call.name}({arguments})")
+            self._line(call.text())
             self._close_loop(number)
             for storage in program.snapshots.get(number, []):
                 self._read_back(storage)

@@ -247,7 +247,7 @@ def _rename_call(c: Choices, program: Program) -> None:
 
     calls = _calls(program)
     if calls:
-        c.pick(calls).name = c.pick(sorted(ENTRIES))
+        c.pick(calls).name = c.pick(sorted(set(ENTRIES) - {"language"}))
 
 
 CHANGES = (
