@@ -98,23 +98,19 @@ def iota(
         emit.illegal(f"dst is {dst.dtype}, which has no arithmetic")
     steps = _checked_pattern(emit, dst, pattern)
     shape = flat(dst)
+    multiplier = integer(emit, channel_multiplier, "channel_multiplier")
+    # Partitions with equal values need one row of them: steps keep what they copy.
+    partitions = dst.shape[0] if multiplier else 1
     if isinstance(offset, VirtualRegister):
-        values = _affine(
-            dst.shape[0], steps, 0, integer(emit, channel_multiplier, "channel_multiplier")
-        )
+        values = _affine(partitions, steps, 0, multiplier)
         write = emit.write_f32 if dst.dtype.is_float else emit.write
         emit.step(_iota_from_register, values, offset, dst.dtype, write(dst, "dst", shape=shape))
         return
-    values = _affine(
-        dst.shape[0],
-        steps,
-        integer(emit, offset, "offset"),
-        integer(emit, channel_multiplier, "channel_multiplier"),
-    )
+    values = _affine(partitions, steps, integer(emit, offset, "offset"), multiplier)
     if dst.dtype.needs_codec:
         emit.step(emit.write_f32(dst, "dst", shape=shape).copy_, values.to(torch.float32))
         return
-    ready = torch.empty(shape, dtype=dst.dtype.torch, device="cpu")
+    ready = torch.empty(values.shape, dtype=dst.dtype.torch, device="cpu")
     _store_integers(values, dst.dtype, ready)
     emit.step(emit.write(dst, "dst", shape=shape).copy_, ready)
 

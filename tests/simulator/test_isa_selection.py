@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trnx.simulator import simulate
+from trnx.simulator import TensorSpec, simulate, trace
 from trnx.simulator.errors import IllegalInstructionError, OutOfBoundsError
 
 QUICK = settings(
@@ -189,17 +191,18 @@ def test_affine_select(check_isa, nl, compare, dtypes, layout):
     same(got["dst"], expected.to(got["dst"].dtype))
 
 
+@pytest.mark.parametrize("multiplier", [-3, 0])
 @pytest.mark.parametrize("dtype", ["int32", "float32", "bfloat16", "uint8"])
-def test_patterns_take_a_register_as_offset(nl, nisa, dtype):
+def test_patterns_take_a_register_as_offset(nl, nisa, dtype, multiplier):
     def kernel(x):
         register = nisa.register_alloc(5)
         tile = nl.ndarray((4, 8), dtype=dtype, buffer=nl.sbuf)
         data = nl.ndarray((4, 8), dtype=nl.float32, buffer=nl.sbuf)
         nisa.dma_copy(dst=data, src=x)
-        nisa.iota(dst=tile, pattern=[[2, 8]], offset=register, channel_multiplier=-3)
+        nisa.iota(dst=tile, pattern=[[2, 8]], offset=register, channel_multiplier=multiplier)
         nisa.affine_select(
-            dst=data, pattern=[[2, 8]], offset=register, channel_multiplier=-3, on_true_tile=data,
-            on_false_value=-1.0, cmp_op=nl.greater,
+            dst=data, pattern=[[2, 8]], offset=register, channel_multiplier=multiplier,
+            on_true_tile=data, on_false_value=-1.0, cmp_op=nl.greater,
         )  # fmt: skip
         outs = []
         for held in (tile, data):
@@ -208,11 +211,26 @@ def test_patterns_take_a_register_as_offset(nl, nisa, dtype):
         return tuple(outs)
 
     x = some((4, 8))
-    values = torch.from_numpy(affine(4, [[2, 8]], 5, -3))
+    values = torch.from_numpy(affine(4, [[2, 8]], 5, multiplier))
     numbers, selected = simulate(kernel)(x)
     expected = values.clamp(min=0) if dtype == "uint8" else values
     same(numbers, expected.to(numbers.dtype))
     same(selected, torch.where(values > 0, x, -1.0))
+
+
+def test_a_step_of_iota_keeps_one_row_of_equal_partitions(nl, nisa):
+    def kernel(x):
+        tile = nl.ndarray((128, 64), dtype=nl.float32, buffer=nl.sbuf)
+        for offset in range(3):
+            nisa.iota(dst=tile, pattern=[[1, 64]], offset=offset)
+        nisa.dma_copy(dst=x, src=tile)
+        return x
+
+    program = trace(kernel, [TensorSpec.dense((128, 64), torch.float32)])
+    steps = [step for step in program.steps if isinstance(step, functools.partial)]
+    assert [step.args[0].numel() for step in steps][:3] == [64] * 3
+    (got,) = program.run([torch.zeros(128, 64)])
+    same(got, torch.arange(2.0, 66).expand(128, 64))
 
 
 @pytest.mark.parametrize("offset", [1000, -1000])
