@@ -16,9 +16,11 @@ from trnx.simulator.isa.indirect import (
     index_view,
     keep_invalid,
     put,
+    require_rows_written,
     require_some_written,
     require_unique,
     rows_of,
+    unwritten_rows,
 )
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.storage import DMA_REACHABLE
@@ -136,6 +138,11 @@ def _gathered(
     require_some_written(emit, src, operand)
     index = index_view(emit, src, indirect, operand)
     rows, limit = rows_of(emit, src, indirect)
+    # What a register loop writes in its first turn, it may read in the second.
+    unwritten = None if emit.is_in_loop else unwritten_rows(src, indirect, limit)
+    if unwritten is not None:
+        what = f"{emit.name}: {operand} ({src.describe()})"
+        emit.step(require_rows_written, unwritten, index, what, emit.location())
     emit.reads(src)
     out = emit.scratch(src.shape, src.dtype.torch)
     if keep is not None:

@@ -24,7 +24,7 @@ from trnx.simulator.isa.enums import Engine
 from trnx.simulator.located import Indirect
 from trnx.simulator.storage import DMA_REACHABLE, SBUF, MemoryRegion
 from trnx.simulator.tensor import NkiTensor
-from trnx.simulator.views import last_element
+from trnx.simulator.views import Shape, last_element
 
 if TYPE_CHECKING:
     from trnx.simulator.isa.access import Access
@@ -41,10 +41,44 @@ def require_some_written(emit: Access, tensor: NkiTensor, operand: str) -> None:
         )
 
 
+def unwritten_rows(tensor: NkiTensor, indirect: Indirect, limit: int) -> torch.Tensor | None:
+    """Which of the rows that an index may name nothing has written, as it is known when the kernel
+    is recorded; None where there is no such row.
+    """
+    storage = tensor.storage
+    if storage.written.full:
+        return None
+    shape, strides = _row_of(tensor, indirect)
+    strides = (indirect.scale, *strides)
+    whole = NkiTensor(storage, tensor.dtype, (limit, *shape), strides, tensor.offset)
+    written = (storage.written.mask(whole).reshape(limit, -1) != 0).any(1)
+    return None if bool(written.all()) else ~written
+
+
+def require_rows_written(
+    unwritten: torch.Tensor, index: torch.Tensor, what: str, where: Location | None
+) -> None:
+    """The rows that are read must have been written, as a step."""
+    wide = index.to(torch.int64).view(-1)
+    inside = wide[(wide >= 0) & (wide < len(unwritten))]
+    missing = inside[unwritten[inside]]
+    if missing.numel():
+        raise UninitialisedReadError(
+            "uninitialised-read",
+            f"{what} is read at index {int(missing[0])}, where nothing was written",
+            where,
+        )
+
+
+def _row_of(tensor: NkiTensor, indirect: Indirect) -> tuple[Shape, Shape]:
+    """Shape and strides of what one index names."""
+    rest = slice(1, None) if indirect.is_vector else slice(None)
+    return tensor.shape[rest], tensor.strides[rest]
+
+
 def rows_of(emit: Access, tensor: NkiTensor, indirect: Indirect) -> tuple[torch.Tensor, int]:
     """A view [rows, ...] whose first dimension is what the index counts, and its valid rows."""
-    rest = slice(1, None) if indirect.is_vector else slice(None)
-    shape, strides = tensor.shape[rest], tensor.strides[rest]
+    shape, strides = _row_of(tensor, indirect)
     total = tensor.storage.nbytes // tensor.dtype.itemsize
     room = total - tensor.offset - last_element(shape, strides)
     emit.require(room > 0, "the access pattern leaves its storage for every index")

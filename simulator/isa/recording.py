@@ -93,11 +93,16 @@ class Recording:
             self._scratch.append(buffer)
         return buffer.view(dtype, sizes, contiguous_strides(sizes), 0)
 
+    @property
+    def is_in_loop(self) -> bool:
+        """True in a register loop."""
+        return bool(self._simulator.loops.depth)
+
     def own_scratch(self) -> None:
         """The instruction waits for others: in a register loop these run meanwhile, turn after
         turn, and its temporaries are no one else's.
         """
-        self._owns_scratch = self._simulator.loops.depth > 0
+        self._owns_scratch = self.is_in_loop
 
     def kept_copy(self, tensor: NkiTensor, shape: Sequence[int]) -> tuple[torch.Tensor, bool]:
         """Dense float32 memory for the values of an operand that instructions read again and

@@ -307,3 +307,14 @@ def overlaps_in_psum(x):
     nisa.tensor_copy(dst=tile, src=a)  # BUG
     nisa.dma_copy(dst=out, src=tile)
     return out
+
+
+@nki.jit
+def gathers_a_row_that_nothing_wrote(x, ids):
+    held = nl.ndarray((8, x.shape[1]), dtype=x.dtype, buffer=nl.private_hbm)
+    nisa.dma_copy(dst=held[0:4], src=x[0:4])
+    index = nl.ndarray((3, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=index, src=ids.reshape((3, 1)))
+    rows = nl.ndarray((3, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=rows, src=held.vector_select(0, index))  # BUG
+    return x

@@ -59,6 +59,14 @@ BUGS = [
         "memory",
         UninitialisedReadError,
         "uninitialised-read",
+        "gathers_a_row_that_nothing_wrote",
+        values=True,
+        arguments=(torch.zeros(128, 64), torch.tensor([0, 4, 3], dtype=torch.int32)),
+    ),
+    *_bugs(
+        "memory",
+        UninitialisedReadError,
+        "uninitialised-read",
         "reads_an_unwritten_tile misses_the_last_column writes_even_columns_alone "
         "reads_psum_without_a_product uses_a_bias_that_is_unset reads_hbm_that_nobody_wrote "
         "uses_a_register_without_value loops_to_a_register_without_value",
