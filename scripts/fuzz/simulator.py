@@ -9,9 +9,9 @@ addresses, at addresses that values decide (registers, indices, `.indirect`), so
 register loops that turn as often as a value says. Two of three are legal by construction: they must
 run, give the same bits when they are called again and in a replay of their trace, and agree with
 the reference (`nki_reference`, numpy and ml_dtypes alone). The third has something changed at
-random: it must agree too, or be refused with an error that trnx names, and where the reference knows
-it to be illegal it must be refused. Another exception is a crash; a program that takes longer than
---timeout seconds hangs. Equal seeds make equal programs.
+random: it must agree too, or be refused with an error that trnx names, and where the reference
+knows it to be illegal it must be refused. Another exception is a crash; a program that takes longer
+than --timeout seconds hangs. Equal seeds make equal programs.
 Exit status 0: no failure.
 """
 

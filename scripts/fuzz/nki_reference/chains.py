@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +96,8 @@ def _select(c: Choices, sizes: Sizes) -> Link:
     text = f".select({dim + 1}, {at})"
     if c.flag():
         text = _key(dim + 1, len(taken) + 1, str(c.pick((at, at - count))), c)
-    return Link(taken, text, lambda index: index[(*(slice(None),) * (dim + 1), at)])
+    key: tuple[Any, ...] = (*(slice(None),) * (dim + 1), at)
+    return Link(taken, text, lambda index: index[key])
 
 
 def _squeeze(c: Choices, sizes: Sizes) -> Link:

@@ -120,12 +120,14 @@ def _rows(m: Machine, operand: Any, like: View) -> Array:
 @entry("language", _draw, is_exact=never)
 def language(m: Machine, function: Token, dst: View, **operands: Any) -> None:
     """dst = function(**operands), computed in float32 and rounded once."""
-    name, x = function.name, operands.get("x")
+    name = function.name
+    x: Any = operands.get("x")
     if name == "load":
         m.tile(operands["src"], DTYPES, HBM)
         m.store(dst, m.f32(operands["src"]).reshape(dst.flat))
     elif "shape" in operands:
-        m.store(dst, np.float32(CONSTANTS.get(name, operands.get("fill_value", 0.0))))
+        value = CONSTANTS.get(name, operands.get("fill_value", 0.0))
+        m.store(dst, np.full(dst.flat, value, dtype=np.float32))
     elif name == "where":
         chosen = m.f32(operands["condition"]) != 0
         m.store(dst, np.where(chosen, m.f32(x), m.f32(operands["y"])))
