@@ -1,4 +1,6 @@
-"""Whole kernels at their edges against torch: first run, and replay of a trace without values."""
+"""Whole kernels at their edges against torch: the first call, the second one, and the replay of a
+trace without values.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,18 @@ def recorded(kernel: Any, arguments: tuple[Any, ...], grid: int | None = None) -
 
 
 def run(kernel: Any, *arguments: Any, grid: int | None = None) -> Any:
-    """Results of the first run, which a replay repeats to the bit."""
+    """Results of the first call, which the second one and a replay repeat to the bit."""
     dense = tuple(a.contiguous() if isinstance(a, torch.Tensor) else a for a in arguments)
-    first = simulate(kernel, grid=grid)(*arguments)
-    again = recorded(kernel, dense, grid).run([a for a in dense if isinstance(a, torch.Tensor)])
-    for a, b in zip(first if isinstance(first, tuple) else (first,), again, strict=True):
-        assert torch.equal(a, b)
+    first, second = (simulate(kernel, grid=grid)(*arguments) for _ in range(2))
+    replayed = recorded(kernel, dense, grid).run([a for a in dense if isinstance(a, torch.Tensor)])
+    for again in (second, replayed):
+        for a, b in zip(_tuple(first), _tuple(again), strict=True):
+            assert torch.equal(a, b)
     return first
+
+
+def _tuple(results: Any) -> tuple[torch.Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
 
 
 def count(n: int) -> torch.Tensor:
