@@ -366,6 +366,32 @@ PATCHES = (
         ),
     ),
     Patch(
+        "test/integration/nkilib/utils/tensor_generators.py",
+        "draws float8 weights as a whole in float64: 30 times their memory; the same, in pieces",
+        replace_all(
+            ("import numpy as np\n", "import numpy as np\nfrom nki_library_pieces import drawn\n"),
+            (
+                "        rand_arr = np.random.random_sample(shape)\n        w_scale =",
+                "        most = {nl.float8_e4m3: 240.0, nl.float8_e4m3fn: 448.0, "
+                "nl.float8_e5m2: 57344.0}[dtype]\n\n"
+                "        def cast(count):\n"
+                "            found = np.random.random_sample(count) * (2 * most) - most\n"
+                "            return dt.static_cast(found, dtype)\n\n"
+                "        rand_arr = drawn(shape, cast)\n        w_scale =",
+            ),
+            (
+                "            rand_arr_casted = dt.static_cast(\n"
+                "                dt.static_cast(rand_arr * (max_val - min_val) + min_val, dtype), "
+                "np.float32\n            )\n",
+                "",
+            ),
+            (
+                "return dt.static_cast(rand_arr_casted, dtype), w_scale, in_scale",
+                "return rand_arr, w_scale, in_scale",
+            ),
+        ),
+    ),
+    Patch(
         "test/utils/unit_test_framework.py",
         "copies what a kernel writes into; the simulation mode leaves the inputs as they are",
         replace('v.copy() if hasattr(v, "copy") else v', "v"),
@@ -432,6 +458,20 @@ PATCHES = (
                 "import numpy as np\nfrom nki_library_pieces import drawn\n",
             ),
             (
+                "        rand_arr = np.random.random_sample(shape)\n"
+                "        if np.issubdtype(dtype, np.floating):\n",
+                "        if np.prod(shape) > 1 << 24:\n"
+                "            return drawn(shape, lambda count: generator((count,), dtype))\n"
+                "        rand_arr = np.random.random_sample(shape)\n"
+                "        if np.issubdtype(dtype, np.floating):\n",
+            ),
+            (
+                "        rand_arr = np.random.random_sample(shape) * 480.0 - 240.0\n",
+                "        if np.prod(shape) > 1 << 24:\n"
+                "            return drawn(shape, lambda count: generator((count,), dtype))\n"
+                "        rand_arr = np.random.random_sample(shape) * 480.0 - 240.0\n",
+            ),
+            (
                 "(rng.normal(size=shape) * std + mean).astype(guessed_dtype)",
                 "drawn(\n            shape, lambda count: "
                 "(rng.normal(size=count) * std + mean).astype(guessed_dtype)\n        )",
@@ -453,6 +493,21 @@ PATCHES = (
         replace_all(
             ("import pytest\n", "import pytest\nfrom nki_library_lean import as_torch\n"),
             ("torch.tensor(arr.astype(np.float32)).to(torch.bfloat16)", "as_torch(arr)"),
+        ),
+    ),
+    Patch(
+        "src/nkilib_src/nkilib/core/attention/attention_tkg_torch.py",
+        "copies the caches of all sequences for each head: the same products in parts",
+        replace_all(
+            ("import torch\n", "import torch\nfrom nki_library_lean import by_rows\n"),
+            (
+                "k_prior.permute(0, 1, 3, 2) @ q  #",
+                "by_rows(lambda k, x: k.permute(0, 1, 3, 2) @ x, k_prior, q)  #",
+            ),
+            (
+                "score.permute(0, 1, 3, 2) @ v_prior  #",
+                "by_rows(lambda x, v: x.permute(0, 1, 3, 2) @ v, score, v_prior)  #",
+            ),
         ),
     ),
     Patch(
