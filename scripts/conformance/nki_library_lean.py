@@ -45,7 +45,7 @@ def by_rows(
     function: Callable[..., torch.Tensor], *tensors: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """`function`, which treats every row alone, of some rows after the other."""
-    rows = max(1, _PART // max(1, tensors[0][0].numel()))
+    rows = max(1, _PART // max(1, *(tensor[0].numel() for tensor in tensors)))
     parts = zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
     if out is None:
         return torch.cat([function(*part) for part in parts])
