@@ -283,11 +283,12 @@ def require_unique(index: torch.Tensor, limit: int, where: Location | None) -> N
     additions to a row would be lost.
     """
     wide = index.to(torch.int64)
-    rows, counts = wide[(wide >= 0) & (wide < limit)].unique(return_counts=True)
-    if rows.numel() and int(counts.max()) > 1:
+    rows = wide[(wide >= 0) & (wide < limit)].sort().values
+    twice = rows[1:][rows[1:] == rows[:-1]]
+    if twice.numel():
         raise IllegalInstructionError(
             "scatter-index",
-            f"dma_compute adds to row {int(rows[counts > 1][0])} twice; the indices must be unique",
+            f"dma_compute adds to row {int(twice[0])} twice; the indices must be unique",
             where,
         )
 
