@@ -95,7 +95,8 @@ def _run(
     if slope is not None and function == "prelu":
         value = np.where(ends[1] > 0, ends[1], ends[1] * slope)
         error = np.abs(value) * 4 * HALF_ULP + (ends[2] - ends[0]) * (1 + np.abs(slope))
-        error = np.where(np.isfinite(value), error, np.inf)
+        # What overflows on its way to the function is infinite there, times a slope of 0 even NaN.
+        error = np.where(np.abs(ends[1]) <= functions.HUGE, error, np.inf)
     else:
         value, error = functions.evaluate(function, *ends)
     command, op, result = reduce
