@@ -1,7 +1,7 @@
 """What nki-library's suite computes for large cases, in parts: the same values in less memory.
 
 The suite makes golden values of all heads or rows at once, and compares whole arrays in float64,
-which takes ten times the memory of a case's inputs. By patches in `nki_library_copy.py` it calls
+which takes ten times the memory of a case's inputs. By patches in `nki_library_memory.py` it calls
 these for large cases.
 """
 

@@ -4,7 +4,7 @@ The suite makes and compares caches as a whole, in float64 and float32, with a c
 each head: ten times the memory of a case's inputs, and most of its time. Here a case needs its
 inputs, its golden values and a few pieces. Inputs and golden caches are the suite's, bit by bit;
 sums of float32 in another order change the rounding of one in a thousand golden outputs. Verdicts
-are the suite's. Patches in `nki_library_copy.py` make the suite call this.
+are the suite's. Patches in `nki_library_memory.py` make the suite call this.
 """
 
 from __future__ import annotations
