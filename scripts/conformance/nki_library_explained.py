@@ -29,7 +29,7 @@ EXPLANATIONS = (
         "a token are alike in bfloat16, the kernel takes the other one, and that row differs",
     ),
     Explanation(
-        r"/core/moe/moe_cte/",
+        r"/core/moe/moe_cte/|/experimental/moe/test_bwmm_shard_on_H\.py",
         r"\[capacity\]",
         "ours",
         "fills more PSUM tiles than there are banks before it drains the first, or more SBUF than "
