@@ -302,7 +302,12 @@ MEMORY = (
                     "import pytest\n",
                     "import pytest\n"
                     "from nki_library_lean import as_numpy, as_torch\n"
-                    "from nki_library_pieces import drawn\n",
+                    "from nki_library_pieces import drawn, refuse_bytes\n",
+                ),
+                (
+                    "    np.random.seed(42)\n",
+                    "    np.random.seed(42)\n"
+                    "    refuse_bytes(num_positions * V * np.dtype(numpy_dtype).itemsize)\n",
                 ),
                 (
                     "np.random.randn(num_positions, V).astype(numpy_dtype)",
