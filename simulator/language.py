@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -274,3 +275,6 @@ class _NdarrayMeta(type):
 
 class _NdarrayAlias(metaclass=_NdarrayMeta):
     """`nl.ndarray`."""
+
+    # `inspect` takes the first parameter of a metaclass's `__call__` for the class.
+    __signature__ = inspect.signature(ndarray)

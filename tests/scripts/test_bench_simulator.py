@@ -49,7 +49,7 @@ def test_the_bars_hold_where_every_row_does(script: ModuleType) -> None:
     assert [row["holds"] for row in json.loads(json.dumps(result))["rows"]] == [True, False]
 
 
-def test_medians_are_of_the_turns_after_the_first_two(
+def test_medians_are_of_the_turns_after_the_warm_up(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -59,8 +59,9 @@ def test_medians_are_of_the_turns_after_the_first_two(
         now += next(seconds)
 
     monkeypatch.setattr(script.measures.time, "thread_time", lambda: now)
-    slow = iter([50.0, 50.0, 3.0, 1.0, 2.0])
-    fast = iter([60.0, 60.0, 0.5, 0.5, 9.0])
+    warm_up = script.measures.WARM_UP
+    slow = iter([*[50.0] * warm_up, 3.0, 1.0, 2.0])
+    fast = iter([*[60.0] * warm_up, 0.5, 0.5, 9.0])
     assert script.measures.alternate(lambda: sleep(slow), lambda: sleep(fast), 3) == (
         2.0,
         0.5,

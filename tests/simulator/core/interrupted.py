@@ -163,6 +163,8 @@ def _in_a_rank(x: Any) -> None:
 
 
 def signals() -> None:
+    # A shell starts background jobs with SIGINT ignored, and Python leaves that as it is.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     rows = [(torch.randn(2, 4),), (torch.randn(3, 4),)]
     runs: dict[str, Callable[[], Any]] = {
