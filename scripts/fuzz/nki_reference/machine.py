@@ -19,6 +19,7 @@ from nki_reference.numbers import (
     Array,
     decode,
     encode,
+    raw,
     size_of,
 )
 from nki_reference.program import Offset, Program, Register, Storage, Token, View
@@ -70,6 +71,10 @@ class Machine:
         self.registers: dict[str, int | None] = {}
         # Equal values met in a search of which any may be taken.
         self.ties = False
+        # A value was read that is known to within bounds, and was not read back from the simulator.
+        self.has_guessed = False
+        # The instruction is one whose dst may be broadcast, for the sake of its second result.
+        self.discards = False
         # Words of the random generators by engine; negative where nothing is known.
         self.states: dict[str, Array] = {}
         # What a core has sent before either receives.
@@ -192,6 +197,9 @@ class Machine:
         indices = self.indices(view)
         if not self.written[view.storage][indices].all():
             raise UnwrittenError(f"{view.expression} is not written")
+        if view.storage in self.bounds:
+            low, high, is_open = self.bounds[view.storage]
+            self.has_guessed |= bool(((raw(low) != raw(high)) | is_open)[indices].any())
         return self.memory[view.storage][indices]
 
     def elements(self, view: View) -> Array:
@@ -216,7 +224,8 @@ class Machine:
         """Write stored elements, all or those of the mask `chosen`."""
         indices = self.indices(view)
         values = np.asarray(stored).reshape(indices.shape)
-        self.require(np.unique(indices).size == indices.size, "an element is written twice")
+        is_plain = np.unique(indices).size == indices.size
+        self.require(is_plain or self.discards, "an element is written twice")
         self.require(values.dtype == self.memory[view.storage].dtype, "internal: wrong type")
         if chosen is not None:
             mask = np.asarray(chosen).reshape(indices.shape)
