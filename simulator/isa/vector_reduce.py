@@ -133,7 +133,8 @@ def tensor_scalar_reduce(
     initial = (
         None if reduce_init is None else scalar(emit, reduce_init, "reduce_init", data, flat(data))
     )
-    out = emit.write_f32(dst, "dst", shape=shape, exact=alu.is_exact)
+    # What is read after the first element is written may not lie in dst.
+    out = emit.write_f32(dst, "dst", shape=shape, elementwise=initial is None, exact=alu.is_exact)
     emit.step(alu.function, *alu.arguments(value, operand, False), out=out)
     registers = accumulator(emit, Engine.vector, data)
     accumulate(emit, reduce_cmd, reduction, reduce_last(reduction), out, registers, initial)
@@ -219,7 +220,8 @@ def exponential(
         if reduce_cmd is ReduceCmd.load_reduce
         else None
     )
-    out = emit.write_f32(dst, "dst", shape=shape)
+    # What is read after the first element is written may not lie in dst.
+    out = emit.write_f32(dst, "dst", shape=shape, elementwise=initial is None)
     emit.step(torch.sub, value, shift, out=out)
     emit_activation(emit, "exp", out, out)
     addition = OPERATORS["add"]

@@ -186,3 +186,14 @@ def test_attention_of_ragged_lengths(
     torch.testing.assert_close(
         got, expected.to(dtype), **({"rtol": 2e-2, "atol": 2e-2} if d > 32 else {})
     )
+
+
+@pytest.mark.parametrize("takes_exponential", [True, False])
+def test_the_initial_value_of_a_reduction_may_lie_in_dst(
+    kernels: ModuleType, takes_exponential: bool
+) -> None:
+    x, start = torch.randn(5, 1), torch.randn(5, 1)
+    run = simulate(kernels.reduces_from_its_destination, target="trn3")
+    expected = start + (x.exp() if takes_exponential else 3 * x)
+    for _ in range(2):
+        torch.testing.assert_close(run(x, start, takes_exponential), expected)

@@ -299,3 +299,35 @@ def _add_block(scores, values, largest, total, sums):
         nisa.scalar_tensor_tensor(
             dst=held, data=held, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=more
         )
+
+
+@nki.jit
+def reduces_from_its_destination(x, start, takes_exponential):
+    """dst holds the initial value of the reduction until it is written."""
+    out = nl.ndarray((x.shape[0], 1), dtype=nl.float32, buffer=nl.shared_hbm)
+    data = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
+    dst = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
+    total = nl.ndarray((x.shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=data, src=x)
+    nisa.dma_copy(dst=dst, src=start)
+    if takes_exponential:
+        nisa.exponential(
+            dst=dst,
+            src=data,
+            reduce_cmd=nisa.reduce_cmd.load_reduce,
+            reduce_init=dst,
+            reduce_res=total,
+        )
+    else:
+        nisa.tensor_scalar_reduce(
+            dst=dst,
+            data=data,
+            op0=nl.multiply,
+            operand0=3.0,
+            reduce_op=nl.add,
+            reduce_cmd=nisa.reduce_cmd.load_reduce,
+            reduce_init=dst,
+            reduce_res=total,
+        )
+    nisa.dma_copy(dst=out, src=total)
+    return out
