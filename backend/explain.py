@@ -7,6 +7,7 @@ graphs are explained too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,23 +17,30 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_map_only
 
-from trnx.backend.entry import compile_captured
+from trnx.backend.entry import compile_captured, trnx
 from trnx.backend.errors import CoverageError, ExampleError
 from trnx.backend.model_profile import ENGINES, range_of
-from trnx.backend.options import Options, make_options
+from trnx.backend.options import Options, make_options, option_names
 from trnx.backend.report import GraphReport, Reports, collect_reports, counted, ledger_lines
-from trnx.backend.torch_internals import eager_backward_compile, graph_breaks, uncompiled
+from trnx.backend.torch_internals import (
+    Compiled,
+    GraphBreak,
+    compiled_with,
+    eager_backward_compile,
+    graph_breaks,
+)
 from trnx.backend.versions import check_versions
+from trnx.fx_passes.source import innermost_line
 from trnx.simulator.timing.summary import band_dict, band_text, range_text, time_text
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The reports of all graphs, and what Dynamo could not capture (reason -> how often)."""
+    """The reports of all graphs, and where Dynamo ended one: (reason, user's line) -> how often."""
 
     target: str
     reports: Reports
-    graph_breaks: Mapping[str, int]
+    graph_breaks: Mapping[tuple[str, str], int]
 
     @property
     def flops_on_nki(self) -> float:
@@ -58,7 +66,8 @@ class Explanation:
             "band": band_dict(self.target),
             "compile_seconds": self.reports.compile_seconds,
             "graph_breaks": [
-                {"reason": reason, "count": count} for reason, count in self.graph_breaks.items()
+                {"reason": reason, "source": source, "count": count}
+                for (reason, source), count in self.graph_breaks.items()
             ],
             "graphs": [report.to_dict() for report in self.reports],
         }
@@ -89,7 +98,7 @@ class Explanation:
             lines += ["", *_graph_lines(report)]
         if self.graph_breaks:
             lines += ["", "graph breaks:"]
-            lines += [f"  {count} x {reason}" for reason, count in self.graph_breaks.items()]
+            lines += _break_lines(self.graph_breaks)
         return "\n".join(lines)
 
 
@@ -138,9 +147,26 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _nothing_captured(breaks: Mapping[str, int]) -> str:
+def _break_lines(breaks: Mapping[tuple[str, str], int]) -> list[str]:
+    """Most frequent first."""
+    rows = sorted(breaks.items(), key=lambda item: -item[1])
+    return [
+        f"  {count} x {reason}" + (f" at {source}" if source else "")
+        for (reason, source), count in rows
+    ]
+
+
+def _by_line(breaks: Mapping[GraphBreak, int]) -> dict[tuple[str, str], int]:
+    """Graph breaks by reason and user's line."""
+    found: Counter[tuple[str, str]] = Counter()
+    for cause, count in breaks.items():
+        found[cause.reason, innermost_line(cause.stack)] += count
+    return dict(found)
+
+
+def _nothing_captured(breaks: Mapping[tuple[str, str], int]) -> str:
     """Without a graph every share would read as 100 %, and a gate on it would pass."""
-    why = "".join(f"\n  graph break: {reason}" for reason in breaks)
+    why = "".join(f"\n  graph break:{line}" for line in _break_lines(breaks))
     return (
         "Dynamo captured no graph, so there is nothing to explain: the function runs no tensor "
         f"operation, or Dynamo skipped it.{why}"
@@ -177,7 +203,8 @@ def explain(
     **kwargs: Any,
 ) -> Explanation:
     """Explain `function(*args, **kwargs)`; `options` are those of the backend. What `torch.compile`
-    returned stands for what it was given.
+    returned stands for what it was given: its function, its `dynamic`, and where trnx was the
+    backend its options, over which `options` are laid.
 
     With `fallback="error"` the ledger is reported as under `auto`, instead of raised. Raises
     ExampleError where `function` cannot be called, or where Dynamo captures no graph of it.
@@ -188,8 +215,9 @@ def explain(
             f"explain takes a model or a function, and its arguments; {type(function).__name__} "
             "cannot be called"
         )
-    function = uncompiled(function) or function
-    chosen = make_options(options)
+    compiled_by = compiled_with(function)
+    function = function if compiled_by is None else compiled_by.function
+    chosen = options_of(compiled_by, options)
     if chosen.fallback == "error":
         chosen = replace(chosen, fallback="auto")
 
@@ -198,7 +226,10 @@ def explain(
 
     # Isolated: explaining often must not count towards the function's recompile limit.
     compiled = torch.compile(  # type: ignore[call-overload]  # torch's stubs lack the argument
-        function, backend=backend, isolate_recompiles=True
+        function,
+        backend=backend,
+        dynamic=None if compiled_by is None else compiled_by.dynamic,
+        isolate_recompiles=True,
     )
     with (
         collect_reports() as reports,
@@ -208,5 +239,15 @@ def explain(
     ):
         compiled(*_copied(args), **_copied(kwargs))
     if not reports:
-        raise ExampleError(_nothing_captured(breaks))
-    return Explanation(chosen.target, reports, breaks)
+        raise ExampleError(_nothing_captured(_by_line(breaks)))
+    return Explanation(chosen.target, reports, _by_line(breaks))
+
+
+def options_of(compiled: Compiled | None, options: Mapping[str, Any] | Options | None) -> Options:
+    """`options` over those that trnx was given when the function was compiled."""
+    given = compiled.options if compiled is not None and compiled.backend is trnx else None
+    if given is None or isinstance(options, Options):
+        return make_options(options)
+    if isinstance(given, Options):
+        given = {name: getattr(given, name) for name in option_names()}
+    return make_options({**given, **(options or {})})

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 from trnx.backend.environment import PREFIX, option_defaults
 from trnx.backend.errors import InvalidOptionError, OptionError, UnknownOptionError
-from trnx.simulator.hardware import Hardware, hardware
+from trnx.simulator.hardware import DEFAULT_TARGET, Hardware, hardware
 
 Fallback = Literal["auto", "xla", "eager", "error"]
 Select = Literal["profit", "legal", "none"]
@@ -36,7 +36,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 class Options:
     """See the module's docstring. Raises InvalidOptionError or UnknownTargetError on creation."""
 
-    target: str = "trn2"
+    target: str = DEFAULT_TARGET
     fallback: Fallback = "auto"
     select: Select = "profit"
     runner: Runner = "simulator"

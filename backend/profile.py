@@ -17,16 +17,14 @@ from typing import Any
 import torch
 
 from trnx.backend.errors import ExampleError
-from trnx.backend.explain import explain
+from trnx.backend.explain import explain, options_of
 from trnx.backend.model_profile import ModelProfile, model_profile
-from trnx.backend.options import Options, make_options
-from trnx.backend.torch_internals import uncompiled
-from trnx.simulator.hardware import hardware
+from trnx.backend.options import Options
+from trnx.backend.torch_internals import compiled_with
+from trnx.simulator.hardware import DEFAULT_TARGET, hardware
 from trnx.simulator.timing.profile import Profile
 from trnx.simulator.timing.profile import profile as profile_kernel
 from trnx.simulator.tracing import Grid
-
-DEFAULT_TARGET = "trn2"
 
 
 def profile(
@@ -40,11 +38,11 @@ def profile(
     """The prediction for `function(*args, **kwargs)` on `target` (trn2 where nothing says else).
 
     A kernel takes positional arguments: tensors, TensorSpecs or constants; `grid` is its launch
-    grid. A model takes its own arguments; `options` are those of the backend, which cannot be read
-    off a compiled function. Raises what tracing the kernel, or explaining the model, raises.
+    grid. A model takes its own arguments; `options` are those of the backend, laid over those that
+    it was compiled with. Raises what tracing the kernel, or explaining the model, raises.
     """
-    original = uncompiled(function)
-    if original is None and not isinstance(function, torch.nn.Module):
+    compiled = compiled_with(function)
+    if compiled is None and not isinstance(function, torch.nn.Module):
         if kwargs or options is not None:
             given = ", ".join([*kwargs, *(["options"] if options is not None else [])])
             raise ExampleError(
@@ -52,12 +50,12 @@ def profile(
                 "no kernel needs torch.compile(function, backend='trnx') around it"
             )
         return profile_kernel(function, *args, target=target or DEFAULT_TARGET, grid=grid)
-    model = function if original is None else original
-    chosen = make_options(options)
+    chosen = options_of(compiled, options)
     if target is not None:
         chosen = replace(chosen, target=hardware(target).target)
-    explanation = explain(model, *args, options=chosen, **kwargs)
-    return model_profile(_name(model), chosen.target, explanation.reports)
+    explanation = explain(function, *args, options=chosen, **kwargs)
+    name = _name(function if compiled is None else compiled.function)
+    return model_profile(name, chosen.target, explanation.reports)
 
 
 def _name(model: Any) -> str:

@@ -6,9 +6,13 @@ check.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo.eval_frame
@@ -16,9 +20,10 @@ import torch._functorch.config
 from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import counters, graph_break_reasons
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.partitioners import (
     default_partition,
@@ -26,6 +31,12 @@ from torch._functorch.partitioners import (
 )
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from trnx.fx_passes.source import users_name
+
+# What Dynamo writes of a line and of a function that it gave up.
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in ([^\s,]+)')
+_SKIPPED = re.compile(r"frame skipped: (\S+) \((.+) line (\d+)\)")
 
 GraphCompiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 PartitionFunction = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
@@ -140,16 +151,40 @@ def expression(value: Any) -> Any:
     return value if node is None else node.expr
 
 
+class GraphBreak(NamedTuple):
+    """Why Dynamo ended a graph (the first line of its reason), and the stack there, outermost
+    first: file, line, function."""
+
+    reason: str
+    stack: tuple[tuple[str, int, str], ...]
+
+
 @contextmanager
-def graph_breaks() -> Iterator[dict[str, int]]:
-    """Collects reason (its first line) -> count of Dynamo's graph breaks while the block runs."""
-    before = dict(counters["graph_break"])
-    found: dict[str, int] = {}
+def graph_breaks() -> Iterator[Counter[GraphBreak]]:
+    """Counts Dynamo's graph breaks while the block runs, and the functions that it gives up."""
+    before, skipped_before = len(graph_break_reasons), Counter(counters["unimplemented"])
+    found: Counter[GraphBreak] = Counter()
     yield found
-    for reason, count in counters["graph_break"].items():
-        if new := count - before.get(reason, 0):
-            line = reason.strip().splitlines()[0]
-            found[line] = found.get(line, 0) + new
+    for cause in graph_break_reasons[before:]:
+        stack = tuple((f.filename, f.lineno or 0, f.name) for f in cause.user_stack)
+        found[GraphBreak(_first_line(cause.reason), stack)] += 1
+    for message, count in (Counter(counters["unimplemented"]) - skipped_before).items():
+        if _SKIPPED.search(message):
+            found[_skipped_frame(message)] += count
+
+
+def _first_line(reason: str) -> str:
+    line = reason.strip().splitlines()[0]
+    # Dynamo's name for an `if` or `while` on a tensor, where it goes on after the break.
+    return "Data-dependent branching" if line.startswith("generic_jump") else line
+
+
+def _skipped_frame(message: str) -> GraphBreak:
+    """A break within a loop: the whole function stays with eager; Dynamo lists it nowhere else."""
+    function, file, start = _SKIPPED.findall(message)[-1]
+    lines = [(f, int(n), name) for f, n, name in _FRAME.findall(message)]
+    reason = f"{_first_line(message)} in a loop; all of {users_name(function)} runs in eager"
+    return GraphBreak(reason, tuple(lines) or ((file, int(start), function),))
 
 
 def eager_backward_compile() -> AbstractContextManager[Any]:
@@ -160,8 +195,40 @@ def eager_backward_compile() -> AbstractContextManager[Any]:
     return context
 
 
-def uncompiled(function: Any) -> Any | None:
-    """What `torch.compile` was given, if `function` is what it returned; else None."""
+@dataclass(frozen=True)
+class Compiled:
+    """What `torch.compile` was given: the function, the backend and its `options`, `dynamic`."""
+
+    function: Any
+    backend: Any
+    options: Any = None
+    dynamic: bool | None = None
+
+
+def compiled_with(function: Any) -> Compiled | None:
+    """What `torch.compile` (or `Module.compile`) was given, if `function` is what it returned."""
     if isinstance(function, torch._dynamo.eval_frame.OptimizedModule):
-        return function._orig_mod
-    return getattr(function, "_torchdynamo_orig_callable", None)
+        return _given_to(function.dynamo_ctx, function._orig_mod)
+    if isinstance(function, torch.nn.Module):
+        call = function._compiled_call_impl  # that of `Module.compile`
+        return None if call is None else _given_to(_context_of(call), function)
+    original = getattr(function, "_torchdynamo_orig_callable", None)
+    if original is None:
+        return None
+    if isinstance(function, MethodType):  # the attribute is that of the class's function
+        original = MethodType(original, function.__self__)
+    return _given_to(_context_of(function), original)
+
+
+def _context_of(function: Any) -> Any:
+    """Dynamo's context, which its wrapper of a function keeps in a closure alone."""
+    cells = getattr(getattr(function, "get_compiler_config", None), "__closure__", None) or ()
+    return cells[0].cell_contents if cells else None
+
+
+def _given_to(context: Any, original: Any) -> Compiled:
+    callback = getattr(context, "callback", None)
+    backend = innermost_backend(callback) if callable(callback) else None
+    kwargs = getattr(backend, "kwargs", {})
+    compiler = getattr(backend, "compiler_fn", backend)
+    return Compiled(original, compiler, kwargs.get("options"), getattr(backend, "dynamic", None))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 import sysconfig
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import fx
 
+# File, line, function.
+Frame = tuple[str, int | str, str]
+
+_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
@@ -28,18 +33,33 @@ def source_line(node: fx.Node) -> str:
     Where there is none (an `nn.Sequential`), the module, as `module 1 (BatchNorm1d)`. An empty
     string where nothing is known.
     """
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    found = _FRAME.findall(node.meta.get("stack_trace") or "")
+    return _line(found) or _module(node) or innermost_line(found)
+
+
+def users_name(function: str) -> str:
+    """The user's function, where Dynamo made one of its own for what follows a graph break."""
+    return _RESUMED.sub(r"\1", function)
+
+
+def innermost_line(frames: Sequence[Frame]) -> str:
+    """`file:line in function` of the user's innermost frame, else of the innermost of all."""
+    if not frames:
+        return ""
+    file, line, function = frames[-1]
+    return _line(frames) or f"{file}:{line} in {users_name(function)}"
+
+
+def _line(frames: Sequence[Frame]) -> str:
+    """The innermost frame in the user's code, else outside torch, else an empty string."""
     torch_root = str(Path(torch.__file__).parent)
     outside_torch = [frame for frame in frames if not frame[0].startswith(torch_root)]
     users = [frame for frame in frames if not frame[0].startswith(_library_roots())]
     best = users or outside_torch
     if not best:
-        described = _module(node)
-        if described or not frames:
-            return described
-        best = frames
+        return ""
     file, line, function = best[-1]
-    return f"{file}:{line} in {function}"
+    return f"{file}:{line} in {users_name(function)}"
 
 
 def _module(node: fx.Node) -> str:

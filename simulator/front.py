@@ -2,7 +2,7 @@
 environment variables of AWS's package that choose how.
 
 * `NEURON_PLATFORM_TARGET_OVERRIDE`: the target (trn1, inf2, gen2, trn2, gen3, trn3, gen4). Else the
-  `platform_target` of `nki.jit`, else trn3, as AWS's own simulator has it without a device.
+  `platform_target` of `nki.jit`, else trn2, as everywhere in trnx (AWS's own simulator takes trn3).
   (`trnx.simulator.simulate` and `trace` have a parameter `target` and read no variable.)
 * `NKI_PRECISE_FP=0`: bfloat16, float16 and float8 are stored as float32, and results come as
   float32: tells an error of rounding from an error of the kernel. Tensors then take more memory
@@ -21,10 +21,9 @@ import torch
 
 from trnx.simulator.context import storing_float32
 from trnx.simulator.errors import TrnxError
-from trnx.simulator.hardware import hardware
+from trnx.simulator.hardware import DEFAULT_TARGET, hardware
 from trnx.simulator.kernel import Kernel
 
-DEFAULT_TARGET = "trn3"
 _LOW_PRECISION = (
     torch.bfloat16,
     torch.float16,

@@ -31,7 +31,7 @@ class Hardware:
     sbuf_partition_bytes: int
     hbm_bytes_per_second: float  # share of one core (inferred from the chip's)
     dma_engine_rate: float  # achievable bytes/s of one of the 16 DMA engines
-    gemm_moving_fmax: int  # moving columns of one nc_matmul with a float32 destination
+    matmul_moving_columns: int  # most of one nc_matmul with a float32 destination
     partitions: int = 128
     psum_banks: int = 8
     psum_bank_bytes: int = 2048
@@ -113,7 +113,7 @@ TRN1 = Hardware(
     sbuf_partition_bytes=192 * 1024,
     hbm_bytes_per_second=410e9,
     dma_engine_rate=17e9,
-    gemm_moving_fmax=512,
+    matmul_moving_columns=512,
     cores_per_chip=2,
     chip_hbm_bytes=32 * 2**30,
     chip_hbm_bytes_per_second=820e9,
@@ -136,7 +136,7 @@ TRN2 = Hardware(
     sbuf_partition_bytes=224 * 1024,
     hbm_bytes_per_second=362e9,
     dma_engine_rate=23e9,
-    gemm_moving_fmax=512,
+    matmul_moving_columns=512,
     peak_fp8_flops=158e12,
 )
 TRN3 = Hardware(
@@ -151,13 +151,16 @@ TRN3 = Hardware(
     sbuf_partition_bytes=256 * 1024,
     hbm_bytes_per_second=600e9,
     dma_engine_rate=33e9,
-    gemm_moving_fmax=4096,
+    matmul_moving_columns=4096,
     chip_hbm_bytes=144 * 2**30,
     chip_hbm_bytes_per_second=4.8e12,  # "4.7" and "4.9 TB/s" are both published
     neuronlink_bytes_per_second=2560e9,
     peak_fp8_flops=315e12,
     scalar_half_width=2,
 )
+
+# What a kernel, a model or a script is run for where nothing names a target.
+DEFAULT_TARGET = TRN2.target
 
 _ALIASES = {
     "trn1": TRN1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,14 +91,12 @@ class TileSize:
 
     pmax = 128
     gemm_stationary_fmax = 128
+    # Of every generation: trn3's nc_matmul takes more columns in one instruction, but the kernels
+    # that AWS wrote for trn3 (SDK/nki/deep-dives/src/mxfp-matmul) take this for 512, one PSUM bank.
+    gemm_moving_fmax = 512
     bn_stats_fmax = 512
     psum_min_align = 4
     sbuf_min_align = 1
-
-    @property
-    def gemm_moving_fmax(self) -> int:
-        """Most moving columns of a float32 product."""
-        return _hardware().gemm_moving_fmax
 
     @property
     def psum_bank_fmax(self) -> int:
@@ -113,8 +112,11 @@ class TileSize:
 
     @property
     def psum_num_banks(self) -> int:
-        """PSUM banks per partition."""
-        return _hardware().psum_banks
+        """PSUM banks per partition, less the one that DMA transposes take where they are lowered to
+        TensorE (SDK/nki/api/nki.language.tile_size.rst)."""
+        chip = _hardware()
+        lowered = os.environ.get("NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE", "").lower() == "true"
+        return chip.psum_banks - (lowered and chip.generation > 2)
 
     @property
     def sbuf_fmax_bytes(self) -> int:

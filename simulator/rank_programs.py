@@ -22,6 +22,7 @@ import torch
 
 from trnx.simulator.baton import Baton
 from trnx.simulator.checks.findings import Findings
+from trnx.simulator.hardware import DEFAULT_TARGET
 from trnx.simulator.precision import FullPrecision
 from trnx.simulator.program import BindingError, Program, Step
 from trnx.simulator.ranks import Rank, RankArgumentsError
@@ -110,7 +111,7 @@ def _in_order(programs: Sequence[Program], order: Sequence[tuple[int, int]]) -> 
 def simulate_ranks(
     kernel: Any,
     ranks: int,
-    target: str = "trn2",
+    target: str = DEFAULT_TARGET,
     *,
     grid: Grid = None,
     strict: bool = True,
@@ -142,7 +143,7 @@ def trace_ranks(
     kernel: Any,
     arguments: Sequence[RankArguments],
     *,
-    target: str = "trn2",
+    target: str = DEFAULT_TARGET,
     grid: Grid = None,
     values: bool = False,
     strict: bool = True,

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from trnx.simulator.context import CURRENT
-from trnx.simulator.hardware import hardware
+from trnx.simulator.hardware import DEFAULT_TARGET, hardware
 from trnx.simulator.simulator import Simulator
 from trnx.simulator.spec import TensorSpec
 from trnx.simulator.tensor import NkiTensor
@@ -43,7 +43,7 @@ class Session:
 
 
 @contextmanager
-def interactive(target: str = "trn2") -> Iterator[Session]:
+def interactive(target: str = DEFAULT_TARGET) -> Iterator[Session]:
     """Run NKI calls at once until the block ends."""
     with torch.inference_mode(False), torch.no_grad():
         simulator = Simulator(hardware(target), (), values=True)

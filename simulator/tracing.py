@@ -23,7 +23,7 @@ from trnx.simulator.checks.findings import Findings
 from trnx.simulator.context import enter, has_run
 from trnx.simulator.cores import Core
 from trnx.simulator.errors import FindingError, Location, TrnxError
-from trnx.simulator.hardware import Hardware, hardware
+from trnx.simulator.hardware import DEFAULT_TARGET, Hardware, hardware
 from trnx.simulator.kernel import Kernel
 from trnx.simulator.precision import FullPrecision
 from trnx.simulator.program import Output, Program
@@ -56,7 +56,7 @@ def trace(
     kernel: Any,
     arguments: Sequence[Any],
     *,
-    target: str = "trn2",
+    target: str = DEFAULT_TARGET,
     grid: Grid = None,
     values: bool = False,
     strict: bool = True,
@@ -78,7 +78,7 @@ def trace(
 
 def simulate(
     kernel: Any,
-    target: str = "trn2",
+    target: str = DEFAULT_TARGET,
     grid: Grid = None,
     *,
     strict: bool = True,

@@ -42,7 +42,44 @@ class Runner(StrEnum):
 
 
 TargetOption = Annotated[Target, typer.Option(help="The Trainium generation to compile for.")]
+ScriptArguments = Annotated[
+    list[str] | None,
+    typer.Argument(help="Its arguments; after `--` also those that trnx has an option for."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+class ArgumentOrderError(TrnxError):
+    """An option of trnx behind the script, where it would be the script's."""
+
+
+def _script_arguments(
+    context: typer.Context, script: str, arguments: list[str] | None
+) -> list[str]:
+    """What the script gets. Raises ArgumentOrderError for an option of trnx behind the script."""
+    given = arguments or []
+    if given[:1] == ["--"]:
+        return given[1:]
+    takes_value = {
+        flag: not getattr(option, "is_flag", False)
+        for option in context.command.params
+        for flag in option.opts
+        if flag.startswith("-")
+    }
+    for index, argument in enumerate(given):
+        if argument == "--":
+            break
+        flag, equals, _ = argument.partition("=")
+        if flag in takes_value:
+            end = index + (2 if takes_value[flag] and not equals else 1)
+            command = f"trnx {context.command.name}"
+            ours, rest = given[index:end], given[:index] + given[end:]
+            raise ArgumentOrderError(
+                f"{argument} stands behind {script}, where it would be an argument of the script. "
+                f"If it is for trnx: {' '.join([command, *ours, script, *rest])}\n"
+                f"If it is for the script: {' '.join([command, script, '--', *given])}"
+            )
+    return given
 
 
 def _print_version(asked: bool) -> None:
@@ -110,8 +147,9 @@ def explain(
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def sim(
+    context: typer.Context,
     script: Annotated[str, typer.Argument(help="A Python file, or a folder with __main__.py.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    arguments: ScriptArguments = None,
     target: Annotated[
         Target | None, typer.Option(help="The generation; else as the environment says.")
     ] = None,
@@ -122,13 +160,15 @@ def sim(
     from trnx.simulator.launch import run_script
 
     asked = None if target is None else target.value
-    run_script(script, arguments or [], target=asked, trace=trace, debug=debug)
+    own = _script_arguments(context, script, arguments)
+    run_script(script, own, target=asked, trace=trace, debug=debug)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def profile(
+    context: typer.Context,
     script: Annotated[str, typer.Argument(help="A Python file, or a folder with __main__.py.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    arguments: ScriptArguments = None,
     target: Annotated[
         Target | None, typer.Option(help="The generation; else as the script and environment say.")
     ] = None,
@@ -142,9 +182,15 @@ def profile(
 ) -> None:
     """Run a script, and predict what its kernels and compiled models take on the chip."""
     from trnx.backend.profile_script import profile_script
+    from trnx.simulator.timing.outputs import check_plot_folder, check_trace_path
 
     asked = None if target is None else target.value
-    found = profile_script(script, arguments or [], target=asked)
+    own = _script_arguments(context, script, arguments)
+    if trace is not None:
+        check_trace_path(trace)
+    if plot is not None:
+        check_plot_folder(plot)
+    found = profile_script(script, own, target=asked)
     for model in found:
         # A script that uses several targets gets files for each.
         name = f".{model.target}" if len(found) > 1 else ""

@@ -43,7 +43,9 @@ def _is_constant(node: fx.Node, known: set[fx.Node]) -> bool:
         return False
     if has_effect(node) or is_random(node) or node.target in UNFILLED or not _is_static(node):
         return False
-    return is_factory(node) or (bool(node.all_input_nodes) and set(node.all_input_nodes) <= known)
+    # A factory may take symbolic numbers (`full` with a symbolic value): no constants, then.
+    inputs = set(node.all_input_nodes)
+    return (is_factory(node) or bool(inputs)) and inputs <= known
 
 
 def _evaluate(node: fx.Node, values: dict[fx.Node, Any]) -> Any:

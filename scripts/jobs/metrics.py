@@ -55,7 +55,7 @@ class Outcome:
     shares: list[float] = field(default_factory=list)
     speeds: list[float] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    graph_breaks: dict[str, int] = field(default_factory=dict)
+    graph_breaks: int = 0
     stopped: bool = False
     checkpoint: str | None = None
 
@@ -83,7 +83,7 @@ class Summary:
 
 def summarize(outcome: Outcome) -> Summary:
     """The summary of all ranks' outcomes; every rank calls this and gets the same."""
-    mine = (min(outcome.shares, default=None), outcome.skipped, sum(outcome.graph_breaks.values()))
+    mine = (min(outcome.shares, default=None), outcome.skipped, outcome.graph_breaks)
     everyone: list[Any] = [mine]
     if dist.is_initialized():
         everyone = [None] * dist.get_world_size()

@@ -139,7 +139,7 @@ class Training:
                 self._save(outcome, done, last)
                 if outcome.stopped:
                     break
-        outcome.graph_breaks.update(broken)
+        outcome.graph_breaks = broken.total()
         if self._built.compiled is not None:
             outcome.skipped.extend(self._built.compiled.skipped)
         return outcome

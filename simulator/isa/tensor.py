@@ -225,7 +225,7 @@ def check_destination(emit: Emit, dst: NkiTensor, n: int) -> None:
     types = ("float32",) if emit.generation < 4 else ("float32", "bfloat16")
     if dst.dtype not in types:
         emit.illegal(f"dst is {dst.dtype}; it must be {' or '.join(types)}")
-    limit = emit.hardware.gemm_moving_fmax * (2 if dst.dtype == "bfloat16" else 1)
+    limit = emit.hardware.matmul_moving_columns * (2 if dst.dtype == "bfloat16" else 1)
     if n > limit:
         emit.illegal(f"moving has {n} columns; the maximum is {limit}")
     if emit.generation < 4:

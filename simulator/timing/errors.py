@@ -12,6 +12,10 @@ class ProfileDependencyError(TrnxError):
     """A package of the extra `profile` is missing."""
 
 
+class OutputPathError(TrnxError):
+    """A trace or plots cannot be written where they were asked for."""
+
+
 @contextmanager
 def needs(package: str, what: str) -> Iterator[None]:
     """Imports of `package` in this block raise ProfileDependencyError where it is missing."""

@@ -18,6 +18,7 @@ from trnx.simulator.errors import Location
 from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.timing.cost import COUNT
 from trnx.simulator.timing.errors import needs
+from trnx.simulator.timing.outputs import check_trace_path
 from trnx.simulator.timing.schedule import queue_name
 from trnx.simulator.timing.timeline import Timeline, wait_name
 
@@ -39,6 +40,7 @@ class TraceFile:
         with needs("perfetto", "a trace"):
             from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
             from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
+        check_trace_path(path)
         self._event = protos.TrackEvent
         self._protos = protos
         self._file = path.open("wb")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trnx.simulator.errors import Location
-from trnx.simulator.hardware import Hardware, hardware
+from trnx.simulator.hardware import DEFAULT_TARGET, Hardware, hardware
 from trnx.simulator.program import Program
 from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.timing.band import Band, error_band
@@ -166,7 +166,7 @@ class Profile:
         )
 
 
-def profile(kernel: Any, *args: Any, target: str = "trn2", grid: Grid = None) -> Profile:
+def profile(kernel: Any, *args: Any, target: str = DEFAULT_TARGET, grid: Grid = None) -> Profile:
     """The prediction for `kernel` with these positional arguments (tensors, TensorSpecs or
     constants) on `target`. Raises what tracing the kernel raises.
     """

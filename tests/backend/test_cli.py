@@ -103,3 +103,60 @@ def test_an_example_returns_model_and_arguments(model: str) -> None:
 def test_nothing_to_explain_is_an_error(function: Any, message: str) -> None:
     with pytest.raises(ExampleError, match=message):
         trnx.explain(function)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "script.py"
+    path.write_text("import sys\nprint(sys.argv[1:])\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("behind", [("--target", "trn5"), ("a", "--target=trn1"), ("--trace",)])
+def test_an_option_behind_the_script_is_an_error(
+    script: str,
+    behind: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, "sim", script, *behind) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "ArgumentOrderError" in shown.err
+    options = " ".join(item for item in behind if item != "a")
+    assert f"trnx sim {options} {script}" in shown.err
+    assert f"trnx sim {script} -- {' '.join(behind)}" in shown.err
+
+
+def test_arguments_of_the_script(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "sim", script, "--", "--target", "x") == 0
+    assert run(monkeypatch, "sim", script, "--of-the-script", "--", "--target") == 0
+    assert capsys.readouterr().out == ("['--target', 'x']\n['--of-the-script', '--', '--target']\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "place", "message"),
+    [
+        ("--trace", "trace.json", "trace.pftrace"),
+        ("--trace", "absent/trace.pftrace", "no folder"),
+        ("--trace", ".", "name it"),
+        ("--plot", "script.py", "is a file"),
+        ("--plot", "script.py/plots", "is a file"),
+    ],
+)
+def test_output_is_refused_before_the_run(
+    script: str,
+    option: str,
+    place: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = str(Path(script).parent / place)
+    assert run(monkeypatch, "profile", option, asked, script) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""  # the script did not run
+    assert "OutputPathError" in shown.err
+    assert message in shown.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -173,3 +174,23 @@ def test_a_float_attribute_that_changes() -> None:
         model.scale, model.fill = scale, fill
         x = torch.randn(4, 3)
         torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.interpolate(x, scale_factor=2.0),
+        lambda x: F.softmax(x * x.shape[-1] ** -0.5, -1),
+        lambda x: F.softmax(x / math.sqrt(x.shape[-1]), -1),
+        lambda x: x + torch.linspace(0, 1.0 * x.shape[0], 5).sum(),
+        lambda x: x + torch.full((1,), x.shape[0]) * torch.arange(x.shape[-1]),
+    ],
+)
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (1, 2, 5, 7)])
+def test_factories_of_symbolic_numbers_are_no_constants(
+    function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...]
+) -> None:
+    x = torch.randn(shape)
+    compiled = torch.compile(function, backend="trnx", dynamic=True)
+    torch.testing.assert_close(compiled(x), function(x))
+    torch.testing.assert_close(compiled(x[:, :, 1:]), function(x[:, :, 1:]))

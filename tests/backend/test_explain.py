@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -163,3 +165,56 @@ def test_explaining_often_does_not_hit_the_recompile_limit() -> None:
 
     for _ in range(10):
         assert len(trnx.explain(function, torch.ones(3)).reports) == 1
+
+
+def branching(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    if y.sum() > 0:  # branch
+        y = y * 2
+    return y - 1
+
+
+def branching_in_a_loop(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        if x.sum() > 0:  # loop
+            x = x * 2
+    return x - 1
+
+
+def test_branches_on_data_are_reported_with_their_line() -> None:
+    explanation = trnx.explain(lambda x: branching_in_a_loop(branching(x)), torch.ones(3))
+    places = {source: reason for reason, source in explanation.graph_breaks}
+    lines = Path(__file__).read_text().splitlines()
+    for comment, function in (("branch", "branching"), ("loop", "branching_in_a_loop")):
+        number = next(n for n, line in enumerate(lines, 1) if line.endswith(f"# {comment}"))
+        assert "Data-dependent branching" in places[f"{__file__}:{number} in {function}"]
+    shown = json.loads(json.dumps(explanation.to_dict()))["graph_breaks"]
+    assert {entry["source"] for entry in shown} == places.keys()
+
+
+def compiled_variants() -> list[Any]:
+    options = {"target": "trn1", "select": "legal"}
+    in_place = torch.nn.Linear(4, 4)
+    in_place.compile(backend="trnx", options=options)
+    return [
+        torch.compile(torch.relu, backend="trnx", options=options),
+        torch.compile(torch.nn.Linear(4, 4), backend="trnx", options=options),
+        in_place,
+        torch.compile(torch.nn.ReLU().forward, backend="trnx", options=options),
+    ]
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_options_of_the_compiled_function_hold(index: int) -> None:
+    compiled = compiled_variants()[index]
+    x = torch.ones(4, 4)
+    with torch.no_grad():
+        assert trnx.explain(compiled, x).target == "trn1"
+        assert trnx.profile(compiled, x).target == "trn1"
+        assert trnx.explain(compiled, x, options={"target": "trn3"}).target == "trn3"
+        assert trnx.profile(compiled, x, target="trn3").target == "trn3"
+
+
+def test_options_of_another_backend_are_not_ours() -> None:
+    compiled = torch.compile(torch.relu, backend="aot_eager")
+    assert trnx.explain(compiled, torch.ones(4)).target == "trn2"

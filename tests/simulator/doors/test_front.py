@@ -75,7 +75,7 @@ def test_target_of_the_environment(
 
 def test_default_target_and_the_decorators(kernels: ModuleType) -> None:
     zeros = np.zeros((1, 1), np.int32)
-    np.testing.assert_array_equal(kernels.version(zeros), 4)
+    np.testing.assert_array_equal(kernels.version(zeros), 3)
     np.testing.assert_array_equal(kernels.version_on_trn1(zeros), 2)
     np.testing.assert_array_equal(kernels.version_on_trn1[1](zeros), 2)
 

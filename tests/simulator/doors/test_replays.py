@@ -194,7 +194,7 @@ def test_who_observes_sees_each_call(module: ModuleType, runs: Runs) -> None:
     assert runs() == 2
     with observing_runs(lambda program, target: programs.append((program.name, target))):
         module.scaled(x)
-    assert programs == [("scaled", "trn3")]
+    assert programs == [("scaled", "trn2")]
     assert runs() == 0
 
 
