@@ -112,6 +112,7 @@ class GraphCompiler:
             source=next((line for n in reversed(nodes) if (line := source_line(n))), ""),
             cost=Cost() if prediction is None else prediction.cost,
             model_flops=graph_flops(nodes),
+            operand_bytes=sum(map(_node_bytes, nodes)),
             prediction=prediction,
             fallback_seconds=0.0 if engine is None else engine.cost(nodes),
         )
@@ -131,12 +132,6 @@ def _node_bytes(node: fx.Node) -> int:
 
 
 def _count_nodes(report: GraphReport, plan: Plan) -> None:
-    on_nki = {n for region in plan.regions if region.engine == "nki" for n in region.nodes}
-    for node in plan.graph_module.graph.nodes:
-        if is_compute(node):
-            size = _node_bytes(node)
-            report.compute_nodes += 1
-            report.bytes_total += size
-            if node in on_nki:
-                report.nki_nodes += 1
-                report.bytes_nki += size
+    nodes = [node for node in plan.graph_module.graph.nodes if is_compute(node)]
+    report.compute_nodes = len(nodes)
+    report.bytes_total = sum(map(_node_bytes, nodes))

@@ -43,8 +43,8 @@ class DemoResult:
     ranking: list[int]
     ranking_eager: list[int]
     scores: list[float]
-    flops_on_nki: float
-    nodes_on_nki: float
+    flops_on_nki: float | None
+    nodes_on_nki: float | None
     regions: list[dict[str, Any]]
     fallbacks: list[dict[str, str]]
     compile_seconds: float

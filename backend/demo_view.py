@@ -8,6 +8,7 @@ from rich.table import Table
 
 from trnx.backend.demo import DemoResult
 from trnx.backend.demo_corpus import PASSAGES, QUERY
+from trnx.backend.report import percent
 
 
 def _search(result: DemoResult) -> Table:
@@ -51,7 +52,7 @@ def render(result: DemoResult) -> None:
     console.print(
         f"ranking {same} eager float32's; largest difference from eager {result.max_abs_diff:.2e}, "
         f"least cosine {result.cosine_min:.7f}\n"
-        f"on NKI: {result.flops_on_nki:.1%} of FLOPs, {result.nodes_on_nki:.1%} of nodes "
+        f"on NKI: {percent(result.flops_on_nki)} of FLOPs, {percent(result.nodes_on_nki)} of nodes "
         f"({result.target}, {result.runner} runner)\n"
         f"first call {result.first_seconds:.2f} s (compile {result.compile_seconds:.2f} s), then "
         f"{result.run_seconds:.3f} s; eager {result.eager_seconds:.3f} s",

@@ -134,7 +134,7 @@ class Executable:
             entry = self._regions[region.name]
             if region.match is not None:
                 entry.executed_flops = 0
-            elif not self._sources:  # else other sizes may still run where the plan says
+            if not self._sources:  # else other sizes may still run where the plan says
                 entry.engine = "eager"
             self._report.fallbacks.append(
                 FallbackReport(op, region.nodes[-1].name, "eager", reason, line)

@@ -21,7 +21,14 @@ from trnx.backend.entry import compile_captured, trnx
 from trnx.backend.errors import CoverageError, ExampleError
 from trnx.backend.model_profile import ENGINES, range_of
 from trnx.backend.options import Options, make_options, option_names
-from trnx.backend.report import GraphReport, Reports, collect_reports, counted, ledger_lines
+from trnx.backend.report import (
+    GraphReport,
+    Reports,
+    collect_reports,
+    counted,
+    ledger_lines,
+    percent,
+)
 from trnx.backend.torch_internals import (
     Compiled,
     GraphBreak,
@@ -33,6 +40,14 @@ from trnx.backend.versions import check_versions
 from trnx.fx_passes.source import innermost_line
 from trnx.simulator.timing.summary import band_dict, band_text, range_text, time_text
 
+_SHARES = {"flops": "FLOPs", "bytes": "bytes", "ops": "ops", "seconds": "predicted seconds"}
+_NOTHING = {
+    "flops": "matrix products",
+    "bytes": "compute nodes",
+    "ops": "compute nodes",
+    "seconds": "regions",
+}
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -43,8 +58,8 @@ class Explanation:
     graph_breaks: Mapping[tuple[str, str], int]
 
     @property
-    def flops_on_nki(self) -> float:
-        """Share of the matrix products' FLOPs on NKI, 0 to 1, as the kernels' costs predict."""
+    def flops_on_nki(self) -> float | None:
+        """Share of the matrix products' FLOPs on NKI, 0 to 1; None where there are none."""
         return self.reports.flops_on_nki
 
     @property
@@ -61,6 +76,7 @@ class Explanation:
             "flops_on_nki": self.reports.flops_on_nki,
             "bytes_on_nki": self.reports.bytes_on_nki,
             "nodes_on_nki": self.reports.nodes_on_nki,
+            "seconds_on_nki": self.reports.seconds_on_nki,
             "predicted_seconds": self.reports.predicted_seconds,
             "predicted_range_seconds": self.predicted_range_seconds,
             "band": band_dict(self.target),
@@ -72,25 +88,32 @@ class Explanation:
             "graphs": [report.to_dict() for report in self.reports],
         }
 
-    def fail_under(self, percent: float) -> None:
-        """Raises CoverageError where less than `percent` of the FLOPs is on NKI, for a CI gate."""
-        found = 100 * self.flops_on_nki
-        if found < percent:
-            misses = "\n".join(f"  {line}" for line in ledger_lines(self.reports.fallbacks))
-            raise CoverageError(
-                f"{found:.1f} % of the FLOPs run on NKI, less than the required {percent:g} %. "
-                f"Not on NKI:\n{misses}"
-            )
+    def fail_under(
+        self,
+        flops: float | None = None,
+        *,
+        bytes: float | None = None,
+        ops: float | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """A gate for CI. Raises CoverageError where less than that percentage of the matrix
+        products' FLOPs, of the compute nodes' bytes, of the compute nodes or of the predicted
+        seconds is on NKI, and where there is nothing of which to take a percentage."""
+        asked = {"flops": flops, "bytes": bytes, "ops": ops, "seconds": seconds}
+        missed = [
+            _missed(name, wanted, self.reports.on_nki[name])
+            for name, wanted in asked.items()
+            if wanted is not None and not _reaches(self.reports.on_nki[name], wanted)
+        ]
+        if missed:
+            lines = [f"  {line}" for line in ledger_lines(self.reports.fallbacks)]
+            raise CoverageError("\n".join([*missed, *(["Not on NKI:"] if lines else []), *lines]))
 
     def __str__(self) -> str:
-        shares = (
-            ("FLOPs", self.reports.flops_on_nki),
-            ("bytes", self.reports.bytes_on_nki),
-            ("ops", self.reports.nodes_on_nki),
-        )
+        shares = self.reports.on_nki
         lines = [
             f"{len(self.reports)} graph(s) for {self.target}; on NKI: "
-            + ", ".join(f"{100 * part:.1f} % of {name}" for name, part in shares),
+            + ", ".join(f"{percent(shares[key])} of {name}" for key, name in _SHARES.items()),
             _time_line(self.reports, self.predicted_range_seconds),
             band_text(self.target),
         ]
@@ -100,6 +123,23 @@ class Explanation:
             lines += ["", "graph breaks:"]
             lines += _break_lines(self.graph_breaks)
         return "\n".join(lines)
+
+
+def _reaches(found: float | None, wanted: float) -> bool:
+    return found is not None and 100 * found >= wanted
+
+
+def _missed(name: str, wanted: float, found: float | None) -> str:
+    if found is None:
+        others = ", ".join(f"{other}=" for other in _SHARES if other != name)
+        return (
+            f"fail_under({name}={wanted:g}) has nothing to measure: there are no "
+            f"{_NOTHING[name]}; ask for {others} instead"
+        )
+    return (
+        f"{100 * found:.1f} % of the {_SHARES[name]} run on NKI, less than the required "
+        f"{wanted:g} %."
+    )
 
 
 def _time_line(reports: Reports, bounds: tuple[float, float] | None) -> str:

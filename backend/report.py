@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class RegionReport:
     """One region. `cost` is the kernel's own count for the sizes seen at capture.
 
-    `model_flops` are the FLOPs of the region's matrix products as torch counts them.
+    `model_flops` are the FLOPs of the region's matrix products as torch counts them,
+    `operand_bytes` the sizes of all operands and results of its compute nodes.
     `prediction` is that of a kernel's region, `fallback_seconds` the estimate of any other.
     `executed_flops` are those of the kernel's `nc_matmul` instructions (simulator runner), 0 where
     the region had to run in eager, None where it is not known. `copied` names the bindings that are
@@ -37,6 +38,7 @@ class RegionReport:
     source: str
     cost: Cost = field(default_factory=Cost)
     model_flops: int = 0
+    operand_bytes: int = 0
     prediction: Prediction | None = field(default=None, repr=False, compare=False)
     fallback_seconds: float = 0.0
     executed_flops: int | None = None
@@ -113,10 +115,8 @@ class GraphReport:
     fallbacks: list[FallbackReport] = field(default_factory=list)
     near_misses: list[FallbackReport] = field(default_factory=list)
     compute_nodes: int = 0
-    nki_nodes: int = 0
     flops_total: int = 0
     bytes_total: int = 0
-    bytes_nki: int = 0
     compile_seconds: float = 0.0
     launch_seconds: float = 0.0
     shapes: int = 0  # specialisations made so far
@@ -132,7 +132,21 @@ class GraphReport:
     @property
     def flops_nki(self) -> int:
         """FLOPs of matrix products on NKI."""
-        return sum(region.flops for region in self.regions if region.engine == "nki")
+        return sum(region.flops for region in self._on_nki)
+
+    @property
+    def nki_nodes(self) -> int:
+        """Compute nodes on NKI."""
+        return sum(len(region.ops) for region in self._on_nki)
+
+    @property
+    def bytes_nki(self) -> int:
+        """Sizes of all operands and results of the compute nodes on NKI."""
+        return sum(region.operand_bytes for region in self._on_nki)
+
+    @property
+    def _on_nki(self) -> list[RegionReport]:
+        return [region for region in self.regions if region.engine == "nki"]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -141,6 +155,8 @@ class GraphReport:
             **flat,
             "predicted_seconds": self.predicted_seconds,
             "flops_nki": self.flops_nki,
+            "nki_nodes": self.nki_nodes,
+            "bytes_nki": self.bytes_nki,
             "regions": [
                 {
                     **region.to_dict(),
@@ -156,7 +172,7 @@ class GraphReport:
         head = (
             f"{self.name} on {self.target}: {self.nki_nodes} of {self.compute_nodes} ops in "
             f"{sum(r.engine == 'nki' for r in self.regions)} NKI regions, "
-            f"{_percent(share(self.flops_nki, self.flops_total))} of FLOPs"
+            f"{percent(share(self.flops_nki, self.flops_total))} of FLOPs"
         )
         rows = [f"  {r.name:<40} {r.engine:<6} {', '.join(counted(r.ops))}" for r in self.regions]
         misses = [f"  {line}" for line in ledger_lines(self.fallbacks)]
@@ -178,13 +194,14 @@ def ledger_lines(entries: Iterable[FallbackReport]) -> list[str]:
     )
 
 
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f} %"
+def share(part: float, whole: float) -> float | None:
+    """`part / whole`; None where there is nothing to share."""
+    return part / whole if whole else None
 
 
-def share(part: float, whole: float) -> float:
-    """`part / whole`; 1.0 where there is nothing to share."""
-    return part / whole if whole else 1.0
+def percent(fraction: float | None) -> str:
+    """A share as text."""
+    return "n/a" if fraction is None else f"{100 * fraction:.1f} %"
 
 
 class Reports(Sequence[GraphReport]):
@@ -208,20 +225,40 @@ class Reports(Sequence[GraphReport]):
     def __len__(self) -> int:
         return len(self._reports)
 
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self._reports)) or "no graph was compiled or run"
+
     @property
-    def flops_on_nki(self) -> float:
-        """Share of the matrix products' FLOPs, 0 to 1."""
+    def flops_on_nki(self) -> float | None:
+        """Share of the matrix products' FLOPs, 0 to 1; None where there are none."""
         return share(sum(r.flops_nki for r in self), sum(r.flops_total for r in self))
 
     @property
-    def nodes_on_nki(self) -> float:
-        """Share of the canonical compute nodes, 0 to 1."""
+    def nodes_on_nki(self) -> float | None:
+        """Share of the canonical compute nodes, 0 to 1; None where there are none."""
         return share(sum(r.nki_nodes for r in self), sum(r.compute_nodes for r in self))
 
     @property
-    def bytes_on_nki(self) -> float:
-        """Share of the bytes that compute nodes read and write, 0 to 1."""
+    def bytes_on_nki(self) -> float | None:
+        """Share of the bytes that compute nodes read and write, 0 to 1; None where there are
+        none."""
         return share(sum(r.bytes_nki for r in self), sum(r.bytes_total for r in self))
+
+    @property
+    def seconds_on_nki(self) -> float | None:
+        """Share of the regions' predicted time, 0 to 1; launches of graphs do not count."""
+        total = sum(region.predicted_seconds for report in self for region in report.regions)
+        return share(self.predicted_seconds_on("nki"), total)
+
+    @property
+    def on_nki(self) -> dict[str, float | None]:
+        """Every share by its name."""
+        return {
+            "flops": self.flops_on_nki,
+            "bytes": self.bytes_on_nki,
+            "ops": self.nodes_on_nki,
+            "seconds": self.seconds_on_nki,
+        }
 
     @property
     def compile_seconds(self) -> float:

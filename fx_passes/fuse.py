@@ -35,17 +35,52 @@ def find_kernels(
             by_target[node.target].append(node)
     claimed: set[fx.Node] = set()
     found: list[GraphMatch] = []
-    for matcher in matchers(kernels):
-        for node in by_target[matcher.root_target]:
+    for rivals in _rivals(matchers(kernels)):
+        for node in by_target[rivals[0].root_target]:
             if node in claimed:
                 continue
-            match = _try(matcher, node, hardware, profit, claimed | barred if barred else claimed)
-            if isinstance(match, Reject):
-                refusals.add(node, match)
-            elif match is not None:
-                claimed.update(n for n in match.nodes if is_compute(n))
-                found.append(match)
+            taken = claimed | barred if barred else claimed
+            tries = [_try(matcher, node, hardware, profit, taken) for matcher in rivals]
+            for reject in tries:
+                if isinstance(reject, Reject):
+                    refusals.add(node, reject)
+            fits = [match for match in tries if isinstance(match, GraphMatch)]
+            if fits:
+                chosen = _choose(fits, profit, refusals)
+                claimed.update(n for n in chosen.nodes if is_compute(n))
+                found.append(chosen)
     return tuple(found)
+
+
+def _rivals(every: Iterable[Matcher]) -> list[list[Matcher]]:
+    """Patterns of one size that end in the same operator, biggest first: ties are possible."""
+    groups: defaultdict[tuple[int, Any], list[Matcher]] = defaultdict(list)
+    for matcher in every:
+        groups[matcher.size, matcher.root_target].append(matcher)
+    return list(groups.values())
+
+
+def _choose(fits: list[GraphMatch], profit: Profit, refusals: Refusals) -> GraphMatch:
+    """The user's kernel before one of the package, then the faster one, then the first pattern."""
+    if len({match.match.kernel.name for match in fits}) == 1:
+        return fits[0]
+    chosen = min(fits, key=lambda m: (_is_builtin(m), profit.nki_seconds(m.match)))
+    winner = chosen.match.kernel.name
+    for loser in fits:
+        name = loser.match.kernel.name
+        if name != winner:
+            why = (
+                "a user's kernel comes before one of the package"
+                if _is_builtin(loser) != _is_builtin(chosen)
+                else f"is predicted to take {profit.nki_seconds(chosen.match) * 1e6:.1f} us, "
+                f"{name} {profit.nki_seconds(loser.match) * 1e6:.1f} us"
+            )
+            refusals.note(loser.root, f"kernel {name} matches as much as {winner}; {winner}: {why}")
+    return chosen
+
+
+def _is_builtin(match: GraphMatch) -> bool:
+    return bool(getattr(match.match.kernel, "builtin", False))
 
 
 def _try(

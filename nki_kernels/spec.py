@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from trnx.nki_kernels.errors import KernelSpecError
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.spec import TensorSpec
@@ -136,9 +137,13 @@ class Sample:
     error: float = 0.0
 
 
+def kernel_parameters(kernel: Any) -> Mapping[str, inspect.Parameter]:
+    """Name -> parameter of an NKI function."""
+    return inspect.signature(getattr(kernel, "function", kernel)).parameters
+
+
 def _launch_by_name(kernel: Any, b: Bindings) -> Launch:
-    function = getattr(kernel, "function", kernel)
-    names = list(inspect.signature(function).parameters)
+    names = list(kernel_parameters(kernel))
     arguments = tuple(b[name] for name in names)
     tensors = tuple(n for n, a in zip(names, arguments, strict=True) if isinstance(a, TensorSpec))
     return Launch(kernel, arguments, tensors)
@@ -162,10 +167,18 @@ class KernelSpec:
     kernel: Any
     plan: Callable[[Bindings, Hardware], Launch] | None = None
     strided: frozenset[str] = frozenset()
+    builtin: bool = False  # set by the registry: a kernel of this package
 
     def supports(self, b: Bindings, hw: Hardware) -> Reject | None:
-        """None where the kernel takes these bindings on `hw`, else why not."""
-        return self.guard(b, hw)
+        """None where the kernel takes these bindings on `hw`, else why not. Raises KernelSpecError
+        where the guard returns something else."""
+        found = self.guard(b, hw)
+        if found is not None and not isinstance(found, Reject):
+            raise KernelSpecError(
+                f"the guard of kernel {self.name} returned {found!r}; it must return "
+                "Reject(reason), or None where the kernel takes the bindings"
+            )
+        return found
 
     def cost(self, b: Bindings) -> Cost:
         """Work of one call."""

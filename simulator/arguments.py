@@ -1,11 +1,12 @@
 """Arguments of a kernel: every tensor becomes an NkiTensor in HBM, wherever it is in an argument.
 
 Tensors are looked for in tuples, lists, dicts, and in objects of NKIObject classes and dataclasses.
-An array that torch cannot share (read-only, negative strides) is copied, and so is a tensor that is
-not contiguous, where arguments are passed as the device gets them: a kernel's access patterns count
-elements of dense rows. What the kernel writes into a copy is copied back, and is an error where the
-caller's elements cannot take it. Where arguments are borrowed, what the kernel writes goes into
-copies that are the results' alone.
+Arrays of other libraries (JAX) come, and results go, as numpy's do. An array that torch cannot
+share (read-only, negative strides) is copied, and so is a tensor that is not contiguous, where
+arguments are passed as the device gets them: a kernel's access patterns count elements of dense
+rows. What the kernel writes into a copy is copied back, and is an error where the caller's elements
+cannot take it. Where arguments are borrowed, what the kernel writes goes into copies that are the
+results' alone.
 """
 
 from __future__ import annotations
@@ -147,6 +148,8 @@ class Arguments:
                 passed.give_back(name)
 
     def _convert(self, value: Any) -> Any:
+        if _is_foreign_array(value):
+            value = np.asarray(value)
         if isinstance(value, np.ndarray):
             return self._add_passed(pass_array(value, self._name, self._are_dense))
         if isinstance(value, torch.Tensor):
@@ -195,6 +198,12 @@ class Arguments:
         self.passed.append(passed)
         self.names.append(self._name)
         return view
+
+
+def _is_foreign_array(value: Any) -> bool:
+    """An array of another library, such as JAX, which numpy reads; numpy's scalars are numbers."""
+    is_array = all(hasattr(value, name) for name in ("__array__", "shape", "dtype"))
+    return is_array and not isinstance(value, np.ndarray | np.generic | torch.Tensor | type)
 
 
 def _parameter_names(function: Callable[..., Any]) -> list[str]:

@@ -41,6 +41,23 @@ class Runner(StrEnum):
     REFERENCE = "reference"
 
 
+class Fallback(StrEnum):
+    """Who runs what no kernel takes."""
+
+    AUTO = "auto"
+    XLA = "xla"
+    EAGER = "eager"
+    ERROR = "error"
+
+
+class Select(StrEnum):
+    """Where NKI kernels are taken."""
+
+    PROFIT = "profit"
+    LEGAL = "legal"
+    NONE = "none"
+
+
 TargetOption = Annotated[Target, typer.Option(help="The Trainium generation to compile for.")]
 ScriptArguments = Annotated[
     list[str] | None,
@@ -127,22 +144,61 @@ def explain(
             "(model, args) or (model, args, kwargs)."
         ),
     ],
-    target: TargetOption = Target.TRN2,
+    target: Annotated[
+        Target | None, typer.Option(help="The generation; else as compiled, else trn2.")
+    ] = None,
+    fallback: Annotated[
+        Fallback | None, typer.Option(help="Who runs what no kernel takes.")
+    ] = None,
+    select: Annotated[
+        Select | None, typer.Option(help="NKI where it pays, wherever it can, or nowhere.")
+    ] = None,
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for symbolic sizes.")] = False,
+    inference: Annotated[
+        bool,
+        typer.Option("--inference", help="Without gradients: no backward graphs."),
+    ] = False,
     fail_under: Annotated[
-        float | None,
-        typer.Option(help="Exit with 1 where less than this percentage of FLOPs is on NKI."),
+        list[str] | None,
+        typer.Option(
+            help="PERCENT, or KIND=PERCENT with flops, bytes, ops or seconds: exit with 1 where "
+            "less of the FLOPs (or of the kind) is on NKI. May be repeated."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show, without running kernels, which op of a model goes where and why."""
+    """Show, without running kernels, which op of a model goes where and why.
+
+    Forward and backward graphs are shown where gradients are enabled and an input or a parameter
+    requires them; `--inference` shows the graph without gradients.
+    """
+    import torch
+
     import trnx
     from trnx.backend.example import load_example
 
+    gates = dict(_gate(text) for text in fail_under or ())
     model, args, kwargs = load_example(example)
-    explanation = trnx.explain(model, *args, options={"target": target.value}, **kwargs)
+    asked = {"target": target, "fallback": fallback, "select": select}
+    options = {name: value.value for name, value in asked.items() if value is not None}
+    if dynamic:
+        model = torch.compile(model, backend="trnx", dynamic=True)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not inference):
+        explanation = trnx.explain(model, *args, options=options, **kwargs)
     print(json.dumps(explanation.to_dict()) if as_json else explanation)
-    if fail_under is not None:
-        explanation.fail_under(fail_under)
+    if gates:
+        explanation.fail_under(**gates)
+
+
+def _gate(text: str) -> tuple[str, float]:
+    """`95` or `bytes=80` of `--fail-under`."""
+    kind, _, number = text.rpartition("=")
+    try:
+        if kind in ("", "flops", "bytes", "ops", "seconds"):
+            return kind or "flops", float(number)
+    except ValueError:
+        pass
+    raise typer.BadParameter(f"{text!r} is not PERCENT, or flops=, bytes=, ops= or seconds=PERCENT")
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

@@ -105,6 +105,25 @@ def test_nothing_to_explain_is_an_error(function: Any, message: str) -> None:
         trnx.explain(function)
 
 
+def test_explain_takes_the_options_of_the_backend(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = ("--inference", "--dynamic", "--select", "none", "--fallback", "eager", "--json")
+    assert run(monkeypatch, "explain", f"{model}:example", *shapes) == 0
+    (graph,) = json.loads(capsys.readouterr().out)["graphs"]
+    assert graph["kind"] == "inference"
+    assert [region["engine"] for region in graph["regions"]] == ["eager"]
+
+
+@pytest.mark.parametrize(
+    ("gates", "status"),
+    [(["95", "bytes=90"], 0), (["flops=95", "seconds=101"], 1), (["x=1"], 2), (["bytes=a"], 2)],
+)
+def test_gates(model: str, gates: list[str], status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [item for gate in gates for item in ("--fail-under", gate)]
+    assert run(monkeypatch, "explain", f"{model}:example", *options) == status
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> str:
     path = tmp_path / "script.py"

@@ -138,4 +138,4 @@ def test_the_view_shows_brackets_as_they_are(capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().out
     assert "trnx[xla]" in shown
     assert "DIFFERENT" in shown
-    assert "50.0% of nodes" in shown
+    assert "50.0 % of nodes" in shown

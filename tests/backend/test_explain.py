@@ -72,7 +72,7 @@ def test_collections_do_not_see_what_is_compiled_outside() -> None:
         pass
     torch.compile(torch.relu, backend="trnx")(torch.ones(3))
     assert len(reports) == 0
-    assert reports.flops_on_nki == 1.0
+    assert reports.flops_on_nki is None
 
 
 def test_explain_runs_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +135,35 @@ def test_a_coverage_gate() -> None:
     uncovered.fail_under(0)
     with pytest.raises(CoverageError, match=r"less than the required 50 %(.|\n)*fft"):
         uncovered.fail_under(50)
+
+
+def test_a_share_of_nothing_is_none() -> None:
+    explanation = trnx.explain(torch.relu, torch.ones(8, 8), options={"select": "legal"})
+    assert explanation.flops_on_nki is None
+    assert "n/a of FLOPs, 100.0 % of bytes" in str(explanation)
+    assert json.loads(json.dumps(explanation.to_dict()))["flops_on_nki"] is None
+    explanation.fail_under(bytes=100, ops=100, seconds=100)
+    with pytest.raises(CoverageError, match="no matrix products; ask for bytes="):
+        explanation.fail_under(1)
+
+
+@pytest.mark.parametrize("kind", ["flops", "bytes", "ops", "seconds"])
+def test_each_share_has_a_gate(kind: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.qr((x @ x) + 1)[0] @ x.double().float()
+
+    explanation = trnx.explain(function, torch.ones(256, 256), options={"select": "none"})
+    explanation.fail_under(**{kind: 0})
+    with pytest.raises(CoverageError, match="less than the required 10 %"):
+        explanation.fail_under(**{kind: 10})
+
+
+def test_reports_print_themselves() -> None:
+    with trnx.collect_reports() as reports:
+        assert "no graph" in str(reports)
+        torch.compile(torch.relu, backend="trnx")(torch.ones(3))
+    assert str(reports) == str(reports[0])
+    assert "fused_relu" in str(reports)
 
 
 def test_explain_reports_where_fallback_error_would_raise() -> None:

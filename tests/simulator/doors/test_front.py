@@ -211,3 +211,13 @@ def test_notebook_cells_are_checked_against_the_subset() -> None:
 def test_kernel_without_source_runs() -> None:
     result = _run_cell("<nowhere>")["copy"](np.ones((2, 3), np.float32))
     np.testing.assert_array_equal(result, 1)
+
+
+def test_jax_arrays_come_as_numpy(kernels: ModuleType) -> None:
+    jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")
+    for dtype in (jnp.float32, jnp.bfloat16):
+        a = jnp.arange(12, dtype=dtype).reshape(4, 3)
+        result = kernels.double(a)
+        assert isinstance(result, np.ndarray)
+        assert result.dtype == a.dtype
+        np.testing.assert_array_equal(result.astype(np.float32), 2 * np.asarray(a, np.float32))
