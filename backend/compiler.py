@@ -19,6 +19,7 @@ from trnx.backend.report import FallbackReport, GraphReport, RegionReport, publi
 from trnx.backend.runners import Runner
 from trnx.backend.torch_internals import boxed, mark_boxed, without_guards
 from trnx.fx_passes.flops import graph_flops
+from trnx.fx_passes.labels import layer_of, shapes_of
 from trnx.fx_passes.nodes import is_compute, op_name
 from trnx.fx_passes.region import FallbackEngine, Plan, Region
 from trnx.fx_passes.source import source_line
@@ -110,6 +111,8 @@ class GraphCompiler:
             kernel=region.match.kernel.name if region.match else None,
             ops=[op_name(node) for node in nodes],
             source=next((line for n in reversed(nodes) if (line := source_line(n))), ""),
+            layer=layer_of(nodes),
+            shapes=shapes_of(nodes),
             cost=Cost() if prediction is None else prediction.cost,
             model_flops=graph_flops(nodes),
             operand_bytes=sum(map(_node_bytes, nodes)),

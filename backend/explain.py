@@ -25,7 +25,6 @@ from trnx.backend.report import (
     GraphReport,
     Reports,
     collect_reports,
-    counted,
     ledger_lines,
     percent,
 )
@@ -154,7 +153,7 @@ def _time_line(reports: Reports, bounds: tuple[float, float] | None) -> str:
 
 
 def _graph_lines(report: GraphReport) -> list[str]:
-    rows = [("region", "engine", "MFLOPs", "us", "share", "by", "ops")]
+    rows = [("region", "engine", "MFLOPs", "us", "share", "by", "layer: kernel or ops, sizes")]
     total = report.predicted_seconds or 1.0
     for region in report.regions:
         seconds = region.predicted_seconds
@@ -166,7 +165,7 @@ def _graph_lines(report: GraphReport) -> list[str]:
                 f"{seconds * 1e6:.1f}",
                 f"{seconds / total:.1%}",
                 region.predicted_by,
-                ", ".join(counted(region.ops)),
+                region.label,
             )
         )
     lines = [f"{report.name}: {time_text(report.predicted_seconds)}", *_table(rows)]

@@ -26,7 +26,8 @@ ENGINES = ("nki", "xla", "eager")
 
 @dataclass(frozen=True)
 class RegionTime:
-    """One region: `by` is `schedule` or `estimate`; `profile` is there for scheduled ones."""
+    """One region: `by` is `schedule` or `estimate`; `profile` is there for scheduled ones. `work`
+    is the kernel (or the ops of a fallback) with its sizes, `label` the same after the layer."""
 
     graph: str
     name: str
@@ -37,11 +38,8 @@ class RegionTime:
     seconds: float
     by: str
     profile: Profile | None = field(repr=False, compare=False)
-
-    @property
-    def label(self) -> str:
-        """The kernel, or the ops of a fallback."""
-        return self.kernel or ", ".join(counted(op.split(".")[-2] for op in self.ops))
+    work: str
+    label: str
 
 
 @dataclass(frozen=True)
@@ -185,10 +183,10 @@ class ModelProfile:
         return model_text(self)
 
     def groups(self) -> dict[tuple[str, str, str, float], int]:
-        """(label, engine, by, seconds) of equal regions -> how many there are."""
+        """(work, engine, by, seconds) of equal regions -> how many there are."""
         found: dict[tuple[str, str, str, float], int] = {}
         for region in self.regions:
-            key = (region.label, region.engine, region.by, region.seconds)
+            key = (region.work, region.engine, region.by, region.seconds)
             found[key] = found.get(key, 0) + 1
         return found
 
@@ -250,9 +248,9 @@ class ModelProfile:
         for region in self.regions:
             if region.profile is not None:
                 count = different.get(id(region.profile), (None, "", 0))[2] + 1
-                different[id(region.profile)] = (region.profile, region.label, count)
+                different[id(region.profile)] = (region.profile, region.work, count)
         points = [
-            roofline_point(p, f"{count} x {label}", count) for p, label, count in different.values()
+            roofline_point(p, f"{count} x {work}", count) for p, work, count in different.values()
         ]
         cores = max(profile.cores for profile in self.profiles)
         total = round(self.total_seconds * PICOSECONDS)
@@ -275,6 +273,7 @@ def _region_dict(region: RegionTime, total: float) -> dict[str, Any]:
     return {
         "graph": region.graph,
         "name": region.name,
+        "label": region.label,
         "engine": region.engine,
         "kernel": region.kernel,
         "ops": list(region.ops),
@@ -323,4 +322,6 @@ def _region(
         entry.predicted_seconds,
         entry.predicted_by,
         None if entry.prediction is None else profile_of(entry.prediction),
+        entry.work,
+        entry.label,
     )

@@ -64,10 +64,10 @@ def _kernel_table(model: ModelProfile) -> Any:
     table = _table("kernel or ops", "engine", "by", numbers=("times", "each", "all", "share"))
     groups = sorted(model.groups().items(), key=lambda item: -item[0][3] * item[1])
     total = model.total_seconds or 1.0
-    for (label, engine, by, seconds), count in groups[:_ROWS]:
+    for (work, engine, by, seconds), count in groups[:_ROWS]:
         spent = seconds * count
         table.add_row(
-            label, engine, by, str(count), time_text(seconds), time_text(spent),
+            work, engine, by, str(count), time_text(seconds), time_text(spent),
             f"{spent / total:.1%}",
         )  # fmt: skip
     rest = groups[_ROWS:]

@@ -61,7 +61,7 @@ def _kernel_region(index: int, profile: Profile) -> RegionTime:
     source = str(path[0].location) if path else ""
     return RegionTime(
         graph, profile.name, "nki", profile.name, (), source, profile.total_seconds, "schedule",
-        profile,
+        profile, profile.name, profile.name,
     )  # fmt: skip
 
 

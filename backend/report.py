@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class RegionReport:
-    """One region. `cost` is the kernel's own count for the sizes seen at capture.
+    """One region. `layer` is the path of its module in the model, `shapes` the sizes of its work
+    (`fx_passes/labels.py`).
+
+    `cost` is the kernel's own count for the sizes seen at capture.
 
     `model_flops` are the FLOPs of the region's matrix products as torch counts them,
     `operand_bytes` the sizes of all operands and results of its compute nodes.
@@ -36,6 +39,8 @@ class RegionReport:
     kernel: str | None
     ops: list[str]
     source: str
+    layer: str = ""
+    shapes: str = ""
     cost: Cost = field(default_factory=Cost)
     model_flops: int = 0
     operand_bytes: int = 0
@@ -43,6 +48,17 @@ class RegionReport:
     fallback_seconds: float = 0.0
     executed_flops: int | None = None
     copied: tuple[str, ...] = ()
+
+    @property
+    def work(self) -> str:
+        """The kernel, or the ops, and the sizes: `linear 128x384x384`."""
+        ops = counted(op.split(".")[-2] for op in self.ops)
+        return f"{self.kernel or ', '.join(ops)} {self.shapes}".strip()
+
+    @property
+    def label(self) -> str:
+        """The same after the layer: `encoder.layer.3.attention.q: linear 128x384x384`."""
+        return f"{self.layer}: {self.work}" if self.layer else self.work
 
     @property
     def predicted_seconds(self) -> float:
@@ -71,6 +87,9 @@ class RegionReport:
             "kernel": self.kernel,
             "ops": list(self.ops),
             "source": self.source,
+            "layer": self.layer,
+            "shapes": self.shapes,
+            "label": self.label,
             "cost": asdict(self.cost),
             "model_flops": self.model_flops,
             "flops": self.flops,

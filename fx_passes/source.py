@@ -62,11 +62,23 @@ def _line(frames: Sequence[Frame]) -> str:
     return f"{file}:{line} in {users_name(function)}"
 
 
-def _module(node: fx.Node) -> str:
-    """The innermost module that the node belongs to, of the forward pass for a gradient's node."""
+def module_of(node: fx.Node) -> tuple[str, str]:
+    """Path and class of the innermost module that the node belongs to, of the forward pass for a
+    gradient's node; empty strings where it belongs to none, an empty path for the model itself."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
-        return ""
-    path, kind = list(stack.values())[-1]
-    name = re.sub(r"^L\[[^]]*\]\.?", "", path)
-    return f"module {name or 'root'} ({getattr(kind, '__name__', kind)})"
+        return "", ""
+    name, kind = list(stack.values())[-1]
+    return _module_path(name), getattr(kind, "__name__", str(kind))
+
+
+def _module_path(name: str) -> str:
+    """Dynamo's name of a module, `L['self'].layers._modules['0']`, as `named_modules` has it."""
+    path = re.sub(r"^[LG]\['[^']*'\]", "", name)
+    path = re.sub(r"(?:\._modules)?\['?([^'\]]*)'?\]", r".\1", path)
+    return path.strip(".")
+
+
+def _module(node: fx.Node) -> str:
+    path, kind = module_of(node)
+    return f"module {path or 'root'} ({kind})" if kind else ""

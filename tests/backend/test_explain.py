@@ -247,3 +247,42 @@ def test_options_of_the_compiled_function_hold(index: int) -> None:
 def test_options_of_another_backend_are_not_ours() -> None:
     compiled = torch.compile(torch.relu, backend="aot_eager")
     assert trnx.explain(compiled, torch.ones(4)).target == "trn2"
+
+
+class Nested(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(32, 32), torch.nn.Linear(32, 64)])
+        self.heads = torch.nn.ModuleDict({"q": torch.nn.Linear(64, 16)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        q = self.heads["q"](x)
+        return torch.softmax(torch.bmm(q, q.transpose(1, 2)), -1).cumsum(0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_regions_are_labelled_by_layer_and_sizes(dynamic: bool) -> None:
+    x = torch.randn(2, 5, 32)
+    compiled = torch.compile(Nested(), backend="trnx", dynamic=dynamic)
+    with torch.no_grad():
+        (report,) = trnx.explain(compiled, x).reports
+        profile = trnx.profile(compiled, x)
+    labels = [region.label for region in report.regions]
+    assert labels == [
+        "layers.0: linear 10x32x32",
+        "layers.1: linear 10x32x64",
+        "heads.q: linear 10x64x16",
+        "bmm 2x5x16x5",
+        "softmax 2x5x5",
+        "cumsum 2x5x5",
+    ]
+    assert [region.label for region in profile.regions] == labels
+    assert [region["label"] for region in report.to_dict()["regions"]] == labels
+
+
+def test_gradients_are_labelled_by_the_layer_of_the_forward_pass() -> None:
+    x = torch.randn(10, 32)
+    backward = trnx.explain(torch.nn.Sequential(torch.nn.Linear(32, 64)), x).reports[1]
+    assert "0: linear 64x10x32" in [region.label for region in backward.regions]
