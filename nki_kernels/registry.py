@@ -8,7 +8,9 @@ way.
 
 from __future__ import annotations
 
+import functools
 import pkgutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +47,9 @@ class Registry:
 
 _registry = Registry()
 _loaded: set[Path] = set()
+# One a file, as Python's import system has one a module: a thread waits for a file that another
+# one is loading.
+_locks: dict[Path, threading.RLock] = {}
 
 
 def register(spec: KernelSpec) -> None:
@@ -57,17 +62,28 @@ def load_kernels(path: str | Path) -> None:
     from trnx import simulator
 
     file = Path(path).resolve()
-    if file not in _loaded:
-        simulator.load_module(file)
-        _loaded.add(file)
+    if file in _loaded:
+        return
+    with _locks.setdefault(file, threading.RLock()):
+        if file not in _loaded:
+            simulator.load_module(file)
+            _loaded.add(file)
 
 
 def kernels() -> Registry:
     """All kernels: those of this package, found on the first call, and those that users loaded."""
+    for file in _own_files():
+        load_kernels(file)
+    return _registry
+
+
+@functools.cache
+def _own_files() -> tuple[Path, ...]:
     import trnx.nki_kernels as package
 
-    for root in package.__path__:
-        for module in pkgutil.iter_modules([root]):
-            if module.name not in _NOT_KERNELS and not module.name.startswith("_"):
-                load_kernels(Path(root) / f"{module.name}.py")
-    return _registry
+    return tuple(
+        Path(root) / f"{module.name}.py"
+        for root in package.__path__
+        for module in pkgutil.iter_modules([root])
+        if module.name not in _NOT_KERNELS and not module.name.startswith("_")
+    )
