@@ -15,11 +15,14 @@ from trnx.backend.errors import UnsupportedDeviceError, UnsupportedModeError
 from trnx.backend.options import Options, make_options
 from trnx.backend.pipeline import before_autograd
 from trnx.backend.runners import Runner, make_runner
-from trnx.backend.torch_internals import compile_with_autograd
+from trnx.backend.torch_internals import compile_with_autograd, let_threads_load
 from trnx.backend.versions import check_versions
 from trnx.fx_passes.metadata import EXAMPLE_VALUE
 from trnx.fx_passes.source import source_line
 from trnx.nki_kernels.registry import kernels
+
+# The name in pyproject.toml.
+let_threads_load("trnx")
 
 
 def trnx(

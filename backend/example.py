@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ def _function(example: str) -> Callable[[], Any]:
     if place.endswith(".py"):
         if not Path(place).is_file():
             raise ExampleError(f"there is no file {place!r}; the path is relative to this folder")
+        _let_import_from(Path(place).resolve().parent)
         names = runpy.run_path(place)
     else:
+        _let_import_from(Path.cwd())
         try:
             names = vars(importlib.import_module(place))
         except ModuleNotFoundError as error:
@@ -30,6 +33,12 @@ def _function(example: str) -> Callable[[], Any]:
         raise ExampleError(f"{place} defines no function {name!r}")
     function: Callable[[], Any] = names[name]
     return function
+
+
+def _let_import_from(folder: Path) -> None:
+    """As Python's command line does, which an installed command does not; for later imports too."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 
 def load_example(example: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:

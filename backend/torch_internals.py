@@ -15,6 +15,7 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
+import torch._dynamo.backends.registry
 import torch._dynamo.eval_frame
 import torch._functorch.config
 from torch import fx
@@ -40,6 +41,34 @@ _SKIPPED = re.compile(r"frame skipped: (\S+) \((.+) line (\d+)\)")
 
 GraphCompiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 PartitionFunction = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+
+
+class _Backends(dict[str, Any]):
+    """Dynamo's table of loaded backends, in which one name may be registered again."""
+
+    def __init__(self, loaded: Mapping[str, Any], name: str) -> None:
+        super().__init__(loaded)
+        self._loaded = loaded
+        self._name = name
+
+    def __contains__(self, name: object) -> bool:
+        return name != self._name and super().__contains__(name)
+
+    def __missing__(self, name: str) -> Any:
+        return self._loaded[name]  # registered by another thread while this table was made
+
+
+def let_threads_load(name: str) -> None:
+    """Threads may look the backend `name` up for the first time at once.
+
+    Dynamo's `lookup_backend` tests whether a name is loaded, loads its entry point and registers
+    it, without a lock, and `register_backend` refuses a name that is taken: of several threads all
+    but one fail with "duplicate name". They wait in `load` for the import of the entry point's
+    module. So that module calls this when it is imported, before the first of them registers; each
+    then registers the same function.
+    """
+    registry = torch._dynamo.backends.registry
+    registry._COMPILER_FNS = _Backends(registry._COMPILER_FNS, name)
 
 
 def compile_with_autograd(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import site
 import sysconfig
 from collections.abc import Sequence
 from functools import cache
@@ -14,16 +16,20 @@ from torch import fx
 # File, line, function.
 Frame = tuple[str, int | str, str]
 
+_TORCH = Path(torch.__file__).parent
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 @cache
 def _library_roots() -> tuple[str, ...]:
+    """The folders of Python's library and of installed packages, each with a separator behind."""
     paths = sysconfig.get_paths()
     roots = {paths["purelib"], paths["platlib"], paths["stdlib"], paths["platstdlib"]}
-    roots.add(str(Path(torch.__file__).parent))
-    return tuple(sorted(roots))
+    roots |= {*site.getsitepackages(), site.getusersitepackages()}
+    # Where torch is, other packages are: also in a folder that a .pth file names.
+    roots.add(str(_TORCH.parent))
+    return tuple(sorted(root + os.sep for root in roots))
 
 
 def source_line(node: fx.Node) -> str:
@@ -52,8 +58,7 @@ def innermost_line(frames: Sequence[Frame]) -> str:
 
 def _line(frames: Sequence[Frame]) -> str:
     """The innermost frame in the user's code, else outside torch, else an empty string."""
-    torch_root = str(Path(torch.__file__).parent)
-    outside_torch = [frame for frame in frames if not frame[0].startswith(torch_root)]
+    outside_torch = [frame for frame in frames if not frame[0].startswith(f"{_TORCH}{os.sep}")]
     users = [frame for frame in frames if not frame[0].startswith(_library_roots())]
     best = users or outside_torch
     if not best:

@@ -12,8 +12,7 @@ import functools
 import hashlib
 import pkgutil
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -30,42 +29,48 @@ _NOT_KERNELS = frozenset(
 
 class Registry:
     """Kernels by name: users' first, each in the order of their names, so that every run selects
-    alike."""
+    alike. Threads may share it."""
 
     def __init__(self) -> None:
-        self._specs: dict[str, KernelSpec] = {}
-        self._files: dict[str, Path | None] = {}
+        self._lock = threading.Lock()
+        # Name -> kernel, and the file that defines it; replaced as a whole.
+        self._specs: dict[str, tuple[KernelSpec, Path | None]] = {}
 
-    def register(self, spec: KernelSpec, file: Path | None = None) -> None:
-        """Add `spec`, which `file` defines. Raises DuplicateKernelError where its name is taken,
-        KernelSpecError where its parts do not fit together."""
-        if spec.name in self._specs:
-            raise DuplicateKernelError(
-                f"a kernel named {spec.name!r} is registered already"
-                f"{_defined_in(self._files[spec.name])}; choose another name"
-            )
-        check_spec(spec)
-        self._specs[spec.name] = replace(spec, builtin=file is not None and _is_ours(file))
-        self._files[spec.name] = file
+    def register(self, spec: KernelSpec) -> None:
+        """Add `spec`. Raises DuplicateKernelError where its name is taken."""
+        with self._lock:
+            self._specs = self._with(self._specs, [spec], None)
 
-    @contextmanager
-    def replacing(self, file: Path) -> Iterator[None]:
-        """Kernels of `file` leave, for those that the block registers; they return if it fails."""
-        before = dict(self._specs), dict(self._files)
-        for name in [name for name, where in self._files.items() if where == file]:
-            del self._specs[name], self._files[name]
-        try:
-            yield
-        except BaseException:
-            self._specs, self._files = before
-            raise
+    def replace(self, file: Path, specs: Sequence[KernelSpec]) -> None:
+        """`specs` in place of the kernels that `file` defined before. Raises DuplicateKernelError,
+        and leaves everything as it was."""
+        with self._lock:
+            others = {n: entry for n, entry in self._specs.items() if entry[1] != file}
+            self._specs = self._with(others, specs, file)
+
+    def _with(
+        self,
+        held: dict[str, tuple[KernelSpec, Path | None]],
+        specs: Sequence[KernelSpec],
+        file: Path | None,
+    ) -> dict[str, tuple[KernelSpec, Path | None]]:
+        found = dict(held)
+        for spec in specs:
+            if spec.name in found:
+                where = found[spec.name][1]
+                raise DuplicateKernelError(
+                    f"a kernel named {spec.name!r} is registered already"
+                    f"{f' by {where}' if where else ''}; choose another name"
+                )
+            found[spec.name] = (replace(spec, builtin=file is not None and _is_ours(file)), file)
+        return found
 
     def __getitem__(self, name: str) -> KernelSpec:
-        return self._specs[name]
+        return self._specs[name][0]
 
     def __iter__(self) -> Iterator[KernelSpec]:
-        specs = sorted(self._specs.values(), key=lambda spec: (spec.builtin, spec.name))
-        return iter(specs)
+        specs = [spec for spec, _ in self._specs.values()]
+        return iter(sorted(specs, key=lambda spec: (spec.builtin, spec.name)))
 
     def __len__(self) -> int:
         return len(self._specs)
@@ -73,23 +78,26 @@ class Registry:
 
 _registry = Registry()
 _loaded: dict[Path, bytes] = {}  # file -> digest of what was loaded
-_lock = threading.RLock()
-_loading: ContextVar[Path | None] = ContextVar("trnx_loading_kernels", default=None)
+# One a file, as Python's import system has one a module: a thread waits for a file that another
+# one is loading.
+_locks: dict[Path, threading.RLock] = {}
+# What the file that is being loaded has registered.
+_loading: ContextVar[list[KernelSpec] | None] = ContextVar("trnx_loading_kernels", default=None)
 
 
 def _is_ours(file: Path) -> bool:
     return file.parent == Path(__file__).resolve().parent
 
 
-def _defined_in(file: Path | None) -> str:
-    return "" if file is None else f" by {file}"
-
-
 def register(spec: KernelSpec) -> None:
-    """Register a kernel: the last statement of a kernel module. Raises DuplicateKernelError or
-    KernelSpecError."""
-    with _lock:
-        _registry.register(spec, _loading.get())
+    """Register a kernel: the last statement of a kernel module. Raises KernelSpecError where its
+    parts do not fit together, DuplicateKernelError where its name is taken."""
+    check_spec(spec)
+    found = _loading.get()
+    if found is None:
+        _registry.register(spec)
+    else:
+        found.append(spec)
 
 
 def load_kernels(path: str | Path) -> None:
@@ -102,16 +110,17 @@ def load_kernels(path: str | Path) -> None:
     from trnx import simulator
 
     file = Path(path).resolve()
-    with _lock:
+    with _locks.setdefault(file, threading.RLock()):
         digest = hashlib.sha256(file.read_bytes()).digest() if file.is_file() else b""
         if _loaded.get(file) == digest:
             return
-        token = _loading.set(file)
+        specs: list[KernelSpec] = []
+        token = _loading.set(specs)
         try:
-            with _registry.replacing(file):
-                simulator.load_module(file)
+            simulator.load_module(file)
         finally:
             _loading.reset(token)
+        _registry.replace(file, specs)
         _loaded[file] = digest
 
 

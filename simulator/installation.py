@@ -11,8 +11,8 @@ import sys
 from types import ModuleType
 
 from trnx.simulator.errors import TrnxError
+from trnx.simulator.kernel_sources import is_nki
 from trnx.simulator.modules import MARK, nki_modules
-from trnx.simulator.twins import is_nki
 
 
 class AlreadyImportedError(TrnxError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import threading
 from collections.abc import Mapping
 from enum import Enum
 from importlib.machinery import ModuleSpec
@@ -20,11 +21,17 @@ from trnx.simulator.errors import IllegalInstructionError
 
 # An attribute of every module made here; twins use these and leave other packages' alone.
 MARK = "__trnx__"
+_lock = threading.RLock()
+
+
+def nki_modules() -> Mapping[str, ModuleType]:
+    """Module name -> module, also under `neuronxcc.nki`: the same in every thread."""
+    with _lock:
+        return _nki_modules()
 
 
 @functools.cache
-def nki_modules() -> Mapping[str, ModuleType]:
-    """Module name -> module, also under `neuronxcc.nki`."""
+def _nki_modules() -> Mapping[str, ModuleType]:
     from trnx.simulator import collectives, front, language
 
     isa = _isa()

@@ -27,10 +27,11 @@ from trnx.simulator.checks.findings import DISPUTED
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import KernelSubsetError, Location
 from trnx.simulator.kernel import Kernel
+from trnx.simulator.kernel_sources import is_nki, never_twin
 from trnx.simulator.objects import NKIObject
 from trnx.simulator.source import parse
 from trnx.simulator.subset_rules import PARAMETERS, RULES, Rule
-from trnx.simulator.twins import is_nki, load, never_twin
+from trnx.simulator.twins import load
 
 _LOOPS = ("fori_loop", "while_loop")
 _MODULES = ("math", "numpy")
@@ -228,6 +229,6 @@ def _is_allowed(value: Any) -> bool:
 
 
 def _holds_helpers(module: ModuleType) -> bool:
-    """A module of the user's, not of an installed package or of Python's library."""
+    """A module of Python source that may hold them: what a kernel takes from it is judged."""
     file = getattr(module, "__file__", None)
-    return file is not None and not never_twin(module.__name__) and "site-packages" not in file
+    return file is not None and file.endswith(".py") and not never_twin(module.__name__)

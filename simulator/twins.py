@@ -1,43 +1,34 @@
 """Twins: kernel files executed privately, with `nki*` resolved to the simulator.
 
 `sys.modules` is neither read for `nki*` nor written. A module that a kernel file imports becomes a
-twin as well where its own source imports `nki` (directly, or through another such module);
-everything else is imported as usual. Tracebacks, breakpoints and `inspect` work: a twin has its
-real file name.
+twin as well where it is a kernel source (`kernel_sources.py`); everything else is imported as
+usual. Tracebacks, breakpoints and `inspect` work: a twin has its real file name.
 """
 
 from __future__ import annotations
 
-import ast
 import builtins
 import functools
+import importlib
 import importlib.util
 import inspect
+import linecache
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from trnx.simulator.errors import TrnxError
 from trnx.simulator.kernel import Kernel
-from trnx.simulator.source import parse
+from trnx.simulator.kernel_sources import Source, Sources, is_nki, never_twin
 
 # A global of every twin.
 IN_TWIN = "__trnx_twin__"
-_NKI_ROOTS = ("nki", "neuronxcc.nki")
-# Packages that are never twins: the simulator itself, and what is too large to look through.
-_NEVER = (
-    "trnx.simulator",
-    "torch",
-    "numpy",
-    "ml_dtypes",
-    "transformers",
-    "jax",
-    "pytest",
-    "hypothesis",
-)
+# One a file, as Python's import system has one a module: threads share a kernel's twin.
+_locks: dict[str, threading.RLock] = {}
 
 
 class KernelSourceError(TrnxError):
@@ -49,7 +40,7 @@ def load_module(path: str | Path) -> ModuleType:
     file = Path(path).resolve()
     if not file.is_file():
         raise KernelSourceError(f"there is no kernel file {file}")
-    return _Loader().execute(file, _dotted_name(file))
+    return _Loader().execute(_file_source(file))
 
 
 def load(kernel: Any) -> Any:
@@ -64,17 +55,16 @@ def load(kernel: Any) -> Any:
         raise KernelSourceError(f"{kernel!r} is not a kernel function")
     if IN_TWIN in scope or not _uses_nki(scope):
         return function
-    file = inspect.getsourcefile(function)
-    if file is None:
-        raise KernelSourceError(f"the source file of {function.__qualname__} cannot be found")
-    module = _cached_twin(str(Path(file).resolve()), Path(file).stat().st_mtime_ns)
+    source = _source_of(function)
+    with _locks.setdefault(source.origin, threading.RLock()):
+        found: Any = _cached_twin(source, source.modified())
     try:
-        found: Any = module
         for part in function.__qualname__.split("."):
             found = getattr(found, part)
     except AttributeError:
         raise KernelSourceError(
-            f"{function.__qualname__} is not at the top level of {file}; move the kernel there"
+            f"{function.__qualname__} is not at the top level of {source.origin}; move the "
+            "kernel there"
         ) from None
     return found
 
@@ -91,21 +81,33 @@ def _uses_nki(scope: Mapping[str, Any]) -> bool:
     )
 
 
+def _source_of(function: FunctionType) -> Source:
+    file = inspect.getsourcefile(function)
+    if file is not None and Path(file).is_file():
+        return _file_source(Path(file).resolve())
+    # A module of an archive has a loader that reads it.
+    spec = function.__globals__.get("__spec__")
+    if file is None or spec is None or not hasattr(spec.loader, "get_data"):
+        raise KernelSourceError(f"the source file of {function.__qualname__} cannot be found")
+    return Source(spec.name, file, spec.loader, spec.submodule_search_locations is not None)
+
+
 @functools.lru_cache(maxsize=64)
-def _cached_twin(file: str, _modified: int) -> ModuleType:
-    return load_module(file)
+def _cached_twin(source: Source, _modified: int) -> ModuleType:
+    return _Loader().execute(source)
 
 
-def is_nki(name: str) -> bool:
-    """True for `nki`, `neuronxcc.nki` and their submodules."""
-    return any(name == root or name.startswith(root + ".") for root in _NKI_ROOTS)
+def _file_source(file: Path) -> Source:
+    name = _dotted_name(file)
+    return Source(name, str(file), SourceFileLoader(name, str(file)), file.stem == "__init__")
 
 
 def _dotted_name(file: Path) -> str:
     """The module name of `file` for Python, found from its package's `__init__` files."""
     from trnx import simulator
 
-    # An editable install maps trnx.X to the folder X: the mapping is read off this package.
+    # An editable install maps trnx.X to the folder X of the checkout; in any other, X is a folder
+    # of the package trnx.
     root = Path(simulator.__file__).resolve().parent.parent
     parts = [] if file.stem == "__init__" else [file.stem]
     folder = file.parent
@@ -117,28 +119,34 @@ def _dotted_name(file: Path) -> str:
     return ".".join(parts)
 
 
+class _Package(ModuleType):
+    """A package as a twin sees it: its kernel sources are twins, the rest is the imported one's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
 class _Loader:
     """The twins of one `load_module`: each helper module is executed once."""
 
     def __init__(self) -> None:
+        self._sources = Sources()
         self._twins: dict[str, ModuleType] = {}
+        self._packages: dict[str, ModuleType] = {}
         self._lock = threading.RLock()
 
-    def execute(self, file: Path, name: str) -> ModuleType:
-        module = ModuleType(name)
-        module.__file__ = str(file)
-        is_package = file.name == "__init__.py"
-        module.__package__ = name if is_package else name.rpartition(".")[0]
-        if is_package:
-            module.__path__ = [str(file.parent)]
+    def execute(self, source: Source) -> ModuleType:
+        module = importlib.util.module_from_spec(source.spec())
         scope = vars(module)
         scope[IN_TWIN] = True
         scope["__builtins__"] = {**vars(builtins), "__import__": self._import}
-        self._twins[name] = module
+        self._twins[source.name] = module
         try:
-            code = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
+            code = compile(source.read(), source.origin, "exec", dont_inherit=True)
         except SyntaxError as error:
-            raise KernelSourceError(f"{file} is no valid Python: {error}") from error
+            raise KernelSourceError(f"{source.origin} is no valid Python: {error}") from error
+        if not Path(source.origin).is_file():
+            linecache.lazycache(source.origin, scope)  # a member of an archive
         exec(code, scope)
         return module
 
@@ -163,8 +171,20 @@ class _Loader:
         if fromlist:
             self._load_members(absolute, twin, fromlist)
             return twin
-        top = absolute.partition(".")[0]
-        return twin if top == absolute else self._twins.get(top) or __import__(top)
+        return self._top(absolute, twin)
+
+    def _top(self, name: str, module: ModuleType) -> ModuleType:
+        """`import a.b.c` of a twin gives `a`, through which `a.b.c` is found."""
+        while parent := name.rpartition(".")[0]:
+            child = name.rpartition(".")[2]
+            with self._lock:
+                package = self._twin(parent) or self._package(parent)
+            setattr(package, child, module)
+            name, module = parent, package
+        return module
+
+    def _package(self, name: str) -> ModuleType:
+        return self._packages.setdefault(name, _Package(name))
 
     def _usual(
         self,
@@ -183,14 +203,14 @@ class _Loader:
             found = None if never_twin(absolute) else self._twin(f"{absolute}.{member}")
             if found is not None:
                 twins[member] = found
-        if not twins:
-            return builtins.__import__(name, globals, locals, fromlist or (), level)
         rest = [member for member in fromlist or () if member not in twins]
-        package = importlib.import_module(absolute)
-        view = ModuleType(absolute)
-        vars(view).update({member: getattr(package, member) for member in rest if member != "*"})
-        vars(view).update(twins)
-        return view
+        if rest or not twins:
+            imported = builtins.__import__(name, globals, locals, rest, level)
+            if not twins:
+                return self._packages.get(imported.__name__, imported)
+        package = self._package(absolute)
+        vars(package).update(twins)
+        return package
 
     def _load_members(self, name: str, twin: ModuleType, fromlist: Sequence[str]) -> None:
         for member in fromlist:
@@ -203,66 +223,8 @@ class _Loader:
     def _twin(self, name: str) -> ModuleType | None:
         if name in self._twins:
             return self._twins[name]
-        file = _kernel_source(name)
-        return None if file is None else self.execute(file, name)
-
-
-def never_twin(name: str) -> bool:
-    """True for modules of Python's library and of packages that hold no kernels."""
-    top = name.partition(".")[0]
-    return top in sys.stdlib_module_names or any(
-        name == root or name.startswith(root + ".") for root in _NEVER
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _source_of(name: str) -> Path | None:
-    """The source file of a module that is not stdlib; does not execute it."""
-    if never_twin(name):
-        return None
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, AttributeError, ValueError):
-        return None
-    if spec is None or not spec.has_location or spec.origin is None:
-        return None
-    file = Path(spec.origin)
-    return file if file.suffix == ".py" and "site-packages" not in file.parts else None
-
-
-def _kernel_source(name: str) -> Path | None:
-    """The source file of `name` if it imports nki itself or through other modules, else None."""
-    return _source_of(name) if _reaches_nki(name, frozenset()) else None
-
-
-def _reaches_nki(name: str, seen: frozenset[str]) -> bool:
-    if is_nki(name):
-        return True
-    file = _source_of(name)
-    if file is None or name in seen:
-        return False
-    imports = _top_level_imports(str(file), name, file.stat().st_mtime_ns)
-    return any(_reaches_nki(imported, seen | {name}) for imported in imports)
-
-
-@functools.lru_cache(maxsize=4096)
-def _top_level_imports(file: str, name: str, _modified: int) -> frozenset[str]:
-    try:
-        tree = parse(Path(file).read_bytes())
-    except (SyntaxError, OSError):
-        return frozenset()
-    package = name if Path(file).name == "__init__.py" else name.rpartition(".")[0]
-    found: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                base = importlib.util.resolve_name("." * node.level + base, package or name)
-            found.add(base)
-            found.update(f"{base}.{alias.name}" for alias in node.names)
-    return frozenset(found)
+        source = self._sources.kernel_source(name)
+        return None if source is None else self.execute(source)
 
 
 def _nki_import(name: str, fromlist: Sequence[str] | None) -> ModuleType:

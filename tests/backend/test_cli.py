@@ -53,6 +53,35 @@ def test_the_versions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert version("torch") in shown
 
 
+@pytest.mark.parametrize("example", ["uses.sibling:example", "uses/sibling.py:example"])
+def test_explain_finds_what_lies_beside(
+    example: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The current folder for a module, the file's own for a file; also for imports in `forward`."""
+    (tmp_path / "uses").mkdir()
+    for folder in (tmp_path, tmp_path / "uses"):
+        (folder / "explained_parts.py").write_text("SCALE = 3.0\n")
+        (folder / "explained_late.py").write_text("SHIFT = 1.0\n")
+    (tmp_path / "uses" / "sibling.py").write_text(
+        "import torch\nfrom explained_parts import SCALE\n"
+        "def function(x):\n"
+        "    import explained_late\n"
+        "    return (x * SCALE + explained_late.SHIFT).relu()\n"
+        "def example():\n"
+        "    return function, (torch.ones(3, 8),)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    # What an installed command sees: its own folder, not the current one.
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    assert run(monkeypatch, "explain", example, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["nodes_on_nki"] == 1.0
+    for name in ("explained_parts", "explained_late", "uses", "uses.sibling"):
+        sys.modules.pop(name, None)
+
+
 def test_explain_prints_the_plan(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

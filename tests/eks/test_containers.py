@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,15 +23,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 Instructions = list[tuple[str, str]]
 
-
-def instructions(text: str) -> Instructions:
-    """(instruction, arguments) of a Dockerfile; continued lines are joined."""
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
-    return [
-        (name.upper(), rest.strip())
-        for name, _, rest in (line.partition(" ") for line in joined.splitlines() if line.strip())
-    ]
+_spec = importlib.util.spec_from_file_location("recipe", ROOT / "scripts" / "install" / "recipe.py")
+assert _spec is not None
+assert _spec.loader is not None
+recipe = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(recipe)
+instructions: Callable[[str], Instructions] = recipe.instructions
 
 
 @pytest.fixture(params=FILES, ids=lambda path: path.name)
@@ -87,25 +85,12 @@ def test_commands_and_extras_exist(dockerfile: Instructions) -> None:
                 assert words[0] in PROJECT["project"]["scripts"]
 
 
-def _copied(dockerfile: Instructions, target: Path) -> None:
-    for name, rest in dockerfile:
-        if name != "COPY":
-            continue
-        *sources, destination = rest.split()
-        for source in sources:
-            place = target / destination
-            if source.endswith("/"):
-                ignored = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
-                shutil.copytree(ROOT / source, place, ignore=ignored)
-            else:
-                shutil.copy(ROOT / source, place)
-
-
-def test_what_is_copied_suffices_for_the_package(dockerfile: Instructions, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_what_is_copied_suffices_for_the_package(path: Path, tmp_path: Path) -> None:
     source, wheels = tmp_path / "source", tmp_path / "wheels"
     source.mkdir()
     wheels.mkdir()
-    _copied(dockerfile, source)
+    recipe.copy(path, instructions(path.read_text()), source)
     build = f"from setuptools import build_meta as b; b.build_wheel({str(wheels)!r})"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", build],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,6 +127,24 @@ def test_the_source_line_prefers_the_users_code() -> None:
     )
 
     assert source_line(node) == "/home/me/model.py:12 in forward"
+
+
+def test_the_source_line_of_installed_code() -> None:
+    """Whoever has the innermost line outside of torch, where no line is in a user's own file."""
+    packages = Path(torch.__file__).parents[1]
+    node = _call(_graph())
+    node.meta["stack_trace"] = (
+        f'  File "{packages}/their_model/model.py", line 12, in forward\n    return self.norm(x)\n'
+        f'  File "{packages}/torchvision/ops.py", line 7, in norm\n    return rms_norm(x)\n'
+        f'  File "{torch.__file__}", line 3, in rms_norm\n    return torch.rms_norm(x)\n'
+    )
+    assert source_line(node) == f"{packages}/torchvision/ops.py:7 in norm"
+
+    node.meta["stack_trace"] = (
+        '  File "/home/me/run.py", line 2, in step\n    return model(x)\n'
+        f"{node.meta['stack_trace']}"
+    )
+    assert source_line(node) == "/home/me/run.py:2 in step"
 
 
 def test_without_a_line_the_module_is_named() -> None:

@@ -87,8 +87,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
 
     yield write_and_load
     for path in files:
-        with registry._registry.replacing(path):
-            pass
+        registry._registry.replace(path, ())
         registry._loaded.pop(path, None)
     torch._dynamo.reset()
 

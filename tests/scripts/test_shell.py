@@ -1,4 +1,4 @@
-"""quickstart.sh and test.sh fail with a message that says what to do."""
+"""quickstart.sh, test.sh and test_install.sh fail with a message that says what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOOLS = ("bash", "dirname", "df", "awk", "cat", "sha256sum", "grep", "sed", "rm"
 def checkout(tmp_path: Path) -> Path:
     """A folder with the scripts and what they read, but no .venv."""
     (tmp_path / "scripts").mkdir()
-    for name in ("_env.sh", "quickstart.sh", "test.sh"):
+    for name in ("_env.sh", "quickstart.sh", "test.sh", "test_install.sh"):
         shutil.copy(SCRIPTS / name, tmp_path / "scripts" / name)
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(SCRIPTS.parent / name, tmp_path / name)
@@ -55,7 +55,7 @@ def fake(folder: Path, name: str, body: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize("script", ["quickstart.sh", "test.sh"])
+@pytest.mark.parametrize("script", ["quickstart.sh", "test.sh", "test_install.sh"])
 def test_no_python_is_said(script: str, checkout: Path, tools: Path) -> None:
     done = run(script, checkout, PATH=str(tools))
     assert done.returncode == 1

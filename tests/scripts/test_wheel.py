@@ -59,7 +59,7 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
 
 
 def test_wheel_compiles_a_model_from_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
-    site = tmp_path / "site"
+    site = tmp_path / "site-packages"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     (tmp_path / "use.py").write_text(USE)
