@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from trnx.simulator.errors import TrnxError
+from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.kernel import Kernel
 from trnx.simulator.source import parse
 
@@ -122,7 +123,7 @@ class _Loader:
 
     def __init__(self) -> None:
         self._twins: dict[str, ModuleType] = {}
-        self._lock = threading.RLock()
+        self._lock = fork_lock(self, threading.RLock)
 
     def execute(self, file: Path, name: str) -> ModuleType:
         module = ModuleType(name)
