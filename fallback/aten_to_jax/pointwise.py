@@ -54,7 +54,6 @@ _FLOAT_UNARY = {
     "i0": lambda x: jax.scipy.special.i0(x),
     "special_i1": lambda x: jax.scipy.special.i1(x),
     "special_ndtri": lambda x: jax.scipy.special.ndtri(x),
-    "special_erfcx": lambda x: jnp.exp(x * x) * lax.erfc(x),
     "special_entr": lambda x: jnp.where(x > 0, -x * jnp.log(x), jnp.where(x == 0, 0.0, _below(x))),
     "deg2rad": jnp.deg2rad,
     "rad2deg": jnp.rad2deg,

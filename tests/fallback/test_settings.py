@@ -11,9 +11,11 @@ import torch
 
 from trnx.fallback import XlaEngine
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
-from trnx.fallback.program import Program  # after the check for JAX
+import jax  # after the check
+
+from trnx.fallback.program import Program
 
 SETTINGS = {
     "jax_disable_jit": True,
@@ -115,3 +117,14 @@ def test_a_mesh(capture: Any, is_set_before: bool, kind: str) -> None:
             run = make(capture)
         check(run)
         assert jax.sharding.get_abstract_mesh() == mesh
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_the_flush_of_denormals_stays_as_it_was_set(capture: Any, flush: bool) -> None:
+    run = make(capture)
+    torch.set_flush_denormal(flush)
+    try:
+        run(inputs())
+        assert ((torch.tensor([1e-40]) * 2).item() == 0) is flush
+    finally:
+        torch.set_flush_denormal(False)
