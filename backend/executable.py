@@ -23,6 +23,7 @@ from trnx.backend.specialisation import Specialisation
 from trnx.backend.torch_internals import without_fake_mode
 from trnx.fx_passes.extract import region_module
 from trnx.fx_passes.region import FallbackEngine, Plan, Region, RegionFunction
+from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.program import Program
 
 # Specialisations kept for one graph; each holds its prepared kernels and its buffers.
@@ -48,7 +49,7 @@ class Executable:
         self._report = report
         self._regions = {entry.name: entry for entry in report.regions}
         self._sources = symbol_sources(plan.graph_module)
-        self._lock = threading.RLock()
+        self._lock = fork_lock(self, threading.RLock)
         self._specialisations: OrderedDict[tuple[Number, ...], Specialisation] = OrderedDict()
         self._eager: dict[str, RegionFunction] = {}
         self._fallbacks = {

@@ -22,6 +22,7 @@ from trnx.backend.torch_internals import without_fake_mode
 from trnx.fx_passes.match import bindings_spec
 from trnx.fx_passes.region import KernelMatch
 from trnx.nki_kernels.spec import Bindings, Cost, Launch
+from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.program import Program
 from trnx.simulator.spec import TensorSpec
@@ -82,7 +83,7 @@ class Predictions:
     def __init__(self, programs: ProgramCache = PROGRAMS, capacity: int = CAPACITY) -> None:
         self._programs = programs
         self._capacity = capacity
-        self._lock = threading.Lock()
+        self._lock = fork_lock(self, threading.Lock)
         self._known: OrderedDict[Hashable, tuple[float, Basis]] = OrderedDict()
 
     def of(self, match: KernelMatch, hw: Hardware) -> Prediction:

@@ -13,6 +13,7 @@ import torch
 
 from trnx.nki_kernels.spec import Launch
 from trnx.simulator import trace
+from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.program import Program
 
 # A large model has some tens of different launches for each shape that it sees.
@@ -45,7 +46,7 @@ class ProgramCache:
     def __init__(self, capacity: int = CAPACITY, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self._capacity = capacity
         self._capacity_bytes = capacity_bytes
-        self._lock = threading.Lock()
+        self._lock = fork_lock(self, threading.Lock)
         self._programs: OrderedDict[Hashable, Program] = OrderedDict()
         self._bytes = 0
         self._in_use: weakref.WeakValueDictionary[Hashable, Program] = weakref.WeakValueDictionary()

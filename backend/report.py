@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
 from trnx.nki_kernels.spec import Cost
+from trnx.simulator.fork_locks import fork_lock
 
 if TYPE_CHECKING:
     from trnx.backend.prediction import Prediction
@@ -310,7 +311,7 @@ class _Journal:
     """Where finished reports go: the newest one, and every open collection."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_lock(self, threading.Lock)
         self._open: list[Reports] = []
         self._last: GraphReport | None = None
 

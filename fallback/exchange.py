@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ import torch
 from torch.utils import dlpack
 
 from trnx.fallback.aten_to_jax.dtypes import JAX_DTYPES
+from trnx.fallback.settings import own_settings
 
 ALIGNMENT = 64
 _CPU_DEVICE = (1, 0)  # DLPack's number for the CPU, and the device's index
@@ -62,6 +64,21 @@ def to_numpy(tensor: torch.Tensor) -> Any:
     return tensor.numpy()
 
 
+def _import(tensor: torch.Tensor) -> Any:
+    """A JAX array on the tensor's memory, made in a thread of its own.
+
+    A JAX array keeps the code of the frames that it was made in. Dynamo keeps what it compiled as
+    long as the code that calls it, and that keeps the array: a cycle that no collector sees.
+    """
+
+    def make() -> Any:
+        with own_settings():
+            return jax.dlpack.from_dlpack(_Capsule(tensor))
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(make).result()
+
+
 class InputSlot:
     """One tensor input of a region, with the array of the tensor that was there twice running.
 
@@ -94,7 +111,7 @@ class InputSlot:
             ordered = ordered.permute(self._order)
         seen = self._seen
         if seen is not None and seen() is tensor and shareable(ordered):
-            return self._remember(tensor, jax.dlpack.from_dlpack(_Capsule(ordered)))
+            return self._remember(tensor, _import(ordered))
         self._seen = weakref.ref(tensor)
         return to_numpy(ordered)
 

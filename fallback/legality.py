@@ -13,6 +13,7 @@ from trnx.fallback.aten_to_jax import TABLE
 from trnx.fallback.aten_to_jax.dtypes import JAX_DTYPES
 from trnx.fallback.aten_to_jax.table import CHECKS
 from trnx.fallback.cost import leaves
+from trnx.fallback.settings import own_settings
 from trnx.fallback.translate import call_entry, conform
 from trnx.fx_passes.symbolic import hint_int
 from trnx.simulator.errors import Reject
@@ -85,7 +86,7 @@ def _refuse_by_trace(node: fx.Node) -> Reject | None:
 
     token = CHECKS.set([])
     try:
-        with jax.enable_x64(True):
+        with own_settings():
             jax.eval_shape(function, *(values[n] for n in arrays))
     except Exception as error:  # noqa: BLE001 - the fallback boundary: whatever fails, eager runs
         return Reject(f"{node.target} does not trace: {error}", node)

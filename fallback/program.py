@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,10 +10,13 @@ import numpy as np
 import torch
 from torch import fx
 
+from trnx.fallback import forks
 from trnx.fallback.aten_to_jax.dtypes import JAX_DTYPES
 from trnx.fallback.exchange import InputSlot, OutputSlot
 from trnx.fallback.layout import Layout, layout_of, output_layouts
+from trnx.fallback.settings import own_settings
 from trnx.fallback.translate import Trace, jax_function
+from trnx.fx_passes.region import RegionFunction
 from trnx.fx_passes.symbolic import hint_int
 
 # Round where eager rounds: no float32 between two bf16 ops.
@@ -58,9 +61,19 @@ def _order(value: Any) -> tuple[int, ...] | None:
 
 
 class Program:
-    """A compiled region. `run` may be called from several threads."""
+    """A compiled region. `run` may be called from several threads.
 
-    def __init__(self, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    `without_jax` makes the function that takes over in a process that a fork left without JAX.
+    """
+
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        inputs: Sequence[Any],
+        without_jax: Callable[[], RegionFunction],
+    ) -> None:
+        self._without_jax = without_jax
+        self._eager: RegionFunction | None = None
         orders = [_order(n.meta.get("val")) for n in _placeholders(graph_module)]
         layouts = output_layouts(graph_module)
         names = [str(n.target) for n in graph_module.graph.nodes if n.op == "get_attr"]
@@ -73,26 +86,39 @@ class Program:
         function = jax_function(graph_module, inputs, orders, layouts, names, trace)
         avals = [_aval(inputs[i], orders[i]) for i in tensors]
         avals += [_aval(value, None) for value in attributes]
-        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        with own_settings(), jax.default_device(jax.local_devices(backend="cpu")[0]):
             traced = jax.jit(function).trace(*avals)
             self._compiled = traced.lower().compile(compiler_options=_COMPILER_OPTIONS)
         self._checks = trace.checks
         self._outputs = [_output(s, x) for s, x in zip(trace.shapes, layouts, strict=True)]
         self._shared = _shared_outputs(traced.jaxpr.jaxpr, len(self._outputs))
 
-    def run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    def run(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
         """The region's outputs; waits for XLA, so that PyTorch may write to what was shared."""
-        with jax.enable_x64(True):
-            arrays = [slot.array(inputs[i]) for slot, i in self._inputs]
-            arrays += [slot.array(value) for slot, value in self._attributes]
-            results = self._compiled(*arrays)
-            jax.block_until_ready(results)
+        if forks.jax_is_lost:
+            return self._run_eagerly(inputs)
+        try:
+            with jax.enable_x64(True):
+                results = self._call(inputs)
+        except Exception:  # noqa: BLE001 - most likely a setting of the user: it is not asked each time
+            with own_settings():
+                results = self._call(inputs)
         if self._checks:
             self._raise_failed(np.asarray(results[-1]))
         outputs = [slot.tensor(array) for slot, array in zip(self._outputs, results, strict=False)]
         for i in self._shared:
             outputs[i] = self._outputs[i].tensor(results[i], copy=True)
         return outputs
+
+    def _call(self, inputs: Sequence[Any]) -> Any:
+        arrays = [slot.array(inputs[i]) for slot, i in self._inputs]
+        arrays += [slot.array(value) for slot, value in self._attributes]
+        return jax.block_until_ready(self._compiled(*arrays))
+
+    def _run_eagerly(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
+        if self._eager is None:
+            self._eager = self._without_jax()
+        return self._eager(inputs)
 
     def _raise_failed(self, passed: Any) -> None:
         if not passed.all():

@@ -7,7 +7,8 @@ are kept).
 
 What eager refuses at run time (an index out of range, an integer division by zero) is checked in
 the program and raised after it. Outputs are tensors of their own with the strides of the graph's
-metadata. JAX is imported when first needed, and none of its global settings is touched.
+metadata. JAX is imported when first needed; its settings are trnx's own inside a region, and stay
+the user's outside (`settings.py`). Where a fork has lost JAX, eager takes the regions (`forks.py`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from trnx.fallback import forks
 from trnx.fallback.cost import fused_seconds
 from trnx.fallback.eager import EagerEngine
 from trnx.fallback.errors import FallbackError
 from trnx.fx_passes.region import Engine, Refuse, RegionFunction
 from trnx.simulator.errors import Reject
+from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.hardware import TRN2, Hardware
 
 CACHE_SIZE = 16
@@ -53,6 +56,9 @@ class XlaEngine:
         """None where the table has the op, and its function takes this node's arguments."""
         if self._missing is not None:
             return Reject(self._missing, node)
+        if forks.jax_is_lost:
+            forks.warn_once()
+            return Reject(forks.REASON, node)
         from trnx.fallback.legality import refusal
 
         return refusal(node)
@@ -68,15 +74,24 @@ class XlaEngine:
             raise FallbackError(self._missing)
         from trnx.fallback.program import Program, example_inputs, specialises
 
+        def eagerly(reason: str) -> RegionFunction:
+            if refuse is not None:
+                refuse(reason)
+            return EagerEngine(self._hardware).compile(graph_module)
+
+        def without_jax() -> RegionFunction:
+            forks.warn_once()
+            return eagerly(forks.REASON)
+
         def build(inputs: Sequence[Any]) -> RegionFunction:
+            if forks.jax_is_lost:
+                return without_jax()
             try:
-                return Program(graph_module, inputs).run
+                return Program(graph_module, inputs, without_jax).run
             except Exception as error:  # noqa: BLE001 - the fallback boundary: eager can run anything
                 reason = f"XLA does not compile the region: {type(error).__name__}: {error}"
                 _log.warning("%s; it runs eagerly", reason)
-                if refuse is not None:
-                    refuse(reason)
-                return EagerEngine(self._hardware).compile(graph_module)
+                return eagerly(reason)
 
         inputs = example_inputs(graph_module)
         first = build(inputs)
@@ -98,7 +113,7 @@ class _BySizes:
     ) -> None:
         self._build = build
         self._programs: OrderedDict[Any, RegionFunction] = OrderedDict([(_sizes(inputs), first)])
-        self._lock = threading.Lock()
+        self._lock = fork_lock(self, threading.Lock)
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
         key = _sizes(inputs)

@@ -8,11 +8,14 @@ interrupt cut short ends when its object goes.
 
 from __future__ import annotations
 
+import os
 import threading
 from types import TracebackType
 from typing import Any
 
 import torch
+
+from trnx.simulator.fork_locks import fork_lock
 
 _REDUCED = ("bf16", "tf32")
 
@@ -28,7 +31,7 @@ class _Users:
 
     def __init__(self) -> None:
         # Reentrant: collecting garbage may end a use within `begin` or `end`.
-        self._lock = threading.RLock()
+        self._lock = fork_lock(self, threading.RLock)
         self._active: set[int] = set()
         self._before: str | None = None
 
@@ -49,6 +52,13 @@ class _Users:
                 self._before = None
             self._active.discard(user)
 
+    def forget(self) -> None:
+        """End the uses of threads that a forked child does not have."""
+        if self._before is not None:
+            _restore(self._before)
+        self._before = None
+        self._active.clear()
+
     @property
     def count(self) -> int:
         return len(self._active)
@@ -63,6 +73,8 @@ def _restore(before: str) -> None:
 
 
 _users = _Users()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_users.forget)
 
 
 def users() -> int:

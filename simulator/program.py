@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trnx.simulator.errors import TrnxError
+from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.precision import FullPrecision
 from trnx.simulator.spec import TensorSpec
 from trnx.simulator.storage import Slot, poison
@@ -80,7 +81,7 @@ class Program:
         self._steps = steps
         # One rank's part of a RankProgram.
         self._is_part = is_part
-        self._lock = threading.Lock()
+        self._lock = fork_lock(self, threading.Lock)
         # Weak: what stays bound is memory, not the tensor object with its gradient and its graph.
         self._bound: list[weakref.ref[torch.Tensor] | None] = [None] * len(slots)
         # The same tensor object may get other memory or strides: `parameter.data = ...`.

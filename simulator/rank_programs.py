@@ -22,6 +22,7 @@ import torch
 
 from trnx.simulator.baton import Baton
 from trnx.simulator.checks.findings import Findings
+from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.hardware import DEFAULT_TARGET
 from trnx.simulator.precision import FullPrecision
 from trnx.simulator.program import BindingError, Program, Step
@@ -42,7 +43,7 @@ class RankProgram:
         self.programs = tuple(programs)
         self._steps = _in_order(self.programs, order)
         self._needs_precision = any(program.matmul_flops for program in self.programs)
-        self._lock = threading.Lock()
+        self._lock = fork_lock(self, threading.Lock)
 
     @property
     def inputs(self) -> tuple[tuple[TensorSpec, ...], ...]:

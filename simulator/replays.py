@@ -27,6 +27,7 @@ import torch
 from trnx.simulator.arguments import Passed, pass_array, pass_tensor
 from trnx.simulator.context import observer_or_none, stores_float32
 from trnx.simulator.errors import TrnxError
+from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.isa.mx import is_older_rule
 from trnx.simulator.kernel import Kernel
 from trnx.simulator.ops import Op
@@ -84,7 +85,7 @@ class Replays:
         self._most_bytes = most_bytes
         self._held_bytes = 0
         self._kept: OrderedDict[Hashable, Replay] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = fork_lock(self, threading.Lock)
 
     def find(self, signature: Signature) -> Replay | None:
         """What was kept for such calls."""

@@ -8,9 +8,12 @@ after the other here, and again where somebody else's thread came in between.
 from __future__ import annotations
 
 import ast
+import sys
 import threading
 
-_lock = threading.Lock()
+from trnx.simulator.fork_locks import fork_lock
+
+_lock = fork_lock(sys.modules[__name__], threading.Lock)
 _ATTEMPTS = 8
 
 

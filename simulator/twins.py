@@ -22,6 +22,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from trnx.simulator.errors import TrnxError
+from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.kernel import Kernel
 from trnx.simulator.kernel_sources import Source, Sources, is_nki, never_twin
 
@@ -133,7 +134,7 @@ class _Loader:
         self._sources = Sources()
         self._twins: dict[str, ModuleType] = {}
         self._packages: dict[str, ModuleType] = {}
-        self._lock = threading.RLock()
+        self._lock = fork_lock(self, threading.RLock)
 
     def execute(self, source: Source) -> ModuleType:
         module = importlib.util.module_from_spec(source.spec())

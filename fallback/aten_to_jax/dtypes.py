@@ -27,6 +27,7 @@ JAX_DTYPES: dict[torch.dtype, Any] = {
 TORCH_DTYPES = {dtype: name for name, dtype in JAX_DTYPES.items()}
 F32 = np.dtype(np.float32)
 I64 = np.dtype(np.int64)
+_I32 = np.dtype(np.int32)
 
 
 def is_floating(x: Any) -> bool:
@@ -68,6 +69,18 @@ def result_dtype(*operands: Any) -> torch.dtype:
     return result
 
 
+# Eager goes through a wider integer and keeps its low bits.
+_THROUGH = {np.dtype(np.uint8): I64, np.dtype(np.int8): _I32, np.dtype(np.int16): _I32}
+
+
+def _truncated(x: Any, dtype: Any) -> Any:
+    """Floats as int32 or int64. What does not fit, NaN too, is the least integer, as x86 has it in
+    eager; XLA would give the nearest one, and 0 for NaN."""
+    x = wide(x)
+    fits = x < 2.0 ** (8 * dtype.itemsize - 1)  # below the least integer, XLA gives that too
+    return jnp.where(fits, lax.convert_element_type(x, dtype), np.iinfo(dtype).min)
+
+
 def cast(x: Any, dtype: Any) -> Any:
     """An array of a Python number, or an array in another dtype; floats to ints truncate."""
     if isinstance(x, (bool, int, float)):
@@ -76,9 +89,8 @@ def cast(x: Any, dtype: Any) -> Any:
         return x
     if dtype == np.dtype(np.bool_):
         return x != 0
-    if is_floating(x) and dtype in (np.dtype(np.uint8), np.dtype(np.int8), np.dtype(np.int16)):
-        # Eager goes through a wider integer and keeps the low bits; XLA would saturate.
-        x = lax.convert_element_type(x, np.dtype(np.int32))
+    if is_floating(x) and jnp.issubdtype(dtype, jnp.integer):
+        x = _truncated(x, _THROUGH.get(dtype, dtype))
     return lax.convert_element_type(x, dtype)
 
 

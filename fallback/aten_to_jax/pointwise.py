@@ -54,7 +54,6 @@ _FLOAT_UNARY = {
     "i0": lambda x: jax.scipy.special.i0(x),
     "special_i1": lambda x: jax.scipy.special.i1(x),
     "special_ndtri": lambda x: jax.scipy.special.ndtri(x),
-    "special_erfcx": lambda x: jnp.exp(x * x) * lax.erfc(x),
     "special_entr": lambda x: jnp.where(x > 0, -x * jnp.log(x), jnp.where(x == 0, 0.0, _below(x))),
     "deg2rad": jnp.deg2rad,
     "rad2deg": jnp.rad2deg,
@@ -191,12 +190,25 @@ def _power(x: Any, y: Any) -> Any:
         return x | ~y
     if is_floating(x):
         return jnp.power(x, y)
-    if jnp.issubdtype(x.dtype, jnp.unsignedinteger):
-        return jnp.power(x, y)
     # Eager gives 1/x rounded towards zero for negative exponents: non-zero for 1 and -1 alone.
-    magnitude = jnp.power(x, jnp.maximum(y, 0))
     unit = jnp.where(y % 2 == 0, jnp.ones_like(x), x)
-    return jnp.where(y < 0, jnp.where(jnp.abs(x) == 1, unit, 0), magnitude)
+    inverse = jnp.where((x == 1) | (x == -1), unit, 0) if _is_signed(x) else x
+    return jnp.where(y < 0, inverse, _wrapping_power(x, y))
+
+
+def _is_signed(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.signedinteger))
+
+
+def _wrapping_power(x: Any, y: Any) -> Any:
+    """Powers of integers modulo the width of the type; `jnp.power` reads 6 bits of the exponent."""
+
+    def step(_: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        result, square, rest = state
+        return jnp.where(rest & 1 == 1, result * square, result), square * square, rest >> 1
+
+    bits = 8 * y.dtype.itemsize
+    return lax.fori_loop(0, bits, step, (jnp.ones_like(x), x, y))[0]
 
 
 def _fmax(x: Any, y: Any) -> Any:
@@ -235,7 +247,7 @@ pointwise("hypot", jnp.hypot)
 pointwise("copysign.Tensor copysign.Scalar", jnp.copysign, floating=True)
 pointwise("logaddexp", jnp.logaddexp)
 pointwise("logaddexp2", _logaddexp2)
-pointwise("heaviside", jnp.heaviside)
+pointwise("heaviside", lambda x, y: jnp.where(x == 0, y, cast(x > 0, x.dtype)))
 pointwise("xlogy.Tensor xlogy.Scalar_Self xlogy.Scalar_Other", _xlogy, floating=True)
 pointwise(
     "special_xlog1py special_xlog1py.self_scalar special_xlog1py.other_scalar",
