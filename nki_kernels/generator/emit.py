@@ -24,6 +24,7 @@ _DTYPES = {
     torch.int32: "nl.int32",
     torch.bool: "nl.uint8",
 }
+_BITS = ".view(nl.int32)"
 _LINE = 92  # before the indentation of the function's body
 # Names of ours that an input's name must not take.
 _OURS = re.compile(r"^(r|p|k|[inct]\d+|out\d+|nl|nki|nisa|INF|NAN|_tile|\w+_tile)$")
@@ -116,9 +117,9 @@ class _Emitter:
         counts = [self.count(label, constant=constant) for label in self.axes(value)] or ["1"]
         return f"({', '.join([rows, *counts])})"
 
-    def view(self, tile: Tile, *, constant: bool) -> str:
+    def view(self, tile: Tile, *, constant: bool, on_bits: bool) -> str:
         """The tile, spread over the axes of `like`."""
-        name = self.name(tile.value)
+        name = self.name(tile.value) + (_BITS if on_bits else "")
         have = self.axes(tile.value)
         want = self.axes(tile.like) if tile.like is not None else have
         if have == want:
@@ -175,9 +176,12 @@ class _Emitter:
             return [*lines, *_call("nisa.dma_copy", [f"dst={dst}", source])]
         if instruction.call == "all_partitions":
             return lines + self._all_partitions(instruction)
-        arguments = [f"dst={dst}"]
+        on_bits = instruction.on_bits
+        arguments = [f"dst={dst}{_BITS if on_bits else ''}"]
         for key, argument in instruction.arguments:
-            text = self.view(argument, constant=shared) if isinstance(argument, Tile) else argument
+            text = argument
+            if isinstance(argument, Tile):
+                text = self.view(argument, constant=shared, on_bits=on_bits)
             arguments.append(f"{key}={text}")
         if instruction.result is not None:
             arguments.append(f"reduce_res={self.name(instruction.result)}")
