@@ -22,6 +22,8 @@ KEPT = frozenset(
     {
         # One kernel in eager and in XLA; decomposed they are chains that round between the steps.
         aten.silu.default,
+        aten.addcdiv.default,
+        aten.addcmul.default,
         aten.gelu_backward.default,
         aten.silu_backward.default,
         aten._softmax_backward_data.default,

@@ -7,10 +7,10 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Any
 
 import torch
 
+from trnx.nki_kernels.keys import key_of
 from trnx.nki_kernels.spec import Launch
 from trnx.simulator import trace
 from trnx.simulator.fork_locks import fork_lock
@@ -22,25 +22,17 @@ CAPACITY = 512
 CAPACITY_BYTES = 1 << 30
 
 
-def _hashable(value: Any) -> Hashable:
-    if isinstance(value, (list, tuple)):
-        return (type(value).__name__, *(_hashable(item) for item in value))
-    if isinstance(value, dict):
-        return ("dict", *((key, _hashable(item)) for key, item in value.items()))
-    # 1, 1.0 and True are equal, and are different constants to a kernel.
-    return (type(value), value)
-
-
 def launch_key(launch: Launch, target: str) -> Hashable:
     """Equal launches on one target have equal keys."""
-    return (launch.kernel, _hashable(launch.arguments), target)
+    return (launch.kernel, key_of(launch.arguments), target)
 
 
 class ProgramCache:
     """(kernel, arguments, target) -> Program; bounded, the least recently used leaves first.
 
     What has left is still found while an executable uses it, so that a graph with more than fits
-    is not traced again and again.
+    is not traced again and again. Threads that ask for the same Program at once trace it once.
+    `traced` counts the traces.
     """
 
     def __init__(self, capacity: int = CAPACITY, capacity_bytes: int = CAPACITY_BYTES) -> None:
@@ -50,22 +42,41 @@ class ProgramCache:
         self._programs: OrderedDict[Hashable, Program] = OrderedDict()
         self._bytes = 0
         self._in_use: weakref.WeakValueDictionary[Hashable, Program] = weakref.WeakValueDictionary()
+        self._tracing: dict[Hashable, threading.Lock] = {}
+        self.traced = 0
 
     def get(self, launch: Launch, target: str) -> Program:
         """The Program of `launch`, traced now where it is new."""
         key = launch_key(launch, target)
         with self._lock:
-            known = self._in_use.get(key)
+            known = self._found(key)
             if known is not None:
-                self._keep(key, known)
                 return known
-        # Its storage outlives the call: it must be writable outside inference mode too.
-        with torch.inference_mode(False), torch.no_grad():
-            program = trace(launch.kernel, launch.arguments, target=target)
-        with self._lock:
-            program = self._in_use.setdefault(key, program)
-            self._keep(key, program)
-        return program
+            turn = self._tracing.setdefault(key, threading.Lock())
+        with turn:
+            with self._lock:
+                known = self._found(key)
+            return self._trace(key, launch, target) if known is None else known
+
+    def _found(self, key: Hashable) -> Program | None:
+        known = self._in_use.get(key)
+        if known is not None:
+            self._keep(key, known)
+        return known
+
+    def _trace(self, key: Hashable, launch: Launch, target: str) -> Program:
+        try:
+            # Its storage outlives the call: it must be writable outside inference mode too.
+            with torch.inference_mode(False), torch.no_grad():
+                program = trace(launch.kernel, launch.arguments, target=target)
+            with self._lock:
+                self.traced += 1
+                self._in_use[key] = program
+                self._keep(key, program)
+            return program
+        finally:
+            with self._lock:
+                self._tracing.pop(key, None)
 
     def clear(self) -> None:
         """Drop every Program that nothing uses, for measurements."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from trnx.fallback.cost import leaves
 from trnx.fallback.settings import own_settings
 from trnx.fallback.translate import call_entry, conform
 from trnx.fx_passes.symbolic import hint_int
+from trnx.nki_kernels.keys import Memo, key_of
 from trnx.simulator.errors import Reject
 
 
@@ -74,7 +76,42 @@ def _abstract(value: Any) -> Any:
     return hint_int(value)
 
 
+# Equal calls are traced once in a process: a model repeats its layers.
+_TRACED: Memo[str | None] = Memo(4096)
+
+
 def _refuse_by_trace(node: fx.Node) -> Reject | None:
+    reason = _TRACED.get(_call_key(node), lambda: _failure(node))
+    return None if reason is None else Reject(reason, node)
+
+
+def _described(value: Any) -> Any:
+    """What a trace sees of a node's value."""
+    if isinstance(value, (tuple, list)):
+        return [_described(member) for member in value]
+    if isinstance(value, torch.Tensor):
+        sizes = tuple(s if isinstance(s, int) else None for s in value.shape)
+        return (tuple(hint_int(s) for s in value.shape), sizes, value.dtype)
+    return None if value is None else hint_int(value)
+
+
+class _Argument(tuple[Any, ...]):
+    """A node among the arguments: its place and what a trace sees of it."""
+
+    __slots__ = ()
+
+
+def _call_key(node: fx.Node) -> Hashable:
+    inputs = node.all_input_nodes
+    described = {
+        n: _Argument((place, key_of(_described(n.meta["val"])))) for place, n in enumerate(inputs)
+    }
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), described.__getitem__)
+    return (node.target, key_of(args), key_of(kwargs), key_of(_described(node.meta.get("val"))))
+
+
+def _failure(node: fx.Node) -> str | None:
+    """Why the call does not trace, None where it does."""
     values = {n: _abstract(n.meta["val"]) for n in node.all_input_nodes}
     numbers = {n: v for n, v in values.items() if isinstance(v, int)}
     arrays = [n for n in values if n not in numbers]
@@ -89,7 +126,7 @@ def _refuse_by_trace(node: fx.Node) -> Reject | None:
         with own_settings():
             jax.eval_shape(function, *(values[n] for n in arrays))
     except Exception as error:  # noqa: BLE001 - the fallback boundary: whatever fails, eager runs
-        return Reject(f"{node.target} does not trace: {error}", node)
+        return f"{node.target} does not trace: {error}"
     finally:
         CHECKS.reset(token)
     return None

@@ -19,6 +19,21 @@ from trnx.fallback.aten_to_jax.dtypes import (
 )
 from trnx.fallback.aten_to_jax.table import register, require
 
+
+def _divide(x: Any, y: Any) -> Any:
+    """x / y, rounded once.
+
+    XLA's simplifier turns the division by a constant or a broadcast value into a product with the
+    reciprocal, 1 / sqrt into rsqrt, and (x / y) / z into x / (y * z): each is one unit in the last
+    place off where eager is not. It does not look through a barrier.
+    """
+    return lax.div(*lax.optimization_barrier(tuple(jnp.broadcast_arrays(x, y))))
+
+
+def _reciprocal(x: Any) -> Any:
+    return _divide(jnp.ones_like(x), x)
+
+
 _FLOAT_UNARY = {
     "exp": jnp.exp,
     "exp2": jnp.exp2,
@@ -28,7 +43,7 @@ _FLOAT_UNARY = {
     "log10": jnp.log10,
     "log1p": jnp.log1p,
     "sqrt": jnp.sqrt,
-    "rsqrt": lax.rsqrt,
+    "rsqrt": lambda x: _reciprocal(jnp.sqrt(x)),
     "sin": jnp.sin,
     "cos": jnp.cos,
     "tan": jnp.tan,
@@ -47,7 +62,7 @@ _FLOAT_UNARY = {
     "lgamma": lax.lgamma,
     "digamma": lambda x: jnp.where(x == 0, jnp.copysign(jnp.inf, -x), lax.digamma(x)),
     "sigmoid": jax.nn.sigmoid,
-    "reciprocal": lambda x: 1 / x,
+    "reciprocal": _reciprocal,
     "sinc": jnp.sinc,
     "special_i0e": lax.bessel_i0e,
     "special_i1e": lax.bessel_i1e,
@@ -141,26 +156,26 @@ def _floor_divide(x: Any, y: Any) -> Any:
         _nonzero(y)
         return jnp.floor_divide(x, y)
     rest = lax.rem(x, y)
-    quotient = (x - rest) / y
+    quotient = _divide(x - rest, y)
     quotient = jnp.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
     whole = jnp.floor(quotient)
     whole = jnp.where(quotient - whole > 0.5, whole + 1, whole)
-    whole = jnp.where(quotient != 0, whole, jnp.copysign(jnp.zeros_like(x), x / y))
-    return jnp.where(y == 0, x / y, whole)
+    whole = jnp.where(quotient != 0, whole, jnp.copysign(jnp.zeros_like(x), _divide(x, y)))
+    return jnp.where(y == 0, _divide(x, y), whole)
 
 
 def _trunc_divide(x: Any, y: Any) -> Any:
     if is_integer(x):
         _nonzero(y)
         return lax.div(x, y)
-    return jnp.trunc(x / y)
+    return jnp.trunc(_divide(x, y))
 
 
 @register("div.Tensor_mode", "div.Scalar_mode")
 def _div_mode(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
     x, y = jnp.broadcast_arrays(*compute(x, y, floating=rounding_mode is None))
     if rounding_mode is None:
-        return x / y
+        return _divide(x, y)
     return _floor_divide(x, y) if rounding_mode == "floor" else _trunc_divide(x, y)
 
 
@@ -234,7 +249,7 @@ def _logaddexp2(x: Any, y: Any) -> Any:
 
 
 pointwise("mul.Tensor mul.Scalar", jnp.multiply)
-pointwise("div.Tensor div.Scalar", lambda x, y: x / y, floating=True)
+pointwise("div.Tensor div.Scalar", _divide, floating=True)
 pointwise("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor", _remainder)
 pointwise("fmod.Tensor fmod.Scalar", _fmod)
 pointwise("pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar", _power)
@@ -331,7 +346,7 @@ def _addcmul(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
 @register("addcdiv")
 def _addcdiv(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
     x, a, b = compute(x, a, b)
-    return x + cast(value, x.dtype) * (a / b)
+    return x + _divide(cast(value, x.dtype) * a, b)
 
 
 @register("nan_to_num")

@@ -24,18 +24,22 @@ _DTYPES = {
     torch.int32: "nl.int32",
     torch.bool: "nl.uint8",
 }
+_BITS = ".view(nl.int32)"
 _LINE = 92  # before the indentation of the function's body
-# Names of ours that an input's name must not take.
-_OURS = re.compile(r"^(r|p|k|[inct]\d+|out\d+|nl|nki|nisa|INF|NAN|_tile|\w+_tile)$")
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """All that the source is made of. `strides` are of each load and output, by label."""
+    """All that the source is made of. `strides` are of each load and output, by label.
+
+    `parameters` name the inputs in the source by their place, so that equal regions of a graph
+    have equal sources.
+    """
 
     name: str
     summary: str
     inputs: tuple[str, ...]
+    parameters: tuple[str, ...]
     outputs: tuple[Output, ...]
     held: Mapping[Value, Value]
     geometry: Geometry
@@ -49,15 +53,11 @@ def emit(scheduled: Scheduled) -> str:
     return _Emitter(scheduled).text()
 
 
-def input_name(name: str) -> str:
-    """The kernel's parameter for the region input `name`."""
-    return f"{name}_" if _OURS.match(name) else name
-
-
 class _Emitter:
     def __init__(self, scheduled: Scheduled) -> None:
         self.s = scheduled
         self.g = scheduled.geometry
+        self.parameter = dict(zip(scheduled.inputs, scheduled.parameters, strict=True))
         self.names: dict[Value, str] = {}
         self.declared: set[Value] = set()
         self.looped = frozenset(a.label for a in self.g.loops)
@@ -95,7 +95,7 @@ class _Emitter:
 
     def name(self, value: Value) -> str:
         if value not in self.names:
-            stem = input_name(value.name) if value.op == "load" else value.name or value.op
+            stem = self.parameter[value.name] if value.op == "load" else value.name or value.op
             taken = set(self.names.values())
             name, number = f"{stem}_tile", 1
             while name in taken:
@@ -116,9 +116,9 @@ class _Emitter:
         counts = [self.count(label, constant=constant) for label in self.axes(value)] or ["1"]
         return f"({', '.join([rows, *counts])})"
 
-    def view(self, tile: Tile, *, constant: bool) -> str:
+    def view(self, tile: Tile, *, constant: bool, on_bits: bool) -> str:
         """The tile, spread over the axes of `like`."""
-        name = self.name(tile.value)
+        name = self.name(tile.value) + (_BITS if on_bits else "")
         have = self.axes(tile.value)
         want = self.axes(tile.like) if tile.like is not None else have
         if have == want:
@@ -171,13 +171,16 @@ class _Emitter:
         if instruction.call == "load":
             value = instruction.dst
             where = self.address(self.s.load_strides[value], value, rows, constant=shared)
-            source = f"src={input_name(value.name)}.ap({where})"
+            source = f"src={self.parameter[value.name]}.ap({where})"
             return [*lines, *_call("nisa.dma_copy", [f"dst={dst}", source])]
         if instruction.call == "all_partitions":
             return lines + self._all_partitions(instruction)
-        arguments = [f"dst={dst}"]
+        on_bits = instruction.on_bits
+        arguments = [f"dst={dst}{_BITS if on_bits else ''}"]
         for key, argument in instruction.arguments:
-            text = self.view(argument, constant=shared) if isinstance(argument, Tile) else argument
+            text = argument
+            if isinstance(argument, Tile):
+                text = self.view(argument, constant=shared, on_bits=on_bits)
             arguments.append(f"{key}={text}")
         if instruction.result is not None:
             arguments.append(f"reduce_res={self.name(instruction.result)}")
@@ -254,7 +257,7 @@ class _Emitter:
             head += ["", *constants]
         parameters = self._parameters()
         lines = [*head, "", "", f"def _tile({', '.join(parameters)}):", *_indent(body), "", ""]
-        lines += ["@nki.jit", f"def {self.s.name}({', '.join(map(input_name, self.s.inputs))}):"]
+        lines += ["@nki.jit", f"def {self.s.name}({', '.join(self.s.parameters)}):"]
         lines += _indent([*self._allocations(), *shared, *self._calls(parameters), self._return()])
         return "\n".join(lines) + "\n"
 
@@ -262,7 +265,7 @@ class _Emitter:
         inside = {
             i.dst.name for i in self.s.instructions if i.call == "load" and i not in self.shared
         }
-        tensors = [input_name(n) for n in self.s.inputs if n in inside]
+        tensors = [self.parameter[n] for n in self.s.inputs if n in inside]
         tiles = [self.name(v) for v in self._shared_values()]
         results = [f"out{i}" for i in range(len(self.s.outputs))]
         geometry = ["r", "p", "k"] if self.g.folded else ["r", "p"]

@@ -9,7 +9,6 @@ of the iteration space over which it varies; a value without axes is one number.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,7 @@ COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", 
 class Value:
     """One node of the DAG: `op` is its kind, `name` the operator, `args` values or numbers."""
 
-    op: str  # load, alu, unary, reciprocal, select, cast, reduce, constant
+    op: str  # load, alu, unary, reciprocal, bits, either, select, cast, reduce, constant
     name: str
     args: tuple[Operand, ...]
     dtype: torch.dtype
@@ -166,19 +165,19 @@ class Builder:
         """1 / x in the Vector engine's precision."""
         return self._make("reciprocal", "reciprocal", (self.to_float(x),), torch.float32)
 
-    def divide(self, a: Operand, b: Operand) -> Value:
-        """a / b as a product with the reciprocal."""
-        if isinstance(b, Value):
-            inverse = self.reciprocal(b)
-            return inverse if not isinstance(a, Value) and a == 1 else self.mul(a, inverse)
-        divisor = float(b)
-        if divisor == 0.0:
-            return self.mul(a, math.copysign(math.inf, divisor))
-        if 2.0**-120 < abs(divisor) < 2.0**120:
-            return self.mul(a, 1.0 / divisor)
-        # The reciprocal alone would leave the normal range of float32.
-        step = 2.0**64 if abs(divisor) < 1 else 2.0**-64
-        return self.mul(self.mul(a, step), 1.0 / (divisor * step))
+    # -- bits ------------------------------------------------------------------------------------
+
+    def bits(self, x: Operand, keep: int, flip: int) -> Operand:
+        """The float32 whose bits are `(bits(x) & keep) ^ flip`."""
+        if isinstance(x, Value):
+            x = self.cast(x, torch.float32)
+            return self._make("bits", "", (x,), torch.float32, attribute=(keep, flip))
+        word = torch.tensor(x, dtype=torch.float32, device="cpu").view(torch.int32)
+        return (word & keep ^ flip).view(torch.float32).item()
+
+    def with_sign(self, x: Value, signed: Operand) -> Value:
+        """`x`, which is not negative, with the sign of `signed`, also where one is zero."""
+        return self._make("either", "", (x, self.bits(signed, -(2**31), 0)), torch.float32)
 
     def select(
         self, mask: Operand, a: Operand, b: Operand, dtype: torch.dtype | None = None

@@ -4,12 +4,19 @@ The region is a GraphModule whose placeholders are the bindings and whose output
 Legality is asked with whatever sizes are known; `launch` generates source for concrete sizes,
 strides and broadcasts, so that a kernel has no argument but its tensors. A result of rank 0 is
 returned as `(1,)`.
+
+Equal regions (ops, constants, sizes, strides, dtypes) are planned and emitted once in a process,
+whatever their nodes are called, and share one kernel.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +36,7 @@ from trnx.nki_kernels.generator.lower import (
 )
 from trnx.nki_kernels.generator.schedule import Instruction, Scheduler
 from trnx.nki_kernels.generator.table import entry_of
+from trnx.nki_kernels.keys import Memo, key_of
 from trnx.nki_kernels.spec import Bindings, Cost, Launch
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
@@ -38,6 +46,33 @@ from trnx.simulator.spec import TensorSpec
 # DMA (2 KiB a partition), short enough that the temporaries of a long chain fit.
 _FREE_SIZE = 2048
 _MAX_NODES = 100
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """A Reject without its node: the place of the node in the region."""
+
+    reason: str
+    place: int | None
+
+
+# Some kilobytes of source each.
+_SOURCES: Memo[str | _Refusal] = Memo(2048)
+_COSTS: Memo[Cost] = Memo(4096)
+_NODES: Memo[str | None] = Memo(4096)
+_KERNELS: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
+_LOADING = threading.Lock()
+
+
+def _kernel_of(path: Path, name: str) -> Any:
+    """The kernel in a generated file, the same object for as long as somebody holds it."""
+    from trnx import simulator
+
+    with _LOADING:
+        kernel = _KERNELS.get(path)
+        if kernel is None:
+            kernel = _KERNELS[path] = getattr(simulator.load_module(path), name)
+        return kernel
 
 
 def supports_node(node: fx.Node, hw: Hardware) -> Reject | None:
@@ -53,9 +88,25 @@ def supports_node(node: fx.Node, hw: Hardware) -> Reject | None:
         refusal = _refuse_tensor(one.meta.get("val"), node)
         if refusal is not None:
             return refusal
-    specs = specs_of_metadata([node, *node.all_input_nodes])
-    plan = _plan([node], [node], specs, hw)
-    return plan if isinstance(plan, Reject) else None
+    specs = specs_of_metadata([*node.all_input_nodes, node])
+    key = (_call_key(node, node.all_input_nodes.index), key_of(list(specs.values())), hw.target)
+
+    def reason() -> str | None:
+        plan = _plan([node], [node], specs, hw)
+        return plan.reason if isinstance(plan, Reject) else None
+
+    refused = _NODES.get(key, reason)
+    return None if refused is None else Reject(refused, node)
+
+
+def _call_key(node: fx.Node, place: Callable[[fx.Node], int]) -> Hashable:
+    """The call, with the places of its arguments in their stead."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _Place(place(n)))
+    return (node.target, key_of(args), key_of(dict(kwargs)))
+
+
+class _Place(int):
+    """The place of a node, which is no number of a call."""
 
 
 def _refuse_tensor(value: Any, node: fx.Node) -> Reject | None:
@@ -68,11 +119,11 @@ def _refuse_tensor(value: Any, node: fx.Node) -> Reject | None:
 
 def supports_region(gm: fx.GraphModule, hw: Hardware) -> Reject | None:
     """None where the region can be generated for the sizes of its metadata, else why not."""
-    nodes = _computations(gm)
-    if len(nodes) > _MAX_NODES:
-        return Reject(f"{len(nodes)} ops in one kernel are more than {_MAX_NODES}")
-    plan = _plan(nodes, _outputs(gm), specs_of_metadata([*_placeholders(gm), *nodes]), hw)
-    return plan if isinstance(plan, Reject) else None
+    return FusedKernel(gm).supports(Bindings(_by_name(specs_of_metadata(_placeholders(gm)))), hw)
+
+
+def _by_name(specs: Mapping[fx.Node, Any]) -> dict[str, Any]:
+    return {node.name: spec for node, spec in specs.items()}
 
 
 def _placeholders(gm: fx.GraphModule) -> list[fx.Node]:
@@ -205,7 +256,11 @@ class FusedKernel:
     def __init__(self, gm: fx.GraphModule) -> None:
         self._gm = gm
         self._nodes = _computations(gm)
+        self._names = tuple(n.name for n in _placeholders(gm))
         self._name = _name_of(self._nodes)
+        places = {node: place for place, node in enumerate(gm.graph.nodes)}
+        calls = tuple(_call_key(node, places.__getitem__) for node in self._nodes)
+        self._structure = (len(self._names), calls, tuple(places[n] for n in _outputs(gm)))
 
     @property
     def name(self) -> str:
@@ -215,7 +270,10 @@ class FusedKernel:
     @property
     def strided(self) -> frozenset[str]:
         """All bindings: loads are access patterns."""
-        return frozenset(n.name for n in _placeholders(self._gm))
+        return frozenset(self._names)
+
+    def _key(self, b: Mapping[str, Any]) -> Hashable:
+        return (self._structure, tuple(key_of(b[name]) for name in self._names))
 
     def _plan_for(self, b: Mapping[str, Any], hw: Hardware) -> _Plan | Reject:
         specs = specs_of_bindings(self._gm.graph, b)
@@ -225,11 +283,28 @@ class FusedKernel:
         """None where the region can be generated for these sizes, else why not."""
         if len(self._nodes) > _MAX_NODES:
             return Reject(f"{len(self._nodes)} ops in one kernel are more than {_MAX_NODES}")
-        plan = self._plan_for(b, hw)
-        return plan if isinstance(plan, Reject) else None
+        source = self._generated(b, hw)
+        return None if isinstance(source, str) else self._reject(source)
+
+    def _generated(self, b: Mapping[str, Any], hw: Hardware) -> str | _Refusal:
+        def make() -> str | _Refusal:
+            plan = self._plan_for(b, hw)
+            if not isinstance(plan, Reject):
+                return emit(self._scheduled(plan, b))
+            nodes = list(self._gm.graph.nodes)
+            return _Refusal(plan.reason, nodes.index(plan.node) if plan.node in nodes else None)
+
+        return _SOURCES.get((self._key(b), hw.target), make)
+
+    def _reject(self, refusal: _Refusal) -> Reject:
+        place = refusal.place
+        return Reject(refusal.reason, None if place is None else list(self._gm.graph.nodes)[place])
 
     def cost(self, b: Bindings) -> Cost:
         """One FLOP an element and operator of the table; every tensor crosses HBM once."""
+        return _COSTS.get(self._key(b), lambda: self._work(b))
+
+    def _work(self, b: Bindings) -> Cost:
         specs = specs_of_bindings(self._gm.graph, b)
         flops = 0
         for node in self._nodes:
@@ -249,20 +324,23 @@ class FusedKernel:
 
     def source(self, b: Mapping[str, Any], hw: Hardware) -> str:
         """The kernel's source for these sizes."""
-        plan = self._plan_for(b, hw)
-        if isinstance(plan, Reject):
-            raise GeneratorError(
-                f"{self._name} cannot be generated: {plan.reason}; ask supports first"
-            )
-        return emit(self._scheduled(plan, b))
+        source = self._generated(b, hw)
+        if isinstance(source, str):
+            return source
+        raise GeneratorError(
+            f"{self._name} cannot be generated: {source.reason}; ask supports first"
+        )
 
     def _scheduled(self, plan: _Plan, b: Mapping[str, Any]) -> Scheduled:
         inputs = self._inputs(b)
-        sizes = ", ".join(f"{n}{list(b[n].shape)}" for n in inputs)
+        parameters = tuple(f"x{place}" for place in range(len(inputs)))
+        named = zip(parameters, inputs, strict=True)
+        sizes = ", ".join(f"{parameter}{list(b[n].shape)}" for parameter, n in named)
         return Scheduled(
             self._name,
             f"{self._name} for {sizes}. Generated by trnx.",
             inputs,
+            parameters,
             plan.lowered.outputs,
             plan.held,
             plan.geometry,
@@ -272,21 +350,18 @@ class FusedKernel:
         )
 
     def _inputs(self, b: Mapping[str, Any]) -> tuple[str, ...]:
-        names = [n.name for n in _placeholders(self._gm)]
-        return tuple(n for n in names if isinstance(b[n], TensorSpec))
+        return tuple(n for n in self._names if isinstance(b[n], TensorSpec))
 
     def launch(self, b: Bindings, hw: Hardware) -> Launch:
         """The kernel for these sizes, from its file in the cache folder."""
-        from trnx import simulator
-
         path = source_cache.write(self._name, self.source(b, hw))
         inputs = self._inputs(b)
-        kernel = getattr(simulator.load_module(path), self._name)
+        kernel = _kernel_of(path, self._name)
         return Launch(kernel, tuple(b[n] for n in inputs), inputs)
 
     def reference(self, **values: Any) -> Any:
         """The region in eager."""
-        return self._gm(*(values[n.name] for n in _placeholders(self._gm)))
+        return self._gm(*(values[name] for name in self._names))
 
 
 def _name_of(nodes: Sequence[fx.Node]) -> str:

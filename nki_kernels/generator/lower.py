@@ -152,7 +152,7 @@ def _reduced(node: fx.Node, specs: SpecOf, alignment: Alignment) -> tuple[frozen
 
 
 def _as_result(builder: Builder, result: Operand) -> Value:
-    """A lowering's result in the kind of the node's dtype."""
+    """A lowering's result, rounded to the node's dtype where eager rounds."""
     out = builder.out
     if not isinstance(result, Value):
         number = bool(result) if out is torch.bool else result
@@ -163,7 +163,7 @@ def _as_result(builder: Builder, result: Operand) -> Value:
     elif out is torch.int32:
         value = builder.to_int(result)
     else:
-        value = result if result.dtype.is_floating_point else builder.cast(result, torch.float32)
+        value = builder.cast(result, out)
     assert isinstance(value, Value)
     return value
 

@@ -157,7 +157,7 @@ def log_sigmoid(b: Builder, x: Operand) -> Value:
 def logit(b: Builder, x: Operand, eps: Any = None) -> Value:
     if eps is not None:
         x = b.minimum(b.maximum(x, eps), 1.0 - eps)
-    return b.unary("log", b.divide(x, b.sub(1.0, x)))
+    return b.unary("log", b.mul(x, b.reciprocal(b.sub(1.0, x))))
 
 
 @lowers(aten.threshold)

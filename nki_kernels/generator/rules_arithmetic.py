@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trnx.nki_kernels.generator.division import divide
 from trnx.nki_kernels.generator.ir import Builder, Operand, Value
 from trnx.nki_kernels.generator.table import lowers
 from trnx.simulator.errors import Reject
@@ -29,18 +30,30 @@ def _scaled(b: Builder, x: Operand, alpha: Operand) -> Operand:
     return x if alpha == 1 else _arithmetic(b, "multiply", x, alpha)
 
 
+def _as_stored(b: Builder, *numbers: Any) -> list[Any]:
+    """Numbers in the dtype of the result, in which eager's sums and differences take them;
+    products and quotients take them in float32.
+    """
+    if b.out not in (torch.bfloat16, torch.float16):
+        return list(numbers)
+    return [n if isinstance(n, Value) else torch.tensor(n, dtype=b.out).item() for n in numbers]
+
+
 @lowers(aten.add)
 def add(b: Builder, x: Operand, y: Operand, *, alpha: Any = 1) -> Value:
+    x, y, alpha = _as_stored(b, x, y, alpha)
     return _arithmetic(b, "add", x, _scaled(b, y, alpha))
 
 
 @lowers(aten.sub)
 def sub(b: Builder, x: Operand, y: Operand, *, alpha: Any = 1) -> Value:
+    x, y, alpha = _as_stored(b, x, y, alpha)
     return _arithmetic(b, "subtract", x, _scaled(b, y, alpha))
 
 
 @lowers(aten.rsub)
 def rsub(b: Builder, x: Operand, y: Operand, alpha: Any = 1) -> Value:
+    x, y, alpha = _as_stored(b, x, y, alpha)
     return _arithmetic(b, "subtract", y, _scaled(b, x, alpha))
 
 
@@ -51,13 +64,13 @@ def mul(b: Builder, x: Operand, y: Operand) -> Value:
 
 @lowers(aten.div.Tensor, aten.div.Scalar)
 def div(b: Builder, x: Operand, y: Operand) -> Value:
-    return b.divide(x, y)
+    return divide(b, x, y)
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: Any) -> Value | Reject:
     if rounding_mode is None:
-        return b.divide(x, y)
+        return divide(b, x, y)
     return Reject(f"rounding_mode={rounding_mode!r} needs the exact quotient, which NKI lacks")
 
 
@@ -159,6 +172,8 @@ def _small_power(b: Builder, x: Value, exponent: int) -> Value:
     result = x
     for _ in range(exponent - 1):
         result = _arithmetic(b, "multiply", result, x)
+        if b.out is torch.bfloat16:  # eager's products round, those of float16 do not
+            result = b.cast(result, b.out)
     return result
 
 
@@ -168,7 +183,7 @@ def _special_power(b: Builder, x: Value, exponent: float) -> Value | None:
     if exponent == 0.5:
         return b.unary("sqrt", x)
     if exponent == -0.5:
-        return b.reciprocal(b.unary("sqrt", x))
+        return b.unary("rsqrt", x)
     if exponent in (-1.0, -2.0):
         return b.reciprocal(_small_power(b, x, int(-exponent)))
     return None
@@ -180,10 +195,10 @@ def exp2(b: Builder, x: Operand) -> Value:
 
 
 def rounded(b: Builder, x: Operand) -> Value:
-    """`x` to the nearest integer, ties to even: adding 1.5 * 2^23 leaves no fraction bits."""
-    magic = 1.5 * 2.0**23
-    nearest = b.sub(b.add(x, magic), magic)
-    return b.select(b.compare("less", b.unary("abs", x), 2.0**22), nearest, x, torch.float32)
+    """`x` to the nearest integer, ties to even: adding 2^23 leaves no fraction bits."""
+    magnitude, magic = b.unary("abs", x), 2.0**23
+    nearest = b.with_sign(b.sub(b.add(magnitude, magic), magic), x)
+    return b.select(b.compare("less", magnitude, magic), nearest, x, torch.float32)
 
 
 @lowers(aten.round.default, flops=4)
@@ -199,20 +214,20 @@ def floor(b: Builder, x: Operand) -> Operand:
     return b.sub(nearest, b.compare("greater", nearest, x))
 
 
-@lowers(aten.ceil, flops=5)
+@lowers(aten.ceil, flops=6)
 def ceil(b: Builder, x: Operand) -> Operand:
     if b.out is torch.int32:
         return x
     nearest = rounded(b, x)
-    return b.add(nearest, b.compare("less", nearest, x))
+    # What is rounded up to zero is negative zero.
+    return b.with_sign(b.unary("abs", b.add(nearest, b.compare("less", nearest, x))), x)
 
 
 def truncated(b: Builder, x: Operand) -> Value:
     """`x` without its fraction."""
     magnitude = b.unary("abs", x)
     nearest = rounded(b, magnitude)
-    whole = b.sub(nearest, b.compare("greater", nearest, magnitude))
-    return b.select(b.compare("less", x, 0.0), b.mul(whole, -1.0), whole)
+    return b.with_sign(b.sub(nearest, b.compare("greater", nearest, magnitude)), x)
 
 
 @lowers(aten.trunc, flops=7)
@@ -239,12 +254,12 @@ def lerp(b: Builder, start: Operand, end: Operand, weight: Operand) -> Value:
 
 @lowers(aten.addcmul, flops=3)
 def addcmul(b: Builder, x: Operand, y: Operand, z: Operand, *, value: Any = 1) -> Value:
-    return _arithmetic(b, "add", x, _scaled(b, _arithmetic(b, "multiply", y, z), value))
+    return _arithmetic(b, "add", x, _arithmetic(b, "multiply", _scaled(b, y, value), z))
 
 
 @lowers(aten.addcdiv, flops=3)
 def addcdiv(b: Builder, x: Operand, y: Operand, z: Operand, *, value: Any = 1) -> Value:
-    return b.add(x, _scaled(b, b.divide(y, z), value))
+    return b.add(x, divide(b, _scaled(b, y, value), z))
 
 
 @lowers(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from trnx.nki_kernels.generator.division import divide
 from trnx.nki_kernels.generator.ir import Builder, Operand, Value
 from trnx.nki_kernels.generator.table import along, dims_at, lowers, whole
 from trnx.simulator.errors import Reject
@@ -28,7 +29,7 @@ def total(b: Builder, x: Operand, *_: Any, **__: Any) -> Value | Reject:
 @lowers(aten.mean.dim, reduction=dims_at(), flops=2)
 @lowers(aten.mean.default, reduction=whole, flops=2)
 def mean(b: Builder, x: Operand, *_: Any, **__: Any) -> Value | Reject:
-    return b.mul(b.reduce("add", x), 1.0 / b.count)
+    return divide(b, b.reduce("add", x), b.count)
 
 
 @lowers(aten.amax, reduction=dims_at())

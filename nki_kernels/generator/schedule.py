@@ -33,12 +33,16 @@ Argument = Tile | str
 
 @dataclass(frozen=True)
 class Instruction:
-    """`nisa.<call>(dst=..., <arguments>)`; `result` is the tile that `reduce_res` fills."""
+    """`nisa.<call>(dst=..., <arguments>)`; `result` is the tile that `reduce_res` fills.
+
+    `on_bits` says that the float32 tiles are taken as int32.
+    """
 
     call: str
     dst: Value
     arguments: tuple[tuple[str, Argument], ...]
     result: Value | None = None
+    on_bits: bool = False
 
     def reads(self) -> list[Value]:
         """The values that it reads."""
@@ -174,8 +178,10 @@ class Scheduler:
         dst: Value,
         arguments: Iterable[tuple[str, Argument]],
         result: Value | None = None,
+        *,
+        on_bits: bool = False,
     ) -> None:
-        self._instructions.append(Instruction(call, dst, tuple(arguments), result))
+        self._instructions.append(Instruction(call, dst, tuple(arguments), result, on_bits))
 
     def _full(self, x: Value, like: Value) -> Tile:
         return Tile(self._visit(x), like)
@@ -318,6 +324,21 @@ class Scheduler:
         (source,) = value.args
         assert isinstance(source, Value)
         self._put("reciprocal", value, [("data", self._full(source, value))])
+
+    def _visit_bits(self, value: Value) -> None:
+        (source,) = value.args
+        assert isinstance(source, Value)
+        keep, flip = value.attribute
+        arguments: list[tuple[str, Argument]] = [("data", self._full(source, value))]
+        arguments += [("op0", "nl.bitwise_and"), ("operand0", str(keep))]
+        if flip:
+            arguments += [("op1", "nl.bitwise_xor"), ("operand1", str(flip))]
+        self._put("tensor_scalar", value, arguments, on_bits=True)
+
+    def _visit_either(self, value: Value) -> None:
+        a, b = (self._full(x, value) for x in values_of(value.args))
+        arguments: list[tuple[str, Argument]] = [("data1", a), ("data2", b)]
+        self._put("tensor_tensor", value, [*arguments, ("op", "nl.bitwise_or")], on_bits=True)
 
     def _visit_select(self, value: Value) -> None:
         mask, chosen, other = value.args

@@ -387,3 +387,18 @@ def test_no_global_setting_of_jax_changes(capture: Any) -> None:
 def test_one_launch_is_cheaper_than_many(capture: Any) -> None:
     nodes = list(capture(lambda v: ((v + 1) * 2).relu().exp(), torch.randn(8, 8)).graph.nodes)
     assert XlaEngine().cost(nodes) < EagerEngine().cost(nodes)
+
+
+def test_division_is_rounded_once(capture: Any) -> None:
+    """XLA's simplifier replaces quotients by products with reciprocals, one unit off."""
+
+    def function(x: Any, y: Any) -> Any:
+        row = y.amax(1, keepdim=True)
+        chained = torch.div(torch.div(x, y), x)
+        floor = torch.div(x, 0.1, rounding_mode="floor")
+        return x / 3.0, x / 15, 1.5 / x, x / row, chained, floor, x.reciprocal()
+
+    x, y = torch.randn(2, 300, 100, generator=torch.Generator().manual_seed(0))
+    outputs = compiled(capture, function, x, y)([x, y])
+    for a, e in zip(outputs, function(x, y), strict=True):
+        torch.testing.assert_close(a, e, rtol=0, atol=0)

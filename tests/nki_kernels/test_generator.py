@@ -196,8 +196,7 @@ def test_sizes(region: Build, size: int, dtype: torch.dtype) -> None:
 
     x, y = draw(size, dtype=dtype), draw(size, dtype=dtype, seed=1)
     (result,) = region(function, x, y).run()
-    # Between the ops of a chain values keep float32, where eager would round them.
-    torch.testing.assert_close(result, function(x.float(), y.float()).to(dtype))
+    torch.testing.assert_close(result, function(x, y), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("rows", [1, 127, 128, 129, 513])
@@ -313,14 +312,14 @@ def test_outputs_smaller_than_the_space(region: Build) -> None:
     region(function, draw(70, 300), draw(70, 1)).check()
 
 
-def test_half_precision_is_rounded_once(region: Build) -> None:
-    def function(x: Any) -> Any:
-        return aten.sub.Tensor(aten.add.Tensor(x, 256.0), 256.0)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_where_eager_rounds(region: Build, dtype: torch.dtype) -> None:
+    def function(x: Any, y: Any) -> Any:
+        total = aten.add.Tensor(aten.mul.Tensor(x, y), 256.1)
+        return aten.sub.Tensor(aten.mul.Tensor(total, 0.1), aten.div.Tensor(x, y))
 
-    x = (torch.arange(64) / 64).bfloat16()
-    (result,) = region(function, x).run()
-    assert torch.equal(result, x)
-    assert not torch.equal(function(x), x)  # eager rounds the sum to bfloat16
+    x, y = draw(300, 40, dtype=dtype), draw(300, 40, dtype=dtype, seed=1)
+    region(function, x, y).check(rtol=0, atol=0)
 
 
 def test_explicit_casts_round(region: Build) -> None:
