@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from trnx.fallback.aten_to_jax.dtypes import JAX_DTYPES
+from trnx.fallback.eager import EagerEngine
 from trnx.fallback.exchange import InputSlot, OutputSlot
 from trnx.fallback.layout import Layout, layout_of, output_layouts
 from trnx.fallback.translate import Trace, jax_function
@@ -76,7 +77,8 @@ class Program:
         with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
             traced = jax.jit(function).trace(*avals)
             self._compiled = traced.lower().compile(compiler_options=_COMPILER_OPTIONS)
-        self._checks = trace.checks
+        self._is_checked = trace.is_checked
+        self._eager = EagerEngine().compile(graph_module)
         self._outputs = [_output(s, x) for s, x in zip(trace.shapes, layouts, strict=True)]
         self._shared = _shared_outputs(traced.jaxpr.jaxpr, len(self._outputs))
 
@@ -87,17 +89,13 @@ class Program:
             arrays += [slot.array(value) for slot, value in self._attributes]
             results = self._compiled(*arrays)
             jax.block_until_ready(results)
-        if self._checks:
-            self._raise_failed(np.asarray(results[-1]))
+        if self._is_checked and not np.asarray(results[-1]):
+            # Eager raises its own error; the inputs are as they were.
+            return list(self._eager(inputs))
         outputs = [slot.tensor(array) for slot, array in zip(self._outputs, results, strict=False)]
         for i in self._shared:
             outputs[i] = self._outputs[i].tensor(results[i], copy=True)
         return outputs
-
-    def _raise_failed(self, passed: Any) -> None:
-        if not passed.all():
-            check = self._checks[int(np.argmin(passed))]
-            raise check.error(check.message)
 
 
 def _attribute(graph_module: fx.GraphModule, name: str) -> torch.Tensor:

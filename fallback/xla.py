@@ -6,8 +6,9 @@ sizes, for the sizes of the capture, and again for each new set of sizes (the la
 are kept).
 
 What eager refuses at run time (an index out of range, an integer division by zero) is checked in
-the program and raised after it. Outputs are tensors of their own with the strides of the graph's
-metadata. JAX is imported when first needed, and none of its global settings is touched.
+the program; where a check fails, eager runs the region again and raises its own error. Outputs are
+tensors of their own with the strides of the graph's metadata. JAX is imported when first needed,
+and none of its global settings is touched.
 """
 
 from __future__ import annotations
