@@ -17,7 +17,8 @@ from trnx.backend.pipeline import make_engines, plan_graph
 from trnx.backend.prediction import PREDICTIONS
 from trnx.backend.report import FallbackReport, GraphReport, RegionReport, publish, ran
 from trnx.backend.runners import Runner
-from trnx.backend.torch_internals import boxed, mark_boxed, without_guards
+from trnx.backend.torch_internals import boxed, copy_graph_module, mark_boxed, without_guards
+from trnx.fx_passes.eager_errors import find_refused
 from trnx.fx_passes.flops import graph_flops
 from trnx.fx_passes.labels import layer_of, shapes_of
 from trnx.fx_passes.nodes import is_compute, op_name
@@ -62,10 +63,16 @@ class GraphCompiler:
         start = time.perf_counter()
         flops = graph_flops(gm.graph.nodes)
         engines = make_engines(self._options)
+        refused = find_refused(gm.graph)
+        given = copy_graph_module(gm) if refused else gm
         plan = plan_graph(gm, self._options, engines)
         report = self._report(plan, kind, engines)
         report.flops_total = flops
-        run = self._executable(plan, engines, report)
+        if refused:
+            report.fallbacks.append(_refused(*refused))
+            run = boxed(given.forward)
+        else:
+            run = self._executable(plan, engines, report)
         report.compile_seconds = time.perf_counter() - start
         publish(report)
         log.info("%s", report)
@@ -119,6 +126,12 @@ class GraphCompiler:
             prediction=prediction,
             fallback_seconds=0.0 if engine is None else engine.cost(nodes),
         )
+
+
+def _refused(node: fx.Node, error: str) -> FallbackReport:
+    """The entry of an op for which every call of the graph raises: the graph runs in eager."""
+    reason = f"eager raises in every call: {error}"
+    return FallbackReport(op_name(node), node.name, "eager", reason, source_line(node))
 
 
 def _tensor_bytes(value: Any) -> int:

@@ -32,6 +32,19 @@ KEPT = frozenset(
         aten.embedding_dense_backward.default,
         aten.nll_loss_forward.default,
         aten.nll_loss_backward.default,
+        # Eager raises for values that their decompositions take, or raises another error.
+        aten.binary_cross_entropy.default,
+        aten.index_add.default,
+        aten.index_copy.default,
+        aten.index_fill.int_Scalar,
+        aten.index_fill.int_Tensor,
+        aten.masked_fill.Scalar,
+        aten.max_unpool2d.default,
+        aten.max_unpool3d.default,
+        aten.multi_margin_loss.default,
+        aten.multilabel_margin_loss_forward.default,
+        aten.nll_loss2d_forward.default,
+        aten.take.default,
         # Its decomposition draws other random numbers than eager for the same seed.
         aten.bernoulli.default,
         # Attention that the rewrite left alone: the decomposition materialises the scores.

@@ -50,6 +50,14 @@ class UnsupportedDeviceError(BackendError):
     """An input that does not live in host memory."""
 
 
+class UnreadableInputError(BackendError):
+    """A tensor given to a compiled graph has no memory that holds its elements."""
+
+
+class InputChangedError(BackendError):
+    """A tensor given to a compiled graph has another dtype or shape than it was compiled for."""
+
+
 class KernelRefusedError(BackendError):
     """A kernel does not take the sizes of this call, and `fallback="error"` forbids others."""
 

@@ -25,6 +25,7 @@ from trnx.fx_passes.region import KernelMatch, Refuse, Region, RegionFunction
 from trnx.fx_passes.source import source_line
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
+from trnx.simulator.memory import plain
 from trnx.simulator.spec import TensorSpec
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,18 @@ def _constant(value: Any, symbols: Symbols) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_constant(item, symbols) for item in value)
     return value
+
+
+def _read(node: fx.Node, is_copied: bool) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What makes the kernel's tensor of the value of `node`; None where it is that value.
+
+    Kernels read memory. Only views set the negative bit, and the graph's inputs have the bits of
+    their metadata, so the metadata tells where memory is not the value.
+    """
+    known = node.meta["val"]
+    if known.is_neg() or known.is_conj():
+        return lambda value: plain(value).contiguous() if is_copied else plain(value)
+    return torch.Tensor.contiguous if is_copied else None
 
 
 def describe(region: Region) -> tuple[str, str]:
@@ -160,7 +173,7 @@ class KernelCall:
             dict.fromkeys((*bound.values(), *self._region.inputs))
         )
         position = {node: index for index, node in enumerate(self.nodes)}
-        self._tensors = [(position[v], n in self.copied) for n, v in bound.items()]
+        self._tensors = [(position[v], _read(v, n in self.copied)) for n, v in bound.items()]
         self._inputs = [position[node] for node in self._region.inputs]
         results = self._match.results
         self._places = [None if node is None else places.get(node) for node in results]
@@ -171,7 +184,7 @@ class KernelCall:
         if prepared is None:
             return list(self._eager()([values[i] for i in self._inputs]))
         outputs = [None if place is None else place.tensor(frame) for place in self._places]
-        tensors = [values[i].contiguous() if copy else values[i] for i, copy in self._tensors]
+        tensors = [values[i] if read is None else read(values[i]) for i, read in self._tensors]
         try:
             prepared.run(tensors, outputs)
         except Exception as error:  # noqa: BLE001  the fallback boundary

@@ -95,7 +95,7 @@ class SimulatorRunner:
                 for output, spec in zip(outputs, program.outputs, strict=True)
             ]
             try:
-                program.run(arguments, results)
+                program.replay(arguments, results)
             finally:
                 # A shared Program must not keep the tensors of its last caller alive.
                 program.release()

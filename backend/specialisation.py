@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from trnx.backend.inputs import Inputs
 from trnx.backend.kernel_call import KernelCall, Place
 from trnx.backend.memory import Buffer, Frame, FramePool
 from trnx.backend.shapes import Symbols, UnknownSizeError, concrete, concrete_spec, placeholders
@@ -75,6 +76,7 @@ class Specialisation:
         fallbacks: dict[str, RegionFunction],
     ) -> None:
         self._symbols = symbols
+        self._inputs = Inputs(plan.graph_module, symbols)
         places, buffers = plan_places(plan, symbols)
         self.kernels = {
             region.name: make_kernel(region, places, symbols)
@@ -104,6 +106,7 @@ class Specialisation:
         return self._frames.nbytes
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        self._inputs.admit(args)
         frame = self._frames.take()
         try:
             outputs: list[Any] = self._forward(frame, args)

@@ -32,6 +32,7 @@ from torch._functorch.partitioners import (
 )
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trnx.fx_passes.source import users_name
 
@@ -172,6 +173,28 @@ def without_guards(values: Sequence[Any]) -> AbstractContextManager[Any]:
         return nullcontext()
     context: AbstractContextManager[Any] = mode.shape_env.suppress_guards()
     return context
+
+
+def metadata_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A function that tells in one call of C++ whether other tensors are like these, by type,
+    dtype, sizes, strides, dispatch keys (of wrappers and bits) and `requires_grad`.
+
+    It knows the modes that are on now (inference, autocast), and is False in others.
+    """
+    guards = torch._C._dynamo.guards.TensorGuards
+    check: Callable[..., bool] = guards(
+        *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
+    ).check
+    return check
+
+
+def without_subclass(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor of a subclass without dispatch of its own, as `torch.Tensor`.
+
+    In a graph's first call AOTAutograd has a dispatch mode on that takes no subclass.
+    """
+    with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach().as_subclass(torch.Tensor)
 
 
 def expression(value: Any) -> Any:

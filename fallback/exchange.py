@@ -26,6 +26,7 @@ from torch.utils import dlpack
 
 from trnx.fallback.aten_to_jax.dtypes import JAX_DTYPES
 from trnx.fallback.settings import own_settings
+from trnx.simulator.memory import is_plain, plain
 
 ALIGNMENT = 64
 _CPU_DEVICE = (1, 0)  # DLPack's number for the CPU, and the device's index
@@ -48,7 +49,7 @@ class _Capsule:
 
 def shareable(tensor: torch.Tensor) -> bool:
     """Whether XLA can read the tensor where it lies."""
-    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 and not tensor.is_neg()
+    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 and is_plain(tensor)
 
 
 def to_numpy(tensor: torch.Tensor) -> Any:
@@ -57,8 +58,8 @@ def to_numpy(tensor: torch.Tensor) -> Any:
     JAX copies it once more where it is not aligned. Needs 64-bit types enabled around the call of
     the program (`jax.enable_x64`).
     """
-    if not tensor.is_contiguous() or tensor.is_neg():
-        tensor = tensor.resolve_neg().contiguous()
+    if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+        tensor = plain(tensor).contiguous()
     if tensor.dtype is torch.bfloat16:  # NumPy's own types lack it
         return tensor.view(torch.int16).numpy().view(JAX_DTYPES[torch.bfloat16])
     return tensor.numpy()

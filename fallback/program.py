@@ -63,17 +63,20 @@ def _order(value: Any) -> tuple[int, ...] | None:
 class Program:
     """A compiled region. `run` may be called from several threads.
 
-    `without_jax` makes the function that takes over in a process that a fork left without JAX.
+    `eager` is the region in eager: it raises the error where a check of XLA's fails, and runs where
+    a fork has left the process without JAX, of which `tell_lost` is told once.
     """
 
     def __init__(
         self,
         graph_module: fx.GraphModule,
         inputs: Sequence[Any],
-        without_jax: Callable[[], RegionFunction],
+        eager: RegionFunction,
+        tell_lost: Callable[[], None],
     ) -> None:
-        self._without_jax = without_jax
-        self._eager: RegionFunction | None = None
+        self._eager = eager
+        self._tell_lost = tell_lost
+        self._is_lost = False
         orders = [_order(n.meta.get("val")) for n in _placeholders(graph_module)]
         layouts = output_layouts(graph_module)
         names = [str(n.target) for n in graph_module.graph.nodes if n.op == "get_attr"]
@@ -89,22 +92,23 @@ class Program:
         with own_settings(), jax.default_device(jax.local_devices(backend="cpu")[0]):
             traced = jax.jit(function).trace(*avals)
             self._compiled = traced.lower().compile(compiler_options=_COMPILER_OPTIONS)
-        self._checks = trace.checks
+        self._is_checked = trace.is_checked
         self._outputs = [_output(s, x) for s, x in zip(trace.shapes, layouts, strict=True)]
         self._shared = _shared_outputs(traced.jaxpr.jaxpr, len(self._outputs))
 
     def run(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
         """The region's outputs; waits for XLA, so that PyTorch may write to what was shared."""
         if forks.jax_is_lost:
-            return self._run_eagerly(inputs)
+            return self._run_without_jax(inputs)
         try:
             with jax.enable_x64(True):
                 results = self._call(inputs)
         except Exception:  # noqa: BLE001 - most likely a setting of the user: it is not asked each time
             with own_settings():
                 results = self._call(inputs)
-        if self._checks:
-            self._raise_failed(np.asarray(results[-1]))
+        if self._is_checked and not np.asarray(results[-1]):
+            # Eager raises its own error; the inputs are as they were.
+            return self._eager(inputs)
         outputs = [slot.tensor(array) for slot, array in zip(self._outputs, results, strict=False)]
         for i in self._shared:
             outputs[i] = self._outputs[i].tensor(results[i], copy=True)
@@ -115,15 +119,11 @@ class Program:
         arrays += [slot.array(value) for slot, value in self._attributes]
         return jax.block_until_ready(self._compiled(*arrays))
 
-    def _run_eagerly(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
-        if self._eager is None:
-            self._eager = self._without_jax()
+    def _run_without_jax(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
+        if not self._is_lost:
+            self._is_lost = True
+            self._tell_lost()
         return self._eager(inputs)
-
-    def _raise_failed(self, passed: Any) -> None:
-        if not passed.all():
-            check = self._checks[int(np.argmin(passed))]
-            raise check.error(check.message)
 
 
 def _attribute(graph_module: fx.GraphModule, name: str) -> torch.Tensor:

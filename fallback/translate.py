@@ -2,7 +2,7 @@
 
 The function takes the region's tensors as arrays, then its tensor attributes (so that they are
 never baked in); integers (symbolic sizes) are constants of the trace. It returns the outputs,
-laid out as `Trace` says, and one vector of booleans: the checks that eager would raise for.
+laid out as `Trace` says, and one boolean: whether all checks hold that eager would raise for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import fx
 
 from trnx.fallback.aten_to_jax import TABLE
 from trnx.fallback.aten_to_jax.dtypes import JAX_DTYPES, cast
-from trnx.fallback.aten_to_jax.table import CHECKS, Check
+from trnx.fallback.aten_to_jax.table import CHECKS
 from trnx.fallback.errors import TranslationError
 from trnx.fallback.layout import Layout
 
@@ -81,9 +81,9 @@ class Interpreter(fx.Interpreter):
 
 @dataclass
 class Trace:
-    """What tracing learns: the checks, and the shape of each output."""
+    """What tracing learns: whether there are checks, and the shape of each output."""
 
-    checks: list[Check] = field(default_factory=list)
+    is_checked: bool = False
     shapes: list[tuple[int, ...]] = field(default_factory=list)
 
 
@@ -117,14 +117,14 @@ def jax_function(
             found = CHECKS.get()
         finally:
             CHECKS.reset(token)
-        trace.checks = [check for _, check in found]
+        trace.is_checked = bool(found)
         trace.shapes = [tuple(getattr(o, "shape", ())) for o in outputs]
         results = [
             o if layout is None else lay_out(o, layout)
             for o, layout in zip(outputs, layouts, strict=True)
         ]
         if found:
-            results.append(jnp.stack([condition for condition, _ in found]))
+            results.append(jnp.all(jnp.stack(found)))
         return tuple(results)
 
     return function

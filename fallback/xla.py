@@ -6,9 +6,10 @@ sizes, for the sizes of the capture, and again for each new set of sizes (the la
 are kept).
 
 What eager refuses at run time (an index out of range, an integer division by zero) is checked in
-the program and raised after it. Outputs are tensors of their own with the strides of the graph's
-metadata. JAX is imported when first needed; its settings are trnx's own inside a region, and stay
-the user's outside (`settings.py`). Where a fork has lost JAX, eager takes the regions (`forks.py`).
+the program; where a check fails, eager runs the region again and raises its own error. Outputs are
+tensors of their own with the strides of the graph's metadata. JAX is imported when first needed;
+its settings are trnx's own inside a region, and stay the user's outside (`settings.py`). Where a
+fork has lost JAX, eager takes the regions (`forks.py`).
 """
 
 from __future__ import annotations
@@ -74,24 +75,27 @@ class XlaEngine:
             raise FallbackError(self._missing)
         from trnx.fallback.program import Program, example_inputs, specialises
 
-        def eagerly(reason: str) -> RegionFunction:
+        eager = EagerEngine(self._hardware).compile(graph_module)
+
+        def tell(reason: str) -> None:
             if refuse is not None:
                 refuse(reason)
-            return EagerEngine(self._hardware).compile(graph_module)
 
-        def without_jax() -> RegionFunction:
+        def tell_lost() -> None:
             forks.warn_once()
-            return eagerly(forks.REASON)
+            tell(forks.REASON)
 
         def build(inputs: Sequence[Any]) -> RegionFunction:
             if forks.jax_is_lost:
-                return without_jax()
+                tell_lost()
+                return eager
             try:
-                return Program(graph_module, inputs, without_jax).run
+                return Program(graph_module, inputs, eager, tell_lost).run
             except Exception as error:  # noqa: BLE001 - the fallback boundary: eager can run anything
                 reason = f"XLA does not compile the region: {type(error).__name__}: {error}"
                 _log.warning("%s; it runs eagerly", reason)
-                return eagerly(reason)
+                tell(reason)
+                return eager
 
         inputs = example_inputs(graph_module)
         first = build(inputs)

@@ -78,11 +78,13 @@ class Aliasing:
 
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True where sizes, strides, offset, dtype and device are equal, by expression and without
-    guards.
+    """True where sizes, strides, offset, dtype, device, and what the negative and conjugate bits
+    make of the memory, are equal, by expression and without guards.
     """
     return (
         a.dtype == b.dtype
+        and a.is_neg() == b.is_neg()
+        and a.is_conj() == b.is_conj()
         and a.device == b.device
         and same_numbers(a.shape, b.shape)
         and same_numbers(a.stride(), b.stride())

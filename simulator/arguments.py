@@ -25,6 +25,7 @@ import torch
 from trnx.simulator.arrays import from_numpy, kind_of, to_numpy
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import TrnxError, UnknownDTypeError
+from trnx.simulator.memory import plain, unreadable
 from trnx.simulator.objects import NKIObject
 from trnx.simulator.simulator import Simulator
 from trnx.simulator.spec import TensorSpec
@@ -64,6 +65,11 @@ class Passed:
                     f"argument {name} has elements that share memory (strides "
                     f"{original.stride()}), and the kernel writes into it; pass a copy"
                 )
+            if original._is_zerotensor():
+                raise ArgumentError(
+                    f"argument {name} is a tensor of zeros without storage, and the kernel writes "
+                    "into it; pass `.clone()`"
+                )
             original.detach().copy_(held)
         elif not original.flags.writeable:
             raise ArgumentError(
@@ -84,13 +90,10 @@ def pass_array(array: np.ndarray[Any, Any], name: str, is_dense: bool) -> Passed
 
 def pass_tensor(tensor: torch.Tensor, name: str, is_dense: bool) -> Passed:
     """A torch tensor, contiguous for `is_dense`. Raises ArgumentError."""
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
-        raise ArgumentError(
-            f"argument {name} is a tensor of layout {tensor.layout} on {tensor.device}; the "
-            "simulator takes strided tensors in CPU memory"
-        )
-    plain = tensor.resolve_conj().resolve_neg()
-    return Passed(tensor, plain.contiguous() if is_dense else plain)
+    if reason := unreadable(tensor):
+        raise ArgumentError(f"argument {name} is a tensor that the simulator cannot read: {reason}")
+    held = plain(tensor)
+    return Passed(tensor, held.contiguous() if is_dense else held)
 
 
 class Arguments:

@@ -17,6 +17,7 @@ import torch
 
 from trnx.simulator.errors import TrnxError
 from trnx.simulator.fork_locks import fork_lock
+from trnx.simulator.memory import is_plain, plain, unreadable
 from trnx.simulator.precision import FullPrecision
 from trnx.simulator.spec import TensorSpec
 from trnx.simulator.storage import Slot, poison
@@ -127,6 +128,12 @@ class Program:
 
         Inputs need the shapes, dtypes and strides of `self.inputs`. Raises BindingError.
         """
+        return self.replay([self._readable(i, one) for i, one in enumerate(inputs)], outputs)
+
+    def replay(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """`run` for who knows that the memory of every tensor holds its values (`memory`)."""
         if self._is_part:
             raise BindingError(f"{self.name} is one rank's part; run the RankProgram")
         # Products alone depend on the process's setting.
@@ -216,6 +223,19 @@ class Program:
             self._bound[i] = weakref.ref(tensor) if is_itself else None
             self._bound_strides[i] = tensor.stride()
 
+    def _readable(self, i: int, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` with its values in its memory, as a copy where nothing writes there."""
+        if reason := unreadable(tensor):
+            raise BindingError(f"{self.name}: input {i} cannot be read: {reason}")
+        if is_plain(tensor):
+            return tensor
+        if i < len(self._slots) and self._slots[i].is_written:
+            raise BindingError(
+                f"{self.name} writes into input {i}, whose memory does not hold its values "
+                "(negative bit, conjugate bit or zero without storage); pass `.clone()`"
+            )
+        return plain(tensor)
+
     def _checked(self, i: int, tensor: torch.Tensor) -> torch.Tensor:
         spec = self.inputs[i]
         if tensor.dtype is not spec.dtype or tensor.shape != spec.shape:
@@ -280,7 +300,9 @@ def _usable(given: torch.Tensor, spec: TensorSpec) -> torch.Tensor | None:
             f"output is {given.dtype} {tuple(given.shape)}; the kernel returns "
             f"{spec.dtype} {spec.shape}"
         )
-    return given if given.is_contiguous() else None
+    if reason := unreadable(given):
+        raise BindingError(f"the output cannot be written: {reason}")
+    return given if given.is_contiguous() and is_plain(given) else None
 
 
 def _fresh_results(results: tuple[Output, ...]) -> list[tuple[Slot, tuple[TensorSpec, int]]]:

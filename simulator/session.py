@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trnx.simulator.arguments import pass_array, pass_tensor
 from trnx.simulator.context import CURRENT
 from trnx.simulator.hardware import DEFAULT_TARGET, hardware
 from trnx.simulator.simulator import Simulator
@@ -33,9 +34,14 @@ class Session:
         self._simulator = simulator
 
     def tensor(self, values: torch.Tensor | np.ndarray[Any, Any]) -> NkiTensor:
-        """An HBM tensor on the memory of a torch tensor or a numpy array."""
-        held = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
-        return self._simulator.argument(TensorSpec.of(held), held)
+        """An HBM tensor on the memory of a torch tensor or a numpy array, on a copy where that
+        memory is read-only or does not hold the values. Raises ArgumentError.
+        """
+        if isinstance(values, np.ndarray):
+            passed = pass_array(values, "values", is_dense=False)
+        else:
+            passed = pass_tensor(values, "values", is_dense=False)
+        return self._simulator.argument(TensorSpec.of(passed.tensor), passed.tensor, passed.kind)
 
     def values(self, tensor: NkiTensor) -> torch.Tensor:
         """A copy of the values of a tensor."""

@@ -21,6 +21,7 @@ from trnx.simulator.context import Line
 from trnx.simulator.coverage import Coverage
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import FindingError, Location
+from trnx.simulator.memory import MemoryReadError, span_bytes, unreadable
 from trnx.simulator.pool import Buffer, BufferPool
 from trnx.simulator.views import Shape, last_element
 
@@ -117,10 +118,12 @@ class Allocation:
 class Slot:
     """Memory that a caller provides: the torch views into it, retargeted by `bind`."""
 
-    __slots__ = ("_views", "address", "holder", "is_borrowed", "is_written")
+    __slots__ = ("_nbytes", "_views", "address", "holder", "is_borrowed", "is_written")
 
     def __init__(self, holder: torch.Tensor, is_borrowed: bool = False) -> None:
         self.holder: torch.Tensor | None = holder
+        # From the first element to the end of the farthest.
+        self._nbytes = span_bytes(holder) if holder.numel() else 0
         # True where the caller's memory is to stay as it is.
         self.is_borrowed = is_borrowed
         self.address = -1
@@ -164,14 +167,18 @@ class Slot:
         )
 
     def bind(self, tensor: torch.Tensor) -> None:
-        """Point every view into the memory of `tensor`, unless it is there already."""
+        """Point every view into the memory of `tensor`, unless it is there already. Raises
+        MemoryReadError where its storage does not reach as far, whatever checked it before.
+        """
         address = tensor.data_ptr()
+        storage = tensor.untyped_storage()
+        base = tensor.storage_offset() * tensor.element_size()
+        if self._nbytes and (not address or storage.nbytes() < base + self._nbytes):
+            raise MemoryReadError(f"a tensor of the kernel cannot be bound: {unreadable(tensor)}")
         if self.is_bound_to(address):
             return
         # An interrupt may leave some views there and some here.
         self.address = -1
-        storage = tensor.untyped_storage()
-        base = tensor.storage_offset() * tensor.element_size()
         for (dtype, shape, strides), same in self._views.items():
             first = base // dtype.itemsize
             for offset, view in same.items():

@@ -26,7 +26,7 @@ def _no_masks(node: fx.Node) -> Reject | None:
 
 def _checked(x: Any, indices: Sequence[Any], wraps: bool = True) -> tuple[Any, ...]:
     return tuple(
-        slice(None) if i is None else require_index(i, size, wraps=wraps, what="index")
+        slice(None) if i is None else require_index(i, size, wraps=wraps)
         for i, size in zip(indices, x.shape, strict=False)
     )
 
@@ -48,21 +48,21 @@ def _index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = F
 @register("index_select")
 def _index_select(x: Any, dim: int, index: Any) -> Any:
     if x.ndim == 0:
-        require_index(index, 1, wraps=False, what="index_select")
+        require_index(index, 1, wraps=False)
         return x.reshape(()) if index.ndim == 0 else jnp.broadcast_to(x, ())
     dim = axis(dim, x.ndim)
-    index = require_index(index.reshape(-1), x.shape[dim], wraps=False, what="index_select")
+    index = require_index(index.reshape(-1), x.shape[dim], wraps=False)
     return jnp.take(x, index, axis=dim)
 
 
 @register("take")
 def _take(x: Any, index: Any) -> Any:
-    return x.reshape(-1)[require_index(index, x.size, wraps=True, what="take")]
+    return x.reshape(-1)[require_index(index, x.size, wraps=True)]
 
 
 @register("put")
 def _put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
-    where = require_index(index.reshape(-1), x.size, wraps=True, what="put")
+    where = require_index(index.reshape(-1), x.size, wraps=True)
     flat = wide(x).reshape(-1)
     values = cast(source.reshape(-1), flat.dtype)
     out = flat.at[where].add(values) if accumulate else flat.at[where].set(values)
@@ -71,17 +71,17 @@ def _put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
 
 @register("gather")
 def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
-    return x.reshape(-1)[_flat(x.shape, dim, index, "gather")].reshape(index.shape)
+    return x.reshape(-1)[_flat(x.shape, dim, index)].reshape(index.shape)
 
 
-def _flat(shape: Sequence[int], dim: int, index: Any, what: str) -> Any:
+def _flat(shape: Sequence[int], dim: int, index: Any) -> Any:
     """Flat positions in a tensor of `shape`: `index` along `dim`, its own position elsewhere."""
     if len(shape) == 0:
-        return require_index(index.reshape(-1), 1, wraps=False, what=what)
+        return require_index(index.reshape(-1), 1, wraps=False)
     if index.ndim == 0:
         index = index.reshape((1,))
     dim = axis(dim, len(shape))
-    index = require_index(index, shape[dim], wraps=False, what=what)
+    index = require_index(index, shape[dim], wraps=False)
     flat: Any = jnp.zeros(index.shape, I64)
     for d, size in enumerate(shape):
         here = cast(index, I64) if d == dim else lax.broadcasted_iota(I64, index.shape, d)
@@ -99,7 +99,7 @@ def _source(source: Any, index: Any, dtype: Any) -> Any:
 
 def _scatter_with(x: Any, dim: int, index: Any, source: Any, method: str) -> Any:
     flat = wide(x).reshape(-1)
-    where = flat.at[_flat(x.shape, dim, index, "scatter")]
+    where = flat.at[_flat(x.shape, dim, index)]
     return getattr(where, method)(_source(source, index, flat.dtype)).reshape(x.shape)
 
 
@@ -156,14 +156,14 @@ def _scatter_reduce(
     x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
     flat = wide(x).reshape(-1)
-    where = _flat(x.shape, dim, index, "scatter_reduce")
+    where = _flat(x.shape, dim, index)
     values = _source(source, index, flat.dtype)
     return _reduced(flat, where, values, reduce, include_self).reshape(x.shape)
 
 
-def _rows(x: Any, dim: int, index: Any, what: str) -> tuple[int, Any]:
+def _rows(x: Any, dim: int, index: Any) -> tuple[int, Any]:
     dim = axis(dim, x.ndim)
-    return dim, require_index(index.reshape(-1), x.shape[dim], wraps=False, what=what)
+    return dim, require_index(index.reshape(-1), x.shape[dim], wraps=False)
 
 
 def _along(dim: int, index: Any) -> tuple[Any, ...]:
@@ -173,9 +173,9 @@ def _along(dim: int, index: Any) -> tuple[Any, ...]:
 @register("index_add")
 def _index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
     if x.ndim == 0:
-        require_index(index, 1, wraps=False, what="index_add")
+        require_index(index, 1, wraps=False)
         return x + jnp.sum(cast(source, x.dtype)) * cast(alpha, x.dtype)
-    dim, index = _rows(x, dim, index, "index_add")
+    dim, index = _rows(x, dim, index)
     base = wide(x)
     return base.at[_along(dim, index)].add(cast(source, base.dtype) * cast(alpha, base.dtype))
 
@@ -183,9 +183,9 @@ def _index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> 
 @register("index_copy")
 def _index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
     if x.ndim == 0:
-        require_index(index, 1, wraps=False, what="index_copy")
+        require_index(index, 1, wraps=False)
         return source.reshape(())
-    dim, index = _rows(x, dim, index, "index_copy")
+    dim, index = _rows(x, dim, index)
     shape = (*x.shape[:dim], index.size, *x.shape[dim + 1 :])
     return x.at[_along(dim, index)].set(source.reshape(shape))
 
@@ -195,7 +195,7 @@ def _index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
     if x.ndim == 0:
         return cast(value, x.dtype)
     dim = axis(dim, x.ndim)
-    index = require_index(index.reshape(-1), x.shape[dim], wraps=True, what="index_fill")
+    index = require_index(index.reshape(-1), x.shape[dim], wraps=True)
     return x.at[_along(dim, index)].set(cast(value, x.dtype))
 
 
@@ -204,14 +204,14 @@ def _embedding(
     weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:  # fmt: skip
-    return weight[require_index(indices, weight.shape[0], wraps=False, what="embedding")]
+    return weight[require_index(indices, weight.shape[0], wraps=False)]
 
 
 @register("embedding_dense_backward")
 def _embedding_backward(
     grad: Any, indices: Any, rows: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Any:
-    flat = require_index(indices.reshape(-1), rows, wraps=False, what="embedding backward")
+    flat = require_index(indices.reshape(-1), rows, wraps=False)
     values = wide(grad).reshape((flat.size, grad.shape[-1]))
     if scale_grad_by_freq:
         count = jnp.zeros((rows,), I64).at[flat].add(1)[flat]

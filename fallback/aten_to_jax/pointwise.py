@@ -148,7 +148,7 @@ def _rsub(x: Any, y: Any, alpha: Any = 1) -> Any:
 
 
 def _nonzero(y: Any) -> None:
-    require(y != 0, RuntimeError, "ZeroDivisionError: integer division by zero")
+    require(y != 0)
 
 
 def _floor_divide(x: Any, y: Any) -> Any:

@@ -26,18 +26,10 @@ class Entry:
     guard: Guard | None = None
 
 
-@dataclass(frozen=True)
-class Check:
-    """A condition on values that eager enforces by raising: read after each run of the region."""
-
-    error: type[Exception]
-    message: str
-
-
 TABLE: dict[Any, Entry] = {}
 
-# The conditions of the region that is being traced: (all is well, what to raise where not).
-CHECKS: ContextVar[list[tuple[Any, Check]]] = ContextVar("checks")
+# The conditions on values that eager enforces by raising, of the region that is being traced.
+CHECKS: ContextVar[list[Any]] = ContextVar("checks")
 
 
 def overload(name: str) -> Any:
@@ -61,21 +53,19 @@ def register(*names: str, guard: Guard | None = None) -> Callable[[Function], Fu
     return enter
 
 
-def require(condition: Any, error: type[Exception], message: str) -> None:
-    """Raise `error` after the run unless `condition` (an array) holds everywhere."""
-    CHECKS.get().append((jnp.all(condition), Check(error, message)))
+def require(condition: Any) -> None:
+    """Where `condition` (an array) does not hold everywhere, eager runs the region again, and
+    raises its own error.
+    """
+    CHECKS.get().append(jnp.all(condition))
 
 
-def require_index(index: Any, size: int, *, wraps: bool, what: str) -> Any:
+def require_index(index: Any, size: int, *, wraps: bool) -> Any:
     """`index`, checked against `size` (XLA would clamp it); negative ones count from the end."""
     low = -size if wraps else 0
     if size == 0 and index.size == 0:
         return index
-    require(
-        (index >= low) & (index < size),
-        IndexError,
-        f"{what}: index out of range for a dimension of size {size}",
-    )
+    require((index >= low) & (index < size))
     return jnp.where(index < 0, index + size, index) if wraps else index
 
 

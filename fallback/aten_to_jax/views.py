@@ -234,6 +234,8 @@ def _diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 def _on_diagonal(x: Any, source: Any, offset: int, dim1: int, dim2: int) -> Any:
     moved = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
     length = source.shape[-1]
+    if source.shape != jnp.diagonal(x, offset, dim1, dim2).shape:
+        raise ValueError(f"the diagonal of {x.shape} does not take a source of {source.shape}")
     rows = jnp.arange(length) + max(-offset, 0)
     columns = jnp.arange(length) + max(offset, 0)
     moved = moved.at[..., rows, columns].set(cast(source, x.dtype))

@@ -230,8 +230,8 @@ def test_results_in_tuples_and_lists(kernels: ModuleType) -> None:
         (X.astype(">f4"), "argument x is a numpy array of >f4"),
         (np.array([object()]), "argument x is a numpy array of object"),
         (np.array(["a"]), "argument x is a numpy array of <U1"),
-        (torch.ones(2, 2, device="meta"), "on meta; the simulator takes strided tensors"),
-        (torch.ones(2, 2).to_sparse(), "layout torch.sparse_coo"),
+        (torch.ones(2, 2, device="meta"), "on device 'meta'; pass one in CPU memory"),
+        (torch.ones(2, 2).to_sparse(), "layout is torch.sparse_coo; pass a strided tensor"),
     ],
     ids=["f8", "complex", "u8", "big endian", "object", "text", "meta", "sparse"],
 )
