@@ -1,4 +1,5 @@
-"""`Executable`: what AOTAutograd calls. It owns a specialisation for each set of concrete sizes.
+"""`Executable`: what AOTAutograd calls. It owns a specialisation for each set of concrete sizes
+(and of numbers that kernels are made for; all others are arguments of each call).
 
 Calls may overlap (threads, reentrance): a specialisation is immutable but for its pool of frames.
 Specialisations are bounded: the least recently used one leaves first.
@@ -18,7 +19,7 @@ from trnx.backend.kernel_call import KernelCall, Place, describe
 from trnx.backend.options import Options
 from trnx.backend.report import FallbackReport, GraphReport, RegionReport
 from trnx.backend.runners import Runner
-from trnx.backend.shapes import Number, Symbols, symbol_sources
+from trnx.backend.shapes import Number, Symbols, specialised_symbols, symbol_sources
 from trnx.backend.specialisation import Specialisation
 from trnx.backend.torch_internals import without_fake_mode
 from trnx.fx_passes.extract import region_module
@@ -47,7 +48,7 @@ class Executable:
         self._engines = {engine.name: engine for engine in engines}
         self._report = report
         self._regions = {entry.name: entry for entry in report.regions}
-        self._sources = symbol_sources(plan.graph_module)
+        self._sources = symbol_sources(plan.graph_module, specialised_symbols(plan))
         self._lock = threading.RLock()
         self._specialisations: OrderedDict[tuple[Number, ...], Specialisation] = OrderedDict()
         self._eager: dict[str, RegionFunction] = {}

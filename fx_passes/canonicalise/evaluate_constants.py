@@ -43,7 +43,8 @@ def _is_constant(node: fx.Node, known: set[fx.Node]) -> bool:
         return False
     if has_effect(node) or is_random(node) or node.target in UNFILLED or not _is_static(node):
         return False
-    return is_factory(node) or (bool(node.all_input_nodes) and set(node.all_input_nodes) <= known)
+    inputs = set(node.all_input_nodes)
+    return inputs <= known and (bool(inputs) or is_factory(node))
 
 
 def _evaluate(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
