@@ -22,6 +22,7 @@ from trnx.backend.runners import Runner
 from trnx.backend.shapes import Number, Symbols, specialised_symbols, symbol_sources
 from trnx.backend.specialisation import Specialisation
 from trnx.backend.torch_internals import without_fake_mode
+from trnx.fallback.host import faster_in_eager
 from trnx.fx_passes.extract import region_module
 from trnx.fx_passes.region import FallbackEngine, Plan, Region, RegionFunction
 from trnx.simulator.program import Program
@@ -53,9 +54,7 @@ class Executable:
         self._specialisations: OrderedDict[tuple[Number, ...], Specialisation] = OrderedDict()
         self._eager: dict[str, RegionFunction] = {}
         self._fallbacks = {
-            region.name: self._engines[region.engine].compile(
-                region_module(region), refuse=partial(self._refuse, region)
-            )
+            region.name: self._compile_fallback(region)
             for region in plan.regions
             if region.match is None
         }
@@ -71,6 +70,18 @@ class Executable:
         elif len(self._specialisations) > 1:
             self._touch(key)
         return found(args)
+
+    def _compile_fallback(self, region: Region) -> RegionFunction:
+        """The region by its engine, or by the one that is faster on this machine."""
+        name = region.engine
+        reason = faster_in_eager(region.nodes) if name == "xla" else None
+        if reason is not None and self._options.fallback == "auto":
+            name = "eager"
+            entry = self._regions[region.name]
+            entry.host_engine, entry.host_reason = name, reason
+        return self._engines[name].compile(
+            region_module(region), refuse=partial(self._refuse, region)
+        )
 
     def _touch(self, key: tuple[Number, ...]) -> None:
         with self._lock:
