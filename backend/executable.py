@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 
 from trnx.backend.kernel_call import KernelCall, Place, describe
@@ -25,6 +26,7 @@ from trnx.backend.torch_internals import without_fake_mode
 from trnx.fallback.host import faster_in_eager
 from trnx.fx_passes.extract import region_module
 from trnx.fx_passes.region import FallbackEngine, Plan, Region, RegionFunction
+from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.program import Program
 
 # Specialisations kept for one graph; each holds its prepared kernels and its buffers.
@@ -146,8 +148,15 @@ class Executable:
             entry = self._regions[region.name]
             if region.match is not None:
                 entry.executed_flops = 0
-            elif not self._sources:  # else other sizes may still run where the plan says
+            elif _is_static(region):  # else other sizes may still run where the plan says
                 entry.engine = "eager"
-            self._report.fallbacks.append(
-                FallbackReport(op, region.nodes[-1].name, "eager", reason, line)
-            )
+            fallback = FallbackReport(op, region.nodes[-1].name, "eager", reason, line)
+            if fallback not in self._report.fallbacks:
+                self._report.fallbacks.append(fallback)
+
+
+def _is_static(region: Region) -> bool:
+    """Whether all calls have the same sizes and numbers, so that one program serves them."""
+    values = [node.meta.get("val") for node in region.inputs]
+    sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
+    return not any(is_symbolic(value) for value in (*values, *sizes))

@@ -3,7 +3,7 @@
 The plan is made for the device, where the region stays XLA's. A CPU is another matter: PyTorch has
 libraries for products, convolutions, pooling and sorting that XLA's code for CPUs is 1.4 to 90
 times slower than, and a call of XLA costs as much as about eight small ops. XLA gains where it
-fuses. `scripts/bench/fallback.py --ops` measures all of this.
+fuses. `scripts/bench/host_ops.py` measures all of this.
 """
 
 from __future__ import annotations

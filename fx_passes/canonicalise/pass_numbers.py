@@ -104,7 +104,8 @@ class _Numbers:
 
     def _tensor(self, number: Any, dtype: torch.dtype, user: fx.Node) -> fx.Node:
         target: Any = aten.scalar_tensor.default if user.target in _CHECKED else number_tensor
-        key = (number, type(number), dtype, target)
+        # A literal is keyed by its text: 0.0 and -0.0, or 1 and 1.0, are not one number.
+        key = (number if isinstance(number, fx.Node) else repr(number), dtype, target)
         if key not in self._made:
             with without_guards(fake_mode(user.graph)):
                 value = torch.empty((), dtype=dtype)
