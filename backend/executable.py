@@ -1,4 +1,5 @@
-"""`Executable`: what AOTAutograd calls. It owns a specialisation for each set of concrete sizes.
+"""`Executable`: what AOTAutograd calls. It owns a specialisation for each set of concrete sizes
+(and of numbers that kernels are made for; all others are arguments of each call).
 
 Calls may overlap (threads, reentrance): a specialisation is immutable but for its pool of frames.
 Specialisations are bounded: the least recently used one leaves first.
@@ -12,17 +13,20 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 
 from trnx.backend.kernel_call import KernelCall, Place, describe
 from trnx.backend.options import Options
 from trnx.backend.report import FallbackReport, GraphReport, RegionReport
 from trnx.backend.runners import Runner
-from trnx.backend.shapes import Number, Symbols, symbol_sources
+from trnx.backend.shapes import Number, Symbols, specialised_symbols, symbol_sources
 from trnx.backend.specialisation import Specialisation
 from trnx.backend.torch_internals import without_fake_mode
+from trnx.fallback.host import faster_in_eager
 from trnx.fx_passes.extract import region_module
 from trnx.fx_passes.region import FallbackEngine, Plan, Region, RegionFunction
+from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.program import Program
 
@@ -48,14 +52,12 @@ class Executable:
         self._engines = {engine.name: engine for engine in engines}
         self._report = report
         self._regions = {entry.name: entry for entry in report.regions}
-        self._sources = symbol_sources(plan.graph_module)
+        self._sources = symbol_sources(plan.graph_module, specialised_symbols(plan))
         self._lock = fork_lock(self, threading.RLock)
         self._specialisations: OrderedDict[tuple[Number, ...], Specialisation] = OrderedDict()
         self._eager: dict[str, RegionFunction] = {}
         self._fallbacks = {
-            region.name: self._engines[region.engine].compile(
-                region_module(region), refuse=partial(self._refuse, region)
-            )
+            region.name: self._compile_fallback(region)
             for region in plan.regions
             if region.match is None
         }
@@ -71,6 +73,18 @@ class Executable:
         elif len(self._specialisations) > 1:
             self._touch(key)
         return found(args)
+
+    def _compile_fallback(self, region: Region) -> RegionFunction:
+        """The region by its engine, or by the one that is faster on this machine."""
+        name = region.engine
+        reason = faster_in_eager(region.nodes) if name == "xla" else None
+        if reason is not None and self._options.fallback == "auto":
+            name = "eager"
+            entry = self._regions[region.name]
+            entry.host_engine, entry.host_reason = name, reason
+        return self._engines[name].compile(
+            region_module(region), refuse=partial(self._refuse, region)
+        )
 
     def _touch(self, key: tuple[Number, ...]) -> None:
         with self._lock:
@@ -135,8 +149,15 @@ class Executable:
             entry = self._regions[region.name]
             if region.match is not None:
                 entry.executed_flops = 0
-            if not self._sources:  # else other sizes may still run where the plan says
+            if _is_static(region):  # else other sizes may still run where the plan says
                 entry.engine = "eager"
-            self._report.fallbacks.append(
-                FallbackReport(op, region.nodes[-1].name, "eager", reason, line)
-            )
+            fallback = FallbackReport(op, region.nodes[-1].name, "eager", reason, line)
+            if fallback not in self._report.fallbacks:
+                self._report.fallbacks.append(fallback)
+
+
+def _is_static(region: Region) -> bool:
+    """Whether all calls have the same sizes and numbers, so that one program serves them."""
+    values = [node.meta.get("val") for node in region.inputs]
+    sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
+    return not any(is_symbolic(value) for value in (*values, *sizes))

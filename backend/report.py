@@ -32,7 +32,8 @@ class RegionReport:
     `prediction` is that of a kernel's region, `fallback_seconds` the estimate of any other.
     `executed_flops` are those of the kernel's `nc_matmul` instructions (simulator runner), 0 where
     the region had to run in eager, None where it is not known. `copied` names the bindings that are
-    made contiguous at each call.
+    made contiguous at each call. `engine` is the target's; where another is faster on this machine,
+    `host_engine` executes the region here, for `host_reason`.
     """
 
     name: str
@@ -49,6 +50,13 @@ class RegionReport:
     fallback_seconds: float = 0.0
     executed_flops: int | None = None
     copied: tuple[str, ...] = ()
+    host_engine: str = ""
+    host_reason: str = ""
+
+    @property
+    def where(self) -> str:
+        """The engine on the target, and the one here where it is another."""
+        return f"{self.engine} ({self.host_engine} here)" if self.host_engine else self.engine
 
     @property
     def work(self) -> str:
@@ -96,6 +104,8 @@ class RegionReport:
             "flops": self.flops,
             "executed_flops": self.executed_flops,
             "copied": list(self.copied),
+            "host_engine": self.host_engine,
+            "host_reason": self.host_reason,
             "predicted_seconds": self.predicted_seconds,
             "predicted_by": self.predicted_by,
         }
@@ -194,7 +204,7 @@ class GraphReport:
             f"{sum(r.engine == 'nki' for r in self.regions)} NKI regions, "
             f"{percent(share(self.flops_nki, self.flops_total))} of FLOPs"
         )
-        rows = [f"  {r.name:<40} {r.engine:<6} {', '.join(counted(r.ops))}" for r in self.regions]
+        rows = [f"  {r.name:<40} {r.where:<6} {', '.join(counted(r.ops))}" for r in self.regions]
         misses = [f"  {line}" for line in ledger_lines(self.fallbacks)]
         return "\n".join([head, *rows, *(["  not on NKI:"] if misses else []), *misses])
 

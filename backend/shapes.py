@@ -7,7 +7,7 @@ nothing guards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ import torch
 from torch import fx
 
 from trnx.backend.torch_internals import expression
+from trnx.fx_passes.numbers import size_symbols, symbols_read
+from trnx.fx_passes.region import Plan
 from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.spec import TensorSpec
 
@@ -65,12 +67,23 @@ def placeholders(gm: fx.GraphModule) -> list[fx.Node]:
     return [node for node in gm.graph.nodes if node.op == "placeholder"]
 
 
-def symbol_sources(gm: fx.GraphModule) -> tuple[SymbolSource, ...]:
-    """One source for each symbol that the inputs of `gm` determine; empty for a static graph."""
+def specialised_symbols(plan: Plan) -> frozenset[Any]:
+    """The symbols that something in `plan` is made for: sizes, and numbers that kernels bind."""
+    graph = plan.graph_module.graph
+    bound = [value for r in plan.regions if r.match for value in r.match.bindings.values()]
+    written: list[Any] = []
+    for node in graph.nodes:
+        fx.node.map_aggregate((node.args, node.kwargs), written.append)
+    literals = [value for value in written if is_symbolic(value)]
+    return size_symbols(graph) | symbols_read([*bound, *literals])
+
+
+def symbol_sources(gm: fx.GraphModule, needed: Set[Any]) -> tuple[SymbolSource, ...]:
+    """One source for each symbol that the inputs of `gm` determine and `needed` holds."""
     found: dict[Any, SymbolSource] = {}
     for index, node in enumerate(placeholders(gm)):
         for source in _sources_of(index, node.meta.get("val")):
-            if isinstance(source.symbol, sympy.Symbol):
+            if isinstance(source.symbol, sympy.Symbol) and source.symbol in needed:
                 found.setdefault(source.symbol, source)
     return tuple(found.values())
 

@@ -16,7 +16,7 @@ from trnx.fallback.aten_to_jax.table import CHECKS
 from trnx.fallback.cost import leaves
 from trnx.fallback.settings import own_settings
 from trnx.fallback.translate import call_entry, conform
-from trnx.fx_passes.symbolic import hint_int
+from trnx.fx_passes.symbolic import depends_on_data, hint_int
 from trnx.nki_kernels.keys import Memo, key_of
 from trnx.simulator.errors import Reject
 
@@ -57,6 +57,8 @@ def _illegal_value(node: fx.Node) -> str | None:
         for value in leaves(n.meta.get("val")):
             if isinstance(value, (torch.SymFloat, torch.SymBool)):
                 return f"{n.name} is a number known only at run time"
+            if depends_on_data(value):
+                return f"{n.name} depends on data in its size, and XLA compiles every size anew"
             if not isinstance(value, torch.Tensor):
                 continue
             if value.dtype not in JAX_DTYPES:

@@ -2,8 +2,8 @@
 
 `supports` looks an op up in trnx's table and traces it alone on the node's shapes, so what is
 missing is known at compile time. A region is lowered and compiled when it is made; with symbolic
-sizes, for the sizes of the capture, and again for each new set of sizes (the last `CACHE_SIZE`
-are kept).
+sizes, for the sizes of the capture. Other sizes run in eager until they have come `SETTLED_AFTER`
+times, so that sizes that keep changing cost no compilation; at most `COMPILED_SIZES` are compiled.
 
 What eager refuses at run time (an index out of range, an integer division by zero) is checked in
 the program; where a check fails, eager runs the region again and raises its own error. Outputs are
@@ -33,7 +33,14 @@ from trnx.simulator.errors import Reject
 from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.hardware import TRN2, Hardware
 
-CACHE_SIZE = 16
+# A compilation takes as long as thousands of calls of a small region.
+SETTLED_AFTER = 8
+COMPILED_SIZES = 16
+_COUNTED_SIZES = 1024
+_UNSETTLED = (
+    f"XLA compiles every set of sizes anew: one that the graph was not captured with runs in eager "
+    f"until it has come {SETTLED_AFTER} times, and always once {COMPILED_SIZES} are compiled"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -99,7 +106,9 @@ class XlaEngine:
 
         inputs = example_inputs(graph_module)
         first = build(inputs)
-        return _BySizes(build, inputs, first) if specialises(graph_module) else first
+        if not specialises(graph_module):
+            return first
+        return _BySizes(build, eager, {_sizes(inputs): first}, refuse)
 
 
 def _sizes(inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -107,28 +116,42 @@ def _sizes(inputs: Sequence[Any]) -> tuple[Any, ...]:
 
 
 class _BySizes:
-    """A program for each set of sizes; the least recently used one leaves first."""
+    """A program for each set of sizes that has settled; every other one runs in eager."""
 
     def __init__(
         self,
         build: Callable[[Sequence[Any]], RegionFunction],
-        inputs: Sequence[Any],
-        first: RegionFunction,
+        eager: RegionFunction,
+        programs: dict[Any, RegionFunction],
+        refuse: Refuse | None,
     ) -> None:
         self._build = build
-        self._programs: OrderedDict[Any, RegionFunction] = OrderedDict([(_sizes(inputs), first)])
+        self._eager = eager
+        self._programs = programs
+        self._refuse = refuse
+        self._seen: OrderedDict[Any, int] = OrderedDict()
         self._lock = fork_lock(self, threading.Lock)
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
         key = _sizes(inputs)
-        with self._lock:
-            program = self._programs.get(key)
-            if program is not None:
-                self._programs.move_to_end(key)
+        program = self._programs.get(key)
         if program is None:
-            program = self._build(inputs)
-            with self._lock:
-                self._programs[key] = program
-                while len(self._programs) > CACHE_SIZE:
-                    self._programs.popitem(last=False)
+            program = self._make(key, inputs) if self._settles(key) else self._eager
         return program(inputs)
+
+    def _settles(self, key: Any) -> bool:
+        """Count one more call with these sizes; True where it is time to compile for them."""
+        with self._lock:
+            refuse, self._refuse = self._refuse, None
+            count = self._seen.pop(key, 0) + 1
+            self._seen[key] = count
+            if len(self._seen) > _COUNTED_SIZES:
+                self._seen.popitem(last=False)
+            settles = count == SETTLED_AFTER and len(self._programs) < COMPILED_SIZES
+        if refuse is not None:
+            refuse(_UNSETTLED)
+        return settles
+
+    def _make(self, key: Any, inputs: Sequence[Any]) -> RegionFunction:
+        program = self._programs[key] = self._build(inputs)
+        return program

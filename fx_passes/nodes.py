@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from trnx.fx_passes.numbers import number_tensor
 from trnx.fx_passes.symbolic import is_symbolic
 
 aten = torch.ops.aten
 
 _FACTORIES = frozenset(
     {
+        number_tensor,
         aten.full.default,
         aten.zeros.default,
         aten.ones.default,

@@ -123,6 +123,7 @@ class Order:
     """The graph of units."""
 
     def __init__(self, graph: fx.Graph, units: Sequence[Unit]) -> None:
+        self.graph = graph
         self.units = tuple(units)
         position = self._node_position = {node: i for i, node in enumerate(graph.nodes)}
         # Glue within a kernel's match is evaluated by itself too, so it is its own unit's.

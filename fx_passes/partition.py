@@ -23,6 +23,7 @@ from trnx.fx_passes.fuse import find_kernels
 from trnx.fx_passes.generate import generated_units
 from trnx.fx_passes.ledger import Refusals, entry
 from trnx.fx_passes.nodes import is_compute, op_name
+from trnx.fx_passes.numbers import run_time_numbers
 from trnx.fx_passes.order import Order, Unit, read_after_write, single_units
 from trnx.fx_passes.profit import Profit, Select
 from trnx.fx_passes.region import (
@@ -36,6 +37,7 @@ from trnx.fx_passes.region import (
 )
 from trnx.fx_passes.schedule import Scheduler, Step
 from trnx.fx_passes.source import source_line
+from trnx.fx_passes.symbolic import depends_on_data
 from trnx.nki_kernels.spec import Kernel
 from trnx.simulator.hardware import Hardware
 
@@ -60,11 +62,14 @@ def partition(
     under policy `error`, and UnsupportedOpError where no engine takes an op.
     """
     refusals = Refusals()
+    unsized = _unsized(gm.graph)
+    for node in unsized:
+        refusals.note(node, "no program can be made for sizes that depend on data")
     forbidden = policy == "error"
     profit = Profit(hardware, () if forbidden else tuple(engines), select, predictor)
     units: list[Unit] = []
     if select != "none":
-        units = _kernel_units(gm.graph, kernels, hardware, profit, refusals, generator)
+        units = _kernel_units(gm.graph, kernels, hardware, profit, refusals, generator, unsized)
     rest = _rest(gm.graph, units)
     if select == "none":
         for node in rest:
@@ -77,6 +82,7 @@ def partition(
     order = Order(gm.graph, every)
     steps = Scheduler(order, fallback.by_name, fallback.choose).run()
     regions = tuple(step for step in steps if isinstance(step, Region))
+    _note_numbers(gm.graph, regions, refusals)
     return Plan(gm, regions, _ledger(steps, refusals), steps)
 
 
@@ -87,8 +93,9 @@ def _kernel_units(
     profit: Profit,
     refusals: Refusals,
     generator: Generator | None,
+    unsized: frozenset[fx.Node],
 ) -> list[Unit]:
-    barred = read_after_write(graph)
+    barred = read_after_write(graph) | unsized
     matches = find_kernels(graph, kernels, hardware, profit, refusals, barred)
     units = [Unit("nki", m.nodes, m.match) for m in matches]
     if generator is None:
@@ -96,6 +103,16 @@ def _kernel_units(
     kinds = dict.fromkeys(_rest(graph, units), "compute")
     order = Order(graph, single_units(graph, units, kinds))
     return [*units, *generated_units(order, generator, hardware, profit, refusals, barred)]
+
+
+def _unsized(graph: fx.Graph) -> frozenset[fx.Node]:
+    """The compute nodes that read or give tensors whose sizes depend on data."""
+    return frozenset(
+        node
+        for node in graph.nodes
+        if is_compute(node)
+        and any(depends_on_data(n.meta.get("val")) for n in (node, *node.all_input_nodes))
+    )
 
 
 def _rest(graph: fx.Graph, units: Iterable[Unit]) -> list[fx.Node]:
@@ -139,6 +156,17 @@ class _Fallback:
             return first.name
         able = [e for e in self.engines if e is first or not any(e.supports(n) for n in nodes)]
         return min(able, key=lambda e: e.cost(nodes)).name
+
+
+def _note_numbers(graph: fx.Graph, regions: Iterable[Region], refusals: Refusals) -> None:
+    """Remember which programs are made for the values of numbers that change from call to call."""
+    numbers = run_time_numbers(graph)
+    for region in regions:
+        maker = f"kernel {region.match.kernel.name}" if region.match else region.engine
+        for node in region.nodes if region.engine != "eager" else ():
+            names = ", ".join(n.name for n in node.all_input_nodes if n in numbers)
+            if names:
+                refusals.note(node, f"{maker} is made for each value of the number {names}")
 
 
 def _ledger(steps: Sequence[Step], refusals: Refusals) -> tuple[LedgerEntry, ...]:

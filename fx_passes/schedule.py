@@ -20,11 +20,13 @@ from trnx.fx_passes.nodes import (
     has_effect,
     is_call,
     is_compute,
+    is_factory,
     is_getitem,
     is_glue,
     is_mutation,
     is_number,
 )
+from trnx.fx_passes.numbers import run_time_numbers
 from trnx.fx_passes.order import Order, Unit
 from trnx.fx_passes.region import Engine, FallbackEngine, KernelMatch, Region
 
@@ -66,6 +68,8 @@ class Scheduler:
             for node in unit.nodes
             if is_mutation(node)
         }
+        # A region that read these would be made anew for each of their values.
+        self._run_time = run_time_numbers(order.graph)
         self._steps: list[Step] = []
         self._run: _Run | None = None
         self._regions = 0
@@ -175,6 +179,8 @@ class Scheduler:
     def _may_hold(self, kind: str, node: fx.Node) -> bool:
         """True for glue that the engine `kind` can evaluate."""
         if not is_call(node) or not is_glue(node) or has_effect(node) or is_number(node):
+            return False
+        if is_factory(node) and not self._run_time.isdisjoint(node.all_input_nodes):
             return False
         return is_getitem(node) or self._engines[kind].supports(node) is None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import optimization_hint
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, optimization_hint
 
 from trnx.simulator.spec import TensorSpec
 
@@ -46,6 +46,20 @@ def hinted_spec(value: torch.Tensor) -> TensorSpec:
 def is_symbolic(value: Any) -> bool:
     """True for a symbolic number, not for a plain one."""
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def symbols_of(value: Any) -> frozenset[Any]:
+    """The symbols that a symbolic number is made of; none for a plain number."""
+    return frozenset(value.node.expr.free_symbols) if is_symbolic(value) else frozenset()
+
+
+def depends_on_data(value: Any) -> bool:
+    """True for a number, or a tensor with a size or stride, that is known only once data is."""
+    if isinstance(value, (list, tuple)):
+        return any(depends_on_data(item) for item in value)
+    if not isinstance(value, torch.Tensor):
+        return is_symbolic(value) and bool(free_unbacked_symbols(value))
+    return any(depends_on_data(number) for number in value.shape)
 
 
 def same_number(a: Any, b: Any) -> bool:

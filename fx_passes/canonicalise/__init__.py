@@ -18,6 +18,7 @@ from trnx.fx_passes.canonicalise.name_factories import NAME_FACTORIES
 from trnx.fx_passes.canonicalise.name_products import NAME_PRODUCTS, WIDEN_PRODUCTS
 from trnx.fx_passes.canonicalise.normalise_dims import NORMALISE_DIMS
 from trnx.fx_passes.canonicalise.normalise_overloads import NORMALISE_OVERLOADS
+from trnx.fx_passes.canonicalise.pass_numbers import PASS_NUMBERS
 from trnx.fx_passes.canonicalise.remove_dead import REMOVE_DEAD
 from trnx.fx_passes.canonicalise.remove_noops import REMOVE_NOOPS
 from trnx.fx_passes.canonicalise.simplify_views import SIMPLIFY_VIEWS
@@ -40,6 +41,7 @@ CANONICALISE: tuple[Pass, ...] = (
     HOIST_POINTWISE,
     SIMPLIFY_VIEWS,
     REMOVE_NOOPS,
+    PASS_NUMBERS,
     MERGE_COMMON,
     REMOVE_DEAD,
 )

@@ -62,7 +62,8 @@ def _reversed_difference(node: fx.Node) -> fx.Node | None:
 
 def _without_alpha(node: fx.Node, target: Any, a: Any, b: Any, alpha: Any) -> fx.Node | None:
     if isinstance(alpha, fx.Node):
-        return None
+        narrow = val(node).dtype in _NARROW
+        return None if narrow else call_if_same(node, target, (a, _product(node, b, alpha)))
     if alpha == 1:
         already = node.target is target and len(node.args) == 2 and not node.kwargs
         return None if already else call_if_same(node, target, (a, b))
@@ -75,8 +76,11 @@ def _without_alpha(node: fx.Node, target: Any, a: Any, b: Any, alpha: Any) -> fx
     if val(node).dtype in _NARROW:
         alpha = torch.tensor(alpha, dtype=val(node).dtype).item()  # as torch reads it
         return _in_float32(node, target, a, b, alpha)
-    product = insert_call(node, aten.mul.Tensor, (b, alpha))
-    return call_if_same(node, target, (a, product))
+    return call_if_same(node, target, (a, _product(node, b, alpha)))
+
+
+def _product(node: fx.Node, x: Any, factor: Any) -> fx.Node:
+    return insert_call(node, aten.mul.Tensor, (x, factor))
 
 
 def _in_float32(node: fx.Node, target: Any, a: Any, b: fx.Node, alpha: Any) -> fx.Node | None:

@@ -3,9 +3,12 @@
 Bars: the demo's model from the second call <= 5x eager and its first call <= 60 s;
 BERT-base 8x128 float32 forward <= 8x eager; explain's prediction for the demo's model on each
 target, kernels traced and scheduled anew, <= 2 s after it has compiled; the first compiled step of
-AdamW over 300 parameters of ten shapes <= 2.3x that over 150 (compiling is linear). Medians of
-runs that alternate with eager's in one process. `--json` prints one object as the last line; exit
-status 0 means that the bars hold.
+AdamW over 300 parameters of ten shapes <= 2.3x that over 150 (compiling is linear); ResNet-18
+2x3x224x224 forward and training step <= 1.6x eager; a step of a mixture of experts with a new
+routing <= 1.3x the same with `fallback="eager"`, for inference and training; a call with a new
+Python integer <= 5 ms; a call of a two-layer BERT with a new length <= 0.5 s. Medians of runs that
+alternate with eager's in one process. `--json` prints one object as the last line; exit status 0
+means that the bars hold.
 """
 
 from __future__ import annotations
@@ -22,12 +25,18 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from changing import experts, new_lengths, new_numbers
+from convolutional import resnet18
 
 DEMO_RATIO = 5.0
 DEMO_FIRST_SECONDS = 60.0
 BERT_BASE_RATIO = 8.0
 PREDICTION_SECONDS = 2.0
 OPTIMIZER_GROWTH = 2.3
+RESNET_RATIO = 1.6
+EXPERTS_RATIO = 1.3
+NEW_NUMBER_MS = 5.0
+NEW_LENGTH_SECONDS = 0.5
 TARGETS = ("trn1", "trn2", "trn3")
 
 
@@ -37,18 +46,42 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+def alternate(
+    ours: Callable[[], Any], theirs: Callable[[], Any], runs: int, first: float
+) -> dict[str, float]:
+    """Medians of `runs` alternating calls, in seconds; `ratio` is trnx / eager."""
+    theirs()
+    pairs = [(_seconds(theirs), _seconds(ours)) for _ in range(runs)]
+    eager, trnx = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return {"first": first, "eager": eager, "trnx": trnx, "ratio": trnx / eager}
+
+
 def compare(model: torch.nn.Module, inputs: dict[str, torch.Tensor], runs: int) -> dict[str, float]:
     """First call, then medians of `runs` alternating calls, in seconds; `ratio` is trnx / eager."""
     compiled = torch.compile(model, backend="trnx")
     with torch.no_grad():
         first = _seconds(lambda: compiled(**inputs))
-        model(**inputs)
-        pairs = [
-            (_seconds(lambda: model(**inputs)), _seconds(lambda: compiled(**inputs)))
-            for _ in range(runs)
-        ]
-    eager, trnx = (statistics.median(column) for column in zip(*pairs, strict=True))
-    return {"first": first, "eager": eager, "trnx": trnx, "ratio": trnx / eager}
+        return alternate(lambda: compiled(**inputs), lambda: model(**inputs), runs, first)
+
+
+def resnet() -> dict[str, float]:
+    """ResNet-18 forward, inference mode of its norms."""
+    torch.manual_seed(0)
+    return compare(resnet18().eval(), {"input": torch.randn(2, 3, 224, 224)}, runs=7)
+
+
+def resnet_training() -> dict[str, float]:
+    """Forward and backward of ResNet-18."""
+    torch.manual_seed(0)
+    model, x = resnet18(), torch.randn(2, 3, 224, 224)
+    compiled = torch.compile(model, backend="trnx")
+
+    def step(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        function(x).square().mean().backward()  # type: ignore[no-untyped-call]
+        model.zero_grad()
+
+    first = _seconds(lambda: step(compiled))
+    return alternate(lambda: step(compiled), lambda: step(model), 5, first)
 
 
 def demo_model() -> dict[str, float]:
@@ -132,6 +165,12 @@ def main() -> int:
         "bert_base_8x128": bert_base(),
         "demo_prediction": predictions(),
         "adamw": optimizer(),
+        "resnet18": resnet(),
+        "resnet18_training": resnet_training(),
+        "experts": experts(train=False),
+        "experts_training": experts(train=True),
+        "new_number_ms": new_numbers(),
+        "new_length": new_lengths(),
     }
     for name, row in results.items():
         print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in row.items()))
@@ -144,6 +183,11 @@ def main() -> int:
             for target in TARGETS
         )
         and results["adamw"]["growth"] <= OPTIMIZER_GROWTH
+        and max(results[name]["ratio"] for name in ("resnet18", "resnet18_training"))
+        <= RESNET_RATIO
+        and max(results[name]["ratio"] for name in ("experts", "experts_training")) <= EXPERTS_RATIO
+        and results["new_number_ms"]["worst"] <= NEW_NUMBER_MS
+        and results["new_length"]["new"] <= NEW_LENGTH_SECONDS
     )
     if as_json:
         print(json.dumps({**results, "bars_hold": holds}))

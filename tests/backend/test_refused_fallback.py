@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import trnx
+from trnx.fallback.xla import SETTLED_AFTER
 
 pytest.importorskip("jax")
 
@@ -39,7 +40,7 @@ def test_the_report_says_eager(caplog: pytest.LogCaptureFixture) -> None:
 def test_sizes_are_refused_one_by_one() -> None:
     compiled = torch.compile(function, backend="trnx", dynamic=True, options=OPTIONS)
     with trnx.collect_reports() as reports:
-        for size in (4, 6, 6):
+        for size in (4, *[6] * (SETTLED_AFTER + 2)):
             x = torch.randn(size, 8)
             assert torch.equal(compiled(x), function(x))
     refusals = [e for e in reports.fallbacks if e.reason.startswith("XLA does not compile")]

@@ -18,7 +18,7 @@ from trnx.fallback.errors import FallbackError
 pytest.importorskip("jax")
 
 from trnx.fallback.program import Program  # after the check for JAX
-from trnx.fallback.xla import CACHE_SIZE
+from trnx.fallback.xla import COMPILED_SIZES, SETTLED_AFTER
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
           torch.int8, torch.uint8, torch.bool)  # fmt: skip
@@ -329,26 +329,64 @@ def test_sizes_that_xla_cannot_compile_run_eagerly(
     refused: list[str] = []
     run = XlaEngine().compile(graph_module, refuse=refused.append)
     monkeypatch.setattr("trnx.fallback.program.jax_function", None)
-    for size, refusals in ((3, 0), (5, 1), (5, 1), (3, 1), (6, 2)):
+    for size in (3, *[5] * (SETTLED_AFTER + 2), 3):
         x = torch.randn(size, 4)
         torch.testing.assert_close(run([x])[0], x + 1)
-        assert len(refused) == refusals
+    assert [reason.partition(":")[0] for reason in refused] == [
+        "XLA compiles every set of sizes anew",
+        "XLA does not compile the region",
+    ]
 
 
 # ------------------------------------------------------------------------------- sizes and threads
 
 
-def test_symbolic_sizes_are_specialised_and_the_cache_is_bounded(capture: Any) -> None:
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for every program that XLA compiles."""
+    found: list[int] = []
+    make = Program.__init__
+
+    def counted(self: Program, *args: Any) -> None:
+        found.append(1)
+        make(self, *args)
+
+    monkeypatch.setattr(Program, "__init__", counted)
+    return found
+
+
+def test_sizes_that_keep_changing_compile_nothing(capture: Any, compilations: list[int]) -> None:
     graph_module = capture(
         lambda v: (v.reshape(-1) * 2, v.t() + v.shape[0]), torch.randn(3, 4), symbolic=True
     )
-    run = XlaEngine().compile(graph_module)
-    for size in range(1, CACHE_SIZE + 4):
+    refused: list[str] = []
+    run = XlaEngine().compile(graph_module, refuse=refused.append)
+    assert len(compilations) == 1  # the sizes of the capture
+    for size in range(1, 40):
         x = torch.randn(size, 3)
         flat, turned = run([x]) if len(_placeholders(graph_module)) == 1 else run([x, size])
         torch.testing.assert_close(flat, x.reshape(-1) * 2)
         torch.testing.assert_close(turned, x.t() + size, check_stride=True)
-    assert len(run._programs) == CACHE_SIZE  # type: ignore[attr-defined]
+    assert len(compilations) == 1
+    assert len(refused) == 1
+
+
+def test_sizes_that_settle_are_compiled_once_and_are_bounded(
+    capture: Any, compilations: list[int]
+) -> None:
+    run = XlaEngine().compile(capture(lambda v: v * 2, torch.randn(3, 4), symbolic=True))
+    for _ in range(SETTLED_AFTER - 1):
+        run([torch.randn(5, 4)])
+    assert len(compilations) == 1
+    for _ in range(SETTLED_AFTER):
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(run([x])[0], x * 2)
+    assert len(compilations) == 2
+    for size in range(6, 6 + COMPILED_SIZES):
+        for _ in range(SETTLED_AFTER + 1):
+            x = torch.randn(size, 4)
+            torch.testing.assert_close(run([x])[0], x * 2)
+    assert len(compilations) == COMPILED_SIZES
 
 
 def _placeholders(graph_module: fx.GraphModule) -> list[fx.Node]:
