@@ -1,4 +1,4 @@
-"""The only file that imports private torch APIs: torch 2.13 and 2.14.
+"""The only file that imports private torch APIs: torch 2.13 to 2.15.
 
 Everything here is a thin function with a plain contract, so that a new torch means one file to
 check.

@@ -10,7 +10,7 @@ import torch
 from trnx.backend.errors import UnsupportedVersionError
 
 PYTHON = ((3, 11), (3, 14))
-TORCH = ((2, 13), (2, 14))
+TORCH = ((2, 13), (2, 15))
 
 Version = tuple[int, int]
 
@@ -35,4 +35,4 @@ def check_versions(
     _check("Python", python, PYTHON, "create the environment with one of these")
     found = re.match(r"(\d+)\.(\d+)", torch_version)
     numbers = (int(found[1]), int(found[2])) if found else (0, 0)
-    _check("torch", numbers, TORCH, 'pip install "torch>=2.13,<2.15"')
+    _check("torch", numbers, TORCH, 'pip install "torch>=2.13,<2.16"')

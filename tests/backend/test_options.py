@@ -90,7 +90,7 @@ def test_an_unsupported_python_is_named(version: tuple[int, int]) -> None:
         check_versions(python=version)
 
 
-@pytest.mark.parametrize("version", ["2.12.1", "2.15.0a0+git", "garbage"])
+@pytest.mark.parametrize("version", ["2.12.1", "2.16.0a0+git", "garbage"])
 def test_an_unsupported_torch_is_named(version: str) -> None:
     with pytest.raises(UnsupportedVersionError, match="pip install"):
         check_versions(torch_version=version)
@@ -98,5 +98,6 @@ def test_an_unsupported_torch_is_named(version: str) -> None:
 
 def test_supported_versions_pass() -> None:
     for python in ((3, 11), (3, 14)):
-        check_versions(python, "2.14.0+cpu")
+        for torch_version in ("2.13.0+cpu", "2.14.1", "2.15.0+cu132"):
+            check_versions(python, torch_version)
     assert issubclass(UnsupportedVersionError, TrnxError)
