@@ -226,6 +226,23 @@ def _wrapping_power(x: Any, y: Any) -> Any:
     return lax.fori_loop(0, bits, step, (jnp.ones_like(x), x, y))[0]
 
 
+def _gcd(x: Any, y: Any) -> Any:
+    """Euclid as eager does it; `jnp.gcd` does not end for the least integer."""
+
+    def step(state: tuple[Any, Any]) -> tuple[Any, Any]:
+        a, b = state
+        rest = lax.rem(b, jnp.where(a == 0, 1, a))
+        return jnp.where(a == 0, 0, rest), jnp.where(a == 0, b, a)
+
+    x, y = jnp.broadcast_arrays(jnp.abs(x), jnp.abs(y))
+    return lax.while_loop(lambda state: jnp.any(state[0] != 0), step, (x, y))[1]
+
+
+def _lcm(x: Any, y: Any) -> Any:
+    divisor = _gcd(x, y)
+    return jnp.abs(jnp.where(divisor == 0, 0, lax.div(x, jnp.where(divisor == 0, 1, divisor)) * y))
+
+
 def _fmax(x: Any, y: Any) -> Any:
     return jnp.fmax(x, y) if is_floating(x) else jnp.maximum(x, y)
 
@@ -269,8 +286,8 @@ pointwise(
     _xlog1py,
     floating=True,
 )
-pointwise("gcd", jnp.gcd)
-pointwise("lcm", jnp.lcm)
+pointwise("gcd", _gcd)
+pointwise("lcm", _lcm)
 pointwise("bitwise_and.Tensor bitwise_and.Scalar bitwise_and.Scalar_Tensor", jnp.bitwise_and)
 pointwise("bitwise_or.Tensor bitwise_or.Scalar bitwise_or.Scalar_Tensor", jnp.bitwise_or)
 pointwise("bitwise_xor.Tensor bitwise_xor.Scalar bitwise_xor.Scalar_Tensor", jnp.bitwise_xor)
