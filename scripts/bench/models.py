@@ -3,9 +3,9 @@
 Bars: the demo's model from the second call <= 5x eager and its first call <= 60 s;
 BERT-base 8x128 float32 forward <= 8x eager; explain's prediction for the demo's model on each
 target, kernels traced and scheduled anew, <= 2 s after it has compiled; the first compiled step of
-AdamW over 300 parameters of ten shapes <= 2.3x that over 150 (compiling is linear). Medians of runs that
-alternate with eager's in one process. `--json` prints one object as the last line; exit status 0
-means that the bars hold.
+AdamW over 300 parameters of ten shapes <= 2.3x that over 150 (compiling is linear). Medians of
+runs that alternate with eager's in one process. `--json` prints one object as the last line; exit
+status 0 means that the bars hold.
 """
 
 from __future__ import annotations
