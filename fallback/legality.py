@@ -58,7 +58,7 @@ def _illegal_value(node: fx.Node) -> str | None:
             if isinstance(value, (torch.SymFloat, torch.SymBool)):
                 return f"{n.name} is a number known only at run time"
             if depends_on_data(value):
-                return f"{n.name} depends on data in its size, and XLA compiles every size anew"
+                return f"{n.name} depends on data in its size, and XLA compiles each size anew"
             if not isinstance(value, torch.Tensor):
                 continue
             if value.dtype not in JAX_DTYPES:

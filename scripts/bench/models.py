@@ -152,6 +152,20 @@ def _first_step(count: int, backend: str) -> float:
     return _seconds(step)
 
 
+MEASURES: dict[str, Callable[[], dict[str, float]]] = {
+    "demo": demo_model,
+    "bert_base_8x128": bert_base,
+    "demo_prediction": predictions,
+    "adamw": optimizer,
+    "resnet18": resnet,
+    "resnet18_training": resnet_training,
+    "experts": lambda: experts(train=False),
+    "experts_training": lambda: experts(train=True),
+    "new_number_ms": new_numbers,
+    "new_length": new_lengths,
+}
+
+
 def main() -> int:
     """Command line: 0 where the bars hold."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -160,20 +174,10 @@ def main() -> int:
     )
     as_json = parser.parse_args().json
     torch.set_num_threads(1)
-    results = {
-        "demo": demo_model(),
-        "bert_base_8x128": bert_base(),
-        "demo_prediction": predictions(),
-        "adamw": optimizer(),
-        "resnet18": resnet(),
-        "resnet18_training": resnet_training(),
-        "experts": experts(train=False),
-        "experts_training": experts(train=True),
-        "new_number_ms": new_numbers(),
-        "new_length": new_lengths(),
-    }
-    for name, row in results.items():
-        print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in row.items()))
+    results = {}
+    for name, measure in MEASURES.items():
+        results[name] = row = measure()
+        print(f"{name}: " + ", ".join(f"{k} {v:.4g}" for k, v in row.items()), flush=True)
     holds = (
         results["demo"]["ratio"] <= DEMO_RATIO
         and results["demo"]["first"] <= DEMO_FIRST_SECONDS
