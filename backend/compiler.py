@@ -17,7 +17,13 @@ from trnx.backend.pipeline import make_engines, plan_graph
 from trnx.backend.prediction import PREDICTIONS
 from trnx.backend.report import FallbackReport, GraphReport, RegionReport, publish, ran
 from trnx.backend.runners import Runner
-from trnx.backend.torch_internals import boxed, copy_graph_module, mark_boxed, without_guards
+from trnx.backend.torch_internals import (
+    boxed,
+    copy_graph_module,
+    mark_boxed,
+    with_torch_function,
+    without_guards,
+)
 from trnx.fx_passes.eager_errors import find_refused
 from trnx.fx_passes.flops import graph_flops
 from trnx.fx_passes.labels import layer_of, shapes_of
@@ -53,7 +59,7 @@ class GraphCompiler:
         """The function that AOTAutograd calls for graphs of `kind`."""
 
         def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            with without_guards(inputs):
+            with without_guards(inputs), with_torch_function():
                 return self.compile(gm, kind)
 
         return compile_graph

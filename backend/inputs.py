@@ -91,7 +91,7 @@ def _expected(index: int, node: fx.Node, symbols: Symbols) -> Expected | None:
 
 
 # Bytes of a tensor's storage, and where in it the tensor starts.
-Place = tuple[int, int]
+Place = tuple[int, int | torch.SymInt]
 
 
 class Inputs:

@@ -188,6 +188,12 @@ def metadata_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     return check
 
 
+def with_torch_function() -> AbstractContextManager[Any]:
+    """Subclasses (fx's proxies) see calls of torch, although Dynamo traces one without that."""
+    context: AbstractContextManager[Any] = torch._C._EnableTorchFunction()
+    return context
+
+
 def without_subclass(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a tensor of a subclass without dispatch of its own, as `torch.Tensor`.
 

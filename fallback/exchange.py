@@ -6,7 +6,7 @@ copied first. Because memory is shared, a region waits for XLA before it returns
 may write.
 
 A tensor goes in as a NumPy array of the same memory, which JAX takes ten times faster than it makes
-an array of its own from DLPack. A tensor that comes twice running (a parameter) gets such an array
+an array of its own. A tensor that comes twice running (a parameter) gets such an array
 of its own, by DLPack, which is reused while the tensor object lives and its storage, shape and
 strides are the same; writes in place are seen, since the memory is the same. A copy is never
 reused: a write to the original, which no version counter betrays when it goes through `.data`,
@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from torch.utils import dlpack
 
@@ -33,7 +34,7 @@ _CPU_DEVICE = (1, 0)  # DLPack's number for the CPU, and the device's index
 
 
 class _Capsule:
-    """What `jax.dlpack.from_dlpack` asks for, without the checks of `Tensor.__dlpack__`."""
+    """What `from_dlpack` of JAX and NumPy asks for, without the checks of `Tensor.__dlpack__`."""
 
     __slots__ = ("_tensor",)
 
@@ -58,11 +59,13 @@ def to_numpy(tensor: torch.Tensor) -> Any:
     JAX copies it once more where it is not aligned. Needs 64-bit types enabled around the call of
     the program (`jax.enable_x64`).
     """
-    if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+    if not tensor.is_contiguous() or tensor.is_neg():
         tensor = plain(tensor).contiguous()
+    # Not `tensor.numpy()`: after it nobody can resize the storage (FSDP frees and restores it).
     if tensor.dtype is torch.bfloat16:  # NumPy's own types lack it
-        return tensor.view(torch.int16).numpy().view(JAX_DTYPES[torch.bfloat16])
-    return tensor.numpy()
+        held = np.from_dlpack(_Capsule(tensor.view(torch.int16)))
+        return held.view(JAX_DTYPES[torch.bfloat16])
+    return np.from_dlpack(_Capsule(tensor))
 
 
 def _import(tensor: torch.Tensor) -> Any:

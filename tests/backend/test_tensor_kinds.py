@@ -27,8 +27,8 @@ EAGER = {"select": "none", "fallback": "eager"}
 ENGINES = [
     pytest.param(NKI, id="nki"),
     pytest.param(XLA, id="xla"),
-    pytest.param(EAGER, id="eager"),
 ]
+EVERY_ENGINE = [*ENGINES, pytest.param(EAGER, id="eager")]
 SHAPE = (9, 6)
 
 
@@ -140,7 +140,9 @@ KINDS: dict[str, tuple[Callable[[], torch.Tensor], Op]] = {
     "bytes of bool": (lambda: dense() > 0, lambda x: x.view(torch.uint8) + 1),
     "sparse": (lambda: dense().relu().to_sparse(), lambda x: torch.relu(x.to_dense()) + 1),
 }
-DIFFERENTIABLE = [name for name in KINDS if name not in ("sparse", "wrapper subclass")]
+# Eager saves no inference tensor, and a sum of bfloat16 rounds by its order.
+NOT_SAVED = ("sparse", "wrapper subclass", "inference", "negative bfloat16")
+DIFFERENTIABLE = [name for name in KINDS if name not in NOT_SAVED]
 # Eager gives the result of a tensor without storage strides of its own.
 STRIDELESS = ("zero", "zero complex", "zero to a product")
 
@@ -238,7 +240,7 @@ MADE_INSIDE: dict[str, Op] = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EVERY_ENGINE)
 @pytest.mark.parametrize("name", MADE_INSIDE)
 def test_an_intermediate_is_read_as_in_eager(name: str, engine: dict[str, str]) -> None:
     op = MADE_INSIDE[name]
@@ -260,7 +262,7 @@ def freed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EVERY_ENGINE)
 @pytest.mark.parametrize(
     "lose",
     [
@@ -335,6 +337,7 @@ def test_hooks_may_give_back_equal_tensors_alone(name: str, engine: dict[str, st
         value.backward()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it
 def test_torch_func_inside_of_compile() -> None:
     """Derivatives of derivatives: their gradients are zero in part."""
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
@@ -357,6 +360,7 @@ def test_torch_func_inside_of_compile() -> None:
         )
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it
 @pytest.mark.parametrize(
     "transform",
     [
