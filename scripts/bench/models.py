@@ -2,13 +2,13 @@
 
 Bars: the demo's model from the second call <= 5x eager and its first call <= 60 s;
 BERT-base 8x128 float32 forward <= 8x eager; explain's prediction for the demo's model on each
-target, kernels traced and scheduled anew, <= 2 s after it has compiled; the first compiled step of
-AdamW over 300 parameters of ten shapes <= 2.3x that over 150 (compiling is linear); ResNet-18
-2x3x224x224 forward and training step <= 1.6x eager; a step of a mixture of experts with a new
-routing <= 1.3x the same with `fallback="eager"`, for inference and training; a call with a new
-Python integer <= 5 ms; a call of a two-layer BERT with a new length <= 0.5 s. Medians of runs that
-alternate with eager's in one process. `--json` prints one object as the last line; exit status 0
-means that the bars hold.
+target, kernels traced and scheduled anew, <= 2 s after it has compiled; trnx's part of compiling a
+step of AdamW over 300 parameters of ten shapes <= 2.3x that over 150 (it is linear), and the first
+such step <= 2.5x that of aot_eager; ResNet-18 2x3x224x224 forward and training step <= 1.6x eager;
+a step of a mixture of experts with a new routing <= 1.3x the same with `fallback="eager"`, for
+inference and training; a call with a new Python integer <= 5 ms; a call of a two-layer BERT with a
+new length <= 0.5 s. Medians of runs that alternate with eager's in one process. `--json` prints one
+object as the last line; exit status 0 means that the bars hold.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ import torch
 from changing import experts, new_lengths, new_numbers
 from convolutional import resnet18
 
+import trnx
+
 DEMO_RATIO = 5.0
 DEMO_FIRST_SECONDS = 60.0
 BERT_BASE_RATIO = 8.0
 PREDICTION_SECONDS = 2.0
 OPTIMIZER_GROWTH = 2.3
+OPTIMIZER_RATIO = 2.5
 RESNET_RATIO = 1.6
 EXPERTS_RATIO = 1.3
 NEW_NUMBER_MS = 5.0
@@ -107,7 +110,6 @@ def bert_base() -> dict[str, float]:
 def predictions() -> dict[str, float]:
     """Seconds from a compiled demo model to explain's text, kernels traced and scheduled anew; the
     predicted seconds; and the share of nodes on NKI."""
-    import trnx
     from trnx.backend import demo, prediction
     from trnx.backend.programs import PROGRAMS
 
@@ -125,19 +127,22 @@ def predictions() -> dict[str, float]:
 
 
 def optimizer() -> dict[str, float]:
-    """Seconds of the first compiled step of AdamW over 150 and 300 parameters, what Dynamo and
-    AOTAutograd take of them (the backend aot_eager), and traces; kernels are known to the second.
-    """
+    """Seconds of the first compiled step of AdamW over 150 and 300 parameters, by trnx and by
+    aot_eager (Dynamo and AOTAutograd alone); what trnx's own compiler takes of it; traces. The
+    kernels are known already: what is timed is the work per node."""
     from trnx.backend.programs import PROGRAMS
 
     found: dict[str, float] = {}
-    _first_step(10, "trnx")  # all ten shapes: what is timed after it is the work per node
+    _first_step(10, "trnx")  # all ten shapes
     for count in (150, 300):
         before = PROGRAMS.traced
-        found[f"seconds_{count}"] = _first_step(count, "trnx")
+        with trnx.collect_reports() as reports:
+            found[f"seconds_{count}"] = _first_step(count, "trnx")
+        found[f"compiler_seconds_{count}"] = reports.compile_seconds
         found[f"traces_{count}"] = PROGRAMS.traced - before
-        found[f"aot_eager_seconds_{count}"] = _first_step(count, "aot_eager")
-    found["growth"] = found["seconds_300"] / found["seconds_150"]
+    found["aot_eager_seconds_300"] = _first_step(300, "aot_eager")
+    found["growth"] = found["compiler_seconds_300"] / found["compiler_seconds_150"]
+    found["ratio"] = found["seconds_300"] / found["aot_eager_seconds_300"]
     return found
 
 
@@ -187,6 +192,7 @@ def main() -> int:
             for target in TARGETS
         )
         and results["adamw"]["growth"] <= OPTIMIZER_GROWTH
+        and results["adamw"]["ratio"] <= OPTIMIZER_RATIO
         and max(results[name]["ratio"] for name in ("resnet18", "resnet18_training"))
         <= RESNET_RATIO
         and max(results[name]["ratio"] for name in ("experts", "experts_training")) <= EXPERTS_RATIO
