@@ -34,7 +34,7 @@ LEAST_PROGRAMS = 200
 SHOWN = 5
 
 # What moved or got another name: (pattern in the text of the earlier checkout, what it is now).
-RENAMES: tuple[tuple[str, str], ...] = ()
+RENAMES: tuple[tuple[str, str], ...] = ((r"\bdetail=", "attributes="),)
 
 
 def renamed(text: str, renames: Sequence[tuple[str, str]] = RENAMES) -> str:

@@ -13,6 +13,7 @@ once, when both have written it. Counts and displacements of the `_v` forms are 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from trnx.simulator import exchange
+from trnx.simulator.attributes import CollectiveAttributes
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, recorded
 from trnx.simulator.objects import NKIObject
@@ -69,7 +71,7 @@ def group_of(emit: Emit, replica_group: Any, *, moves: bool = True) -> tuple[int
     mine = [group for group in groups if me in group]
     if not mine:
         emit.illegal(f"rank {me} is in no group of {groups}")
-    emit.detail = f"group {','.join(str(rank) for rank in mine[0])}"
+    emit.attributes = CollectiveAttributes(mine[0])
     if moves and emit.programs > 1:
         emit.meet(("arrival", emit.name), None)
     return mine[0]
@@ -117,7 +119,8 @@ def check_priority(emit: Emit, priority: int | None) -> None:
         emit.require(emit.generation > 3, "priority needs NeuronCore-v4")
         if priority not in range(4):
             emit.illegal(f"priority {priority} is not in 0 to 3")
-        emit.detail += f" priority {priority}"
+        assert isinstance(emit.attributes, CollectiveAttributes)
+        emit.attributes = dataclasses.replace(emit.attributes, priority=priority)
 
 
 def _operands(

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from trnx.simulator.attributes import NONE, Attributes
 from trnx.simulator.context import Line, location_of
 from trnx.simulator.dtypes import DTYPES
 from trnx.simulator.errors import Location
@@ -57,7 +58,7 @@ class OperandRow:
 
 @dataclass(frozen=True)
 class Row:
-    """One instruction; `detail` is what its cost depends on besides the operands."""
+    """One instruction; `attributes` are what its cost depends on besides the operands."""
 
     index: int
     opcode: str
@@ -65,7 +66,7 @@ class Row:
     location: Location
     operands: tuple[OperandRow, ...]
     core: int = 0
-    detail: str = ""
+    attributes: Attributes = NONE
 
 
 @functools.lru_cache(maxsize=4096)
@@ -109,7 +110,7 @@ class Rows:
         self._lines: list[Line] = []
         # What instructions of one line have in common, as the columns have it.
         self._heads: dict[tuple[object, ...], tuple[int, ...]] = {}
-        self._details: dict[str, int] = {"": 0}
+        self._attributes: dict[Attributes, int] = {NONE: 0}
         self._patterns: dict[Pattern, int] = {}
         # Register loops: (first instruction, end, times; None where only a run knows; core). Those
         # of two cores that meet in them overlap: each has the instructions of its core.
@@ -122,7 +123,7 @@ class Rows:
         self.opcode = array("H")
         self.engine = array("B")
         self.core = array("B")
-        self.detail = array("H")
+        self.attributes = array("H")
         self.flops = array("Q")
         self.line = array("I")
         self.first_operand = array("I", [0])
@@ -149,7 +150,7 @@ class Rows:
         operands: Sequence[tuple[NkiTensor, bool]],
         step_count: int,
         core: int = 0,
-        detail: str = "",
+        attributes: Attributes = NONE,
         flops: int = 0,
     ) -> None:
         """Add one instruction."""
@@ -161,16 +162,16 @@ class Rows:
             self._new_kinds.append(_REGION_CODE[tensor.storage.buffer] * 2 + is_write)
         self._operand_count += len(operands)
         self._count += 1
-        key = (id(line[0]), line[1], opcode, engine, core, detail)
+        key = (id(line[0]), line[1], opcode, engine, core, attributes)
         head = self._heads.get(key)
         if head is None:
-            head = self._heads[key] = self._head(line, opcode, engine, core, detail)
+            head = self._heads[key] = self._head(line, opcode, engine, core, attributes)
         self._new.append((*head, flops, self._operand_count, step_count))
         if len(self._new) >= 1024:
             self.seal()
 
     def _head(
-        self, line: Line, opcode: str, engine: str, core: int, detail: str
+        self, line: Line, opcode: str, engine: str, core: int, attributes: Attributes
     ) -> tuple[int, ...]:
         place = (id(line[0]), line[1])
         if place not in self._line_codes:
@@ -181,7 +182,7 @@ class Rows:
             self._names.setdefault(opcode, len(self._names)),
             self._engines.setdefault(engine, len(self._engines)),
             core,
-            self._details.setdefault(detail, len(self._details)),
+            self._attributes.setdefault(attributes, len(self._attributes)),
         )
 
     def _operand_row(self, tensor: NkiTensor) -> tuple[int, ...]:
@@ -205,7 +206,7 @@ class Rows:
         """Bring the columns up to date; they are filled by the thousand."""
         _extend(
             self._new,
-            *(self.line, self.opcode, self.engine, self.core, self.detail),
+            *(self.line, self.opcode, self.engine, self.core, self.attributes),
             *(self.flops, self.first_operand, self.first_step),
         )
         _extend(
@@ -226,7 +227,7 @@ class Rows:
             location_of(self._lines[self.line[index]]),
             tuple(self._operand(i) for i in range(first, last)),
             self.core[index],
-            list(self._details)[self.detail[index]],
+            list(self._attributes)[self.attributes[index]],
         )
 
     def _operand(self, i: int) -> OperandRow:

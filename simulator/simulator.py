@@ -255,7 +255,7 @@ class Simulator:
         else:
             self._append_unordered(emit.steps, unordered)
         self.rows.append(
-            emit.name, engine, line, operands, len(self.steps), core, emit.detail, emit.flops
+            emit.name, engine, line, operands, len(self.steps), core, emit.attributes, emit.flops
         )
         self.matmul_flops += emit.flops
         self.hbm_bytes += emit.hbm_bytes

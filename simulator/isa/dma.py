@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from trnx.simulator.attributes import DmaIssuer, dma_attributes
 from trnx.simulator.codecs import append_load_f32
 from trnx.simulator.isa.copy import append_copy, append_transpose, is_turned_by_blocks, transposed
 from trnx.simulator.isa.enums import DgeMode, Engine, OobMode
@@ -46,7 +47,7 @@ def dma_copy(
     _check_pair(emit, dst, src)
     mode = _mode(emit, DgeMode, dge_mode, "dge_mode")
     _check_issuer(emit, mode, engine, priority)
-    emit.detail = _issuer(engine, mode, dst, src) + _class(emit, priority)
+    emit.attributes = dma_attributes(_issuer(engine, mode, dst, src), _class(emit, priority))
     if src.dtype != dst.dtype and mode is DgeMode.hwdge:
         emit.illegal(f"hwdge cannot convert {src.dtype} to {dst.dtype}")
     skip = _mode(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
@@ -76,11 +77,11 @@ def dma_copy(
     _scatter(emit, dst, "dst", staged, skip)
 
 
-def _class(emit: Emit, priority: Any) -> str:
-    """The class of a transfer (0 to 3, NeuronCore-v4) as part of `emit.detail`."""
+def _class(emit: Emit, priority: Any) -> int | None:
+    """The class of a transfer (0 to 3, NeuronCore-v4), where one was asked for."""
     if emit.generation < 4 or not isinstance(priority, int):
-        return ""
-    return f" priority {min(max(int(priority), 0), 3)}"
+        return None
+    return min(max(int(priority), 0), 3)
 
 
 def _mode(emit: Emit, modes: type[_Mode], given: Any, name: str) -> _Mode:
@@ -106,15 +107,20 @@ def _check_issuer(emit: Emit, mode: DgeMode, engine: Any, priority: Any) -> None
             emit.illegal(f"priority={priority} must be from 0 to 3, 0 the highest")
 
 
-def _issuer(engine: Any, mode: DgeMode, dst: NkiTensor, src: NkiTensor) -> str:
-    """Who issues the transfer, where that is known: "gpsimd", "scalar", "sync" or "static"."""
+_ISSUERS = {
+    Engine.gpsimd: DmaIssuer.gpsimd,
+    Engine.scalar: DmaIssuer.scalar,
+    Engine.sync: DmaIssuer.sync,
+}
+
+
+def _issuer(engine: Any, mode: DgeMode, dst: NkiTensor, src: NkiTensor) -> DmaIssuer:
+    """Who issues the transfer, where that is known."""
     if mode is DgeMode.swdge or dst.indirection is not None or src.indirection is not None:
-        return "gpsimd"
+        return DmaIssuer.gpsimd
     if mode is DgeMode.none:
-        return "static"
-    if engine in (Engine.gpsimd, Engine.scalar, Engine.sync):
-        return str(engine.name)
-    return ""
+        return DmaIssuer.static
+    return _ISSUERS.get(engine, DmaIssuer.unknown)
 
 
 def _check_pair(emit: Emit, dst: NkiTensor, src: NkiTensor) -> None:
@@ -205,7 +211,7 @@ def dma_transpose(
     """Reverse the dimensions of `src`: (1, 0), (2, 1, 0) or (3, 1, 2, 0)."""
     emit.on(None, (Engine.dma,))
     _check_pair(emit, dst, src)
-    emit.detail = _class(emit, priority)
+    emit.attributes = dma_attributes(priority=_class(emit, priority))
     mode = _mode(emit, DgeMode, dge_mode, "dge_mode")
     skip = _mode(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
     _check_issuer(emit, mode, None, priority)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trnx.simulator.attributes import ExchangeAttributes
 from trnx.simulator.checks.undefined import Read
 from trnx.simulator.context import current
 from trnx.simulator.isa.enums import DmaEngine, Engine
@@ -65,7 +66,7 @@ def sendrecv(
     if src.shape != dst.shape or src.dtype != dst.dtype:
         emit.illegal(f"src {src.shape} {src.dtype} and dst {dst.shape} {dst.dtype} differ")
     if dma_engine is DmaEngine.gpsimd_dma:
-        emit.detail = "gpsimd_dma"
+        emit.attributes = ExchangeAttributes(uses_gpsimd=True)
         limit = _GPSIMD_DMA_LIMIT[src.dtype.itemsize]
         size = src.free_size * src.dtype.itemsize
         if size > limit:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trnx.simulator.attributes import NONE, Attributes
 from trnx.simulator.checks.undefined import Place, Read
 from trnx.simulator.codecs import append_store_f32
 from trnx.simulator.context import Line
@@ -33,7 +34,7 @@ class Recording:
         "_owns_scratch",
         "_scratch",
         "_simulator",
-        "detail",
+        "attributes",
         "engine",
         "flops",
         "generation",
@@ -55,7 +56,7 @@ class Recording:
         self.flops = 0
         self.hbm_bytes = 0
         # What the time of the instruction depends on besides its operands; see simulator/timing.
-        self.detail = ""
+        self.attributes: Attributes = NONE
         # The record of the target, and its nc_version: 2, 3 or 4.
         self.hardware: Hardware = simulator.hardware
         self.generation = self.hardware.generation

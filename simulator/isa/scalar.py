@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from trnx.simulator.attributes import activation_attributes
 from trnx.simulator.isa.activation_functions import activation_name, emit_activation, prelu
 from trnx.simulator.isa.alu import OPERATORS, AluOp, binary_arithmetic, token_name
 from trnx.simulator.isa.enums import Engine, ReduceCmd
@@ -78,7 +79,8 @@ def _activation(
     reduce_cmd: Any,
 ) -> None:
     emit.on(Engine.scalar, (Engine.scalar,))
-    function = emit.detail = activation_name(emit, op)
+    function = activation_name(emit, op)
+    emit.attributes = activation_attributes(function)
     match_tiles(emit, dst, data=data)
     _check_bias(emit, function, bias)
     reduction = _check_reduction(emit, reduce_op, reduce_cmd, ("add",))
@@ -212,7 +214,8 @@ def activate2(
     """
     emit.on(Engine.scalar, (Engine.scalar,))
     needs_generation(emit, 4)
-    function = emit.detail = activation_name(emit, op)
+    function = activation_name(emit, op)
+    emit.attributes = activation_attributes(function)
     match_tiles(emit, dst, data=data)
     stages = _stages(emit, (op0, op1), (imm0, imm1), (reverse0, reverse1))
     if isinstance(imm0, NkiTensor) and isinstance(imm1, NkiTensor):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from trnx.simulator.attributes import ArrayTile, ProductMode, product_attributes
 from trnx.simulator.codecs import append_load_f32
 from trnx.simulator.coverage import Covered
 from trnx.simulator.errors import UninitialisedReadError
@@ -45,14 +46,16 @@ def nc_matmul(
     if not double_row and perf_mode not in (MatmulPerfMode.none, "none"):
         emit.illegal(f"perf_mode={perf_mode} must be none or double_row")
     if double_row:
-        emit.detail = "double_row"
+        mode = ProductMode.double_row
     elif is_transpose:
-        emit.detail = "transpose"
-    elif is_stationary_onezero or is_moving_onezero:
-        emit.detail = "onezero"
+        mode = ProductMode.transpose
+    else:
+        is_onezero = is_stationary_onezero or is_moving_onezero
+        mode = ProductMode.onezero if is_onezero else ProductMode.plain
     rows, m, n = _matmul_sizes(emit, dst, stationary, moving, double_row)
     _check_types(emit, stationary, moving, double_row)
-    _check_tiling(emit, rows, m, tuple(tile_position or ()), tuple(tile_size or ()))
+    tile = _tiling(emit, rows, m, tuple(tile_position or ()), tuple(tile_size or ()))
+    emit.attributes = product_attributes(mode, tile)
     _check_indirect(emit, dst, stationary, moving, tuple(tile_position or ()), is_transpose)
     if is_transpose:
         _check_flag(emit, accumulate)
@@ -185,20 +188,21 @@ def _check_types(emit: Emit, stationary: NkiTensor, moving: NkiTensor, double_ro
     emit.require(not is_mixed, "float8_e4m3 and float8_e4m3fn cannot be mixed")
 
 
-def _check_tiling(
+def _tiling(
     emit: Emit, rows: int, m: int, position: tuple[int, ...], size: tuple[int, ...]
-) -> None:
+) -> ArrayTile | None:
+    """The part of the array that a product uses, where it does not use all of it."""
     emit.require(bool(position) == bool(size), "tile_position and tile_size must be given together")
     if not size:
-        return
+        return None
     emit.require(len(size) == 2 and len(position) == 2, "tile_position and tile_size are pairs")
-    emit.detail += f" tile {position[0]} {position[1]} {size[0]} {size[1]}"
     least = 64 if emit.generation == 2 else 32
     for extent, start, used, what in zip(size, position, (rows, m), ("row", "column"), strict=True):
         if not (extent in (least, 64, 128) and start % extent == 0 and start + extent <= 128):
             emit.illegal(f"{what} tile of size {extent} at {start} is not possible")
         if used > extent:
             emit.illegal(f"{used} {what}s do not fit a tile of {extent}")
+    return ArrayTile(*position, *size)
 
 
 def _check_indirect(

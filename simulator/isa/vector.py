@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from trnx.simulator.attributes import operator_attributes
 from trnx.simulator.isa.alu import AluOp, arithmetic, operator
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -48,7 +49,7 @@ def tensor_tensor(
 ) -> None:
     """dst = data1 <op> data2, element by element."""
     alu = operator(emit, op, "op")
-    emit.detail = alu.name
+    emit.attributes = operator_attributes(alu.name)
     if alu.is_unary:
         emit.illegal(f"op=nl.{alu.name} takes one operand; use nisa.tensor_scalar")
     match_tiles(emit, dst, data1=data1, data2=data2)

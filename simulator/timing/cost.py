@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from trnx.simulator.attributes import Attributes
 from trnx.simulator.rows import OperandRow
 from trnx.simulator.storage import MemoryRegion
+
+_Kind = TypeVar("_Kind", bound=Attributes)
 
 # Instruction queues of a core. The rings hold the DMA triggers: loads go through the DGE of SyncE,
 # stores through that of ScalarE (inferred: a core has two), software descriptors through GpSimd.
@@ -67,17 +71,21 @@ class Cost:
 class Instruction:
     """A row as the formulas see it."""
 
-    __slots__ = ("detail", "engine", "opcode", "operands", "reads", "writes")
+    __slots__ = ("attributes", "engine", "opcode", "operands", "reads", "writes")
 
     def __init__(
-        self, opcode: str, engine: str, detail: str, operands: Sequence[OperandRow]
+        self, opcode: str, engine: str, attributes: Attributes, operands: Sequence[OperandRow]
     ) -> None:
         self.opcode = opcode
         self.engine = engine
-        self.detail = detail
+        self.attributes = attributes
         self.operands = tuple(operands)
         self.reads = [operand for operand in operands if not operand.is_write]
         self.writes = [operand for operand in operands if operand.is_write]
+
+    def attributes_of(self, kind: type[_Kind]) -> _Kind:
+        """Its attributes of a kind; the defaults where it has none."""
+        return self.attributes if isinstance(self.attributes, kind) else kind()
 
     @property
     def size(self) -> int:

@@ -8,6 +8,7 @@ modelled.
 
 from __future__ import annotations
 
+from trnx.simulator.attributes import CollectiveAttributes
 from trnx.simulator.dtypes import resolve
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.rows import OperandRow
@@ -35,16 +36,10 @@ COLLECTIVES = (*_RINGS, *_PERMUTATIONS)
 _CHIPS_PER_INSTANCE = 16
 
 
-def group_of(detail: str) -> tuple[int, ...]:
-    """The ranks that `emit.detail` of a collective names."""
-    names = detail.partition(" priority ")[0].removeprefix("group ")
-    return tuple(int(name) for name in names.split(",")) if names else (0,)
-
-
 def collective_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
     """A trigger, then all DMA engines of the core until the bytes are through the link."""
-    group = group_of(instruction.detail)
-    size = len(group)
+    attributes = instruction.attributes_of(CollectiveAttributes)
+    size = len(attributes.group)
     read, written = (
         sum(_bytes(operand) for operand in operands)
         for operands in (instruction.reads, instruction.writes)
@@ -55,8 +50,7 @@ def collective_cost(hardware: Hardware, constants: Timing, instruction: Instruct
         hops, nbytes = min(1, size - 1), float(total if size > 1 else 0)
     else:
         hops, nbytes = rounds * (size - 1), rounds * total * (size - 1) / size
-    hop_ns, rate = _link(hardware, constants, group)
-    _, _, priority = instruction.detail.partition(" priority ")
+    hop_ns, rate = _link(hardware, constants, attributes.group)
     return Cost(
         DMA_LOAD,
         picoseconds(constants.dma_issue_ns),
@@ -65,7 +59,7 @@ def collective_cost(hardware: Hardware, constants: Timing, instruction: Instruct
         round(nbytes * 1e12 / rate),
         sum(_bytes(operand) for operand in instruction.operands if operand.buffer in HBM),
         total,
-        priority=int(priority or 0),
+        priority=attributes.priority or 0,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trnx.simulator.attributes import DmaAttributes, DmaIssuer, ExchangeAttributes
 from trnx.simulator.dtypes import resolve
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.rows import OperandRow
@@ -30,7 +31,7 @@ def dma_cost(hardware: Hardware, constants: Timing, instruction: Instruction) ->
         return Cost(DMA_LOAD, issue, done)
     if instruction.opcode in COLLECTIVES:
         return collective_cost(hardware, constants, instruction)
-    if instruction.detail == "gpsimd_dma":
+    if instruction.attributes_of(ExchangeAttributes).uses_gpsimd:
         return _swap_cost(hardware, constants, instruction)
     target = instruction.writes[-1] if instruction.writes else instruction.operands[-1]
     queue, trigger, priority = _ring(constants, instruction, target)
@@ -70,15 +71,20 @@ def _ring(
 ) -> tuple[int, float, int]:
     """(ring, ns that a trigger takes of it, priority class)."""
     own = DMA_STORE if target.buffer in HBM else DMA_LOAD
-    issuer, _, priority = instruction.detail.partition(" priority ")
+    attributes = instruction.attributes_of(DmaAttributes)
     # Without a priority a transfer goes last (inferred: the default is not published).
-    level = int(priority) if priority else _LOWEST_PRIORITY
-    if issuer == "gpsimd":
-        return DMA_GPSIMD, constants.dma_software_issue_ns, level
-    if issuer == "static":
-        return own, constants.dma_static_issue_ns, level
-    named = {"sync": DMA_LOAD, "scalar": DMA_STORE}
-    return named.get(issuer, own), constants.dma_issue_ns, level
+    level = _LOWEST_PRIORITY if attributes.priority is None else attributes.priority
+    match attributes.issuer:
+        case DmaIssuer.gpsimd:
+            return DMA_GPSIMD, constants.dma_software_issue_ns, level
+        case DmaIssuer.static:
+            return own, constants.dma_static_issue_ns, level
+        case DmaIssuer.sync:
+            return DMA_LOAD, constants.dma_issue_ns, level
+        case DmaIssuer.scalar:
+            return DMA_STORE, constants.dma_issue_ns, level
+        case DmaIssuer.unknown:
+            return own, constants.dma_issue_ns, level
 
 
 def _bytes(operand: OperandRow) -> int:

@@ -5,6 +5,7 @@ with `tile_position` leave the rest of the array to others.
 
 from __future__ import annotations
 
+from trnx.simulator.attributes import ProductAttributes, ProductMode
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.timing.constants import Timing
 from trnx.simulator.timing.cost import TENSOR, Cost, Instruction, cycles_ps
@@ -28,7 +29,7 @@ def tensor_cost(hardware: Hardware, constants: Timing, instruction: Instruction)
         moving = stationary.partitions
     else:
         moving = instruction.reads[1].free_size if len(instruction.reads) > 1 else columns
-        if _mode(instruction) == "double_row":
+        if _mode(instruction) is ProductMode.double_row:
             columns, moving = columns // 2, moving // 2
     weights = columns * (
         constants.weights_fp32_cycles * FP32_PASSES if is_wide else constants.weights_cycles
@@ -59,25 +60,25 @@ def _cycles_per_column(hardware: Hardware, instruction: Instruction, is_wide: bo
         return 1
     is_transpose = _is_transpose(instruction)
     # "fp32 transpose 2x faster" (trainium2_arch.rst); onezero: "up to 2x faster" (nki.isa).
-    if (is_transpose and hardware.generation >= 3) or _mode(instruction) == "onezero":
+    if (is_transpose and hardware.generation >= 3) or _mode(instruction) is ProductMode.onezero:
         return hardware.fp32_cycles_per_column / 2
     return hardware.fp32_cycles_per_column
 
 
 def _is_transpose(instruction: Instruction) -> bool:
-    return instruction.opcode == "nc_transpose" or _mode(instruction) == "transpose"
+    return instruction.opcode == "nc_transpose" or _mode(instruction) is ProductMode.transpose
 
 
-def _mode(instruction: Instruction) -> str:
-    return instruction.detail.partition(" tile ")[0]
+def _mode(instruction: Instruction) -> ProductMode:
+    return instruction.attributes_of(ProductAttributes).mode
 
 
 def _squares(instruction: Instruction) -> int:
     """The 32 x 32 squares of the array that a product with `tile_position` uses, as bits."""
-    _, _, tile = instruction.detail.partition(" tile ")
-    if not tile:
+    tile = instruction.attributes_of(ProductAttributes).tile
+    if tile is None:
         return 0
-    row, column, rows, columns = (int(number) // _SQUARE for number in tile.split())
+    row, column, rows, columns = (number // _SQUARE for number in tile)
     side = PARTITIONS // _SQUARE
     if rows == columns == side:
         return 0

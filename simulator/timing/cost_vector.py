@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trnx.simulator.attributes import ActivationAttributes, OperatorAttributes
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.rows import OperandRow
 from trnx.simulator.storage import MemoryRegion
@@ -41,6 +42,8 @@ _PER_ELEMENT = {
     "nc_transpose": 1.0,
 }
 _COPIES = ("tensor_copy", "tensor_scalar", "memset")
+# Operators of tensor_tensor that NeuronCore-v2 computes at full rate on 2-byte types.
+_FAST_ON_HALVES = ("add", "multiply", "subtract")
 _TWO_TILES = ("tensor_tensor", "scalar_tensor_tensor", "tensor_copy_predicated", "select_reduce")
 # Functions that ScalarE has without a table; any other needs the table of its own family (both
 # inferred: the sets are not published).
@@ -114,8 +117,8 @@ def _two_tile_factor(hardware: Hardware, instruction: Instruction) -> float:
         return 1
     if not _are_halves(hardware, instruction.tiles()):
         return 2
-    is_fast = hardware.generation >= 3 or instruction.detail in ("add", "multiply", "subtract")
-    return 1 if is_fast else 2
+    operator = instruction.attributes_of(OperatorAttributes).operator
+    return 1 if hardware.generation >= 3 or operator in _FAST_ON_HALVES else 2
 
 
 def _itemsize(operand: OperandRow) -> int:
@@ -151,7 +154,7 @@ def scalar_cost(hardware: Hardware, constants: Timing, instruction: Instruction)
     elif len(instruction.writes) > 1:
         work += constants.scalar_extra_cycles
     work *= _stride_factor(constants, instruction)
-    name = instruction.detail if instruction.opcode.startswith("activ") else ""
+    name = instruction.attributes_of(ActivationAttributes).function
     if instruction.is_dynamic:
         work = max(work, constants.dynamic_cycles)
     return Cost(

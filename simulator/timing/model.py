@@ -56,7 +56,7 @@ class CostModel:
     def of(self, index: int) -> Cost:
         """The cost of row `index`."""
         row = self._rows[index]
-        return self.cost(Instruction(row.opcode, row.engine, row.detail, row.operands))
+        return self.cost(Instruction(row.opcode, row.engine, row.attributes, row.operands))
 
     def cost(self, instruction: Instruction) -> Cost:
         """The cost of an instruction."""
@@ -89,7 +89,7 @@ def _classes(rows: Rows) -> _Words:
     first = np.frombuffer(rows.first_operand, np.uint32).astype(np.int64)
     counts = np.diff(first)
     found = counts.astype(np.uint64)
-    for column in (rows.opcode, rows.engine, rows.detail):
+    for column in (rows.opcode, rows.engine, rows.attributes):
         found = _mixed(found, np.frombuffer(column, column.typecode))
     for n in range(int(counts.max(initial=0))):
         has = np.flatnonzero(counts > n)
