@@ -17,16 +17,26 @@ from typing import Any
 
 from trnx.simulator import dtypes, kernel, registers
 from trnx.simulator.errors import IllegalInstructionError
+from trnx.simulator.isa import instruction
 
 # An attribute of every module made here; twins use these and leave other packages' alone.
 MARK = "__trnx__"
 
 
-@functools.cache
 def nki_modules() -> Mapping[str, ModuleType]:
-    """Module name -> module, also under `neuronxcc.nki`."""
+    """Module name -> module, also under `neuronxcc.nki`. Instructions that were declared since the
+    last call, outside of this package, are in `nki.isa` too.
+    """
+    modules = _modules()
+    vars(modules["nki.isa"]).update(instruction.INSTRUCTIONS)
+    return modules
+
+
+@functools.cache
+def _modules() -> Mapping[str, ModuleType]:
     from trnx.simulator import collectives, front, language
 
+    importlib.import_module("trnx.simulator.collectives_v")  # declares more of them
     isa = _isa()
     dtype_names = {str(dtype): dtype for dtype in dtypes.DTYPES} | {"bool_": dtypes.bool_}
     constants = {
@@ -78,7 +88,7 @@ def _attach(modules: Mapping[str, ModuleType]) -> None:
 
 def _isa() -> ModuleType:
     from trnx.simulator import isa as package
-    from trnx.simulator.isa import enums, instruction, register
+    from trnx.simulator.isa import enums, register
 
     for info in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{info.name}")

@@ -9,7 +9,7 @@ import functools
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trnx.simulator.attributes import NONE, Attributes
 from trnx.simulator.context import Line, location_of
@@ -18,6 +18,9 @@ from trnx.simulator.errors import Location
 from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import Shape, last_element
+
+if TYPE_CHECKING:
+    from trnx.simulator.isa.specification import InstructionSpec
 
 _REGIONS = tuple(MemoryRegion)
 _REGION_CODE = {region: code for code, region in enumerate(_REGIONS)}
@@ -104,6 +107,7 @@ class Rows:
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
+        self._specs: list[InstructionSpec] = []
         self._engines: dict[str, int] = {}
         # By the identity of the code, which is cheap, where its hash is not.
         self._line_codes: dict[tuple[int, int], int] = {}
@@ -144,6 +148,7 @@ class Rows:
 
     def append(
         self,
+        spec: InstructionSpec,
         opcode: str,
         engine: str,
         line: Line,
@@ -153,7 +158,7 @@ class Rows:
         attributes: Attributes = NONE,
         flops: int = 0,
     ) -> None:
-        """Add one instruction."""
+        """Add one instruction, of which the name is `opcode`."""
         for tensor, is_write in operands:
             row = tensor.row
             if row is None:
@@ -165,18 +170,26 @@ class Rows:
         key = (id(line[0]), line[1], opcode, engine, core, attributes)
         head = self._heads.get(key)
         if head is None:
-            head = self._heads[key] = self._head(line, opcode, engine, core, attributes)
+            head = self._heads[key] = self._head(line, spec, opcode, engine, core, attributes)
         self._new.append((*head, flops, self._operand_count, step_count))
         if len(self._new) >= 1024:
             self.seal()
 
     def _head(
-        self, line: Line, opcode: str, engine: str, core: int, attributes: Attributes
+        self,
+        line: Line,
+        spec: InstructionSpec,
+        opcode: str,
+        engine: str,
+        core: int,
+        attributes: Attributes,
     ) -> tuple[int, ...]:
         place = (id(line[0]), line[1])
         if place not in self._line_codes:
             self._line_codes[place] = len(self._lines)
             self._lines.append(line)
+        if opcode not in self._names:
+            self._specs.append(spec)
         return (
             self._line_codes[place],
             self._names.setdefault(opcode, len(self._names)),
@@ -266,6 +279,14 @@ class Rows:
     def engines(self) -> tuple[str, ...]:
         """The engines that the column `engine` numbers."""
         return tuple(self._engines)
+
+    def spec(self, index: int) -> InstructionSpec:
+        """What is declared about an instruction."""
+        return self._specs[self.opcode[index]]
+
+    def specs(self) -> tuple[InstructionSpec, ...]:
+        """The declarations of the names that the column `opcode` numbers."""
+        return tuple(self._specs)
 
     def opcodes(self) -> tuple[str, ...]:
         """The names that the column `opcode` numbers."""

@@ -245,7 +245,7 @@ class Simulator:
         if self._observer is not None:
             self._observer(Recorded(index, core, emit.name, engine, operands, line))
         if emit.missing:
-            carry(emit.name, emit.missing, operands, self.findings, emit.places)
+            carry(emit.propagation, emit.missing, operands, self.findings)
         if shared:
             assert ordering is not None
             use = functools.partial(ordering.use, core, emit.name, shared, line)
@@ -255,7 +255,15 @@ class Simulator:
         else:
             self._append_unordered(emit.steps, unordered)
         self.rows.append(
-            emit.name, engine, line, operands, len(self.steps), core, emit.attributes, emit.flops
+            emit.spec,
+            emit.name,
+            engine,
+            line,
+            operands,
+            len(self.steps),
+            core,
+            emit.attributes,
+            emit.flops,
         )
         self.matmul_flops += emit.flops
         self.hbm_bytes += emit.hbm_bytes

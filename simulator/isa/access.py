@@ -14,7 +14,6 @@ import torch
 
 from trnx.simulator.checks.undefined import missing_elements
 from trnx.simulator.codecs import append_load_f32, append_store_f32
-from trnx.simulator.context import kernel_location
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import AllocationOverlapError, UninitialisedReadError
 from trnx.simulator.isa.indirect import load_scalar_indirect, store_scalar_indirect
@@ -23,9 +22,6 @@ from trnx.simulator.program import Step
 from trnx.simulator.storage import ON_CHIP, MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import has_overlap, reshape_strides
-
-# Instructions with a second result, for the sake of which `dst` may be a broadcast view.
-_DISCARDING = frozenset({"activation", "activation_reduce", "tensor_scalar_reduce"})
 
 
 class Access(Legality):
@@ -111,9 +107,9 @@ class Access(Legality):
             "uninitialised-read",
             f"{self.name}: {operand} ({tensor.describe()}) has elements that nothing has written; "
             "write them first (nisa.memset, or a copy of the whole region)",
-            kernel_location(),
+            self.location(),
         )
-        missing = missing_elements(self.name, operand, tensor)
+        missing = missing_elements(self.propagation, operand, tensor)
         if missing is None:
             self._simulator.findings.report(finding)
         else:
@@ -160,7 +156,7 @@ class Access(Legality):
             self._require_size(checked, operand, shape or checked.shape)
             stored = store_scalar_indirect(self, checked, operand)
             return stored.view(tuple(shape or checked.shape))
-        if checked.form.is_broadcast and self.name in _DISCARDING:
+        if checked.form.is_broadcast and self.spec.discards:
             return self._discarded(checked, wanted=checked.shape if shape is None else tuple(shape))
         self._add_destination(checked, operand)
         wanted = checked.shape if shape is None else tuple(shape)

@@ -10,6 +10,7 @@ import torch
 
 from trnx.simulator.attributes import DmaIssuer, dma_attributes
 from trnx.simulator.codecs import append_load_f32
+from trnx.simulator.costs.dma import accumulating, transposing
 from trnx.simulator.isa.copy import append_copy, append_transpose, is_turned_by_blocks, transposed
 from trnx.simulator.isa.enums import DgeMode, Engine, OobMode
 from trnx.simulator.isa.indirect import (
@@ -24,6 +25,7 @@ from trnx.simulator.isa.indirect import (
     unwritten_rows,
 )
 from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.propagation import by_element, transposed_place
 from trnx.simulator.storage import DMA_REACHABLE
 from trnx.simulator.tensor import NkiTensor
 
@@ -31,7 +33,7 @@ _Mode = TypeVar("_Mode", DgeMode, OobMode)
 _SWAPS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 
-@instruction
+@instruction(engines=(Engine.dma,), undefined=by_element("src"))
 def dma_copy(
     emit: Emit,
     dst: NkiTensor,
@@ -43,7 +45,6 @@ def dma_copy(
     name: Any = None,
 ) -> None:
     """dst = src element by element in row-major order; another dtype goes through float32."""
-    emit.on(None, (Engine.dma,))
     _check_pair(emit, dst, src)
     mode = _mode(emit, DgeMode, dge_mode, "dge_mode")
     _check_issuer(emit, mode, engine, priority)
@@ -197,7 +198,7 @@ def _scatter(
 # ---- transposes and arithmetic ----
 
 
-@instruction
+@instruction(engines=(Engine.dma,), undefined=by_element(src=transposed_place), cost=(transposing,))
 def dma_transpose(
     emit: Emit,
     dst: NkiTensor,
@@ -209,7 +210,6 @@ def dma_transpose(
     name: Any = None,
 ) -> None:
     """Reverse the dimensions of `src`: (1, 0), (2, 1, 0) or (3, 1, 2, 0)."""
-    emit.on(None, (Engine.dma,))
     _check_pair(emit, dst, src)
     emit.attributes = dma_attributes(priority=_class(emit, priority))
     mode = _mode(emit, DgeMode, dge_mode, "dge_mode")
@@ -325,7 +325,7 @@ def _reverse(source: torch.Tensor, target: torch.Tensor, sizes: tuple[int, int, 
     target.copy_(turned[0] if target.ndim == 2 else turned.transpose(0, 1))
 
 
-@instruction
+@instruction(engines=(Engine.dma,), cost=(accumulating,))
 def dma_compute(
     emit: Emit,
     dst: NkiTensor,
@@ -339,7 +339,6 @@ def dma_compute(
     """dst = sum of `srcs` in float32; with an indirect operand, a scatter or gather read-modify-
     write.
     """
-    emit.on(None, (Engine.dma,))
     emit.require(getattr(reduce_op, "name", None) == "add", "reduce_op must be nl.add")
     emit.require(isinstance(srcs, list | tuple), "srcs must be a list of tensors")
     factors = [1.0] * len(srcs) if scales is None else scales

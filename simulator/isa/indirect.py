@@ -105,30 +105,10 @@ def index_view(emit: Access, tensor: NkiTensor, indirect: Indirect, operand: str
     return emit.read(index, f"index of {operand}", shape=(index.size,), buffers=DMA_REACHABLE)
 
 
-# Operands that take tensor indirection (SDK nki.isa, "Tensor indirection" of the entries).
-_TENSOR_INDIRECT = {
-    "tensor_copy": ("dst", "src"),
-    "tensor_copy_predicated": ("dst", "predicate"),
-    "nc_matmul": ("dst", "stationary", "moving"),
-    "nc_matmul_mx": ("dst", "stationary", "moving", "stationary_scale", "moving_scale"),
-    "tensor_tensor": ("dst", "data1"),
-    "tensor_scalar": ("dst", "data"),
-    "tensor_reduce": ("dst", "data"),
-    "tensor_scalar_cumulative": ("dst", "src"),
-    "activation": ("dst", "data"),
-    "activation_reduce": ("dst", "data"),
-    "activate2": ("dst", "data"),
-    "exponential": ("dst", "src"),
-    "tensor_scalar_reduce": ("dst", "data"),
-}
-
-
 def check_tensor_indirect(emit: Legality, operand: str) -> None:
     """Whether an operand may be a view made by `.indirect()`."""
-    if operand not in _TENSOR_INDIRECT.get(emit.name, ()):
+    if operand not in emit.spec.indirect:
         emit.illegal(f"{operand} takes no tensor indirection here")
-    if emit.name == "tensor_copy" and emit.engine is Engine.gpsimd:
-        emit.finding("engine", "tensor indirection needs the Vector or Scalar engine")
 
 
 def check_starts(emit: Access, tensor: NkiTensor, operand: str, beside: NkiTensor | None) -> None:

@@ -8,8 +8,11 @@ from typing import Any
 from trnx.simulator.attributes import ExchangeAttributes
 from trnx.simulator.checks.undefined import Read
 from trnx.simulator.context import current
+from trnx.simulator.costs.cost import barrier
+from trnx.simulator.costs.dma import exchanging
 from trnx.simulator.isa.enums import DmaEngine, Engine
 from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.propagation import by_element
 from trnx.simulator.storage import ON_CHIP, SBUF, MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 
@@ -18,14 +21,18 @@ _GPSIMD_DMA_LIMIT = {4: 1024, 2: 512, 1: 256}
 
 
 def _check_programs(emit: Emit) -> None:
-    emit.require(emit.generation > 2, "it needs NeuronCore-v3 or newer")
     count = emit.programs
     if count != 2:
         emit.illegal(f"it needs a launch of 2 programs (kernel[2]), not of {count}")
     emit.own_scratch()
 
 
-@instruction
+@instruction(
+    engines=(Engine.gpsimd, Engine.vector, Engine.scalar, Engine.tensor, Engine.sync),
+    generation=3,
+    meets=True,
+    cost=(barrier,),
+)
 def core_barrier(
     emit: Emit,
     data: NkiTensor,
@@ -34,7 +41,7 @@ def core_barrier(
     name: Any = None,
 ) -> None:
     """Wait until both cores are here; `data` is what they share."""
-    emit.on(engine, (Engine.gpsimd, Engine.vector, Engine.scalar, Engine.tensor, Engine.sync))
+    emit.on(engine)
     _check_programs(emit)
     if tuple(cores) != (0, 1):
         emit.illegal(f"cores must be (0, 1), not {tuple(cores)}")
@@ -44,7 +51,13 @@ def core_barrier(
     emit.meet(("core_barrier", key), None, data if is_shared else None)
 
 
-@instruction
+@instruction(
+    engines=(Engine.dma,),
+    generation=3,
+    undefined=by_element("src"),
+    meets=True,
+    cost=(exchanging,),
+)
 def sendrecv(
     emit: Emit,
     src: NkiTensor,
@@ -56,7 +69,6 @@ def sendrecv(
     name: Any = None,
 ) -> None:
     """dst = the other core's src, as it is when both cores are here."""
-    emit.on(None, (Engine.dma,))
     _check_programs(emit)
     peer = 1 - current("sendrecv").core.index
     if send_to_rank != peer or recv_from_rank != peer:

@@ -87,12 +87,6 @@ def in_sbuf(emit: Emit, **operands: NkiTensor) -> None:
         emit.check(operand, name, SBUF)
 
 
-def needs_generation(emit: Emit, generation: int) -> None:
-    """The instruction exists from this generation on."""
-    if emit.generation < generation:
-        emit.illegal(f"needs trn{generation - 1} or newer; the target is {emit.hardware.target}")
-
-
 def common_shape(*tiles: NkiTensor) -> Shape:
     """A shape in which every tile is a strided view; the first tile's shape where none is found."""
     first = tiles[0].shape

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from trnx.simulator.attributes import NONE, Attributes
-from trnx.simulator.checks.undefined import Place, Read
+from trnx.simulator.checks.undefined import Read
 from trnx.simulator.codecs import append_store_f32
 from trnx.simulator.context import Line
 from trnx.simulator.dtypes import DType
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.specification import InstructionSpec
 from trnx.simulator.pool import Buffer
 from trnx.simulator.program import Step
 from trnx.simulator.spec import contiguous_strides
 from trnx.simulator.tensor import NkiTensor
-
-_NO_PLACES: Mapping[str, Place] = MappingProxyType({})
 
 
 class Recording:
@@ -43,15 +40,17 @@ class Recording:
         "line",
         "missing",
         "name",
-        "places",
+        "propagation",
+        "spec",
         "steps",
     )
 
-    def __init__(self, name: str, simulator: Any, line: Line | None) -> None:
-        self.name = name
+    def __init__(self, spec: InstructionSpec, simulator: Any, line: Line | None) -> None:
+        self.spec = spec
+        self.name = spec.name
         # The kernel's code and line, if a kernel calls.
         self.line = line
-        self.engine = Engine.unknown
+        self.engine = spec.engine
         self.steps: list[Step] = []
         self.flops = 0
         self.hbm_bytes = 0
@@ -64,8 +63,8 @@ class Recording:
         self._operands: list[tuple[NkiTensor, bool]] = []
         # Operands that were read with elements that nothing has written.
         self.missing: list[Read] = []
-        # Where the result lacks what operands lack, if that is the instruction's own matter.
-        self.places: Mapping[str, Place] = _NO_PLACES
+        # Another than the declared one, where it depends on the arguments.
+        self.propagation = spec.undefined
         self._finish: list[Step] = []
         self._scratch: list[Buffer] = []
         self._owns_scratch = False

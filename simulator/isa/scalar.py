@@ -24,17 +24,22 @@ from trnx.simulator.isa.operands import (
     common_shape,
     intermediate,
     match_tiles,
-    needs_generation,
     read_out,
     scalar,
 )
+from trnx.simulator.isa.propagation import by_partition
 from trnx.simulator.isa.reductions import reduce_last
 from trnx.simulator.tensor import NkiTensor
 
 _ACCUMULATING = (ReduceCmd.idle, ReduceCmd.reset, ReduceCmd.reduce, ReduceCmd.reset_reduce)
 
 
-@instruction
+@instruction(
+    engines=(Engine.scalar,),
+    undefined=by_partition("data"),
+    indirect=("dst", "data"),
+    discards=True,
+)
 def activation(
     emit: Emit,
     dst: NkiTensor,
@@ -51,7 +56,12 @@ def activation(
     _activation(emit, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
 
 
-@instruction
+@instruction(
+    engines=(Engine.scalar,),
+    undefined=by_partition(),
+    indirect=("dst", "data"),
+    discards=True,
+)
 def activation_reduce(
     emit: Emit,
     dst: NkiTensor,
@@ -78,7 +88,6 @@ def _activation(
     reduce_res: NkiTensor | None,
     reduce_cmd: Any,
 ) -> None:
-    emit.on(Engine.scalar, (Engine.scalar,))
     function = activation_name(emit, op)
     emit.attributes = activation_attributes(function)
     match_tiles(emit, dst, data=data)
@@ -191,7 +200,7 @@ _STAGE_PAIRS = (
 )
 
 
-@instruction
+@instruction(engines=(Engine.scalar,), generation=4, indirect=("dst", "data"))
 def activate2(
     emit: Emit,
     dst: NkiTensor,
@@ -212,8 +221,6 @@ def activate2(
     """dst = op((data <op0> imm0) <op1> imm1), on trn3; reductions also by max, min, abs_max,
     abs_min.
     """
-    emit.on(Engine.scalar, (Engine.scalar,))
-    needs_generation(emit, 4)
     function = activation_name(emit, op)
     emit.attributes = activation_attributes(function)
     match_tiles(emit, dst, data=data)

@@ -8,12 +8,20 @@ import torch
 
 from trnx.simulator.attributes import ArrayTile, ProductMode, product_attributes
 from trnx.simulator.codecs import append_load_f32
+from trnx.simulator.costs.tensor import on_tensor_transposed
+from trnx.simulator.costs.vector import on_vector, per_element
 from trnx.simulator.coverage import Covered
 from trnx.simulator.errors import UninitialisedReadError
 from trnx.simulator.isa.copy import append_transpose
 from trnx.simulator.isa.enums import Engine, MatmulPerfMode
 from trnx.simulator.isa.indirect import load_scalar_indirect
 from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.propagation import (
+    by_element,
+    product_columns,
+    product_rows,
+    transposed_place,
+)
 from trnx.simulator.storage import PSUM, SBUF, MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 
@@ -23,7 +31,11 @@ _MATMUL_TYPES = (*_FP8_TYPES, "bfloat16", "float16", "tfloat32", "float32")
 _WIDE = ("float32", "tfloat32")
 
 
-@instruction
+@instruction(
+    engines=(Engine.tensor,),
+    undefined=by_element(stationary=product_rows, moving=product_columns),
+    indirect=("dst", "stationary", "moving"),
+)
 def nc_matmul(
     emit: Emit,
     dst: NkiTensor,
@@ -41,7 +53,6 @@ def nc_matmul(
     """dst[M, N] = stationary[K, M].T @ moving[K, N] in float32, overwriting or accumulating in
     PSUM.
     """
-    emit.on(None, (Engine.tensor,))
     double_row = perf_mode in (MatmulPerfMode.double_row, "double_row")
     if not double_row and perf_mode not in (MatmulPerfMode.none, "none"):
         emit.illegal(f"perf_mode={perf_mode} must be none or double_row")
@@ -323,7 +334,11 @@ def _append_matmul_transpose(
     dst.storage.matmul.mark(scattered or dst)
 
 
-@instruction
+@instruction(
+    engines=(Engine.tensor, Engine.vector),
+    undefined=by_element(data=transposed_place),
+    cost=(on_tensor_transposed, on_vector(per_element(1))),
+)
 def nc_transpose(
     emit: Emit, dst: NkiTensor, data: NkiTensor, engine: Any = Engine.unknown, name: Any = None
 ) -> None:
@@ -332,7 +347,7 @@ def nc_transpose(
     """
     in_psum = emit.check(dst, "dst").buffer is MemoryRegion.psum
     default = Engine.tensor if in_psum and data.buffer is MemoryRegion.sbuf else Engine.vector
-    chosen = emit.on(engine, (Engine.tensor, Engine.vector), default)
+    chosen = emit.on(engine, default=default)
     p, f = data.shape[0], data.free_size
     limit = 128 if chosen is Engine.tensor else 32
     if not (p <= limit and f <= limit):

@@ -15,6 +15,14 @@ from typing import Any
 import torch
 
 from trnx.simulator.attributes import operator_attributes
+from trnx.simulator.costs.vector import (
+    copied,
+    halves_on_scalar,
+    on_scalar,
+    on_vector,
+    per_element,
+    two_tiles,
+)
 from trnx.simulator.isa.alu import AluOp, arithmetic, operator
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -31,13 +39,19 @@ from trnx.simulator.isa.operands import (
     reachable,
     scalar,
 )
+from trnx.simulator.isa.propagation import by_partition
 from trnx.simulator.tensor import NkiTensor
 
 _NATIVE = ("add", "subtract", "multiply", "maximum", "minimum")
 _HALVES = ("bfloat16", "float16")
 
 
-@instruction
+@instruction(
+    engines=(Engine.vector, Engine.gpsimd),
+    undefined=by_partition("data1", "data2"),
+    indirect=("dst", "data1"),
+    cost=(on_vector(two_tiles),),
+)
 def tensor_tensor(
     emit: Emit,
     dst: NkiTensor,
@@ -86,7 +100,7 @@ def _tensor_tensor_engine(
         exact = all_wide_integers(dst, data1, data2)
         in_sbuf = exact and not (is_psum(dst) or is_psum(data1) or is_psum(data2))
         default = Engine.gpsimd if in_sbuf else Engine.vector
-        emit.on(engine, (Engine.vector, Engine.gpsimd), default)
+        emit.on(engine, default=default)
 
 
 def _require_bits(emit: Emit, **tiles: Any) -> None:
@@ -95,7 +109,12 @@ def _require_bits(emit: Emit, **tiles: Any) -> None:
             emit.illegal(f"{name} is {tile.dtype}; bitvec operators take integers only")
 
 
-@instruction
+@instruction(
+    engines=(Engine.vector, Engine.scalar, Engine.gpsimd),
+    undefined=by_partition("data"),
+    indirect=("dst", "data"),
+    cost=(on_vector(copied), on_scalar(halves_on_scalar)),
+)
 def tensor_scalar(
     emit: Emit,
     dst: NkiTensor,
@@ -218,7 +237,11 @@ def _clamp_bounds(stages: list[Stage]) -> tuple[float, float] | None:
     return (low, high) if low <= high else None
 
 
-@instruction
+@instruction(
+    engines=(Engine.vector,),
+    undefined=by_partition("data", "operand1"),
+    cost=(on_vector(two_tiles),),
+)
 def scalar_tensor_tensor(
     emit: Emit,
     dst: NkiTensor,
@@ -232,7 +255,6 @@ def scalar_tensor_tensor(
     name: str | None = None,
 ) -> None:
     """dst = (data <op0> operand0) <op1> operand1, with operand1 a full tile."""
-    emit.on(Engine.vector, (Engine.vector,))
     first = arithmetic(emit, op0, "op0")
     second = arithmetic(emit, op1, "op1")
     match_tiles(emit, dst, data=data, operand1=operand1)
@@ -249,10 +271,13 @@ def scalar_tensor_tensor(
     result.store(second.is_exact)
 
 
-@instruction
+@instruction(
+    engines=(Engine.vector,),
+    undefined=by_partition("data"),
+    cost=(on_vector(per_element(8)),),
+)
 def reciprocal(emit: Emit, dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
     """dst = 1 / data."""
-    emit.on(Engine.vector, (Engine.vector,))
     match_tiles(emit, dst, data=data)
     shape = common_shape(dst, data)
     value = emit.read_f32(data, "data", shape=shape)

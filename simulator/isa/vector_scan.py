@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trnx.simulator.costs.vector import on_vector, per_element
 from trnx.simulator.isa.alu import AluOp, arithmetic, binary_arithmetic
 from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -26,6 +27,7 @@ from trnx.simulator.isa.operands import (
     require_dtype,
     scalar,
 )
+from trnx.simulator.isa.propagation import by_partition
 from trnx.simulator.tensor import NkiTensor
 
 _Array = npt.NDArray[np.float32]
@@ -100,7 +102,7 @@ def _scan(
             second(result, b, out=result)
 
 
-@instruction
+@instruction(engines=(Engine.vector,), undefined=by_partition(), cost=(on_vector(per_element(2)),))
 def tensor_tensor_scan(
     emit: Emit,
     dst: NkiTensor,
@@ -114,7 +116,6 @@ def tensor_tensor_scan(
     name: str | None = None,
 ) -> None:
     """dst[i] = (data0[i] <op0> dst[i - 1]) <op1> data1[i] along the free dimensions."""
-    emit.on(Engine.vector, (Engine.vector,))
     first = binary_arithmetic(emit, op0, "op0")
     second = binary_arithmetic(emit, op1, "op1")
     match_tiles(emit, dst, data0=data0, data1=data1)
@@ -164,7 +165,7 @@ def _cumulate(values: _Array, alternate: bool, ufunc: Any) -> None:
             np.negative(values[:, 1::2], out=values[:, 1::2])
 
 
-@instruction
+@instruction(engines=(Engine.vector,), undefined=by_partition(), indirect=("dst", "src"))
 def tensor_scalar_cumulative(
     emit: Emit,
     dst: NkiTensor,
@@ -177,7 +178,6 @@ def tensor_scalar_cumulative(
     name: str | None = None,
 ) -> None:
     """dst[i] = register = (src[i] <op0> imm0) <op1> register along the free dimensions."""
-    emit.on(Engine.vector, (Engine.vector,))
     first = arithmetic(emit, op0, "op0")
     second = binary_arithmetic(emit, op1, "op1", _CUMULATIVE)
     if reduce_cmd not in _CUMULATIVE_COMMANDS:

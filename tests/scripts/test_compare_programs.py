@@ -20,7 +20,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("other") / "trnx"
     ignore = shutil.ignore_patterns(".git", ".venv", ".mypy_cache", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, copy, ignore=ignore)
-    constants = copy / "simulator" / "timing" / "constants.py"
+    constants = copy / "simulator" / "costs" / "constants.py"
     text = constants.read_text()
     assert "vector_issue_cycles: float = _constant(\n        73," in text
     constants.write_text(text.replace("_constant(\n        73,", "_constant(\n        74,", 1))

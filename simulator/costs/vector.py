@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from trnx.simulator.attributes import ActivationAttributes, OperatorAttributes
-from trnx.simulator.hardware import Hardware
-from trnx.simulator.rows import OperandRow
-from trnx.simulator.storage import MemoryRegion
-from trnx.simulator.timing.constants import Timing
-from trnx.simulator.timing.cost import (
+from trnx.simulator.costs.constants import Timing
+from trnx.simulator.costs.cost import (
     GPSIMD,
     PSUM_BANK,
     PSUM_PORT,
@@ -15,36 +14,21 @@ from trnx.simulator.timing.cost import (
     SCALAR,
     VECTOR,
     Cost,
+    EngineCost,
     Instruction,
     cycles_ps,
 )
+from trnx.simulator.hardware import Hardware
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.rows import OperandRow
+from trnx.simulator.storage import MemoryRegion
 
 _HALVES = ("bfloat16", "float16")
 _FP8 = ("float8_e4m3", "float8_e4m3fn", "float8_e5m2")
 _SIZES = {"float32": 4, "int32": 4, "uint32": 4, "tfloat32": 4}
 
-# Cycles per element where they depend on nothing but the instruction. Sources: SDK 2.26 nki.isa;
-# exponential and quantize_mx: trainium3_arch.rst. What is not here takes one cycle per element and
-# tile that is read (inferred).
-_PER_ELEMENT = {
-    "reciprocal": 8.0,
-    "bn_aggr": 13 / 3,
-    "tensor_tensor_scan": 2.0,
-    "exponential": 0.25,
-    "quantize_mx": 0.25,
-    "bn_stats": 1.0,
-    "max8": 1.0,
-    "nc_find_index8": 1.0,
-    "nc_match_replace8": 1.0,
-    "dropout": 1.0,
-    "nc_stream_shuffle": 1.0,
-    "range_select": 1.0,
-    "nc_transpose": 1.0,
-}
-_COPIES = ("tensor_copy", "tensor_scalar", "memset")
 # Operators of tensor_tensor that NeuronCore-v2 computes at full rate on 2-byte types.
 _FAST_ON_HALVES = ("add", "multiply", "subtract")
-_TWO_TILES = ("tensor_tensor", "scalar_tensor_tensor", "tensor_copy_predicated", "select_reduce")
 # Functions that ScalarE has without a table; any other needs the table of its own family (both
 # inferred: the sets are not published).
 _NO_TABLE = ("", "copy", "identity", "square", "relu", "abs", "sign", "prelu", "lrelu")
@@ -56,11 +40,103 @@ _TABLES = {
 _TABLE_OF = {name: table for table, names in _TABLES.items() for name in names}
 
 
-def vector_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+# Cycles of work by the operands; SDK 2.26 nki.isa where a declaration names no other source.
+Cycles = Callable[[Hardware, Instruction], float]
+
+
+# ---- cycles of work ----
+
+
+def per_element(cycles: float) -> Cycles:
+    """So many cycles an element and partition, whatever the operands are."""
+
+    def work(hardware: Hardware, instruction: Instruction) -> float:
+        del hardware
+        return instruction.size * cycles
+
+    return work
+
+
+def per_source(hardware: Hardware, instruction: Instruction) -> float:
+    """A cycle an element and tile that is read: what no source gives a formula for (inferred)."""
+    del hardware
+    return float(instruction.size * max(1, len(instruction.sources())))
+
+
+def copied(hardware: Hardware, instruction: Instruction) -> float:
+    """In VectorE's performance modes for one tile."""
+    return instruction.size / _copy_width(hardware, instruction)
+
+
+def filled(hardware: Hardware, instruction: Instruction) -> float:
+    """As a copy; NeuronCore-v2 has one performance mode for it."""
+    if hardware.generation > 2:
+        return copied(hardware, instruction)
+    return instruction.size / (2 if _are_halves(hardware, instruction.tiles()) else 1)
+
+
+def halves_at_twice_the_rate(hardware: Hardware, instruction: Instruction) -> float:
+    """A cycle an element, half of one where all operands are of 2-byte types."""
+    return instruction.size / (2 if _are_halves(hardware, instruction.operands) else 1)
+
+
+def halves_on_scalar(hardware: Hardware, instruction: Instruction) -> float:
+    """ScalarE's rate for 2-byte tiles."""
+    is_fast = _are_halves(hardware, instruction.tiles())
+    return instruction.size / (hardware.scalar_half_width if is_fast else 1)
+
+
+def two_tiles(hardware: Hardware, instruction: Instruction) -> float:
+    """Two tiles from SBUF take two cycles an element, unless types are short."""
+    return instruction.size * _two_tile_factor(hardware, instruction)
+
+
+def sorted_out(hardware: Hardware, instruction: Instruction) -> float:
+    """topk: four passes, and the results."""
+    del hardware
+    most = max((write.free_size for write in instruction.writes), default=0)
+    return 4 * float(instruction.size) + most
+
+
+# ---- engines ----
+
+
+def on_vector(cycles: Cycles, is_two_instructions: bool = False) -> EngineCost:
+    """`cycles` on VectorE. `is_two_instructions`: of the ISA, the second of which has a fixed
+    time.
+    """
+
+    def cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+        work = cycles(hardware, instruction) * _stride_factor(constants, instruction)
+        if is_two_instructions:
+            work += constants.vector_extra_cycles
+        return _vector_cost(hardware, constants, instruction, work)
+
+    return EngineCost(Engine.vector, cost)
+
+
+def on_scalar(cycles: Cycles) -> EngineCost:
+    """`cycles` on ScalarE."""
+
+    def cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+        return _scalar_cost(hardware, constants, instruction, cycles(hardware, instruction))
+
+    return EngineCost(Engine.scalar, cost)
+
+
+def on_gpsimd(cycles: Cycles) -> EngineCost:
+    """`cycles` on GpSimdE."""
+
+    def cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+        return _gpsimd_cost(hardware, constants, instruction, cycles(hardware, instruction))
+
+    return EngineCost(Engine.gpsimd, cost)
+
+
+def _vector_cost(
+    hardware: Hardware, constants: Timing, instruction: Instruction, work: float
+) -> Cost:
     """Work, 73 cycles until the next can start, 147 until the result is visible."""
-    work = _vector_cycles(hardware, instruction) * _stride_factor(constants, instruction)
-    if instruction.opcode == "tensor_scalar_reduce":
-        work += constants.vector_extra_cycles
     if instruction.is_dynamic:
         work = max(work, constants.dynamic_cycles)
     is_fast = work < instruction.size
@@ -70,19 +146,6 @@ def vector_cost(hardware: Hardware, constants: Timing, instruction: Instruction)
         cycles_ps(work + constants.vector_latency_cycles, hardware.vector_clock),
         ports=_ports(hardware, instruction, SBUF_PORT | PSUM_PORT, is_fast),
     )
-
-
-def _vector_cycles(hardware: Hardware, instruction: Instruction) -> float:
-    size, opcode = instruction.size, instruction.opcode
-    if opcode in _PER_ELEMENT:
-        return size * _PER_ELEMENT[opcode]
-    if opcode in _COPIES:
-        return size / _copy_width(hardware, instruction)
-    if opcode == "tensor_reduce":
-        return size / (2 if _are_halves(hardware, instruction.operands) else 1)
-    if opcode in _TWO_TILES:
-        return size * _two_tile_factor(hardware, instruction)
-    return size * max(1, len(instruction.sources()))
 
 
 def _are_halves(hardware: Hardware, operands: tuple[OperandRow, ...] | list[OperandRow]) -> bool:
@@ -96,8 +159,6 @@ def _copy_width(hardware: Hardware, instruction: Instruction) -> float:
     is_half = _are_halves(hardware, tiles)
     in_psum = sum(tile.buffer is MemoryRegion.psum for tile in tiles)
     is_dense = all(tile.free_size == 1 or tile.pattern.step == _itemsize(tile) for tile in tiles)
-    if instruction.opcode == "memset" and hardware.generation == 2:
-        return 2 if is_half else 1
     if in_psum:
         one_side = in_psum < len(tiles) and is_half and is_dense
         return min(2, hardware.vector_half_width) if one_side else 1
@@ -145,13 +206,11 @@ def _ports(hardware: Hardware, instruction: Instruction, used: int, is_fast: boo
     return ((SBUF_PORT if in_sbuf else 0) | (PSUM_PORT if in_psum else 0)) & used
 
 
-def scalar_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
-    """One element a cycle for any function, 64 cycles until the next can start."""
-    work = float(instruction.size)
-    if instruction.opcode in ("tensor_copy", "tensor_scalar"):
-        if _are_halves(hardware, instruction.tiles()):
-            work /= hardware.scalar_half_width
-    elif len(instruction.writes) > 1:
+def _scalar_cost(
+    hardware: Hardware, constants: Timing, instruction: Instruction, work: float
+) -> Cost:
+    """Work, 64 cycles until the next can start; a second result is read out of an accumulator."""
+    if len(instruction.writes) > 1:
         work += constants.scalar_extra_cycles
     work *= _stride_factor(constants, instruction)
     name = instruction.attributes_of(ActivationAttributes).function
@@ -166,19 +225,19 @@ def scalar_cost(hardware: Hardware, constants: Timing, instruction: Instruction)
     )
 
 
-def gpsimd_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
-    """150 cycles and one per element and tile that is read; published for iota and affine_select
-    alone, so the other instructions are inferred.
+def _gpsimd_cost(
+    hardware: Hardware, constants: Timing, instruction: Instruction, work: float
+) -> Cost:
+    """150 cycles and the work; published for iota and affine_select alone, so the costs of other
+    instructions are inferred.
     """
-    size = float(instruction.size)
-    if instruction.opcode == "topk":
-        work = 4 * size + max((write.free_size for write in instruction.writes), default=0)
-    elif instruction.opcode == "tensor_partition_reduce":
-        # Each of the 8 cores walks its 16 partitions.
-        work = size * 16
-    else:
-        work = size * max(1, len(instruction.sources()))
     if instruction.is_dynamic:
         work = max(work, constants.dynamic_cycles)
     ps = cycles_ps(constants.gpsimd_start_cycles + work, hardware.gpsimd_clock)
     return Cost(GPSIMD, ps, ps, ports=_ports(hardware, instruction, SBUF_PORT))
+
+
+# What an instruction costs that declares nothing else.
+vector_cost = on_vector(per_source).function
+scalar_cost = on_scalar(per_element(1)).function
+gpsimd_cost = on_gpsimd(per_source).function
