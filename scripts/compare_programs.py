@@ -34,7 +34,25 @@ LEAST_PROGRAMS = 200
 SHOWN = 5
 
 # What moved or got another name: (pattern in the text of the earlier checkout, what it is now).
-RENAMES: tuple[tuple[str, str], ...] = ((r"\bdetail=", "attributes="),)
+RENAMES: tuple[tuple[str, str], ...] = (
+    (r"\bdetail=", "attributes="),
+    (r"simulator\.isa\.reductions\._(\w+)", r"simulator.operators.reductions.\1_last"),
+    (
+        r"simulator\.isa\.activation_functions\._sin\b",
+        r"simulator.operators.functions.sin_of_scalar_engine",
+    ),
+    (
+        r"simulator\.isa\.(?:alu|activation_functions)\._?"
+        r"(copy|gelu\w*|silu_dx|erf_dx|prelu|relu|abs_max|abs_min|left_shift|logical_right_shift)\b",
+        r"simulator.operators.functions.\1",
+    ),
+    (r"needs trn2 or newer", "needs trn2 (NeuronCore-v3) or newer"),
+    (r"needs trn3 or newer", "needs trn3 (NeuronCore-v4) or newer"),
+    (
+        r": it needs NeuronCore-v3 or newer",
+        ": needs trn2 (NeuronCore-v3) or newer; the target is trn1",
+    ),
+)
 
 
 def renamed(text: str, renames: Sequence[tuple[str, str]] = RENAMES) -> str:

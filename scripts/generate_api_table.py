@@ -18,9 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trnx.simulator.isa import alu
 from trnx.simulator.isa.instruction import SPECS
 from trnx.simulator.modules import nki_modules
+from trnx.simulator.operators.table import OPERATORS
 from trnx.simulator.ops import Op
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -95,9 +95,7 @@ def first_generation(name: str) -> int | None:
     if module == "nki.collectives" and inspect.isfunction(find(name)):
         return 2
     if module == "nki.language" and isinstance(find(name), Op):
-        known = [op for op in vars(alu).values() if isinstance(op, dict)]
-        ops = [table[last] for table in known if isinstance(table.get(last), alu.AluOp)]
-        return max((op.generation for op in ops), default=2)
+        return OPERATORS[last].generation
     return None
 
 

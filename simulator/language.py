@@ -15,7 +15,7 @@ from trnx.simulator.context import current, kernel_location
 from trnx.simulator.errors import KernelSubsetError
 from trnx.simulator.indexing import DynamicSlice
 from trnx.simulator.objects import NKIObject, TileSize
-from trnx.simulator.ops import OPS
+from trnx.simulator.ops import ops
 from trnx.simulator.registers import VirtualRegister
 from trnx.simulator.storage import HBM, ON_CHIP, MemoryRegion
 from trnx.simulator.tensor import NkiTensor
@@ -249,7 +249,7 @@ def namespace() -> dict[str, Any]:
         "NKIObject": NKIObject,
         "NkiTensor": NkiTensor,
         "tile_size": TileSize(),
-        **OPS,
+        **ops(),
         **{function.__name__: function for function in functions},
         # A class, because kernels also annotate with it: `x: nl.ndarray | None`.
         "ndarray": _NdarrayAlias,

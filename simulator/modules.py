@@ -18,17 +18,21 @@ from typing import Any
 from trnx.simulator import dtypes, kernel, registers
 from trnx.simulator.errors import IllegalInstructionError
 from trnx.simulator.isa import instruction
+from trnx.simulator.ops import ops
 
 # An attribute of every module made here; twins use these and leave other packages' alone.
 MARK = "__trnx__"
 
 
 def nki_modules() -> Mapping[str, ModuleType]:
-    """Module name -> module, also under `neuronxcc.nki`. Instructions that were declared since the
-    last call, outside of this package, are in `nki.isa` too.
+    """Module name -> module, also under `neuronxcc.nki`. Instructions and operators that were
+    declared since the last call, outside of this package, are there too.
     """
     modules = _modules()
     vars(modules["nki.isa"]).update(instruction.INSTRUCTIONS)
+    vars(modules["nki.language"]).update(
+        (name, op) for name, op in ops().items() if name not in vars(modules["nki.language"])
+    )
     return modules
 
 

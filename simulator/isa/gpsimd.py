@@ -16,7 +16,7 @@ import torch
 
 from trnx.simulator.costs.vector import on_gpsimd, per_element
 from trnx.simulator.dtypes import DType
-from trnx.simulator.isa.alu import OPERATORS, AluOp, operator, token_name
+from trnx.simulator.isa.alu import operator, token_name
 from trnx.simulator.isa.arguments import integer, integers
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -32,7 +32,7 @@ from trnx.simulator.isa.operands import (
     require_dtype,
 )
 from trnx.simulator.isa.propagation import by_element, by_partition, rows_of_gpsimd_cores
-from trnx.simulator.isa.reductions import REDUCTIONS
+from trnx.simulator.operators.table import OPERATORS, Operator, find
 from trnx.simulator.registers import VirtualRegister
 from trnx.simulator.storage import SBUF
 from trnx.simulator.tensor import NkiTensor
@@ -184,7 +184,7 @@ def _selection(
     pattern: Pattern,
     offset: int,
     multiplier: int,
-    compare: AluOp,
+    compare: Operator,
     fill: int,
     itemsize: int,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -226,14 +226,15 @@ def tensor_partition_reduce(
         emit.illegal(f"op={kind} is not supported; use one of {', '.join(_PARTITION_OPS)}")
     if dst.shape[0] != 1 or dst.free_size != data.free_size:
         emit.illegal(f"dst has shape {dst.shape}; expected (1, {data.free_size})")
-    if kind.startswith("bitwise"):
+    found = find(kind)
+    if found is not None and found.is_bitvec:
         if not (
             is_bits(data.dtype) and data.dtype.itemsize == dst.dtype.itemsize and is_bits(dst.dtype)
         ):
             emit.illegal(f"nl.{kind} takes integers of one width, not {data.dtype} and {dst.dtype}")
         bits = bits_of(emit.read(data, "data", shape=flat(data)))
         target = bits_of(emit.write(dst, "dst", shape=flat(dst), elementwise=False))
-        emit.step(REDUCTIONS[kind], bits.t(), target.t())
+        emit.step(found.reduce(), bits.t(), target.t())
         return
     value = emit.read_f32(data, "data", shape=flat(data))
     out = emit.write_f32(dst, "dst", shape=flat(dst), elementwise=False)

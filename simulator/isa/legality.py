@@ -50,7 +50,10 @@ class Legality(Recording):
 
     def needs_generation(self, generation: int) -> NoReturn:
         """Raise IllegalInstructionError: the instruction exists from this generation on."""
-        self.illegal(f"needs trn{generation - 1} or newer; the target is {self.hardware.target}")
+        self.illegal(
+            f"needs trn{generation - 1} (NeuronCore-v{generation}) or newer; "
+            f"the target is {self.hardware.target}"
+        )
 
     def require_set(self, register: VirtualRegister, what: str) -> None:
         """A register must have got a value."""

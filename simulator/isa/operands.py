@@ -16,9 +16,9 @@ import torch
 
 from trnx.simulator.codecs import append_store_f32
 from trnx.simulator.dtypes import DType, float32, int32, uint32
-from trnx.simulator.isa.alu import AluOp
 from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit
+from trnx.simulator.operators.table import Operator
 from trnx.simulator.storage import SBUF, MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import Shape, has_overlap, reshape_strides
@@ -265,7 +265,7 @@ def reset_accumulator(
 def accumulate(
     emit: Emit,
     command: Any,
-    op: AluOp,
+    op: Operator,
     reduced: Any,
     values: torch.Tensor,
     registers: torch.Tensor,

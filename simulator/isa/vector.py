@@ -23,7 +23,7 @@ from trnx.simulator.costs.vector import (
     per_element,
     two_tiles,
 )
-from trnx.simulator.isa.alu import AluOp, arithmetic, operator
+from trnx.simulator.isa.alu import arithmetic, operator
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.integers import emit_bits, emit_integers
@@ -40,6 +40,7 @@ from trnx.simulator.isa.operands import (
     scalar,
 )
 from trnx.simulator.isa.propagation import by_partition
+from trnx.simulator.operators.table import Operator
 from trnx.simulator.tensor import NkiTensor
 
 _NATIVE = ("add", "subtract", "multiply", "maximum", "minimum")
@@ -90,7 +91,7 @@ def tensor_tensor(
 
 
 def _tensor_tensor_engine(
-    emit: Emit, alu: AluOp, engine: Any, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor
+    emit: Emit, alu: Operator, engine: Any, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor
 ) -> None:
     if alu.name == "power":
         emit.on(engine, (Engine.gpsimd,))
@@ -155,10 +156,10 @@ def tensor_scalar(
         _emit_stages(emit, dst, shape, stages, data, names)
 
 
-Stage = tuple[AluOp, bool, Any]
+Stage = tuple[Operator, bool, Any]
 
 
-def _operand(emit: Emit, alu: AluOp, operand: Any, name: str) -> Any:
+def _operand(emit: Emit, alu: Operator, operand: Any, name: str) -> Any:
     if alu.is_unary:
         if isinstance(operand, NkiTensor) or (operand is not None and operand != 0):
             emit.illegal(f"{name} must be None or 0 with the unary operator nl.{alu.name}")

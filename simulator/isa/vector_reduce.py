@@ -14,7 +14,7 @@ import torch
 
 from trnx.simulator.costs.vector import halves_at_twice_the_rate, on_vector, per_element, per_source
 from trnx.simulator.isa.activation_functions import emit_activation
-from trnx.simulator.isa.alu import OPERATORS, arithmetic, binary_arithmetic, operator
+from trnx.simulator.isa.alu import arithmetic, binary_arithmetic, operator
 from trnx.simulator.isa.arguments import integers
 from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -31,7 +31,7 @@ from trnx.simulator.isa.operands import (
     scalar,
 )
 from trnx.simulator.isa.propagation import by_partition
-from trnx.simulator.isa.reductions import reduce_last
+from trnx.simulator.operators.table import OPERATORS
 from trnx.simulator.tensor import NkiTensor
 
 
@@ -73,11 +73,11 @@ def tensor_reduce(
             )
         bits = bits_of(emit.read(data, "data", shape=source))
         target = bits_of(emit.write(dst, "dst", shape=result, elementwise=False))
-        emit.step(reduce_last(alu), bits, target)
+        emit.step(alu.reduce(), bits, target)
         return
     value = emit.read_f32(data, "data", shape=source)
     out = emit.write_f32(dst, "dst", shape=result, elementwise=False)
-    emit.step(reduce_last(alu), value, out)
+    emit.step(alu.reduce(), value, out)
     if negate:
         emit.step(out.neg_)
 
@@ -147,7 +147,7 @@ def tensor_scalar_reduce(
     out = emit.write_f32(dst, "dst", shape=shape, elementwise=initial is None, exact=alu.is_exact)
     emit.step(alu.function, *alu.arguments(value, operand, False), out=out)
     registers = accumulator(emit, Engine.vector, data)
-    accumulate(emit, reduce_cmd, reduction, reduce_last(reduction), out, registers, initial)
+    accumulate(emit, reduce_cmd, reduction, reduction.reduce(), out, registers, initial)
     if reduce_res is not None:
         result = registers
         if reduce_res_negate:
@@ -237,10 +237,10 @@ def exponential(
     # What is read after the first element is written may not lie in dst.
     out = emit.write_f32(dst, "dst", shape=shape, elementwise=initial is None)
     emit.step(torch.sub, value, shift, out=out)
-    emit_activation(emit, "exp", out, out)
+    emit_activation(emit, OPERATORS["exp"], out, out)
     addition = OPERATORS["add"]
     registers = accumulator(emit, Engine.vector, src)
-    accumulate(emit, reduce_cmd, addition, reduce_last(addition), out, registers, initial)
+    accumulate(emit, reduce_cmd, addition, addition.reduce(), out, registers, initial)
     if reduce_res is not None:
         require_dtype(emit, "reduce_res", reduce_res, _EXP_RESULTS[:6])
         read_out(emit, registers, reduce_res, dst, "reduce_res")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from trnx.simulator.costs.vector import on_vector, per_element
-from trnx.simulator.isa.alu import AluOp, arithmetic, binary_arithmetic
+from trnx.simulator.isa.alu import arithmetic, binary_arithmetic
 from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
@@ -28,35 +28,17 @@ from trnx.simulator.isa.operands import (
     scalar,
 )
 from trnx.simulator.isa.propagation import by_partition
+from trnx.simulator.operators.table import Operator
 from trnx.simulator.tensor import NkiTensor
 
 _Array = npt.NDArray[np.float32]
 # f(a, b, out=out) on one row of all partitions.
 _RowFunction = Callable[..., Any]
 
-# numpy's form of the operators that scans compute element by element.
-_UFUNCS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "subtract": np.subtract,
-    "multiply": np.multiply,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "equal": np.equal,
-    "not_equal": np.not_equal,
-    "greater_equal": np.greater_equal,
-    "greater": np.greater,
-    "less_equal": np.less_equal,
-    "less": np.less,
-    "logical_and": np.logical_and,
-    "logical_or": np.logical_or,
-    "logical_xor": np.logical_xor,
-    "power": np.power,
-}
 
-
-def _binary(op: AluOp, reverse: bool) -> _RowFunction:
+def _binary(op: Operator, reverse: bool) -> _RowFunction:
     """`f(a, b, out=out)` of `a <op> b`, or `b <op> a` when reversed, on numpy rows."""
-    ufunc = _UFUNCS.get(op.name)
+    ufunc = op.ufunc
     if ufunc is None:
         return _through_torch(op, reverse)
     if op.is_exact:
@@ -74,7 +56,7 @@ def _boolean(ufunc: Callable[..., Any], reverse: bool) -> _RowFunction:
     return apply
 
 
-def _through_torch(op: AluOp, reverse: bool) -> _RowFunction:
+def _through_torch(op: Operator, reverse: bool) -> _RowFunction:
     def apply(a: _Array, b: _Array, out: _Array) -> None:
         left, right = torch.from_numpy(a), torch.from_numpy(b)
         op.function(*op.arguments(left, right, reverse), out=torch.from_numpy(out))
@@ -202,7 +184,7 @@ def tensor_scalar_cumulative(
     work = emit.scratch(shape)
     emit.step(first.function, *first.arguments(value, operand, False), out=work)
     emit.step(second.function, work[:, :1], registers, out=work[:, :1])
-    ufunc = np.add if second.name == "subtract" else _UFUNCS[second.name]
+    ufunc = np.add if second.name == "subtract" else second.ufunc
     emit.step(_cumulate, work.numpy(), second.name == "subtract", ufunc)
     emit.step(registers.copy_, work[:, -1:])
     emit.step(out.copy_, work)

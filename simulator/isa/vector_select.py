@@ -12,7 +12,7 @@ import torch
 
 from trnx.simulator.costs.vector import on_vector, per_element, two_tiles
 from trnx.simulator.dtypes import float32
-from trnx.simulator.isa.alu import OPERATORS, binary_arithmetic
+from trnx.simulator.isa.alu import binary_arithmetic
 from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.indirect import load_scalar_indirect
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -35,7 +35,7 @@ from trnx.simulator.isa.operands import (
     scalar,
 )
 from trnx.simulator.isa.propagation import by_element, by_partition
-from trnx.simulator.isa.reductions import reduce_last
+from trnx.simulator.operators.table import OPERATORS
 from trnx.simulator.tensor import NkiTensor
 
 FP32_MIN = torch.finfo(torch.float32).min
@@ -156,7 +156,7 @@ def _reduce_maximum(
         return
     maximum = OPERATORS["maximum"]
     registers = accumulator(emit, Engine.vector, lanes)
-    accumulate(emit, reduce_cmd, maximum, reduce_last(maximum), out, registers)
+    accumulate(emit, reduce_cmd, maximum, maximum.reduce(), out, registers)
     if reduce_res is not None:
         read_out(emit, registers, reduce_res, dst, "reduce_res")
 

@@ -45,3 +45,22 @@ def returns_what_is_missing(x):
     out = nl.ndarray((rows, 2 * columns), dtype=x.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=out, src=tile)
     return out
+
+
+@nki.jit
+def clips_on_three_ways(x, y):
+    tile = nl.load(x)
+    on_tiles = nl.clip(tile)
+    by_vector = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.tensor_scalar(by_vector, tile, op0=nl.clip, operand0=None)
+    by_scalar = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.activation(by_scalar, op=nl.clip, data=tile)
+    lengths = nl.hypot(tile, nl.load(y))
+    norms = nl.ndarray((x.shape[0], 1), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.tensor_reduce(norms, op=nl.hypot, data=tile, axis=1)
+    outs = []
+    for tile in (on_tiles, by_vector, by_scalar, lengths, norms):
+        out = nl.ndarray(tile.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=tile)
+        outs.append(out)
+    return tuple(outs)

@@ -1,4 +1,4 @@
-"""An instruction of one file outside of trnx is like those within."""
+"""Instructions and operators of one file outside of trnx are like those within."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from trnx.simulator.hardware import TRN2
 from trnx.simulator.isa.instruction import INSTRUCTIONS, SPECS
 from trnx.simulator.listing import listing
 from trnx.simulator.modules import nki_modules
+from trnx.simulator.operators.table import ALIASES, OPERATORS
 from trnx.simulator.timing.model import CostModel
 
 HERE = Path(__file__).parent
@@ -50,7 +51,7 @@ def test_it_has_values(kernels: ModuleType) -> None:
 
 
 def test_its_declaration_is_checked(kernels: ModuleType) -> None:
-    with pytest.raises(IllegalInstructionError, match="cube: needs trn2 or newer"):
+    with pytest.raises(IllegalInstructionError, match="cube: needs trn2"):
         trace(kernels.cubes, [X], target="trn1")
     with pytest.raises(IllegalInstructionError, match="choose one of vector, gpsimd"):
         trace(kernels.cubes_on_scalar, [X])
@@ -81,3 +82,31 @@ def test_it_is_in_the_table_of_the_api() -> None:
     table = _load(ROOT / "scripts" / "generate_api_table.py")
     assert "* `nki.isa.cube`\n" in table.render()
     assert table.first_generation("nki.isa.cube") == 3
+
+
+@pytest.fixture
+def operators() -> Iterator[ModuleType]:
+    nki_modules()
+    _load(HERE / "clip_operator.py")
+    yield load_module(HERE / "outside_kernels.py")
+    for table in (OPERATORS, vars(nki_modules()["nki.language"])):
+        table.pop("clip", None)
+        table.pop("hypot", None)
+    del ALIASES["clip_unit"]
+
+
+def test_an_operator_works_wherever_operators_do(operators: ModuleType) -> None:
+    x, y = torch.randn(128, 64) * 2, torch.randn(128, 64)
+    *clipped, lengths, norms = simulate(operators.clips_on_three_ways)(x, y)
+    for one in clipped:
+        assert torch.equal(one, x.clamp(-1, 1))
+    torch.testing.assert_close(lengths, torch.hypot(x, y))
+    torch.testing.assert_close(norms, x.norm(dim=1, keepdim=True))
+
+
+@pytest.mark.usefixtures("operators")
+def test_an_operator_has_one_declaration() -> None:
+    with pytest.raises(ValueError, match="two operators are named 'clip'"):
+        _load(HERE / "clip_operator.py")
+    table = _load(ROOT / "scripts" / "generate_api_table.py")
+    assert "* `nki.language.clip`\n" in table.render()
