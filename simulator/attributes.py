@@ -1,8 +1,8 @@
 """Attributes: what the cost of an instruction depends on besides its operands, one record a kind.
 
 An instruction sets `emit.attributes`; rows keep them, costs read their fields, and a listing shows
-`str` of them. Records are immutable and compared by value. What instructions set in every call
-comes from the cached functions, so that tracing does not make equal records again and again.
+`str` of them. Records are immutable. The functions below make one record of each value, so that
+equal ones are the same, and tracing compares them at no cost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Attributes:
 NONE = Attributes()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OperatorAttributes(Attributes):
     """The ALU operator of an instruction whose speed depends on it."""
 
@@ -35,7 +35,7 @@ class OperatorAttributes(Attributes):
         return self.operator
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ActivationAttributes(Attributes):
     """The function that ScalarE computes, which may need a table."""
 
@@ -65,7 +65,7 @@ class ArrayTile(NamedTuple):
     columns: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ProductAttributes(Attributes):
     """Mode of a matrix product, and the part of the array that it uses (None: all of it)."""
 
@@ -89,7 +89,7 @@ class DmaIssuer(Enum):
     __hash__ = object.__hash__
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DmaAttributes(Attributes):
     """Who issues a transfer, and its priority (0 goes before 3; None: not given)."""
 
@@ -100,7 +100,7 @@ class DmaAttributes(Attributes):
         return self.issuer.value + _priority_text(self.priority)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ExchangeAttributes(Attributes):
     """Whether two cores exchange data by GpSimd's own DMA."""
 
@@ -110,7 +110,7 @@ class ExchangeAttributes(Attributes):
         return "gpsimd_dma" if self.uses_gpsimd else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CollectiveAttributes(Attributes):
     """The ranks of a collective, and its priority (None: not given)."""
 
@@ -129,3 +129,5 @@ operator_attributes = functools.cache(OperatorAttributes)
 activation_attributes = functools.cache(ActivationAttributes)
 product_attributes = functools.cache(ProductAttributes)
 dma_attributes = functools.cache(DmaAttributes)
+exchange_attributes = functools.cache(ExchangeAttributes)
+collective_attributes = functools.cache(CollectiveAttributes)

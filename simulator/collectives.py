@@ -13,7 +13,6 @@ once, when both have written it. Counts and displacements of the `_v` forms are 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 
 from trnx.simulator import exchange
-from trnx.simulator.attributes import CollectiveAttributes
+from trnx.simulator.attributes import CollectiveAttributes, collective_attributes
 from trnx.simulator.costs.collective import over_ring, permuted
 from trnx.simulator.costs.cost import EngineCost
 from trnx.simulator.isa.enums import Engine
@@ -78,7 +77,7 @@ def group_of(emit: Emit, replica_group: Any, *, moves: bool = True) -> tuple[int
     mine = [group for group in groups if me in group]
     if not mine:
         emit.illegal(f"rank {me} is in no group of {groups}")
-    emit.attributes = CollectiveAttributes(mine[0])
+    emit.attributes = collective_attributes(mine[0])
     if moves and emit.programs > 1:
         emit.meet(("arrival", emit.name), None)
     return mine[0]
@@ -127,7 +126,7 @@ def check_priority(emit: Emit, priority: int | None) -> None:
         if priority not in range(4):
             emit.illegal(f"priority {priority} is not in 0 to 3")
         assert isinstance(emit.attributes, CollectiveAttributes)
-        emit.attributes = dataclasses.replace(emit.attributes, priority=priority)
+        emit.attributes = collective_attributes(emit.attributes.group, priority)
 
 
 def _operands(

@@ -139,9 +139,10 @@ def _constant(
 
     values = from_numpy(array)
     kind = dtype or dtypes.resolve(values.dtype)
-    tensor = current("constant").allocate(tuple(values.shape), kind, buffer)
+    simulator = current("constant")
+    tensor = simulator.allocate(tuple(values.shape), kind, buffer)
     tensor.storage.keep()
-    tensor.storage.written.full = True
+    simulator.initialised.mark_all(tensor.storage)
     tensor.torch_view().copy_(values)
     return tensor
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +21,7 @@ from trnx.simulator.views import Shape, last_element
 
 if TYPE_CHECKING:
     from trnx.simulator.isa.specification import InstructionSpec
+    from trnx.simulator.observer import Recorded
 
 _REGIONS = tuple(MemoryRegion)
 _REGION_CODE = {region: code for code, region in enumerate(_REGIONS)}
@@ -122,8 +123,8 @@ class Rows:
         # Instructions and operands that are not in the columns yet, and how many there are.
         self._new: list[tuple[int, ...]] = []
         self._new_operands: list[tuple[int, ...]] = []
-        self._new_kinds: list[int] = []
-        self._count = self._operand_count = 0
+        # How many instructions there are; `len`, which costs a call.
+        self.count = self._operand_count = 0
         self.opcode = array("H")
         self.engine = array("B")
         self.core = array("B")
@@ -144,66 +145,58 @@ class Rows:
         self.dynamic = array("B")
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
-    def append(
-        self,
-        spec: InstructionSpec,
-        opcode: str,
-        engine: str,
-        line: Line,
-        operands: Sequence[tuple[NkiTensor, bool]],
-        step_count: int,
-        core: int = 0,
-        attributes: Attributes = NONE,
-        flops: int = 0,
-    ) -> None:
-        """Add one instruction, of which the name is `opcode`."""
+    def append(self, instruction: Recorded, step_count: int, flops: int = 0) -> None:
+        """Add one instruction, at the end of which there are `step_count` steps."""
+        operands = instruction.operands
         for tensor, is_write in operands:
             row = tensor.row
             if row is None:
                 row = tensor.row = self._operand_row(tensor)
-            self._new_operands.append(row)
-            self._new_kinds.append(_REGION_CODE[tensor.storage.buffer] * 2 + is_write)
+            self._new_operands.append(row[is_write])
         self._operand_count += len(operands)
-        self._count += 1
-        key = (id(line[0]), line[1], opcode, engine, core, attributes)
+        self.count += 1
+        code, number = instruction.line
+        key = (
+            id(code),
+            number,
+            instruction.name,
+            instruction.engine,
+            instruction.core,
+            instruction.attributes,
+        )
         head = self._heads.get(key)
         if head is None:
-            head = self._heads[key] = self._head(line, spec, opcode, engine, core, attributes)
+            head = self._heads[key] = self._head(instruction)
         self._new.append((*head, flops, self._operand_count, step_count))
         if len(self._new) >= 1024:
             self.seal()
 
-    def _head(
-        self,
-        line: Line,
-        spec: InstructionSpec,
-        opcode: str,
-        engine: str,
-        core: int,
-        attributes: Attributes,
-    ) -> tuple[int, ...]:
+    def _head(self, instruction: Recorded) -> tuple[int, ...]:
+        line, name = instruction.line, instruction.name
         place = (id(line[0]), line[1])
         if place not in self._line_codes:
             self._line_codes[place] = len(self._lines)
             self._lines.append(line)
-        if opcode not in self._names:
-            self._specs.append(spec)
+        if name not in self._names:
+            self._specs.append(instruction.spec)
         return (
             self._line_codes[place],
-            self._names.setdefault(opcode, len(self._names)),
-            self._engines.setdefault(engine, len(self._engines)),
-            core,
-            self._attributes.setdefault(attributes, len(self._attributes)),
+            self._names.setdefault(name, len(self._names)),
+            self._engines.setdefault(instruction.engine, len(self._engines)),
+            instruction.core,
+            self._attributes.setdefault(instruction.attributes, len(self._attributes)),
         )
 
-    def _operand_row(self, tensor: NkiTensor) -> tuple[int, ...]:
+    def _operand_row(self, tensor: NkiTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """How the columns have an operand that is read, and one that is written."""
         low, high, start, partitions = tensor.byte_range()
         storage, dtype, shape = tensor.storage, tensor.dtype, tensor.shape
         form, is_on_chip = tensor.form, storage.is_on_chip
         pattern = _pattern(shape, tensor.strides, dtype.itemsize, is_on_chip)
-        return (
+        kind = _REGION_CODE[storage.buffer] * 2
+        row = (
             storage.index,
             _DTYPE_CODE[dtype],
             start,
@@ -214,6 +207,7 @@ class Rows:
             self._patterns.setdefault(pattern, len(self._patterns)),
             tensor.indirection is not None,
         )
+        return (kind, *row), (kind + 1, *row)
 
     def seal(self) -> None:
         """Bring the columns up to date; they are filled by the thousand."""
@@ -224,11 +218,9 @@ class Rows:
         )
         _extend(
             self._new_operands,
-            *(self.storage, self.dtype, self.start_partition, self.partitions),
+            *(self.kind, self.storage, self.dtype, self.start_partition, self.partitions),
             *(self.free_size, self.low, self.high, self.pattern, self.dynamic),
         )
-        self.kind.extend(self._new_kinds)
-        self._new_kinds.clear()
 
     def __getitem__(self, index: int) -> Row:
         self.seal()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.checks.undefined import missing_elements
+from trnx.simulator.checks.initialised import InitialisedData
 from trnx.simulator.codecs import append_load_f32, append_store_f32
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import AllocationOverlapError, UninitialisedReadError
@@ -91,11 +91,15 @@ class Access(Legality):
 
     def require_written(self, tensor: NkiTensor, operand: str) -> None:
         """Every element that is read must have been written."""
-        written = tensor.storage.written
-        if written.full or written.covers(tensor):
+        initialised: InitialisedData = self._simulator.initialised
+        written = initialised.written.get(tensor.storage.index)
+        if written is not None and (written.full or written.covers(tensor)):
             return
-        if tensor.storage.lost_to is not None:
-            other, where = tensor.storage.lost_to
+        if initialised.covers(tensor):
+            return
+        lost_to = initialised.lost_to(tensor)
+        if lost_to is not None:
+            other, where = lost_to
             self.finding(
                 "address-overlap",
                 f"{operand} ({tensor.describe()}) was overwritten at {where} by {other}, which has "
@@ -103,13 +107,13 @@ class Access(Legality):
                 AllocationOverlapError,
             )
             return
-        finding = tensor.storage.undefined or UninitialisedReadError(
+        finding = initialised.undefined(tensor) or UninitialisedReadError(
             "uninitialised-read",
             f"{self.name}: {operand} ({tensor.describe()}) has elements that nothing has written; "
             "write them first (nisa.memset, or a copy of the whole region)",
             self.location(),
         )
-        missing = missing_elements(self.propagation, operand, tensor)
+        missing = initialised.missing(self.propagation, operand, tensor)
         if missing is None:
             self._simulator.findings.report(finding)
         else:
@@ -173,6 +177,7 @@ class Access(Legality):
         """
         last = tuple(slice(-1, None) if step == 0 else slice(None) for step in tensor.strides)
         self._operands.append((tensor, True))
+        self.writes.append(tensor)
         copy = self.scratch(wanted, tensor.dtype.torch)
         kept = copy.view(tensor.shape)[last]
         self._finish.append(functools.partial(tensor.torch_view()[last].copy_, kept))
@@ -186,6 +191,7 @@ class Access(Legality):
         if tensor.storage.constant:
             self.illegal(f"{operand} is a constant, which cannot be written")
         self._operands.append((tensor, True))
+        self.writes.append(tensor)
 
     def _must_buffer(self, tensor: NkiTensor, elementwise: bool) -> bool:
         storage = tensor.storage
@@ -265,3 +271,4 @@ class Access(Legality):
         if tensor.storage.constant:
             self.illegal("a constant cannot be written")
         self._operands.append((tensor, True))
+        self.writes.append(tensor)

@@ -146,7 +146,7 @@ def _gathered(
     index = index_view(emit, src, indirect, operand)
     rows, limit = rows_of(emit, src, indirect)
     # What a register loop writes in its first turn, it may read in the second.
-    unwritten = None if emit.is_in_loop else unwritten_rows(src, indirect, limit)
+    unwritten = None if emit.is_in_loop else unwritten_rows(emit, src, indirect, limit)
     if unwritten is not None:
         what = f"{emit.name}: {operand} ({src.describe()})"
         emit.step(require_rows_written, unwritten, index, what, emit.location())
@@ -211,7 +211,7 @@ def dma_transpose(
 ) -> None:
     """Reverse the dimensions of `src`: (1, 0), (2, 1, 0) or (3, 1, 2, 0)."""
     _check_pair(emit, dst, src)
-    emit.attributes = dma_attributes(priority=_class(emit, priority))
+    emit.attributes = dma_attributes(DmaIssuer.unknown, _class(emit, priority))
     mode = _mode(emit, DgeMode, dge_mode, "dge_mode")
     skip = _mode(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
     _check_issuer(emit, mode, None, priority)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def require_some_written(emit: Access, tensor: NkiTensor, operand: str) -> None:
     """Which elements are read only values decide; but where nothing was written, none is valid."""
-    if tensor.storage.written.is_empty:
+    if emit.initialised.written.of(tensor.storage).is_empty:
         emit.finding(
             "uninitialised-read",
             f"{operand} ({tensor.describe()}) is read, and nothing was ever written there",
@@ -41,18 +41,21 @@ def require_some_written(emit: Access, tensor: NkiTensor, operand: str) -> None:
         )
 
 
-def unwritten_rows(tensor: NkiTensor, indirect: Indirect, limit: int) -> torch.Tensor | None:
+def unwritten_rows(
+    emit: Access, tensor: NkiTensor, indirect: Indirect, limit: int
+) -> torch.Tensor | None:
     """Which of the rows that an index may name nothing has written, as it is known when the kernel
     is recorded; None where there is no such row.
     """
     storage = tensor.storage
-    if storage.written.full:
+    written = emit.initialised.written.of(storage)
+    if written.full:
         return None
     shape, strides = _row_of(tensor, indirect)
     strides = (indirect.scale, *strides)
     whole = NkiTensor(storage, tensor.dtype, (limit, *shape), strides, tensor.offset)
-    written = (storage.written.mask(whole).reshape(limit, -1) != 0).any(1)
-    return None if bool(written.all()) else ~written
+    has_any = (written.mask(whole).reshape(limit, -1) != 0).any(1)
+    return None if bool(has_any.all()) else ~has_any
 
 
 def require_rows_written(

@@ -123,9 +123,9 @@ class Emit(Access):
         """Wait for the other programs."""
         simulator = self._simulator
         arrived: dict[int, _Brought] | None = simulator.cores.meet((key, *self._depth()), brought)
-        if arrived is not None and simulator.ordering is not None:
+        if arrived is not None:
             storage = None if about is None else about.storage
-            order = functools.partial(simulator.ordering.meet, storage)
+            order = functools.partial(simulator.rendezvous, storage)
             if brought.arrival is not None and simulator.compares_turns:
                 brought.arrival.met = order
             else:
@@ -141,8 +141,8 @@ class Emit(Access):
         """What was recorded so far belongs before the meeting; who comes last may write all that
         this instruction writes.
         """
-        for tensor, is_write in self._operands:
-            if is_write and tensor.storage.slot is not None:
+        for tensor in self.writes:
+            if tensor.storage.slot is not None:
                 tensor.storage.slot.begin_writing()
         if self.steps:
             self._simulator.append_steps(self.steps)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trnx.simulator.attributes import ExchangeAttributes
-from trnx.simulator.checks.undefined import Read
+from trnx.simulator.attributes import exchange_attributes
 from trnx.simulator.context import current
 from trnx.simulator.costs.cost import barrier
 from trnx.simulator.costs.dma import exchanging
 from trnx.simulator.isa.enums import DmaEngine, Engine
 from trnx.simulator.isa.instruction import Emit, instruction
-from trnx.simulator.isa.propagation import by_element
+from trnx.simulator.isa.propagation import Missing, by_element
 from trnx.simulator.storage import ON_CHIP, SBUF, MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 
@@ -78,7 +77,7 @@ def sendrecv(
     if src.shape != dst.shape or src.dtype != dst.dtype:
         emit.illegal(f"src {src.shape} {src.dtype} and dst {dst.shape} {dst.dtype} differ")
     if dma_engine is DmaEngine.gpsimd_dma:
-        emit.attributes = ExchangeAttributes(uses_gpsimd=True)
+        emit.attributes = exchange_attributes(uses_gpsimd=True)
         limit = _GPSIMD_DMA_LIMIT[src.dtype.itemsize]
         size = src.free_size * src.dtype.itemsize
         if size > limit:
@@ -91,7 +90,7 @@ def sendrecv(
     target = emit.write(dst, "dst", buffers=SBUF)
     # What has no value in the source has none in the other core's destination.
     missing = emit.missing
-    received: list[Read] = []
+    received: list[Missing] = []
     emit.missing = received
     arrived = emit.meet(("sendrecv", pipe_id), (source, target, missing, received))
     if arrived is None:

@@ -12,8 +12,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from trnx.simulator.errors import FindingError
 from trnx.simulator.tensor import NkiTensor
 
+# What is missing in a read operand (by element), the operand's name, and the finding that the read
+# is if it cannot be handed on.
+Missing = tuple[torch.Tensor, str, FindingError]
 # What is missing in the result, from what is missing in an operand; None where nobody can say.
 Place = Callable[[torch.Tensor, NkiTensor], torch.Tensor | None]
 

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from trnx.simulator.attributes import NONE, Attributes
-from trnx.simulator.checks.undefined import Read
+from trnx.simulator.checks.initialised import InitialisedData
+from trnx.simulator.checks.psum_groups import PsumGroups
 from trnx.simulator.codecs import append_store_f32
 from trnx.simulator.context import Line
 from trnx.simulator.dtypes import DType
 from trnx.simulator.hardware import Hardware
+from trnx.simulator.isa.propagation import Missing
 from trnx.simulator.isa.specification import InstructionSpec
 from trnx.simulator.pool import Buffer
 from trnx.simulator.program import Step
@@ -43,6 +45,7 @@ class Recording:
         "propagation",
         "spec",
         "steps",
+        "writes",
     )
 
     def __init__(self, spec: InstructionSpec, simulator: Any, line: Line | None) -> None:
@@ -61,8 +64,9 @@ class Recording:
         self.generation = self.hardware.generation
         self._simulator = simulator
         self._operands: list[tuple[NkiTensor, bool]] = []
+        self.writes: list[NkiTensor] = []
         # Operands that were read with elements that nothing has written.
-        self.missing: list[Read] = []
+        self.missing: list[Missing] = []
         # Another than the declared one, where it depends on the arguments.
         self.propagation = spec.undefined
         self._finish: list[Step] = []
@@ -92,6 +96,18 @@ class Recording:
             buffer = self._simulator.pool.take_scratch(nbytes)
             self._scratch.append(buffer)
         return buffer.view(dtype, sizes, contiguous_strides(sizes), 0)
+
+    @property
+    def initialised(self) -> InitialisedData:
+        """Which elements hold something."""
+        found: InitialisedData = self._simulator.initialised
+        return found
+
+    @property
+    def psum_groups(self) -> PsumGroups:
+        """Where products lie."""
+        found: PsumGroups = self._simulator.psum_groups
+        return found
 
     @property
     def is_in_loop(self) -> bool:

@@ -121,7 +121,7 @@ def append_matmul(
     else:
         out = emit.write(dst, "dst", shape=(m, n), buffers=PSUM)
         _append_product(emit, out, a, b, mode, dst)
-    dst.storage.matmul.mark(dst)
+    emit.psum_groups.mark(dst)
     emit.flops = 2 * k * m * n
 
 
@@ -150,7 +150,7 @@ def _append_scattered(
         emit.step(torch.add, value, before.view(value.shape), out=value)
     out = emit.write(dst, "dst", shape=value.shape, buffers=PSUM)
     emit.step(out.copy_, value)
-    base.storage.matmul.mark(base)
+    emit.psum_groups.mark(base)
 
 
 def _operand_shape(rows: int, free: int, double_row: bool) -> tuple[int, ...]:
@@ -245,8 +245,8 @@ def check_destination(emit: Emit, dst: NkiTensor, n: int) -> None:
         emit.illegal(f"moving has {n} columns; the maximum is {limit}")
     if emit.generation < 4:
         low, high, _, _ = dst.byte_range()
-        address = dst.storage.allocation.address if dst.storage.allocation else None
-        base = address[1] if address else 0
+        place = dst.storage.place
+        base = place.span[0] if place else 0
         bank = emit.hardware.psum_bank_bytes
         if (base + low) // bank != (base + high - 1) // bank:
             emit.finding(
@@ -260,9 +260,8 @@ def _accumulation(emit: Emit, dst: NkiTensor, accumulate: bool | None) -> Covere
     """Which locations keep their content: ALL accumulate, NONE are overwritten."""
     if accumulate is False:
         return Covered.NONE
-    state = dst.storage.matmul.state(dst)
-    modified = dst.storage.modified
-    if emit.generation < 4 and modified is not None and modified.state(dst) is not Covered.NONE:
+    state = emit.psum_groups.state(dst)
+    if emit.generation < 4 and emit.psum_groups.is_modified(dst):
         emit.finding(
             "matmul-accumulate",
             f"accumulates onto {dst.describe()}, where another instruction has overwritten the "
@@ -270,10 +269,10 @@ def _accumulation(emit: Emit, dst: NkiTensor, accumulate: bool | None) -> Covere
         )
         return Covered.ALL
     if accumulate is None:
-        if emit.generation >= 4 and state is not Covered.ALL and dst.storage.written.covers(dst):
+        if emit.generation >= 4 and state is not Covered.ALL and emit.initialised.covers(dst):
             return Covered.ALL
         return state
-    if state is not Covered.ALL and not (emit.generation >= 4 and dst.storage.written.covers(dst)):
+    if state is not Covered.ALL and not (emit.generation >= 4 and emit.initialised.covers(dst)):
         emit.finding(
             "matmul-accumulate",
             f"accumulate=True onto {dst.describe()}, which no matmul has written "
@@ -290,7 +289,7 @@ def _append_product(
         emit.step(torch.mm, emit.turned(a), b, out=out)
         return
     if mode is Covered.SOME:
-        fresh = dst.storage.matmul.mask(dst).reshape(out.shape) == 0
+        fresh = emit.psum_groups.products.of(dst.storage).mask(dst).reshape(out.shape) == 0
         emit.step(out.masked_fill_, fresh, 0.0)
     emit.step(torch.addmm, out, emit.turned(a), b, out=out)
 
@@ -331,7 +330,7 @@ def _append_matmul_transpose(
     source = emit.read(stationary, "stationary", shape=(k, m), buffers=SBUF)
     append_transpose(emit, source, emit.write(dst, "dst", shape=(m, k), buffers=PSUM))
     scattered = dst.indirection.base if dst.indirection is not None else None
-    dst.storage.matmul.mark(scattered or dst)
+    emit.psum_groups.mark(scattered or dst)
 
 
 @instruction(
@@ -363,4 +362,4 @@ def nc_transpose(
     target = emit.write(dst, "dst", shape=(f, p), elementwise=False)
     append_transpose(emit, source, target)
     if chosen is Engine.tensor:
-        dst.storage.matmul.mark(dst)
+        emit.psum_groups.mark(dst)

@@ -40,7 +40,7 @@ def _binary(op: Operator, reverse: bool) -> _RowFunction:
     """`f(a, b, out=out)` of `a <op> b`, or `b <op> a` when reversed, on numpy rows."""
     ufunc = op.ufunc
     if ufunc is None:
-        return _through_torch(op, reverse)
+        return _through_torch(op.function, reverse)
     if op.is_exact:
         # Comparisons give booleans, which numpy does not write into a float array.
         return _boolean(ufunc, reverse)
@@ -56,10 +56,12 @@ def _boolean(ufunc: Callable[..., Any], reverse: bool) -> _RowFunction:
     return apply
 
 
-def _through_torch(op: Operator, reverse: bool) -> _RowFunction:
+def _through_torch(function: Callable[..., Any], reverse: bool) -> _RowFunction:
     def apply(a: _Array, b: _Array, out: _Array) -> None:
         left, right = torch.from_numpy(a), torch.from_numpy(b)
-        op.function(*op.arguments(left, right, reverse), out=torch.from_numpy(out))
+        if reverse:
+            left, right = right, left
+        function(left, right, out=torch.from_numpy(out))
 
     return apply
 

@@ -11,6 +11,7 @@ tanh), numpy. Beyond the documented ranges results on hardware are invalid, but 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,7 @@ class Operator:
     reduction: Reduction | None = None
     aliases: tuple[str, ...] = ()
 
-    @property
+    @functools.cached_property
     def is_unary(self) -> bool:
         """True where it takes one operand."""
         return self.arity == 1
@@ -70,9 +71,10 @@ class Operator:
         return (b, a) if reverse else (a, b)
 
 
-# Every operator by name, and by the names under which numpy or nki.language's reductions know it.
+# Every operator by name; and also by the names under which numpy or nki.language's reductions know
+# it.
 OPERATORS: dict[str, Operator] = {}
-ALIASES: dict[str, str] = {}
+_BY_ANY_NAME: dict[str, Operator] = {}
 
 
 def declare(operator: Operator) -> None:
@@ -80,15 +82,22 @@ def declare(operator: Operator) -> None:
     its name.
     """
     for name in (operator.name, *operator.aliases):
-        if name in OPERATORS or name in ALIASES:
+        if name in _BY_ANY_NAME:
             raise ValueError(f"two operators are named {name!r}")
     OPERATORS[operator.name] = operator
-    ALIASES.update(dict.fromkeys(operator.aliases, operator.name))
+    _BY_ANY_NAME.update(dict.fromkeys((operator.name, *operator.aliases), operator))
+
+
+def forget(operator: Operator) -> None:
+    """Undo `declare`."""
+    del OPERATORS[operator.name]
+    for name in (operator.name, *operator.aliases):
+        del _BY_ANY_NAME[name]
 
 
 def find(name: str) -> Operator | None:
     """The operator of a name or alias."""
-    return OPERATORS.get(ALIASES.get(name, name))
+    return _BY_ANY_NAME.get(name)
 
 
 def _alu(name: str, function: Function, **facts: Any) -> None:

@@ -17,7 +17,7 @@ from trnx.simulator.hardware import TRN2
 from trnx.simulator.isa.instruction import INSTRUCTIONS, SPECS
 from trnx.simulator.listing import listing
 from trnx.simulator.modules import nki_modules
-from trnx.simulator.operators.table import ALIASES, OPERATORS
+from trnx.simulator.operators.table import OPERATORS, forget
 from trnx.simulator.timing.model import CostModel
 
 HERE = Path(__file__).parent
@@ -89,10 +89,9 @@ def operators() -> Iterator[ModuleType]:
     nki_modules()
     _load(HERE / "clip_operator.py")
     yield load_module(HERE / "outside_kernels.py")
-    for table in (OPERATORS, vars(nki_modules()["nki.language"])):
-        table.pop("clip", None)
-        table.pop("hypot", None)
-    del ALIASES["clip_unit"]
+    for name in ("clip", "hypot"):
+        forget(OPERATORS[name])
+        del vars(nki_modules()["nki.language"])[name]
 
 
 def test_an_operator_works_wherever_operators_do(operators: ModuleType) -> None:
