@@ -95,7 +95,7 @@ class Located:
         self._span: Span | None = None
         self.form = form(shape, strides)
         # How the module `rows` writes it down, once it has.
-        self.row: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self.row: tuple[int, ...] | None = None
 
     @property
     def buffer(self) -> MemoryRegion:

@@ -95,11 +95,12 @@ def _pattern(shape: Shape, strides: Shape, size: int, is_on_chip: bool) -> Patte
     return Pattern(step * size, run * size, pitch * size, min(span, max(pitch, 1)) * size)
 
 
-def _extend(new: list[tuple[int, ...]], *columns: array[int]) -> None:
-    """Move rows to the columns."""
+def _extend(new: list[tuple[int, ...]], *columns: array[int] | None) -> None:
+    """Move rows to the columns; what has None for a column is left out."""
     if new:
         for column, values in zip(columns, zip(*new, strict=True), strict=True):
-            column.extend(values)
+            if column is not None:
+                column.extend(values)
         new.clear()
 
 
@@ -123,6 +124,7 @@ class Rows:
         # Instructions and operands that are not in the columns yet, and how many there are.
         self._new: list[tuple[int, ...]] = []
         self._new_operands: list[tuple[int, ...]] = []
+        self._new_kinds: list[int] = []
         # How many instructions there are; `len`, which costs a call.
         self.count = self._operand_count = 0
         self.opcode = array("H")
@@ -154,7 +156,8 @@ class Rows:
             row = tensor.row
             if row is None:
                 row = tensor.row = self._operand_row(tensor)
-            self._new_operands.append(row[is_write])
+            self._new_operands.append(row)
+            self._new_kinds.append(row[-1] + is_write)
         self._operand_count += len(operands)
         self.count += 1
         code, number = instruction.line
@@ -189,14 +192,13 @@ class Rows:
             self._attributes.setdefault(instruction.attributes, len(self._attributes)),
         )
 
-    def _operand_row(self, tensor: NkiTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """How the columns have an operand that is read, and one that is written."""
+    def _operand_row(self, tensor: NkiTensor) -> tuple[int, ...]:
+        """How the columns have an operand; its kind, where it is read, comes last."""
         low, high, start, partitions = tensor.byte_range()
         storage, dtype, shape = tensor.storage, tensor.dtype, tensor.shape
         form, is_on_chip = tensor.form, storage.is_on_chip
         pattern = _pattern(shape, tensor.strides, dtype.itemsize, is_on_chip)
-        kind = _REGION_CODE[storage.buffer] * 2
-        row = (
+        return (
             storage.index,
             _DTYPE_CODE[dtype],
             start,
@@ -206,8 +208,8 @@ class Rows:
             high,
             self._patterns.setdefault(pattern, len(self._patterns)),
             tensor.indirection is not None,
+            _REGION_CODE[storage.buffer] * 2,
         )
-        return (kind, *row), (kind + 1, *row)
 
     def seal(self) -> None:
         """Bring the columns up to date; they are filled by the thousand."""
@@ -218,9 +220,11 @@ class Rows:
         )
         _extend(
             self._new_operands,
-            *(self.kind, self.storage, self.dtype, self.start_partition, self.partitions),
-            *(self.free_size, self.low, self.high, self.pattern, self.dynamic),
+            *(self.storage, self.dtype, self.start_partition, self.partitions),
+            *(self.free_size, self.low, self.high, self.pattern, self.dynamic, None),
         )
+        self.kind.extend(self._new_kinds)
+        self._new_kinds.clear()
 
     def __getitem__(self, index: int) -> Row:
         self.seal()

@@ -273,9 +273,8 @@ class Simulator:
         shared: list[Step] = []
         for step in steps:
             if type(step) is functools.partial:
-                key, named = (step.func, *map(id, step.args)), step.keywords
-                if named:
-                    key = (*key, *named, *map(id, named.values()))
+                named = step.keywords
+                key = (step.func, *map(id, step.args), *named, *map(id, named.values()))
                 step = self._steps_by_key.setdefault(key, step)
             shared.append(step)
         loops = self.core.loops

@@ -331,11 +331,12 @@ def rms_norm(
 def where(condition: NkiTensor, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     """x where `condition` is not zero, else y; x and y are tiles or numbers."""
     tiles = [operand for operand in (x, y) if isinstance(operand, NkiTensor)]
+    # Steps hold numbers, and no tiles: their memory would live as long as the Program.
+    numbers = [None if isinstance(operand, NkiTensor) else operand for operand in (x, y)]
 
     def apply(chosen: torch.Tensor, *values: torch.Tensor, out: torch.Tensor) -> None:
-        rest = list(values)
-        a = rest.pop(0) if isinstance(x, NkiTensor) else x
-        b = rest.pop(0) if isinstance(y, NkiTensor) else y
+        rest = iter(values)
+        a, b = (next(rest) if number is None else number for number in numbers)
         out.copy_(torch.where(chosen != 0, a, b))
 
     kind = dtype or (_wider(*tiles) if tiles else condition.dtype)
