@@ -93,5 +93,6 @@ def _try(
         return None
     reject = matcher.kernel.supports(bindings_spec(match.match), hardware)
     if reject is not None:
-        return Reject(f"kernel {matcher.kernel.name}: {reject.reason}", node)
+        name = matcher.kernel.name
+        return Reject(f"kernel {name}: {reject.reason}", node, name)
     return profit.refuse(match.match, match.nodes) or match

@@ -19,13 +19,12 @@ class Refusals:
     """Why nodes were not taken, collected while partition tries."""
 
     def __init__(self) -> None:
-        self._reasons: dict[fx.Node, list[str]] = {}
+        # Of each node the reasons, with the kernel that each is about.
+        self._reasons: dict[fx.Node, dict[str, str]] = {}
 
     def add(self, node: fx.Node, reject: Reject) -> None:
         """Remember one reason for `node`."""
-        reasons = self._reasons.setdefault(node, [])
-        if reject.reason not in reasons:
-            reasons.append(reject.reason)
+        self._reasons.setdefault(node, {}).setdefault(reject.reason, reject.kernel)
 
     def reason(self, node: fx.Node) -> str:
         """All reasons for `node` as one line."""
@@ -37,7 +36,8 @@ class Refusals:
 
     def near_misses(self, node: fx.Node) -> str:
         """Why bigger or other kernels were not taken for a node that runs on NKI."""
-        return "; ".join(r for r in self._reasons.get(node, ()) if r.startswith("kernel "))
+        reasons = self._reasons.get(node, {})
+        return "; ".join(reason for reason, kernel in reasons.items() if kernel)
 
     def nodes(self) -> tuple[fx.Node, ...]:
         """The nodes that something refused."""

@@ -142,6 +142,7 @@ class Matcher:
             return Reject(
                 f"kernel {self.kernel.name} would hide {leak.name}, which is used outside of it",
                 root,
+                self.kernel.name,
             )
         bindings = {name: found.bound.get(name) for name in self._parameters}
         bindings.update(self._constants)

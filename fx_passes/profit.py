@@ -64,5 +64,6 @@ class Profit:
                     f"kernel {match.kernel.name} is predicted to take {nki * 1e6:.0f} us, "
                     f"{name} {other * 1e6:.0f} us",
                     nodes[-1],
+                    match.kernel.name,
                 )
         return None

@@ -4,38 +4,29 @@ which generation on it is legal; all read off the simulator itself.
     python scripts/generate_api_table.py           # writes the table
     python scripts/generate_api_table.py --check   # exit status 1 where the table is out of date
 
-`scripts/nki_names.txt` holds the names. Generations come from what an instruction requires before
-all else (`needs_generation`, or a condition on `emit.generation`) and from the table of operators;
-an instruction may refuse single operands on an older generation besides.
+`scripts/nki_names.txt` holds the names. Generations come from the declarations of instructions and
+from the table of operators; an instruction may refuse single operands on an older generation
+besides.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import inspect
-import operator
 import sys
-import textwrap
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trnx.simulator.isa import alu
-from trnx.simulator.isa.instruction import INSTRUCTIONS
+from trnx.simulator.isa.instruction import SPECS
 from trnx.simulator.modules import nki_modules
+from trnx.simulator.operators.table import OPERATORS
 from trnx.simulator.ops import Op
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ROOT / "scripts" / "nki_names.txt"
 TABLE = ROOT / "docs" / "nki_api.md"
 
-_COMPARE: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-}
 _TARGETS = {2: "trn1", 3: "trn2", 4: "trn3"}
 _HEAD = """\
 # The NKI 0.6 API in the simulator
@@ -99,46 +90,13 @@ def has(name: str) -> bool:
 def first_generation(name: str) -> int | None:
     """The first generation that takes an instruction or operator; None where none is meant."""
     module, _, last = name.rpartition(".")
-    if module == "nki.isa" and last in INSTRUCTIONS:
-        return max([2, *_required(inspect.unwrap(INSTRUCTIONS[last]))])
+    if module == "nki.isa" and last in SPECS:
+        return SPECS[last].generation
     if module == "nki.collectives" and inspect.isfunction(find(name)):
-        # The reference restricts single parameters alone.
-        return max([2, *_required(inspect.unwrap(find(name)))])
+        return 2
     if module == "nki.language" and isinstance(find(name), Op):
-        known = [op for op in vars(alu).values() if isinstance(op, dict)]
-        ops = [table[last] for table in known if isinstance(table.get(last), alu.AluOp)]
-        return max((op.generation for op in ops), default=2)
+        return OPERATORS[last].generation
     return None
-
-
-def _required(function: Callable[..., Any], depth: int = 2) -> Iterator[int]:
-    """Generations that the statements of a function, or its helpers', ask for in any case."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    definition = tree.body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    for statement in definition.body:
-        if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
-            continue
-        call = statement.value
-        called = ast.unparse(call.func)
-        if called == "needs_generation" and isinstance(call.args[1], ast.Constant):
-            yield int(str(call.args[1].value))
-        elif called == "emit.require":
-            yield from _compared(call.args[0])
-        elif depth and isinstance(call.func, ast.Name):
-            helper = function.__globals__.get(called)
-            if inspect.isfunction(helper) and helper.__module__ == function.__module__:
-                yield from _required(helper, depth - 1)
-
-
-def _compared(condition: ast.expr) -> Iterator[int]:
-    if not isinstance(condition, ast.Compare):
-        return
-    limit = condition.comparators[0]
-    if ast.unparse(condition.left) != "emit.generation" or not isinstance(limit, ast.Constant):
-        return
-    holds = _COMPARE[type(condition.ops[0])]
-    yield next(n for n in _TARGETS if holds(n, int(str(limit.value))))
 
 
 def extra_names() -> list[str]:

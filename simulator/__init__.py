@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from trnx.simulator.installation import install as install
     from trnx.simulator.installation import uninstall as uninstall
     from trnx.simulator.kernel import Kernel as Kernel
+    from trnx.simulator.observer import Observer as Observer
+    from trnx.simulator.observer import Recorded as Recorded
+    from trnx.simulator.observer import observing as observing
     from trnx.simulator.program import Program as Program
     from trnx.simulator.rank_programs import RankProgram as RankProgram
     from trnx.simulator.rank_programs import simulate_ranks as simulate_ranks
@@ -31,14 +34,17 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Kernel": "kernel",
+    "Observer": "observer",
     "Program": "program",
     "RankProgram": "rank_programs",
+    "Recorded": "observer",
     "TensorSpec": "spec",
     "install": "installation",
     "install_cpu_simulator": "cpu_simulator",
     "interactive": "session",
     "load": "twins",
     "load_module": "twins",
+    "observing": "observer",
     "simulate": "tracing",
     "simulate_ranks": "rank_programs",
     "trace": "tracing",
@@ -49,14 +55,17 @@ _HOME = {
 
 __all__ = [
     "Kernel",
+    "Observer",
     "Program",
     "RankProgram",
+    "Recorded",
     "TensorSpec",
     "install",
     "install_cpu_simulator",
     "interactive",
     "load",
     "load_module",
+    "observing",
     "simulate",
     "simulate_ranks",
     "trace",

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trnx.simulator.checks.findings import Findings
+from trnx.simulator.checks.liveness import Allocation
 from trnx.simulator.context import kernel_location, location_of
 from trnx.simulator.errors import CapacityError, IllegalInstructionError, Location
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.storage import Allocation, MemoryRegion
+from trnx.simulator.storage import MemoryRegion
 
 if TYPE_CHECKING:
     from trnx.simulator.loops import LoopRecord

@@ -21,15 +21,18 @@ from typing import Any
 import torch
 
 from trnx.simulator import exchange
+from trnx.simulator.attributes import CollectiveAttributes, collective_attributes
+from trnx.simulator.costs.collective import over_ring, permuted
+from trnx.simulator.costs.cost import EngineCost
 from trnx.simulator.isa.enums import Engine
-from trnx.simulator.isa.instruction import Emit, recorded
+from trnx.simulator.isa.instruction import Emit, NkiCall, recorded
 from trnx.simulator.objects import NKIObject
 from trnx.simulator.registers import VirtualRegister
 from trnx.simulator.storage import DMA_REACHABLE, HBM, SBUF
 from trnx.simulator.tensor import NkiTensor
 
 _REDUCTIONS = ("add", "minimum", "maximum")
-_FUNCTIONS: dict[str, Callable[..., Any]] = {}
+FUNCTIONS: dict[str, NkiCall] = {}
 
 Tensors = Sequence[NkiTensor]
 
@@ -41,9 +44,15 @@ class ReplicaGroup(NKIObject):
     groups: Any
 
 
-def _collective(function: Callable[..., None]) -> Callable[..., Any]:
-    call = _FUNCTIONS[function.__name__] = recorded(function)
-    return call
+def collective(cost: EngineCost) -> Callable[[Callable[..., None]], NkiCall]:
+    """Declare a collective under the function's name."""
+
+    def declare(function: Callable[..., None]) -> NkiCall:
+        call = recorded(engines=(Engine.dma,), cost=(cost,))(function)
+        FUNCTIONS[function.__name__] = call
+        return call
+
+    return declare
 
 
 # ---- checks ----
@@ -53,7 +62,6 @@ def group_of(emit: Emit, replica_group: Any, *, moves: bool = True) -> tuple[int
     """The group of this rank. Where the call moves data, the programs of a rank wait for each other
     first: a tensor that they share is read as both have left it.
     """
-    emit.on(None, (Engine.dma,))
     emit.own_scratch()
     if not isinstance(replica_group, ReplicaGroup):
         emit.illegal(f"{replica_group!r} is not a ReplicaGroup")
@@ -69,7 +77,7 @@ def group_of(emit: Emit, replica_group: Any, *, moves: bool = True) -> tuple[int
     mine = [group for group in groups if me in group]
     if not mine:
         emit.illegal(f"rank {me} is in no group of {groups}")
-    emit.detail = f"group {','.join(str(rank) for rank in mine[0])}"
+    emit.attributes = collective_attributes(mine[0])
     if moves and emit.programs > 1:
         emit.meet(("arrival", emit.name), None)
     return mine[0]
@@ -117,7 +125,8 @@ def check_priority(emit: Emit, priority: int | None) -> None:
         emit.require(emit.generation > 3, "priority needs NeuronCore-v4")
         if priority not in range(4):
             emit.illegal(f"priority {priority} is not in 0 to 3")
-        emit.detail += f" priority {priority}"
+        assert isinstance(emit.attributes, CollectiveAttributes)
+        emit.attributes = collective_attributes(emit.attributes.group, priority)
 
 
 def _operands(
@@ -143,7 +152,7 @@ def _exchange(
 # ---- of whole tensors ----
 
 
-@_collective
+@collective(over_ring(2))
 def all_reduce(
     emit: Emit,
     srcs: Tensors,
@@ -165,7 +174,7 @@ def all_reduce(
     _exchange(emit, group, _operands(emit, srcs, dsts), move, how, _shapes(srcs))
 
 
-@_collective
+@collective(over_ring(1))
 def all_gather(
     emit: Emit,
     srcs: Tensors,
@@ -196,7 +205,7 @@ def _rows_of_a_part(emit: Emit, src: NkiTensor, parts: int) -> int:
     return rows // parts
 
 
-@_collective
+@collective(over_ring(1))
 def reduce_scatter(
     emit: Emit,
     srcs: Tensors,
@@ -220,7 +229,7 @@ def reduce_scatter(
     _exchange(emit, group, _operands(emit, srcs, dsts), move, how, _shapes(srcs))
 
 
-@_collective
+@collective(over_ring(1))
 def all_to_all(
     emit: Emit,
     srcs: Tensors,
@@ -248,7 +257,7 @@ def _shapes(tensors: Tensors) -> tuple[Any, ...]:
 # ---- point to point ----
 
 
-@_collective
+@collective(permuted)
 def collective_permute(
     emit: Emit,
     srcs: Tensors,
@@ -289,7 +298,7 @@ def _check_channels(emit: Emit, channel_ids: Sequence[int], *by_channel: Sequenc
             emit.require(len(inner) == 1, "every channel takes one tensor")
 
 
-@_collective
+@collective(permuted)
 def collective_permute_implicit(
     emit: Emit,
     srcs_by_channel: Sequence[Tensors],
@@ -312,7 +321,7 @@ def collective_permute_implicit(
     _exchange(emit, group, _operands(emit, srcs, dsts), exchange.ring, _shapes(srcs))
 
 
-@_collective
+@collective(permuted)
 def collective_permute_implicit_reduce(
     emit: Emit,
     srcs0_by_channel: Sequence[Tensors],
@@ -345,9 +354,8 @@ def collective_permute_implicit_reduce(
 # ---- who am I ----
 
 
-@recorded
+@recorded(engines=(Engine.sync,))
 def _rank_id(emit: Emit, register: VirtualRegister) -> None:
-    emit.on(None, (Engine.sync,))
     emit.step(register.value.fill_, emit.rank)
     register.is_set = True
 
@@ -359,7 +367,7 @@ def rank_id(name: Any = None) -> VirtualRegister:
     return register
 
 
-@recorded
+@recorded(engines=(Engine.dma,))
 def _processing_rank(
     emit: Emit,
     register: VirtualRegister,
@@ -392,13 +400,10 @@ def collective_permute_implicit_current_processing_rank_id(
 
 
 def namespace() -> dict[str, Any]:
-    """The members of nki.collectives."""
-    from trnx.simulator import collectives_v
-
+    """The members of nki.collectives, those of `collectives_v` with them once it is imported."""
     functions = (rank_id, collective_permute_implicit_current_processing_rank_id)
     return {
         "ReplicaGroup": ReplicaGroup,
-        **_FUNCTIONS,
-        **collectives_v.FUNCTIONS,
+        **FUNCTIONS,
         **{function.__name__: function for function in functions},
     }

@@ -8,24 +8,24 @@ elements of the flattened tensors.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from trnx.simulator.collectives import ReplicaGroup, check_pairs, check_priority, group_of
+from trnx.simulator.collectives import (
+    ReplicaGroup,
+    check_pairs,
+    check_priority,
+    collective,
+    group_of,
+)
+from trnx.simulator.costs.collective import over_ring
 from trnx.simulator.errors import Location, OutOfBoundsError
-from trnx.simulator.isa.instruction import Emit, recorded
+from trnx.simulator.isa.instruction import Emit
 from trnx.simulator.storage import DMA_REACHABLE, HBM, SBUF
 from trnx.simulator.tensor import NkiTensor
-
-FUNCTIONS: dict[str, Callable[..., Any]] = {}
-
-
-def _collective(function: Callable[..., None]) -> Callable[..., Any]:
-    call = FUNCTIONS[function.__name__] = recorded(function)
-    return call
 
 
 @dataclass
@@ -86,7 +86,7 @@ def _part(
     return _Part(source, target, counts, displacements, received, places, emit.location())
 
 
-@_collective
+@collective(over_ring(1))
 def all_gather_v(
     emit: Emit,
     srcs: Sequence[NkiTensor],
@@ -111,7 +111,7 @@ def all_gather_v(
     _meet(emit, group, part)
 
 
-@_collective
+@collective(over_ring(1))
 def all_to_all_v(
     emit: Emit,
     srcs: Sequence[NkiTensor],

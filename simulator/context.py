@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING
@@ -17,10 +16,8 @@ from trnx.simulator.errors import Location, TrnxError
 if TYPE_CHECKING:
     from trnx.simulator.program import Program
     from trnx.simulator.simulator import Simulator
-    from trnx.simulator.tensor import NkiTensor
 
 CURRENT: ContextVar[Simulator | None] = ContextVar("trnx_simulator", default=None)
-_observer: ContextVar[Callable[[Recorded], None] | None] = ContextVar("trnx_observer", default=None)
 _float32: ContextVar[bool] = ContextVar("trnx_float32", default=False)
 _runs: ContextVar[Callable[[Program, str], None] | None] = ContextVar("trnx_runs", default=None)
 # Not resolved: code objects have the path by which the package was imported.
@@ -29,28 +26,6 @@ _HERE = str(Path(__file__).parent) + os.sep
 
 # A line of a kernel, as cheap as can be; `location_of` says where that is.
 Line = tuple[CodeType, int]
-
-
-@dataclass(slots=True)
-class Recorded:
-    """One instruction when it is recorded: `operands` are pairs of tensor and "is written"."""
-
-    index: int
-    core: int
-    name: str
-    engine: str
-    operands: list[tuple[NkiTensor, bool]]
-    line: Line
-
-
-@contextmanager
-def observing(observer: Callable[[Recorded], None]) -> Iterator[None]:
-    """Simulators made in this block tell `observer` of every instruction."""
-    token = _observer.set(observer)
-    try:
-        yield
-    finally:
-        _observer.reset(token)
 
 
 @contextmanager
@@ -79,11 +54,6 @@ def storing_float32() -> Iterator[None]:
         yield
     finally:
         _float32.reset(token)
-
-
-def observer_or_none() -> Callable[[Recorded], None] | None:
-    """Who is to be told of instructions, if anybody."""
-    return _observer.get()
 
 
 def stores_float32() -> bool:

@@ -13,10 +13,9 @@ import torch
 
 from trnx.simulator.baton import Baton
 from trnx.simulator.baton import DeadlockError as DeadlockError
-from trnx.simulator.checks.overlap import ManualMemory
 from trnx.simulator.joint import Joint, Loop
 from trnx.simulator.loops import Loops
-from trnx.simulator.storage import Allocation
+from trnx.simulator.placed import ManualMemory
 
 if TYPE_CHECKING:
     from trnx.simulator.simulator import Simulator
@@ -30,7 +29,6 @@ class Core:
     def __init__(self, simulator: Simulator, index: int) -> None:
         self.index = index
         self.loops = Loops(simulator)
-        self.allocations: list[Allocation] = []
         self.manual = ManualMemory()
         self.shared_next = 0
 

@@ -41,11 +41,12 @@ class Reject:
 
     `reason` is one sentence that names the limit and the value that broke it.
     `node` is what was refused (an `fx.Node` where there is a graph); its user line goes to the
-    ledger.
+    ledger. `kernel` is the kernel that would have taken it, where it is about one.
     """
 
     reason: str
     node: Any = None
+    kernel: str = ""
 
     def __str__(self) -> str:
         return self.reason

@@ -6,28 +6,23 @@ All sources are read before a target is written where a tensor may be both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from trnx.simulator.codecs import append_load_f32, append_store_f32
 from trnx.simulator.dtypes import DType
+from trnx.simulator.operators.table import OPERATORS
 from trnx.simulator.program import Step
 
 Brought = tuple[list[torch.Tensor], list[torch.Tensor]]
 
-_REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
-    "add": torch.add,
-    "minimum": torch.minimum,
-    "maximum": torch.maximum,
-}
-
 
 def _reduced(tensors: Sequence[torch.Tensor], how: str, dtype: DType) -> torch.Tensor:
     """The reduction in float32, of integers in int64."""
-    total = _wide(tensors[0], dtype)
+    total, combine = _wide(tensors[0], dtype), OPERATORS[how].function
     for tensor in tensors[1:]:
-        total = _REDUCTIONS[how](total, _wide(tensor, dtype))
+        total = combine(total, _wide(tensor, dtype))
     return total
 
 

@@ -15,7 +15,7 @@ from trnx.simulator.context import current, kernel_location
 from trnx.simulator.errors import KernelSubsetError
 from trnx.simulator.indexing import DynamicSlice
 from trnx.simulator.objects import NKIObject, TileSize
-from trnx.simulator.ops import OPS
+from trnx.simulator.ops import ops
 from trnx.simulator.registers import VirtualRegister
 from trnx.simulator.storage import HBM, ON_CHIP, MemoryRegion
 from trnx.simulator.tensor import NkiTensor
@@ -139,9 +139,10 @@ def _constant(
 
     values = from_numpy(array)
     kind = dtype or dtypes.resolve(values.dtype)
-    tensor = current("constant").allocate(tuple(values.shape), kind, buffer)
+    simulator = current("constant")
+    tensor = simulator.allocate(tuple(values.shape), kind, buffer)
     tensor.storage.keep()
-    tensor.storage.written.full = True
+    simulator.initialised.mark_all(tensor.storage)
     tensor.torch_view().copy_(values)
     return tensor
 
@@ -249,7 +250,7 @@ def namespace() -> dict[str, Any]:
         "NKIObject": NKIObject,
         "NkiTensor": NkiTensor,
         "tile_size": TileSize(),
-        **OPS,
+        **ops(),
         **{function.__name__: function for function in functions},
         # A class, because kernels also annotate with it: `x: nl.ndarray | None`.
         "ndarray": _NdarrayAlias,

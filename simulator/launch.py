@@ -12,10 +12,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from trnx.simulator.context import Recorded, is_simulator_frame, observing
+from trnx.simulator.context import is_simulator_frame
 from trnx.simulator.errors import FindingError, TrnxError
 from trnx.simulator.hardware import hardware
 from trnx.simulator.installation import install, uninstall
+from trnx.simulator.observer import Observer, Recorded, observing
 
 
 class ScriptError(TrnxError):
@@ -41,7 +42,7 @@ def run_script(
         stack.enter_context(_environment(target))
         stack.enter_context(_as_main(script, arguments))
         if trace:
-            stack.enter_context(observing(_print))
+            stack.enter_context(observing(_Printer()))
         try:
             runpy.run_path(script, run_name="__main__")
         except FindingError as finding:
@@ -93,12 +94,16 @@ def _as_main(script: str, arguments: Sequence[str]) -> Iterator[None]:
         sys.argv, sys.path[:] = argv, path
 
 
-def _print(instruction: Recorded) -> None:
-    written = [t.describe() for t, is_write in instruction.operands if is_write]
-    read = [t.describe() for t, is_write in instruction.operands if not is_write]
-    operands = f"{', '.join(written) or '-'} <- {', '.join(read) or '-'}"
-    code, line = instruction.line
-    print(
-        f"{instruction.index:6} core {instruction.core} {instruction.engine:7} "
-        f"{instruction.name:24} {operands}  # {code.co_filename}:{line}"
-    )
+class _Printer(Observer):
+    """Prints every instruction."""
+
+    def on_instruction(self, instruction: Recorded) -> None:
+        """Engine, name, what it writes and reads, and the line."""
+        written = [t.describe() for t, is_write in instruction.operands if is_write]
+        read = [t.describe() for t, is_write in instruction.operands if not is_write]
+        operands = f"{', '.join(written) or '-'} <- {', '.join(read) or '-'}"
+        code, line = instruction.line
+        print(
+            f"{instruction.index:6} core {instruction.core} {instruction.engine:7} "
+            f"{instruction.name:24} {operands}  # {code.co_filename}:{line}"
+        )

@@ -19,11 +19,12 @@ import numpy as np
 import torch
 
 from trnx.simulator.program import Program
+from trnx.simulator.rows import Row
 
 
 def listing(program: Program) -> tuple[str, ...]:
     """The lines of the text; instructions first, then steps."""
-    return (*_head(program), *map(str, program.rows), *_Steps(program).lines())
+    return (*_head(program), *map(_instruction, program.rows), *_Steps(program).lines())
 
 
 def _head(program: Program) -> Iterator[str]:
@@ -42,6 +43,11 @@ def _head(program: Program) -> Iterator[str]:
         yield f"loop of instructions {first} to {last} of core {core}, {trips} times"
     for index in range(len(program.rows)):
         yield f"instruction {index} ends at step {program.rows.first_step[index + 1]}"
+
+
+def _instruction(row: Row) -> str:
+    shown = vars(row) | {"attributes": str(row.attributes)}
+    return f"Row({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 class _Steps:

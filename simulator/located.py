@@ -149,8 +149,7 @@ class Located:
     @property
     def is_placed(self) -> bool:
         """True for a tensor on chip whose address the kernel chose."""
-        allocation = self.storage.allocation
-        return allocation is not None and allocation.address is not None
+        return self.storage.place is not None
 
     def byte_range(self) -> Span:
         """Where it may reach: all that there is, if values decide that."""

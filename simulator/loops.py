@@ -47,6 +47,8 @@ class Loops:
     def __init__(self, simulator: Simulator) -> None:
         self._simulator = simulator
         self._open: list[_Open] = []
+        # Whether a loop is being recorded.
+        self.is_open = False
         self.records: list[LoopRecord] = []
 
     @property
@@ -84,11 +86,13 @@ class Loops:
             self._simulator.pool.hold()
         opened = _Open(LoopRecord(len(self._simulator.rows), kernel_location()), loop, register)
         self._open.append(opened)
+        self.is_open = True
         self.records.append(opened.record)
         return opened
 
     def _end(self) -> None:
         ended = self._open.pop()
+        self.is_open = bool(self._open)
         ended.record.last = len(self._simulator.rows)
         if self._open or not ended.loop.meets:
             self._simulator.append_steps([ended.loop])

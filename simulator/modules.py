@@ -18,6 +18,8 @@ from typing import Any
 
 from trnx.simulator import dtypes, kernel, registers
 from trnx.simulator.errors import IllegalInstructionError
+from trnx.simulator.isa import instruction
+from trnx.simulator.ops import ops
 
 # An attribute of every module made here; twins use these and leave other packages' alone.
 MARK = "__trnx__"
@@ -25,15 +27,22 @@ _lock = threading.RLock()
 
 
 def nki_modules() -> Mapping[str, ModuleType]:
-    """Module name -> module, also under `neuronxcc.nki`: the same in every thread."""
+    """Module name -> module, also under `neuronxcc.nki`: the same in every thread. Instructions and
+    operators that were declared since the last call, outside of this package, are there too.
+    """
     with _lock:
-        return _nki_modules()
+        modules = _nki_modules()
+        vars(modules["nki.isa"]).update(instruction.INSTRUCTIONS)
+        language = vars(modules["nki.language"])
+        language.update((name, op) for name, op in ops().items() if name not in language)
+        return modules
 
 
 @functools.cache
 def _nki_modules() -> Mapping[str, ModuleType]:
     from trnx.simulator import collectives, front, language
 
+    importlib.import_module("trnx.simulator.collectives_v")  # declares more of them
     isa = _isa()
     dtype_names = {str(dtype): dtype for dtype in dtypes.DTYPES} | {"bool_": dtypes.bool_}
     constants = {
@@ -85,7 +94,7 @@ def _attach(modules: Mapping[str, ModuleType]) -> None:
 
 def _isa() -> ModuleType:
     from trnx.simulator import isa as package
-    from trnx.simulator.isa import enums, instruction, register
+    from trnx.simulator.isa import enums, register
 
     for info in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{info.name}")

@@ -1,12 +1,15 @@
 """Operator tokens: `nl.add`, `nl.exp`, ... as `op=` arguments of instructions, callable on tiles.
 
-An `Op` compares by identity and has a `name`; instructions look the name up in their own tables.
+An `Op` compares by identity and has a `name`, by which it is found in the table of operators.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
+
+from trnx.simulator.operators.table import OPERATORS
 
 
 def _signature(operands: tuple[str, ...]) -> inspect.Signature:
@@ -40,73 +43,9 @@ class Op:
         return f"nl.{self.name}"
 
 
-_UNARY = [
-    "abs",
-    "square",
-    "invert",
-    "logical_not",
-    "exp",
-    "log",
-    "sqrt",
-    "rsqrt",
-    "tanh",
-    "sigmoid",
-    "relu",
-    "gelu",
-    "gelu_apprx_sigmoid",
-    "gelu_apprx_tanh",
-    "gelu_dx",
-    "gelu_apprx_sigmoid_dx",
-    "silu",
-    "silu_dx",
-    "softplus",
-    "mish",
-    "erf",
-    "erf_dx",
-    "reciprocal",
-    "copy",
-    "sin",
-    "cos",
-    "tan",
-    "arctan",
-    "ceil",
-    "floor",
-    "trunc",
-    "negative",
-    "sign",
-    "prelu",
-    "average",
-]
-_BINARY = [
-    "add",
-    "subtract",
-    "multiply",
-    "divide",
-    "maximum",
-    "minimum",
-    "abs_max",
-    "abs_min",
-    "power",
-    "equal",
-    "not_equal",
-    "less",
-    "less_equal",
-    "greater",
-    "greater_equal",
-    "bitwise_and",
-    "bitwise_or",
-    "bitwise_xor",
-    "left_shift",
-    "right_shift",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-    "fmod",
-    "mod",
-    "bypass",
-]
+def ops() -> dict[str, Op]:
+    """The tokens of all operators, by name; one object for each operator."""
+    return {name: _token(name, operator.arity) for name, operator in OPERATORS.items()}
 
-# Every operator by name.
-OPS: dict[str, Op] = {name: Op(name, 1) for name in _UNARY} | {
-    name: Op(name, 2) for name in _BINARY
-}
+
+_token = functools.cache(Op)

@@ -25,11 +25,12 @@ import numpy as np
 import torch
 
 from trnx.simulator.arguments import Passed, pass_array, pass_tensor
-from trnx.simulator.context import observer_or_none, stores_float32
+from trnx.simulator.context import stores_float32
 from trnx.simulator.errors import TrnxError
 from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.isa.mx import is_older_rule
 from trnx.simulator.kernel import Kernel
+from trnx.simulator.observer import observers
 from trnx.simulator.ops import Op
 from trnx.simulator.program import Program
 from trnx.simulator.results import Results
@@ -123,7 +124,7 @@ def signature_of(
     is_dense: bool,
 ) -> Signature | None:
     """The signature of a call; None where it has none, or where somebody follows the Python."""
-    if observer_or_none() is not None or sys.gettrace() is not None:
+    if observers() or sys.gettrace() is not None:
         return None
     reader = _Reader(is_dense)
     try:

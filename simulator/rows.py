@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from trnx.simulator.attributes import NONE, Attributes
 from trnx.simulator.context import Line, location_of
 from trnx.simulator.dtypes import DTYPES
 from trnx.simulator.errors import Location
 from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import Shape, last_element
+
+if TYPE_CHECKING:
+    from trnx.simulator.isa.specification import InstructionSpec
+    from trnx.simulator.observer import Recorded
 
 _REGIONS = tuple(MemoryRegion)
 _REGION_CODE = {region: code for code, region in enumerate(_REGIONS)}
@@ -57,7 +62,7 @@ class OperandRow:
 
 @dataclass(frozen=True)
 class Row:
-    """One instruction; `detail` is what its cost depends on besides the operands."""
+    """One instruction; `attributes` are what its cost depends on besides the operands."""
 
     index: int
     opcode: str
@@ -65,7 +70,7 @@ class Row:
     location: Location
     operands: tuple[OperandRow, ...]
     core: int = 0
-    detail: str = ""
+    attributes: Attributes = NONE
 
 
 @functools.lru_cache(maxsize=4096)
@@ -90,11 +95,12 @@ def _pattern(shape: Shape, strides: Shape, size: int, is_on_chip: bool) -> Patte
     return Pattern(step * size, run * size, pitch * size, min(span, max(pitch, 1)) * size)
 
 
-def _extend(new: list[tuple[int, ...]], *columns: array[int]) -> None:
-    """Move rows to the columns."""
+def _extend(new: list[tuple[int, ...]], *columns: array[int] | None) -> None:
+    """Move rows to the columns; what has None for a column is left out."""
     if new:
         for column, values in zip(columns, zip(*new, strict=True), strict=True):
-            column.extend(values)
+            if column is not None:
+                column.extend(values)
         new.clear()
 
 
@@ -103,13 +109,14 @@ class Rows:
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
+        self._specs: list[InstructionSpec] = []
         self._engines: dict[str, int] = {}
         # By the identity of the code, which is cheap, where its hash is not.
         self._line_codes: dict[tuple[int, int], int] = {}
         self._lines: list[Line] = []
         # What instructions of one line have in common, as the columns have it.
         self._heads: dict[tuple[object, ...], tuple[int, ...]] = {}
-        self._details: dict[str, int] = {"": 0}
+        self._attributes: dict[Attributes, int] = {NONE: 0}
         self._patterns: dict[Pattern, int] = {}
         # Register loops: (first instruction, end, times; None where only a run knows; core). Those
         # of two cores that meet in them overlap: each has the instructions of its core.
@@ -118,11 +125,12 @@ class Rows:
         self._new: list[tuple[int, ...]] = []
         self._new_operands: list[tuple[int, ...]] = []
         self._new_kinds: list[int] = []
-        self._count = self._operand_count = 0
+        # How many instructions there are; `len`, which costs a call.
+        self.count = self._operand_count = 0
         self.opcode = array("H")
         self.engine = array("B")
         self.core = array("B")
-        self.detail = array("H")
+        self.attributes = array("H")
         self.flops = array("Q")
         self.line = array("I")
         self.first_operand = array("I", [0])
@@ -139,52 +147,53 @@ class Rows:
         self.dynamic = array("B")
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
-    def append(
-        self,
-        opcode: str,
-        engine: str,
-        line: Line,
-        operands: Sequence[tuple[NkiTensor, bool]],
-        step_count: int,
-        core: int = 0,
-        detail: str = "",
-        flops: int = 0,
-    ) -> None:
-        """Add one instruction."""
+    def append(self, instruction: Recorded, step_count: int, flops: int = 0) -> None:
+        """Add one instruction, at the end of which there are `step_count` steps."""
+        operands = instruction.operands
         for tensor, is_write in operands:
             row = tensor.row
             if row is None:
                 row = tensor.row = self._operand_row(tensor)
             self._new_operands.append(row)
-            self._new_kinds.append(_REGION_CODE[tensor.storage.buffer] * 2 + is_write)
+            self._new_kinds.append(row[-1] + is_write)
         self._operand_count += len(operands)
-        self._count += 1
-        key = (id(line[0]), line[1], opcode, engine, core, detail)
+        self.count += 1
+        code, number = instruction.line
+        key = (
+            id(code),
+            number,
+            instruction.name,
+            instruction.engine,
+            instruction.core,
+            instruction.attributes,
+        )
         head = self._heads.get(key)
         if head is None:
-            head = self._heads[key] = self._head(line, opcode, engine, core, detail)
+            head = self._heads[key] = self._head(instruction)
         self._new.append((*head, flops, self._operand_count, step_count))
         if len(self._new) >= 1024:
             self.seal()
 
-    def _head(
-        self, line: Line, opcode: str, engine: str, core: int, detail: str
-    ) -> tuple[int, ...]:
+    def _head(self, instruction: Recorded) -> tuple[int, ...]:
+        line, name = instruction.line, instruction.name
         place = (id(line[0]), line[1])
         if place not in self._line_codes:
             self._line_codes[place] = len(self._lines)
             self._lines.append(line)
+        if name not in self._names:
+            self._specs.append(instruction.spec)
         return (
             self._line_codes[place],
-            self._names.setdefault(opcode, len(self._names)),
-            self._engines.setdefault(engine, len(self._engines)),
-            core,
-            self._details.setdefault(detail, len(self._details)),
+            self._names.setdefault(name, len(self._names)),
+            self._engines.setdefault(instruction.engine, len(self._engines)),
+            instruction.core,
+            self._attributes.setdefault(instruction.attributes, len(self._attributes)),
         )
 
     def _operand_row(self, tensor: NkiTensor) -> tuple[int, ...]:
+        """How the columns have an operand; its kind, where it is read, comes last."""
         low, high, start, partitions = tensor.byte_range()
         storage, dtype, shape = tensor.storage, tensor.dtype, tensor.shape
         form, is_on_chip = tensor.form, storage.is_on_chip
@@ -199,19 +208,20 @@ class Rows:
             high,
             self._patterns.setdefault(pattern, len(self._patterns)),
             tensor.indirection is not None,
+            _REGION_CODE[storage.buffer] * 2,
         )
 
     def seal(self) -> None:
         """Bring the columns up to date; they are filled by the thousand."""
         _extend(
             self._new,
-            *(self.line, self.opcode, self.engine, self.core, self.detail),
+            *(self.line, self.opcode, self.engine, self.core, self.attributes),
             *(self.flops, self.first_operand, self.first_step),
         )
         _extend(
             self._new_operands,
             *(self.storage, self.dtype, self.start_partition, self.partitions),
-            *(self.free_size, self.low, self.high, self.pattern, self.dynamic),
+            *(self.free_size, self.low, self.high, self.pattern, self.dynamic, None),
         )
         self.kind.extend(self._new_kinds)
         self._new_kinds.clear()
@@ -226,7 +236,7 @@ class Rows:
             location_of(self._lines[self.line[index]]),
             tuple(self._operand(i) for i in range(first, last)),
             self.core[index],
-            list(self._details)[self.detail[index]],
+            list(self._attributes)[self.attributes[index]],
         )
 
     def _operand(self, i: int) -> OperandRow:
@@ -265,6 +275,14 @@ class Rows:
     def engines(self) -> tuple[str, ...]:
         """The engines that the column `engine` numbers."""
         return tuple(self._engines)
+
+    def spec(self, index: int) -> InstructionSpec:
+        """What is declared about an instruction."""
+        return self._specs[self.opcode[index]]
+
+    def specs(self) -> tuple[InstructionSpec, ...]:
+        """The declarations of the names that the column `opcode` numbers."""
+        return tuple(self._specs)
 
     def opcodes(self) -> tuple[str, ...]:
         """The names that the column `opcode` numbers."""

@@ -12,18 +12,12 @@ import torch
 
 from trnx.simulator.capacity import check_address, peak_bytes
 from trnx.simulator.checks.findings import Findings
-from trnx.simulator.checks.ordering import Ordering, Unordered, touched
-from trnx.simulator.checks.overlap import Place, overwrite
-from trnx.simulator.checks.undefined import carry
-from trnx.simulator.context import (
-    Recorded,
-    kernel_line,
-    kernel_location,
-    observer_or_none,
-    stores_float32,
-)
+from trnx.simulator.checks.initialised import InitialisedData
+from trnx.simulator.checks.liveness import Allocation, Allocations
+from trnx.simulator.checks.ordering import RaceDetector
+from trnx.simulator.checks.psum_groups import PsumGroups
+from trnx.simulator.context import kernel_line, kernel_location, stores_float32
 from trnx.simulator.cores import Core, Cores
-from trnx.simulator.coverage import Covered
 from trnx.simulator.dtypes import DType, resolve
 from trnx.simulator.errors import (
     IllegalInstructionError,
@@ -33,19 +27,24 @@ from trnx.simulator.hardware import Hardware
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.layouts import Layout, Layouts
 from trnx.simulator.loops import Loops
+from trnx.simulator.observer import Observer, Recorded, observers
+from trnx.simulator.placed import Place
 from trnx.simulator.pool import BufferPool
 from trnx.simulator.program import Step, Totals
 from trnx.simulator.ranks import SINGLE, Rank
 from trnx.simulator.rows import Rows
 from trnx.simulator.spec import TensorSpec
-from trnx.simulator.storage import ON_CHIP, Allocation, MemoryRegion, Slot, Storage, poison
+from trnx.simulator.storage import ON_CHIP, MemoryRegion, Slot, Storage, poison
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import last_element
 
 if TYPE_CHECKING:
     from trnx.simulator.isa.instruction import Emit
+    from trnx.simulator.isa.specification import InstructionSpec
 
 
+# Storages that observers are told of at once: one by one would cost more.
+_FREED_AT_ONCE = 256
 _ENGINE_NAMES = {engine: engine.name for engine in Engine}
 
 
@@ -67,14 +66,12 @@ class Simulator:
         self.values = values
         # True at the Python prompt; see the module `session`.
         self.is_interactive = False
-        self._observer = observer_or_none()
         self._stores_float32 = stores_float32()
         self.pool = BufferPool()
         self.rows = Rows()
         self.steps: list[Step] = []
         self.matmul_flops = 0
         self.hbm_bytes = 0
-        self._storages = 0
         self._layouts = Layouts(hardware)
         self._state: dict[str, torch.Tensor] = {}
         self._prologue: list[Step] = []
@@ -87,7 +84,19 @@ class Simulator:
         self.identities: dict[tuple[int, str], NkiTensor] = {}
         self.cores = Cores(self, math.prod(grid))
         programs = math.prod(grid)
-        self.ordering = Ordering(programs, self.findings) if programs > 1 else None
+        self.psum_groups = PsumGroups()
+        self.initialised = InitialisedData(self.findings, self.psum_groups.products)
+        self._allocations = Allocations()
+        self.races: RaceDetector | None = None
+        self._observers: tuple[Observer, ...] = (self.initialised, self.psum_groups)
+        if programs > 1:
+            self.races = RaceDetector(programs, self.findings, values, self._open_turns)
+            self._observers = (self.races, *self._observers)
+        # An instruction that a check refuses is not told to others.
+        self._observers += observers()
+        self._told: dict[InstructionSpec, tuple[Callable[[Recorded], None], ...]] = {}
+        # Indices of storages whose last tensor is gone.
+        self._freed: list[int] = []
         # The program of the grid that is running.
         self.core = Core(self, 0)
 
@@ -117,7 +126,7 @@ class Simulator:
         slot = Slot(tensor.detach(), is_borrowed)
         storage = self._in_hbm(dtype, span, slot)
         view = NkiTensor(storage, dtype, shape, strides)
-        storage.written.full = True
+        self.initialised.mark_all(storage)
         return view
 
     def allocate(
@@ -135,17 +144,18 @@ class Simulator:
         layout = self._layouts.layout(shape, kind, buffer)
         if buffer is MemoryRegion.shared_hbm:
             return self._shared_tensor(layout, kind, name)
+        if len(self._freed) >= _FREED_AT_ONCE:
+            self._forget_freed()
         allocation = place = None
         if buffer in ON_CHIP:
             line = kernel_line(sys._getframe(1))
-            allocation = Allocation(
-                buffer, layout.partitions, layout.row_bytes, name, address, line
-            )
-            self.core.allocations.append(allocation)
+            partitions, row_bytes = layout.partitions, layout.row_bytes
+            core = self.core.index
+            allocation = Allocation(core, buffer, partitions, row_bytes, name, address, line)
             if address is not None:
                 place = self._place(buffer, address, layout)
         storage = Storage(
-            self._next_index(),
+            self._allocations.add(allocation),
             buffer,
             kind,
             layout.partitions,
@@ -153,16 +163,12 @@ class Simulator:
             name,
             self.pool,
             None,
-            allocation,
             place,
+            self._freed,
         )
         if self.values:
             storage.poison()
         return NkiTensor(storage, kind, layout.shape, layout.strides, 0, name)
-
-    def _next_index(self) -> int:
-        self._storages += 1
-        return self._storages - 1
 
     def _place(self, buffer: MemoryRegion, address: tuple[int, int], layout: Layout) -> Place:
         check_address(self.hardware, buffer, layout.partitions, layout.row_bytes, address)
@@ -186,7 +192,7 @@ class Simulator:
 
     def _in_hbm(self, dtype: DType, size: int, slot: Slot, name: str = "") -> Storage:
         """Memory of the caller."""
-        index = self._next_index()
+        index = self._allocations.add(None)
         return Storage(index, MemoryRegion.shared_hbm, dtype, 1, size, name, None, slot)
 
     def engine_state(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -200,7 +206,7 @@ class Simulator:
 
     def values_of(self, tensor: NkiTensor) -> torch.Tensor:
         """The values that a tensor has now, as stored; for the Python prompt."""
-        if not tensor.storage.written.covers(tensor):
+        if not self.initialised.covers(tensor):
             raise UninitialisedReadError(
                 "uninitialised-read",
                 f"{tensor.describe()} has elements that nothing has written",
@@ -212,75 +218,51 @@ class Simulator:
 
     def record(self, emit: Emit, operands: list[tuple[NkiTensor, bool]]) -> int:
         """Append one instruction; executes its steps when the trace has values."""
-        index, core, ordering = len(self.rows), self.core.index, self.ordering
-        engine = _ENGINE_NAMES[emit.engine]
-        line = emit.line
+        index, line = self.rows.count, emit.line
         assert line is not None
-        unordered: Unordered | None = None
-        shared: list[tuple[NkiTensor, bool]] = []
-        for tensor, is_write in operands:
-            storage = tensor.storage
-            if ordering is not None and storage.buffer is MemoryRegion.shared_hbm:
-                if self.compares_turns:
-                    shared.append((tensor, is_write))
-                for region in self._known_regions(tensor):
-                    found = ordering.access(core, emit.name, region, is_write, line)
-                    unordered = found or unordered
-            if is_write:
-                storage.writes += 1
-                if storage.place is not None:
-                    overwrite(tensor)
-                if storage.buffer is MemoryRegion.psum and not storage.matmul.is_empty:
-                    _keep_groups(tensor, emit.engine is Engine.tensor)
-                if tensor.indirection is not None:
-                    storage.written.mark_everything()
-                else:
-                    storage.written.mark(tensor)
-                if storage.slot is not None and not storage.slot.is_written:
-                    storage.slot.begin_writing()
-            if storage.allocation is not None:
-                storage.allocation.last = index
-                if storage.allocation.first < 0:
-                    storage.allocation.first = index
-        if self._observer is not None:
-            self._observer(Recorded(index, core, emit.name, engine, operands, line))
-        if emit.missing:
-            carry(emit.name, emit.missing, operands, self.findings, emit.places)
-        if shared:
-            assert ordering is not None
-            use = functools.partial(ordering.use, core, emit.name, shared, line)
-            self.loops.watch(use)
-        if unordered is None:
-            self.append_steps(emit.steps)
-        else:
-            self._append_unordered(emit.steps, unordered)
-        self.rows.append(
-            emit.name, engine, line, operands, len(self.steps), core, emit.detail, emit.flops
+        instruction = Recorded(
+            index,
+            self.core.index,
+            emit.spec,
+            emit.name,
+            _ENGINE_NAMES[emit.engine],
+            emit.attributes,
+            operands,
+            emit.writes,
+            line,
         )
+        for notify in self._told.get(emit.spec) or self._who_watches(emit.spec):
+            notify(instruction)
+        if emit.missing:
+            self.initialised.hand_on(emit.propagation, emit.missing, emit.writes)
+        for tensor in emit.writes:
+            storage = tensor.storage
+            storage.writes += 1
+            if storage.slot is not None:
+                storage.slot.begin_writing()
+        self.append_steps(emit.steps)
+        self.rows.append(instruction, len(self.steps), emit.flops)
         self.matmul_flops += emit.flops
         self.hbm_bytes += emit.hbm_bytes
         return index
 
-    def _known_regions(self, tensor: NkiTensor) -> list[NkiTensor]:
-        """What an operand reaches, as far as it is known now; nothing where each turn of a loop
-        is compared.
-        """
-        if self.compares_turns:
-            return []
-        if tensor.indirection is not None and self.values:
-            return touched(tensor)
-        return [tensor]
+    def _who_watches(self, spec: InstructionSpec) -> tuple[Callable[[Recorded], None], ...]:
+        """Who is told of an instruction; found out once for each kind."""
+        told = tuple(one.on_instruction for one in self._observers if one.watches(spec))
+        self._told[spec] = told
+        return told
 
-    def _append_unordered(self, steps: list[Step], write: Unordered) -> None:
-        """Record a write that races with another program: a finding, unless both store the same."""
-        assert self.ordering is not None
-        if write.is_shared and self.values:
-            self.ordering.doubt(write)
-            self.append_steps(steps)
-            return
-        self.append_steps(steps)
-        if not write.is_shared:
-            self.findings.report(write.finding)
+    def rendezvous(self, about: Storage | None) -> None:
+        """All programs of the grid wait for each other here."""
+        for observer in self._observers:
+            observer.on_rendezvous(about)
+
+    def _forget_freed(self) -> None:
+        """Let observers forget the storages of tensors that are gone."""
+        freed = self._freed.copy()
+        self._freed.clear()
+        for observer in self._observers:
+            observer.on_freed(freed)
 
     def append_steps(self, steps: Iterable[Step]) -> None:
         """Record steps; with values, outside of loops, execute them.
@@ -291,13 +273,13 @@ class Simulator:
         shared: list[Step] = []
         for step in steps:
             if type(step) is functools.partial:
-                key, named = (step.func, *map(id, step.args)), step.keywords
-                if named:
-                    key = (*key, *named, *map(id, named.values()))
+                named = step.keywords
+                key = (step.func, *map(id, step.args), *named, *map(id, named.values()))
                 step = self._steps_by_key.setdefault(key, step)
             shared.append(step)
-        if self.core.loops.depth:
-            self.core.loops.extend(shared)
+        loops = self.core.loops
+        if loops.is_open:
+            loops.extend(shared)
             return
         self.steps.extend(shared)
         if self.values:
@@ -309,7 +291,11 @@ class Simulator:
         """True in a register loop that runs when it is complete, with other programs beside it:
         what it does to shared HBM is compared then, turn by turn.
         """
-        return self.ordering is not None and self.values and self.loops.depth > 0
+        return self._open_turns() is not None
+
+    def _open_turns(self) -> Loops | None:
+        is_compared = self.races is not None and self.values and self.loops.depth > 0
+        return self.loops if is_compared else None
 
     @property
     def keeps_copies(self) -> bool:
@@ -333,12 +319,13 @@ class Simulator:
     def end_program(self, core: Core) -> None:
         """Judge the program that was recorded: capacity, open loops."""
         core.loops.check_closed()
-        if self.ordering is not None:
-            self.ordering.settle()
+        for observer in self._observers:
+            observer.finish(core.index)
         self.rows.loops += [
             (loop.first, loop.last, loop.trips, core.index) for loop in core.loops.records
         ]
-        sbuf, psum = peak_bytes(self.hardware, core.allocations, core.loops.records, self.findings)
+        allocations = self._allocations.of_core(core.index, self.rows)
+        sbuf, psum = peak_bytes(self.hardware, allocations, core.loops.records, self.findings)
         self._peaks = (max(self._peaks[0], sbuf), max(self._peaks[1], psum))
 
     def totals(self) -> Totals:
@@ -365,20 +352,6 @@ class Simulator:
     def illegal(self, message: str) -> NoReturn:
         """Raise IllegalInstructionError at the kernel's line."""
         raise IllegalInstructionError("legality", message, kernel_location())
-
-
-def _keep_groups(tensor: NkiTensor, by_matmul: bool) -> None:
-    """A write to PSUM: another engine ends what the Tensor engine accumulates there."""
-    storage = tensor.storage
-    if by_matmul:
-        if storage.modified is not None:
-            storage.modified.erase(tensor)
-        return
-    if storage.modified is None:
-        storage.modified = storage.new_coverage()
-    if storage.matmul.state(tensor) is not Covered.NONE:
-        storage.modified.mark(tensor)
-        storage.matmul.erase(tensor)
 
 
 def kernel_layout(spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...], DType]:

@@ -16,17 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trnx.simulator.chip_coverage import ChipCoverage
-from trnx.simulator.context import Line
-from trnx.simulator.coverage import Coverage
 from trnx.simulator.dtypes import DType
-from trnx.simulator.errors import FindingError, Location
 from trnx.simulator.memory import MemoryReadError, span_bytes, unreadable
 from trnx.simulator.pool import Buffer, BufferPool
 from trnx.simulator.views import Shape, last_element
 
 if TYPE_CHECKING:
-    from trnx.simulator.checks.overlap import Place
+    from trnx.simulator.placed import Place
 
 # Rows of as many bytes, a multiple of 2 KiB, are padded by a cache line: a column of dense ones
 # would fall into few cache sets, and products read them slowly. Shorter rows stay dense, as
@@ -77,42 +73,6 @@ PSUM = (MemoryRegion.psum,)
 HBM = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
 DMA_REACHABLE = (MemoryRegion.sbuf, *HBM)
 ANYWHERE = (*ON_CHIP, *HBM)
-
-
-class Allocation:
-    """What capacity checks keep of an on-chip storage: partitions, bytes in each, and
-    program-order lifetime.
-    """
-
-    __slots__ = (
-        "address",
-        "buffer",
-        "bytes",
-        "first",
-        "last",
-        "line",
-        "name",
-        "partitions",
-    )
-
-    def __init__(
-        self,
-        buffer: MemoryRegion,
-        partitions: int,
-        nbytes: int,
-        name: str,
-        address: tuple[int, int] | None,
-        line: Line | None,
-    ) -> None:
-        self.buffer = buffer
-        self.partitions = partitions
-        self.bytes = nbytes
-        self.name = name
-        self.address = address
-        self.line = line
-        # The first and the last instruction that use it.
-        self.first = -1
-        self.last = -1
 
 
 class Slot:
@@ -202,7 +162,8 @@ def poison(memory: torch.Tensor, is_float: bool) -> None:
 
 
 class Storage:
-    """One allocation; `dtype`, `partitions` and `pitch` (elements per partition) as it was made.
+    """The memory of one allocation, made with `dtype`, `partitions` and `pitch` (elements per
+    partition).
 
     For HBM, `partitions` is 1 and `pitch` the number of elements from the first to the last.
     """
@@ -210,28 +171,23 @@ class Storage:
     __slots__ = (
         "__weakref__",
         "_copies",
+        "_freed",
         "_is_fresh",
-        "_matmul",
         "_memory",
         "_padding",
         "_pool",
-        "allocation",
         "buffer",
         "constant",
         "dtype",
         "index",
         "is_on_chip",
-        "lost_to",
-        "modified",
         "name",
         "partitions",
         "pitch",
         "place",
         "slot",
         "start_partition",
-        "undefined",
         "writes",
-        "written",
     )
 
     def __init__(
@@ -244,11 +200,13 @@ class Storage:
         name: str = "",
         pool: BufferPool | None = None,
         slot: Slot | None = None,
-        allocation: Allocation | None = None,
         place: Place | None = None,
+        freed: list[int] | None = None,
     ) -> None:
         # What `__del__` looks at.
         self._pool = pool
+        # Where its index goes in the end.
+        self._freed = freed
         self._memory: Buffer | None = None
         self.index = index
         self.buffer = buffer
@@ -258,18 +216,10 @@ class Storage:
         self.pitch = pitch
         self.name = name
         self.slot = slot
-        self.allocation = allocation
-        # Where the kernel put it, if it did, and the tensor that was written over it there.
+        # Where the kernel put it, if it did.
         self.place = place
-        self.lost_to: tuple[str, Location | None] | None = None
         self.start_partition = 0 if place is None else place.span[2]
         self.constant = False
-        self.written = self.new_coverage()
-        self._matmul: Coverage | ChipCoverage | None = None
-        # Locations of a matmul's result that something else has overwritten since.
-        self.modified: Coverage | ChipCoverage | None = None
-        # The read from which elements here have their lack of a value; see `checks.undefined`.
-        self.undefined: FindingError | None = None
         # How often it was written, and copies of regions with the count at which they were made.
         self.writes = 0
         self._copies: dict[tuple[Any, ...], tuple[int, Buffer]] = {}
@@ -285,22 +235,9 @@ class Storage:
             self._memory = pool.take((row + self._padding) * partitions)
 
     @property
-    def matmul(self) -> Coverage | ChipCoverage:
-        """Locations that a matmul has written: what nc_matmul(accumulate=None) goes by."""
-        if self._matmul is None:
-            self._matmul = self.new_coverage()
-        return self._matmul
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the whole allocation."""
         return self.partitions * self.pitch * self.dtype.itemsize
-
-    def new_coverage(self) -> Coverage | ChipCoverage:
-        """An empty set of its elements."""
-        if self.is_on_chip:
-            return ChipCoverage(self.partitions, self.pitch * self.dtype.itemsize)
-        return Coverage(self.nbytes, self.dtype.itemsize)
 
     def view(self, dtype: DType, shape: Shape, strides: Shape, offset: int) -> torch.Tensor:
         """A torch view; offset and strides in elements of `dtype`. It `has_view`."""
@@ -346,9 +283,11 @@ class Storage:
         self._pool = None
 
     def __del__(self) -> None:
+        if self._freed is not None:
+            self._freed.append(self.index)
         pool, memory = self._pool, self._memory
         if pool is not None and memory is not None:
-            if self.place is None or self.place.leave(self.index):
+            if self.place is None or self.place.leave():
                 pool.put(memory)
             for _, copy in self._copies.values():
                 pool.put_kept(copy)

@@ -9,7 +9,6 @@ unless `dtype` is given.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +23,8 @@ from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import INSTRUCTIONS
 from trnx.simulator.isa.tensor import nc_matmul, nc_transpose
 from trnx.simulator.isa.tile_map import tile_map
-from trnx.simulator.ops import OPS, Op
+from trnx.simulator.operators.table import OPERATORS, Operator
+from trnx.simulator.ops import Op, ops
 from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.tensor import RESULT, NkiTensor
 from trnx.simulator.views import Shape
@@ -91,51 +91,6 @@ def _composed(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return apply
 
 
-def _gelu_dx(x: torch.Tensor) -> torch.Tensor:
-    density = torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    return 0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * density
-
-
-def _gated_dx(x: torch.Tensor, slope: float) -> torch.Tensor:
-    gate = torch.sigmoid(slope * x)
-    return gate * (1 + slope * x * (1 - gate))
-
-
-_UNARY: dict[str, Callable[..., Any]] = {
-    "abs": torch.abs,
-    "square": torch.square,
-    "exp": torch.exp,
-    "log": torch.log,
-    "sqrt": torch.sqrt,
-    "rsqrt": torch.rsqrt,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "relu": _composed(torch.relu),
-    "gelu": _composed(torch.nn.functional.gelu),
-    "gelu_apprx_tanh": _composed(functools.partial(torch.nn.functional.gelu, approximate="tanh")),
-    "gelu_apprx_sigmoid": _composed(lambda x: x * torch.sigmoid(1.702 * x)),
-    "gelu_dx": _composed(_gelu_dx),
-    "gelu_apprx_sigmoid_dx": _composed(functools.partial(_gated_dx, slope=1.702)),
-    "silu": _composed(torch.nn.functional.silu),
-    "silu_dx": _composed(functools.partial(_gated_dx, slope=1.0)),
-    "softplus": _composed(torch.nn.functional.softplus),
-    "mish": _composed(torch.nn.functional.mish),
-    "erf": torch.erf,
-    "erf_dx": _composed(lambda x: torch.exp(-x * x) * (2 / math.sqrt(math.pi))),
-    "reciprocal": torch.reciprocal,
-    "sin": torch.sin,
-    "cos": torch.cos,
-    "tan": torch.tan,
-    "arctan": torch.atan,
-    "ceil": torch.ceil,
-    "floor": torch.floor,
-    "trunc": torch.trunc,
-    "negative": torch.neg,
-    "sign": torch.sign,
-    "logical_not": _composed(lambda x: (x == 0).to(x.dtype)),
-}
-
-
 def apply(op: Op, *args: Any, dtype: Any = None) -> NkiTensor:
     """`op(x)` or `op(x, y)` on tiles and numbers."""
     if len(args) != op.arity:
@@ -144,19 +99,20 @@ def apply(op: Op, *args: Any, dtype: Any = None) -> NkiTensor:
         return copy(args[0], dtype)
     if op.name == "invert":
         return _invert(args[0], dtype)
-    if op.arity == 2:
-        return _binary(op, args[0], args[1], dtype)
-    if op.name not in _UNARY:
+    operator = OPERATORS[op.name]
+    if not operator.is_on_tiles:
         _fail(f"nl.{op.name} is an operator of instructions; it cannot be called on tiles")
-    return map_tiles(op.name, _UNARY[op.name], args[0], dtype=dtype)
+    if op.arity == 2:
+        return _binary(op, operator, args[0], args[1], dtype)
+    return map_tiles(op.name, operator.function, args[0], dtype=dtype)
 
 
-def _binary(op: Op, x: Any, y: Any, dtype: Any) -> NkiTensor:
+def _binary(op: Op, operator: Operator, x: Any, y: Any, dtype: Any) -> NkiTensor:
     tiles = [operand for operand in (x, y) if isinstance(operand, NkiTensor)]
     if not tiles:
         _fail(f"nl.{op.name}: at least one operand must be a tile")
-    if op.name in _DIVISIONS:
-        return _divide(_DIVISIONS[op.name], op.name, x, y, dtype)
+    if not operator.is_alu:
+        return _map_pair(operator, x, y, dtype)
     if len(tiles) == 2:
         shape = _common_shape(tiles)
         out = _new(shape, dtype or _wider(*tiles))
@@ -169,28 +125,28 @@ def _binary(op: Op, x: Any, y: Any, dtype: Any) -> NkiTensor:
     return out
 
 
-# Operators that the ALU does not have.
-_DIVISIONS: dict[str, Callable[[Any, Any], torch.Tensor]] = {
-    "divide": lambda a, b: a / b,
-    "fmod": torch.fmod,
-    "mod": lambda a, b: a % b,
-}
-
-
-def _divide(
-    function: Callable[[Any, Any], torch.Tensor], name: str, x: Any, y: Any, dtype: Any
-) -> NkiTensor:
+def _map_pair(operator: Operator, x: Any, y: Any, dtype: Any) -> NkiTensor:
+    """Of an operator that the ALU does not have."""
+    name, function = operator.name, operator.function
     if not isinstance(x, NkiTensor):
         number = torch.tensor(float(x), dtype=torch.float32, device="cpu")
-        return map_tiles(name, _composed(functools.partial(function, number)), y, dtype=dtype)
+        return map_tiles(name, functools.partial(function, number), y, dtype=dtype)
     if not isinstance(y, NkiTensor):
-        return map_tiles(name, _composed(lambda a: function(a, y)), x, dtype=dtype)
-    return map_tiles(name, _composed(function), x, y, dtype=dtype)
+        return map_tiles(name, _with_second(function, y), x, dtype=dtype)
+    return map_tiles(name, function, x, y, dtype=dtype)
+
+
+def _with_second(function: Callable[..., Any], second: Any) -> Callable[..., Any]:
+    def apply(first: torch.Tensor, *, out: torch.Tensor) -> None:
+        function(first, second, out=out)
+
+    return apply
 
 
 def _invert(x: NkiTensor, dtype: Any) -> NkiTensor:
     return _binary(
-        OPS["bitwise_xor"],
+        ops()["bitwise_xor"],
+        OPERATORS["bitwise_xor"],
         x,
         -1 if x.dtype.limits and x.dtype.limits[0] < 0 else (1 << 8 * x.dtype.itemsize) - 1,
         dtype,
@@ -375,11 +331,12 @@ def rms_norm(
 def where(condition: NkiTensor, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     """x where `condition` is not zero, else y; x and y are tiles or numbers."""
     tiles = [operand for operand in (x, y) if isinstance(operand, NkiTensor)]
+    # Steps hold numbers, and no tiles: their memory would live as long as the Program.
+    numbers = [None if isinstance(operand, NkiTensor) else operand for operand in (x, y)]
 
     def apply(chosen: torch.Tensor, *values: torch.Tensor, out: torch.Tensor) -> None:
-        rest = list(values)
-        a = rest.pop(0) if isinstance(x, NkiTensor) else x
-        b = rest.pop(0) if isinstance(y, NkiTensor) else y
+        rest = iter(values)
+        a, b = (next(rest) if number is None else number for number in numbers)
         out.copy_(torch.where(chosen != 0, a, b))
 
     kind = dtype or (_wider(*tiles) if tiles else condition.dtype)

@@ -188,8 +188,8 @@ def _trace_here(
 
         returned = simulator.cores.run(body)
         rank.note(len(simulator.steps))
-        tensors = _returned_tensors(returned, function, findings)
-        _check_arguments(arguments, findings)
+        tensors = _returned_tensors(returned, function, simulator)
+        _check_arguments(arguments, simulator)
         program = _program(simulator, function, arguments, tensors)
         results = results_of(tensors, arguments, isinstance(returned, NkiTensor))
         found = None
@@ -204,12 +204,12 @@ def _trace_here(
 
 def _is_repeatable(simulator: Simulator, findings: Findings) -> bool:
     """True where no finding was let pass, and none may depend on the values of this run."""
-    ordering = simulator.ordering
-    if findings.passed or ordering is None:
+    races = simulator.races
+    if findings.passed or races is None:
         return not findings.passed
     rows = simulator.rows
     rows.seal()
-    return not (ordering.has_compared_values or rows.loops or any(rows.dynamic))
+    return not (races.has_compared_values or rows.loops or any(rows.dynamic))
 
 
 def _run_program(
@@ -254,7 +254,7 @@ def _check_grid(
 
 
 def _returned_tensors(
-    returned: Any, function: Callable[..., Any], findings: Findings
+    returned: Any, function: Callable[..., Any], simulator: Simulator
 ) -> tuple[NkiTensor, ...]:
     items = returned if isinstance(returned, tuple | list) else (returned,)
     if returned is None:
@@ -272,9 +272,9 @@ def _returned_tensors(
                 f"the kernel returns {item.describe()}; a result must be in nl.shared_hbm",
                 _return_location(function),
             )
-        if not item.storage.written.covers(item):
-            findings.report(
-                item.storage.undefined
+        if not simulator.initialised.covers(item):
+            simulator.findings.report(
+                simulator.initialised.undefined(item)
                 or KernelResultError(
                     "uninitialised-result",
                     f"the kernel returns {item.describe()} with elements that nothing has written",
@@ -284,12 +284,12 @@ def _returned_tensors(
     return tuple(items)
 
 
-def _check_arguments(arguments: Arguments, findings: Findings) -> None:
+def _check_arguments(arguments: Arguments, simulator: Simulator) -> None:
     """What a kernel wrote into an argument is a result as well."""
     for tensor in arguments.tensors:
-        undefined = tensor.storage.undefined
-        if undefined is not None and not tensor.storage.written.covers(tensor):
-            findings.report(undefined)
+        undefined = simulator.initialised.undefined(tensor)
+        if undefined is not None and not simulator.initialised.covers(tensor):
+            simulator.findings.report(undefined)
 
 
 def _return_location(function: Callable[..., Any]) -> Location | None:

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from trnx.nki_kernels.registry import kernels
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch
 from trnx.simulator import Program, TensorSpec, load_module, simulate, trace
-from trnx.simulator.context import observing
 from trnx.simulator.hardware import Hardware, hardware
+from trnx.simulator.observer import Observer, Recorded, observing
 
 TARGETS = ("trn1", "trn2", "trn3")
 TURNS = 200
@@ -151,12 +151,24 @@ def tiles_program(turns: int) -> Program:
     return trace(tiles_kernel(), [spec, turns])
 
 
+class _Clock(Observer):
+    """The CPU time at which each instruction is recorded."""
+
+    def __init__(self) -> None:
+        self.marks: list[float] = []
+
+    def on_instruction(self, instruction: Recorded) -> None:
+        """Note the time."""
+        del instruction
+        self.marks.append(time.thread_time())
+
+
 def _instruction_times(kernel: Any, arguments: list[Any], values: bool) -> list[float]:
     """CPU seconds from each instruction of one trace to the next."""
-    marks: list[float] = []
-    with observing(lambda _: marks.append(time.thread_time())):
+    clock = _Clock()
+    with observing(clock):
         trace(kernel, arguments, values=values)
-    return [after - before for before, after in itertools.pairwise(marks)]
+    return [after - before for before, after in itertools.pairwise(clock.marks)]
 
 
 def least_times(taken: list[list[float]]) -> list[float]:

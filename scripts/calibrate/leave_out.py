@@ -16,7 +16,7 @@ from typing import Any
 from measures import MEASURES, Chip
 from points import POINTS, Point
 
-from trnx.simulator.timing.constants import TIMINGS
+from trnx.simulator.costs.constants import TIMINGS
 
 _BOUNDARIES = (256, 512, 1024, 2048, 4096, 8192)
 _STEPS = 12

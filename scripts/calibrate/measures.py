@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from trnx.simulator import Program, TensorSpec, load_module, trace
+from trnx.simulator.costs.constants import Timing, timing
+from trnx.simulator.costs.cost import Cost
+from trnx.simulator.costs.tensor import FP32_PASSES, weights_cost
 from trnx.simulator.hardware import Hardware, hardware
-from trnx.simulator.timing.constants import Timing, timing
-from trnx.simulator.timing.cost import Cost
-from trnx.simulator.timing.cost_tensor import FP32_PASSES, weights_cost
 from trnx.simulator.timing.model import CostModel
 from trnx.simulator.timing.scheduler import schedule
 

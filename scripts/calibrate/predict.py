@@ -13,8 +13,8 @@ from held_out import PREAMBLE_NS, HeldOut
 from trnx.nki_kernels.registry import kernels
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator import Program, TensorSpec, load_module, trace
+from trnx.simulator.costs.cost import COUNT, TENSOR
 from trnx.simulator.hardware import hardware
-from trnx.simulator.timing.cost import COUNT, TENSOR
 from trnx.simulator.timing.scheduler import schedule
 
 _FILES = ("held_out_elementwise.py", "held_out_products.py", "held_out_attention.py")

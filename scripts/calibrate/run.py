@@ -27,7 +27,7 @@ from measures import Chip
 from points import POINTS, Point
 from predict import predict
 
-from trnx.simulator.timing.constants import free_constants
+from trnx.simulator.costs.constants import free_constants
 
 
 @dataclass(frozen=True)

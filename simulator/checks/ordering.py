@@ -21,8 +21,10 @@ experimental/dynamic_shapes reads back a result that both programs fill in a dyn
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import functools
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,9 +32,13 @@ from trnx.simulator.checks.findings import DISPUTED_ORDER, Findings
 from trnx.simulator.context import Line, location_of
 from trnx.simulator.coverage import Coverage, Covered
 from trnx.simulator.errors import UnorderedAccessError
-from trnx.simulator.storage import Storage
+from trnx.simulator.observer import Observer, Recorded
+from trnx.simulator.storage import MemoryRegion, Storage
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import has_overlap
+
+if TYPE_CHECKING:
+    from trnx.simulator.loops import Loops
 
 # Segments that barriers on other tensors alone order: the oldest are forgotten.
 _KEPT = 32
@@ -76,11 +82,19 @@ class Unordered:
         return torch.equal(*(t.view(torch.uint8) for t in held))
 
 
-class Ordering:
-    """Clocks of the programs, and their accesses that something may still conflict with."""
+class RaceDetector(Observer):
+    """Clocks of the programs, and their accesses that something may still conflict with.
 
-    def __init__(self, programs: int, findings: Findings) -> None:
+    With `values`, `turns` gives the loops of the running program where a register loop is open:
+    what it does to shared HBM is compared turn by turn, when it runs.
+    """
+
+    def __init__(
+        self, programs: int, findings: Findings, values: bool, turns: Callable[[], Loops | None]
+    ) -> None:
         self._findings = findings
+        self._values = values
+        self._turns = turns
         self._clocks = [[int(i == j) for j in range(programs)] for i in range(programs)]
         self._segments: dict[tuple[Storage, int], list[_Segment]] = {}
         # What each meeting was about: one tensor's storage, or everything.
@@ -94,6 +108,44 @@ class Ordering:
         self._doubtful: dict[Storage, tuple[torch.Tensor, list[Unordered]]] = {}
         # True once what was found depends on the values of this run.
         self.has_compared_values = False
+
+    def on_instruction(self, instruction: Recorded) -> None:
+        """Compare what it does to shared HBM with what other programs did."""
+        shared = [
+            (tensor, is_write)
+            for tensor, is_write in instruction.operands
+            if tensor.storage.buffer is MemoryRegion.shared_hbm
+        ]
+        if not shared:
+            return
+        core, name, line = instruction.core, instruction.name, instruction.line
+        loops = self._turns()
+        if loops is not None:
+            loops.watch(functools.partial(self.use, core, name, shared, line))
+            return
+        unordered: Unordered | None = None
+        for tensor, is_write in shared:
+            is_known = tensor.indirection is None or not self._values
+            for region in [tensor] if is_known else touched(tensor):
+                unordered = self.access(core, name, region, is_write, line) or unordered
+        if unordered is not None:
+            self._judge(unordered)
+
+    def _judge(self, write: Unordered) -> None:
+        """A write that races with another program: a finding, unless both store the same."""
+        if not write.is_shared:
+            self._findings.report(write.finding)
+        elif self._values:
+            self.doubt(write)
+
+    def on_rendezvous(self, about: Storage | None) -> None:
+        """What comes after is ordered after what came before."""
+        self.meet(about)
+
+    def finish(self, core: int) -> None:
+        """Judge what the programs stored twice."""
+        del core
+        self.settle()
 
     def doubt(self, write: Unordered) -> None:
         """The second of two programs is about to make the store that the first made."""

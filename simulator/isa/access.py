@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.checks.undefined import missing_elements
+from trnx.simulator.checks.initialised import InitialisedData
 from trnx.simulator.codecs import append_load_f32, append_store_f32
-from trnx.simulator.context import kernel_location
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import AllocationOverlapError, UninitialisedReadError
 from trnx.simulator.isa.indirect import load_scalar_indirect, store_scalar_indirect
@@ -23,9 +22,6 @@ from trnx.simulator.program import Step
 from trnx.simulator.storage import ON_CHIP, MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import has_overlap, reshape_strides
-
-# Instructions with a second result, for the sake of which `dst` may be a broadcast view.
-_DISCARDING = frozenset({"activation", "activation_reduce", "tensor_scalar_reduce"})
 
 
 class Access(Legality):
@@ -95,11 +91,15 @@ class Access(Legality):
 
     def require_written(self, tensor: NkiTensor, operand: str) -> None:
         """Every element that is read must have been written."""
-        written = tensor.storage.written
-        if written.full or written.covers(tensor):
+        initialised: InitialisedData = self._simulator.initialised
+        written = initialised.written.get(tensor.storage.index)
+        if written is not None and (written.full or written.covers(tensor)):
             return
-        if tensor.storage.lost_to is not None:
-            other, where = tensor.storage.lost_to
+        if initialised.covers(tensor):
+            return
+        lost_to = initialised.lost_to(tensor)
+        if lost_to is not None:
+            other, where = lost_to
             self.finding(
                 "address-overlap",
                 f"{operand} ({tensor.describe()}) was overwritten at {where} by {other}, which has "
@@ -107,13 +107,13 @@ class Access(Legality):
                 AllocationOverlapError,
             )
             return
-        finding = tensor.storage.undefined or UninitialisedReadError(
+        finding = initialised.undefined(tensor) or UninitialisedReadError(
             "uninitialised-read",
             f"{self.name}: {operand} ({tensor.describe()}) has elements that nothing has written; "
             "write them first (nisa.memset, or a copy of the whole region)",
-            kernel_location(),
+            self.location(),
         )
-        missing = missing_elements(self.name, operand, tensor)
+        missing = initialised.missing(self.propagation, operand, tensor)
         if missing is None:
             self._simulator.findings.report(finding)
         else:
@@ -160,7 +160,7 @@ class Access(Legality):
             self._require_size(checked, operand, shape or checked.shape)
             stored = store_scalar_indirect(self, checked, operand)
             return stored.view(tuple(shape or checked.shape))
-        if checked.form.is_broadcast and self.name in _DISCARDING:
+        if checked.form.is_broadcast and self.spec.discards:
             return self._discarded(checked, wanted=checked.shape if shape is None else tuple(shape))
         self._add_destination(checked, operand)
         wanted = checked.shape if shape is None else tuple(shape)
@@ -177,6 +177,7 @@ class Access(Legality):
         """
         last = tuple(slice(-1, None) if step == 0 else slice(None) for step in tensor.strides)
         self._operands.append((tensor, True))
+        self.writes.append(tensor)
         copy = self.scratch(wanted, tensor.dtype.torch)
         kept = copy.view(tensor.shape)[last]
         self._finish.append(functools.partial(tensor.torch_view()[last].copy_, kept))
@@ -190,6 +191,7 @@ class Access(Legality):
         if tensor.storage.constant:
             self.illegal(f"{operand} is a constant, which cannot be written")
         self._operands.append((tensor, True))
+        self.writes.append(tensor)
 
     def _must_buffer(self, tensor: NkiTensor, elementwise: bool) -> bool:
         storage = tensor.storage
@@ -269,3 +271,4 @@ class Access(Legality):
         if tensor.storage.constant:
             self.illegal("a constant cannot be written")
         self._operands.append((tensor, True))
+        self.writes.append(tensor)

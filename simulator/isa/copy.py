@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from trnx.simulator.codecs import append_load_f32, append_store_f32
+from trnx.simulator.costs.vector import copied, filled, halves_on_scalar, on_scalar, on_vector
 from trnx.simulator.dtypes import DType
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import encoded, reachable
+from trnx.simulator.isa.propagation import by_element
 from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 
@@ -87,7 +89,17 @@ def append_transpose(emit: Emit, source: torch.Tensor, target: torch.Tensor) -> 
         emit.step(target.copy_, emit.turned(source))
 
 
-@instruction
+def _has_columns(tensor: NkiTensor) -> bool:
+    """True for tensor indirection."""
+    return tensor.indirection is not None and tensor.indirection.base is not None
+
+
+@instruction(
+    engines=(Engine.vector, Engine.scalar, Engine.gpsimd),
+    undefined=by_element("src"),
+    indirect=("dst", "src"),
+    cost=(on_vector(copied), on_scalar(halves_on_scalar)),
+)
 def tensor_copy(
     emit: Emit, dst: NkiTensor, src: NkiTensor, engine: Any = Engine.unknown, name: Any = None
 ) -> None:
@@ -99,6 +111,8 @@ def tensor_copy(
     if not touches_psum:
         allowed.append(Engine.gpsimd)
     chosen = emit.on(engine, allowed)
+    if chosen is Engine.gpsimd and (_has_columns(src) or _has_columns(dst)):
+        emit.finding("engine", "tensor indirection needs the Vector or Scalar engine")
     if dst.shape[0] != src.shape[0] or dst.free_size != src.free_size:
         emit.illegal(
             f"dst {dst.shape} and src {src.shape} differ in partitions or elements per partition"
@@ -109,12 +123,12 @@ def tensor_copy(
     append_copy(emit, source, src.dtype, target, dst.dtype, through_f32=through_f32)
 
 
-@instruction
+@instruction(engines=(Engine.vector, Engine.gpsimd), cost=(on_vector(filled),))
 def memset(
     emit: Emit, dst: NkiTensor, value: Any, engine: Any = Engine.unknown, name: Any = None
 ) -> None:
     """Fill `dst` with a constant."""
-    emit.on(engine, (Engine.vector, Engine.gpsimd))
+    emit.on(engine)
     reachable(emit, dst=dst)
     if not isinstance(value, int | float):
         emit.illegal(f"value must be a number, not {type(value).__name__}")

@@ -14,8 +14,7 @@ def _show(prefix: str, tensor: torch.Tensor) -> None:
     print(prefix, tensor)
 
 
-@recorded
+@recorded(engines=(Engine.sync,))
 def device_print(emit: Emit, tensor: NkiTensor, prefix: str) -> None:
     """Print `prefix` and the values of `tensor`."""
-    emit.on(None, (Engine.sync,))
     emit.step(_show, prefix, emit.read(tensor, "tensor", buffers=ANYWHERE))

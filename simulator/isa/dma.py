@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from trnx.simulator.attributes import DmaIssuer, dma_attributes
 from trnx.simulator.codecs import append_load_f32
+from trnx.simulator.costs.dma import accumulating, transposing
 from trnx.simulator.isa.copy import append_copy, append_transpose, is_turned_by_blocks, transposed
 from trnx.simulator.isa.enums import DgeMode, Engine, OobMode
 from trnx.simulator.isa.indirect import (
@@ -23,6 +25,7 @@ from trnx.simulator.isa.indirect import (
     unwritten_rows,
 )
 from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.propagation import by_element, transposed_place
 from trnx.simulator.storage import DMA_REACHABLE
 from trnx.simulator.tensor import NkiTensor
 
@@ -30,7 +33,7 @@ _Mode = TypeVar("_Mode", DgeMode, OobMode)
 _SWAPS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 
-@instruction
+@instruction(engines=(Engine.dma,), undefined=by_element("src"))
 def dma_copy(
     emit: Emit,
     dst: NkiTensor,
@@ -42,11 +45,10 @@ def dma_copy(
     name: Any = None,
 ) -> None:
     """dst = src element by element in row-major order; another dtype goes through float32."""
-    emit.on(None, (Engine.dma,))
     _check_pair(emit, dst, src)
     mode = _mode(emit, DgeMode, dge_mode, "dge_mode")
     _check_issuer(emit, mode, engine, priority)
-    emit.detail = _issuer(engine, mode, dst, src) + _class(emit, priority)
+    emit.attributes = dma_attributes(_issuer(engine, mode, dst, src), _class(emit, priority))
     if src.dtype != dst.dtype and mode is DgeMode.hwdge:
         emit.illegal(f"hwdge cannot convert {src.dtype} to {dst.dtype}")
     skip = _mode(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
@@ -76,11 +78,11 @@ def dma_copy(
     _scatter(emit, dst, "dst", staged, skip)
 
 
-def _class(emit: Emit, priority: Any) -> str:
-    """The class of a transfer (0 to 3, NeuronCore-v4) as part of `emit.detail`."""
+def _class(emit: Emit, priority: Any) -> int | None:
+    """The class of a transfer (0 to 3, NeuronCore-v4), where one was asked for."""
     if emit.generation < 4 or not isinstance(priority, int):
-        return ""
-    return f" priority {min(max(int(priority), 0), 3)}"
+        return None
+    return min(max(int(priority), 0), 3)
 
 
 def _mode(emit: Emit, modes: type[_Mode], given: Any, name: str) -> _Mode:
@@ -106,15 +108,20 @@ def _check_issuer(emit: Emit, mode: DgeMode, engine: Any, priority: Any) -> None
             emit.illegal(f"priority={priority} must be from 0 to 3, 0 the highest")
 
 
-def _issuer(engine: Any, mode: DgeMode, dst: NkiTensor, src: NkiTensor) -> str:
-    """Who issues the transfer, where that is known: "gpsimd", "scalar", "sync" or "static"."""
+_ISSUERS = {
+    Engine.gpsimd: DmaIssuer.gpsimd,
+    Engine.scalar: DmaIssuer.scalar,
+    Engine.sync: DmaIssuer.sync,
+}
+
+
+def _issuer(engine: Any, mode: DgeMode, dst: NkiTensor, src: NkiTensor) -> DmaIssuer:
+    """Who issues the transfer, where that is known."""
     if mode is DgeMode.swdge or dst.indirection is not None or src.indirection is not None:
-        return "gpsimd"
+        return DmaIssuer.gpsimd
     if mode is DgeMode.none:
-        return "static"
-    if engine in (Engine.gpsimd, Engine.scalar, Engine.sync):
-        return str(engine.name)
-    return ""
+        return DmaIssuer.static
+    return _ISSUERS.get(engine, DmaIssuer.unknown)
 
 
 def _check_pair(emit: Emit, dst: NkiTensor, src: NkiTensor) -> None:
@@ -139,7 +146,7 @@ def _gathered(
     index = index_view(emit, src, indirect, operand)
     rows, limit = rows_of(emit, src, indirect)
     # What a register loop writes in its first turn, it may read in the second.
-    unwritten = None if emit.is_in_loop else unwritten_rows(src, indirect, limit)
+    unwritten = None if emit.is_in_loop else unwritten_rows(emit, src, indirect, limit)
     if unwritten is not None:
         what = f"{emit.name}: {operand} ({src.describe()})"
         emit.step(require_rows_written, unwritten, index, what, emit.location())
@@ -191,7 +198,7 @@ def _scatter(
 # ---- transposes and arithmetic ----
 
 
-@instruction
+@instruction(engines=(Engine.dma,), undefined=by_element(src=transposed_place), cost=(transposing,))
 def dma_transpose(
     emit: Emit,
     dst: NkiTensor,
@@ -203,9 +210,8 @@ def dma_transpose(
     name: Any = None,
 ) -> None:
     """Reverse the dimensions of `src`: (1, 0), (2, 1, 0) or (3, 1, 2, 0)."""
-    emit.on(None, (Engine.dma,))
     _check_pair(emit, dst, src)
-    emit.detail = _class(emit, priority)
+    emit.attributes = dma_attributes(DmaIssuer.unknown, _class(emit, priority))
     mode = _mode(emit, DgeMode, dge_mode, "dge_mode")
     skip = _mode(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
     _check_issuer(emit, mode, None, priority)
@@ -319,7 +325,7 @@ def _reverse(source: torch.Tensor, target: torch.Tensor, sizes: tuple[int, int, 
     target.copy_(turned[0] if target.ndim == 2 else turned.transpose(0, 1))
 
 
-@instruction
+@instruction(engines=(Engine.dma,), cost=(accumulating,))
 def dma_compute(
     emit: Emit,
     dst: NkiTensor,
@@ -333,7 +339,6 @@ def dma_compute(
     """dst = sum of `srcs` in float32; with an indirect operand, a scatter or gather read-modify-
     write.
     """
-    emit.on(None, (Engine.dma,))
     emit.require(getattr(reduce_op, "name", None) == "add", "reduce_op must be nl.add")
     emit.require(isinstance(srcs, list | tuple), "srcs must be a list of tensors")
     factors = [1.0] * len(srcs) if scales is None else scales

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from trnx.simulator.costs.vector import on_gpsimd, per_element
 from trnx.simulator.dtypes import DType
-from trnx.simulator.isa.alu import OPERATORS, AluOp, operator, token_name
+from trnx.simulator.isa.alu import operator, token_name
 from trnx.simulator.isa.arguments import integer, integers
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -27,11 +28,11 @@ from trnx.simulator.isa.operands import (
     in_sbuf,
     is_bits,
     match_tiles,
-    needs_generation,
     number,
     require_dtype,
 )
-from trnx.simulator.isa.reductions import REDUCTIONS
+from trnx.simulator.isa.propagation import by_element, by_partition, rows_of_gpsimd_cores
+from trnx.simulator.operators.table import OPERATORS, Operator, find
 from trnx.simulator.registers import VirtualRegister
 from trnx.simulator.storage import SBUF
 from trnx.simulator.tensor import NkiTensor
@@ -82,7 +83,7 @@ def _store_integers(values: torch.Tensor, dtype: DType, out: torch.Tensor) -> No
     out.copy_(values if dtype.limits is not None else values.to(torch.float32))
 
 
-@instruction
+@instruction(engines=(Engine.gpsimd,))
 def iota(
     emit: Emit,
     dst: NkiTensor,
@@ -92,7 +93,6 @@ def iota(
     name: str | None = None,
 ) -> None:
     """dst[p, i...] = offset + p * channel_multiplier + sum(step * i)."""
-    emit.on(Engine.gpsimd, (Engine.gpsimd,))
     emit.check(dst, "dst", SBUF)
     if dst.dtype.is_packed:
         emit.illegal(f"dst is {dst.dtype}, which has no arithmetic")
@@ -121,7 +121,7 @@ def _iota_from_register(
     _store_integers(wrap_int32(values + register.value), dtype, out)
 
 
-@instruction
+@instruction(engines=(Engine.gpsimd,), undefined=by_partition())
 def affine_select(
     emit: Emit,
     dst: NkiTensor,
@@ -134,7 +134,6 @@ def affine_select(
     name: str | None = None,
 ) -> None:
     """dst = on_true_tile where `affine <cmp_op> 0`, else on_false_value."""
-    emit.on(Engine.gpsimd, (Engine.gpsimd,))
     in_sbuf(emit, dst=dst, on_true_tile=on_true_tile)
     match_tiles(emit, dst, on_true_tile=on_true_tile)
     compare = OPERATORS["equal"]
@@ -185,7 +184,7 @@ def _selection(
     pattern: Pattern,
     offset: int,
     multiplier: int,
-    compare: AluOp,
+    compare: Operator,
     fill: int,
     itemsize: int,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -216,26 +215,26 @@ def _select_from_register(
 _PARTITION_OPS = ("add", "average", "max", "maximum", "bitwise_or", "bitwise_and")
 
 
-@instruction
+@instruction(engines=(Engine.gpsimd,), cost=(on_gpsimd(per_element(16)),))
 def tensor_partition_reduce(
     emit: Emit, dst: NkiTensor, op: Any, data: NkiTensor, name: str | None = None
 ) -> None:
     """dst[0] = op-reduce of data over its partitions."""
-    emit.on(Engine.gpsimd, (Engine.gpsimd,))
     in_sbuf(emit, dst=dst, data=data)
     kind = token_name(op)
     if kind not in _PARTITION_OPS:
         emit.illegal(f"op={kind} is not supported; use one of {', '.join(_PARTITION_OPS)}")
     if dst.shape[0] != 1 or dst.free_size != data.free_size:
         emit.illegal(f"dst has shape {dst.shape}; expected (1, {data.free_size})")
-    if kind.startswith("bitwise"):
+    found = find(kind)
+    if found is not None and found.is_bitvec:
         if not (
             is_bits(data.dtype) and data.dtype.itemsize == dst.dtype.itemsize and is_bits(dst.dtype)
         ):
             emit.illegal(f"nl.{kind} takes integers of one width, not {data.dtype} and {dst.dtype}")
         bits = bits_of(emit.read(data, "data", shape=flat(data)))
         target = bits_of(emit.write(dst, "dst", shape=flat(dst), elementwise=False))
-        emit.step(REDUCTIONS[kind], bits.t(), target.t())
+        emit.step(found.reduce(), bits.t(), target.t())
         return
     value = emit.read_f32(data, "data", shape=flat(data))
     out = emit.write_f32(dst, "dst", shape=flat(dst), elementwise=False)
@@ -250,7 +249,7 @@ def tensor_partition_reduce(
 _CORE = 16  # partitions per GpSimd core
 
 
-@instruction
+@instruction(engines=(Engine.gpsimd,), generation=3, undefined=by_element(src=rows_of_gpsimd_cores))
 def nonzero_with_count(
     emit: Emit,
     dst: NkiTensor,
@@ -260,8 +259,6 @@ def nonzero_with_count(
     name: str | None = None,
 ) -> None:
     """On partitions 0, 16, ...: indices of nonzero elements, padding, and their count last."""
-    emit.on(Engine.gpsimd, (Engine.gpsimd,))
-    needs_generation(emit, 3)
     in_sbuf(emit, dst=dst, src=src)
     require_dtype(emit, "src", src, ("float32", "int32"))
     require_dtype(emit, "dst", dst, ("int32",))
@@ -284,12 +281,11 @@ def _nonzero(rows: torch.Tensor, offset: int, padding: int, out: torch.Tensor) -
         result[-1] = found.numel()
 
 
-@instruction
+@instruction(engines=(Engine.gpsimd,))
 def sequence_bounds(
     emit: Emit, dst: NkiTensor, segment_ids: NkiTensor, name: str | None = None
 ) -> None:
     """dst[0, 0] and dst[0, 1] = start and exclusive end of the segment of each element."""
-    emit.on(Engine.gpsimd, (Engine.gpsimd,))
     in_sbuf(emit, dst=dst, segment_ids=segment_ids)
     require_dtype(emit, "segment_ids", segment_ids, ("float32", "int32"))
     require_dtype(emit, "dst", dst, ("float32", "int32"))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import torch
 
+from trnx.simulator.costs.vector import on_gpsimd, sorted_out
 from trnx.simulator.errors import Location, OutOfBoundsError
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.gpsimd import core_groups
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import bits_of, flat, in_sbuf, is_overlapping, require_dtype
+from trnx.simulator.isa.propagation import by_element, same_partition
 from trnx.simulator.tensor import NkiTensor
 
 _CORE = 16
@@ -30,12 +32,11 @@ def _check_bounds(indices: torch.Tensor, limit: int, location: Location | None) 
         )
 
 
-@instruction
+@instruction(engines=(Engine.gpsimd,))
 def nc_n_gather(
     emit: Emit, dst: NkiTensor, data: NkiTensor, indices: NkiTensor, name: str | None = None
 ) -> None:
     """dst[p, i] = data[p, indices[p, i]], free dimensions flattened."""
-    emit.on(Engine.gpsimd, (Engine.gpsimd,))
     in_sbuf(emit, dst=dst, data=data, indices=indices)
     require_dtype(emit, "indices", indices, ("uint32",))
     if dst.dtype != data.dtype:
@@ -64,7 +65,7 @@ def _gather(
     out.copy_(source.gather(1, wide))
 
 
-@instruction
+@instruction(engines=(Engine.gpsimd,), undefined=by_element(src_buffer=same_partition))
 def local_gather(
     emit: Emit,
     dst: NkiTensor,
@@ -75,7 +76,6 @@ def local_gather(
     name: str | None = None,
 ) -> None:
     """Each group of 16 partitions gathers by its own indices, flattened partition first."""
-    emit.on(Engine.gpsimd, (Engine.gpsimd,))
     in_sbuf(emit, dst=dst, src_buffer=src_buffer, index=index)
     require_dtype(emit, "index", index, ("uint16",))
     emit.require(dst.dtype == src_buffer.dtype, "dst and src_buffer differ in dtype")
@@ -119,7 +119,7 @@ def _gather_groups(
         out[first:last] = source[first:last].index_select(1, positions)
 
 
-@instruction
+@instruction(engines=(Engine.gpsimd,), cost=(on_gpsimd(sorted_out),))
 def topk(
     emit: Emit,
     val_dst: NkiTensor,
@@ -133,7 +133,6 @@ def topk(
     Element i of a group lies at partition i % 16, column i // 16. Every partition of the group gets
     the result.
     """
-    emit.on(Engine.gpsimd, (Engine.gpsimd,))
     in_sbuf(emit, val_dst=val_dst, idx_dst=idx_dst, src=src)
     require_dtype(emit, "src", src, ("bfloat16",))
     require_dtype(emit, "val_dst", val_dst, ("bfloat16",))

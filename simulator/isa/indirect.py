@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def require_some_written(emit: Access, tensor: NkiTensor, operand: str) -> None:
     """Which elements are read only values decide; but where nothing was written, none is valid."""
-    if tensor.storage.written.is_empty:
+    if emit.initialised.written.of(tensor.storage).is_empty:
         emit.finding(
             "uninitialised-read",
             f"{operand} ({tensor.describe()}) is read, and nothing was ever written there",
@@ -41,18 +41,21 @@ def require_some_written(emit: Access, tensor: NkiTensor, operand: str) -> None:
         )
 
 
-def unwritten_rows(tensor: NkiTensor, indirect: Indirect, limit: int) -> torch.Tensor | None:
+def unwritten_rows(
+    emit: Access, tensor: NkiTensor, indirect: Indirect, limit: int
+) -> torch.Tensor | None:
     """Which of the rows that an index may name nothing has written, as it is known when the kernel
     is recorded; None where there is no such row.
     """
     storage = tensor.storage
-    if storage.written.full:
+    written = emit.initialised.written.of(storage)
+    if written.full:
         return None
     shape, strides = _row_of(tensor, indirect)
     strides = (indirect.scale, *strides)
     whole = NkiTensor(storage, tensor.dtype, (limit, *shape), strides, tensor.offset)
-    written = (storage.written.mask(whole).reshape(limit, -1) != 0).any(1)
-    return None if bool(written.all()) else ~written
+    has_any = (written.mask(whole).reshape(limit, -1) != 0).any(1)
+    return None if bool(has_any.all()) else ~has_any
 
 
 def require_rows_written(
@@ -105,30 +108,10 @@ def index_view(emit: Access, tensor: NkiTensor, indirect: Indirect, operand: str
     return emit.read(index, f"index of {operand}", shape=(index.size,), buffers=DMA_REACHABLE)
 
 
-# Operands that take tensor indirection (SDK nki.isa, "Tensor indirection" of the entries).
-_TENSOR_INDIRECT = {
-    "tensor_copy": ("dst", "src"),
-    "tensor_copy_predicated": ("dst", "predicate"),
-    "nc_matmul": ("dst", "stationary", "moving"),
-    "nc_matmul_mx": ("dst", "stationary", "moving", "stationary_scale", "moving_scale"),
-    "tensor_tensor": ("dst", "data1"),
-    "tensor_scalar": ("dst", "data"),
-    "tensor_reduce": ("dst", "data"),
-    "tensor_scalar_cumulative": ("dst", "src"),
-    "activation": ("dst", "data"),
-    "activation_reduce": ("dst", "data"),
-    "activate2": ("dst", "data"),
-    "exponential": ("dst", "src"),
-    "tensor_scalar_reduce": ("dst", "data"),
-}
-
-
 def check_tensor_indirect(emit: Legality, operand: str) -> None:
     """Whether an operand may be a view made by `.indirect()`."""
-    if operand not in _TENSOR_INDIRECT.get(emit.name, ()):
+    if operand not in emit.spec.indirect:
         emit.illegal(f"{operand} takes no tensor indirection here")
-    if emit.name == "tensor_copy" and emit.engine is Engine.gpsimd:
-        emit.finding("engine", "tensor indirection needs the Vector or Scalar engine")
 
 
 def check_starts(emit: Access, tensor: NkiTensor, operand: str, beside: NkiTensor | None) -> None:

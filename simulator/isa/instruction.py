@@ -1,8 +1,13 @@
-"""How an instruction is declared: legality, semantics and engine in one function.
+"""How an instruction is declared: all that is known of it at one place.
 
-    @instruction
+    @instruction(
+        engines=(Engine.vector, Engine.gpsimd),
+        undefined=by_partition("data1", "data2"),
+        indirect=("dst", "data1"),
+        cost=(on_vector(two_tiles),),
+    )
     def tensor_tensor(emit, dst, data1, data2, op, engine=Engine.unknown, name=None):
-        emit.on(engine, (Engine.vector, Engine.gpsimd))
+        emit.on(engine)
         emit.require(data1.free_size == dst.free_size, "data1 and dst differ in elements/partition")
         a = emit.read_f32(data1, "data1", shape=dst.shape)
         b = emit.read_f32(data2, "data2", shape=dst.shape)
@@ -29,20 +34,25 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import torch
 
 from trnx.simulator.context import current, kernel_line
+from trnx.simulator.costs.cost import EngineCost
 from trnx.simulator.errors import TrnxError
 from trnx.simulator.isa.access import Access
 from trnx.simulator.isa.arguments import explain_arguments
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.propagation import Propagation
+from trnx.simulator.isa.specification import InstructionSpec
 from trnx.simulator.joint import Arrival
 from trnx.simulator.joint import meet as meet_in_loops
 from trnx.simulator.tensor import NkiTensor
 
-# Every instruction by its name in nki.isa.
-INSTRUCTIONS: dict[str, Callable[..., NkiInstruction]] = {}
+# Every instruction by its name in nki.isa: what kernels call, and what is declared.
+INSTRUCTIONS: dict[str, NkiCall] = {}
+SPECS: dict[str, InstructionSpec] = {}
 
 
 class NkiInstruction:
@@ -61,6 +71,21 @@ class NkiInstruction:
             if producer.index > self.index:
                 raise TrnxError("depends_on: a producer must come before its consumer")
         return self
+
+
+NkiCall = Callable[..., NkiInstruction]
+
+
+class Facts(TypedDict, total=False):
+    """The fields of `InstructionSpec` that a declaration gives."""
+
+    engines: Required[tuple[Engine, ...]]
+    generation: int
+    undefined: Propagation
+    indirect: tuple[str, ...]
+    discards: bool
+    meets: bool
+    cost: tuple[EngineCost, ...]
 
 
 class _Brought(NamedTuple):
@@ -98,9 +123,9 @@ class Emit(Access):
         """Wait for the other programs."""
         simulator = self._simulator
         arrived: dict[int, _Brought] | None = simulator.cores.meet((key, *self._depth()), brought)
-        if arrived is not None and simulator.ordering is not None:
+        if arrived is not None:
             storage = None if about is None else about.storage
-            order = functools.partial(simulator.ordering.meet, storage)
+            order = functools.partial(simulator.rendezvous, storage)
             if brought.arrival is not None and simulator.compares_turns:
                 brought.arrival.met = order
             else:
@@ -116,8 +141,8 @@ class Emit(Access):
         """What was recorded so far belongs before the meeting; who comes last may write all that
         this instruction writes.
         """
-        for tensor, is_write in self._operands:
-            if is_write and tensor.storage.slot is not None:
+        for tensor in self.writes:
+            if tensor.storage.slot is not None:
                 tensor.storage.slot.begin_writing()
         if self.steps:
             self._simulator.append_steps(self.steps)
@@ -189,21 +214,36 @@ def _is_same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def instruction(function: Callable[..., None]) -> Callable[..., NkiInstruction]:
-    """Declare an instruction of nki.isa under the function's name; see the module's docstring."""
-    if function.__name__ in INSTRUCTIONS:
-        raise TrnxError(f"two instructions are named {function.__name__!r}")
-    call = INSTRUCTIONS[function.__name__] = recorded(function)
-    return call
+def instruction(**facts: Unpack[Facts]) -> Callable[[Callable[..., None]], NkiCall]:
+    """Declare an instruction of nki.isa under the function's name; see the module's docstring, and
+    `InstructionSpec` for the facts.
+    """
+
+    def declare(function: Callable[..., None]) -> NkiCall:
+        spec = InstructionSpec(function.__name__, function, **facts)
+        if spec.name in SPECS:
+            raise TrnxError(f"two instructions are named {spec.name!r}")
+        SPECS[spec.name] = spec
+        call = INSTRUCTIONS[spec.name] = _call_of(spec)
+        return call
+
+    return declare
 
 
-def recorded(function: Callable[..., None]) -> Callable[..., NkiInstruction]:
+def recorded(**facts: Unpack[Facts]) -> Callable[[Callable[..., None]], NkiCall]:
+    """The same for what is recorded like an instruction, and is none of nki.isa."""
+    return lambda function: _call_of(InstructionSpec(function.__name__, function, **facts))
+
+
+def _call_of(spec: InstructionSpec) -> NkiCall:
     """The function that a kernel calls for an instruction, wherever it finds it."""
-    name = function.__name__
+    name, function, generation = spec.name, spec.function, spec.generation
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> NkiInstruction:
-        emit = Emit(name, current(name), kernel_line(sys._getframe(1)))
+        emit = Emit(spec, current(name), kernel_line(sys._getframe(1)))
+        if emit.generation < generation:
+            emit.needs_generation(generation)
         try:
             function(emit, *args, **kwargs)
         except (TypeError, AttributeError, ValueError) as error:

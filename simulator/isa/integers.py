@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.isa.alu import AluOp
 from trnx.simulator.isa.instruction import Emit
 from trnx.simulator.isa.operands import column_shape, constant, intermediate, match_column
+from trnx.simulator.operators.table import Operator
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import Shape
 
-Stage = tuple[AluOp, bool, Any]
+Stage = tuple[Operator, bool, Any]
 
 _SIGNED = {
     1: torch.int8,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trnx.simulator.context import kernel_location
+from trnx.simulator.context import location_of
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import (
     FindingError,
@@ -31,15 +31,15 @@ class Legality(Recording):
         self, check: str, message: str, kind: type[FindingError] = IllegalInstructionError
     ) -> None:
         """Report what a check found at the kernel's line; the instruction goes on if it returns."""
-        self._simulator.findings.report(kind(check, f"{self.name}: {message}", kernel_location()))
+        self._simulator.findings.report(kind(check, f"{self.name}: {message}", self.location()))
 
     def location(self) -> Location | None:
         """The kernel's source line."""
-        return kernel_location()
+        return None if self.line is None else location_of(self.line)
 
     def illegal(self, message: str) -> NoReturn:
         """Raise IllegalInstructionError at the kernel's line."""
-        raise IllegalInstructionError(self.name, f"{self.name}: {message}", kernel_location())
+        raise IllegalInstructionError(self.name, f"{self.name}: {message}", self.location())
 
     def require(self, condition: bool, message: str) -> None:
         """Raise IllegalInstructionError unless `condition`. For constant messages: one made of the
@@ -47,6 +47,13 @@ class Legality(Recording):
         """
         if not condition:
             self.illegal(message)
+
+    def needs_generation(self, generation: int) -> NoReturn:
+        """Raise IllegalInstructionError: the instruction exists from this generation on."""
+        self.illegal(
+            f"needs trn{generation - 1} (NeuronCore-v{generation}) or newer; "
+            f"the target is {self.hardware.target}"
+        )
 
     def require_set(self, register: VirtualRegister, what: str) -> None:
         """A register must have got a value."""
@@ -56,9 +63,15 @@ class Legality(Recording):
             )
 
     def on(
-        self, requested: Any, allowed: Sequence[Engine], default: Engine | None = None
+        self,
+        requested: Any,
+        allowed: Sequence[Engine] | None = None,
+        default: Engine | None = None,
     ) -> Engine:
-        """Choose the engine: `requested`; for unknown or None `default`, else the first allowed."""
+        """Choose the engine: `requested`; for unknown or None `default`, else the first allowed.
+        `allowed` are those of the declaration that these operands leave.
+        """
+        allowed = allowed or self.spec.engines
         if requested is None or requested is Engine.unknown:
             self.engine = default or allowed[0]
         else:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trnx.simulator.checks.undefined import Read
+from trnx.simulator.attributes import exchange_attributes
 from trnx.simulator.context import current
+from trnx.simulator.costs.cost import barrier
+from trnx.simulator.costs.dma import exchanging
 from trnx.simulator.isa.enums import DmaEngine, Engine
 from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.propagation import Missing, by_element
 from trnx.simulator.storage import ON_CHIP, SBUF, MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 
@@ -17,14 +20,18 @@ _GPSIMD_DMA_LIMIT = {4: 1024, 2: 512, 1: 256}
 
 
 def _check_programs(emit: Emit) -> None:
-    emit.require(emit.generation > 2, "it needs NeuronCore-v3 or newer")
     count = emit.programs
     if count != 2:
         emit.illegal(f"it needs a launch of 2 programs (kernel[2]), not of {count}")
     emit.own_scratch()
 
 
-@instruction
+@instruction(
+    engines=(Engine.gpsimd, Engine.vector, Engine.scalar, Engine.tensor, Engine.sync),
+    generation=3,
+    meets=True,
+    cost=(barrier,),
+)
 def core_barrier(
     emit: Emit,
     data: NkiTensor,
@@ -33,7 +40,7 @@ def core_barrier(
     name: Any = None,
 ) -> None:
     """Wait until both cores are here; `data` is what they share."""
-    emit.on(engine, (Engine.gpsimd, Engine.vector, Engine.scalar, Engine.tensor, Engine.sync))
+    emit.on(engine)
     _check_programs(emit)
     if tuple(cores) != (0, 1):
         emit.illegal(f"cores must be (0, 1), not {tuple(cores)}")
@@ -43,7 +50,13 @@ def core_barrier(
     emit.meet(("core_barrier", key), None, data if is_shared else None)
 
 
-@instruction
+@instruction(
+    engines=(Engine.dma,),
+    generation=3,
+    undefined=by_element("src"),
+    meets=True,
+    cost=(exchanging,),
+)
 def sendrecv(
     emit: Emit,
     src: NkiTensor,
@@ -55,7 +68,6 @@ def sendrecv(
     name: Any = None,
 ) -> None:
     """dst = the other core's src, as it is when both cores are here."""
-    emit.on(None, (Engine.dma,))
     _check_programs(emit)
     peer = 1 - current("sendrecv").core.index
     if send_to_rank != peer or recv_from_rank != peer:
@@ -65,7 +77,7 @@ def sendrecv(
     if src.shape != dst.shape or src.dtype != dst.dtype:
         emit.illegal(f"src {src.shape} {src.dtype} and dst {dst.shape} {dst.dtype} differ")
     if dma_engine is DmaEngine.gpsimd_dma:
-        emit.detail = "gpsimd_dma"
+        emit.attributes = exchange_attributes(uses_gpsimd=True)
         limit = _GPSIMD_DMA_LIMIT[src.dtype.itemsize]
         size = src.free_size * src.dtype.itemsize
         if size > limit:
@@ -78,7 +90,7 @@ def sendrecv(
     target = emit.write(dst, "dst", buffers=SBUF)
     # What has no value in the source has none in the other core's destination.
     missing = emit.missing
-    received: list[Read] = []
+    received: list[Missing] = []
     emit.missing = received
     arrived = emit.meet(("sendrecv", pipe_id), (source, target, missing, received))
     if arrived is None:

@@ -16,9 +16,9 @@ import torch
 
 from trnx.simulator.codecs import append_store_f32
 from trnx.simulator.dtypes import DType, float32, int32, uint32
-from trnx.simulator.isa.alu import AluOp
 from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit
+from trnx.simulator.operators.table import Operator
 from trnx.simulator.storage import SBUF, MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import Shape, has_overlap, reshape_strides
@@ -85,12 +85,6 @@ def in_sbuf(emit: Emit, **operands: NkiTensor) -> None:
     """Every operand is a tile in SBUF."""
     for name, operand in operands.items():
         emit.check(operand, name, SBUF)
-
-
-def needs_generation(emit: Emit, generation: int) -> None:
-    """The instruction exists from this generation on."""
-    if emit.generation < generation:
-        emit.illegal(f"needs trn{generation - 1} or newer; the target is {emit.hardware.target}")
 
 
 def common_shape(*tiles: NkiTensor) -> Shape:
@@ -271,7 +265,7 @@ def reset_accumulator(
 def accumulate(
     emit: Emit,
     command: Any,
-    op: AluOp,
+    op: Operator,
     reduced: Any,
     values: torch.Tensor,
     registers: torch.Tensor,

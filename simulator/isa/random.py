@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from trnx.simulator.costs.vector import on_vector, per_element
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
@@ -20,7 +21,6 @@ from trnx.simulator.isa.operands import (
     common_shape,
     flat,
     match_tiles,
-    needs_generation,
     number,
     reachable,
     require_dtype,
@@ -68,7 +68,7 @@ def _lanes(state: torch.Tensor, tile: NkiTensor) -> torch.Tensor:
     return state[tile.start_partition : tile.start_partition + tile.shape[0]]
 
 
-@instruction
+@instruction(engines=(Engine.vector, Engine.gpsimd))
 def rng(emit: Emit, dst: NkiTensor, engine: Any = Engine.vector, name: str | None = None) -> None:
     """dst = random bits, the low ones of 32."""
     newer = emit.generation >= 3
@@ -84,10 +84,9 @@ def _fill_bits(state: torch.Tensor, out: torch.Tensor) -> None:
     out.copy_(random_words(state, out.shape[1]))
 
 
-@instruction
+@instruction(engines=(Engine.vector,))
 def set_rng_seed(emit: Emit, src_seeds: NkiTensor, name: str | None = None) -> None:
     """Seed VectorE's generator with one 32-bit value."""
-    emit.on(Engine.vector, (Engine.vector,))
     emit.check(src_seeds, "src_seeds")
     if src_seeds.size != 1:
         emit.illegal(f"src_seeds has shape {src_seeds.shape}; expected (1, 1)")
@@ -104,7 +103,6 @@ def _seed(state: torch.Tensor, seed: torch.Tensor) -> None:
 
 
 def _state_engine(emit: Emit, engine: Any) -> Engine:
-    needs_generation(emit, 3)
     newer = emit.generation >= 4
     return emit.on(engine, (Engine.gpsimd, Engine.vector) if newer else (Engine.gpsimd,))
 
@@ -115,7 +113,7 @@ def _check_words(emit: Emit, tile: NkiTensor, operand: str, engine: Engine) -> N
         emit.illegal(f"{operand} has {tile.free_size} words; {engine.name} has {_WORDS[engine]}")
 
 
-@instruction
+@instruction(engines=(Engine.gpsimd, Engine.vector), generation=3)
 def rand_set_state(
     emit: Emit, src_seeds: NkiTensor, engine: Any = Engine.gpsimd, name: str | None = None
 ) -> None:
@@ -127,7 +125,7 @@ def rand_set_state(
     emit.step(_lanes(_state(emit, used), src_seeds).copy_, words)
 
 
-@instruction
+@instruction(engines=(Engine.gpsimd, Engine.vector), generation=3)
 def rand_get_state(
     emit: Emit, dst: NkiTensor, engine: Any = Engine.gpsimd, name: str | None = None
 ) -> None:
@@ -140,11 +138,9 @@ def rand_get_state(
     emit.step(out.copy_, _lanes(_state(emit, used), dst))
 
 
-@instruction
+@instruction(engines=(Engine.vector,), generation=4)
 def rand2(emit: Emit, dst: NkiTensor, min: Any, max: Any, name: str | None = None) -> None:
     """dst = numbers uniform in [min, max], on trn3."""
-    emit.on(Engine.vector, (Engine.vector,))
-    needs_generation(emit, 4)
     emit.check(dst, "dst")
     require_dtype(emit, "dst", dst, _UNIFORM)
     if not isinstance(min, NkiTensor) and not isinstance(max, NkiTensor):
@@ -167,12 +163,11 @@ def _uniform(state: torch.Tensor, low: torch.Tensor, high: torch.Tensor, out: to
     torch.lerp(low.expand_as(out), high.expand_as(out), unit_interval(state, out.shape[1]), out=out)
 
 
-@instruction
+@instruction(engines=(Engine.vector,), cost=(on_vector(per_element(1)),))
 def dropout(
     emit: Emit, dst: NkiTensor, data: NkiTensor, prob: Any, name: str | None = None
 ) -> None:
     """dst = data with elements replaced by 0 with probability prob; the others are not scaled."""
-    emit.on(Engine.vector, (Engine.vector,))
     match_tiles(emit, dst, data=data)
     if dst.dtype != data.dtype:
         emit.illegal(f"dst is {dst.dtype}, data is {data.dtype}; must be equal")

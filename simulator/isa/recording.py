@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from trnx.simulator.checks.undefined import Place, Read
+from trnx.simulator.attributes import NONE, Attributes
+from trnx.simulator.checks.initialised import InitialisedData
+from trnx.simulator.checks.psum_groups import PsumGroups
 from trnx.simulator.codecs import append_store_f32
 from trnx.simulator.context import Line
 from trnx.simulator.dtypes import DType
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.propagation import Missing
+from trnx.simulator.isa.specification import InstructionSpec
 from trnx.simulator.pool import Buffer
 from trnx.simulator.program import Step
 from trnx.simulator.spec import contiguous_strides
 from trnx.simulator.tensor import NkiTensor
-
-_NO_PLACES: Mapping[str, Place] = MappingProxyType({})
 
 
 class Recording:
@@ -33,7 +33,7 @@ class Recording:
         "_owns_scratch",
         "_scratch",
         "_simulator",
-        "detail",
+        "attributes",
         "engine",
         "flops",
         "generation",
@@ -42,29 +42,33 @@ class Recording:
         "line",
         "missing",
         "name",
-        "places",
+        "propagation",
+        "spec",
         "steps",
+        "writes",
     )
 
-    def __init__(self, name: str, simulator: Any, line: Line | None) -> None:
-        self.name = name
+    def __init__(self, spec: InstructionSpec, simulator: Any, line: Line | None) -> None:
+        self.spec = spec
+        self.name = spec.name
         # The kernel's code and line, if a kernel calls.
         self.line = line
-        self.engine = Engine.unknown
+        self.engine = spec.engine
         self.steps: list[Step] = []
         self.flops = 0
         self.hbm_bytes = 0
         # What the time of the instruction depends on besides its operands; see simulator/timing.
-        self.detail = ""
+        self.attributes: Attributes = NONE
         # The record of the target, and its nc_version: 2, 3 or 4.
         self.hardware: Hardware = simulator.hardware
         self.generation = self.hardware.generation
         self._simulator = simulator
         self._operands: list[tuple[NkiTensor, bool]] = []
+        self.writes: list[NkiTensor] = []
         # Operands that were read with elements that nothing has written.
-        self.missing: list[Read] = []
-        # Where the result lacks what operands lack, if that is the instruction's own matter.
-        self.places: Mapping[str, Place] = _NO_PLACES
+        self.missing: list[Missing] = []
+        # Another than the declared one, where it depends on the arguments.
+        self.propagation = spec.undefined
         self._finish: list[Step] = []
         self._scratch: list[Buffer] = []
         self._owns_scratch = False
@@ -92,6 +96,18 @@ class Recording:
             buffer = self._simulator.pool.take_scratch(nbytes)
             self._scratch.append(buffer)
         return buffer.view(dtype, sizes, contiguous_strides(sizes), 0)
+
+    @property
+    def initialised(self) -> InitialisedData:
+        """Which elements hold something."""
+        found: InitialisedData = self._simulator.initialised
+        return found
+
+    @property
+    def psum_groups(self) -> PsumGroups:
+        """Where products lie."""
+        found: PsumGroups = self._simulator.psum_groups
+        return found
 
     @property
     def is_in_loop(self) -> bool:

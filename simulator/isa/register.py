@@ -46,10 +46,9 @@ def _check_destination(emit: Emit, dst: Any) -> None:
         )
 
 
-@instruction
+@instruction(engines=(Engine.sync,))
 def register_move(emit: Emit, dst: VirtualRegister, src: Any) -> None:
     """dst = a constant or another register."""
-    emit.on(None, (Engine.sync,))
     _check_destination(emit, dst)
     if isinstance(src, VirtualRegister):
         emit.require_set(src, "src")
@@ -59,10 +58,9 @@ def register_move(emit: Emit, dst: VirtualRegister, src: Any) -> None:
     dst.is_set = True
 
 
-@instruction
+@instruction(engines=(Engine.dma,))
 def register_load(emit: Emit, dst: VirtualRegister, src: NkiTensor) -> None:
     """dst = the one element of `src`."""
-    emit.on(None, (Engine.dma,))
     _check_destination(emit, dst)
     if src.size != 1:
         emit.illegal(f"src has {src.size} elements; it must have one")
@@ -72,10 +70,9 @@ def register_load(emit: Emit, dst: VirtualRegister, src: NkiTensor) -> None:
     dst.is_set = True
 
 
-@instruction
+@instruction(engines=(Engine.dma,))
 def register_store(emit: Emit, dst: NkiTensor, src: VirtualRegister) -> None:
     """The one element of `dst` = a register."""
-    emit.on(None, (Engine.dma,))
     emit.require(isinstance(src, VirtualRegister), "src must be a register")
     emit.require_set(src, "src")
     if dst.size != 1:

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.isa.activation_functions import activation_name, emit_activation, prelu
-from trnx.simulator.isa.alu import OPERATORS, AluOp, binary_arithmetic, token_name
+from trnx.simulator.attributes import activation_attributes
+from trnx.simulator.isa.activation_functions import activation_function, emit_activation
+from trnx.simulator.isa.alu import binary_arithmetic, token_name
 from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
@@ -23,17 +24,23 @@ from trnx.simulator.isa.operands import (
     common_shape,
     intermediate,
     match_tiles,
-    needs_generation,
     read_out,
     scalar,
 )
-from trnx.simulator.isa.reductions import reduce_last
+from trnx.simulator.isa.propagation import by_partition
+from trnx.simulator.operators.functions import prelu
+from trnx.simulator.operators.table import OPERATORS, Operator
 from trnx.simulator.tensor import NkiTensor
 
 _ACCUMULATING = (ReduceCmd.idle, ReduceCmd.reset, ReduceCmd.reduce, ReduceCmd.reset_reduce)
 
 
-@instruction
+@instruction(
+    engines=(Engine.scalar,),
+    undefined=by_partition("data"),
+    indirect=("dst", "data"),
+    discards=True,
+)
 def activation(
     emit: Emit,
     dst: NkiTensor,
@@ -50,7 +57,12 @@ def activation(
     _activation(emit, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
 
 
-@instruction
+@instruction(
+    engines=(Engine.scalar,),
+    undefined=by_partition(),
+    indirect=("dst", "data"),
+    discards=True,
+)
 def activation_reduce(
     emit: Emit,
     dst: NkiTensor,
@@ -77,10 +89,10 @@ def _activation(
     reduce_res: NkiTensor | None,
     reduce_cmd: Any,
 ) -> None:
-    emit.on(Engine.scalar, (Engine.scalar,))
-    function = emit.detail = activation_name(emit, op)
+    function = activation_function(emit, op)
+    emit.attributes = activation_attributes(function.name)
     match_tiles(emit, dst, data=data)
-    _check_bias(emit, function, bias)
+    _check_bias(emit, function.name, bias)
     reduction = _check_reduction(emit, reduce_op, reduce_cmd, ("add",))
     emit.require(
         reduce_op is not None or not dst.form.is_broadcast,
@@ -152,7 +164,7 @@ def _check_bias(emit: Emit, function: str, bias: Any) -> None:
 
 def _check_reduction(
     emit: Emit, reduce_op: Any, reduce_cmd: Any, allowed: tuple[str, ...]
-) -> AluOp:
+) -> Operator:
     if reduce_cmd not in _ACCUMULATING:
         names = ", ".join(command.name for command in _ACCUMULATING)
         emit.illegal(f"reduce_cmd={reduce_cmd} is not supported; use one of {names}")
@@ -167,7 +179,7 @@ def _reduce(
     emit: Emit,
     data: NkiTensor,
     out: torch.Tensor,
-    reduction: AluOp,
+    reduction: Operator,
     reduce_cmd: Any,
     reduce_res: NkiTensor | None,
 ) -> torch.Tensor | None:
@@ -175,7 +187,7 @@ def _reduce(
     if reduce_cmd is ReduceCmd.idle and reduce_res is None:
         return None
     registers = accumulator(emit, Engine.scalar, data)
-    accumulate(emit, reduce_cmd, reduction, reduce_last(reduction), out, registers)
+    accumulate(emit, reduce_cmd, reduction, reduction.reduce(), out, registers)
     return registers
 
 
@@ -189,7 +201,7 @@ _STAGE_PAIRS = (
 )
 
 
-@instruction
+@instruction(engines=(Engine.scalar,), generation=4, indirect=("dst", "data"))
 def activate2(
     emit: Emit,
     dst: NkiTensor,
@@ -210,9 +222,8 @@ def activate2(
     """dst = op((data <op0> imm0) <op1> imm1), on trn3; reductions also by max, min, abs_max,
     abs_min.
     """
-    emit.on(Engine.scalar, (Engine.scalar,))
-    needs_generation(emit, 4)
-    function = emit.detail = activation_name(emit, op)
+    function = activation_function(emit, op)
+    emit.attributes = activation_attributes(function.name)
     match_tiles(emit, dst, data=data)
     stages = _stages(emit, (op0, op1), (imm0, imm1), (reverse0, reverse1))
     if isinstance(imm0, NkiTensor) and isinstance(imm1, NkiTensor):
@@ -231,7 +242,7 @@ def activate2(
         target = intermediate(emit, out, dst, *later)
         emit.step(alu.function, *alu.arguments(value, operand, reverse), out=target)
         value = target
-    if function == "prelu":
+    if function.name == "prelu":
         emit.step(prelu(slope), value, out=out)
     else:
         emit_activation(emit, function, value, out)
@@ -242,7 +253,7 @@ def activate2(
 
 def _stages(
     emit: Emit, ops: tuple[Any, Any], operands: tuple[Any, Any], reverses: tuple[bool, bool]
-) -> list[tuple[AluOp, Any, bool, str]]:
+) -> list[tuple[Operator, Any, bool, str]]:
     names = tuple("bypass" if op is None else token_name(op) for op in ops)
     if names not in _STAGE_PAIRS:
         listed = ", ".join(f"({a}, {b})" for a, b in _STAGE_PAIRS)

@@ -6,13 +6,22 @@ from typing import Any
 
 import torch
 
+from trnx.simulator.attributes import ArrayTile, ProductMode, product_attributes
 from trnx.simulator.codecs import append_load_f32
+from trnx.simulator.costs.tensor import on_tensor_transposed
+from trnx.simulator.costs.vector import on_vector, per_element
 from trnx.simulator.coverage import Covered
 from trnx.simulator.errors import UninitialisedReadError
 from trnx.simulator.isa.copy import append_transpose
 from trnx.simulator.isa.enums import Engine, MatmulPerfMode
 from trnx.simulator.isa.indirect import load_scalar_indirect
 from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.propagation import (
+    by_element,
+    product_columns,
+    product_rows,
+    transposed_place,
+)
 from trnx.simulator.storage import PSUM, SBUF, MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 
@@ -22,7 +31,11 @@ _MATMUL_TYPES = (*_FP8_TYPES, "bfloat16", "float16", "tfloat32", "float32")
 _WIDE = ("float32", "tfloat32")
 
 
-@instruction
+@instruction(
+    engines=(Engine.tensor,),
+    undefined=by_element(stationary=product_rows, moving=product_columns),
+    indirect=("dst", "stationary", "moving"),
+)
 def nc_matmul(
     emit: Emit,
     dst: NkiTensor,
@@ -40,19 +53,20 @@ def nc_matmul(
     """dst[M, N] = stationary[K, M].T @ moving[K, N] in float32, overwriting or accumulating in
     PSUM.
     """
-    emit.on(None, (Engine.tensor,))
     double_row = perf_mode in (MatmulPerfMode.double_row, "double_row")
     if not double_row and perf_mode not in (MatmulPerfMode.none, "none"):
         emit.illegal(f"perf_mode={perf_mode} must be none or double_row")
     if double_row:
-        emit.detail = "double_row"
+        mode = ProductMode.double_row
     elif is_transpose:
-        emit.detail = "transpose"
-    elif is_stationary_onezero or is_moving_onezero:
-        emit.detail = "onezero"
+        mode = ProductMode.transpose
+    else:
+        is_onezero = is_stationary_onezero or is_moving_onezero
+        mode = ProductMode.onezero if is_onezero else ProductMode.plain
     rows, m, n = _matmul_sizes(emit, dst, stationary, moving, double_row)
     _check_types(emit, stationary, moving, double_row)
-    _check_tiling(emit, rows, m, tuple(tile_position or ()), tuple(tile_size or ()))
+    tile = _tiling(emit, rows, m, tuple(tile_position or ()), tuple(tile_size or ()))
+    emit.attributes = product_attributes(mode, tile)
     _check_indirect(emit, dst, stationary, moving, tuple(tile_position or ()), is_transpose)
     if is_transpose:
         _check_flag(emit, accumulate)
@@ -107,7 +121,7 @@ def append_matmul(
     else:
         out = emit.write(dst, "dst", shape=(m, n), buffers=PSUM)
         _append_product(emit, out, a, b, mode, dst)
-    dst.storage.matmul.mark(dst)
+    emit.psum_groups.mark(dst)
     emit.flops = 2 * k * m * n
 
 
@@ -136,7 +150,7 @@ def _append_scattered(
         emit.step(torch.add, value, before.view(value.shape), out=value)
     out = emit.write(dst, "dst", shape=value.shape, buffers=PSUM)
     emit.step(out.copy_, value)
-    base.storage.matmul.mark(base)
+    emit.psum_groups.mark(base)
 
 
 def _operand_shape(rows: int, free: int, double_row: bool) -> tuple[int, ...]:
@@ -185,20 +199,21 @@ def _check_types(emit: Emit, stationary: NkiTensor, moving: NkiTensor, double_ro
     emit.require(not is_mixed, "float8_e4m3 and float8_e4m3fn cannot be mixed")
 
 
-def _check_tiling(
+def _tiling(
     emit: Emit, rows: int, m: int, position: tuple[int, ...], size: tuple[int, ...]
-) -> None:
+) -> ArrayTile | None:
+    """The part of the array that a product uses, where it does not use all of it."""
     emit.require(bool(position) == bool(size), "tile_position and tile_size must be given together")
     if not size:
-        return
+        return None
     emit.require(len(size) == 2 and len(position) == 2, "tile_position and tile_size are pairs")
-    emit.detail += f" tile {position[0]} {position[1]} {size[0]} {size[1]}"
     least = 64 if emit.generation == 2 else 32
     for extent, start, used, what in zip(size, position, (rows, m), ("row", "column"), strict=True):
         if not (extent in (least, 64, 128) and start % extent == 0 and start + extent <= 128):
             emit.illegal(f"{what} tile of size {extent} at {start} is not possible")
         if used > extent:
             emit.illegal(f"{used} {what}s do not fit a tile of {extent}")
+    return ArrayTile(*position, *size)
 
 
 def _check_indirect(
@@ -230,8 +245,8 @@ def check_destination(emit: Emit, dst: NkiTensor, n: int) -> None:
         emit.illegal(f"moving has {n} columns; the maximum is {limit}")
     if emit.generation < 4:
         low, high, _, _ = dst.byte_range()
-        address = dst.storage.allocation.address if dst.storage.allocation else None
-        base = address[1] if address else 0
+        place = dst.storage.place
+        base = place.span[0] if place else 0
         bank = emit.hardware.psum_bank_bytes
         if (base + low) // bank != (base + high - 1) // bank:
             emit.finding(
@@ -245,9 +260,8 @@ def _accumulation(emit: Emit, dst: NkiTensor, accumulate: bool | None) -> Covere
     """Which locations keep their content: ALL accumulate, NONE are overwritten."""
     if accumulate is False:
         return Covered.NONE
-    state = dst.storage.matmul.state(dst)
-    modified = dst.storage.modified
-    if emit.generation < 4 and modified is not None and modified.state(dst) is not Covered.NONE:
+    state = emit.psum_groups.state(dst)
+    if emit.generation < 4 and emit.psum_groups.is_modified(dst):
         emit.finding(
             "matmul-accumulate",
             f"accumulates onto {dst.describe()}, where another instruction has overwritten the "
@@ -255,10 +269,10 @@ def _accumulation(emit: Emit, dst: NkiTensor, accumulate: bool | None) -> Covere
         )
         return Covered.ALL
     if accumulate is None:
-        if emit.generation >= 4 and state is not Covered.ALL and dst.storage.written.covers(dst):
+        if emit.generation >= 4 and state is not Covered.ALL and emit.initialised.covers(dst):
             return Covered.ALL
         return state
-    if state is not Covered.ALL and not (emit.generation >= 4 and dst.storage.written.covers(dst)):
+    if state is not Covered.ALL and not (emit.generation >= 4 and emit.initialised.covers(dst)):
         emit.finding(
             "matmul-accumulate",
             f"accumulate=True onto {dst.describe()}, which no matmul has written "
@@ -275,7 +289,7 @@ def _append_product(
         emit.step(torch.mm, emit.turned(a), b, out=out)
         return
     if mode is Covered.SOME:
-        fresh = dst.storage.matmul.mask(dst).reshape(out.shape) == 0
+        fresh = emit.psum_groups.products.of(dst.storage).mask(dst).reshape(out.shape) == 0
         emit.step(out.masked_fill_, fresh, 0.0)
     emit.step(torch.addmm, out, emit.turned(a), b, out=out)
 
@@ -316,10 +330,14 @@ def _append_matmul_transpose(
     source = emit.read(stationary, "stationary", shape=(k, m), buffers=SBUF)
     append_transpose(emit, source, emit.write(dst, "dst", shape=(m, k), buffers=PSUM))
     scattered = dst.indirection.base if dst.indirection is not None else None
-    dst.storage.matmul.mark(scattered or dst)
+    emit.psum_groups.mark(scattered or dst)
 
 
-@instruction
+@instruction(
+    engines=(Engine.tensor, Engine.vector),
+    undefined=by_element(data=transposed_place),
+    cost=(on_tensor_transposed, on_vector(per_element(1))),
+)
 def nc_transpose(
     emit: Emit, dst: NkiTensor, data: NkiTensor, engine: Any = Engine.unknown, name: Any = None
 ) -> None:
@@ -328,7 +346,7 @@ def nc_transpose(
     """
     in_psum = emit.check(dst, "dst").buffer is MemoryRegion.psum
     default = Engine.tensor if in_psum and data.buffer is MemoryRegion.sbuf else Engine.vector
-    chosen = emit.on(engine, (Engine.tensor, Engine.vector), default)
+    chosen = emit.on(engine, default=default)
     p, f = data.shape[0], data.free_size
     limit = 128 if chosen is Engine.tensor else 32
     if not (p <= limit and f <= limit):
@@ -344,4 +362,4 @@ def nc_transpose(
     target = emit.write(dst, "dst", shape=(f, p), elementwise=False)
     append_transpose(emit, source, target)
     if chosen is Engine.tensor:
-        dst.storage.matmul.mark(dst)
+        emit.psum_groups.mark(dst)

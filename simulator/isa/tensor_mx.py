@@ -7,13 +7,16 @@ from typing import Any
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.mx import PACKED_TYPES, append_dequantise
-from trnx.simulator.isa.operands import needs_generation
 from trnx.simulator.isa.tensor import append_matmul, check_destination
 from trnx.simulator.storage import PSUM, SBUF
 from trnx.simulator.tensor import NkiTensor
 
 
-@instruction
+@instruction(
+    engines=(Engine.tensor,),
+    generation=4,
+    indirect=("dst", "stationary", "moving", "stationary_scale", "moving_scale"),
+)
 def nc_matmul_mx(
     emit: Emit,
     dst: NkiTensor,
@@ -27,8 +30,6 @@ def nc_matmul_mx(
     name: Any = None,
 ) -> None:
     """dst[M, N] = stationary[K, M].T @ moving[K, N], each element four packed values of K."""
-    emit.on(None, (Engine.tensor,))
-    needs_generation(emit, 4)
     for operand, tensor in (("stationary", stationary), ("moving", moving)):
         emit.check(tensor, operand, SBUF)
         if tensor.dtype not in PACKED_TYPES:

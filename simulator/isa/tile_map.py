@@ -14,7 +14,7 @@ from trnx.simulator.isa.instruction import Emit, recorded
 from trnx.simulator.tensor import NkiTensor
 
 
-@recorded
+@recorded(engines=(Engine.vector,))
 def tile_map(
     emit: Emit,
     dst: NkiTensor,
@@ -23,7 +23,6 @@ def tile_map(
     label: str,
 ) -> None:
     """dst = function(*sources, out=...), recorded under the name nl.`label`."""
-    emit.on(None, (Engine.vector,))
     emit.name = f"nl.{label}"
     values = [emit.read_f32(source, "operand") for source in sources]
     out = emit.write_f32(dst, "dst", elementwise=False)

@@ -14,7 +14,16 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.isa.alu import AluOp, arithmetic, operator
+from trnx.simulator.attributes import operator_attributes
+from trnx.simulator.costs.vector import (
+    copied,
+    halves_on_scalar,
+    on_scalar,
+    on_vector,
+    per_element,
+    two_tiles,
+)
+from trnx.simulator.isa.alu import arithmetic, operator
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.integers import emit_bits, emit_integers
@@ -30,13 +39,20 @@ from trnx.simulator.isa.operands import (
     reachable,
     scalar,
 )
+from trnx.simulator.isa.propagation import by_partition
+from trnx.simulator.operators.table import Operator
 from trnx.simulator.tensor import NkiTensor
 
 _NATIVE = ("add", "subtract", "multiply", "maximum", "minimum")
 _HALVES = ("bfloat16", "float16")
 
 
-@instruction
+@instruction(
+    engines=(Engine.vector, Engine.gpsimd),
+    undefined=by_partition("data1", "data2"),
+    indirect=("dst", "data1"),
+    cost=(on_vector(two_tiles),),
+)
 def tensor_tensor(
     emit: Emit,
     dst: NkiTensor,
@@ -48,7 +64,7 @@ def tensor_tensor(
 ) -> None:
     """dst = data1 <op> data2, element by element."""
     alu = operator(emit, op, "op")
-    emit.detail = alu.name
+    emit.attributes = operator_attributes(alu.name)
     if alu.is_unary:
         emit.illegal(f"op=nl.{alu.name} takes one operand; use nisa.tensor_scalar")
     match_tiles(emit, dst, data1=data1, data2=data2)
@@ -75,7 +91,7 @@ def tensor_tensor(
 
 
 def _tensor_tensor_engine(
-    emit: Emit, alu: AluOp, engine: Any, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor
+    emit: Emit, alu: Operator, engine: Any, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor
 ) -> None:
     if alu.name == "power":
         emit.on(engine, (Engine.gpsimd,))
@@ -85,7 +101,7 @@ def _tensor_tensor_engine(
         exact = all_wide_integers(dst, data1, data2)
         in_sbuf = exact and not (is_psum(dst) or is_psum(data1) or is_psum(data2))
         default = Engine.gpsimd if in_sbuf else Engine.vector
-        emit.on(engine, (Engine.vector, Engine.gpsimd), default)
+        emit.on(engine, default=default)
 
 
 def _require_bits(emit: Emit, **tiles: Any) -> None:
@@ -94,7 +110,12 @@ def _require_bits(emit: Emit, **tiles: Any) -> None:
             emit.illegal(f"{name} is {tile.dtype}; bitvec operators take integers only")
 
 
-@instruction
+@instruction(
+    engines=(Engine.vector, Engine.scalar, Engine.gpsimd),
+    undefined=by_partition("data"),
+    indirect=("dst", "data"),
+    cost=(on_vector(copied), on_scalar(halves_on_scalar)),
+)
 def tensor_scalar(
     emit: Emit,
     dst: NkiTensor,
@@ -135,10 +156,10 @@ def tensor_scalar(
         _emit_stages(emit, dst, shape, stages, data, names)
 
 
-Stage = tuple[AluOp, bool, Any]
+Stage = tuple[Operator, bool, Any]
 
 
-def _operand(emit: Emit, alu: AluOp, operand: Any, name: str) -> Any:
+def _operand(emit: Emit, alu: Operator, operand: Any, name: str) -> Any:
     if alu.is_unary:
         if isinstance(operand, NkiTensor) or (operand is not None and operand != 0):
             emit.illegal(f"{name} must be None or 0 with the unary operator nl.{alu.name}")
@@ -217,7 +238,11 @@ def _clamp_bounds(stages: list[Stage]) -> tuple[float, float] | None:
     return (low, high) if low <= high else None
 
 
-@instruction
+@instruction(
+    engines=(Engine.vector,),
+    undefined=by_partition("data", "operand1"),
+    cost=(on_vector(two_tiles),),
+)
 def scalar_tensor_tensor(
     emit: Emit,
     dst: NkiTensor,
@@ -231,7 +256,6 @@ def scalar_tensor_tensor(
     name: str | None = None,
 ) -> None:
     """dst = (data <op0> operand0) <op1> operand1, with operand1 a full tile."""
-    emit.on(Engine.vector, (Engine.vector,))
     first = arithmetic(emit, op0, "op0")
     second = arithmetic(emit, op1, "op1")
     match_tiles(emit, dst, data=data, operand1=operand1)
@@ -248,10 +272,13 @@ def scalar_tensor_tensor(
     result.store(second.is_exact)
 
 
-@instruction
+@instruction(
+    engines=(Engine.vector,),
+    undefined=by_partition("data"),
+    cost=(on_vector(per_element(8)),),
+)
 def reciprocal(emit: Emit, dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
     """dst = 1 / data."""
-    emit.on(Engine.vector, (Engine.vector,))
     match_tiles(emit, dst, data=data)
     shape = common_shape(dst, data)
     value = emit.read_f32(data, "data", shape=shape)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import torch
 
+from trnx.simulator.costs.vector import on_vector, per_element
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.mx import BIAS, GROUP, PACKED, is_older_rule, scale_quadrants
-from trnx.simulator.isa.operands import flat, in_sbuf, needs_generation, require_dtype
+from trnx.simulator.isa.operands import flat, in_sbuf, require_dtype
 from trnx.simulator.tensor import NkiTensor
 
 _ELEMENTS = {
@@ -22,13 +23,11 @@ _ELEMENTS = {
 }
 
 
-@instruction
+@instruction(engines=(Engine.vector,), generation=4, cost=(on_vector(per_element(0.25)),))
 def quantize_mx(
     emit: Emit, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str | None = None
 ) -> None:
     """dst = src quantised in blocks, four elements packed into one; dst_scale = the scales."""
-    emit.on(Engine.vector, (Engine.vector,))
-    needs_generation(emit, 4)
     in_sbuf(emit, dst=dst, src=src)
     require_dtype(emit, "src", src, ("float16", "bfloat16"))
     require_dtype(emit, "dst", dst, tuple(_ELEMENTS))

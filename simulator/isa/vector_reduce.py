@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from trnx.simulator.costs.vector import halves_at_twice_the_rate, on_vector, per_element, per_source
 from trnx.simulator.isa.activation_functions import emit_activation
-from trnx.simulator.isa.alu import OPERATORS, arithmetic, binary_arithmetic, operator
+from trnx.simulator.isa.alu import arithmetic, binary_arithmetic, operator
 from trnx.simulator.isa.arguments import integers
 from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -25,16 +26,21 @@ from trnx.simulator.isa.operands import (
     flat,
     is_bits,
     match_tiles,
-    needs_generation,
     read_out,
     require_dtype,
     scalar,
 )
-from trnx.simulator.isa.reductions import reduce_last
+from trnx.simulator.isa.propagation import by_partition
+from trnx.simulator.operators.table import OPERATORS
 from trnx.simulator.tensor import NkiTensor
 
 
-@instruction
+@instruction(
+    engines=(Engine.vector,),
+    undefined=by_partition(),
+    indirect=("dst", "data"),
+    cost=(on_vector(halves_at_twice_the_rate),),
+)
 def tensor_reduce(
     emit: Emit,
     dst: NkiTensor,
@@ -46,7 +52,6 @@ def tensor_reduce(
     name: str | None = None,
 ) -> None:
     """dst = op-reduce of data over its last free axes."""
-    emit.on(Engine.vector, (Engine.vector,))
     alu = operator(emit, op, "op")
     if alu.identity is None:
         emit.illegal(f"op=nl.{alu.name} is not a reduction operator")
@@ -68,11 +73,11 @@ def tensor_reduce(
             )
         bits = bits_of(emit.read(data, "data", shape=source))
         target = bits_of(emit.write(dst, "dst", shape=result, elementwise=False))
-        emit.step(reduce_last(alu), bits, target)
+        emit.step(alu.reduce(), bits, target)
         return
     value = emit.read_f32(data, "data", shape=source)
     out = emit.write_f32(dst, "dst", shape=result, elementwise=False)
-    emit.step(reduce_last(alu), value, out)
+    emit.step(alu.reduce(), value, out)
     if negate:
         emit.step(out.neg_)
 
@@ -100,7 +105,13 @@ _REDUCE_OPS = ("add", "multiply", "maximum", "minimum")
 _REDUCING = (ReduceCmd.reset_reduce, ReduceCmd.reduce, ReduceCmd.load_reduce)
 
 
-@instruction
+@instruction(
+    engines=(Engine.vector,),
+    undefined=by_partition(),
+    indirect=("dst", "data"),
+    discards=True,
+    cost=(on_vector(per_source, is_two_instructions=True),),
+)
 def tensor_scalar_reduce(
     emit: Emit,
     dst: NkiTensor,
@@ -116,7 +127,6 @@ def tensor_scalar_reduce(
     name: str | None = None,
 ) -> None:
     """dst = data <op0> operand0, and its reduction by reduce_op over all free dimensions."""
-    emit.on(Engine.vector, (Engine.vector,))
     alu = arithmetic(emit, op0, "op0")
     reduction = binary_arithmetic(emit, reduce_op, "reduce_op", _REDUCE_OPS)
     emit.require(not reverse0, "reverse0 is not supported by tensor_scalar_reduce")
@@ -137,7 +147,7 @@ def tensor_scalar_reduce(
     out = emit.write_f32(dst, "dst", shape=shape, elementwise=initial is None, exact=alu.is_exact)
     emit.step(alu.function, *alu.arguments(value, operand, False), out=out)
     registers = accumulator(emit, Engine.vector, data)
-    accumulate(emit, reduce_cmd, reduction, reduce_last(reduction), out, registers, initial)
+    accumulate(emit, reduce_cmd, reduction, reduction.reduce(), out, registers, initial)
     if reduce_res is not None:
         result = registers
         if reduce_res_negate:
@@ -189,7 +199,13 @@ _EXP_RESULTS = (
 )
 
 
-@instruction
+@instruction(
+    engines=(Engine.vector,),
+    generation=4,
+    undefined=by_partition(),
+    indirect=("dst", "src"),
+    cost=(on_vector(per_element(0.25)),),
+)
 def exponential(
     emit: Emit,
     dst: NkiTensor,
@@ -201,8 +217,6 @@ def exponential(
     name: str | None = None,
 ) -> None:
     """dst = exp(src - max_value), and its sum over all free dimensions, on trn3."""
-    emit.on(Engine.vector, (Engine.vector,))
-    needs_generation(emit, 4)
     is_loading = isinstance(reduce_init, NkiTensor) or reduce_init != 0
     if reduce_cmd is not ReduceCmd.load_reduce:
         emit.require(not is_loading, "reduce_init is set but reduce_cmd is not load_reduce")
@@ -223,10 +237,10 @@ def exponential(
     # What is read after the first element is written may not lie in dst.
     out = emit.write_f32(dst, "dst", shape=shape, elementwise=initial is None)
     emit.step(torch.sub, value, shift, out=out)
-    emit_activation(emit, "exp", out, out)
+    emit_activation(emit, OPERATORS["exp"], out, out)
     addition = OPERATORS["add"]
     registers = accumulator(emit, Engine.vector, src)
-    accumulate(emit, reduce_cmd, addition, reduce_last(addition), out, registers, initial)
+    accumulate(emit, reduce_cmd, addition, addition.reduce(), out, registers, initial)
     if reduce_res is not None:
         require_dtype(emit, "reduce_res", reduce_res, _EXP_RESULTS[:6])
         read_out(emit, registers, reduce_res, dst, "reduce_res")

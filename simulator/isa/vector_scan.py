@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trnx.simulator.isa.alu import AluOp, arithmetic, binary_arithmetic
+from trnx.simulator.costs.vector import on_vector, per_element
+from trnx.simulator.isa.alu import arithmetic, binary_arithmetic
 from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
@@ -26,37 +27,20 @@ from trnx.simulator.isa.operands import (
     require_dtype,
     scalar,
 )
+from trnx.simulator.isa.propagation import by_partition
+from trnx.simulator.operators.table import Operator
 from trnx.simulator.tensor import NkiTensor
 
 _Array = npt.NDArray[np.float32]
 # f(a, b, out=out) on one row of all partitions.
 _RowFunction = Callable[..., Any]
 
-# numpy's form of the operators that scans compute element by element.
-_UFUNCS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "subtract": np.subtract,
-    "multiply": np.multiply,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "equal": np.equal,
-    "not_equal": np.not_equal,
-    "greater_equal": np.greater_equal,
-    "greater": np.greater,
-    "less_equal": np.less_equal,
-    "less": np.less,
-    "logical_and": np.logical_and,
-    "logical_or": np.logical_or,
-    "logical_xor": np.logical_xor,
-    "power": np.power,
-}
 
-
-def _binary(op: AluOp, reverse: bool) -> _RowFunction:
+def _binary(op: Operator, reverse: bool) -> _RowFunction:
     """`f(a, b, out=out)` of `a <op> b`, or `b <op> a` when reversed, on numpy rows."""
-    ufunc = _UFUNCS.get(op.name)
+    ufunc = op.ufunc
     if ufunc is None:
-        return _through_torch(op, reverse)
+        return _through_torch(op.function, reverse)
     if op.is_exact:
         # Comparisons give booleans, which numpy does not write into a float array.
         return _boolean(ufunc, reverse)
@@ -72,10 +56,12 @@ def _boolean(ufunc: Callable[..., Any], reverse: bool) -> _RowFunction:
     return apply
 
 
-def _through_torch(op: AluOp, reverse: bool) -> _RowFunction:
+def _through_torch(function: Callable[..., Any], reverse: bool) -> _RowFunction:
     def apply(a: _Array, b: _Array, out: _Array) -> None:
         left, right = torch.from_numpy(a), torch.from_numpy(b)
-        op.function(*op.arguments(left, right, reverse), out=torch.from_numpy(out))
+        if reverse:
+            left, right = right, left
+        function(left, right, out=torch.from_numpy(out))
 
     return apply
 
@@ -100,7 +86,7 @@ def _scan(
             second(result, b, out=result)
 
 
-@instruction
+@instruction(engines=(Engine.vector,), undefined=by_partition(), cost=(on_vector(per_element(2)),))
 def tensor_tensor_scan(
     emit: Emit,
     dst: NkiTensor,
@@ -114,7 +100,6 @@ def tensor_tensor_scan(
     name: str | None = None,
 ) -> None:
     """dst[i] = (data0[i] <op0> dst[i - 1]) <op1> data1[i] along the free dimensions."""
-    emit.on(Engine.vector, (Engine.vector,))
     first = binary_arithmetic(emit, op0, "op0")
     second = binary_arithmetic(emit, op1, "op1")
     match_tiles(emit, dst, data0=data0, data1=data1)
@@ -164,7 +149,7 @@ def _cumulate(values: _Array, alternate: bool, ufunc: Any) -> None:
             np.negative(values[:, 1::2], out=values[:, 1::2])
 
 
-@instruction
+@instruction(engines=(Engine.vector,), undefined=by_partition(), indirect=("dst", "src"))
 def tensor_scalar_cumulative(
     emit: Emit,
     dst: NkiTensor,
@@ -177,7 +162,6 @@ def tensor_scalar_cumulative(
     name: str | None = None,
 ) -> None:
     """dst[i] = register = (src[i] <op0> imm0) <op1> register along the free dimensions."""
-    emit.on(Engine.vector, (Engine.vector,))
     first = arithmetic(emit, op0, "op0")
     second = binary_arithmetic(emit, op1, "op1", _CUMULATIVE)
     if reduce_cmd not in _CUMULATIVE_COMMANDS:
@@ -202,7 +186,7 @@ def tensor_scalar_cumulative(
     work = emit.scratch(shape)
     emit.step(first.function, *first.arguments(value, operand, False), out=work)
     emit.step(second.function, work[:, :1], registers, out=work[:, :1])
-    ufunc = np.add if second.name == "subtract" else _UFUNCS[second.name]
+    ufunc = np.add if second.name == "subtract" else second.ufunc
     emit.step(_cumulate, work.numpy(), second.name == "subtract", ufunc)
     emit.step(registers.copy_, work[:, -1:])
     emit.step(out.copy_, work)

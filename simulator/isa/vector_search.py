@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from trnx.simulator.costs.vector import on_vector, per_element
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import is_overlapping, match_tiles, number, require_dtype
+from trnx.simulator.isa.propagation import by_partition
 from trnx.simulator.tensor import NkiTensor
 
 _MISSING = -1  # all ones, as unsigned
@@ -37,10 +39,9 @@ def _check_eight(emit: Emit, tile: NkiTensor, operand: str, like: NkiTensor) -> 
         emit.illegal(f"{operand} has shape {tile.shape}; expected ({like.shape[0]}, 8)")
 
 
-@instruction
+@instruction(engines=(Engine.vector,), undefined=by_partition(), cost=(on_vector(per_element(1)),))
 def max8(emit: Emit, dst: NkiTensor, src: NkiTensor, name: str | None = None) -> None:
     """dst[p] = the 8 largest elements of src[p] in descending order, duplicates included."""
-    emit.on(Engine.vector, (Engine.vector,))
     _check_data(emit, src, "src")
     _check_eight(emit, dst, "dst", src)
     partitions, length = src.shape[0], src.free_size
@@ -77,12 +78,11 @@ def _find(data: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
     out.copy_(torch.from_numpy(_match(data, values, range(8))))
 
 
-@instruction
+@instruction(engines=(Engine.vector,), undefined=by_partition(), cost=(on_vector(per_element(1)),))
 def nc_find_index8(
     emit: Emit, dst: NkiTensor, data: NkiTensor, vals: NkiTensor, name: str | None = None
 ) -> None:
     """dst[p, i] = index of vals[p, i] in data[p]; duplicates take successive occurrences."""
-    emit.on(Engine.vector, (Engine.vector,))
     _check_data(emit, data, "data")
     _check_eight(emit, vals, "vals", data)
     _check_eight(emit, dst, "dst", data)
@@ -110,7 +110,7 @@ def _replace(
         indices.copy_(found)
 
 
-@instruction
+@instruction(engines=(Engine.vector,), undefined=by_partition(), cost=(on_vector(per_element(1)),))
 def nc_match_replace8(
     emit: Emit,
     dst: NkiTensor,
@@ -123,7 +123,6 @@ def nc_match_replace8(
     """dst = data with the first occurrence of each of vals replaced by imm; dst_idx = where they
     were.
     """
-    emit.on(Engine.vector, (Engine.vector,))
     _check_data(emit, data, "data")
     match_tiles(emit, dst, data=data)
     _check_eight(emit, vals, "vals", data)

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from trnx.simulator.costs.vector import on_vector, per_element, two_tiles
 from trnx.simulator.dtypes import float32
-from trnx.simulator.isa.alu import OPERATORS, binary_arithmetic
+from trnx.simulator.isa.alu import binary_arithmetic
 from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.indirect import load_scalar_indirect
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -27,14 +28,14 @@ from trnx.simulator.isa.operands import (
     is_overlapping,
     match_column,
     match_tiles,
-    needs_generation,
     not_both_in_psum,
     number,
     read_out,
     require_dtype,
     scalar,
 )
-from trnx.simulator.isa.reductions import reduce_last
+from trnx.simulator.isa.propagation import by_element, by_partition
+from trnx.simulator.operators.table import OPERATORS
 from trnx.simulator.tensor import NkiTensor
 
 FP32_MIN = torch.finfo(torch.float32).min
@@ -48,7 +49,12 @@ _SELECT_SOURCES = tuple(name for name in FLOATS if name != "tfloat32") + (
 )
 
 
-@instruction
+@instruction(
+    engines=(Engine.vector,),
+    undefined=by_element("src", "predicate", "dst"),
+    indirect=("dst", "predicate"),
+    cost=(on_vector(two_tiles),),
+)
 def tensor_copy_predicated(
     emit: Emit,
     dst: NkiTensor,
@@ -58,7 +64,6 @@ def tensor_copy_predicated(
     name: str | None = None,
 ) -> None:
     """dst = src where predicate is not 0 (is 0, when reversed); other elements of dst stay."""
-    emit.on(Engine.vector, (Engine.vector,))
     match_tiles(emit, dst, predicate=predicate)
     require_dtype(emit, "predicate", predicate, ("uint8", "uint16", "uint32", "bool"))
     shape = dst.shape
@@ -92,7 +97,7 @@ def _kept(emit: Emit, dst: NkiTensor) -> torch.Tensor:
     return stored
 
 
-@instruction
+@instruction(engines=(Engine.vector,), undefined=by_partition(), cost=(on_vector(two_tiles),))
 def select_reduce(
     emit: Emit,
     dst: NkiTensor,
@@ -106,7 +111,6 @@ def select_reduce(
     name: str | None = None,
 ) -> None:
     """dst = on_true where predicate is not 0, else on_false; and the maximum of each row."""
-    emit.on(Engine.vector, (Engine.vector,))
     match_tiles(emit, dst, predicate=predicate, on_true=on_true)
     require_dtype(emit, "predicate", predicate, ("int8", "uint8", "int16", "uint16", "bool"))
     require_dtype(emit, "on_true", on_true, _SELECT_SOURCES)
@@ -152,12 +156,17 @@ def _reduce_maximum(
         return
     maximum = OPERATORS["maximum"]
     registers = accumulator(emit, Engine.vector, lanes)
-    accumulate(emit, reduce_cmd, maximum, reduce_last(maximum), out, registers)
+    accumulate(emit, reduce_cmd, maximum, maximum.reduce(), out, registers)
     if reduce_res is not None:
         read_out(emit, registers, reduce_res, dst, "reduce_res")
 
 
-@instruction
+@instruction(
+    engines=(Engine.vector,),
+    generation=3,
+    undefined=by_partition(),
+    cost=(on_vector(per_element(1)),),
+)
 def range_select(
     emit: Emit,
     dst: NkiTensor,
@@ -174,8 +183,6 @@ def range_select(
     name: str | None = None,
 ) -> None:
     """dst = on_true_tile where range_start + index compares with both bounds, else FP32_MIN."""
-    emit.on(Engine.vector, (Engine.vector,))
-    needs_generation(emit, 3)
     first = binary_arithmetic(emit, comp_op0, "comp_op0", _COMPARISONS)
     second = binary_arithmetic(emit, comp_op1, "comp_op1", _COMPARISONS)
     match_tiles(emit, dst, on_true_tile=on_true_tile)

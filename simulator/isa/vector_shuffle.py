@@ -11,25 +11,25 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.checks.undefined import moved_partitions, other_partitions
+from trnx.simulator.costs.vector import on_vector, per_element
 from trnx.simulator.isa.arguments import integers
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import bits_of
+from trnx.simulator.isa.propagation import by_element, moved_partitions, other_partitions
 from trnx.simulator.tensor import NkiTensor
 
 _QUADRANT = 32
 _KEEP = 255
 
 
-@instruction
+@instruction(engines=(Engine.vector,), cost=(on_vector(per_element(1)),))
 def nc_stream_shuffle(
     emit: Emit, dst: NkiTensor, src: NkiTensor, shuffle_mask: Any, name: str | None = None
 ) -> None:
     """Partition i of each quadrant of dst = partition shuffle_mask[i] of that quadrant of src; 255
     keeps.
     """
-    emit.on(Engine.vector, (Engine.vector,))
     emit.check(dst, "dst")
     emit.check(src, "src")
     if src.dtype != dst.dtype:
@@ -38,10 +38,10 @@ def nc_stream_shuffle(
         emit.illegal(f"src has {src.free_size} elements per partition, dst has {dst.free_size}")
     _check_placement(emit, dst, src)
     targets, sources = _rows(emit, dst, src, shuffle_mask)
-    emit.places = {
-        "src": functools.partial(moved_partitions, targets, sources),
-        "dst": functools.partial(other_partitions, targets),
-    }
+    emit.propagation = by_element(
+        src=functools.partial(moved_partitions, targets, sources),
+        dst=functools.partial(other_partitions, targets),
+    )
     shape = (src.shape[0], src.free_size)
     value = bits_of(emit.read(src, "src", shape=shape))
     if len(targets) == dst.shape[0]:

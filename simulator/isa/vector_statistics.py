@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import torch
 
+from trnx.simulator.costs.vector import on_vector, per_element
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.propagation import by_partition
 from trnx.simulator.tensor import NkiTensor
 
 _MAX_ELEMENTS = 512  # nl.tile_size.bn_stats_fmax
 
 
-@instruction
+@instruction(engines=(Engine.vector,), undefined=by_partition(), cost=(on_vector(per_element(1)),))
 def bn_stats(emit: Emit, dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
     """dst[p] = the statistics of the even and of the odd elements of data[p], 6 values."""
-    emit.on(Engine.vector, (Engine.vector,))
     emit.check(dst, "dst")
     emit.check(data, "data")
     partitions, length = data.shape[0], data.free_size
@@ -52,10 +53,13 @@ def _check_size(emit: Emit, dst: NkiTensor, data: NkiTensor, size: int) -> None:
         emit.illegal(f"dst has shape {dst.shape}; expected ({data.shape[0]}, {size})")
 
 
-@instruction
+@instruction(
+    engines=(Engine.vector,),
+    undefined=by_partition(),
+    cost=(on_vector(per_element(13 / 3)),),
+)
 def bn_aggr(emit: Emit, dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
     """dst[p] = (mean, variance) of the triples (count, mean, variance * count) in data[p]."""
-    emit.on(Engine.vector, (Engine.vector,))
     emit.check(dst, "dst")
     emit.check(data, "data")
     partitions, length = data.shape[0], data.free_size

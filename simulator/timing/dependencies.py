@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from trnx.simulator.costs.cost import COMPUTE_QUEUES, COUNT, PSUM_BANK, Cost
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.rows import Rows
 from trnx.simulator.timing.cells import Cells
-from trnx.simulator.timing.cost import COMPUTE_QUEUES, COUNT, PSUM_BANK, Cost
 from trnx.simulator.timing.placement import Placement, Users
 from trnx.simulator.timing.schedule import Lifetime
 

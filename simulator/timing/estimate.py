@@ -11,8 +11,8 @@ import math
 
 import torch
 
+from trnx.simulator.costs.constants import timing
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.timing.constants import timing
 
 # Elements per partition of one instruction of VectorE or ScalarE; a bank of PSUM of float32.
 _TILE = 512

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
-from trnx.simulator.hardware import Hardware
-from trnx.simulator.timing.constants import Timing
-from trnx.simulator.timing.cost import (
+from trnx.simulator.costs.constants import Timing
+from trnx.simulator.costs.cost import (
     COUNT,
     PSUM_BANK,
     PSUM_PORT,
@@ -21,6 +20,7 @@ from trnx.simulator.timing.cost import (
     Cost,
     picoseconds,
 )
+from trnx.simulator.hardware import Hardware
 from trnx.simulator.timing.dependencies import Dependencies
 from trnx.simulator.timing.resources import Hbm, Lanes, Squares, Throttle
 from trnx.simulator.timing.schedule import Schedule, Wait

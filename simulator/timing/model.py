@@ -1,4 +1,4 @@
-"""`CostModel`: the cost of a row, by the cost function of its engine.
+"""`CostModel`: the cost of a row, by the rule that its instruction declares or its engine has.
 
 Costs depend on sizes, dtypes, buffers and access patterns, never on values or addresses, so equal
 instructions share one Cost.
@@ -6,42 +6,35 @@ instructions share one Cost.
 
 from __future__ import annotations
 
+import dataclasses
 from array import array
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from trnx.simulator.costs.constants import Timing, timing
+from trnx.simulator.costs.cost import Cost, CostFunction, Instruction, on_sync
+from trnx.simulator.costs.dma import dma_cost
+from trnx.simulator.costs.tensor import tensor_cost
+from trnx.simulator.costs.vector import gpsimd_cost, scalar_cost, vector_cost
 from trnx.simulator.hardware import Hardware
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.specification import InstructionSpec
 from trnx.simulator.rows import Rows
-from trnx.simulator.timing.constants import Timing, timing
-from trnx.simulator.timing.cost import QUEUES, SYNC, Cost, Instruction, picoseconds
-from trnx.simulator.timing.cost_dma import dma_cost
-from trnx.simulator.timing.cost_tensor import tensor_cost
-from trnx.simulator.timing.cost_vector import gpsimd_cost, scalar_cost, vector_cost
 
 _Words = npt.NDArray[np.uint64]
 
-CostFunction = Callable[[Hardware, Timing, Instruction], Cost]
-
-
-def _sync_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
-    # A register move; EVENT_SEMAPHORE, the nearest that was measured, takes 9 ns (row B3-8).
-    del hardware, instruction
-    ps = picoseconds(constants.semaphore_ns)
-    return Cost(SYNC, ps, ps)
-
-
-FAMILIES: dict[str, CostFunction] = {
-    "tensor": tensor_cost,
-    "vector": vector_cost,
-    "scalar": scalar_cost,
-    "gpsimd": gpsimd_cost,
-    "dma": dma_cost,
-    "sync": _sync_cost,
+# What an instruction costs on an engine where its declaration says nothing else.
+USUAL: dict[Engine, CostFunction] = {
+    Engine.tensor: tensor_cost,
+    Engine.vector: vector_cost,
+    Engine.scalar: scalar_cost,
+    Engine.gpsimd: gpsimd_cost,
+    Engine.dma: dma_cost,
+    Engine.sync: on_sync,
     # No engine was chosen: as SyncE.
-    "unknown": _sync_cost,
+    Engine.unknown: on_sync,
 }
 
 
@@ -56,14 +49,16 @@ class CostModel:
     def of(self, index: int) -> Cost:
         """The cost of row `index`."""
         row = self._rows[index]
-        return self.cost(Instruction(row.opcode, row.engine, row.detail, row.operands))
+        return self.cost(
+            self._rows.spec(index), Instruction(Engine[row.engine], row.attributes, row.operands)
+        )
 
-    def cost(self, instruction: Instruction) -> Cost:
-        """The cost of an instruction."""
-        if instruction.opcode == "core_barrier":
-            ps = picoseconds(self.timing.meeting_ns)
-            return Cost(QUEUES.index(instruction.engine), ps, ps, meets=True)
-        return FAMILIES[instruction.engine](self.hardware, self.timing, instruction)
+    def cost(self, spec: InstructionSpec, instruction: Instruction) -> Cost:
+        """The cost of an instruction, by its own rule or its engine's."""
+        rule = spec.cost_on(instruction.engine)
+        function = USUAL[instruction.engine] if rule is None else rule.function
+        cost = function(self.hardware, self.timing, instruction)
+        return dataclasses.replace(cost, meets=True) if spec.meets else cost
 
     def table(self) -> tuple[list[Cost], array[int]]:
         """The costs that occur, and of each row which one it has."""
@@ -89,7 +84,7 @@ def _classes(rows: Rows) -> _Words:
     first = np.frombuffer(rows.first_operand, np.uint32).astype(np.int64)
     counts = np.diff(first)
     found = counts.astype(np.uint64)
-    for column in (rows.opcode, rows.engine, rows.detail):
+    for column in (rows.opcode, rows.engine, rows.attributes):
         found = _mixed(found, np.frombuffer(column, column.typecode))
     for n in range(int(counts.max(initial=0))):
         has = np.flatnonzero(counts > n)

@@ -13,8 +13,6 @@ import numpy as np
 from trnx.simulator.rows import Rows
 
 _Loop = tuple[int, int, int | None, int]
-# Instructions in which cores wait for each other.
-_MEETINGS = frozenset({"core_barrier", "sendrecv"})
 
 
 class Order(NamedTuple):
@@ -72,8 +70,7 @@ def _overlap(loops: Sequence[_Loop]) -> bool:
 
 def _side_by_side(rows: Rows, unknown_trips: int) -> array[int]:
     """Each core's instructions unrolled, and both together from meeting to meeting."""
-    opcodes = rows.opcodes()
-    meetings = {code for code, name in enumerate(opcodes) if name in _MEETINGS}
+    meetings = {code for code, spec in enumerate(rows.specs()) if spec.meets}
     streams = [_stream(rows, core, unknown_trips) for core in sorted(set(rows.core))]
     order, at = array("I"), [0] * len(streams)
     while any(begin < len(stream) for begin, stream in zip(at, streams, strict=True)):

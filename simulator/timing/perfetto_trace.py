@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from trnx.simulator.costs.cost import COUNT
 from trnx.simulator.errors import Location
 from trnx.simulator.storage import MemoryRegion
-from trnx.simulator.timing.cost import COUNT
 from trnx.simulator.timing.errors import needs
 from trnx.simulator.timing.outputs import check_trace_path
 from trnx.simulator.timing.schedule import queue_name

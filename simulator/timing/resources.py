@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trnx.simulator.timing.cost import Cost
+from trnx.simulator.costs.cost import Cost
 
 # Half steps of a picosecond: the throttle halves rates.
 _HALVES = 2

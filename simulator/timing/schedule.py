@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trnx.simulator.costs.cost import COUNT, QUEUES, Cost
 from trnx.simulator.storage import MemoryRegion
-from trnx.simulator.timing.cost import COUNT, QUEUES, Cost
 
 
 class Wait(IntEnum):

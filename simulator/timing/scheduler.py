@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trnx.simulator.costs.constants import Timing, timing
+from trnx.simulator.costs.cost import COUNT
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.rows import Rows
-from trnx.simulator.timing.constants import Timing, timing
-from trnx.simulator.timing.cost import COUNT
 from trnx.simulator.timing.dependencies import Dependencies
 from trnx.simulator.timing.machine import Machine
 from trnx.simulator.timing.model import CostModel

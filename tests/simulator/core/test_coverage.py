@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trnx.simulator.checks.overlap import overwrite
+from trnx.simulator.checks.shadows import new_shadow
 from trnx.simulator.coverage import Covered
 from trnx.simulator.hardware import TRN2
 from trnx.simulator.simulator import Simulator
@@ -34,7 +34,7 @@ def test_coverage_is_exact(
 ) -> None:
     tensor = Simulator(TRN2).allocate((64,), "int32", MemoryRegion.private_hbm)
     seen = torch.zeros(256, dtype=torch.bool)
-    coverage = tensor.storage.written
+    coverage = new_shadow(tensor.storage)
 
     def bytes_of(pattern: list[tuple[int, int]], offset: int, dtype: str) -> torch.Tensor:
         # The offset of `ap` counts elements of the new type from the view's start, which is 0.
@@ -59,7 +59,7 @@ def test_coverage_is_exact(
 
 def test_halves_of_rows_are_told_apart_by_their_columns() -> None:
     tensor = Simulator(TRN2).allocate((8, 6), "float32", MemoryRegion.private_hbm)
-    coverage = tensor.storage.written
+    coverage = new_shadow(tensor.storage)
     coverage.mark(tensor[0:4, 0:3])
     coverage.mark(tensor[6:8, 1:3])
     assert coverage.state(tensor[0:8, 3:6]) is Covered.NONE
@@ -77,16 +77,18 @@ def test_halves_of_rows_are_told_apart_by_their_columns() -> None:
 
 def test_as_many_elements_as_the_storage_may_still_leave_gaps() -> None:
     tensor = Simulator(TRN2).allocate((16,), "int32", MemoryRegion.private_hbm)
-    tensor.storage.written.mark(tensor.ap([[1, 4], [1, 4]]))
-    assert not tensor.storage.written.covers(tensor)
-    assert tensor.storage.written.covers(tensor[:7])
-    assert not tensor.storage.written.covers(tensor[:8])
+    written = new_shadow(tensor.storage)
+    written.mark(tensor.ap([[1, 4], [1, 4]]))
+    assert not written.covers(tensor)
+    assert written.covers(tensor[:7])
+    assert not written.covers(tensor[:8])
 
 
 def test_a_permuted_whole_is_whole() -> None:
     tensor = Simulator(TRN2).allocate((4, 6), "int32", MemoryRegion.private_hbm)
-    tensor.storage.written.mark(tensor.permute((1, 0)))
-    assert tensor.storage.written.full
+    written = new_shadow(tensor.storage)
+    written.mark(tensor.permute((1, 0)))
+    assert written.full
 
 
 # Of a tile [8, 40] of int32: partitions (start, step, count), then free dimensions as above.
@@ -124,7 +126,7 @@ def _tile_view(tile: NkiTensor, view: tuple) -> tuple[NkiTensor, torch.Tensor]: 
 )
 def test_coverage_on_chip_is_exact(writes: list[tuple], reads: list[tuple], random: Random) -> None:  # type: ignore[type-arg]
     tile = Simulator(TRN2).allocate((8, 40), "int32", MemoryRegion.sbuf)
-    coverage = tile.storage.written
+    coverage = new_shadow(tile.storage)
     seen = torch.zeros(8 * 40 * 4, dtype=torch.bool)
     for what, given_view in writes:
         view, places = _tile_view(tile, given_view)
@@ -158,7 +160,7 @@ def test_coverage_on_chip_is_exact(writes: list[tuple], reads: list[tuple], rand
 
 def test_a_whole_tile_loses_what_is_erased() -> None:
     tile = Simulator(TRN2).allocate((128, 24), "bfloat16", MemoryRegion.sbuf)
-    coverage = tile.storage.written
+    coverage = new_shadow(tile.storage)
     coverage.mark(tile)
     coverage.erase(tile[64:128, 3:5])
     assert coverage.covers(tile[0:64])
@@ -178,17 +180,18 @@ def test_tensors_by_turns_share_memory_and_forget_what_was_overwritten() -> None
     ]
     wide = simulator.allocate((64, 170), "bfloat16", MemoryRegion.sbuf, address=(32, 960))
     assert simulator.pool.allocated_bytes == 2 * 128 * 256 + 64 * 340
+    written, overlap = simulator.initialised.written, simulator.initialised.overlap
     for tensor in turns:
-        tensor.storage.written.mark(tensor)
-        overwrite(tensor)
-    assert [t.storage.written.is_empty for t in turns] == [True] * 8 + [False] * 2
-    overwrite(wide)
+        written.of(tensor.storage).mark(tensor)
+        overlap.overwrite(tensor)
+    assert [written.of(t.storage).is_empty for t in turns] == [True] * 8 + [False] * 2
+    overlap.overwrite(wide)
     last = turns[-2]
-    assert last.storage.written.state(last[32:96]) is Covered.NONE
-    assert last.storage.written.covers(last[0:32])
+    assert written.of(last.storage).state(last[32:96]) is Covered.NONE
+    assert written.of(last.storage).covers(last[0:32])
     del last
     place = wide.storage.place
     assert place is not None
-    assert len(place.holders) == 3
+    assert len(overlap.holders(place)) == 3
     del turns, tensor
-    assert len(place.holders) == 1
+    assert len(overlap.holders(place)) == 1

@@ -11,6 +11,7 @@ import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, trace
 from trnx.simulator.errors import IllegalInstructionError
+from trnx.simulator.listing import listing
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,19 @@ def test_where(tiles: ModuleType) -> None:
     a, b = simulate(tiles.chosen)(x)
     assert torch.equal(a, torch.where(x > 0, x, -1.0))
     assert torch.equal(b, torch.where(x > 0, 2.0, x))
+    # A Program holds memory that steps use, and no tiles.
+    assert not any("NkiTensor" in line for line in listing(trace(tiles.chosen, [TensorSpec.of(x)])))
+
+
+def test_a_sine_of_a_tile_is_of_any_angle_and_that_of_scalar_engine_is_not(
+    tiles: ModuleType,
+) -> None:
+    x = torch.tensor([[0.5, 3.0, 9.0]])
+    on_tiles = simulate(tiles.unary)(x, "sin", None)
+    torch.testing.assert_close(on_tiles, torch.sin(x))
+    activated = simulate(tiles.sine_of_scalar_engine)(x)
+    torch.testing.assert_close(activated[:, :2], torch.sin(x[:, :2]))
+    assert activated[0, 2].item() == pytest.approx(27.65, abs=0.01)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.bfloat16])

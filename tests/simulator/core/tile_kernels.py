@@ -1,6 +1,7 @@
 """Kernels of the tests of nki.language's tile maths; loaded as a twin."""
 
 import nki
+import nki.isa as nisa
 import nki.language as nl
 
 
@@ -71,3 +72,10 @@ def assigned(x):
     tile[:, 0:1] = 5.0
     out[...] = tile
     return out
+
+
+@nki.jit
+def sine_of_scalar_engine(x):
+    tile = nl.load(x)
+    nisa.activation(dst=tile, op=nl.sin, data=tile)
+    return _result(tile)

@@ -14,8 +14,9 @@ import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, trace
 from trnx.simulator.arguments import ArgumentError
-from trnx.simulator.context import observing, observing_runs
+from trnx.simulator.context import observing_runs
 from trnx.simulator.errors import FindingWarning, OutOfBoundsError
+from trnx.simulator.observer import Observer, Recorded, observing
 from trnx.simulator.replays import Replay, Replays, Signature
 from trnx.simulator.results import Results
 
@@ -186,9 +187,15 @@ def test_gradients_and_modes(module: ModuleType) -> None:
 
 
 def test_who_observes_sees_each_call(module: ModuleType, runs: Runs) -> None:
-    x, seen, programs = torch.ones(2, 3), [], []
+    x, programs = torch.ones(2, 3), []
+    seen: list[Recorded] = []
+
+    class Seen(Observer):
+        def on_instruction(self, instruction: Recorded) -> None:
+            seen.append(instruction)
+
     module.scaled(x)
-    with observing(seen.append):
+    with observing(Seen()):
         module.scaled(x)
     assert len(seen) == 3
     assert runs() == 2

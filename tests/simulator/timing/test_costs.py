@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from itertools import pairwise, product
 
 import pytest
 
+from trnx.simulator.attributes import (
+    NONE,
+    ActivationAttributes,
+    Attributes,
+    OperatorAttributes,
+    ProductAttributes,
+    ProductMode,
+)
+from trnx.simulator.costs.constants import Timing, free_constants, timing
+from trnx.simulator.costs.cost import Cost, Instruction
 from trnx.simulator.hardware import TRN1, TRN2, TRN3, Hardware
-from trnx.simulator.rows import OperandRow, Pattern
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.isa.instruction import SPECS
+from trnx.simulator.modules import nki_modules
+from trnx.simulator.rows import OperandRow, Pattern, Rows
 from trnx.simulator.storage import MemoryRegion
-from trnx.simulator.timing.constants import Timing, free_constants, timing
-from trnx.simulator.timing.cost import Instruction
-from trnx.simulator.timing.cost_dma import dma_cost
-from trnx.simulator.timing.cost_tensor import tensor_cost
-from trnx.simulator.timing.cost_vector import scalar_cost, vector_cost
+from trnx.simulator.timing.model import CostModel
 
+nki_modules()  # declares every instruction
 CHIPS = (TRN1, TRN2, TRN3)
 SBUF, PSUM, HBM = MemoryRegion.sbuf, MemoryRegion.psum, MemoryRegion.shared_hbm
 
@@ -36,8 +47,18 @@ def _tile(
     return OperandRow(0, buffer, dtype, write, 0, partitions, size, 0, size * step, pattern)
 
 
-def _vector_work(chip: Hardware, opcode: str, *operands: OperandRow, detail: str = "") -> float:
-    cost = vector_cost(chip, timing(chip), Instruction(opcode, "vector", detail, operands))
+def _cost(
+    chip: Hardware,
+    opcode: str,
+    engine: Engine,
+    attributes: Attributes,
+    operands: Sequence[OperandRow],
+) -> Cost:
+    return CostModel(chip, Rows()).cost(SPECS[opcode], Instruction(engine, attributes, operands))
+
+
+def _vector_work(chip: Hardware, opcode: str, *operands: OperandRow, op: str = "") -> float:
+    cost = _cost(chip, opcode, Engine.vector, OperatorAttributes(op), operands)
     # Times are whole picoseconds.
     return round(cost.interval * chip.vector_clock / 1e12 - timing(chip).vector_issue_cycles, 2)
 
@@ -60,22 +81,20 @@ def test_vector_performance_modes() -> None:
 
 def test_two_tiles_take_two_cycles_unless_one_is_in_psum_or_types_are_short() -> None:
     wide = [_tile(512), _tile(512), _tile(512, write=True)]
-    assert _vector_work(TRN2, "tensor_tensor", *wide, detail="add") == pytest.approx(1024)
+    assert _vector_work(TRN2, "tensor_tensor", *wide, op="add") == pytest.approx(1024)
     psum = [_tile(512, buffer=PSUM), *wide[1:]]
-    assert _vector_work(TRN2, "tensor_tensor", *psum, detail="add") == pytest.approx(512)
+    assert _vector_work(TRN2, "tensor_tensor", *psum, op="add") == pytest.approx(512)
     short = [_tile(512, "bfloat16")] * 2 + [_tile(512, "bfloat16", write=True)]
-    assert _vector_work(TRN2, "tensor_tensor", *short, detail="maximum") == pytest.approx(512)
-    assert _vector_work(TRN1, "tensor_tensor", *short, detail="maximum") == pytest.approx(1024)
-    assert _vector_work(TRN1, "tensor_tensor", *short, detail="add") == pytest.approx(512)
+    assert _vector_work(TRN2, "tensor_tensor", *short, op="maximum") == pytest.approx(512)
+    assert _vector_work(TRN1, "tensor_tensor", *short, op="maximum") == pytest.approx(1024)
+    assert _vector_work(TRN1, "tensor_tensor", *short, op="add") == pytest.approx(512)
 
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_matmul_time_follows_the_columns(chip: Hardware) -> None:
-    constants = timing(chip)
-
-    def cycles(dtype: str, m: int, n: int, detail: str = "") -> float:
+    def cycles(dtype: str, m: int, n: int, mode: ProductMode = ProductMode.plain) -> float:
         operands = [_tile(m, dtype), _tile(n, dtype), _tile(n, buffer=PSUM, write=True)]
-        cost = tensor_cost(chip, constants, Instruction("nc_matmul", "tensor", detail, operands))
+        cost = _cost(chip, "nc_matmul", Engine.tensor, ProductAttributes(mode), operands)
         assert cost.latency > cost.interval
         return round(cost.interval * chip.pe_clock / 1e12, 2)
 
@@ -83,22 +102,20 @@ def test_matmul_time_follows_the_columns(chip: Hardware) -> None:
     assert cycles("bfloat16", 128, 1) == pytest.approx(64)
     assert cycles("bfloat16", 1, 1) == pytest.approx(1)
     assert cycles("float32", 128, 512) == pytest.approx(2048)
-    assert cycles("bfloat16", 256, 1024, "double_row") == pytest.approx(512)
+    assert cycles("bfloat16", 256, 1024, ProductMode.double_row) == pytest.approx(512)
     transposed = 4 if chip is TRN1 else 2
-    assert cycles("float32", 128, 128, "transpose") == pytest.approx(128 * transposed)
+    assert cycles("float32", 128, 128, ProductMode.transpose) == pytest.approx(128 * transposed)
 
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_dma_spreads_rows_over_engines(chip: Hardware) -> None:
-    constants = timing(chip)
-
     def cost(partitions: int, size: int):  # type: ignore[no-untyped-def]
         hbm = OperandRow(
             1, HBM, "float32", False, 0, 1, partitions * size, 0, partitions * size * 4,
             Pattern(4, partitions * size * 4, 0, 0),
         )  # fmt: skip
         target = _tile(size, write=True, partitions=partitions)
-        return dma_cost(chip, constants, Instruction("dma_copy", "dma", "", [hbm, target]))
+        return _cost(chip, "dma_copy", Engine.dma, NONE, [hbm, target])
 
     assert (cost(128, 64).lanes, cost(4, 64).lanes, cost(9, 64).lanes) == (16, 1, 2)
     large = cost(128, 8192)
@@ -112,14 +129,12 @@ def test_dma_spreads_rows_over_engines(chip: Hardware) -> None:
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_costs_grow_with_elements(chip: Hardware) -> None:
-    constants = timing(chip)
-    for function, opcode in product((vector_cost, scalar_cost), ("tensor_copy", "activation")):
+    exp = ActivationAttributes("exp")
+    for engine, opcode in product(
+        (Engine.vector, Engine.scalar), ("tensor_copy", "activation", "tensor_scalar")
+    ):
         times = [
-            function(
-                chip,
-                constants,
-                Instruction(opcode, "vector", "exp", [_tile(n), _tile(n, write=True)]),
-            )
+            _cost(chip, opcode, engine, exp, [_tile(n), _tile(n, write=True)])
             for n in (1, 127, 128, 129, 513, 8192)
         ]
         assert all(a.interval < b.interval for a, b in pairwise(times))

@@ -8,55 +8,52 @@ modelled.
 
 from __future__ import annotations
 
+from trnx.simulator.attributes import CollectiveAttributes
+from trnx.simulator.costs.constants import Timing
+from trnx.simulator.costs.cost import DMA_LOAD, Cost, EngineCost, Instruction, picoseconds
 from trnx.simulator.dtypes import resolve
 from trnx.simulator.hardware import Hardware
+from trnx.simulator.isa.enums import Engine
 from trnx.simulator.rows import OperandRow
 from trnx.simulator.storage import HBM
-from trnx.simulator.timing.constants import Timing
-from trnx.simulator.timing.cost import DMA_LOAD, Cost, Instruction, picoseconds
 
-# Name -> (hops and bytes of a ring of n ranks, in units of n - 1 hops and (n - 1)/n of the bytes).
-_RINGS = {
-    "all_reduce": 2,
-    "all_gather": 1,
-    "all_gather_v": 1,
-    "reduce_scatter": 1,
-    "all_to_all": 1,
-    "all_to_all_v": 1,
-}
-# Each rank sends to one other rank.
-_PERMUTATIONS = (
-    "collective_permute",
-    "collective_permute_implicit",
-    "collective_permute_implicit_reduce",
-)
-COLLECTIVES = (*_RINGS, *_PERMUTATIONS)
 # A node of the documentation ("intra-node") is an instance of 16 chips.
 _CHIPS_PER_INSTANCE = 16
 
 
-def group_of(detail: str) -> tuple[int, ...]:
-    """The ranks that `emit.detail` of a collective names."""
-    names = detail.partition(" priority ")[0].removeprefix("group ")
-    return tuple(int(name) for name in names.split(",")) if names else (0,)
+def over_ring(rounds: int) -> EngineCost:
+    """`rounds` times around a ring of n ranks: n - 1 hops, and (n - 1)/n of the bytes."""
+
+    def cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+        size = len(instruction.attributes_of(CollectiveAttributes).group)
+        hops = rounds * (size - 1)
+        nbytes = rounds * _total(instruction) * (size - 1) / size
+        return _collective_cost(hardware, constants, instruction, hops, nbytes)
+
+    return EngineCost(Engine.dma, cost)
 
 
-def collective_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+def _permuted(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+    size = len(instruction.attributes_of(CollectiveAttributes).group)
+    nbytes = float(_total(instruction) if size > 1 else 0)
+    return _collective_cost(hardware, constants, instruction, min(1, size - 1), nbytes)
+
+
+# Each rank sends to one other rank.
+permuted = EngineCost(Engine.dma, _permuted)
+
+
+def _total(instruction: Instruction) -> int:
+    sides = (instruction.reads, instruction.writes)
+    return max(sum(_bytes(operand) for operand in operands) for operands in sides)
+
+
+def _collective_cost(
+    hardware: Hardware, constants: Timing, instruction: Instruction, hops: int, nbytes: float
+) -> Cost:
     """A trigger, then all DMA engines of the core until the bytes are through the link."""
-    group = group_of(instruction.detail)
-    size = len(group)
-    read, written = (
-        sum(_bytes(operand) for operand in operands)
-        for operands in (instruction.reads, instruction.writes)
-    )
-    total = max(read, written)
-    rounds = _RINGS.get(instruction.opcode)
-    if rounds is None:
-        hops, nbytes = min(1, size - 1), float(total if size > 1 else 0)
-    else:
-        hops, nbytes = rounds * (size - 1), rounds * total * (size - 1) / size
-    hop_ns, rate = _link(hardware, constants, group)
-    _, _, priority = instruction.detail.partition(" priority ")
+    attributes = instruction.attributes_of(CollectiveAttributes)
+    hop_ns, rate = _link(hardware, constants, attributes.group)
     return Cost(
         DMA_LOAD,
         picoseconds(constants.dma_issue_ns),
@@ -64,8 +61,8 @@ def collective_cost(hardware: Hardware, constants: Timing, instruction: Instruct
         hardware.dma_engines,
         round(nbytes * 1e12 / rate),
         sum(_bytes(operand) for operand in instruction.operands if operand.buffer in HBM),
-        total,
-        priority=int(priority or 0),
+        _total(instruction),
+        priority=attributes.priority or 0,
     )
 
 

@@ -5,9 +5,11 @@ with `tile_position` leave the rest of the array to others.
 
 from __future__ import annotations
 
+from trnx.simulator.attributes import ProductAttributes, ProductMode
+from trnx.simulator.costs.constants import Timing
+from trnx.simulator.costs.cost import TENSOR, Cost, EngineCost, Instruction, cycles_ps
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.timing.constants import Timing
-from trnx.simulator.timing.cost import TENSOR, Cost, Instruction, cycles_ps
+from trnx.simulator.isa.enums import Engine
 
 _WIDE = ("float32",)
 # Products that are two instructions of the ISA, each half of the columns' time.
@@ -17,25 +19,43 @@ _SQUARE = 32
 
 
 def tensor_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
-    """`max(min(64, stationary columns), moving columns)` cycles, times 4 for float32."""
+    """A product: `max(min(64, stationary columns), moving columns)` cycles, times 4 for float32."""
     if not instruction.reads:
         once = cycles_ps(1, hardware.pe_clock)
         return Cost(TENSOR, once, once)
-    stationary = instruction.reads[0]
-    is_wide = stationary.dtype in _WIDE
-    columns = stationary.free_size
-    if instruction.opcode == "nc_transpose":
-        moving = stationary.partitions
-    else:
-        moving = instruction.reads[1].free_size if len(instruction.reads) > 1 else columns
-        if _mode(instruction) == "double_row":
-            columns, moving = columns // 2, moving // 2
+    columns = instruction.reads[0].free_size
+    moving = instruction.reads[1].free_size if len(instruction.reads) > 1 else columns
+    mode = instruction.attributes_of(ProductAttributes).mode
+    if mode is ProductMode.double_row:
+        columns, moving = columns // 2, moving // 2
+    return _array_cost(hardware, constants, instruction, columns, moving, mode)
+
+
+def _transpose_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+    """The partitions of the operand are what moves."""
+    data = instruction.reads[0]
+    mode = ProductMode.transpose
+    return _array_cost(hardware, constants, instruction, data.free_size, data.partitions, mode)
+
+
+on_tensor_transposed = EngineCost(Engine.tensor, _transpose_cost)
+
+
+def _array_cost(
+    hardware: Hardware,
+    constants: Timing,
+    instruction: Instruction,
+    columns: int,
+    moving: int,
+    mode: ProductMode,
+) -> Cost:
+    is_wide = instruction.reads[0].dtype in _WIDE
     weights = columns * (
         constants.weights_fp32_cycles * FP32_PASSES if is_wide else constants.weights_cycles
     )
-    per_column = _cycles_per_column(hardware, instruction, is_wide)
+    per_column = _cycles_per_column(hardware, mode) if is_wide else 1
     cycles = max(min(constants.matmul_min_columns, columns), moving) * per_column
-    if not _is_transpose(instruction):
+    if mode is not ProductMode.transpose:
         # Loading the next weights hides behind a product that takes as long.
         cycles = max(cycles, weights)
     drain = constants.matmul_latency_cycles + columns * constants.matmul_column_cycles
@@ -54,30 +74,21 @@ def tensor_cost(hardware: Hardware, constants: Timing, instruction: Instruction)
     )
 
 
-def _cycles_per_column(hardware: Hardware, instruction: Instruction, is_wide: bool) -> float:
-    if not is_wide:
-        return 1
-    is_transpose = _is_transpose(instruction)
+def _cycles_per_column(hardware: Hardware, mode: ProductMode) -> float:
+    """Of float32."""
+    is_transpose = mode is ProductMode.transpose
     # "fp32 transpose 2x faster" (trainium2_arch.rst); onezero: "up to 2x faster" (nki.isa).
-    if (is_transpose and hardware.generation >= 3) or _mode(instruction) == "onezero":
+    if (is_transpose and hardware.generation >= 3) or mode is ProductMode.onezero:
         return hardware.fp32_cycles_per_column / 2
     return hardware.fp32_cycles_per_column
 
 
-def _is_transpose(instruction: Instruction) -> bool:
-    return instruction.opcode == "nc_transpose" or _mode(instruction) == "transpose"
-
-
-def _mode(instruction: Instruction) -> str:
-    return instruction.detail.partition(" tile ")[0]
-
-
 def _squares(instruction: Instruction) -> int:
     """The 32 x 32 squares of the array that a product with `tile_position` uses, as bits."""
-    _, _, tile = instruction.detail.partition(" tile ")
-    if not tile:
+    tile = instruction.attributes_of(ProductAttributes).tile
+    if tile is None:
         return 0
-    row, column, rows, columns = (int(number) // _SQUARE for number in tile.split())
+    row, column, rows, columns = (number // _SQUARE for number in tile)
     side = PARTITIONS // _SQUARE
     if rows == columns == side:
         return 0

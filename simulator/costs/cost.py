@@ -1,4 +1,4 @@
-"""What one instruction costs by itself: `Cost`, and `Instruction`, a row as cost functions see it.
+"""What one instruction costs by itself: `Cost`, and `Instruction`, a row as cost rules see it.
 
 The formulas are those that AWS published per instruction up to SDK 2.26 (nki.isa, "estimated
 instruction cost"), with additive overheads; see `docs/timing.md`. Times are integer picoseconds, so
@@ -7,11 +7,18 @@ that sums are exact and the same on any machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
+from trnx.simulator.attributes import Attributes
+from trnx.simulator.costs.constants import Timing
+from trnx.simulator.hardware import Hardware
+from trnx.simulator.isa.enums import Engine
 from trnx.simulator.rows import OperandRow
 from trnx.simulator.storage import MemoryRegion
+
+_Kind = TypeVar("_Kind", bound=Attributes)
 
 # Instruction queues of a core. The rings hold the DMA triggers: loads go through the DGE of SyncE,
 # stores through that of ScalarE (inferred: a core has two), software descriptors through GpSimd.
@@ -57,7 +64,7 @@ class Cost:
     table: str = ""  # activation function table that ScalarE needs
     ports: int = 0
     priority: int = 0  # of a DMA: 0 goes before 3
-    meets: bool = False  # starts together with its counterpart on the other core
+    meets: bool = False  # starts together with its counterpart on the other core (`CostModel`)
     # Of a product on a part of TensorE's array: the 32 x 32 squares that it uses, as bits, and for
     # how long; its interval is then how long it keeps others from starting. 0: the whole array.
     squares: int = 0
@@ -65,19 +72,22 @@ class Cost:
 
 
 class Instruction:
-    """A row as the formulas see it."""
+    """A row as the rules see it."""
 
-    __slots__ = ("detail", "engine", "opcode", "operands", "reads", "writes")
+    __slots__ = ("attributes", "engine", "operands", "reads", "writes")
 
     def __init__(
-        self, opcode: str, engine: str, detail: str, operands: Sequence[OperandRow]
+        self, engine: Engine, attributes: Attributes, operands: Sequence[OperandRow]
     ) -> None:
-        self.opcode = opcode
         self.engine = engine
-        self.detail = detail
+        self.attributes = attributes
         self.operands = tuple(operands)
         self.reads = [operand for operand in operands if not operand.is_write]
         self.writes = [operand for operand in operands if operand.is_write]
+
+    def attributes_of(self, kind: type[_Kind]) -> _Kind:
+        """Its attributes of a kind; the defaults where it has none."""
+        return self.attributes if isinstance(self.attributes, kind) else kind()
 
     @property
     def size(self) -> int:
@@ -101,3 +111,30 @@ class Instruction:
     def touches(self, region: MemoryRegion) -> bool:
         """True where an operand lies in `region`."""
         return any(operand.buffer is region for operand in self.operands)
+
+
+CostFunction = Callable[[Hardware, Timing, Instruction], Cost]
+
+
+class EngineCost(NamedTuple):
+    """The rule for an instruction on one engine (None: on any that may run it)."""
+
+    engine: Engine | None
+    function: CostFunction
+
+
+def _barrier(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+    del hardware
+    ps = picoseconds(constants.meeting_ns)
+    return Cost(QUEUES.index(instruction.engine.name), ps, ps)
+
+
+# Nothing but waiting for the other core.
+barrier = EngineCost(None, _barrier)
+
+
+def on_sync(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+    """A register move; EVENT_SEMAPHORE, the nearest that was measured, takes 9 ns (row B3-8)."""
+    del hardware, instruction
+    ps = picoseconds(constants.semaphore_ns)
+    return Cost(SYNC, ps, ps)

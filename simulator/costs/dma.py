@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from trnx.simulator.dtypes import resolve
-from trnx.simulator.hardware import Hardware
-from trnx.simulator.rows import OperandRow
-from trnx.simulator.storage import HBM
-from trnx.simulator.timing.constants import Timing
-from trnx.simulator.timing.cost import (
+from trnx.simulator.attributes import DmaAttributes, DmaIssuer, ExchangeAttributes
+from trnx.simulator.costs.constants import Timing
+from trnx.simulator.costs.cost import (
     DMA_GPSIMD,
     DMA_LOAD,
     DMA_STORE,
     GPSIMD,
     Cost,
+    EngineCost,
     Instruction,
     cycles_ps,
     picoseconds,
 )
-from trnx.simulator.timing.cost_collective import COLLECTIVES, collective_cost
+from trnx.simulator.dtypes import resolve
+from trnx.simulator.hardware import Hardware
+from trnx.simulator.isa.enums import Engine
+from trnx.simulator.rows import OperandRow
+from trnx.simulator.storage import HBM
 
 _LOWEST_PRIORITY = 3
 _PARTITIONS_PER_ENGINE = 8  # 128 partitions over 16 engines, trainium_inferentia2_arch.rst
@@ -25,13 +27,44 @@ _PARTITIONS_PER_ENGINE = 8  # 128 partitions over 16 engines, trainium_inferenti
 
 def dma_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
     """The trigger's time on its ring, and the transfer's on the engines that it uses."""
+    return _transfer(hardware, constants, instruction, 1.0)
+
+
+def _accumulating(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+    return _transfer(hardware, constants, instruction, constants.dma_compute_factor)
+
+
+def _transposing(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+    """By the DMA engines' own hardware, so that no descriptor an element counts."""
+    in_hbm = any(operand.buffer in HBM for operand in instruction.operands)
+    factor = constants.dma_transpose_factor if in_hbm else constants.dma_chip_transpose_factor
+    return _transfer(hardware, constants, instruction, factor, has_descriptors=False)
+
+
+def _exchanging(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+    if instruction.attributes_of(ExchangeAttributes).uses_gpsimd:
+        return _swap_cost(hardware, constants, instruction)
+    return _transfer(hardware, constants, instruction, 1.0, done_ns=constants.meeting_ns)
+
+
+accumulating = EngineCost(Engine.dma, _accumulating)
+transposing = EngineCost(Engine.dma, _transposing)
+# With the other core.
+exchanging = EngineCost(Engine.dma, _exchanging)
+
+
+def _transfer(
+    hardware: Hardware,
+    constants: Timing,
+    instruction: Instruction,
+    factor: float,
+    has_descriptors: bool = True,
+    done_ns: float = 0.0,
+) -> Cost:
+    """A transfer at `factor` of the engines' rate; `done_ns` more until its result is visible."""
     if not instruction.operands:
         issue, done = picoseconds(constants.dma_issue_ns), picoseconds(constants.dma_done_ns)
         return Cost(DMA_LOAD, issue, done)
-    if instruction.opcode in COLLECTIVES:
-        return collective_cost(hardware, constants, instruction)
-    if instruction.detail == "gpsimd_dma":
-        return _swap_cost(hardware, constants, instruction)
     target = instruction.writes[-1] if instruction.writes else instruction.operands[-1]
     queue, trigger, priority = _ring(constants, instruction, target)
     if hardware.generation < 4:
@@ -40,20 +73,18 @@ def dma_cost(hardware: Hardware, constants: Timing, instruction: Instruction) ->
     nbytes = max(_bytes(operand) for operand in moved)
     lanes, share, row = _split(hardware, moved, nbytes)
     run = max(1, min([row, *(_run(operand) for operand in moved)]))
-    transfer = share / row * _row_time(hardware, constants, row) / _factor(constants, instruction)
-    if instruction.opcode != "dma_transpose":
+    transfer = share / row * _row_time(hardware, constants, row) / factor
+    if has_descriptors:
         transfer = max(transfer, share / run * constants.dma_descriptor_ns)
-    is_exchange = instruction.opcode == "sendrecv"
     return Cost(
         queue,
         picoseconds(trigger),
-        picoseconds(constants.dma_done_ns + is_exchange * constants.meeting_ns),
+        picoseconds(constants.dma_done_ns + done_ns),
         lanes,
         picoseconds(transfer),
         sum(_bytes(operand) for operand in moved if operand.buffer in HBM),
         nbytes,
         priority=priority,
-        meets=is_exchange,
     )
 
 
@@ -62,7 +93,7 @@ def _swap_cost(hardware: Hardware, constants: Timing, instruction: Instruction) 
     nbytes = max(_bytes(operand) for operand in instruction.operands)
     taken = cycles_ps(constants.gpsimd_start_cycles, hardware.gpsimd_clock)
     taken += round(nbytes * 1e12 / (constants.gpsimd_dma_rate * 1e9))
-    return Cost(GPSIMD, taken, taken + picoseconds(constants.meeting_ns), meets=True)
+    return Cost(GPSIMD, taken, taken + picoseconds(constants.meeting_ns))
 
 
 def _ring(
@@ -70,15 +101,20 @@ def _ring(
 ) -> tuple[int, float, int]:
     """(ring, ns that a trigger takes of it, priority class)."""
     own = DMA_STORE if target.buffer in HBM else DMA_LOAD
-    issuer, _, priority = instruction.detail.partition(" priority ")
+    attributes = instruction.attributes_of(DmaAttributes)
     # Without a priority a transfer goes last (inferred: the default is not published).
-    level = int(priority) if priority else _LOWEST_PRIORITY
-    if issuer == "gpsimd":
-        return DMA_GPSIMD, constants.dma_software_issue_ns, level
-    if issuer == "static":
-        return own, constants.dma_static_issue_ns, level
-    named = {"sync": DMA_LOAD, "scalar": DMA_STORE}
-    return named.get(issuer, own), constants.dma_issue_ns, level
+    level = _LOWEST_PRIORITY if attributes.priority is None else attributes.priority
+    match attributes.issuer:
+        case DmaIssuer.gpsimd:
+            return DMA_GPSIMD, constants.dma_software_issue_ns, level
+        case DmaIssuer.static:
+            return own, constants.dma_static_issue_ns, level
+        case DmaIssuer.sync:
+            return DMA_LOAD, constants.dma_issue_ns, level
+        case DmaIssuer.scalar:
+            return DMA_STORE, constants.dma_issue_ns, level
+        case DmaIssuer.unknown:
+            return own, constants.dma_issue_ns, level
 
 
 def _bytes(operand: OperandRow) -> int:
@@ -117,13 +153,3 @@ def _row_time(hardware: Hardware, constants: Timing, row: int) -> float:
     if not constants.dma_small_row_bytes:
         return full
     return max(full, min(row, constants.dma_small_row_bytes) / constants.dma_small_row_rate)
-
-
-def _factor(constants: Timing, instruction: Instruction) -> float:
-    if instruction.opcode == "dma_compute":
-        return constants.dma_compute_factor
-    if instruction.opcode != "dma_transpose":
-        return 1.0
-    if any(operand.buffer in HBM for operand in instruction.operands):
-        return constants.dma_transpose_factor
-    return constants.dma_chip_transpose_factor

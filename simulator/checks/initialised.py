@@ -1,0 +1,93 @@
+"""Initialised data: which elements something has written, and reads of others.
+
+Kernels move whole tiles of which a part is filled, and use that part alone: engines work on every
+lane anyway. So instructions hand "nothing has written this" on, as memory checkers do and as their
+declarations say (`isa.propagation`). The finding comes where it matters: a result of the kernel, an
+address, what crosses partitions. It is then the first read's, with the first read's line. A read of
+which every element is missing is a finding at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from trnx.simulator.checks.findings import Findings
+from trnx.simulator.checks.overlap import ManualOverlap
+from trnx.simulator.checks.shadows import Shadows
+from trnx.simulator.errors import FindingError, Location
+from trnx.simulator.isa.propagation import Missing, Propagation
+from trnx.simulator.observer import Observer, Recorded
+from trnx.simulator.storage import Storage
+from trnx.simulator.tensor import NkiTensor
+
+
+class InitialisedData(Observer):
+    """`written` has the elements that hold something; `products` are those of matrix products."""
+
+    def __init__(self, findings: Findings, products: Shadows) -> None:
+        self._findings = findings
+        self.written = Shadows()
+        self.overlap = ManualOverlap(self.written, products)
+        # The read from which elements of a storage have their lack of a value.
+        self._undefined: dict[int, FindingError] = {}
+
+    def mark_all(self, storage: Storage) -> None:
+        """The whole storage holds something: an argument, a constant."""
+        self.written.of(storage).full = True
+
+    def covers(self, tensor: NkiTensor) -> bool:
+        """True where every element of a view holds something."""
+        written = self.written.of(tensor.storage)
+        return written.full or written.covers(tensor)
+
+    def undefined(self, tensor: NkiTensor) -> FindingError | None:
+        """The read from which elements have their lack of a value, if one handed it on."""
+        return self._undefined.get(tensor.storage.index)
+
+    def lost_to(self, tensor: NkiTensor) -> tuple[str, Location | None] | None:
+        """The tensor that was written over this one at its address, and where; if one was."""
+        return self.overlap.lost.get(tensor.storage.index)
+
+    def missing(
+        self, propagation: Propagation, operand: str, tensor: NkiTensor
+    ) -> torch.Tensor | None:
+        """What is missing in an operand, if the instruction hands it on; else None. Where all is
+        missing, nothing sensible can come of it.
+        """
+        if tensor.indirection is not None or not propagation.hands_on(operand):
+            return None
+        missing = self.written.of(tensor.storage).mask(tensor) == 0
+        return None if bool(missing.all()) and self.undefined(tensor) is None else missing
+
+    def on_instruction(self, instruction: Recorded) -> None:
+        """What it writes holds something from now on, but for what its reads lack."""
+        for tensor in instruction.writes:
+            storage = tensor.storage
+            if storage.place is not None:
+                self.overlap.overwrite(tensor)
+            written = self.written.get(storage.index) or self.written.make(storage)
+            if tensor.indirection is None:
+                written.mark(tensor)
+            else:
+                written.mark_everything()
+
+    def hand_on(
+        self, propagation: Propagation, reads: Sequence[Missing], writes: Sequence[NkiTensor]
+    ) -> None:
+        """After an instruction: what its reads miss is missing in what it wrote."""
+        for missing, operand, finding in reads:
+            for target in writes:
+                mask = propagation.place(operand, missing, target)
+                if mask is None or target.indirection is not None:
+                    self._findings.report(finding)
+                elif bool(mask.any()):
+                    self.written.of(target.storage).unmark(target, mask)
+                    self._undefined.setdefault(target.storage.index, finding)
+
+    def on_freed(self, indices: Sequence[int]) -> None:
+        """Nothing can be read there any more."""
+        self.written.forget(indices)
+        for index in self._undefined.keys() & indices:
+            del self._undefined[index]

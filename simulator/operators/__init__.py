@@ -1,0 +1,1 @@
+"""The operators of nki.language: `table` says what each is, by `functions` and `reductions`."""
