@@ -59,6 +59,36 @@ source_modules =
     trnx.simulator
 forbidden_modules = trnx.jobs
 allow_indirect_imports = True
+
+[importlinter:contract:operators]
+name = The table of operators stands alone
+type = forbidden
+source_modules = trnx.simulator.operators
+forbidden_modules =
+    trnx.simulator.checks
+    trnx.simulator.costs
+    trnx.simulator.isa
+    trnx.simulator.timing
+
+[importlinter:contract:costs]
+name = Costs and instructions know nothing of schedules
+type = forbidden
+source_modules =
+    trnx.simulator.checks
+    trnx.simulator.costs
+    trnx.simulator.isa
+forbidden_modules = trnx.simulator.timing
+allow_indirect_imports = True
+
+[importlinter:contract:instructions]
+name = Cost rules know nothing of single instructions
+type = forbidden
+source_modules = trnx.simulator.costs
+forbidden_modules =
+    trnx.simulator.checks
+    trnx.simulator.isa.instruction
+    trnx.simulator.isa.specification
+allow_indirect_imports = True
 """
 
 

@@ -83,7 +83,7 @@ def _part(
             rows(2, 3, count), "metadata_tensor", shape=(count,), buffers=DMA_REACHABLE
         )
     target = emit.overwrite_some(_flat(emit, dsts[0], "dst"), "dsts", buffers=HBM)
-    return _Part(source, target, counts, displacements, received, places, emit.location())
+    return _Part(source, target, counts, displacements, received, places, emit.location)
 
 
 @collective(over_ring(1))

@@ -104,6 +104,6 @@ class _Printer(Observer):
         operands = f"{', '.join(written) or '-'} <- {', '.join(read) or '-'}"
         code, line = instruction.line
         print(
-            f"{instruction.index:6} core {instruction.core} {instruction.engine:7} "
+            f"{instruction.index:6} core {instruction.core} {instruction.engine.name:7} "
             f"{instruction.name:24} {operands}  # {code.co_filename}:{line}"
         )

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from trnx.simulator.attributes import Attributes
 from trnx.simulator.context import Line, location_of
 from trnx.simulator.errors import Location
+from trnx.simulator.isa.enums import Engine
 
 if TYPE_CHECKING:
     from trnx.simulator.isa.specification import InstructionSpec
@@ -29,23 +29,39 @@ if TYPE_CHECKING:
     from trnx.simulator.tensor import NkiTensor
 
 
-@dataclass(slots=True)
 class Recorded:
-    """One instruction when it is recorded: `operands` are pairs of tensor and "is written", of
-    which `writes` has the tensors that are.
+    """One instruction: `operands` are pairs of tensor and "is written", of which `writes` has the
+    tensors that are.
 
-    `spec` is its declaration, `name` what rows call it.
+    `spec` is its declaration, `name` what rows call it, `index` its place among the instructions of
+    all programs, `core` the program. `flops` are those of matrix products.
     """
+
+    __slots__ = (
+        "attributes",
+        "core",
+        "engine",
+        "flops",
+        "hbm_bytes",
+        "index",
+        "line",
+        "name",
+        "operands",
+        "spec",
+        "writes",
+    )
 
     index: int
     core: int
     spec: InstructionSpec
     name: str
-    engine: str
+    engine: Engine
     attributes: Attributes
     operands: list[tuple[NkiTensor, bool]]
     writes: list[NkiTensor]
     line: Line
+    flops: int
+    hbm_bytes: int
 
     @property
     def location(self) -> Location:

@@ -15,6 +15,7 @@ from trnx.simulator.attributes import NONE, Attributes
 from trnx.simulator.context import Line, location_of
 from trnx.simulator.dtypes import DTYPES
 from trnx.simulator.errors import Location
+from trnx.simulator.isa.enums import Engine
 from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 from trnx.simulator.views import Shape, last_element
@@ -110,7 +111,7 @@ class Rows:
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
         self._specs: list[InstructionSpec] = []
-        self._engines: dict[str, int] = {}
+        self._engines: dict[Engine, int] = {}
         # By the identity of the code, which is cheap, where its hash is not.
         self._line_codes: dict[tuple[int, int], int] = {}
         self._lines: list[Line] = []
@@ -149,7 +150,7 @@ class Rows:
     def __len__(self) -> int:
         return self.count
 
-    def append(self, instruction: Recorded, step_count: int, flops: int = 0) -> None:
+    def append(self, instruction: Recorded, step_count: int) -> None:
         """Add one instruction, at the end of which there are `step_count` steps."""
         operands = instruction.operands
         for tensor, is_write in operands:
@@ -172,7 +173,7 @@ class Rows:
         head = self._heads.get(key)
         if head is None:
             head = self._heads[key] = self._head(instruction)
-        self._new.append((*head, flops, self._operand_count, step_count))
+        self._new.append((*head, instruction.flops, self._operand_count, step_count))
         if len(self._new) >= 1024:
             self.seal()
 
@@ -232,7 +233,7 @@ class Rows:
         return Row(
             index,
             list(self._names)[self.opcode[index]],
-            list(self._engines)[self.engine[index]],
+            list(self._engines)[self.engine[index]].name,
             location_of(self._lines[self.line[index]]),
             tuple(self._operand(i) for i in range(first, last)),
             self.core[index],
@@ -274,7 +275,7 @@ class Rows:
 
     def engines(self) -> tuple[str, ...]:
         """The engines that the column `engine` numbers."""
-        return tuple(self._engines)
+        return tuple(engine.name for engine in self._engines)
 
     def spec(self, index: int) -> InstructionSpec:
         """What is declared about an instruction."""

@@ -13,7 +13,7 @@ import torch
 from trnx.simulator.capacity import check_address, peak_bytes
 from trnx.simulator.checks.findings import Findings
 from trnx.simulator.checks.initialised import InitialisedData
-from trnx.simulator.checks.liveness import Allocation, Allocations
+from trnx.simulator.checks.liveness import Allocations
 from trnx.simulator.checks.ordering import RaceDetector
 from trnx.simulator.checks.psum_groups import PsumGroups
 from trnx.simulator.context import kernel_line, kernel_location, stores_float32
@@ -24,7 +24,6 @@ from trnx.simulator.errors import (
     UninitialisedReadError,
 )
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.isa.enums import Engine
 from trnx.simulator.layouts import Layout, Layouts
 from trnx.simulator.loops import Loops
 from trnx.simulator.observer import Observer, Recorded, observers
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 # Storages that observers are told of at once: one by one would cost more.
 _FREED_AT_ONCE = 256
-_ENGINE_NAMES = {engine: engine.name for engine in Engine}
 
 
 class Simulator:
@@ -146,16 +144,16 @@ class Simulator:
             return self._shared_tensor(layout, kind, name)
         if len(self._freed) >= _FREED_AT_ONCE:
             self._forget_freed()
-        allocation = place = None
+        made = place = None
         if buffer in ON_CHIP:
             line = kernel_line(sys._getframe(1))
             partitions, row_bytes = layout.partitions, layout.row_bytes
             core = self.core.index
-            allocation = Allocation(core, buffer, partitions, row_bytes, name, address, line)
+            made = (core, buffer, partitions, row_bytes, name, address, line)
             if address is not None:
                 place = self._place(buffer, address, layout)
         storage = Storage(
-            self._allocations.add(allocation),
+            self._allocations.add(made),
             buffer,
             kind,
             layout.partitions,
@@ -216,23 +214,12 @@ class Simulator:
 
     # ---- recording ----
 
-    def record(self, emit: Emit, operands: list[tuple[NkiTensor, bool]]) -> int:
+    def record(self, emit: Emit) -> int:
         """Append one instruction; executes its steps when the trace has values."""
-        index, line = self.rows.count, emit.line
-        assert line is not None
-        instruction = Recorded(
-            index,
-            self.core.index,
-            emit.spec,
-            emit.name,
-            _ENGINE_NAMES[emit.engine],
-            emit.attributes,
-            operands,
-            emit.writes,
-            line,
-        )
+        index = emit.index = self.rows.count
+        emit.core = self.core.index
         for notify in self._told.get(emit.spec) or self._who_watches(emit.spec):
-            notify(instruction)
+            notify(emit)
         if emit.missing:
             self.initialised.hand_on(emit.propagation, emit.missing, emit.writes)
         for tensor in emit.writes:
@@ -241,9 +228,11 @@ class Simulator:
             if storage.slot is not None:
                 storage.slot.begin_writing()
         self.append_steps(emit.steps)
-        self.rows.append(instruction, len(self.steps), emit.flops)
-        self.matmul_flops += emit.flops
-        self.hbm_bytes += emit.hbm_bytes
+        self.rows.append(emit, len(self.steps))
+        if emit.flops:
+            self.matmul_flops += emit.flops
+        if emit.hbm_bytes:
+            self.hbm_bytes += emit.hbm_bytes
         return index
 
     def _who_watches(self, spec: InstructionSpec) -> tuple[Callable[[Recorded], None], ...]:
@@ -273,8 +262,9 @@ class Simulator:
         shared: list[Step] = []
         for step in steps:
             if type(step) is functools.partial:
-                named = step.keywords
-                key = (step.func, *map(id, step.args), *named, *map(id, named.values()))
+                key, named = (step.func, *map(id, step.args)), step.keywords
+                if named:
+                    key = (*key, *named, *map(id, named.values()))
                 step = self._steps_by_key.setdefault(key, step)
             shared.append(step)
         loops = self.core.loops

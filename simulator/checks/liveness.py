@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,12 @@ from trnx.simulator.context import Line
 from trnx.simulator.rows import Rows
 from trnx.simulator.storage import MemoryRegion
 
+# The fields of an `Allocation` up to `line`: plain, as one is made for every tensor of a trace.
+Made = tuple[int, MemoryRegion, int, int, str, tuple[int, int] | None, Line | None]
 
-@dataclass(slots=True)
-class Allocation:
-    """What capacity checks keep of an on-chip tensor: partitions, bytes in each, and the first and
+
+class Allocation(NamedTuple):
+    """What capacity checks know of an on-chip tensor: partitions, bytes in each, and the first and
     the last instruction that use it (-1: none).
     """
 
@@ -26,30 +28,29 @@ class Allocation:
     name: str
     address: tuple[int, int] | None
     line: Line | None
-    first: int = -1
-    last: int = -1
+    first: int
+    last: int
 
 
 class Allocations:
     """Those of a trace, by the index of their storage; None for what is in HBM."""
 
     def __init__(self) -> None:
-        self._of: list[Allocation | None] = []
+        self._made: list[Made | None] = []
 
-    def add(self, allocation: Allocation | None) -> int:
+    def add(self, made: Made | None) -> int:
         """A storage is made; its index."""
-        self._of.append(allocation)
-        return len(self._of) - 1
+        self._made.append(made)
+        return len(self._made) - 1
 
     def of_core(self, core: int, rows: Rows) -> Sequence[Allocation]:
         """The allocations of one program, in order, with their lives in `rows`."""
-        first, last = _lives(rows, len(self._of))
-        found = []
-        for index, allocation in enumerate(self._of):
-            if allocation is not None and allocation.core == core:
-                allocation.first, allocation.last = int(first[index]), int(last[index])
-                found.append(allocation)
-        return found
+        first, last = (ends.tolist() for ends in _lives(rows, len(self._made)))
+        return [
+            Allocation._make((*made, since, until))
+            for made, since, until in zip(self._made, first, last, strict=True)
+            if made is not None and made[0] == core
+        ]
 
 
 def _lives(rows: Rows, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -12,7 +12,6 @@ from trnx.simulator.coverage import Covered
 from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.specification import InstructionSpec
 from trnx.simulator.observer import Observer, Recorded
-from trnx.simulator.storage import MemoryRegion
 from trnx.simulator.tensor import NkiTensor
 
 
@@ -43,16 +42,12 @@ class PsumGroups(Observer):
 
     def on_instruction(self, instruction: Recorded) -> None:
         """Another engine's write ends what the Tensor engine accumulates there."""
-        if not self.products:
-            return
         for tensor in instruction.writes:
             storage = tensor.storage
-            if storage.buffer is not MemoryRegion.psum:
-                continue
             products = self.products.get(storage.index)
             if products is None or products.is_empty:
                 continue
-            if instruction.engine == "tensor":
+            if instruction.engine is Engine.tensor:
                 modified = self._modified.get(storage.index)
                 if modified is not None:
                     modified.erase(tensor)

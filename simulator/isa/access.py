@@ -48,7 +48,7 @@ class Access(Legality):
             self._require_size(checked, operand, shape or checked.shape)
             return loaded.view(tuple(shape or checked.shape))
         self.require_written(checked, operand)
-        self._operands.append((checked, False))
+        self.operands.append((checked, False))
         wanted = checked.shape if shape is None else tuple(shape)
         view = self._direct_view(checked, operand, wanted)
         if view is None:
@@ -92,9 +92,6 @@ class Access(Legality):
     def require_written(self, tensor: NkiTensor, operand: str) -> None:
         """Every element that is read must have been written."""
         initialised: InitialisedData = self._simulator.initialised
-        written = initialised.written.get(tensor.storage.index)
-        if written is not None and (written.full or written.covers(tensor)):
-            return
         if initialised.covers(tensor):
             return
         lost_to = initialised.lost_to(tensor)
@@ -111,7 +108,7 @@ class Access(Legality):
             "uninitialised-read",
             f"{self.name}: {operand} ({tensor.describe()}) has elements that nothing has written; "
             "write them first (nisa.memset, or a copy of the whole region)",
-            self.location(),
+            self.location,
         )
         missing = initialised.missing(self.propagation, operand, tensor)
         if missing is None:
@@ -176,7 +173,7 @@ class Access(Legality):
         reduction alone: the last element of each place stays.
         """
         last = tuple(slice(-1, None) if step == 0 else slice(None) for step in tensor.strides)
-        self._operands.append((tensor, True))
+        self.operands.append((tensor, True))
         self.writes.append(tensor)
         copy = self.scratch(wanted, tensor.dtype.torch)
         kept = copy.view(tensor.shape)[last]
@@ -190,12 +187,12 @@ class Access(Legality):
             )
         if tensor.storage.constant:
             self.illegal(f"{operand} is a constant, which cannot be written")
-        self._operands.append((tensor, True))
+        self.operands.append((tensor, True))
         self.writes.append(tensor)
 
     def _must_buffer(self, tensor: NkiTensor, elementwise: bool) -> bool:
         storage = tensor.storage
-        for other, is_write in self._operands:
+        for other, is_write in self.operands:
             if (
                 other.storage is storage
                 and not is_write
@@ -258,17 +255,17 @@ class Access(Legality):
 
     def first_read(self) -> NkiTensor | None:
         """The operand that was read first, indices apart."""
-        read = [tensor for tensor, is_write in self._operands if not is_write]
+        read = [tensor for tensor, is_write in self.operands if not is_write]
         indices = [tensor.indirection.index for tensor in read if tensor.indirection is not None]
         return next((tensor for tensor in read if not any(tensor is i for i in indices)), None)
 
     def reads(self, tensor: NkiTensor) -> None:
         """Record an operand that is read at addresses which only values decide."""
-        self._operands.append((tensor, False))
+        self.operands.append((tensor, False))
 
     def writes_some(self, tensor: NkiTensor) -> None:
         """Record an operand that is written at addresses which only values decide."""
         if tensor.storage.constant:
             self.illegal("a constant cannot be written")
-        self._operands.append((tensor, True))
+        self.operands.append((tensor, True))
         self.writes.append(tensor)

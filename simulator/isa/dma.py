@@ -149,7 +149,7 @@ def _gathered(
     unwritten = None if emit.is_in_loop else unwritten_rows(emit, src, indirect, limit)
     if unwritten is not None:
         what = f"{emit.name}: {operand} ({src.describe()})"
-        emit.step(require_rows_written, unwritten, index, what, emit.location())
+        emit.step(require_rows_written, unwritten, index, what, emit.location)
     emit.reads(src)
     out = emit.scratch(src.shape, src.dtype.torch)
     if keep is not None:
@@ -157,7 +157,7 @@ def _gathered(
             out.view(keep.shape).copy_, emit.overwrite_some(keep, "dst", buffers=DMA_REACHABLE)
         )
     shaped = out if indirect.is_vector else out.view(1, *src.shape)
-    emit.step(gather, rows, index, shaped, limit, skip, emit.location())
+    emit.step(gather, rows, index, shaped, limit, skip, emit.location)
     return out
 
 
@@ -190,9 +190,9 @@ def _scatter(
     rows, limit = rows_of(emit, dst, indirect)
     emit.writes_some(dst)
     if is_sum:
-        emit.step(require_unique, index, limit, emit.location())
+        emit.step(require_unique, index, limit, emit.location)
     shaped = value if indirect.is_vector else value.view(1, *dst.shape)
-    emit.step(put, rows, index, shaped, limit, skip, emit.location())
+    emit.step(put, rows, index, shaped, limit, skip, emit.location)
 
 
 # ---- transposes and arithmetic ----
@@ -290,7 +290,7 @@ def _gathered_columns(emit: Emit, src: NkiTensor, skip: bool) -> torch.Tensor:
     rows, limit = rows_of(emit, src, indirect)
     emit.reads(src)
     out = emit.scratch(src.shape, src.dtype.torch)
-    emit.step(gather, rows, flat[: src.shape[0]], out, limit, skip, emit.location())
+    emit.step(gather, rows, flat[: src.shape[0]], out, limit, skip, emit.location)
     return out
 
 
@@ -392,5 +392,5 @@ def _gathered_or_zero(emit: Emit, src: NkiTensor, skip: bool) -> torch.Tensor:
     emit.reads(src)
     emit.step(out.zero_)
     shaped = out if indirect.is_vector else out.view(1, *src.shape)
-    emit.step(gather, rows, index, shaped, limit, skip, emit.location())
+    emit.step(gather, rows, index, shaped, limit, skip, emit.location)
     return out

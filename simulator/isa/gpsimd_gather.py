@@ -50,7 +50,7 @@ def nc_n_gather(
     index = emit.read(indices, "indices", shape=flat(indices))
     out = bits_of(emit.write(dst, "dst", shape=flat(dst), elementwise=False))
     wide = emit.scratch(flat(indices), torch.int64)
-    emit.step(_gather, source, index, wide, out, emit.location())
+    emit.step(_gather, source, index, wide, out, emit.location)
 
 
 def _gather(
@@ -100,7 +100,7 @@ def local_gather(
     out = bits_of(emit.write(dst, "dst", shape=flat(dst), elementwise=False))
     span = torch.arange(num_elem_per_idx, device="cpu")
     groups = core_groups(src_buffer)
-    emit.step(_gather_groups, source, lists, groups, count, span, out, emit.location())
+    emit.step(_gather_groups, source, lists, groups, count, span, out, emit.location)
 
 
 def _gather_groups(

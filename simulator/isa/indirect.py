@@ -213,14 +213,14 @@ def load_scalar_indirect(emit: Access, tensor: NkiTensor, operand: str) -> torch
         emit.require_written(indirect.base, operand)
         emit.reads(tensor)
         out = emit.scratch(tensor.shape, tensor.dtype.torch)
-        emit.step(_gather_columns, base, columns, group, out, emit.location())
+        emit.step(_gather_columns, base, columns, group, out, emit.location)
         return out
     require_some_written(emit, tensor, operand)
     index = index_view(emit, tensor, indirect, operand)
     rows, limit = rows_of(emit, tensor, indirect)
     emit.reads(tensor)
     out = emit.scratch(tensor.shape, tensor.dtype.torch)
-    emit.step(gather, rows, index, out.view(1, *tensor.shape), limit, False, emit.location())
+    emit.step(gather, rows, index, out.view(1, *tensor.shape), limit, False, emit.location)
     return out
 
 
@@ -235,13 +235,13 @@ def store_scalar_indirect(emit: Access, tensor: NkiTensor, operand: str) -> torc
             emit.finding("engine", "the Scalar engine does not scatter into PSUM")
         emit.writes_some(tensor)
         value = emit.scratch(tensor.shape, tensor.dtype.torch)
-        emit.finish(_scatter_columns, base, columns, group, value, emit.location())
+        emit.finish(_scatter_columns, base, columns, group, value, emit.location)
         return value
     index = index_view(emit, tensor, indirect, operand)
     rows, limit = rows_of(emit, tensor, indirect)
     emit.writes_some(tensor)
     value = emit.scratch(tensor.shape, tensor.dtype.torch)
-    emit.finish(put, rows, index, value.view(1, *tensor.shape), limit, False, emit.location())
+    emit.finish(put, rows, index, value.view(1, *tensor.shape), limit, False, emit.location)
     return value
 
 

@@ -195,7 +195,7 @@ class Emit(Access):
     def commit(self) -> NkiInstruction:
         """Record the instruction; executes its steps when the trace has values."""
         self.steps.extend(self._finish)
-        index = self._simulator.record(self, self._operands)
+        index = self._simulator.record(self)
         for buffer in self._scratch:
             self._simulator.pool.give_back(buffer)
         return NkiInstruction(index)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trnx.simulator.context import location_of
 from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import (
     FindingError,
     IllegalInstructionError,
-    Location,
     UninitialisedReadError,
 )
 from trnx.simulator.isa.enums import Engine
@@ -31,15 +29,11 @@ class Legality(Recording):
         self, check: str, message: str, kind: type[FindingError] = IllegalInstructionError
     ) -> None:
         """Report what a check found at the kernel's line; the instruction goes on if it returns."""
-        self._simulator.findings.report(kind(check, f"{self.name}: {message}", self.location()))
-
-    def location(self) -> Location | None:
-        """The kernel's source line."""
-        return None if self.line is None else location_of(self.line)
+        self._simulator.findings.report(kind(check, f"{self.name}: {message}", self.location))
 
     def illegal(self, message: str) -> NoReturn:
         """Raise IllegalInstructionError at the kernel's line."""
-        raise IllegalInstructionError(self.name, f"{self.name}: {message}", self.location())
+        raise IllegalInstructionError(self.name, f"{self.name}: {message}", self.location)
 
     def require(self, condition: bool, message: str) -> None:
         """Raise IllegalInstructionError unless `condition`. For constant messages: one made of the
@@ -103,8 +97,9 @@ class Legality(Recording):
             )
         if tensor.indirection is not None:
             self._check_indirection(tensor.indirection, operand)
-        starts_at_0 = tensor.offset == 0 == storage.start_partition
-        if storage.is_on_chip and not (starts_at_0 and tensor.shape[0] <= 128):
+        if storage.is_on_chip and (
+            tensor.offset or storage.start_partition or tensor.shape[0] > 128
+        ):
             self._check_partitions(tensor, operand)
         return tensor
 

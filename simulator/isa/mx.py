@@ -129,7 +129,7 @@ def _gathered_scales(
         offsets = index.slice(0, first, first + _QUADRANT).torch_view()
         picked = emit.scratch((rows, count), torch.uint8)
         source = held.torch_view().view(torch.uint8)
-        emit.step(gather_rows, source, offsets, _QUADRANT, picked, emit.location())
+        emit.step(gather_rows, source, offsets, _QUADRANT, picked, emit.location)
         views.append(picked)
     return views
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.attributes import NONE, Attributes
+from trnx.simulator.attributes import NONE
 from trnx.simulator.checks.initialised import InitialisedData
 from trnx.simulator.checks.psum_groups import PsumGroups
 from trnx.simulator.codecs import append_store_f32
@@ -18,53 +18,45 @@ from trnx.simulator.dtypes import DType
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.isa.propagation import Missing
 from trnx.simulator.isa.specification import InstructionSpec
+from trnx.simulator.observer import Recorded
 from trnx.simulator.pool import Buffer
 from trnx.simulator.program import Step
 from trnx.simulator.spec import contiguous_strides
 from trnx.simulator.tensor import NkiTensor
 
 
-class Recording:
-    """The state of an `Emit`; `commit` hands it to the simulator."""
+class Recording(Recorded):
+    """An instruction that is being made; `commit` hands it to the simulator and to observers."""
 
     __slots__ = (
         "_finish",
-        "_operands",
         "_owns_scratch",
         "_scratch",
         "_simulator",
-        "attributes",
-        "engine",
-        "flops",
         "generation",
         "hardware",
-        "hbm_bytes",
-        "line",
         "missing",
-        "name",
         "propagation",
-        "spec",
         "steps",
-        "writes",
     )
 
     def __init__(self, spec: InstructionSpec, simulator: Any, line: Line | None) -> None:
         self.spec = spec
         self.name = spec.name
-        # The kernel's code and line, if a kernel calls.
+        assert line is not None, "the kernel that calls"
         self.line = line
         self.engine = spec.engine
         self.steps: list[Step] = []
         self.flops = 0
         self.hbm_bytes = 0
         # What the time of the instruction depends on besides its operands; see simulator/timing.
-        self.attributes: Attributes = NONE
+        self.attributes = NONE
         # The record of the target, and its nc_version: 2, 3 or 4.
         self.hardware: Hardware = simulator.hardware
         self.generation = self.hardware.generation
         self._simulator = simulator
-        self._operands: list[tuple[NkiTensor, bool]] = []
-        self.writes: list[NkiTensor] = []
+        self.operands = []
+        self.writes = []
         # Operands that were read with elements that nothing has written.
         self.missing: list[Missing] = []
         # Another than the declared one, where it depends on the arguments.

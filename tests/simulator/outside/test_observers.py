@@ -57,7 +57,11 @@ def test_it_sees_the_instructions_that_it_watches(kernels: ModuleType) -> None:
     rows = list(program.rows)
     for one in everything.seen:
         row = rows[one.index]
-        assert (row.opcode, row.engine, row.attributes) == (one.name, one.engine, one.attributes)
+        assert (row.opcode, row.engine, row.attributes) == (
+            one.name,
+            one.engine.name,
+            one.attributes,
+        )
         assert row.location == one.location
     assert {one.name for one in products.seen} == {"nc_matmul"}
     # Each kind of instruction was asked for once.
