@@ -75,7 +75,8 @@ def _choose(fits: list[GraphMatch], profit: Profit, refusals: Refusals) -> Graph
                 else f"is predicted to take {profit.nki_seconds(chosen.match) * 1e6:.1f} us, "
                 f"{name} {profit.nki_seconds(loser.match) * 1e6:.1f} us"
             )
-            refusals.note(loser.root, f"kernel {name} matches as much as {winner}; {winner}: {why}")
+            reason = f"kernel {name} matches as much as {winner}; {winner}: {why}"
+            refusals.add(loser.root, Reject(reason, loser.root, name))
     return chosen
 
 

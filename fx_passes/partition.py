@@ -39,6 +39,7 @@ from trnx.fx_passes.schedule import Scheduler, Step
 from trnx.fx_passes.source import source_line
 from trnx.fx_passes.symbolic import depends_on_data
 from trnx.nki_kernels.spec import Kernel
+from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
 Policy = Literal["auto", "xla", "eager", "error"]
@@ -162,11 +163,13 @@ def _note_numbers(graph: fx.Graph, regions: Iterable[Region], refusals: Refusals
     """Remember which programs are made for the values of numbers that change from call to call."""
     numbers = run_time_numbers(graph)
     for region in regions:
-        maker = f"kernel {region.match.kernel.name}" if region.match else region.engine
+        kernel = region.match.kernel.name if region.match else ""
+        maker = f"kernel {kernel}" if kernel else region.engine
         for node in region.nodes if region.engine != "eager" else ():
             names = ", ".join(n.name for n in node.all_input_nodes if n in numbers)
             if names:
-                refusals.note(node, f"{maker} is made for each value of the number {names}")
+                reason = f"{maker} is made for each value of the number {names}"
+                refusals.add(node, Reject(reason, node, kernel))
 
 
 def _ledger(steps: Sequence[Step], refusals: Refusals) -> tuple[LedgerEntry, ...]:

@@ -16,6 +16,9 @@ pytest.importorskip("jax")
 from trnx.fallback.exchange import InputSlot
 from trnx.fallback.program import Program
 
+# Under "auto" eager would execute the small region of XLA.
+OPTIONS = {"select": "legal", "fallback": "xla"}
+
 
 class _Model(torch.nn.Module):
     """An NKI region (gelu of a product) whose result an XLA region takes."""
@@ -37,7 +40,7 @@ def _alive() -> list[object]:
 def _use_and_drop() -> list[weakref.ref[torch.Tensor]]:
     model = _Model()
     parameters = [weakref.ref(p) for p in model.parameters()]
-    compiled = torch.compile(model, backend="trnx", options={"select": "legal"})
+    compiled = torch.compile(model, backend="trnx", options=OPTIONS)
     for _ in range(3):
         compiled(torch.randn(8, 16)).sum().backward()
     assert {type(o) for o in _alive()} == {Executable, InputSlot, Program}

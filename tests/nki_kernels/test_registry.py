@@ -265,7 +265,7 @@ def test_a_kernel_file_outside_the_package_registers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "_registry", registry.Registry())
-    monkeypatch.setattr(registry, "_loaded", set())
+    monkeypatch.setattr(registry, "_loaded", {})
     file = tmp_path / "twice.py"
     file.write_text(OUTSIDE)
     registry.load_kernels(file)
@@ -280,7 +280,7 @@ def test_a_kernel_file_outside_the_package_registers(
 
 def test_a_second_file_may_not_take_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registry", registry.Registry())
-    monkeypatch.setattr(registry, "_loaded", set())
+    monkeypatch.setattr(registry, "_loaded", {})
     for stem in ("one", "two"):
         (tmp_path / f"{stem}.py").write_text(OUTSIDE)
     registry.load_kernels(tmp_path / "one.py")
