@@ -34,7 +34,6 @@ LIBRARY_OPS = frozenset(
         aten.max_pool2d_with_indices_backward,
         aten._adaptive_avg_pool2d,
         aten.sort,
-        aten.topk,
         aten.cumsum,
         aten.sin,
         aten.cos,

@@ -112,6 +112,34 @@ def _call_key(node: fx.Node) -> Hashable:
     return (node.target, key_of(args), key_of(kwargs), key_of(_described(node.meta.get("val"))))
 
 
+_aten = torch.ops.aten
+_UNTAGGED = (
+    _aten.hardswish.default,
+    _aten.log_sigmoid_forward.default,
+    _aten._prelu_kernel.default,
+)
+
+
+def _eager_error(node: fx.Node) -> str | None:
+    """The error of eager for the dtypes and numbers of a pointwise call, which a region would not
+    raise. One element of each tensor shows it; ops that are not pointwise are not tried."""
+    if torch.Tag.pointwise not in node.target.tags and node.target not in _UNTAGGED:  # type: ignore[union-attr]
+        return None
+
+    def element(n: fx.Node) -> Any:
+        value = n.meta["val"]
+        if isinstance(value, torch.Tensor):
+            return torch.ones((1,) * value.dim(), dtype=value.dtype, device="cpu")
+        return hint_int(value)
+
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), element)
+    try:
+        node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception as error:  # noqa: BLE001 - whatever eager raises, it shall raise itself
+        return str(error)
+    return None
+
+
 def _failure(node: fx.Node) -> str | None:
     """Why the call does not trace, None where it does."""
     values = {n: _abstract(n.meta["val"]) for n in node.all_input_nodes}
@@ -123,6 +151,9 @@ def _failure(node: fx.Node) -> str | None:
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: known[n])
         return conform(call_entry(node.target, args, kwargs), node.meta.get("val"), node.target)
 
+    refused = _eager_error(node)
+    if refused is not None:
+        return f"eager refuses {node.target} for these arguments: {refused}"
     token = CHECKS.set([])
     try:
         with own_settings():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from trnx.fallback.aten_to_jax.dtypes import axis, cast, compute, is_floating, wide
+from trnx.fallback.aten_to_jax.dtypes import F32, axis, cast, compute, is_floating, wide
+from trnx.fallback.aten_to_jax.pointwise import add, clamp, divide
 from trnx.fallback.aten_to_jax.table import register
 
 
@@ -26,7 +29,14 @@ def _gelu(x: Any, *, approximate: str = "none") -> Any:
 
 @register("gelu_backward")
 def _gelu_backward(grad: Any, x: Any, *, approximate: str = "none") -> Any:
-    return gradient(lambda v: jax.nn.gelu(v, approximate=approximate == "tanh"), grad, wide(x))
+    grad, x = compute(grad, x)
+    if approximate == "none":
+        density = jnp.exp(-0.5 * x * x) * (0.5 * math.sqrt(2) * (2 / math.sqrt(math.pi)) * 0.5)
+        return grad * (0.5 * (1 + lax.erf(x * math.sqrt(0.5))) + x * density)
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+    curve = jnp.tanh(scale * (x + cubic * x * x * x))
+    slope = 0.5 * x * ((1 - curve * curve) * (scale * (1 + 3 * cubic * x * x)))
+    return grad * (0.5 * (1 + curve) + slope)
 
 
 @register("silu")
@@ -48,7 +58,10 @@ def _mish(x: Any) -> Any:
 
 @register("mish_backward")
 def _mish_backward(grad: Any, x: Any) -> Any:
-    return gradient(lambda v: v * jnp.tanh(jax.nn.softplus(v)), grad, wide(x))
+    grad, x = compute(grad, x)
+    gate = jax.nn.sigmoid(x)
+    curve = jnp.tanh(jnp.log1p(jnp.exp(x)))
+    return grad * (curve + x * gate * (1 - curve * curve))
 
 
 @register("sigmoid_backward")
@@ -82,7 +95,9 @@ def _leaky_relu(x: Any, slope: float = 0.01) -> Any:
 
 
 @register("leaky_relu_backward")
-def _leaky_relu_backward(grad: Any, x: Any, slope: float, _is_result: bool) -> Any:
+def _leaky_relu_backward(grad: Any, x: Any, slope: float, is_result: bool) -> Any:
+    if is_result and slope < 0:
+        raise ValueError("eager refuses a negative slope with the result")
     grad, x = compute(grad, x)
     return jnp.where(x > 0, grad, grad * cast(float(slope), x.dtype))
 
@@ -90,36 +105,36 @@ def _leaky_relu_backward(grad: Any, x: Any, slope: float, _is_result: bool) -> A
 @register("hardtanh")
 def _hardtanh(x: Any, low: float = -1, high: float = 1) -> Any:
     (v,) = compute(x)
-    return jnp.minimum(jnp.maximum(v, cast(low, v.dtype)), cast(high, v.dtype))
+    return clamp(v, low, high)
 
 
 @register("hardtanh_backward")
 def _hardtanh_backward(grad: Any, x: Any, low: float, high: float) -> Any:
     grad, x = compute(grad, x)
-    return jnp.where((x <= low) | (x >= high), 0, grad)
+    return jnp.where((x > low) & (x < high), grad, 0)
 
 
 @register("hardsigmoid")
 def _hardsigmoid(x: Any) -> Any:
-    return jnp.clip(wide(x) + 3, 0, 6) / 6
+    return divide(jnp.clip(wide(x) + 3, 0, 6), cast(6, wide(x).dtype))
 
 
 @register("hardsigmoid_backward")
 def _hardsigmoid_backward(grad: Any, x: Any) -> Any:
     grad, x = compute(grad, x)
-    return jnp.where((x > -3) & (x < 3), grad / 6, 0)
+    return jnp.where((x > -3) & (x < 3), grad * (1 / 6), 0)
 
 
 @register("hardswish")
 def _hardswish(x: Any) -> Any:
-    return wide(x) * jnp.clip(wide(x) + 3, 0, 6) / 6
+    return divide(wide(x) * jnp.clip(wide(x) + 3, 0, 6), cast(6, wide(x).dtype))
 
 
 @register("hardswish_backward")
 def _hardswish_backward(grad: Any, x: Any) -> Any:
     grad, x = compute(grad, x)
-    inner = grad * (x / 3 + 0.5)
-    return jnp.where(x <= -3, 0, jnp.where(x < 3, inner, grad))
+    inner = grad * (divide(x, cast(3, x.dtype)) + 0.5)
+    return jnp.where(x <= -3, 0, jnp.where(x >= 3, grad, inner))
 
 
 @register("elu")
@@ -135,10 +150,10 @@ def _elu_backward(
     grad, x = compute(grad, x)
     slope = input_scale * alpha * scale
     if is_result:
-        below = grad * input_scale * (x + alpha * scale)
+        below = grad * input_scale * add(x, float(alpha * scale))
     else:
         below = grad * slope * jnp.exp(x * input_scale)
-    return jnp.where(x <= 0, below, grad * scale)
+    return jnp.where(x > 0, grad * scale, below)
 
 
 @register("softplus")
@@ -151,7 +166,8 @@ def _softplus(x: Any, beta: float = 1, threshold: float = 20) -> Any:
 @register("softplus_backward")
 def _softplus_backward(grad: Any, x: Any, beta: float, threshold: float) -> Any:
     grad, x = compute(grad, x)
-    return jnp.where(x * beta > threshold, grad, grad * jax.nn.sigmoid(x * beta))
+    power = jnp.exp(x * beta)
+    return jnp.where(x * beta > threshold, grad, divide(grad * power, power + 1))
 
 
 @register("log_sigmoid_forward")
@@ -182,8 +198,9 @@ def _hardshrink(x: Any, bound: float = 0.5) -> Any:
 
 @register("softshrink_backward", "hardshrink_backward")
 def _shrink_backward(grad: Any, x: Any, bound: float) -> Any:
+    bound = wide(cast(float(bound), x.dtype))
     grad, x = compute(grad, x)
-    return jnp.where((x >= -bound) & (x <= bound), 0, grad)
+    return jnp.where((x > bound) | (x < -bound), grad, 0)
 
 
 @register("_prelu_kernel")
@@ -219,18 +236,24 @@ def _glu_backward(grad: Any, x: Any, dim: int) -> Any:
 
 
 def _logit_of(x: Any) -> Any:
-    return jnp.log(x / (1 - x))
+    return jnp.log(divide(x, 1 - x))
+
+
+def _limits(eps: float, dtype: Any) -> tuple[Any, Any]:
+    """eps and 1 - eps, rounded to the input's dtype as in eager."""
+    low = cast(float(eps), dtype)
+    return low, 1 - low
 
 
 @register("logit")
 def _logit(x: Any, eps: float | None = None) -> Any:
-    v = wide(x) if is_floating(x) else compute(x, floating=True)[0]
-    return _logit_of(v if eps is None else jnp.clip(v, eps, 1 - eps))
+    x = x if is_floating(x) else cast(x, F32)
+    return _logit_of(wide(x if eps is None else jnp.clip(x, *_limits(eps, x.dtype))))
 
 
 @register("logit_backward")
 def _logit_backward(grad: Any, x: Any, eps: float | None = None) -> Any:
+    low, high = _limits(0.0 if eps is None else eps, x.dtype)
+    inside = (x >= low) & (x <= high)
     grad, x = compute(grad, x)
-    low, outside = (0.0, jnp.nan) if eps is None else (eps, 0.0)
-    inside = (x >= low) & (x <= 1 - low)
-    return jnp.where(inside, grad / (x * (1 - x)), outside)
+    return jnp.where(inside, divide(grad, x * (1 - x)), jnp.nan if eps is None else 0.0)

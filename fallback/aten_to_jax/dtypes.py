@@ -30,9 +30,18 @@ I64 = np.dtype(np.int64)
 _I32 = np.dtype(np.int32)
 
 
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (bool, int, float))
+
+
+def ndim(x: Any) -> int:
+    """Dimensions of an array, 0 for a Python number."""
+    return 0 if _is_number(x) else x.ndim
+
+
 def is_floating(x: Any) -> bool:
     """Whether an array (or a Python number) is floating point."""
-    if isinstance(x, (bool, int, float)):
+    if _is_number(x):
         return isinstance(x, float)
     return TORCH_DTYPES[x.dtype].is_floating_point
 
@@ -57,7 +66,7 @@ def result_dtype(*operands: Any) -> torch.dtype:
     """PyTorch's result type: tensors with dimensions, then 0-d tensors, then Python numbers."""
     groups: list[torch.dtype | None] = [None, None, None]
     for x in operands:
-        if isinstance(x, (bool, int, float)):
+        if _is_number(x):
             group, dtype = 2, torch.bool if isinstance(x, bool) else torch.int64
             dtype = torch.float32 if isinstance(x, float) else dtype
         else:
@@ -83,10 +92,14 @@ def _truncated(x: Any, dtype: Any) -> Any:
 
 def cast(x: Any, dtype: Any) -> Any:
     """An array of a Python number, or an array in another dtype; floats to ints truncate."""
-    if isinstance(x, (bool, int, float)):
-        return jnp.asarray(x, dtype)
+    if _is_number(x):
+        # Infinities and NaN have no integer: int raises, as eager does.
+        return jnp.asarray(int(x) if jnp.issubdtype(dtype, jnp.integer) else x, dtype)
     if x.dtype == dtype:
         return x
+    if x.dtype == np.dtype(np.bool_) and jnp.issubdtype(dtype, jnp.floating):
+        # XLA's simplifier makes a selection of a product with a converted bool: no NaN of inf * 0.
+        return jnp.where(x, jnp.ones((), dtype), jnp.zeros((), dtype))
     if dtype == np.dtype(np.bool_):
         return x != 0
     if is_floating(x) and jnp.issubdtype(dtype, jnp.integer):
@@ -103,11 +116,18 @@ def promote(*operands: Any, floating: bool = False) -> tuple[Any, ...]:
 
 
 def compute(*operands: Any, floating: bool = False) -> tuple[Any, ...]:
-    """Like `promote`, but bf16 and fp16 become float32, in which eager computes them too."""
-    dtype = result_dtype(*operands)
-    if dtype in (torch.bfloat16, torch.float16) or (floating and not dtype.is_floating_point):
-        dtype = torch.float32
-    return tuple(cast(x, JAX_DTYPES[dtype]) for x in operands)
+    """Like `promote`, then bf16 and fp16 become float32, in which eager computes them too.
+
+    So numbers and integers are rounded to half precision first, as in eager.
+    """
+    return tuple(wide(x) for x in promote(*operands, floating=floating))
+
+
+def factors(x: Any, y: Any, *, floating: bool = False) -> tuple[Any, Any]:
+    """`compute` for products and quotients: in half precision, eager takes a second operand that is
+    a number or has no dimensions as float32."""
+    x, rounded = compute(x, y, floating=floating)
+    return x, rounded if ndim(y) else cast(y, x.dtype)
 
 
 def wide(x: Any) -> Any:

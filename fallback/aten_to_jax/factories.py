@@ -7,9 +7,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from torch import fx
 
 from trnx.fallback.aten_to_jax.dtypes import F32, I64, JAX_DTYPES, cast, result_dtype
-from trnx.fallback.aten_to_jax.table import register
+from trnx.fallback.aten_to_jax.table import dtype_of, register
+from trnx.simulator.errors import Reject
 
 
 def _number_dtype(value: Any) -> Any:
@@ -18,9 +20,13 @@ def _number_dtype(value: Any) -> Any:
     return I64 if isinstance(value, int) else F32
 
 
+def _filled(size: Sequence[int], value: Any, dtype: Any) -> Any:
+    return jnp.broadcast_to(cast(value, dtype), size)
+
+
 @register("full")
 def _full(size: Sequence[int], value: Any, dtype: Any = None) -> Any:
-    return jnp.full(size, value, dtype or _number_dtype(value))
+    return _filled(size, value, dtype or _number_dtype(value))
 
 
 @register("zeros", "empty.memory_format")
@@ -55,7 +61,7 @@ def _ones_like(x: Any, dtype: Any = None) -> Any:
 
 @register("full_like")
 def _full_like(x: Any, value: Any, dtype: Any = None) -> Any:
-    return jnp.full(x.shape, value, dtype or x.dtype)
+    return _filled(x.shape, value, dtype or x.dtype)
 
 
 @register("new_zeros", "new_empty")
@@ -75,7 +81,7 @@ def _new_ones(x: Any, size: Sequence[int], dtype: Any = None) -> Any:
 
 @register("new_full")
 def _new_full(x: Any, size: Sequence[int], value: Any, dtype: Any = None) -> Any:
-    return jnp.full(size, value, dtype or x.dtype)
+    return _filled(size, value, dtype or x.dtype)
 
 
 def _range(start: Any, end: Any, step: Any, dtype: Any) -> Any:
@@ -100,19 +106,19 @@ def _arange_start_step(start: Any, end: Any, step: Any = 1, dtype: Any = None) -
     return _range(start, end, step, dtype)
 
 
-@register("linspace")
+def _floating_result(node: fx.Node) -> Reject | None:
+    made = dtype_of(node)
+    if made is None or made.is_floating_point:
+        return None
+    return Reject(f"{node.target} of integers is rounded step by step in eager", node)
+
+
+@register("linspace", guard=_floating_result)
 def _linspace(start: Any, end: Any, steps: int, dtype: Any = None) -> Any:
-    dtype = dtype or F32
-    if dtype.kind in "iu":
-        step = np.float32((end - start) / max(steps - 1, 1))
-        index = np.arange(steps)
-        ahead = (start + index * step).astype(dtype)
-        back = (end - (steps - 1 - index) * step).astype(dtype)
-        return jnp.asarray(np.where(index < steps // 2, ahead, back))
-    return jnp.linspace(start, end, steps, dtype=np.float64).astype(dtype)
+    return jnp.linspace(start, end, steps, dtype=np.float64).astype(dtype or F32)
 
 
-@register("logspace")
+@register("logspace", guard=_floating_result)
 def _logspace(start: Any, end: Any, steps: int, base: float = 10.0, dtype: Any = None) -> Any:
     dtype = dtype or F32
     return jnp.power(float(base), jnp.linspace(start, end, steps, dtype=np.float64)).astype(dtype)

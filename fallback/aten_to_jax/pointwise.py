@@ -10,17 +10,22 @@ import numpy as np
 from jax import lax
 
 from trnx.fallback.aten_to_jax.dtypes import (
+    JAX_DTYPES,
     cast,
     compute,
+    factors,
     is_floating,
     is_integer,
+    ndim,
     pointwise,
     promote,
+    result_dtype,
+    wide,
 )
 from trnx.fallback.aten_to_jax.table import register, require
 
 
-def _divide(x: Any, y: Any) -> Any:
+def divide(x: Any, y: Any) -> Any:
     """x / y, rounded once.
 
     XLA's simplifier turns the division by a constant or a broadcast value into a product with the
@@ -31,12 +36,38 @@ def _divide(x: Any, y: Any) -> Any:
 
 
 def _reciprocal(x: Any) -> Any:
-    return _divide(jnp.ones_like(x), x)
+    return divide(jnp.ones_like(x), x)
+
+
+def _exp2(x: Any) -> Any:
+    """XLA's own exp2 is exp(x log 2), which loses the last digits of large results."""
+    return lax.pow(jnp.full_like(x, 2), x)
+
+
+def _half_exponentials(x: Any) -> tuple[Any, Any]:
+    """exp(x) / 2 and exp(-x) / 2, finite up to where cosh is; XLA has exp(x - log 2)."""
+    root = jnp.exp(x / 2)
+    return 0.5 * root * root, divide(divide(jnp.full_like(x, 0.5), root), root)
+
+
+def _cosh(x: Any) -> Any:
+    up, down = _half_exponentials(x)
+    return up + down
+
+
+def _sinh(x: Any) -> Any:
+    up, down = _half_exponentials(x)
+    return jnp.where(jnp.abs(x) < 1, jnp.sinh(x), up - down)
+
+
+def _positive_zero(function: Any) -> Any:
+    """`function` with +0 for both zeros, as in eager."""
+    return lambda x: jnp.where(x == 0, 0.0, function(x))
 
 
 _FLOAT_UNARY = {
     "exp": jnp.exp,
-    "exp2": jnp.exp2,
+    "exp2": _exp2,
     "expm1": jnp.expm1,
     "log": jnp.log,
     "log2": jnp.log2,
@@ -50,8 +81,8 @@ _FLOAT_UNARY = {
     "asin": jnp.arcsin,
     "acos": jnp.arccos,
     "atan": jnp.arctan,
-    "sinh": jnp.sinh,
-    "cosh": jnp.cosh,
+    "sinh": _sinh,
+    "cosh": _cosh,
     "tanh": jnp.tanh,
     "asinh": jnp.arcsinh,
     "acosh": jnp.arccosh,
@@ -65,9 +96,9 @@ _FLOAT_UNARY = {
     "reciprocal": _reciprocal,
     "sinc": jnp.sinc,
     "special_i0e": lax.bessel_i0e,
-    "special_i1e": lax.bessel_i1e,
+    "special_i1e": _positive_zero(lax.bessel_i1e),
     "i0": lambda x: jax.scipy.special.i0(x),
-    "special_i1": lambda x: jax.scipy.special.i1(x),
+    "special_i1": _positive_zero(lambda x: jax.scipy.special.i1(x)),
     "special_ndtri": lambda x: jax.scipy.special.ndtri(x),
     "special_entr": lambda x: jnp.where(x > 0, -x * jnp.log(x), jnp.where(x == 0, 0.0, _below(x))),
     "deg2rad": jnp.deg2rad,
@@ -99,7 +130,7 @@ _SAME_UNARY = {
     "round": _rounding(jnp.round),
     "frac": lambda x: x - jnp.trunc(x),
     "square": lambda x: x * x,
-    "relu": lambda x: jnp.maximum(x, cast(0, x.dtype)),
+    "relu": lambda x: jnp.where(x < 0, cast(0, x.dtype), x),
     "bitwise_not": jnp.bitwise_not,
     "logical_not": lambda x: x == 0,
     "isnan": lambda x: x != x,
@@ -122,24 +153,41 @@ def _round_decimals(x: Any, *, decimals: int) -> Any:
     if is_integer(x):
         return x
     scale = float(10 ** abs(decimals))
-    return jnp.round(x * scale) / scale if decimals >= 0 else jnp.round(x / scale) * scale
+    if decimals >= 0:
+        return divide(jnp.round(x * scale), cast(scale, x.dtype))
+    return jnp.round(divide(x, cast(scale, x.dtype))) * scale
 
 
 # ------------------------------------------------------------------------------------- arithmetic
 
 
-@register("add.Tensor", "add.Scalar")
-def _add(x: Any, y: Any, alpha: Any = 1) -> Any:
+def _is_zero(x: Any) -> bool:
+    """XLA's simplifier leaves an addition of 0.0 out, which makes +0 of -0."""
+    return isinstance(x, float) and x == 0
+
+
+def _scaled(x: Any, y: Any, alpha: Any) -> tuple[Any, Any]:
+    """x and alpha * y; in half precision, alpha is rounded to that."""
+    dtype = JAX_DTYPES[result_dtype(x, y)]
+    plain_zero = _is_zero(x) or _is_zero(y)
     x, y = compute(x, y)
-    if x.dtype == np.bool_:
-        return x | (y & bool(alpha))
-    return x + (y if alpha == 1 else y * cast(alpha, y.dtype))
+    if alpha != 1:
+        y = y * wide(cast(alpha, dtype))
+    return lax.optimization_barrier((x, y)) if plain_zero else (x, y)
+
+
+@register("add.Tensor", "add.Scalar")
+def add(x: Any, y: Any, alpha: Any = 1) -> Any:
+    """x + alpha * y; right for the sign of zero too."""
+    x, y = _scaled(x, y, alpha)
+    return x | y if x.dtype == np.bool_ else x + y
 
 
 @register("sub.Tensor", "sub.Scalar")
 def _sub(x: Any, y: Any, alpha: Any = 1) -> Any:
-    x, y = compute(x, y)
-    return x - (y if alpha == 1 else y * cast(alpha, y.dtype))
+    if JAX_DTYPES[result_dtype(x, y)].kind in "iu":
+        return jnp.subtract(*_scaled(x, y, alpha))
+    return add(x, y, -alpha)  # eager adds: the signs of zeros show it
 
 
 @register("rsub.Tensor", "rsub.Scalar")
@@ -156,32 +204,38 @@ def _floor_divide(x: Any, y: Any) -> Any:
         _nonzero(y)
         return jnp.floor_divide(x, y)
     rest = lax.rem(x, y)
-    quotient = _divide(x - rest, y)
+    quotient = divide(x - rest, y)
     quotient = jnp.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
     whole = jnp.floor(quotient)
     whole = jnp.where(quotient - whole > 0.5, whole + 1, whole)
-    whole = jnp.where(quotient != 0, whole, jnp.copysign(jnp.zeros_like(x), _divide(x, y)))
-    return jnp.where(y == 0, _divide(x, y), whole)
+    whole = jnp.where(quotient != 0, whole, jnp.copysign(jnp.zeros_like(x), divide(x, y)))
+    return jnp.where(y == 0, divide(x, y), whole)
 
 
 def _trunc_divide(x: Any, y: Any) -> Any:
     if is_integer(x):
         _nonzero(y)
         return lax.div(x, y)
-    return jnp.trunc(_divide(x, y))
+    return jnp.trunc(divide(x, y))
 
 
 @register("div.Tensor_mode", "div.Scalar_mode")
 def _div_mode(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
-    x, y = jnp.broadcast_arrays(*compute(x, y, floating=rounding_mode is None))
     if rounding_mode is None:
-        return _divide(x, y)
+        return divide(*factors(x, y, floating=True))
+    x, y = _stepwise(x, y)
     return _floor_divide(x, y) if rounding_mode == "floor" else _trunc_divide(x, y)
+
+
+def _stepwise(x: Any, y: Any) -> Any:
+    """Operands of a quotient that is rounded to a whole number: eager rounds every step to half
+    precision, but not with a number."""
+    return jnp.broadcast_arrays(*(promote(x, y) if ndim(y) else factors(x, y)))
 
 
 @register("floor_divide", "floor_divide.Scalar")
 def _floor_divide_entry(x: Any, y: Any) -> Any:
-    return _floor_divide(*jnp.broadcast_arrays(*compute(x, y)))
+    return _floor_divide(*_stepwise(x, y))
 
 
 def _remainder(x: Any, y: Any) -> Any:
@@ -209,6 +263,25 @@ def _power(x: Any, y: Any) -> Any:
     unit = jnp.where(y % 2 == 0, jnp.ones_like(x), x)
     inverse = jnp.where((x == 1) | (x == -1), unit, 0) if _is_signed(x) else x
     return jnp.where(y < 0, inverse, _wrapping_power(x, y))
+
+
+_POWERS = {
+    0.5: jnp.sqrt,
+    2: lambda x: x * x,
+    3: lambda x: x * x * x,
+    -0.5: lambda x: _reciprocal(jnp.sqrt(x)),
+    -1: _reciprocal,
+    -2: lambda x: _reciprocal(x * x),
+}
+
+
+@register("pow.Tensor_Scalar")
+def _power_of_number(x: Any, exponent: Any) -> Any:
+    """Eager has its own functions for some exponents: they differ at -inf and -0."""
+    base, y = compute(x, exponent)
+    rooted = abs(exponent) == 0.5 and x.dtype == np.float16  # not there
+    special = _POWERS.get(exponent) if is_floating(base) and not rooted else None
+    return _power(base, y) if special is None else special(base)
 
 
 def _is_signed(x: Any) -> bool:
@@ -240,15 +313,31 @@ def _gcd(x: Any, y: Any) -> Any:
 
 def _lcm(x: Any, y: Any) -> Any:
     divisor = _gcd(x, y)
-    return jnp.abs(jnp.where(divisor == 0, 0, lax.div(x, jnp.where(divisor == 0, 1, divisor)) * y))
+    parts = lax.div(x, jnp.where(divisor == 0, 1, divisor)), y
+    if x.dtype.itemsize < 4:  # C promotes to int, and takes the absolute value of that
+        parts = tuple(cast(v, np.dtype(np.int32)) for v in parts)
+    product = jnp.abs(parts[0] * parts[1])
+    return jnp.where(divisor == 0, 0, cast(product, x.dtype))
+
+
+# Of two equal values (zeros of either sign) eager's vectors give the second, fmax and fmin the
+# first, and clamping between numbers the tensor's.
+
+
+def _maximum(x: Any, y: Any) -> Any:
+    return jnp.where((x > y) | (x != x), x, y)
+
+
+def _minimum(x: Any, y: Any) -> Any:
+    return jnp.where((x < y) | (x != x), x, y)
 
 
 def _fmax(x: Any, y: Any) -> Any:
-    return jnp.fmax(x, y) if is_floating(x) else jnp.maximum(x, y)
+    return jnp.where((x >= y) | (y != y), x, y)
 
 
 def _fmin(x: Any, y: Any) -> Any:
-    return jnp.fmin(x, y) if is_floating(x) else jnp.minimum(x, y)
+    return jnp.where((x <= y) | (y != y), x, y)
 
 
 def _xlogy(x: Any, y: Any) -> Any:
@@ -265,13 +354,13 @@ def _logaddexp2(x: Any, y: Any) -> Any:
     return jnp.where(jnp.isinf(x) & (x == y), x, top + low)
 
 
-pointwise("mul.Tensor mul.Scalar", jnp.multiply)
-pointwise("div.Tensor div.Scalar", _divide, floating=True)
+register("mul.Tensor", "mul.Scalar")(lambda x, y: jnp.multiply(*factors(x, y)))
+register("div.Tensor", "div.Scalar")(lambda x, y: divide(*factors(x, y, floating=True)))
 pointwise("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor", _remainder)
 pointwise("fmod.Tensor fmod.Scalar", _fmod)
-pointwise("pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar", _power)
-pointwise("maximum", jnp.maximum)
-pointwise("minimum", jnp.minimum)
+pointwise("pow.Tensor_Tensor pow.Scalar", _power)
+pointwise("maximum", _maximum)
+pointwise("minimum", _minimum)
 pointwise("fmax", _fmax)
 pointwise("fmin", _fmin)
 pointwise("atan2", jnp.arctan2, floating=True)
@@ -327,29 +416,49 @@ def _masked_fill(x: Any, mask: Any, value: Any) -> Any:
 # ----------------------------------------------------------------------------- ternary, clamping
 
 
-@register("clamp", "clamp.Tensor")
-def _clamp(x: Any, low: Any = None, high: Any = None, **named: Any) -> Any:
+@register("clamp")
+def clamp(x: Any, low: Any = None, high: Any = None, **named: Any) -> Any:
+    """Between numbers, either of which may be None."""
     low, high = named.get("min", low), named.get("max", high)
-    bounds = [b for b in (low, high) if b is not None]
-    x, *arrays = promote(x, *bounds)
+    x, *bounds = promote(x, *(b for b in (low, high) if b is not None))
     if low is not None:
-        x = jnp.maximum(x, arrays[0])
-    return x if high is None else jnp.minimum(x, arrays[-1])
+        x = _maximum(bounds[0], x)
+    return x if high is None else _minimum(bounds[-1], x)
 
 
-@register("clamp_min", "clamp_min.Tensor")
+@register("clamp.Tensor")
+def _clamp_tensor(x: Any, low: Any = None, high: Any = None, **named: Any) -> Any:
+    low, high = named.get("min", low), named.get("max", high)
+    x, *bounds = promote(x, *(b for b in (low, high) if b is not None))
+    if low is not None:
+        x = _maximum(x, bounds[0])
+    return x if high is None else _minimum(x, bounds[-1])
+
+
+@register("clamp_min")
 def _clamp_min(x: Any, low: Any) -> Any:
-    return jnp.maximum(*promote(x, low))
+    return clamp(x, low)
 
 
-@register("clamp_max", "clamp_max.Tensor")
+@register("clamp_max")
 def _clamp_max(x: Any, high: Any) -> Any:
-    return jnp.minimum(*promote(x, high))
+    return clamp(x, None, high)
+
+
+@register("clamp_min.Tensor")
+def _clamp_min_tensor(x: Any, low: Any) -> Any:
+    return _maximum(*promote(x, low))
+
+
+@register("clamp_max.Tensor")
+def _clamp_max_tensor(x: Any, high: Any) -> Any:
+    return _minimum(*promote(x, high))
 
 
 @register("lerp.Scalar", "lerp.Tensor")
 def _lerp(start: Any, end: Any, weight: Any) -> Any:
-    start, end, weight = compute(start, end, weight)
+    start, end = compute(start, end)
+    weight = cast(weight, start.dtype)
     gap = end - start
     return jnp.where(jnp.abs(weight) < 0.5, start + weight * gap, end - gap * (1 - weight))
 
@@ -363,7 +472,7 @@ def _addcmul(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
 @register("addcdiv")
 def _addcdiv(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
     x, a, b = compute(x, a, b)
-    return x + _divide(cast(value, x.dtype) * a, b)
+    return x + divide(cast(value, x.dtype) * a, b)
 
 
 @register("nan_to_num")

@@ -106,14 +106,22 @@ def _along(x: Any, index: Any, dim: int) -> Any:
     return jnp.take_along_axis(x, index, axis(dim, x.ndim))
 
 
+def _best(x: Any, index: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
+    """The value at `index` (of two zeros the one that the index names), and the index."""
+    if x.ndim == 0:
+        return x, index
+    values = _along(x, index, dim)
+    return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
+
+
 @register("max.dim")
 def _max_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
-    return jnp.max(x, axes(dim, x.ndim), keepdims=keepdim), _argmax(x, dim, keepdim)
+    return _best(x, _argmax(x, dim, keepdim=True), dim, keepdim)
 
 
 @register("min.dim")
 def _min_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
-    return jnp.min(x, axes(dim, x.ndim), keepdims=keepdim), _argmin(x, dim, keepdim)
+    return _best(x, _argmin(x, dim, keepdim=True), dim, keepdim)
 
 
 @register("aminmax")
@@ -130,12 +138,18 @@ def _arg(function: Any, x: Any, dim: int | None, keepdim: bool) -> Any:
     return cast(function(x, where, keepdims=keepdim), I64)
 
 
-@register("argmax")
+def _not_bool(node: fx.Node) -> Reject | None:
+    if dtype_of(node.args[0]) == torch.bool:
+        return Reject(f"eager refuses {node.target} of bool", node)
+    return None
+
+
+@register("argmax", guard=_not_bool)
 def _argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     return _arg(jnp.argmax, x, dim, keepdim)
 
 
-@register("argmin")
+@register("argmin", guard=_not_bool)
 def _argmin(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     return _arg(jnp.argmin, x, dim, keepdim)
 
@@ -144,9 +158,9 @@ def _argmin(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
 
 
 def moments(x: Any, dim: Dims, correction: Any, keepdim: bool) -> tuple[Any, Any]:
-    """Variance and mean of a floating array, in its computing dtype."""
+    """Variance and mean of a floating array, in float64 as eager accumulates them."""
     where = axes(dim, x.ndim)
-    x = wide(x)
+    x = cast(x, np.dtype(np.float64))
     mean = jnp.mean(x, where, keepdims=True)
     count = int(np.prod([x.shape[d] for d in where], dtype=np.int64))
     total = jnp.sum((x - mean) ** 2, where, keepdims=keepdim)
@@ -154,24 +168,31 @@ def moments(x: Any, dim: Dims, correction: Any, keepdim: bool) -> tuple[Any, Any
     return total / jnp.asarray(scale, x.dtype), mean if keepdim else jnp.squeeze(mean, where)
 
 
-@register("var.correction")
+def _floats(node: fx.Node) -> Reject | None:
+    kind = dtype_of(node.args[0])
+    if kind is not None and not kind.is_floating_point:
+        return Reject(f"eager refuses {node.target} of {kind}", node)
+    return None
+
+
+@register("var.correction", guard=_floats)
 def _var(x: Any, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
     return moments(x, dim, correction, keepdim)[0]
 
 
-@register("std.correction")
+@register("std.correction", guard=_floats)
 def _std(x: Any, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
     return jnp.sqrt(_var(x, dim, correction=correction, keepdim=keepdim))
 
 
-@register("var_mean.correction")
+@register("var_mean.correction", guard=_floats)
 def _var_mean(
     x: Any, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Any, Any]:
     return moments(x, dim, correction, keepdim)
 
 
-@register("std_mean.correction")
+@register("std_mean.correction", guard=_floats)
 def _std_mean(
     x: Any, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Any, Any]:
@@ -218,7 +239,15 @@ def _cumsum(x: Any, dim: int, *, dtype: Any = None) -> Any:
     return jnp.cumsum(x, axis(dim, x.ndim)) if x.ndim else x
 
 
-@register("cumprod")
+def _exact_products(node: fx.Node) -> Reject | None:
+    """XLA multiplies in another order than eager: a product of a part may overflow before a 0."""
+    made = dtype_of(node)
+    if made is not None and made.is_floating_point:
+        return Reject(f"{node.target} of floats overflows elsewhere than in eager", node)
+    return None
+
+
+@register("cumprod", guard=_exact_products)
 def _cumprod(x: Any, dim: int, *, dtype: Any = None) -> Any:
     x = _input(x, dtype)
     return jnp.cumprod(x, axis(dim, x.ndim)) if x.ndim else x
@@ -241,8 +270,8 @@ def _running(x: Any, dim: int, better: Any) -> tuple[Any, Any]:
         return jnp.where(take, b[0], a[0]), jnp.where(take, b[1], a[1])
 
     position = lax.broadcasted_iota(I64, x.shape, dim)
-    values, index = lax.associative_scan(combine, (x, position), axis=dim)
-    return values, index
+    index = lax.associative_scan(combine, (x, position), axis=dim)[1]
+    return _along(x, index, dim), index
 
 
 @register("cummax")
@@ -267,13 +296,12 @@ def _order(x: Any, dim: int, descending: bool) -> Any:
 
 def _order_of_equals(node: fx.Node) -> Reject | None:
     """Eager's own order of equal elements is followed only where it is asked to be stable."""
-    stable = node.kwargs.get("stable")
-    if stable or dtype_of(node.args[0]) in (torch.float32, torch.float64):
+    if node.kwargs.get("stable"):
         return None
     return Reject(f"{node.target} leaves equal elements in another order than eager", node)
 
 
-@register("sort", "sort.stable", guard=_order_of_equals)
+@register("sort.stable", guard=_order_of_equals)
 def _sort(
     x: Any,
     dim: int = -1,
@@ -287,49 +315,33 @@ def _sort(
     return _along(x, index, dim), index
 
 
-@register("argsort", "argsort.stable", guard=_order_of_equals)
+@register("argsort.stable", guard=_order_of_equals)
 def _argsort(x: Any, *args: Any, **kwargs: Any) -> Any:
-    if args and "stable" not in kwargs and isinstance(args[0], bool):
-        args = args[1:]
     return _sort(x, *args, **kwargs)[1]
-
-
-def _unique_values(node: fx.Node) -> Reject | None:
-    """Which of several equal elements is picked is not specified; with these dtypes it matters."""
-    if dtype_of(node.args[0]) in (torch.float32, torch.float64):
-        return None
-    return Reject(f"{node.target} breaks ties in another order than eager", node)
-
-
-@register("topk", guard=_unique_values)
-def _topk(
-    x: Any,
-    k: int,
-    dim: int = -1,
-    largest: bool = True,
-    sorted: bool = True,
-) -> tuple[Any, Any]:
-    if x.ndim == 0:
-        return x, jnp.zeros((), I64)
-    dim = axis(dim, x.ndim)
-    index = lax.slice_in_dim(_order(x, dim, largest), 0, k, axis=dim)
-    return _along(x, index, dim), index
-
-
-@register("kthvalue", guard=_unique_values)
-def _kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
-    if x.ndim == 0:
-        return x, jnp.zeros((), I64)
-    dim = axis(dim, x.ndim)
-    index = lax.slice_in_dim(_order(x, dim, False), k - 1, k, axis=dim)
-    values = _along(x, index, dim)
-    return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
 
 
 def _no_sorter(node: fx.Node) -> Reject | None:
     if node.kwargs.get("sorter") is not None:
         return Reject("searchsorted with a sorter is not in the table", node)
     return None
+
+
+def _search(edges: Any, values: Any, side: str) -> Any:
+    """Eager's bisection: it goes right of an edge that is NaN, and with a value that is."""
+    size = edges.shape[0]
+    low, high = jnp.zeros(values.shape, I64), jnp.full(values.shape, size, I64)
+    if size == 0:
+        return low
+
+    def step(_: Any, bounds: tuple[Any, Any]) -> tuple[Any, Any]:
+        low, high = bounds
+        middle = (low + high) // 2
+        edge = edges[jnp.minimum(middle, size - 1)]
+        stays = edge > values if side == "right" else edge >= values
+        stays |= low >= high
+        return jnp.where(stays, low, middle + 1), jnp.where(stays, jnp.minimum(middle, high), high)
+
+    return lax.fori_loop(0, size.bit_length(), step, (low, high))[0]
 
 
 @register("searchsorted.Tensor", "searchsorted.Scalar", guard=_no_sorter)
@@ -341,10 +353,10 @@ def _searchsorted(
     edges, values = promote(edges, values)
     dtype = np.dtype(np.int32) if out_int32 else I64
     if edges.ndim == 1:
-        return cast(jnp.searchsorted(edges, values, side=side), dtype)
+        return cast(_search(edges, values, side), dtype)
     flat = edges.reshape((-1, edges.shape[-1]))
     rows = values.reshape((flat.shape[0], -1))
-    found = jax.vmap(lambda e, v: jnp.searchsorted(e, v, side=side))(flat, rows)
+    found = jax.vmap(lambda e, v: _search(e, v, side))(flat, rows)
     return cast(found.reshape(values.shape), dtype)
 
 

@@ -260,10 +260,10 @@ def _by_hand() -> list[tuple[str, Call]]:
         *((f"adaptive_avg_pool{d}d", (t, [3] * d))
           for d, t in ((1, line), (2, image), (3, volume))),
         ("avg_pool1d", (line, [3], [2], [1])),
-        ("argsort", (x, 0, True)),
         ("argsort.stable", (n(9), ), {"stable": True, "dim": 0}),
         ("bucketize.Scalar", (3, torch.arange(5.0))),
         ("clamp_max", (x, 0.5)),
+        ("cumprod", (n(4), 0)),
         ("contiguous", (x.t(),)),
         ("copy", (x, r(4))),
         ("detach_copy", (x,)),

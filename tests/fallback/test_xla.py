@@ -276,7 +276,10 @@ def only_node(graph_module: fx.GraphModule) -> fx.Node:
         (lambda v: torch.bernoulli(v), (torch.rand(3),), "random"),
         (lambda v: torch.linalg.qr(v)[0], (torch.rand(3, 3),), "no JAX function"),
         (lambda v: v * 2, (torch.rand(3).to(torch.complex64),), "dtype torch.complex64"),
-        (lambda v: v.topk(2)[0], (torch.tensor([1, 1, 2]),), "ties"),
+        (lambda v: v.sort(stable=False)[0], (torch.tensor([1.0, 1.0, 2.0]),), "equal elements"),
+        (lambda v: v.cumprod(0), (torch.rand(3),), "overflows"),
+        (lambda v: torch.gcd(v, v), (torch.rand(3),), "eager refuses"),
+        (lambda v: v.pow(-1), (torch.tensor([1, 2]),), "negative integer powers"),
     ],
 )
 def test_refusals_say_why(capture: Any, function: Any, inputs: Any, reason: str) -> None:
