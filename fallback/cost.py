@@ -56,6 +56,18 @@ _PASSES: dict[Any, int] = {
 # difference besides. Heads are not packed into one tile (inferred).
 _RESULT_PASSES: dict[Any, int] = {_trnx.sdpa.default: 4, _trnx.sdpa_backward.default: 6}
 
+# Where the divisor stands among the arguments; None for the number of elements of a mean.
+_DIVISORS: dict[Any, int | None] = {
+    _aten.div.Tensor: 1,
+    _aten.addcdiv.default: 2,
+    _aten.mean.dim: None,
+    _aten.mean.default: None,
+}
+# Instructions of VectorE in a quotient that is rounded as in eager, by a tensor and by a number
+# (nki_kernels/generator/division.py): who is compared with our kernels must give the same values.
+# What AWS's compiler emits for a division is not published (inferred).
+_DIVIDE_BY_TENSOR, _DIVIDE_BY_NUMBER = 42, 26
+
 _GATHERS = frozenset(
     {
         _aten.embedding.default,
@@ -184,8 +196,23 @@ def _busy(node: fx.Node, cost: Cost, hw: Hardware) -> _Busy:
         rows = rows_seconds(hw, 1, math.prod(outer), columns, dtype)
         return _Busy(0.0, passes * rows, chain_seconds(hw, passes, columns))
     flops = flops_seconds(hw, cost.matmul_flops, dtype)
-    chain = chain_seconds(hw, 1, math.ceil(math.prod((*outer, columns)) / hw.partitions))
-    return _Busy(flops, vector_seconds(hw, cost.vector_flops, dtype), chain)
+    elements = math.prod((*outer, columns))
+    steps = 0 if dtype is torch.bfloat16 else _division_steps(node)
+    vector = vector_seconds(hw, cost.vector_flops + steps * elements, dtype)
+    return _Busy(flops, vector, chain_seconds(hw, 1 + steps, math.ceil(elements / hw.partitions)))
+
+
+def _division_steps(node: fx.Node) -> int:
+    """Instructions of a division besides the first."""
+    if node.target not in _DIVISORS:
+        return 0
+    place = _DIVISORS[node.target]
+    divisor = None if place is None else node.args[place]
+    if isinstance(divisor, fx.Node):
+        return _DIVIDE_BY_TENSOR - 1
+    # The product with the reciprocal of a power of two is the quotient.
+    exact = isinstance(divisor, (int, float)) and abs(math.frexp(divisor)[0]) == 0.5
+    return 0 if exact else _DIVIDE_BY_NUMBER - 1
 
 
 def _products_busy(

@@ -38,3 +38,19 @@ def open_trace() -> Callable[[Path], Any]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.open_trace  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for every program that XLA compiles."""
+    from trnx.fallback.program import Program
+
+    found: list[int] = []
+    make = Program.__init__
+
+    def counted(self: Program, *args: Any) -> None:
+        found.append(1)
+        make(self, *args)
+
+    monkeypatch.setattr(Program, "__init__", counted)
+    return found

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
 import trnx
 from trnx.errors import FallbackForbiddenError
-from trnx.fallback.program import Program
 
 
 @pytest.fixture(autouse=True)
@@ -40,20 +38,6 @@ class Experts(torch.nn.Module):
             rows = torch.nonzero(chosen == index).squeeze(1)
             result = result.index_add(0, rows, expert(x[rows]) * weight[rows, None])
         return result
-
-
-@pytest.fixture
-def compilations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for every program that XLA compiles."""
-    found: list[int] = []
-    make = Program.__init__
-
-    def counted(self: Program, *args: Any) -> None:
-        found.append(1)
-        make(self, *args)
-
-    monkeypatch.setattr(Program, "__init__", counted)
-    return found
 
 
 @pytest.mark.parametrize("fallback", ["auto", "xla"])

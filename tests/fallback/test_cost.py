@@ -107,3 +107,18 @@ def test_a_region_of_nothing_costs_its_fixed_part() -> None:
     graph = fx.Graph()
     node = graph.placeholder("x")
     assert fused_seconds([node], TRN2) == TRN2.region_seconds
+
+
+def test_an_exact_division_costs_its_instructions(capture: Any) -> None:
+    """A kernel must not lose against an estimate of a division that gives other values."""
+
+    def seconds(function: Callable[..., Any], dtype: torch.dtype) -> float:
+        x = torch.ones(2048, 2048, dtype=dtype)
+        graph = capture(function, x, x).graph
+        return fused_seconds([n for n in graph.nodes if n.op == "call_function"], TRN2)
+
+    plain = seconds(lambda x, y: x * y, torch.float32)
+    assert seconds(lambda x, y: x / y, torch.float32) > 5 * plain
+    assert seconds(lambda x, y: x / 3 * y, torch.float32) > 3 * plain
+    assert seconds(lambda x, y: x / 4 * y, torch.float32) < 2 * plain
+    assert seconds(lambda x, y: x / y, torch.bfloat16) < 2 * plain

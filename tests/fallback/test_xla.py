@@ -348,20 +348,6 @@ def test_sizes_that_xla_cannot_compile_run_eagerly(
 # ------------------------------------------------------------------------------- sizes and threads
 
 
-@pytest.fixture
-def compilations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for every program that XLA compiles."""
-    found: list[int] = []
-    make = Program.__init__
-
-    def counted(self: Program, *args: Any) -> None:
-        found.append(1)
-        make(self, *args)
-
-    monkeypatch.setattr(Program, "__init__", counted)
-    return found
-
-
 def test_sizes_that_keep_changing_compile_nothing(capture: Any, compilations: list[int]) -> None:
     graph_module = capture(
         lambda v: (v.reshape(-1) * 2, v.t() + v.shape[0]), torch.randn(3, 4), symbolic=True
