@@ -149,7 +149,7 @@ def test_generated_kernels_equal_eager(model: Path) -> None:
 
 
 def test_explain_says_what_goes_where(model: Path) -> None:
-    command = [TRNX, "explain", "model.py:example", "--json", "--fail-under", "ops=99"]
+    command = [TRNX, "explain", "model.py:example", "--json", "--fail-under", "bytes=99"]
     found = json.loads(run(*command, cwd=model.parent))
     assert found["nodes_on_nki"] == 1.0
     model.write_text(MODEL.replace("/ 3", "/ 3 + torch.sort(x[:, 0]).values"))
