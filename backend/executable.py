@@ -23,7 +23,7 @@ from trnx.backend.runners import Runner
 from trnx.backend.shapes import Number, Symbols, specialised_symbols, symbol_sources
 from trnx.backend.specialisation import Specialisation
 from trnx.backend.torch_internals import without_fake_mode
-from trnx.fallback.host import faster_in_eager
+from trnx.fallback.host import why_eager
 from trnx.fx_passes.extract import region_module
 from trnx.fx_passes.region import FallbackEngine, Plan, Region, RegionFunction
 from trnx.fx_passes.symbolic import is_symbolic
@@ -75,9 +75,9 @@ class Executable:
         return found(args)
 
     def _compile_fallback(self, region: Region) -> RegionFunction:
-        """The region by its engine, or by the one that is faster on this machine."""
+        """The region by its engine, or by the one that serves this machine better."""
         name = region.engine
-        reason = faster_in_eager(region.nodes) if name == "xla" else None
+        reason = why_eager(region.nodes) if name == "xla" else None
         if reason is not None and self._options.fallback == "auto":
             name = "eager"
             entry = self._regions[region.name]

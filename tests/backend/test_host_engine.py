@@ -67,6 +67,24 @@ def test_xla_runs_what_it_fuses() -> None:
     assert xla_regions(long_chain, torch.arange(64)) == [("", "")]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_denormal_numbers_are_kept(dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        for _ in range(9):
+            x = x * 0.5 + x * 0.25
+        return x, x == 0, (x > 0).sum()
+
+    tiny = torch.finfo(dtype).tiny
+    x = torch.linspace(0.1, 4.0, 300, dtype=torch.float64).mul(tiny).to(dtype).reshape(3, 100)
+    compiled = torch.compile(function, backend="trnx", options={"select": "none"})
+    with trnx.collect_reports() as reports:
+        results = compiled(x)
+    assert [(r.engine, r.host_engine) for r in reports[0].regions] == [("xla", "eager")]
+    assert "denormal" in reports[0].regions[0].host_reason
+    for result, expected in zip(results, function(x), strict=True):
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
 def test_a_few_small_ops_run_in_eager() -> None:
     ((engine, reason),) = xla_regions(lambda x: x * 3 + 1, torch.arange(64))
     assert engine == "eager"
