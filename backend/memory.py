@@ -6,9 +6,11 @@ may overlap (threads, reentrance) and a single caller allocates once.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -29,7 +31,7 @@ class Buffer:
     start: int
     end: int
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of storage that the strides span."""
         if self.spec.numel == 0:
@@ -44,17 +46,18 @@ def assign_offsets(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
     Largest first, each at the lowest place that is free over its lifetime.
     """
     offsets = [0] * len(buffers)
-    placed: list[int] = []
+    # (offset, end of its bytes, first item, last item) of what is placed, by offset.
+    placed: list[tuple[int, int, int, int]] = []
     for index in sorted(range(len(buffers)), key=lambda i: -buffers[i].nbytes):
         one = buffers[index]
-        rivals = [p for p in placed if buffers[p].start <= one.end and one.start <= buffers[p].end]
-        offset = 0
-        for rival in sorted(rivals, key=lambda p: offsets[p]):
-            if offset + one.nbytes <= offsets[rival]:
-                break
-            offset = max(offset, _aligned(offsets[rival] + buffers[rival].nbytes))
+        first, last, nbytes, offset = one.start, one.end, one.nbytes, 0
+        for low, high, start, end in placed:
+            if start <= last and first <= end:
+                if offset + nbytes <= low:
+                    break
+                offset = max(offset, _aligned(high))
         offsets[index] = offset
-        placed.append(index)
+        insort(placed, (offset, offset + nbytes, first, last))
     total = max((o + b.nbytes for o, b in zip(offsets, buffers, strict=True)), default=0)
     return offsets, total
 

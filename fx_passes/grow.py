@@ -7,7 +7,7 @@ open, which bounds the work per node, so time is linear in the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,14 +155,21 @@ class _Grower:
             target.up |= other.up
             for member in other.units:
                 self._cluster[member] = target
-        for place, cluster in enumerate(self._by_bit):
-            if rest and cluster in rest:
+            for place in _places(other.bits):
                 self._by_bit[place] = target
         target.up = (target.up | self._reach_of(before)) & ~target.bits
         target.space = space
         target.units.append(unit)
         target.before.update(dict.fromkeys(before))
         self._cluster[unit] = target
+
+
+def _places(bits: int) -> Iterator[int]:
+    """The places of the bits that are set."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
 
 
 def grow(order: Order, joins: Callable[[fx.Node], bool]) -> tuple[tuple[fx.Node, ...], ...]:
