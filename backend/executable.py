@@ -28,7 +28,7 @@ from trnx.fx_passes.extract import region_module
 from trnx.fx_passes.region import FallbackEngine, Plan, Region, RegionFunction
 from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.fork_locks import fork_lock
-from trnx.simulator.program import Program
+from trnx.simulator.program.program import Program
 
 # Specialisations kept for one graph; each holds its prepared kernels and its buffers.
 SPECIALISATIONS = 32

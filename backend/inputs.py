@@ -25,8 +25,8 @@ from trnx.backend.shapes import Symbols, UnknownSizeError, concrete_spec, placeh
 from trnx.backend.torch_internals import metadata_check, without_subclass
 from trnx.fallback.layout import layout_of, restride
 from trnx.fx_passes.source import source_line
-from trnx.simulator.memory import is_plain, plain, unreadable
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.host_memory import is_plain, plain, unreadable
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True)

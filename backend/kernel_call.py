@@ -25,8 +25,8 @@ from trnx.fx_passes.region import KernelMatch, Refuse, Region, RegionFunction
 from trnx.fx_passes.source import source_line
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.memory import plain
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.host_memory import plain
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import torch
 
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 ALIGNMENT = 64
 # Frames kept for reuse; more are made while more calls overlap, and dropped afterwards.

@@ -24,8 +24,8 @@ from trnx.fx_passes.region import KernelMatch
 from trnx.nki_kernels.spec import Bindings, Cost, Launch
 from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.program import Program
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
+from trnx.simulator.program.program import Program
 from trnx.simulator.timing.estimate import flops_seconds, hbm_seconds, vector_seconds
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from trnx.backend.explain import explain, options_of
 from trnx.backend.model_profile import ModelProfile, model_profile
 from trnx.backend.options import Options
 from trnx.backend.torch_internals import compiled_with
+from trnx.simulator.frontend.options import Grid
+from trnx.simulator.frontend.profiling import profile as profile_kernel
 from trnx.simulator.hardware import DEFAULT_TARGET, hardware
 from trnx.simulator.timing.profile import Profile
-from trnx.simulator.timing.profile import profile as profile_kernel
-from trnx.simulator.tracing import Grid
 
 
 def profile(

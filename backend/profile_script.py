@@ -15,10 +15,9 @@ from pathlib import Path
 from trnx.backend.errors import ExampleError
 from trnx.backend.model_profile import ModelProfile, RegionTime, model_profile
 from trnx.backend.report import Reports, collect_reports
-from trnx.simulator.context import observing_runs
+from trnx.simulator.frontend.run_script import run_script
 from trnx.simulator.hardware import hardware
-from trnx.simulator.launch import run_script
-from trnx.simulator.program import Program
+from trnx.simulator.program.program import Program, observing_runs
 from trnx.simulator.timing.profile import Profile, profile_program
 
 _TARGET = "TRNX_TARGET"

@@ -14,7 +14,7 @@ from trnx.nki_kernels.keys import key_of
 from trnx.nki_kernels.spec import Launch
 from trnx.simulator import trace
 from trnx.simulator.fork_locks import fork_lock
-from trnx.simulator.program import Program
+from trnx.simulator.program.program import Program
 
 # A large model has some tens of different launches for each shape that it sees.
 CAPACITY = 512

@@ -16,8 +16,8 @@ import torch
 from trnx.backend.programs import PROGRAMS, ProgramCache
 from trnx.nki_kernels.spec import Bindings, Kernel
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.program import Program
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
+from trnx.simulator.program.program import Program
 
 RunFunction = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], None]
 

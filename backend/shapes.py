@@ -19,7 +19,7 @@ from trnx.backend.torch_internals import expression
 from trnx.fx_passes.numbers import size_symbols, symbols_read
 from trnx.fx_passes.region import Plan
 from trnx.fx_passes.symbolic import is_symbolic
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 Number = int | float
 Symbols = Mapping[Any, Number]

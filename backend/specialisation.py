@@ -21,7 +21,7 @@ from trnx.backend.shapes import Symbols, UnknownSizeError, concrete, concrete_sp
 from trnx.fx_passes.aliasing import storage_root
 from trnx.fx_passes.region import Plan, Region, RegionFunction
 from trnx.fx_passes.symbolic import is_symbolic
-from trnx.simulator.program import Program
+from trnx.simulator.program.program import Program
 
 Step = Region | fx.Node
 KernelFactory = Callable[[Region, dict[fx.Node, Place], Symbols], KernelCall]

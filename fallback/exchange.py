@@ -27,7 +27,7 @@ from torch.utils import dlpack
 
 from trnx.fallback.aten_to_jax.dtypes import JAX_DTYPES
 from trnx.fallback.settings import own_settings
-from trnx.simulator.memory import is_plain, plain
+from trnx.simulator.memory.host_memory import is_plain, plain
 
 ALIGNMENT = 64
 _CPU_DEVICE = (1, 0)  # DLPack's number for the CPU, and the device's index

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, optimization_hint
 
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 # What a size that depends on data is taken for when work is predicted.
 UNKNOWN_SIZE = 128

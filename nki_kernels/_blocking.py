@@ -19,7 +19,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 COLUMNS = "columns"
 ROWS = "rows"

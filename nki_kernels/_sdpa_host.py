@@ -11,7 +11,7 @@ import torch
 from trnx.nki_kernels import canonical_ops
 from trnx.nki_kernels.spec import Bindings, Cost, Sample
 from trnx.simulator.errors import Reject
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MASK_DTYPES = (torch.bool, *_DTYPES)

@@ -30,7 +30,7 @@ from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _GROUP_BYTES = 32768  # of both operands of a group, per partition

@@ -22,7 +22,7 @@ import torch
 from trnx.nki_kernels.errors import KernelSpecError
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 
 class Bindings(Mapping[str, Any]):

@@ -3,8 +3,8 @@
 `[tool.setuptools.package-dir]` maps top-level folders to sub-packages (`backend/` is
 `trnx.backend`), and no static tool follows that mapping: on an editable install import-linter finds
 no package and mypy reports success over two files. So this script lays out a tree of symbolic links
-in the installed shape and runs import-linter and mypy there. `--self-test` plants a wrong import
-and a wrong type and fails unless both are reported.
+in the installed shape and runs import-linter, `deferred_imports` and mypy there. `--self-test`
+plants wrong imports and a wrong type and fails unless all are reported.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import sys
 import tempfile
 import tomllib
 from pathlib import Path
+
+from deferred_imports import check_sources
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,35 +62,22 @@ source_modules =
 forbidden_modules = trnx.jobs
 allow_indirect_imports = True
 
-[importlinter:contract:operators]
-name = The table of operators stands alone
-type = forbidden
-source_modules = trnx.simulator.operators
-forbidden_modules =
-    trnx.simulator.checks
-    trnx.simulator.costs
-    trnx.simulator.isa
-    trnx.simulator.timing
-
-[importlinter:contract:costs]
-name = Costs and instructions know nothing of schedules
-type = forbidden
-source_modules =
-    trnx.simulator.checks
-    trnx.simulator.costs
-    trnx.simulator.isa
-forbidden_modules = trnx.simulator.timing
-allow_indirect_imports = True
-
-[importlinter:contract:instructions]
-name = Cost rules know nothing of single instructions
-type = forbidden
-source_modules = trnx.simulator.costs
-forbidden_modules =
-    trnx.simulator.checks
-    trnx.simulator.isa.instruction
-    trnx.simulator.isa.specification
-allow_indirect_imports = True
+[importlinter:contract:rooms]
+name = Rooms of the simulator import downwards
+type = layers
+containers = trnx.simulator
+exhaustive = True
+layers =
+    frontend
+    isa | checks | timing
+    multicore
+    program
+    costs
+    language
+    memory
+    precision : source
+    findings : fork_locks : hardware : kernel_lines
+    errors
 """
 
 
@@ -152,21 +141,30 @@ def _plant(tree: Path, module: str, code: str) -> None:
 
 
 def self_test() -> bool:
-    """Plant a wrong import and a wrong type; True where both are reported."""
+    """Plant wrong imports and a wrong type; True where all are reported."""
+    upwards = "\nimport trnx.simulator.isa.instruction\n"
+    deferred = "\ndef planted() -> None:\n    import trnx.simulator.errors\n"
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         build_tree(ROOT, tree)
         _plant(tree, "trnx/simulator/hardware.py", "\nimport trnx.backend.options\n")
-        _plant(tree, "trnx/simulator/spec.py", "\nplanted: int = 'no integer'\n")
-        imports_hold, imports = check_imports(tree)
-        types_hold, types = check_types(tree)
-    seen_import = not imports_hold and "trnx.simulator.hardware" in imports
-    seen_type = not types_hold and "trnx/simulator/spec.py" in types
-    for name, seen, report in (("import", seen_import, imports), ("type", seen_type, types)):
-        print(f"planted wrong {name}: {'reported' if seen else 'NOT reported'}")
-        if not seen:
+        _plant(tree, "trnx/simulator/memory/tensor_spec.py", "\nplanted: int = 'no integer'\n")
+        _plant(tree, "trnx/simulator/memory/views.py", upwards)
+        _plant(tree, "trnx/simulator/memory/arrays.py", deferred)
+        reports = {
+            "import of another package": ("trnx.simulator.hardware", *check_imports(tree)),
+            "import of a room above": ("trnx.simulator.memory.views", *check_imports(tree)),
+            "import in a function": ("trnx.simulator.memory.arrays", *check_sources(tree)),
+            "type": ("trnx/simulator/memory/tensor_spec.py", *check_types(tree)),
+        }
+    seen = True
+    for name, (where, holds, report) in reports.items():
+        is_reported = not holds and where in report
+        seen &= is_reported
+        print(f"planted wrong {name}: {'reported' if is_reported else 'NOT reported'}")
+        if not is_reported:
             print(report)
-    return seen_import and seen_type
+    return seen
 
 
 def main() -> int:
@@ -178,7 +176,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         build_tree(ROOT, tree)
-        results = [("imports", *check_imports(tree)), ("types", *check_types(tree))]
+        results = [
+            ("imports", *check_imports(tree)),
+            ("deferred imports", *check_sources(tree)),
+            ("types", *check_types(tree)),
+        ]
     for name, holds, report in results:
         print(f"== {name}: {'ok' if holds else 'FAILED'}")
         print(report.strip())

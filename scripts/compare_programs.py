@@ -57,6 +57,21 @@ RENAMES: tuple[tuple[str, str], ...] = (
         r": it needs NeuronCore-v3 or newer",
         ": needs trn2 (NeuronCore-v3) or newer; the target is trn1",
     ),
+    # Rooms, and names of the field.
+    (r"\bRow\(", "Instruction("),
+    (r"\bOperandRow\(", "Operand("),
+    (r"\bPattern\(", "AccessPattern("),
+    (r"simulator\.operators\.", "simulator.language.operators."),
+    (r"simulator\.codecs\.", "simulator.memory.dtype_conversion."),
+    (r"simulator\.tiles\.(_with_second|_map_pair)", r"simulator.frontend.tile_operators.\1"),
+    (r"simulator\.tiles\.", "simulator.frontend.tiles."),
+    (r"simulator\.exchange\.", "simulator.multicore.exchange."),
+    (r"simulator\.joint\.Joint\b", "simulator.program.interleaved_loops.InterleavedLoops"),
+    (r"simulator\.joint\.Arrival\b", "simulator.program.interleaved_loops.WaitPoint"),
+    (r"simulator\.joint\.Meeting\b", "simulator.program.interleaved_loops.Rendezvous"),
+    (r"\bmeeting=", "rendezvous="),
+    (r"simulator\.joint\.", "simulator.program.interleaved_loops."),
+    (r"simulator\.registers\.", "simulator.language.registers."),
 )
 
 # Cases that differ on purpose: why. They are compared and shown, and do not count.

@@ -25,11 +25,15 @@ import torch
 from trnx import simulator
 from trnx.nki_kernels import registry
 from trnx.nki_kernels.spec import Bindings
+from trnx.simulator import TensorSpec
 from trnx.simulator.errors import TrnxError
 from trnx.simulator.hardware import hardware
-from trnx.simulator.listing import listing
-from trnx.simulator.spec import TensorSpec
 from trnx.simulator.timing.scheduler import schedule
+
+try:
+    from trnx.simulator.program.listing import listing
+except ModuleNotFoundError:  # a checkout without rooms
+    from trnx.simulator.listing import listing
 
 TARGETS = ("trn1", "trn2", "trn3")
 FUZZ_SEED, FUZZ_PROGRAMS = 20261122, 300

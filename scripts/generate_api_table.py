@@ -18,10 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from trnx.simulator.frontend.nki_modules import nki_modules
+from trnx.simulator.frontend.tile_operators import Op
 from trnx.simulator.isa.instruction import SPECS
-from trnx.simulator.modules import nki_modules
-from trnx.simulator.operators.table import OPERATORS
-from trnx.simulator.ops import Op
+from trnx.simulator.language.operators.table import OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ROOT / "scripts" / "nki_names.txt"

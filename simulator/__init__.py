@@ -13,44 +13,36 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trnx.simulator.cpu_simulator import install_cpu_simulator as install_cpu_simulator
-    from trnx.simulator.cpu_simulator import uninstall_cpu_simulator as uninstall_cpu_simulator
-    from trnx.simulator.installation import install as install
-    from trnx.simulator.installation import uninstall as uninstall
-    from trnx.simulator.kernel import Kernel as Kernel
-    from trnx.simulator.observer import Observer as Observer
-    from trnx.simulator.observer import Recorded as Recorded
-    from trnx.simulator.observer import observing as observing
-    from trnx.simulator.program import Program as Program
-    from trnx.simulator.rank_programs import RankProgram as RankProgram
-    from trnx.simulator.rank_programs import simulate_ranks as simulate_ranks
-    from trnx.simulator.rank_programs import trace_ranks as trace_ranks
-    from trnx.simulator.session import interactive as interactive
-    from trnx.simulator.spec import TensorSpec as TensorSpec
-    from trnx.simulator.tracing import simulate as simulate
-    from trnx.simulator.tracing import trace as trace
-    from trnx.simulator.twins import load as load
-    from trnx.simulator.twins import load_module as load_module
+    from trnx.simulator.frontend.cpu_simulator import install_cpu_simulator, uninstall_cpu_simulator
+    from trnx.simulator.frontend.installation import install, uninstall
+    from trnx.simulator.frontend.kernel import Kernel
+    from trnx.simulator.frontend.rank_programs import RankProgram, simulate_ranks, trace_ranks
+    from trnx.simulator.frontend.session import interactive
+    from trnx.simulator.frontend.tracing import simulate, trace
+    from trnx.simulator.frontend.twins import load, load_module
+    from trnx.simulator.memory.tensor_spec import TensorSpec
+    from trnx.simulator.program.observer import Observer, Recorded, observing
+    from trnx.simulator.program.program import Program
 
 _HOME = {
-    "Kernel": "kernel",
-    "Observer": "observer",
-    "Program": "program",
-    "RankProgram": "rank_programs",
-    "Recorded": "observer",
-    "TensorSpec": "spec",
-    "install": "installation",
-    "install_cpu_simulator": "cpu_simulator",
-    "interactive": "session",
-    "load": "twins",
-    "load_module": "twins",
-    "observing": "observer",
-    "simulate": "tracing",
-    "simulate_ranks": "rank_programs",
-    "trace": "tracing",
-    "trace_ranks": "rank_programs",
-    "uninstall": "installation",
-    "uninstall_cpu_simulator": "cpu_simulator",
+    "Kernel": "frontend.kernel",
+    "Observer": "program.observer",
+    "Program": "program.program",
+    "RankProgram": "frontend.rank_programs",
+    "Recorded": "program.observer",
+    "TensorSpec": "memory.tensor_spec",
+    "install": "frontend.installation",
+    "install_cpu_simulator": "frontend.cpu_simulator",
+    "interactive": "frontend.session",
+    "load": "frontend.twins",
+    "load_module": "frontend.twins",
+    "observing": "program.observer",
+    "simulate": "frontend.tracing",
+    "simulate_ranks": "frontend.rank_programs",
+    "trace": "frontend.tracing",
+    "trace_ranks": "frontend.rank_programs",
+    "uninstall": "frontend.installation",
+    "uninstall_cpu_simulator": "frontend.cpu_simulator",
 }
 
 __all__ = [

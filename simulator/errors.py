@@ -99,6 +99,10 @@ class UnorderedAccessError(FindingError):
     """Two programs use the same elements of shared HBM in no defined order; one of them writes."""
 
 
+class DeadlockError(FindingError):
+    """Programs wait for each other forever."""
+
+
 class KernelSubsetError(FindingError):
     """Kernel source that is not in NKI's Python subset."""
 

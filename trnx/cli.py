@@ -213,7 +213,7 @@ def sim(
     debug: Annotated[bool, typer.Option(help="Open the debugger where a check fails.")] = False,
 ) -> None:
     """Run a script that says `import nki` with the simulator, without a device."""
-    from trnx.simulator.launch import run_script
+    from trnx.simulator.frontend.run_script import run_script
 
     asked = None if target is None else target.value
     own = _script_arguments(context, script, arguments)

@@ -40,7 +40,7 @@ from trnx.nki_kernels.keys import Memo, key_of
 from trnx.nki_kernels.spec import Bindings, Cost, Launch
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 # Elements of one partition in a tile: long enough to hide the fixed cost of an instruction and of a
 # DMA (2 KiB a partition), short enough that the temporaries of a long chain fit.

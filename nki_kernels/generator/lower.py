@@ -22,7 +22,7 @@ from trnx.nki_kernels.generator.align import Alignment, align
 from trnx.nki_kernels.generator.ir import STORAGE_TYPES, Builder, Dims, Operand, Value
 from trnx.nki_kernels.generator.table import entry_of
 from trnx.simulator.errors import Reject
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 SpecOf = Mapping[fx.Node, Any]  # TensorSpec of tensors, the number of anything else
 

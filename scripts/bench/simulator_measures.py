@@ -20,7 +20,7 @@ from trnx.nki_kernels.registry import kernels
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch
 from trnx.simulator import Program, TensorSpec, load_module, simulate, trace
 from trnx.simulator.hardware import Hardware, hardware
-from trnx.simulator.observer import Observer, Recorded, observing
+from trnx.simulator.program.observer import Observer, Recorded, observing
 
 TARGETS = ("trn1", "trn2", "trn3")
 TURNS = 200

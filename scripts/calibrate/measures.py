@@ -141,7 +141,7 @@ def transfer(chip: Chip, partitions: int, size: int) -> float:
 def window(chip: Chip, partitions: int, size: int) -> float:
     """All engines of one transfer, first byte to last."""
     cost = _load(chip, partitions, size)
-    return cost.transfer / 1000 + (cost.lanes - 1) * chip.constants.dma_stagger_ns
+    return cost.transfer / 1000 + (cost.dma_engines - 1) * chip.constants.dma_stagger_ns
 
 
 def matmul(chip: Chip, dtype: str, kernel: str, *blocks: int) -> float:

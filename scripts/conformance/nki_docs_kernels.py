@@ -18,7 +18,7 @@ from nki_docs_modes import simulated
 
 from trnx.simulator import load_module
 from trnx.simulator.errors import FindingError
-from trnx.simulator.twins import KernelSourceError
+from trnx.simulator.frontend.twins import KernelSourceError
 
 Case = tuple[str, Callable[[], str]]
 

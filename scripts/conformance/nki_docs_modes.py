@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from trnx.simulator import TensorSpec, simulate, trace
-from trnx.simulator.arrays import from_numpy, kind_of
-from trnx.simulator.listing import listing
+from trnx.simulator.memory.arrays import from_numpy, kind_of
+from trnx.simulator.program.listing import listing
 
 # Kernels whose Programs were compared.
 compared: list[str] = []

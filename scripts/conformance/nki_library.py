@@ -40,7 +40,7 @@ from nki_library_explained import explain
 from nki_library_server import is_out_of_memory
 from nki_library_workers import TOO_LARGE, Collected, Limits, SuiteError, start
 
-from trnx.simulator.checks.findings import ALWAYS_WARNINGS
+from trnx.simulator.findings import ALWAYS_WARNINGS
 
 BAR = 0.97
 _COLUMNS = (

@@ -25,7 +25,7 @@ import torch
 from trnx.jobs.devices import detect, has_neuron
 from trnx.nki_kernels.errors import DuplicateKernelError
 from trnx.nki_kernels.spec import KernelSpec, Launch, Sample
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 _modules: dict[Path, ModuleType] = {}
 

@@ -28,9 +28,10 @@ from trnx.jobs.kernel_bench_flags import BenchSettings, parse
 from trnx.nki_kernels import registry
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Sample
 from trnx.simulator.errors import TrnxError
+from trnx.simulator.frontend.profiling import profile
 from trnx.simulator.hardware import Hardware, hardware
-from trnx.simulator.spec import TensorSpec
-from trnx.simulator.timing.profile import Profile, profile
+from trnx.simulator.memory.tensor_spec import TensorSpec
+from trnx.simulator.timing.profile import Profile
 
 SEED = 0
 

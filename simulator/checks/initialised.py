@@ -1,10 +1,10 @@
 """Initialised data: which elements something has written, and reads of others.
 
 Kernels move whole tiles of which a part is filled, and use that part alone: engines work on every
-lane anyway. So instructions hand "nothing has written this" on, as memory checkers do and as their
-declarations say (`isa.propagation`). The finding comes where it matters: a result of the kernel, an
-address, what crosses partitions. It is then the first read's, with the first read's line. A read of
-which every element is missing is a finding at once.
+lane anyway. So instructions propagate "nothing has written this", as memory checkers do and as
+their declarations say (`program.propagation`). The finding comes where it matters: a result of the
+kernel, an address, what crosses partitions. It is then the first read's, with the first read's
+line. A read of which every element is missing is a finding at once.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 import torch
 
-from trnx.simulator.checks.findings import Findings
 from trnx.simulator.checks.overlap import ManualOverlap
-from trnx.simulator.checks.shadows import Shadows
 from trnx.simulator.errors import FindingError, Location
-from trnx.simulator.isa.propagation import Missing, Propagation
-from trnx.simulator.observer import Observer, Recorded
-from trnx.simulator.storage import Storage
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.findings import Findings
+from trnx.simulator.language.shadows import Shadows
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.storage import Storage
+from trnx.simulator.program.observer import Observer, Recorded
+from trnx.simulator.program.propagation import Missing, Propagation
 
 
 class InitialisedData(Observer):
@@ -43,7 +43,7 @@ class InitialisedData(Observer):
         return written.full or written.covers(tensor)
 
     def undefined(self, tensor: NkiTensor) -> FindingError | None:
-        """The read from which elements have their lack of a value, if one handed it on."""
+        """The read from which elements have their lack of a value, if one was propagated."""
         return self._undefined.get(tensor.storage.index)
 
     def lost_to(self, tensor: NkiTensor) -> tuple[str, Location | None] | None:
@@ -53,10 +53,10 @@ class InitialisedData(Observer):
     def missing(
         self, propagation: Propagation, operand: str, tensor: NkiTensor
     ) -> torch.Tensor | None:
-        """What is missing in an operand, if the instruction hands it on; else None. Where all is
+        """What is missing in an operand, if the instruction propagates it; else None. Where all is
         missing, nothing sensible can come of it.
         """
-        if tensor.indirection is not None or not propagation.hands_on(operand):
+        if tensor.indirection is not None or not propagation.propagates(operand):
             return None
         missing = self.written.of(tensor.storage).mask(tensor) == 0
         return None if bool(missing.all()) and self.undefined(tensor) is None else missing
@@ -73,7 +73,7 @@ class InitialisedData(Observer):
             else:
                 written.mark_everything()
 
-    def hand_on(
+    def propagate(
         self, propagation: Propagation, reads: Sequence[Missing], writes: Sequence[NkiTensor]
     ) -> None:
         """After an instruction: what its reads miss is missing in what it wrote."""

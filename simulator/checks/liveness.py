@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trnx.simulator.context import Line
-from trnx.simulator.rows import Rows
-from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.kernel_lines import Line
+from trnx.simulator.memory.storage import MemoryRegion
+from trnx.simulator.program.instruction_table import InstructionTable
 
 # The fields of an `Allocation` up to `line`: plain, as one is made for every tensor of a trace.
 Made = tuple[int, MemoryRegion, int, int, str, tuple[int, int] | None, Line | None]
@@ -43,7 +43,7 @@ class Allocations:
         self._made.append(made)
         return len(self._made) - 1
 
-    def of_core(self, core: int, rows: Rows) -> Sequence[Allocation]:
+    def of_core(self, core: int, rows: InstructionTable) -> Sequence[Allocation]:
         """The allocations of one program, in order, with their lives in `rows`."""
         first, last = (ends.tolist() for ends in _lives(rows, len(self._made)))
         return [
@@ -53,7 +53,9 @@ class Allocations:
         ]
 
 
-def _lives(rows: Rows, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _lives(
+    rows: InstructionTable, count: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The first and the last row that uses each of `count` storages; -1 where none does."""
     rows.seal()
     storage = np.frombuffer(rows.storage, np.uint32)

@@ -14,13 +14,13 @@ from __future__ import annotations
 import functools
 import weakref
 
-from trnx.simulator.checks.shadows import Shadows
-from trnx.simulator.chip_coverage import ChipCoverage, byte_mask
-from trnx.simulator.context import kernel_location
 from trnx.simulator.errors import Location
-from trnx.simulator.placed import Place
-from trnx.simulator.storage import Storage
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.kernel_lines import kernel_location
+from trnx.simulator.language.sbuf_shadow import SbufShadow, byte_mask
+from trnx.simulator.language.shadows import Shadows
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.placed import AddressRange
+from trnx.simulator.memory.storage import Storage
 
 _Holders = dict[int, weakref.ref[Storage]]
 
@@ -35,9 +35,9 @@ class ManualOverlap:
         self._products = products
         self.lost: dict[int, tuple[str, Location | None]] = {}
         # Of each place the tensors there, or at one that overlaps it, that hold something.
-        self._holders: dict[Place, _Holders] = {}
+        self._holders: dict[AddressRange, _Holders] = {}
 
-    def holders(self, place: Place) -> _Holders:
+    def holders(self, place: AddressRange) -> _Holders:
         """Tensors that hold something at bytes of a place, by the index of their storage."""
         found = self._holders.get(place)
         if found is None:
@@ -62,7 +62,7 @@ class ManualOverlap:
         if len(holders) > 1:
             self._invalidate(tensor, place, holders)
 
-    def _invalidate(self, tensor: NkiTensor, place: Place, holders: _Holders) -> None:
+    def _invalidate(self, tensor: NkiTensor, place: AddressRange, holders: _Holders) -> None:
         gone = (1 << place.span[1] - place.span[0]) - 1 if tensor.indirection else byte_mask(tensor)
         first = tensor.start_partition
         last = first + tensor.shape[0]
@@ -82,20 +82,20 @@ class ManualOverlap:
 
     def _lose(self, rival: Storage, tensor: NkiTensor, first: int, last: int, gone: int) -> None:
         written, products = self._written.of(rival), self._products.of(rival)
-        assert isinstance(written, ChipCoverage)
-        assert isinstance(products, ChipCoverage)
+        assert isinstance(written, SbufShadow)
+        assert isinstance(products, SbufShadow)
         # They share memory, so copies of what it held are out of date.
         rival.writes += 1
         products.erase_bytes(first, last, gone)
         if written.erase_bytes(first, last, gone):
             self.lost[rival.index] = (tensor.describe(), kernel_location())
 
-    def _gone(self, place: Place, index: int, _: weakref.ref[Storage]) -> None:
+    def _gone(self, place: AddressRange, index: int, _: weakref.ref[Storage]) -> None:
         """A storage is gone."""
         self._drop(place, index)
         self.lost.pop(index, None)
 
-    def _drop(self, place: Place, index: int) -> None:
+    def _drop(self, place: AddressRange, index: int) -> None:
         """A tensor of a place holds nothing any more."""
         for other in place.overlapping:
             self.holders(other).pop(index, None)

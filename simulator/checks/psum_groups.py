@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trnx.simulator.checks.shadows import Shadows
-from trnx.simulator.coverage import Covered
-from trnx.simulator.isa.enums import Engine
-from trnx.simulator.isa.specification import InstructionSpec
-from trnx.simulator.observer import Observer, Recorded
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.language.hbm_shadow import Covered
+from trnx.simulator.language.shadows import Shadows
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.program.observer import Observer, Recorded
+from trnx.simulator.program.specification import InstructionSpec
 
 
 class PsumGroups(Observer):

@@ -8,14 +8,14 @@ modelled.
 
 from __future__ import annotations
 
-from trnx.simulator.attributes import CollectiveAttributes
+from trnx.simulator.costs.attributes import CollectiveAttributes
 from trnx.simulator.costs.constants import Timing
-from trnx.simulator.costs.cost import DMA_LOAD, Cost, EngineCost, Instruction, picoseconds
-from trnx.simulator.dtypes import resolve
+from trnx.simulator.costs.cost import DMA_LOAD, Cost, EngineCost, Workload, picoseconds
+from trnx.simulator.costs.operands import Operand
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.isa.enums import Engine
-from trnx.simulator.rows import OperandRow
-from trnx.simulator.storage import HBM
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.memory.dtypes import resolve
+from trnx.simulator.memory.storage import HBM
 
 # A node of the documentation ("intra-node") is an instance of 16 chips.
 _CHIPS_PER_INSTANCE = 16
@@ -24,7 +24,7 @@ _CHIPS_PER_INSTANCE = 16
 def over_ring(rounds: int) -> EngineCost:
     """`rounds` times around a ring of n ranks: n - 1 hops, and (n - 1)/n of the bytes."""
 
-    def cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+    def cost(hardware: Hardware, constants: Timing, instruction: Workload) -> Cost:
         size = len(instruction.attributes_of(CollectiveAttributes).group)
         hops = rounds * (size - 1)
         nbytes = rounds * _total(instruction) * (size - 1) / size
@@ -33,7 +33,7 @@ def over_ring(rounds: int) -> EngineCost:
     return EngineCost(Engine.dma, cost)
 
 
-def _permuted(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+def _permuted(hardware: Hardware, constants: Timing, instruction: Workload) -> Cost:
     size = len(instruction.attributes_of(CollectiveAttributes).group)
     nbytes = float(_total(instruction) if size > 1 else 0)
     return _collective_cost(hardware, constants, instruction, min(1, size - 1), nbytes)
@@ -43,13 +43,13 @@ def _permuted(hardware: Hardware, constants: Timing, instruction: Instruction) -
 permuted = EngineCost(Engine.dma, _permuted)
 
 
-def _total(instruction: Instruction) -> int:
+def _total(instruction: Workload) -> int:
     sides = (instruction.reads, instruction.writes)
     return max(sum(_bytes(operand) for operand in operands) for operands in sides)
 
 
 def _collective_cost(
-    hardware: Hardware, constants: Timing, instruction: Instruction, hops: int, nbytes: float
+    hardware: Hardware, constants: Timing, instruction: Workload, hops: int, nbytes: float
 ) -> Cost:
     """A trigger, then all DMA engines of the core until the bytes are through the link."""
     attributes = instruction.attributes_of(CollectiveAttributes)
@@ -77,5 +77,5 @@ def _link(hardware: Hardware, constants: Timing, group: tuple[int, ...]) -> tupl
     return (constants.hop_ns if len(instances) == 1 else constants.far_hop_ns), rate
 
 
-def _bytes(operand: OperandRow) -> int:
+def _bytes(operand: Operand) -> int:
     return operand.partitions * operand.free_size * resolve(operand.dtype).itemsize

@@ -1,4 +1,4 @@
-"""What one instruction costs by itself: `Cost`, and `Instruction`, a row as cost rules see it.
+"""What one instruction costs: `Cost`; and an instruction as cost rules see it: `Workload`.
 
 The formulas are those that AWS published per instruction up to SDK 2.26 (nki.isa, "estimated
 instruction cost"), with additive overheads; see `docs/timing.md`. Times are integer picoseconds, so
@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from trnx.simulator.attributes import Attributes
+from trnx.simulator.costs.attributes import Attributes
 from trnx.simulator.costs.constants import Timing
+from trnx.simulator.costs.operands import Operand
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.isa.enums import Engine
-from trnx.simulator.rows import OperandRow
-from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.memory.storage import MemoryRegion
 
 _Kind = TypeVar("_Kind", bound=Attributes)
 
@@ -49,14 +49,14 @@ def cycles_ps(cycles: float, clock: float) -> int:
 class Cost:
     """Times in ps. `interval` is how long the queue is taken, `latency` until results are visible.
 
-    A DMA has `lanes`, the engines that it uses, and `transfer`, the time of the slowest of them;
+    A DMA has `dma_engines`, those that it uses, and `transfer`, the time of the slowest of them;
     its latency counts from the end of the transfer.
     """
 
     queue: int
     interval: int
     latency: int
-    lanes: int = 0
+    dma_engines: int = 0
     transfer: int = 0
     hbm_bytes: int = 0
     dma_bytes: int = 0
@@ -67,18 +67,16 @@ class Cost:
     meets: bool = False  # starts together with its counterpart on the other core (`CostModel`)
     # Of a product on a part of TensorE's array: the 32 x 32 squares that it uses, as bits, and for
     # how long; its interval is then how long it keeps others from starting. 0: the whole array.
-    squares: int = 0
-    squares_ps: int = 0
+    pe_tiles: int = 0
+    pe_tiles_ps: int = 0
 
 
-class Instruction:
+class Workload:
     """A row as the rules see it."""
 
     __slots__ = ("attributes", "engine", "operands", "reads", "writes")
 
-    def __init__(
-        self, engine: Engine, attributes: Attributes, operands: Sequence[OperandRow]
-    ) -> None:
+    def __init__(self, engine: Engine, attributes: Attributes, operands: Sequence[Operand]) -> None:
         self.engine = engine
         self.attributes = attributes
         self.operands = tuple(operands)
@@ -99,12 +97,12 @@ class Instruction:
         """True where an address depends on a value."""
         return any(operand.is_dynamic for operand in self.operands)
 
-    def tiles(self) -> list[OperandRow]:
+    def tiles(self) -> list[Operand]:
         """Operands that are walked element by element; scalars per partition are free."""
         size = self.size
         return [operand for operand in self.operands if operand.free_size == size]
 
-    def sources(self) -> list[OperandRow]:
+    def sources(self) -> list[Operand]:
         """Tiles that are read."""
         return [operand for operand in self.tiles() if not operand.is_write]
 
@@ -113,7 +111,7 @@ class Instruction:
         return any(operand.buffer is region for operand in self.operands)
 
 
-CostFunction = Callable[[Hardware, Timing, Instruction], Cost]
+CostFunction = Callable[[Hardware, Timing, Workload], Cost]
 
 
 class EngineCost(NamedTuple):
@@ -123,7 +121,7 @@ class EngineCost(NamedTuple):
     function: CostFunction
 
 
-def _barrier(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+def _barrier(hardware: Hardware, constants: Timing, instruction: Workload) -> Cost:
     del hardware
     ps = picoseconds(constants.meeting_ns)
     return Cost(QUEUES.index(instruction.engine.name), ps, ps)
@@ -133,7 +131,7 @@ def _barrier(hardware: Hardware, constants: Timing, instruction: Instruction) ->
 barrier = EngineCost(None, _barrier)
 
 
-def on_sync(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+def on_sync(hardware: Hardware, constants: Timing, instruction: Workload) -> Cost:
     """A register move; EVENT_SEMAPHORE, the nearest that was measured, takes 9 ns (row B3-8)."""
     del hardware, instruction
     ps = picoseconds(constants.semaphore_ns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trnx.simulator.attributes import DmaAttributes, DmaIssuer, ExchangeAttributes
+from trnx.simulator.costs.attributes import DmaAttributes, DmaIssuer, ExchangeAttributes
 from trnx.simulator.costs.constants import Timing
 from trnx.simulator.costs.cost import (
     DMA_GPSIMD,
@@ -11,37 +11,37 @@ from trnx.simulator.costs.cost import (
     GPSIMD,
     Cost,
     EngineCost,
-    Instruction,
+    Workload,
     cycles_ps,
     picoseconds,
 )
-from trnx.simulator.dtypes import resolve
+from trnx.simulator.costs.operands import Operand
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.isa.enums import Engine
-from trnx.simulator.rows import OperandRow
-from trnx.simulator.storage import HBM
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.memory.dtypes import resolve
+from trnx.simulator.memory.storage import HBM
 
 _LOWEST_PRIORITY = 3
 _PARTITIONS_PER_ENGINE = 8  # 128 partitions over 16 engines, trainium_inferentia2_arch.rst
 
 
-def dma_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+def dma_cost(hardware: Hardware, constants: Timing, instruction: Workload) -> Cost:
     """The trigger's time on its ring, and the transfer's on the engines that it uses."""
     return _transfer(hardware, constants, instruction, 1.0)
 
 
-def _accumulating(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+def _accumulating(hardware: Hardware, constants: Timing, instruction: Workload) -> Cost:
     return _transfer(hardware, constants, instruction, constants.dma_compute_factor)
 
 
-def _transposing(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+def _transposing(hardware: Hardware, constants: Timing, instruction: Workload) -> Cost:
     """By the DMA engines' own hardware, so that no descriptor an element counts."""
     in_hbm = any(operand.buffer in HBM for operand in instruction.operands)
     factor = constants.dma_transpose_factor if in_hbm else constants.dma_chip_transpose_factor
     return _transfer(hardware, constants, instruction, factor, has_descriptors=False)
 
 
-def _exchanging(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+def _exchanging(hardware: Hardware, constants: Timing, instruction: Workload) -> Cost:
     if instruction.attributes_of(ExchangeAttributes).uses_gpsimd:
         return _swap_cost(hardware, constants, instruction)
     return _transfer(hardware, constants, instruction, 1.0, done_ns=constants.meeting_ns)
@@ -56,7 +56,7 @@ exchanging = EngineCost(Engine.dma, _exchanging)
 def _transfer(
     hardware: Hardware,
     constants: Timing,
-    instruction: Instruction,
+    instruction: Workload,
     factor: float,
     has_descriptors: bool = True,
     done_ns: float = 0.0,
@@ -88,7 +88,7 @@ def _transfer(
     )
 
 
-def _swap_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+def _swap_cost(hardware: Hardware, constants: Timing, instruction: Workload) -> Cost:
     """An exchange by GpSimd's own DMA."""
     nbytes = max(_bytes(operand) for operand in instruction.operands)
     taken = cycles_ps(constants.gpsimd_start_cycles, hardware.gpsimd_clock)
@@ -96,9 +96,7 @@ def _swap_cost(hardware: Hardware, constants: Timing, instruction: Instruction) 
     return Cost(GPSIMD, taken, taken + picoseconds(constants.meeting_ns))
 
 
-def _ring(
-    constants: Timing, instruction: Instruction, target: OperandRow
-) -> tuple[int, float, int]:
+def _ring(constants: Timing, instruction: Workload, target: Operand) -> tuple[int, float, int]:
     """(ring, ns that a trigger takes of it, priority class)."""
     own = DMA_STORE if target.buffer in HBM else DMA_LOAD
     attributes = instruction.attributes_of(DmaAttributes)
@@ -117,23 +115,23 @@ def _ring(
             return own, constants.dma_issue_ns, level
 
 
-def _bytes(operand: OperandRow) -> int:
+def _bytes(operand: Operand) -> int:
     return operand.partitions * operand.free_size * resolve(operand.dtype).itemsize
 
 
-def _run(operand: OperandRow) -> int:
+def _run(operand: Operand) -> int:
     # A pattern that repeats one element has no run; it is read once per element.
     return operand.pattern.run or resolve(operand.dtype).itemsize
 
 
-def _moved(instruction: Instruction) -> list[OperandRow]:
+def _moved(instruction: Workload) -> list[Operand]:
     """The operands that hold the data: not the indices of a gather, which GpSimd reads."""
     sizes = [operand.partitions * operand.free_size for operand in instruction.operands]
     most = max(sizes)
     return [o for o, size in zip(instruction.operands, sizes, strict=True) if size == most]
 
 
-def _split(hardware: Hardware, moved: list[OperandRow], nbytes: int) -> tuple[int, float, int]:
+def _split(hardware: Hardware, moved: list[Operand], nbytes: int) -> tuple[int, float, int]:
     """(engines, bytes of each, bytes of a row)."""
     on_chip = [operand for operand in moved if operand.buffer not in HBM]
     if on_chip:

@@ -5,11 +5,11 @@ with `tile_position` leave the rest of the array to others.
 
 from __future__ import annotations
 
-from trnx.simulator.attributes import ProductAttributes, ProductMode
+from trnx.simulator.costs.attributes import ProductAttributes, ProductMode
 from trnx.simulator.costs.constants import Timing
-from trnx.simulator.costs.cost import TENSOR, Cost, EngineCost, Instruction, cycles_ps
+from trnx.simulator.costs.cost import TENSOR, Cost, EngineCost, Workload, cycles_ps
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.isa.enums import Engine
+from trnx.simulator.language.enums import Engine
 
 _WIDE = ("float32",)
 # Products that are two instructions of the ISA, each half of the columns' time.
@@ -18,7 +18,7 @@ PARTITIONS = 128
 _SQUARE = 32
 
 
-def tensor_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+def tensor_cost(hardware: Hardware, constants: Timing, instruction: Workload) -> Cost:
     """A product: `max(min(64, stationary columns), moving columns)` cycles, times 4 for float32."""
     if not instruction.reads:
         once = cycles_ps(1, hardware.pe_clock)
@@ -31,7 +31,7 @@ def tensor_cost(hardware: Hardware, constants: Timing, instruction: Instruction)
     return _array_cost(hardware, constants, instruction, columns, moving, mode)
 
 
-def _transpose_cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+def _transpose_cost(hardware: Hardware, constants: Timing, instruction: Workload) -> Cost:
     """The partitions of the operand are what moves."""
     data = instruction.reads[0]
     mode = ProductMode.transpose
@@ -44,7 +44,7 @@ on_tensor_transposed = EngineCost(Engine.tensor, _transpose_cost)
 def _array_cost(
     hardware: Hardware,
     constants: Timing,
-    instruction: Instruction,
+    instruction: Workload,
     columns: int,
     moving: int,
     mode: ProductMode,
@@ -67,8 +67,8 @@ def _array_cost(
         TENSOR,
         cycles_ps(taken, hardware.pe_clock),
         cycles_ps(latency, hardware.pe_clock),
-        squares=squares,
-        squares_ps=cycles_ps(cycles, hardware.pe_clock),
+        pe_tiles=squares,
+        pe_tiles_ps=cycles_ps(cycles, hardware.pe_clock),
         # Hidden behind the product before it, unless the engine had to wait.
         weights=cycles_ps(weights, hardware.pe_clock),
     )
@@ -83,7 +83,7 @@ def _cycles_per_column(hardware: Hardware, mode: ProductMode) -> float:
     return hardware.fp32_cycles_per_column
 
 
-def _squares(instruction: Instruction) -> int:
+def _squares(instruction: Workload) -> int:
     """The 32 x 32 squares of the array that a product with `tile_position` uses, as bits."""
     tile = instruction.attributes_of(ProductAttributes).tile
     if tile is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trnx.simulator.attributes import ActivationAttributes, OperatorAttributes
+from trnx.simulator.costs.attributes import ActivationAttributes, OperatorAttributes
 from trnx.simulator.costs.constants import Timing
 from trnx.simulator.costs.cost import (
     GPSIMD,
@@ -15,13 +15,13 @@ from trnx.simulator.costs.cost import (
     VECTOR,
     Cost,
     EngineCost,
-    Instruction,
+    Workload,
     cycles_ps,
 )
+from trnx.simulator.costs.operands import Operand
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.isa.enums import Engine
-from trnx.simulator.rows import OperandRow
-from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.memory.storage import MemoryRegion
 
 _HALVES = ("bfloat16", "float16")
 _FP8 = ("float8_e4m3", "float8_e4m3fn", "float8_e5m2")
@@ -41,7 +41,7 @@ _TABLE_OF = {name: table for table, names in _TABLES.items() for name in names}
 
 
 # Cycles of work by the operands; SDK 2.26 nki.isa where a declaration names no other source.
-Cycles = Callable[[Hardware, Instruction], float]
+Cycles = Callable[[Hardware, Workload], float]
 
 
 # ---- cycles of work ----
@@ -50,48 +50,48 @@ Cycles = Callable[[Hardware, Instruction], float]
 def per_element(cycles: float) -> Cycles:
     """So many cycles an element and partition, whatever the operands are."""
 
-    def work(hardware: Hardware, instruction: Instruction) -> float:
+    def work(hardware: Hardware, instruction: Workload) -> float:
         del hardware
         return instruction.size * cycles
 
     return work
 
 
-def per_source(hardware: Hardware, instruction: Instruction) -> float:
+def per_source(hardware: Hardware, instruction: Workload) -> float:
     """A cycle an element and tile that is read: what no source gives a formula for (inferred)."""
     del hardware
     return float(instruction.size * max(1, len(instruction.sources())))
 
 
-def copied(hardware: Hardware, instruction: Instruction) -> float:
+def copied(hardware: Hardware, instruction: Workload) -> float:
     """In VectorE's performance modes for one tile."""
     return instruction.size / _copy_width(hardware, instruction)
 
 
-def filled(hardware: Hardware, instruction: Instruction) -> float:
+def filled(hardware: Hardware, instruction: Workload) -> float:
     """As a copy; NeuronCore-v2 has one performance mode for it."""
     if hardware.generation > 2:
         return copied(hardware, instruction)
     return instruction.size / (2 if _are_halves(hardware, instruction.tiles()) else 1)
 
 
-def halves_at_twice_the_rate(hardware: Hardware, instruction: Instruction) -> float:
+def halves_at_twice_the_rate(hardware: Hardware, instruction: Workload) -> float:
     """A cycle an element, half of one where all operands are of 2-byte types."""
     return instruction.size / (2 if _are_halves(hardware, instruction.operands) else 1)
 
 
-def halves_on_scalar(hardware: Hardware, instruction: Instruction) -> float:
+def halves_on_scalar(hardware: Hardware, instruction: Workload) -> float:
     """ScalarE's rate for 2-byte tiles."""
     is_fast = _are_halves(hardware, instruction.tiles())
     return instruction.size / (hardware.scalar_half_width if is_fast else 1)
 
 
-def two_tiles(hardware: Hardware, instruction: Instruction) -> float:
+def two_tiles(hardware: Hardware, instruction: Workload) -> float:
     """Two tiles from SBUF take two cycles an element, unless types are short."""
     return instruction.size * _two_tile_factor(hardware, instruction)
 
 
-def sorted_out(hardware: Hardware, instruction: Instruction) -> float:
+def sorted_out(hardware: Hardware, instruction: Workload) -> float:
     """topk: four passes, and the results."""
     del hardware
     most = max((write.free_size for write in instruction.writes), default=0)
@@ -106,7 +106,7 @@ def on_vector(cycles: Cycles, is_two_instructions: bool = False) -> EngineCost:
     time.
     """
 
-    def cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+    def cost(hardware: Hardware, constants: Timing, instruction: Workload) -> Cost:
         work = cycles(hardware, instruction) * _stride_factor(constants, instruction)
         if is_two_instructions:
             work += constants.vector_extra_cycles
@@ -118,7 +118,7 @@ def on_vector(cycles: Cycles, is_two_instructions: bool = False) -> EngineCost:
 def on_scalar(cycles: Cycles) -> EngineCost:
     """`cycles` on ScalarE."""
 
-    def cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+    def cost(hardware: Hardware, constants: Timing, instruction: Workload) -> Cost:
         return _scalar_cost(hardware, constants, instruction, cycles(hardware, instruction))
 
     return EngineCost(Engine.scalar, cost)
@@ -127,15 +127,13 @@ def on_scalar(cycles: Cycles) -> EngineCost:
 def on_gpsimd(cycles: Cycles) -> EngineCost:
     """`cycles` on GpSimdE."""
 
-    def cost(hardware: Hardware, constants: Timing, instruction: Instruction) -> Cost:
+    def cost(hardware: Hardware, constants: Timing, instruction: Workload) -> Cost:
         return _gpsimd_cost(hardware, constants, instruction, cycles(hardware, instruction))
 
     return EngineCost(Engine.gpsimd, cost)
 
 
-def _vector_cost(
-    hardware: Hardware, constants: Timing, instruction: Instruction, work: float
-) -> Cost:
+def _vector_cost(hardware: Hardware, constants: Timing, instruction: Workload, work: float) -> Cost:
     """Work, 73 cycles until the next can start, 147 until the result is visible."""
     if instruction.is_dynamic:
         work = max(work, constants.dynamic_cycles)
@@ -148,12 +146,12 @@ def _vector_cost(
     )
 
 
-def _are_halves(hardware: Hardware, operands: tuple[OperandRow, ...] | list[OperandRow]) -> bool:
+def _are_halves(hardware: Hardware, operands: tuple[Operand, ...] | list[Operand]) -> bool:
     types = _HALVES + _FP8 if hardware.generation >= 4 else _HALVES
     return all(operand.dtype in types for operand in operands)
 
 
-def _copy_width(hardware: Hardware, instruction: Instruction) -> float:
+def _copy_width(hardware: Hardware, instruction: Workload) -> float:
     """Elements a cycle and partition: the performance modes of trainium2_arch.rst."""
     tiles = instruction.tiles()
     is_half = _are_halves(hardware, tiles)
@@ -167,7 +165,7 @@ def _copy_width(hardware: Hardware, instruction: Instruction) -> float:
     return hardware.vector_other_width if is_dense else 1
 
 
-def _two_tile_factor(hardware: Hardware, instruction: Instruction) -> float:
+def _two_tile_factor(hardware: Hardware, instruction: Workload) -> float:
     """Two tiles from SBUF take two cycles, unless the types are short; PSUM has a port of its
     own.
     """
@@ -182,17 +180,17 @@ def _two_tile_factor(hardware: Hardware, instruction: Instruction) -> float:
     return 1 if hardware.generation >= 3 or operator in _FAST_ON_HALVES else 2
 
 
-def _itemsize(operand: OperandRow) -> int:
+def _itemsize(operand: Operand) -> int:
     return _SIZES.get(operand.dtype) or (2 if operand.dtype.endswith("16") else 1)
 
 
-def _stride_factor(constants: Timing, instruction: Instruction) -> float:
+def _stride_factor(constants: Timing, instruction: Workload) -> float:
     limit = constants.stride_limit_bytes
     far = any(t.free_size > 1 and t.pattern.step > limit for t in instruction.tiles())
     return 2 if far else 1
 
 
-def _ports(hardware: Hardware, instruction: Instruction, used: int, is_fast: bool = True) -> int:
+def _ports(hardware: Hardware, instruction: Workload, used: int, is_fast: bool = True) -> int:
     """On NeuronCore-v2 VectorE and GpSimd share a port of SBUF, VectorE and ScalarE one of PSUM.
     Later, GpSimd and VectorE's fast modes share a bus, and a bank of PSUM serves one of VectorE and
     ScalarE at its full rate; taking turns has the same sum (inferred: how they share is not
@@ -206,9 +204,7 @@ def _ports(hardware: Hardware, instruction: Instruction, used: int, is_fast: boo
     return ((SBUF_PORT if in_sbuf else 0) | (PSUM_PORT if in_psum else 0)) & used
 
 
-def _scalar_cost(
-    hardware: Hardware, constants: Timing, instruction: Instruction, work: float
-) -> Cost:
+def _scalar_cost(hardware: Hardware, constants: Timing, instruction: Workload, work: float) -> Cost:
     """Work, 64 cycles until the next can start; a second result is read out of an accumulator."""
     if len(instruction.writes) > 1:
         work += constants.scalar_extra_cycles
@@ -225,9 +221,7 @@ def _scalar_cost(
     )
 
 
-def _gpsimd_cost(
-    hardware: Hardware, constants: Timing, instruction: Instruction, work: float
-) -> Cost:
+def _gpsimd_cost(hardware: Hardware, constants: Timing, instruction: Workload, work: float) -> Cost:
     """150 cycles and the work; published for iota and affine_select alone, so the costs of other
     instructions are inferred.
     """

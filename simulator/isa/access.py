@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.checks.initialised import InitialisedData
-from trnx.simulator.codecs import append_load_f32, append_store_f32
-from trnx.simulator.dtypes import DType
 from trnx.simulator.errors import AllocationOverlapError, UninitialisedReadError
 from trnx.simulator.isa.indirect import load_scalar_indirect, store_scalar_indirect
 from trnx.simulator.isa.legality import Legality
-from trnx.simulator.program import Step
-from trnx.simulator.storage import ON_CHIP, MemoryRegion
-from trnx.simulator.tensor import NkiTensor
-from trnx.simulator.views import has_overlap, reshape_strides
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.language.tensor_view import has_overlap
+from trnx.simulator.memory.dtype_conversion import append_load_f32, append_store_f32
+from trnx.simulator.memory.dtypes import DType
+from trnx.simulator.memory.storage import ON_CHIP, MemoryRegion, Step
+from trnx.simulator.memory.views import reshape_strides
 
 
 class Access(Legality):
@@ -91,7 +90,7 @@ class Access(Legality):
 
     def require_written(self, tensor: NkiTensor, operand: str) -> None:
         """Every element that is read must have been written."""
-        initialised: InitialisedData = self._simulator.initialised
+        initialised = self._recorder.initialised
         if initialised.covers(tensor):
             return
         lost_to = initialised.lost_to(tensor)
@@ -112,7 +111,7 @@ class Access(Legality):
         )
         missing = initialised.missing(self.propagation, operand, tensor)
         if missing is None:
-            self._simulator.findings.report(finding)
+            self._recorder.findings.report(finding)
         else:
             self.missing.append((missing, operand, finding))
 

@@ -12,7 +12,7 @@ import torch
 
 from trnx.simulator.isa.alu import token_name
 from trnx.simulator.isa.instruction import Emit
-from trnx.simulator.operators.table import OPERATORS, Operator, find
+from trnx.simulator.language.operators.table import OPERATORS, Operator, find
 
 
 def _quietly(ufunc: np.ufunc, x: Any, out: Any) -> None:

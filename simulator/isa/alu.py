@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from trnx.simulator.isa.instruction import Emit
-from trnx.simulator.operators.table import Operator, find
+from trnx.simulator.language.operators.table import Operator, find
 
 
 def token_name(token: Any) -> str:

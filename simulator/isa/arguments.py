@@ -12,10 +12,10 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trnx.simulator.context import kernel_location
 from trnx.simulator.errors import IllegalInstructionError
-from trnx.simulator.registers import VirtualRegister
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.kernel_lines import kernel_location
+from trnx.simulator.language.registers import VirtualRegister
+from trnx.simulator.language.tensor import NkiTensor
 
 if TYPE_CHECKING:
     from trnx.simulator.isa.instruction import Emit

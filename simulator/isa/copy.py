@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.codecs import append_load_f32, append_store_f32
 from trnx.simulator.costs.vector import copied, filled, halves_on_scalar, on_scalar, on_vector
-from trnx.simulator.dtypes import DType
-from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import encoded, reachable
-from trnx.simulator.isa.propagation import by_element
-from trnx.simulator.storage import MemoryRegion
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.dtype_conversion import append_load_f32, append_store_f32
+from trnx.simulator.memory.dtypes import DType
+from trnx.simulator.memory.storage import MemoryRegion
+from trnx.simulator.program.propagation import by_element
 
 
 def append_copy(

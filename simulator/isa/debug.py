@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, recorded
-from trnx.simulator.storage import ANYWHERE
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.storage import ANYWHERE
 
 
 def _show(prefix: str, tensor: torch.Tensor) -> None:

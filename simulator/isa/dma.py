@@ -8,11 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from trnx.simulator.attributes import DmaIssuer, dma_attributes
-from trnx.simulator.codecs import append_load_f32
+from trnx.simulator.costs.attributes import DmaIssuer, dma_attributes
 from trnx.simulator.costs.dma import accumulating, transposing
 from trnx.simulator.isa.copy import append_copy, append_transpose, is_turned_by_blocks, transposed
-from trnx.simulator.isa.enums import DgeMode, Engine, OobMode
 from trnx.simulator.isa.indirect import (
     gather,
     index_view,
@@ -25,9 +23,11 @@ from trnx.simulator.isa.indirect import (
     unwritten_rows,
 )
 from trnx.simulator.isa.instruction import Emit, instruction
-from trnx.simulator.isa.propagation import by_element, transposed_place
-from trnx.simulator.storage import DMA_REACHABLE
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import DgeMode, Engine, OobMode
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.dtype_conversion import append_load_f32
+from trnx.simulator.memory.storage import DMA_REACHABLE
+from trnx.simulator.program.propagation import by_element, transposed_place
 
 _Mode = TypeVar("_Mode", DgeMode, OobMode)
 _SWAPS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}

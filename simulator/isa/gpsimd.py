@@ -15,10 +15,8 @@ from typing import Any
 import torch
 
 from trnx.simulator.costs.vector import on_gpsimd, per_element
-from trnx.simulator.dtypes import DType
 from trnx.simulator.isa.alu import operator, token_name
 from trnx.simulator.isa.arguments import integer, integers
-from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
     bits_of,
@@ -31,11 +29,13 @@ from trnx.simulator.isa.operands import (
     number,
     require_dtype,
 )
-from trnx.simulator.isa.propagation import by_element, by_partition, rows_of_gpsimd_cores
-from trnx.simulator.operators.table import OPERATORS, Operator, find
-from trnx.simulator.registers import VirtualRegister
-from trnx.simulator.storage import SBUF
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.language.operators.table import OPERATORS, Operator, find
+from trnx.simulator.language.registers import VirtualRegister
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.dtypes import DType
+from trnx.simulator.memory.storage import SBUF
+from trnx.simulator.program.propagation import by_element, by_partition, rows_of_gpsimd_cores
 
 _COMPARISONS = ("equal", "not_equal", "greater_equal", "greater", "less_equal", "less")
 

@@ -11,12 +11,12 @@ import torch
 
 from trnx.simulator.costs.vector import on_gpsimd, sorted_out
 from trnx.simulator.errors import Location, OutOfBoundsError
-from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.gpsimd import core_groups
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import bits_of, flat, in_sbuf, is_overlapping, require_dtype
-from trnx.simulator.isa.propagation import by_element, same_partition
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.program.propagation import by_element, same_partition
 
 _CORE = 16
 _MAX_INDICES = 4096

@@ -20,11 +20,11 @@ from trnx.simulator.errors import (
     OutOfBoundsError,
     UninitialisedReadError,
 )
-from trnx.simulator.isa.enums import Engine
-from trnx.simulator.located import Indirect
-from trnx.simulator.storage import DMA_REACHABLE, SBUF, MemoryRegion
-from trnx.simulator.tensor import NkiTensor
-from trnx.simulator.views import Shape, last_element
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.language.tensor_view import Indirect
+from trnx.simulator.memory.storage import DMA_REACHABLE, SBUF, MemoryRegion
+from trnx.simulator.memory.views import Shape, last_element
 
 if TYPE_CHECKING:
     from trnx.simulator.isa.access import Access

@@ -38,17 +38,17 @@ from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import torch
 
-from trnx.simulator.context import current, kernel_line
 from trnx.simulator.costs.cost import EngineCost
 from trnx.simulator.errors import TrnxError
 from trnx.simulator.isa.access import Access
 from trnx.simulator.isa.arguments import explain_arguments
-from trnx.simulator.isa.enums import Engine
-from trnx.simulator.isa.propagation import Propagation
-from trnx.simulator.isa.specification import InstructionSpec
-from trnx.simulator.joint import Arrival
-from trnx.simulator.joint import meet as meet_in_loops
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.isa.recorder import current
+from trnx.simulator.kernel_lines import kernel_line
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.program.interleaved_loops import WaitPoint, complete_rendezvous
+from trnx.simulator.program.propagation import Propagation
+from trnx.simulator.program.specification import InstructionSpec
 
 # Every instruction by its name in nki.isa: what kernels call, and what is declared.
 INSTRUCTIONS: dict[str, NkiCall] = {}
@@ -88,11 +88,11 @@ class Facts(TypedDict, total=False):
     cost: tuple[EngineCost, ...]
 
 
-class _Brought(NamedTuple):
-    """What a program brings to a meeting, and its place in a register loop."""
+class _Arrived(NamedTuple):
+    """A program at a rendezvous: its payload, and its place in a register loop."""
 
-    value: Any
-    arrival: Arrival | None
+    payload: Any
+    wait_point: WaitPoint | None
 
 
 class Emit(Access):
@@ -103,91 +103,91 @@ class Emit(Access):
     @property
     def programs(self) -> int:
         """Programs of the launch."""
-        return math.prod(self._simulator.grid)
+        return math.prod(self._recorder.grid)
 
     def meet(
-        self, key: Hashable, brought: Any, about: NkiTensor | None = None
+        self, key: Hashable, payload: Any, about: NkiTensor | None = None
     ) -> dict[int, Any] | None:
-        """Wait for the other programs; the last gets what each brought, the others None. `about` is
-        the tensor in shared HBM that the meeting puts in order, if it is one alone.
+        """Wait for the other programs; the last gets everyone's payload, the others None. `about`
+        is the tensor in shared HBM that the rendezvous puts in order, if it is one alone.
         """
-        arrived = self._gather(key, self._arrive(brought, meets_ranks=False), about)
+        arrived = self._gather(key, self._arrive(payload, meets_ranks=False), about)
         if arrived is None:
             return None
         self._meet_in_loops(key, {self.rank: arrived})
-        return {program: one.value for program, one in arrived.items()}
+        return {program: one.payload for program, one in arrived.items()}
 
     def _gather(
-        self, key: Hashable, brought: _Brought, about: NkiTensor | None = None
-    ) -> dict[int, _Brought] | None:
+        self, key: Hashable, mine: _Arrived, about: NkiTensor | None = None
+    ) -> dict[int, _Arrived] | None:
         """Wait for the other programs."""
-        simulator = self._simulator
-        arrived: dict[int, _Brought] | None = simulator.cores.meet((key, *self._depth()), brought)
+        recorder = self._recorder
+        arrived: dict[int, _Arrived] | None = recorder.cores.meet((key, *self._depth()), mine)
         if arrived is not None:
             storage = None if about is None else about.storage
-            order = functools.partial(simulator.rendezvous, storage)
-            if brought.arrival is not None and simulator.compares_turns:
-                brought.arrival.met = order
+            order = functools.partial(recorder.rendezvous, storage)
+            if mine.wait_point is not None and recorder.compares_turns:
+                mine.wait_point.met = order
             else:
                 order()
         return arrived
 
     def _depth(self) -> tuple[str, ...]:
-        """What tells meetings in register loops from those outside."""
-        depth = self._simulator.loops.depth
+        """What tells rendezvous in register loops from those outside."""
+        depth = self._recorder.core.loops.depth
         return (f"within {depth} register loops",) if depth else ()
 
-    def _arrive(self, brought: Any, meets_ranks: bool) -> _Brought:
-        """What was recorded so far belongs before the meeting; who comes last may write all that
+    def _arrive(self, payload: Any, meets_ranks: bool) -> _Arrived:
+        """What was recorded so far belongs before the rendezvous; who comes last may write all that
         this instruction writes.
         """
         for tensor in self.writes:
             if tensor.storage.slot is not None:
                 tensor.storage.slot.begin_writing()
         if self.steps:
-            self._simulator.append_steps(self.steps)
+            self._recorder.append_steps(self.steps)
             self.steps = []
-        return _Brought(brought, self._simulator.loops.arrive(meets_ranks))
+        return _Arrived(payload, self._recorder.core.loops.arrive(meets_ranks))
 
-    def _meet_in_loops(self, key: Hashable, arrived: dict[int, dict[int, _Brought]]) -> None:
-        """All are here: in loops, their places are one meeting, turn after turn."""
-        arrivals = {
-            (rank, program): one.arrival
+    def _meet_in_loops(self, key: Hashable, arrived: dict[int, dict[int, _Arrived]]) -> None:
+        """All are here: in loops, their places are one rendezvous, turn after turn."""
+        wait_points = {
+            (rank, program): one.wait_point
             for rank, by_program in arrived.items()
             for program, one in by_program.items()
-            if one.arrival is not None
+            if one.wait_point is not None
         }
-        if arrivals:
-            meet_in_loops(str(key), arrivals, (self.rank, self._simulator.core.index))
+        if wait_points:
+            complete_rendezvous(str(key), wait_points, (self.rank, self._recorder.core.index))
 
     @property
     def rank(self) -> int:
         """The rank of this launch."""
-        return int(self._simulator.rank.index)
+        return self._recorder.rank.index
 
     @property
     def ranks(self) -> int:
         """Ranks of the launch."""
-        return int(self._simulator.rank.count)
+        return self._recorder.rank.count
 
-    def meet_ranks(self, key: Hashable, parties: Sequence[int], brought: Any) -> list[Any]:
+    def meet_ranks(self, key: Hashable, parties: Sequence[int], payload: Any) -> list[Any]:
         """Wait for other ranks, and for the other programs of this one. The last of all gets the
-        rounds that are to be done, each what every rank brought; the others get none.
+        rounds that are to be done, each the payloads of all ranks; the others get none.
 
         Each program brings its own, so there is a round for each, but one where all bring the same
         tensors: those in HBM that programs share.
         """
-        mine = self._arrive(brought, meets_ranks=True)
+        mine = self._arrive(payload, meets_ranks=True)
         together = self._gather(("ranks", key), mine) if self.programs > 1 else {0: mine}
         if together is None:
             return []
-        recorded = len(self._simulator.steps)
-        arrived = self._simulator.rank.meet((key, *self._depth()), parties, together, recorded)
+        recorded = len(self._recorder.steps)
+        arrived = self._recorder.rank.meet((key, *self._depth()), parties, together, recorded)
         if arrived is None:
             return []
         self._meet_in_loops(key, arrived)
         rounds = [
-            {rank: by_program[program].value for rank, by_program in arrived.items()}
+            {rank: by_program[program].payload for rank, by_program in arrived.items()}
             for program in range(self.programs)
         ]
         return [one for i, one in enumerate(rounds) if i == 0 or not _is_same(one, rounds[0])]
@@ -195,9 +195,9 @@ class Emit(Access):
     def commit(self) -> NkiInstruction:
         """Record the instruction; executes its steps when the trace has values."""
         self.steps.extend(self._finish)
-        index = self._simulator.record(self)
+        index = self._recorder.record(self)
         for buffer in self._scratch:
-            self._simulator.pool.give_back(buffer)
+            self._recorder.pool.give_back(buffer)
         return NkiInstruction(index)
 
 

@@ -14,9 +14,9 @@ import torch
 
 from trnx.simulator.isa.instruction import Emit
 from trnx.simulator.isa.operands import column_shape, constant, intermediate, match_column
-from trnx.simulator.operators.table import Operator
-from trnx.simulator.tensor import NkiTensor
-from trnx.simulator.views import Shape
+from trnx.simulator.language.operators.table import Operator
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.views import Shape
 
 Stage = tuple[Operator, bool, Any]
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trnx.simulator.dtypes import DType
-from trnx.simulator.errors import (
-    FindingError,
-    IllegalInstructionError,
-    UninitialisedReadError,
-)
-from trnx.simulator.isa.enums import Engine
+from trnx.simulator.errors import FindingError, IllegalInstructionError, UninitialisedReadError
 from trnx.simulator.isa.indirect import check_tensor_indirect
 from trnx.simulator.isa.recording import Recording
-from trnx.simulator.located import Indirect
-from trnx.simulator.registers import VirtualRegister
-from trnx.simulator.storage import ON_CHIP, MemoryRegion
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.language.registers import VirtualRegister
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.language.tensor_view import Indirect
+from trnx.simulator.memory.dtypes import DType
+from trnx.simulator.memory.storage import ON_CHIP, MemoryRegion
 
 
 class Legality(Recording):
@@ -29,7 +25,7 @@ class Legality(Recording):
         self, check: str, message: str, kind: type[FindingError] = IllegalInstructionError
     ) -> None:
         """Report what a check found at the kernel's line; the instruction goes on if it returns."""
-        self._simulator.findings.report(kind(check, f"{self.name}: {message}", self.location))
+        self._recorder.findings.report(kind(check, f"{self.name}: {message}", self.location))
 
     def illegal(self, message: str) -> NoReturn:
         """Raise IllegalInstructionError at the kernel's line."""

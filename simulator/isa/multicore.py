@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trnx.simulator.attributes import exchange_attributes
-from trnx.simulator.context import current
+from trnx.simulator.costs.attributes import exchange_attributes
 from trnx.simulator.costs.cost import barrier
 from trnx.simulator.costs.dma import exchanging
-from trnx.simulator.isa.enums import DmaEngine, Engine
 from trnx.simulator.isa.instruction import Emit, instruction
-from trnx.simulator.isa.propagation import Missing, by_element
-from trnx.simulator.storage import ON_CHIP, SBUF, MemoryRegion
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.isa.recorder import current
+from trnx.simulator.language.enums import DmaEngine, Engine
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.storage import ON_CHIP, SBUF, MemoryRegion
+from trnx.simulator.program.propagation import Missing, by_element
 
 # Bytes per partition that GpSimd's own DMA moves at most, by element size.
 _GPSIMD_DMA_LIMIT = {4: 1024, 2: 512, 1: 256}

@@ -16,8 +16,8 @@ import torch
 
 from trnx.simulator.isa.indirect import gather_rows
 from trnx.simulator.isa.instruction import Emit
-from trnx.simulator.storage import MemoryRegion
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.storage import MemoryRegion
 
 GROUP = 8  # partitions of a block
 PACKED = 4  # elements of a block in each partition

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from trnx.simulator.codecs import append_store_f32
-from trnx.simulator.dtypes import DType, float32, int32, uint32
-from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit
-from trnx.simulator.operators.table import Operator
-from trnx.simulator.storage import SBUF, MemoryRegion
-from trnx.simulator.tensor import NkiTensor
-from trnx.simulator.views import Shape, has_overlap, reshape_strides
+from trnx.simulator.language.enums import Engine, ReduceCmd
+from trnx.simulator.language.operators.table import Operator
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.language.tensor_view import has_overlap
+from trnx.simulator.memory.dtype_conversion import append_store_f32
+from trnx.simulator.memory.dtypes import DType, float32, int32, uint32
+from trnx.simulator.memory.storage import SBUF, MemoryRegion
+from trnx.simulator.memory.views import Shape, reshape_strides
 
 FLOATS: tuple[str, ...] = (
     "float32",

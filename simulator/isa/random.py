@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from trnx.simulator.costs.vector import on_vector, per_element
-from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
     FLOATS,
@@ -26,8 +25,9 @@ from trnx.simulator.isa.operands import (
     require_dtype,
     scalar,
 )
-from trnx.simulator.storage import SBUF
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.storage import SBUF
 
 _WORDS = {Engine.gpsimd: 6, Engine.vector: 24}
 _MASK = 0xFFFFFFFF

@@ -9,30 +9,29 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.attributes import NONE
-from trnx.simulator.checks.initialised import InitialisedData
-from trnx.simulator.checks.psum_groups import PsumGroups
-from trnx.simulator.codecs import append_store_f32
-from trnx.simulator.context import Line
-from trnx.simulator.dtypes import DType
+from trnx.simulator.costs.attributes import NONE
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.isa.propagation import Missing
-from trnx.simulator.isa.specification import InstructionSpec
-from trnx.simulator.observer import Recorded
-from trnx.simulator.pool import Buffer
-from trnx.simulator.program import Step
-from trnx.simulator.spec import contiguous_strides
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.isa.recorder import InitialisedData, PsumGroups, Recorder
+from trnx.simulator.kernel_lines import Line
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.dtype_conversion import append_store_f32
+from trnx.simulator.memory.dtypes import DType
+from trnx.simulator.memory.pool import Buffer
+from trnx.simulator.memory.storage import Step
+from trnx.simulator.memory.tensor_spec import contiguous_strides
+from trnx.simulator.program.observer import Recorded
+from trnx.simulator.program.propagation import Missing
+from trnx.simulator.program.specification import InstructionSpec
 
 
 class Recording(Recorded):
-    """An instruction that is being made; `commit` hands it to the simulator and to observers."""
+    """An instruction that is being made; `commit` hands it to the recorder and to observers."""
 
     __slots__ = (
         "_finish",
         "_owns_scratch",
+        "_recorder",
         "_scratch",
-        "_simulator",
         "generation",
         "hardware",
         "missing",
@@ -40,7 +39,7 @@ class Recording(Recorded):
         "steps",
     )
 
-    def __init__(self, spec: InstructionSpec, simulator: Any, line: Line | None) -> None:
+    def __init__(self, spec: InstructionSpec, recorder: Recorder, line: Line | None) -> None:
         self.spec = spec
         self.name = spec.name
         assert line is not None, "the kernel that calls"
@@ -52,9 +51,9 @@ class Recording(Recorded):
         # What the time of the instruction depends on besides its operands; see simulator/timing.
         self.attributes = NONE
         # The record of the target, and its nc_version: 2, 3 or 4.
-        self.hardware: Hardware = simulator.hardware
+        self.hardware: Hardware = recorder.hardware
         self.generation = self.hardware.generation
-        self._simulator = simulator
+        self._recorder = recorder
         self.operands = []
         self.writes = []
         # Operands that were read with elements that nothing has written.
@@ -81,30 +80,27 @@ class Recording(Recorded):
         """A contiguous temporary for the steps of this instruction; later instructions reuse it."""
         sizes = tuple(shape)
         nbytes = math.prod(sizes) * dtype.itemsize
-        buffer: Buffer
         if self._owns_scratch:
-            buffer = self._simulator.pool.take_own(nbytes)
+            buffer = self._recorder.pool.take_own(nbytes)
         else:
-            buffer = self._simulator.pool.take_scratch(nbytes)
+            buffer = self._recorder.pool.take_scratch(nbytes)
             self._scratch.append(buffer)
         return buffer.view(dtype, sizes, contiguous_strides(sizes), 0)
 
     @property
     def initialised(self) -> InitialisedData:
         """Which elements hold something."""
-        found: InitialisedData = self._simulator.initialised
-        return found
+        return self._recorder.initialised
 
     @property
     def psum_groups(self) -> PsumGroups:
         """Where products lie."""
-        found: PsumGroups = self._simulator.psum_groups
-        return found
+        return self._recorder.psum_groups
 
     @property
     def is_in_loop(self) -> bool:
         """True in a register loop."""
-        return bool(self._simulator.loops.depth)
+        return bool(self._recorder.core.loops.depth)
 
     def own_scratch(self) -> None:
         """The instruction waits for others: in a register loop these run meanwhile, turn after
@@ -117,7 +113,7 @@ class Recording(Recorded):
         again, and whether they are there already.
         """
         sizes = tuple(shape)
-        if self._simulator.keeps_copies and tensor.indirection is None:
+        if self._recorder.keeps_copies and tensor.indirection is None:
             region = (*tensor.region_key(), tensor.dtype, sizes)
             found = tensor.storage.kept_copy(region, math.prod(sizes) * 4)
             if found is not None:
@@ -129,7 +125,7 @@ class Recording(Recorded):
         """Another object for the memory of a view on chip: `function(view)`, made once, so that
         equal steps stay equal.
         """
-        return self._simulator.derived(function, view)
+        return self._recorder.derived(function, view)
 
     def turned(self, view: torch.Tensor) -> torch.Tensor:
         """`view.t()`, the same object for the same view."""
@@ -138,5 +134,4 @@ class Recording(Recorded):
 
     def state(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """State that lives across the instructions of a run (accumulators), zero at first."""
-        state: torch.Tensor = self._simulator.engine_state(key, tuple(shape), dtype)
-        return state
+        return self._recorder.engine_state(key, tuple(shape), dtype)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from trnx.simulator.checks.findings import DISPUTED
-from trnx.simulator.context import current
 from trnx.simulator.errors import KernelSubsetError
+from trnx.simulator.findings import DISPUTED
 from trnx.simulator.isa.arguments import checked, integer
-from trnx.simulator.isa.enums import Engine, NcVersion
 from trnx.simulator.isa.instruction import Emit, instruction
-from trnx.simulator.registers import VirtualRegister
-from trnx.simulator.storage import DMA_REACHABLE
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.isa.recorder import current
+from trnx.simulator.language.enums import Engine, NcVersion
+from trnx.simulator.language.registers import VirtualRegister
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.storage import DMA_REACHABLE
 
 
 @checked

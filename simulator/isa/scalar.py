@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.attributes import activation_attributes
+from trnx.simulator.costs.attributes import activation_attributes
 from trnx.simulator.isa.activation_functions import activation_function, emit_activation
 from trnx.simulator.isa.alu import binary_arithmetic, token_name
-from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
     Result,
@@ -27,10 +26,11 @@ from trnx.simulator.isa.operands import (
     read_out,
     scalar,
 )
-from trnx.simulator.isa.propagation import by_partition
-from trnx.simulator.operators.functions import prelu
-from trnx.simulator.operators.table import OPERATORS, Operator
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine, ReduceCmd
+from trnx.simulator.language.operators.functions import prelu
+from trnx.simulator.language.operators.table import OPERATORS, Operator
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.program.propagation import by_partition
 
 _ACCUMULATING = (ReduceCmd.idle, ReduceCmd.reset, ReduceCmd.reduce, ReduceCmd.reset_reduce)
 

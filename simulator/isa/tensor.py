@@ -6,24 +6,24 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.attributes import ArrayTile, ProductMode, product_attributes
-from trnx.simulator.codecs import append_load_f32
+from trnx.simulator.costs.attributes import ArrayTile, ProductMode, product_attributes
 from trnx.simulator.costs.tensor import on_tensor_transposed
 from trnx.simulator.costs.vector import on_vector, per_element
-from trnx.simulator.coverage import Covered
 from trnx.simulator.errors import UninitialisedReadError
 from trnx.simulator.isa.copy import append_transpose
-from trnx.simulator.isa.enums import Engine, MatmulPerfMode
 from trnx.simulator.isa.indirect import load_scalar_indirect
 from trnx.simulator.isa.instruction import Emit, instruction
-from trnx.simulator.isa.propagation import (
+from trnx.simulator.language.enums import Engine, MatmulPerfMode
+from trnx.simulator.language.hbm_shadow import Covered
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.dtype_conversion import append_load_f32
+from trnx.simulator.memory.storage import PSUM, SBUF, MemoryRegion
+from trnx.simulator.program.propagation import (
     by_element,
     product_columns,
     product_rows,
     transposed_place,
 )
-from trnx.simulator.storage import PSUM, SBUF, MemoryRegion
-from trnx.simulator.tensor import NkiTensor
 
 # The types of operands; float8_e4m3fn exists from generation 4 on.
 _FP8_TYPES = ("float8_e4m3", "float8_e5m2")

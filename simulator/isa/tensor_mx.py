@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.mx import PACKED_TYPES, append_dequantise
 from trnx.simulator.isa.tensor import append_matmul, check_destination
-from trnx.simulator.storage import PSUM, SBUF
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.storage import PSUM, SBUF
 
 
 @instruction(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, recorded
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.language.tensor import NkiTensor
 
 
 @recorded(engines=(Engine.vector,))

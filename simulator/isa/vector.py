@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.attributes import operator_attributes
+from trnx.simulator.costs.attributes import operator_attributes
 from trnx.simulator.costs.vector import (
     copied,
     halves_on_scalar,
@@ -24,7 +24,6 @@ from trnx.simulator.costs.vector import (
     two_tiles,
 )
 from trnx.simulator.isa.alu import arithmetic, operator
-from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.integers import emit_bits, emit_integers
 from trnx.simulator.isa.operands import (
@@ -39,9 +38,10 @@ from trnx.simulator.isa.operands import (
     reachable,
     scalar,
 )
-from trnx.simulator.isa.propagation import by_partition
-from trnx.simulator.operators.table import Operator
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.language.operators.table import Operator
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.program.propagation import by_partition
 
 _NATIVE = ("add", "subtract", "multiply", "maximum", "minimum")
 _HALVES = ("bfloat16", "float16")

@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 
 from trnx.simulator.costs.vector import on_vector, per_element
-from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.mx import BIAS, GROUP, PACKED, is_older_rule, scale_quadrants
 from trnx.simulator.isa.operands import flat, in_sbuf, require_dtype
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.language.tensor import NkiTensor
 
 _ELEMENTS = {
     "float8_e4m3fn_x4": (torch.float8_e4m3fn, 8),

@@ -16,7 +16,6 @@ from trnx.simulator.costs.vector import halves_at_twice_the_rate, on_vector, per
 from trnx.simulator.isa.activation_functions import emit_activation
 from trnx.simulator.isa.alu import arithmetic, binary_arithmetic, operator
 from trnx.simulator.isa.arguments import integers
-from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
     accumulate,
@@ -30,9 +29,10 @@ from trnx.simulator.isa.operands import (
     require_dtype,
     scalar,
 )
-from trnx.simulator.isa.propagation import by_partition
-from trnx.simulator.operators.table import OPERATORS
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine, ReduceCmd
+from trnx.simulator.language.operators.table import OPERATORS
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.program.propagation import by_partition
 
 
 @instruction(

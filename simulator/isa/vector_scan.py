@@ -18,7 +18,6 @@ import torch
 
 from trnx.simulator.costs.vector import on_vector, per_element
 from trnx.simulator.isa.alu import arithmetic, binary_arithmetic
-from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
     accumulator,
@@ -27,9 +26,10 @@ from trnx.simulator.isa.operands import (
     require_dtype,
     scalar,
 )
-from trnx.simulator.isa.propagation import by_partition
-from trnx.simulator.operators.table import Operator
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine, ReduceCmd
+from trnx.simulator.language.operators.table import Operator
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.program.propagation import by_partition
 
 _Array = npt.NDArray[np.float32]
 # f(a, b, out=out) on one row of all partitions.

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from trnx.simulator.costs.vector import on_vector, per_element
-from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import is_overlapping, match_tiles, number, require_dtype
-from trnx.simulator.isa.propagation import by_partition
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.program.propagation import by_partition
 
 _MISSING = -1  # all ones, as unsigned
 

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 
 from trnx.simulator.costs.vector import on_vector, per_element, two_tiles
-from trnx.simulator.dtypes import float32
 from trnx.simulator.isa.alu import binary_arithmetic
-from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.indirect import load_scalar_indirect
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
@@ -34,9 +32,11 @@ from trnx.simulator.isa.operands import (
     require_dtype,
     scalar,
 )
-from trnx.simulator.isa.propagation import by_element, by_partition
-from trnx.simulator.operators.table import OPERATORS
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine, ReduceCmd
+from trnx.simulator.language.operators.table import OPERATORS
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.dtypes import float32
+from trnx.simulator.program.propagation import by_element, by_partition
 
 FP32_MIN = torch.finfo(torch.float32).min
 _COMPARISONS = ("equal", "less", "less_equal", "greater", "greater_equal")

@@ -13,11 +13,11 @@ import torch
 
 from trnx.simulator.costs.vector import on_vector, per_element
 from trnx.simulator.isa.arguments import integers
-from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import bits_of
-from trnx.simulator.isa.propagation import by_element, moved_partitions, other_partitions
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.program.propagation import by_element, moved_partitions, other_partitions
 
 _QUADRANT = 32
 _KEEP = 255

@@ -18,8 +18,8 @@ import numpy as np
 
 from trnx.simulator.costs.cost import COMPUTE_QUEUES, COUNT, PSUM_BANK, Cost
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.rows import Rows
-from trnx.simulator.timing.cells import Cells
+from trnx.simulator.program.instruction_table import InstructionTable
+from trnx.simulator.timing.overlap_grid import OverlapGrid
 from trnx.simulator.timing.placement import Placement, Users
 from trnx.simulator.timing.schedule import Lifetime
 
@@ -34,7 +34,7 @@ class Dependencies:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: InstructionTable,
         order: array[int],
         queues: Sequence[int],
         costs: Sequence[Cost],
@@ -57,7 +57,7 @@ class Dependencies:
             freed = self._placement.use(position, row, queue)
             if cost.meets:
                 meetings.setdefault(rows.core[row], []).append(position)
-                if not cost.lanes:
+                if not cost.dma_engines:
                     _fence(found, latest, queue)
             self._keep(found, freed, queue, waited[queue])
             latest[queue] = position
@@ -117,8 +117,8 @@ def _fence(found: Users, latest: Users, queue: int) -> None:
 class _Accesses:
     """The last writer of each cell, and its readers since."""
 
-    def __init__(self, rows: Rows) -> None:
-        cells = Cells(rows)
+    def __init__(self, rows: InstructionTable) -> None:
+        cells = OverlapGrid(rows)
         self._cells = cells.of
         self._first = rows.first_operand
         self._kind = rows.kind

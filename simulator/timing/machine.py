@@ -1,7 +1,7 @@
 """Discrete-event simulation: queues in order, DMA engines, throttle, shared ports, meetings.
 
 Among the heads of all queues whose predecessors are scheduled, the one that can start first starts;
-starts never go back in time. What repeats is skipped by `steady`.
+starts never go back in time. What repeats is skipped by `steady_state`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trnx.simulator.costs.cost import (
 )
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.timing.dependencies import Dependencies
-from trnx.simulator.timing.resources import Hbm, Lanes, Squares, Throttle
+from trnx.simulator.timing.resources import DmaEngines, Hbm, PeTiles, Throttle
 from trnx.simulator.timing.schedule import Schedule, Wait
 
 _PORTS = (SBUF_PORT, PSUM_PORT)
@@ -57,9 +57,9 @@ class Machine:
         cores = {q // COUNT for q in self.queues}
         classes = _PRIORITY_CLASSES if any(cost.priority for cost in self.costs) else 1
         stagger = picoseconds(constants.dma_stagger_ns)
-        self.lanes = {c: Lanes(hardware.dma_engines, classes, stagger) for c in cores}
+        self.dma_engines = {c: DmaEngines(hardware.dma_engines, classes, stagger) for c in cores}
         self.throttle = {c: Throttle(picoseconds(constants.throttle_ns)) for c in cores}
-        self.squares = {c: Squares() for c in cores}
+        self.pe_tiles = {c: PeTiles() for c in cores}
         self.hbm = Hbm()
         self.tables: dict[int, str] = {}
         # (core, port or bank) -> (free, the queue that took it last).
@@ -151,7 +151,7 @@ class Machine:
         interval, latency = cost.interval, cost.latency
         kind = cost.queue
         if kind == TENSOR:
-            later = self.squares[q // COUNT].start(cost, start)
+            later = self.pe_tiles[q // COUNT].start(cost, start)
             if later > start:
                 heappush(self._ready, (later, q))
                 return False
@@ -160,7 +160,7 @@ class Machine:
         elif kind == SCALAR and cost.table and self.tables.get(q) != cost.table:
             self.tables[q] = cost.table
             interval, latency = interval + self._table_ps, latency + self._table_ps
-        seen = self._transfer(q, position, cost, start) if cost.lanes else start + latency
+        seen = self._transfer(q, position, cost, start) if cost.dma_engines else start + latency
         # Queues are in order: so are the semaphores that tell of the end.
         seen = self.visible[q] = max(seen, self.visible[q])
         result.start[position], result.visible[position] = start, seen
@@ -177,11 +177,11 @@ class Machine:
         """How long a product keeps TensorE's queue."""
         # Weights load behind the product before, unless the engine waited for another.
         work = cost.interval + (cost.weights if self.result.reason[position] else 0)
-        load = cost.squares_ps * cost.squares.bit_count() // 16 if cost.squares else work
-        beyond = cost.squares_ps - load if cost.squares else 0
+        load = cost.pe_tiles_ps * cost.pe_tiles.bit_count() // 16 if cost.pe_tiles else work
+        beyond = cost.pe_tiles_ps - load if cost.pe_tiles else 0
         slower = self.throttle[q // COUNT].stretched(start, load, beyond) - load
         self.result.throttled_ps += slower
-        self.squares[q // COUNT].take(cost, start + cost.squares_ps + slower)
+        self.pe_tiles[q // COUNT].take(cost, start + cost.pe_tiles_ps + slower)
         return work + slower
 
     def _port_keys(self, q: int, position: int, cost: Cost) -> list[tuple[int, int]]:
@@ -207,7 +207,7 @@ class Machine:
     def _transfer(self, q: int, position: int, cost: Cost, start: int) -> int:
         """When the data of a DMA is visible."""
         result = self.result
-        begin, last = self.lanes[q // COUNT].take(cost, start + self._dma_start)
+        begin, last = self.dma_engines[q // COUNT].take(cost, start + self._dma_start)
         if cost.hbm_bytes:
             last = max(last, self.hbm.take(self._hbm_ps[result.cost_of[position]], begin))
         result.begin[position], result.last[position] = begin, last

@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from trnx.simulator.costs.constants import Timing, timing
-from trnx.simulator.costs.cost import Cost, CostFunction, Instruction, on_sync
+from trnx.simulator.costs.cost import Cost, CostFunction, Workload, on_sync
 from trnx.simulator.costs.dma import dma_cost
 from trnx.simulator.costs.tensor import tensor_cost
 from trnx.simulator.costs.vector import gpsimd_cost, scalar_cost, vector_cost
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.isa.enums import Engine
-from trnx.simulator.isa.specification import InstructionSpec
-from trnx.simulator.rows import Rows
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.program.instruction_table import InstructionTable
+from trnx.simulator.program.specification import InstructionSpec
 
 _Words = npt.NDArray[np.uint64]
 
@@ -41,7 +41,9 @@ USUAL: dict[Engine, CostFunction] = {
 class CostModel:
     """Costs of the rows of a Program on one generation."""
 
-    def __init__(self, hardware: Hardware, rows: Rows, constants: Timing | None = None) -> None:
+    def __init__(
+        self, hardware: Hardware, rows: InstructionTable, constants: Timing | None = None
+    ) -> None:
         self.hardware = hardware
         self.timing: Timing = constants or timing(hardware)
         self._rows = rows
@@ -50,10 +52,10 @@ class CostModel:
         """The cost of row `index`."""
         row = self._rows[index]
         return self.cost(
-            self._rows.spec(index), Instruction(Engine[row.engine], row.attributes, row.operands)
+            self._rows.spec(index), Workload(Engine[row.engine], row.attributes, row.operands)
         )
 
-    def cost(self, spec: InstructionSpec, instruction: Instruction) -> Cost:
+    def cost(self, spec: InstructionSpec, instruction: Workload) -> Cost:
         """The cost of an instruction, by its own rule or its engine's."""
         rule = spec.cost_on(instruction.engine)
         function = USUAL[instruction.engine] if rule is None else rule.function
@@ -74,7 +76,7 @@ class CostModel:
         return costs, array("I", number[found].tobytes())
 
 
-def _classes(rows: Rows) -> _Words:
+def _classes(rows: InstructionTable) -> _Words:
     """Hashes of rows that are equal in everything that their cost depends on."""
     operand = np.zeros(len(rows.storage), np.uint64)
     for column in (

@@ -10,20 +10,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trnx.simulator.rows import Rows
+from trnx.simulator.program.instruction_table import InstructionTable
 
 _Loop = tuple[int, int, int | None, int]
 
 
 class Order(NamedTuple):
-    """Rows as a run executes them; `assumptions` names loops whose count only a run knows."""
+    """Instructions as a run executes them; `assumptions` names loops that only a run can count."""
 
     rows: array[int]
     assumptions: tuple[str, ...]
 
 
-def unroll(rows: Rows, unknown_trips: int = 1) -> Order:
-    """Rows in the order of a run; a loop whose count only a run knows has `unknown_trips`."""
+def unroll(rows: InstructionTable, unknown_trips: int = 1) -> Order:
+    """Instructions in the order of a run; a loop that only a run can count has `unknown_trips`."""
     if not rows.loops:
         return Order(array("I", range(len(rows))), ())
     if _overlap(rows.loops):
@@ -68,7 +68,7 @@ def _overlap(loops: Sequence[_Loop]) -> bool:
     )
 
 
-def _side_by_side(rows: Rows, unknown_trips: int) -> array[int]:
+def _side_by_side(rows: InstructionTable, unknown_trips: int) -> array[int]:
     """Each core's instructions unrolled, and both together from meeting to meeting."""
     meetings = {code for code, spec in enumerate(rows.specs()) if spec.meets}
     streams = [_stream(rows, core, unknown_trips) for core in sorted(set(rows.core))]
@@ -84,7 +84,7 @@ def _side_by_side(rows: Rows, unknown_trips: int) -> array[int]:
     return order
 
 
-def _stream(rows: Rows, core: int, unknown_trips: int) -> array[int]:
+def _stream(rows: InstructionTable, core: int, unknown_trips: int) -> array[int]:
     """The instructions of one core, unrolled."""
     own = array("I", (row for row in range(len(rows)) if rows.core[row] == core))
     loops = [

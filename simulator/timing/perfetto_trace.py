@@ -16,7 +16,7 @@ from typing import Any
 
 from trnx.simulator.costs.cost import COUNT
 from trnx.simulator.errors import Location
-from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.memory.storage import MemoryRegion
 from trnx.simulator.timing.errors import needs
 from trnx.simulator.timing.outputs import check_trace_path
 from trnx.simulator.timing.schedule import queue_name
@@ -283,7 +283,7 @@ class TimelineTracks:
             self._file.slice(
                 self._lane(queue, lane), timeline.opcode(position), offset + begin, offset + last,
                 timeline.location(position), bytes=cost.dma_bytes, hbm_bytes=cost.hbm_bytes,
-                engines=cost.lanes,
+                engines=cost.dma_engines,
             )  # fmt: skip
 
     def _lane(self, queue: int, lane: int) -> int:

@@ -10,8 +10,8 @@ from collections import deque
 import numpy as np
 
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.rows import Rows
-from trnx.simulator.storage import HBM, MemoryRegion
+from trnx.simulator.memory.storage import HBM, MemoryRegion
+from trnx.simulator.program.instruction_table import InstructionTable
 from trnx.simulator.timing.schedule import Lifetime
 
 _REGIONS = tuple(MemoryRegion)
@@ -26,7 +26,7 @@ _Place = int
 class Placement:
     """Where tensors live; `use` must be called for every position in order."""
 
-    def __init__(self, rows: Rows, order: array[int], hardware: Hardware) -> None:
+    def __init__(self, rows: InstructionTable, order: array[int], hardware: Hardware) -> None:
         self._rows = rows
         self._bank_bytes = hardware.psum_bank_bytes
         self._banks = hardware.psum_banks
@@ -103,7 +103,7 @@ class Placement:
         self._used[place] = used
 
 
-def _last_uses(rows: Rows, order: array[int], count: int) -> list[int]:
+def _last_uses(rows: InstructionTable, order: array[int], count: int) -> list[int]:
     """Of each storage the last position that uses it."""
     first = np.frombuffer(rows.first_operand, np.uint32).astype(np.int64)
     executed = np.frombuffer(order, np.uint32)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.memory.storage import MemoryRegion
 from trnx.simulator.timing.errors import needs
 from trnx.simulator.timing.schedule import queue_name
 from trnx.simulator.timing.timeline import Timeline

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from trnx.simulator.errors import Location
-from trnx.simulator.hardware import DEFAULT_TARGET, Hardware, hardware
-from trnx.simulator.program import Program
-from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.hardware import Hardware
+from trnx.simulator.memory.storage import MemoryRegion
+from trnx.simulator.program.program import Program
 from trnx.simulator.timing.band import Band, error_band
 from trnx.simulator.timing.schedule import Schedule, queue_name
 from trnx.simulator.timing.scheduler import schedule
 from trnx.simulator.timing.timeline import Timeline, wait_name
-from trnx.simulator.tracing import Grid, trace
 
 PICOSECONDS = 1e12
 
@@ -164,13 +163,6 @@ class Profile:
                 self.timeline.schedule.total_ps,
             ),
         )
-
-
-def profile(kernel: Any, *args: Any, target: str = DEFAULT_TARGET, grid: Grid = None) -> Profile:
-    """The prediction for `kernel` with these positional arguments (tensors, TensorSpecs or
-    constants) on `target`. Raises what tracing the kernel raises.
-    """
-    return profile_program(trace(kernel, args, target=target, grid=grid), hardware(target))
 
 
 def predicted_seconds(program: Program, chip: Hardware) -> float:

@@ -54,7 +54,7 @@ class Throttle:
         self._last_end += ps
 
 
-class Squares:
+class PeTiles:
     """The 32 x 32 squares of TensorE's array: products on different ones work side by side."""
 
     __slots__ = ("_free", "_is_used")
@@ -67,15 +67,15 @@ class Squares:
         """When the squares of a product are free."""
         if not self._is_used:
             return start
-        squares = cost.squares or 0xFFFF
+        squares = cost.pe_tiles or 0xFFFF
         return max(start, *(free for i, free in enumerate(self._free) if squares >> i & 1))
 
     def take(self, cost: Cost, until: int) -> None:
         """Use the squares of a product."""
-        if cost.squares:
+        if cost.pe_tiles:
             self._is_used = True
             for i in range(len(self._free)):
-                if cost.squares >> i & 1:
+                if cost.pe_tiles >> i & 1:
                     self._free[i] = until
 
     def state(self, now: int) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ class Squares:
         self._free = [free + ps for free in self._free]
 
 
-class Lanes:
+class DmaEngines:
     """The DMA engines of a core: a transfer takes those that are free first.
 
     A transfer of a class (0 goes first) waits for those of its own class and of higher ones that
@@ -103,7 +103,7 @@ class Lanes:
 
     def take(self, cost: Cost, begin: int) -> tuple[int, int]:
         """(first byte, last byte) of a transfer that may begin at `begin`."""
-        count, transfer = cost.lanes, cost.transfer
+        count, transfer = cost.dma_engines, cost.transfer
         free = self._free[min(cost.priority, len(self._free) - 1)]
         starts = [
             lane if lane > begin + stagger else begin + stagger

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trnx.simulator.costs.cost import COUNT, QUEUES, Cost
-from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.memory.storage import MemoryRegion
 
 
 class Wait(IntEnum):
@@ -128,7 +128,7 @@ class Schedule:
     @property
     def dma_busy_ps(self) -> int:
         """Time in which DMA engines move data, summed over engines."""
-        return self._sum([c.lanes * c.transfer for c in self.costs]) if self.order else 0
+        return self._sum([c.dma_engines * c.transfer for c in self.costs]) if self.order else 0
 
     def positions(self, queue: int) -> npt.NDArray[np.int64]:
         """The positions of a queue, in its order."""

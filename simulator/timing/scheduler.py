@@ -14,20 +14,20 @@ import numpy.typing as npt
 from trnx.simulator.costs.constants import Timing, timing
 from trnx.simulator.costs.cost import COUNT
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.rows import Rows
+from trnx.simulator.program.instruction_table import InstructionTable
 from trnx.simulator.timing.dependencies import Dependencies
 from trnx.simulator.timing.machine import Machine
 from trnx.simulator.timing.model import CostModel
 from trnx.simulator.timing.order import interleaved, unroll
 from trnx.simulator.timing.schedule import Schedule
-from trnx.simulator.timing.steady import Steady, signatures
+from trnx.simulator.timing.steady_state import SteadyState, signatures
 
 # Programs below this are simulated one by one: looking for repetition would cost more.
 _SMALL = 2000
 
 
 def schedule(
-    rows: Rows,
+    rows: InstructionTable,
     hardware: Hardware,
     *,
     constants: Timing | None = None,
@@ -62,7 +62,7 @@ def schedule(
     result = Schedule(order, queue, costs, cost_of, graph.lifetimes, assumptions)
     machine = Machine(hardware, numbers, graph, result)
     if skips and len(order) >= _SMALL:
-        machine.run(Steady(machine, signatures(graph, result)))
+        machine.run(SteadyState(machine, signatures(graph, result)))
     else:
         machine.run()
     return result

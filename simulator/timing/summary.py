@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.memory.storage import MemoryRegion
 from trnx.simulator.timing.band import error_band
 
 if TYPE_CHECKING:

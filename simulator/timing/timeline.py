@@ -12,8 +12,8 @@ import numpy as np
 
 from trnx.simulator.errors import Location
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.rows import Rows
-from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.memory.storage import MemoryRegion
+from trnx.simulator.program.instruction_table import InstructionTable
 from trnx.simulator.timing.schedule import MemoryStep, Schedule, Wait, queue_name
 
 _REGIONS = (MemoryRegion.sbuf, MemoryRegion.psum)
@@ -34,7 +34,7 @@ class Waiting(NamedTuple):
 class Timeline:
     """A scheduled kernel. Positions are those of the schedule."""
 
-    rows: Rows
+    rows: InstructionTable
     schedule: Schedule
     chip: Hardware
 

@@ -24,8 +24,8 @@ from trnx.nki_kernels.registry import kernels
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import TRN2
-from trnx.simulator.program import Program
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
+from trnx.simulator.program.program import Program
 
 LEGAL = {"select": "legal"}
 

@@ -123,7 +123,7 @@ def test_threads_share_the_modules_and_twins_of_nki(tmp_path: Path) -> None:
         "from trnx.simulator import load\n"
         "found = []\n"
         "def use(index):\n"
-        "    from trnx.simulator.modules import nki_modules\n"
+        "    from trnx.simulator.frontend.nki_modules import nki_modules\n"
         "    found.append((id(nki_modules()['nki']), id(load(threads_kernel.kernel))))\n"
     )
     run(tmp_path, program + "\nrun()\nassert len(set(found)) == 1, found\nfailures.clear()\n")

@@ -209,7 +209,7 @@ def test_locks_that_other_threads_hold_at_the_fork() -> None:
         from trnx.backend.programs import PROGRAMS
         from trnx.backend.report import _journal
         from trnx.simulator import precision, source
-        from trnx.simulator.program import Program
+        from trnx.simulator.program.program import Program
 
         model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU())
         compiled = torch.compile(model, backend="trnx", options={"select": "legal"})

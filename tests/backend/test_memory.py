@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trnx.backend.memory import ALIGNMENT, Buffer, FramePool, assign_offsets
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 
 def buffer(size: int, start: int, end: int) -> Buffer:

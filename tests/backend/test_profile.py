@@ -16,7 +16,7 @@ from trnx import cli
 from trnx.backend.errors import ExampleError
 from trnx.backend.profile_script import profile_script
 from trnx.simulator import TensorSpec, load_module
-from trnx.simulator.launch import ScriptError
+from trnx.simulator.frontend.run_script import ScriptError
 
 TIMING = Path(__file__).parent.parent / "simulator" / "timing"
 

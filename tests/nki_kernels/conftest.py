@@ -14,10 +14,10 @@ from torch import fx
 from trnx import simulator
 from trnx.nki_kernels.generator import FusedKernel
 from trnx.nki_kernels.spec import Bindings
+from trnx.simulator.frontend.subset import check_subset
 from trnx.simulator.hardware import hardware
-from trnx.simulator.program import Program
-from trnx.simulator.spec import TensorSpec
-from trnx.simulator.subset import check_subset
+from trnx.simulator.memory.tensor_spec import TensorSpec
+from trnx.simulator.program.program import Program
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from trnx import simulator
 from trnx.nki_kernels.registry import kernels
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import hardware
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 def specs(values):
     return {n: TensorSpec.of(v) if isinstance(v, torch.Tensor) else v for n, v in values.items()}

@@ -14,7 +14,7 @@ from trnx.nki_kernels._blocking import (
     operand_layout,
 )
 from trnx.simulator.hardware import TRN1, TRN2, TRN3, Hardware
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 SIZES = (1, 127, 128, 129, 513, 4096, 50257, 1_000_000)
 

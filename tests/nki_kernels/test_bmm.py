@@ -10,7 +10,7 @@ from trnx.nki_kernels import registry
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import hardware
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 BMM = registry.kernels()["bmm"]
 

@@ -11,8 +11,8 @@ from trnx import simulator
 from trnx.nki_kernels import registry
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Sample
 from trnx.simulator.hardware import hardware
-from trnx.simulator.listing import listing
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
+from trnx.simulator.program.listing import listing
 
 NAMES = [spec.name for spec in registry.kernels()]
 

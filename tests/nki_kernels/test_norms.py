@@ -12,8 +12,8 @@ from trnx.nki_kernels import registry
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import hardware
-from trnx.simulator.program import Program
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
+from trnx.simulator.program.program import Program
 
 LAYER_NORM = registry.kernels()["layer_norm"]
 RMS_NORM = registry.kernels()["rms_norm"]

@@ -18,7 +18,7 @@ from trnx.nki_kernels.errors import DuplicateKernelError
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import hardware
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 TARGETS = ("trn1", "trn2", "trn3")
 SEED = 20

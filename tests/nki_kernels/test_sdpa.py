@@ -16,8 +16,8 @@ from trnx.nki_kernels._sdpa_host import make_inputs
 from trnx.nki_kernels.spec import Bindings, KernelSpec
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import hardware
-from trnx.simulator.program import Program
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
+from trnx.simulator.program.program import Program
 
 FORWARD = registry.kernels()["sdpa"]
 BACKWARD = registry.kernels()["sdpa_backward"]

@@ -13,7 +13,7 @@ from trnx.nki_kernels._sdpa_host import make_inputs
 from trnx.nki_kernels.spec import Bindings, Launch
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import hardware
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 BACKWARD = registry.kernels()["sdpa_backward"]
 

@@ -14,7 +14,7 @@ from trnx.nki_kernels import registry
 from trnx.nki_kernels.errors import DuplicateKernelError, KernelSpecError
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import hardware
-from trnx.simulator.spec import TensorSpec
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 HEAD = """
 import nki, nki.isa as nisa, nki.language as nl

@@ -18,7 +18,9 @@ def check_tree() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts"))
+        spec.loader.exec_module(module)
     return module
 
 
@@ -40,3 +42,27 @@ def test_a_package_that_pyproject_forgot_is_an_error(
     (copy / "simulator" / "forgotten" / "__init__.py").write_text("")
     with pytest.raises(SystemExit, match=r"missing from pyproject\.toml"):
         check_tree.build_tree(copy, tmp_path / "tree")
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        (
+            "def f() -> None:\n    import trnx.errors\n",
+            "trnx.cli imports trnx.errors in a function",
+        ),
+        ("import trnx.errors\n", "imports form a cycle"),
+        ("if TYPE_CHECKING:\n    import trnx.errors\n", ""),
+    ],
+)
+def test_deferred_imports_and_cycles_are_found(
+    check_tree: ModuleType, tmp_path: Path, code: str, problem: str
+) -> None:
+    package = tmp_path / "trnx"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "errors.py").write_text("import trnx.cli\n")
+    (package / "cli.py").write_text(code)
+    holds, report = check_tree.check_sources(tmp_path, {})
+    assert holds == (not problem)
+    assert problem in report

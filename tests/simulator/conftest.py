@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trnx.simulator import simulate, trace
-from trnx.simulator.modules import nki_modules
+from trnx.simulator.frontend.nki_modules import nki_modules
 
 GUARD = 77.0
 

@@ -13,19 +13,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from trnx.simulator import (
-    install_cpu_simulator,
-    load_module,
-    neuron_dtypes,
-    simulate,
-    uninstall_cpu_simulator,
-)
-from trnx.simulator.cpu_simulator import cpu_simulate
-from trnx.simulator.errors import (
-    KernelSubsetError,
-    UninitialisedReadError,
-    UnorderedAccessError,
-)
+from trnx.simulator import install_cpu_simulator, load_module, simulate, uninstall_cpu_simulator
+from trnx.simulator.errors import KernelSubsetError, UninitialisedReadError, UnorderedAccessError
+from trnx.simulator.frontend import neuron_dtypes
+from trnx.simulator.frontend.cpu_simulator import cpu_simulate
 
 KERNELS = Path(__file__).with_name("surface_kernels.py")
 MODULES = (

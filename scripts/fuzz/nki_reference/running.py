@@ -17,7 +17,7 @@ from nki_reference.program import Call, Program, Storage, View
 from nki_reference.table import ENTRIES, Entry
 from trnx.simulator import simulate, trace
 from trnx.simulator.errors import TrnxError
-from trnx.simulator.modules import nki_modules
+from trnx.simulator.frontend.nki_modules import nki_modules
 
 # Instructions with a second result, for the sake of which dst may be a broadcast view.
 DISCARDING = ("activation", "activation_reduce", "tensor_scalar_reduce")

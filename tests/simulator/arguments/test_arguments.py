@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, trace
-from trnx.simulator.arguments import ArgumentError, Passing
-from trnx.simulator.checks.findings import Findings
 from trnx.simulator.errors import CapacityError, FindingError, IllegalInstructionError, TrnxError
-from trnx.simulator.tracing import KernelResultError, record
+from trnx.simulator.frontend.arguments import ArgumentError
+from trnx.simulator.frontend.options import Passing, TraceOptions
+from trnx.simulator.frontend.tracing import KernelResultError, record
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -161,7 +161,7 @@ def test_borrowed_arguments_stay_as_they_are(kernels: ModuleType, make: Any) -> 
 def test_what_is_not_written_is_not_copied(kernels: ModuleType) -> None:
     x, y = torch.ones(4, 3), torch.ones(4, 3)
     run = record(
-        kernels.clears_a_part, (x, y), {}, "trn2", None, True, Findings(), passing=Passing.borrowed
+        kernels.clears_a_part, (x, y), {}, TraceOptions(values=True, passing=Passing.borrowed)
     )
     written, read = (slot.holder for slot in run.program.slots[:2])
     assert written is not None

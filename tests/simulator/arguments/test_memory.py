@@ -12,9 +12,9 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from trnx.simulator import TensorSpec, interactive, load_module, simulate, trace
-from trnx.simulator.arguments import ArgumentError
-from trnx.simulator.memory import MemoryReadError, is_plain, plain, unreadable
-from trnx.simulator.program import BindingError
+from trnx.simulator.frontend.arguments import ArgumentError
+from trnx.simulator.memory.host_memory import MemoryReadError, is_plain, plain, unreadable
+from trnx.simulator.program.program import BindingError
 
 SPEC = TensorSpec.dense((4, 3), torch.float32)
 

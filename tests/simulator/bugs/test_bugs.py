@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, load_module, trace
-from trnx.simulator.checks.findings import CHECKS, is_check
-from trnx.simulator.cores import DeadlockError
 from trnx.simulator.errors import (
     AllocationOverlapError,
     CapacityError,
+    DeadlockError,
     FindingError,
     IllegalInstructionError,
     KernelSubsetError,
@@ -27,7 +26,9 @@ from trnx.simulator.errors import (
     UnknownDTypeError,
     UnorderedAccessError,
 )
-from trnx.simulator.tracing import KernelResultError, LaunchError
+from trnx.simulator.findings import CHECKS
+from trnx.simulator.frontend.options import is_check
+from trnx.simulator.frontend.tracing import KernelResultError, LaunchError
 
 HERE = Path(__file__).parent
 X = TensorSpec.dense((128, 64), torch.float32)

@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 
 from trnx.simulator import load_module
-from trnx.simulator.context import enter, leave
-from trnx.simulator.hardware import TRN2
-from trnx.simulator.simulator import Simulator
+from trnx.simulator.frontend.options import TraceOptions
+from trnx.simulator.frontend.simulator import Simulator
+from trnx.simulator.language.recorder import enter, leave
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,7 @@ def kernels() -> ModuleType:
 @pytest.fixture
 def simulator() -> Iterator[Simulator]:
     """A simulator that is the current one, as inside of a kernel."""
-    made = Simulator(TRN2, values=True)
+    made = Simulator(TraceOptions(values=True))
     token = enter(made)
     yield made
     leave(token)

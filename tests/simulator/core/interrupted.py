@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from trnx import simulator
-from trnx.simulator import context, precision
+from trnx.simulator import precision
+from trnx.simulator.language.recorder import current_or_none
 
 HERE = str(Path(simulator.__file__).parent) + os.sep
 KERNELS = simulator.load_module(Path(__file__).with_name("core_kernels.py"))
@@ -52,7 +53,7 @@ RUNS: dict[str, Callable[[], Any]] = {
 
 def check_state(where: str) -> None:
     """Nothing of the interrupted run is left."""
-    assert context.current_or_none() is None, where
+    assert current_or_none() is None, where
     assert precision.users() == 0, where
     assert torch.backends.mkldnn.matmul.fp32_precision == "bf16", where
     assert torch.is_grad_enabled(), where

@@ -17,7 +17,7 @@ from trnx.simulator.errors import (
     OutOfBoundsError,
     UninitialisedReadError,
 )
-from trnx.simulator.tracing import KernelResultError
+from trnx.simulator.frontend.tracing import KernelResultError
 
 SPEC = TensorSpec.dense((4, 4), torch.float32)
 
@@ -140,8 +140,8 @@ def test_accumulation_goes_by_location(kernels: ModuleType) -> None:
 
 
 def test_fresh_memory_is_poison(simulator: object) -> None:
-    from trnx.simulator.simulator import Simulator
-    from trnx.simulator.storage import MemoryRegion
+    from trnx.simulator.frontend.simulator import Simulator
+    from trnx.simulator.memory.storage import MemoryRegion
 
     assert isinstance(simulator, Simulator)
     for dtype in ("float32", "bfloat16", "float8_e4m3fn"):
@@ -152,7 +152,7 @@ def test_fresh_memory_is_poison(simulator: object) -> None:
 
 
 def test_nki_outside_of_a_kernel_is_named(kernels: ModuleType) -> None:
-    from trnx.simulator.context import OutsideKernelError
+    from trnx.simulator.language.recorder import OutsideKernelError
 
     with pytest.raises(OutsideKernelError, match="ndarray"):
         kernels.nl.ndarray((4, 4), dtype=kernels.nl.float32)

@@ -16,11 +16,10 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, interactive, load_module, simulate, simulate_ranks, trace
-from trnx.simulator.context import current_or_none
-from trnx.simulator.cores import DeadlockError
-from trnx.simulator.errors import FindingError, FindingWarning
-from trnx.simulator.listing import listing
+from trnx.simulator.errors import DeadlockError, FindingError, FindingWarning
+from trnx.simulator.language.recorder import current_or_none
 from trnx.simulator.precision import users
+from trnx.simulator.program.listing import listing
 
 Work = Callable[[], Any]
 ROUNDS = 6

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, simulate, trace
-from trnx.simulator.cores import DeadlockError
 from trnx.simulator.errors import (
+    DeadlockError,
     FindingWarning,
     IllegalInstructionError,
     UnorderedAccessError,

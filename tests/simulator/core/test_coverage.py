@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trnx.simulator.checks.shadows import new_shadow
-from trnx.simulator.coverage import Covered
-from trnx.simulator.hardware import TRN2
-from trnx.simulator.simulator import Simulator
-from trnx.simulator.storage import MemoryRegion
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.frontend.options import TraceOptions
+from trnx.simulator.frontend.simulator import Simulator
+from trnx.simulator.language.hbm_shadow import Covered
+from trnx.simulator.language.shadows import new_shadow
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.storage import MemoryRegion
 
 PATTERNS = st.lists(
     st.tuples(
@@ -32,7 +32,7 @@ def test_coverage_is_exact(
     reads: list[tuple],  # type: ignore[type-arg]
     every: int,
 ) -> None:
-    tensor = Simulator(TRN2).allocate((64,), "int32", MemoryRegion.private_hbm)
+    tensor = Simulator(TraceOptions()).allocate((64,), "int32", MemoryRegion.private_hbm)
     seen = torch.zeros(256, dtype=torch.bool)
     coverage = new_shadow(tensor.storage)
 
@@ -58,7 +58,7 @@ def test_coverage_is_exact(
 
 
 def test_halves_of_rows_are_told_apart_by_their_columns() -> None:
-    tensor = Simulator(TRN2).allocate((8, 6), "float32", MemoryRegion.private_hbm)
+    tensor = Simulator(TraceOptions()).allocate((8, 6), "float32", MemoryRegion.private_hbm)
     coverage = new_shadow(tensor.storage)
     coverage.mark(tensor[0:4, 0:3])
     coverage.mark(tensor[6:8, 1:3])
@@ -76,7 +76,7 @@ def test_halves_of_rows_are_told_apart_by_their_columns() -> None:
 
 
 def test_as_many_elements_as_the_storage_may_still_leave_gaps() -> None:
-    tensor = Simulator(TRN2).allocate((16,), "int32", MemoryRegion.private_hbm)
+    tensor = Simulator(TraceOptions()).allocate((16,), "int32", MemoryRegion.private_hbm)
     written = new_shadow(tensor.storage)
     written.mark(tensor.ap([[1, 4], [1, 4]]))
     assert not written.covers(tensor)
@@ -85,7 +85,7 @@ def test_as_many_elements_as_the_storage_may_still_leave_gaps() -> None:
 
 
 def test_a_permuted_whole_is_whole() -> None:
-    tensor = Simulator(TRN2).allocate((4, 6), "int32", MemoryRegion.private_hbm)
+    tensor = Simulator(TraceOptions()).allocate((4, 6), "int32", MemoryRegion.private_hbm)
     written = new_shadow(tensor.storage)
     written.mark(tensor.permute((1, 0)))
     assert written.full
@@ -125,7 +125,7 @@ def _tile_view(tile: NkiTensor, view: tuple) -> tuple[NkiTensor, torch.Tensor]: 
     st.randoms(use_true_random=False),
 )
 def test_coverage_on_chip_is_exact(writes: list[tuple], reads: list[tuple], random: Random) -> None:  # type: ignore[type-arg]
-    tile = Simulator(TRN2).allocate((8, 40), "int32", MemoryRegion.sbuf)
+    tile = Simulator(TraceOptions()).allocate((8, 40), "int32", MemoryRegion.sbuf)
     coverage = new_shadow(tile.storage)
     seen = torch.zeros(8 * 40 * 4, dtype=torch.bool)
     for what, given_view in writes:
@@ -159,7 +159,7 @@ def test_coverage_on_chip_is_exact(writes: list[tuple], reads: list[tuple], rand
 
 
 def test_a_whole_tile_loses_what_is_erased() -> None:
-    tile = Simulator(TRN2).allocate((128, 24), "bfloat16", MemoryRegion.sbuf)
+    tile = Simulator(TraceOptions()).allocate((128, 24), "bfloat16", MemoryRegion.sbuf)
     coverage = new_shadow(tile.storage)
     coverage.mark(tile)
     coverage.erase(tile[64:128, 3:5])
@@ -173,7 +173,7 @@ def test_a_whole_tile_loses_what_is_erased() -> None:
 
 
 def test_tensors_by_turns_share_memory_and_forget_what_was_overwritten() -> None:
-    simulator = Simulator(TRN2)
+    simulator = Simulator(TraceOptions())
     turns = [
         simulator.allocate((128, 64), "float32", MemoryRegion.sbuf, address=(0, 1024 + i % 2 * 256))
         for i in range(10)

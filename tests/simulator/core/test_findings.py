@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, trace
-from trnx.simulator.checks.findings import CHECKS, DISPUTED, UnknownCheckError, is_check
 from trnx.simulator.errors import (
     CapacityError,
     FindingWarning,
     IllegalInstructionError,
     UninitialisedReadError,
 )
+from trnx.simulator.findings import CHECKS, DISPUTED
+from trnx.simulator.frontend.options import UnknownCheckError, is_check
 
 BUGS = Path(__file__).parent.parent / "bugs"
 X = TensorSpec.dense((128, 64), torch.float32)

@@ -14,8 +14,13 @@ import pytest
 import torch
 
 from trnx.simulator import load, load_module, simulate
-from trnx.simulator.kernel_sources import Sources, _parsed_imports, _scanned_imports, is_nki
-from trnx.simulator.subset import subset_findings
+from trnx.simulator.frontend.kernel_sources import (
+    Sources,
+    _parsed_imports,
+    _scanned_imports,
+    is_nki,
+)
+from trnx.simulator.frontend.subset import subset_findings
 
 COPY = """
     import nki.isa as nisa

@@ -11,7 +11,7 @@ import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, trace
 from trnx.simulator.errors import FindingWarning, OutOfBoundsError
-from trnx.simulator.listing import listing
+from trnx.simulator.program.listing import listing
 
 Reference = Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
 

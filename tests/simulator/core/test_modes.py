@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trnx.simulator import Program, TensorSpec, simulate, trace
-from trnx.simulator.listing import listing
+from trnx.simulator.program.listing import listing
 
 X = torch.arange(12.0).reshape(4, 3)
 IDS = torch.tensor([2, 0, 3], dtype=torch.int32)

@@ -12,8 +12,9 @@ import torch
 
 from trnx.simulator import TensorSpec, simulate, trace
 from trnx.simulator.errors import FindingWarning
-from trnx.simulator.program import BindingError
-from trnx.simulator.tracing import GridError, LaunchError
+from trnx.simulator.frontend.options import GridError
+from trnx.simulator.frontend.tracing import LaunchError
+from trnx.simulator.program.program import BindingError
 
 
 def _specs(*tensors: torch.Tensor) -> list[TensorSpec]:
@@ -285,7 +286,7 @@ def test_inference_mode_and_grad_do_not_leak(kernels: ModuleType) -> None:
 
 
 def test_memory_is_bounded_by_what_is_live(kernels: ModuleType, simulator: object) -> None:
-    from trnx.simulator.simulator import Simulator
+    from trnx.simulator.frontend.simulator import Simulator
 
     assert isinstance(simulator, Simulator)
     for _ in range(50):

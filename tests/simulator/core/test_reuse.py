@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from trnx.simulator import Program, TensorSpec, load_module, pool, simulate, trace
+from trnx.simulator import Program, TensorSpec, load_module, simulate, trace
+from trnx.simulator.memory import pool
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, trace
-from trnx.simulator.dtypes import resolve
-from trnx.simulator.hardware import TRN2
-from trnx.simulator.simulator import Simulator
-from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.frontend.options import TraceOptions
+from trnx.simulator.frontend.simulator import Simulator
+from trnx.simulator.memory.dtypes import resolve
+from trnx.simulator.memory.storage import MemoryRegion
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def rows() -> ModuleType:
 
 
 def test_long_rows_lie_apart_and_short_ones_do_not() -> None:
-    simulator = Simulator(TRN2)
+    simulator = Simulator(TraceOptions())
     for columns, distance in ((4096, 4112), (8192, 8208), (2048, 2048), (4097, 4097)):
         tile = simulator.allocate((4, columns), "float32", MemoryRegion.sbuf)
         assert tile.strides == (columns, 1)
@@ -32,7 +32,7 @@ def test_long_rows_lie_apart_and_short_ones_do_not() -> None:
 
 
 def test_a_shape_that_joins_rows_has_no_view() -> None:
-    storage = Simulator(TRN2).allocate((4, 4096), "float32", MemoryRegion.sbuf).storage
+    storage = Simulator(TraceOptions()).allocate((4, 4096), "float32", MemoryRegion.sbuf).storage
     kind = resolve("float32")
     assert storage.has_view(kind, (2, 2, 4096), (8192, 4096, 1))
     assert storage.has_view(kind, (4, 8, 512), (4096, 512, 1))

@@ -9,9 +9,9 @@ import pytest
 
 from trnx.simulator import load_module
 from trnx.simulator.errors import KernelSubsetError
-from trnx.simulator.kernel import Kernel
-from trnx.simulator.subset import check_subset, subset_findings
-from trnx.simulator.subset_rules import PARAMETERS, RULES
+from trnx.simulator.frontend.kernel import Kernel
+from trnx.simulator.frontend.subset import check_subset, subset_findings
+from trnx.simulator.frontend.subset_rules import PARAMETERS, RULES
 
 
 @pytest.fixture(scope="module")

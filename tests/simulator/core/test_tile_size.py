@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trnx.simulator.modules import nki_modules
+from trnx.simulator.frontend.nki_modules import nki_modules
 
 nl = nki_modules()["nki.language"]
 

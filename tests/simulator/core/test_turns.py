@@ -11,7 +11,7 @@ import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, trace
 from trnx.simulator.errors import UnorderedAccessError
-from trnx.simulator.listing import listing
+from trnx.simulator.program.listing import listing
 
 
 @pytest.fixture(scope="module")

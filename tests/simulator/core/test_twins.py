@@ -15,8 +15,8 @@ import torch
 
 from trnx.simulator import load, load_module, simulate
 from trnx.simulator.errors import IllegalInstructionError
-from trnx.simulator.kernel import Kernel
-from trnx.simulator.twins import KernelSourceError
+from trnx.simulator.frontend.kernel import Kernel
+from trnx.simulator.frontend.twins import KernelSourceError
 
 HELPER = """
     import nki.isa as nisa

@@ -10,16 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trnx.simulator.context import enter, leave
-from trnx.simulator.dtypes import resolve
 from trnx.simulator.errors import IllegalInstructionError, OutOfBoundsError
-from trnx.simulator.hardware import TRN2
-from trnx.simulator.registers import VirtualRegister
-from trnx.simulator.simulator import Simulator
-from trnx.simulator.spec import TensorSpec
-from trnx.simulator.storage import MemoryRegion
-from trnx.simulator.tensor import NkiTensor
-from trnx.simulator.views import reshape_strides
+from trnx.simulator.frontend.options import TraceOptions
+from trnx.simulator.frontend.simulator import Simulator
+from trnx.simulator.language.recorder import enter, leave
+from trnx.simulator.language.registers import VirtualRegister
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.dtypes import resolve
+from trnx.simulator.memory.storage import MemoryRegion
+from trnx.simulator.memory.tensor_spec import TensorSpec
+from trnx.simulator.memory.views import reshape_strides
 
 REGIONS = st.sampled_from([MemoryRegion.sbuf, MemoryRegion.private_hbm])
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
@@ -27,7 +27,7 @@ SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
 def _tensor(shape: tuple[int, ...], buffer: MemoryRegion) -> tuple[NkiTensor, torch.Tensor]:
     """A tensor and the torch tensor that its memory is."""
-    tensor = Simulator(TRN2).allocate(shape, "int32", buffer)
+    tensor = Simulator(TraceOptions()).allocate(shape, "int32", buffer)
     values = torch.arange(math.prod(shape), dtype=torch.int32).view(shape)
     tensor.torch_view().copy_(values)
     return tensor, tensor.torch_view()
@@ -221,7 +221,7 @@ def test_contiguity_ignores_partitions_on_chip() -> None:
 
 def test_arguments_are_patterns_of_the_callers_memory() -> None:
     x = torch.arange(24.0).view(4, 6).t()[1:]
-    simulator = Simulator(TRN2, values=True)
+    simulator = Simulator(TraceOptions(values=True))
     token = enter(simulator)
     try:
         view = simulator.argument(TensorSpec.of(x), x)

@@ -19,7 +19,7 @@ from trnx.simulator.errors import (
     UninitialisedReadError,
     UnknownTargetError,
 )
-from trnx.simulator.front import DeviceRequiredError
+from trnx.simulator.frontend.kernel import DeviceRequiredError
 
 KERNELS = Path(__file__).with_name("door_kernels.py")
 

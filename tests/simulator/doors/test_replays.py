@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, trace
-from trnx.simulator.arguments import ArgumentError
-from trnx.simulator.context import observing_runs
 from trnx.simulator.errors import FindingWarning, OutOfBoundsError
-from trnx.simulator.observer import Observer, Recorded, observing
-from trnx.simulator.replays import Replay, Replays, Signature
-from trnx.simulator.results import Results
+from trnx.simulator.frontend.arguments import ArgumentError
+from trnx.simulator.frontend.replays import Replay, Replays, Signature
+from trnx.simulator.frontend.results import Results
+from trnx.simulator.program.observer import Observer, Recorded, observing
+from trnx.simulator.program.program import observing_runs
 
 Runs = Callable[[], int]
 

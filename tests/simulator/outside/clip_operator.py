@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from trnx.simulator.operators.reductions import fold_last
-from trnx.simulator.operators.table import Operator, declare
+from trnx.simulator.language.operators.reductions import fold_last
+from trnx.simulator.language.operators.table import Operator, declare
 
 
 def _clip(x: torch.Tensor, *, out: torch.Tensor) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from trnx.simulator.costs.vector import on_vector, per_element
-from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import Emit, instruction
-from trnx.simulator.isa.propagation import by_partition
-from trnx.simulator.tensor import NkiTensor
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.program.propagation import by_partition
 
 
 def _cube(x, *, out):  # type: ignore[no-untyped-def]

@@ -13,11 +13,11 @@ import torch
 from trnx.simulator import TensorSpec, load_module, simulate, trace
 from trnx.simulator.costs.constants import timing
 from trnx.simulator.errors import IllegalInstructionError, TrnxError, UninitialisedReadError
+from trnx.simulator.frontend.nki_modules import nki_modules
 from trnx.simulator.hardware import TRN2
 from trnx.simulator.isa.instruction import INSTRUCTIONS, SPECS
-from trnx.simulator.listing import listing
-from trnx.simulator.modules import nki_modules
-from trnx.simulator.operators.table import OPERATORS, forget
+from trnx.simulator.language.operators.table import OPERATORS, forget
+from trnx.simulator.program.listing import listing
 from trnx.simulator.timing.model import CostModel
 
 HERE = Path(__file__).parent

@@ -12,8 +12,8 @@ import torch
 
 from trnx.simulator import Observer, Recorded, TensorSpec, load_module, observing, simulate, trace
 from trnx.simulator.errors import FindingError, UninitialisedReadError
-from trnx.simulator.isa.specification import InstructionSpec
-from trnx.simulator.storage import MemoryRegion, Storage
+from trnx.simulator.memory.storage import MemoryRegion, Storage
+from trnx.simulator.program.specification import InstructionSpec
 
 CORE = Path(__file__).parents[1] / "core" / "core_kernels.py"
 BUGS = Path(__file__).parents[1] / "bugs" / "memory.py"

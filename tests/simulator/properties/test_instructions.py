@@ -20,8 +20,8 @@ from nki_reference.running import check
 from nki_reference.scene import Scene
 from nki_reference.table import ENTRIES
 
+from trnx.simulator.frontend.nki_modules import nki_modules
 from trnx.simulator.isa.instruction import INSTRUCTIONS
-from trnx.simulator.modules import nki_modules
 
 T = TypeVar("T")
 nki_modules()  # fills INSTRUCTIONS

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from trnx.simulator import load_module, simulate, simulate_ranks
-from trnx.simulator.cores import DeadlockError
-from trnx.simulator.errors import FindingError, OutOfBoundsError
-from trnx.simulator.ranks import RankArgumentsError
+from trnx.simulator.errors import DeadlockError, FindingError, OutOfBoundsError
+from trnx.simulator.multicore.ranks import RankArgumentsError
 
 GROUPS = [[[0]], [[0, 1]], [[0, 1, 2, 3, 4]], [[0, 2], [3, 1]], [[7, 6, 5, 4, 3, 2, 1, 0]]]
 

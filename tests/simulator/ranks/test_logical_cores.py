@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from trnx.simulator import load_module, simulate_ranks
-from trnx.simulator.cores import DeadlockError
-from trnx.simulator.errors import FindingError
+from trnx.simulator.errors import DeadlockError, FindingError
 
 
 @pytest.fixture(scope="module")

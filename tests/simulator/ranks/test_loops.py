@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, simulate_ranks, trace
-from trnx.simulator.cores import DeadlockError
-from trnx.simulator.listing import listing
+from trnx.simulator.errors import DeadlockError
+from trnx.simulator.program.listing import listing
 
 TURNS = [0, 1, 3, 7]
 

@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from trnx.simulator import RankProgram, TensorSpec, load_module, simulate_ranks, trace_ranks
-from trnx.simulator.cores import DeadlockError
-from trnx.simulator.errors import OutOfBoundsError
-from trnx.simulator.listing import listing
-from trnx.simulator.program import BindingError
-from trnx.simulator.ranks import RankArgumentsError
+from trnx.simulator.errors import DeadlockError, OutOfBoundsError
+from trnx.simulator.multicore.ranks import RankArgumentsError
+from trnx.simulator.program.listing import listing
+from trnx.simulator.program.program import BindingError
 
 FILES = ("rank_kernels.py", "loop_kernels.py")
 GROUPS = [[0, 2, 1, 3]]

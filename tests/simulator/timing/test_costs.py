@@ -8,7 +8,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from trnx.simulator.attributes import (
+from trnx.simulator.costs.attributes import (
     NONE,
     ActivationAttributes,
     Attributes,
@@ -17,13 +17,14 @@ from trnx.simulator.attributes import (
     ProductMode,
 )
 from trnx.simulator.costs.constants import Timing, free_constants, timing
-from trnx.simulator.costs.cost import Cost, Instruction
+from trnx.simulator.costs.cost import Cost, Workload
+from trnx.simulator.costs.operands import AccessPattern, Operand
+from trnx.simulator.frontend.nki_modules import nki_modules
 from trnx.simulator.hardware import TRN1, TRN2, TRN3, Hardware
-from trnx.simulator.isa.enums import Engine
 from trnx.simulator.isa.instruction import SPECS
-from trnx.simulator.modules import nki_modules
-from trnx.simulator.rows import OperandRow, Pattern, Rows
-from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.language.enums import Engine
+from trnx.simulator.memory.storage import MemoryRegion
+from trnx.simulator.program.instruction_table import InstructionTable
 from trnx.simulator.timing.model import CostModel
 
 nki_modules()  # declares every instruction
@@ -39,12 +40,12 @@ def _tile(
     write: bool = False,
     partitions: int = 128,
     step: int = 0,
-) -> OperandRow:
+) -> Operand:
     itemsize = 4 if dtype == "float32" else 2
     step = step or itemsize
     run = size * itemsize if step == itemsize else itemsize
-    pattern = Pattern(step, run, 0, 0)
-    return OperandRow(0, buffer, dtype, write, 0, partitions, size, 0, size * step, pattern)
+    pattern = AccessPattern(step, run, 0, 0)
+    return Operand(0, buffer, dtype, write, 0, partitions, size, 0, size * step, pattern)
 
 
 def _cost(
@@ -52,12 +53,14 @@ def _cost(
     opcode: str,
     engine: Engine,
     attributes: Attributes,
-    operands: Sequence[OperandRow],
+    operands: Sequence[Operand],
 ) -> Cost:
-    return CostModel(chip, Rows()).cost(SPECS[opcode], Instruction(engine, attributes, operands))
+    return CostModel(chip, InstructionTable()).cost(
+        SPECS[opcode], Workload(engine, attributes, operands)
+    )
 
 
-def _vector_work(chip: Hardware, opcode: str, *operands: OperandRow, op: str = "") -> float:
+def _vector_work(chip: Hardware, opcode: str, *operands: Operand, op: str = "") -> float:
     cost = _cost(chip, opcode, Engine.vector, OperatorAttributes(op), operands)
     # Times are whole picoseconds.
     return round(cost.interval * chip.vector_clock / 1e12 - timing(chip).vector_issue_cycles, 2)
@@ -110,14 +113,18 @@ def test_matmul_time_follows_the_columns(chip: Hardware) -> None:
 @pytest.mark.parametrize("chip", CHIPS)
 def test_dma_spreads_rows_over_engines(chip: Hardware) -> None:
     def cost(partitions: int, size: int):  # type: ignore[no-untyped-def]
-        hbm = OperandRow(
+        hbm = Operand(
             1, HBM, "float32", False, 0, 1, partitions * size, 0, partitions * size * 4,
-            Pattern(4, partitions * size * 4, 0, 0),
+            AccessPattern(4, partitions * size * 4, 0, 0),
         )  # fmt: skip
         target = _tile(size, write=True, partitions=partitions)
         return _cost(chip, "dma_copy", Engine.dma, NONE, [hbm, target])
 
-    assert (cost(128, 64).lanes, cost(4, 64).lanes, cost(9, 64).lanes) == (16, 1, 2)
+    assert (cost(128, 64).dma_engines, cost(4, 64).dma_engines, cost(9, 64).dma_engines) == (
+        16,
+        1,
+        2,
+    )
     large = cost(128, 8192)
     assert large.transfer == pytest.approx(8 * 32768 / (chip.dma_engine_rate / 1e12))
     assert large.hbm_bytes == 128 * 8192 * 4

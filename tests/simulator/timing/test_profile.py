@@ -164,7 +164,7 @@ def test_text_names_engines_and_lines(kernels: ModuleType) -> None:
 
 
 def test_a_kernel_without_instructions_takes_no_time(kernels: ModuleType) -> None:
-    from trnx.simulator.rows import Rows
+    from trnx.simulator.program.instruction_table import InstructionTable
 
     assert kernels is not None
-    assert schedule(Rows(), hardware("trn2")).total_ps == 0
+    assert schedule(InstructionTable(), hardware("trn2")).total_ps == 0

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, load_module
-from trnx.simulator.storage import MemoryRegion
+from trnx.simulator.frontend.profiling import profile
+from trnx.simulator.memory.storage import MemoryRegion
 from trnx.simulator.timing.errors import ProfileDependencyError
 from trnx.simulator.timing.perfetto_trace import write_trace
-from trnx.simulator.timing.profile import Profile, profile
+from trnx.simulator.timing.profile import Profile
 
 HERE = Path(__file__).parent
 PARTS = 100

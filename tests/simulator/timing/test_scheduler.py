@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from trnx.simulator import Program, TensorSpec, load_module, trace
 from trnx.simulator.hardware import hardware
-from trnx.simulator.ranks import RankArgumentsError, one_of
+from trnx.simulator.multicore.ranks import RankArgumentsError, one_of
 from trnx.simulator.timing.order import interleaved
-from trnx.simulator.timing.periods import find_runs
+from trnx.simulator.timing.repeats import find_runs
 from trnx.simulator.timing.schedule import Schedule, Wait
 from trnx.simulator.timing.scheduler import schedule
 
@@ -118,7 +118,7 @@ import hashlib, sys
 import torch
 from trnx.simulator import TensorSpec, load_module, trace
 from trnx.simulator.hardware import hardware
-from trnx.simulator.ranks import RankArgumentsError, one_of
+from trnx.simulator.multicore.ranks import RankArgumentsError, one_of
 from trnx.simulator.timing.scheduler import schedule
 kernels = load_module(sys.argv[1])
 digest = hashlib.sha256()

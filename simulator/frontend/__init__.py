@@ -1,0 +1,1 @@
+"""From a kernel to its Program: `nki` as kernels import it, the recorder, entry points."""

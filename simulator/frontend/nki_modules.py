@@ -1,0 +1,101 @@
+"""The modules `nki`, `nki.language`, `nki.isa`, ... that twins import, made of the simulator's
+parts.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping
+from enum import Enum
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from trnx.simulator.frontend import kernel, nki_language
+from trnx.simulator.frontend.tile_operators import ops
+from trnx.simulator.isa import collectives
+from trnx.simulator.isa.instruction import INSTRUCTIONS
+from trnx.simulator.isa.namespace import namespace
+from trnx.simulator.memory import dtypes
+
+# An attribute of every module made here; twins use these and leave other packages' alone.
+MARK = "__trnx__"
+_lock = threading.RLock()
+
+
+def nki_modules() -> Mapping[str, ModuleType]:
+    """Module name -> module, also under `neuronxcc.nki`: the same in every thread. Instructions and
+    operators that were declared since the last call, outside of this package, are there too.
+    """
+    with _lock:
+        modules = _nki_modules()
+        vars(modules["nki.isa"]).update(INSTRUCTIONS)
+        language = vars(modules["nki.language"])
+        language.update((name, op) for name, op in ops().items() if name not in language)
+        return modules
+
+
+@functools.cache
+def _nki_modules() -> Mapping[str, ModuleType]:
+    isa = make_module("nki.isa", namespace())
+    dtype_names = {str(dtype): dtype for dtype in dtypes.DTYPES} | {"bool_": dtypes.bool_}
+    constants = {
+        name: value
+        for name, value in vars(isa).items()
+        if isinstance(value, type) and issubclass(value, Enum)
+    }
+    tree: dict[str, dict[str, Any]] = {
+        "nki": {
+            "jit": kernel.jit,
+            "simulate": kernel.simulate,
+            "simulate_kernel": _simulate_kernel,
+            "baremetal": kernel.jit,
+            "benchmark": kernel.jit,
+            "profile": kernel.jit,
+            "trace": kernel.jit,
+        },
+        "nki.language": nki_language.namespace(),
+        "nki.isa": vars(isa),
+        "nki.isa.constants": constants,
+        "nki.collectives": collectives.namespace(),
+        "nki.dtype": dtype_names,
+        "nki.typing": {"tensor": _AnyTensor(), "mutable_tensor": _AnyTensor()},
+        "nki.experimental": {
+            "while_loop": nki_language.while_loop,
+            "fori_loop": nki_language.fori_loop,
+        },
+    }
+    modules = {name: make_module(name, members) for name, members in tree.items()}
+    _attach(modules)
+    top = make_module("neuronxcc", {"nki": modules["nki"]})
+    return modules | {"neuronxcc": top} | {f"neuronxcc.{n}": m for n, m in modules.items()}
+
+
+def make_module(name: str, members: Mapping[str, Any]) -> ModuleType:
+    """A package of these members."""
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None, is_package=True)
+    setattr(module, MARK, True)
+    vars(module).update({key: value for key, value in members.items() if not key.startswith("__")})
+    return module
+
+
+def _attach(modules: Mapping[str, ModuleType]) -> None:
+    for name, module in modules.items():
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(modules[parent], child, module)
+            # `import nki.isa` needs a package, and `from nki.isa import constants` its attribute.
+            modules[parent].__path__ = []
+
+
+def _simulate_kernel(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return kernel.simulate(function)(*args, **kwargs)
+
+
+class _AnyTensor:
+    """`nt.tensor[...]` in annotations."""
+
+    def __getitem__(self, item: Any) -> _AnyTensor:
+        return self

@@ -1,0 +1,234 @@
+"""The Python subset of kernels, checked on their source: what the device's front end takes.
+
+A kernel, and every function that it reaches through its globals, refers only to `nki*` modules,
+`math`, numpy and modules of other such functions, to classes derived from NKIObject, Enum or
+NamedTuple, and to module constants that are int, float, bool, str, None, NKIObjects, or tuples,
+lists and dicts of them. It has no inner functions but bodies of `fori_loop` and `while_loop`, and
+nothing of the table in `subset_rules`, whose rows have their sources.
+
+Evidence for what may be reached: SDK/nki/get-started/nki-language-guide.rst, the open front end
+leanprover/KLR, and the kernels of aws-neuron/nki-library, which are compiled for the device: they
+use math, numpy's constants, modules of helpers, and lists, dicts and NKIObjects of modules.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import inspect
+import linecache
+from collections.abc import Callable, Iterator
+from enum import Enum
+from types import FunctionType, ModuleType
+from typing import Any
+
+from trnx.simulator.errors import KernelSubsetError, Location
+from trnx.simulator.findings import DISPUTED
+from trnx.simulator.frontend.kernel import Kernel
+from trnx.simulator.frontend.kernel_sources import is_nki, never_twin
+from trnx.simulator.frontend.subset_rules import PARAMETERS, RULES, Rule
+from trnx.simulator.frontend.twins import load
+from trnx.simulator.language.nki_object import NKIObject
+from trnx.simulator.memory.dtypes import DType
+from trnx.simulator.source import parse
+
+_LOOPS = ("fori_loop", "while_loop")
+_MODULES = ("math", "numpy")
+_CONSTANTS = (int, float, bool, str, type(None), DType)
+
+
+def subset_findings(kernel: Any) -> list[KernelSubsetError]:
+    """What in a kernel, and in all that it reaches, is outside of the subset."""
+    twin = load(kernel)
+    function = inspect.unwrap(twin.function if isinstance(twin, Kernel) else twin)
+    findings: list[KernelSubsetError] = []
+    seen: set[FunctionType] = set()
+    pending: list[FunctionType] = [function]
+    while pending:
+        current = pending.pop()
+        if current not in seen:
+            seen.add(current)
+            findings.extend(_Checker(current, pending.append).run())
+    return findings
+
+
+@functools.lru_cache(maxsize=1024)
+def cached_findings(function: FunctionType) -> tuple[KernelSubsetError, ...]:
+    """`subset_findings`, computed once per function; none where there is no source to read."""
+    if not _parsed(function.__code__.co_filename).body:
+        return ()
+    return tuple(subset_findings(function))
+
+
+def check_subset(kernel: Any) -> None:
+    """Raise the first KernelSubsetError of `subset_findings`, if there is one."""
+    for finding in subset_findings(kernel):
+        raise finding
+
+
+def _parsed(file: str) -> ast.Module:
+    # Cells of notebooks have no file; linecache knows their source.
+    linecache.checkcache(file)
+    return _tree("".join(linecache.getlines(file)), file)
+
+
+@functools.lru_cache(maxsize=64)
+def _tree(source: str, file: str) -> ast.Module:
+    try:
+        return parse(source, file)
+    except SyntaxError:
+        return ast.Module([], [])  # no Python file: nothing is found in it
+
+
+def defined_at(function: Any) -> Location | None:
+    """The line of a function's `def`."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    try:
+        line = _definition(function).lineno
+    except KernelSubsetError:
+        line = code.co_firstlineno
+    return Location(code.co_filename, line, code.co_name)
+
+
+def _definition(function: FunctionType) -> ast.FunctionDef:
+    code = function.__code__
+    for node in ast.walk(_parsed(code.co_filename)):
+        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+            first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
+            if first == code.co_firstlineno:
+                return node
+    raise KernelSubsetError(
+        "kernel-subset",
+        f"the source of {function.__qualname__} cannot be found",
+        Location(code.co_filename, code.co_firstlineno, code.co_name),
+    )
+
+
+class _Checker:
+    """Checks one function; what it calls through globals goes to `reach`."""
+
+    def __init__(self, function: FunctionType, reach: Callable[[FunctionType], None]) -> None:
+        self._function = function
+        self._reach = reach
+        self._node = _definition(function)
+        self._local = set(function.__code__.co_varnames) | set(function.__code__.co_cellvars)
+
+    def run(self) -> Iterator[KernelSubsetError]:
+        """Findings in the order of the source."""
+        for rule in PARAMETERS:
+            if rule.applies(self._node.args):
+                yield self._broken(self._node, rule)
+        bodies = self._loop_bodies()
+        for statement in self._node.body:
+            yield from self._visit(statement, bodies)
+
+    def _finding(
+        self, node: ast.AST, message: str, check: str = "kernel-subset"
+    ) -> KernelSubsetError:
+        code = self._function.__code__
+        line = getattr(node, "lineno", code.co_firstlineno)
+        where = Location(code.co_filename, line, code.co_name)
+        return KernelSubsetError(check, f"{code.co_name} {message}", where)
+
+    def _broken(self, node: ast.AST, rule: Rule) -> KernelSubsetError:
+        if rule.is_disputed:
+            message = f"has {rule.what}, which the device's front end may reject"
+            return self._finding(node, f"{message} ({'; '.join(rule.sources)})", DISPUTED)
+        message = f"has {rule.what}, which the device's front end does not take"
+        return self._finding(node, f"{message} ({'; '.join(rule.sources)})")
+
+    def _loop_bodies(self) -> set[str]:
+        """Names of inner functions that are passed to fori_loop or while_loop."""
+        names: set[str] = set()
+        for node in ast.walk(self._node):
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr in _LOOPS:
+                assert isinstance(node, ast.Call)
+                values = [*node.args, *(keyword.value for keyword in node.keywords)]
+                names.update(value.id for value in values if isinstance(value, ast.Name))
+        return names
+
+    def _visit(self, node: ast.AST, bodies: set[str]) -> Iterator[KernelSubsetError]:
+        broken = [rule for rule in RULES.get(type(node), ()) if rule.applies(node)]
+        for rule in broken:
+            yield self._broken(node, rule)
+        if any(not rule.is_disputed for rule in broken):
+            return
+        if isinstance(node, ast.FunctionDef) and node.name not in bodies:
+            yield self._finding(node, f"defines {node.name} inside; move it to the module")
+            return
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield from self._visit_name(node)
+        if isinstance(node, ast.Attribute):
+            yield from self._visit_member(node)
+        for child in _children(node):
+            if isinstance(node, ast.FunctionDef):
+                self._local.update(item.arg for item in node.args.args)
+            yield from self._visit(child, bodies)
+
+    def _visit_name(self, node: ast.Name) -> Iterator[KernelSubsetError]:
+        name = node.id
+        scope = self._function.__globals__
+        if name in self._local or (name not in scope and hasattr(builtins, name)):
+            return
+        if name not in scope:
+            # A local of a loop's body.
+            return
+        yield from self._judge(node, name, scope[name])
+
+    def _visit_member(self, node: ast.Attribute) -> Iterator[KernelSubsetError]:
+        """`module.name`, where the module holds kernels' helpers."""
+        if not isinstance(node.value, ast.Name) or node.value.id in self._local:
+            return
+        module = self._function.__globals__.get(node.value.id)
+        if isinstance(module, ModuleType) and _holds_helpers(module) and hasattr(module, node.attr):
+            yield from self._judge(node, node.attr, getattr(module, node.attr))
+
+    def _judge(self, node: ast.AST, name: str, value: Any) -> Iterator[KernelSubsetError]:
+        if isinstance(value, Kernel):
+            value = value.function
+        if isinstance(value, FunctionType) and not is_nki(value.__module__ or ""):
+            if not value.__module__.startswith("trnx.simulator"):
+                self._reach(value)
+        elif not _is_allowed(value):
+            yield self._finding(
+                node,
+                f"refers to {name!r}, a {type(value).__name__}; only nki modules, modules of "
+                "helpers, functions, and constants (int, float, bool, str, None, NKIObject, and "
+                "tuples, lists and dicts of them) can be reached",
+            )
+
+
+def _children(node: ast.AST) -> Iterator[ast.AST]:
+    """Children of a node but annotations and decorators, which the device does not execute."""
+    skipped = {"annotation", "returns", "decorator_list"}
+    for name, value in ast.iter_fields(node):
+        if name in skipped:
+            continue
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, ast.AST):
+                yield item
+
+
+def _is_allowed(value: Any) -> bool:
+    if isinstance(value, ModuleType):
+        return is_nki(value.__name__) or value.__name__ in _MODULES or _holds_helpers(value)
+    if isinstance(value, type):
+        is_named_tuple = issubclass(value, tuple) and hasattr(value, "_fields")
+        return is_named_tuple or issubclass(value, NKIObject | Enum) or value in _CONSTANTS
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return all(_is_allowed(item) for item in value)
+    if isinstance(value, dict):
+        return all(_is_allowed(item) for pair in value.items() for item in pair)
+    # Members of nki modules that were imported by name: `from nki.language import add`.
+    from_nki = type(value).__module__.startswith("trnx.simulator")
+    return isinstance(value, (*_CONSTANTS, Enum, NKIObject)) or from_nki
+
+
+def _holds_helpers(module: ModuleType) -> bool:
+    """A module of Python source that may hold them: what a kernel takes from it is judged."""
+    file = getattr(module, "__file__", None)
+    return file is not None and file.endswith(".py") and not never_twin(module.__name__)

@@ -1,0 +1,1 @@
+"""What kernels name: tensors and their views, registers, engines, operators."""

@@ -1,0 +1,209 @@
+"""Which elements of a storage in HBM are marked (have been written), by element, while tracing.
+
+Addresses are static, so this needs no values. The common cases cost a set look-up: a storage that
+was written as a whole, or a region that was seen before. Other questions are answered by the bounds
+of what is marked, and of its columns where it has rows of one length (the halves that the programs
+of a launch take). Only what is left needs a byte map, which is made then: of many storages nobody
+ever asks so much, arguments that are only read above all.
+"""
+
+from __future__ import annotations
+
+import functools
+from enum import Enum
+
+import torch
+
+from trnx.simulator.language.tensor_view import TensorView
+from trnx.simulator.memory.views import Shape
+
+# What `TensorView.region_key` gives: offset, shape, strides, bytes of an element.
+_Key = tuple[int, Shape, Shape, int]
+
+
+class Covered(Enum):
+    """How much of a region is marked."""
+
+    NONE = 0
+    SOME = 1
+    ALL = 2
+
+
+@functools.lru_cache(maxsize=4096)
+def _row_bytes(shape: Shape, strides: Shape, itemsize: int) -> int:
+    """Bytes from one row of a region to the next: its largest step, 0 where it has one row."""
+    row = max((s for n, s in zip(shape, strides, strict=True) if n > 1), default=0)
+    return row * itemsize if row > 1 else 0
+
+
+@functools.lru_cache(maxsize=4096)
+def _columns(key: _Key, row: int) -> tuple[int, int] | None:
+    """The bytes of a row that a region covers at most; None where it goes beyond rows' ends."""
+    offset, shape, strides, itemsize = key
+    inner = itemsize
+    for size, step in zip(shape, strides, strict=True):
+        if step * itemsize % row:
+            inner += (size - 1) * step * itemsize
+    left = offset * itemsize % row
+    return (left, left + inner) if left + inner <= row else None
+
+
+class HbmShadow:
+    """A set of marked elements of one storage."""
+
+    __slots__ = (
+        "_granule",
+        "_left",
+        "_map",
+        "_nbytes",
+        "_new",
+        "_range",
+        "_regions",
+        "_row",
+        "full",
+    )
+
+    def __init__(self, nbytes: int, granule: int, full: bool = False) -> None:
+        self.full = full
+        self._nbytes = nbytes
+        self._granule = granule
+        self._map: torch.Tensor | None = None
+        # Regions that are marked, and those of them that are not in the map yet.
+        self._regions: set[_Key] = set()
+        self._new: list[_Key] = []
+        # Bytes between which everything marked lies; the same within rows of `_row` bytes, where
+        # that is known (-1: the regions have no such rows).
+        self._range = (nbytes, 0)
+        self._row = 0
+        self._left = (nbytes, 0)
+
+    def covers(self, tensor: TensorView) -> bool:
+        """True where every element of the view is marked."""
+        if self.full or tensor.region_key() in self._regions:
+            return True
+        if self.is_empty:
+            return False
+        low, high, _, _ = tensor.span()
+        if low < self._range[0] or high > self._range[1] or self._is_beside(tensor):
+            return False
+        if not bool(self._map_view(tensor).amin()):
+            return False
+        self._remember(tensor)
+        return True
+
+    def state(self, tensor: TensorView) -> Covered:
+        """Whether none, some or all elements of the view are marked."""
+        if self.covers(tensor):
+            return Covered.ALL
+        low, high, _, _ = tensor.span()
+        if high <= self._range[0] or low >= self._range[1] or self._is_beside(tensor):
+            return Covered.NONE
+        return Covered.SOME if bool(self._map_view(tensor).amax()) else Covered.NONE
+
+    def mark(self, tensor: TensorView) -> None:
+        """Mark every element of the view."""
+        if self.full:
+            return
+        key = tensor.region_key()
+        if key in self._regions:
+            return
+        if self._is_whole(tensor):
+            self.mark_everything()
+            return
+        self._regions.add(key)
+        self._new.append(key)
+        low, high, _, _ = tensor.span()
+        self._range = (min(self._range[0], low), max(self._range[1], high))
+        self._note_columns(key)
+
+    def _note_columns(self, key: _Key) -> None:
+        if self._row == 0:
+            self._row = _row_bytes(*key[1:]) or -1
+        columns = _columns(key, self._row) if self._row > 0 else None
+        if columns is None:
+            self._row = -1
+        else:
+            self._left = (min(self._left[0], columns[0]), max(self._left[1], columns[1]))
+
+    def _is_beside(self, tensor: TensorView) -> bool:
+        """True where the view has none of the columns of what is marked."""
+        columns = _columns(tensor.region_key(), self._row) if self._row > 0 else None
+        return columns is not None and (columns[1] <= self._left[0] or columns[0] >= self._left[1])
+
+    def mark_everything(self) -> None:
+        """Mark the whole storage: what is written depends on values."""
+        self.full = True
+        self._map = None
+        self._regions.clear()
+        self._new.clear()
+
+    @property
+    def is_empty(self) -> bool:
+        """True where nothing was ever marked."""
+        return not self.full and self._map is None and not self._regions
+
+    def erase(self, tensor: TensorView) -> None:
+        """Unmark every element of the view."""
+        if not self.is_empty:
+            self._materialise()
+            self._map_view(tensor).zero_()
+
+    def unmark(self, tensor: TensorView, chosen: torch.Tensor) -> None:
+        """Unmark those elements of the view where `chosen`, in the view's shape, is True."""
+        self._materialise()
+        view = self._map_view(tensor)
+        # Strides of 0 were cut to one element.
+        for axis, (have, want) in enumerate(zip(view.shape, chosen.shape, strict=False)):
+            if have != want:
+                chosen = chosen.any(axis, keepdim=True)
+        view[chosen] = 0
+
+    def _materialise(self) -> None:
+        """Hold the marks in the byte map alone, where they can be taken away."""
+        if self.full:
+            self._map = torch.ones(self._nbytes // self._granule, dtype=torch.uint8, device="cpu")
+            self._range, self._row = (0, self._nbytes), -1
+        self.full = False
+        self._bring_up_to_date()
+        self._regions.clear()
+
+    def mask(self, tensor: TensorView) -> torch.Tensor:
+        """A copy of the map over the view (1 where marked), in the view's shape."""
+        view = self._map_view(tensor)
+        return view.amin(-1) if view.ndim > tensor.ndim else view.clone()
+
+    def _is_whole(self, tensor: TensorView) -> bool:
+        form = tensor.form
+        return form.is_gapless and form.size * tensor.dtype.itemsize == self._nbytes
+
+    def _remember(self, tensor: TensorView) -> None:
+        if self._is_whole(tensor):
+            self.mark_everything()
+        else:
+            self._regions.add(tensor.region_key())
+
+    def _map_view(self, tensor: TensorView) -> torch.Tensor:
+        self._bring_up_to_date()
+        return self._view(tensor.region_key())
+
+    def _bring_up_to_date(self) -> None:
+        """Mark the new regions in the map."""
+        new, self._new = self._new, []
+        for key in new:
+            self._view(key).fill_(1)
+
+    def _view(self, key: _Key) -> torch.Tensor:
+        """The map over a region."""
+        offset, sizes, strides, itemsize = key
+        if self._map is None:
+            self._map = torch.zeros(self._nbytes // self._granule, dtype=torch.uint8, device="cpu")
+        if itemsize < self._granule:
+            self._map = self._map.repeat_interleave(self._granule // itemsize)
+            self._granule = itemsize
+        ratio = itemsize // self._granule
+        # A repeated location needs no second look.
+        shape = [1 if s == 0 else n for n, s in zip(sizes, strides, strict=True)]
+        if ratio == 1:
+            return self._map.as_strided(shape, strides, offset)
+        steps = [stride * ratio for stride in strides]
+        return self._map.as_strided([*shape, ratio], [*steps, 1], offset * ratio)

@@ -1,0 +1,1 @@
+"""Memory of this process that stands for SBUF, PSUM and HBM, and how values lie in it."""

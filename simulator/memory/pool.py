@@ -1,0 +1,110 @@
+"""Memory of a Program: buffers of dead storages and of scratch are reused, in program order.
+
+A step holds torch views, not storages, so reuse is safe as soon as no tensor refers to a storage:
+whatever is recorded later runs later, in the first run and in every replay.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+
+from trnx.simulator.memory.views import Shape
+
+# Most bytes of copies that a trace keeps (see `Storage.kept_copy`): beyond, they leave the caches.
+_KEPT_BYTES = 16 << 20
+
+
+class Buffer:
+    """Bytes of one storage after the other, and the views into them.
+
+    The storages of a kernel's loop get the same buffers turn by turn and ask for the same views:
+    steps share the objects.
+    """
+
+    __slots__ = ("_views", "nbytes", "raw")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.raw = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        self._views: dict[tuple[torch.dtype, Shape, Shape, int], torch.Tensor] = {}
+
+    def view(self, dtype: torch.dtype, shape: Shape, strides: Shape, offset: int) -> torch.Tensor:
+        """A strided view; offset and strides in elements of `dtype`."""
+        key = (dtype, shape, strides, offset)
+        found = self._views.get(key)
+        if found is None:
+            found = self._views[key] = self.raw.view(dtype).as_strided(shape, strides, offset)
+        return found
+
+
+class BufferPool:
+    """Free byte buffers by size."""
+
+    def __init__(self) -> None:
+        self._free: defaultdict[int, list[Buffer]] = defaultdict(list)
+        self._scratch: defaultdict[int, list[Buffer]] = defaultdict(list)
+        self._held: list[Buffer] = []
+        self._holds = 0
+        self._kept_bytes = 0
+        self.allocated_bytes = 0
+
+    def take(self, nbytes: int) -> Buffer:
+        """A buffer of exactly `nbytes`, with arbitrary content."""
+        free = self._free[nbytes]
+        if free:
+            return free.pop()
+        self.allocated_bytes += nbytes
+        return Buffer(nbytes)
+
+    def put(self, buffer: Buffer) -> None:
+        """Return a buffer that `take` gave."""
+        if self._holds:
+            self._held.append(buffer)
+        else:
+            self._free[buffer.nbytes].append(buffer)
+
+    def hold(self) -> None:
+        """Reuse nothing from now on: a loop's body runs again, and what it read it reads again.
+        Programs of a grid may record loops at the same time.
+        """
+        self._holds += 1
+
+    def release(self) -> None:
+        """Undo one `hold`."""
+        self._holds -= 1
+        if self._holds:
+            return
+        held, self._held = self._held, []
+        for buffer in held:
+            self.put(buffer)
+
+    def take_kept(self, nbytes: int) -> Buffer | None:
+        """A buffer for a copy that is kept; None where there are enough of them."""
+        if self._kept_bytes + nbytes > _KEPT_BYTES:
+            return None
+        self._kept_bytes += nbytes
+        return self.take(nbytes)
+
+    def put_kept(self, buffer: Buffer) -> None:
+        """Return a buffer that `take_kept` gave."""
+        self._kept_bytes -= buffer.nbytes
+        self.put(buffer)
+
+    def take_scratch(self, nbytes: int) -> Buffer:
+        """A buffer for a temporary; `give_back` when the instruction is recorded."""
+        free = self._scratch[nbytes]
+        if free:
+            return free.pop()
+        self.allocated_bytes += nbytes
+        return Buffer(nbytes)
+
+    def take_own(self, nbytes: int) -> Buffer:
+        """A buffer for a temporary that is never given back, and that nobody had before."""
+        self.allocated_bytes += nbytes
+        return Buffer(nbytes)
+
+    def give_back(self, buffer: Buffer) -> None:
+        """Return a buffer that `take_scratch` gave."""
+        self._scratch[buffer.nbytes].append(buffer)

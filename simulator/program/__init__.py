@@ -1,0 +1,1 @@
+"""Instructions as data: declarations, the table of what was recorded, loops, Programs."""

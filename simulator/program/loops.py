@@ -1,0 +1,184 @@
+"""Loops with bounds that only a run knows: recorded once, replayed as one step.
+
+The steps of the body go to a list of their own; the loop's step (see `interleaved_loops`) reads its
+bounds from registers and calls them. While a body is recorded nothing is executed; with values the
+whole loop runs when it is complete. Loops in which programs meet are completed by all of them
+together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trnx.simulator.errors import KernelSubsetError, Location, UninitialisedReadError
+from trnx.simulator.findings import Findings
+from trnx.simulator.kernel_lines import kernel_location
+from trnx.simulator.language.registers import VirtualRegister
+from trnx.simulator.memory.pool import BufferPool
+from trnx.simulator.memory.storage import Step
+from trnx.simulator.program.instruction_table import InstructionTable
+from trnx.simulator.program.interleaved_loops import Bound, ForLoop, Loop, WaitPoint, WhileLoop
+
+
+class LoopRecorder(Protocol):
+    """What loops ask of who records their kernel."""
+
+    rows: InstructionTable
+    pool: BufferPool
+    findings: Findings
+
+    def append_steps(self, steps: Iterable[Step]) -> None:
+        """Record steps."""
+
+    def join_loops(self, loop: Loop, with_ranks: bool) -> None:
+        """Complete a loop in which programs meet, and ranks."""
+
+
+@dataclass
+class LoopRecord:
+    """A loop of the Program: instructions `first` to `last` (exclusive) are its body."""
+
+    first: int
+    location: Location | None
+    last: int = -1
+    trips: int | None = None
+
+
+@dataclass
+class _Open:
+    """A loop whose body is being recorded; `register` is the condition of `while register:`."""
+
+    record: LoopRecord
+    loop: Loop
+    register: VirtualRegister | None
+    meets_ranks: bool = False
+
+
+class Loops:
+    """The loops being recorded, outermost first, and those that are complete."""
+
+    def __init__(self, recorder: LoopRecorder) -> None:
+        self._recorder = recorder
+        self._open: list[_Open] = []
+        # Whether a loop is being recorded.
+        self.is_open = False
+        self.records: list[LoopRecord] = []
+
+    @property
+    def depth(self) -> int:
+        """How many loops are open."""
+        return len(self._open)
+
+    def extend(self, steps: list[Step]) -> None:
+        """Record steps of the innermost open loop."""
+        loop = self._open[-1].loop
+        loop.steps += steps
+        if loop.watched is not None:
+            loop.watched += steps
+
+    def watch(self, step: Step) -> None:
+        """A step of the innermost open loop that belongs to the first run alone."""
+        loop = self._open[-1].loop
+        if loop.watched is None:
+            loop.watched = list(loop.steps)
+        loop.watched.append(step)
+
+    def arrive(self, meets_ranks: bool) -> WaitPoint | None:
+        """Mark the place where a program waits for others; None outside of loops."""
+        if not self._open:
+            return None
+        for one in self._open:
+            one.loop.meets = True
+            one.meets_ranks |= meets_ranks
+        wait_point = WaitPoint(kernel_location())
+        self.extend([wait_point])
+        return wait_point
+
+    def _begin(self, loop: Loop, register: VirtualRegister | None = None) -> _Open:
+        if not self._open:
+            self._recorder.pool.hold()
+        opened = _Open(LoopRecord(len(self._recorder.rows), kernel_location()), loop, register)
+        self._open.append(opened)
+        self.is_open = True
+        self.records.append(opened.record)
+        return opened
+
+    def _end(self) -> None:
+        ended = self._open.pop()
+        self.is_open = bool(self._open)
+        ended.record.last = len(self._recorder.rows)
+        if self._open or not ended.loop.meets:
+            self._recorder.append_steps([ended.loop])
+        else:
+            self._recorder.join_loops(ended.loop, ended.meets_ranks)
+        if not self._open:
+            ended.loop.forget()
+            self._recorder.pool.release()
+
+    def fori(self, lower: Bound, upper: Bound, step: int, body: Callable[[Any], Any]) -> None:
+        """`for i in range(lower, upper, step): body(i)`."""
+        for counter in self.counted(lower, upper, step):
+            body(counter)
+
+    def counted(self, lower: Bound, upper: Bound, step: int) -> Iterator[VirtualRegister]:
+        """Yields the counter once, while the body is recorded."""
+        if not isinstance(step, int) or step < 1:
+            self._fail(f"the step of a loop must be a positive compile-time integer, not {step!r}")
+        for bound in (lower, upper):
+            self._require_set(bound)
+        counter = VirtualRegister(is_frozen=True)
+        counter.is_set = True
+        opened = self._begin(ForLoop(counter=counter, lower=lower, upper=upper, stride=step))
+        if isinstance(lower, int) and isinstance(upper, int):
+            opened.record.trips = len(range(lower, upper, step))
+        yield counter
+        if not self._open or self._open[-1] is not opened:
+            self._fail("a loop inside this loop was not finished")
+        self._end()
+
+    def while_loop(self, init: VirtualRegister, body: Callable[[Any], Any]) -> None:
+        """`r = init; while r: r = body(r)`."""
+        self._require_set(init)
+        condition = VirtualRegister()
+        condition.is_set = True
+        loop = WhileLoop(init=init, condition=condition, following=condition)
+        self._begin(loop)
+        following = body(condition)
+        if not isinstance(following, VirtualRegister):
+            self._fail("the body of nl.while_loop must return the register of the next condition")
+        loop.following = following
+        self._end()
+
+    def while_condition(self, register: VirtualRegister) -> bool:
+        """`while register:`: True opens the loop, the next evaluation closes it."""
+        if self._open and self._open[-1].register is register:
+            self._end()
+            return False
+        self._require_set(register)
+        self._begin(WhileLoop(init=register, condition=register, following=register), register)
+        return True
+
+    def check_closed(self) -> None:
+        """A loop that is open at the end was left by break or return, or was an `if register`."""
+        if self._open:
+            self._fail(
+                "the value of a register was used in `if`, or a register loop was left early; "
+                "registers work in `while register:` and nl.fori_loop alone",
+                self._open[0].record.location,
+            )
+
+    def _require_set(self, bound: Bound) -> None:
+        if isinstance(bound, VirtualRegister) and not bound.is_set:
+            self._recorder.findings.report(
+                UninitialisedReadError(
+                    "uninitialised-read",
+                    "a loop's bound is a register without value; set it with nisa.register_move "
+                    "or nisa.register_load",
+                    kernel_location(),
+                )
+            )
+
+    def _fail(self, message: str, location: Location | None = None) -> None:
+        raise KernelSubsetError("kernel-subset", message, location or kernel_location())

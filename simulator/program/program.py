@@ -1,0 +1,336 @@
+"""`Program`: what a kernel does for given sizes, recorded once and replayed on new tensors.
+
+Replay calls the recorded steps in order. Arguments and outputs are not copied: the views that steps
+hold are pointed at the caller's memory, and only when its address changed since the last run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+
+from trnx.simulator.errors import TrnxError
+from trnx.simulator.fork_locks import fork_lock
+from trnx.simulator.memory.host_memory import is_plain, plain, unreadable
+from trnx.simulator.memory.storage import Slot, Step, poison
+from trnx.simulator.memory.tensor_spec import TensorSpec
+from trnx.simulator.precision import FullPrecision
+from trnx.simulator.program.instruction_table import InstructionTable
+
+
+class BindingError(TrnxError):
+    """A tensor given to a Program does not fit what it was traced for."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """One result: a region of a slot. `argument` is the input it lies in, or -1 for new memory."""
+
+    slot: Slot
+    spec: TensorSpec
+    offset: int
+    argument: int
+    whole: TensorSpec
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What was counted while tracing; bytes on chip are per partition.
+
+    `host_bytes` is the memory of this machine that replaying holds on to: on-chip tensors, and
+    temporaries of instructions.
+    """
+
+    matmul_flops: int
+    hbm_bytes: int
+    peak_sbuf_bytes: int
+    peak_psum_bytes: int
+    host_bytes: int = 0
+
+
+class Program:
+    """A traced kernel. `inputs` and `outputs` are specs; `rows` are the instructions as columns."""
+
+    def __init__(
+        self,
+        name: str,
+        inputs: tuple[TensorSpec, ...],
+        slots: tuple[Slot, ...],
+        results: tuple[Output, ...],
+        steps: list[Step],
+        rows: InstructionTable,
+        totals: Totals,
+        is_part: bool = False,
+    ) -> None:
+        self.name = name
+        self.inputs = inputs
+        self.outputs = tuple(result.spec for result in results)
+        self.rows = rows
+        self.totals = totals
+        self._slots = slots
+        self._results = results
+        self._steps = steps
+        # One rank's part of a RankProgram.
+        self._is_part = is_part
+        self._lock = fork_lock(self, threading.Lock)
+        # Weak: what stays bound is memory, not the tensor object with its gradient and its graph.
+        self._bound: list[weakref.ref[torch.Tensor] | None] = [None] * len(slots)
+        # The same tensor object may get other memory or strides: `parameter.data = ...`.
+        self._bound_strides: list[tuple[int, ...]] = [()] * len(slots)
+        self._fresh = _fresh_results(results)
+        # Outputs of the last run that are bound as they are, by the identity of the tensors.
+        self._bound_outputs: tuple[weakref.ref[torch.Tensor], ...] = ()
+
+    @property
+    def instruction_count(self) -> int:
+        """Instructions recorded."""
+        return len(self.rows)
+
+    @property
+    def matmul_flops(self) -> int:
+        """FLOPs of matrix products without padding; transposes do not count."""
+        return self.totals.matmul_flops
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes that DMA moves from and to HBM."""
+        return self.totals.hbm_bytes
+
+    @property
+    def peak_sbuf_bytes(self) -> int:
+        """Most bytes of SBUF per partition that are live at once."""
+        return self.totals.peak_sbuf_bytes
+
+    @property
+    def peak_psum_bytes(self) -> int:
+        """Most bytes of PSUM per partition that are live at once."""
+        return self.totals.peak_psum_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of this machine's memory that the Program holds, without inputs and outputs."""
+        return self.totals.host_bytes
+
+    def run(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Replay on `inputs`; results are written to `outputs` where given, else to new tensors.
+
+        Inputs need the shapes, dtypes and strides of `self.inputs`. Raises BindingError.
+        """
+        return self.replay([self._readable(i, one) for i, one in enumerate(inputs)], outputs)
+
+    def replay(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """`run` for who knows that the memory of every tensor holds its values (`host_memory`)."""
+        if self._is_part:
+            raise BindingError(f"{self.name} is one rank's part; run the RankProgram")
+        # Products alone depend on the process's setting.
+        precision = FullPrecision() if self.matmul_flops else contextlib.nullcontext()
+        with self._lock, precision:
+            made = self.bind(inputs, outputs)
+            for step in self._steps:
+                step()
+            return self.deliver(made, outputs)
+
+    def bind(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None
+    ) -> list[torch.Tensor] | None:
+        """Point the steps at the tensors of a run, whose results will be in the tensors returned;
+        None: in `outputs` themselves. For who runs the steps.
+        """
+        self._bind_inputs(inputs)
+        if outputs is not None and self._has_bound(outputs):
+            return None
+        return self._bind_results(inputs, outputs)
+
+    def deliver(
+        self, made: list[torch.Tensor] | None, outputs: Sequence[torch.Tensor] | None
+    ) -> tuple[torch.Tensor, ...]:
+        """The results of a run that `bind` prepared."""
+        if outputs is None:
+            return tuple(made or ())
+        if made is None:
+            return tuple(outputs)
+        direct = True
+        for result, given in zip(made, outputs, strict=True):
+            if result is not given:
+                direct = False
+                given.copy_(result)
+        if direct and len(self._fresh) == len(self._results):
+            self._bound_outputs = tuple(weakref.ref(given) for given in outputs)
+        return tuple(outputs)
+
+    def _has_bound(self, outputs: Sequence[torch.Tensor]) -> bool:
+        """True where the outputs are those of the last run, with the same memory."""
+        bound = self._bound_outputs
+        return len(outputs) == len(bound) > 0 and all(
+            given is known()
+            and result.slot.is_bound_to(given.data_ptr())
+            and given.stride() == result.spec.strides
+            for given, known, result in zip(outputs, bound, self._results, strict=True)
+        )
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Memory that is bound for a run: of the inputs, then of the results that are new."""
+        return (*self._slots, *(slot for slot, _ in self._fresh))
+
+    @property
+    def results(self) -> tuple[Output, ...]:
+        """Where the outputs lie."""
+        return self._results
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What a run executes, in order."""
+        return tuple(self._steps)
+
+    def release(self) -> None:
+        """Drop every reference to tensors of the last run."""
+        with self._lock:
+            for slot in self.slots:
+                slot.release()
+            self._bound = [None] * len(self._slots)
+            self._bound_outputs = ()
+
+    def _bind_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
+        if len(inputs) != len(self._slots):
+            raise BindingError(f"{self.name} takes {len(self._slots)} tensors, got {len(inputs)}")
+        for i, tensor in enumerate(inputs):
+            slot, known = self._slots[i], self._bound[i]
+            if (
+                known is not None
+                and tensor is known()
+                and slot.is_bound_to(tensor.data_ptr())
+                and tensor.stride() == self._bound_strides[i]
+            ):
+                continue
+            slot.bind(self._checked(i, tensor))
+            # Where a copy was bound for a tensor with other strides, it is made anew each time.
+            is_itself = tensor.data_ptr() == slot.address
+            self._bound[i] = weakref.ref(tensor) if is_itself else None
+            self._bound_strides[i] = tensor.stride()
+
+    def _readable(self, i: int, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` with its values in its memory, as a copy where nothing writes there."""
+        if reason := unreadable(tensor):
+            raise BindingError(f"{self.name}: input {i} cannot be read: {reason}")
+        if is_plain(tensor):
+            return tensor
+        if i < len(self._slots) and self._slots[i].is_written:
+            raise BindingError(
+                f"{self.name} writes into input {i}, whose memory does not hold its values "
+                "(negative bit, conjugate bit or zero without storage); pass `.clone()`"
+            )
+        return plain(tensor)
+
+    def _checked(self, i: int, tensor: torch.Tensor) -> torch.Tensor:
+        spec = self.inputs[i]
+        if tensor.dtype is not spec.dtype or tensor.shape != spec.shape:
+            raise BindingError(
+                f"{self.name}: input {i} is {tensor.dtype} {tuple(tensor.shape)}; "
+                f"it was traced for {spec.dtype} {spec.shape}"
+            )
+        if tensor.stride() == spec.strides or same_layout(tensor, spec):
+            return tensor
+        if not spec.is_contiguous or self._slots[i].is_written:
+            raise BindingError(
+                f"{self.name}: input {i} has strides {tensor.stride()}; "
+                f"it was traced for {spec.strides}; make it contiguous or trace again"
+            )
+        return tensor.contiguous()
+
+    def _bind_results(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None
+    ) -> list[torch.Tensor]:
+        self._bound_outputs = ()
+        wholes: dict[int, torch.Tensor] = {}
+        for slot, (spec, at) in self._fresh:
+            whole = None if outputs is None or at < 0 else _usable(outputs[at], spec)
+            if whole is None:
+                whole = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
+                if self.rows.loops:
+                    # A loop that makes no turn writes nothing.
+                    poison(whole, spec.dtype.is_floating_point)
+            slot.bind(whole)
+            wholes[id(slot)] = whole
+        return [self._result(result, inputs, wholes) for result in self._results]
+
+    def _result(
+        self, result: Output, inputs: Sequence[torch.Tensor], wholes: dict[int, torch.Tensor]
+    ) -> torch.Tensor:
+        spec = result.spec
+        whole = inputs[result.argument] if result.argument >= 0 else wholes[id(result.slot)]
+        if spec.shape == tuple(whole.shape) and whole.dtype is spec.dtype and not result.offset:
+            return whole
+        if whole.dtype is not spec.dtype:
+            whole = torch.empty(0, dtype=spec.dtype, device="cpu").set_(
+                whole.untyped_storage(),
+                whole.storage_offset() * whole.element_size() // spec.dtype.itemsize,
+                spec.shape,
+                spec.strides,
+            )
+        return whole.as_strided(spec.shape, spec.strides, whole.storage_offset() + result.offset)
+
+
+def same_layout(tensor: torch.Tensor, spec: TensorSpec) -> bool:
+    """True where strides are equal but for sizes of 1, whose stride does not matter."""
+    return tensor.numel() == 0 or all(
+        size == 1 or have == want
+        for size, have, want in zip(spec.shape, tensor.stride(), spec.strides, strict=True)
+    )
+
+
+def _usable(given: torch.Tensor, spec: TensorSpec) -> torch.Tensor | None:
+    """`given` where it can take the slot's content directly."""
+    if given.dtype is not spec.dtype or tuple(given.shape) != spec.shape:
+        raise BindingError(
+            f"output is {given.dtype} {tuple(given.shape)}; the kernel returns "
+            f"{spec.dtype} {spec.shape}"
+        )
+    if reason := unreadable(given):
+        raise BindingError(f"the output cannot be written: {reason}")
+    return given if given.is_contiguous() and is_plain(given) else None
+
+
+def _fresh_results(results: tuple[Output, ...]) -> list[tuple[Slot, tuple[TensorSpec, int]]]:
+    """Slots that need new memory per run, with the output that is all of it (or -1)."""
+    found: dict[int, tuple[Slot, tuple[TensorSpec, int]]] = {}
+    for i, result in enumerate(results):
+        if result.argument >= 0:
+            continue
+        is_whole = result.offset == 0 and result.spec == result.whole
+        known = found.get(id(result.slot))
+        if known is None or (is_whole and known[1][1] < 0):
+            found[id(result.slot)] = (result.slot, (result.whole, i if is_whole else -1))
+    return list(found.values())
+
+
+_runs: ContextVar[Callable[[Program, str], None] | None] = ContextVar("trnx_runs", default=None)
+
+
+@contextlib.contextmanager
+def observing_runs(observer: Callable[[Program, str], None]) -> Iterator[None]:
+    """`observer` is told the Program and the target of every kernel that is simulated in this
+    block.
+    """
+    token = _runs.set(observer)
+    try:
+        yield
+    finally:
+        _runs.reset(token)
+
+
+def has_run(program: Program, target: str) -> None:
+    """A kernel was simulated: tell who observes."""
+    observer = _runs.get()
+    if observer is not None:
+        observer(program, target)
