@@ -1,4 +1,4 @@
-"""The registry of kernels: discovery walks this package, a module registers itself.
+"""The registry of kernels: discovery walks the package `kernels`, a module registers itself.
 
 Kernel files say `import nki`, which is not on a machine without Neuron, so they are not imported in
 the usual way: they are loaded as twins (`trnx.simulator.load_module`), in which `nki` is the
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import pkgutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -21,10 +20,8 @@ from trnx.nki_kernels.errors import DuplicateKernelError
 from trnx.nki_kernels.spec import KernelSpec
 from trnx.nki_kernels.spec_checks import check_spec
 
-# The modules of this package that define no kernel.
-_NOT_KERNELS = frozenset(
-    {"spec", "registry", "errors", "canonical_ops", "generator", "spec_checks"}
-)
+# The hand-written kernels, one family a file; a helper's name starts with an underscore.
+_KERNELS = Path(__file__).resolve().parent / "kernels"
 
 
 class Registry:
@@ -62,7 +59,8 @@ class Registry:
                     f"a kernel named {spec.name!r} is registered already"
                     f"{f' by {where}' if where else ''}; choose another name"
                 )
-            found[spec.name] = (replace(spec, builtin=file is not None and _is_ours(file)), file)
+            is_ours = file is not None and file.is_relative_to(_KERNELS)
+            found[spec.name] = (replace(spec, builtin=is_ours), file)
         return found
 
     def __getitem__(self, name: str) -> KernelSpec:
@@ -83,10 +81,6 @@ _loaded: dict[Path, bytes] = {}  # file -> digest of what was loaded
 _locks: dict[Path, threading.RLock] = {}
 # What the file that is being loaded has registered.
 _loading: ContextVar[list[KernelSpec] | None] = ContextVar("trnx_loading_kernels", default=None)
-
-
-def _is_ours(file: Path) -> bool:
-    return file.parent == Path(__file__).resolve().parent
 
 
 def register(spec: KernelSpec) -> None:
@@ -132,9 +126,6 @@ def kernels() -> Registry:
 
 @functools.cache
 def _load_package() -> None:
-    import trnx.nki_kernels as package
-
-    for root in package.__path__:
-        for module in pkgutil.iter_modules([root]):
-            if module.name not in _NOT_KERNELS and not module.name.startswith("_"):
-                load_kernels(Path(root) / f"{module.name}.py")
+    for file in sorted(_KERNELS.rglob("*.py")):
+        if not file.name.startswith("_"):
+            load_kernels(file)

@@ -15,7 +15,7 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels._rows import combine_rows, load_rows, rows_of, run_of
+from trnx.nki_kernels.kernels._rows import combine_rows, load_rows, rows_of, run_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject

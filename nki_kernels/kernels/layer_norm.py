@@ -19,7 +19,7 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels._rows import (
+from trnx.nki_kernels.kernels._rows import (
     combine_rows,
     load_rows,
     load_vector,

@@ -16,7 +16,7 @@ import nki
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels._attention_forward import (
+from trnx.nki_kernels.kernels.attention._forward import (
     Biases,
     Line,
     Outputs,
@@ -26,9 +26,14 @@ from trnx.nki_kernels._attention_forward import (
     forward_pack,
     store_logs,
 )
-from trnx.nki_kernels._attention_layout import chunks_of, layout_of, packs_of
-from trnx.nki_kernels._attention_masks import Masks, as_four, heads_as_rows
-from trnx.nki_kernels._sdpa_host import attention_work, dropout_factor, samples, why_not
+from trnx.nki_kernels.kernels.attention._host import (
+    attention_work,
+    dropout_factor,
+    samples,
+    why_not,
+)
+from trnx.nki_kernels.kernels.attention._layout import chunks_of, layout_of, packs_of
+from trnx.nki_kernels.kernels.attention._masks import Masks, as_four, heads_as_rows
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern
 from trnx.simulator.errors import Reject

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels._attention_layout import Chunk
+from trnx.nki_kernels.kernels.attention._layout import Chunk
 
 _NEG_INF = float("-inf")
 # What a False of a bool mask adds to a score: far below any score, yet finite, and below the

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels._attention import (
+from trnx.nki_kernels.kernels.attention._heads import (
     column,
     combine_keys,
     load_blocks,
@@ -22,8 +22,14 @@ from trnx.nki_kernels._attention import (
     multiply_heads,
     new_weights,
 )
-from trnx.nki_kernels._attention_layout import Chunk, Layout, groups_of, rows_of, split_heads
-from trnx.nki_kernels._attention_masks import (
+from trnx.nki_kernels.kernels.attention._layout import (
+    Chunk,
+    Layout,
+    groups_of,
+    rows_of,
+    split_heads,
+)
+from trnx.nki_kernels.kernels.attention._masks import (
     CLAMP_FALSE,
     CLAMP_FLOAT,
     Masks,

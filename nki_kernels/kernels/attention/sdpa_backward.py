@@ -12,16 +12,21 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels._attention_backward import (
+from trnx.nki_kernels.kernels.attention._backward import (
     BackwardProblem,
     Gradients,
     backward_chunk,
     backward_pack,
     finish,
 )
-from trnx.nki_kernels._attention_layout import chunks_of, layout_of, packs_of
-from trnx.nki_kernels._attention_masks import Masks, as_four
-from trnx.nki_kernels._sdpa_host import attention_work, backward_samples, dropout_factor, why_not
+from trnx.nki_kernels.kernels.attention._host import (
+    attention_work,
+    backward_samples,
+    dropout_factor,
+    why_not,
+)
+from trnx.nki_kernels.kernels.attention._layout import chunks_of, layout_of, packs_of
+from trnx.nki_kernels.kernels.attention._masks import Masks, as_four
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern
 from trnx.simulator.errors import Reject

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels._attention import (
+from trnx.nki_kernels.kernels.attention._heads import (
     Loaded,
     column,
     combine_keys,
@@ -25,9 +25,15 @@ from trnx.nki_kernels._attention import (
     multiply_heads,
     new_weights,
 )
-from trnx.nki_kernels._attention_layout import Chunk, Layout, groups_of, rows_of, split_heads
-from trnx.nki_kernels._attention_mask_gradient import add_mask_gradient, clear_mask_gradient
-from trnx.nki_kernels._attention_masks import Masks, drop, load_mask, make_bias, spread
+from trnx.nki_kernels.kernels.attention._layout import (
+    Chunk,
+    Layout,
+    groups_of,
+    rows_of,
+    split_heads,
+)
+from trnx.nki_kernels.kernels.attention._mask_gradient import add_mask_gradient, clear_mask_gradient
+from trnx.nki_kernels.kernels.attention._masks import Masks, drop, load_mask, make_bias, spread
 
 
 class Gradients(NamedTuple):

@@ -16,8 +16,13 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels._blocking import COLUMNS, block_sizes, leading_dims_merge, operand_layout
-from trnx.nki_kernels._matmul import (
+from trnx.nki_kernels.kernels._blocking import (
+    COLUMNS,
+    block_sizes,
+    leading_dims_merge,
+    operand_layout,
+)
+from trnx.nki_kernels.kernels._matmul import (
     Blocks,
     Epilogue,
     Operand,

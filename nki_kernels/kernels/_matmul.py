@@ -16,7 +16,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels._blocking import DMA, ROWS
+from trnx.nki_kernels.kernels._blocking import DMA, ROWS
 
 # Bytes per partition of rows loaded before they are transposed: a DMA is efficient from 2 KiB per
 # partition on, and nothing is gained beyond a few times that.

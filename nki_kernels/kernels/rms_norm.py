@@ -14,7 +14,7 @@ import nki.language as nl
 import torch
 
 import trnx.nki_kernels.canonical_ops  # noqa: F401  registers trnx::rms_norm
-from trnx.nki_kernels._rows import (
+from trnx.nki_kernels.kernels._rows import (
     load_rows,
     load_vector,
     rows_of,

@@ -18,8 +18,8 @@ import nki.language as nl
 import torch
 import torch.nn.functional as F
 
-from trnx.nki_kernels._blocking import block_sizes, leading_dims_merge, operand_layout
-from trnx.nki_kernels._matmul import Blocks, Epilogue, Operand, product, segments_of
+from trnx.nki_kernels.kernels._blocking import block_sizes, leading_dims_merge, operand_layout
+from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, Operand, product, segments_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject

@@ -7,7 +7,13 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels._attention_layout import Chunk, Layout, groups_of, rows_of, split_heads
+from trnx.nki_kernels.kernels.attention._layout import (
+    Chunk,
+    Layout,
+    groups_of,
+    rows_of,
+    split_heads,
+)
 
 
 def load_rows(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int, layout: Layout) -> nl.NkiTensor:
