@@ -18,7 +18,7 @@ from pathlib import Path
 
 from trnx.nki_kernels.errors import DuplicateKernelError
 from trnx.nki_kernels.spec import KernelSpec
-from trnx.nki_kernels.spec_checks import check_spec
+from trnx.nki_kernels.spec_checks import checked_spec
 
 # The hand-written kernels, one family a file; a helper's name starts with an underscore.
 _KERNELS = Path(__file__).resolve().parent / "kernels"
@@ -86,7 +86,7 @@ _loading: ContextVar[list[KernelSpec] | None] = ContextVar("trnx_loading_kernels
 def register(spec: KernelSpec) -> None:
     """Register a kernel: the last statement of a kernel module. Raises KernelSpecError where its
     parts do not fit together, DuplicateKernelError where its name is taken."""
-    check_spec(spec)
+    spec = checked_spec(spec)
     found = _loading.get()
     if found is None:
         _registry.register(spec)

@@ -52,7 +52,7 @@ def bindings_of(sample: Sample) -> Bindings:
 
 
 def accepted_launch(spec: KernelSpec, sample: Sample, target: str) -> Launch | None:
-    """None where the guard refuses the sample, which needs a reason."""
+    """None where the kernel refuses the sample, which needs a reason."""
     refusal = spec.supports(bindings_of(sample), hardware(target))
     if refusal is not None:
         assert isinstance(refusal, Reject)
@@ -187,7 +187,7 @@ def test_both_modes_of_tracing_give_equal_programs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_guard_refuses_complex_tensors_with_a_reason(name: str) -> None:
+def test_kernels_refuse_complex_tensors_with_a_reason(name: str) -> None:
     spec, sample = registry.kernels()[name], cached_samples(name)[0]
     bindings = bindings_of(sample)
     odd = Bindings(
@@ -251,9 +251,9 @@ register(
     KernelSpec(
         name="twice",
         patterns=(Pattern(pattern),),
-        guard=lambda b, hw: None,
-        torch_reference=lambda x: x * 2.0,
-        work=lambda b: Cost(vector_flops=b.x.numel, hbm_bytes=2 * b.x.nbytes),
+        supports=lambda b, hw: None,
+        reference=lambda x: x * 2.0,
+        cost=lambda b: Cost(vector_flops=b.x.numel, hbm_bytes=2 * b.x.nbytes),
         samples=lambda generator: [Sample({"x": torch.randn(4, 4, generator=generator)}, "small")],
         kernel=twice_kernel,
     )

@@ -27,9 +27,9 @@ from trnx.nki_kernels.kernels.attention._heads import (
 )
 from trnx.nki_kernels.kernels.attention._layout import (
     Chunk,
-    Layout,
+    HeadLayout,
     groups_of,
-    rows_of,
+    head_rows,
     split_heads,
 )
 from trnx.nki_kernels.kernels.attention._mask_gradient import add_mask_gradient, clear_mask_gradient
@@ -61,9 +61,9 @@ class BackwardProblem(NamedTuple):
     factor: float
     scale: float
     group: int
-    features: Layout
-    values: Layout
-    keys: Layout
+    features: HeadLayout
+    values: HeadLayout
+    keys: HeadLayout
     tile: int
 
 
@@ -77,7 +77,7 @@ class KeySide(NamedTuple):
     vectors: list[nl.NkiTensor]
 
 
-class Sums(NamedTuple):
+class KeyGradients(NamedTuple):
     """Gradients of a tile of keys in PSUM: `[<= 128 keys, blocks * key heads, width]`."""
 
     dk: nl.NkiTensor
@@ -111,11 +111,11 @@ class Started(NamedTuple):
     last: bool
 
 
-class Waiting(NamedTuple):
+class BackwardPipeline(NamedTuple):
     """What was started and is finished after the next start; the sums so far, None before any."""
 
     started: Started
-    sums: Sums | None
+    sums: KeyGradients | None
 
 
 def _load_side(p: BackwardProblem, sources: Chunk, start: int, size: int) -> KeySide:
@@ -127,13 +127,13 @@ def _load_side(p: BackwardProblem, sources: Chunk, start: int, size: int) -> Key
     return KeySide(start, size, keys.transposed, values.transposed, vectors)
 
 
-def _new_sums(p: BackwardProblem, sources: Chunk, size: int) -> Sums:
+def _new_key_gradients(p: BackwardProblem, sources: Chunk, size: int) -> KeyGradients:
     """With nothing in them yet."""
     pmax = nl.tile_size.pmax
     blocks = (size + pmax - 1) // pmax * sources.pairs
     dk = nl.ndarray((min(size, pmax), blocks, p.k.shape[3]), dtype=nl.float32, buffer=nl.psum)
     dv = nl.ndarray((min(size, pmax), blocks, p.v.shape[3]), dtype=nl.float32, buffer=nl.psum)
-    return Sums(dk, dv)
+    return KeyGradients(dk, dv)
 
 
 def _load_row_values(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.NkiTensor:
@@ -265,7 +265,7 @@ def _store_query_gradient(
         nisa.tensor_scalar(dst=total, data=product, op0=nl.multiply, operand0=p.scale)
     else:
         before = nl.ndarray(product.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.dma_copy(dst=split_heads(before, chunk), src=rows_of(g.dq_sum, chunk, row, rows))
+        nisa.dma_copy(dst=split_heads(before, chunk), src=head_rows(g.dq_sum, chunk, row, rows))
         nisa.scalar_tensor_tensor(
             dst=total,
             data=product,
@@ -275,7 +275,7 @@ def _store_query_gradient(
             operand1=before,
         )
     target = g.dq if last else g.dq_sum
-    nisa.dma_copy(dst=rows_of(target, chunk, row, rows), src=split_heads(total, chunk))
+    nisa.dma_copy(dst=head_rows(target, chunk, row, rows), src=split_heads(total, chunk))
 
 
 def _start(
@@ -314,14 +314,16 @@ def _start(
     )
 
 
-def finish(p: BackwardProblem, g: Gradients, waiting: Waiting) -> Sums | None:
+def finish_rows(
+    p: BackwardProblem, g: Gradients, pipeline: BackwardPipeline
+) -> KeyGradients | None:
     """The products with the gradients of the scores; the sums, None after the last rows."""
-    s = waiting.started
+    s = pipeline.started
     side = s.side
     chunk = s.chunk
-    sums = waiting.sums
+    sums = pipeline.sums
     if sums is None:
-        sums = _new_sums(p, s.sources, side.size)
+        sums = _new_key_gradients(p, s.sources, side.size)
     _accumulate_keys(sums.dv, s.weights.dropped, s.grad, chunk.pairs, p.group)
     if g.dmask is not None:
         add_mask_gradient(g.dmask, s.wide, chunk, s.row, side.start)
@@ -336,15 +338,15 @@ def finish(p: BackwardProblem, g: Gradients, waiting: Waiting) -> Sums | None:
     return sums
 
 
-def _advance(
-    p: BackwardProblem, g: Gradients, waiting: Waiting | None, started: Started
-) -> Waiting:
+def _step(
+    p: BackwardProblem, g: Gradients, pipeline: BackwardPipeline | None, started: Started
+) -> BackwardPipeline:
     """Finish what waits, now that TensorE has had the first products of what comes next: it works
     on these while the other engines turn scores into gradients."""
     sums = None
-    if waiting is not None:
-        sums = finish(p, g, waiting)
-    return Waiting(started, sums)
+    if pipeline is not None:
+        sums = finish_rows(p, g, pipeline)
+    return BackwardPipeline(started, sums)
 
 
 def _store_keys(
@@ -366,7 +368,7 @@ def _store_keys(
             first = block // pmax * sources.pairs
             total = sums[0:count, first : first + sources.pairs, :]
             nisa.tensor_scalar(dst=tile, data=total, op0=nl.multiply, operand0=scale)
-        destination = rows_of(target, sources, start + block, count)
+        destination = head_rows(target, sources, start + block, count)
         nisa.dma_copy(dst=destination, src=split_heads(tile, sources))
 
 
@@ -375,10 +377,10 @@ def backward_chunk(
     g: Gradients,
     sources: Chunk,
     chunks: list[Chunk],
-    waiting: Waiting | None,
-) -> Waiting | None:
+    pipeline: BackwardPipeline | None,
+) -> BackwardPipeline | None:
     """All gradients through the key heads of `sources`, whose query heads are `chunks`; what is
-    left to `finish`."""
+    left to `finish_rows`."""
     length = p.q.shape[2]
     pmax = nl.tile_size.pmax
     for start in range(0, p.k.shape[2], p.tile):
@@ -396,10 +398,10 @@ def backward_chunk(
                     grad = load_transposed(p.grad, chunk, row, rows, p.values)
                     last = number == len(chunks) - 1 and row + rows == length
                     started = _start(p, g, side, sources, chunk, row, queries, grad, last)
-                    waiting = _advance(p, g, waiting, started)
+                    pipeline = _step(p, g, pipeline, started)
                 elif g.dmask is not None:
                     clear_mask_gradient(g.dmask, chunk, row, rows, start, size)
-    return waiting
+    return pipeline
 
 
 def _unseen_keys(
@@ -423,8 +425,8 @@ def _unseen_keys(
 
 
 def backward_pack(
-    p: BackwardProblem, g: Gradients, pack: Chunk, waiting: Waiting | None
-) -> Waiting | None:
+    p: BackwardProblem, g: Gradients, pack: Chunk, pipeline: BackwardPipeline | None
+) -> BackwardPipeline | None:
     """Short sequences of several batch entries: transposed together, then one by one."""
     rows = p.q.shape[2]
     cols = p.k.shape[2]
@@ -448,5 +450,5 @@ def backward_pack(
         query = Loaded(queries[:, :, first : first + rows], load_blocks(p.q, chunk, 0, rows))
         grad = Loaded(grads[:, :, first : first + rows], load_blocks(p.grad, chunk, 0, rows))
         started = _start(p, g, side, chunk, chunk, 0, query, grad, True)
-        waiting = _advance(p, g, waiting, started)
-    return waiting
+        pipeline = _step(p, g, pipeline, started)
+    return pipeline

@@ -24,9 +24,9 @@ from trnx.nki_kernels.kernels.attention._heads import (
 )
 from trnx.nki_kernels.kernels.attention._layout import (
     Chunk,
-    Layout,
+    HeadLayout,
     groups_of,
-    rows_of,
+    head_rows,
     split_heads,
 )
 from trnx.nki_kernels.kernels.attention._masks import (
@@ -57,8 +57,8 @@ class Problem(NamedTuple):
     factor: float
     scale: float
     group: int
-    features: Layout
-    keys: Layout
+    features: HeadLayout
+    keys: HeadLayout
     tile: int
     resident: bool
 
@@ -80,7 +80,7 @@ class State(NamedTuple):
     product: nl.NkiTensor
 
 
-class Sum(NamedTuple):
+class RowSums(NamedTuple):
     """The final sums of the rows from `row` of a chunk: `total` is that of `state`, never zero."""
 
     total: nl.NkiTensor
@@ -94,7 +94,7 @@ class Outputs(NamedTuple):
 
     out: nl.NkiTensor
     lse: nl.NkiTensor
-    sums: list[Sum]
+    sums: list[RowSums]
 
 
 class Scored(NamedTuple):
@@ -120,7 +120,7 @@ class Weighted(NamedTuple):
     total: nl.NkiTensor
 
 
-class Line(NamedTuple):
+class Pipeline(NamedTuple):
     """Two tiles of scores on their way, a step apart: while TensorE computes a third, VectorE and
     ScalarE compute the weights of `scored`, and `weighted` is multiplied with the values.
     `state` is that of its rows before it, None where it is the first."""
@@ -246,7 +246,7 @@ def _finish(p: Problem, outputs: Outputs, w: Weighted, old: State | None) -> Sta
     s = w.scored
     product = combine_keys(w.padded, s.values, s.chunk.pairs, p.group, s.cols, p.keys)
     if old is not None:
-        state = _faded(old, State(w.negmax, w.total, product))
+        state = _rescale(old, State(w.negmax, w.total, product))
     elif s.last:
         state = State(w.negmax, w.total, product)
     else:
@@ -259,35 +259,35 @@ def _finish(p: Problem, outputs: Outputs, w: Weighted, old: State | None) -> Sta
     return None
 
 
-def advance(p: Problem, outputs: Outputs, line: Line, scored: Scored | None) -> Line:
-    """One step; at the end, two steps without new scores empty the line."""
+def step(p: Problem, outputs: Outputs, pipeline: Pipeline, scored: Scored | None) -> Pipeline:
+    """One step; at the end, two steps without new scores empty the pipeline."""
     oldmax = None
-    if line.weighted is not None and not line.weighted.scored.last:
-        oldmax = line.weighted.negmax
+    if pipeline.weighted is not None and not pipeline.weighted.scored.last:
+        oldmax = pipeline.weighted.negmax
     weighted = None
-    if line.scored is not None:
-        weighted = _weigh(p, outputs.out.dtype, line.scored, oldmax)
+    if pipeline.scored is not None:
+        weighted = _weigh(p, outputs.out.dtype, pipeline.scored, oldmax)
     state = None
-    if line.weighted is not None:
-        state = _finish(p, outputs, line.weighted, line.state)
-    return Line(scored, weighted, state)
+    if pipeline.weighted is not None:
+        state = _finish(p, outputs, pipeline.weighted, pipeline.state)
+    return Pipeline(scored, weighted, state)
 
 
-def _faded(old: State, new: State) -> State:
+def _rescale(old: State, new: State) -> State:
     """`old`, brought to the maximum of `new`, plus `new` (one head)."""
     rows = old.negmax.shape[0]
-    fade = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=fade, op=nl.exp, data=old.negmax, bias=new.negmax, scale=-1.0)
+    factor = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=factor, op=nl.exp, data=old.negmax, bias=new.negmax, scale=-1.0)
     total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     product = nl.ndarray(old.product.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
-        dst=total, data=old.total, op0=nl.multiply, operand0=fade, op1=nl.add, operand1=new.total
+        dst=total, data=old.total, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=new.total
     )
     nisa.scalar_tensor_tensor(
         dst=product,
         data=old.product,
         op0=nl.multiply,
-        operand0=fade,
+        operand0=factor,
         op1=nl.add,
         operand1=new.product,
     )
@@ -319,8 +319,8 @@ def _store_rows(p: Problem, outputs: Outputs, state: State, chunk: Chunk, row: i
         nisa.tensor_tensor(
             dst=result, data1=state.product, data2=column(inverse, width), op=nl.multiply
         )
-    nisa.dma_copy(dst=rows_of(out, chunk, row, rows), src=split_heads(result, chunk))
-    outputs.sums.append(Sum(total, state, chunk, row))
+    nisa.dma_copy(dst=head_rows(out, chunk, row, rows), src=split_heads(result, chunk))
+    outputs.sums.append(RowSums(total, state, chunk, row))
     if len(outputs.sums) == _LOGS:
         store_logs(p, outputs)
 
@@ -407,8 +407,8 @@ def forward_chunk(
     sources: Chunk,
     chunks: list[Chunk],
     biases: Biases,
-    line: Line,
-) -> Line:
+    pipeline: Pipeline,
+) -> Pipeline:
     """All rows of the chunks of query heads that are served by the key heads of `sources`."""
     q = tensors[0]
     k = tensors[1]
@@ -427,8 +427,8 @@ def forward_chunk(
                 scored = _score_tile(
                     p, tensors, sources, tiles, queries, chunk, row, start, biases, last
                 )
-                line = advance(p, outputs, line, scored)
-    return line
+                pipeline = step(p, outputs, pipeline, scored)
+    return pipeline
 
 
 def forward_pack(
@@ -437,8 +437,8 @@ def forward_pack(
     outputs: Outputs,
     pack: Chunk,
     biases: Biases,
-    line: Line,
-) -> Line:
+    pipeline: Pipeline,
+) -> Pipeline:
     """Short sequences of several batch entries: loaded and transposed together, then one by one."""
     rows = tensors[0].shape[2]
     cols = tensors[1].shape[2]
@@ -456,5 +456,5 @@ def forward_pack(
         )
         bias = bias_of(p, biases, chunk, 0, rows, 0, visible(p, 0, rows, 0, cols))
         mine = queries[:, :, entry * rows : (entry + 1) * rows]
-        line = advance(p, outputs, line, _score(p, mine, tile, chunk, 0, bias, True))
-    return line
+        pipeline = step(p, outputs, pipeline, _score(p, mine, tile, chunk, 0, bias, True))
+    return pipeline
