@@ -37,7 +37,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowTiles:
     """Tiles along the partition dimension: their starts, and `count` partitions of `fold` rows."""
 
     start: int
@@ -54,7 +54,7 @@ class Geometry:
 
     partition: int
     folded: bool
-    rows: tuple[Rows, ...]
+    rows: tuple[RowTiles, ...]
     free: tuple[Axis, ...]
     loops: tuple[Axis, ...]
     reduced: frozenset[int]
@@ -137,7 +137,7 @@ def _cut_whole(
     inner: Dims, sizes: Mapping[int, int], reduced: frozenset[int], budget: int
 ) -> Geometry | None:
     if not inner:
-        rows = (Rows(0, 1, 1, 1, 1),)
+        rows = (RowTiles(0, 1, 1, 1, 1),)
         return Geometry(NOTHING, False, rows, (), (), reduced)
     if len(inner) > 1:
         return None
@@ -145,7 +145,7 @@ def _cut_whole(
     parts = next(p for p in range(PARTITIONS, 0, -1) if total % p == 0)
     if total // parts > budget:
         return None
-    rows = (Rows(0, total, total, parts, total // parts),)
+    rows = (RowTiles(0, total, total, parts, total // parts),)
     return Geometry(inner[0], True, rows, (), (), reduced)
 
 
@@ -180,9 +180,9 @@ def _even(size: int, block: int) -> int:
     return -(-size // -(-size // block))
 
 
-def cut_rows(size: int, fold: int) -> tuple[Rows, ...]:
+def cut_rows(size: int, fold: int) -> tuple[RowTiles, ...]:
     """`size` elements along the partitions, at most `fold` in each."""
-    rows: list[Rows] = []
+    rows: list[RowTiles] = []
     start = 0
     while start < size:
         left = size - start
@@ -190,6 +190,6 @@ def cut_rows(size: int, fold: int) -> tuple[Rows, ...]:
         count = min(PARTITIONS, left // each)
         step = count * each
         tiles = left // step
-        rows.append(Rows(start, start + tiles * step, step, count, each))
+        rows.append(RowTiles(start, start + tiles * step, step, count, each))
         start += tiles * step
     return tuple(rows)

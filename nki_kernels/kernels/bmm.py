@@ -26,7 +26,7 @@ from trnx.nki_kernels.kernels._blocking import (
 from trnx.nki_kernels.kernels._matmul import (
     Blocks,
     Epilogue,
-    Operand,
+    MatmulOperand,
     load_operand,
     multiply,
     product,
@@ -65,8 +65,8 @@ def bmm_kernel(
         for batch in range(a.shape[0]):
             product(
                 out[batch],
-                Operand([a[batch]], a_layout),
-                Operand([w[batch]], b_layout),
+                MatmulOperand([a[batch]], a_layout),
+                MatmulOperand([w[batch]], b_layout),
                 Blocks(block_rows, block_columns, block_depth, keep),
                 Epilogue(None, None, "none"),
             )
@@ -89,7 +89,7 @@ def _load_group(
         dst = nl.ndarray((depth, count, rows), dtype=tensor.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=dst, src=tensor[first : first + count].permute((2, 0, 1)))
         return dst.reshape((depth, 1, count * rows))
-    operand = Operand(segments_of(tensor, merged), layout)
+    operand = MatmulOperand(segments_of(tensor, merged), layout)
     return load_operand(operand, first * rows, count * rows, 0, depth)
 
 

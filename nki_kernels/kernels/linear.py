@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._blocking import block_sizes, leading_dims_merge, operand_layout
-from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, Operand, product, segments_of
+from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, MatmulOperand, product, segments_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -64,8 +64,8 @@ def linear_kernel(
         residual = residual.reshape((rows, weight.shape[0]))
     product(
         flat,
-        Operand(segments_of(x, x_merged), x_layout),
-        Operand([weight], weight_layout),
+        MatmulOperand(segments_of(x, x_merged), x_layout),
+        MatmulOperand([weight], weight_layout),
         Blocks(block_rows, block_columns, block_depth, keep),
         Epilogue(bias, residual, activation),
     )

@@ -83,8 +83,8 @@ def _stored(number: Number, dtype: torch.dtype) -> Number:
     return float(number)
 
 
-class Scheduler:
-    """Schedules one region for one geometry; `run` gives the instructions in order."""
+class InstructionSelector:
+    """Selects the instructions of one region for one geometry; `run` gives them in order."""
 
     def __init__(self, roots: tuple[Value, ...], geometry: Geometry, *, scalar_bias: bool) -> None:
         self._roots = roots
@@ -166,7 +166,7 @@ class Scheduler:
     # -- visiting --------------------------------------------------------------------------------
 
     def _visit(self, value: Value) -> Value:
-        """Schedule `value`; returns the value whose tile holds it."""
+        """Select the instructions of `value`; returns the value whose tile holds it."""
         if value not in self._done:
             self._done[value] = value
             getattr(self, f"_visit_{value.op}")(value)
