@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 import torch
 
-from trnx.nki_kernels.generator.geometry import RowTiles
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
 from trnx.nki_kernels.generator.tile import TiledRegion
@@ -202,11 +201,7 @@ class _Emitter:
         return [f"if {' and '.join(once)}:", *_indent(lines)] if once else lines
 
     def _many_rows(self) -> bool:
-        return len(self.g.rows) > 1 or len(range(*self._span(self.g.rows[0]))) > 1
-
-    @staticmethod
-    def _span(rows: RowTiles) -> tuple[int, int, int]:
-        return rows.start, rows.stop, rows.step
+        return sum(len(rows.starts) for rows in self.g.rows) > 1
 
     # -- the module ------------------------------------------------------------------------------
 
@@ -285,12 +280,14 @@ class _Emitter:
         }
         for rows in self.g.rows:
             values = {"p": str(rows.count), "k": str(rows.fold), **fixed}
-            span = range(*self._span(rows))
-            if len(span) > 1:
-                lines.append(f"{depth}for r in range({span.start}, {span.stop}, {span.step}):")
+            starts, inner = rows.starts, depth
+            if len(starts) > 1:
+                lines.append(
+                    f"{depth}for r in range({starts.start}, {starts.stop}, {starts.step}):"
+                )
+                inner += "    "
             else:
-                values["r"] = str(rows.start)
-            inner = depth + ("    " if len(span) > 1 else "")
+                values["r"] = str(starts.start)
             lines.append(f"{inner}_tile({', '.join(values.get(x, x) for x in arguments)})")
         return lines
 

@@ -40,9 +40,7 @@ class Axis:
 class RowTiles:
     """Tiles along the partition dimension: their starts, and `count` partitions of `fold` rows."""
 
-    start: int
-    stop: int
-    step: int
+    starts: range
     count: int
     fold: int
 
@@ -77,7 +75,7 @@ class Geometry:
     @property
     def tiles(self) -> int:
         """How many tiles there are."""
-        rows = sum(len(range(r.start, r.stop, r.step)) for r in self.rows)
+        rows = sum(len(r.starts) for r in self.rows)
         return rows * math.prod(-(-a.size // a.block) for a in self.loops)
 
 
@@ -137,7 +135,7 @@ def _cut_whole(
     inner: Dims, sizes: Mapping[int, int], reduced: frozenset[int], budget: int
 ) -> Geometry | None:
     if not inner:
-        rows = (RowTiles(0, 1, 1, 1, 1),)
+        rows = (RowTiles(range(1), 1, 1),)
         return Geometry(NOTHING, False, rows, (), (), reduced)
     if len(inner) > 1:
         return None
@@ -145,7 +143,7 @@ def _cut_whole(
     parts = next(p for p in range(PARTITIONS, 0, -1) if total % p == 0)
     if total // parts > budget:
         return None
-    rows = (RowTiles(0, total, total, parts, total // parts),)
+    rows = (RowTiles(range(0, total, total), parts, total // parts),)
     return Geometry(inner[0], True, rows, (), (), reduced)
 
 
@@ -190,6 +188,6 @@ def cut_rows(size: int, fold: int) -> tuple[RowTiles, ...]:
         count = min(PARTITIONS, left // each)
         step = count * each
         tiles = left // step
-        rows.append(RowTiles(start, start + tiles * step, step, count, each))
+        rows.append(RowTiles(range(start, start + tiles * step, step), count, each))
         start += tiles * step
     return tuple(rows)

@@ -30,10 +30,11 @@ from trnx.nki_kernels.kernels.attention._layout import (
     HeadLayout,
     groups_of,
     head_rows,
+    heads_of,
     split_heads,
 )
 from trnx.nki_kernels.kernels.attention._mask_gradient import add_mask_gradient, clear_mask_gradient
-from trnx.nki_kernels.kernels.attention._masks import Masks, drop, load_mask, make_bias, spread
+from trnx.nki_kernels.kernels.attention._masks import Masks, add_bias, drop, load_mask, make_bias
 
 
 class Gradients(NamedTuple):
@@ -139,11 +140,7 @@ def _new_key_gradients(p: BackwardProblem, sources: Chunk, size: int) -> KeyGrad
 def _load_row_values(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.NkiTensor:
     """`x[B, H, L]` of the chunk as `[rows, heads]`."""
     tile = nl.ndarray((rows, chunk.pairs), dtype=nl.float32, buffer=nl.sbuf)
-    source = x[
-        chunk.batch : chunk.batch + chunk.batches,
-        chunk.head : chunk.head + chunk.heads,
-        row : row + rows,
-    ].permute((2, 0, 1))
+    source = heads_of(x, chunk)[:, :, row : row + rows].permute((2, 0, 1))
     nisa.dma_copy(dst=split_heads(tile, chunk), src=source)
     return tile
 
@@ -169,15 +166,7 @@ def _weights(
     crossed = p.masks.causal and side.start + side.size - 1 > row
     if p.masks.mask is not None or crossed:
         bias = make_bias(p.masks, chunk, row, rows, side.start, side.size, crossed)
-        biased = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=split_heads(biased, chunk),
-            data=split_heads(scores, chunk),
-            op0=nl.multiply,
-            operand0=scale,
-            op1=nl.add,
-            operand1=spread(bias, chunk),
-        )
+        biased = add_bias(scores, scale, bias, chunk)
         scores = biased
         scale = 1.0
     shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)

@@ -27,17 +27,18 @@ from trnx.nki_kernels.kernels.attention._layout import (
     HeadLayout,
     groups_of,
     head_rows,
+    heads_of,
     split_heads,
 )
 from trnx.nki_kernels.kernels.attention._masks import (
     CLAMP_FALSE,
     CLAMP_FLOAT,
     Masks,
+    add_bias,
     bias_key,
     drop,
     load_mask,
     make_bias,
-    spread,
 )
 
 # The sum of a row that attends to anything is at least 1; this keeps the others finite.
@@ -220,16 +221,7 @@ def _weigh(p: Problem, dtype: str, s: Scored, oldmax: nl.NkiTensor | None) -> We
     rows = scores.shape[0]
     scale = p.scale
     if s.bias is not None:
-        biased = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=split_heads(biased, chunk),
-            data=split_heads(scores, chunk),
-            op0=nl.multiply,
-            operand0=p.scale,
-            op1=nl.add,
-            operand1=spread(s.bias, chunk),
-        )
-        scores = biased
+        scores = add_bias(scores, scale, s.bias, chunk)
         scale = 1.0
     negmax = _combined_max(_negated_max(p, scores, scale), oldmax)
     padded = new_weights(chunk, rows, s.cols, p.keys, dtype)
@@ -341,13 +333,8 @@ def store_logs(p: Problem, outputs: Outputs) -> None:
                 op1=nl.multiply,
                 operand1=logs,
             )
-        chunk = s.chunk
-        target = outputs.lse[
-            chunk.batch : chunk.batch + chunk.batches,
-            chunk.head : chunk.head + chunk.heads,
-            s.row : s.row + logs.shape[0],
-        ].permute((2, 0, 1))
-        nisa.dma_copy(dst=target, src=split_heads(logs, chunk))
+        target = heads_of(outputs.lse, s.chunk)[:, :, s.row : s.row + logs.shape[0]]
+        nisa.dma_copy(dst=target.permute((2, 0, 1)), src=split_heads(logs, s.chunk))
     for _ in range(len(outputs.sums)):
         outputs.sums.pop()
 

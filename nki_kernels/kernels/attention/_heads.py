@@ -12,6 +12,7 @@ from trnx.nki_kernels.kernels.attention._layout import (
     HeadLayout,
     groups_of,
     head_rows,
+    heads_of,
     split_heads,
 )
 
@@ -38,12 +39,7 @@ def load_slotted(x: nl.NkiTensor, chunk: Chunk, rows: int, keys: HeadLayout) -> 
     tile = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
     for slot in range(min(keys.slots, chunk.heads)):
         heads = (chunk.heads - slot + keys.slots - 1) // keys.slots
-        src = x[
-            chunk.batch : chunk.batch + chunk.batches,
-            chunk.head + slot : chunk.head + chunk.heads : keys.slots,
-            :,
-            :,
-        ].permute((2, 0, 1, 3))
+        src = heads_of(x, chunk)[:, slot : chunk.heads : keys.slots].permute((2, 0, 1, 3))
         first = slot * keys.pitch
         nisa.dma_copy(dst=tile[first : first + rows, :, 0:heads, :], src=src)
     return tile.reshape((keys.partitions, chunk.batches * groups, x.shape[3]))
@@ -61,12 +57,7 @@ def load_packed(x: nl.NkiTensor, chunk: Chunk, layout: HeadLayout) -> nl.NkiTens
     tile = nl.ndarray((rows, heads, width), dtype=x.dtype, buffer=nl.sbuf)
     if heads != chunk.heads or width != layout.size:
         nisa.memset(dst=tile, value=0, engine=nisa.engine.gpsimd)
-    src = x[
-        chunk.batch : chunk.batch + chunk.batches,
-        chunk.head : chunk.head + chunk.heads,
-        :,
-        :,
-    ].permute((0, 2, 1, 3))
+    src = heads_of(x, chunk).permute((0, 2, 1, 3))
     nisa.dma_copy(dst=tile[:, 0 : chunk.heads, 0 : layout.size], src=src)
     dst = nl.ndarray((layout.partitions, groups, rows), dtype=x.dtype, buffer=nl.sbuf)
     transpose_heads(dst, tile, layout)

@@ -69,15 +69,14 @@ def split_heads(tile: nl.NkiTensor, chunk: Chunk) -> nl.NkiTensor:
     return tile.reshape_dim(1, (chunk.batches, chunk.heads))
 
 
+def heads_of(x: nl.NkiTensor, chunk: Chunk) -> nl.NkiTensor:
+    """The chunk's part of `x[B, H, ...]`."""
+    return x[chunk.batch : chunk.batch + chunk.batches, chunk.head : chunk.head + chunk.heads]
+
+
 def head_rows(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.NkiTensor:
     """Rows of the chunk's heads in `x[B, H, rows, width]`, as `[rows, batches, heads, width]`."""
-    view = x[
-        chunk.batch : chunk.batch + chunk.batches,
-        chunk.head : chunk.head + chunk.heads,
-        row : row + rows,
-        :,
-    ]
-    return view.permute((2, 0, 1, 3))
+    return heads_of(x, chunk)[:, :, row : row + rows].permute((2, 0, 1, 3))
 
 
 def chunks_of(
