@@ -3,7 +3,7 @@
 Kernel files say `import nki`, which is not on a machine without Neuron, so they are not imported in
 the usual way: they are loaded as twins (`trnx.simulator.load_module`), in which `nki` is the
 simulator. A user's own kernel file is added with `load_kernels(path)` and registers itself the same
-way. Users' kernels come first, so that they stand for those of this package which match as much.
+way. Users' kernels come first: of two kernels that match as many nodes, the user's is taken.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _KERNELS = Path(__file__).resolve().parent / "kernels"
 
 
 class Registry:
-    """Kernels by name: users' first, each in the order of their names, so that every run selects
-    alike. Threads may share it."""
+    """Kernels by name; thread-safe. Iteration gives users' kernels first, then those of trnx, each
+    sorted by name, so that every run selects the same."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -76,8 +76,8 @@ class Registry:
 
 _registry = Registry()
 _loaded: dict[Path, bytes] = {}  # file -> digest of what was loaded
-# One a file, as Python's import system has one a module: a thread waits for a file that another
-# one is loading.
+# One lock per file, as Python's import system has one per module: a thread waits while another one
+# loads the file.
 _locks: dict[Path, threading.RLock] = {}
 # What the file that is being loaded has registered.
 _loading: ContextVar[list[KernelSpec] | None] = ContextVar("trnx_loading_kernels", default=None)
@@ -97,9 +97,9 @@ def register(spec: KernelSpec) -> None:
 def load_kernels(path: str | Path) -> None:
     """Load a kernel file as a twin, which registers its kernels.
 
-    A second call does nothing where the file is the same; after an edit it replaces the file's
-    kernels, or leaves them as they are where the new file fails. Functions that are compiled
-    already keep theirs until `torch.compiler.reset()`.
+    A second call does nothing if the file has not changed. After an edit it replaces the file's
+    kernels; if the new file fails, the old kernels stay. Functions that are already compiled keep
+    their kernels until `torch.compiler.reset()`.
     """
     from trnx import simulator
 

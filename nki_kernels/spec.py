@@ -1,6 +1,6 @@
-"""The contract of a kernel: what a module registers, and what the rooms to the right rely on.
+"""The contract of a kernel: what a module registers, and what passes and executable rely on.
 
-A kernel family is one module with one `KernelSpec`. Three actors use it:
+A kernel family is one module with one `KernelSpec`. Three parts of trnx use it:
 
 * `fx_passes` traces `Pattern.function` and finds it in the canonical graph; the names of its
   parameters become bindings.
@@ -26,9 +26,9 @@ from trnx.simulator.spec import TensorSpec
 
 
 class Bindings(Mapping[str, Any]):
-    """What the names of a pattern stand for: a `TensorSpec` for a tensor, else the Python value.
+    """Values of a pattern's parameters by name: a `TensorSpec` for a tensor, else the Python value.
 
-    Attribute access is the way kernels read it: `b.x.shape`, `b.eps`.
+    Kernels read them as attributes: `b.x.shape`, `b.eps`.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -57,7 +57,7 @@ class Bindings(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of one kernel call; addable. FLOPs count a multiply-add as two; bytes cross HBM."""
+    """Work of one kernel call; costs add up. A multiply-add is two FLOPs; bytes are HBM traffic."""
 
     matmul_flops: int = 0
     vector_flops: int = 0
@@ -135,8 +135,8 @@ class Pattern:
 class Sample:
     """Inputs for the generic tests: binding name -> tensor or value; `note` names the edge.
 
-    `error` is what kernel and reference may differ by besides the rounding of sums and results: the
-    bound, computed from the values, of what rounded intermediates (or cancellation) do to a result.
+    `error` is the absolute difference that kernel and reference may have besides the rounding of
+    sums and results: a bound, computed from the values, for rounded intermediates or cancellation.
     """
 
     values: Mapping[str, Any]
@@ -161,7 +161,7 @@ class LaunchByName:
         return Launch.of(self.kernel, b, kernel_parameters(self.kernel))
 
 
-# What parts of a `KernelSpec` were called once -> their names.
+# Former name of an argument of `KernelSpec` -> its name.
 _RENAMED = {"guard": "supports", "torch_reference": "reference", "work": "cost", "plan": "launch"}
 
 
@@ -186,7 +186,7 @@ class KernelSpec:
     builtin: bool = False  # set by the registry: a kernel of this package
 
     def __new__(cls, *_: Any, **parts: Any) -> Self:
-        """Raises KernelSpecError where a part is given by the name that it had once."""
+        """Raises KernelSpecError where an argument has its former name."""
         old = [name for name in _RENAMED if name in parts]
         if old:
             raise KernelSpecError(

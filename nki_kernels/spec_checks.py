@@ -23,8 +23,9 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def checked_spec(spec: KernelSpec) -> KernelSpec:
-    """`spec`, with a `supports` that raises where it answers with a bool. Raises KernelSpecError,
-    which names the kernel and the part.
+    """`spec`, with a `supports` that raises where it returns a bool.
+
+    Raises KernelSpecError with the kernel's name and the argument that is wrong.
     """
     if not spec.patterns:
         raise KernelSpecError(f"kernel {spec.name} has no pattern; nothing would select it")

@@ -59,7 +59,7 @@ class _Labels:
 def align(
     nodes: list[fx.Node], rank_of: Callable[[fx.Node], int], alike: list[fx.Node]
 ) -> Alignment:
-    """The alignment of `nodes`, all of which are in the table; those of `alike` run together."""
+    """The alignment of `nodes`, which are all in the table; those of `alike` get equal labels."""
     labels = _Labels()
     computed: dict[fx.Node, Dims] = {}
     uses: dict[Use, Dims] = {}

@@ -19,7 +19,7 @@ PARTITIONS = 128
 # The label of the partition dimension where the space has none (a region of single elements).
 NOTHING = -1
 
-# Elements of a contiguous run from which on DMA is efficient (512 bytes of float32).
+# From this many contiguous elements on DMA is efficient (512 bytes of float32).
 _EFFICIENT_RUN = 128
 # With fewer rows than this in a partition, one value a row is a better operand unfolded.
 _LEAST_FOLD = 4
@@ -47,8 +47,8 @@ class RowTiles:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The cut. `free` are a tile's axes without the fold, which stands before `free[fold_at]`;
-    `loops` is what is looped over."""
+    """How a space is cut into tiles. `free` are a tile's axes without the fold, which stands before
+    `free[fold_at]`; `loops` are the axes looped over."""
 
     partition: int
     folded: bool
@@ -85,10 +85,10 @@ def merge(
     accesses: Sequence[Strides],
     groups: Sequence[frozenset[int]],
 ) -> tuple[Dims, dict[int, int]]:
-    """Unite neighbours of `order`; a union goes by the label of its innermost dimension.
+    """Merge neighbours of `order`; the result has the label of the innermost dimension.
 
-    `accesses` are the strides of all tensors; `groups` are sets of labels that a union must lie
-    within or without. Returns the remaining labels and their sizes.
+    `accesses` are the strides of all tensors; `groups` are sets of labels: a merge
+    is of labels inside one, or of labels outside. Returns the remaining labels and their sizes.
     """
     kept: list[int] = []
     merged = {label: sizes[label] for label in order}

@@ -49,7 +49,7 @@ def values_of(operands: tuple[Operand, ...]) -> list[Value]:
 
 
 class Builder:
-    """What lowering rules build with; equal expressions become one `Value`.
+    """Builds values for the lowering rules; equal expressions become one `Value`.
 
     `out` is the dtype of the node being lowered, `reduced` the labels that it reduces,
     `count` how many elements that is.

@@ -1,12 +1,12 @@
 """`FusedKernel`: a region of pointwise ops, reductions and casts as one generated NKI kernel.
 
 The region is a GraphModule whose placeholders are the bindings and whose output is a tuple.
-Legality is asked with whatever sizes are known; `launch` generates source for concrete sizes,
-strides and broadcasts, so that a kernel has no argument but its tensors. A result of rank 0 is
-returned as `(1,)`.
+`supports` uses the sizes that are known at compile time; `launch` generates source for concrete
+sizes, strides and broadcasts, so that a kernel has no argument but its tensors. A result of rank 0
+is returned as `(1,)`.
 
-Equal regions (ops, constants, sizes, strides, dtypes) are planned and emitted once in a process,
-whatever their nodes are called, and share one kernel.
+Equal regions (ops, constants, sizes, strides, dtypes) are generated once in a process, whatever the
+names of their nodes, and share one kernel.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _LOADING = threading.Lock()
 
 
 def _kernel_of(path: Path, name: str) -> Any:
-    """The kernel in a generated file, the same object for as long as somebody holds it."""
+    """The kernel in a generated file; the same object while a reference to it exists."""
     from trnx import simulator
 
     with _LOADING:
@@ -178,7 +178,7 @@ class FusedKernel:
         return Reject(refusal.reason, None if index is None else list(self._gm.graph.nodes)[index])
 
     def cost(self, b: Bindings) -> Cost:
-        """One FLOP an element and operator of the table; every tensor crosses HBM once."""
+        """The FLOPs per element that the table gives each op; every tensor crosses HBM once."""
         return _COSTS.get(self._key(b), lambda: self._count_cost(b))
 
     def _count_cost(self, b: Bindings) -> Cost:

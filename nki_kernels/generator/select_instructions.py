@@ -110,7 +110,7 @@ class InstructionSelector:
         return self._instructions, held
 
     def _is_deferred(self, value: Value) -> bool:
-        """True where the only user may do the value's work in its own instruction."""
+        """True where the instruction of the only user may compute the value too."""
         if self._uses[value] != 1:
             return False
         return value in self._cast_sources or self._scalar_form(value) is not None
@@ -294,7 +294,7 @@ class InstructionSelector:
         self._put("activation", value, arguments, total)
 
     def _affine(self, source: Value) -> tuple[Value, Operand | None, Operand | None]:
-        """`source` as data * scale + bias, as far as its own instruction can be saved."""
+        """`source` as data * scale + bias, as far as this saves its own instruction."""
         scale: Operand | None = None
         bias: Operand | None = None
         form = self._absorbable(source)

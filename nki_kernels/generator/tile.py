@@ -36,7 +36,7 @@ class TiledRegion:
     output_strides: tuple[Strides, ...]
 
     def bytes_per_partition(self) -> int:
-        """SBUF that is live at once, were nothing shared between tiles."""
+        """Bytes of SBUF per partition that one tile needs at once."""
         last: dict[Value, int] = {v: len(self.instructions) for v in self.held.values()}
         for index, instruction in enumerate(self.instructions):
             for value in instruction.reads():

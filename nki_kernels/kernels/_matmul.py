@@ -43,7 +43,7 @@ class Blocks(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """What happens to a product before it is rounded: `activation(product + bias) + residual`.
+    """What is applied to a product before rounding: `activation(product + bias) + residual`.
 
     A residual comes with the activation "none". `bias` is `[N]`, `residual` `[M, N]`, both in HBM.
     """

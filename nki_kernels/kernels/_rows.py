@@ -13,7 +13,7 @@ import nki.language as nl
 
 from trnx.simulator.hardware import Hardware
 
-# Elements of a partition's tile from which on an instruction's fixed cost does not matter.
+# From this many elements per partition on, the fixed cost of an instruction does not matter.
 _LONG = 2048
 
 

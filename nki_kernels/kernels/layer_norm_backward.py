@@ -154,7 +154,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
-    """The kernel takes neither the bias nor any number."""
+    """The kernel reads neither the bias nor the numbers."""
     del hw
     return Launch.of(layer_norm_backward_kernel, b, _TENSORS)
 

@@ -28,8 +28,8 @@ from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
 aten = torch.ops.aten
-# What may follow the product, in canonical ATen: the patterns, the reference and the samples are
-# made from it. The instructions are those of `_matmul.activate`.
+# What may follow the product, in canonical ATen: patterns, reference and samples are generated from
+# this table. `_matmul.activate` has the instructions.
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda product: product,
     "gelu": aten.gelu.default,

@@ -1,8 +1,8 @@
 """NKI helpers of the backward pass of attention: the weights are recomputed from lse, tile by tile.
 
 For a tile of keys the gradients of keys and values accumulate in PSUM while the queries stream by;
-the gradient of a query is complete after its last tile of keys, until then its partial sum waits in
-HBM. With W the weights, G the gradient of the output and O the output:
+the gradient of a query is complete after its last tile of keys; until then its partial sum is kept
+in HBM. With W the weights, G the gradient of the output and O the output:
 
     dV = W^T G      dW = G V^T      dS = W * (dW - rowsum(G * O))      dQ = dS K      dK = dS^T Q
 """
@@ -94,10 +94,10 @@ class Weights(NamedTuple):
 
 
 class Started(NamedTuple):
-    """Rows from `row` of a chunk against a tile of keys, as far as the gradients of the scores.
+    """Rows from `row` of a chunk and a tile of keys, up to the gradients of the scores.
 
-    `padded` holds these for `combine_keys`, `wide` without padding and, where a mask wants them, in
-    float32. `sources` are the key heads; `last`: these are the last rows that meet the tile.
+    `padded` holds these gradients for `combine_keys`; `wide` without padding, in float32 if the
+    mask has a gradient. `sources` are the key heads; `last`: the last rows that use the tile.
     """
 
     side: KeySide
@@ -113,7 +113,8 @@ class Started(NamedTuple):
 
 
 class BackwardPipeline(NamedTuple):
-    """What was started and is finished after the next start; the sums so far, None before any."""
+    """Rows whose last products are computed after the first products of the next rows, and the
+    gradients of their tile of keys so far (None before its first rows)."""
 
     started: Started
     sums: KeyGradients | None
@@ -129,7 +130,7 @@ def _load_side(p: BackwardProblem, sources: Chunk, start: int, size: int) -> Key
 
 
 def _new_key_gradients(p: BackwardProblem, sources: Chunk, size: int) -> KeyGradients:
-    """With nothing in them yet."""
+    """Accumulators of a tile of keys; the first product overwrites them."""
     pmax = nl.tile_size.pmax
     blocks = (size + pmax - 1) // pmax * sources.pairs
     dk = nl.ndarray((min(size, pmax), blocks, p.k.shape[3]), dtype=nl.float32, buffer=nl.psum)
@@ -306,7 +307,8 @@ def _start(
 def finish_rows(
     p: BackwardProblem, g: Gradients, pipeline: BackwardPipeline
 ) -> KeyGradients | None:
-    """The products with the gradients of the scores; the sums, None after the last rows."""
+    """The products with the gradients of the scores. Returns the gradients of the keys so far, None
+    after the last rows, which store them."""
     s = pipeline.started
     side = s.side
     chunk = s.chunk
@@ -330,8 +332,8 @@ def finish_rows(
 def _step(
     p: BackwardProblem, g: Gradients, pipeline: BackwardPipeline | None, started: Started
 ) -> BackwardPipeline:
-    """Finish what waits, now that TensorE has had the first products of what comes next: it works
-    on these while the other engines turn scores into gradients."""
+    """Finish the previous rows after the first products of the next ones have been issued: TensorE
+    computes those while the other engines compute the gradients of scores."""
     sums = None
     if pipeline is not None:
         sums = finish_rows(p, g, pipeline)

@@ -2,7 +2,7 @@
 
 Up to 512 keys are one tile: the scores of all heads of a chunk share a PSUM bank and the softmax is
 a single pass. More keys make several tiles, one head at a time, with a running maximum and sum.
-The row maximum is kept negated, which is how ScalarE takes it, as the bias of exp.
+The row maximum is kept negated, because it is the bias of exp on ScalarE.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from trnx.nki_kernels.kernels.attention._masks import (
 
 # The sum of a row that attends to anything is at least 1; this keeps the others finite.
 _TINY = 1.0e-10
-# Keys from which on ScalarE takes a head an instruction, and saves VectorE two passes.
+# From this many keys on ScalarE takes one instruction per head, which saves VectorE two passes.
 _LONG = 128
-# Logarithms that wait for each other, because ScalarE loads a table when it goes from exp to log.
+# Logarithms computed together, because ScalarE loads a table when it goes from exp to log.
 _LOGS = 32
 
 
@@ -91,7 +91,7 @@ class RowSums(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What the kernel writes, and the sums whose logarithms it still owes."""
+    """What the kernel writes, and the row sums whose logarithms are not stored yet."""
 
     out: nl.NkiTensor
     lse: nl.NkiTensor
@@ -113,7 +113,7 @@ class Scored(NamedTuple):
 
 
 class Weighted(NamedTuple):
-    """What became of the scores: weights, padded for `combine_keys`, and the softmax so far."""
+    """The weights of a tile of scores, padded for `combine_keys`, and the softmax so far."""
 
     scored: Scored
     padded: nl.NkiTensor
@@ -122,9 +122,10 @@ class Weighted(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """Two tiles of scores on their way, a step apart: while TensorE computes a third, VectorE and
-    ScalarE compute the weights of `scored`, and `weighted` is multiplied with the values.
-    `state` is that of its rows before it, None where it is the first."""
+    """Software pipeline of three stages: while TensorE computes the scores of a tile, VectorE and
+    ScalarE compute the weights of the tile before (`scored`), and those of the tile before that
+    (`weighted`) are multiplied by the values. `state` is that of the rows of `weighted` before this
+    tile, None where it is their first."""
 
     scored: Scored | None
     weighted: Weighted | None
@@ -234,7 +235,8 @@ def _weigh(p: Problem, dtype: str, s: Scored, oldmax: nl.NkiTensor | None) -> We
 
 
 def _finish(p: Problem, outputs: Outputs, w: Weighted, old: State | None) -> State | None:
-    """The product with the values; the state, None where it was the rows' last and is stored."""
+    """The product with the values. Returns the state, None after the rows' last tile, which stores
+    the result."""
     s = w.scored
     product = combine_keys(w.padded, s.values, s.chunk.pairs, p.group, s.cols, p.keys)
     if old is not None:
@@ -252,7 +254,7 @@ def _finish(p: Problem, outputs: Outputs, w: Weighted, old: State | None) -> Sta
 
 
 def step(p: Problem, outputs: Outputs, pipeline: Pipeline, scored: Scored | None) -> Pipeline:
-    """One step; at the end, two steps without new scores empty the pipeline."""
+    """Advance each stage by one tile; two steps with `scored` None drain the pipeline."""
     oldmax = None
     if pipeline.weighted is not None and not pipeline.weighted.scored.last:
         oldmax = pipeline.weighted.negmax
@@ -266,7 +268,7 @@ def step(p: Problem, outputs: Outputs, pipeline: Pipeline, scored: Scored | None
 
 
 def _rescale(old: State, new: State) -> State:
-    """`old`, brought to the maximum of `new`, plus `new` (one head)."""
+    """`old`, rescaled to the maximum of `new`, plus `new` (one head)."""
     rows = old.negmax.shape[0]
     factor = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=factor, op=nl.exp, data=old.negmax, bias=new.negmax, scale=-1.0)
@@ -294,7 +296,7 @@ def visible(p: Problem, row: int, rows: int, start: int, size: int) -> int:
 
 
 def _store_rows(p: Problem, outputs: Outputs, state: State, chunk: Chunk, row: int) -> None:
-    """Normalise and store the rows from `row`; their sums wait for `store_logs`."""
+    """Normalise and store the rows from `row`; `store_logs` stores their sums later."""
     out = outputs.out
     rows = state.negmax.shape[0]
     width = state.product.shape[2]
@@ -318,7 +320,7 @@ def _store_rows(p: Problem, outputs: Outputs, state: State, chunk: Chunk, row: i
 
 
 def store_logs(p: Problem, outputs: Outputs) -> None:
-    """Store the logarithms of the sums that wait, and let none wait."""
+    """Store the logarithms of all sums that are not stored yet."""
     for s in outputs.sums:
         logs = nl.ndarray(s.total.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.activation(dst=logs, op=nl.log, data=s.total)
@@ -340,8 +342,8 @@ def store_logs(p: Problem, outputs: Outputs) -> None:
 
 
 class Biases(NamedTuple):
-    """Bias tiles made so far: `(key, tile)` pairs. Causal ones repeat along the diagonal and are
-    kept; of those that come from a mask, the last one."""
+    """Cached bias tiles: `(key, tile)` pairs. Causal tiles repeat along the diagonal and are all
+    kept; of tiles of a mask only the last one is."""
 
     made: list[tuple[tuple[int | bool, ...], nl.NkiTensor]]
 

@@ -25,7 +25,7 @@ def has_bool_mask(b: Bindings) -> bool:
 
 
 def dropout_factor(b: Bindings) -> float:
-    """What kept weights are multiplied by."""
+    """The factor of the weights that dropout keeps."""
     if b.dropout_mask is None:
         return 1.0
     return 0.0 if b.dropout_p >= 1.0 else 1.0 / (1.0 - b.dropout_p)
@@ -83,7 +83,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 
 def attention_cost(b: Bindings, *, forward: bool) -> Cost:
-    """The products of all pairs (half of them where causal and square), and the tensors' traffic.
+    """FLOPs of all pairs of query and key (about half if causal and square), and HBM traffic.
 
     Backward does five products where forward does two: q k, grad v, and those of dq, dk, dv.
     """

@@ -1,4 +1,4 @@
-"""NKI helpers of attention: which heads go together, and where they lie.
+"""NKI helpers of attention: which heads are processed together, and their layout.
 
 A chunk is a run of batch entries and heads that are processed together, side by side in the free
 dimension: tiles are `[rows, heads of the chunk, columns]`, so that one instruction serves them all.
@@ -31,7 +31,7 @@ class HeadLayout(NamedTuple):
     """How vectors of `size` elements of several heads lie on the partitions when transposed.
 
     `pitch`: partitions from one slot to the next, or those of one cut; `partitions`: of a group.
-    `scalar`: ScalarE, not VectorE, brings what was transposed from PSUM to SBUF.
+    `scalar`: ScalarE, not VectorE, copies transposed blocks from PSUM to SBUF.
     """
 
     size: int

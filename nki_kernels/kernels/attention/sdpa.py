@@ -58,8 +58,8 @@ def sdpa_kernel(
     causal: bool,
     scale: float,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """`(out, lse)`; `boolean`: attn_mask is 0 or 1, not added; `factor`: what kept weights are
-    multiplied by under dropout."""
+    """`(out, lse)`; `boolean`: attn_mask is 0 or 1, not added; `factor`: of the weights that
+    dropout keeps."""
     heads = q.shape[1]
     depth = k.shape[2]
     out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
@@ -130,7 +130,7 @@ def _sdpa(
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
-    """Which mask it is, and the numbers, as constants."""
+    """The kind of mask and the numbers are constants of the kernel."""
     del hw
     constants = (has_bool_mask(b), dropout_factor(b), b.is_causal, b.scale)
     return Launch.of(sdpa_kernel, b, _TENSORS, *constants)

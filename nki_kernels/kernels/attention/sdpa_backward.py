@@ -1,8 +1,8 @@
 """Gradients of scaled dot product attention, `trnx::sdpa_backward`; `sdpa` says what is supported.
 
 The weights are recomputed from lse. A mask's gradient is summed over batch entries and heads that
-share the mask; one that is shared along queries or keys is rejected. Of the scores, a tile of 128
-queries and up to 512 keys at a time is on the chip.
+share the mask; one that is shared along queries or keys is rejected. Scores are computed in tiles
+of 128 queries and up to 512 keys.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
-    """Which mask it is, and the numbers, as constants."""
+    """The kind of mask and the numbers are constants of the kernel."""
     del hw
     constants = (host.has_bool_mask(b), host.dropout_factor(b), b.is_causal, b.scale, b.mask_grad)
     return Launch.of(sdpa_backward_kernel, b, _TENSORS, *constants)
