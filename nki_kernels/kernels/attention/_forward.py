@@ -335,8 +335,10 @@ def store_logs(p: Problem, outputs: Outputs) -> None:
                 op1=nl.multiply,
                 operand1=logs,
             )
-        target = heads_of(outputs.lse, s.chunk)[:, :, s.row : s.row + logs.shape[0]]
-        nisa.dma_copy(dst=target.permute((2, 0, 1)), src=split_heads(logs, s.chunk))
+        chunk = s.chunk
+        end = s.row + logs.shape[0]
+        target = heads_of(outputs.lse, chunk)[:, :, s.row : end].permute((2, 0, 1))
+        nisa.dma_copy(dst=target, src=split_heads(logs, chunk))
     for _ in range(len(outputs.sums)):
         outputs.sums.pop()
 
