@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from trnx.nki_kernels.generator.ir import Dims
 from trnx.nki_kernels.generator.table import Reduction, entry_of
 
 Use = tuple[fx.Node, fx.Node]  # (input, user)
-Dims = tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._blocking import (
     COLUMNS,
     block_sizes,
+    float32_per_bank,
     leading_dims_merge,
     operand_layout,
 )
@@ -40,7 +41,6 @@ from trnx.simulator.spec import TensorSpec
 
 _GROUP_BYTES = 32768  # of both operands of a group, per partition
 _LARGEST_GROUP = 32
-_BANK = 512  # float32 elements of a PSUM bank
 aten = torch.ops.aten
 
 
@@ -132,7 +132,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 def _group(batch: int, rows: int, columns: int, depth: int, itemsize: int, hw: Hardware) -> int:
     """How many batches to load together; 0 where one fills the budget, or a bank, alone."""
     per_batch = (rows + columns) * -(-depth // hw.partitions) * itemsize
-    if columns > _BANK or per_batch > _GROUP_BYTES:
+    if columns > float32_per_bank(hw) or per_batch > _GROUP_BYTES:
         return 0
     return min(batch, _GROUP_BYTES // per_batch, _LARGEST_GROUP)
 

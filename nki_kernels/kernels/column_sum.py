@@ -19,6 +19,7 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._blocking import float32_per_bank
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -26,9 +27,8 @@ from trnx.simulator.hardware import Hardware
 
 _LOAD_BYTES = 16384  # per partition
 _WIDTH = 2048  # columns of one load: four PSUM banks
-_BANK = 512  # float32 elements of a PSUM bank
 _FEW = 32  # rows
-_LONG = 4096  # columns: 32 in a partition
+_LONG_ROW = 4096  # columns: 32 in a partition
 aten = torch.ops.aten
 
 
@@ -138,11 +138,11 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     rows = b.x.numel // columns
     kept = (1,) * lead if b.keepdim else ()
     shape = kept + b.x.shape[lead:]
-    if rows <= _FEW and columns >= _LONG:
+    if rows <= _FEW and columns >= _LONG_ROW:
         width = _LOAD_BYTES // b.x.dtype.itemsize // rows
         return Launch.of(few_rows_kernel, b, ("x",), shape, columns, width)
     width = min(columns, _WIDTH)
-    side = max(1, min(_BANK // width, rows // hw.partitions))
+    side = max(1, min(float32_per_bank(hw) // width, rows // hw.partitions))
     run = max(1, _LOAD_BYTES // (width * b.x.dtype.itemsize) // side) * side
     return Launch.of(column_sum_kernel, b, ("x",), shape, columns, width, run, side)
 

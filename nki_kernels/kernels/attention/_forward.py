@@ -44,9 +44,9 @@ from trnx.nki_kernels.kernels.attention._masks import (
 # The sum of a row that attends to anything is at least 1; this keeps the others finite.
 _TINY = 1.0e-10
 # From this many keys on ScalarE takes one instruction per head, which saves VectorE two passes.
-_LONG = 128
+_MANY_KEYS = 128
 # Logarithms computed together, because ScalarE loads a table when it goes from exp to log.
-_LOGS = 32
+_LOGS_TOGETHER = 32
 
 
 class Problem(NamedTuple):
@@ -160,7 +160,7 @@ def _exponentials(
     rows = scores.shape[0]
     heads = scores.shape[1]
     total = nl.ndarray((rows, heads), dtype=nl.float32, buffer=nl.sbuf)
-    if heads == 1 or scores.shape[2] >= _LONG:
+    if heads == 1 or scores.shape[2] >= _MANY_KEYS:
         for head in range(heads):
             nisa.activation(
                 dst=weights[:, head, :],
@@ -315,7 +315,7 @@ def _store_rows(p: Problem, outputs: Outputs, state: State, chunk: Chunk, row: i
         )
     nisa.dma_copy(dst=head_rows(out, chunk, row, rows), src=split_heads(result, chunk))
     outputs.sums.append(RowSums(total, state, chunk, row))
-    if len(outputs.sums) == _LOGS:
+    if len(outputs.sums) == _LOGS_TOGETHER:
         store_logs(p, outputs)
 
 
