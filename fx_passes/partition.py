@@ -1,7 +1,7 @@
 """Cut the canonical graph into regions: legality, then profit, then the fallback for the rest.
 
-1. kernels of the registry, biggest patterns first (`fuse.py`);
-2. generated kernels over what is left (`grow.py`, `generate.py`);
+1. kernels of the registry, biggest patterns first (`select_kernels.py`);
+2. generated kernels over what is left (`grow.py`, `form_generated.py`);
 3. fallback regions over what is left, by the policy: `auto` (the first engine that takes a node; of
    those that take a whole region the cheapest), `xla` or `eager` (that engine first), `error`
    (raise, and say every op that has no NKI kernel);
@@ -19,8 +19,7 @@ from typing import Literal
 from torch import fx
 
 from trnx.fx_passes.errors import FallbackForbiddenError, UnsupportedOpError
-from trnx.fx_passes.fuse import find_kernels
-from trnx.fx_passes.generate import generated_units
+from trnx.fx_passes.form_generated import generated_units
 from trnx.fx_passes.ledger import Refusals, entry
 from trnx.fx_passes.nodes import is_compute, op_name
 from trnx.fx_passes.numbers import run_time_numbers
@@ -36,6 +35,7 @@ from trnx.fx_passes.region import (
     Region,
 )
 from trnx.fx_passes.schedule import Scheduler, Step
+from trnx.fx_passes.select_kernels import find_kernels
 from trnx.fx_passes.source import source_line
 from trnx.fx_passes.symbolic import depends_on_data
 from trnx.nki_kernels.spec import Kernel

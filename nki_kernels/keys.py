@@ -1,4 +1,4 @@
-"""Keys of expensive results: what is equal to a kernel is equal as a key, and nothing else is."""
+"""Cache keys: two values have equal keys exactly if a kernel cannot tell them apart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 def key_of(value: Any) -> Hashable:
-    """`value` as a key; lists, tuples, slices and dicts by what they hold."""
+    """`value` as a hashable key; lists, tuples, slices and dicts by their elements."""
     if isinstance(value, (list, tuple)):
         return (type(value).__name__, *(key_of(item) for item in value))
     if isinstance(value, dict):
@@ -25,7 +25,7 @@ def key_of(value: Any) -> Hashable:
 
 
 class Memo(Generic[Result]):
-    """Results by key; bounded, the least recently used leaves first. Threads may share it.
+    """Results by key: an LRU cache of `capacity` entries, thread-safe.
 
     `made` counts the results that were computed.
     """

@@ -1,16 +1,15 @@
-"""The registry of kernels: discovery walks this package, a module registers itself.
+"""The registry of kernels: discovery walks the package `kernels`, a module registers itself.
 
 Kernel files say `import nki`, which is not on a machine without Neuron, so they are not imported in
 the usual way: they are loaded as twins (`trnx.simulator.load_module`), in which `nki` is the
 simulator. A user's own kernel file is added with `load_kernels(path)` and registers itself the same
-way. Users' kernels come first, so that they stand for those of this package which match as much.
+way. Users' kernels come first: of two kernels that match as many nodes, the user's is taken.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import pkgutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -19,17 +18,15 @@ from pathlib import Path
 
 from trnx.nki_kernels.errors import DuplicateKernelError
 from trnx.nki_kernels.spec import KernelSpec
-from trnx.nki_kernels.spec_checks import check_spec
+from trnx.nki_kernels.spec_checks import checked_spec
 
-# The modules of this package that define no kernel.
-_NOT_KERNELS = frozenset(
-    {"spec", "registry", "errors", "canonical_ops", "generator", "spec_checks"}
-)
+# The hand-written kernels, one family a file; a helper's name starts with an underscore.
+_KERNELS = Path(__file__).resolve().parent / "kernels"
 
 
 class Registry:
-    """Kernels by name: users' first, each in the order of their names, so that every run selects
-    alike. Threads may share it."""
+    """Kernels by name; thread-safe. Iteration gives users' kernels first, then those of trnx, each
+    sorted by name, so that every run selects the same."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,7 +59,8 @@ class Registry:
                     f"a kernel named {spec.name!r} is registered already"
                     f"{f' by {where}' if where else ''}; choose another name"
                 )
-            found[spec.name] = (replace(spec, builtin=file is not None and _is_ours(file)), file)
+            is_ours = file is not None and file.is_relative_to(_KERNELS)
+            found[spec.name] = (replace(spec, builtin=is_ours), file)
         return found
 
     def __getitem__(self, name: str) -> KernelSpec:
@@ -78,21 +76,17 @@ class Registry:
 
 _registry = Registry()
 _loaded: dict[Path, bytes] = {}  # file -> digest of what was loaded
-# One a file, as Python's import system has one a module: a thread waits for a file that another
-# one is loading.
+# One lock per file, as Python's import system has one per module: a thread waits while another one
+# loads the file.
 _locks: dict[Path, threading.RLock] = {}
 # What the file that is being loaded has registered.
 _loading: ContextVar[list[KernelSpec] | None] = ContextVar("trnx_loading_kernels", default=None)
 
 
-def _is_ours(file: Path) -> bool:
-    return file.parent == Path(__file__).resolve().parent
-
-
 def register(spec: KernelSpec) -> None:
     """Register a kernel: the last statement of a kernel module. Raises KernelSpecError where its
     parts do not fit together, DuplicateKernelError where its name is taken."""
-    check_spec(spec)
+    spec = checked_spec(spec)
     found = _loading.get()
     if found is None:
         _registry.register(spec)
@@ -103,9 +97,9 @@ def register(spec: KernelSpec) -> None:
 def load_kernels(path: str | Path) -> None:
     """Load a kernel file as a twin, which registers its kernels.
 
-    A second call does nothing where the file is the same; after an edit it replaces the file's
-    kernels, or leaves them as they are where the new file fails. Functions that are compiled
-    already keep theirs until `torch.compiler.reset()`.
+    A second call does nothing if the file has not changed. After an edit it replaces the file's
+    kernels; if the new file fails, the old kernels stay. Functions that are already compiled keep
+    their kernels until `torch.compiler.reset()`.
     """
     from trnx import simulator
 
@@ -132,9 +126,6 @@ def kernels() -> Registry:
 
 @functools.cache
 def _load_package() -> None:
-    import trnx.nki_kernels as package
-
-    for root in package.__path__:
-        for module in pkgutil.iter_modules([root]):
-            if module.name not in _NOT_KERNELS and not module.name.startswith("_"):
-                load_kernels(Path(root) / f"{module.name}.py")
+    for file in sorted(_KERNELS.rglob("*.py")):
+        if not file.name.startswith("_"):
+            load_kernels(file)

@@ -1,6 +1,6 @@
-"""The contract of a kernel: what a module registers, and what the rooms to the right rely on.
+"""The contract of a kernel: what a module registers, and what passes and executable rely on.
 
-A kernel family is one module with one `KernelSpec`. Three actors use it:
+A kernel family is one module with one `KernelSpec`. Three parts of trnx use it:
 
 * `fx_passes` traces `Pattern.function` and finds it in the canonical graph; the names of its
   parameters become bindings.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -26,9 +26,9 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 
 
 class Bindings(Mapping[str, Any]):
-    """What the names of a pattern stand for: a `TensorSpec` for a tensor, else the Python value.
+    """Values of a pattern's parameters by name: a `TensorSpec` for a tensor, else the Python value.
 
-    Attribute access is the way kernels read it: `b.x.shape`, `b.eps`.
+    Kernels read them as attributes: `b.x.shape`, `b.eps`.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -57,7 +57,7 @@ class Bindings(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of one kernel call; addable. FLOPs count a multiply-add as two; bytes cross HBM."""
+    """Work of one kernel call; costs add up. A multiply-add is two FLOPs; bytes are HBM traffic."""
 
     matmul_flops: int = 0
     vector_flops: int = 0
@@ -85,6 +85,13 @@ class Launch:
     arguments: tuple[Any, ...]
     tensor_names: tuple[str, ...]
 
+    @classmethod
+    def of(cls, kernel: Any, b: Bindings, names: Iterable[str], *constants: Any) -> Launch:
+        """`kernel` with the bindings of these `names` as its arguments, followed by `constants`."""
+        bound = {name: b[name] for name in names}
+        tensors = tuple(name for name, value in bound.items() if isinstance(value, TensorSpec))
+        return cls(kernel, (*bound.values(), *constants), tensors)
+
 
 class Kernel(Protocol):
     """What partition and the executable need of a kernel, hand-written or generated."""
@@ -97,13 +104,13 @@ class Kernel(Protocol):
     def strided(self) -> frozenset[str]:
         """Names of the bindings that may be non-contiguous; others are made contiguous first."""
 
-    def supports(self, b: Bindings, hw: Hardware) -> Reject | None:
-        """None where the kernel takes these bindings, else why not."""
+    def supports(self, b: Bindings, hw: Hardware, /) -> Reject | None:
+        """None where the kernel takes these bindings on `hw`, else why not."""
 
-    def cost(self, b: Bindings) -> Cost:
+    def cost(self, b: Bindings, /) -> Cost:
         """Work of one call."""
 
-    def launch(self, b: Bindings, hw: Hardware) -> Launch:
+    def launch(self, b: Bindings, hw: Hardware, /) -> Launch:
         """The NKI kernel and its arguments for these bindings, which `supports` accepts."""
 
     def reference(self, **values: Any) -> Any:
@@ -128,8 +135,8 @@ class Pattern:
 class Sample:
     """Inputs for the generic tests: binding name -> tensor or value; `note` names the edge.
 
-    `error` is what kernel and reference may differ by besides the rounding of sums and results: the
-    bound, computed from the values, of what rounded intermediates (or cancellation) do to a result.
+    `error` is the absolute difference that kernel and reference may have besides the rounding of
+    sums and results: a bound, computed from the values, for rounded intermediates or cancellation.
     """
 
     values: Mapping[str, Any]
@@ -142,52 +149,53 @@ def kernel_parameters(kernel: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(getattr(kernel, "function", kernel)).parameters
 
 
-def _launch_by_name(kernel: Any, b: Bindings) -> Launch:
-    names = list(kernel_parameters(kernel))
-    arguments = tuple(b[name] for name in names)
-    tensors = tuple(n for n, a in zip(names, arguments, strict=True) if isinstance(a, TensorSpec))
-    return Launch(kernel, arguments, tensors)
+@dataclass(frozen=True)
+class LaunchByName:
+    """The launch of a kernel whose parameters are named like the bindings."""
+
+    kernel: Any
+
+    def __call__(self, b: Bindings, hw: Hardware) -> Launch:
+        """`kernel` with the bindings as its arguments."""
+        del hw
+        return Launch.of(self.kernel, b, kernel_parameters(self.kernel))
+
+
+# Former name of an argument of `KernelSpec` -> its name.
+_RENAMED = {"guard": "supports", "torch_reference": "reference", "work": "cost", "plan": "launch"}
 
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """A hand-written kernel. See the module's docstring, and `docs/adding_a_kernel.md`.
+    """A hand-written kernel, a `Kernel`. See the module's docstring, and `docs/adding_a_kernel.md`.
 
-    `kernel` is the `@nki.jit` function; its parameters are named like the bindings, unless `plan`
-    computes the launch (kernel variant, layout flags) from them.
+    `kernel` is the `@nki.jit` function; its parameters are named like the bindings, unless `launch`
+    computes its arguments (kernel variant, layout flags) from them.
     `samples(generator)` yields seeded inputs with edge shapes.
     """
 
     name: str
     patterns: tuple[Pattern, ...]
-    guard: Callable[[Bindings, Hardware], Reject | None]
-    torch_reference: Callable[..., Any]
-    work: Callable[[Bindings], Cost]
+    supports: Callable[[Bindings, Hardware], Reject | None]
+    reference: Callable[..., Any]
+    cost: Callable[[Bindings], Cost]
     samples: Callable[[torch.Generator], Iterable[Sample]]
     kernel: Any
-    plan: Callable[[Bindings, Hardware], Launch] | None = None
+    launch: Callable[[Bindings, Hardware], Launch] = None  # type: ignore[assignment]  # by name
     strided: frozenset[str] = frozenset()
     builtin: bool = False  # set by the registry: a kernel of this package
 
-    def supports(self, b: Bindings, hw: Hardware) -> Reject | None:
-        """None where the kernel takes these bindings on `hw`, else why not. Raises KernelSpecError
-        where the guard returns something else."""
-        found = self.guard(b, hw)
-        if found is not None and not isinstance(found, Reject):
+    def __new__(cls, *_: Any, **parts: Any) -> Self:
+        """Raises KernelSpecError where an argument has its former name."""
+        old = [name for name in _RENAMED if name in parts]
+        if old:
             raise KernelSpecError(
-                f"the guard of kernel {self.name} returned {found!r}; it must return "
-                "Reject(reason), or None where the kernel takes the bindings"
+                f"kernel {parts.get('name', '')}: KernelSpec has no {', '.join(old)}; "
+                + "; ".join(f"write `{_RENAMED[name]}=` for `{name}=`" for name in old)
             )
-        return found
+        return super().__new__(cls)
 
-    def cost(self, b: Bindings) -> Cost:
-        """Work of one call."""
-        return self.work(b)
-
-    def launch(self, b: Bindings, hw: Hardware) -> Launch:
-        """The NKI kernel and its arguments."""
-        return self.plan(b, hw) if self.plan else _launch_by_name(self.kernel, b)
-
-    def reference(self, **values: Any) -> Any:
-        """The same mathematics in torch."""
-        return self.torch_reference(**values)
+    def __post_init__(self) -> None:
+        given: Any = self.launch
+        if given is None:
+            object.__setattr__(self, "launch", LaunchByName(self.kernel))

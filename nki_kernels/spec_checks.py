@@ -1,33 +1,41 @@
-"""Do the parts of a kernel's spec fit together? Asked when it is registered.
+"""Whether the parts of a kernel's spec fit together, checked when it is registered.
 
-The bindings of its patterns, the parameters of its kernel (where no `plan` chooses the launch) and
-those of its reference must have the same names; a guard may not return a bool.
+The bindings of its patterns, the parameters of its kernel (where no `launch` computes its
+arguments) and those of its `reference` must have the same names; `supports` may not return a bool.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from trnx.nki_kernels.errors import KernelSpecError
-from trnx.nki_kernels.spec import KernelSpec, Pattern, kernel_parameters
+from trnx.nki_kernels.spec import Bindings, KernelSpec, LaunchByName, Pattern, kernel_parameters
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import Hardware
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def check_spec(spec: KernelSpec) -> None:
-    """Raises KernelSpecError, which names the kernel and the part."""
+def checked_spec(spec: KernelSpec) -> KernelSpec:
+    """`spec`, with a `supports` that raises where it returns a bool.
+
+    Raises KernelSpecError with the kernel's name and the argument that is wrong.
+    """
     if not spec.patterns:
         raise KernelSpecError(f"kernel {spec.name} has no pattern; nothing would select it")
-    _check_guard(spec)
+    _check_supports(spec)
     for pattern in spec.patterns:
         names = _binding_names(pattern)
-        _check_names(spec, "reference", spec.torch_reference, names)
-        if spec.plan is None:
+        _check_reference(spec, names)
+        if isinstance(spec.launch, LaunchByName):
             _check_kernel(spec, names)
+    return replace(spec, supports=_with_checked_answer(spec))
 
 
 def _binding_names(pattern: Pattern) -> set[str]:
@@ -39,41 +47,53 @@ def _check_kernel(spec: KernelSpec, names: set[str]) -> None:
     if missing := sorted(parameters - names):
         raise KernelSpecError(
             f"kernel {spec.name}: its parameter {missing[0]!r} is no binding of the pattern, which "
-            f"has {sorted(names)}; name it like one, or give a `plan`"
+            f"has {sorted(names)}; name it like one, or give a `launch`"
         )
     if unused := sorted(names - parameters):
         raise KernelSpecError(
             f"kernel {spec.name}: no parameter of the kernel takes the binding {unused[0]!r}, so "
-            "its value would be ignored; add the parameter, or give a `plan`"
+            "its value would be ignored; add the parameter, or give a `launch`"
         )
 
 
-def _check_names(
-    spec: KernelSpec, what: str, function: Callable[..., Any], names: set[str]
-) -> None:
-    signature = inspect.signature(function)
+def _check_reference(spec: KernelSpec, names: set[str]) -> None:
+    signature = inspect.signature(spec.reference)
     try:
         signature.bind(**dict.fromkeys(names))
     except TypeError as error:
         raise KernelSpecError(
-            f"kernel {spec.name}: its {what}{signature} cannot be called with the bindings "
+            f"kernel {spec.name}: its reference{signature} cannot be called with the bindings "
             f"{sorted(names)}: {error}"
         ) from None
 
 
-def _check_guard(spec: KernelSpec) -> None:
-    parameters = inspect.signature(spec.guard).parameters.values()
+def _check_supports(spec: KernelSpec) -> None:
+    parameters = inspect.signature(spec.supports).parameters.values()
     positional = [p for p in parameters if p.kind not in _VARIADIC]
     if len(positional) != 2:
         raise KernelSpecError(
-            f"kernel {spec.name}: its guard takes {len(positional)} parameters; it must take the "
-            "bindings and the hardware"
+            f"kernel {spec.name}: its supports takes {len(positional)} parameters; it must take "
+            "the bindings and the hardware"
         )
-    if line := _returns_a_bool(spec.guard):
+    if line := _returns_a_bool(spec.supports):
         raise KernelSpecError(
-            f"kernel {spec.name}: its guard returns a bool in line {line}; return Reject(reason), "
-            "or None where the kernel takes the bindings"
+            f"kernel {spec.name}: its supports returns a bool in line {line}; return "
+            "Reject(reason), or None where the kernel takes the bindings"
         )
+
+
+def _with_checked_answer(spec: KernelSpec) -> Callable[[Bindings, Hardware], Reject | None]:
+    @functools.wraps(spec.supports)
+    def supports(b: Bindings, hw: Hardware) -> Reject | None:
+        found = spec.supports(b, hw)
+        if found is not None and not isinstance(found, Reject):
+            raise KernelSpecError(
+                f"supports of kernel {spec.name} returned {found!r}; it must return "
+                "Reject(reason), or None where the kernel takes the bindings"
+            )
+        return found
+
+    return supports
 
 
 def _returns_a_bool(function: Callable[..., Any]) -> int:

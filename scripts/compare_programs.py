@@ -7,8 +7,9 @@ Each checkout runs in a process of its own, laid out as it is installed, on the 
 kernels of the registry over their samples and generated kernels on every generation, kernels of the
 simulator's tests (loops, cores, ranks), programs of the fuzzer, seeded bugs. A case is a text: the
 listing of its Program, the predicted time of every instruction, the bits of its results, or the
-error with its line. Texts must be equal byte by byte once `RENAMES` has been applied to the
-earlier one. `--json` prints one object as the last line; exit status 0 means that all are equal.
+error with its line; a line of trnx's own kernels is given by its text, because files move. Texts
+must be equal byte by byte once `RENAMES` has been applied to the earlier one. `--json` prints one
+object as the last line; exit status 0 means that all are equal.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ RENAMES: tuple[tuple[str, str], ...] = (
     (r"\bmeeting=", "rendezvous="),
     (r"simulator\.joint\.", "simulator.program.interleaved_loops."),
     (r"simulator\.registers\.", "simulator.language.registers."),
+    # In the sources of the attention kernels.
+    (r"\brows_of\((x|target|out|g\.dq_sum), chunk", r"head_rows(\1, chunk"),
+    (r"\bdst=fade\b", "dst=factor"),
 )
 
 # Cases that differ on purpose: why. They are compared and shown, and do not count.

@@ -226,6 +226,26 @@ def cases(checkout: Path, only: str) -> Iterator[Case]:
             yield from (case for case in cases_of(checkout) if only in case[0])
 
 
+# A line of one of trnx's kernels: <trnx> is the checkout, or its layout as installed.
+_LOCATION = re.compile(
+    r"Location(?:#\d+)?\(file='<trnx>/(?:trnx/)?(nki_kernels/[^']+)', line=(\d+), function='\w+'\)"
+)
+
+
+@functools.cache
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines()
+
+
+def located_by_text(text: str, checkout: Path) -> str:
+    """`text` with the text of each line of trnx's kernels in place of its file and number."""
+
+    def line(match: re.Match[str]) -> str:
+        return f"Location({_lines(checkout / match[1])[int(match[2]) - 1].strip()})"
+
+    return _LOCATION.sub(line, text)
+
+
 def main() -> None:
     """Write each text to a file; paths of the checkout and of its layout are left out."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -243,6 +263,7 @@ def main() -> None:
         text = text_of()
         for path in own:
             text = text.replace(path, "<trnx>")
+        text = located_by_text(text, options.checkout)
         text = re.sub(r"\bat 0x[0-9a-f]+", "at 0x...", text)
         (options.cases / name.replace("/", "_")).write_text(text + "\n")
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from trnx.nki_kernels.generator.ir import Dims
 from trnx.nki_kernels.generator.table import Reduction, entry_of
 
 Use = tuple[fx.Node, fx.Node]  # (input, user)
-Dims = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class _Labels:
 def align(
     nodes: list[fx.Node], rank_of: Callable[[fx.Node], int], alike: list[fx.Node]
 ) -> Alignment:
-    """The alignment of `nodes`, all of which are in the table; those of `alike` run together."""
+    """The alignment of `nodes`, which are all in the table; those of `alike` get equal labels."""
     labels = _Labels()
     computed: dict[fx.Node, Dims] = {}
     uses: dict[Use, Dims] = {}

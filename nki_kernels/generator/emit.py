@@ -7,15 +7,13 @@ Tiles are named after the inputs and the operators that made them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 
-from trnx.nki_kernels.generator.geometry import Geometry, Rows
 from trnx.nki_kernels.generator.ir import Value
-from trnx.nki_kernels.generator.lower import Output
-from trnx.nki_kernels.generator.schedule import Instruction, Tile
+from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
+from trnx.nki_kernels.generator.tile import TiledRegion
 
 _DTYPES = {
     torch.float32: "nl.float32",
@@ -28,36 +26,18 @@ _BITS = ".view(nl.int32)"
 _LINE = 92  # before the indentation of the function's body
 
 
-@dataclass(frozen=True)
-class Scheduled:
-    """All that the source is made of. `strides` are of each load and output, by label.
-
-    `parameters` name the inputs in the source by their place, so that equal regions of a graph
-    have equal sources.
-    """
-
-    name: str
-    summary: str
-    inputs: tuple[str, ...]
-    parameters: tuple[str, ...]
-    outputs: tuple[Output, ...]
-    held: Mapping[Value, Value]
-    geometry: Geometry
-    instructions: Sequence[Instruction]
-    load_strides: Mapping[Value, Mapping[int, int]]
-    output_strides: tuple[Mapping[int, int], ...]
-
-
-def emit(scheduled: Scheduled) -> str:
-    """The source text."""
-    return _Emitter(scheduled).text()
+def emit(name: str, summary: str, parameters: Mapping[str, str], region: TiledRegion) -> str:
+    """The source text. `parameters` are the names that the kernel's inputs have in it."""
+    return _Emitter(name, summary, parameters, region).text()
 
 
 class _Emitter:
-    def __init__(self, scheduled: Scheduled) -> None:
-        self.s = scheduled
-        self.g = scheduled.geometry
-        self.parameter = dict(zip(scheduled.inputs, scheduled.parameters, strict=True))
+    def __init__(
+        self, name: str, summary: str, parameters: Mapping[str, str], region: TiledRegion
+    ) -> None:
+        self.kernel, self.summary, self.parameters = name, summary, parameters
+        self.region = region
+        self.g = region.geometry
         self.names: dict[Value, str] = {}
         self.declared: set[Value] = set()
         self.looped = frozenset(a.label for a in self.g.loops)
@@ -75,7 +55,7 @@ class _Emitter:
         moving = self.looped | {self.g.partition}
         known: set[Value] = set()
         shared = []
-        for instruction in self.s.instructions:
+        for instruction in self.region.instructions:
             written = instruction.writes()
             fixed = all(not v.axes & moving for v in written)
             if (
@@ -95,7 +75,7 @@ class _Emitter:
 
     def name(self, value: Value) -> str:
         if value not in self.names:
-            stem = self.parameter[value.name] if value.op == "load" else value.name or value.op
+            stem = self.parameters[value.name] if value.op == "load" else value.name or value.op
             taken = set(self.names.values())
             name, number = f"{stem}_tile", 1
             while name in taken:
@@ -170,8 +150,8 @@ class _Emitter:
         dst = self.name(instruction.dst)
         if instruction.call == "load":
             value = instruction.dst
-            where = self.address(self.s.load_strides[value], value, rows, constant=shared)
-            source = f"src={self.parameter[value.name]}.ap({where})"
+            where = self.address(self.region.load_strides[value], value, rows, constant=shared)
+            source = f"src={self.parameters[value.name]}.ap({where})"
             return [*lines, *_call("nisa.dma_copy", [f"dst={dst}", source])]
         if instruction.call == "all_partitions":
             return lines + self._all_partitions(instruction)
@@ -208,9 +188,9 @@ class _Emitter:
         ]
 
     def store(self, index: int) -> list[str]:
-        output = self.s.outputs[index]
-        held = self.s.held[output.value]
-        strides = self.s.output_strides[index]
+        output = self.region.outputs[index]
+        held = self.region.held[output.value]
+        strides = self.region.output_strides[index]
         once = [f"i{self.position[a.label]} == 0" for a in self.g.loops if a.label not in held.axes]
         whole = self.g.partition in held.axes
         if not whole and self._many_rows():
@@ -221,11 +201,7 @@ class _Emitter:
         return [f"if {' and '.join(once)}:", *_indent(lines)] if once else lines
 
     def _many_rows(self) -> bool:
-        return len(self.g.rows) > 1 or len(range(*self._span(self.g.rows[0]))) > 1
-
-    @staticmethod
-    def _span(rows: Rows) -> tuple[int, int, int]:
-        return rows.start, rows.stop, rows.step
+        return sum(len(rows.starts) for rows in self.g.rows) > 1
 
     # -- the module ------------------------------------------------------------------------------
 
@@ -235,13 +211,13 @@ class _Emitter:
         for value in self._shared_values():
             if not self.one_count:
                 body.append(f"{self.name(value)} = {self.name(value)}[0:p]")
-        for instruction in self.s.instructions:
+        for instruction in self.region.instructions:
             if instruction not in self.shared:
                 body += self.lines(instruction, shared=False)
-        for index in range(len(self.s.outputs)):
+        for index in range(len(self.region.outputs)):
             body += self.store(index)
         head = [
-            f'"""{self.s.summary}"""',
+            f'"""{self.summary}"""',
             "",
             "import nki",
             "import nki.isa as nisa",
@@ -255,19 +231,21 @@ class _Emitter:
         ]
         if constants:
             head += ["", *constants]
-        parameters = self._parameters()
-        lines = [*head, "", "", f"def _tile({', '.join(parameters)}):", *_indent(body), "", ""]
-        lines += ["@nki.jit", f"def {self.s.name}({', '.join(self.s.parameters)}):"]
-        lines += _indent([*self._allocations(), *shared, *self._calls(parameters), self._return()])
+        arguments = self._tile_parameters()
+        lines = [*head, "", "", f"def _tile({', '.join(arguments)}):", *_indent(body), "", ""]
+        lines += ["@nki.jit", f"def {self.kernel}({', '.join(self.parameters.values())}):"]
+        lines += _indent([*self._allocations(), *shared, *self._calls(arguments), self._return()])
         return "\n".join(lines) + "\n"
 
-    def _parameters(self) -> list[str]:
+    def _tile_parameters(self) -> list[str]:
         inside = {
-            i.dst.name for i in self.s.instructions if i.call == "load" and i not in self.shared
+            i.dst.name
+            for i in self.region.instructions
+            if i.call == "load" and i not in self.shared
         }
-        tensors = [self.parameter[n] for n in self.s.inputs if n in inside]
+        tensors = [new for name, new in self.parameters.items() if name in inside]
         tiles = [self.name(v) for v in self._shared_values()]
-        results = [f"out{i}" for i in range(len(self.s.outputs))]
+        results = [f"out{i}" for i in range(len(self.region.outputs))]
         geometry = ["r", "p", "k"] if self.g.folded else ["r", "p"]
         counts = [f"n{self.position[a.label]}" for a in self.g.free]
         starts = [f"i{self.position[a.label]}" for a in self.g.loops]
@@ -275,14 +253,14 @@ class _Emitter:
 
     def _allocations(self) -> list[str]:
         lines = []
-        for i, output in enumerate(self.s.outputs):
+        for i, output in enumerate(self.region.outputs):
             shape = output.spec.shape or (1,)
             text = f"({shape[0]},)" if len(shape) == 1 else str(shape)
             dtype = _DTYPES[output.spec.dtype]
             lines.append(f"out{i} = nl.ndarray({text}, dtype={dtype}, buffer=nl.shared_hbm)")
         return lines
 
-    def _calls(self, parameters: list[str]) -> list[str]:
+    def _calls(self, arguments: list[str]) -> list[str]:
         lines: list[str] = []
         depth = ""
         for axis in self.g.loops:
@@ -302,17 +280,19 @@ class _Emitter:
         }
         for rows in self.g.rows:
             values = {"p": str(rows.count), "k": str(rows.fold), **fixed}
-            span = range(*self._span(rows))
-            if len(span) > 1:
-                lines.append(f"{depth}for r in range({span.start}, {span.stop}, {span.step}):")
+            starts, inner = rows.starts, depth
+            if len(starts) > 1:
+                lines.append(
+                    f"{depth}for r in range({starts.start}, {starts.stop}, {starts.step}):"
+                )
+                inner += "    "
             else:
-                values["r"] = str(rows.start)
-            inner = depth + ("    " if len(span) > 1 else "")
-            lines.append(f"{inner}_tile({', '.join(values.get(x, x) for x in parameters)})")
+                values["r"] = str(starts.start)
+            lines.append(f"{inner}_tile({', '.join(values.get(x, x) for x in arguments)})")
         return lines
 
     def _return(self) -> str:
-        return f"return {', '.join(f'out{i}' for i in range(len(self.s.outputs)))}"
+        return f"return {', '.join(f'out{i}' for i in range(len(self.region.outputs)))}"
 
 
 def _call(name: str, arguments: list[str]) -> list[str]:

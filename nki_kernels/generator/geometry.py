@@ -19,7 +19,7 @@ PARTITIONS = 128
 # The label of the partition dimension where the space has none (a region of single elements).
 NOTHING = -1
 
-# Elements of a contiguous run from which on DMA is efficient (512 bytes of float32).
+# From this many contiguous elements on DMA is efficient (512 bytes of float32).
 _EFFICIENT_RUN = 128
 # With fewer rows than this in a partition, one value a row is a better operand unfolded.
 _LEAST_FOLD = 4
@@ -37,24 +37,22 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowTiles:
     """Tiles along the partition dimension: their starts, and `count` partitions of `fold` rows."""
 
-    start: int
-    stop: int
-    step: int
+    starts: range
     count: int
     fold: int
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The cut. `free` are a tile's axes without the fold, which stands before `free[fold_at]`;
-    `loops` is what is looped over."""
+    """How a space is cut into tiles. `free` are a tile's axes without the fold, which stands before
+    `free[fold_at]`; `loops` are the axes looped over."""
 
     partition: int
     folded: bool
-    rows: tuple[Rows, ...]
+    rows: tuple[RowTiles, ...]
     free: tuple[Axis, ...]
     loops: tuple[Axis, ...]
     reduced: frozenset[int]
@@ -77,7 +75,7 @@ class Geometry:
     @property
     def tiles(self) -> int:
         """How many tiles there are."""
-        rows = sum(len(range(r.start, r.stop, r.step)) for r in self.rows)
+        rows = sum(len(r.starts) for r in self.rows)
         return rows * math.prod(-(-a.size // a.block) for a in self.loops)
 
 
@@ -87,10 +85,10 @@ def merge(
     accesses: Sequence[Strides],
     groups: Sequence[frozenset[int]],
 ) -> tuple[Dims, dict[int, int]]:
-    """Unite neighbours of `order`; a union goes by the label of its innermost dimension.
+    """Merge neighbours of `order`; the result has the label of the innermost dimension.
 
-    `accesses` are the strides of all tensors; `groups` are sets of labels that a union must lie
-    within or without. Returns the remaining labels and their sizes.
+    `accesses` are the strides of all tensors; `groups` are sets of labels: a merge
+    is of labels inside one, or of labels outside. Returns the remaining labels and their sizes.
     """
     kept: list[int] = []
     merged = {label: sizes[label] for label in order}
@@ -137,7 +135,7 @@ def _cut_whole(
     inner: Dims, sizes: Mapping[int, int], reduced: frozenset[int], budget: int
 ) -> Geometry | None:
     if not inner:
-        rows = (Rows(0, 1, 1, 1, 1),)
+        rows = (RowTiles(range(1), 1, 1),)
         return Geometry(NOTHING, False, rows, (), (), reduced)
     if len(inner) > 1:
         return None
@@ -145,7 +143,7 @@ def _cut_whole(
     parts = next(p for p in range(PARTITIONS, 0, -1) if total % p == 0)
     if total // parts > budget:
         return None
-    rows = (Rows(0, total, total, parts, total // parts),)
+    rows = (RowTiles(range(0, total, total), parts, total // parts),)
     return Geometry(inner[0], True, rows, (), (), reduced)
 
 
@@ -180,9 +178,9 @@ def _even(size: int, block: int) -> int:
     return -(-size // -(-size // block))
 
 
-def cut_rows(size: int, fold: int) -> tuple[Rows, ...]:
+def cut_rows(size: int, fold: int) -> tuple[RowTiles, ...]:
     """`size` elements along the partitions, at most `fold` in each."""
-    rows: list[Rows] = []
+    rows: list[RowTiles] = []
     start = 0
     while start < size:
         left = size - start
@@ -190,6 +188,6 @@ def cut_rows(size: int, fold: int) -> tuple[Rows, ...]:
         count = min(PARTITIONS, left // each)
         step = count * each
         tiles = left // step
-        rows.append(Rows(start, start + tiles * step, step, count, each))
+        rows.append(RowTiles(range(start, start + tiles * step, step), count, each))
         start += tiles * step
     return tuple(rows)

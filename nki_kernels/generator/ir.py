@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
+from trnx.nki_kernels.dtypes import FLOAT_DTYPES
+
 Number = bool | int | float
-FLOAT_TYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-STORAGE_TYPES = FLOAT_TYPES | {torch.bool, torch.int32}
+STORAGE_DTYPES = frozenset({*FLOAT_DTYPES, torch.bool, torch.int32})
 
 # Comparisons swap to these when the scalar stands on the left.
 COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
@@ -48,7 +49,7 @@ def values_of(operands: tuple[Operand, ...]) -> list[Value]:
 
 
 class Builder:
-    """What lowering rules build with; equal expressions become one `Value`.
+    """Builds values for the lowering rules; equal expressions become one `Value`.
 
     `out` is the dtype of the node being lowered, `reduced` the labels that it reduces,
     `count` how many elements that is.

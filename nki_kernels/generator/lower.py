@@ -19,7 +19,7 @@ from trnx.nki_kernels.generator import (  # noqa: F401
     rules_reduction,
 )
 from trnx.nki_kernels.generator.align import Alignment, align
-from trnx.nki_kernels.generator.ir import STORAGE_TYPES, Builder, Dims, Operand, Value
+from trnx.nki_kernels.generator.ir import STORAGE_DTYPES, Builder, Dims, Operand, Value
 from trnx.nki_kernels.generator.table import entry_of
 from trnx.simulator.errors import Reject
 from trnx.simulator.memory.tensor_spec import TensorSpec
@@ -73,7 +73,7 @@ def _refuse(nodes: Sequence[fx.Node], specs: SpecOf) -> Reject | None:
             spec = specs[one]
             if not isinstance(spec, TensorSpec):
                 continue
-            if spec.dtype not in STORAGE_TYPES:
+            if spec.dtype not in STORAGE_DTYPES:
                 return Reject(f"{spec.dtype} is not a type that generated kernels compute in", node)
             if 0 in spec.shape:
                 return Reject("an empty tensor leaves a kernel nothing to do", node)

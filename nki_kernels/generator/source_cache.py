@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def folder() -> Path:
     """`$XDG_CACHE_HOME/trnx/generated`, by default under ~/.cache; made with mode 0700.
 
-    A folder of this process alone where that cannot be made or written, or is another user's.
+    A private folder of this process where that cannot be created or written, or is another user's.
     """
     try:
         base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
@@ -48,7 +48,7 @@ def _remove(path: Path, process: int) -> None:
 
 
 def _private(path: Path) -> Path:
-    """`path`, made if need be; raises OSError or GeneratorError where it is no place for code."""
+    """`path`, created if missing; raises OSError or GeneratorError where code must not be put."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
     if status.st_uid != os.geteuid():
@@ -63,7 +63,7 @@ def _private(path: Path) -> Path:
 
 
 def write(name: str, source: str) -> Path:
-    """The file that holds exactly `source`; written at once or not at all."""
+    """The file with exactly this `source`; written atomically."""
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     path = folder() / f"{name[:80]}_{digest}.py"
     if not _holds(path, source):

@@ -57,7 +57,7 @@ def linear_program(rows: int, depth: int, columns: int, dtype: torch.dtype) -> P
             "activation": "none",
         }
     )
-    launch = kernels()["linear"].plan(bindings, hardware("trn2"))
+    launch = kernels()["linear"].launch(bindings, hardware("trn2"))
     return trace(launch.kernel, launch.arguments, target="trn2")
 
 

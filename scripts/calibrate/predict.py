@@ -44,7 +44,7 @@ def program(point: HeldOut) -> Program:
         given: Mapping[str, Any] = point.arguments[0]
         bindings = Bindings({key: _argument(value) for key, value in given.items()})
         spec = next(spec for spec in kernels() if spec.name == name)
-        launch = spec.plan(bindings, hardware(point.target))
+        launch = spec.launch(bindings, hardware(point.target))
         return trace(launch.kernel, launch.arguments, target=point.target)
     arguments = [_argument(value) for value in point.arguments]
     return trace(_kernel(point.kernel), arguments, target=point.target, grid=point.grid)

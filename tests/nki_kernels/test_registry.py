@@ -17,6 +17,7 @@ from trnx.nki_kernels import registry
 from trnx.nki_kernels.errors import DuplicateKernelError
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Sample
 from trnx.simulator.errors import Reject
+from trnx.simulator.frontend.subset import check_subset
 from trnx.simulator.hardware import hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
@@ -52,7 +53,7 @@ def bindings_of(sample: Sample) -> Bindings:
 
 
 def accepted_launch(spec: KernelSpec, sample: Sample, target: str) -> Launch | None:
-    """None where the guard refuses the sample, which needs a reason."""
+    """None where the kernel refuses the sample, which needs a reason."""
     refusal = spec.supports(bindings_of(sample), hardware(target))
     if refusal is not None:
         assert isinstance(refusal, Reject)
@@ -168,6 +169,15 @@ def test_some_samples_are_accepted_on_every_target(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_the_front_end_of_the_device_can_parse_the_kernels(name: str) -> None:
+    launches = [accepted_launch(registry.kernels()[name], s, "trn2") for s in cached_samples(name)]
+    parsed = {id(launch.kernel): launch.kernel for launch in launches if launch is not None}
+    assert parsed
+    for kernel in parsed.values():
+        check_subset(kernel)  # raises
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_both_modes_of_tracing_give_equal_programs(name: str) -> None:
     spec = registry.kernels()[name]
     for sample in cached_samples(name)[::5]:
@@ -187,7 +197,7 @@ def test_both_modes_of_tracing_give_equal_programs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_guard_refuses_complex_tensors_with_a_reason(name: str) -> None:
+def test_kernels_refuse_complex_tensors_with_a_reason(name: str) -> None:
     spec, sample = registry.kernels()[name], cached_samples(name)[0]
     bindings = bindings_of(sample)
     odd = Bindings(
@@ -251,9 +261,9 @@ register(
     KernelSpec(
         name="twice",
         patterns=(Pattern(pattern),),
-        guard=lambda b, hw: None,
-        torch_reference=lambda x: x * 2.0,
-        work=lambda b: Cost(vector_flops=b.x.numel, hbm_bytes=2 * b.x.nbytes),
+        supports=lambda b, hw: None,
+        reference=lambda x: x * 2.0,
+        cost=lambda b: Cost(vector_flops=b.x.numel, hbm_bytes=2 * b.x.nbytes),
         samples=lambda generator: [Sample({"x": torch.randn(4, 4, generator=generator)}, "small")],
         kernel=twice_kernel,
     )
@@ -276,6 +286,22 @@ def test_a_kernel_file_outside_the_package_registers(
     launch = spec.launch(bindings_of(sample), hardware("trn2"))
     (result,) = as_tuple(simulator.simulate(launch.kernel)(*real_arguments(launch, sample)))
     assert torch.equal(result, sample.values["x"] * 2)
+
+
+def test_a_file_in_the_folder_of_kernels_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_registry", registry.Registry())
+    monkeypatch.setattr(registry, "_KERNELS", tmp_path)
+    (tmp_path / "family").mkdir()
+    (tmp_path / "twice.py").write_text(OUTSIDE)
+    (tmp_path / "family" / "again.py").write_text(OUTSIDE.replace('"twice"', '"again"'))
+    (tmp_path / "family" / "_helper.py").write_text("1 / 0")
+    registry._load_package.__wrapped__()
+    assert [(spec.name, spec.builtin) for spec in registry._registry] == [
+        ("again", True),
+        ("twice", True),
+    ]
 
 
 def test_a_second_file_may_not_take_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,15 +26,15 @@ aten = torch.ops.aten
 def samples(generator):
     yield Sample({"x": torch.randn(4, 8, generator=generator)})
 
-def work(b):
+def cost(b):
     return Cost(hbm_bytes=2 * b.x.nbytes)
 
-def guard(b, hw):
+def supports(b, hw):
     return None if b.x.shape[0] <= 128 else Reject(f"{b.x.shape[0]} rows")
 
-def add(name, pattern, kernel, reference, guard=guard, plan=None):
-    trnx.register_kernel(KernelSpec(name, (Pattern(pattern),), guard, reference, work, samples,
-                                    kernel, plan))
+def add(name, pattern, kernel, reference, supports=supports, launch=None):
+    trnx.register_kernel(KernelSpec(name, (Pattern(pattern),), supports, reference, cost, samples,
+                                    kernel, launch))
 """
 
 # A stand-in for erfinv, which no kernel of trnx takes: `factor` tells the versions apart.
@@ -61,7 +61,7 @@ def pattern(x, dim: int, half_to_float: bool):
     return aten._softmax.default(x, dim, half_to_float)
 
 add("zz_softmax", pattern, None, lambda x, dim, half_to_float: torch.softmax(x, dim),
-    plan=lambda b, hw: None)
+    launch=lambda b, hw: None)
 """
 
 
@@ -157,11 +157,11 @@ def test_of_two_users_kernels_the_faster_one_runs(load: Load, slow: str) -> None
 
 
 REFUSED = {
-    "its guard returns a bool in line": (
+    "its supports returns a bool in line": (
         "def no(b, hw):\n    if b.x.ndim:\n        return False\n",
-        "guard=no",
+        "supports=no",
     ),
-    "its guard takes 1 parameters": ("", "guard=lambda b: None"),
+    "its supports takes 1 parameters": ("", "supports=lambda b: None"),
     "no parameter of the kernel takes the binding 'dim'": (
         "def pattern(x, dim: int):\n    return aten.cumsum.default(x, dim)\n",
         "reference=lambda x, dim: x",
@@ -189,14 +189,28 @@ add("wrong", **{{**parts, **dict({argument})}})
     assert "wrong" not in {spec.name for spec in registry.kernels()}
 
 
-def test_a_guard_that_answers_with_a_bool_is_named(load: Load) -> None:
+def test_a_supports_that_answers_with_a_bool_is_named(load: Load) -> None:
     load(
         scaled(1.0, name="wrong").replace("\nadd(", "\n# add("),
-        'add("wrong", wrong_pattern, wrong, lambda x: x, guard=lambda b, hw: b.x.ndim == 2)',
+        'add("wrong", wrong_pattern, wrong, lambda x: x, supports=lambda b, hw: b.x.ndim == 2)',
     )
     bindings = Bindings({"x": TensorSpec.dense((4,), torch.float32)})
-    with pytest.raises(KernelSpecError, match="guard of kernel wrong returned False"):
+    with pytest.raises(KernelSpecError, match="supports of kernel wrong returned False"):
         registry.kernels()["wrong"].supports(bindings, hardware("trn2"))
+
+
+RENAMED = {"guard": "supports", "torch_reference": "reference", "work": "cost", "plan": "launch"}
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_old_name_of_a_part_is_refused_with_the_new_one(load: Load, old: str) -> None:
+    parts = {"patterns": "()", "samples": "samples", "kernel": "None"}
+    parts |= dict.fromkeys(RENAMED.values(), "None")
+    parts[old] = parts.pop(RENAMED[old])
+    written = ", ".join(f"{name}={value}" for name, value in parts.items())
+    message = rf"kernel late: KernelSpec has no {old}; write `{RENAMED[old]}=` for `{old}=`"
+    with pytest.raises(KernelSpecError, match=message):
+        load(f'trnx.register_kernel(KernelSpec(name="late", {written}))')
 
 
 def test_a_kernel_that_fails_is_not_listed_as_nki(load: Load) -> None:

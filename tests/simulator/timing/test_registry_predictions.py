@@ -38,8 +38,8 @@ def _bindings(sample: Sample) -> Bindings:
 def _programs(spec: KernelSpec, chip: Hardware) -> Iterator[Program]:
     for sample in _samples(spec):
         bindings = _bindings(sample)
-        if spec.guard(bindings, chip) is None:
-            launch = spec.plan(bindings, chip)
+        if spec.supports(bindings, chip) is None:
+            launch = spec.launch(bindings, chip)
             yield trace(launch.kernel, launch.arguments, target=chip.target)
 
 
@@ -88,7 +88,7 @@ def _linear(rows: int, depth: int, columns: int, dtype: torch.dtype, chip: Hardw
         }
     )
     spec = next(spec for spec in SPECS if spec.name == "linear")
-    launch = spec.plan(bindings, chip)
+    launch = spec.launch(bindings, chip)
     program = trace(launch.kernel, launch.arguments, target=chip.target)
     skipping = schedule(program.rows, chip)
     assert skipping.visible == schedule(program.rows, chip, skips=False).visible
@@ -130,9 +130,9 @@ def test_more_data_takes_more_time(
     # Whole tiles: a kernel may need one pass more for 200 rows than for 256.
     for count in (128 * tiles, 128 * tiles * (1 + more)):
         bindings = _row_kernel(name, (count, columns), dtype)
-        if spec.guard(bindings, chip) is not None:
+        if spec.supports(bindings, chip) is not None:
             return
-        launch = spec.plan(bindings, chip)
+        launch = spec.launch(bindings, chip)
         program = trace(launch.kernel, launch.arguments, target=chip.target)
         result = schedule(program.rows, chip)
         _assert_sane(program, result, chip)

@@ -19,7 +19,8 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels._rows import (
+from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._rows import (
     combine_rows,
     load_rows,
     load_vector,
@@ -33,9 +34,7 @@ from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.memory.tensor_spec import TensorSpec
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TENSORS = ("x", "residual", "weight", "bias")
 aten = torch.ops.aten
 
@@ -154,12 +153,10 @@ def _run(b: Bindings, hw: Hardware) -> int:
     return run_of(math.prod(b.normalized_shape), hw, row_bytes, vector_bytes)
 
 
-def guard(b: Bindings, hw: Hardware) -> Reject | None:
+def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """dtypes, shapes, and the size of a row."""
-    for name in _TENSORS:
-        spec = b[name]
-        if isinstance(spec, TensorSpec) and spec.dtype not in _DTYPES:
-            return Reject(f"dtype {spec.dtype} of {name} is not float32, bfloat16 or float16")
+    if reject := reject_dtypes(b, *_TENSORS):
+        return reject
     if b.x.numel == 0:
         return Reject(f"x{b.x.shape} has no rows to normalise")
     if b.residual is not None and (b.residual.shape, b.residual.dtype) != (b.x.shape, b.x.dtype):
@@ -173,16 +170,13 @@ def guard(b: Bindings, hw: Hardware) -> Reject | None:
     return None
 
 
-def plan(b: Bindings, hw: Hardware) -> Launch:
+def launch(b: Bindings, hw: Hardware) -> Launch:
     """Rows per partition from the size of a row, and the statistics' shape and dtype."""
     columns = math.prod(b.normalized_shape)
-    fold = _run(b, hw)
     kept = b.x.ndim - len(b.normalized_shape)
     stats_shape = b.x.shape[:kept] + (1,) * len(b.normalized_shape)
-    tensors = tuple(b[name] for name in _TENSORS)
-    arguments = (*tensors, b.eps, columns, fold, stats_shape, _stats_in_float32(b))
-    names = tuple(n for n, t in zip(_TENSORS, tensors, strict=True) if t is not None)
-    return Launch(layer_norm_kernel, arguments, names)
+    constants = (columns, _run(b, hw), stats_shape, _stats_in_float32(b))
+    return Launch.of(layer_norm_kernel, b, (*_TENSORS, "eps"), *constants)
 
 
 def cost(b: Bindings) -> Cost:
@@ -280,11 +274,11 @@ register(
     KernelSpec(
         name="layer_norm",
         patterns=(Pattern(_add_layer_norm), Pattern(_layer_norm, {"residual": None})),
-        guard=guard,
-        torch_reference=reference,
-        work=cost,
+        supports=supports,
+        reference=reference,
+        cost=cost,
         samples=samples,
         kernel=layer_norm_kernel,
-        plan=plan,
+        launch=launch,
     )
 )

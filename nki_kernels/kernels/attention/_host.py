@@ -1,4 +1,4 @@
-"""The host side that attention's two kernels share: what they take, their work, their samples."""
+"""Host side of both attention kernels: what they support, their cost, their samples."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from typing import Any
 import torch
 
 from trnx.nki_kernels import canonical_ops
+from trnx.nki_kernels.dtypes import FLOAT_DTYPES
 from trnx.nki_kernels.spec import Bindings, Cost, Sample
 from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_MASK_DTYPES = (torch.bool, *_DTYPES)
+_MASK_DTYPES = (torch.bool, *FLOAT_DTYPES)
 _WIDEST = 256  # two cuts of the contraction, and a half of a PSUM bank
 
 
+def has_bool_mask(b: Bindings) -> bool:
+    """True where attn_mask selects keys; a float one is added to the scores."""
+    return b.attn_mask is not None and b.attn_mask.dtype == torch.bool
+
+
 def dropout_factor(b: Bindings) -> float:
-    """What kept weights are multiplied by."""
+    """The factor of the weights that dropout keeps."""
     if b.dropout_mask is None:
         return 1.0
     return 0.0 if b.dropout_p >= 1.0 else 1.0 / (1.0 - b.dropout_p)
@@ -64,10 +70,11 @@ def _wrong_mask(b: Bindings) -> Reject | None:
     return None
 
 
-def why_not(b: Bindings) -> Reject | None:
-    """None where the kernels take these operands."""
+def supports(b: Bindings, hw: Hardware) -> Reject | None:
+    """None where the kernels take these operands; all generations take the same."""
+    del hw
     dtypes = {x.dtype for x in (b.q, b.k, b.v)}
-    if len(dtypes) > 1 or b.q.dtype not in _DTYPES:
+    if len(dtypes) > 1 or b.q.dtype not in FLOAT_DTYPES:
         names = ", ".join(sorted(str(dtype) for dtype in dtypes))
         return Reject(f"q, k and v are {names}; one of float32, bfloat16, float16 is needed")
     if not (math.isfinite(b.scale) and b.scale >= 0.0):
@@ -75,8 +82,8 @@ def why_not(b: Bindings) -> Reject | None:
     return _wrong_shape(b) or _wrong_mask(b)
 
 
-def attention_work(b: Bindings, *, forward: bool) -> Cost:
-    """The products of all pairs (half of them where causal and square), and the tensors' traffic.
+def attention_cost(b: Bindings, *, forward: bool) -> Cost:
+    """FLOPs of all pairs of query and key (about half if causal and square), and HBM traffic.
 
     Backward does five products where forward does two: q k, grad v, and those of dq, dk, dv.
     """

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels._attention_layout import Chunk
+from trnx.nki_kernels.kernels.attention._layout import Chunk, split_heads
 
 _NEG_INF = float("-inf")
 # What a False of a bool mask adds to a score: far below any score, yet finite, and below the
@@ -126,13 +126,27 @@ def make_bias(
     return bias
 
 
-def spread(bias: nl.NkiTensor, chunk: Chunk) -> nl.NkiTensor:
+def _spread(bias: nl.NkiTensor, chunk: Chunk) -> nl.NkiTensor:
     """`bias` as `[rows, batches, heads, cols]`."""
     if bias.shape[1] < chunk.batches:
         bias = bias.broadcast(1, chunk.batches)
     if bias.shape[2] < chunk.heads:
         bias = bias.broadcast(2, chunk.heads)
     return bias
+
+
+def add_bias(scores: nl.NkiTensor, scale: float, bias: nl.NkiTensor, chunk: Chunk) -> nl.NkiTensor:
+    """`scores[rows, heads, cols] * scale + bias` in float32."""
+    biased = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=split_heads(biased, chunk),
+        data=split_heads(scores, chunk),
+        op0=nl.multiply,
+        operand0=scale,
+        op1=nl.add,
+        operand1=_spread(bias, chunk),
+    )
+    return biased
 
 
 def drop(dst: nl.NkiTensor, data: nl.NkiTensor, keep: nl.NkiTensor, factor: float) -> None:

@@ -7,10 +7,19 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels._attention_layout import Chunk, Layout, groups_of, rows_of, split_heads
+from trnx.nki_kernels.kernels.attention._layout import (
+    Chunk,
+    HeadLayout,
+    groups_of,
+    head_rows,
+    heads_of,
+    split_heads,
+)
 
 
-def load_rows(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int, layout: Layout) -> nl.NkiTensor:
+def load_heads(
+    x: nl.NkiTensor, chunk: Chunk, row: int, rows: int, layout: HeadLayout
+) -> nl.NkiTensor:
     """Rows `row ..` of the chunk's heads: `[rows, heads, width]`, zero-padded for `layout`."""
     heads = groups_of(layout, chunk.pairs) * layout.slots // layout.cuts
     width = layout.pitch * layout.cuts
@@ -18,11 +27,11 @@ def load_rows(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int, layout: Layout
     if heads != chunk.pairs or width != layout.size:
         nisa.memset(dst=tile, value=0, engine=nisa.engine.gpsimd)
     dst = tile[:, 0 : chunk.pairs, 0 : layout.size]
-    nisa.dma_copy(dst=split_heads(dst, chunk), src=rows_of(x, chunk, row, rows))
+    nisa.dma_copy(dst=split_heads(dst, chunk), src=head_rows(x, chunk, row, rows))
     return tile
 
 
-def load_slotted(x: nl.NkiTensor, chunk: Chunk, rows: int, keys: Layout) -> nl.NkiTensor:
+def load_slotted(x: nl.NkiTensor, chunk: Chunk, rows: int, keys: HeadLayout) -> nl.NkiTensor:
     """All rows of the chunk's heads, the heads of a group below each other on the partitions:
     `[partitions of keys, batches * groups, width]`; a group is of one batch entry."""
     groups = groups_of(keys, chunk.heads)
@@ -30,18 +39,13 @@ def load_slotted(x: nl.NkiTensor, chunk: Chunk, rows: int, keys: Layout) -> nl.N
     tile = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
     for slot in range(min(keys.slots, chunk.heads)):
         heads = (chunk.heads - slot + keys.slots - 1) // keys.slots
-        src = x[
-            chunk.batch : chunk.batch + chunk.batches,
-            chunk.head + slot : chunk.head + chunk.heads : keys.slots,
-            :,
-            :,
-        ].permute((2, 0, 1, 3))
+        src = heads_of(x, chunk)[:, slot : chunk.heads : keys.slots].permute((2, 0, 1, 3))
         first = slot * keys.pitch
         nisa.dma_copy(dst=tile[first : first + rows, :, 0:heads, :], src=src)
     return tile.reshape((keys.partitions, chunk.batches * groups, x.shape[3]))
 
 
-def load_packed(x: nl.NkiTensor, chunk: Chunk, layout: Layout) -> nl.NkiTensor:
+def load_packed(x: nl.NkiTensor, chunk: Chunk, layout: HeadLayout) -> nl.NkiTensor:
     """All rows of the chunk's heads, transposed: `[partitions, groups, batches * rows]`.
 
     The rows of all batch entries lie below each other, so that full 128x128 blocks are transposed.
@@ -53,12 +57,7 @@ def load_packed(x: nl.NkiTensor, chunk: Chunk, layout: Layout) -> nl.NkiTensor:
     tile = nl.ndarray((rows, heads, width), dtype=x.dtype, buffer=nl.sbuf)
     if heads != chunk.heads or width != layout.size:
         nisa.memset(dst=tile, value=0, engine=nisa.engine.gpsimd)
-    src = x[
-        chunk.batch : chunk.batch + chunk.batches,
-        chunk.head : chunk.head + chunk.heads,
-        :,
-        :,
-    ].permute((0, 2, 1, 3))
+    src = heads_of(x, chunk).permute((0, 2, 1, 3))
     nisa.dma_copy(dst=tile[:, 0 : chunk.heads, 0 : layout.size], src=src)
     dst = nl.ndarray((layout.partitions, groups, rows), dtype=x.dtype, buffer=nl.sbuf)
     transpose_heads(dst, tile, layout)
@@ -95,8 +94,8 @@ def transpose_blocks(dst: nl.NkiTensor, data: nl.NkiTensor, scalar: bool) -> Non
             nisa.tensor_copy(dst=target, src=turned)
 
 
-def transpose_heads(dst: nl.NkiTensor, tile: nl.NkiTensor, layout: Layout) -> None:
-    """`dst[partitions, groups, rows]` <- `tile`, made by `load_rows` for `layout`."""
+def transpose_heads(dst: nl.NkiTensor, tile: nl.NkiTensor, layout: HeadLayout) -> None:
+    """`dst[partitions, groups, rows]` <- `tile`, made by `load_heads` for `layout`."""
     if layout.slots > 1:
         groups = tile.shape[1] // layout.slots
         data = tile.reshape((tile.shape[0], groups, 1, layout.partitions))
@@ -112,20 +111,22 @@ class Loaded(NamedTuple):
     tiles: list[nl.NkiTensor]
 
 
-def load_transposed(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int, layout: Layout) -> Loaded:
+def load_transposed(
+    x: nl.NkiTensor, chunk: Chunk, row: int, rows: int, layout: HeadLayout
+) -> Loaded:
     """Rows `row ..` of the chunk's heads, as they are and transposed."""
     shape = (layout.partitions, groups_of(layout, chunk.pairs), rows)
     dst = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
     tiles = []
     for start in range(0, rows, nl.tile_size.pmax):
         count = min(nl.tile_size.pmax, rows - start)
-        tile = load_rows(x, chunk, row + start, count, layout)
+        tile = load_heads(x, chunk, row + start, count, layout)
         transpose_heads(dst[:, :, start : start + count], tile, layout)
         tiles.append(tile[:, 0 : chunk.pairs, 0 : layout.size])
     return Loaded(dst, tiles)
 
 
-def head_of(operand: nl.NkiTensor, head: int, cut: int, layout: Layout) -> nl.NkiTensor:
+def head_of(operand: nl.NkiTensor, head: int, cut: int, layout: HeadLayout) -> nl.NkiTensor:
     """One head (one cut of it) of a transposed operand: `[size / cuts, rows]`."""
     if layout.slots == 1:
         return operand[:, head * layout.cuts + cut, :]
@@ -134,7 +135,11 @@ def head_of(operand: nl.NkiTensor, head: int, cut: int, layout: Layout) -> nl.Nk
 
 
 def matmul_slot(
-    dst: nl.NkiTensor, stationary: nl.NkiTensor, moving: nl.NkiTensor, start: int, layout: Layout
+    dst: nl.NkiTensor,
+    stationary: nl.NkiTensor,
+    moving: nl.NkiTensor,
+    start: int,
+    layout: HeadLayout,
 ) -> None:
     """`dst += stationary.T @ moving` of operands from partition `start`, in that slot's row tile,
     so that the products of neighbouring slots run at the same time."""
@@ -151,7 +156,7 @@ def matmul_slot(
 
 
 def multiply_heads(
-    rows: nl.NkiTensor, columns: nl.NkiTensor, heads: int, group: int, cols: int, layout: Layout
+    rows: nl.NkiTensor, columns: nl.NkiTensor, heads: int, group: int, cols: int, layout: HeadLayout
 ) -> nl.NkiTensor:
     """`[rows, heads, cols]` in PSUM: for each head the products of its rows with the vectors of the
     head of `columns` that serves it (`group` heads share one); both operands are transposed."""
@@ -169,7 +174,7 @@ def multiply_heads(
     return result
 
 
-def new_weights(chunk: Chunk, rows: int, cols: int, keys: Layout, dtype: str) -> nl.NkiTensor:
+def new_weights(chunk: Chunk, rows: int, cols: int, keys: HeadLayout, dtype: str) -> nl.NkiTensor:
     """A tile for weights `[rows, heads, cols]`, padded with zeros for the transpose."""
     if keys.slots == 1:
         return nl.ndarray((rows, chunk.pairs, cols), dtype=dtype, buffer=nl.sbuf)
@@ -186,7 +191,7 @@ def combine_keys(
     heads: int,
     group: int,
     cols: int,
-    keys: Layout,
+    keys: HeadLayout,
 ) -> nl.NkiTensor:
     """`[rows, heads, width]` in PSUM: weights (from `new_weights`) times the vectors of the keys.
 
@@ -238,11 +243,11 @@ def combine_keys(
 
 def load_blocks(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> list[nl.NkiTensor]:
     """Rows `row ..` of the chunk's heads as tiles `[<= 128, heads, width]`."""
-    plain = Layout(x.shape[3], 1, 1, x.shape[3], x.shape[3], False)
+    plain = HeadLayout(x.shape[3], 1, 1, x.shape[3], x.shape[3], False)
     tiles = []
     for start in range(0, rows, nl.tile_size.pmax):
         count = min(nl.tile_size.pmax, rows - start)
-        tiles.append(load_rows(x, chunk, row + start, count, plain))
+        tiles.append(load_heads(x, chunk, row + start, count, plain))
     return tiles
 
 

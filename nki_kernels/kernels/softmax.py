@@ -15,13 +15,13 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels._rows import combine_rows, load_rows, rows_of, run_of
+from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._rows import combine_rows, load_rows, rows_of, run_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _CHUNK = 4096  # columns of a long row that are in SBUF at once
 aten = torch.ops.aten
 
@@ -159,11 +159,11 @@ def _load_chunk(rows: nl.NkiTensor, index: int) -> nl.NkiTensor:
     return tile
 
 
-def guard(b: Bindings, hw: Hardware) -> Reject | None:
+def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """dtype, and that the dimension is the last."""
     del hw
-    if b.x.dtype not in _DTYPES:
-        return Reject(f"dtype {b.x.dtype} is not float32, bfloat16 or float16")
+    if reject := reject_dtypes(b, "x"):
+        return reject
     if b.x.ndim == 0 or b.x.numel == 0:
         return Reject(f"x{b.x.shape} has no rows")
     if b.dim % b.x.ndim != b.x.ndim - 1:
@@ -171,10 +171,10 @@ def guard(b: Bindings, hw: Hardware) -> Reject | None:
     return None
 
 
-def plan(b: Bindings, hw: Hardware) -> Launch:
+def launch(b: Bindings, hw: Hardware) -> Launch:
     """Rows per partition from the size of a row."""
     fold = run_of(b.x.shape[-1], hw, 8, 0)
-    return Launch(softmax_kernel, (b.x, b.is_log, b.half_to_float, fold), ("x",))
+    return Launch.of(softmax_kernel, b, ("x", "is_log", "half_to_float"), fold)
 
 
 def cost(b: Bindings) -> Cost:
@@ -232,11 +232,11 @@ register(
             Pattern(_softmax_pattern, {"is_log": False}),
             Pattern(_log_softmax_pattern, {"is_log": True}),
         ),
-        guard=guard,
-        torch_reference=reference,
-        work=cost,
+        supports=supports,
+        reference=reference,
+        cost=cost,
         samples=samples,
         kernel=softmax_kernel,
-        plan=plan,
+        launch=launch,
     )
 )

@@ -17,12 +17,12 @@ import nki.language as nl
 import torch
 import torch.nn.functional as F
 
+from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INDEX_DTYPES = (torch.int32, torch.int64)
 _GATHERED_BYTES = 32768  # per partition
 _LARGEST_RUN = 16
@@ -76,11 +76,11 @@ def _gather(target: nl.NkiTensor, weight: nl.NkiTensor, chosen: nl.NkiTensor, co
     nisa.dma_copy(dst=target, src=rows)
 
 
-def guard(b: Bindings, hw: Hardware) -> Reject | None:
+def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """A 2-D table of floats, int32 or int64 indices, nothing empty."""
     del hw
-    if b.weight.dtype not in _DTYPES:
-        return Reject(f"weight dtype {b.weight.dtype} is not float32, bfloat16 or float16")
+    if reject := reject_dtypes(b, "weight"):
+        return reject
     if b.indices.dtype not in _INDEX_DTYPES:
         return Reject(f"index dtype {b.indices.dtype} is not int32 or int64")
     if b.weight.ndim != 2:
@@ -90,15 +90,14 @@ def guard(b: Bindings, hw: Hardware) -> Reject | None:
     return None
 
 
-def plan(b: Bindings, hw: Hardware) -> Launch:
+def launch(b: Bindings, hw: Hardware) -> Launch:
     """How many indices a partition takes at a time, and how wide rows are cut."""
     del hw
     itemsize = b.weight.dtype.itemsize
     width = min(b.weight.shape[1], _GATHERED_BYTES // itemsize)
     run = max(1, min(_LARGEST_RUN, _GATHERED_BYTES // (width * itemsize)))
     words = 2 if b.indices.dtype == torch.int64 else 1
-    arguments = (b.weight, b.indices, words, run, width)
-    return Launch(embedding_kernel, arguments, ("weight", "indices"))
+    return Launch.of(embedding_kernel, b, ("weight", "indices"), words, run, width)
 
 
 def cost(b: Bindings) -> Cost:
@@ -154,11 +153,11 @@ register(
     KernelSpec(
         name="embedding",
         patterns=(Pattern(_embedding),),
-        guard=guard,
-        torch_reference=reference,
-        work=cost,
+        supports=supports,
+        reference=reference,
+        cost=cost,
         samples=samples,
         kernel=embedding_kernel,
-        plan=plan,
+        launch=launch,
     )
 )

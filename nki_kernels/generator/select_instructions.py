@@ -83,8 +83,8 @@ def _stored(number: Number, dtype: torch.dtype) -> Number:
     return float(number)
 
 
-class Scheduler:
-    """Schedules one region for one geometry; `run` gives the instructions in order."""
+class InstructionSelector:
+    """Selects the instructions of one region for one geometry; `run` gives them in order."""
 
     def __init__(self, roots: tuple[Value, ...], geometry: Geometry, *, scalar_bias: bool) -> None:
         self._roots = roots
@@ -110,7 +110,7 @@ class Scheduler:
         return self._instructions, held
 
     def _is_deferred(self, value: Value) -> bool:
-        """True where the only user may do the value's work in its own instruction."""
+        """True where the instruction of the only user may compute the value too."""
         if self._uses[value] != 1:
             return False
         return value in self._cast_sources or self._scalar_form(value) is not None
@@ -166,7 +166,7 @@ class Scheduler:
     # -- visiting --------------------------------------------------------------------------------
 
     def _visit(self, value: Value) -> Value:
-        """Schedule `value`; returns the value whose tile holds it."""
+        """Select the instructions of `value`; returns the value whose tile holds it."""
         if value not in self._done:
             self._done[value] = value
             getattr(self, f"_visit_{value.op}")(value)
@@ -294,7 +294,7 @@ class Scheduler:
         self._put("activation", value, arguments, total)
 
     def _affine(self, source: Value) -> tuple[Value, Operand | None, Operand | None]:
-        """`source` as data * scale + bias, as far as its own instruction can be saved."""
+        """`source` as data * scale + bias, as far as this saves its own instruction."""
         scale: Operand | None = None
         bias: Operand | None = None
         form = self._absorbable(source)

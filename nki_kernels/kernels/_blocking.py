@@ -25,11 +25,15 @@ COLUMNS = "columns"
 ROWS = "rows"
 DMA = "dma"
 
-_FREE_MAX = 512  # columns of one nc_matmul: a float32 PSUM bank
 _LARGEST_COLUMNS = 4096  # wider blocks would only lengthen the row tiles of the output
 _DEEP_ROWS = 1024
 _DEEP_COLUMNS = 1024
 _DEEP_BYTES = 4096  # of K per row: what saturates a DMA
+
+
+def float32_per_bank(hw: Hardware) -> int:
+    """Columns of one nc_matmul: the float32 elements of a partition of a PSUM bank."""
+    return hw.psum_bank_bytes // 4
 
 
 def _up(value: int, multiple: int) -> int:
@@ -67,17 +71,18 @@ def block_sizes(
     Where not even one bank's width of whole columns fits in a quarter, K is cut as well, and
     partial sums stay in SBUF.
     """
+    bank = float32_per_bank(hw)
     half = hw.sbuf_partition_bytes // 2
     row_bytes = -(-depth // hw.partitions) * itemsize  # of one row, per partition
-    all_rows, width = _up(rows, hw.partitions), _up(columns, _FREE_MAX)
+    all_rows, width = _up(rows, hw.partitions), _up(columns, bank)
     count = 1
     if width > _LARGEST_COLUMNS or width * row_bytes > half:
-        widest = min(half // 2 // row_bytes // _FREE_MAX * _FREE_MAX, _LARGEST_COLUMNS)
+        widest = min(half // 2 // row_bytes // bank * bank, _LARGEST_COLUMNS)
         if widest == 0:
             step = min(_DEEP_BYTES // itemsize, depth)
             return _DEEP_ROWS, _DEEP_COLUMNS, step, False
         count = -(-columns // widest)
-        width = _up(-(-columns // count), _FREE_MAX)
+        width = _up(-(-columns // count), bank)
     keep = count > 1 and all_rows * row_bytes <= half // 3
     fitting = half // 4 // row_bytes // hw.partitions * hw.partitions
     return min(all_rows, max(fitting, hw.partitions), 512), width, depth, keep

@@ -12,28 +12,36 @@ there is one query a head (decoding), the heads of a group are the rows of a til
 
 from __future__ import annotations
 
+from functools import partial
+
 import nki
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels._attention_forward import (
+from trnx.nki_kernels.kernels.attention._forward import (
     Biases,
-    Line,
     Outputs,
+    Pipeline,
     Problem,
-    advance,
     forward_chunk,
     forward_pack,
+    step,
     store_logs,
 )
-from trnx.nki_kernels._attention_layout import chunks_of, layout_of, packs_of
-from trnx.nki_kernels._attention_masks import Masks, as_four, heads_as_rows
-from trnx.nki_kernels._sdpa_host import attention_work, dropout_factor, samples, why_not
+from trnx.nki_kernels.kernels.attention._host import (
+    attention_cost,
+    dropout_factor,
+    has_bool_mask,
+    samples,
+    supports,
+)
+from trnx.nki_kernels.kernels.attention._layout import chunks_of, head_layout, packs_of
+from trnx.nki_kernels.kernels.attention._masks import Masks, as_four, heads_as_rows
 from trnx.nki_kernels.registry import register
-from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern
-from trnx.simulator.errors import Reject
+from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern
 from trnx.simulator.hardware import Hardware
 
+_TENSORS = ("q", "k", "v", "attn_mask", "dropout_mask")
 # Keys and values of a head in SBUF, bytes per partition: leaves two thirds of trn1's to the rest.
 _RESIDENT_BYTES = 65536
 
@@ -50,8 +58,8 @@ def sdpa_kernel(
     causal: bool,
     scale: float,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """`(out, lse)`; `boolean`: attn_mask is 0 or 1, not added; `factor`: what kept weights are
-    multiplied by under dropout."""
+    """`(out, lse)`; `boolean`: attn_mask is 0 or 1, not added; `factor`: of the weights that
+    dropout keeps."""
     heads = q.shape[1]
     depth = k.shape[2]
     out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
@@ -69,8 +77,8 @@ def sdpa_kernel(
     bank = nl.tile_size.psum_bank_fmax
     pmax = nl.tile_size.pmax
     short = depth <= pmax
-    features = layout_of(q.shape[3], group == 1, short)
-    keys = layout_of(depth, group == 1 and depth <= pmax // 2, short)
+    features = head_layout(q.shape[3], group == 1, short)
+    keys = head_layout(depth, group == 1 and depth <= pmax // 2, short)
     most = 1
     if depth <= bank:
         most = min(bank // depth, bank // v.shape[3])
@@ -89,17 +97,17 @@ def sdpa_kernel(
         stored * itemsize <= _RESIDENT_BYTES,
     )
     biases = Biases([])
-    plan = chunks_of(q.shape[0], heads, group, most, max(features.slots, keys.slots))
-    packs = packs_of(plan, q.shape[0], q.shape[2], depth, group)
+    head_chunks = chunks_of(q.shape[0], heads, group, most, max(features.slots, keys.slots))
+    packs = packs_of(head_chunks, q.shape[0], q.shape[2], depth, group)
     tensors = (q, k, v)
-    line = Line(None, None, None)
+    pipeline = Pipeline(None, None, None)
     for pack in packs:
-        line = forward_pack(problem, tensors, outputs, pack, biases, line)
+        pipeline = forward_pack(problem, tensors, outputs, pack, biases, pipeline)
     if len(packs) == 0:
-        for pair in plan:
-            line = forward_chunk(problem, tensors, outputs, pair[0], pair[1], biases, line)
-    line = advance(problem, outputs, line, None)
-    advance(problem, outputs, line, None)
+        for pair in head_chunks:
+            pipeline = forward_chunk(problem, tensors, outputs, pair[0], pair[1], biases, pipeline)
+    pipeline = step(problem, outputs, pipeline, None)
+    step(problem, outputs, pipeline, None)
     store_logs(problem, outputs)
     return out, lse
 
@@ -121,37 +129,23 @@ def _sdpa(
     return result
 
 
-def _guard(b: Bindings, hw: Hardware) -> Reject | None:
+def launch(b: Bindings, hw: Hardware) -> Launch:
+    """The kind of mask and the numbers are constants of the kernel."""
     del hw
-    return why_not(b)
-
-
-def _work(b: Bindings) -> Cost:
-    return attention_work(b, forward=True)
-
-
-def _plan(b: Bindings, hw: Hardware) -> Launch:
-    del hw
-    boolean = b.attn_mask is not None and b.attn_mask.dtype == torch.bool
-    factor = dropout_factor(b)
-    arguments = (
-        b.q, b.k, b.v, b.attn_mask, b.dropout_mask, boolean, factor, b.is_causal, b.scale,
-    )  # fmt: skip
-    names = ["q", "k", "v"]
-    names += [name for name in ("attn_mask", "dropout_mask") if b[name] is not None]
-    return Launch(sdpa_kernel, arguments, tuple(names))
+    constants = (has_bool_mask(b), dropout_factor(b), b.is_causal, b.scale)
+    return Launch.of(sdpa_kernel, b, _TENSORS, *constants)
 
 
 register(
     KernelSpec(
         name="sdpa",
         patterns=(Pattern(_sdpa),),
-        guard=_guard,
-        torch_reference=_sdpa,
-        work=_work,
+        supports=supports,
+        reference=_sdpa,
+        cost=partial(attention_cost, forward=True),
         samples=samples,
         kernel=sdpa_kernel,
-        plan=_plan,
-        strided=frozenset({"q", "k", "v", "attn_mask", "dropout_mask"}),
+        launch=launch,
+        strided=frozenset(_TENSORS),
     )
 )

@@ -13,8 +13,8 @@ import nki.language as nl
 
 from trnx.simulator.hardware import Hardware
 
-# Elements of a partition's tile from which on an instruction's fixed cost does not matter.
-_LONG = 2048
+# From this many elements per partition on, the fixed cost of an instruction does not matter.
+_ENOUGH_ELEMENTS = 2048
 
 
 def run_of(columns: int, hw: Hardware, row_bytes: int, vector_bytes: int) -> int:
@@ -27,7 +27,7 @@ def run_of(columns: int, hw: Hardware, row_bytes: int, vector_bytes: int) -> int
     fitting = room // (2 * columns * row_bytes)  # two, so that loads overlap with work
     if fitting <= 0:
         return int(columns * row_bytes <= room)
-    run = _LONG // columns
+    run = _ENOUGH_ELEMENTS // columns
     return min(run, fitting) if run >= 4 else 1
 
 

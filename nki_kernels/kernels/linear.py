@@ -2,13 +2,14 @@
 
 The canonical graph writes `mm`, `addmm` and `linear` as `aten.linear`. A product with a `[K, N]`
 matrix has a transposed view as its weight, the weight gradient has transposed views on both sides:
-`plan` reads the strides, and picks loads without transposes for them. Sums are float32; bias,
+`launch` reads the strides, and picks loads without transposes for them. Sums are float32; bias,
 activation and residual are applied in float32, and there is one rounding. float32, bfloat16,
 float16.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,15 +19,26 @@ import nki.language as nl
 import torch
 import torch.nn.functional as F
 
-from trnx.nki_kernels._blocking import block_sizes, leading_dims_merge, operand_layout
-from trnx.nki_kernels._matmul import Blocks, Epilogue, Operand, product, segments_of
+from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._blocking import block_sizes, leading_dims_merge, operand_layout
+from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, MatmulOperand, product, segments_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 aten = torch.ops.aten
+# What may follow the product, in canonical ATen: patterns, reference and samples are generated from
+# this table. `_matmul.activate` has the instructions.
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda product: product,
+    "gelu": aten.gelu.default,
+    "gelu_tanh": functools.partial(aten.gelu.default, approximate="tanh"),
+    "relu": aten.relu.default,
+    "silu": aten.silu.default,
+    "tanh": aten.tanh.default,
+    "sigmoid": aten.sigmoid.default,
+}
 
 
 @nki.jit
@@ -44,7 +56,7 @@ def linear_kernel(
     block_depth: int,
     keep: bool,
 ) -> nl.NkiTensor:
-    """x `[..., K]`, weight `[N, K]`, bias `[N]`, residual `[..., N]` -> `[..., N]`; see `plan`."""
+    """x `[..., K]`, weight `[N, K]`, bias `[N]`, residual `[..., N]` -> `[..., N]`."""
     out = nl.ndarray(x.shape[:-1] + (weight.shape[0],), dtype=x.dtype, buffer=nl.shared_hbm)
     rows = x.size // x.shape[-1]
     flat = out.reshape((rows, weight.shape[0]))
@@ -52,20 +64,20 @@ def linear_kernel(
         residual = residual.reshape((rows, weight.shape[0]))
     product(
         flat,
-        Operand(segments_of(x, x_merged), x_layout),
-        Operand([weight], weight_layout),
+        MatmulOperand(segments_of(x, x_merged), x_layout),
+        MatmulOperand([weight], weight_layout),
         Blocks(block_rows, block_columns, block_depth, keep),
         Epilogue(bias, residual, activation),
     )
     return out
 
 
-def guard(b: Bindings, hw: Hardware) -> Reject | None:
+def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """Any sizes but zero; one dtype for all; bias and residual of the shape of the result."""
     del hw
     operands = {"weight": b.weight, "bias": b.bias, "residual": b.residual}
-    if b.x.dtype not in _DTYPES:
-        return Reject(f"dtype {b.x.dtype} is not float32, bfloat16 or float16")
+    if reject := reject_dtypes(b, "x"):
+        return reject
     for name, spec in operands.items():
         if spec is not None and spec.dtype != b.x.dtype:
             return Reject(f"{name} is {spec.dtype} but x is {b.x.dtype}; one dtype is needed")
@@ -83,17 +95,13 @@ def guard(b: Bindings, hw: Hardware) -> Reject | None:
     return None
 
 
-def plan(b: Bindings, hw: Hardware) -> Launch:
+def launch(b: Bindings, hw: Hardware) -> Launch:
     """The layouts that the strides of x and weight allow, and the block sizes."""
     rows, depth = b.x.numel // b.x.shape[-1], b.x.shape[-1]
     blocks = block_sizes(rows, b.weight.shape[0], depth, b.x.dtype.itemsize, hw)
-    arguments = (
-        *(b.x, b.weight, b.bias, b.residual, b.activation),
-        *(operand_layout(b.x, hw), leading_dims_merge(b.x), operand_layout(b.weight, hw)),
-        *blocks,
-    )
-    names = tuple(n for n in ("x", "weight", "bias", "residual") if b[n] is not None)
-    return Launch(linear_kernel, arguments, names)
+    layouts = (operand_layout(b.x, hw), leading_dims_merge(b.x), operand_layout(b.weight, hw))
+    names = ("x", "weight", "bias", "residual", "activation")
+    return Launch.of(linear_kernel, b, names, *layouts, *blocks)
 
 
 def cost(b: Bindings) -> Cost:
@@ -108,17 +116,6 @@ def cost(b: Bindings) -> Cost:
         hbm_bytes=sum(t.nbytes for t in tensors if t is not None)
         + rows * columns * b.x.dtype.itemsize,
     )
-
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "none": lambda t: t,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda t: F.gelu(t, approximate="tanh"),
-    "relu": torch.relu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-}
 
 
 def reference(
@@ -182,42 +179,17 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("deep K", values(130, 8200), values(20, 8200), bias=values(20))
 
 
-def _bare(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-    return aten.linear.default(x, weight, bias)
-
-
-def _with_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-    return aten.gelu.default(aten.linear.default(x, weight, bias))
-
-
-def _with_gelu_tanh(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-    return aten.gelu.default(aten.linear.default(x, weight, bias), approximate="tanh")
-
-
-def _with_relu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-    return aten.relu.default(aten.linear.default(x, weight, bias))
-
-
-def _with_silu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-    return aten.silu.default(aten.linear.default(x, weight, bias))
-
-
-def _with_tanh(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-    return aten.tanh.default(aten.linear.default(x, weight, bias))
-
-
-def _with_sigmoid(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-    return aten.sigmoid.default(aten.linear.default(x, weight, bias))
-
-
 def _with_residual(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
 ) -> Any:
     return aten.add.Tensor(aten.linear.default(x, weight, bias), residual)
 
 
-def _pattern(function: Callable[..., Any], activation: str) -> Pattern:
-    return Pattern(function, {"residual": None, "activation": activation})
+def _with_activation(activation: str) -> Pattern:
+    def pattern(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        return _ACTIVATIONS[activation](aten.linear.default(x, weight, bias))
+
+    return Pattern(pattern, {"residual": None, "activation": activation})
 
 
 register(
@@ -225,20 +197,14 @@ register(
         name="linear",
         patterns=(
             Pattern(_with_residual, {"activation": "none"}),
-            _pattern(_with_gelu, "gelu"),
-            _pattern(_with_gelu_tanh, "gelu_tanh"),
-            _pattern(_with_relu, "relu"),
-            _pattern(_with_silu, "silu"),
-            _pattern(_with_tanh, "tanh"),
-            _pattern(_with_sigmoid, "sigmoid"),
-            _pattern(_bare, "none"),
+            *map(_with_activation, _ACTIVATIONS),
         ),
-        guard=guard,
-        torch_reference=reference,
-        work=cost,
+        supports=supports,
+        reference=reference,
+        cost=cost,
         samples=samples,
         kernel=linear_kernel,
-        plan=plan,
+        launch=launch,
         strided=frozenset({"x", "weight"}),
     )
 )

@@ -1,4 +1,4 @@
-"""NKI helpers of attention: which heads go together, and where they lie.
+"""NKI helpers of attention: which heads are processed together, and their layout.
 
 A chunk is a run of batch entries and heads that are processed together, side by side in the free
 dimension: tiles are `[rows, heads of the chunk, columns]`, so that one instruction serves them all.
@@ -27,11 +27,11 @@ class Chunk(NamedTuple):
     pairs: int
 
 
-class Layout(NamedTuple):
+class HeadLayout(NamedTuple):
     """How vectors of `size` elements of several heads lie on the partitions when transposed.
 
     `pitch`: partitions from one slot to the next, or those of one cut; `partitions`: of a group.
-    `scalar`: ScalarE, not VectorE, brings what was transposed from PSUM to SBUF.
+    `scalar`: ScalarE, not VectorE, copies transposed blocks from PSUM to SBUF.
     """
 
     size: int
@@ -42,7 +42,7 @@ class Layout(NamedTuple):
     scalar: bool
 
 
-def layout_of(size: int, shared: bool, scalar: bool) -> Layout:
+def head_layout(size: int, shared: bool, scalar: bool) -> HeadLayout:
     """The layout of vectors of `size`; `shared` allows several heads in a group.
 
     Each slot is a row tile of TensorE: of 32 or 64 rows, on NeuronCore-v2 of 64.
@@ -50,14 +50,14 @@ def layout_of(size: int, shared: bool, scalar: bool) -> Layout:
     pmax = nl.tile_size.pmax
     quarters = nisa.get_nc_version() != nisa.nc_version.gen2
     if shared and quarters and size <= pmax // 4:
-        return Layout(size, 4, 1, pmax // 4, pmax, scalar)
+        return HeadLayout(size, 4, 1, pmax // 4, pmax, scalar)
     if shared and size <= pmax // 2:
-        return Layout(size, 2, 1, pmax // 2, pmax, scalar)
+        return HeadLayout(size, 2, 1, pmax // 2, pmax, scalar)
     cuts = (size + pmax - 1) // pmax
-    return Layout(size, 1, cuts, size // cuts, size // cuts, scalar)
+    return HeadLayout(size, 1, cuts, size // cuts, size // cuts, scalar)
 
 
-def groups_of(layout: Layout, heads: int) -> int:
+def groups_of(layout: HeadLayout, heads: int) -> int:
     """Groups that `heads` heads make."""
     if layout.slots == 1:
         return heads * layout.cuts
@@ -69,15 +69,14 @@ def split_heads(tile: nl.NkiTensor, chunk: Chunk) -> nl.NkiTensor:
     return tile.reshape_dim(1, (chunk.batches, chunk.heads))
 
 
-def rows_of(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.NkiTensor:
+def heads_of(x: nl.NkiTensor, chunk: Chunk) -> nl.NkiTensor:
+    """The chunk's part of `x[B, H, ...]`."""
+    return x[chunk.batch : chunk.batch + chunk.batches, chunk.head : chunk.head + chunk.heads]
+
+
+def head_rows(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.NkiTensor:
     """Rows of the chunk's heads in `x[B, H, rows, width]`, as `[rows, batches, heads, width]`."""
-    view = x[
-        chunk.batch : chunk.batch + chunk.batches,
-        chunk.head : chunk.head + chunk.heads,
-        row : row + rows,
-        :,
-    ]
-    return view.permute((2, 0, 1, 3))
+    return heads_of(x, chunk)[:, :, row : row + rows].permute((2, 0, 1, 3))
 
 
 def chunks_of(
@@ -85,7 +84,7 @@ def chunks_of(
 ) -> list[tuple[Chunk, list[Chunk]]]:
     """The heads of q and k in chunks of at most `most` query heads: pairs of a chunk of key heads
     and the list of the chunks of query heads that it serves."""
-    plan: list[tuple[Chunk, list[Chunk]]] = []
+    head_chunks: list[tuple[Chunk, list[Chunk]]] = []
     if group > most:
         for batch in range(batches):
             for source in range(heads // group):
@@ -93,8 +92,8 @@ def chunks_of(
                 for head in range(0, group, most):
                     count = min(most, group - head)
                     chunks.append(Chunk(batch, 1, source * group + head, count, count))
-                plan.append((Chunk(batch, 1, source, 1, 1), chunks))
-        return plan
+                head_chunks.append((Chunk(batch, 1, source, 1, 1), chunks))
+        return head_chunks
     sources = heads // group
     width = sources  # key heads of a chunk: even shares, a multiple of `slots`
     if heads > most:
@@ -109,23 +108,24 @@ def chunks_of(
         for source in range(0, sources, width):
             served = min(width, sources - source)
             chunk = Chunk(batch, count, source * group, served * group, count * served * group)
-            plan.append((Chunk(batch, count, source, served, count * served), [chunk]))
-    return plan
+            head_chunks.append((Chunk(batch, count, source, served, count * served), [chunk]))
+    return head_chunks
 
 
 def packs_of(
-    plan: list[tuple[Chunk, list[Chunk]]], batches: int, length: int, depth: int, group: int
+    head_chunks: list[tuple[Chunk, list[Chunk]]], batches: int, length: int, depth: int, group: int
 ) -> list[Chunk]:
     """Chunks over several batch entries for `load_packed`, where the rows of at least two fit 128
-    partitions; none where one batch entry makes a pack of its own, or the plan has wider chunks."""
-    first = plan[0][0]
+    partitions; none where one batch entry makes a pack of its own, or chunks are
+    wider already."""
+    first = head_chunks[0][0]
     most = nl.tile_size.pmax // max(length, depth)
     packs: list[Chunk] = []
     if group > 1 or most < 2 or batches < 2 or first.batches > 1:
         return packs
     for batch in range(0, batches, most):
         count = min(most, batches - batch)
-        for pair in plan:
+        for pair in head_chunks:
             chunk = pair[0]
             if chunk.batch == 0:
                 packs.append(Chunk(batch, count, chunk.head, chunk.heads, count * chunk.heads))

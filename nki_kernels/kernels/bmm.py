@@ -16,11 +16,18 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels._blocking import COLUMNS, block_sizes, leading_dims_merge, operand_layout
-from trnx.nki_kernels._matmul import (
+from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._blocking import (
+    COLUMNS,
+    block_sizes,
+    float32_per_bank,
+    leading_dims_merge,
+    operand_layout,
+)
+from trnx.nki_kernels.kernels._matmul import (
     Blocks,
     Epilogue,
-    Operand,
+    MatmulOperand,
     load_operand,
     multiply,
     product,
@@ -32,10 +39,8 @@ from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _GROUP_BYTES = 32768  # of both operands of a group, per partition
 _LARGEST_GROUP = 32
-_BANK = 512  # float32 elements of a PSUM bank
 aten = torch.ops.aten
 
 
@@ -60,8 +65,8 @@ def bmm_kernel(
         for batch in range(a.shape[0]):
             product(
                 out[batch],
-                Operand([a[batch]], a_layout),
-                Operand([w[batch]], b_layout),
+                MatmulOperand([a[batch]], a_layout),
+                MatmulOperand([w[batch]], b_layout),
                 Blocks(block_rows, block_columns, block_depth, keep),
                 Epilogue(None, None, "none"),
             )
@@ -84,7 +89,7 @@ def _load_group(
         dst = nl.ndarray((depth, count, rows), dtype=tensor.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=dst, src=tensor[first : first + count].permute((2, 0, 1)))
         return dst.reshape((depth, 1, count * rows))
-    operand = Operand(segments_of(tensor, merged), layout)
+    operand = MatmulOperand(segments_of(tensor, merged), layout)
     return load_operand(operand, first * rows, count * rows, 0, depth)
 
 
@@ -108,11 +113,11 @@ def _multiply_group(
         nisa.dma_copy(dst=out[:, start : start + height, :].permute((1, 0, 2)), src=tile)
 
 
-def guard(b: Bindings, hw: Hardware) -> Reject | None:
+def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """Any sizes but zero, any strides, one dtype."""
     del hw
-    if b.a.dtype not in _DTYPES:
-        return Reject(f"dtype {b.a.dtype} is not float32, bfloat16 or float16")
+    if reject := reject_dtypes(b, "a"):
+        return reject
     if b.b.dtype != b.a.dtype:
         return Reject(f"a is {b.a.dtype} but b is {b.b.dtype}; one dtype is needed")
     if b.a.ndim != 3 or b.b.ndim != 3 or b.a.shape[0] != b.b.shape[0]:
@@ -127,24 +132,24 @@ def guard(b: Bindings, hw: Hardware) -> Reject | None:
 def _group(batch: int, rows: int, columns: int, depth: int, itemsize: int, hw: Hardware) -> int:
     """How many batches to load together; 0 where one fills the budget, or a bank, alone."""
     per_batch = (rows + columns) * -(-depth // hw.partitions) * itemsize
-    if columns > _BANK or per_batch > _GROUP_BYTES:
+    if columns > float32_per_bank(hw) or per_batch > _GROUP_BYTES:
         return 0
     return min(batch, _GROUP_BYTES // per_batch, _LARGEST_GROUP)
 
 
-def plan(b: Bindings, hw: Hardware) -> Launch:
+def launch(b: Bindings, hw: Hardware) -> Launch:
     """The layouts that the strides allow, and group or block sizes."""
     (batch, rows, depth), columns = b.a.shape, b.b.shape[2]
     strides = (b.b.strides[0], b.b.strides[2], b.b.strides[1])
     w = TensorSpec((batch, columns, depth), b.b.dtype, strides)
     itemsize = b.a.dtype.itemsize
-    arguments = (
-        *(b.a, b.b, operand_layout(b.a, hw), leading_dims_merge(b.a)),
+    constants = (
+        *(operand_layout(b.a, hw), leading_dims_merge(b.a)),
         *(operand_layout(w, hw), leading_dims_merge(w)),
         _group(batch, rows, columns, depth, itemsize, hw),
         *block_sizes(rows, columns, depth, itemsize, hw),
     )
-    return Launch(bmm_kernel, arguments, ("a", "b"))
+    return Launch.of(bmm_kernel, b, ("a", "b"), *constants)
 
 
 def cost(b: Bindings) -> Cost:
@@ -198,12 +203,12 @@ register(
     KernelSpec(
         name="bmm",
         patterns=(Pattern(_bmm),),
-        guard=guard,
-        torch_reference=reference,
-        work=cost,
+        supports=supports,
+        reference=reference,
+        cost=cost,
         samples=samples,
         kernel=bmm_kernel,
-        plan=plan,
+        launch=launch,
         strided=frozenset({"a", "b"}),
     )
 )

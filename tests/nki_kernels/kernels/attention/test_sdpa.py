@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from trnx import simulator
 from trnx.nki_kernels import canonical_ops, registry
-from trnx.nki_kernels._sdpa_host import make_inputs
+from trnx.nki_kernels.kernels.attention._host import make_inputs
 from trnx.nki_kernels.spec import Bindings, KernelSpec
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import hardware

@@ -1,8 +1,8 @@
 """NKI helpers of the backward pass of attention: the weights are recomputed from lse, tile by tile.
 
 For a tile of keys the gradients of keys and values accumulate in PSUM while the queries stream by;
-the gradient of a query is complete after its last tile of keys, until then its partial sum waits in
-HBM. With W the weights, G the gradient of the output and O the output:
+the gradient of a query is complete after its last tile of keys; until then its partial sum is kept
+in HBM. With W the weights, G the gradient of the output and O the output:
 
     dV = W^T G      dW = G V^T      dS = W * (dW - rowsum(G * O))      dQ = dS K      dK = dS^T Q
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels._attention import (
+from trnx.nki_kernels.kernels.attention._heads import (
     Loaded,
     column,
     combine_keys,
@@ -25,9 +25,16 @@ from trnx.nki_kernels._attention import (
     multiply_heads,
     new_weights,
 )
-from trnx.nki_kernels._attention_layout import Chunk, Layout, groups_of, rows_of, split_heads
-from trnx.nki_kernels._attention_mask_gradient import add_mask_gradient, clear_mask_gradient
-from trnx.nki_kernels._attention_masks import Masks, drop, load_mask, make_bias, spread
+from trnx.nki_kernels.kernels.attention._layout import (
+    Chunk,
+    HeadLayout,
+    groups_of,
+    head_rows,
+    heads_of,
+    split_heads,
+)
+from trnx.nki_kernels.kernels.attention._mask_gradient import add_mask_gradient, clear_mask_gradient
+from trnx.nki_kernels.kernels.attention._masks import Masks, add_bias, drop, load_mask, make_bias
 
 
 class Gradients(NamedTuple):
@@ -55,9 +62,9 @@ class BackwardProblem(NamedTuple):
     factor: float
     scale: float
     group: int
-    features: Layout
-    values: Layout
-    keys: Layout
+    features: HeadLayout
+    values: HeadLayout
+    keys: HeadLayout
     tile: int
 
 
@@ -71,7 +78,7 @@ class KeySide(NamedTuple):
     vectors: list[nl.NkiTensor]
 
 
-class Sums(NamedTuple):
+class KeyGradients(NamedTuple):
     """Gradients of a tile of keys in PSUM: `[<= 128 keys, blocks * key heads, width]`."""
 
     dk: nl.NkiTensor
@@ -87,10 +94,10 @@ class Weights(NamedTuple):
 
 
 class Started(NamedTuple):
-    """Rows from `row` of a chunk against a tile of keys, as far as the gradients of the scores.
+    """Rows from `row` of a chunk and a tile of keys, up to the gradients of the scores.
 
-    `padded` holds these for `combine_keys`, `wide` without padding and, where a mask wants them, in
-    float32. `sources` are the key heads; `last`: these are the last rows that meet the tile.
+    `padded` holds these gradients for `combine_keys`; `wide` without padding, in float32 if the
+    mask has a gradient. `sources` are the key heads; `last`: the last rows that use the tile.
     """
 
     side: KeySide
@@ -105,11 +112,12 @@ class Started(NamedTuple):
     last: bool
 
 
-class Waiting(NamedTuple):
-    """What was started and is finished after the next start; the sums so far, None before any."""
+class BackwardPipeline(NamedTuple):
+    """Rows whose last products are computed after the first products of the next rows, and the
+    gradients of their tile of keys so far (None before its first rows)."""
 
     started: Started
-    sums: Sums | None
+    sums: KeyGradients | None
 
 
 def _load_side(p: BackwardProblem, sources: Chunk, start: int, size: int) -> KeySide:
@@ -121,23 +129,19 @@ def _load_side(p: BackwardProblem, sources: Chunk, start: int, size: int) -> Key
     return KeySide(start, size, keys.transposed, values.transposed, vectors)
 
 
-def _new_sums(p: BackwardProblem, sources: Chunk, size: int) -> Sums:
-    """With nothing in them yet."""
+def _new_key_gradients(p: BackwardProblem, sources: Chunk, size: int) -> KeyGradients:
+    """Accumulators of a tile of keys; the first product overwrites them."""
     pmax = nl.tile_size.pmax
     blocks = (size + pmax - 1) // pmax * sources.pairs
     dk = nl.ndarray((min(size, pmax), blocks, p.k.shape[3]), dtype=nl.float32, buffer=nl.psum)
     dv = nl.ndarray((min(size, pmax), blocks, p.v.shape[3]), dtype=nl.float32, buffer=nl.psum)
-    return Sums(dk, dv)
+    return KeyGradients(dk, dv)
 
 
 def _load_row_values(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.NkiTensor:
     """`x[B, H, L]` of the chunk as `[rows, heads]`."""
     tile = nl.ndarray((rows, chunk.pairs), dtype=nl.float32, buffer=nl.sbuf)
-    source = x[
-        chunk.batch : chunk.batch + chunk.batches,
-        chunk.head : chunk.head + chunk.heads,
-        row : row + rows,
-    ].permute((2, 0, 1))
+    source = heads_of(x, chunk)[:, :, row : row + rows].permute((2, 0, 1))
     nisa.dma_copy(dst=split_heads(tile, chunk), src=source)
     return tile
 
@@ -163,15 +167,7 @@ def _weights(
     crossed = p.masks.causal and side.start + side.size - 1 > row
     if p.masks.mask is not None or crossed:
         bias = make_bias(p.masks, chunk, row, rows, side.start, side.size, crossed)
-        biased = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=split_heads(biased, chunk),
-            data=split_heads(scores, chunk),
-            op0=nl.multiply,
-            operand0=scale,
-            op1=nl.add,
-            operand1=spread(bias, chunk),
-        )
+        biased = add_bias(scores, scale, bias, chunk)
         scores = biased
         scale = 1.0
     shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -259,7 +255,7 @@ def _store_query_gradient(
         nisa.tensor_scalar(dst=total, data=product, op0=nl.multiply, operand0=p.scale)
     else:
         before = nl.ndarray(product.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.dma_copy(dst=split_heads(before, chunk), src=rows_of(g.dq_sum, chunk, row, rows))
+        nisa.dma_copy(dst=split_heads(before, chunk), src=head_rows(g.dq_sum, chunk, row, rows))
         nisa.scalar_tensor_tensor(
             dst=total,
             data=product,
@@ -269,7 +265,7 @@ def _store_query_gradient(
             operand1=before,
         )
     target = g.dq if last else g.dq_sum
-    nisa.dma_copy(dst=rows_of(target, chunk, row, rows), src=split_heads(total, chunk))
+    nisa.dma_copy(dst=head_rows(target, chunk, row, rows), src=split_heads(total, chunk))
 
 
 def _start(
@@ -308,14 +304,17 @@ def _start(
     )
 
 
-def finish(p: BackwardProblem, g: Gradients, waiting: Waiting) -> Sums | None:
-    """The products with the gradients of the scores; the sums, None after the last rows."""
-    s = waiting.started
+def finish_rows(
+    p: BackwardProblem, g: Gradients, pipeline: BackwardPipeline
+) -> KeyGradients | None:
+    """The products with the gradients of the scores. Returns the gradients of the keys so far, None
+    after the last rows, which store them."""
+    s = pipeline.started
     side = s.side
     chunk = s.chunk
-    sums = waiting.sums
+    sums = pipeline.sums
     if sums is None:
-        sums = _new_sums(p, s.sources, side.size)
+        sums = _new_key_gradients(p, s.sources, side.size)
     _accumulate_keys(sums.dv, s.weights.dropped, s.grad, chunk.pairs, p.group)
     if g.dmask is not None:
         add_mask_gradient(g.dmask, s.wide, chunk, s.row, side.start)
@@ -330,15 +329,15 @@ def finish(p: BackwardProblem, g: Gradients, waiting: Waiting) -> Sums | None:
     return sums
 
 
-def _advance(
-    p: BackwardProblem, g: Gradients, waiting: Waiting | None, started: Started
-) -> Waiting:
-    """Finish what waits, now that TensorE has had the first products of what comes next: it works
-    on these while the other engines turn scores into gradients."""
+def _step(
+    p: BackwardProblem, g: Gradients, pipeline: BackwardPipeline | None, started: Started
+) -> BackwardPipeline:
+    """Finish the previous rows after the first products of the next ones have been issued: TensorE
+    computes those while the other engines compute the gradients of scores."""
     sums = None
-    if waiting is not None:
-        sums = finish(p, g, waiting)
-    return Waiting(started, sums)
+    if pipeline is not None:
+        sums = finish_rows(p, g, pipeline)
+    return BackwardPipeline(started, sums)
 
 
 def _store_keys(
@@ -360,7 +359,7 @@ def _store_keys(
             first = block // pmax * sources.pairs
             total = sums[0:count, first : first + sources.pairs, :]
             nisa.tensor_scalar(dst=tile, data=total, op0=nl.multiply, operand0=scale)
-        destination = rows_of(target, sources, start + block, count)
+        destination = head_rows(target, sources, start + block, count)
         nisa.dma_copy(dst=destination, src=split_heads(tile, sources))
 
 
@@ -369,10 +368,10 @@ def backward_chunk(
     g: Gradients,
     sources: Chunk,
     chunks: list[Chunk],
-    waiting: Waiting | None,
-) -> Waiting | None:
+    pipeline: BackwardPipeline | None,
+) -> BackwardPipeline | None:
     """All gradients through the key heads of `sources`, whose query heads are `chunks`; what is
-    left to `finish`."""
+    left to `finish_rows`."""
     length = p.q.shape[2]
     pmax = nl.tile_size.pmax
     for start in range(0, p.k.shape[2], p.tile):
@@ -390,10 +389,10 @@ def backward_chunk(
                     grad = load_transposed(p.grad, chunk, row, rows, p.values)
                     last = number == len(chunks) - 1 and row + rows == length
                     started = _start(p, g, side, sources, chunk, row, queries, grad, last)
-                    waiting = _advance(p, g, waiting, started)
+                    pipeline = _step(p, g, pipeline, started)
                 elif g.dmask is not None:
                     clear_mask_gradient(g.dmask, chunk, row, rows, start, size)
-    return waiting
+    return pipeline
 
 
 def _unseen_keys(
@@ -417,8 +416,8 @@ def _unseen_keys(
 
 
 def backward_pack(
-    p: BackwardProblem, g: Gradients, pack: Chunk, waiting: Waiting | None
-) -> Waiting | None:
+    p: BackwardProblem, g: Gradients, pack: Chunk, pipeline: BackwardPipeline | None
+) -> BackwardPipeline | None:
     """Short sequences of several batch entries: transposed together, then one by one."""
     rows = p.q.shape[2]
     cols = p.k.shape[2]
@@ -442,5 +441,5 @@ def backward_pack(
         query = Loaded(queries[:, :, first : first + rows], load_blocks(p.q, chunk, 0, rows))
         grad = Loaded(grads[:, :, first : first + rows], load_blocks(p.grad, chunk, 0, rows))
         started = _start(p, g, side, chunk, chunk, 0, query, grad, True)
-        waiting = _advance(p, g, waiting, started)
-    return waiting
+        pipeline = _step(p, g, pipeline, started)
+    return pipeline

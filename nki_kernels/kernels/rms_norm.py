@@ -14,7 +14,8 @@ import nki.language as nl
 import torch
 
 import trnx.nki_kernels.canonical_ops  # noqa: F401  registers trnx::rms_norm
-from trnx.nki_kernels._rows import (
+from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._rows import (
     load_rows,
     load_vector,
     rows_of,
@@ -26,9 +27,7 @@ from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.memory.tensor_spec import TensorSpec
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _rms_norm = torch.ops.trnx.rms_norm.default
 
 
@@ -70,12 +69,10 @@ def _run(b: Bindings, hw: Hardware) -> int:
     return run_of(b.x.shape[-1], hw, b.x.dtype.itemsize + 4, vector_bytes)
 
 
-def guard(b: Bindings, hw: Hardware) -> Reject | None:
+def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """dtypes, the weight's shape, and the size of a row."""
-    for name in ("x", "weight"):
-        spec = b[name]
-        if isinstance(spec, TensorSpec) and spec.dtype not in _DTYPES:
-            return Reject(f"dtype {spec.dtype} of {name} is not float32, bfloat16 or float16")
+    if reject := reject_dtypes(b, "x", "weight"):
+        return reject
     if b.x.ndim == 0 or b.x.numel == 0:
         return Reject(f"x{b.x.shape} has no rows to normalise")
     if b.weight is not None and b.weight.shape != b.x.shape[-1:]:
@@ -85,11 +82,9 @@ def guard(b: Bindings, hw: Hardware) -> Reject | None:
     return None
 
 
-def plan(b: Bindings, hw: Hardware) -> Launch:
+def launch(b: Bindings, hw: Hardware) -> Launch:
     """Rows per partition from the size of a row."""
-    fold = _run(b, hw)
-    names = ("x", "weight") if b.weight is not None else ("x",)
-    return Launch(rms_norm_kernel, (b.x, b.weight, b.eps, fold), names)
+    return Launch.of(rms_norm_kernel, b, ("x", "weight", "eps"), _run(b, hw))
 
 
 def cost(b: Bindings) -> Cost:
@@ -139,11 +134,11 @@ register(
     KernelSpec(
         name="rms_norm",
         patterns=(Pattern(_pattern),),
-        guard=guard,
-        torch_reference=reference,
-        work=cost,
+        supports=supports,
+        reference=reference,
+        cost=cost,
         samples=samples,
         kernel=rms_norm_kernel,
-        plan=plan,
+        launch=launch,
     )
 )

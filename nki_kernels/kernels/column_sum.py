@@ -18,17 +18,17 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
+from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._blocking import float32_per_bank
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LOAD_BYTES = 16384  # per partition
 _WIDTH = 2048  # columns of one load: four PSUM banks
-_BANK = 512  # float32 elements of a PSUM bank
 _FEW = 32  # rows
-_LONG = 4096  # columns: 32 in a partition
+_LONG_ROW = 4096  # columns: 32 in a partition
 aten = torch.ops.aten
 
 
@@ -117,11 +117,11 @@ def few_rows_kernel(
     return out
 
 
-def guard(b: Bindings, hw: Hardware) -> Reject | None:
+def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """The reduced dimensions are the first ones, and at least one is left."""
     del hw
-    if b.x.dtype not in _DTYPES:
-        return Reject(f"dtype {b.x.dtype} is not float32, bfloat16 or float16")
+    if reject := reject_dtypes(b, "x"):
+        return reject
     if sorted(b.dims) != list(range(len(b.dims))) or not b.dims:
         return Reject(f"dims {list(b.dims)} are not the leading dimensions of x{b.x.shape}")
     if len(b.dims) >= b.x.ndim:
@@ -131,21 +131,20 @@ def guard(b: Bindings, hw: Hardware) -> Reject | None:
     return None
 
 
-def plan(b: Bindings, hw: Hardware) -> Launch:
+def launch(b: Bindings, hw: Hardware) -> Launch:
     """Sizes of loads, and how many narrow rows lie side by side in a bank."""
     lead = len(b.dims)
     columns = math.prod(b.x.shape[lead:])
     rows = b.x.numel // columns
     kept = (1,) * lead if b.keepdim else ()
     shape = kept + b.x.shape[lead:]
-    if rows <= _FEW and columns >= _LONG:
+    if rows <= _FEW and columns >= _LONG_ROW:
         width = _LOAD_BYTES // b.x.dtype.itemsize // rows
-        return Launch(few_rows_kernel, (b.x, shape, columns, width), ("x",))
+        return Launch.of(few_rows_kernel, b, ("x",), shape, columns, width)
     width = min(columns, _WIDTH)
-    side = max(1, min(_BANK // width, rows // hw.partitions))
+    side = max(1, min(float32_per_bank(hw) // width, rows // hw.partitions))
     run = max(1, _LOAD_BYTES // (width * b.x.dtype.itemsize) // side) * side
-    arguments = (b.x, shape, columns, width, run, side)
-    return Launch(column_sum_kernel, arguments, ("x",))
+    return Launch.of(column_sum_kernel, b, ("x",), shape, columns, width, run, side)
 
 
 def cost(b: Bindings) -> Cost:
@@ -198,11 +197,11 @@ register(
     KernelSpec(
         name="column_sum",
         patterns=(Pattern(_sum),),
-        guard=guard,
-        torch_reference=reference,
-        work=cost,
+        supports=supports,
+        reference=reference,
+        cost=cost,
         samples=samples,
         kernel=column_sum_kernel,
-        plan=plan,
+        launch=launch,
     )
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels._attention_layout import Chunk, split_heads
+from trnx.nki_kernels.kernels.attention._layout import Chunk, split_heads
 
 
 def _mask_window(

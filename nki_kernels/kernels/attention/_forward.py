@@ -2,7 +2,7 @@
 
 Up to 512 keys are one tile: the scores of all heads of a chunk share a PSUM bank and the softmax is
 a single pass. More keys make several tiles, one head at a time, with a running maximum and sum.
-The row maximum is kept negated, which is how ScalarE takes it, as the bias of exp.
+The row maximum is kept negated, because it is the bias of exp on ScalarE.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels._attention import (
+from trnx.nki_kernels.kernels.attention._heads import (
     column,
     combine_keys,
     load_blocks,
@@ -22,24 +22,31 @@ from trnx.nki_kernels._attention import (
     multiply_heads,
     new_weights,
 )
-from trnx.nki_kernels._attention_layout import Chunk, Layout, groups_of, rows_of, split_heads
-from trnx.nki_kernels._attention_masks import (
+from trnx.nki_kernels.kernels.attention._layout import (
+    Chunk,
+    HeadLayout,
+    groups_of,
+    head_rows,
+    heads_of,
+    split_heads,
+)
+from trnx.nki_kernels.kernels.attention._masks import (
     CLAMP_FALSE,
     CLAMP_FLOAT,
     Masks,
+    add_bias,
     bias_key,
     drop,
     load_mask,
     make_bias,
-    spread,
 )
 
 # The sum of a row that attends to anything is at least 1; this keeps the others finite.
 _TINY = 1.0e-10
-# Keys from which on ScalarE takes a head an instruction, and saves VectorE two passes.
-_LONG = 128
-# Logarithms that wait for each other, because ScalarE loads a table when it goes from exp to log.
-_LOGS = 32
+# From this many keys on ScalarE takes one instruction per head, which saves VectorE two passes.
+_MANY_KEYS = 128
+# Logarithms computed together, because ScalarE loads a table when it goes from exp to log.
+_LOGS_TOGETHER = 32
 
 
 class Problem(NamedTuple):
@@ -51,8 +58,8 @@ class Problem(NamedTuple):
     factor: float
     scale: float
     group: int
-    features: Layout
-    keys: Layout
+    features: HeadLayout
+    keys: HeadLayout
     tile: int
     resident: bool
 
@@ -74,7 +81,7 @@ class State(NamedTuple):
     product: nl.NkiTensor
 
 
-class Sum(NamedTuple):
+class RowSums(NamedTuple):
     """The final sums of the rows from `row` of a chunk: `total` is that of `state`, never zero."""
 
     total: nl.NkiTensor
@@ -84,11 +91,11 @@ class Sum(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What the kernel writes, and the sums whose logarithms it still owes."""
+    """What the kernel writes, and the row sums whose logarithms are not stored yet."""
 
     out: nl.NkiTensor
     lse: nl.NkiTensor
-    sums: list[Sum]
+    sums: list[RowSums]
 
 
 class Scored(NamedTuple):
@@ -106,7 +113,7 @@ class Scored(NamedTuple):
 
 
 class Weighted(NamedTuple):
-    """What became of the scores: weights, padded for `combine_keys`, and the softmax so far."""
+    """The weights of a tile of scores, padded for `combine_keys`, and the softmax so far."""
 
     scored: Scored
     padded: nl.NkiTensor
@@ -114,10 +121,11 @@ class Weighted(NamedTuple):
     total: nl.NkiTensor
 
 
-class Line(NamedTuple):
-    """Two tiles of scores on their way, a step apart: while TensorE computes a third, VectorE and
-    ScalarE compute the weights of `scored`, and `weighted` is multiplied with the values.
-    `state` is that of its rows before it, None where it is the first."""
+class Pipeline(NamedTuple):
+    """Software pipeline of three stages: while TensorE computes the scores of a tile, VectorE and
+    ScalarE compute the weights of the tile before (`scored`), and those of the tile before that
+    (`weighted`) are multiplied by the values. `state` is that of the rows of `weighted` before this
+    tile, None where it is their first."""
 
     scored: Scored | None
     weighted: Weighted | None
@@ -152,7 +160,7 @@ def _exponentials(
     rows = scores.shape[0]
     heads = scores.shape[1]
     total = nl.ndarray((rows, heads), dtype=nl.float32, buffer=nl.sbuf)
-    if heads == 1 or scores.shape[2] >= _LONG:
+    if heads == 1 or scores.shape[2] >= _MANY_KEYS:
         for head in range(heads):
             nisa.activation(
                 dst=weights[:, head, :],
@@ -214,16 +222,7 @@ def _weigh(p: Problem, dtype: str, s: Scored, oldmax: nl.NkiTensor | None) -> We
     rows = scores.shape[0]
     scale = p.scale
     if s.bias is not None:
-        biased = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=split_heads(biased, chunk),
-            data=split_heads(scores, chunk),
-            op0=nl.multiply,
-            operand0=p.scale,
-            op1=nl.add,
-            operand1=spread(s.bias, chunk),
-        )
-        scores = biased
+        scores = add_bias(scores, scale, s.bias, chunk)
         scale = 1.0
     negmax = _combined_max(_negated_max(p, scores, scale), oldmax)
     padded = new_weights(chunk, rows, s.cols, p.keys, dtype)
@@ -236,11 +235,12 @@ def _weigh(p: Problem, dtype: str, s: Scored, oldmax: nl.NkiTensor | None) -> We
 
 
 def _finish(p: Problem, outputs: Outputs, w: Weighted, old: State | None) -> State | None:
-    """The product with the values; the state, None where it was the rows' last and is stored."""
+    """The product with the values. Returns the state, None after the rows' last tile, which stores
+    the result."""
     s = w.scored
     product = combine_keys(w.padded, s.values, s.chunk.pairs, p.group, s.cols, p.keys)
     if old is not None:
-        state = _faded(old, State(w.negmax, w.total, product))
+        state = _rescale(old, State(w.negmax, w.total, product))
     elif s.last:
         state = State(w.negmax, w.total, product)
     else:
@@ -253,35 +253,35 @@ def _finish(p: Problem, outputs: Outputs, w: Weighted, old: State | None) -> Sta
     return None
 
 
-def advance(p: Problem, outputs: Outputs, line: Line, scored: Scored | None) -> Line:
-    """One step; at the end, two steps without new scores empty the line."""
+def step(p: Problem, outputs: Outputs, pipeline: Pipeline, scored: Scored | None) -> Pipeline:
+    """Advance each stage by one tile; two steps with `scored` None drain the pipeline."""
     oldmax = None
-    if line.weighted is not None and not line.weighted.scored.last:
-        oldmax = line.weighted.negmax
+    if pipeline.weighted is not None and not pipeline.weighted.scored.last:
+        oldmax = pipeline.weighted.negmax
     weighted = None
-    if line.scored is not None:
-        weighted = _weigh(p, outputs.out.dtype, line.scored, oldmax)
+    if pipeline.scored is not None:
+        weighted = _weigh(p, outputs.out.dtype, pipeline.scored, oldmax)
     state = None
-    if line.weighted is not None:
-        state = _finish(p, outputs, line.weighted, line.state)
-    return Line(scored, weighted, state)
+    if pipeline.weighted is not None:
+        state = _finish(p, outputs, pipeline.weighted, pipeline.state)
+    return Pipeline(scored, weighted, state)
 
 
-def _faded(old: State, new: State) -> State:
-    """`old`, brought to the maximum of `new`, plus `new` (one head)."""
+def _rescale(old: State, new: State) -> State:
+    """`old`, rescaled to the maximum of `new`, plus `new` (one head)."""
     rows = old.negmax.shape[0]
-    fade = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=fade, op=nl.exp, data=old.negmax, bias=new.negmax, scale=-1.0)
+    factor = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=factor, op=nl.exp, data=old.negmax, bias=new.negmax, scale=-1.0)
     total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     product = nl.ndarray(old.product.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
-        dst=total, data=old.total, op0=nl.multiply, operand0=fade, op1=nl.add, operand1=new.total
+        dst=total, data=old.total, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=new.total
     )
     nisa.scalar_tensor_tensor(
         dst=product,
         data=old.product,
         op0=nl.multiply,
-        operand0=fade,
+        operand0=factor,
         op1=nl.add,
         operand1=new.product,
     )
@@ -296,7 +296,7 @@ def visible(p: Problem, row: int, rows: int, start: int, size: int) -> int:
 
 
 def _store_rows(p: Problem, outputs: Outputs, state: State, chunk: Chunk, row: int) -> None:
-    """Normalise and store the rows from `row`; their sums wait for `store_logs`."""
+    """Normalise and store the rows from `row`; `store_logs` stores their sums later."""
     out = outputs.out
     rows = state.negmax.shape[0]
     width = state.product.shape[2]
@@ -313,14 +313,14 @@ def _store_rows(p: Problem, outputs: Outputs, state: State, chunk: Chunk, row: i
         nisa.tensor_tensor(
             dst=result, data1=state.product, data2=column(inverse, width), op=nl.multiply
         )
-    nisa.dma_copy(dst=rows_of(out, chunk, row, rows), src=split_heads(result, chunk))
-    outputs.sums.append(Sum(total, state, chunk, row))
-    if len(outputs.sums) == _LOGS:
+    nisa.dma_copy(dst=head_rows(out, chunk, row, rows), src=split_heads(result, chunk))
+    outputs.sums.append(RowSums(total, state, chunk, row))
+    if len(outputs.sums) == _LOGS_TOGETHER:
         store_logs(p, outputs)
 
 
 def store_logs(p: Problem, outputs: Outputs) -> None:
-    """Store the logarithms of the sums that wait, and let none wait."""
+    """Store the logarithms of all sums that are not stored yet."""
     for s in outputs.sums:
         logs = nl.ndarray(s.total.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.activation(dst=logs, op=nl.log, data=s.total)
@@ -336,19 +336,16 @@ def store_logs(p: Problem, outputs: Outputs) -> None:
                 operand1=logs,
             )
         chunk = s.chunk
-        target = outputs.lse[
-            chunk.batch : chunk.batch + chunk.batches,
-            chunk.head : chunk.head + chunk.heads,
-            s.row : s.row + logs.shape[0],
-        ].permute((2, 0, 1))
+        end = s.row + logs.shape[0]
+        target = heads_of(outputs.lse, chunk)[:, :, s.row : end].permute((2, 0, 1))
         nisa.dma_copy(dst=target, src=split_heads(logs, chunk))
     for _ in range(len(outputs.sums)):
         outputs.sums.pop()
 
 
 class Biases(NamedTuple):
-    """Bias tiles made so far: `(key, tile)` pairs. Causal ones repeat along the diagonal and are
-    kept; of those that come from a mask, the last one."""
+    """Cached bias tiles: `(key, tile)` pairs. Causal tiles repeat along the diagonal and are all
+    kept; of tiles of a mask only the last one is."""
 
     made: list[tuple[tuple[int | bool, ...], nl.NkiTensor]]
 
@@ -401,8 +398,8 @@ def forward_chunk(
     sources: Chunk,
     chunks: list[Chunk],
     biases: Biases,
-    line: Line,
-) -> Line:
+    pipeline: Pipeline,
+) -> Pipeline:
     """All rows of the chunks of query heads that are served by the key heads of `sources`."""
     q = tensors[0]
     k = tensors[1]
@@ -421,8 +418,8 @@ def forward_chunk(
                 scored = _score_tile(
                     p, tensors, sources, tiles, queries, chunk, row, start, biases, last
                 )
-                line = advance(p, outputs, line, scored)
-    return line
+                pipeline = step(p, outputs, pipeline, scored)
+    return pipeline
 
 
 def forward_pack(
@@ -431,8 +428,8 @@ def forward_pack(
     outputs: Outputs,
     pack: Chunk,
     biases: Biases,
-    line: Line,
-) -> Line:
+    pipeline: Pipeline,
+) -> Pipeline:
     """Short sequences of several batch entries: loaded and transposed together, then one by one."""
     rows = tensors[0].shape[2]
     cols = tensors[1].shape[2]
@@ -450,5 +447,5 @@ def forward_pack(
         )
         bias = bias_of(p, biases, chunk, 0, rows, 0, visible(p, 0, rows, 0, cols))
         mine = queries[:, :, entry * rows : (entry + 1) * rows]
-        line = advance(p, outputs, line, _score(p, mine, tile, chunk, 0, bias, True))
-    return line
+        pipeline = step(p, outputs, pipeline, _score(p, mine, tile, chunk, 0, bias, True))
+    return pipeline

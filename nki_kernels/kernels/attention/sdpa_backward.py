@@ -1,31 +1,35 @@
 """Gradients of scaled dot product attention, `trnx::sdpa_backward`; `sdpa` says what is supported.
 
 The weights are recomputed from lse. A mask's gradient is summed over batch entries and heads that
-share the mask; one that is shared along queries or keys is rejected. Of the scores, a tile of 128
-queries and up to 512 keys at a time is on the chip.
+share the mask; one that is shared along queries or keys is rejected. Scores are computed in tiles
+of 128 queries and up to 512 keys.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels._attention_backward import (
+from trnx.nki_kernels.kernels.attention import _host as host
+from trnx.nki_kernels.kernels.attention._backward import (
     BackwardProblem,
     Gradients,
     backward_chunk,
     backward_pack,
-    finish,
+    finish_rows,
 )
-from trnx.nki_kernels._attention_layout import chunks_of, layout_of, packs_of
-from trnx.nki_kernels._attention_masks import Masks, as_four
-from trnx.nki_kernels._sdpa_host import attention_work, backward_samples, dropout_factor, why_not
+from trnx.nki_kernels.kernels.attention._layout import chunks_of, head_layout, packs_of
+from trnx.nki_kernels.kernels.attention._masks import Masks, as_four
 from trnx.nki_kernels.registry import register
-from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern
+from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
+
+_TENSORS = ("grad_out", "q", "k", "v", "out", "lse", "attn_mask", "dropout_mask")
 
 
 @nki.jit
@@ -57,9 +61,9 @@ def sdpa_backward_kernel(
     most = 1
     if depth <= tile:
         most = max(1, min(bank // depth, fitting // ((depth + pmax - 1) // pmax)))
-    features = layout_of(width, group == 1, True)
-    values = layout_of(v.shape[3], group == 1, True)
-    keys = layout_of(depth, group == 1 and depth <= pmax // 2, True)
+    features = head_layout(width, group == 1, True)
+    values = head_layout(v.shape[3], group == 1, True)
+    keys = head_layout(depth, group == 1 and depth <= pmax // 2, True)
     problem = BackwardProblem(
         grad_out,
         q,
@@ -96,16 +100,16 @@ def sdpa_backward_kernel(
         nisa.dma_copy(dst=dmask.reshape((1, 1)), src=zero)
         gradients = Gradients(dq, dk, dv, dq_sum, None)
     slots = max(features.slots, values.slots, keys.slots)
-    plan = chunks_of(batches, heads, group, most, slots)
-    packs = packs_of(plan, batches, q.shape[2], depth, group)
-    waiting = None
+    head_chunks = chunks_of(batches, heads, group, most, slots)
+    packs = packs_of(head_chunks, batches, q.shape[2], depth, group)
+    pipeline = None
     for pack in packs:
-        waiting = backward_pack(problem, gradients, pack, waiting)
+        pipeline = backward_pack(problem, gradients, pack, pipeline)
     if len(packs) == 0:
-        for pair in plan:
-            waiting = backward_chunk(problem, gradients, pair[0], pair[1], waiting)
-    if waiting is not None:
-        finish(problem, gradients, waiting)
+        for pair in head_chunks:
+            pipeline = backward_chunk(problem, gradients, pair[0], pair[1], pipeline)
+    if pipeline is not None:
+        finish_rows(problem, gradients, pipeline)
     if gradients.dmask is not None and dmask.dtype != nl.float32:
         nisa.dma_copy(dst=dmask, src=total)
     return dq, dk, dv, dmask
@@ -132,14 +136,14 @@ def _sdpa_backward(
     return result
 
 
-def _guard(b: Bindings, hw: Hardware) -> Reject | None:
-    del hw
+def supports(b: Bindings, hw: Hardware) -> Reject | None:
+    """What forward supports, in its dtypes; no mask gradient summed over queries or keys."""
     for name in ("grad_out", "out"):
         if b[name].dtype != b.q.dtype:
             return Reject(f"{name} is {b[name].dtype} but q is {b.q.dtype}; one dtype is needed")
     if b.lse.dtype != torch.float32:
         return Reject(f"lse is {b.lse.dtype}, not float32")
-    reason = why_not(b)
+    reason = host.supports(b, hw)
     if reason is None and b.mask_grad:
         padded = (1,) * (4 - b.attn_mask.ndim) + b.attn_mask.shape
         if padded[2:] != (b.q.shape[2], b.k.shape[2]):
@@ -149,30 +153,23 @@ def _guard(b: Bindings, hw: Hardware) -> Reject | None:
     return reason
 
 
-def _work(b: Bindings) -> Cost:
-    return attention_work(b, forward=False)
-
-
-def _plan(b: Bindings, hw: Hardware) -> Launch:
+def launch(b: Bindings, hw: Hardware) -> Launch:
+    """The kind of mask and the numbers are constants of the kernel."""
     del hw
-    boolean = b.attn_mask is not None and b.attn_mask.dtype == torch.bool
-    tensors = (b.grad_out, b.q, b.k, b.v, b.out, b.lse, b.attn_mask, b.dropout_mask)
-    constants = (boolean, dropout_factor(b), b.is_causal, b.scale, b.mask_grad)
-    names = ["grad_out", "q", "k", "v", "out", "lse"]
-    names += [name for name in ("attn_mask", "dropout_mask") if b[name] is not None]
-    return Launch(sdpa_backward_kernel, (*tensors, *constants), tuple(names))
+    constants = (host.has_bool_mask(b), host.dropout_factor(b), b.is_causal, b.scale, b.mask_grad)
+    return Launch.of(sdpa_backward_kernel, b, _TENSORS, *constants)
 
 
 register(
     KernelSpec(
         name="sdpa_backward",
         patterns=(Pattern(_sdpa_backward),),
-        guard=_guard,
-        torch_reference=_sdpa_backward,
-        work=_work,
-        samples=backward_samples,
+        supports=supports,
+        reference=_sdpa_backward,
+        cost=partial(host.attention_cost, forward=False),
+        samples=host.backward_samples,
         kernel=sdpa_backward_kernel,
-        plan=_plan,
-        strided=frozenset({"grad_out", "q", "k", "v", "out", "lse", "attn_mask", "dropout_mask"}),
+        launch=launch,
+        strided=frozenset(_TENSORS),
     )
 )

@@ -16,14 +16,14 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels._blocking import DMA, ROWS
+from trnx.nki_kernels.kernels._blocking import DMA, ROWS
 
 # Bytes per partition of rows loaded before they are transposed: a DMA is efficient from 2 KiB per
 # partition on, and nothing is gained beyond a few times that.
 _STAGING_BYTES = 16384
 
 
-class Operand(NamedTuple):
+class MatmulOperand(NamedTuple):
     """Rows `[rows, K]` of a product: HBM views in row order, and how K gets to the partitions."""
 
     segments: list[nl.NkiTensor]
@@ -43,7 +43,7 @@ class Blocks(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """What happens to a product before it is rounded: `activation(product + bias) + residual`.
+    """What is applied to a product before rounding: `activation(product + bias) + residual`.
 
     A residual comes with the activation "none". `bias` is `[N]`, `residual` `[M, N]`, both in HBM.
     """
@@ -82,7 +82,7 @@ def pieces_of(
     return pieces
 
 
-def load_rows(
+def load_block(
     dst: nl.NkiTensor, segments: list[nl.NkiTensor], row: int, rows: int, col: int, cols: int
 ) -> None:
     """`dst[rows, cols]` in SBUF <- columns `col ..` of rows `row ..`."""
@@ -150,7 +150,7 @@ def _transpose_bank(
     )
 
 
-def load_operand(operand: Operand, row: int, rows: int, k: int, ks: int) -> nl.NkiTensor:
+def load_operand(operand: MatmulOperand, row: int, rows: int, k: int, ks: int) -> nl.NkiTensor:
     """Rows `row ..` and indices `k ..` of the contraction as `[128, chunks, rows]` in SBUF."""
     pmax = nl.tile_size.pmax
     chunks = (ks + pmax - 1) // pmax
@@ -193,7 +193,7 @@ def _load_and_transpose(
         tiles = min(most, (rows - done) // count)
         data = nl.ndarray((count, tiles, ks), dtype=dst.dtype, buffer=nl.sbuf)
         if tiles == 1:
-            load_rows(data[:, 0, :], segments, row + done, count, k, ks)
+            load_block(data[:, 0, :], segments, row + done, count, k, ks)
         else:
             source = segments[0][nl.ds(row + done, tiles * count), k : k + ks]
             nisa.dma_copy(dst=data, src=source.reshape_dim(0, (tiles, count)).permute((1, 0, 2)))
@@ -239,7 +239,7 @@ def activate(dst: nl.NkiTensor, src: nl.NkiTensor, activation: str) -> None:
         nisa.tensor_copy(dst=dst, src=src)
 
 
-def finish(
+def apply_epilogue(
     dst: nl.NkiTensor,
     src: nl.NkiTensor,
     bias: nl.NkiTensor | None,
@@ -264,7 +264,9 @@ def _part(tile: nl.NkiTensor | None, rows: int, left: int, width: int) -> nl.Nki
     return None if tile is None else tile[0:rows, left : left + width]
 
 
-def product(out: nl.NkiTensor, x: Operand, w: Operand, blocks: Blocks, then: Epilogue) -> None:
+def product(
+    out: nl.NkiTensor, x: MatmulOperand, w: MatmulOperand, blocks: Blocks, then: Epilogue
+) -> None:
     """`out[M, N] = activation(x[M, K] @ w[N, K].T + bias[N]) + residual[M, N]`."""
     depth = w.segments[0].shape[1]
     kept = []
@@ -312,7 +314,7 @@ def _block(
             width = min(nl.tile_size.psum_bank_fmax, cols - left)
             bank = nl.ndarray((count, width), dtype=nl.float32, buffer=nl.psum)
             multiply(bank, data, start, weights, left, depth)
-            finish(
+            apply_epilogue(
                 tile[:, left : left + width],
                 bank,
                 _part(bias, count, left, width),
@@ -336,8 +338,8 @@ def _deep_block(
     rows: int,
     col: int,
     cols: int,
-    x: Operand,
-    w: Operand,
+    x: MatmulOperand,
+    w: MatmulOperand,
     step: int,
     bias: nl.NkiTensor | None,
     then: Epilogue,
@@ -368,5 +370,5 @@ def _deep_block(
         added = _load_residual(then, first, count, col, cols)
         result = nl.ndarray((count, cols), dtype=out.dtype, buffer=nl.sbuf)
         total = sums[0:count, tile, :]
-        finish(result, total, _part(bias, count, 0, cols), added, then.activation)
+        apply_epilogue(result, total, _part(bias, count, 0, cols), added, then.activation)
         nisa.dma_copy(dst=out[first : first + count, col : col + cols], src=result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trnx.nki_kernels._blocking import (
+from trnx.nki_kernels.kernels._blocking import (
     COLUMNS,
     DMA,
     ROWS,

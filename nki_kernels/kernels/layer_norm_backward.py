@@ -17,13 +17,13 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels._rows import load_vector, run_of
+from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._rows import load_vector, run_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TENSORS = ("grad", "x", "mean", "rstd", "weight")
 # float32 tiles of a row that are live at once, and float32 vectors that all rows share, in bytes.
 _ROW_BYTES = 20
@@ -137,13 +137,12 @@ def _store_sum(dst: nl.NkiTensor, sums: nl.NkiTensor) -> None:
     nisa.dma_copy(dst=dst, src=total)
 
 
-def guard(b: Bindings, hw: Hardware) -> Reject | None:
+def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """dtypes, all three gradients, and the size of a row."""
     if b.weight is None or b.bias is None or list(b.output_mask) != [True, True, True]:
         return Reject("only the gradients of input, weight and bias together are computed")
-    for name in _TENSORS:
-        if b[name].dtype not in _DTYPES:
-            return Reject(f"dtype {b[name].dtype} of {name} is not float32, bfloat16 or float16")
+    if reject := reject_dtypes(b, *_TENSORS):
+        return reject
     if b.x.numel == 0:
         return Reject(f"x{b.x.shape} has no rows")
     if b.bias.dtype != b.weight.dtype:
@@ -154,11 +153,10 @@ def guard(b: Bindings, hw: Hardware) -> Reject | None:
     return None
 
 
-def plan(b: Bindings, hw: Hardware) -> Launch:
-    """The kernel takes neither the bias nor any number."""
+def launch(b: Bindings, hw: Hardware) -> Launch:
+    """The kernel reads neither the bias nor the numbers."""
     del hw
-    tensors = tuple(b[name] for name in _TENSORS)
-    return Launch(layer_norm_backward_kernel, tensors, _TENSORS)
+    return Launch.of(layer_norm_backward_kernel, b, _TENSORS)
 
 
 def cost(b: Bindings) -> Cost:
@@ -242,11 +240,11 @@ register(
     KernelSpec(
         name="layer_norm_backward",
         patterns=(Pattern(_pattern),),
-        guard=guard,
-        torch_reference=reference,
-        work=cost,
+        supports=supports,
+        reference=reference,
+        cost=cost,
         samples=samples,
         kernel=layer_norm_backward_kernel,
-        plan=plan,
+        launch=launch,
     )
 )

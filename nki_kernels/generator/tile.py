@@ -1,0 +1,129 @@
+"""From a region's nodes to its form as one tile: lower, cut, select instructions, until it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from trnx.nki_kernels.generator.geometry import Geometry, Strides, cut, merge
+from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.lower import Lowered, Output, lower, reachable
+from trnx.nki_kernels.generator.select_instructions import Instruction, InstructionSelector
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import Hardware
+from trnx.simulator.memory.tensor_spec import TensorSpec
+
+# Elements of one partition in a tile: long enough to hide the fixed cost of an instruction and of a
+# DMA (2 KiB a partition), short enough that the temporaries of a long chain fit.
+_FREE_SIZE = 2048
+
+
+@dataclass(frozen=True)
+class TiledRegion:
+    """A region cut into tiles, with the instructions of one tile.
+
+    `held` gives for every result the value whose tile holds it.
+    """
+
+    outputs: tuple[Output, ...]
+    geometry: Geometry
+    instructions: Sequence[Instruction]
+    held: Mapping[Value, Value]
+    load_strides: Mapping[Value, Strides]
+    output_strides: tuple[Strides, ...]
+
+    def bytes_per_partition(self) -> int:
+        """Bytes of SBUF per partition that one tile needs at once."""
+        last: dict[Value, int] = {v: len(self.instructions) for v in self.held.values()}
+        for index, instruction in enumerate(self.instructions):
+            for value in instruction.reads():
+                last[value] = max(index, last.get(value, 0))
+        live = peak = 0
+        ends: dict[int, int] = {}
+        for index, instruction in enumerate(self.instructions):
+            for value in instruction.writes():
+                size = self._bytes(value)
+                live += size
+                end = max(index, last.get(value, index))
+                ends[end] = ends.get(end, 0) + size
+            peak = max(peak, live)
+            live -= ends.get(index, 0)
+        return peak
+
+    def _bytes(self, value: Value) -> int:
+        count = value.dtype.itemsize
+        for label in self.geometry.free_labels:
+            if label in value.axes:
+                count *= self.geometry.count(label)
+        return count
+
+
+def tile_region(
+    nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: Mapping[fx.Node, Any], hw: Hardware
+) -> TiledRegion | Reject:
+    """The region of `nodes`, in topological order, cut so that it fits into SBUF."""
+    lowered = lower(nodes, outputs, specs)
+    if isinstance(lowered, Reject):
+        return lowered
+    strides = _strides(lowered, specs)
+    values = reachable(tuple(o.value for o in lowered.outputs))
+    long = frozenset(lowered.order)
+    groups = [v.axes & long for v in values] + [lowered.reduced]
+    accesses = [*strides[0].values(), *strides[1]]
+    order, sizes = merge(lowered.order, lowered.sizes, accesses, groups)
+    return _fit(lowered, (order, sizes), strides, hw, nodes[-1])
+
+
+def _fit(
+    lowered: Lowered,
+    space: tuple[tuple[int, ...], dict[int, int]],
+    strides: tuple[Mapping[Value, Strides], tuple[Strides, ...]],
+    hw: Hardware,
+    node: fx.Node,
+) -> TiledRegion | Reject:
+    """The region in the largest tiles of which two fit, so that loads overlap with work."""
+    roots = tuple(dict.fromkeys(o.value for o in lowered.outputs))
+    order, sizes = space
+    reduced = frozenset(d for d in order if d in lowered.reduced)
+    budget = max(_FREE_SIZE, _row(order, sizes, reduced))
+    while budget:
+        geometry = cut(order, sizes, reduced, budget)
+        if geometry is None:
+            break
+        selector = InstructionSelector(roots, geometry, scalar_bias=hw.generation > 2)
+        region = TiledRegion(lowered.outputs, geometry, *selector.run(), *strides)
+        copies = 2 if geometry.tiles > 1 else 1
+        if copies * region.bytes_per_partition() <= hw.sbuf_partition_bytes * 7 // 8:
+            return region
+        budget //= 2
+    return Reject("a reduced row and its temporaries do not fit in SBUF", node)
+
+
+def _row(order: tuple[int, ...], sizes: Mapping[int, int], reduced: frozenset[int]) -> int:
+    """Elements that one partition must hold because a reduction needs them."""
+    total = 1
+    for label in order:
+        total *= sizes[label] if label in reduced else 1
+    if len(reduced) == len(order) and order:
+        parts = next(p for p in range(128, 0, -1) if total % p == 0)
+        return total // parts
+    return total
+
+
+def _strides(
+    lowered: Lowered, specs: Mapping[fx.Node, Any]
+) -> tuple[Mapping[Value, Strides], tuple[Strides, ...]]:
+    by_name = {node.name: spec for node, spec in specs.items()}
+    loads: dict[Value, Strides] = {}
+    for value in reachable(tuple(o.value for o in lowered.outputs)):
+        if value.op == "load":
+            loads[value] = _by_label(value.attribute, by_name[value.name])
+    return loads, tuple(_by_label(o.dims, o.spec) for o in lowered.outputs)
+
+
+def _by_label(dims: Sequence[int], spec: TensorSpec) -> Strides:
+    entries = zip(dims, spec.shape, spec.strides, strict=True)
+    return {label: stride for label, size, stride in entries if size != 1}
