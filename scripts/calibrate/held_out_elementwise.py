@@ -243,11 +243,8 @@ def rope_packed(x, cos, sin, width):
         swapped = _tile((128, width), x.dtype)
         nisa.activation(dst=swapped[0:half], op=nl.copy, data=tile[half:128], scale=-1.0)
         nisa.activation(dst=swapped[half:128], op=nl.copy, data=tile[0:half])
-        turned = _product(
-            _product(tile, angles[0], nl.multiply),
-            _product(swapped, angles[1], nl.multiply),
-            nl.add,
-        )
+        kept = _product(tile, angles[0], nl.multiply)
+        turned = _product(kept, _product(swapped, angles[1], nl.multiply), nl.add)
         nisa.dma_copy(dst=out[:, start:end], src=turned)
     return out
 

@@ -1,8 +1,10 @@
 """Published measurements, as data. `ns` is what was measured.
 
 Sources are in the public documentation repository aws-neuron/aws-neuron-sdk (images of its
-profiler; +-10 ns where read off a picture). Row names: B3 single instructions, C whole kernels, A2
-DMA. Rows B4 are a third party's (its p50 is half of the profiled time, as in `held_out.py`). `measure` names the function of `measures.py` that predicts the point, with its arguments.
+profiler; +-10 ns where read off a picture). Row names: B3 and B4 single instructions, C whole
+kernels, A2 DMA. Rows B4 are a third party's (its p50 is half of the profiled time, as in
+`held_out.py`). `measure` names the function of `measures.py` that predicts the point, with its
+arguments.
 """
 
 from __future__ import annotations
