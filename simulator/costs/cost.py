@@ -69,6 +69,7 @@ class Cost:
     # how long; its interval is then how long it keeps others from starting. 0: the whole array.
     pe_tiles: int = 0
     pe_tiles_ps: int = 0
+    rows: int = 128  # of TensorE's array that a product keeps active
 
 
 class Workload:

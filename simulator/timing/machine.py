@@ -179,7 +179,7 @@ class Machine:
         work = cost.interval + (cost.weights if self.result.reason[position] else 0)
         load = cost.pe_tiles_ps * cost.pe_tiles.bit_count() // 16 if cost.pe_tiles else work
         beyond = cost.pe_tiles_ps - load if cost.pe_tiles else 0
-        slower = self.throttle[q // COUNT].stretched(start, load, beyond) - load
+        slower = self.throttle[q // COUNT].stretched(start, load, beyond, cost.rows) - load
         self.result.throttled_ps += slower
         self.pe_tiles[q // COUNT].take(cost, start + cost.pe_tiles_ps + slower)
         return work + slower
