@@ -1,4 +1,5 @@
-"""Published times of whole kernels that no constant was taken from: what the error band is made of.
+"""Published times of whole kernels: what the error band is made of, but for the few points that
+constants were taken from.
 
 Three kinds. `C-II`: latency bounds of unit tests of aws-neuron/nki-samples and of the Stanford
 CS149 course, which authors recorded on a device (bounds are above what they saw; the chip is trn1
@@ -8,7 +9,7 @@ of the profiled time (inferred there from raw engine times), so the values here 
 
 Kernels are our own, written from the descriptions: where theirs does something cleverer, the
 prediction is too slow, and where a bound is generous, too fast. C-II and C-III contain a start of
-the NEFF, which is predicted by row B3-23 alone.
+the NEFF (`PREAMBLE_NS`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-# From the start of the NEFF to the first DMA and from the last store to its end, in ns (row B3-23:
-# trn1 12.5 and 4 us; trn2 22 to 27 and 2 us, of which the middle is taken).
-PREAMBLE_NS = {"trn1": 16500.0, "trn2": 26500.0}
+# From the start of the NEFF to the first DMA and from the last store to its end, in ns, by chip and
+# cores: row B3-23 (12.5 and 4 us) on trn1; what is left of mlp_tkg and qkv_tkg at no bytes on trn2.
+PREAMBLE_NS = {("trn1", 1): 16500.0, ("trn2", 1): 12000.0, ("trn2", 2): 28000.0}
 
 Tensor = tuple[str, tuple[int, ...]]
 
@@ -28,7 +29,8 @@ class HeldOut:
     """One measurement. `arguments` are tensors as ("bfloat16", shape), lists of them, or constants;
     `kernel` is of `held_out_*.py`, or "registry:" and a kernel's name with its bindings.
     `quantity` is "total" or "tensor" (TensorE's busy time). Where nothing says how the kernel works
-    (`is_described` false) the error is printed, but it judges our guess and not the model.
+    (`is_described` false) the error is printed, but it judges our guess and not the model; `sets`
+    names the constants that were taken from a point, which judges nothing then.
     """
 
     name: str
@@ -42,6 +44,12 @@ class HeldOut:
     has_preamble: bool = True
     quantity: str = "total"
     is_described: bool = True
+    sets: str = ""
+
+    @property
+    def judges(self) -> bool:
+        """Whether its error is part of the band."""
+        return self.is_described and not self.sets
 
 
 _SAMPLES = "aws-neuron/nki-samples test/unit"
@@ -116,21 +124,28 @@ def _mlp(
     )  # fmt: skip
 
 
-def _stream(name: str, us: float, cores: int, rows: int, hidden: int, columns: int) -> HeldOut:
+def _stream(
+    name: str, us: float, cores: int, rows: int, hidden: int, columns: int, sets: str = ""
+) -> HeldOut:
     is_mlp = name.endswith("mlp_tkg")
     matrices = [(BF16, (hidden, columns))] * (2 if is_mlp else 1)
     down = (BF16, (columns, hidden)) if is_mlp else None
     return HeldOut(
         name, "trn2", f"[{rows}, {hidden}] x {columns} bf16, {cores} cores", us * 1e3,
         "stream_weights", ((BF16, (rows, hidden)), matrices, down),
-        f"{_LIBRARY}/test_{name.split()[1]}.py", grid=cores if cores > 1 else None,
+        f"{_LIBRARY}/test_{name.split()[1]}.py", grid=cores if cores > 1 else None, sets=sets,
     )  # fmt: skip
 
 
+# Rates and preambles were taken from the slopes and the rests of these pairs.
+_ONE_CORE, _TWO_CORES = "dma_engine_rate, preamble", "hbm_efficiency, preamble"
 _PIXELS = (F32, (128, 32 * 7168))
 _STATE = (F32, (10944, 2048))
 _FLAT_STATE = (F32, (128, 175104))
 _X, _W = (F32, (4096, 5120)), (F32, (5120, 12288))
+_ROPE = ((F32, (128, 2**18)), *[(F32, (64, 2**18))] * 2)
+_SCAN = (*[(F32, (256, 7168))] * 2, (F32, (256, 16)), *[(F32, (16, 7168))] * 2)
+_BATCHED = ((F32, (16, 4096, 64)), (F32, (16, 64, 4096)))
 
 HELD_OUT = (
     _norm_qkv(25, 128, 512, 512, F16),
@@ -196,13 +211,13 @@ HELD_OUT = (
     _mlp(2127, 2, 8192, 8192, 448, adds=True),
     _mlp(941, 2, 4096, 8192, 448),
     _mlp(278, 2, 1024, 8192, 448),
-    _stream("C-III mlp_tkg", 118.4, 1, 1, 16384, 416),
-    _stream("C-III mlp_tkg", 224.5, 1, 1, 16384, 832),
-    _stream("C-III mlp_tkg", 62.2, 2, 1, 8192, 448),
-    _stream("C-III mlp_tkg", 153.9, 2, 5, 16384, 832),
+    _stream("C-III mlp_tkg", 118.4, 1, 1, 16384, 416, _ONE_CORE),
+    _stream("C-III mlp_tkg", 224.5, 1, 1, 16384, 832, _ONE_CORE),
+    _stream("C-III mlp_tkg", 62.2, 2, 1, 8192, 448, _TWO_CORES),
+    _stream("C-III mlp_tkg", 153.9, 2, 5, 16384, 832, _TWO_CORES),
     _stream("C-III mlp_tkg", 25.6, 2, 1, 4096, 128),
-    _stream("C-III qkv_tkg", 104.2, 2, 1, 20480, 896),
-    _stream("C-III qkv_tkg", 137.7, 2, 1, 32768, 896),
+    _stream("C-III qkv_tkg", 104.2, 2, 1, 20480, 896, _TWO_CORES),
+    _stream("C-III qkv_tkg", 137.7, 2, 1, 32768, 896, _TWO_CORES),
     _stream("C-III qkv_tkg", 62.5, 2, 3, 8192, 512),
     _quantise(51.6, 2, False),
     _quantise(89.1, 2, True),
@@ -231,6 +246,18 @@ HELD_OUT = (
     HeldOut("C-IV lora", "trn2", "4096 x 5120 x 12288, rank 128, fp32: TensorE", 27.67e6, "lora",
             (_X, _W, (F32, (5120, 128)), (F32, (128, 12288)), 4), _KDA, has_preamble=False,
             quantity="tensor"),
+    _kda("C-IV rope", "128 x 2^18 fp32, halves apart, tiles of 2048", 0.9445, "rope_halves",
+         *_ROPE, 2048),
+    _kda("C-IV rope", "packed, tiles of 2048", 0.7801, "rope_packed", *_ROPE, 2048),
+    _kda("C-IV rope", "packed, tiles of 512", 0.7337, "rope_packed", *_ROPE, 512),
+    _kda("C-IV mamba", "256 x 7168, 16 states, tiles of 256", 0.7363, "selective_scan",
+         *_SCAN, 256),
+    _kda("C-IV mamba", "tiles of 448", 0.7248, "selective_scan", *_SCAN, 448),
+    _kda("C-IV mamba", "tiles of 512", 0.7164, "selective_scan", *_SCAN, 512),
+    _kda("C-IV bmm", "16 of 4096 x 64 x 4096 fp32, each tile alone", 3.8477, "batched",
+         *_BATCHED, 1),
+    _kda("C-IV bmm", "blocks of 16 tiles", 3.1046, "batched", *_BATCHED, 16),
+    _kda("C-IV bmm", "blocks of 32 tiles", 2.0353, "batched", *_BATCHED, 32),
     _kda("C-IV rmsnorm_matmul", "4096 x 1024 x 2048 fp32", 0.4716, "rmsnorm_matmul",
          (F32, (4096, 1024)), (F32, (1024, 2048))),
 )  # fmt: skip

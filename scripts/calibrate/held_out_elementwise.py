@@ -186,3 +186,125 @@ def _pool_row(result, rows):
     for i in range(1, len(parts)):
         nisa.tensor_tensor(dst=parts[0], data1=parts[0], data2=parts[i], op=nl.add)
     nisa.tensor_copy(dst=result, src=parts[0], engine=nisa.vector_engine)
+
+
+def _product(data1, data2, op, engine=nisa.vector_engine):
+    result = _tile(data1.shape, nl.float32)
+    nisa.tensor_tensor(dst=result, data1=data1, data2=data2, op=op, engine=engine)
+    return result
+
+
+@nki.jit
+def rope_halves(x, cos, sin, width):
+    """x [128, columns], cos and sin [64, columns]: the halves of x apart, six VectorE instructions
+    on 64 partitions for each `width` columns.
+    """
+    half, columns = cos.shape
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for start in range(0, columns, width):
+        end = start + width
+        tiles = []
+        for source in (x[0:half], x[half:128], cos, sin):
+            tile = _tile((half, width), x.dtype)
+            nisa.dma_copy(dst=tile, src=source[:, start:end])
+            tiles.append(tile)
+        low = _product(
+            _product(tiles[0], tiles[2], nl.multiply),
+            _product(tiles[1], tiles[3], nl.multiply),
+            nl.subtract,
+        )
+        nisa.dma_copy(dst=out[0:half, start:end], src=low)
+        high = _product(
+            _product(tiles[1], tiles[2], nl.multiply),
+            _product(tiles[0], tiles[3], nl.multiply),
+            nl.add,
+        )
+        nisa.dma_copy(dst=out[half:128, start:end], src=high)
+    return out
+
+
+@nki.jit
+def rope_packed(x, cos, sin, width):
+    """The same on 128 partitions: ScalarE copies cos and sin to the other half and swaps those of
+    x, VectorE has three instructions.
+    """
+    half, columns = cos.shape
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for start in range(0, columns, width):
+        end = start + width
+        tile = _tile((128, width), x.dtype)
+        nisa.dma_copy(dst=tile, src=x[:, start:end])
+        angles = []
+        for source in (cos, sin):
+            both = _tile((128, width), x.dtype)
+            nisa.dma_copy(dst=both[0:half], src=source[:, start:end])
+            nisa.activation(dst=both[half:128], op=nl.copy, data=both[0:half])
+            angles.append(both)
+        swapped = _tile((128, width), x.dtype)
+        nisa.activation(dst=swapped[0:half], op=nl.copy, data=tile[half:128], scale=-1.0)
+        nisa.activation(dst=swapped[half:128], op=nl.copy, data=tile[0:half])
+        kept = _product(tile, angles[0], nl.multiply)
+        turned = _product(kept, _product(swapped, angles[1], nl.multiply), nl.add)
+        nisa.dma_copy(dst=out[:, start:end], src=turned)
+    return out
+
+
+def _over_partitions(row, ones):
+    """A row [1, columns] on 128 partitions: a product with ones, evicted by ScalarE."""
+    acc = nl.ndarray((128, row.shape[1]), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=acc, stationary=ones, moving=row)
+    tile = _tile(acc.shape, nl.float32)
+    nisa.activation(dst=tile, op=nl.copy, data=acc)
+    return tile
+
+
+@nki.jit
+def selective_scan(delta, u, a, b, c, width):
+    """Mamba: delta and u [channels, length], a [channels, states], b and c [states, length];
+    `width` steps at a time, b and c on the partitions once for all channels.
+    """
+    channels, length = delta.shape
+    states, tiles = a.shape[1], channels // 128
+    out = nl.ndarray(delta.shape, dtype=delta.dtype, buffer=nl.shared_hbm)
+    ones = _tile((1, 128), nl.float32)
+    nisa.memset(dst=ones, value=1.0)
+    state = _tile((128, tiles, states), nl.float32)
+    nisa.memset(dst=state, value=0.0)
+    decay = _tile((128, tiles, states), nl.float32)
+    nisa.dma_copy(dst=decay, src=a.reshape((tiles, 128, states)).permute((1, 0, 2)))
+    for start in range(0, length, width):
+        end = start + width
+        deltas, inputs, sums = [], [], []
+        for i in range(tiles):
+            rows = nl.ds(128 * i, 128)
+            step, value = _tile((128, width), nl.float32), _tile((128, width), nl.float32)
+            nisa.dma_copy(dst=step, src=delta[rows, start:end])
+            nisa.dma_copy(dst=value, src=u[rows, start:end])
+            deltas.append(step)
+            inputs.append(_product(step, value, nl.multiply))
+            total = _tile((128, width), nl.float32)
+            nisa.memset(dst=total, value=0.0)
+            sums.append(total)
+        for s in range(states):
+            both = []
+            for source in (b, c):
+                row = _tile((1, width), nl.float32)
+                nisa.dma_copy(dst=row, src=source[s : s + 1, start:end])
+                both.append(_over_partitions(row, ones))
+            for i in range(tiles):
+                last = state[:, i, s : s + 1]
+                kept = _tile((128, width), nl.float32)
+                nisa.activation(dst=kept, op=nl.exp, data=deltas[i], scale=decay[:, i, s : s + 1])
+                scanned = _tile((128, width), nl.float32)
+                nisa.tensor_tensor_scan(
+                    dst=scanned, data0=kept, data1=_product(inputs[i], both[0], nl.multiply),
+                    initial=last, op0=nl.multiply, op1=nl.add,
+                )  # fmt: skip
+                nisa.tensor_copy(
+                    dst=last, src=scanned[:, width - 1 : width], engine=nisa.vector_engine
+                )
+                part = _product(scanned, both[1], nl.multiply)
+                nisa.tensor_tensor(dst=sums[i], data1=sums[i], data2=part, op=nl.add)
+        for i in range(tiles):
+            nisa.dma_copy(dst=out[nl.ds(128 * i, 128), start:end], src=sums[i])
+    return out

@@ -416,3 +416,38 @@ def _accumulate(stationary, matrix, first, columns):
             chunk = stationary[:, k // 128 + i]
             nisa.nc_matmul(dst=acc, stationary=chunk, moving=tile[:, i])
     return acc
+
+
+@nki.jit
+def batched(lhs, rhs, block):
+    """lhs [batch, M, 64] by rhs [batch, 64, N], float32: TensorE transposes `block` tiles of lhs,
+    then multiplies them; VectorE and ScalarE take turns at evicting, 1024 columns to a store.
+    """
+    batch, height, depth = lhs.shape
+    columns = rhs.shape[2]
+    out = nl.ndarray((batch, height, columns), dtype=nl.float32, buffer=nl.shared_hbm)
+    for i in range(batch):
+        moving = _tile((depth, columns), nl.float32)
+        nisa.dma_copy(dst=moving, src=rhs[i])
+        for m in range(0, height, 128 * block):
+            stationary = []
+            for row in range(m, m + 128 * block, 128):
+                tile = _tile((128, depth), nl.float32)
+                nisa.dma_copy(dst=tile, src=lhs[i, row : row + 128])
+                stationary.append(_transposed(tile))
+            for j in range(block):
+                row = m + 128 * j
+                for n in range(0, columns, 1024):
+                    tile = _tile((128, 1024), nl.float32)
+                    for half in range(2):
+                        acc = _sum(128, 512)
+                        first = n + 512 * half
+                        nisa.nc_matmul(
+                            dst=acc, stationary=stationary[j], moving=moving[:, first : first + 512]
+                        )
+                        engine = nisa.vector_engine if half else nisa.scalar_engine
+                        nisa.tensor_copy(
+                            dst=tile[:, 512 * half : 512 * half + 512], src=acc, engine=engine
+                        )
+                    nisa.dma_copy(dst=out[i, row : row + 128, n : n + 1024], src=tile)
+    return out

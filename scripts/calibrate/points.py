@@ -1,8 +1,10 @@
 """Published measurements, as data. `ns` is what was measured.
 
 Sources are in the public documentation repository aws-neuron/aws-neuron-sdk (images of its
-profiler; +-10 ns where read off a picture). Row names: B3 single instructions, C whole kernels, A2
-DMA. `measure` names the function of `measures.py` that predicts the point, with its arguments.
+profiler; +-10 ns where read off a picture). Row names: B3 and B4 single instructions, C whole
+kernels, A2 DMA. Rows B4 are a third party's (its p50 is half of the profiled time, as in
+`held_out.py`). `measure` names the function of `measures.py` that predicts the point, with its
+arguments.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ _GUIDE = "nki_perf_guide.rst"
 _HOW_TO = "nki/img/how-to/v3..v5-zoom.png"
 _INTRO = "nki/img/overviews/nki-dma-intro-3/5/6.png"
 _QUANT = "nki/library/specs/images/profile_phase_2/3.png"
+_KDA = "Jerry2423/kda-for-trainium workspaces/{}/candidates.jsonl, VectorE's share of 2 x p50"
 
 POINTS = (
     Point("B3-1", "trn1", "tensor_tensor multiply fp32 N=8192", 14987,
@@ -103,6 +106,12 @@ POINTS = (
     Point("B3-18", "trn2", "activation_reduce square N=16384 with its table", 15260,
           ("with_table", "square_sum", 16384, "bfloat16"), _QUANT, tells=("scalar_table_ns",)),
     Point("B3-19", "trn2", "table load", 1280, ("table",), _INTRO, sets="scalar_table_ns"),
+    Point("B4-1", "trn2", "scalar_tensor_tensor fp32 SBUF N=512, busy time of one of 1368", 647,
+          ("interval", "select", 512, "float32"), _KDA.format("adamw")),
+    Point("B4-2", "trn2", "the same, N=2304, of 304", 2530,
+          ("interval", "select", 2304, "float32"), _KDA.format("adamw")),
+    Point("B4-3", "trn2", "tensor_tensor multiply fp32 SBUF N=2048, of 768", 2263,
+          ("interval", "multiply", 2048, "float32"), _KDA.format("rope_single_freq_apply")),
     _kernel("C1", "trn2", "blocked in M, N, K", 28.30, 0.05, "blocked_in_depth", 8, 2, 8),
     _kernel("C2", "trn2", "hoisted loads", 28.20, 0.05, "hoisted"),
     _kernel("C3", "trn2", "tiled", 39.89, 0.20, "tiled"),

@@ -56,5 +56,5 @@ def predict(point: HeldOut) -> float:
     if point.quantity == "tensor":
         busy = result.busy_ps
         return max(busy.get(core * COUNT + TENSOR, 0) for core in result.cores) / 1000
-    preamble = PREAMBLE_NS[point.target] if point.has_preamble else 0.0
+    preamble = PREAMBLE_NS[point.target, point.grid or 1] if point.has_preamble else 0.0
     return result.total_ps / 1000 + preamble

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import warnings
 from collections.abc import Sequence
@@ -114,9 +115,32 @@ def held_out_table(errors: Sequence[tuple[HeldOut, float]]) -> str:
         (
             point.name, point.target, point.what, f"{point.ns / 1e3:.1f} us",
             f"{point.ns * (1 + error) / 1e3:.1f} us", f"{error:+.1%}",
-            "" if point.is_described else "kernel unknown, not in the band",
+            _rest(point),
         )
         for point, error in errors
+    ]  # fmt: skip
+    return _markdown(header, rows)
+
+
+def _rest(point: HeldOut) -> str:
+    if point.sets:
+        return f"sets {point.sets}"
+    return "" if point.is_described else "kernel unknown, not in the band"
+
+
+def family_table(errors: Sequence[tuple[HeldOut, float]]) -> str:
+    """The errors of the band by kernel and chip."""
+    families: dict[tuple[str, str], list[float]] = {}
+    for point, error in errors:
+        if point.judges:
+            families.setdefault((point.name, point.target), []).append(error)
+    header = ("kernels", "chip", "points", "least", "middle", "most")
+    rows = [
+        (
+            name, target, str(len(found)), f"{min(found):+.0%}", f"{statistics.median(found):+.0%}",
+            f"{max(found):+.0%}",
+        )
+        for (name, target), found in families.items()
     ]  # fmt: skip
     return _markdown(header, rows)
 
@@ -132,8 +156,9 @@ def held_out_errors(points: Sequence[HeldOut]) -> list[tuple[HeldOut, float]]:
 def _print_whole(
     errors: list[tuple[HeldOut, float]], derived: list[Derived], write_band: bool
 ) -> bool:
-    print(f"\n{constants_table(derived)}\n\n{held_out_table(errors)}\n")
-    text = band_file([(p.target, e) for p, e in errors if p.is_described])
+    tables = (constants_table(derived), family_table(errors), held_out_table(errors))
+    print("".join(f"\n{text}\n" for text in tables))
+    text = band_file([(p.target, e) for p, e in errors if p.judges])
     if write_band:
         write(text)
     current = is_current(text)
@@ -170,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "leave_one_out": [d.to_dict() for d in derived],
             "held_out": [
                 {"name": p.name, "target": p.target, "what": p.what, "measured_ns": p.ns,
-                 "error": error, "source": p.source, "in_band": p.is_described}
+                 "error": error, "source": p.source, "in_band": p.judges}
                 for p, error in errors
             ],
             "free_constants": constants,

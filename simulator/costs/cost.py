@@ -69,6 +69,7 @@ class Cost:
     # how long; its interval is then how long it keeps others from starting. 0: the whole array.
     squares: int = 0
     squares_ps: int = 0
+    rows: int = 128  # of TensorE's array that a product keeps active
 
 
 class Instruction:

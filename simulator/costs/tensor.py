@@ -71,6 +71,7 @@ def _array_cost(
         squares_ps=cycles_ps(cycles, hardware.pe_clock),
         # Hidden behind the product before it, unless the engine had to wait.
         weights=cycles_ps(weights, hardware.pe_clock),
+        rows=PARTITIONS if squares else min(PARTITIONS, instruction.reads[0].partitions),
     )
 
 

@@ -87,8 +87,13 @@ def halves_on_scalar(hardware: Hardware, instruction: Instruction) -> float:
 
 
 def two_tiles(hardware: Hardware, instruction: Instruction) -> float:
-    """Two tiles from SBUF take two cycles an element, unless types are short."""
+    """On NeuronCore-v2 two tiles from SBUF take two cycles an element, unless types are short."""
     return instruction.size * _two_tile_factor(hardware, instruction)
+
+
+def scanned(hardware: Hardware, instruction: Instruction) -> float:
+    """Two cycles an element on NeuronCore-v2 (SDK 2.26 nki.isa); one since (row C-IV mamba)."""
+    return instruction.size * (2.0 if hardware.generation == 2 else 1.0)
 
 
 def sorted_out(hardware: Hardware, instruction: Instruction) -> float:
@@ -168,18 +173,18 @@ def _copy_width(hardware: Hardware, instruction: Instruction) -> float:
 
 
 def _two_tile_factor(hardware: Hardware, instruction: Instruction) -> float:
-    """Two tiles from SBUF take two cycles, unless the types are short; PSUM has a port of its
-    own.
+    """Two tiles from SBUF take two cycles on NeuronCore-v2, unless the types are short; PSUM has a
+    port of its own. Later ones read both in one cycle (rows B4, measured in float32).
     """
     sources = instruction.sources()
-    if len(sources) < 2:
+    if hardware.generation > 2 or len(sources) < 2:
         return 1
     if any(source.buffer is MemoryRegion.psum for source in sources):
         return 1
     if not _are_halves(hardware, instruction.tiles()):
         return 2
     operator = instruction.attributes_of(OperatorAttributes).operator
-    return 1 if hardware.generation >= 3 or operator in _FAST_ON_HALVES else 2
+    return 1 if operator in _FAST_ON_HALVES else 2
 
 
 def _itemsize(operand: OperandRow) -> int:

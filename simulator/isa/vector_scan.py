@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trnx.simulator.costs.vector import on_vector, per_element
+from trnx.simulator.costs.vector import on_vector, scanned
 from trnx.simulator.isa.alu import arithmetic, binary_arithmetic
 from trnx.simulator.isa.enums import Engine, ReduceCmd
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -86,7 +86,7 @@ def _scan(
             second(result, b, out=result)
 
 
-@instruction(engines=(Engine.vector,), undefined=by_partition(), cost=(on_vector(per_element(2)),))
+@instruction(engines=(Engine.vector,), undefined=by_partition(), cost=(on_vector(scanned),))
 def tensor_tensor_scan(
     emit: Emit,
     dst: NkiTensor,

@@ -179,7 +179,7 @@ class Machine:
         work = cost.interval + (cost.weights if self.result.reason[position] else 0)
         load = cost.squares_ps * cost.squares.bit_count() // 16 if cost.squares else work
         beyond = cost.squares_ps - load if cost.squares else 0
-        slower = self.throttle[q // COUNT].stretched(start, load, beyond) - load
+        slower = self.throttle[q // COUNT].stretched(start, load, beyond, cost.rows) - load
         self.result.throttled_ps += slower
         self.squares[q // COUNT].take(cost, start + cost.squares_ps + slower)
         return work + slower

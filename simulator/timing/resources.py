@@ -6,11 +6,18 @@ from trnx.simulator.costs.cost import Cost
 
 # Half steps of a picosecond: the throttle halves rates.
 _HALVES = 2
+# Rows of TensorE's array.
+ROWS = 128
 
 
 class Throttle:
-    """dI/dt limit of TensorE: half rate until it was busy for the window, again after the load of
-    a window falls below one half.
+    """dI/dt limit of TensorE: half rate until it was active for the window, again after the
+    activity of a window falls below one half.
+
+    The level rises while TensorE works and falls while it waits. A product that uses some rows of
+    the array counts as active with their share: with 64 of 128 the level stays, with fewer it
+    falls (kernels C-IV bmm and mamba: products of 64 rows and of one run at half rate although
+    TensorE is busy all the time).
     """
 
     __slots__ = ("_is_warm", "_last_end", "_level", "_window")
@@ -21,27 +28,41 @@ class Throttle:
         self._is_warm = window == 0
         self._last_end = 0
 
-    def stretched(self, start: int, interval: int, beyond: int = 0) -> int:
-        """The time that work of `interval` takes when it starts at `start`. The engine is active
-        for `beyond` longer than that: work on a part of the array counts with its share alone.
+    def stretched(self, start: int, interval: int, beyond: int = 0, rows: int = ROWS) -> int:
+        """The time that work of `interval` on `rows` takes when it starts at `start`. The engine is
+        active for `beyond` longer than that: work on a part of the array counts with its share
+        alone.
         """
         if not self._window:
             return interval
         self._level -= max(0, start - self._last_end)
         if self._level <= 0:
             self._level, self._is_warm = 0, False
-        taken = interval
-        if not self._is_warm:
-            # Half rate for what is left of the window, then full rate.
-            taken += min(interval, (self._window - self._level) // _HALVES)
-        self._level += taken
-        limit = self._window // _HALVES
-        if self._is_warm:
-            self._level = min(self._level, limit)
-        elif self._level >= self._window:
-            self._is_warm, self._level = True, limit
+        # How the level changes in two picoseconds, in shares of the rows.
+        rise = _HALVES * rows - ROWS
+        taken = self._warm(interval, rise) if self._is_warm else self._cold(interval, rise)
         self._last_end = max(self._last_end, start + taken + beyond)
         return taken
+
+    def _cold(self, interval: int, rise: int) -> int:
+        """Half rate until the window is full, then full rate."""
+        slow = _HALVES * interval
+        if rise > 0:
+            slow = min(slow, -(-(self._window - self._level) * ROWS // rise))
+        taken = interval + slow // _HALVES
+        self._level = max(0, self._level + taken * rise // ROWS)
+        if self._level >= self._window:
+            self._is_warm, self._level = True, self._window // _HALVES
+        return taken
+
+    def _warm(self, interval: int, rise: int) -> int:
+        """Full rate until the level is used up."""
+        fast = interval if rise >= 0 else min(interval, self._level * ROWS // -rise)
+        self._level = min(self._level + fast * rise // ROWS, self._window // _HALVES)
+        if fast == interval:
+            return interval
+        self._level, self._is_warm = 0, False
+        return fast + self._cold(interval - fast, rise)
 
     def state(self, now: int) -> tuple[int, int, bool]:
         """What decides about work from `now` on; equal states behave the same."""

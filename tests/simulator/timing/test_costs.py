@@ -79,15 +79,23 @@ def test_vector_performance_modes() -> None:
     assert _vector_work(TRN1, "tensor_copy", *far) == pytest.approx(1024)
 
 
-def test_two_tiles_take_two_cycles_unless_one_is_in_psum_or_types_are_short() -> None:
+def test_two_tiles_take_two_cycles_on_trn1_unless_one_is_in_psum_or_types_are_short() -> None:
     wide = [_tile(512), _tile(512), _tile(512, write=True)]
-    assert _vector_work(TRN2, "tensor_tensor", *wide, op="add") == pytest.approx(1024)
+    assert _vector_work(TRN1, "tensor_tensor", *wide, op="add") == pytest.approx(1024)
+    assert _vector_work(TRN2, "tensor_tensor", *wide, op="add") == pytest.approx(512)
     psum = [_tile(512, buffer=PSUM), *wide[1:]]
+    assert _vector_work(TRN1, "tensor_tensor", *psum, op="add") == pytest.approx(512)
     assert _vector_work(TRN2, "tensor_tensor", *psum, op="add") == pytest.approx(512)
     short = [_tile(512, "bfloat16")] * 2 + [_tile(512, "bfloat16", write=True)]
     assert _vector_work(TRN2, "tensor_tensor", *short, op="maximum") == pytest.approx(512)
     assert _vector_work(TRN1, "tensor_tensor", *short, op="maximum") == pytest.approx(1024)
     assert _vector_work(TRN1, "tensor_tensor", *short, op="add") == pytest.approx(512)
+
+
+def test_a_scan_takes_two_cycles_on_trn1() -> None:
+    operands = [_tile(512), _tile(512), _tile(512, write=True)]
+    assert _vector_work(TRN1, "tensor_tensor_scan", *operands) == pytest.approx(1024)
+    assert _vector_work(TRN2, "tensor_tensor_scan", *operands) == pytest.approx(512)
 
 
 @pytest.mark.parametrize("chip", CHIPS)
