@@ -1,0 +1,308 @@
+"""Predicted time of kernels against the limit of the chip: products, attention, norms, chains,
+losses and optimizers, as `torch.compile` plans them.
+
+The limit of a row is its busiest resource if nothing waits: TensorE for the products it needs,
+ScalarE for its exponentials (one an element and partition), and the DMA engines for each input read
+and each output written once. `--target`, `--only TEXT` (rows whose name contains it), `--json`
+prints one object as the last line. Exit status 0 means that every bar holds; `missing` rows, which
+have regions off NKI, fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import trnx
+from trnx.backend.model_profile import ModelProfile
+from trnx.simulator.hardware import Hardware, hardware
+
+BF16, F32 = torch.bfloat16, torch.float32
+_LANES = 128
+
+
+@dataclass(frozen=True)
+class Case:
+    """One workload: `function(*inputs)`, what it must do at least, and the share of that limit
+    which is asked for. `flops` are those of products, of the rate of `dtype`; `exponentials` count
+    elements; `nbytes` cross HBM. `trains`: the backward pass is part of it.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    inputs: Callable[[], tuple[torch.Tensor, ...]]
+    bar: float
+    flops: float = 0
+    exponentials: float = 0
+    nbytes: float = 0
+    dtype: torch.dtype = BF16
+    trains: bool = False
+
+    def limits(self, chip: Hardware) -> dict[str, float]:
+        """Seconds of each resource."""
+        peak = chip.peak_fp32_flops if self.dtype is F32 else chip.peak_bf16_flops
+        return {
+            "TensorE": self.flops / peak,
+            "ScalarE": self.exponentials / (_LANES * chip.scalar_clock),
+            "DMA": self.nbytes / chip.dma_bytes_per_second,
+        }
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row: microseconds, the limit's, and which resource that is; `missing` are the ops of
+    regions that no NKI kernel takes."""
+
+    name: str
+    target: str
+    us: float
+    limit_us: float
+    limit: str
+    share: float
+    bar: float
+    regions: int
+    busiest: str
+    missing: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the bar holds."""
+        return not self.missing and self.share >= self.bar
+
+    def text(self) -> str:
+        """A line of the table."""
+        verdict = "holds" if self.holds else "FAILS"
+        note = f" off NKI: {', '.join(self.missing)}" if self.missing else ""
+        return (
+            f"{self.name:<46}{self.us:10.1f}{self.limit_us:10.1f} {self.limit:<8}{self.share:6.0%}"
+            f" >= {self.bar:4.0%} {verdict} {self.regions:>3} regions, busy: {self.busiest}{note}"
+        )
+
+
+def _tensors(*shapes: tuple[int, ...], dtype: torch.dtype = BF16) -> Callable[[], Any]:
+    def make() -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed(0)
+        return tuple(torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+
+    return make
+
+
+def _attention(heads: int, length: int, width: int, bar: float, trains: bool = False) -> Case:
+    """Causal: half of the scores. Backward has five products where forward has two."""
+    shape = (1, heads, length, width)
+    scores = heads * length * length / 2
+    name = f"sdpa{' backward' if trains else ''} causal 1x{heads}x{length}x{width}"
+    tensors = 12 if trains else 4
+    return Case(
+        name,
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        _tensors(shape, shape, shape),
+        bar,
+        flops=scores * width * 2 * (7 if trains else 2),
+        exponentials=scores * (2 if trains else 1),
+        nbytes=tensors * heads * length * width * 2,
+        trains=trains,
+    )
+
+
+def _decode(requests: int, heads: int, kv: int, length: int, width: int) -> Case:
+    shapes = ((requests, heads, 1, width), *[(requests, kv, length, width)] * 2)
+    return Case(
+        f"decode {requests} requests, {heads} on {kv} heads, {length}x{width}",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        _tensors(*shapes),
+        0.80,
+        nbytes=2 * requests * kv * length * width * 2,
+    )
+
+
+def _linear(rows: int, inner: int, columns: int, bar: float) -> Case:
+    return Case(
+        f"linear {rows}x{inner}x{columns}",
+        F.linear,
+        _tensors((rows, inner), (columns, inner)),
+        bar,
+        flops=2 * rows * inner * columns,
+        nbytes=2 * (rows * inner + inner * columns + rows * columns),
+    )
+
+
+def _mlp(rows: int, hidden: int, inner: int) -> Case:
+    def mlp(x: Any, gate: Any, up: Any, down: Any) -> Any:
+        return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+    return Case(
+        f"SwiGLU MLP {rows}x{hidden}x{inner}",
+        mlp,
+        _tensors((rows, hidden), (inner, hidden), (inner, hidden), (hidden, inner)),
+        0.92,
+        flops=6 * rows * hidden * inner,
+        nbytes=2 * (3 * hidden * inner + 2 * rows * hidden),
+    )
+
+
+def _rows(name: str, function: Callable[..., Any], shape: tuple[int, int], *more: Any) -> Case:
+    """Something over rows: one read, one write."""
+    rows, columns = shape
+    return Case(
+        f"{name} {rows}x{columns}",
+        function,
+        _tensors(shape, *more),
+        0.88,
+        nbytes=2 * 2 * rows * columns + sum(2 * torch.Size(m).numel() for m in more),
+    )
+
+
+def _gelu_written_out(x: torch.Tensor) -> torch.Tensor:
+    inner = 0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0))
+    return 0.5 * x * (1.0 + torch.tanh(inner))
+
+
+def _rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos + turned * sin
+
+
+def _residual_rms(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Any:
+    total = x + residual
+    return F.rms_norm(total, (x.shape[-1],), weight, 1e-6), total
+
+
+def _cross_entropy(trains: bool) -> Case:
+    rows, classes = 2048, 32000
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits, labels)
+
+    def inputs() -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed(0)
+        logits = torch.randn(rows, classes, generator=generator)
+        return logits, torch.randint(0, classes, (rows,), generator=generator)
+
+    # Forward reads the logits; with the backward pass they are read once more and written once.
+    crossings = 3 if trains else 1
+    name = f"cross-entropy {rows}x{classes} fp32{' with backward' if trains else ''}"
+    nbytes = crossings * 4 * rows * classes
+    return Case(
+        name, loss, inputs, 0.88, nbytes=nbytes, exponentials=rows * classes * (2 if trains else 1),
+        trains=trains,
+    )  # fmt: skip
+
+
+def _adamw() -> Case:
+    size = 2**24
+    parameter = torch.nn.Parameter(torch.zeros(size))
+    optimizer = torch.optim.AdamW([parameter], lr=1e-3, foreach=False)
+
+    def inputs() -> tuple[torch.Tensor, ...]:
+        parameter.grad = torch.ones(size)
+        optimizer.step()
+        return ()
+
+    return Case("AdamW 16M fp32", optimizer.step, inputs, 0.88, nbytes=7 * 4 * size)
+
+
+def cases() -> Iterator[Case]:
+    """All rows."""
+    yield _attention(8, 2048, 128, 0.45)
+    yield _attention(8, 4096, 128, 0.55)
+    yield _attention(12, 1024, 64, 0.40)
+    yield _attention(8, 2048, 128, 0.45, trains=True)
+    yield _decode(8, 8, 1, 4096, 128)
+    yield _decode(8, 8, 1, 8192, 128)
+    yield _linear(1, 4096, 4096, 0.92)
+    yield _linear(64, 4096, 4096, 0.92)
+    yield _linear(2048, 2048, 2048, 0.80)
+    yield _linear(4096, 4096, 4096, 0.90)
+    yield _mlp(1, 4096, 14336)
+    yield _mlp(64, 4096, 14336)
+    norm = F.layer_norm
+    yield _rows("layer_norm", lambda x, w, b: norm(x, (768,), w, b), (8192, 768), (768,), (768,))
+    yield _rows("layer_norm", lambda x, w, b: norm(x, (4096,), w, b), (4096,) * 2, *[(4096,)] * 2)
+    yield _rows("softmax", lambda x: F.softmax(x, -1), (4096, 4096))
+    yield _rows("log_softmax", lambda x: F.log_softmax(x, -1), (4096, 4096))
+    yield _rows("rms_norm", lambda x, w: F.rms_norm(x, (4096,), w, 1e-6), (4096, 4096), (4096,))
+    yield Case(
+        "rms_norm + residual 4096x4096", _residual_rms,
+        _tensors((4096, 4096), (4096, 4096), (4096,)), 0.88, nbytes=2 * 4 * 4096 * 4096,
+    )  # fmt: skip
+    yield _rows("gelu", F.gelu, (4096, 4096))
+    yield _rows("gelu tanh", lambda x: F.gelu(x, approximate="tanh"), (4096, 4096))
+    yield _rows("gelu written out", _gelu_written_out, (1024, 3072))
+    yield _rows("quick gelu", lambda x: x * torch.sigmoid(1.702 * x), (4096, 4096))
+    yield Case(
+        "add, gelu, mul, add 4096x4096", lambda a, b, c: F.gelu(a + b) * c + b,
+        _tensors(*[(4096, 4096)] * 3), 0.88, nbytes=2 * 4 * 4096 * 4096,
+    )  # fmt: skip
+    yield Case(
+        "RoPE 1x32x2048x128", _rope,
+        _tensors((1, 32, 2048, 128), (1, 1, 2048, 128), (1, 1, 2048, 128)), 0.88,
+        nbytes=2 * (2 * 32 + 2) * 2048 * 128,
+    )  # fmt: skip
+    yield _cross_entropy(trains=False)
+    yield _cross_entropy(trains=True)
+    yield _adamw()
+
+
+def profiled(case: Case, target: str) -> ModelProfile:
+    """The prediction for one call, and for its backward pass where the case trains."""
+    torch._dynamo.reset()
+    inputs = case.inputs()
+    compiled = torch.compile(case.function, backend="trnx", options={"target": target})
+    for tensor in inputs:
+        tensor.requires_grad_(case.trains and tensor.is_floating_point())
+    with torch.set_grad_enabled(case.trains):
+        profile: ModelProfile = trnx.profile(compiled, *inputs, target=target)
+    return profile
+
+
+def measure(case: Case, target: str) -> Result:
+    """One row."""
+    profile = profiled(case, target)
+    seconds = sum(region.seconds for region in profile.regions)
+    limits = case.limits(profile.chip)
+    limit = max(limits, key=lambda name: limits[name])
+    off = {op for region in profile.regions if region.engine != "nki" for op in region.ops}
+    queues = {name: busy / seconds for name, (busy, _) in profile.queues.items()}
+    busiest = sorted(queues, key=lambda name: -queues[name])[:3]
+    return Result(
+        case.name, target, seconds * 1e6, limits[limit] * 1e6, limit, limits[limit] / seconds,
+        case.bar, len(profile.regions), ", ".join(f"{n} {queues[n]:.0%}" for n in busiest),
+        tuple(sorted(off)),
+    )  # fmt: skip
+
+
+def main() -> int:
+    """Command line: 0 where the bars hold."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="trn2", type=lambda name: hardware(name).target)
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    chosen = [case for case in cases() if options.only in case.name]
+    if not chosen:
+        parser.error(f"no row has {options.only!r} in its name")
+    results = []
+    for case in chosen:
+        results.append(measure(case, options.target))
+        print(results[-1].text(), flush=True)
+    held = all(result.holds for result in results)
+    if options.json:
+        rows = [{**asdict(result), "holds": result.holds} for result in results]
+        print(json.dumps({"rows": rows, "bars_hold": held}))
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
