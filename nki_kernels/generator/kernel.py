@@ -36,10 +36,11 @@ from trnx.nki_kernels.generator.lower import (
 )
 from trnx.nki_kernels.generator.schedule import Instruction, Scheduler
 from trnx.nki_kernels.generator.table import entry_of
-from trnx.nki_kernels.keys import Memo, key_of
+from trnx.nki_kernels.keys import key_of
 from trnx.nki_kernels.spec import Bindings, Cost, Launch
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
+from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.spec import TensorSpec
 
 # Elements of one partition in a tile: long enough to hide the fixed cost of an instruction and of a
@@ -57,9 +58,9 @@ class _Refusal:
 
 
 # Some kilobytes of source each.
-_SOURCES: Memo[str | _Refusal] = Memo(2048)
-_COSTS: Memo[Cost] = Memo(4096)
-_NODES: Memo[str | None] = Memo(4096)
+_SOURCES: LruCache[str | _Refusal] = LruCache(2048)
+_COSTS: LruCache[Cost] = LruCache(4096)
+_NODES: LruCache[str | None] = LruCache(4096)
 _KERNELS: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
 _LOADING = threading.Lock()
 
@@ -95,7 +96,7 @@ def supports_node(node: fx.Node, hw: Hardware) -> Reject | None:
         plan = _plan([node], [node], specs, hw)
         return plan.reason if isinstance(plan, Reject) else None
 
-    refused = _NODES.get(key, reason)
+    refused = _NODES.get_or_make(key, reason)
     return None if refused is None else Reject(refused, node)
 
 
@@ -294,7 +295,7 @@ class FusedKernel:
             nodes = list(self._gm.graph.nodes)
             return _Refusal(plan.reason, nodes.index(plan.node) if plan.node in nodes else None)
 
-        return _SOURCES.get((self._key(b), hw.target), make)
+        return _SOURCES.get_or_make((self._key(b), hw.target), make)
 
     def _reject(self, refusal: _Refusal) -> Reject:
         place = refusal.place
@@ -302,7 +303,7 @@ class FusedKernel:
 
     def cost(self, b: Bindings) -> Cost:
         """One FLOP an element and operator of the table; every tensor crosses HBM once."""
-        return _COSTS.get(self._key(b), lambda: self._work(b))
+        return _COSTS.get_or_make(self._key(b), lambda: self._work(b))
 
     def _work(self, b: Bindings) -> Cost:
         specs = specs_of_bindings(self._gm.graph, b)
