@@ -18,14 +18,14 @@ from torch import fx
 from trnx.backend.kernel_call import KernelCall, Place, describe
 from trnx.backend.options import Options
 from trnx.backend.programs import host_bytes
-from trnx.backend.report import FallbackReport, GraphReport, RegionReport
+from trnx.backend.report import GraphReport, RegionReport
 from trnx.backend.runners import Runner
 from trnx.backend.shapes import Number, Symbols, specialised_symbols, symbol_sources
 from trnx.backend.specialisation import Specialisation
 from trnx.backend.torch_internals import without_fake_mode
 from trnx.fallback.host import why_eager
 from trnx.fx_passes.extract import region_module
-from trnx.fx_passes.region import FallbackEngine, Plan, Region, RegionFunction
+from trnx.fx_passes.region import FallbackEngine, LedgerEntry, Plan, Region, RegionFunction
 from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.lru_cache import LruCache
@@ -136,7 +136,7 @@ class Executable:
                 entry.executed_flops = 0
             if _is_static(region):  # else other sizes may still run where the plan says
                 entry.engine = "eager"
-            fallback = FallbackReport(op, region.nodes[-1].name, "eager", reason, line)
+            fallback = LedgerEntry(op, region.nodes[-1].name, "eager", reason, line)
             if fallback not in self._report.fallbacks:
                 self._report.fallbacks.append(fallback)
 

@@ -16,7 +16,8 @@ from trnx.fallback.aten_to_jax.table import CHECKS
 from trnx.fallback.cost import leaves
 from trnx.fallback.settings import own_settings
 from trnx.fallback.translate import call_entry, conform
-from trnx.fx_passes.symbolic import depends_on_data, hint_int
+from trnx.fx_passes.symbolic import depends_on_data
+from trnx.nki_kernels.hints import hint_int
 from trnx.nki_kernels.keys import key_of
 from trnx.simulator.errors import Reject
 from trnx.simulator.lru_cache import LruCache

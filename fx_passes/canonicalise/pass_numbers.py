@@ -18,7 +18,7 @@ from trnx.fx_passes.metadata import fake_mode, insert_call, replace, without_gua
 from trnx.fx_passes.nodes import aten, has_tensor, schema_of, val
 from trnx.fx_passes.numbers import number_tensor, run_time_numbers
 from trnx.fx_passes.passes import Pass
-from trnx.fx_passes.symbolic import hint
+from trnx.nki_kernels.hints import hint
 
 _NARROW = (torch.bfloat16, torch.float16)
 # Eager reads the number of these in float32 where the tensor is narrower.
