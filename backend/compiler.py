@@ -15,7 +15,7 @@ from trnx.backend.executable import Executable
 from trnx.backend.options import Options
 from trnx.backend.pipeline import make_engines, plan_graph
 from trnx.backend.prediction import PREDICTIONS
-from trnx.backend.report import FallbackReport, GraphReport, RegionReport, publish, ran
+from trnx.backend.report import GraphReport, RegionReport, publish, ran
 from trnx.backend.runners import Runner
 from trnx.backend.torch_internals import (
     boxed,
@@ -27,10 +27,11 @@ from trnx.backend.torch_internals import (
 from trnx.fx_passes.eager_errors import find_refused
 from trnx.fx_passes.flops import graph_flops
 from trnx.fx_passes.labels import layer_of, shapes_of
+from trnx.fx_passes.ledger import entry
 from trnx.fx_passes.nodes import is_compute, op_name
 from trnx.fx_passes.region import FallbackEngine, Plan, Region
 from trnx.fx_passes.source import source_line
-from trnx.fx_passes.symbolic import product
+from trnx.nki_kernels.hints import product
 from trnx.nki_kernels.spec import Cost
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,8 @@ class GraphCompiler:
         report = self._report(plan, kind, engines)
         report.flops_total = flops
         if refused:
-            report.fallbacks.append(_refused(*refused))
+            node, error = refused
+            report.fallbacks.append(entry(node, "eager", f"eager raises in every call: {error}"))
             run = boxed(given.forward)
         else:
             run = self._executable(plan, engines, report)
@@ -105,8 +107,7 @@ class GraphCompiler:
             runner=self._runner.name if self._runner else "none",
         )
         for e in plan.ledger:
-            entry = FallbackReport(e.op, e.node, e.engine, e.reason, e.source)
-            (report.near_misses if e.engine == "nki" else report.fallbacks).append(entry)
+            (report.near_misses if e.engine == "nki" else report.fallbacks).append(e)
         by_name = {engine.name: engine for engine in engines}
         for region in plan.regions:
             report.regions.append(self._region_report(region, by_name.get(region.engine)))
@@ -132,12 +133,6 @@ class GraphCompiler:
             prediction=prediction,
             fallback_seconds=0.0 if engine is None else engine.cost(nodes),
         )
-
-
-def _refused(node: fx.Node, error: str) -> FallbackReport:
-    """The entry of an op for which every call of the graph raises: the graph runs in eager."""
-    reason = f"eager raises in every call: {error}"
-    return FallbackReport(op_name(node), node.name, "eager", reason, source_line(node))
 
 
 def _tensor_bytes(value: Any) -> int:

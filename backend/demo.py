@@ -144,7 +144,7 @@ def run(dtype: str, target: str, runner: str) -> DemoResult:
         flops_on_nki=reports.flops_on_nki,
         nodes_on_nki=reports.nodes_on_nki,
         regions=[region.to_dict() for report in reports for region in report.regions],
-        fallbacks=[entry.to_dict() for report in reports for entry in report.fallbacks],
+        fallbacks=[asdict(entry) for report in reports for entry in report.fallbacks],
         compile_seconds=reports.compile_seconds,
         first_seconds=first_seconds,
         run_seconds=run_seconds,

@@ -8,8 +8,7 @@ Specialisations are bounded: the least recently used one leaves first.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,16 +17,18 @@ from torch import fx
 
 from trnx.backend.kernel_call import KernelCall, Place, describe
 from trnx.backend.options import Options
-from trnx.backend.report import FallbackReport, GraphReport, RegionReport
+from trnx.backend.programs import host_bytes
+from trnx.backend.report import GraphReport, RegionReport
 from trnx.backend.runners import Runner
 from trnx.backend.shapes import Number, Symbols, specialised_symbols, symbol_sources
 from trnx.backend.specialisation import Specialisation
 from trnx.backend.torch_internals import without_fake_mode
 from trnx.fallback.host import why_eager
 from trnx.fx_passes.extract import region_module
-from trnx.fx_passes.region import FallbackEngine, Plan, Region, RegionFunction
+from trnx.fx_passes.region import FallbackEngine, LedgerEntry, Plan, Region, RegionFunction
 from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.fork_locks import fork_lock
+from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.program.program import Program
 
 # Specialisations kept for one graph; each holds its prepared kernels and its buffers.
@@ -54,7 +55,9 @@ class Executable:
         self._regions = {entry.name: entry for entry in report.regions}
         self._sources = symbol_sources(plan.graph_module, specialised_symbols(plan))
         self._lock = fork_lock(self, threading.RLock)
-        self._specialisations: OrderedDict[tuple[Number, ...], Specialisation] = OrderedDict()
+        self._specialisations: LruCache[Specialisation] = LruCache(
+            SPECIALISATIONS, SPECIALISATION_BYTES, _program_bytes
+        )
         self._eager: dict[str, RegionFunction] = {}
         self._fallbacks = {
             region.name: self._compile_fallback(region)
@@ -68,11 +71,7 @@ class Executable:
     def __call__(self, args: list[Any]) -> list[Any]:
         key = tuple(source.read(args) for source in self._sources)
         found = self._specialisations.get(key)
-        if found is None:
-            found = self._specialise(key)
-        elif len(self._specialisations) > 1:
-            self._touch(key)
-        return found(args)
+        return (self._specialise(key) if found is None else found)(args)
 
     def _compile_fallback(self, region: Region) -> RegionFunction:
         """The region by its engine, or by the one that serves this machine better."""
@@ -86,36 +85,22 @@ class Executable:
             region_module(region), refuse=partial(self._refuse, region)
         )
 
-    def _touch(self, key: tuple[Number, ...]) -> None:
-        with self._lock:
-            if key in self._specialisations:
-                self._specialisations.move_to_end(key)
-
     @property
     def source(self) -> str:
-        """The generated function of the newest specialisation, for reading."""
-        with self._lock:
-            newest = next(reversed(self._specialisations.values()), None)
-        return "" if newest is None else newest.source
+        """The generated function of the specialisation that ran last, for reading."""
+        made = self._specialisations.values()
+        return made[-1].source if made else ""
 
     def _specialise(self, key: tuple[Number, ...]) -> Specialisation:
         with self._lock:
-            if key in self._specialisations:
-                return self._specialisations[key]
+            if (known := self._specialisations.get(key)) is not None:
+                return known
             symbols = {s.symbol: n for s, n in zip(self._sources, key, strict=True)}
             made = Specialisation(self._plan, symbols, self._make_kernel, self._fallbacks)
-            self._specialisations[key] = made
-            while len(self._specialisations) > 1 and self._is_full():
-                self._specialisations.popitem(last=False)
+            self._specialisations.put(key, made)
             self._report.shapes += 1
             self._report.buffer_bytes = made.buffer_bytes
             return made
-
-    def _is_full(self) -> bool:
-        kept = self._specialisations.values()
-        programs = frozenset[Program]().union(*(one.programs for one in kept))
-        held = sum(program.host_bytes for program in programs)
-        return len(kept) > SPECIALISATIONS or held > SPECIALISATION_BYTES
 
     def _make_kernel(
         self, region: Region, places: dict[fx.Node, Place], symbols: Symbols
@@ -151,9 +136,14 @@ class Executable:
                 entry.executed_flops = 0
             if _is_static(region):  # else other sizes may still run where the plan says
                 entry.engine = "eager"
-            fallback = FallbackReport(op, region.nodes[-1].name, "eager", reason, line)
+            fallback = LedgerEntry(op, region.nodes[-1].name, "eager", reason, line)
             if fallback not in self._report.fallbacks:
                 self._report.fallbacks.append(fallback)
+
+
+def _program_bytes(kept: Collection[Specialisation]) -> int:
+    """Memory of their Programs, of which they share some."""
+    return host_bytes(frozenset[Program]().union(*(one.programs for one in kept)))
 
 
 def _is_static(region: Region) -> bool:

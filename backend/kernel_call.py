@@ -123,8 +123,8 @@ class KernelCall:
         self._strict = strict
         self.copied: tuple[str, ...] = ()
         self.prepared: Prepared | None = None
-        # Results without elements need no kernel; those whose size depends on data have no place.
-        if all(node in places and not places[node].spec.numel for node in region.outputs):
+        # Results without elements need no kernel.
+        if all(not places[node].spec.numel for node in region.outputs):
             self.prepared = Prepared(lambda inputs, outputs: None, matmul_flops=0)  # noqa: ARG005
         else:
             self._prepare(runner, hw, symbols)
@@ -135,7 +135,7 @@ class KernelCall:
         try:
             bindings, self.copied = concrete_bindings(self._match, symbols)
         except UnknownSizeError as error:
-            self._reject(f"{kernel.name} needs sizes that depend on data ({error})")
+            self._reject(f"{kernel.name} needs strides that depend on data ({error})")
             return
         if rejected := kernel.supports(bindings, hw):
             self._reject(f"{kernel.name} refuses the sizes of this call: {rejected.reason}")
@@ -176,7 +176,7 @@ class KernelCall:
         self._tensors = [(position[v], _read(v, n in self.copied)) for n, v in bound.items()]
         self._inputs = [position[node] for node in self._region.inputs]
         results = self._match.results
-        self._places = [None if node is None else places.get(node) for node in results]
+        self._places = [None if node is None else places[node] for node in results]
         self._returned = [results.index(node) for node in self._region.outputs]
 
     def __call__(self, frame: Frame, *values: Any) -> list[torch.Tensor]:

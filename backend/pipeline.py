@@ -14,18 +14,18 @@ from trnx.backend.options import Options
 from trnx.backend.prediction import PREDICTIONS
 from trnx.fallback.eager import EagerEngine
 from trnx.fallback.xla import XlaEngine
-from trnx.fx_passes.canonicalise import CANONICALISE
+from trnx.fx_passes.canonicalise import CANONICAL, CANONICALISE, canonicalise
 from trnx.fx_passes.partition import partition
 from trnx.fx_passes.passes import Pass, check_order, run_passes
 from trnx.fx_passes.region import FallbackEngine, Plan
 from trnx.fx_passes.rewrite import REWRITE_COMPOSITES
+from trnx.fx_passes.verify import verify_functional, verify_graph, verify_plan
 from trnx.nki_kernels import generator
 from trnx.nki_kernels.registry import kernels
 
 BEFORE_AUTOGRAD: tuple[Pass, ...] = (REWRITE_COMPOSITES,)
-AFTER_AUTOGRAD: tuple[Pass, ...] = tuple(CANONICALISE)
 
-check_order(AFTER_AUTOGRAD, check_order(BEFORE_AUTOGRAD))
+check_order(CANONICALISE, check_order(BEFORE_AUTOGRAD), wanted=CANONICAL)
 
 
 def before_autograd(gm: fx.GraphModule) -> fx.GraphModule:
@@ -42,9 +42,13 @@ def make_engines(options: Options) -> tuple[FallbackEngine, ...]:
 
 
 def plan_graph(gm: fx.GraphModule, options: Options, engines: Sequence[FallbackEngine]) -> Plan:
-    """The plan of a functional ATen graph, which the passes may change."""
-    return partition(
-        run_passes(gm, AFTER_AUTOGRAD),
+    """The plan of a functional ATen graph, which the passes may change. Graph and plan are
+    verified, which takes some thousandths of the time."""
+    gm = canonicalise(gm)
+    verify_graph(gm, "canonicalise")
+    verify_functional(gm, "canonicalise")
+    plan = partition(
+        gm,
         kernels=kernels(),
         hardware=options.hardware,
         engines=engines,
@@ -53,3 +57,5 @@ def plan_graph(gm: fx.GraphModule, options: Options, engines: Sequence[FallbackE
         policy=options.fallback,
         predictor=lambda match: PREDICTIONS.of(match, options.hardware).seconds,
     )
+    verify_plan(plan)
+    return plan

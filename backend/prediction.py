@@ -9,9 +9,6 @@ while a model compiles: its time is estimated by `simulator/timing/estimate`.
 from __future__ import annotations
 
 import logging
-import threading
-from collections import OrderedDict
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -22,8 +19,8 @@ from trnx.backend.torch_internals import without_fake_mode
 from trnx.fx_passes.match import bindings_spec
 from trnx.fx_passes.region import KernelMatch
 from trnx.nki_kernels.spec import Bindings, Cost, Launch
-from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.hardware import Hardware
+from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.program.program import Program
 from trnx.simulator.timing.estimate import flops_seconds, hbm_seconds, vector_seconds
@@ -82,9 +79,7 @@ class Predictions:
 
     def __init__(self, programs: ProgramCache = PROGRAMS, capacity: int = CAPACITY) -> None:
         self._programs = programs
-        self._capacity = capacity
-        self._lock = fork_lock(self, threading.Lock)
-        self._known: OrderedDict[Hashable, tuple[float, Basis]] = OrderedDict()
+        self._known: LruCache[tuple[float, Basis]] = LruCache(capacity)
 
     def of(self, match: KernelMatch, hw: Hardware) -> Prediction:
         """The prediction for the sizes seen at capture."""
@@ -104,18 +99,9 @@ class Predictions:
         launch, hw = prediction.launch, prediction.hardware
         if launch is None:
             return estimated_seconds(None, prediction.cost, hw), "estimate"
-        key = launch_key(launch, hw.target)
-        with self._lock:
-            known = self._known.get(key)
-            if known is not None:
-                self._known.move_to_end(key)
-                return known
-        found = self._computed(launch, prediction.cost, hw)
-        with self._lock:
-            self._known[key] = found
-            while len(self._known) > self._capacity:
-                self._known.popitem(last=False)
-        return found
+        return self._known.get_or_make(
+            launch_key(launch, hw.target), lambda: self._computed(launch, prediction.cost, hw)
+        )
 
     def _computed(self, launch: Launch, cost: Cost, hw: Hardware) -> tuple[float, Basis]:
         if _instructions(cost) > LONGEST:
@@ -131,8 +117,7 @@ class Predictions:
 
     def clear(self) -> None:
         """Forget everything, for measurements."""
-        with self._lock:
-            self._known.clear()
+        self._known.clear()
 
     def program(self, launch: Launch, hw: Hardware) -> Program:
         """The Program of a launch, from shapes alone."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 import torch
 
@@ -14,6 +13,7 @@ from trnx.nki_kernels.keys import key_of
 from trnx.nki_kernels.spec import Launch
 from trnx.simulator import trace
 from trnx.simulator.fork_locks import fork_lock
+from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.program.program import Program
 
 # A large model has some tens of different launches for each shape that it sees.
@@ -27,6 +27,18 @@ def launch_key(launch: Launch, target: str) -> Hashable:
     return (launch.kernel, key_of(launch.arguments), target)
 
 
+def host_bytes(programs: Collection[Program]) -> int:
+    """Memory of this machine that they hold."""
+    return sum(program.host_bytes for program in programs)
+
+
+class _Turn:
+    """Held by the thread that traces; a forked child, which has no such thread, finds it free."""
+
+    def __init__(self) -> None:
+        self._lock = fork_lock(self, threading.Lock)
+
+
 class ProgramCache:
     """(kernel, arguments, target) -> Program; bounded, the least recently used leaves first.
 
@@ -36,13 +48,10 @@ class ProgramCache:
     """
 
     def __init__(self, capacity: int = CAPACITY, capacity_bytes: int = CAPACITY_BYTES) -> None:
-        self._capacity = capacity
-        self._capacity_bytes = capacity_bytes
         self._lock = fork_lock(self, threading.Lock)
-        self._programs: OrderedDict[Hashable, Program] = OrderedDict()
-        self._bytes = 0
+        self._programs: LruCache[Program] = LruCache(capacity, capacity_bytes, host_bytes)
         self._in_use: weakref.WeakValueDictionary[Hashable, Program] = weakref.WeakValueDictionary()
-        self._tracing: dict[Hashable, threading.Lock] = {}
+        self._tracing: dict[Hashable, _Turn] = {}
         self.traced = 0
 
     def get(self, launch: Launch, target: str) -> Program:
@@ -52,16 +61,16 @@ class ProgramCache:
             known = self._found(key)
             if known is not None:
                 return known
-            turn = self._tracing.setdefault(key, threading.Lock())
-        with turn:
+            turn = self._tracing.setdefault(key, _Turn())
+        with turn._lock:
             with self._lock:
                 known = self._found(key)
             return self._trace(key, launch, target) if known is None else known
 
     def _found(self, key: Hashable) -> Program | None:
         known = self._in_use.get(key)
-        if known is not None:
-            self._keep(key, known)
+        if known is not None and self._programs.get(key) is None:
+            self._programs.put(key, known)
         return known
 
     def _trace(self, key: Hashable, launch: Launch, target: str) -> Program:
@@ -72,7 +81,7 @@ class ProgramCache:
             with self._lock:
                 self.traced += 1
                 self._in_use[key] = program
-                self._keep(key, program)
+                self._programs.put(key, program)
             return program
         finally:
             with self._lock:
@@ -80,20 +89,7 @@ class ProgramCache:
 
     def clear(self) -> None:
         """Drop every Program that nothing uses, for measurements."""
-        with self._lock:
-            self._programs.clear()
-            self._bytes = 0
-
-    def _keep(self, key: Hashable, program: Program) -> None:
-        if key not in self._programs:
-            self._programs[key] = program
-            self._bytes += program.host_bytes
-        self._programs.move_to_end(key)
-        while len(self._programs) > self._capacity or (
-            self._bytes > self._capacity_bytes and len(self._programs) > 1
-        ):
-            _, dropped = self._programs.popitem(last=False)
-            self._bytes -= dropped.host_bytes
+        self._programs.clear()
 
     def __len__(self) -> int:
         return len(self._programs)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
+from trnx.fx_passes.region import LedgerEntry
 from trnx.nki_kernels.spec import Cost
 from trnx.simulator.fork_locks import fork_lock
 
@@ -111,21 +112,6 @@ class RegionReport:
         }
 
 
-@dataclass(frozen=True)
-class FallbackReport:
-    """An op that did not run on NKI, with the reason and the user's line."""
-
-    op: str
-    node: str
-    engine: str
-    reason: str
-    source: str
-
-    def to_dict(self) -> dict[str, str]:
-        """JSON-ready."""
-        return asdict(self)
-
-
 @dataclass
 class GraphReport:
     """One compiled graph. `kind` is forward, backward or inference; `name` is unique.
@@ -142,8 +128,8 @@ class GraphReport:
     target: str
     runner: str
     regions: list[RegionReport] = field(default_factory=list)
-    fallbacks: list[FallbackReport] = field(default_factory=list)
-    near_misses: list[FallbackReport] = field(default_factory=list)
+    fallbacks: list[LedgerEntry] = field(default_factory=list)
+    near_misses: list[LedgerEntry] = field(default_factory=list)
     compute_nodes: int = 0
     flops_total: int = 0
     bytes_total: int = 0
@@ -194,8 +180,8 @@ class GraphReport:
                 }
                 for region in self.regions
             ],
-            "fallbacks": [entry.to_dict() for entry in self.fallbacks],
-            "near_misses": [entry.to_dict() for entry in self.near_misses],
+            "fallbacks": [asdict(entry) for entry in self.fallbacks],
+            "near_misses": [asdict(entry) for entry in self.near_misses],
         }
 
     def __str__(self) -> str:
@@ -217,7 +203,7 @@ def counted(items: Iterable[str]) -> list[str]:
     return [item if count == 1 else f"{count} x {item}" for item, count in counts.items()]
 
 
-def ledger_lines(entries: Iterable[FallbackReport]) -> list[str]:
+def ledger_lines(entries: Iterable[LedgerEntry]) -> list[str]:
     """One line for each different entry."""
     return counted(
         f"{e.op} ({e.engine}) at {e.source or 'unknown line'}: {e.reason}" for e in entries
@@ -312,7 +298,7 @@ class Reports(Sequence[GraphReport]):
         return sum(r.predicted_seconds for r in regions if r.predicted_by == "schedule")
 
     @property
-    def fallbacks(self) -> list[FallbackReport]:
+    def fallbacks(self) -> list[LedgerEntry]:
         """The ledger over all graphs."""
         return [entry for report in self for entry in report.fallbacks]
 

@@ -53,10 +53,8 @@ def plan_places(plan: Plan, symbols: Symbols) -> tuple[dict[fx.Node, Place], lis
         for node in step.match.results:
             if node is None:
                 continue
-            try:
-                spec = concrete_spec(node.meta["val"], symbols)
-            except UnknownSizeError:
-                continue
+            # Partition gives no kernel a result whose size depends on data.
+            spec = concrete_spec(node.meta["val"], symbols)
             buffer = None
             if node not in escaping:
                 buffer = len(buffers)

@@ -20,7 +20,7 @@ from torch import fx
 
 import trnx.nki_kernels.canonical_ops  # noqa: F401  registers torch.ops.trnx
 from trnx.fx_passes.flops import node_flops
-from trnx.fx_passes.symbolic import hint_int
+from trnx.nki_kernels.hints import hint_int, product
 from trnx.nki_kernels.spec import Cost
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.timing.estimate import (
@@ -118,11 +118,11 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(math.prod(map(hint_int, t.shape)) * t.element_size() for t in tensors)
+    return sum(product(t.shape) * t.element_size() for t in tensors)
 
 
 def _elements(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(math.prod(map(hint_int, t.shape)) for t in tensors)
+    return sum(product(t.shape) for t in tensors)
 
 
 def _linear(x: Shape, weight: Shape, *_: Any) -> list[Product]:

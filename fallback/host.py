@@ -17,7 +17,7 @@ from torch import fx
 
 from trnx.fallback.cost import leaves
 from trnx.fx_passes.nodes import is_compute, op_name
-from trnx.fx_passes.symbolic import product
+from trnx.nki_kernels.hints import product
 
 aten = torch.ops.aten
 

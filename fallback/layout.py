@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.fx_passes.symbolic import hint_int
+from trnx.nki_kernels.hints import hint_int
 
 
 @dataclass(frozen=True)

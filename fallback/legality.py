@@ -16,9 +16,11 @@ from trnx.fallback.aten_to_jax.table import CHECKS
 from trnx.fallback.cost import leaves
 from trnx.fallback.settings import own_settings
 from trnx.fallback.translate import call_entry, conform
-from trnx.fx_passes.symbolic import depends_on_data, hint_int
-from trnx.nki_kernels.keys import Memo, key_of
+from trnx.fx_passes.symbolic import depends_on_data
+from trnx.nki_kernels.hints import hint_int
+from trnx.nki_kernels.keys import key_of
 from trnx.simulator.errors import Reject
+from trnx.simulator.lru_cache import LruCache
 
 
 def refusal(node: fx.Node) -> Reject | None:
@@ -79,11 +81,11 @@ def _abstract(value: Any) -> Any:
 
 
 # Equal calls are traced once in a process: a model repeats its layers.
-_TRACED: Memo[str | None] = Memo(4096)
+_TRACED: LruCache[str | None] = LruCache(4096)
 
 
 def _refuse_by_trace(node: fx.Node) -> Reject | None:
-    reason = _TRACED.get(_call_key(node), lambda: _failure(node))
+    reason = _TRACED.get_or_make(_call_key(node), lambda: _failure(node))
     return None if reason is None else Reject(reason, node)
 
 

@@ -17,7 +17,7 @@ from trnx.fallback.layout import Layout, layout_of, output_layouts
 from trnx.fallback.settings import own_settings
 from trnx.fallback.translate import Trace, jax_function
 from trnx.fx_passes.region import RegionFunction
-from trnx.fx_passes.symbolic import hint_int
+from trnx.nki_kernels.hints import hint_int
 
 # Round where eager rounds: no float32 between two bf16 ops.
 _COMPILER_OPTIONS: dict[str, str | bool] = {"xla_allow_excess_precision": False}

@@ -17,7 +17,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +31,7 @@ from trnx.fx_passes.region import Engine, Refuse, RegionFunction
 from trnx.simulator.errors import Reject
 from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.hardware import TRN2, Hardware
+from trnx.simulator.lru_cache import LruCache
 
 # A compilation takes as long as thousands of calls of a small region.
 SETTLED_AFTER = 8
@@ -129,7 +129,7 @@ class _BySizes:
         self._eager = eager
         self._programs = programs
         self._refuse = refuse
-        self._seen: OrderedDict[Any, int] = OrderedDict()
+        self._seen: LruCache[int] = LruCache(_COUNTED_SIZES)
         self._lock = fork_lock(self, threading.Lock)
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
@@ -143,10 +143,8 @@ class _BySizes:
         """Count one more call with these sizes; True where it is time to compile for them."""
         with self._lock:
             refuse, self._refuse = self._refuse, None
-            count = self._seen.pop(key, 0) + 1
-            self._seen[key] = count
-            if len(self._seen) > _COUNTED_SIZES:
-                self._seen.popitem(last=False)
+            count = (self._seen.get(key) or 0) + 1
+            self._seen.put(key, count)
             settles = count == SETTLED_AFTER and len(self._programs) < COMPILED_SIZES
         if refuse is not None:
             refuse(_UNSETTLED)

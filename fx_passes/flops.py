@@ -14,7 +14,7 @@ from torch import fx
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
-from trnx.fx_passes.symbolic import hint_int, is_symbolic
+from trnx.nki_kernels.hints import hint, hint_int
 
 Shape = Sequence[int]
 
@@ -45,8 +45,8 @@ def _formulas() -> dict[Any, Callable[..., int]]:
 
 def _shape_or_value(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return torch.Size(hint_int(size) for size in value.shape)
-    return hint_int(value) if is_symbolic(value) and isinstance(value, torch.SymInt) else value
+        return torch.Size(map(hint_int, value.shape))
+    return hint(value)
 
 
 def node_flops(node: fx.Node) -> int:

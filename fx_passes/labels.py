@@ -11,7 +11,7 @@ from torch import fx
 from trnx.fx_passes.flops import node_flops
 from trnx.fx_passes.nodes import arguments, aten
 from trnx.fx_passes.source import module_of
-from trnx.fx_passes.symbolic import hint_int
+from trnx.nki_kernels.hints import hint_int
 
 
 def main_node(nodes: Sequence[fx.Node]) -> fx.Node | None:

@@ -22,7 +22,7 @@ from torch import fx
 from trnx.fx_passes.errors import PatternError
 from trnx.fx_passes.nodes import arguments, aten, getitems, has_tensor, is_compute, is_number
 from trnx.fx_passes.region import KernelMatch
-from trnx.fx_passes.symbolic import hint, hinted_spec
+from trnx.nki_kernels.hints import hinted
 from trnx.nki_kernels.spec import Bindings, Kernel, Pattern
 from trnx.simulator.errors import Reject
 
@@ -324,8 +324,7 @@ def bindings_spec(match: KernelMatch) -> Bindings:
 
 def _spec(value: Any) -> Any:
     if isinstance(value, fx.Node):
-        known = value.meta["val"]
-        return hinted_spec(known) if isinstance(known, torch.Tensor) else hint(known)
+        return hinted(value.meta["val"])
     if isinstance(value, (list, tuple)):
         return [_spec(item) for item in value]
     return value

@@ -1,5 +1,7 @@
 """`Pass`: a small frozen object; the order of passes is data that `check_order` checks.
 
+A property of the graph is a name: one pass ensures it, others require it or may break it.
+
 A pass takes a graph module and returns it, changed in place or new. It keeps `meta` of what it
 keeps, gives every node that it makes a fake value, and the user's stack trace of the node that it
 replaces.
@@ -7,51 +9,58 @@ replaces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
 from trnx.fx_passes.errors import PassOrderError
 
+# What any edit of a graph may break.
+TIDY = frozenset({"no_common_subexpressions", "no_dead_nodes"})
+
 
 @dataclass(frozen=True)
 class Pass:
-    """`requires` and `ensures` are names of properties of the graph."""
+    """What a pass requires of the graph, what it ensures, and what that held it may break."""
 
     name: str
     run: Callable[[fx.GraphModule], fx.GraphModule]
-    requires: frozenset[str] = frozenset()
-    ensures: frozenset[str] = frozenset()
+    requires: tuple[str, ...] = ()
+    ensures: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()
+
+    def after(self, holds: frozenset[str]) -> frozenset[str]:
+        """The properties that hold after the pass, where `holds` held before."""
+        return (holds - TIDY - set(self.breaks)) | set(self.ensures)
 
 
-def check_order(passes: Sequence[Pass], given: Iterable[str] = ()) -> frozenset[str]:
+def check_order(
+    passes: Sequence[Pass], given: Iterable[str] = (), wanted: Collection[str] = ()
+) -> frozenset[str]:
     """The properties that hold after `passes`, where those in `given` hold before.
 
-    Raises PassOrderError where a pass requires what nothing before it ensures.
+    Raises PassOrderError where a pass requires, or in the end somebody wants, what no pass before
+    ensures, or what one has broken since.
     """
-    holds = set(given)
+    holds = frozenset(given)
     for one in passes:
-        if missing := sorted(one.requires - holds):
-            raise PassOrderError(
-                f"pass {one.name!r} requires {', '.join(missing)}, which no pass before it ensures"
-            )
-        holds |= one.ensures
-    return frozenset(holds)
+        _require(holds, f"pass {one.name!r} requires", one.requires)
+        holds = one.after(holds)
+    _require(holds, "what follows the passes requires", wanted)
+    return holds
 
 
-def run_passes(
-    gm: fx.GraphModule,
-    passes: Sequence[Pass],
-    after_each: Callable[[fx.GraphModule, str], None] | None = None,
-) -> fx.GraphModule:
-    """Run `passes` in order; `after_each(gm, name)` is the verification between them.
+def _require(holds: frozenset[str], who: str, wanted: Collection[str]) -> None:
+    if missing := sorted(set(wanted) - holds):
+        raise PassOrderError(
+            f"{who} {', '.join(missing)}, which no pass before it ensures, or one has broken since"
+        )
 
-    Passes edit the graph; its code is generated once, here.
-    """
+
+def run_passes(gm: fx.GraphModule, passes: Sequence[Pass]) -> fx.GraphModule:
+    """Run `passes` in order. They edit the graph; its code is generated once, here."""
     for one in passes:
         gm = one.run(gm)
-        if after_each is not None:
-            after_each(gm, one.name)
     gm.recompile()
     return gm

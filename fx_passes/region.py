@@ -32,7 +32,8 @@ class KernelMatch:
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One op that does not run on NKI (or nearly did not), with the reason and the user's line."""
+    """An op that does not run on NKI, or runs there without a bigger kernel that nearly took it
+    (`engine` is `nki` then): the reason, and the user's line."""
 
     op: str
     node: str

@@ -37,12 +37,7 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-REWRITE_COMPOSITES = Pass("rewrite_composites", _run, ensures=frozenset({"composites_whole"}))
-
-
-def rewrite_composites(gm: fx.GraphModule) -> fx.GraphModule:
-    """Run the pass on Dynamo's graph, in place."""
-    return REWRITE_COMPOSITES.run(gm)
+REWRITE_COMPOSITES = Pass("rewrite_composites", _run, ensures=("composites_whole",))
 
 
 def _is_transformed(graph: fx.Graph) -> bool:

@@ -1,7 +1,7 @@
-"""Sizes that may be symbolic: hints and specs without adding a guard.
+"""Sizes that may be symbolic, compared without adding a guard.
 
-The only file of this room that reads the internals of symbolic shapes. A hint is the size seen when
-the graph was captured; sizes that depend on data have none, and get `UNKNOWN_SIZE`.
+The only file of this room that reads the internals of symbolic shapes; `nki_kernels/hints.py` has
+the numbers that stand for them.
 """
 
 from __future__ import annotations
@@ -9,38 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, optimization_hint
-
-from trnx.simulator.memory.tensor_spec import TensorSpec
-
-# What a size that depends on data is taken for when work is predicted.
-UNKNOWN_SIZE = 128
-
-
-def hint_int(value: int | torch.SymInt) -> int:
-    """The number that `value` had at capture."""
-    if isinstance(value, torch.SymInt):
-        return int(optimization_hint(value, UNKNOWN_SIZE))
-    return int(value)
-
-
-def hint(value: Any) -> Any:
-    """`value` with symbolic numbers replaced by their hints; anything else as it is."""
-    if isinstance(value, torch.SymInt):
-        return hint_int(value)
-    if isinstance(value, (torch.SymFloat, torch.SymBool)):
-        known = value.node.hint
-        return (1.0 if isinstance(value, torch.SymFloat) else True) if known is None else known
-    if isinstance(value, (list, tuple)):
-        return type(value)(hint(item) for item in value)
-    return value
-
-
-def hinted_spec(value: torch.Tensor) -> TensorSpec:
-    """The spec of a fake tensor, symbolic sizes replaced by their hints."""
-    shape = tuple(hint_int(size) for size in value.shape)
-    strides = tuple(hint_int(step) for step in value.stride())
-    return TensorSpec(shape, value.dtype, strides)
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 
 def is_symbolic(value: Any) -> bool:
@@ -85,11 +54,3 @@ def known_equal(a: Any, number: int) -> bool:
 
 def _expression(value: Any) -> Any:
     return value.node.expr if isinstance(value, torch.SymInt) else value
-
-
-def product(sizes: Any) -> int:
-    """Number of elements, by hints."""
-    total = 1
-    for size in sizes:
-        total *= hint_int(size)
-    return total

@@ -1,4 +1,5 @@
-"""Invariants of graphs and plans. Tests check them after every pass, production at the boundaries.
+"""Invariants of graphs and plans, which the pipeline checks between canonicalise, partition and the
+executable: a graph that breaks one must not run.
 
 A graph: every call has a fake value, nodes stand after what they read, nothing is dead, nothing
 writes but the epilogue that updates graph inputs. A plan: each compute node is in one region, every

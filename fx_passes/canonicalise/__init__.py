@@ -1,7 +1,8 @@
 """Canonicalise the ATen graph that AOTAutograd made, to the form of `docs/architecture.md`.
 
 One file per pass; `CANONICALISE` is the order. Every pass keeps values, dtypes and the layouts of
-outputs, and which outputs share storage.
+outputs, and which outputs share storage. A pass stands twice where another one breaks what it
+ensures.
 """
 
 from __future__ import annotations
@@ -9,20 +10,44 @@ from __future__ import annotations
 from torch import fx
 
 from trnx.fx_passes.canonicalise.evaluate_constants import EVALUATE_CONSTANTS
-from trnx.fx_passes.canonicalise.fold_casts import FOLD_ROUND_TRIPS, NORMALISE_CASTS
 from trnx.fx_passes.canonicalise.fold_constants import FOLD_CONSTANTS
+from trnx.fx_passes.canonicalise.fold_round_trips import FOLD_ROUND_TRIPS
 from trnx.fx_passes.canonicalise.hoist_pointwise import HOIST_POINTWISE
 from trnx.fx_passes.canonicalise.merge_common import MERGE_COMMON
 from trnx.fx_passes.canonicalise.name_attention import NAME_ATTENTION
 from trnx.fx_passes.canonicalise.name_factories import NAME_FACTORIES
-from trnx.fx_passes.canonicalise.name_products import NAME_PRODUCTS, WIDEN_PRODUCTS
+from trnx.fx_passes.canonicalise.name_products import NAME_PRODUCTS
+from trnx.fx_passes.canonicalise.normalise_casts import NORMALISE_CASTS
 from trnx.fx_passes.canonicalise.normalise_dims import NORMALISE_DIMS
 from trnx.fx_passes.canonicalise.normalise_overloads import NORMALISE_OVERLOADS
 from trnx.fx_passes.canonicalise.pass_numbers import PASS_NUMBERS
 from trnx.fx_passes.canonicalise.remove_dead import REMOVE_DEAD
 from trnx.fx_passes.canonicalise.remove_noops import REMOVE_NOOPS
 from trnx.fx_passes.canonicalise.simplify_views import SIMPLIFY_VIEWS
+from trnx.fx_passes.canonicalise.widen_products import WIDEN_PRODUCTS
 from trnx.fx_passes.passes import Pass, run_passes
+
+# What the matcher, partition and the engines rely on.
+CANONICAL = frozenset(
+    {
+        "attention_named",
+        "dims_named",
+        "one_view_spelling",
+        "plain_casts",
+        "no_noops",
+        "no_round_trips",
+        "one_overload",
+        "factories_read_nothing",
+        "constants_are_numbers",
+        "constants_computed",
+        "one_product",
+        "products_keep_dimensions",
+        "pointwise_before_views",
+        "run_time_numbers_are_tensors",
+        "no_common_subexpressions",
+        "no_dead_nodes",
+    }
+)
 
 CANONICALISE: tuple[Pass, ...] = (
     NAME_ATTENTION,
@@ -35,12 +60,14 @@ CANONICALISE: tuple[Pass, ...] = (
     NAME_FACTORIES,
     FOLD_CONSTANTS,
     EVALUATE_CONSTANTS,
+    FOLD_CONSTANTS,
     NAME_PRODUCTS,
     SIMPLIFY_VIEWS,
     WIDEN_PRODUCTS,
     HOIST_POINTWISE,
     SIMPLIFY_VIEWS,
     REMOVE_NOOPS,
+    FOLD_ROUND_TRIPS,
     PASS_NUMBERS,
     MERGE_COMMON,
     REMOVE_DEAD,

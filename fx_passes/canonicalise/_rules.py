@@ -10,15 +10,14 @@ from torch import fx
 
 from trnx.fx_passes.aliasing import Aliasing, same_layout
 from trnx.fx_passes.metadata import fake_call, insert_call, replace
-from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.symbolic import same_numbers
 
 # A rule returns the node that replaces its argument, or None where the node stays.
 Rule = Callable[[fx.Node], fx.Node | None]
 
 
-def rule_pass(name: str, rules: Mapping[Any, Rule], *ensures: str) -> Pass:
-    """A pass that applies `rules` to every node once, in order."""
+def rule_run(rules: Mapping[Any, Rule]) -> Callable[[fx.GraphModule], fx.GraphModule]:
+    """What a pass runs that applies `rules` to every node once, in order."""
 
     def run(gm: fx.GraphModule) -> fx.GraphModule:
         for node in list(gm.graph.nodes):
@@ -28,12 +27,12 @@ def rule_pass(name: str, rules: Mapping[Any, Rule], *ensures: str) -> Pass:
                 replace(node, new)
         return gm
 
-    return Pass(name, run, ensures=frozenset(ensures))
+    return run
 
 
-def removal_pass(name: str, source_of: Callable[[fx.Node], fx.Node | None], *ensures: str) -> Pass:
-    """A pass that lets users of a node read `source_of(node)`, an equal value, where aliasing
-    allows.
+def removal_run(source_of: Rule) -> Callable[[fx.GraphModule], fx.GraphModule]:
+    """What a pass runs that lets users of a node read `source_of(node)`, an equal value, where
+    aliasing allows.
     """
 
     def run(gm: fx.GraphModule) -> fx.GraphModule:
@@ -45,7 +44,7 @@ def removal_pass(name: str, source_of: Callable[[fx.Node], fx.Node | None], *ens
                 replace(node, source)
         return gm
 
-    return Pass(name, run, ensures=frozenset(ensures))
+    return run
 
 
 def call_if_same(

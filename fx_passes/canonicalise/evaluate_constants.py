@@ -95,4 +95,10 @@ def _store(
     replace(node, new)
 
 
-EVALUATE_CONSTANTS = Pass("evaluate_constants", _run, ensures=frozenset({"constants_computed"}))
+EVALUATE_CONSTANTS = Pass(
+    "evaluate_constants",
+    _run,
+    requires=("constants_are_numbers",),  # else they become tensors
+    ensures=("constants_computed",),
+    breaks=("constants_are_numbers",),  # where one has a single element
+)

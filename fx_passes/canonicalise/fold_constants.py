@@ -104,4 +104,9 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-FOLD_CONSTANTS = Pass("fold_constants", _run, ensures=frozenset({"constants_are_numbers"}))
+FOLD_CONSTANTS = Pass(
+    "fold_constants",
+    _run,
+    requires=("one_overload", "factories_read_nothing"),
+    ensures=("constants_are_numbers",),
+)

@@ -69,4 +69,10 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-HOIST_POINTWISE = Pass("hoist_pointwise", _run, ensures=frozenset({"pointwise_before_views"}))
+HOIST_POINTWISE = Pass(
+    "hoist_pointwise",
+    _run,
+    requires=("one_view_spelling", "constants_are_numbers"),
+    ensures=("pointwise_before_views",),
+    breaks=("no_view_of_a_view", "no_round_trips"),  # with the op, or the view, between them
+)

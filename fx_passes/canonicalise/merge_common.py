@@ -48,4 +48,9 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-MERGE_COMMON = Pass("merge_common", _run, ensures=frozenset({"no_common_subexpressions"}))
+MERGE_COMMON = Pass(
+    "merge_common",
+    _run,
+    requires=("dims_named", "one_view_spelling", "one_overload", "run_time_numbers_are_tensors"),
+    ensures=("no_common_subexpressions",),
+)

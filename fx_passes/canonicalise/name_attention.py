@@ -11,10 +11,11 @@ import torch
 from torch import fx
 
 from trnx.fx_passes.aliasing import same_layout
-from trnx.fx_passes.canonicalise._rules import rule_pass
+from trnx.fx_passes.canonicalise._rules import rule_run
 from trnx.fx_passes.match import call_arguments
 from trnx.fx_passes.metadata import insert_call
 from trnx.fx_passes.nodes import aten, getitems, val
+from trnx.fx_passes.passes import Pass
 from trnx.nki_kernels import canonical_ops  # noqa: F401  registers the trnx:: ops
 
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -58,6 +59,8 @@ def _backward(node: fx.Node) -> fx.Node | None:
     return _replace_results(node, insert_call(node, torch.ops.trnx.sdpa_backward.default, args))
 
 
-NAME_ATTENTION = rule_pass(
-    "name_attention", {_FORWARD: _forward, _BACKWARD: _backward}, "attention_named"
+NAME_ATTENTION = Pass(
+    "name_attention",
+    rule_run({_FORWARD: _forward, _BACKWARD: _backward}),
+    ensures=("attention_named",),
 )

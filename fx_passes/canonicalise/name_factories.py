@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import fx
 
-from trnx.fx_passes.canonicalise._rules import Rule, call_if_same, rule_pass
+from trnx.fx_passes.canonicalise._rules import Rule, call_if_same, rule_run
 from trnx.fx_passes.match import call_arguments
 from trnx.fx_passes.nodes import aten, val
+from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.symbolic import is_symbolic
 
 _FILL: dict[Any, Any] = {
@@ -38,4 +39,4 @@ def _full(node: fx.Node) -> fx.Node | None:
 
 _RULES: dict[Any, Rule] = dict.fromkeys((*_FILL, *_GIVEN), _full)
 
-NAME_FACTORIES = rule_pass("name_factories", _RULES, "factories_read_nothing")
+NAME_FACTORIES = Pass("name_factories", rule_run(_RULES), ensures=("factories_read_nothing",))

@@ -83,4 +83,4 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-NORMALISE_DIMS = Pass("normalise_dims", _run, ensures=frozenset({"dims_named"}))
+NORMALISE_DIMS = Pass("normalise_dims", _run, ensures=("dims_named",))

@@ -13,37 +13,24 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.fx_passes.canonicalise._rules import Rule, call_if_same, rule_pass
+from trnx.fx_passes.canonicalise._overloads import ARITHMETIC, COMPARISONS
+from trnx.fx_passes.canonicalise._rules import Rule, call_if_same, rule_run
 from trnx.fx_passes.match import call_arguments
 from trnx.fx_passes.metadata import insert_call
 from trnx.fx_passes.nodes import aten, val
+from trnx.fx_passes.passes import Pass
 
 _NARROW = (torch.bfloat16, torch.float16)
 _PLAIN: dict[Any, Any] = {
-    aten.mul.Scalar: aten.mul.Tensor,
-    aten.div.Scalar: aten.div.Tensor,
+    **COMPARISONS,
+    **ARITHMETIC,
     aten.true_divide.Tensor: aten.div.Tensor,
     aten.true_divide.Scalar: aten.div.Tensor,
-    aten.eq.Scalar: aten.eq.Tensor,
-    aten.ne.Scalar: aten.ne.Tensor,
-    aten.lt.Scalar: aten.lt.Tensor,
-    aten.le.Scalar: aten.le.Tensor,
-    aten.gt.Scalar: aten.gt.Tensor,
-    aten.ge.Scalar: aten.ge.Tensor,
-    aten.remainder.Scalar: aten.remainder.Tensor,
-    aten.fmod.Scalar: aten.fmod.Tensor,
-    aten.bitwise_and.Scalar: aten.bitwise_and.Tensor,
-    aten.bitwise_or.Scalar: aten.bitwise_or.Tensor,
-    aten.bitwise_xor.Scalar: aten.bitwise_xor.Tensor,
 }
 
 
 def _to_tensor_overload(node: fx.Node) -> fx.Node | None:
     return call_if_same(node, _PLAIN[node.target], node.args, node.kwargs)
-
-
-def _div_mode(node: fx.Node) -> fx.Node | None:
-    return call_if_same(node, aten.div.Tensor_mode, node.args, node.kwargs)
 
 
 def _sum(node: fx.Node) -> fx.Node | None:
@@ -104,7 +91,6 @@ def _masked_fill(node: fx.Node) -> fx.Node | None:
 
 _RULES: dict[Any, Rule] = {
     **dict.fromkeys(_PLAIN, _to_tensor_overload),
-    aten.div.Scalar_mode: _div_mode,
     aten.add.Scalar: _sum,
     aten.add.Tensor: _sum,
     aten.sub.Scalar: _sum,
@@ -115,4 +101,4 @@ _RULES: dict[Any, Rule] = {
     aten.masked_fill.Tensor: _masked_fill,
 }
 
-NORMALISE_OVERLOADS = rule_pass("normalise_overloads", _RULES, "one_overload")
+NORMALISE_OVERLOADS = Pass("normalise_overloads", rule_run(_RULES), ensures=("one_overload",))

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from trnx.fx_passes.canonicalise._overloads import ARITHMETIC, COMPARISONS
 from trnx.fx_passes.canonicalise._rules import call_if_same
 from trnx.fx_passes.match import call_arguments
 from trnx.fx_passes.metadata import fake_mode, insert_call, replace, without_guards
 from trnx.fx_passes.nodes import aten, has_tensor, schema_of, val
 from trnx.fx_passes.numbers import number_tensor, run_time_numbers
 from trnx.fx_passes.passes import Pass
-from trnx.fx_passes.symbolic import hint
+from trnx.nki_kernels.hints import hint
 
 _NARROW = (torch.bfloat16, torch.float16)
 # Eager reads the number of these in float32 where the tensor is narrower.
@@ -26,27 +27,6 @@ _WIDE = frozenset(
     {aten.mul.Tensor, aten.div.Tensor, aten.div.Tensor_mode, aten.floor_divide.default}
 )
 _POWERS = frozenset({aten.pow.Tensor_Scalar, aten.pow.Scalar})
-_COMPARISONS: dict[Any, Any] = {
-    aten.eq.Scalar: aten.eq.Tensor,
-    aten.ne.Scalar: aten.ne.Tensor,
-    aten.lt.Scalar: aten.lt.Tensor,
-    aten.le.Scalar: aten.le.Tensor,
-    aten.gt.Scalar: aten.gt.Tensor,
-    aten.ge.Scalar: aten.ge.Tensor,
-}
-_ARITHMETIC: dict[Any, Any] = {
-    aten.add.Scalar: aten.add.Tensor,
-    aten.sub.Scalar: aten.sub.Tensor,
-    aten.mul.Scalar: aten.mul.Tensor,
-    aten.div.Scalar: aten.div.Tensor,
-    aten.div.Scalar_mode: aten.div.Tensor_mode,
-    aten.floor_divide.Scalar: aten.floor_divide.default,
-    aten.remainder.Scalar: aten.remainder.Tensor,
-    aten.fmod.Scalar: aten.fmod.Tensor,
-    aten.bitwise_and.Scalar: aten.bitwise_and.Tensor,
-    aten.bitwise_or.Scalar: aten.bitwise_or.Tensor,
-    aten.bitwise_xor.Scalar: aten.bitwise_xor.Tensor,
-}
 # Eager refuses numbers that do not fit the dtype of these; of all others it keeps the low bits.
 _CHECKED: dict[Any, Any] = {
     aten.where.ScalarOther: aten.where.self,
@@ -59,9 +39,9 @@ _CHECKED: dict[Any, Any] = {
     aten.full_like.default: aten.fill.Tensor,
 }
 _TARGETS: dict[Any, Any] = {
-    **{target: target for target in (*_COMPARISONS.values(), *_ARITHMETIC.values())},
-    **_COMPARISONS,
-    **_ARITHMETIC,
+    **{target: target for target in (*COMPARISONS.values(), *ARITHMETIC.values())},
+    **COMPARISONS,
+    **ARITHMETIC,
     **dict.fromkeys(_POWERS, aten.pow.Tensor_Tensor),
     **_CHECKED,
 }
@@ -76,7 +56,7 @@ def _is_number(value: Any) -> bool:
 def _dtype(node: fx.Node, operands: Sequence[Any]) -> torch.dtype:
     """The dtype in which eager reads the number."""
     dtype = val(node).dtype
-    if _TARGETS[node.target] in _COMPARISONS.values():
+    if _TARGETS[node.target] in COMPARISONS.values():
         dtype = torch.result_type(*(hint(x.meta["val"]) for x in operands))
     return torch.float32 if dtype in _NARROW and _TARGETS[node.target] in _WIDE else dtype
 
@@ -123,4 +103,9 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-PASS_NUMBERS = Pass("pass_numbers", _run, ensures=frozenset({"run_time_numbers_are_tensors"}))
+PASS_NUMBERS = Pass(
+    "pass_numbers",
+    _run,
+    requires=("one_overload",),
+    ensures=("run_time_numbers_are_tensors",),
+)

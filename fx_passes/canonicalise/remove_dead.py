@@ -20,4 +20,9 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-REMOVE_DEAD = Pass("remove_dead", _run, ensures=frozenset({"no_dead_nodes"}))
+REMOVE_DEAD = Pass(
+    "remove_dead",
+    _run,
+    requires=("no_common_subexpressions",),
+    ensures=("no_dead_nodes", "no_common_subexpressions"),
+)

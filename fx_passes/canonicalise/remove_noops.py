@@ -11,8 +11,9 @@ import torch
 from torch import fx
 
 from trnx.fx_passes.aliasing import same_layout
-from trnx.fx_passes.canonicalise._rules import removal_pass
+from trnx.fx_passes.canonicalise._rules import removal_run
 from trnx.fx_passes.nodes import aten, has_tensor
+from trnx.fx_passes.passes import Pass
 
 _CANDIDATES = frozenset(
     {
@@ -49,4 +50,10 @@ def _source(node: fx.Node) -> fx.Node | None:
     return source if same_layout(old, new) else None
 
 
-REMOVE_NOOPS = removal_pass("remove_noops", _source, "no_noops")
+REMOVE_NOOPS = Pass(
+    "remove_noops",
+    removal_run(_source),
+    requires=("one_view_spelling", "no_view_of_a_view", "plain_casts"),
+    ensures=("no_noops",),
+    breaks=("no_view_of_a_view", "no_round_trips"),  # with a copy between them
+)

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import fx
 
-from trnx.fx_passes.canonicalise._rules import Rule, call_if_same, rule_pass
+from trnx.fx_passes.canonicalise._rules import Rule, call_if_same, rule_run
 from trnx.fx_passes.nodes import arguments, aten, has_tensor, val
+from trnx.fx_passes.passes import Pass
 
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
 
@@ -19,15 +20,13 @@ def _transpose_of(node: fx.Node) -> tuple[fx.Node, int, int] | None:
     if node.op != "call_function" or not node.args or not has_tensor(node.args[0]):
         return None
     source, *rest = arguments(node)
-    rank = val(source).ndim
     if node.target is aten.t.default:
-        return (source, 0, 1) if rank == 2 else None
+        return (source, 0, 1) if val(source).ndim == 2 else None
     if node.target is aten.transpose.int:
-        first, second = sorted(d % rank for d in rest)
+        first, second = sorted(rest)
         return source, first, second
     if node.target is aten.permute.default:
-        order = [d % rank for d in rest[0]]
-        moved = [i for i, d in enumerate(order) if i != d]
+        moved = [i for i, d in enumerate(rest[0]) if i != d]
         return (source, moved[0], moved[1]) if len(moved) == 2 else None
     return None
 
@@ -67,4 +66,10 @@ _RULES: dict[Any, Rule] = {
     aten.reshape.default: _view,
 }
 
-SIMPLIFY_VIEWS = rule_pass("simplify_views", _RULES, "one_view_spelling")
+SIMPLIFY_VIEWS = Pass(
+    "simplify_views",
+    rule_run(_RULES),
+    requires=("dims_named",),
+    ensures=("one_view_spelling", "no_view_of_a_view"),
+    breaks=("no_noops",),  # two transposes that cancel leave an alias
+)

@@ -28,10 +28,11 @@ from trnx.nki_kernels.generator.emit import emit
 from trnx.nki_kernels.generator.lower import specs_of_bindings, specs_of_metadata
 from trnx.nki_kernels.generator.table import entry_of
 from trnx.nki_kernels.generator.tile import tile_region
-from trnx.nki_kernels.keys import Memo, key_of
+from trnx.nki_kernels.keys import key_of
 from trnx.nki_kernels.spec import Bindings, Cost, Launch
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
+from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
 _MAX_NODES = 100
@@ -46,9 +47,9 @@ class _Refusal:
 
 
 # Some kilobytes of source each.
-_SOURCES: Memo[str | _Refusal] = Memo(2048)
-_COSTS: Memo[Cost] = Memo(4096)
-_NODES: Memo[str | None] = Memo(4096)
+_SOURCES: LruCache[str | _Refusal] = LruCache(2048)
+_COSTS: LruCache[Cost] = LruCache(4096)
+_NODES: LruCache[str | None] = LruCache(4096)
 _KERNELS: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
 _LOADING = threading.Lock()
 
@@ -84,7 +85,7 @@ def supports_node(node: fx.Node, hw: Hardware) -> Reject | None:
         found = tile_region([node], [node], specs, hw)
         return found.reason if isinstance(found, Reject) else None
 
-    refused = _NODES.get(key, reason)
+    refused = _NODES.get_or_make(key, reason)
     return None if refused is None else Reject(refused, node)
 
 
@@ -171,7 +172,7 @@ class FusedKernel:
                 region.reason, nodes.index(region.node) if region.node in nodes else None
             )
 
-        return _SOURCES.get((self._key(b), hw.target), make)
+        return _SOURCES.get_or_make((self._key(b), hw.target), make)
 
     def _reject(self, refusal: _Refusal) -> Reject:
         index = refusal.index
@@ -179,7 +180,7 @@ class FusedKernel:
 
     def cost(self, b: Bindings) -> Cost:
         """The FLOPs per element that the table gives each op; every tensor crosses HBM once."""
-        return _COSTS.get(self._key(b), lambda: self._count_cost(b))
+        return _COSTS.get_or_make(self._key(b), lambda: self._count_cost(b))
 
     def _count_cost(self, b: Bindings) -> Cost:
         specs = specs_of_bindings(self._gm.graph, b)

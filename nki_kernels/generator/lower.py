@@ -21,6 +21,7 @@ from trnx.nki_kernels.generator import (  # noqa: F401
 from trnx.nki_kernels.generator.align import Alignment, align
 from trnx.nki_kernels.generator.ir import STORAGE_DTYPES, Builder, Dims, Operand, Value
 from trnx.nki_kernels.generator.table import entry_of
+from trnx.nki_kernels.hints import hinted
 from trnx.simulator.errors import Reject
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
@@ -207,26 +208,9 @@ def reachable(roots: tuple[Value, ...]) -> list[Value]:
     return list(seen)
 
 
-def number_of(value: Any) -> Any:
-    """A size or number as a Python number, by its hint where it is symbolic."""
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        hint = value.node.hint
-        return 2 if hint is None else hint
-    return value
-
-
 def specs_of_metadata(nodes: Sequence[fx.Node]) -> dict[fx.Node, Any]:
     """Specs of nodes from `meta["val"]`, symbolic sizes by their hints."""
-    return {node: _spec(node.meta["val"]) for node in nodes}
-
-
-def _spec(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return number_of(value)
-    shape = tuple(number_of(n) for n in value.shape)
-    if value.layout is not torch.strided:
-        return TensorSpec.dense(shape, value.dtype)
-    return TensorSpec(shape, value.dtype, tuple(number_of(n) for n in value.stride()))
+    return {node: hinted(node.meta["val"]) for node in nodes}
 
 
 def specs_of_bindings(graph: fx.Graph, bindings: Mapping[str, Any]) -> dict[fx.Node, Any]:
@@ -241,7 +225,7 @@ def specs_of_bindings(graph: fx.Graph, bindings: Mapping[str, Any]) -> dict[fx.N
         elif node.op == "call_function":
             args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
             env[node] = node.target(*args, **kwargs)
-            specs[node] = _spec(env[node])
+            specs[node] = hinted(env[node])
     return specs
 
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
@@ -25,13 +23,13 @@ import numpy as np
 import torch
 
 from trnx.simulator.errors import TrnxError
-from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.frontend.arguments import Passed, pass_array, pass_tensor
 from trnx.simulator.frontend.kernel import Kernel
 from trnx.simulator.frontend.results import Results
 from trnx.simulator.frontend.tile_operators import Op
 from trnx.simulator.frontend.twins import IN_TWIN
 from trnx.simulator.isa.mx import is_older_rule
+from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.program.observer import observers
 from trnx.simulator.program.program import Program
 
@@ -83,36 +81,25 @@ class Replays:
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._held_bytes = 0
-        self._kept: OrderedDict[Hashable, Replay] = OrderedDict()
-        self._lock = fork_lock(self, threading.Lock)
+        self._kept: LruCache[Replay] = LruCache(_MOST_PROGRAMS, most_bytes, _sizes)
 
     def find(self, signature: Signature) -> Replay | None:
         """What was kept for such calls."""
-        with self._lock:
-            found = self._kept.get(signature.key)
-            if found is not None:
-                self._kept.move_to_end(signature.key)
-            return found
+        return self._kept.get(signature.key)
 
     def keep(self, signature: Signature, replay: Replay) -> None:
-        """Keep it for the next call; others leave where that takes too much memory."""
+        """Keep it for the next call where there is room for it at all; others leave."""
         replay.program.release()
-        with self._lock:
-            known = self._kept.pop(signature.key, None)
-            self._kept[signature.key] = replay
-            self._held_bytes += _size(replay) - (0 if known is None else _size(known))
-            while self._held_bytes > self._most_bytes or len(self._kept) > _MOST_PROGRAMS:
-                _, oldest = self._kept.popitem(last=False)
-                self._held_bytes -= _size(oldest)
+        if _sizes([replay]) <= self._most_bytes:
+            self._kept.put(signature.key, replay)
+
+
+def _sizes(replays: Collection[Replay]) -> int:
+    programs = [replay.program for replay in replays]
+    return sum(one.host_bytes + _STEP_BYTES * len(one.steps) for one in programs)
 
 
 REPLAYS = Replays()
-
-
-def _size(replay: Replay) -> int:
-    program = replay.program
-    return program.host_bytes + _STEP_BYTES * len(program.steps)
 
 
 def signature_of(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,35 +20,21 @@ def _captured() -> Iterator[None]:
         yield
 
 
-class Experts(torch.nn.Module):
-    """A mixture of `count` experts: every token goes to the one that the gate likes best."""
-
-    def __init__(self, width: int = 16, count: int = 4) -> None:
-        super().__init__()
-        self.gate = torch.nn.Linear(width, count)
-        self.experts = torch.nn.ModuleList(
-            torch.nn.Sequential(
-                torch.nn.Linear(width, 32), torch.nn.GELU(), torch.nn.Linear(32, width)
-            )
-            for _ in range(count)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight, chosen = torch.softmax(self.gate(x), -1).max(-1)
-        result = torch.zeros_like(x)
-        for index, expert in enumerate(self.experts):
-            rows = torch.nonzero(chosen == index).squeeze(1)
-            result = result.index_add(0, rows, expert(x[rows]) * weight[rows, None])
-        return result
+@pytest.fixture
+def experts(monkeypatch: pytest.MonkeyPatch) -> torch.nn.Module:
+    """The benchmark's mixture of experts, 16 wide."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts" / "bench")
+    torch.manual_seed(0)
+    model: torch.nn.Module = importlib.import_module("changing").Experts(16)
+    return model
 
 
 @pytest.mark.parametrize("fallback", ["auto", "xla"])
 @pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
 def test_a_new_routing_compiles_nothing(
-    train: bool, fallback: str, compilations: list[int]
+    train: bool, fallback: str, compilations: list[int], experts: torch.nn.Module
 ) -> None:
-    torch.manual_seed(0)
-    model = Experts()
+    model = experts
     compiled = torch.compile(model, backend="trnx", fullgraph=True, options={"fallback": fallback})
     made: list[tuple[int, ...]] = []
     with trnx.collect_reports() as reports:
@@ -90,3 +78,21 @@ def test_forbidden_fallbacks_are_told_when_compiling() -> None:
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="depend on data") as caught:
         compiled(torch.ones(4, dtype=torch.int32))
     assert isinstance(caught.value.inner_exception, FallbackForbiddenError)
+
+
+@pytest.mark.parametrize("fallback", ["auto", "xla"])
+def test_strides_that_depend_on_data_are_told_when_the_kernel_is_bound(fallback: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        width = x.sum().int().item()
+        torch._check(width >= 4)
+        torch._check(width <= 100)
+        return torch.ones(16, width)[:, :4] * 2 + 1
+
+    options = {"select": "legal", "fallback": fallback}
+    compiled = torch.compile(function, backend="trnx", fullgraph=True, options=options)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True), trnx.collect_reports() as reports:
+        for size in (7, 4):
+            x = torch.ones(size)
+            torch.testing.assert_close(compiled(x), function(x), check_stride=True)
+    reasons = [entry.reason for entry in reports[0].fallbacks]
+    assert any("strides that depend on data" in reason for reason in reasons), reasons

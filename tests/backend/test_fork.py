@@ -209,6 +209,7 @@ def test_locks_that_other_threads_hold_at_the_fork() -> None:
         from trnx.backend.programs import PROGRAMS
         from trnx.backend.report import _journal
         from trnx.simulator import precision, source
+        from trnx.simulator.lru_cache import LruCache
         from trnx.simulator.program.program import Program
 
         model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU())
@@ -220,9 +221,10 @@ def test_locks_that_other_threads_hold_at_the_fork() -> None:
                 torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
         nki(32)
-        made = [o for o in gc.get_objects() if type(o) in (Executable, Program)]
-        assert {type(o) for o in made} == {Executable, Program}
-        owners = [PROGRAMS, PREDICTIONS, _journal, precision._users, source, *made]
+        made = [o for o in gc.get_objects() if type(o) in (Executable, LruCache, Program)]
+        assert {type(o) for o in made} == {Executable, LruCache, Program}
+        assert PREDICTIONS._known in made
+        owners = [PROGRAMS, _journal, precision._users, source, *made]
         held, done = threading.Event(), threading.Event()
 
         def hold():
@@ -241,6 +243,36 @@ def test_locks_that_other_threads_hold_at_the_fork() -> None:
             done.set()
             thread.join()
         nki(80)
+    """)
+
+
+def test_a_kernel_that_another_thread_traces_at_the_fork() -> None:
+    run("""
+        from trnx.backend import programs
+        from trnx.nki_kernels.spec import Launch
+
+        class Traced:
+            host_bytes = 1
+
+        cache, tracing, done = programs.ProgramCache(), threading.Event(), threading.Event()
+        parent = os.getpid()
+
+        def trace(*args, **kwargs):
+            if os.getpid() == parent:
+                tracing.set()
+                done.wait()
+            return Traced()
+
+        programs.trace = trace
+        launch = Launch("kernel", (), ())
+        thread = threading.Thread(target=cache.get, args=(launch, "trn2"))
+        thread.start()
+        tracing.wait()
+        try:
+            in_child(lambda: cache.get(launch, "trn2"))
+        finally:
+            done.set()
+            thread.join()
     """)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from trnx.backend import environment
 from trnx.backend.environment import option_defaults
 from trnx.backend.options import Options, make_options, option_names
 from trnx.backend.versions import check_versions
@@ -58,16 +59,33 @@ def test_options_must_be_a_dictionary() -> None:
 
 
 def test_the_environment_sets_defaults_and_options_win() -> None:
-    environment = {"TRNX_TARGET": "trn1", "TRNX_RUNNER": "reference", "PATH": "/bin"}
-    options = make_options({"target": "trn3"}, environment)
+    variables = {"TRNX_TARGET": "trn1", "TRNX_RUNNER": "reference", "PATH": "/bin"}
+    options = make_options({"target": "trn3"}, variables)
     assert (options.target, options.runner) == ("trn3", "reference")
 
 
 def test_the_environment_is_validated() -> None:
     with pytest.raises(InvalidOptionError, match="TRNX_RUNNER='gpu'"):
         make_options(None, {"TRNX_RUNNER": "gpu"})
-    with pytest.raises(UnknownOptionError, match="TRNX_TRAGET"):
-        make_options(None, {"TRNX_TRAGET": "trn1"})
+
+
+def test_an_unknown_variable_is_a_warning_with_the_nearest_name_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    environment._warn.cache_clear()
+    variables = {"TRNX_TRAGET": "trn1", "TRNX_OF_OTHERS": "1", "TRNX_RUNER": "", "TRNX": "1"}
+    for _ in range(2):
+        assert make_options(None, {**variables, "TRNX_SELECT": "legal"}).select == "legal"
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    first, second = [record.getMessage() for record in caplog.records]
+    assert "TRNX_OF_OTHERS is no variable of trnx" in first
+    assert "TRNX_TRAGET is no variable of trnx" in second
+    assert "the nearest one is TRNX_TARGET (all: TRNX_TARGET, TRNX_FALLBACK," in second
+
+
+def test_a_known_variable_with_a_bad_value_is_an_error_beside_an_unknown_one() -> None:
+    with pytest.raises(InvalidOptionError, match="TRNX_SELECT='most'"):
+        make_options(None, {"TRNX_SELECT": "most", "TRNX_OF_OTHERS": "1"})
 
 
 def test_variables_of_other_tools_and_empty_ones_are_left_alone() -> None:

@@ -16,9 +16,8 @@ from torch._dynamo.backends.common import aot_autograd
 from trnx.fx_passes.canonicalise import CANONICALISE
 from trnx.fx_passes.extract import region_module
 from trnx.fx_passes.partition import partition
-from trnx.fx_passes.passes import run_passes
 from trnx.fx_passes.region import Plan, Region
-from trnx.fx_passes.rewrite import rewrite_composites
+from trnx.fx_passes.rewrite import REWRITE_COMPOSITES
 from trnx.fx_passes.verify import verify_functional, verify_graph, verify_plan
 from trnx.nki_kernels.spec import Cost, Pattern
 from trnx.simulator.errors import Reject
@@ -148,7 +147,9 @@ class Compiled:
     plans: list[Plan] = field(default_factory=list)
 
     def compile(self, gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        gm = run_passes(gm, CANONICALISE, _verify)
+        for one in CANONICALISE:
+            gm = one.run(gm)
+            _verify(gm, one.name)
         verify_graph(gm, "canonicalise")
         verify_functional(gm, "canonicalise")
         plan = partition(
@@ -174,7 +175,7 @@ class Compiled:
         compiler = aot_autograd(
             fw_compiler=self.compile, bw_compiler=self.compile, inference_compiler=self.compile
         )
-        result: Callable[..., Any] = compiler(rewrite_composites(gm), examples)
+        result: Callable[..., Any] = compiler(REWRITE_COMPOSITES.run(gm), examples)
         return result
 
     def targets(self, graph: int = 0) -> list[Any]:

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from trnx.fx_passes.canonicalise import CANONICALISE, canonicalise
-from trnx.fx_passes.passes import run_passes
+from trnx.backend.torch_internals import copy_graph_module
+from trnx.fx_passes.canonicalise import CANONICALISE, REMOVE_DEAD, canonicalise
+from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.verify import verify_graph
 
 aten = torch.ops.aten
@@ -219,16 +220,67 @@ def test_every_pass_leaves_a_sound_graph() -> None:
         return torch.softmax(F.gelu(y).transpose(1, 2) * 2, -1).sum()
 
     gm = make_fx(function, tracing_mode="fake")(torch.randn(2, 3, 6), W, B)
-    ran: list[str] = []
-
-    def after(gm: fx.GraphModule, name: str) -> None:
+    for one in CANONICALISE:
+        gm = one.run(gm)
         gm.graph.lint()
-        assert all("val" in n.meta for n in gm.graph.nodes if n.op == "call_function")
-        ran.append(name)
+        assert all("val" in n.meta for n in gm.graph.nodes if n.op == "call_function"), one.name
 
-    run_passes(gm, CANONICALISE, after)
 
-    assert ran == [one.name for one in CANONICALISE]
+def _bf16_and_back(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x.float()).view(2, 12).to(torch.bfloat16).view(4, 6).float().t().bfloat16() + 1
+
+
+DIFFICULT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "casts around views": (_bf16_and_back, (torch.randn(4, 6).bfloat16(),)),
+    "transposes that hoisting brings together": (
+        lambda x: F.gelu((x * 2).view(2, 12).t()).t().view(4, 6) + 1,
+        (X,),
+    ),
+    "a copy between views": (lambda x: (x * 2).view(2, 12).clone().view(24).exp(), (X,)),
+    "a product of a cast there and back": (
+        lambda x, w: torch.mm(x, w.double().float().t()).double().float().view(2, 2, 5),
+        (X, W),
+    ),
+    "a constant of one element": (
+        lambda x: torch.where(x > 0, x, torch.arange(1).reshape(()) * 0.5),
+        (X,),
+    ),
+    "dims from the back": (lambda x: x.transpose(-1, -2).sum(-1).unsqueeze(-1), (X,)),
+    "no dims": (lambda x: x.transpose(0, -1) + 1, (torch.tensor(2.0),)),
+    "no elements": (lambda x: x.t().reshape(-1).exp(), (torch.empty(0, 3),)),
+}
+
+
+def _live(gm: fx.GraphModule) -> list[tuple[str, ...]]:
+    """All calls that something uses, with their arguments by place."""
+    gm = copy_graph_module(gm)
+    REMOVE_DEAD.run(gm)
+    place = {node: f"%{i}" for i, node in enumerate(gm.graph.nodes)}
+    return [
+        (str(n.target), str(fx.map_arg((n.args, dict(n.kwargs)), place.__getitem__)))
+        for n in gm.graph.nodes
+        if n.op in ("call_function", "output")
+    ]
+
+
+@pytest.mark.parametrize("name", [*CASES, *DIFFICULT])
+def test_a_property_holds_until_a_pass_that_may_break_it(name: str) -> None:
+    """Where it holds, the pass that ensures it finds nothing to do."""
+    function, args = (DIFFICULT.get(name) or CASES[name])[:2]
+    gm = make_fx(function, tracing_mode="fake")(*args)
+    want = function(*args)
+    holds: frozenset[str] = frozenset()
+    makers: dict[str, Pass] = {}
+    for one in CANONICALISE:
+        gm = one.run(gm)
+        holds = one.after(holds)
+        makers.update(dict.fromkeys(one.ensures, one))
+        live = _live(gm)
+        for maker in dict.fromkeys(makers[held] for held in sorted(holds)):
+            if set(maker.ensures) <= holds:
+                assert _live(maker.run(copy_graph_module(gm))) == live, (one.name, maker.name)
+    gm.recompile()
+    torch.testing.assert_close(gm(*args), want, check_stride=True)
 
 
 def test_no_guards_are_added() -> None:

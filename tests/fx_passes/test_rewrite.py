@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trnx.fx_passes.rewrite import rewrite_composites
+from trnx.fx_passes.rewrite import REWRITE_COMPOSITES
 
 SDPA = torch.ops.trnx.sdpa.default
 
@@ -145,7 +145,7 @@ def test_new_nodes_know_the_users_line() -> None:
     traces: list[str] = []
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
-        rewrite_composites(gm)
+        REWRITE_COMPOSITES.run(gm)
         traces.extend(n.meta["stack_trace"] for n in gm.graph.nodes if n.target is SDPA)
         return gm
 

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from trnx.fx_passes.canonicalise import CANONICALISE
+from trnx.fx_passes.canonicalise import CANONICAL, CANONICALISE
 from trnx.fx_passes.errors import GraphInvariantError, PassOrderError
 from trnx.fx_passes.partition import partition
 from trnx.fx_passes.passes import Pass, check_order
@@ -107,16 +107,37 @@ def test_a_plan_that_forgets_a_node(trnx: Any) -> None:
 
 
 def test_the_order_of_passes_is_checked() -> None:
-    early = Pass("early", lambda gm: gm, requires=frozenset({"sorted"}))
-    late = Pass("late", lambda gm: gm, ensures=frozenset({"sorted"}))
+    early = Pass("early", lambda gm: gm, requires=("sorted",))
+    late = Pass("late", lambda gm: gm, ensures=("sorted",))
 
     assert check_order([late, early]) == {"sorted"}
     with pytest.raises(PassOrderError, match="'early' requires sorted"):
         check_order([early, late])
 
 
+def test_a_property_that_a_pass_breaks_does_not_hold() -> None:
+    sort = Pass("sort", lambda gm: gm, ensures=("sorted", "no_dead_nodes"))
+    shuffle = Pass("shuffle", lambda gm: gm, breaks=("sorted",))
+    search = Pass("search", lambda gm: gm, requires=("sorted",))
+
+    assert check_order([shuffle, sort, search]) == {"sorted"}, "any pass may leave dead nodes"
+    with pytest.raises(PassOrderError, match=r"'search' requires sorted, .* one has broken since"):
+        check_order([sort, shuffle, search])
+    with pytest.raises(PassOrderError, match="what follows the passes requires no_dead_nodes"):
+        check_order([sort, search], wanted={"sorted", "no_dead_nodes"})
+
+
 def test_the_canonical_order_is_sound() -> None:
     assert "no_dead_nodes" in check_order(CANONICALISE)
+    assert check_order(CANONICALISE, wanted=CANONICAL) == CANONICAL
+
+
+@pytest.mark.parametrize("place", range(len(CANONICALISE)))
+def test_every_pass_is_needed_where_it_stands(place: int) -> None:
+    without = (*CANONICALISE[:place], *CANONICALISE[place + 1 :])
+
+    with pytest.raises(PassOrderError):
+        check_order(without, wanted=CANONICAL)
 
 
 def test_the_source_line_prefers_the_users_code() -> None:

@@ -13,14 +13,18 @@ from typing import Any
 
 import torch
 
+from trnx.simulator.errors import IllegalInstructionError
+
 Function = Callable[..., Any]
 
 _aten = torch.ops.aten
 
 
-def not_on_tiles(*operands: Any, out: torch.Tensor) -> None:
-    """Of operators that only instructions take."""
-    raise NotImplementedError("an operator of instructions")
+def not_on_tiles(*operands: Any, out: torch.Tensor) -> None:  # noqa: ARG001
+    """Of operators that only instructions take. Raises IllegalInstructionError."""
+    raise IllegalInstructionError(
+        "operator", "the operator has no function on tiles; declare it with function=..."
+    )
 
 
 _GELU_SIGMOID = 1.702  # x * sigmoid(1.702 x)

@@ -16,7 +16,7 @@ from trnx.simulator.errors import IllegalInstructionError, TrnxError, Uninitiali
 from trnx.simulator.frontend.nki_modules import nki_modules
 from trnx.simulator.hardware import TRN2
 from trnx.simulator.isa.instruction import INSTRUCTIONS, SPECS
-from trnx.simulator.language.operators.table import OPERATORS, forget
+from trnx.simulator.language.operators.table import OPERATORS, Operator, forget
 from trnx.simulator.program.listing import listing
 from trnx.simulator.timing.model import CostModel
 
@@ -109,3 +109,10 @@ def test_an_operator_has_one_declaration() -> None:
         _load(HERE / "clip_operator.py")
     table = _load(ROOT / "scripts" / "generate_api_table.py")
     assert "* `nki.language.clip`\n" in table.render()
+
+
+def test_an_operator_declared_without_a_function_says_so() -> None:
+    op = Operator("nameless", is_alu=True)
+    assert not op.is_on_tiles
+    with pytest.raises(IllegalInstructionError, match="declare it with function="):
+        op.function(torch.ones(1), torch.ones(1), out=torch.ones(1))

@@ -1,6 +1,6 @@
-"""Casts: `_to_copy` names only a dtype, and a cast back to where the value came from is dropped.
+"""A cast back to where the value came from is dropped.
 
-Only exact round trips are dropped: from a dtype to one that holds all its values, and back.
+Only exact round trips: from a dtype to one that holds all its values, and back.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from trnx.fx_passes.canonicalise._rules import call_if_same, removal_pass, rule_pass
+from trnx.fx_passes.canonicalise._rules import removal_run
 from trnx.fx_passes.nodes import aten, val
+from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.symbolic import same_numbers
 
 _HOLDS = {
@@ -33,25 +34,6 @@ _HOLDS = {
 }  # fmt: skip
 
 
-def _convert(node: fx.Node) -> fx.Node | None:
-    """`prims.convert_element_type`, which Dynamo writes around numbers that may change."""
-    source, dtype = node.args
-    return call_if_same(node, aten._to_copy.default, (source,), {"dtype": dtype})
-
-
-def _dtype_only(node: fx.Node) -> fx.Node | None:
-    wanted = {"dtype": val(node).dtype}
-    if dict(node.kwargs) == wanted:
-        return None
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    if val(source).dtype == val(node).dtype:
-        layout = node.kwargs.get("memory_format")
-        options = {} if layout is None else {"memory_format": layout}
-        return call_if_same(node, aten.clone.default, (source,), options)
-    return call_if_same(node, aten._to_copy.default, (source,), wanted)
-
-
 def _origin(node: fx.Node) -> fx.Node | None:
     """The value that `node` casts back to its first dtype."""
     if node.target is not aten._to_copy.default:
@@ -68,12 +50,10 @@ def _origin(node: fx.Node) -> fx.Node | None:
     return origin if exact and same and first.device == last.device else None
 
 
-NORMALISE_CASTS = rule_pass(
-    "normalise_casts",
-    {
-        aten._to_copy.default: _dtype_only,
-        torch.ops.prims.convert_element_type.default: _convert,
-    },
-    "plain_casts",
+FOLD_ROUND_TRIPS = Pass(
+    "fold_round_trips",
+    removal_run(_origin),
+    requires=("plain_casts", "no_noops"),
+    ensures=("no_round_trips",),
+    breaks=("no_view_of_a_view",),  # with the casts between them
 )
-FOLD_ROUND_TRIPS = removal_pass("fold_round_trips", _origin, "no_round_trips")

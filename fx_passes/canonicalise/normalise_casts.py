@@ -1,0 +1,42 @@
+"""A cast is `_to_copy` that names only a dtype; one to the dtype that is there is a `clone`."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from trnx.fx_passes.canonicalise._rules import call_if_same, rule_run
+from trnx.fx_passes.nodes import aten, val
+from trnx.fx_passes.passes import Pass
+
+
+def _convert(node: fx.Node) -> fx.Node | None:
+    """`prims.convert_element_type`, which Dynamo writes around numbers that may change."""
+    source, dtype = node.args
+    return call_if_same(node, aten._to_copy.default, (source,), {"dtype": dtype})
+
+
+def _dtype_only(node: fx.Node) -> fx.Node | None:
+    wanted = {"dtype": val(node).dtype}
+    if dict(node.kwargs) == wanted:
+        return None
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    if val(source).dtype == val(node).dtype:
+        layout = node.kwargs.get("memory_format")
+        options = {} if layout is None else {"memory_format": layout}
+        return call_if_same(node, aten.clone.default, (source,), options)
+    return call_if_same(node, aten._to_copy.default, (source,), wanted)
+
+
+NORMALISE_CASTS = Pass(
+    "normalise_casts",
+    rule_run(
+        {
+            aten._to_copy.default: _dtype_only,
+            torch.ops.prims.convert_element_type.default: _convert,
+        }
+    ),
+    ensures=("plain_casts",),
+    breaks=("no_noops",),
+)
