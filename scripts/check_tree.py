@@ -76,6 +76,7 @@ layers =
     language
     memory
     precision : source
+    lru_cache
     findings : fork_locks : hardware : kernel_lines
     errors
 """
