@@ -26,6 +26,7 @@ from typing import Any
 
 from trnx.eks import s3_cache
 from trnx.eks.errors import EksError
+from trnx.eks.redaction import redacted, redacted_output
 
 LOCAL_FOLDER = "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"
 KEY = "trnx_cache"
@@ -51,7 +52,7 @@ class CacheReport:
 
     def line(self) -> str:
         """The line that `trnx eks warm-cache` finds in the log."""
-        return json.dumps({KEY: asdict(self)})
+        return json.dumps({KEY: redacted(asdict(self))})
 
 
 def parse_line(line: str) -> dict[str, Any] | None:
@@ -153,7 +154,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line: the command's own status."""
-    given = parser().parse_args(arguments)
+    with redacted_output():
+        return _main(parser().parse_args(arguments))
+
+
+def _main(given: argparse.Namespace) -> int:
     report = run(given.folder, given.s3, given.command)
     print(report.line(), flush=True)
     if given.must_store and report.warnings and report.exit_status == 0:

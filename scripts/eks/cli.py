@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 from rich.console import Console
 from rich.table import Table
 
@@ -31,11 +34,43 @@ from trnx.eks.instances import INSTANCES, Instance
 from trnx.eks.loading import job_from_data
 from trnx.eks.model import OPERATORS, Flavour, Kind
 from trnx.eks.preflight_cli import app as preflight_app
+from trnx.eks.redaction import redact, redacted_output
 from trnx.eks.render import render_pod
 from trnx.eks.rule_names import RULES
 from trnx.eks.validate import Report, check_rules, render_checked, validate
 
+# The class above every error of a command line, in each version of typer.
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]
+
+
+@contextmanager
+def _redacted_usage() -> Iterator[None]:
+    """Errors of the command line repeat what was typed; terminals' boxes would cut it in pieces."""
+    try:
+        yield
+    except _UsageError as error:
+        error.message = redact(error.message)
+        raise
+
+
+class _Commands(typer.core.TyperGroup):
+    """The boundary: nothing that a command prints shows a secret."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        with redacted_output():
+            return super().main(*args, **kwargs)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _redacted_usage():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, context: Any) -> Any:
+        with _redacted_usage():
+            return super().invoke(context)
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Trainium jobs on Amazon EKS: one file in, checked manifests out.",
     no_args_is_help=True,
     add_completion=False,

@@ -5,6 +5,7 @@ YAML lets the second of two equal keys win silently; that is how a node selector
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,34 @@ Manifest = dict[str, Any]
 LARGEST = 200_000
 
 
+# What a key may look like to be shown: what is longer, or no word, may be a value out of place.
+_WORD = re.compile(r"[\w./-]{1,63}|\[key\]")
+_QUOTED = re.compile(r"['\"].*['\"]", re.DOTALL)
+# Problems that quote the grammar's own marks, or one character.
+_GRAMMAR = ("expected ", "found character ")
+
+
+def shown_key(key: Any) -> str:
+    """A key, or a part of a path, as messages may show it."""
+    return str(key) if _WORD.fullmatch(str(key)) else "(no word)"
+
+
+def where_of(error: yaml.YAMLError) -> str:
+    """What is wrong with a YAML text and where: never a part of the text, which may be a secret."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return "it holds characters that YAML does not take"
+    mark = error.problem_mark or error.context_mark
+    place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    problem = error.problem or "it cannot be read"
+    if not isinstance(error, _DuplicateKeyError) and not problem.startswith(_GRAMMAR):
+        problem = _QUOTED.sub("(not shown)", problem)
+    return f"{problem}{place}"
+
+
+class _DuplicateKeyError(yaml.constructor.ConstructorError):
+    """Two equal keys in one mapping; its problem shows nothing but a key."""
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
     """SafeLoader that raises on a mapping with equal keys."""
 
@@ -27,10 +56,10 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in seen:
-                raise yaml.constructor.ConstructorError(
+                raise _DuplicateKeyError(
                     None,
                     None,
-                    f"the key {key!r} stands twice in one mapping; remove one of them",
+                    f"the key {shown_key(key)!r} stands twice in one mapping; remove one of them",
                     key_node.start_mark,
                 )
             if isinstance(key, Hashable):
@@ -54,7 +83,10 @@ def parse(text: str, name: str) -> list[Any]:
     try:
         found = [item for item in yaml.load_all(text, Loader=_UniqueKeyLoader) if item is not None]
     except yaml.YAMLError as error:
-        raise YamlError(f"{name} is no valid YAML: {error}") from error
+        raise YamlError(f"{name} is no valid YAML: {where_of(error)}") from None
+    except ValueError:
+        # Such as a date of a month 13.
+        raise YamlError(f"{name} is no valid YAML: a number or date in it is none") from None
     except RecursionError:
         raise YamlError(f"{name} is nested too deep to be read") from None
     if not _is_small(found):
@@ -96,7 +128,8 @@ def read(path: Path) -> list[Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise YamlError(f"{path} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise YamlError(f"{path} cannot be read: {reason}") from None
     return parse(text, str(path))
 
 

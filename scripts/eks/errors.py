@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trnx.eks.redaction import redact
 from trnx.eks.rule_names import RULES
 from trnx.simulator.errors import TrnxError
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One refusal: `field` is a dotted path, `rule` a key of `RULES`."""
+    """One refusal: `field` is a dotted path, `rule` a key of `RULES`; no text shows a secret."""
 
     rule: str
     field: str
@@ -25,6 +26,8 @@ class Finding:
 
     def __post_init__(self) -> None:
         assert self.rule in RULES, self.rule
+        for part in ("field", "message", "fix"):
+            object.__setattr__(self, part, redact(getattr(self, part)))
 
     def __str__(self) -> str:
         return f"[{self.rule}] {self.field}: {self.message}\n    fix: {self.fix}"
@@ -35,7 +38,10 @@ class Finding:
 
 
 class EksError(TrnxError):
-    """Root of the errors of `trnx.eks`."""
+    """Root of the errors of `trnx.eks`; the message shows no secret."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(redact(message))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form, which a command with `--json` ends with."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from trnx.eks.errors import EksError, MissingExtraError
+from trnx.eks.redaction import redacted, show_traceback
 
 # Import names of the packages that the extra brings.
 EXTRA = frozenset(
@@ -31,10 +32,14 @@ def run(arguments: Sequence[str]) -> None:
     try:
         from trnx.eks.cli import app
 
-        app(list(arguments), prog_name="trnx eks")
+        try:
+            app(list(arguments), prog_name="trnx eks")
+        finally:
+            # typer has set a hook of its own.
+            sys.excepthook = show_traceback
     except EksError as error:
         if "--json" in arguments:
-            print(json.dumps(error.to_dict()))
+            print(json.dumps(redacted(error.to_dict())))
         raise
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in EXTRA:

@@ -58,17 +58,15 @@ def _fix(error: ErrorDetails) -> str:
 
 
 def _finding(error: ErrorDetails) -> Finding:
-    field = ".".join(str(part) for part in error["loc"]) or "(the file)"
-    # Values of variables may be secrets, also where they are of the wrong type.
-    hidden = error["type"] == "missing" or error["loc"][:1] == ("env",)
-    shown = "" if hidden else f" (got {error['input']!r})"
-    return Finding("job-file", field, error["msg"] + shown, _fix(error))
+    field = ".".join(documents.shown_key(part) for part in error["loc"]) or "(the file)"
+    # The value is not shown: it may be a secret, also where no secret belongs.
+    return Finding("job-file", field, error["msg"], _fix(error))
 
 
-def _assign(data: dict[str, Any], assignment: str) -> None:
+def _assign(data: dict[str, Any], assignment: str, number: int) -> None:
     key, separator, text = assignment.partition("=")
     if not separator or not all(key.split(".")):
-        raise YamlError(f"--set {assignment!r} is no a.b=value")
+        raise YamlError(f"--set number {number} is no a.b=value (its text is not shown)")
     *parents, last = key.split(".")
     place: Any = data
     for index, parent in enumerate([*parents, last]):
@@ -95,8 +93,9 @@ def _value(text: str, key: str) -> Any:
         return text
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise YamlError(f"--set {key}: {text!r} is no YAML value: {error}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        why = documents.where_of(error) if isinstance(error, yaml.YAMLError) else "a date is none"
+        raise YamlError(f"--set {key}: the value is no YAML: {why}") from None
 
 
 def job_from_data(data: Any, assignments: Sequence[str] = ()) -> TrnxJob:
@@ -110,8 +109,8 @@ def job_from_data(data: Any, assignments: Sequence[str] = ()) -> TrnxJob:
         raise JobRefusedError(
             [Finding("job-file", "(the file)", "is no mapping of keys", "start with `kind: train`")]
         )
-    for assignment in assignments:
-        _assign(data, assignment)
+    for number, assignment in enumerate(assignments, 1):
+        _assign(data, assignment, number)
     try:
         job = TrnxJob.model_validate(data)
     except ValidationError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from trnx.eks.documents import shown_key
 from trnx.eks.errors import Finding
 from trnx.eks.images import parse_image, parse_sdk
 from trnx.eks.instances import INSTANCES, TOPOLOGY_COUNTS, generation_of
@@ -256,8 +257,8 @@ def _overrides(job: TrnxJob) -> Iterator[Finding]:
         if kind not in kinds:
             yield Finding(
                 "overrides",
-                f"overrides.{kind}",
-                f"the job renders no {kind}",
+                f"overrides.{shown_key(kind)}",
+                f"the job renders no {shown_key(kind)}",
                 f"write one of {', '.join(kinds)}",
             )
         meta = patch.get("metadata")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from trnx.eks.errors import Finding
@@ -14,10 +13,6 @@ from trnx.eks.rules_storage import S3_DRIVER
 
 _FOREIGN_ENV = ("NCCL_", "PYTORCH_CUDA_", "CUDA_", "TPU_")
 _RUNTIME_ENV = ("NEURON_RT_NUM_CORES", "NEURON_RT_VISIBLE_CORES", "NEURON_RT_ROOT_COMM_ID")
-# Names of variables whose values nobody but the process should see.
-_SECRET = re.compile(
-    r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY|CREDENTIALS)$"
-)
 _CACHE_ENV = ("TORCH_NEURONX_NEFF_CACHE_DIR", "NEURON_COMPILE_CACHE_URL")
 _ONE_NODE = {"ReadWriteOnce", "ReadWriteOncePod"}
 
@@ -159,12 +154,6 @@ def environment(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: ARG
             yield Finding("fork-safe", field, "slows EFA down, and is not needed", fix)
         elif name.startswith(_FOREIGN_ENV):
             yield Finding("foreign-env", field, "is of another accelerator", "remove the variable")
-        elif value and _SECRET.search(name):
-            message = "a secret stands in the manifest, for all to read who may read the job"
-            fix = (
-                "put it into a Secret, and name that in `secrets` (envFrom); AWS: a service account"
-            )
-            yield Finding("plain-secret", field, message, fix)
         elif name in _RUNTIME_ENV:
             message = "device plugin or DRA, and torchrun, hand cores and ranks out"
             yield Finding("runtime-env", field, message, "remove the variable")
@@ -172,7 +161,7 @@ def environment(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: ARG
             message = "Trainer reserves PET_ variables and refuses the job"
             yield Finding("reserved-env", field, message, "set numNodes and numProcPerNode instead")
         elif name == _CACHE_ENV[0] and "://" in value:
-            message = f"{value!r}: the NEFF cache is a folder"
+            message = "is an address; the NEFF cache is a folder"
             fix = "mount FSx for Lustre or EFS, or copy from and to S3 around the job"
             yield Finding("s3-cache", field, message, fix)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,14 @@ import kubernetes_validate
 from kubernetes_validate.utils import all_versions
 
 from trnx.eks.cel import broken_rules
-from trnx.eks.documents import Manifest
+from trnx.eks.documents import Manifest, shown_key
 from trnx.eks.errors import EksError, Finding, SchemaFolderError
+from trnx.eks.redaction import is_secret_name
 
 FOLDER_VARIABLE = "TRNX_CRD_SCHEMAS"
 _CEL_FIX = "correct the field: the API server refuses the object by this rule of its kind"
+# Fields whose text is the user's own.
+_FREE_TEXT = frozenset({"annotations", "args", "command", "data", "env", "labels", "stringData"})
 _FIX = "correct the field; `kubectl explain` shows what the kind takes"
 
 
@@ -77,12 +81,62 @@ def _custom_schema(path: Path) -> tuple[Any, jsonschema.Draft202012Validator]:
     return schema, jsonschema.Draft202012Validator(strict_schema(schema))
 
 
+# A wrong value that can be shown where a schema wants something else: one short word, no secret.
+_SHORT_WORD = re.compile(r"[A-Za-z][a-z]{0,7}")
+
+
+def _shown(error: jsonschema.ValidationError) -> str:
+    """The wrong value, where it is a number or one short word, and stands where no secret does."""
+    value = error.instance
+    open_text = any(part in _FREE_TEXT for part in error.absolute_path)
+    if open_text or any(is_secret_name(str(part)) for part in error.absolute_path):
+        return ""
+    if isinstance(value, str):
+        return f"{value!r} " if _SHORT_WORD.fullmatch(value) else ""
+    return f"{value} " if isinstance(value, int | float) else ""
+
+
+def _extra_keys(error: jsonschema.ValidationError) -> str:
+    schema: Any = error.schema
+    known = schema.get("properties", {})
+    instance: Any = error.instance
+    found = [shown_key(key) for key in instance if key not in known]
+    return f"the kind has no field {', '.join(map(repr, found))} here"
+
+
+def _message(error: jsonschema.ValidationError) -> str:
+    """What the schema wants: never the value, which may be a secret."""
+    rule = error.validator
+    wanted: Any = error.validator_value
+    instance: Any = error.instance
+    if rule == "additionalProperties":
+        return _extra_keys(error)
+    if rule == "required":
+        missing = [key for key in wanted if key not in instance]
+        return f"{', '.join(map(repr, missing))} is missing"
+    said = {
+        "type": f"is not of type {' or '.join([wanted] if isinstance(wanted, str) else wanted)}"
+        if rule == "type"
+        else "",
+        "enum": f"is none of {wanted}",
+        "const": f"is not {wanted}",
+        "pattern": f"does not match {wanted}",
+        "minLength": f"is shorter than {wanted}",
+        "maxLength": f"is longer than {wanted}",
+        "minItems": f"has fewer items than {wanted}",
+        "maxItems": f"has more items than {wanted}",
+        "minimum": f"is less than {wanted}",
+        "maximum": f"is more than {wanted}",
+    }
+    return _shown(error) + said.get(str(rule), f"breaks `{rule}` of the schema")
+
+
 def _finding(where: str, error: jsonschema.ValidationError) -> Finding:
     # The innermost error is the one that says what to change.
     while error.context:
         error = min(error.context, key=lambda item: -len(item.absolute_path))
-    field = ".".join(str(part) for part in error.absolute_path) or "(the manifest)"
-    return Finding("schema", f"{where} {field}", error.message[:300], _FIX)
+    field = ".".join(shown_key(part) for part in error.absolute_path) or "(the manifest)"
+    return Finding("schema", f"{where} {field}", _message(error)[:300], _FIX)
 
 
 def _check_core(manifest: Manifest, where: str, version: str) -> list[Finding] | None:

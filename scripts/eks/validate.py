@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trnx.eks import rules_devices, rules_pod, rules_workload
+from trnx.eks import rules_devices, rules_pod, rules_secrets, rules_workload
 from trnx.eks.documents import Manifest
 from trnx.eks.errors import Finding, JobRefusedError
 from trnx.eks.model import TrnxJob
@@ -23,6 +23,7 @@ STREAM_RULES: tuple[StreamRule, ...] = (
     rules_workload.trainer_contract,
     rules_workload.selectors_match,
     rules_devices.claim_groups,
+    rules_secrets.no_secrets,
 )
 POD_RULES: tuple[PodRule, ...] = (
     rules_devices.requests_equal_limits,

@@ -1,15 +1,15 @@
 """Checkpoints that can be resumed from, or are not there: torch.distributed.checkpoint, made
-atomic.
+atomic and checked.
 
-A checkpoint is written to `step-N.partial` and renamed when all ranks have finished, so a killed
-job leaves no folder that looks complete. The folder must be one that all ranks see and that can
-rename (a disk, FSx for Lustre, EFS; not Mountpoint for S3). The newest `keep` are kept.
+A checkpoint is written to `step-N.partial`, with checksums of all its files, and renamed when all
+ranks have finished, so a killed job leaves no folder that looks complete. The folder must be one
+that all ranks see and that can rename (a disk, FSx for Lustre, EFS; not Mountpoint for S3). The
+newest `keep` are kept. What is damaged gives way to the one before, and is never removed.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import warnings
@@ -29,10 +29,27 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
 from trnx.jobs.checkpoint_reader import METADATA, SafePlanner, SafeReader, read_metadata
+from trnx.jobs.checksums import (
+    CHECKSUMS,
+    Entry,
+    entries_of,
+    flush_folder,
+    problem_of,
+    seal,
+    write_durably,
+)
 from trnx.jobs.devices import Ranks
-from trnx.jobs.errors import CheckpointError, ResumeWarning, UnreadableCheckpointError
+from trnx.jobs.errors import (
+    CheckpointError,
+    NotFiniteError,
+    ResumeWarning,
+    SaveError,
+    UnreadableCheckpointError,
+)
+from trnx.jobs.together import first_does, from_first, gathered
 
 _NAME = re.compile(r"step-(\d{8})")
 _RUN = "run.json"
@@ -46,32 +63,22 @@ def _one_process_is_meant() -> Iterator[None]:
         yield
 
 
-def _barrier() -> None:
-    if dist.is_initialized():
-        dist.barrier()
-
-
-def _flush(folder: Path) -> None:
-    """Make renames in a folder durable, where the system can."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def is_complete(folder: Path) -> bool:
     """Whether a folder is a checkpoint that was finished."""
-    return (
-        _NAME.fullmatch(folder.name) is not None
-        and (folder / METADATA).is_file()
-        and (folder / _RUN).is_file()
+    return _NAME.fullmatch(folder.name) is not None and all(
+        (folder / name).is_file() for name in (METADATA, _RUN, CHECKSUMS)
     )
 
 
 def finished(root: Path) -> list[Path]:
     """Complete checkpoints in a folder, oldest first."""
-    return sorted(folder for folder in root.glob("step-*") if is_complete(folder))
+    return [folder for folder in _renamed(root) if is_complete(folder)]
+
+
+def _renamed(root: Path) -> list[Path]:
+    """What was a complete checkpoint once, damaged or not, oldest first."""
+    found = (folder for folder in root.glob("step-*") if _NAME.fullmatch(folder.name))
+    return sorted(folder for folder in found if folder.is_dir() and any(folder.iterdir()))
 
 
 def step_of(folder: Path) -> int:
@@ -97,23 +104,31 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def newest_readable(root: Path) -> Path | None:
-    """The newest complete checkpoint in a folder whose files can be read; None without one.
-
-    Raises CheckpointError for one that is not what torch writes.
-    """
-    for folder in reversed(finished(root)):
-        try:
-            read_run(folder)
-            read_metadata(folder)
-        except UnreadableCheckpointError as error:
-            warnings.warn(f"{error}; an older one is taken", ResumeWarning, stacklevel=2)
-            continue
-        return folder
+    """The newest checkpoint in a folder whose files are as they were written; None without one.
+    A ResumeWarning names what is damaged in each that is passed over."""
+    for folder in reversed(_renamed(root)):
+        problem = problem_of(folder)
+        if problem is None:
+            return folder
+        _warn_of_damage(problem)
     return None
+
+
+def _warn_of_damage(problem: str) -> None:
+    warnings.warn(f"{problem}; an older one is taken", ResumeWarning, stacklevel=3)
+
+
+def _require_whole(folder: Path, problem: str | None) -> None:
+    if problem is not None:
+        raise UnreadableCheckpointError(
+            f"{problem}: the checkpoint is damaged, and nothing of it was loaded; take another of "
+            f"{folder.parent}, for training --resume auto"
+        )
 
 
 def _load(wanted: dict[str, Any], folder: Path) -> None:
     """Fill `wanted` in place. Raises CheckpointError."""
+    read_metadata(folder)
     reader, planner = SafeReader(folder), SafePlanner()
     no_dist = not dist.is_initialized()
     try:
@@ -125,7 +140,8 @@ def _load(wanted: dict[str, Any], folder: Path) -> None:
 
 
 def load_weights(folder: Path, model: torch.nn.Module) -> None:
-    """The weights alone, into a model in one process."""
+    """The weights alone, into a model in one process. Raises CheckpointError, also for damage."""
+    _require_whole(folder, problem_of(folder))
     wanted = {"model": get_model_state_dict(model)}
     _load(wanted, folder)
     set_model_state_dict(model, wanted["model"])
@@ -136,6 +152,40 @@ def _remove(folder: Path) -> None:
     gone = folder.with_name(folder.name + ".removed")
     shutil.rmtree(gone, ignore_errors=True)
     shutil.rmtree(folder.rename(gone), ignore_errors=True)
+
+
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _make_way(folder: Path) -> None:
+    """Remove a checkpoint that is written anew; a damaged one is set aside."""
+    if problem_of(folder) is None:
+        _remove(folder)
+        return
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.damaged-{number}")).exists():
+        number += 1
+    folder.rename(aside)
+
+
+def _tensors(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """(path, tensor) of everything in a state; of sharded ones what this rank has."""
+    if isinstance(state, DTensor):
+        yield name, state.to_local()
+    elif isinstance(state, torch.Tensor):
+        yield name, state
+    elif isinstance(state, Mapping):
+        for key, part in state.items():
+            yield from _tensors(part, f"{name}.{key}" if name else str(key))
+    elif isinstance(state, list | tuple):
+        for index, part in enumerate(state):
+            yield from _tensors(part, f"{name}.{index}")
+
+
+def _is_finite(value: torch.Tensor) -> bool:
+    return not value.is_floating_point() or bool(torch.isfinite(value).all())
 
 
 class Checkpoints:
@@ -155,42 +205,83 @@ class Checkpoints:
         self._run = dict(run)
         self._facts = dict(facts)
         self._ranks = ranks
+        self._damaged: set[Path] = set()
 
     def save(self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Path:
         """Write the state after `step` steps; all ranks call this, and none returns before the
-        checkpoint is complete."""
+        checkpoint is complete. Older ones are removed only then.
+
+        Raises NotFiniteError, and SaveError where files cannot be written, on all ranks; then
+        nothing was removed.
+        """
+        state = {**_state(model, optimizer), **_random_state(self._ranks)}
+        self._require_finite(step, state)
         final = self._root / f"step-{step:08d}"
         partial = final.with_name(final.name + ".partial")
-        if self._ranks.is_first:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        _barrier()
-        state = {**_state(model, optimizer), **_random_state(self._ranks)}
-        with _one_process_is_meant():
-            save(state, checkpoint_id=partial, no_dist=not dist.is_initialized())
-        _barrier()
-        if self._ranks.is_first:
-            run = {**self._run, **self._facts, "world": self._ranks.world}
-            (partial / _RUN).write_text(json.dumps(run))
-            _flush(partial)
-            if final.exists():
-                _remove(final)
-            partial.rename(final)
-            _flush(self._root)
-            self._prune()
-        _barrier()
+        try:
+            first_does(self._ranks, lambda: _make_empty(partial))
+            entries = self._write(partial, state)
+            first_does(self._ranks, lambda: self._complete(partial, final, entries))
+        except SaveError as error:
+            if self._ranks.is_first:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise SaveError(
+                f"{final} cannot be written: {error}; older checkpoints are kept. Make room, or "
+                "name another --checkpoint-dir"
+            ) from None
         return final
 
+    def _require_finite(self, step: int, state: Mapping[str, Any]) -> None:
+        mine = next((name for name, value in _tensors(state) if not _is_finite(value)), None)
+        for name in gathered(mine):
+            if name is not None:
+                raise NotFiniteError(
+                    f"after step {step} {name} holds values that are not finite: nothing was "
+                    "saved, and nothing removed. Go on from the newest checkpoint with a smaller "
+                    "--learning-rate or --clip, or look at the data of these steps"
+                )
+
+    def _write(self, partial: Path, state: dict[str, Any]) -> dict[str, Entry]:
+        """Write the state; entries of all ranks' data files. Raises SaveError."""
+        problem, own = None, {}
+        try:
+            with _one_process_is_meant():
+                save(state, checkpoint_id=partial, no_dist=not dist.is_initialized())
+            own = entries_of(partial.glob(f"__{self._ranks.rank}_*"))
+        except CheckpointException as error:
+            problem = "; ".join(sorted({str(reason) for reason, _ in error.failures.values()}))
+        except OSError as error:
+            problem = str(error)
+        entries: dict[str, Entry] = {}
+        for found, theirs in gathered((problem, own)):
+            if found is not None:
+                raise SaveError(found)
+            entries |= theirs
+        return entries
+
+    def _complete(self, partial: Path, final: Path, entries: Mapping[str, Entry]) -> None:
+        run = {**self._run, **self._facts, "world": self._ranks.world}
+        write_durably(partial / _RUN, json.dumps(run))
+        seal(partial, {**entries, **entries_of([partial / METADATA, partial / _RUN])})
+        if final.exists():
+            _make_way(final)
+        partial.rename(final)
+        self._damaged.discard(final)
+        flush_folder(self._root)
+        self._prune()
+
     def _prune(self) -> None:
-        done = finished(self._root)
-        for folder in done[: -self._keep]:
+        whole = [folder for folder in finished(self._root) if folder not in self._damaged]
+        for folder in whole[: -self._keep]:
             _remove(folder)
 
     def find(self, resume: str) -> Path | None:
-        """The checkpoint that `resume` ("never", "auto" or a folder) means, the same on all ranks.
+        """The checkpoint that `resume` ("never", "auto" or a folder) means, the same on all ranks;
+        its files are as they were written.
 
-        Raises CheckpointError for a folder that is no complete checkpoint, and for "never" where
-        there are checkpoints: a later `auto` could not tell them from the new ones.
+        Raises CheckpointError for a folder that is no whole checkpoint, where every checkpoint is
+        damaged, and for "never" where there are checkpoints: a later `auto` could not tell them
+        from the new ones.
         """
         if resume == "never":
             if finished(self._root):
@@ -202,14 +293,33 @@ class Checkpoints:
         if resume != "auto":
             if not is_complete(Path(resume)):
                 raise CheckpointError(f"--resume {resume}: this is no complete checkpoint")
-            read_metadata(Path(resume))
+            _require_whole(Path(resume), self._problem_of(Path(resume)))
             return Path(resume)
-        newest = newest_readable(self._root) if self._ranks.is_first else None
-        if dist.is_initialized():
-            choice: list[Path | None] = [newest]
-            dist.broadcast_object_list(choice, src=0)
-            newest = choice[0]
-        return newest
+        return self._newest()
+
+    def _problem_of(self, folder: Path) -> str | None:
+        """What is damaged; every rank reads its share."""
+        mine = problem_of(folder, self._ranks.rank, self._ranks.world)
+        return next((problem for problem in gathered(mine) if problem is not None), None)
+
+    def _newest(self) -> Path | None:
+        found = from_first(_renamed(self._root) if self._ranks.is_first else [])
+        problems: list[str] = []
+        for folder in reversed(found):
+            problem = self._problem_of(folder)
+            if problem is None:
+                if self._ranks.is_first:
+                    for passed_over in problems:
+                        _warn_of_damage(passed_over)
+                return folder
+            problems.append(problem)
+            self._damaged.add(folder)
+        if problems:
+            raise UnreadableCheckpointError(
+                f"every checkpoint in {self._root} is damaged: {'; '.join(problems)}. To begin "
+                "anew, name another --checkpoint-dir"
+            )
+        return None
 
     def load(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Restore model, optimizer and random numbers; the number of finished steps.

@@ -33,6 +33,18 @@ class UnreadableCheckpointError(CheckpointError):
     """A checkpoint whose files are cut short, or are something else."""
 
 
+class SaveError(CheckpointError):
+    """A checkpoint that could not be written: a full disk, a quota, a folder that is gone."""
+
+
+class NotFiniteError(JobError):
+    """Parameters or moments that are no numbers any more: no later step can mend them."""
+
+
+class SkippedSaveWarning(UserWarning):
+    """A checkpoint that was not written, because the loss is no finite number."""
+
+
 class NoGraphWarning(UserWarning):
     """A compiled module ran without a graph: TorchDynamo captured nothing of it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,9 +22,10 @@ from trnx.jobs.checkpoints import Checkpoints
 from trnx.jobs.compiling import Compiled, NkiMeter, compile_parts, linear_flops, recompute
 from trnx.jobs.corpus import Corpus, load_corpus
 from trnx.jobs.devices import Platform, Ranks, resolve_backend
-from trnx.jobs.errors import FlagError
+from trnx.jobs.errors import FlagError, SkippedSaveWarning
 from trnx.jobs.metrics import Metrics, Outcome
 from trnx.jobs.parallel import Layout
+from trnx.jobs.together import gathered
 from trnx.jobs.train_flags import Settings
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -136,7 +138,7 @@ class Training:
                     self._log(metrics, outcome, done, value, float(norm), seconds, share)
                     outcome.stopped = stopped and done < last
                     since, began = done, time.perf_counter()
-                self._save(outcome, done, last)
+                self._save(outcome, done, last, loss)
                 if outcome.stopped:
                     break
         outcome.graph_breaks = broken.total()
@@ -227,10 +229,18 @@ class Training:
             nki_share=share,
         )
 
-    def _save(self, outcome: Outcome, done: int, last: int) -> None:
+    def _save(self, outcome: Outcome, done: int, last: int, loss: torch.Tensor) -> None:
         every = self._settings.checkpoint_every
         due = done == last or outcome.stopped or (every > 0 and done % every == 0)
-        if self._checkpoints is not None and due:
+        if self._checkpoints is None or not due:
+            return
+        if not all(gathered(bool(torch.isfinite(loss).all()))):
+            warnings.warn(
+                f"step {done}: the loss is not finite: no checkpoint is written, and none removed",
+                SkippedSaveWarning,
+                stacklevel=2,
+            )
+        else:
             folder = self._checkpoints.save(done, self._built.model, self._optimizer)
             outcome.checkpoint = str(folder)
 

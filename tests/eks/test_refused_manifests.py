@@ -63,6 +63,11 @@ def _claim(mode: str) -> Manifest:
     }
 
 
+def _secret() -> Manifest:
+    named = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hf"}}
+    return {**named, "stringData": {"token": "x"}}
+
+
 def _s3_volume() -> Manifest:
     spec = {
         "capacity": {"storage": "1Ti"},
@@ -81,6 +86,7 @@ def _s3_volume() -> Manifest:
 CASES: list[tuple[dict[str, Any], Break, str, str]] = [
     (GANG, lambda m: _spec(m).update(terminationGracePeriodSeconds=5), "grace", "Grace"),
     (KERNEL, lambda m: _env(m, "WANDB_API_KEY", "x"), "plain-secret", "WANDB_API_KEY"),
+    (KERNEL, lambda m: m.append(_secret()), "secret-in-file", "stringData.token"),
     (KERNEL, lambda m: m[0].pop("kind"), "manifest", "kind"),
     (KERNEL, lambda m: m[0].pop("apiVersion"), "manifest", "apiVersion"),
     (KERNEL, lambda m: m[0]["metadata"].pop("name"), "manifest", "name"),

@@ -22,6 +22,7 @@ from trnx.errors import CheckpointError, FlagError
 from trnx.jobs import models
 from trnx.jobs.checkpoint_reader import read_metadata
 from trnx.jobs.checkpoints import finished
+from trnx.jobs.checksums import seal
 from trnx.jobs.compiling import compile_parts, linear_flops, recompute
 from trnx.jobs.devices import Platform, detect, has_neuron, resolve_backend
 from trnx.jobs.errors import NoGraphWarning, ResumeWarning
@@ -65,7 +66,10 @@ def test_newest_complete_checkpoint_is_resumed_and_others_are_dropped(
     (tmp_path / "step-00000008.partial").mkdir()
     (tmp_path / "step-00000009").mkdir()
     (tmp_path / "step-00000004" / ".metadata").unlink()
-    status, lines, _ = train(*common, "--steps", "4")
+    with pytest.warns(
+        ResumeWarning, match=r"step-00000004/\.metadata cannot be read: No such file"
+    ):
+        status, lines, _ = train(*common, "--steps", "4")
     assert status == 0
     assert lines[1]["step"] == 3
     assert sorted(losses(lines)) == [4]
@@ -95,6 +99,7 @@ def test_metadata_that_names_a_function_is_refused_and_nothing_runs(
     victim = tmp_path / "victim"
     metadata = tmp_path / "ckpt" / "step-00000001" / ".metadata"
     metadata.write_bytes(pickle.dumps(Malicious(victim)))
+    seal(metadata.parent)
     status, _, errors = train(*common, "--steps", "2")
     assert status == 1
     assert f"CheckpointError: {metadata} names pathlib.Path.touch" in errors
@@ -147,6 +152,7 @@ def test_value_that_names_a_function_is_refused_and_nothing_runs(
     info.offset, info.length = data.stat().st_size, harmful.getbuffer().nbytes
     data.write_bytes(data.read_bytes() + harmful.getvalue())
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    seal(folder)
     status, _, errors = train(*common, "--steps", "2")
     assert status == 1
     assert f"CheckpointError: {folder} cannot be loaded" in errors
@@ -161,6 +167,7 @@ def test_data_outside_of_the_folder_is_refused(train: Train, text: Path, tmp_pat
     for info in metadata.storage_data.values():
         info.relative_path = f"../{info.relative_path}"
     path.write_bytes(pickle.dumps(metadata))
+    seal(path.parent)
     status, _, errors = train(*common, "--steps", "2")
     assert status == 1
     assert f"CheckpointError: {path} names data outside of its folder" in errors

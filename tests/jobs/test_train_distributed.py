@@ -164,3 +164,27 @@ def test_sigterm_to_torchrun_saves_and_the_rest_is_the_same(
     assert second.wait()[0] == 0
     assert lines[1]["event"] == "resume"
     assert {**seen, **curve(lines[:-1])} == pytest.approx(expected, rel=1e-3)
+
+
+def test_ranks_agree_on_the_checkpoint_before_a_damaged_one(
+    launch: Callable[..., Any], text: Path, tmp_path: Path
+) -> None:
+    arguments = ["--data", str(text), *COMMON, "--parallel", "fsdp", "--backend", "eager"]
+    arguments += ["--checkpoint-dir", str(tmp_path), "--checkpoint-every", "4"]
+    first = launch(*arguments, processes=2)
+    list(first.lines())
+    status, errors = first.wait()
+    assert status == 0, errors
+    newest = tmp_path / f"step-{STEPS:08d}"
+    data = newest / "__1_0.distcp"
+    damaged = bytearray(data.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    data.write_bytes(damaged)
+    second = launch(*arguments, processes=2)
+    lines = list(second.lines())
+    status, errors = second.wait()
+    assert status == 0, errors
+    (resumed,) = [line for line in lines if line.get("event") == "resume"]
+    assert resumed["step"] < STEPS
+    assert f"ResumeWarning: {data} cannot be read" in errors
+    assert (tmp_path / f"{newest.name}.damaged-1" / data.name).read_bytes() == bytes(damaged)

@@ -22,7 +22,7 @@ from kubernetes.config.config_exception import ConfigException
 
 from trnx.eks.cluster.resources import KNOWN, Resource
 from trnx.eks.cluster.translate import bad_answer, translated, unreachable
-from trnx.eks.documents import Manifest
+from trnx.eks.documents import Manifest, where_of
 from trnx.eks.errors import (
     AbsentError,
     NoClusterError,
@@ -84,6 +84,15 @@ def _configuration(patience: Patience) -> Any:
     return configuration
 
 
+def _reason(error: Exception) -> str:
+    """What is wrong with a kubeconfig, without a line of it."""
+    if isinstance(error, yaml.YAMLError):
+        return where_of(error)
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return str(error) if isinstance(error, ConfigException) else "it has not the form of one"
+
+
 def connect(
     kubeconfig: Path | None = None, context: str | None = None, patience: Patience | None = None
 ) -> Api:
@@ -106,9 +115,9 @@ def connect(
     except (ConfigException, yaml.YAMLError, OSError, TypeError, KeyError) as error:
         place = file or "~/.kube/config"
         raise NoClusterError(
-            f"no cluster: {place} cannot be used ({error}); write it with `aws eks "
+            f"no cluster: {place} cannot be used ({_reason(error)}); write it with `aws eks "
             "update-kubeconfig --name CLUSTER --region REGION`, or name a file with --kubeconfig"
-        ) from error
+        ) from None
     return Api(kubernetes_client.ApiClient(configuration), patience)
 
 
@@ -141,7 +150,7 @@ class Api:
                 **options,
             )
         except ApiException as error:
-            raise translated(error, f"{method} {path}", self.host) from None
+            raise translated(error, f"{method} {path}", self.host, body) from None
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise unreachable(error, f"{method} {path}", self.host) from None
 

@@ -24,9 +24,16 @@ from trnx.eks.errors import (
     UnauthorizedError,
     UnreachableError,
 )
+from trnx.eks.redaction import HIDDEN, texts_at_risk, without
 
 _LONGEST = 600
 _GROUP = re.compile(r" /apis/([^/ ]+)/([^/ ]+)(?:/namespaces/[^/]+)?(?:/([^/ ]+))?")
+# A text, an object of Go or JSON, or a word.
+_VALUE = re.compile(
+    r"((?:Invalid|Unsupported|Duplicate) value: )"
+    r'(?:"(?:[^"\\]|\\.)*"|[\w.*\[\]]*\{.*\}|[^\s:,"]+(?=:))',
+    re.DOTALL,
+)
 _MANAGER = re.compile(r'conflicts? with "([^"]+)"')
 
 
@@ -40,6 +47,8 @@ def _status(error: ApiException) -> dict[str, Any]:
 
 def _message(error: ApiException, status: dict[str, Any]) -> str:
     text = str(status.get("message") or error.reason or "no reason given")
+    # The API server repeats the value that it refuses.
+    text = _VALUE.sub(rf"\g<1>{HIDDEN}", text)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
@@ -79,10 +88,10 @@ def _conflict(request: str, message: str, status: dict[str, Any]) -> ClusterErro
     return ConflictError(f"{message}; it was changed at the same time: run the command again")
 
 
-def translated(error: ApiException, request: str, host: str) -> ClusterError:
-    """The named error of an answer that is not 2xx."""
+def translated(error: ApiException, request: str, host: str, sent: Any = None) -> ClusterError:
+    """The named error of an answer that is not 2xx; it shows nothing of the variables in `sent`."""
     status = _status(error)
-    message, code = _message(error, status), error.status or 0
+    message, code = without(_message(error, status), texts_at_risk(sent)), error.status or 0
     if code == 401:
         return UnauthorizedError(
             f"{host} does not know who asks (401); renew the credentials, for example with "
