@@ -130,7 +130,8 @@ class FallbackReport:
 class GraphReport:
     """One compiled graph. `kind` is forward, backward or inference; `name` is unique.
 
-    `runs` counts the calls of the graph while somebody collected reports.
+    `runner_reason` says why the runner was chosen. `runs` counts the calls of the graph while
+    somebody collected reports.
     `fallbacks` are the ops that do not run on NKI, `near_misses` those that do, but not in the
     bigger kernel that nearly took them. `flops_total` counts the matrix products of the graph as
     torch's FlopCounterMode does; `bytes_*` are the sizes of all operands and results of compute
@@ -141,6 +142,7 @@ class GraphReport:
     kind: str
     target: str
     runner: str
+    runner_reason: str = ""
     regions: list[RegionReport] = field(default_factory=list)
     fallbacks: list[FallbackReport] = field(default_factory=list)
     near_misses: list[FallbackReport] = field(default_factory=list)

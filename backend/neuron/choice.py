@@ -1,0 +1,38 @@
+"""Which runner the option `runner` means on this machine, and why."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from trnx.backend.neuron.stack import Stack, find_stack
+from trnx.backend.runners import NeuronRunner, Runner, make_runner
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A runner, and the reason that the report gives for it."""
+
+    runner: Runner
+    reason: str
+
+
+def choose_runner(name: str, stack: Stack | None = None) -> Choice:
+    """The runner for the value `name` of the option.
+
+    `auto` is `neuron` where TorchNeuron and a device are, else `simulator`. Raises NeuronStackError
+    or NeuronDeviceError where `neuron` is asked for and cannot be.
+    """
+    if name not in ("auto", "neuron"):
+        return Choice(make_runner(name), f"runner={name!r}")
+    found = find_stack() if stack is None else stack
+    problem = found.problem()
+    if problem is None:
+        return Choice(NeuronRunner(), f"runner={name!r}: TorchNeuron {found.version} and a device")
+    if name == "neuron":
+        raise problem
+    if found.kind == "native":  # somebody wants the device; the log says why it is not used
+        log.warning("kernels run in the simulator: %s", problem)
+    return Choice(make_runner("simulator"), f"runner='auto': {problem}")
