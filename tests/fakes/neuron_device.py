@@ -137,10 +137,23 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     return _Call(op, args, kwargs).run()
 
 
+def _convolution(*args: Any) -> Any:
+    return _fallback(aten.convolution.default, *args)
+
+
+def _convolution_backward(*args: Any) -> Any:
+    *given, needed = args
+    return _fallback(aten.convolution_backward.default, *given[:3], None, *given[3:], needed)
+
+
 _library = torch.library.Library("_", "IMPL")
+_aten = torch.library.Library("aten", "IMPL")
 
 
 def register() -> None:
     """Make the device `neuron` known to this process, for good."""
     _setup_privateuseone_for_python_backend("neuron", backend_module=_Module())
     _library.fallback(_fallback, "PrivateUse1")
+    # What torch calls for convolutions of a device that is not its own.
+    _aten.impl("convolution_overrideable", _convolution, "PrivateUse1")
+    _aten.impl("convolution_backward_overrideable", _convolution_backward, "PrivateUse1")
