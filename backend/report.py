@@ -206,6 +206,8 @@ class GraphReport:
             f"{sum(r.engine == 'nki' for r in self.regions)} NKI regions, "
             f"{percent(share(self.flops_nki, self.flops_total))} of FLOPs"
         )
+        if self.runner_reason:
+            head += f"\n  runner {self.runner} ({self.runner_reason})"
         rows = [f"  {r.name:<40} {r.where:<6} {', '.join(counted(r.ops))}" for r in self.regions]
         misses = [f"  {line}" for line in ledger_lines(self.fallbacks)]
         return "\n".join([head, *rows, *(["  not on NKI:"] if misses else []), *misses])

@@ -5,10 +5,21 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from trnx.backend.neuron.errors import NeuronError
 from trnx.backend.neuron.stack import Stack, find_stack
 from trnx.backend.runners import NeuronRunner, Runner, make_runner
 
 log = logging.getLogger(__name__)
+
+
+def explained_runner(name: str) -> str:
+    """What `explain` says of the option: the runner that a call would have and why, or what is
+    missing for it."""
+    try:
+        choice = choose_runner(name)
+    except NeuronError as problem:
+        return f"none: {problem}"
+    return f"{choice.runner.name} ({choice.reason})"
 
 
 @dataclass(frozen=True)

