@@ -42,7 +42,7 @@ def trnx(
     if mode not in (None, "default"):
         raise UnsupportedModeError(mode)
     chosen = make_options(options)
-    return compile_captured(gm, example_inputs, chosen, choose_runner(chosen.runner))
+    return compile_captured(gm, example_inputs, chosen, choose_runner(chosen.runner, chosen.target))
 
 
 def compile_captured(

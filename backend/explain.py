@@ -286,7 +286,7 @@ def explain(
         compiled(*_copied(args), **_copied(kwargs))
     if not reports:
         raise ExampleError(_nothing_captured(_by_line(breaks)))
-    runner = explained_runner(chosen.runner)
+    runner = explained_runner(chosen.runner, chosen.target)
     return Explanation(chosen.target, reports, _by_line(breaks), runner)
 
 

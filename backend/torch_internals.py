@@ -37,6 +37,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trnx.fx_passes.source import users_name
+from trnx.simulator.spec import TensorSpec
 
 # What Dynamo writes of a line and of a function that it gave up.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ([^\s,]+)')
@@ -217,10 +218,14 @@ def implementation(overload: Any) -> Callable[..., Any]:
     return function
 
 
-def trace_on_meta(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
-    """The ATen graph of a function of tensors without memory (device `meta`)."""
+def trace_on_meta(function: Callable[..., Any], inputs: Sequence[TensorSpec]) -> fx.GraphModule:
+    """The ATen graph of a function of tensors, which have no memory (device `meta`)."""
     with _disable_current_modes(), torch.no_grad():
-        traced: fx.GraphModule = make_fx(function)(*inputs)
+        given = [
+            torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
+            for spec in inputs
+        ]
+        traced: fx.GraphModule = make_fx(function)(*given)
         return traced
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from trnx.backend.neuron.errors import NeuronError
+from trnx.backend.neuron.errors import NeuronDeviceError, NeuronError
 from trnx.backend.neuron.stack import Stack, find_stack
 from trnx.backend.runners import NeuronRunner, Runner, make_runner
 
 log = logging.getLogger(__name__)
 
 
-def explained_runner(name: str) -> str:
+def explained_runner(name: str, target: str) -> str:
     """What `explain` says of the option: the runner that a call would have and why, or what is
     missing for it."""
     try:
-        choice = choose_runner(name)
+        choice = choose_runner(name, target)
     except NeuronError as problem:
         return f"none: {problem}"
     return f"{choice.runner.name} ({choice.reason})"
@@ -30,8 +30,8 @@ class Choice:
     reason: str
 
 
-def choose_runner(name: str, stack: Stack | None = None) -> Choice:
-    """The runner for the value `name` of the option.
+def choose_runner(name: str, target: str, stack: Stack | None = None) -> Choice:
+    """The runner for the value `name` of the option and the `target`.
 
     `auto` is `neuron` where TorchNeuron and a device are, else `simulator`. Raises NeuronStackError
     or NeuronDeviceError where `neuron` is asked for and cannot be.
@@ -39,7 +39,7 @@ def choose_runner(name: str, stack: Stack | None = None) -> Choice:
     if name not in ("auto", "neuron"):
         return Choice(make_runner(name), f"runner={name!r}")
     found = find_stack() if stack is None else stack
-    problem = found.problem()
+    problem = _unsupported(target) or found.problem()
     if problem is None:
         return Choice(NeuronRunner(), f"runner={name!r}: TorchNeuron {found.version} and a device")
     if name == "neuron":
@@ -47,3 +47,13 @@ def choose_runner(name: str, stack: Stack | None = None) -> Choice:
     if found.kind == "native":  # somebody wants the device; the log says why it is not used
         log.warning("kernels run in the simulator: %s", problem)
     return Choice(make_runner("simulator"), f"runner='auto': {problem}")
+
+
+def _unsupported(target: str) -> NeuronError | None:
+    """TorchNeuron is for Trn2 and Trn3 (torch/get-started/quickstart-torch-neuron.rst)."""
+    if target in ("trn2", "trn3"):
+        return None
+    return NeuronDeviceError(
+        f"TorchNeuron runs on Trn2 and Trn3, and the target is {target}: choose the target of the "
+        "instance, or options={'runner': 'simulator'}"
+    )

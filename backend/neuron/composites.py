@@ -23,7 +23,7 @@ def decomposed(
     `args` are the call's arguments in `graph`.
     """
     tensors = [a for a in node.args if isinstance(a, fx.Node)]
-    given = [_like(a, symbols) for a in tensors]
+    given = [concrete_spec(a.meta["val"], symbols) for a in tensors]
 
     def call(*values: torch.Tensor) -> Any:
         known = dict(zip(tensors, values, strict=True))
@@ -44,8 +44,3 @@ def decomposed(
             )
             copies[inner].meta = copied_meta(node)
     raise AssertionError("a traced graph has an output")
-
-
-def _like(node: fx.Node, symbols: Symbols) -> torch.Tensor:
-    spec = concrete_spec(node.meta["val"], symbols)
-    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")

@@ -32,18 +32,19 @@ from trnx.backend.programs import PROGRAMS
 from trnx.backend.shapes import Symbols, UnknownSizeError, concrete, concrete_spec, placeholders
 from trnx.backend.torch_internals import without_fake_mode
 from trnx.fx_passes.metadata import copied_meta
-from trnx.fx_passes.nodes import arguments, op_name
+from trnx.fx_passes.nodes import arguments, op_name, tensors
 from trnx.fx_passes.numbers import number_tensor
 from trnx.fx_passes.region import Plan, Region
 from trnx.fx_passes.source import source_line
-from trnx.fx_passes.symbolic import is_symbolic
+from trnx.fx_passes.symbolic import depends_on_data, is_symbolic
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.spec import TensorSpec, contiguous_strides
 
 aten = torch.ops.aten
 
-# compiler/error-codes/EVRF004.rst; float64 is computed in 32 bits there.
+# compiler/error-codes/EVRF004.rst; the device computes float64 in 32 bits, which is another result
+# (but for numbers, which PyTorch holds in float64 and operators round).
 _REFUSED = {
     torch.complex32: "use real and imaginary parts",
     torch.complex64: "use real and imaginary parts",
@@ -104,7 +105,7 @@ class _Writer:
         self.made = NeuronGraph(plan.graph_module, (), ())
 
     def run(self) -> NeuronGraph:
-        tensors = self.read_inputs()
+        places = self.read_inputs()
         for step in self.plan.steps:
             for node in step.nodes if isinstance(step, Region) else (step,):
                 _check(node)
@@ -119,21 +120,20 @@ class _Writer:
         self.graph.eliminate_dead_code()
         module = fx.GraphModule(_on_device(self.plan.graph_module, self.device), self.graph)
         made = self.made
-        return NeuronGraph(module, tensors, tuple(self.numbers), made.ops, made.refused)
+        return NeuronGraph(module, places, tuple(self.numbers), made.ops, made.refused)
 
     # -- inputs and plain nodes ------------------------------------------------------------------
 
     def read_inputs(self) -> tuple[int, ...]:
         """Placeholders of tensors, then of the numbers that tensors are made of at each call."""
-        tensors = []
+        places = []
         for index, node in enumerate(self.inputs):
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor):
-                self.check_sizes(node)
                 _check(node)
                 self.values[node] = self.graph.placeholder(node.name)
                 self.values[node].meta = dict(node.meta)
-                tensors.append(index)
+                places.append(index)
             else:
                 self.values[node] = self.number(node)
         for node in self.plan.graph_module.graph.nodes:
@@ -143,26 +143,12 @@ class _Writer:
                 self.values[node] = self.graph.placeholder(node.name)
                 place = self.inputs.index(arguments(node)[0])
                 self.numbers.append((place, dict(node.kwargs)["dtype"]))
-        return tuple(tensors)
+        return tuple(places)
 
     def is_run_time(self, node: fx.Node) -> bool:
         """Whether the number of a `number_tensor` is an input that nothing is made for."""
         number = node.args[0]
         return isinstance(number, fx.Node) and number in self.inputs and self.number(number) is None
-
-    def check_sizes(self, node: fx.Node) -> None:
-        try:
-            concrete_spec(node.meta["val"], self.symbols)
-        except UnknownSizeError as error:
-            self.unknown_size(node, error)
-
-    def unknown_size(self, node: fx.Node, error: UnknownSizeError) -> None:
-        raise NeuronShapeError(
-            f"{op_name(node)} at {source_line(node) or 'unknown line'} has a size that depends on "
-            f"data ({error}), and graphs of the device have static sizes: leave "
-            "torch._dynamo.config.capture_dynamic_output_shape_ops at False, so that the graph "
-            "breaks there, or pad to a fixed size"
-        ) from None
 
     def number(self, node: fx.Node) -> Any:
         value = node.meta.get("val")
@@ -189,10 +175,7 @@ class _Writer:
             self.values[node] = self.number(node)
             if self.values[node] is not None:
                 return
-        try:
-            args, kwargs = self.resolved(node.args), self.resolved(node.kwargs)
-        except UnknownSizeError as error:
-            self.unknown_size(node, error)
+        args, kwargs = self.resolved(node.args), self.resolved(node.kwargs)
         if getattr(node.target, "namespace", "") == "trnx":
             self.values[node] = decomposed(self.graph, node, args, self.device, self.symbols)
         elif node.target is operator.getitem and isinstance(args[0], (list, tuple)):
@@ -225,11 +208,7 @@ class _Writer:
         assert region.match is not None
         match, kernel = region.match, region.match.kernel
         op, line = describe(region)
-        try:
-            b, _ = concrete_bindings(match, self.symbols)
-        except UnknownSizeError as error:
-            self.unknown_size(region.nodes[-1], error)
-        b = _dense(b)
+        b = _dense(concrete_bindings(match, self.symbols)[0])
         if rejected := kernel.supports(b, self.hw):
             reason = f"{kernel.name} refuses contiguous operands: {rejected.reason}"
             return self.refuse(KernelRefusedError, reason, op, line)
@@ -327,16 +306,29 @@ def _dense(b: Bindings) -> Bindings:
 
 
 def _check(node: fx.Node) -> None:
-    """Raises NeuronDtypeError for a dtype that the device does not have."""
-    value = node.meta.get("val")
-    for item in value if isinstance(value, (list, tuple)) else (value,):
-        if isinstance(item, torch.Tensor) and item.dtype in _REFUSED:
-            where = source_line(node) or next(filter(None, map(source_line, node.users)), "")
+    """Raises NeuronDtypeError or NeuronShapeError for what the device does not have."""
+    for value in tensors((node.meta.get("val"),)):
+        if _is_refused(value):
             raise NeuronDtypeError(
-                f"{node.name if node.op == 'placeholder' else op_name(node)} at "
-                f"{where or 'unknown line'} is {item.dtype}, which Neuron devices do not have: "
-                f"{_REFUSED[item.dtype]}"
+                f"{_place(node)} is {value.dtype}, which Neuron devices do not have: "
+                f"{_REFUSED[value.dtype]}"
             )
+        if depends_on_data(value):
+            raise NeuronShapeError(
+                f"{_place(node)} has a size that depends on data, and graphs of the device have "
+                "static sizes: leave torch._dynamo.config.capture_dynamic_output_shape_ops at "
+                "False, so that the graph breaks there, or pad to a fixed size"
+            )
+
+
+def _place(node: fx.Node) -> str:
+    """A node's op, or input, and the user's line: where it is read for an input."""
+    line = source_line(node) or next(filter(None, map(source_line, node.users)), "unknown line")
+    return f"{f'input {node.name}' if node.op == 'placeholder' else op_name(node)} at {line}"
+
+
+def _is_refused(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in _REFUSED and (tensor.ndim > 0 or tensor.is_complex())
 
 
 def _on_device(root: fx.GraphModule, device: torch.device) -> torch.nn.Module:

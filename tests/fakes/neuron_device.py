@@ -16,7 +16,7 @@ aten = torch.ops.aten
 HOST = torch.device("cpu")
 _HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 # compiler/error-codes/EVRF004.rst (complex); eager computes float64 in float32 on the device.
-REFUSED = frozenset({torch.complex64, torch.complex128, torch.float64})
+_REFUSED = frozenset({torch.complex64, torch.complex128, torch.float64})
 # Calls of operators on the device, those within a handed-over graph apart: (op, is in a graph).
 calls: list[tuple[str, bool]] = []
 in_graph: list[bool] = []
@@ -73,8 +73,13 @@ def to_device(tensor: torch.Tensor) -> torch.Tensor:
     return _set(torch._C._acc.create_empty_tensor([0], tensor.dtype), storage, tensor)
 
 
+def is_refused(tensor: torch.Tensor) -> bool:
+    """Whether the device has no such tensor; numbers may be float64."""
+    return tensor.dtype in _REFUSED and (tensor.ndim > 0 or tensor.is_complex())
+
+
 def _check(tensor: torch.Tensor) -> None:
-    if tensor.dtype in REFUSED:
+    if is_refused(tensor):
         raise RuntimeError(f"{tensor.dtype} is not supported on the Neuron device")
 
 

@@ -149,8 +149,9 @@ def resnet() -> dict[str, Any]:
     """A small ResNet; its convolutions stay ATen ops of the graph."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
-        Block(16, 16, 1), Block(16, 32, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+        nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1), Block(16, 16, 1), Block(16, 32, 2), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(32, 10),
     ).eval()  # fmt: skip
     images = torch.randn(2, 3, 32, 32)
 

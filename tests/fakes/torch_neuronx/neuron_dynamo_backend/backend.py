@@ -27,7 +27,7 @@ def _check(gm: fx.GraphModule) -> None:
                 raise RuntimeError(f"dynamic shapes are not supported: {node.name}")
             if item.device.type != "neuron":
                 raise RuntimeError(f"{node.name} is on {item.device}, not on the Neuron device")
-            if item.dtype in neuron_device.REFUSED:
+            if neuron_device.is_refused(item):
                 raise RuntimeError(f"{node.name} is {item.dtype}, which is not supported")
 
 
