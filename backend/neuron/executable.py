@@ -16,17 +16,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import fx
 
 from trnx.backend.kernel_call import describe
 from trnx.backend.neuron.errors import NeuronCompileError, NeuronError
-from trnx.backend.neuron.graph import NeuronGraph, neuron_graph
+from trnx.backend.neuron.graph import NeuronGraph, made_at_each_call, neuron_graph
 from trnx.backend.neuron.stack import LNC_VARIABLE
 from trnx.backend.options import Options
 from trnx.backend.report import FallbackReport, GraphReport
 from trnx.backend.shapes import Number, specialised_symbols, symbol_sources
 from trnx.backend.torch_internals import dynamo_backend, without_modes
-from trnx.fx_passes.numbers import number_tensor
+from trnx.fx_passes.numbers import symbols_read
 from trnx.fx_passes.region import Plan
+from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.fork_locks import fork_lock
 
 # A graph that fails to compile must fail, and not run op by op: torch/reference/env-vars.rst,
@@ -50,7 +52,8 @@ class NeuronExecutable:
         self._options = options
         self._report = report
         self._device = device
-        self._sources = symbol_sources(plan.graph_module, specialised_symbols(plan))
+        needed = specialised_symbols(plan) | _numbers_in_calls(plan.graph_module.graph)
+        self._sources = symbol_sources(plan.graph_module, needed)
         self._lock = fork_lock(self, threading.RLock)
         self._compiled: dict[tuple[Number, ...], _Compiled] = {}
         _all_compiled(report)
@@ -61,14 +64,24 @@ class NeuronExecutable:
         compiled = self._specialised(tuple(source.read(args) for source in self._sources))
         graph = compiled.graph
         given = [self._on_device(args[i]) for i in graph.tensors]
-        given += [self._on_device(number_tensor(args[i], dtype)) for i, dtype in graph.numbers]
+        given += [self._on_device(make(args[i])) for i, make in graph.numbers]
+        kept = {place: args[place] for kind, place in graph.results if kind == "input"}
         args.clear()
         with torch.no_grad(), without_modes(), _named(self._report.name):
-            if compiled.run is None:
-                with self._lock:
-                    if compiled.run is None:
-                        compiled.run = self._hand_over(graph, given)
-            return list(compiled.run(*given))
+            computed = self._run(compiled, given)
+        found: dict[str, Any] = {"computed": computed, "input": kept}
+        return [
+            value if kind == "constant" else found[kind][value] for kind, value in graph.results
+        ]
+
+    def _run(self, compiled: _Compiled, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if compiled.graph.is_empty:
+            return ()
+        if compiled.run is None:
+            with self._lock:
+                if compiled.run is None:
+                    compiled.run = self._hand_over(compiled.graph, given)
+        return compiled.run(*given)
 
     def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor without its history; numbers (tensors without dimensions) may come from host
@@ -109,6 +122,18 @@ class NeuronExecutable:
             found = FallbackReport(op, regions[name].nodes[-1].name, "xla", reason, line)
             if found not in self._report.fallbacks:
                 self._report.fallbacks.append(found)
+
+
+def _numbers_in_calls(graph: fx.Graph) -> frozenset[Any]:
+    """The symbols of numbers that calls read: a graph is made for their values."""
+    read = [
+        number
+        for node in graph.nodes
+        if not made_at_each_call(node)
+        for number in node.all_input_nodes
+        if is_symbolic(number.meta.get("val"))
+    ]
+    return symbols_read(read)
 
 
 def _all_compiled(report: GraphReport) -> None:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -29,7 +30,14 @@ from trnx.backend.neuron.composites import decomposed
 from trnx.backend.neuron.errors import NeuronDtypeError, NeuronError, NeuronShapeError
 from trnx.backend.neuron.region_op import RegionOp, check_lnc, region_op
 from trnx.backend.programs import PROGRAMS
-from trnx.backend.shapes import Symbols, UnknownSizeError, concrete, concrete_spec, placeholders
+from trnx.backend.shapes import (
+    Number,
+    Symbols,
+    UnknownSizeError,
+    concrete,
+    concrete_spec,
+    placeholders,
+)
 from trnx.backend.torch_internals import without_fake_mode
 from trnx.fx_passes.metadata import copied_meta
 from trnx.fx_passes.nodes import arguments, op_name, tensors
@@ -53,10 +61,25 @@ _REFUSED = {
 }
 
 
+Result = tuple[Literal["computed", "input", "constant"], Any]
+Maker = Callable[[Number], torch.Tensor]
+
+
+def made_at_each_call(node: fx.Node) -> bool:
+    """True for a tensor without dimensions that is made of a number among the graph's inputs."""
+    if node.target not in (number_tensor, aten.scalar_tensor.default):
+        return False
+    number = arguments(node)[0]
+    return isinstance(number, fx.Node) and number.op == "placeholder"
+
+
 @dataclass
 class NeuronGraph:
     """`graph_module` takes the tensors among the inputs of the plan's graph (`tensors` are their
-    places) and after them the 0-d tensors of `numbers`: (place of the number, dtype).
+    places) and after them the tensors that `numbers` make of numbers: (place of the number, what
+    makes the tensor). It returns tensors that it computes; `results` says what the plan's graph
+    returns: of each result the kind, and its place among the computed ones or the plan's inputs,
+    or the number (or None) that it is.
 
     `ops` are its NKI ops by region; `refused` the regions whose kernel could not be launched, with
     the reason: their nodes stand in the graph instead.
@@ -64,9 +87,15 @@ class NeuronGraph:
 
     graph_module: fx.GraphModule
     tensors: tuple[int, ...]
-    numbers: tuple[tuple[int, torch.dtype], ...]
+    numbers: tuple[tuple[int, Maker], ...]
+    results: tuple[Result, ...]
     ops: dict[str, RegionOp] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not any(node.op == "call_function" for node in self.graph_module.graph.nodes)
 
 
 def neuron_graph(
@@ -101,8 +130,9 @@ class _Writer:
         self.graph = fx.Graph()
         self.values: dict[fx.Node, Any] = {}
         self.inputs = placeholders(plan.graph_module)
-        self.numbers: list[tuple[int, torch.dtype]] = []
-        self.made = NeuronGraph(plan.graph_module, (), ())
+        self.numbers: list[tuple[int, Maker]] = []
+        self.ops: dict[str, RegionOp] = {}
+        self.refused: dict[str, str] = {}
 
     def run(self) -> NeuronGraph:
         places = self.read_inputs()
@@ -115,12 +145,11 @@ class _Writer:
             else:
                 for node in step.nodes if isinstance(step, Region) else (step,):
                     self.copy(node)
-        returned = self.plan.graph_module.graph.output_node().args[0]
-        self.graph.output(self.resolved(list(returned)))  # type: ignore[arg-type]
+        results = self.write_output()
         self.graph.eliminate_dead_code()
         module = fx.GraphModule(_on_device(self.plan.graph_module, self.device), self.graph)
-        made = self.made
-        return NeuronGraph(module, places, tuple(self.numbers), made.ops, made.refused)
+        numbers = tuple(self.numbers)
+        return NeuronGraph(module, places, numbers, results, self.ops, self.refused)
 
     # -- inputs and plain nodes ------------------------------------------------------------------
 
@@ -139,16 +168,28 @@ class _Writer:
         for node in self.plan.graph_module.graph.nodes:
             if node.op == "get_attr":
                 self.values[node] = self.graph.node_copy(node)
-            elif node.target is number_tensor and self.is_run_time(node):
+            elif made_at_each_call(node) and self.number(arguments(node)[0]) is None:
                 self.values[node] = self.graph.placeholder(node.name)
                 place = self.inputs.index(arguments(node)[0])
-                self.numbers.append((place, dict(node.kwargs)["dtype"]))
+                maker = partial(node.target, dtype=dict(node.kwargs)["dtype"])
+                self.numbers.append((place, maker))
         return tuple(places)
 
-    def is_run_time(self, node: fx.Node) -> bool:
-        """Whether the number of a `number_tensor` is an input that nothing is made for."""
-        number = node.args[0]
-        return isinstance(number, fx.Node) and number in self.inputs and self.number(number) is None
+    def write_output(self) -> tuple[Result, ...]:
+        """What is computed goes through the device; inputs (saved for backward, mostly) and numbers
+        need not."""
+        computed: dict[fx.Node, int] = {}
+        results: list[Result] = []
+        for node in arguments(self.plan.graph_module.graph.output_node())[0]:
+            value = self.values[node] if isinstance(node, fx.Node) else self.resolved(node)
+            if node in self.inputs and isinstance(value, fx.Node):
+                results.append(("input", self.inputs.index(node)))
+            elif isinstance(value, fx.Node):
+                results.append(("computed", computed.setdefault(value, len(computed))))
+            else:
+                results.append(("constant", value))
+        self.graph.output(tuple(computed))
+        return tuple(results)
 
     def number(self, node: fx.Node) -> Any:
         value = node.meta.get("val")
@@ -199,7 +240,7 @@ class _Writer:
         else:
             found = self.launched(region)
         if found:
-            self.made.refused[region.name] = found
+            self.refused[region.name] = found
             for node in region.nodes:
                 self.copy(node)
 
@@ -239,7 +280,7 @@ class _Writer:
             "call_function", made.overload, tuple(operands), name=made.kernel_name
         )
         called.meta = copied_meta(origin)
-        self.made.ops[region.name] = made
+        self.ops[region.name] = made
         for index, node in enumerate(region.match.results):
             if node is None:
                 continue

@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[Any]]] = {
         ),
         [rows(3)],
     ),
-    "nothing computed": (lambda x: x.view(-1)[:5], [rows(3)]),
+    "a view alone": (lambda x: x.view(-1)[:5], [rows(3)]),
 }
 
 
@@ -175,15 +175,20 @@ def sizes(dynamic: bool | None) -> dict[str, Any]:
     }
 
 
-def numbers() -> dict[str, Any]:
-    """A number that changes from call to call is an input of one graph."""
+_NUMBERS: dict[str, tuple[Callable[..., Any], Sequence[Any]]] = {
+    "float": (lambda x, s: F.relu(x) * s, (0.5, 1.5, -2.25)),
+    "int": (lambda x, s: F.relu(x) * s, (3, 5, 7)),
+    "bound": (lambda x, s: x.clamp(max=s), (3, 5, 7)),
+    "in a call": (lambda x, s: F.leaky_relu(x, 1 / s), (3, 5, 7)),
+}
 
-    def function(x: torch.Tensor, scale: float) -> torch.Tensor:
-        return F.relu(x) * scale
 
+def numbers(name: str) -> dict[str, Any]:
+    """A number that changes from call to call."""
+
+    function, values = _NUMBERS[name]
     options = {"runner": "neuron"}
     compiled = torch.compile(function, backend="trnx", dynamic=True, options=options)
-    values = (0.5, 1.5, -2.25)
     found = [_same(compiled(_on_device(rows(4)), s), function(rows(4), s)) for s in values]
     return {"differences": found, "handed": len(handed_over.graphs)}
 

@@ -12,7 +12,7 @@ EDGES = [
     "transposed weight", "transposed rows", "every second column", "expanded", "channels last",
     "bool in", "bool out", "int64 in", "int64 out", "a number", "a number in", "two results",
     "an input returned", "a view returned", "a result twice", "a constant",
-    "a mask made in the graph", "nothing computed",
+    "a mask made in the graph", "a view alone",
 ]  # fmt: skip
 
 
@@ -54,8 +54,11 @@ def test_each_size_has_a_graph_of_numbers(
     assert found["ops"] == [1] * len(runs)
 
 
-def test_a_changing_number_is_an_input(on_fakes: Any) -> None:
-    assert on_fakes("numbers") == {"differences": ["", "", ""], "handed": 1}
+@pytest.mark.parametrize(
+    ("name", "graphs"), [("float", 1), ("int", 1), ("bound", 1), ("in a call", 3)]
+)
+def test_a_changing_number_is_an_input(on_fakes: Any, name: str, graphs: int) -> None:
+    assert on_fakes("numbers", name) == {"differences": ["", "", ""], "handed": graphs}
 
 
 def test_a_graph_may_not_fall_back_to_eager_in_silence(on_fakes: Any) -> None:

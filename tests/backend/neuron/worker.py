@@ -16,12 +16,13 @@ import torch  # noqa: E402  loads the fakes, as torch loads the real packages
 torch.set_num_threads(1)
 import edge_cases  # noqa: E402
 import failures  # noqa: E402
+import fake_facts  # noqa: E402
 import handed_over  # noqa: E402
 import neuron_device  # noqa: E402
 import on_fakes  # noqa: E402
 from nki import _launch  # noqa: E402
 
-_FUNCTIONS = {**vars(edge_cases), **vars(failures), **vars(on_fakes)}
+_FUNCTIONS = {**vars(edge_cases), **vars(failures), **vars(fake_facts), **vars(on_fakes)}
 
 for line in sys.stdin:
     name, args = json.loads(line)
