@@ -12,11 +12,14 @@ import torch
 from torch import fx
 
 from trnx.backend.executable import Executable
+from trnx.backend.neuron.choice import Choice
+from trnx.backend.neuron.executable import NeuronExecutable
+from trnx.backend.neuron.host_view import device_of, seen_on_host
 from trnx.backend.options import Options
 from trnx.backend.pipeline import make_engines, plan_graph
 from trnx.backend.prediction import PREDICTIONS
 from trnx.backend.report import GraphReport, RegionReport, publish, ran
-from trnx.backend.runners import Runner
+from trnx.backend.runners import NeuronRunner
 from trnx.backend.torch_internals import (
     boxed,
     copy_graph_module,
@@ -48,12 +51,13 @@ def next_frame_name() -> str:
 class GraphCompiler:
     """Compiles the graphs (forward, backward or inference) that come from one captured graph.
 
-    Without a runner the graphs are planned and reported, and run in eager.
+    Without a choice of runner the graphs are planned and reported, and run in eager.
     """
 
-    def __init__(self, options: Options, runner: Runner | None, name: str) -> None:
+    def __init__(self, options: Options, choice: Choice | None, name: str) -> None:
         self._options = options
-        self._runner = runner
+        self._choice = choice
+        self._runner = None if choice is None else choice.runner
         self._name = name
 
     def compiler(self, kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
@@ -71,27 +75,39 @@ class GraphCompiler:
         flops = graph_flops(gm.graph.nodes)
         engines = make_engines(self._options)
         refused = find_refused(gm.graph)
-        given = copy_graph_module(gm) if refused else gm
-        plan = plan_graph(gm, self._options, engines)
-        report = self._report(plan, kind, engines)
-        report.flops_total = flops
-        if refused:
-            node, error = refused
-            report.fallbacks.append(entry(node, "eager", f"eager raises in every call: {error}"))
-            run = boxed(given.forward)
-        else:
-            run = self._executable(plan, engines, report)
+        device = device_of(gm)
+        is_kept = bool(refused) or (self._runner is None and device.type != "cpu")
+        given = copy_graph_module(gm) if is_kept else gm
+        with seen_on_host(gm):
+            plan = plan_graph(gm, self._options, engines)
+            report = self._report(plan, kind, engines)
+            report.flops_total = flops
+            if refused:
+                node, error = refused
+                reason = f"eager raises in every call: {error}"
+                report.fallbacks.append(entry(node, "eager", reason))
+            run = (
+                boxed(given.forward) if is_kept else self._executable(plan, engines, report, device)
+            )
         report.compile_seconds = time.perf_counter() - start
         publish(report)
         log.info("%s", report)
         return run
 
     def _executable(
-        self, plan: Plan, engines: Sequence[FallbackEngine], report: GraphReport
+        self,
+        plan: Plan,
+        engines: Sequence[FallbackEngine],
+        report: GraphReport,
+        device: torch.device,
     ) -> Callable[..., Any]:
         if self._runner is None:
             return boxed(plan.graph_module.forward)
-        executable = Executable(plan, self._options, self._runner, engines, report)
+        executable: Callable[[list[Any]], list[Any]]
+        if isinstance(self._runner, NeuronRunner):
+            executable = NeuronExecutable(plan, self._options, report, device)
+        else:
+            executable = Executable(plan, self._options, self._runner, engines, report)
 
         def run(args: list[Any]) -> list[Any]:
             ran(report)
@@ -105,6 +121,7 @@ class GraphCompiler:
             kind=kind,
             target=self._options.target,
             runner=self._runner.name if self._runner else "none",
+            runner_reason=self._choice.reason if self._choice else "",
         )
         for e in plan.ledger:
             (report.near_misses if e.engine == "nki" else report.fallbacks).append(e)

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 from trnx.backend.entry import compile_captured, trnx
 from trnx.backend.errors import CoverageError, ExampleError
 from trnx.backend.model_profile import ENGINES, range_of
+from trnx.backend.neuron.choice import explained_runner
 from trnx.backend.options import Options, make_options, option_names
 from trnx.backend.report import (
     GraphReport,
@@ -50,11 +51,15 @@ _NOTHING = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """The reports of all graphs, and where Dynamo ended one: (reason, user's line) -> how often."""
+    """The reports of all graphs, and where Dynamo ended one: (reason, user's line) -> how often.
+
+    `runner` is what would run the plan on this machine, and why.
+    """
 
     target: str
     reports: Reports
     graph_breaks: Mapping[tuple[str, str], int]
+    runner: str = ""
 
     @property
     def flops_on_nki(self) -> float | None:
@@ -72,6 +77,7 @@ class Explanation:
         """JSON-ready: totals, graphs with regions, fallbacks and near misses, graph breaks."""
         return {
             "target": self.target,
+            "runner": self.runner,
             "flops_on_nki": self.reports.flops_on_nki,
             "bytes_on_nki": self.reports.bytes_on_nki,
             "nodes_on_nki": self.reports.nodes_on_nki,
@@ -115,6 +121,7 @@ class Explanation:
             + ", ".join(f"{percent(shares[key])} of {name}" for key, name in _SHARES.items()),
             _time_line(self.reports, self.predicted_range_seconds),
             band_text(self.target),
+            f"runner: {self.runner}",
         ]
         for report in self.reports:
             lines += ["", *_graph_lines(report)]
@@ -279,7 +286,8 @@ def explain(
         compiled(*_copied(args), **_copied(kwargs))
     if not reports:
         raise ExampleError(_nothing_captured(_by_line(breaks)))
-    return Explanation(chosen.target, reports, _by_line(breaks))
+    runner = explained_runner(chosen.runner, chosen.target)
+    return Explanation(chosen.target, reports, _by_line(breaks), runner)
 
 
 def options_of(compiled: Compiled | None, options: Mapping[str, Any] | Options | None) -> Options:

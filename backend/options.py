@@ -8,7 +8,7 @@
 | target | trn1, trn2, trn3 (or an alias) | the generation to compile for |
 | fallback | auto, xla, eager, error | who runs what no kernel takes; error: nobody, raise instead |
 | select | profit, legal, none | NKI where it pays, wherever it can, or nowhere |
-| runner | simulator, reference | NKI kernels in the simulator, or their torch references |
+| runner | auto, neuron, simulator, reference | the device (auto: if there is one), or a stand-in |
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trnx.simulator.hardware import DEFAULT_TARGET, Hardware, hardware
 
 Fallback = Literal["auto", "xla", "eager", "error"]
 Select = Literal["profit", "legal", "none"]
-Runner = Literal["simulator", "reference"]
+Runner = Literal["auto", "neuron", "simulator", "reference"]
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "fallback": get_args(Fallback),
@@ -39,7 +39,7 @@ class Options:
     target: str = DEFAULT_TARGET
     fallback: Fallback = "auto"
     select: Select = "profit"
-    runner: Runner = "simulator"
+    runner: Runner = "auto"
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, str):

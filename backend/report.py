@@ -116,7 +116,8 @@ class RegionReport:
 class GraphReport:
     """One compiled graph. `kind` is forward, backward or inference; `name` is unique.
 
-    `runs` counts the calls of the graph while somebody collected reports.
+    `runner_reason` says why the runner was chosen. `runs` counts the calls of the graph while
+    somebody collected reports.
     `fallbacks` are the ops that do not run on NKI, `near_misses` those that do, but not in the
     bigger kernel that nearly took them. `flops_total` counts the matrix products of the graph as
     torch's FlopCounterMode does; `bytes_*` are the sizes of all operands and results of compute
@@ -127,6 +128,7 @@ class GraphReport:
     kind: str
     target: str
     runner: str
+    runner_reason: str = ""
     regions: list[RegionReport] = field(default_factory=list)
     fallbacks: list[LedgerEntry] = field(default_factory=list)
     near_misses: list[LedgerEntry] = field(default_factory=list)
@@ -190,6 +192,8 @@ class GraphReport:
             f"{sum(r.engine == 'nki' for r in self.regions)} NKI regions, "
             f"{percent(share(self.flops_nki, self.flops_total))} of FLOPs"
         )
+        if self.runner_reason:
+            head += f"\n  runner {self.runner} ({self.runner_reason})"
         rows = [f"  {r.name:<40} {r.where:<6} {', '.join(counted(r.ops))}" for r in self.regions]
         misses = [f"  {line}" for line in ledger_lines(self.fallbacks)]
         return "\n".join([head, *rows, *(["  not on NKI:"] if misses else []), *misses])

@@ -3,6 +3,7 @@
 * `simulator` replays the traced kernel.
 * `reference` runs the kernel's torch reference: fast, and the means to tell an error of a kernel
   from one of the plan.
+* `neuron` prepares nothing: the whole plan becomes one graph of the device (`neuron/`).
 """
 
 from __future__ import annotations
@@ -123,6 +124,16 @@ class ReferenceRunner:
         return Prepared(run)
 
 
+class NeuronRunner:
+    """Stands for the device, where TorchNeuron compiles whole graphs and not region by region."""
+
+    name = "neuron"
+
+    def prepare(self, kernel: Kernel, b: Bindings, hw: Hardware) -> Prepared:
+        """Not called: `neuron/executable.py` runs the plan."""
+        raise NotImplementedError("regions of the runner 'neuron' are ops of one graph")
+
+
 def make_runner(name: str) -> Runner:
-    """The runner that the option names."""
+    """The runner of this machine that the option names."""
     return SimulatorRunner() if name == "simulator" else ReferenceRunner()

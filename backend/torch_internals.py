@@ -31,10 +31,13 @@ from torch._functorch.partitioners import (
     min_cut_rematerialization_partition,
 )
 from torch._guards import detect_fake_mode
+from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trnx.fx_passes.source import users_name
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 # What Dynamo writes of a line and of a function that it gave up.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ([^\s,]+)')
@@ -207,6 +210,41 @@ def expression(value: Any) -> Any:
     """The sympy expression of a symbolic number; a plain number is returned as it is."""
     node = getattr(value, "node", None)
     return value if node is None else node.expr
+
+
+def implementation(overload: Any) -> Callable[..., Any]:
+    """The Python function behind a custom operator of `torch.library.custom_op`."""
+    function: Callable[..., Any] = OPDEFS[overload._schema.name]._init_fn
+    return function
+
+
+def trace_on_meta(function: Callable[..., Any], inputs: Sequence[TensorSpec]) -> fx.GraphModule:
+    """The ATen graph of a function of tensors, which have no memory (device `meta`)."""
+    with _disable_current_modes(), torch.no_grad():
+        given = [
+            torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
+            for spec in inputs
+        ]
+        traced: fx.GraphModule = make_fx(function)(*given)
+        return traced
+
+
+def move_fake(tensor: torch.Tensor, device: torch.device) -> None:
+    """Let a fake tensor say that it is on `device`."""
+    tensor.fake_device = device  # type: ignore[attr-defined]
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """No dispatch mode is on inside: in a graph's first call AOTAutograd has one on, under which
+    nothing else can be traced."""
+    context: AbstractContextManager[Any] = _disable_current_modes()
+    return context
+
+
+def dynamo_backend(name: str) -> Callable[..., Any]:
+    """The Dynamo backend that is registered under `name`."""
+    backend: Callable[..., Any] = torch._dynamo.lookup_backend(name)
+    return backend
 
 
 class GraphBreak(NamedTuple):

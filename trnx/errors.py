@@ -16,6 +16,17 @@ from trnx.backend.errors import (
     UnsupportedModeError,
     UnsupportedVersionError,
 )
+from trnx.backend.neuron.errors import (
+    NeuronCompileError,
+    NeuronConstantError,
+    NeuronDeviceError,
+    NeuronDtypeError,
+    NeuronError,
+    NeuronKernelError,
+    NeuronLncError,
+    NeuronShapeError,
+    NeuronStackError,
+)
 from trnx.eks.errors import (
     EksError,
     JobRefusedError,
@@ -74,6 +85,15 @@ __all__ = [
     "MissingExtraError",
     "MissingJobsExtraError",
     "ModelError",
+    "NeuronCompileError",
+    "NeuronConstantError",
+    "NeuronDeviceError",
+    "NeuronDtypeError",
+    "NeuronError",
+    "NeuronKernelError",
+    "NeuronLncError",
+    "NeuronShapeError",
+    "NeuronStackError",
     "OptionError",
     "OutOfBoundsError",
     "Reject",

@@ -8,26 +8,18 @@ tested with the simulator in the place of `nki`.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import inspect
 import statistics
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
+from trnx.backend.neuron.native import native_kernel
 from trnx.jobs.devices import detect, has_neuron
-from trnx.nki_kernels.errors import DuplicateKernelError
 from trnx.nki_kernels.spec import KernelSpec, Launch, Sample
 from trnx.simulator.memory.tensor_spec import TensorSpec
-
-_modules: dict[Path, ModuleType] = {}
 
 
 @dataclass(frozen=True)
@@ -41,25 +33,6 @@ class Measured:
 def has_device() -> bool:
     """Whether kernels can be called on Neuron tensors here."""
     return has_neuron() and importlib.util.find_spec("nki") is not None
-
-
-def native_kernel(kernel: Any) -> Callable[..., Any]:
-    """The kernel of the same name, from the same file, with the `nki` that is installed."""
-    function = inspect.unwrap(getattr(kernel, "function", kernel))
-    file = Path(function.__code__.co_filename)
-    if file not in _modules:
-        name = f"trnx_on_device_{file.stem}"
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # the kernel compiler finds sources by module
-        # Registering is a kernel file's last statement; its twin holds the name already.
-        with contextlib.suppress(DuplicateKernelError):
-            spec.loader.exec_module(module)
-        _modules[file] = module
-    native: Callable[..., Any] = getattr(_modules[file], function.__name__)
-    return native
 
 
 def _in_kernel_form(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ def test_defaults() -> None:
         "trn2",
         "auto",
         "profit",
-        "simulator",
+        "auto",
     )
     assert options.hardware.target == "trn2"
 

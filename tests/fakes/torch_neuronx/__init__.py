@@ -1,0 +1,15 @@
+"""The documented part of torch-neuronx 2.13: `nki_op`, `wrap_nki`, and the backend `neuron`."""
+
+from __future__ import annotations
+
+import neuron_device
+
+from torch_neuronx.nki_hop import nki_op, wrap_nki
+
+__all__ = ["nki_op", "wrap_nki"]
+
+neuron_device.register()
+
+
+def _autoload() -> None:
+    """The entry point of `torch.backends`: importing this package registers the device."""

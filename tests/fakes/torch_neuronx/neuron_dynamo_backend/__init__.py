@@ -1,0 +1,1 @@
+"""The Dynamo backend `neuron`."""
