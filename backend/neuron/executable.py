@@ -23,11 +23,11 @@ from trnx.backend.neuron.errors import NeuronCompileError, NeuronError
 from trnx.backend.neuron.graph import NeuronGraph, made_at_each_call, neuron_graph
 from trnx.backend.neuron.stack import LNC_VARIABLE
 from trnx.backend.options import Options
-from trnx.backend.report import FallbackReport, GraphReport
+from trnx.backend.report import GraphReport
 from trnx.backend.shapes import Number, specialised_symbols, symbol_sources
 from trnx.backend.torch_internals import dynamo_backend, without_modes
 from trnx.fx_passes.numbers import symbols_read
-from trnx.fx_passes.region import Plan
+from trnx.fx_passes.region import LedgerEntry, Plan
 from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.fork_locks import fork_lock
 
@@ -119,7 +119,7 @@ class NeuronExecutable:
         for name, reason in made.refused.items():
             op, line = describe(regions[name])
             entries[name].engine = "xla"
-            found = FallbackReport(op, regions[name].nodes[-1].name, "xla", reason, line)
+            found = LedgerEntry(op, regions[name].nodes[-1].name, "xla", reason, line)
             if found not in self._report.fallbacks:
                 self._report.fallbacks.append(found)
 
