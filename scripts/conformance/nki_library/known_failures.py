@@ -40,6 +40,8 @@ _SPILLS = (
     "HBM; the simulator counts what is live in program order"
 )
 
+_ROUTER = "test_moe_block_tkg.py::TestMoEBlockTkgKernel::test_moe_block_kernel_model"
+
 KNOWN_FAILURES = (
     KnownFailure(
         rf"{_TESTS}/output_projection/test_output_proj_tkg\.py::\w+::test_output_proj_tkg_\w+\[.*\]",
@@ -49,13 +51,33 @@ KNOWN_FAILURES = (
         _SPILLS,
     ),
     KnownFailure(
-        rf"{_TESTS}/moe/moe_cte/test_\w+\.py::\w+::test_moe_blockwise_mm_kernel_lnc2\[.*\]",
+        rf"{_TESTS}/moe/moe_cte/test_moe_cte\.py::\w+::test_moe_blockwise_mm_kernel_lnc2\[.*\]",
         _capacity(
             "psum", "bwmm_shard_on_I.py:compute_gate_and_up_projections_shard_on_intermediate"
         ),
         "ours",
         "the kernel fills more PSUM tiles than there are banks before it drains the first",
         _SPILLS,
+    ),
+    KnownFailure(
+        rf"{_TESTS}/moe/moe_cte/test_moe_cte\.py::\w+::test_moe_blockwise_mm_kernel_lnc2\[.*\]",
+        _capacity("sbuf", "bwmm_shard_on_block.py:bwmm_shard_on_block"),
+        "ours",
+        "the kernel keeps the hidden states of all tiles of several blocks at once",
+        _SPILLS,
+    ),
+    KnownFailure(
+        rf"{_TESTS}/moe_block/{re.escape(_ROUTER)}\[MODEL_WIP_GENERALITY_ln-2_ae-1_"
+        r"(ba-256_sq-4_hi-4096_ha-None_im-192_ge-128_le-16|"
+        r"ba-512_sq-4_hi-4096_ha-None_im-384_ge-128_le-8)_tk-8_rf-1_af-0_sm-1_"
+        r"wd-float8_e4m3_id-bfloat16_se-0_bi-0_cl-0_ra-1_np-1_sr-0_rd-bfloat16\]",
+        r"ValidationException: Validation failed for \['out'\]",
+        "theirs",
+        "golden values route tokens by logits in float32; where the logits of the last chosen "
+        "expert and the next one are alike in bfloat16, the kernel takes the other one, and that "
+        "row differs",
+        "of the first case, 6 rows of 1024 differ; in these the two logits are within 0.0008, "
+        "while the kernel's logits, which the suite accepts, are up to 0.0029 off",
     ),
 )
 
