@@ -51,7 +51,8 @@ KNOWN_FAILURES = (
         _SPILLS,
     ),
     KnownFailure(
-        rf"{_TESTS}/moe/moe_cte/test_moe_cte\.py::\w+::test_moe_blockwise_mm_kernel_lnc2\[.*\]",
+        rf"{_TESTS}/moe/moe_cte/test_moe_cte(_unified)?\.py::\w+::"
+        r"(test_moe_blockwise_mm_kernel_lnc2|test_moe_cte_unified)\[.*\]",
         _capacity(
             "psum", "bwmm_shard_on_I.py:compute_gate_and_up_projections_shard_on_intermediate"
         ),
@@ -76,8 +77,8 @@ KNOWN_FAILURES = (
         "golden values route tokens by logits in float32; where the logits of the last chosen "
         "expert and the next one are alike in bfloat16, the kernel takes the other one, and that "
         "row differs",
-        "of the first case, 6 rows of 1024 differ; in these the two logits are within 0.0008, "
-        "while the kernel's logits, which the suite accepts, are up to 0.0029 off",
+        "6 rows of 1024 and 8 of 2048 differ; in these the two logits are within 0.0008, while the "
+        "kernel's logits, which the suite accepts, are up to 0.0031 off",
     ),
 )
 
