@@ -1,7 +1,8 @@
 """`install()`: unmodified scripts and packages that say `import nki` use the simulator.
 
-This is the only place that writes `sys.modules`. The device's own package, where there is one, is
-hidden until `uninstall()`.
+Beside `device_packages`, which stands in for torch_xla and torch_neuronx where they are not
+installed, this is the only place that writes `sys.modules`. The device's own `nki`, where there is
+one, is hidden until `uninstall()`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ import sys
 from types import ModuleType
 
 from trnx.simulator.errors import TrnxError
+from trnx.simulator.frontend.device_packages import (
+    install_device_packages,
+    uninstall_device_packages,
+)
 from trnx.simulator.frontend.kernel_sources import is_nki
 from trnx.simulator.frontend.nki_modules import MARK, nki_modules
 
@@ -20,7 +25,8 @@ class AlreadyImportedError(TrnxError):
 
 
 def install() -> None:
-    """Make `nki`, `nki.language`, ... and `neuronxcc.nki` the simulator's. May be called twice.
+    """Make `nki`, `nki.language`, ... and `neuronxcc.nki` the simulator's; let scripts import what
+    tutorials use of torch_xla. May be called twice.
 
     Raises AlreadyImportedError where another `nki` was imported before: modules that hold parts of
     it would mix the two.
@@ -41,6 +47,7 @@ def install() -> None:
         if name == "neuronxcc" and _other_neuronxcc() is not None:
             continue
         sys.modules[name] = module
+    install_device_packages()
 
 
 def uninstall() -> None:
@@ -48,6 +55,7 @@ def uninstall() -> None:
     for name, module in nki_modules().items():
         if sys.modules.get(name) is module:
             del sys.modules[name]
+    uninstall_device_packages()
 
 
 def _has_content(module: ModuleType) -> bool:

@@ -105,12 +105,12 @@ def ones(shape: Shape, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: str = 
 
 def empty_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
     """A new tensor with the shape of `x`, and its dtype and buffer unless given."""
-    return ndarray(x.shape, dtype or x.dtype, x.buffer if buffer is None else buffer, name)
+    return ndarray(x.shape, dtype or x.dtype, x.storage.buffer if buffer is None else buffer, name)
 
 
 def zeros_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
     """Like `empty_like`, filled with zeros."""
-    return zeros(x.shape, dtype or x.dtype, x.buffer if buffer is None else buffer, name)
+    return zeros(x.shape, dtype or x.dtype, x.storage.buffer if buffer is None else buffer, name)
 
 
 def shared_constant(constant: Any) -> NkiTensor:

@@ -20,7 +20,7 @@ from trnx.simulator.program.observer import Observer, Recorded, observing
 
 
 class ScriptError(TrnxError):
-    """There is no such script."""
+    """There is no such script, or it, or a module that it imports, is no valid Python."""
 
 
 def run_script(
@@ -34,7 +34,8 @@ def run_script(
     """Execute `script` (a file, or a folder with `__main__.py`) as Python's command line would.
 
     `target` stands for NEURON_PLATFORM_TARGET_OVERRIDE; `trace` prints every instruction when it is
-    recorded; `debug` opens the debugger where a check fails.
+    recorded; `debug` opens the debugger where a check fails. Raises ScriptError where there is no
+    script to run.
     """
     if not Path(script).exists():
         raise ScriptError(f"there is no script {script}")
@@ -50,6 +51,13 @@ def run_script(
                 raise
             traceback.print_exc()
             pdb.post_mortem(_to_the_kernel(finding.__traceback__))
+        except SyntaxError as error:
+            if not Path(error.filename or "").is_file():
+                raise  # of text that the script compiles itself
+            shown = "".join(traceback.format_exception_only(error)).rstrip()
+            raise ScriptError(
+                f"{error.filename} is no valid Python: correct line {error.lineno}\n{shown}"
+            ) from None
 
 
 def _to_the_kernel(found: TracebackType | None) -> TracebackType | None:

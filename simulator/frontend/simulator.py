@@ -122,6 +122,8 @@ class Simulator:
             tensor = torch.empty(span, dtype=dtype.torch, device="cpu")
         slot = Slot(tensor.detach(), is_borrowed)
         storage = self._in_hbm(dtype, span, slot)
+        if math.prod(self.grid) == 1:
+            storage.region = MemoryRegion.private_hbm
         view = NkiTensor(storage, dtype, shape, strides)
         self.initialised.mark_all(storage)
         return view

@@ -244,7 +244,7 @@ def _returned_tensors(
                 f"the kernel returns {item!r}; return tensors in nl.shared_hbm",
                 _return_location(function),
             )
-        if item.buffer is not MemoryRegion.shared_hbm or item.is_indirect():
+        if item.storage.buffer is not MemoryRegion.shared_hbm or item.is_indirect():
             raise KernelResultError(
                 "result",
                 f"the kernel returns {item.describe()}; a result must be in nl.shared_hbm",

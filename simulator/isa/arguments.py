@@ -71,11 +71,16 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             signature.bind(*args, **kwargs)
         except TypeError as mismatch:
-            message = f"{function.__name__}: {mismatch}"
+            message = f"{function.__name__}: {mismatch}; {_takes(signature)}"
             raise IllegalInstructionError(function.__name__, message, kernel_location()) from None
         return function(*args, **kwargs)
 
     return call
+
+
+def _takes(signature: inspect.Signature) -> str:
+    """What a caller may pass: signatures differ between versions of NKI."""
+    return f"it takes {', '.join(name for name in signature.parameters if name != 'emit')}"
 
 
 def explain_arguments(
@@ -90,7 +95,7 @@ def explain_arguments(
     try:
         given = signature.bind(emit, *args, **kwargs).arguments
     except TypeError as mismatch:
-        emit.illegal(f"{mismatch}")
+        emit.illegal(f"{mismatch}; {_takes(signature)}")
     for name, value in given.items():
         wanted = str(signature.parameters[name].annotation)
         kind, _, optional = wanted.partition(" | ")

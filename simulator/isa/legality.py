@@ -86,7 +86,7 @@ class Legality(Recording):
         storage = tensor.storage
         if storage.buffer not in buffers:
             names = ", ".join(region.value for region in buffers)
-            self.finding("buffer", f"{operand} is in {tensor.buffer.value}; it must be in {names}")
+            self.finding("buffer", f"{operand} is in {storage.buffer.value}; it must be in {names}")
         if dtypes is not None and tensor.dtype not in dtypes:
             self.finding(
                 "dtype", f"{operand} is {tensor.dtype}; it must be one of {', '.join(dtypes)}"

@@ -45,7 +45,7 @@ def core_barrier(
     if tuple(cores) != (0, 1):
         emit.illegal(f"cores must be (0, 1), not {tuple(cores)}")
     emit.check(data, "data", (MemoryRegion.shared_hbm, *ON_CHIP))
-    is_shared = data.buffer is MemoryRegion.shared_hbm
+    is_shared = data.storage.buffer is MemoryRegion.shared_hbm
     key = data.storage.index if is_shared else "on chip"
     emit.meet(("core_barrier", key), None, data if is_shared else None)
 

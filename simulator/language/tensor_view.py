@@ -99,8 +99,8 @@ class TensorView:
 
     @property
     def buffer(self) -> MemoryRegion:
-        """Where it lives."""
-        return self.storage.buffer
+        """Where it lives, as a kernel sees it; see `Storage.region`."""
+        return self.storage.region
 
     @property
     def ndim(self) -> int:
@@ -193,7 +193,9 @@ class TensorView:
     def describe(self) -> str:
         """For messages: name, shape, dtype and place."""
         name = self.name or self.storage.name
-        return f"{name + ' ' if name else ''}{self.shape} {self.dtype} in {self.buffer.value}"
+        return (
+            f"{name + ' ' if name else ''}{self.shape} {self.dtype} in {self.storage.buffer.value}"
+        )
 
     def __repr__(self) -> str:
         return f"NkiTensor({self.describe()}, strides={self.strides}, offset={self.offset})"

@@ -188,6 +188,7 @@ class Storage:
         "partitions",
         "pitch",
         "place",
+        "region",
         "slot",
         "start_partition",
         "writes",
@@ -213,6 +214,9 @@ class Storage:
         self._memory: Buffer | None = None
         self.index = index
         self.buffer = buffer
+        # What the kernel is told. A caller's tensor is in shared HBM, and can be a result, but to
+        # a kernel of one program it is in `nl.hbm` (guide nki_simulator.rst, Execution).
+        self.region = buffer
         self.is_on_chip = buffer in ON_CHIP
         self.dtype = dtype
         self.partitions = partitions

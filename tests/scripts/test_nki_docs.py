@@ -58,7 +58,7 @@ def test_exit_status_and_counts(
     (api / "language" / "__init__.py").write_text(LANGUAGE.format(expected=expected))
     (api / "isa" / "__init__.py").write_text("")
     (examples / "getting_started_torch.py").write_text(EXAMPLE.format(name=kernel))
-    script = ROOT / "scripts" / "conformance" / "nki_docs.py"
+    script = ROOT / "scripts" / "conformance" / "nki_docs" / "run.py"
     done = subprocess.run(
         [sys.executable, str(script), "--checkout", str(tmp_path), "--json"],
         capture_output=True,

@@ -281,3 +281,23 @@ def test_a_message_stays_readable(kernels: ModuleType) -> None:
         simulate(kernels.holds_many_names)(X)
     assert len(str(capacity.value)) < 12_000
     assert isinstance(capacity.value, TrnxError)
+
+
+@pytest.mark.parametrize("rows", [1, 127, 128, 129])
+@pytest.mark.parametrize(
+    ("grid", "region", "other"),
+    [(1, "hbm", "shared_hbm"), (None, "hbm", "shared_hbm"), (2, "shared_hbm", "hbm")],
+)
+def test_the_buffer_of_an_argument_is_the_guides(
+    kernels: ModuleType, rows: int, grid: int | None, region: str, other: str
+) -> None:
+    """nki_simulator.rst: `nl.hbm`, or `nl.shared_hbm` for two programs; a result in both cases."""
+    x = np.ones((rows, 3), np.float32)
+    result = simulate(kernels.is_in, grid=grid)(x, getattr(kernels.nl, region))
+    np.testing.assert_array_equal(result, x)
+    with pytest.raises(AssertionError):
+        simulate(kernels.is_in, grid=grid)(x, getattr(kernels.nl, other))
+
+
+def test_a_tensor_like_an_argument_can_be_a_result(kernels: ModuleType) -> None:
+    assert simulate(kernels.clears_like)(X).tolist() == np.zeros((4, 3)).tolist()

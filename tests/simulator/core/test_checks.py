@@ -59,7 +59,7 @@ def test_writes_in_parts_add_up(kernels: ModuleType) -> None:
         ("dma_psum", IllegalInstructionError, "psum"),
         ("sizes", IllegalInstructionError, "differ in partitions or elements"),
         ("matmul_dtypes", IllegalInstructionError, "cannot be mixed"),
-        ("keyword", IllegalInstructionError, "dtype"),
+        ("keyword", IllegalInstructionError, "'dtype'; it takes dst, src, "),
         ("broadcast_dst", IllegalInstructionError, "broadcast view"),
         ("partition_stride", IllegalInstructionError, "partition stride is 2048"),
         ("pattern_end", OutOfBoundsError, "element 1027 of 1024"),

@@ -101,7 +101,7 @@ def test_a_script_without_findings_is_not_stopped(script: Path) -> None:
 def test_breakpoint_opens_the_debugger_in_the_kernel(script: Path) -> None:
     done = _run("p tile.shape, a.buffer.value\nc\n", str(script), "stops")
     assert done.returncode == 0, done.stderr
-    assert "((4, 3), 'shared_hbm')" in done.stdout
+    assert "((4, 3), 'private_hbm')" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("result 12.0")
 
 

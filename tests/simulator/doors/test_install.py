@@ -117,6 +117,21 @@ def test_a_script_that_is_absent() -> None:
         run_script("no_such_script.py")
 
 
+@pytest.mark.parametrize("place", ["script", "module"])
+def test_a_script_that_is_no_python(script: Path, place: str) -> None:
+    wrong = script if place == "script" else script.with_name("scale_helper.py")
+    wrong.write_text("x = 1\ny = (2,\n")
+    with pytest.raises(ScriptError, match=rf"{wrong.name} is no valid Python: correct line 2\n"):
+        run_script(str(script))
+    assert "nki" not in sys.modules
+
+
+def test_text_that_a_script_compiles_itself(script: Path) -> None:
+    script.write_text("compile('(', 'made', 'exec')\n")
+    with pytest.raises(SyntaxError, match="never closed"):
+        run_script(str(script))
+
+
 def test_load_gives_a_twin_beside_another_package(fake_nki: Path) -> None:
     (fake_nki / "scale_helper.py").write_text("FACTOR = 3.0\n")
     source = SCRIPT.replace("from nki.typing import tensor\n", "").replace(": tensor", "")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from nki_docs_modes import simulated
+from modes import simulated
 
 from trnx.simulator import load_module
 from trnx.simulator.errors import FindingError

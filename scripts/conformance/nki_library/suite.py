@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
-from nki_library_server import Record, receive, send
+from fork_server import Record, receive, send
 
 HERE = Path(__file__).resolve().parent
 # Inputs of a case may have so many bytes; what the plugin writes for more.
@@ -153,7 +153,7 @@ def _environment(copy: Path, connection: Connection) -> dict[str, str]:
 def _command(copy: Path, folder: Path, targets: Iterable[str]) -> list[str]:
     # Forks share what `--capture fd` writes to, but not what `sys` holds.
     return [
-        sys.executable, "-m", "pytest", "-q", "-p", "nki_library_plugin", "-p", "no:cacheprovider",
+        sys.executable, "-m", "pytest", "-q", "-p", "worker", "-p", "no:cacheprovider",
         "-c", "test/pytest.ini", "--rootdir", str(copy), "--test-mode", "simulation",
         "--platform-target", "trn2", "--output-directory", str(folder / "out"),
         "--force-local-cleanup", "--continue-on-collection-errors", "--tb", "short",

@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-from nki_docs_modes import simulated
+from modes import simulated
 
 from trnx.simulator import interactive
 

@@ -15,7 +15,7 @@ give equal Programs traced with values and without, whose replays equal the firs
 The example that violates a layout must raise a named error, and so must the files that are no
 runnable Python.
 
-    python scripts/conformance/nki_docs.py --checkout PATH --json | tee nki_docs.log
+    python scripts/conformance/nki_docs/run.py --checkout PATH --json | tee nki_docs.log
 
 `--json` prints one object as the last line. Exit status 0 if and only if all pass.
 """
@@ -33,9 +33,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import nki_docs_blocks as blocks
-import nki_docs_kernels as kernels
-import nki_docs_modes as modes
+import blocks
+import kernels
+import modes
 
 from trnx.simulator import install
 

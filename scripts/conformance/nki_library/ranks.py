@@ -2,8 +2,8 @@
 
 `simulate_on_ranks` runs the kernel of a case on all its ranks and writes what each returns to where
 the suite's validator looks for a rank's outputs: a folder for each rank, in it a file for each
-output under the name that the golden values have. By a patch in `nki_library_copy.py` the suite's
-orchestrator calls it.
+output under the name that the golden values have. By a patch in `patches/` the suite's orchestrator
+calls it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 import numpy as np
-from nki_library_plugin import measured
+from worker import measured
 
 from trnx.simulator import simulate_ranks
 from trnx.simulator.hardware import hardware

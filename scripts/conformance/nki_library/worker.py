@@ -1,8 +1,8 @@
-"""pytest plugin for the process that collects nki-library's suite; `-p nki_library_plugin`.
+"""pytest plugin for the process that collects nki-library's suite; `-p worker`.
 
 In place of pytest's own loop it tells the driver, over the connection whose file descriptor is
 `NKI_LIBRARY_CONNECTION`, what was collected, gets a plan, and runs it in forks (see the module
-`nki_library_server`). A case that takes longer than its limit ends its fork: the simulator's
+`fork_server`). A case that takes longer than its limit ends its fork: the simulator's
 threads cannot be stopped from outside.
 """
 
@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nki_library_server import Record, Server, receive, send
-from nki_library_stand_ins import install_stand_ins
-from nki_library_workers import MAX_INPUT_BYTES, TOO_LARGE
+from fork_server import Record, Server, receive, send
+from stand_ins import install_stand_ins
+from suite import MAX_INPUT_BYTES, TOO_LARGE
 
 from trnx.simulator import install, install_cpu_simulator, simulate
 from trnx.simulator.errors import FindingWarning
