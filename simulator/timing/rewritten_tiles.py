@@ -12,7 +12,7 @@ Tiles whose address the kernel chose stay where they are.
 from __future__ import annotations
 
 from array import array
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +87,8 @@ class _Operands:
         # A storage that the same instruction reads, or writes twice, is none that begins with it.
         place = self.row * self.storages + self.storage
         _, inverse, counts = np.unique(place, return_inverse=True, return_counts=True)
-        return found & (counts[inverse] == 1)
+        single: _Bools = counts[inverse] == 1
+        return found & single
 
     def _covers(self) -> _Bools:
         rows = self._rows
@@ -95,19 +96,13 @@ class _Operands:
         bottom = top + _column(rows.partitions, np.uint32)
         left, right = _column(rows.low, np.uint64), _column(rows.high, np.uint64)
         size = _column(rows.free_size, np.uint64) * _SIZES[np.frombuffer(rows.dtype, np.uint8)]
-        covers = (size == right - left) & (np.frombuffer(rows.dynamic, np.uint8) == 0)
-        for column, reduce in ((top, np.minimum), (left, np.minimum)):
-            covers &= column == self._most(column, reduce)
-        for column, reduce in ((bottom, np.maximum), (right, np.maximum)):
-            covers &= column == self._most(column, reduce)
+        covers: _Bools = (size == right - left) & (np.frombuffer(rows.dynamic, np.uint8) == 0)
+        # As far as any operand of the storage reaches; the least is the largest of the negatives.
+        for column in (-top, bottom, -left, right):
+            most = np.full(self.storages, np.iinfo(np.int64).min)
+            np.maximum.at(most, self.storage, column)
+            covers &= column == most[self.storage]
         return covers
-
-    def _most(self, column: _Ints, reduce: Any) -> _Ints:
-        """Of each operand the extreme over all operands of its storage."""
-        most = np.full(self.storages, -1 if reduce is np.maximum else np.iinfo(np.int64).max)
-        reduce.at(most, self.storage, column)
-        found: _Ints = most[self.storage]
-        return found
 
 
 def _column(column: array[int], kind: type) -> _Ints:
