@@ -234,6 +234,7 @@ class Access(Legality):
     ) -> torch.Tensor:
         """A read-modify-write operand as stored: elements that the steps do not write stay."""
         checked = self._direct_destination(tensor, operand, buffers)
+        self.keeps = True
         self.require_written(checked, operand)
         return checked.torch_view()
 
@@ -241,6 +242,7 @@ class Access(Legality):
         self, tensor: Any, operand: str, *, buffers: Sequence[MemoryRegion] = ON_CHIP
     ) -> torch.Tensor:
         """A destination of which values decide what is written; all of it counts as written."""
+        self.keeps = True
         return self._direct_destination(tensor, operand, buffers).torch_view()
 
     def _direct_destination(
@@ -266,5 +268,6 @@ class Access(Legality):
         """Record an operand that is written at addresses which only values decide."""
         if tensor.storage.constant:
             self.illegal("a constant cannot be written")
+        self.keeps = True
         self.operands.append((tensor, True))
         self.writes.append(tensor)

@@ -48,6 +48,7 @@ class Recording(Recorded):
         self.steps: list[Step] = []
         self.flops = 0
         self.hbm_bytes = 0
+        self.keeps = False
         # What the time of the instruction depends on besides its operands; see simulator/timing.
         self.attributes = NONE
         # The record of the target, and its nc_version: 2, 3 or 4.

@@ -116,6 +116,7 @@ def append_matmul(
         emit.flops = 2 * k * m * n
         return
     mode = _accumulation(emit, dst, accumulate)
+    emit.keeps = mode is not Covered.NONE
     if dst.dtype != "float32":
         _append_narrow(emit, dst, a, b, mode)
     else:

@@ -75,6 +75,10 @@ class InstructionTable:
         self.core = array("B")
         self.attributes = array("H")
         self.flops = array("Q")
+        # 1 where something of what an instruction writes over stays.
+        self.keeps = array("B")
+        # Storages on chip whose address the kernel chose.
+        self.placed: set[int] = set()
         self.line = array("I")
         self.first_operand = array("I", [0])
         self.first_step = array("I", [0])
@@ -115,7 +119,9 @@ class InstructionTable:
         head = self._heads.get(key)
         if head is None:
             head = self._heads[key] = self._head(instruction)
-        self._new.append((*head, instruction.flops, self._operand_count, step_count))
+        self._new.append(
+            (*head, instruction.flops, instruction.keeps, self._operand_count, step_count)
+        )
         if len(self._new) >= 1024:
             self.seal()
 
@@ -141,6 +147,8 @@ class InstructionTable:
         storage, dtype, shape = tensor.storage, tensor.dtype, tensor.shape
         form, is_on_chip = tensor.form, storage.is_on_chip
         pattern = access_pattern(shape, tensor.strides, dtype.itemsize, is_on_chip)
+        if storage.place is not None:
+            self.placed.add(storage.index)
         return (
             storage.index,
             _DTYPE_CODE[dtype],
@@ -159,7 +167,7 @@ class InstructionTable:
         _extend(
             self._new,
             *(self.line, self.opcode, self.engine, self.core, self.attributes),
-            *(self.flops, self.first_operand, self.first_step),
+            *(self.flops, self.keeps, self.first_operand, self.first_step),
         )
         _extend(
             self._new_operands,

@@ -32,7 +32,8 @@ class Recorded:
     tensors that are.
 
     `spec` is its declaration, `name` what rows call it, `index` its place among the instructions of
-    all programs, `core` the program. `flops` are those of matrix products.
+    all programs, `core` the program. `flops` are those of matrix products. `keeps`: something of
+    what it writes over stays, as sums and elements that it skips do.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class Recorded:
         "flops",
         "hbm_bytes",
         "index",
+        "keeps",
         "line",
         "name",
         "operands",
@@ -60,6 +62,7 @@ class Recorded:
     line: Line
     flops: int
     hbm_bytes: int
+    keeps: bool
 
     @property
     def location(self) -> Location:

@@ -40,14 +40,15 @@ class Dependencies:
         costs: Sequence[Cost],
         cost_of: Sequence[int],
         hardware: Hardware,
+        fresh: Sequence[int],
     ) -> None:
-        self._placement = Placement(rows, order, hardware)
+        self._placement = Placement(rows, order, hardware, fresh)
         self.first = array("Q", [0])
         self.edges = array("Q")
         self.bank = array("B", [NO_BANK]) * len(order)
         self.partner: dict[int, int] = {}
         waited: dict[int, Users] = {q: {} for q in set(queues)}
-        cells = _Accesses(rows)
+        cells = _Accesses(rows, fresh)
         meetings: dict[int, list[int]] = {}
         latest: dict[int, int] = {}
         for position, row in enumerate(order):
@@ -117,7 +118,8 @@ def _fence(found: Users, latest: Users, queue: int) -> None:
 class _Accesses:
     """The last writer of each cell, and its readers since."""
 
-    def __init__(self, rows: InstructionTable) -> None:
+    def __init__(self, rows: InstructionTable, fresh: Sequence[int]) -> None:
+        self._fresh = fresh
         cells = OverlapGrid(rows)
         self._cells = cells.of
         self._first = rows.first_operand
@@ -136,7 +138,9 @@ class _Accesses:
             within = cells[i]
             if not within:
                 continue
-            if kinds[i] % 2:
+            if self._fresh[i]:
+                self._forget(within)
+            elif kinds[i] % 2:
                 self._find_for_write(within, queue, runs_in_order, found)
             else:
                 self._find_for_read(within, found)
@@ -168,6 +172,11 @@ class _Accesses:
                 for other, reader in readers.items():
                     if reader > found.get(other, -1) and not (runs_in_order and other == queue):
                         found[other] = reader
+
+    def _forget(self, within: tuple[int, ...]) -> None:
+        """Another copy of the tile begins: nobody has used it."""
+        for cell in within:
+            self._writer[cell], self._readers[cell] = -1, None
 
     def _note(self, within: tuple[int, ...], is_write: int, position: int, queue: int) -> None:
         if is_write:

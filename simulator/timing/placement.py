@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,6 +19,9 @@ _REGIONS = tuple(MemoryRegion)
 _ON_CHIP = tuple(region not in HBM for region in _REGIONS)
 
 Users = dict[int, int]  # the last position of each queue
+# Copies of a tile that is written anew: enough for a load, its latency, work and a store side by
+# side (inferred: nothing is published about what the compiler allocates).
+MOST_COPIES = 8
 _PSUM = _REGIONS.index(MemoryRegion.psum)
 # A core and a region: core * len(_REGIONS) + index of the region.
 _Place = int
@@ -26,8 +30,15 @@ _Place = int
 class Placement:
     """Where tensors live; `use` must be called for every position in order."""
 
-    def __init__(self, rows: InstructionTable, order: array[int], hardware: Hardware) -> None:
+    def __init__(
+        self,
+        rows: InstructionTable,
+        order: array[int],
+        hardware: Hardware,
+        fresh: Sequence[int],
+    ) -> None:
         self._rows = rows
+        self._fresh = fresh
         self._bank_bytes = hardware.psum_bank_bytes
         self._banks = hardware.psum_banks
         self._limits = [
@@ -45,6 +56,7 @@ class Placement:
         self._used: dict[_Place, int] = {}
         self._cursor: dict[_Place, int] = {}
         self._bank: dict[int, int] = {}
+        self._copies: dict[int, deque[Users]] = {}
         self._freed: dict[_Place, deque[tuple[int, Users]]] = {}
         self.lifetimes: list[Lifetime] = []
 
@@ -58,6 +70,9 @@ class Placement:
             if not _ON_CHIP[code]:
                 continue
             storage = storages[i]
+            if self._fresh[i] and storage in everyone:
+                self._rotate(storage, found)
+                self._free(rows.core[row] * len(_REGIONS) + code, storage)
             users = everyone.get(storage)
             if users is None:
                 users = everyone[storage] = {}
@@ -76,6 +91,13 @@ class Placement:
                 start = self._bank.get(rows.storage[i], 0) + rows.low[i]
                 return start // self._bank_bytes % self._banks
         return 0
+
+    def _rotate(self, storage: int, found: Users) -> None:
+        """Another copy of a tile begins; it waits for the one that lies so many copies back."""
+        copies = self._copies.setdefault(storage, deque())
+        copies.append(self._users[storage])
+        if len(copies) == MOST_COPIES:
+            _add(copies.popleft(), found)
 
     def _free(self, place: _Place, storage: int) -> None:
         users, size = self._users.pop(storage), self._bytes[storage]
@@ -98,9 +120,14 @@ class Placement:
         while used > self._limits[code] and freed:
             released, users = freed.popleft()
             used -= released
-            for queue, position in users.items():
-                found[queue] = max(position, found.get(queue, -1))
+            _add(users, found)
         self._used[place] = used
+
+
+def _add(users: Users, found: Users) -> None:
+    """Wait for these users of memory, too."""
+    for queue, position in users.items():
+        found[queue] = max(position, found.get(queue, -1))
 
 
 def _last_uses(rows: InstructionTable, order: array[int], count: int) -> list[int]:

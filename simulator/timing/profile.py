@@ -62,6 +62,9 @@ class Profile:
     the kernel uses. Peaks are bytes per partition live at once in predicted time. `band` is the
     error of the model on measurements that it was not made from, None where the chip has none;
     `assumptions` name what is taken for granted, such as the count of a loop that a run decides.
+    Where the kernel writes one tile again and again, `total_seconds` takes it that the compiler
+    gives each value a copy, as far as memory goes; `program_order_seconds` is the time without
+    that, and `rewritten` are the lines.
     """
 
     name: str
@@ -80,6 +83,8 @@ class Profile:
     peak_psum_bytes: int
     critical_path: tuple[LineTime, ...]
     assumptions: tuple[str, ...]
+    program_order_seconds: float
+    rewritten: tuple[Location, ...]
     cores: int
     band: Band | None
     timeline: Timeline = field(repr=False, compare=False)
@@ -197,10 +202,18 @@ def profile_program(program: Program, chip: Hardware) -> Profile:
         peak_psum_bytes=peaks[MemoryRegion.psum],
         critical_path=_critical_path(timeline),
         assumptions=result.assumptions,
+        program_order_seconds=_program_order_ps(program, chip, result) / PICOSECONDS,
+        rewritten=tuple(program.rows.locations()[line] for line in result.rewritten),
         cores=cores,
         band=error_band(chip.target),
         timeline=timeline,
     )
+
+
+def _program_order_ps(program: Program, chip: Hardware, result: Schedule) -> int:
+    if not result.rewritten:
+        return result.total_ps
+    return schedule(program.rows, chip, rewrites=False).total_ps
 
 
 def _queue_times(result: Schedule, has_cores: bool) -> tuple[QueueTime, ...]:

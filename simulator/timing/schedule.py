@@ -66,7 +66,8 @@ class Schedule:
 
     `cause` is the position that it waited for last (-1: none), `reason` a `Wait`. `queue` is
     core * 8 + the index in QUEUES. `skipped` counts positions that were not simulated one by one;
-    `assumptions` names what the prediction takes for granted.
+    `assumptions` names what the prediction takes for granted, `rewritten` the numbers of the source
+    lines whose tiles it gives copies of their own.
     """
 
     order: array[int]
@@ -75,6 +76,7 @@ class Schedule:
     cost_of: array[int]
     lifetimes: Sequence[Lifetime] = ()
     assumptions: tuple[str, ...] = ()
+    rewritten: tuple[int, ...] = ()
     throttled_ps: int = 0
     skipped: int = 0
     start: array[int] = field(init=False)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trnx.simulator.timing.profile import Profile
 
 _LINES = 10  # of the critical path in the text
+_REWRITTEN = 5  # lines that write a tile anew, in the text
 _REASONS = 3  # that a queue waits for, in the text
 _PARTS = 100  # stretches of time of `memory` in the data
 _WIDTH = 110
@@ -92,7 +93,21 @@ def _summary(profile: Profile) -> str:
     ]
     if profile.throttled_seconds:
         lines.append(f"TensorE's throttle costs {time_text(profile.throttled_seconds)}")
-    return "\n".join([*lines, *(f"assumed: {note}" for note in profile.assumptions)])
+    lines += [f"assumed: {note}" for note in profile.assumptions]
+    if profile.rewritten:
+        lines.append(_rewritten_text(profile))
+    return "\n".join(lines)
+
+
+def _rewritten_text(profile: Profile) -> str:
+    """What the compiler has to do for the predicted time."""
+    places = [str(place) for place in profile.rewritten]
+    more = f" and {len(places) - _REWRITTEN} more" if len(places) > _REWRITTEN else ""
+    return (
+        f"in program order: {time_text(profile.program_order_seconds)}. The prediction takes it "
+        "that the compiler gives each value of the tiles that are written anew at "
+        f"{', '.join(places[:_REWRITTEN])}{more} a copy; allocate a tile in each turn to be sure"
+    )
 
 
 def _part(used: int, limit: int) -> str:
@@ -176,6 +191,8 @@ def profile_dict(profile: Profile) -> dict[str, Any]:
         ],
         "assumptions": list(profile.assumptions),
         "is_exact": profile.is_exact,
+        "program_order_seconds": profile.program_order_seconds,
+        "rewritten": [str(place) for place in profile.rewritten],
     }
 
 

@@ -242,3 +242,79 @@ def meets_in_a_loop(x, trips):
     nl.fori_loop(0, trips, body)
     nisa.dma_copy(dst=out[half], src=tile)
     return out
+
+
+@nki.jit
+def block_sums(x, weights, is_cleared, is_fresh):
+    """x [K, rows] by weights [K, 512], 128 rows at a time; one PSUM tile for all, or one each."""
+    depth, rows = x.shape
+    out = nl.ndarray((rows, 512), dtype=nl.float32, buffer=nl.shared_hbm)
+    moving = nl.ndarray((128, depth // 128, 512), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=moving, src=weights.reshape((depth // 128, 128, 512)).permute((1, 0, 2)))
+    acc = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
+    result = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.sbuf)
+    for row in range(0, rows, 128):
+        if is_fresh:
+            acc = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
+            result = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.sbuf)
+        if is_cleared:
+            nisa.memset(dst=acc, value=0.0)
+        for k in range(0, depth, 128):
+            stationary = nl.ndarray((128, 128), dtype=x.dtype, buffer=nl.sbuf)
+            nisa.dma_copy(dst=stationary, src=x[k : k + 128, row : row + 128])
+            nisa.nc_matmul(
+                dst=acc, stationary=stationary, moving=moving[:, k // 128], accumulate=k > 0
+            )
+        nisa.tensor_copy(dst=result, src=acc)
+        nisa.dma_copy(dst=out[row : row + 128], src=result)
+    return out
+
+
+@nki.jit
+def running_sum(x):
+    """Adds 128 rows at a time to one tile, which each turn reads."""
+    out = nl.ndarray((128, x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
+    total = nl.ndarray((128, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=total, value=0.0)
+    for row in range(0, x.shape[0], 128):
+        tile = nl.ndarray((128, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=x[row : row + 128])
+        nisa.tensor_tensor(dst=total, data1=total, data2=tile, op=nl.add)
+    nisa.dma_copy(dst=out, src=total)
+    return out
+
+
+@nki.jit
+def by_halves(x):
+    """One tile whose halves are written apart, and then stored."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    half = x.shape[1] // 2
+    tile = nl.ndarray((128, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+    for row in range(0, x.shape[0], 128):
+        nisa.dma_copy(dst=tile[:, 0:half], src=x[row : row + 128, 0:half])
+        nisa.dma_copy(dst=tile[:, half:], src=x[row : row + 128, half:])
+        nisa.dma_copy(dst=out[row : row + 128], src=tile)
+    return out
+
+
+@nki.jit
+def placed(x):
+    """`scale` with a tile whose address the kernel chose."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray((128, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf, address=(0, 0))
+    for start in range(0, x.shape[0], 128):
+        nisa.dma_copy(dst=tile, src=x[start : start + 128])
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=2.0)
+        nisa.dma_copy(dst=out[start : start + 128], src=tile)
+    return out
+
+
+@nki.jit
+def cleared_twice(x):
+    """The first memset is never read, the second is."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=tile, value=1.0)
+    nisa.memset(dst=tile, value=0.0)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
