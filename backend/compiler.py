@@ -24,6 +24,7 @@ from trnx.backend.torch_internals import (
     with_torch_function,
     without_guards,
 )
+from trnx.fx_passes.advice import EAGER_ERROR
 from trnx.fx_passes.eager_errors import find_refused
 from trnx.fx_passes.flops import graph_flops
 from trnx.fx_passes.labels import layer_of, shapes_of
@@ -77,7 +78,8 @@ class GraphCompiler:
         report.flops_total = flops
         if refused:
             node, error = refused
-            report.fallbacks.append(entry(node, "eager", f"eager raises in every call: {error}"))
+            reason = f"eager raises in every call: {error}"
+            report.fallbacks.append(entry(node, "eager", reason, EAGER_ERROR))
             run = boxed(given.forward)
         else:
             run = self._executable(plan, engines, report)
