@@ -186,25 +186,3 @@ def _ledger(steps: Sequence[Step], refusals: Refusals) -> tuple[LedgerEntry, ...
             elif miss := refusals.near_miss(node):
                 entries.append(miss)
     return tuple(entries)
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """How much of a plan runs on NKI, in compute nodes."""
-
-    on_nki: int
-    total: int
-
-    @property
-    def share(self) -> float:
-        """On NKI over all; 1 where there is nothing to compute."""
-        return self.on_nki / self.total if self.total else 1.0
-
-
-def coverage(plan: Plan) -> Coverage:
-    """Compute nodes on NKI and in all; views, getitems, factories and symbolic numbers do not
-    count.
-    """
-    total = sum(1 for node in plan.graph_module.graph.nodes if is_compute(node))
-    on_nki = {n for r in plan.regions if r.engine == "nki" for n in r.nodes if is_compute(n)}
-    return Coverage(len(on_nki), total)
