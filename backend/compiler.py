@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from trnx.backend.executable import Executable
@@ -27,11 +26,12 @@ from trnx.backend.torch_internals import (
     with_torch_function,
     without_guards,
 )
+from trnx.fx_passes.advice import EAGER_ERROR
 from trnx.fx_passes.eager_errors import find_refused
 from trnx.fx_passes.flops import graph_flops
 from trnx.fx_passes.labels import layer_of, shapes_of
 from trnx.fx_passes.ledger import entry
-from trnx.fx_passes.nodes import is_compute, op_name
+from trnx.fx_passes.nodes import is_compute, op_name, tensors
 from trnx.fx_passes.region import FallbackEngine, Plan, Region
 from trnx.fx_passes.source import source_line
 from trnx.nki_kernels.hints import product
@@ -85,7 +85,7 @@ class GraphCompiler:
             if refused:
                 node, error = refused
                 reason = f"eager raises in every call: {error}"
-                report.fallbacks.append(entry(node, "eager", reason))
+                report.fallbacks.append(entry(node, "eager", reason, EAGER_ERROR))
             run = (
                 boxed(given.forward) if is_kept else self._executable(plan, engines, report, device)
             )
@@ -152,17 +152,10 @@ class GraphCompiler:
         )
 
 
-def _tensor_bytes(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return product(value.shape) * value.dtype.itemsize
-    if isinstance(value, (list, tuple)):
-        return sum(_tensor_bytes(item) for item in value)
-    return 0
-
-
 def _node_bytes(node: fx.Node) -> int:
     """Bytes of what a node reads and writes, by the sizes seen at capture."""
-    return sum(_tensor_bytes(n.meta.get("val")) for n in (node, *node.all_input_nodes))
+    found = tensors(n.meta.get("val") for n in (node, *node.all_input_nodes))
+    return sum(product(value.shape) * value.dtype.itemsize for value in found)
 
 
 def _count_nodes(report: GraphReport, plan: Plan) -> None:

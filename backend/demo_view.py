@@ -35,10 +35,10 @@ def _regions(result: DemoResult) -> Table:
 
 def _fallbacks(result: DemoResult) -> Table:
     table = Table(title="Not on NKI, and why", title_justify="left", show_edge=False)
-    for column in ("op", "reason", "source"):
+    for column in ("op", "reason", "advice", "source"):
         table.add_column(column)
     for entry in result.fallbacks:
-        table.add_row(*(escape(entry[key]) for key in ("op", "reason", "source")))
+        table.add_row(*(escape(entry[key]) for key in ("op", "reason", "advice", "source")))
     return table
 
 

@@ -128,7 +128,7 @@ class Executable:
                 self._eager[region.name] = compiled
             return self._eager[region.name]
 
-    def _refuse(self, region: Region, reason: str) -> None:
+    def _refuse(self, region: Region, reason: str, advice: str) -> None:
         op, line = describe(region)
         with self._lock:
             entry = self._regions[region.name]
@@ -136,7 +136,7 @@ class Executable:
                 entry.executed_flops = 0
             if _is_static(region):  # else other sizes may still run where the plan says
                 entry.engine = "eager"
-            fallback = LedgerEntry(op, region.nodes[-1].name, "eager", reason, line)
+            fallback = LedgerEntry(op, region.nodes[-1].name, "eager", reason, line, advice)
             if fallback not in self._report.fallbacks:
                 self._report.fallbacks.append(fallback)
 

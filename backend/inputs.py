@@ -21,9 +21,10 @@ import torch
 from torch import fx
 
 from trnx.backend.errors import InputChangedError, UnreadableInputError
-from trnx.backend.shapes import Symbols, UnknownSizeError, concrete_spec, placeholders
+from trnx.backend.shapes import Symbols, UnknownSizeError, concrete_spec
 from trnx.backend.torch_internals import metadata_check, without_subclass
 from trnx.fallback.layout import layout_of, restride
+from trnx.fx_passes.nodes import placeholders
 from trnx.fx_passes.source import source_line
 from trnx.simulator.memory.host_memory import is_plain, plain, unreadable
 from trnx.simulator.memory.tensor_spec import TensorSpec

@@ -20,6 +20,7 @@ from trnx.backend.errors import KernelFailedError, KernelRefusedError
 from trnx.backend.memory import Frame
 from trnx.backend.runners import Prepared, Runner
 from trnx.backend.shapes import Symbols, UnknownSizeError, concrete, concrete_spec
+from trnx.fx_passes.advice import FAILED, LIMIT
 from trnx.fx_passes.nodes import op_name
 from trnx.fx_passes.region import KernelMatch, Refuse, Region, RegionFunction
 from trnx.fx_passes.source import source_line
@@ -152,7 +153,7 @@ class KernelCall:
                 f"{op} at {line or 'unknown line'}: {reason}. Use fallback='auto', or sizes that "
                 "the kernel takes"
             )
-        self._refuse(reason)
+        self._refuse(reason, LIMIT)
 
     def _fail(self, error: Exception) -> None:
         name = self._match.kernel.name
@@ -164,7 +165,7 @@ class KernelCall:
             ) from error
         log.warning("kernel %s failed; its region %s runs in eager", name, self._region.name,
                     exc_info=error)  # fmt: skip
-        self._refuse(f"kernel {name} failed: {type(error).__name__}: {error}")
+        self._refuse(f"kernel {name} failed: {type(error).__name__}: {error}", FAILED)
 
     def _wire(self, places: Mapping[fx.Node, Place]) -> None:
         """Positions, so that a call looks nothing up by name."""

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 Basis = Literal["schedule", "estimate"]
 
-# Tracing takes about 0.2 ms an instruction and scheduling less: some seconds for one launch.
+# About a second of tracing and scheduling for one launch (README.md has the times).
 LONGEST = 20_000
 # Launches remembered; a number and a key each.
 CAPACITY = 4096

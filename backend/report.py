@@ -209,9 +209,7 @@ def counted(items: Iterable[str]) -> list[str]:
 
 def ledger_lines(entries: Iterable[LedgerEntry]) -> list[str]:
     """One line for each different entry."""
-    return counted(
-        f"{e.op} ({e.engine}) at {e.source or 'unknown line'}: {e.reason}" for e in entries
-    )
+    return counted(map(str, entries))
 
 
 def share(part: float, whole: float) -> float | None:

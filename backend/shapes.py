@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from trnx.backend.torch_internals import expression
+from trnx.fx_passes.nodes import placeholders
 from trnx.fx_passes.numbers import size_symbols, symbols_read
 from trnx.fx_passes.region import Plan
 from trnx.fx_passes.symbolic import is_symbolic
@@ -60,11 +61,6 @@ def _sources_of(index: int, value: Any) -> list[SymbolSource]:
     sizes = [SymbolSource(expression(s), index, "size", d) for d, s in enumerate(value.shape)]
     steps = [SymbolSource(expression(s), index, "stride", d) for d, s in enumerate(value.stride())]
     return sizes + steps
-
-
-def placeholders(gm: fx.GraphModule) -> list[fx.Node]:
-    """The graph's inputs, in order."""
-    return [node for node in gm.graph.nodes if node.op == "placeholder"]
 
 
 def specialised_symbols(plan: Plan) -> frozenset[Any]:

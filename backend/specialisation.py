@@ -17,8 +17,9 @@ from torch import fx
 from trnx.backend.inputs import Inputs
 from trnx.backend.kernel_call import KernelCall, Place
 from trnx.backend.memory import Buffer, Frame, FramePool
-from trnx.backend.shapes import Symbols, UnknownSizeError, concrete, concrete_spec, placeholders
+from trnx.backend.shapes import Symbols, UnknownSizeError, concrete, concrete_spec
 from trnx.fx_passes.aliasing import storage_root
+from trnx.fx_passes.nodes import placeholders
 from trnx.fx_passes.region import Plan, Region, RegionFunction
 from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.program.program import Program

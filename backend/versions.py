@@ -35,4 +35,6 @@ def check_versions(
     _check("Python", python, PYTHON, "create the environment with one of these")
     found = re.match(r"(\d+)\.(\d+)", torch_version)
     numbers = (int(found[1]), int(found[2])) if found else (0, 0)
-    _check("torch", numbers, TORCH, 'pip install "torch>=2.13,<2.16"')
+    first, (major, minor) = TORCH
+    newer = _shown((major, minor + 1))
+    _check("torch", numbers, TORCH, f'pip install "torch>={_shown(first)},<{newer}"')

@@ -16,6 +16,7 @@ from trnx.fallback.aten_to_jax.table import CHECKS
 from trnx.fallback.cost import leaves
 from trnx.fallback.settings import own_settings
 from trnx.fallback.translate import call_entry, conform
+from trnx.fx_passes import advice
 from trnx.fx_passes.symbolic import depends_on_data
 from trnx.nki_kernels.hints import hint_int
 from trnx.nki_kernels.keys import key_of
@@ -33,7 +34,8 @@ def refusal(node: fx.Node) -> Reject | None:
     if not isinstance(node.target, torch._ops.OpOverload):
         return _refuse_python(node)
     if torch.Tag.nondeterministic_seeded in node.target.tags:
-        return Reject(f"{node.target} draws random numbers; eager draws PyTorch's", node)
+        reason = f"{node.target} draws random numbers; eager draws PyTorch's"
+        return Reject(reason, node, advice=advice.RANDOM)
     entry = TABLE.get(node.target)
     if entry is None:
         return Reject(f"no JAX function for {node.target} in trnx's table", node)

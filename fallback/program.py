@@ -16,15 +16,12 @@ from trnx.fallback.exchange import InputSlot, OutputSlot
 from trnx.fallback.layout import Layout, layout_of, output_layouts
 from trnx.fallback.settings import own_settings
 from trnx.fallback.translate import Trace, jax_function
+from trnx.fx_passes.nodes import placeholders
 from trnx.fx_passes.region import RegionFunction
 from trnx.nki_kernels.hints import hint_int
 
 # Round where eager rounds: no float32 between two bf16 ops.
 _COMPILER_OPTIONS: dict[str, str | bool] = {"xla_allow_excess_precision": False}
-
-
-def _placeholders(graph_module: fx.GraphModule) -> list[fx.Node]:
-    return [n for n in graph_module.graph.nodes if n.op == "placeholder"]
 
 
 def specialises(graph_module: fx.GraphModule) -> bool:
@@ -35,7 +32,7 @@ def specialises(graph_module: fx.GraphModule) -> bool:
             return not all(isinstance(s, int) for s in value.shape)
         return True
 
-    return any(symbolic(n.meta.get("val")) for n in _placeholders(graph_module))
+    return any(symbolic(n.meta.get("val")) for n in placeholders(graph_module))
 
 
 def example_inputs(graph_module: fx.GraphModule) -> list[Any]:
@@ -47,7 +44,7 @@ def example_inputs(graph_module: fx.GraphModule) -> list[Any]:
             return torch.empty(shape, dtype=value.dtype, device="meta")
         return hint_int(value)
 
-    return [example(n.meta["val"]) for n in _placeholders(graph_module)]
+    return [example(n.meta["val"]) for n in placeholders(graph_module)]
 
 
 def _order(value: Any) -> tuple[int, ...] | None:
@@ -77,7 +74,7 @@ class Program:
         self._eager = eager
         self._tell_lost = tell_lost
         self._is_lost = False
-        orders = [_order(n.meta.get("val")) for n in _placeholders(graph_module)]
+        orders = [_order(n.meta.get("val")) for n in placeholders(graph_module)]
         layouts = output_layouts(graph_module)
         names = [str(n.target) for n in graph_module.graph.nodes if n.op == "get_attr"]
         names = list(dict.fromkeys(names))

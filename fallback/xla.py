@@ -27,6 +27,7 @@ from trnx.fallback import forks
 from trnx.fallback.cost import fused_seconds
 from trnx.fallback.eager import EagerEngine
 from trnx.fallback.errors import FallbackError
+from trnx.fx_passes import advice
 from trnx.fx_passes.region import Engine, Refuse, RegionFunction
 from trnx.simulator.errors import Reject
 from trnx.simulator.fork_locks import fork_lock
@@ -63,10 +64,10 @@ class XlaEngine:
     def supports(self, node: fx.Node) -> Reject | None:
         """None where the table has the op, and its function takes this node's arguments."""
         if self._missing is not None:
-            return Reject(self._missing, node)
+            return Reject(self._missing, node, advice=advice.INSTALL)
         if forks.jax_is_lost:
             forks.warn_once()
-            return Reject(forks.REASON, node)
+            return Reject(forks.REASON, node, advice=advice.WORKERS)
         from trnx.fallback.legality import refusal
 
         return refusal(node)
@@ -84,13 +85,13 @@ class XlaEngine:
 
         eager = EagerEngine(self._hardware).compile(graph_module)
 
-        def tell(reason: str) -> None:
+        def tell(reason: str, what_to_do: str) -> None:
             if refuse is not None:
-                refuse(reason)
+                refuse(reason, what_to_do)
 
         def tell_lost() -> None:
             forks.warn_once()
-            tell(forks.REASON)
+            tell(forks.REASON, advice.WORKERS)
 
         def build(inputs: Sequence[Any]) -> RegionFunction:
             if forks.jax_is_lost:
@@ -101,7 +102,7 @@ class XlaEngine:
             except Exception as error:  # noqa: BLE001 - the fallback boundary: eager can run anything
                 reason = f"XLA does not compile the region: {type(error).__name__}: {error}"
                 _log.warning("%s; it runs eagerly", reason)
-                tell(reason)
+                tell(reason, advice.REPORT)
                 return eager
 
         inputs = example_inputs(graph_module)
@@ -147,7 +148,7 @@ class _BySizes:
             self._seen.put(key, count)
             settles = count == SETTLED_AFTER and len(self._programs) < COMPILED_SIZES
         if refuse is not None:
-            refuse(_UNSETTLED)
+            refuse(_UNSETTLED, advice.SIZES)
         return settles
 
     def _make(self, key: Any, inputs: Sequence[Any]) -> RegionFunction:

@@ -40,7 +40,10 @@ class FallbackForbiddenError(TrnxError):
 
     def __init__(self, entries: Sequence[LedgerEntry]) -> None:
         self.entries = tuple(entries)
-        lines = [f"  {e.op} at {e.source or 'unknown line'}: {e.reason}" for e in self.entries]
+        lines = [
+            f"  {e.op} at {e.source or 'unknown line'}: {e.reason} -> {e.advice}"
+            for e in self.entries
+        ]
         super().__init__(
             f"{len(self.entries)} op(s) have no NKI kernel and fallback='error' forbids others:\n"
             + "\n".join(lines)

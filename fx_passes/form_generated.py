@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import fx
 
+from trnx.fx_passes import advice
 from trnx.fx_passes.extract import extract, inputs_of
 from trnx.fx_passes.grow import grow
 from trnx.fx_passes.ledger import Refusals
@@ -40,13 +41,18 @@ def generated_units(
         if reject is None and not has_tensor(node):
             reject = Reject("a node that returns several tensors is not generated", node)
         if reject is not None:
-            refusals.add(node, Reject(f"generator: {reject.reason}", node))
+            refusals.add(node, _about_generated(reject, node))
         return reject is None
 
     units: list[Unit] = []
     for nodes in grow(order, joins):
         _offer(nodes, generator, hardware, profit, refusals, units.append)
     return tuple(units)
+
+
+def _about_generated(reject: Reject, node: fx.Node) -> Reject:
+    reason = f"no kernel is generated: {reject.reason}"
+    return Reject(reason, node, advice=reject.advice or advice.GENERATED)
 
 
 def _offer(
@@ -71,7 +77,7 @@ def _offer(
                 refusals.add(node, reject)
         return
     if len(nodes) == 1:
-        refusals.add(nodes[0], Reject(f"generator: {reject.reason}", nodes[0]))
+        refusals.add(nodes[0], _about_generated(reject, nodes[0]))
         return
     # A prefix and the rest of a topological order are convex, and edges go one way between them.
     half = len(nodes) // 2

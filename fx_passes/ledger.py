@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import fx
 
+from trnx.fx_passes import advice
 from trnx.fx_passes.nodes import op_name
 from trnx.fx_passes.region import Engine, LedgerEntry
 from trnx.fx_passes.source import source_line
 from trnx.simulator.errors import Reject
 
 
-def entry(node: fx.Node, engine: Engine, reason: str) -> LedgerEntry:
+def entry(node: fx.Node, engine: Engine, reason: str, what_to_do: str) -> LedgerEntry:
     """One line of the ledger."""
-    return LedgerEntry(op_name(node), node.name, engine, reason, source_line(node))
+    return LedgerEntry(op_name(node), node.name, engine, reason, source_line(node), what_to_do)
 
 
 class Refusals:
     """Why nodes were not taken, collected while partition tries."""
 
     def __init__(self) -> None:
-        # Of each node the reasons, with the kernel that each is about.
-        self._reasons: dict[fx.Node, dict[str, str]] = {}
+        # Of each node the refusals, by reason.
+        self._rejects: dict[fx.Node, dict[str, Reject]] = {}
 
     def add(self, node: fx.Node, reject: Reject) -> None:
         """Remember one reason for `node`."""
-        self._reasons.setdefault(node, {}).setdefault(reject.reason, reject.kernel)
+        self._rejects.setdefault(node, {}).setdefault(reject.reason, reject)
 
-    def reason(self, node: fx.Node) -> str:
-        """All reasons for `node` as one line."""
-        return "; ".join(self._reasons.get(node, ())) or "no kernel has a pattern for it"
+    def note(self, node: fx.Node, reason: str, advice: str) -> None:
+        """Remember a reason that is not about a kernel."""
+        self.add(node, Reject(reason, node, advice=advice))
 
-    def note(self, node: fx.Node, reason: str) -> None:
-        """Remember why an engine before the chosen one refused `node`."""
-        self.add(node, Reject(reason, node))
+    def entry(self, node: fx.Node, engine: Engine) -> LedgerEntry:
+        """All reasons why `node` runs on `engine`."""
+        found = tuple(self._rejects.get(node, {}).values())
+        return _entry(node, engine, found or (Reject("no kernel has a pattern for it", node),))
 
-    def near_misses(self, node: fx.Node) -> str:
+    def near_miss(self, node: fx.Node) -> LedgerEntry | None:
         """Why bigger or other kernels were not taken for a node that runs on NKI."""
-        reasons = self._reasons.get(node, {})
-        return "; ".join(reason for reason, kernel in reasons.items() if kernel)
+        found = tuple(one for one in self._rejects.get(node, {}).values() if one.kernel)
+        return _entry(node, "nki", found) if found else None
 
-    def nodes(self) -> tuple[fx.Node, ...]:
-        """The nodes that something refused."""
-        return tuple(self._reasons)
+
+def _entry(node: fx.Node, engine: Engine, rejects: Sequence[Reject]) -> LedgerEntry:
+    advices = dict.fromkeys(one.advice for one in rejects if one.advice)
+    reason = "; ".join(one.reason for one in rejects)
+    return entry(node, engine, reason, "; ".join(advices) or advice.OWN_KERNEL)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from trnx.fx_passes import advice
 from trnx.fx_passes.errors import PatternError
 from trnx.fx_passes.nodes import arguments, aten, getitems, has_tensor, is_compute, is_number
 from trnx.fx_passes.region import KernelMatch
@@ -143,6 +144,7 @@ class Matcher:
                 f"kernel {self.kernel.name} would hide {leak.name}, which is used outside of it",
                 root,
                 self.kernel.name,
+                advice.HIDDEN,
             )
         bindings = {name: found.bound.get(name) for name in self._parameters}
         bindings.update(self._constants)

@@ -189,3 +189,8 @@ def val(node: fx.Node) -> torch.Tensor:
 def has_tensor(node: Any) -> bool:
     """True for a node whose value is one tensor."""
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def placeholders(gm: fx.GraphModule) -> list[fx.Node]:
+    """The graph's inputs, in order."""
+    return [node for node in gm.graph.nodes if node.op == "placeholder"]

@@ -18,9 +18,10 @@ from typing import Literal
 
 from torch import fx
 
+from trnx.fx_passes import advice
 from trnx.fx_passes.errors import FallbackForbiddenError, UnsupportedOpError
 from trnx.fx_passes.form_generated import generated_units
-from trnx.fx_passes.ledger import Refusals, entry
+from trnx.fx_passes.ledger import Refusals
 from trnx.fx_passes.nodes import is_compute, op_name
 from trnx.fx_passes.numbers import run_time_numbers
 from trnx.fx_passes.order import Order, Unit, read_after_write, single_units
@@ -65,7 +66,7 @@ def partition(
     refusals = Refusals()
     unsized = _unsized(gm.graph)
     for node in unsized:
-        refusals.note(node, "no program can be made for sizes that depend on data")
+        refusals.note(node, "no program can be made for sizes that depend on data", advice.DATA)
     forbidden = policy == "error"
     profit = Profit(hardware, () if forbidden else tuple(engines), select, predictor)
     units: list[Unit] = []
@@ -74,9 +75,9 @@ def partition(
     rest = _rest(gm.graph, units)
     if select == "none":
         for node in rest:
-            refusals.note(node, "select='none'")
+            refusals.note(node, "select='none'", advice.SELECT)
     if forbidden and rest:
-        raise FallbackForbiddenError([entry(n, "eager", refusals.reason(n)) for n in rest])
+        raise FallbackForbiddenError([refusals.entry(n, "eager") for n in rest])
     fallback = _Fallback(_preferred(engines, policy), policy)
     kinds = {node: fallback.engine_of(node, refusals) for node in rest}
     every = single_units(gm.graph, units, kinds)
@@ -140,15 +141,15 @@ class _Fallback:
 
     def engine_of(self, node: fx.Node, refusals: Refusals) -> Engine:
         """The first engine that takes `node`; the refusals of those before it are remembered."""
-        reasons: list[str] = []
+        rejects: dict[str, Reject] = {}
         for engine in self.engines:
             reject = engine.supports(node)
             if reject is None:
-                for reason in reasons:
-                    refusals.note(node, reason)
+                for reason, before in rejects.items():
+                    refusals.note(node, reason, before.advice)
                 return engine.name
-            reasons.append(f"{engine.name}: {reject.reason}")
-        raise UnsupportedOpError(op_name(node), source_line(node) or "unknown line", reasons)
+            rejects[f"{engine.name}: {reject.reason}"] = reject
+        raise UnsupportedOpError(op_name(node), source_line(node) or "unknown line", list(rejects))
 
     def choose(self, kind: str, nodes: Sequence[fx.Node]) -> Engine:
         """The engine of a finished region: under `auto` the cheapest that takes all of it."""
@@ -169,7 +170,7 @@ def _note_numbers(graph: fx.Graph, regions: Iterable[Region], refusals: Refusals
             names = ", ".join(n.name for n in node.all_input_nodes if n in numbers)
             if names:
                 reason = f"{maker} is made for each value of the number {names}"
-                refusals.add(node, Reject(reason, node, kernel))
+                refusals.add(node, Reject(reason, node, kernel, advice.NUMBER))
 
 
 def _ledger(steps: Sequence[Step], refusals: Refusals) -> tuple[LedgerEntry, ...]:
@@ -181,29 +182,7 @@ def _ledger(steps: Sequence[Step], refusals: Refusals) -> tuple[LedgerEntry, ...
             if not is_compute(node):
                 continue
             if region.engine != "nki":
-                entries.append(entry(node, region.engine, refusals.reason(node)))
-            elif misses := refusals.near_misses(node):
-                entries.append(entry(node, "nki", misses))
+                entries.append(refusals.entry(node, region.engine))
+            elif miss := refusals.near_miss(node):
+                entries.append(miss)
     return tuple(entries)
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """How much of a plan runs on NKI, in compute nodes."""
-
-    on_nki: int
-    total: int
-
-    @property
-    def share(self) -> float:
-        """On NKI over all; 1 where there is nothing to compute."""
-        return self.on_nki / self.total if self.total else 1.0
-
-
-def coverage(plan: Plan) -> Coverage:
-    """Compute nodes on NKI and in all; views, getitems, factories and symbolic numbers do not
-    count.
-    """
-    total = sum(1 for node in plan.graph_module.graph.nodes if is_compute(node))
-    on_nki = {n for r in plan.regions if r.engine == "nki" for n in r.nodes if is_compute(n)}
-    return Coverage(len(on_nki), total)

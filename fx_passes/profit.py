@@ -13,6 +13,7 @@ from typing import Literal
 
 from torch import fx
 
+from trnx.fx_passes import advice
 from trnx.fx_passes.match import bindings_spec
 from trnx.fx_passes.region import FallbackEngine, KernelMatch, Predictor
 from trnx.simulator.errors import Reject
@@ -65,5 +66,6 @@ class Profit:
                     f"{name} {other * 1e6:.0f} us",
                     nodes[-1],
                     match.kernel.name,
+                    advice.PROFIT,
                 )
         return None

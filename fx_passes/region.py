@@ -33,13 +33,18 @@ class KernelMatch:
 @dataclass(frozen=True)
 class LedgerEntry:
     """An op that does not run on NKI, or runs there without a bigger kernel that nearly took it
-    (`engine` is `nki` then): the reason, and the user's line."""
+    (`engine` is `nki` then): the reason, the user's line, and what the user can do."""
 
     op: str
     node: str
     engine: Engine
     reason: str
     source: str
+    advice: str
+
+    def __str__(self) -> str:
+        where = self.source or "unknown line"
+        return f"{self.op} ({self.engine}) at {where}: {self.reason} -> {self.advice}"
 
 
 @dataclass(frozen=True)
@@ -95,8 +100,12 @@ class Predictor(Protocol):
 
 
 RegionFunction = Callable[[Sequence[Any]], Sequence[torch.Tensor]]
-# Told the reason why a region, given to an engine, runs in eager instead.
-Refuse = Callable[[str], None]
+
+
+class Refuse(Protocol):
+    """Told why a region, given to an engine, runs in eager instead, and what a user can do."""
+
+    def __call__(self, reason: str, advice: str, /) -> None: ...
 
 
 class FallbackEngine(Protocol):

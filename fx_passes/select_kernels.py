@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from trnx.fx_passes import advice
 from trnx.fx_passes.ledger import Refusals
 from trnx.fx_passes.match import GraphMatch, Matcher, bindings_spec, matchers
 from trnx.fx_passes.nodes import is_compute
@@ -76,7 +77,7 @@ def _choose(fits: list[GraphMatch], profit: Profit, refusals: Refusals) -> Graph
                 f"{name} {profit.nki_seconds(loser.match) * 1e6:.1f} us"
             )
             reason = f"kernel {name} matches as much as {winner}; {winner}: {why}"
-            refusals.add(loser.root, Reject(reason, loser.root, name))
+            refusals.add(loser.root, Reject(reason, loser.root, name, advice.TIE))
     return chosen
 
 
@@ -95,5 +96,6 @@ def _try(
     reject = matcher.kernel.supports(bindings_spec(match.match), hardware)
     if reject is not None:
         name = matcher.kernel.name
-        return Reject(f"kernel {name}: {reject.reason}", node, name)
+        todo = reject.advice or advice.LIMIT
+        return Reject(f"kernel {name}: {reject.reason}", node, name, todo)
     return profit.refuse(match.match, match.nodes) or match

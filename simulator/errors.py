@@ -41,12 +41,14 @@ class Reject:
 
     `reason` is one sentence that names the limit and the value that broke it.
     `node` is what was refused (an `fx.Node` where there is a graph); its user line goes to the
-    ledger. `kernel` is the kernel that would have taken it, where it is about one.
+    ledger. `kernel` is the kernel that would have taken it, where it is about one. `advice` is what
+    the user can do about it, where the reason does not say.
     """
 
     reason: str
     node: Any = None
     kernel: str = ""
+    advice: str = ""
 
     def __str__(self) -> str:
         return self.reason

@@ -10,7 +10,6 @@ from torch import fx
 
 from trnx.fx_passes.aliasing import Aliasing, same_layout
 from trnx.fx_passes.metadata import fake_call, insert_call, replace
-from trnx.fx_passes.symbolic import same_numbers
 
 # A rule returns the node that replaces its argument, or None where the node stays.
 Rule = Callable[[fx.Node], fx.Node | None]
@@ -67,8 +66,3 @@ def fake_value(
     except (RuntimeError, TypeError, ValueError, IndexError):
         return None
     return value if isinstance(value, torch.Tensor) else None
-
-
-def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal sizes, by expression."""
-    return same_numbers(a.shape, b.shape)

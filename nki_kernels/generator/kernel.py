@@ -68,7 +68,7 @@ def _kernel_of(path: Path, name: str) -> Any:
 def supports_node(node: fx.Node, hw: Hardware) -> Reject | None:
     """None where `node` alone can be generated, else why not."""
     if node.op != "call_function" or entry_of(node.target) is None:
-        return Reject(f"{node.target} is not in the generator's table", node)
+        return Reject(f"{node.target} has no rule for generated kernels", node)
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return Reject("the node does not give one tensor", node)

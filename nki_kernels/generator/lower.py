@@ -67,7 +67,7 @@ def lower(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: SpecOf) -
 def _refuse(nodes: Sequence[fx.Node], specs: SpecOf) -> Reject | None:
     for node in nodes:
         if entry_of(node.target) is None:
-            return Reject(f"{node.target} is not in the generator's table", node)
+            return Reject(f"{node.target} has no rule for generated kernels", node)
         if not any(isinstance(specs[n], TensorSpec) for n in node.all_input_nodes):
             return Reject("a constant needs no kernel", node)
         for one in (node, *node.all_input_nodes):

@@ -125,7 +125,7 @@ def test_the_guard_guards() -> None:
 
 
 def test_the_view_shows_brackets_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    entry = {"op": "aten.x.default", "reason": "install trnx[xla]", "source": "a.py:1"}
+    entry = {"op": "x", "reason": "no [rule]", "advice": "install trnx[xla]", "source": "a.py:1"}
     result = demo.DemoResult(
         dtype="fp32", target="trn2", runner="simulator", max_abs_diff=0.0, cosine_min=1.0,
         cosine_min_vs_fp32=1.0, ranking=[1, 0], ranking_eager=[0, 1], scores=[0.5, 0.25],
@@ -137,5 +137,6 @@ def test_the_view_shows_brackets_as_they_are(capsys: pytest.CaptureFixture[str])
     render(result)
     shown = capsys.readouterr().out
     assert "trnx[xla]" in shown
+    assert "no [rule]" in shown
     assert "DIFFERENT" in shown
     assert "50.0 % of nodes" in shown

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from trnx.backend import environment
 from trnx.backend.environment import option_defaults
 from trnx.backend.options import Options, make_options, option_names
-from trnx.backend.versions import check_versions
+from trnx.backend.versions import PYTHON, check_versions
 from trnx.errors import (
     InvalidOptionError,
     OptionError,
@@ -119,3 +123,12 @@ def test_supported_versions_pass() -> None:
         for torch_version in ("2.13.0+cpu", "2.14.1", "2.15.0+cu132"):
             check_versions(python, torch_version)
     assert issubclass(UnsupportedVersionError, TrnxError)
+
+
+def test_the_package_asks_for_the_versions_that_are_checked() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (torch_range,) = [one for one in project["dependencies"] if one.startswith("torch")]
+    with pytest.raises(UnsupportedVersionError, match=re.escape(f'pip install "{torch_range}"')):
+        check_versions(torch_version="2.1.0")
+    (first, last) = PYTHON
+    assert project["requires-python"] == f">={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}"

@@ -322,7 +322,7 @@ def test_a_region_that_xla_cannot_compile_runs_eagerly(
     x = torch.randn(4, 4)
     graph_module = capture(lambda v: torch.linalg.qr(v)[1], x)
     refused: list[str] = []
-    out = XlaEngine().compile(graph_module, refuse=refused.append)([x])
+    out = XlaEngine().compile(graph_module, refuse=lambda reason, _: refused.append(reason))([x])
     torch.testing.assert_close(out[0], graph_module(x)[0])
     assert "runs eagerly" in caplog.text
     assert len(refused) == 1
@@ -334,7 +334,7 @@ def test_sizes_that_xla_cannot_compile_run_eagerly(
 ) -> None:
     graph_module = capture(lambda v: v + 1, torch.randn(3, 4), symbolic=True)
     refused: list[str] = []
-    run = XlaEngine().compile(graph_module, refuse=refused.append)
+    run = XlaEngine().compile(graph_module, refuse=lambda reason, _: refused.append(reason))
     monkeypatch.setattr("trnx.fallback.program.jax_function", None)
     for size in (3, *[5] * (SETTLED_AFTER + 2), 3):
         x = torch.randn(size, 4)
@@ -353,7 +353,7 @@ def test_sizes_that_keep_changing_compile_nothing(capture: Any, compilations: li
         lambda v: (v.reshape(-1) * 2, v.t() + v.shape[0]), torch.randn(3, 4), symbolic=True
     )
     refused: list[str] = []
-    run = XlaEngine().compile(graph_module, refuse=refused.append)
+    run = XlaEngine().compile(graph_module, refuse=lambda reason, _: refused.append(reason))
     assert len(compilations) == 1  # the sizes of the capture
     for size in range(1, 40):
         x = torch.randn(size, 3)

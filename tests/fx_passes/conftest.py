@@ -15,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from trnx.fx_passes.canonicalise import CANONICALISE
 from trnx.fx_passes.extract import region_module
+from trnx.fx_passes.nodes import is_compute
 from trnx.fx_passes.partition import partition
 from trnx.fx_passes.region import Plan, Region
 from trnx.fx_passes.rewrite import REWRITE_COMPOSITES
@@ -196,6 +197,28 @@ def compare(have: torch.Tensor, want: torch.Tensor) -> None:
     torch.testing.assert_close(have, want, check_stride=True)
 
 
+@dataclass(frozen=True)
+class Coverage:
+    """How much of a plan runs on NKI, in compute nodes."""
+
+    on_nki: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        """On NKI over all; 1 where there is nothing to compute."""
+        return self.on_nki / self.total if self.total else 1.0
+
+
+def _coverage(plan: Plan) -> Coverage:
+    """Compute nodes on NKI and in all; views, getitems, factories and symbolic numbers do not
+    count.
+    """
+    total = sum(1 for node in plan.graph_module.graph.nodes if is_compute(node))
+    on_nki = {n for r in plan.regions if r.engine == "nki" for n in r.nodes if is_compute(n)}
+    return Coverage(len(on_nki), total)
+
+
 @pytest.fixture
 def trnx() -> SimpleNamespace:
     """The fakes and helpers of this file."""
@@ -208,6 +231,12 @@ def trnx() -> SimpleNamespace:
         compare=compare,
         execute=execute,
     )
+
+
+@pytest.fixture
+def coverage() -> Callable[[Plan], Coverage]:
+    """How much of a plan runs on NKI."""
+    return _coverage
 
 
 @pytest.fixture

@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trnx.fx_passes.partition import coverage
-
 aten = torch.ops.aten
 
 
@@ -126,7 +124,7 @@ def test_model_equals_eager(check: Any, name: str, train: bool, dynamic: bool) -
     assert len(seen.plans) == (2 if train else 1)
 
 
-def test_products_become_linear_and_take_their_epilogue(check: Any) -> None:
+def test_products_become_linear_and_take_their_epilogue(check: Any, coverage: Any) -> None:
     seen = check(Mlp(), torch.randn(3, 5, 16))
 
     assert seen.targets() == [
@@ -159,7 +157,7 @@ def test_narrow_dtypes(check: Any, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 127, 128, 129, 513])
-def test_edge_sizes(check: Any, rows: int) -> None:
+def test_edge_sizes(check: Any, rows: int, coverage: Any) -> None:
     seen = check(Mlp(), torch.randn(rows, 16))
 
     assert coverage(seen.plans[0]).share == 1.0

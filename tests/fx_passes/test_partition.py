@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from trnx.fx_passes.canonicalise import canonicalise
 from trnx.fx_passes.errors import FallbackForbiddenError, UnsupportedOpError
 from trnx.fx_passes.grow import joined
-from trnx.fx_passes.partition import coverage, partition
+from trnx.fx_passes.partition import partition
 from trnx.fx_passes.region import Plan
 from trnx.fx_passes.verify import verify_plan
 from trnx.nki_kernels.spec import Cost
@@ -93,7 +93,9 @@ def test_independent_fallback_ops_wait_for_each_other(plan: Any, trnx: Any) -> N
     assert [region.engine for region in made.regions] == ["nki", "eager"]
 
 
-def test_generated_regions_are_grown_over_pointwise_chains(plan: Any, trnx: Any) -> None:
+def test_generated_regions_are_grown_over_pointwise_chains(
+    plan: Any, trnx: Any, coverage: Any
+) -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> Any:
         a = torch.sin(x) * y
         return _tuple(a + torch.cos(y) * 2, a.mean(-1, True))
@@ -105,7 +107,7 @@ def test_generated_regions_are_grown_over_pointwise_chains(plan: Any, trnx: Any)
     assert made.ledger == ()
 
 
-def test_a_region_that_is_refused_is_halved(plan: Any, trnx: Any) -> None:
+def test_a_region_that_is_refused_is_halved(plan: Any, trnx: Any, coverage: Any) -> None:
     def function(x: torch.Tensor) -> Any:
         return _tuple(x.sin().cos().tanh().exp().sin().cos())
 
@@ -129,7 +131,7 @@ def test_regions_stay_convex(plan: Any, trnx: Any) -> None:
     assert engines == ["nki", "eager", "nki"] or engines.count("eager") == 1
 
 
-def test_two_regions_do_not_wait_for_each_other(plan: Any, trnx: Any) -> None:
+def test_two_regions_do_not_wait_for_each_other(plan: Any, trnx: Any, coverage: Any) -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> Any:
         a, b = x.sin(), y.cos()
         c = torch.cumsum(a, 0) + b
@@ -162,7 +164,9 @@ def test_glue_is_kept_in_the_region_that_it_stands_in(plan: Any) -> None:
     assert made.steps == made.regions
 
 
-def test_a_value_that_is_read_through_a_view_leaves_its_region(plan: Any, trnx: Any) -> None:
+def test_a_value_that_is_read_through_a_view_leaves_its_region(
+    plan: Any, trnx: Any, coverage: Any
+) -> None:
     def function(x: torch.Tensor) -> Any:
         turned = torch.cumsum(x, 0).t()
         return _tuple(torch.cumsum(turned, 0), torch.exp(turned))
@@ -300,7 +304,7 @@ def test_iteration_spaces(a: Any, b: Any, wanted: Any) -> None:
     assert joined(b, a) == wanted
 
 
-def test_a_large_graph(trnx: Any) -> None:
+def test_a_large_graph(trnx: Any, coverage: Any) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         total = x
         for step in range(400):
@@ -349,7 +353,7 @@ def test_select_none_leaves_every_op_to_the_engines_and_says_so(plan: Any, trnx:
     ids=["empty", "empty_strided", "empty_permuted"],
 )
 def test_unfilled_tensors_are_glue_and_stay_apart(
-    make: Callable[[], torch.Tensor], trnx: Any
+    make: Callable[[], torch.Tensor], trnx: Any, coverage: Any
 ) -> None:
     gm = canonicalise(make_fx(lambda x: (make() + x, make() - x), tracing_mode="fake")(X))
     options: dict[str, Any] = {"kernels": (), "engines": [trnx.FakeEngine()], "select": "none"}
