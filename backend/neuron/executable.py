@@ -26,6 +26,7 @@ from trnx.backend.options import Options
 from trnx.backend.report import GraphReport
 from trnx.backend.shapes import Number, specialised_symbols, symbol_sources
 from trnx.backend.torch_internals import dynamo_backend, without_modes
+from trnx.fx_passes.advice import FAILED
 from trnx.fx_passes.numbers import symbols_read
 from trnx.fx_passes.region import LedgerEntry, Plan
 from trnx.fx_passes.symbolic import is_symbolic
@@ -119,7 +120,7 @@ class NeuronExecutable:
         for name, reason in made.refused.items():
             op, line = describe(regions[name])
             entries[name].engine = "xla"
-            found = LedgerEntry(op, regions[name].nodes[-1].name, "xla", reason, line)
+            found = LedgerEntry(op, regions[name].nodes[-1].name, "xla", reason, line, FAILED)
             if found not in self._report.fallbacks:
                 self._report.fallbacks.append(found)
 

@@ -36,11 +36,10 @@ from trnx.backend.shapes import (
     UnknownSizeError,
     concrete,
     concrete_spec,
-    placeholders,
 )
 from trnx.backend.torch_internals import without_fake_mode
 from trnx.fx_passes.metadata import copied_meta
-from trnx.fx_passes.nodes import arguments, op_name, tensors
+from trnx.fx_passes.nodes import arguments, op_name, placeholders, tensors
 from trnx.fx_passes.numbers import number_tensor
 from trnx.fx_passes.region import Plan, Region
 from trnx.fx_passes.source import source_line

@@ -83,12 +83,13 @@ class _Operands:
         keeps = np.frombuffer(rows.keeps, np.uint8)[self.row] == 1
         moves = np.ones(self.storages, bool)
         moves[list(rows.placed)] = False
-        found = self.is_write & self.is_on_chip & ~keeps & moves[self.storage] & self._covers()
+        found: _Bools = self.is_write & self.is_on_chip & ~keeps & self._covers()
+        found &= moves[self.storage]
         # A storage that the same instruction reads, or writes twice, is none that begins with it.
         place = self.row * self.storages + self.storage
         _, inverse, counts = np.unique(place, return_inverse=True, return_counts=True)
-        single: _Bools = counts[inverse] == 1
-        return found & single
+        found &= counts[inverse] == 1
+        return found
 
     def _covers(self) -> _Bools:
         rows = self._rows
