@@ -253,16 +253,6 @@ def accumulator(emit: Emit, engine: Engine, tile: NkiTensor) -> torch.Tensor:
     return registers[start : start + tile.shape[0]]
 
 
-def reset_accumulator(
-    emit: Emit, command: Any, identity: float, registers: torch.Tensor, initial: Any = None
-) -> None:
-    """Put the registers into the state in which `command` starts to accumulate."""
-    if command in (ReduceCmd.reset, ReduceCmd.reset_reduce):
-        emit.step(registers.fill_, identity)
-    elif command is ReduceCmd.load_reduce:
-        emit.step(registers.copy_, initial)
-
-
 def accumulate(
     emit: Emit,
     command: Any,
