@@ -15,7 +15,7 @@ import torch
 from trnx.simulator.costs.attributes import activation_attributes
 from trnx.simulator.isa.activation_functions import activation_function, emit_activation
 from trnx.simulator.isa.alu import binary_arithmetic, token_name
-from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.instruction import SPECS, Emit, instruction
 from trnx.simulator.isa.operands import (
     Result,
     accumulate,
@@ -54,41 +54,6 @@ def activation(
     name: str | None = None,
 ) -> None:
     """dst = op(data * scale + bias); the sum of each row goes to the accumulator registers."""
-    _activation(emit, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
-
-
-@instruction(
-    engines=(Engine.scalar,),
-    undefined=by_partition(),
-    indirect=("dst", "data"),
-    discards=True,
-)
-def activation_reduce(
-    emit: Emit,
-    dst: NkiTensor,
-    op: Any,
-    data: NkiTensor,
-    reduce_op: Any,
-    reduce_res: NkiTensor | None,
-    bias: Any = None,
-    scale: Any = 1.0,
-    name: str | None = None,
-) -> None:
-    """`activation` with reduce_cmd.reset_reduce."""
-    _activation(emit, dst, op, data, bias, scale, reduce_op, reduce_res, ReduceCmd.reset_reduce)
-
-
-def _activation(
-    emit: Emit,
-    dst: NkiTensor,
-    op: Any,
-    data: NkiTensor,
-    bias: Any,
-    scale: Any,
-    reduce_op: Any,
-    reduce_res: NkiTensor | None,
-    reduce_cmd: Any,
-) -> None:
     function = activation_function(emit, op)
     emit.attributes = activation_attributes(function.name)
     match_tiles(emit, dst, data=data)
@@ -119,6 +84,29 @@ def _activation(
     result.store()
     if registers is not None and reduce_res is not None:
         read_out(emit, registers, reduce_res, dst, "reduce_res")
+
+
+@instruction(
+    engines=(Engine.scalar,),
+    undefined=by_partition(),
+    indirect=("dst", "data"),
+    discards=True,
+)
+def activation_reduce(
+    emit: Emit,
+    dst: NkiTensor,
+    op: Any,
+    data: NkiTensor,
+    reduce_op: Any,
+    reduce_res: NkiTensor | None,
+    bias: Any = None,
+    scale: Any = 1.0,
+    name: str | None = None,
+) -> None:
+    """`activation` with reduce_cmd.reset_reduce."""
+    command = ReduceCmd.reset_reduce
+    function = SPECS["activation"].function
+    function(emit, dst, op, data, bias, scale, reduce_op, reduce_res, command)
 
 
 def _is_plain(value: Any) -> bool:
