@@ -17,7 +17,7 @@ from trnx.nki_kernels.hints import hint_int
 
 
 @dataclass(frozen=True)
-class Layout:
+class StrideOrder:
     """Strides of one output: exact where all are known at compile time, else by order alone.
 
     `order` lists the dimensions from the slowest to the fastest; `expanded` are those of stride 0.
@@ -40,7 +40,7 @@ class Layout:
         return tuple(strides)
 
 
-def layout_of(value: torch.Tensor) -> Layout:
+def layout_of(value: torch.Tensor) -> StrideOrder:
     """The layout of a fake tensor (or of any tensor)."""
     raw = value.stride()
     strides = [hint_int(s) for s in raw]
@@ -52,7 +52,7 @@ def layout_of(value: torch.Tensor) -> Layout:
     )
     order = tuple(sorted(range(len(strides)), key=lambda d: -strides[d]))
     exact = tuple(raw) if all(isinstance(s, int) for s in raw) else None
-    return Layout(order, expanded, exact)
+    return StrideOrder(order, expanded, exact)
 
 
 def output_values(graph_module: fx.GraphModule) -> list[Any]:
@@ -62,7 +62,7 @@ def output_values(graph_module: fx.GraphModule) -> list[Any]:
     return [o.meta.get("val") if isinstance(o, fx.Node) else None for o in outputs]
 
 
-def output_layouts(graph_module: fx.GraphModule) -> list[Layout | None]:
+def output_layouts(graph_module: fx.GraphModule) -> list[StrideOrder | None]:
     """The layout of each output; None for what is not a tensor."""
     return [
         layout_of(v) if isinstance(v, torch.Tensor) else None for v in output_values(graph_module)
@@ -77,7 +77,7 @@ def same_layout(value: torch.Tensor, strides: Sequence[int]) -> bool:
     return all(size == 1 or a == b for size, a, b in zip(value.shape, actual, strides, strict=True))
 
 
-def restride(value: torch.Tensor, layout: Layout) -> torch.Tensor:
+def restride(value: torch.Tensor, layout: StrideOrder) -> torch.Tensor:
     """`value` itself where its strides are right, else a copy that has them."""
     strides = layout.strides(value.shape)
     if same_layout(value, strides):

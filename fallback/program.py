@@ -13,7 +13,7 @@ from torch import fx
 from trnx.fallback import forks
 from trnx.fallback.aten_to_jax.dtypes import JAX_DTYPES
 from trnx.fallback.exchange import InputSlot, OutputSlot
-from trnx.fallback.layout import Layout, layout_of, output_layouts
+from trnx.fallback.layout import StrideOrder, layout_of, output_layouts
 from trnx.fallback.settings import own_settings
 from trnx.fallback.translate import Trace, jax_function
 from trnx.fx_passes.nodes import placeholders
@@ -136,7 +136,7 @@ def _aval(tensor: torch.Tensor, order: tuple[int, ...] | None) -> Any:
     return jax.ShapeDtypeStruct(tuple(shape), JAX_DTYPES[tensor.dtype])
 
 
-def _output(shape: tuple[int, ...], layout: Layout | None) -> OutputSlot:
+def _output(shape: tuple[int, ...], layout: StrideOrder | None) -> OutputSlot:
     assert layout is not None
     return OutputSlot(shape, layout.strides(shape), layout.order)
 

@@ -19,7 +19,7 @@ from trnx.fallback.aten_to_jax import TABLE
 from trnx.fallback.aten_to_jax.dtypes import JAX_DTYPES, cast
 from trnx.fallback.aten_to_jax.table import CHECKS
 from trnx.fallback.errors import TranslationError
-from trnx.fallback.layout import Layout
+from trnx.fallback.layout import StrideOrder
 
 # Arguments that say where and how a result is stored; in a region this is decided by the region.
 _STORAGE = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
@@ -87,7 +87,7 @@ class Trace:
     shapes: list[tuple[int, ...]] = field(default_factory=list)
 
 
-def lay_out(value: Any, layout: Layout) -> Any:
+def lay_out(value: Any, layout: StrideOrder) -> Any:
     """The output as XLA should write it: slowest dimension first, expanded dimensions of size 1."""
     for dim in layout.expanded:
         value = value[(slice(None),) * dim + (slice(0, 1),)]
@@ -98,7 +98,7 @@ def jax_function(
     graph_module: fx.GraphModule,
     inputs: Sequence[Any],
     orders: Sequence[tuple[int, ...] | None],
-    layouts: Sequence[Layout | None],
+    layouts: Sequence[StrideOrder | None],
     attributes: Sequence[str],
     trace: Trace,
 ) -> Any:

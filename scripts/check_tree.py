@@ -168,6 +168,11 @@ def self_test() -> bool:
     return seen
 
 
+def count_lines(folder: Path) -> int:
+    """Lines of the Python files under a folder."""
+    return sum(len(path.read_text().splitlines()) for path in folder.rglob("*.py"))
+
+
 def main() -> int:
     """Command line: 0 where everything holds."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -185,6 +190,9 @@ def main() -> int:
     for name, holds, report in results:
         print(f"== {name}: {'ok' if holds else 'FAILED'}")
         print(report.strip())
+    folders = ("simulator", "nki_kernels", "fx_passes", "fallback", "backend", "trnx", "scripts")
+    lines = {folder: count_lines(ROOT / folder) for folder in folders}
+    print(f"== lines of code: {sum(lines.values())}: {lines}")
     return 0 if all(holds for _, holds, _ in results) else 1
 
 

@@ -13,16 +13,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trnx.simulator.frontend.cpu_simulator import install_cpu_simulator, uninstall_cpu_simulator
-    from trnx.simulator.frontend.installation import install, uninstall
-    from trnx.simulator.frontend.kernel import Kernel
-    from trnx.simulator.frontend.rank_programs import RankProgram, simulate_ranks, trace_ranks
-    from trnx.simulator.frontend.session import interactive
-    from trnx.simulator.frontend.tracing import simulate, trace
-    from trnx.simulator.frontend.twins import load, load_module
-    from trnx.simulator.memory.tensor_spec import TensorSpec
-    from trnx.simulator.program.observer import Observer, Recorded, observing
-    from trnx.simulator.program.program import Program
+    from trnx.simulator.frontend.cpu_simulator import install_cpu_simulator as install_cpu_simulator
+    from trnx.simulator.frontend.cpu_simulator import (
+        uninstall_cpu_simulator as uninstall_cpu_simulator,
+    )
+    from trnx.simulator.frontend.installation import install as install
+    from trnx.simulator.frontend.installation import uninstall as uninstall
+    from trnx.simulator.frontend.kernel import Kernel as Kernel
+    from trnx.simulator.frontend.rank_programs import RankProgram as RankProgram
+    from trnx.simulator.frontend.rank_programs import simulate_ranks as simulate_ranks
+    from trnx.simulator.frontend.rank_programs import trace_ranks as trace_ranks
+    from trnx.simulator.frontend.session import interactive as interactive
+    from trnx.simulator.frontend.tracing import simulate as simulate
+    from trnx.simulator.frontend.tracing import trace as trace
+    from trnx.simulator.frontend.twins import load as load
+    from trnx.simulator.frontend.twins import load_module as load_module
+    from trnx.simulator.memory.tensor_spec import TensorSpec as TensorSpec
+    from trnx.simulator.program.observer import Observer as Observer
+    from trnx.simulator.program.observer import Recorded as Recorded
+    from trnx.simulator.program.observer import observing as observing
+    from trnx.simulator.program.program import Program as Program
 
 _HOME = {
     "Kernel": "frontend.kernel",
@@ -45,26 +55,7 @@ _HOME = {
     "uninstall_cpu_simulator": "frontend.cpu_simulator",
 }
 
-__all__ = [
-    "Kernel",
-    "Observer",
-    "Program",
-    "RankProgram",
-    "Recorded",
-    "TensorSpec",
-    "install",
-    "install_cpu_simulator",
-    "interactive",
-    "load",
-    "load_module",
-    "observing",
-    "simulate",
-    "simulate_ranks",
-    "trace",
-    "trace_ranks",
-    "uninstall",
-    "uninstall_cpu_simulator",
-]
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

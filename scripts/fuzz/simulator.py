@@ -38,11 +38,11 @@ import nki_reference  # noqa: F401  (fills the table)
 import torch
 from nki_reference.addressing import GATHERS, make_indirect, make_loop, place
 from nki_reference.choices import SeededChoices
+from nki_reference.differential import Verdict, check, plan_snapshots, prune_snapshots
+from nki_reference.mutate import mutate
 from nki_reference.program import TARGETS, Program
-from nki_reference.running import Verdict, check, plan_snapshots, prune_snapshots
-from nki_reference.scene import Scene
+from nki_reference.program_builder import ProgramBuilder
 from nki_reference.table import ENTRIES
-from nki_reference.wild import make_wild
 
 CHUNK = 50
 # What two cores run besides the instructions in which they meet: nothing through shared HBM.
@@ -76,7 +76,7 @@ def make_program(seed: int, number: int) -> Program:
     target = choices.pick(tuple(TARGETS))
     generation = TARGETS[target]
     cores = 2 if generation > 2 and choices.flag(6) else 1
-    scene = Scene(choices, target, cores)
+    builder = ProgramBuilder(choices, target, cores)
     is_wild = choices.flag(34)
     legal = [
         entry
@@ -88,19 +88,19 @@ def make_program(seed: int, number: int) -> Program:
     ]
     meeting = [entry for entry in legal if entry.cores > 1]
     if meeting:
-        choices.pick(meeting).draw(scene)
+        choices.pick(meeting).draw(builder)
     has_indirect = generation > 3 and not is_wild and choices.flag(60)
     if has_indirect:
-        scene.partitions = choices.pick((16, 32, 64, 128))
+        builder.partitions = choices.pick((16, 32, 64, 128))
     for _ in range(choices.integer(1, 6)):
         if has_indirect and choices.flag(40):
-            ENTRIES[choices.pick(tuple(GATHERS))].draw(scene)
-            make_indirect(scene, scene.calls[-1])
+            ENTRIES[choices.pick(tuple(GATHERS))].draw(builder)
+            make_indirect(builder, builder.calls[-1])
         else:
-            choices.pick(legal).draw(scene)
-    program = scene.program()
+            choices.pick(legal).draw(builder)
+    program = builder.program()
     if is_wild:
-        make_wild(choices, program)
+        mutate(choices, program)
         return program
     if choices.flag(25):
         place(choices, program)

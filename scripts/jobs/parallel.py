@@ -32,7 +32,7 @@ MODES = ("auto", "none", "ddp", "fsdp")
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelDims:
     """How ranks are arranged: `data` groups of `tensor` neighbouring ranks."""
 
     mode: str
@@ -50,7 +50,7 @@ class Layout:
         return {"mode": self.mode, "data": self.data, "tensor": self.tensor}
 
 
-def make_layout(mode: str, tensor: int, ranks: Ranks) -> Layout:
+def make_layout(mode: str, tensor: int, ranks: Ranks) -> ParallelDims:
     """The layout that flags ask for. Raises FlagError where it cannot be."""
     if tensor < 1 or ranks.world % tensor:
         raise FlagError(
@@ -68,7 +68,7 @@ def make_layout(mode: str, tensor: int, ranks: Ranks) -> Layout:
         raise FlagError("--parallel ddp does not go with --tensor-parallel; say --parallel fsdp")
     if mode in ("ddp", "fsdp") and not dist.is_initialized():
         raise FlagError(f"--parallel {mode} needs torchrun: torchrun --nproc-per-node N ...")
-    return Layout(mode, data, tensor, ranks)
+    return ParallelDims(mode, data, tensor, ranks)
 
 
 # Linear layers of a Llama block whose outputs are split, and those whose inputs then are.
@@ -102,7 +102,9 @@ def _check_tensor(config: Any, size: int) -> None:
             )
 
 
-def split_tensors(model: torch.nn.Module, config: Any, layout: Layout, mesh: DeviceMesh) -> None:
+def split_tensors(
+    model: torch.nn.Module, config: Any, layout: ParallelDims, mesh: DeviceMesh
+) -> None:
     """Split every block and the head over the tensor dimension of the mesh, in place."""
     _check_tensor(config, layout.tensor)
     where = architecture(config)
@@ -111,7 +113,7 @@ def split_tensors(model: torch.nn.Module, config: Any, layout: Layout, mesh: Dev
     parallelize_module(model, mesh, {where.head: ColwiseParallel(output_layouts=Replicate())})
 
 
-def make_mesh(layout: Layout, platform: Platform) -> DeviceMesh | None:
+def make_mesh(layout: ParallelDims, platform: Platform) -> DeviceMesh | None:
     """The mesh with dimensions (data, tensor); None in a single process."""
     if not dist.is_initialized():
         return None

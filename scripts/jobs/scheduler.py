@@ -67,7 +67,7 @@ class Buckets:
 Observer = Callable[[int, int, int], None]
 
 
-class Scheduler:
+class BatchScheduler:
     """Runs an engine for items from an event loop.
 
     `observe(items, rows, length)` is told of every batch. At most `limit` items wait or run.

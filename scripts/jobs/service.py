@@ -29,7 +29,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trnx.jobs.engines import EmbeddingEngine, GenerationEngine
-from trnx.jobs.scheduler import QueueFullError, Scheduler
+from trnx.jobs.scheduler import BatchScheduler, QueueFullError
 from trnx.jobs.serve_flags import ServeSettings
 from trnx.jobs.service_metrics import ServiceMetrics
 
@@ -83,13 +83,13 @@ class Service:
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
         self.metrics = ServiceMetrics()
-        self.schedulers: dict[str, Scheduler] = {}
+        self.schedulers: dict[str, BatchScheduler] = {}
         self.is_ready = False
         self.is_draining = False
         self.answered = 0
         self.cut = 0  # requests that were ended without an answer
 
-    def add(self, engine: EmbeddingEngine | GenerationEngine) -> Scheduler:
+    def add(self, engine: EmbeddingEngine | GenerationEngine) -> BatchScheduler:
         """Serve an engine."""
         settings, metrics, name = self.settings, self.metrics, engine.name
 
@@ -97,7 +97,9 @@ class Service:
             metrics.batches.labels(name, rows, length).inc()
             metrics.rows.labels(name).inc(items)
 
-        scheduler = Scheduler(engine, settings.buckets, settings.queue, settings.max_wait, observe)
+        scheduler = BatchScheduler(
+            engine, settings.buckets, settings.queue, settings.max_wait, observe
+        )
         metrics.waiting.labels(name).set_function(lambda: scheduler.waiting)
         self.schedulers[name] = scheduler
         return scheduler
@@ -107,7 +109,7 @@ class Service:
         self.is_ready = ready
         self.metrics.ready.set(ready)
 
-    def scheduler(self, name: str) -> Scheduler:
+    def scheduler(self, name: str) -> BatchScheduler:
         """That of an engine. Raises HTTPException where there is none, or it is not ready."""
         if name not in self.schedulers:
             raise HTTPException(404, f"this service was started without a model for /{name}")
@@ -118,7 +120,9 @@ class Service:
             )
         return self.schedulers[name]
 
-    async def results(self, scheduler: Scheduler, rows: list[tuple[list[int], Any]]) -> list[Any]:
+    async def results(
+        self, scheduler: BatchScheduler, rows: list[tuple[list[int], Any]]
+    ) -> list[Any]:
         """Results of all rows. Raises HTTPException: queue full, or time is up."""
         try:
             futures = scheduler.submit(rows)

@@ -24,7 +24,7 @@ from trnx.jobs.corpus import Corpus, load_corpus
 from trnx.jobs.devices import Platform, Ranks, resolve_backend
 from trnx.jobs.errors import FlagError, SkippedSaveWarning
 from trnx.jobs.metrics import Metrics, Outcome
-from trnx.jobs.parallel import Layout
+from trnx.jobs.parallel import ParallelDims
 from trnx.jobs.together import gathered
 from trnx.jobs.train_flags import Settings
 
@@ -59,7 +59,7 @@ class Built:
 
 
 def build(
-    settings: Settings, config: Any, layout: Layout, platform: Platform, backend: str
+    settings: Settings, config: Any, layout: ParallelDims, platform: Platform, backend: str
 ) -> Built:
     """The model: split, compiled in parts, then sharded or replicated. Raises FlagError."""
     model = models.build_model(config, settings.seed).to(platform.device)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -41,7 +42,18 @@ from trnx.simulator.program.observer import Observer, Recorded
 _KEPT = 32
 
 
-_Access = tuple[NkiTensor, bool, Line]
+class _Access(NamedTuple):
+    """What one program does to a region."""
+
+    core: int
+    name: str
+    tensor: NkiTensor
+    is_write: bool
+    line: Line
+
+    @property
+    def verb(self) -> str:
+        return "writes" if self.is_write else "reads"
 
 
 @dataclass
@@ -108,25 +120,35 @@ class RaceDetector(Observer):
 
     def on_instruction(self, instruction: Recorded) -> None:
         """Compare what it does to shared HBM with what other programs did."""
+        core, name, line = instruction.core, instruction.name, instruction.line
         shared = [
-            (tensor, is_write)
+            _Access(core, name, tensor, is_write, line)
             for tensor, is_write in instruction.operands
             if tensor.storage.buffer is MemoryRegion.shared_hbm
         ]
         if not shared:
             return
-        core, name, line = instruction.core, instruction.name, instruction.line
         loops = self._turns()
         if loops is not None:
-            loops.watch(functools.partial(self.use, core, name, shared, line))
+            loops.watch(functools.partial(self._use, shared))
             return
         unordered: Unordered | None = None
-        for tensor, is_write in shared:
-            is_known = tensor.indirection is None or not self._values
-            for region in [tensor] if is_known else touched(tensor):
-                unordered = self.access(core, name, region, is_write, line) or unordered
+        for access in shared:
+            is_known = access.tensor.indirection is None or not self._values
+            for region in [access] if is_known else _touched(access):
+                unordered = self._access(region) or unordered
         if unordered is not None:
             self._judge(unordered)
+
+    def _use(self, accesses: Sequence[_Access]) -> None:
+        """An instruction of a register loop is about to run: its operands, at the addresses that
+        they have in this turn.
+        """
+        self.has_compared_values = True
+        for access in accesses:
+            for region in _touched(access):
+                if (write := self._access(region)) is not None:
+                    self._judge(write)
 
     def _judge(self, write: Unordered) -> None:
         """A write that races with another program: a finding, unless both store the same."""
@@ -134,10 +156,6 @@ class RaceDetector(Observer):
             self._findings.report(write.finding)
         elif self._values:
             self.defer(write)
-
-    def on_rendezvous(self, about: Storage | None) -> None:
-        """What comes after is ordered after what came before."""
-        self.meet(about)
 
     def finish(self, core: int) -> None:
         """Judge what the programs stored twice."""
@@ -161,8 +179,8 @@ class RaceDetector(Observer):
                 if not write.is_as(content):
                     self._findings.report(write.finding)
 
-    def meet(self, about: Storage | None = None) -> None:
-        """All programs wait for each other here, for the sake of one storage or of everything."""
+    def on_rendezvous(self, about: Storage | None) -> None:
+        """What comes after is ordered after what came before."""
         self.resolve()
         self._rendezvous.append(about)
         joined = [max(clock[i] for clock in self._clocks) for i in range(len(self._clocks))]
@@ -170,30 +188,12 @@ class RaceDetector(Observer):
             self._clocks[program] = list(joined)
             self._clocks[program][program] += 1
 
-    def use(
-        self, program: int, opcode: str, operands: Sequence[tuple[NkiTensor, bool]], line: Line
-    ) -> None:
-        """An instruction of a register loop is about to run: its operands, at the addresses that
-        they have in this turn.
+    def _access(self, access: _Access) -> Unordered | None:
+        """Reports a read that conflicts with another program, and returns a write that does, to be
+        judged when it was executed.
         """
-        self.has_compared_values = True
-        for tensor, is_write in operands:
-            for region in touched(tensor):
-                write = self.access(program, opcode, region, is_write, line)
-                if write is None:
-                    continue
-                if write.is_shared:
-                    self.defer(write)
-                else:
-                    self._findings.report(write.finding)
-
-    def access(
-        self, program: int, opcode: str, tensor: NkiTensor, is_write: bool, line: Line
-    ) -> Unordered | None:
-        """`program` uses `tensor`. Reports a read that conflicts with another program, and returns
-        a write that does, to be judged when it was executed.
-        """
-        key = (tensor.storage, program)
+        tensor, is_write = access.tensor, access.is_write
+        key = (tensor.storage, access.core)
         if tensor.indirection is not None:
             if is_write:
                 self._own_unknown.add(key)
@@ -202,16 +202,16 @@ class RaceDetector(Observer):
         is_own = not is_write and (
             key in self._own_unknown or (own is not None and own.covers(tensor))
         )
-        segment = self._segment(tensor.storage, program)
-        same = (tensor.region_key(), is_write, line)
+        segment = self._segment(tensor.storage, access.core)
+        same = (tensor.region_key(), is_write, access.line)
         if same in segment.seen:
             return None
         segment.seen.add(same)
-        conflict = None if is_own else self._conflict(program, opcode, tensor, is_write, line)
+        conflict = None if is_own else self._conflict(access)
         (segment.written if is_write else segment.read).mark(tensor)
-        segment.accesses.append((tensor, is_write, line))
+        segment.accesses.append(access)
         if is_write:
-            self._note_store(program, tensor, conflict is not None)
+            self._note_store(access.core, tensor, conflict is not None)
         elif conflict is not None:
             self._findings.report(conflict.finding)
             return None
@@ -250,95 +250,81 @@ class RaceDetector(Observer):
             about is None or about is storage for about in self._rendezvous[segment.epoch - 1 :]
         )
 
-    def _warn(
-        self, program: int, other: int, opcode: str, segment: _Segment, access: _Access
-    ) -> None:
+    def _warn(self, access: _Access, other: int, segment: _Segment) -> None:
         """The two are ordered by barriers on other tensors alone."""
-        tensor, is_write, line = access
-        if self._is_ordered(segment, tensor.storage):
+        if self._is_ordered(segment, access.tensor.storage):
             return
-        found = self._unordered(program, other, opcode, segment, tensor, is_write, line)
-        key = (line, found.line)
+        found = _unordered(access, other, segment)
+        key = (access.line, found.line)
         if found.is_shared or key in self._warned:
             return
         self._warned.add(key)
         self._findings.report(
             UnorderedAccessError(
                 DISPUTED_ORDER,
-                f"{opcode}: program {program} uses {tensor.describe()}, which program {other} uses "
-                f"at {location_of(found.line)}; only barriers on other tensors lie between them. "
-                "Pass this tensor to nisa.core_barrier",
-                location_of(line),
+                f"{access.name}: program {access.core} uses {access.tensor.describe()}, which "
+                f"program {other} uses at {location_of(found.line)}; only barriers on other "
+                "tensors lie between them. Pass this tensor to nisa.core_barrier",
+                location_of(access.line),
             )
         )
 
-    def _conflict(
-        self, program: int, opcode: str, tensor: NkiTensor, is_write: bool, line: Line
-    ) -> Unordered | None:
+    def _conflict(self, access: _Access) -> Unordered | None:
+        tensor = access.tensor
         for other in range(len(self._clocks)):
             for segment in self._segments.get((tensor.storage, other), ()):
-                if other == program or not (
+                if other == access.core or not (
                     _touches(segment.written, tensor)
-                    or (is_write and _touches(segment.read, tensor))
+                    or (access.is_write and _touches(segment.read, tensor))
                 ):
                     continue
-                if segment.epoch <= self._clocks[program][other]:
-                    self._warn(program, other, opcode, segment, (tensor, is_write, line))
-                    continue
-                return self._unordered(program, other, opcode, segment, tensor, is_write, line)
+                if segment.epoch > self._clocks[access.core][other]:
+                    return _unordered(access, other, segment)
+                self._warn(access, other, segment)
         return None
 
-    def _unordered(
-        self,
-        program: int,
-        other: int,
-        opcode: str,
-        segment: _Segment,
-        tensor: NkiTensor,
-        is_write: bool,
-        line: Line,
-    ) -> Unordered:
-        theirs = [
-            (wrote, where)
-            for known, wrote, where in segment.accesses
-            if (wrote or is_write) and has_overlap(known, tensor)
-        ]
-        wrote, where = theirs[-1]
-        finding = UnorderedAccessError(
-            "shared-hbm-order",
-            f"{opcode}: program {program} {'writes' if is_write else 'reads'} "
-            f"{tensor.describe()}, which program {other} {'writes' if wrote else 'reads'} at "
-            f"{location_of(where)} with nothing that orders the two; put nisa.core_barrier between "
-            "them",
-            location_of(line),
-        )
-        is_shared = is_write and any(
-            wrote and where == line and known.same_elements(tensor)
-            for known, wrote, where in segment.accesses
-        )
-        return Unordered(tensor, finding, is_shared, where)
+
+def _unordered(access: _Access, other: int, segment: _Segment) -> Unordered:
+    """The finding that `access` is, after those of program `other` in a segment."""
+    tensor, line = access.tensor, access.line
+    last = [
+        known
+        for known in segment.accesses
+        if (known.is_write or access.is_write) and has_overlap(known.tensor, tensor)
+    ][-1]
+    finding = UnorderedAccessError(
+        "shared-hbm-order",
+        f"{access.name}: program {access.core} {access.verb} {tensor.describe()}, which program "
+        f"{other} {last.verb} at {location_of(last.line)} with nothing that orders the two; put "
+        "nisa.core_barrier between them",
+        location_of(line),
+    )
+    is_shared = access.is_write and any(
+        known.is_write and known.line == line and known.tensor.same_elements(tensor)
+        for known in segment.accesses
+    )
+    return Unordered(tensor, finding, is_shared, last.line)
 
 
-def touched(tensor: NkiTensor) -> list[NkiTensor]:
+def _touched(access: _Access) -> list[_Access]:
     """The regions that an indirect view reaches, by the values that its index has now."""
+    tensor = access.tensor
     indirect = tensor.indirection
     if indirect is None or indirect.base is not None:
-        return [tensor]
+        return [access]
     index = indirect.index
     values = index.torch_view() if isinstance(index, NkiTensor) else index.value
     rest = slice(1, None) if indirect.is_vector else slice(None)
     shape, strides = tensor.shape[rest] or (1,), tensor.strides[rest] or (1,)
-    return [
-        NkiTensor(
-            tensor.storage,
-            tensor.dtype,
-            shape,
-            strides,
-            tensor.offset + int(value) * indirect.scale,
-            tensor.name,
-        )
+    offsets = [
+        tensor.offset + value * indirect.scale
         for value in sorted(set(values.reshape(-1).to(torch.int64).tolist()))
         if 0 <= value < indirect.limit
+    ]
+    storage, dtype, name = tensor.storage, tensor.dtype, tensor.name
+    return [
+        access._replace(tensor=NkiTensor(storage, dtype, shape, strides, offset, name))
+        for offset in offsets
     ]
 
 

@@ -29,7 +29,7 @@ from trnx.simulator.frontend.simulator import Simulator
 from trnx.simulator.frontend.subset import cached_findings, defined_at
 from trnx.simulator.frontend.twins import load
 from trnx.simulator.hardware import DEFAULT_TARGET, Hardware, hardware
-from trnx.simulator.language.recorder import enter
+from trnx.simulator.language.recorder import CURRENT
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.storage import MemoryRegion
 from trnx.simulator.memory.tensor_spec import TensorSpec, contiguous_strides
@@ -199,7 +199,7 @@ def _run_program(
     args: list[Any],
     kwargs: dict[str, Any],
 ) -> Any:
-    enter(simulator)
+    CURRENT.set(simulator)
     returned = function(*args, **kwargs)
     simulator.end_program(core)
     return returned

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from trnx.simulator.costs.attributes import CollectiveAttributes, collective_attributes
+from trnx.simulator.costs.attributes import collective_attributes
 from trnx.simulator.costs.collective import over_ring, permuted
 from trnx.simulator.costs.cost import EngineCost
 from trnx.simulator.isa.instruction import Emit, NkiCall, recorded
@@ -58,7 +58,9 @@ def collective(cost: EngineCost) -> Callable[[Callable[..., None]], NkiCall]:
 # ---- checks ----
 
 
-def group_of(emit: Emit, replica_group: Any, *, moves: bool = True) -> tuple[int, ...]:
+def group_of(
+    emit: Emit, replica_group: Any, priority: int | None = None, *, moves: bool = True
+) -> tuple[int, ...]:
     """The group of this rank. Where the call moves data, the programs of a rank wait for each other
     first: a tensor that they share is read as both have left it.
     """
@@ -77,9 +79,13 @@ def group_of(emit: Emit, replica_group: Any, *, moves: bool = True) -> tuple[int
     mine = [group for group in groups if me in group]
     if not mine:
         emit.illegal(f"rank {me} is in no group of {groups}")
-    emit.attributes = collective_attributes(mine[0])
     if moves and emit.programs > 1:
         emit.meet(("arrival", emit.name), None)
+    if priority is not None:
+        emit.require(emit.generation > 3, "priority needs NeuronCore-v4")
+        if priority not in range(4):
+            emit.illegal(f"priority {priority} is not in 0 to 3")
+    emit.attributes = collective_attributes(mine[0], priority)
     return mine[0]
 
 
@@ -120,15 +126,6 @@ def _check_reduction(emit: Emit, op: Any) -> str:
     return str(name)
 
 
-def check_priority(emit: Emit, priority: int | None) -> None:
-    if priority is not None:
-        emit.require(emit.generation > 3, "priority needs NeuronCore-v4")
-        if priority not in range(4):
-            emit.illegal(f"priority {priority} is not in 0 to 3")
-        assert isinstance(emit.attributes, CollectiveAttributes)
-        emit.attributes = collective_attributes(emit.attributes.group, priority)
-
-
 def _operands(
     emit: Emit, srcs: Tensors, dsts: Tensors
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -163,8 +160,7 @@ def all_reduce(
     name: Any = None,
 ) -> None:
     """Every dst = the reduction of the group's srcs."""
-    group = group_of(emit, replica_group)
-    check_priority(emit, priority)
+    group = group_of(emit, replica_group, priority)
     check_pairs(emit, srcs, dsts, hbm_only=False)
     for src, dst in zip(srcs, dsts, strict=True):
         _check_shapes(emit, dst, src.shape)
@@ -185,8 +181,7 @@ def all_gather(
     name: Any = None,
 ) -> None:
     """Every dst = the group's srcs one after the other along a dimension."""
-    group = group_of(emit, replica_group)
-    check_priority(emit, priority)
+    group = group_of(emit, replica_group, priority)
     check_pairs(emit, srcs, dsts, hbm_only=False)
     _check_dim(emit, collective_dim, srcs, (0, 1))
     for src, dst in zip(srcs, dsts, strict=True):
@@ -217,8 +212,7 @@ def reduce_scatter(
     name: Any = None,
 ) -> None:
     """dst of the i-th rank = the i-th part of the reduction of the group's srcs."""
-    group = group_of(emit, replica_group)
-    check_priority(emit, priority)
+    group = group_of(emit, replica_group, priority)
     check_pairs(emit, srcs, dsts, hbm_only=False)
     _check_dim(emit, collective_dim, srcs)
     for src, dst in zip(srcs, dsts, strict=True):
@@ -240,8 +234,7 @@ def all_to_all(
     name: Any = None,
 ) -> None:
     """Part j of dst = part i of the j-th rank's src, for the i-th rank."""
-    group = group_of(emit, replica_group)
-    check_priority(emit, priority)
+    group = group_of(emit, replica_group, priority)
     check_pairs(emit, srcs, dsts, hbm_only=True)
     _check_dim(emit, collective_dim, srcs)
     for src, dst in zip(srcs, dsts, strict=True):
@@ -268,8 +261,7 @@ def collective_permute(
 ) -> None:
     """dst of a pair's target = src of its source; a rank that is no target keeps its dst."""
     everyone = tuple(range(emit.ranks))
-    group_of(emit, ReplicaGroup([everyone]))
-    check_priority(emit, priority)
+    group_of(emit, ReplicaGroup([everyone]), priority)
     check_pairs(emit, srcs, dsts, hbm_only=True)
     emit.require(len(srcs) == 1, "it takes one tensor")
     _check_shapes(emit, dsts[0], srcs[0].shape)
@@ -309,8 +301,7 @@ def collective_permute_implicit(
     name: Any = None,
 ) -> None:
     """dst = src of the rank before this one in the ring."""
-    group = group_of(emit, replica_group)
-    check_priority(emit, priority)
+    group = group_of(emit, replica_group, priority)
     _check_channels(emit, channel_ids, srcs_by_channel, dsts_by_channel)
     srcs = [tensors[0] for tensors in srcs_by_channel]
     dsts = [tensors[0] for tensors in dsts_by_channel]
@@ -334,8 +325,7 @@ def collective_permute_implicit_reduce(
     name: Any = None,
 ) -> None:
     """dst = op(src0, src1) of the rank before this one in the ring."""
-    group = group_of(emit, replica_group)
-    check_priority(emit, priority)
+    group = group_of(emit, replica_group, priority)
     _check_channels(emit, channel_ids, srcs0_by_channel, srcs1_by_channel, dsts_by_channel)
     first = [tensors[0] for tensors in srcs0_by_channel]
     second = [tensors[0] for tensors in srcs1_by_channel]

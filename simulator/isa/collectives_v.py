@@ -19,7 +19,6 @@ from trnx.simulator.errors import Location, OutOfBoundsError
 from trnx.simulator.isa.collectives import (
     ReplicaGroup,
     check_pairs,
-    check_priority,
     collective,
     group_of,
 )
@@ -99,8 +98,7 @@ def all_gather_v(
     name: Any = None,
 ) -> None:
     """Slot s of every dst = the chunk that rank s of the group sends to all."""
-    group = group_of(emit, replica_group)
-    check_priority(emit, priority)
+    group = group_of(emit, replica_group, priority)
     emit.require(not has_rdispls, "has_rdispls is not supported")
     if len(group) != 4:
         emit.illegal(f"a group must have 4 ranks, not {len(group)}")
@@ -124,8 +122,7 @@ def all_to_all_v(
     name: Any = None,
 ) -> None:
     """Every rank sends each other rank a chunk of its own size."""
-    group = group_of(emit, replica_group)
-    check_priority(emit, priority)
+    group = group_of(emit, replica_group, priority)
     emit.require(not has_rdispls or emit.generation > 3, "has_rdispls needs trn3")
     columns = (len(group), len(group))
     part = _part(emit, srcs, dsts, metadata_tensor, columns, recv_counts_known, has_rdispls)

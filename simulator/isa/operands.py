@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from trnx.simulator.isa.instruction import Emit
-from trnx.simulator.language.enums import Engine, ReduceCmd
-from trnx.simulator.language.operators.table import Operator
+from trnx.simulator.language.enums import Engine
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.language.tensor_view import has_overlap
 from trnx.simulator.memory.dtype_conversion import append_store_f32
@@ -244,79 +243,3 @@ def require_dtype(emit: Emit, operand: str, tile: NkiTensor, allowed: Sequence[s
 def is_bits(dtype: DType) -> bool:
     """True for a dtype that bitvec operators take."""
     return dtype in INTEGERS
-
-
-def accumulator(emit: Emit, engine: Engine, tile: NkiTensor) -> torch.Tensor:
-    """The [partitions, 1] accumulator registers of the lanes that `tile` runs through."""
-    start = tile.start_partition
-    registers = emit.state(f"{engine.name}.accumulator", (128, 1), torch.float32)
-    return registers[start : start + tile.shape[0]]
-
-
-def reset_accumulator(
-    emit: Emit, command: Any, identity: float, registers: torch.Tensor, initial: Any = None
-) -> None:
-    """Put the registers into the state in which `command` starts to accumulate."""
-    if command in (ReduceCmd.reset, ReduceCmd.reset_reduce):
-        emit.step(registers.fill_, identity)
-    elif command is ReduceCmd.load_reduce:
-        emit.step(registers.copy_, initial)
-
-
-def accumulate(
-    emit: Emit,
-    command: Any,
-    op: Operator,
-    reduced: Any,
-    values: torch.Tensor,
-    registers: torch.Tensor,
-    initial: Any = None,
-) -> None:
-    """Reduce `values` (all but dimension 0) by `op` into the registers as `command` says.
-
-    `reduced(x, out)` is the reduction of `op`.
-    """
-    if command is ReduceCmd.idle:
-        return
-    if command is ReduceCmd.reset:
-        emit.step(registers.fill_, op.identity)
-        return
-    rows = flatten_free(emit, values)
-    if command is ReduceCmd.reset_reduce:
-        emit.step(reduced, rows, registers)
-        return
-    if command is ReduceCmd.load_reduce:
-        emit.step(registers.copy_, initial)
-    partial = emit.scratch(registers.shape)
-    emit.step(reduced, rows, partial)
-    emit.step(op.function, registers, partial, out=registers)
-
-
-def flatten_free(emit: Emit, values: torch.Tensor) -> torch.Tensor:
-    """`values` as [partitions, elements]; a copy in scratch where strides do not allow a view."""
-    if values.ndim == 2:
-        return values
-    strides = reshape_strides(
-        tuple(values.shape), values.stride(), (values.shape[0], values[0].numel())
-    )
-    if strides is not None:
-        return values.as_strided((values.shape[0], values[0].numel()), strides)
-    copy = emit.scratch(values.shape, values.dtype)
-    emit.step(copy.copy_, values)
-    return copy.view(values.shape[0], -1)
-
-
-def read_out(
-    emit: Emit, registers: torch.Tensor, result: NkiTensor, dst: NkiTensor, operand: str
-) -> None:
-    """Write the registers to `result`, after `dst` is complete even where the two overlap."""
-    match_column(emit, result, operand, dst)
-    shape = (result.shape[0], 1)
-    if not is_overlapping(dst, result):
-        emit.step(emit.write_f32(result, operand, shape=shape).copy_, registers)
-        return
-    target = emit.write(result, operand, shape=shape)
-    steps: list[Any] = []
-    append_store_f32(steps, result.dtype, registers, target, False)
-    for step in steps:
-        emit.finish(step)

@@ -21,77 +21,48 @@ if TYPE_CHECKING:
 
 
 class InitialisedData(Protocol):
-    """Which elements hold something: `checks.initialised`."""
+    """Which elements hold something; what is asked of `checks.initialised`."""
 
     @property
-    def written(self) -> Shadows:
-        """The elements."""
-
-    def covers(self, tensor: NkiTensor) -> bool:
-        """True where every element of a view holds something."""
-
-    def undefined(self, tensor: NkiTensor) -> FindingError | None:
-        """The read from which elements have their lack of a value, if one was propagated."""
-
-    def lost_to(self, tensor: NkiTensor) -> tuple[str, Location | None] | None:
-        """The tensor that was written over this one at its address, and where; if one was."""
-
+    def written(self) -> Shadows: ...
+    def covers(self, tensor: NkiTensor) -> bool: ...
+    def undefined(self, tensor: NkiTensor) -> FindingError | None: ...
+    def lost_to(self, tensor: NkiTensor) -> tuple[str, Location | None] | None: ...
     def missing(
         self, propagation: Propagation, operand: str, tensor: NkiTensor
-    ) -> torch.Tensor | None:
-        """What is missing in an operand, if the instruction propagates it; else None."""
+    ) -> torch.Tensor | None: ...
 
 
 class PsumGroups(Protocol):
-    """Which locations of PSUM hold a product: `checks.psum_groups`."""
+    """Which locations of PSUM hold a product; what is asked of `checks.psum_groups`."""
 
     @property
-    def products(self) -> Shadows:
-        """The locations."""
-
-    def state(self, tensor: NkiTensor) -> Covered:
-        """Whether none, some or all of a view's locations hold a product."""
-
-    def mark(self, tensor: NkiTensor) -> None:
-        """A product is written there."""
-
-    def is_modified(self, tensor: NkiTensor) -> bool:
-        """True where another instruction has overwritten a product in the view."""
+    def products(self) -> Shadows: ...
+    def state(self, tensor: NkiTensor) -> Covered: ...
+    def mark(self, tensor: NkiTensor) -> None: ...
+    def is_modified(self, tensor: NkiTensor) -> bool: ...
 
 
 class Recorder(recorder.Recorder, GridRecorder, Protocol):
-    """Of the programs of a grid; `grid` is the launch's."""
+    """What is asked of `frontend.simulator.Simulator`; `grid` is the launch's."""
 
     grid: tuple[int, ...]
     cores: Cores
 
     @property
-    def initialised(self) -> InitialisedData:
-        """The check of reads."""
-
+    def initialised(self) -> InitialisedData: ...
     @property
-    def psum_groups(self) -> PsumGroups:
-        """The check of accumulation."""
-
+    def psum_groups(self) -> PsumGroups: ...
     @property
-    def keeps_copies(self) -> bool:
-        """True where every write to a tensor on chip between two steps is known."""
-
+    def keeps_copies(self) -> bool: ...
     @property
-    def compares_turns(self) -> bool:
-        """True in a register loop of which races are judged turn by turn."""
-
-    def record(self, instruction: Recording) -> int:
-        """Append one instruction; executes its steps when the trace has values."""
-
-    def rendezvous(self, about: Storage | None) -> None:
-        """All programs of the grid wait for each other here."""
-
-    def derived(self, function: Callable[[torch.Tensor], Any], view: torch.Tensor) -> Any:
-        """`function(view)`, one object for all that ask; `function` may not read or write."""
-
-    def engine_state(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """State of an engine that lives across instructions; every run starts with zeros."""
+    def compares_turns(self) -> bool: ...
+    def record(self, instruction: Recording) -> int: ...
+    def rendezvous(self, about: Storage | None) -> None: ...
+    def derived(self, function: Callable[[torch.Tensor], Any], view: torch.Tensor) -> Any: ...
+    def engine_state(
+        self, key: str, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor: ...
 
 
 # Whoever records is the recorder of instructions, too.

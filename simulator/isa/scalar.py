@@ -13,17 +13,15 @@ from typing import Any
 import torch
 
 from trnx.simulator.costs.attributes import activation_attributes
+from trnx.simulator.isa.accumulators import read_out, reduced, require_command
 from trnx.simulator.isa.activation_functions import activation_function, emit_activation
 from trnx.simulator.isa.alu import binary_arithmetic, token_name
-from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.instruction import SPECS, Emit, instruction
 from trnx.simulator.isa.operands import (
     Result,
-    accumulate,
-    accumulator,
     common_shape,
     intermediate,
     match_tiles,
-    read_out,
     scalar,
 )
 from trnx.simulator.language.enums import Engine, ReduceCmd
@@ -54,41 +52,6 @@ def activation(
     name: str | None = None,
 ) -> None:
     """dst = op(data * scale + bias); the sum of each row goes to the accumulator registers."""
-    _activation(emit, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
-
-
-@instruction(
-    engines=(Engine.scalar,),
-    undefined=by_partition(),
-    indirect=("dst", "data"),
-    discards=True,
-)
-def activation_reduce(
-    emit: Emit,
-    dst: NkiTensor,
-    op: Any,
-    data: NkiTensor,
-    reduce_op: Any,
-    reduce_res: NkiTensor | None,
-    bias: Any = None,
-    scale: Any = 1.0,
-    name: str | None = None,
-) -> None:
-    """`activation` with reduce_cmd.reset_reduce."""
-    _activation(emit, dst, op, data, bias, scale, reduce_op, reduce_res, ReduceCmd.reset_reduce)
-
-
-def _activation(
-    emit: Emit,
-    dst: NkiTensor,
-    op: Any,
-    data: NkiTensor,
-    bias: Any,
-    scale: Any,
-    reduce_op: Any,
-    reduce_res: NkiTensor | None,
-    reduce_cmd: Any,
-) -> None:
     function = activation_function(emit, op)
     emit.attributes = activation_attributes(function.name)
     match_tiles(emit, dst, data=data)
@@ -115,10 +78,32 @@ def _activation(
         _scale_and_bias(emit, value, scales, factor, biases, target)
         value = target
     emit_activation(emit, function, value, out)
-    registers = _reduce(emit, data, out, reduction, reduce_cmd, reduce_res)
+    registers = reduced(emit, reduce_cmd, reduction, data, out, reduce_res)
     result.store()
-    if registers is not None and reduce_res is not None:
-        read_out(emit, registers, reduce_res, dst, "reduce_res")
+    read_out(emit, registers, reduce_res, dst)
+
+
+@instruction(
+    engines=(Engine.scalar,),
+    undefined=by_partition(),
+    indirect=("dst", "data"),
+    discards=True,
+)
+def activation_reduce(
+    emit: Emit,
+    dst: NkiTensor,
+    op: Any,
+    data: NkiTensor,
+    reduce_op: Any,
+    reduce_res: NkiTensor | None,
+    bias: Any = None,
+    scale: Any = 1.0,
+    name: str | None = None,
+) -> None:
+    """`activation` with reduce_cmd.reset_reduce."""
+    command = ReduceCmd.reset_reduce
+    function = SPECS["activation"].function
+    function(emit, dst, op, data, bias, scale, reduce_op, reduce_res, command)
 
 
 def _is_plain(value: Any) -> bool:
@@ -165,30 +150,12 @@ def _check_bias(emit: Emit, function: str, bias: Any) -> None:
 def _check_reduction(
     emit: Emit, reduce_op: Any, reduce_cmd: Any, allowed: tuple[str, ...]
 ) -> Operator:
-    if reduce_cmd not in _ACCUMULATING:
-        names = ", ".join(command.name for command in _ACCUMULATING)
-        emit.illegal(f"reduce_cmd={reduce_cmd} is not supported; use one of {names}")
+    require_command(emit, reduce_cmd, _ACCUMULATING)
     if reduce_op is None:
         if reduce_cmd not in (ReduceCmd.idle, ReduceCmd.reset):
             emit.illegal(f"reduce_cmd={reduce_cmd} needs reduce_op (nl.{', nl.'.join(allowed)})")
         return OPERATORS["add"]
     return binary_arithmetic(emit, reduce_op, "reduce_op", allowed)
-
-
-def _reduce(
-    emit: Emit,
-    data: NkiTensor,
-    out: torch.Tensor,
-    reduction: Operator,
-    reduce_cmd: Any,
-    reduce_res: NkiTensor | None,
-) -> torch.Tensor | None:
-    """Append the reduction of `out`; the registers, unless the instruction does not touch them."""
-    if reduce_cmd is ReduceCmd.idle and reduce_res is None:
-        return None
-    registers = accumulator(emit, Engine.scalar, data)
-    accumulate(emit, reduce_cmd, reduction, reduction.reduce(), out, registers)
-    return registers
 
 
 _STAGE_PAIRS = (
@@ -246,9 +213,8 @@ def activate2(
         emit.step(prelu(slope), value, out=out)
     else:
         emit_activation(emit, function, value, out)
-    registers = _reduce(emit, data, out, reduction, reduce_cmd, reduce_res)
-    if registers is not None and reduce_res is not None:
-        read_out(emit, registers, reduce_res, dst, "reduce_res")
+    registers = reduced(emit, reduce_cmd, reduction, data, out, reduce_res)
+    read_out(emit, registers, reduce_res, dst)
 
 
 def _stages(

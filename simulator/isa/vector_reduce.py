@@ -13,19 +13,17 @@ from typing import Any
 import torch
 
 from trnx.simulator.costs.vector import halves_at_twice_the_rate, on_vector, per_element, per_source
+from trnx.simulator.isa.accumulators import accumulate, accumulator, read_out, require_command
 from trnx.simulator.isa.activation_functions import emit_activation
 from trnx.simulator.isa.alu import arithmetic, binary_arithmetic, operator
 from trnx.simulator.isa.arguments import integers
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
-    accumulate,
-    accumulator,
     bits_of,
     common_shape,
     flat,
     is_bits,
     match_tiles,
-    read_out,
     require_dtype,
     scalar,
 )
@@ -147,13 +145,12 @@ def tensor_scalar_reduce(
     out = emit.write_f32(dst, "dst", shape=shape, elementwise=initial is None, exact=alu.is_exact)
     emit.step(alu.function, *alu.arguments(value, operand, False), out=out)
     registers = accumulator(emit, Engine.vector, data)
-    accumulate(emit, reduce_cmd, reduction, reduction.reduce(), out, registers, initial)
-    if reduce_res is not None:
-        result = registers
-        if reduce_res_negate:
-            result = emit.scratch(registers.shape)
-            emit.step(torch.neg, registers, out=result)
-        read_out(emit, result, reduce_res, dst, "reduce_res")
+    accumulate(emit, reduce_cmd, reduction, out, registers, initial)
+    if reduce_res is not None and reduce_res_negate:
+        negated = emit.scratch(registers.shape)
+        emit.step(torch.neg, registers, out=negated)
+        registers = negated
+    read_out(emit, registers, reduce_res, dst)
 
 
 def check_command(
@@ -162,9 +159,7 @@ def check_command(
     """The reduce command is one that the instruction takes, with an initial value where it needs
     one.
     """
-    if command not in allowed:
-        names = ", ".join(one.name for one in allowed)
-        emit.illegal(f"reduce_cmd={command} is not supported; use one of {names}")
+    require_command(emit, command, allowed)
     emit.require(
         has_initial == (command is ReduceCmd.load_reduce),
         "an initial value is needed for reduce_cmd.load_reduce, and only there",
@@ -238,9 +233,8 @@ def exponential(
     out = emit.write_f32(dst, "dst", shape=shape, elementwise=initial is None)
     emit.step(torch.sub, value, shift, out=out)
     emit_activation(emit, OPERATORS["exp"], out, out)
-    addition = OPERATORS["add"]
     registers = accumulator(emit, Engine.vector, src)
-    accumulate(emit, reduce_cmd, addition, addition.reduce(), out, registers, initial)
+    accumulate(emit, reduce_cmd, OPERATORS["add"], out, registers, initial)
     if reduce_res is not None:
         require_dtype(emit, "reduce_res", reduce_res, _EXP_RESULTS[:6])
-        read_out(emit, registers, reduce_res, dst, "reduce_res")
+    read_out(emit, registers, reduce_res, dst)

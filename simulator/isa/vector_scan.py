@@ -17,10 +17,10 @@ import numpy.typing as npt
 import torch
 
 from trnx.simulator.costs.vector import on_vector, scanned
+from trnx.simulator.isa.accumulators import accumulator, require_command
 from trnx.simulator.isa.alu import arithmetic, binary_arithmetic
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
-    accumulator,
     match_tiles,
     not_both_in_psum,
     require_dtype,
@@ -164,9 +164,7 @@ def tensor_scalar_cumulative(
     """dst[i] = register = (src[i] <op0> imm0) <op1> register along the free dimensions."""
     first = arithmetic(emit, op0, "op0")
     second = binary_arithmetic(emit, op1, "op1", _CUMULATIVE)
-    if reduce_cmd not in _CUMULATIVE_COMMANDS:
-        names = ", ".join(command.name for command in _CUMULATIVE_COMMANDS)
-        emit.illegal(f"reduce_cmd={reduce_cmd} is not supported; use one of {names}")
+    require_command(emit, reduce_cmd, _CUMULATIVE_COMMANDS)
     emit.require(
         imm1 is not None or reduce_cmd is not ReduceCmd.load_reduce,
         "reduce_cmd.load_reduce needs imm1, the initial value",

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from trnx.simulator.costs.vector import on_vector, per_element, two_tiles
+from trnx.simulator.isa.accumulators import read_out, reduced, require_command
 from trnx.simulator.isa.alu import binary_arithmetic
 from trnx.simulator.isa.indirect import load_scalar_indirect
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.operands import (
     FLOATS,
-    accumulate,
-    accumulator,
     append_select,
     bits_of,
     common_shape,
@@ -28,7 +27,6 @@ from trnx.simulator.isa.operands import (
     match_tiles,
     not_both_in_psum,
     number,
-    read_out,
     require_dtype,
     scalar,
 )
@@ -129,7 +127,8 @@ def select_reduce(
         emit.step(copy.copy_, other)
         other = copy
     append_select(emit, mask, chosen, other, out)
-    _reduce_maximum(emit, dst, on_true, out, reduce_cmd, reduce_res)
+    registers = reduced(emit, reduce_cmd, OPERATORS["maximum"], on_true, out, reduce_res)
+    read_out(emit, registers, reduce_res, dst)
 
 
 def _check_maximum(
@@ -137,28 +136,9 @@ def _check_maximum(
 ) -> None:
     if reduce_op is not None:
         binary_arithmetic(emit, reduce_op, "reduce_op", ("maximum",))
-    if reduce_cmd not in _COMMANDS:
-        names = ", ".join(command.name for command in _COMMANDS)
-        emit.illegal(f"reduce_cmd={reduce_cmd} is not supported; use one of {names}")
+    require_command(emit, reduce_cmd, _COMMANDS)
     if reduce_res is not None:
         require_dtype(emit, "reduce_res", reduce_res, FLOATS)
-
-
-def _reduce_maximum(
-    emit: Emit,
-    dst: NkiTensor,
-    lanes: NkiTensor,
-    out: torch.Tensor,
-    reduce_cmd: Any,
-    reduce_res: NkiTensor | None,
-) -> None:
-    if reduce_cmd is ReduceCmd.idle and reduce_res is None:
-        return
-    maximum = OPERATORS["maximum"]
-    registers = accumulator(emit, Engine.vector, lanes)
-    accumulate(emit, reduce_cmd, maximum, maximum.reduce(), out, registers)
-    if reduce_res is not None:
-        read_out(emit, registers, reduce_res, dst, "reduce_res")
 
 
 @instruction(
@@ -208,4 +188,5 @@ def range_select(
     emit.step(mask.bitwise_and_, both)
     emit.step(mask.neg_)
     append_select(emit, mask, chosen, constant(FP32_MIN), out)
-    _reduce_maximum(emit, dst, on_true_tile, out, reduce_cmd, reduce_res)
+    registers = reduced(emit, reduce_cmd, OPERATORS["maximum"], on_true_tile, out, reduce_res)
+    read_out(emit, registers, reduce_res, dst)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from trnx.simulator.errors import IllegalInstructionError, OutOfBoundsError, shortened
 from trnx.simulator.kernel_lines import kernel_location
-from trnx.simulator.language.tensor_view import Indirect, nowhere_of
+from trnx.simulator.language.registers import VirtualRegister
+from trnx.simulator.language.tensor_view import Indirect, TensorView, nowhere_of
 
 if TYPE_CHECKING:
     from trnx.simulator.language.tensor import NkiTensor
@@ -97,7 +98,7 @@ def _bounds(tensor: NkiTensor, dim: int, item: Any) -> tuple[Any, int, int, bool
             _outside(tensor, dim, item)
     if isinstance(item, slice):
         return _slice_bounds(tensor, dim, item)
-    if type(item).__name__ in ("NkiTensor", "VirtualRegister"):
+    if isinstance(item, (TensorView, VirtualRegister)):
         return item, 1, 1, False
     if isinstance(item, int) or hasattr(item, "__index__"):
         start = item.__index__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -16,21 +16,16 @@ if TYPE_CHECKING:
 
 
 class Recorder(Protocol):
-    """Rooms above ask more of it; see `isa.recorder`. `is_interactive` is True at the Python prompt
-    (`trnx.simulator.interactive`).
+    """What is asked of `frontend.simulator.Simulator`; instructions ask more (`isa.recorder`).
+    `is_interactive` is True at the Python prompt (`trnx.simulator.interactive`).
     """
 
     hardware: Hardware
     is_interactive: bool
 
-    def values_of(self, tensor: NkiTensor) -> torch.Tensor:
-        """The values that a tensor has now, as stored; for the Python prompt."""
-
-    def assign(self, view: NkiTensor, value: Any) -> None:
-        """`tensor[key] = value`."""
-
-    def while_condition(self, register: VirtualRegister) -> bool:
-        """`while register:`."""
+    def values_of(self, tensor: NkiTensor) -> torch.Tensor: ...
+    def assign(self, view: NkiTensor, value: Any) -> None: ...
+    def while_condition(self, register: VirtualRegister) -> bool: ...
 
 
 CURRENT: ContextVar[Recorder | None] = ContextVar("trnx_simulator", default=None)
@@ -56,13 +51,3 @@ def current(what: str) -> Recorder:
 def current_or_none() -> Recorder | None:
     """The recorder of the running kernel, if any."""
     return CURRENT.get()
-
-
-def enter(recorder: Recorder) -> Token[Recorder | None]:
-    """Make `recorder` the current one; give the result to `leave`."""
-    return CURRENT.set(recorder)
-
-
-def leave(token: Token[Recorder | None]) -> None:
-    """Undo `enter`."""
-    CURRENT.reset(token)

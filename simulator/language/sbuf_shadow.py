@@ -45,7 +45,7 @@ def byte_mask(tensor: TensorView) -> int:
 
 
 class SbufShadow:
-    """A set of marked bytes of one storage on chip; the interface of `Coverage`."""
+    """A set of marked bytes of one storage on chip; the interface of `HbmShadow`."""
 
     __slots__ = ("_ends", "_marks", "_regions", "_width", "full")
 

@@ -29,11 +29,8 @@ class LoopRecorder(Protocol):
     pool: BufferPool
     findings: Findings
 
-    def append_steps(self, steps: Iterable[Step]) -> None:
-        """Record steps."""
-
-    def join_loops(self, loop: Loop, with_ranks: bool) -> None:
-        """Complete a loop in which programs meet, and ranks."""
+    def append_steps(self, steps: Iterable[Step]) -> None: ...
+    def join_loops(self, loop: Loop, with_ranks: bool) -> None: ...
 
 
 @dataclass

@@ -10,7 +10,7 @@ from nki_reference import functions
 from nki_reference.machine import HALF_ULP, Machine
 from nki_reference.numbers import ARITHMETIC, FLOATS, Array
 from nki_reference.program import Token, View
-from nki_reference.scene import Scene
+from nki_reference.program_builder import ProgramBuilder
 from nki_reference.table import entry, never
 
 COMMANDS = ("idle", "reset", "reduce", "reset_reduce")
@@ -34,7 +34,7 @@ def affine(m: Machine, data: View, scale: Any, bias: Any) -> tuple[Array, Array,
         return middle - spread, middle, middle + spread
 
 
-def _scale_bias(s: Scene, data: View, function: str) -> tuple[Any, Any]:
+def _scale_bias(s: ProgramBuilder, data: View, function: str) -> tuple[Any, Any]:
     scale: Any = s.c.pick((None, 1.0, 2.0, -0.5))
     if s.c.flag(25):
         scale = s.column(data.partitions, ("float32",))
@@ -48,7 +48,7 @@ def _scale_bias(s: Scene, data: View, function: str) -> tuple[Any, Any]:
     return scale, bias
 
 
-def _draw_activation(s: Scene) -> None:
+def _draw_activation(s: ProgramBuilder) -> None:
     flat = s.extent()
     data = s.tile(flat, ARITHMETIC)
     function = s.c.pick(tuple(functions.FUNCTIONS))
@@ -138,7 +138,7 @@ def activation(
     _run(m, dst, data, ends, function, (command, "add", reduce_res))
 
 
-def _draw_activation_reduce(s: Scene) -> None:
+def _draw_activation_reduce(s: ProgramBuilder) -> None:
     flat = s.extent()
     data = s.tile(flat, ARITHMETIC)
     function = s.c.pick(tuple(functions.FUNCTIONS))
@@ -187,7 +187,7 @@ PAIRS = (
 REDUCTIONS = ("add", "maximum", "minimum", "abs_max", "abs_min")
 
 
-def _draw_activate2(s: Scene) -> None:
+def _draw_activate2(s: ProgramBuilder) -> None:
     flat = s.extent()
     data = s.tile(flat, ARITHMETIC)
     first, second = s.c.pick(PAIRS)
@@ -283,7 +283,7 @@ _RESULTS = tuple(dtype for dtype in ARITHMETIC if dtype not in ("uint32", "float
 _SUMS = tuple(dtype for dtype in FLOATS if dtype != "float8_e4m3fn")
 
 
-def _draw_exponential(s: Scene) -> None:
+def _draw_exponential(s: ProgramBuilder) -> None:
     flat = s.extent()
     src = s.tile(flat, _SOURCES)
     maximum = s.scalar(src)

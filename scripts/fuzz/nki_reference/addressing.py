@@ -10,11 +10,11 @@ import re
 import numpy as np
 
 from nki_reference.choices import Choices
+from nki_reference.differential import prune_snapshots, views_of
 from nki_reference.machine import IllegalError
 from nki_reference.numbers import STORED, size_of
 from nki_reference.program import Call, Loop, Offset, Program, Register, Storage, View
-from nki_reference.running import prune_snapshots, views_of
-from nki_reference.scene import PLAIN, Scene
+from nki_reference.program_builder import PLAIN, ProgramBuilder
 from nki_reference.table import ENTRIES
 
 # Operands that gather, and instructions whose dst scatters ("Tensor indirection" of the entries),
@@ -41,15 +41,15 @@ NOT_IN_LOOPS = ("nc_matmul", "nc_matmul_mx", "core_barrier", "language")
 # ---- tensor indirection ----
 
 
-def make_indirect(scene: Scene, call: Call) -> None:
+def make_indirect(builder: ProgramBuilder, call: Call) -> None:
     """Let an operand of the call, which was the last, gather or scatter columns."""
     engine = call.arguments.get("engine")
     if engine is not None and engine.name not in ("vector", "scalar", "unknown"):
         return
-    if call.name in GATHERS and scene.c.flag(60):
-        _gather(scene, call, GATHERS[call.name])
+    if call.name in GATHERS and builder.c.flag(60):
+        _gather(builder, call, GATHERS[call.name])
     elif call.name in SCATTERS:
-        _scatter(scene, call)
+        _scatter(builder, call)
 
 
 def _fits(view: object) -> bool:
@@ -62,7 +62,7 @@ def _fits(view: object) -> bool:
     )
 
 
-def _gather(s: Scene, call: Call, operand: str) -> None:
+def _gather(s: ProgramBuilder, call: Call, operand: str) -> None:
     view = call.arguments.get(operand)
     if not _fits(view) or view.storage.values is None:
         return
@@ -77,7 +77,7 @@ def _gather(s: Scene, call: Call, operand: str) -> None:
     call.arguments[operand] = _indirect(s, base, lists)
 
 
-def _scatter(s: Scene, call: Call) -> None:
+def _scatter(s: ProgramBuilder, call: Call) -> None:
     view = call.arguments["dst"]
     # Later calls may read what it was to write.
     if not _fits(view) or view.storage.values is None:
@@ -89,7 +89,7 @@ def _scatter(s: Scene, call: Call) -> None:
     call.arguments["dst"] = _indirect(s, base, lists)
 
 
-def _indirect(s: Scene, base: Storage, lists: np.ndarray) -> View:
+def _indirect(s: ProgramBuilder, base: Storage, lists: np.ndarray) -> View:
     """Columns of `base`: for each group of partitions those of its list."""
     groups, count = lists.shape
     width = -(-count // GROUP) + s.c.integer(0, 1)

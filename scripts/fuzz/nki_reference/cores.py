@@ -9,14 +9,14 @@ import numpy as np
 from nki_reference.machine import HBM, ON_CHIP, SBUF, Machine
 from nki_reference.numbers import ANY, size_of
 from nki_reference.program import Token, View
-from nki_reference.scene import Scene
+from nki_reference.program_builder import ProgramBuilder
 from nki_reference.table import entry
 
 LIMITS = {4: 1024, 2: 512, 1: 256}
 OTHER = Token("1 - core")
 
 
-def _draw_barrier(s: Scene) -> None:
+def _draw_barrier(s: ProgramBuilder) -> None:
     """Each core writes its half of shared HBM; after the barrier both read all of it."""
     rows, columns = s.c.pick((1, 4, 64)), s.c.pick((1, 5, 64))
     dtype = s.dtype(ANY)
@@ -42,7 +42,7 @@ def core_barrier(m: Machine, data: View, cores: Any, engine: Any = None, name: A
     m.engine(engine, ("gpsimd", "vector", "scalar", "tensor", "sync"))
 
 
-def _draw_sendrecv(s: Scene) -> None:
+def _draw_sendrecv(s: ProgramBuilder) -> None:
     flat = s.extent()
     dtype = s.dtype(ANY)
     src = s.tile(flat, (dtype,), SBUF, static=True)

@@ -11,13 +11,13 @@ from nki_reference.machine import DMA, HALF_ULP, Machine
 from nki_reference.movement import copy
 from nki_reference.numbers import ANY, ARITHMETIC, STORED, Array, decode, encode
 from nki_reference.program import Offset, Token, View
-from nki_reference.scene import Scene
+from nki_reference.program_builder import ProgramBuilder
 from nki_reference.table import entry, never
 
 PLACES = ("sbuf", "private_hbm", "shared_hbm", "argument")
 
 
-def hbm_view(s: Scene, count: int, dtype: str, dst: bool) -> View:
+def hbm_view(s: ProgramBuilder, count: int, dtype: str, dst: bool) -> View:
     """`count` elements of a tensor in HBM, dense or with gaps."""
     buffer = s.c.pick(PLACES[1:])
     rows = s.c.pick([d for d in (1, 2, 3, 8, 128) if count % d == 0])
@@ -47,7 +47,7 @@ def _grid(shape: tuple[int, ...]) -> Any:
     return np.arange(int(np.prod(shape))).reshape(shape)
 
 
-def _draw_dma_copy(s: Scene) -> None:
+def _draw_dma_copy(s: ProgramBuilder) -> None:
     kind = s.c.pick(("direct", "direct", "scalar", "gather", "scatter"))
     if kind in ("gather", "scatter"):
         _draw_vector(s, kind == "gather")
@@ -80,12 +80,12 @@ def _draw_dma_copy(s: Scene) -> None:
     )
 
 
-def priority(s: Scene) -> int | None:
+def priority(s: ProgramBuilder) -> int | None:
     """One of the queues that trn3 has, or none."""
     return s.c.integer(0, 3) if s.generation >= 4 and s.c.flag(20) else None
 
 
-def _draw_scalar(s: Scene) -> None:
+def _draw_scalar(s: ProgramBuilder) -> None:
     """A block of columns of an HBM tensor, or of rows, at an index from a register or a tile."""
     rows, columns = s.c.pick((1, 4, 32)), s.c.pick((1, 5, 64))
     dtype = s.dtype(ANY)
@@ -112,7 +112,7 @@ def _draw_scalar(s: Scene) -> None:
         s.call("dma_copy", dst=tile, src=view)
 
 
-def _draw_vector(s: Scene, gather: bool) -> None:
+def _draw_vector(s: ProgramBuilder, gather: bool) -> None:
     """Rows of an HBM tensor by an index for each partition."""
     partitions, columns, rows = s.c.pick((1, 4, 33, 128)), s.c.pick((1, 5, 64)), 130
     dtype = s.dtype(ANY)
@@ -212,7 +212,7 @@ def _copy_valid(m: Machine, dst: View, src: View) -> None:
 # ---- dma_compute ----
 
 
-def _draw_compute(s: Scene) -> None:
+def _draw_compute(s: ProgramBuilder) -> None:
     flat = s.extent()
     count = flat[0] * flat[1]
     views = []

@@ -19,7 +19,7 @@ from nki_reference.numbers import (
     size_of,
 )
 from nki_reference.program import View
-from nki_reference.scene import SPECIAL, Scene
+from nki_reference.program_builder import SPECIAL, ProgramBuilder
 from nki_reference.table import entry, never
 
 SIGNED = {1: "int8", 2: "int16", 4: "int32"}
@@ -30,7 +30,7 @@ def by_size(size: int) -> tuple[str, ...]:
     return tuple(dtype for dtype in INTEGERS if size_of(dtype) == size)
 
 
-def two_of(s: Scene, flat: tuple[int, int], dtypes: Any, **more: Any) -> tuple[View, View]:
+def two_of(s: ProgramBuilder, flat: tuple[int, int], dtypes: Any, **more: Any) -> tuple[View, View]:
     """Two sources of which at most one is in PSUM."""
     first = s.tile(flat, dtypes, **more)
     buffers = ("sbuf",) if first.buffer == "psum" else ("sbuf", "psum")
@@ -40,7 +40,7 @@ def two_of(s: Scene, flat: tuple[int, int], dtypes: Any, **more: Any) -> tuple[V
 # ---- tensor_tensor ----
 
 
-def _draw_tensor_tensor(s: Scene) -> None:
+def _draw_tensor_tensor(s: ProgramBuilder) -> None:
     flat = s.extent()
     kind = s.c.pick(("float", "float", "integer", "bits"))
     if kind == "bits":
@@ -142,7 +142,7 @@ def _bit_operand(m: Machine, operand: Any, like: View, size: int) -> Array | Non
 # ---- tensor_scalar ----
 
 
-def _draw_tensor_scalar(s: Scene) -> None:
+def _draw_tensor_scalar(s: ProgramBuilder) -> None:
     flat = s.extent()
     two = s.c.flag(50)
     if s.c.flag(15):
@@ -172,7 +172,7 @@ def _draw_tensor_scalar(s: Scene) -> None:
 
 
 def _call_tensor_scalar(
-    s: Scene, dst: View, data: View, ops: list[Any], operands: list[Any]
+    s: ProgramBuilder, dst: View, data: View, ops: list[Any], operands: list[Any]
 ) -> None:
     names = tuple(op.name for op in ops)
     columns = [operand for operand in operands if isinstance(operand, View)]
@@ -196,7 +196,7 @@ def _call_tensor_scalar(
     )
 
 
-def _draw_bit_stages(s: Scene, flat: tuple[int, int], two: bool) -> None:
+def _draw_bit_stages(s: ProgramBuilder, flat: tuple[int, int], two: bool) -> None:
     dtypes = by_size(s.c.pick((1, 2, 4)))
     data, dst = s.tile(flat, dtypes), s.tile(flat, dtypes, dst=True)
     ops = [s.op(alu.BITS + alu.UNARY_BITS) for _ in range(2 if two else 1)]
@@ -340,7 +340,7 @@ def store_second(
 # ---- scalar_tensor_tensor, reciprocal ----
 
 
-def _draw_scalar_tensor_tensor(s: Scene) -> None:
+def _draw_scalar_tensor_tensor(s: ProgramBuilder) -> None:
     flat = s.extent()
     data, other = two_of(s, flat, ARITHMETIC)
     # One inexact operator at most: what its error becomes is not what this instruction is about.
@@ -386,7 +386,7 @@ def scalar_tensor_tensor(
     store_second(m, dst, second, value, alu.error(first, value), m.f32(operand1), reverse1)
 
 
-def _draw_reciprocal(s: Scene) -> None:
+def _draw_reciprocal(s: ProgramBuilder) -> None:
     flat = s.extent()
     s.call("reciprocal", dst=s.tile(flat, ARITHMETIC, dst=True), data=s.tile(flat, ARITHMETIC))
 

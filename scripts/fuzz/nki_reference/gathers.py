@@ -9,13 +9,13 @@ import numpy as np
 from nki_reference.machine import Machine
 from nki_reference.numbers import ANY, STORED
 from nki_reference.program import View
-from nki_reference.scene import TAME, Scene
+from nki_reference.program_builder import TAME, ProgramBuilder
 from nki_reference.table import entry
 
 CORE = 16
 
 
-def _draw_n_gather(s: Scene) -> None:
+def _draw_n_gather(s: ProgramBuilder) -> None:
     flat = s.extent()
     count = s.c.pick((1, 8, 33, 512))
     data = s.tile(flat, (s.dtype(ANY),), ("sbuf",))
@@ -38,7 +38,7 @@ def nc_n_gather(m: Machine, dst: View, data: View, indices: View, name: Any = No
     m.put(dst, np.take_along_axis(m.elements(data), index, 1))
 
 
-def _draw_local_gather(s: Scene) -> None:
+def _draw_local_gather(s: ProgramBuilder) -> None:
     partitions = s.c.pick((16, 32, 64, 128))
     span = s.c.pick((1, 2, 4, 8))
     free = span + s.c.pick((0, 1, 31, 100))
@@ -92,7 +92,7 @@ def local_gather(
     m.put(dst, result)
 
 
-def _draw_topk(s: Scene) -> None:
+def _draw_topk(s: ProgramBuilder) -> None:
     partitions = s.c.pick((16, 32, 128))
     columns = s.c.integer(1, 8)
     n = s.c.integer(max(8, CORE * (columns - 1)), CORE * columns)
@@ -148,7 +148,7 @@ def topk(m: Machine, val_dst: View, idx_dst: View, src: View, n: Any, name: Any 
         m.ties = False
 
 
-def _draw_nonzero(s: Scene) -> None:
+def _draw_nonzero(s: ProgramBuilder) -> None:
     partitions = s.c.pick((1, 16, 17, 64, 128))
     free = s.c.pick((1, 8, 33, 200))
     src = s.tile((partitions, free), ("float32", "int32"), ("sbuf",), kind=TAME)
@@ -203,7 +203,7 @@ def nonzero_with_count(
     m.put(dst, result, written)
 
 
-def _draw_bounds(s: Scene) -> None:
+def _draw_bounds(s: ProgramBuilder) -> None:
     length = s.c.pick((1, 2, 17, 512))
     lengths = s.values.integers(1, 6, length)
     ids = np.repeat(s.values.integers(0, 4, length), lengths)[:length]

@@ -16,7 +16,7 @@ from nki_reference.dma import hbm_view
 from nki_reference.machine import HALF_ULP, HBM, SBUF, Machine, reduce_rows
 from nki_reference.numbers import Array
 from nki_reference.program import Token, View
-from nki_reference.scene import TAME, Scene
+from nki_reference.program_builder import TAME, ProgramBuilder
 from nki_reference.table import entry, never
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -27,7 +27,9 @@ REDUCTIONS = ("sum", "max", "min", "mean")
 CONSTANTS = {"zeros": 0.0, "ones": 1.0}
 
 
-def _call(s: Scene, function: str, shape: tuple[int, ...], kind: str, /, **arguments: Any) -> None:
+def _call(
+    s: ProgramBuilder, function: str, shape: tuple[int, ...], kind: str, /, **arguments: Any
+) -> None:
     """A call that makes a tile of this shape and type."""
     made = s.storage(shape, kind, fresh=True)
     made.is_result = True
@@ -36,7 +38,7 @@ def _call(s: Scene, function: str, shape: tuple[int, ...], kind: str, /, **argum
     s.pool.append(dst)
 
 
-def _dtype(s: Scene, *tiles: View) -> tuple[str, Token | None]:
+def _dtype(s: ProgramBuilder, *tiles: View) -> tuple[str, Token | None]:
     """The type of the result, and the argument that says so, if it has to be said."""
     kept = tiles[0].dtype
     if all(tile.dtype == kept for tile in tiles) and s.c.flag():
@@ -45,13 +47,13 @@ def _dtype(s: Scene, *tiles: View) -> tuple[str, Token | None]:
     return chosen, Token(f"nl.{chosen}")
 
 
-def _draw_unary(s: Scene) -> None:
+def _draw_unary(s: ProgramBuilder) -> None:
     x = s.tile(s.extent(), DTYPES, SBUF)
     dtype, given = _dtype(s, x)
     _call(s, s.c.pick(UNARY), x.shape, dtype, x=x, dtype=given)
 
 
-def _draw_binary(s: Scene) -> None:
+def _draw_binary(s: ProgramBuilder) -> None:
     x = s.tile(s.extent(), DTYPES, SBUF)
     shape = s.c.pick((x.shape, (x.partitions, *(1,) * (len(x.shape) - 1))))
     y: Any = s.whole(s.storage(shape, s.c.pick(DTYPES)))
@@ -64,7 +66,7 @@ def _draw_binary(s: Scene) -> None:
     _call(s, function, x.shape, dtype, x=x, y=y, dtype=given)
 
 
-def _draw_reduction(s: Scene) -> None:
+def _draw_reduction(s: ProgramBuilder) -> None:
     x = s.tile(s.extent(), DTYPES, SBUF, kind=TAME)
     first = s.c.integer(1, len(x.shape) - 1)
     axis: Any = tuple(range(first, len(x.shape)))
@@ -75,7 +77,7 @@ def _draw_reduction(s: Scene) -> None:
     _call(s, s.c.pick(REDUCTIONS), shape, dtype, x=x, axis=axis, keepdims=keepdims, dtype=given)
 
 
-def _draw_where(s: Scene) -> None:
+def _draw_where(s: ProgramBuilder) -> None:
     x = s.tile(s.extent(), DTYPES, SBUF)
     flags = s.values.integers(0, 2, x.shape).astype(np.float32)
     condition = s.whole(s.storage(x.shape, "float32", values=flags))
@@ -84,20 +86,20 @@ def _draw_where(s: Scene) -> None:
     _call(s, "where", x.shape, dtype, condition=condition, x=x, y=y, dtype=Token(f"nl.{dtype}"))
 
 
-def _draw_constant(s: Scene) -> None:
+def _draw_constant(s: ProgramBuilder) -> None:
     shape, dtype = s.extent(), s.c.pick(DTYPES)
     function = s.c.pick((*CONSTANTS, "full"))
     value = s.number() if function == "full" else None
     _call(s, function, shape, dtype, shape=shape, fill_value=value, dtype=Token(f"nl.{dtype}"))
 
 
-def _draw_load(s: Scene) -> None:
+def _draw_load(s: ProgramBuilder) -> None:
     src = hbm_view(s, math.prod(s.extent()), s.c.pick(DTYPES), dst=False)
     dtype, given = _dtype(s, src)
     _call(s, "load", src.shape, dtype, src=src, dtype=given)
 
 
-DRAWS: tuple[Callable[[Scene], None], ...] = (
+DRAWS: tuple[Callable[[ProgramBuilder], None], ...] = (
     _draw_unary,
     _draw_binary,
     _draw_binary,
@@ -108,7 +110,7 @@ DRAWS: tuple[Callable[[Scene], None], ...] = (
 )
 
 
-def _draw(s: Scene) -> None:
+def _draw(s: ProgramBuilder) -> None:
     s.c.pick(DRAWS)(s)
 
 

@@ -10,14 +10,14 @@ from nki_reference.dma import DGE_MODES, mode_of, priority
 from nki_reference.machine import DMA, HALF_ULP, PSUM, SBUF, Machine
 from nki_reference.numbers import ANY, STORED, Array, decode, size_of
 from nki_reference.program import Call, Token, View
-from nki_reference.scene import BANK, PSUM_TILES, Scene
+from nki_reference.program_builder import BANK, PSUM_TILES, ProgramBuilder
 from nki_reference.table import entry, never
 
 NARROW = ("float8_e4m3", "float8_e5m2", "bfloat16", "float16")
 WIDE = ("float32", "tfloat32")
 
 
-def psum_tile(s: Scene, flat: tuple[int, int], dtype: str, fresh: bool) -> View | None:
+def psum_tile(s: ProgramBuilder, flat: tuple[int, int], dtype: str, fresh: bool) -> View | None:
     """A whole PSUM tile, unless PSUM is taken."""
     if s._psum >= PSUM_TILES or flat[1] * size_of(dtype) > BANK:
         return None
@@ -26,7 +26,7 @@ def psum_tile(s: Scene, flat: tuple[int, int], dtype: str, fresh: bool) -> View 
     return made
 
 
-def _operands(s: Scene, k: int, m: int, n: int) -> tuple[View, View]:
+def _operands(s: ProgramBuilder, k: int, m: int, n: int) -> tuple[View, View]:
     narrow = NARROW if s.generation < 4 else (*NARROW[1:], "float8_e4m3fn")
     allowed = WIDE if s.c.flag(40) else narrow
     return (
@@ -35,7 +35,7 @@ def _operands(s: Scene, k: int, m: int, n: int) -> tuple[View, View]:
     )
 
 
-def _draw_matmul(s: Scene) -> None:
+def _draw_matmul(s: ProgramBuilder) -> None:
     if s.c.flag(15):
         _draw_matmul_transpose(s)
         return
@@ -72,7 +72,7 @@ def _draw_matmul(s: Scene) -> None:
     s.pool.append(dst)
 
 
-def _draw_double_row(s: Scene) -> None:
+def _draw_double_row(s: ProgramBuilder) -> None:
     dtypes = ("float8_e4m3", "float8_e5m2") if s.c.flag() else ("float8_e5m2",)
     k, m, n = s.c.pick((1, 32, 128)), s.c.pick((1, 5, 64)), s.c.pick((1, 7, 256))
     a = s.whole(s.storage((k, 2, m), s.c.pick(dtypes), kind="tame"))
@@ -83,7 +83,7 @@ def _draw_double_row(s: Scene) -> None:
         s.call("nc_matmul", dst=dst, stationary=a, moving=b, perf_mode=mode)
 
 
-def _draw_matmul_transpose(s: Scene) -> None:
+def _draw_matmul_transpose(s: ProgramBuilder) -> None:
     k, m = s.c.pick((1, 16, 32, 64, 128)), s.c.pick((1, 5, 64, 128))
     dtype = s.c.pick(("float32", "bfloat16") if s.generation >= 3 else ("float32",))
     data = s.tile((k, m), (dtype,), SBUF, kind="tame")
@@ -200,7 +200,7 @@ def product(m: Machine, dst: View, a: Array, b: Array, accumulate: Any) -> None:
 # ---- transposes ----
 
 
-def _draw_transpose(s: Scene) -> None:
+def _draw_transpose(s: ProgramBuilder) -> None:
     on_tensor = s.c.flag()
     sizes = (1, 5, 32, 33, 64, 128) if on_tensor else (1, 5, 31, 32)
     p, f = s.c.pick(sizes), s.c.pick(sizes)
@@ -239,7 +239,7 @@ def nc_transpose(m: Machine, dst: View, data: View, engine: Any = None, name: An
 SWAPS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 
-def _draw_dma_transpose(s: Scene) -> None:
+def _draw_dma_transpose(s: ProgramBuilder) -> None:
     dtype = s.dtype(ANY)
     ndim = s.c.pick((2, 2, 3, 4))
     sizes = [s.c.pick((1, 2, 5, 16, 33, 128)), *(s.c.pick((1, 2, 3)) for _ in range(ndim - 2))]

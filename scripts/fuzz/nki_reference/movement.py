@@ -9,13 +9,13 @@ import numpy as np
 from nki_reference.machine import Machine
 from nki_reference.numbers import ANY, ARITHMETIC, INTEGERS, PACKED, STORED, decode, encode
 from nki_reference.program import View
-from nki_reference.scene import Scene
+from nki_reference.program_builder import ProgramBuilder
 from nki_reference.table import entry
 
 # ---- tensor_copy ----
 
 
-def _draw_tensor_copy(s: Scene) -> None:
+def _draw_tensor_copy(s: ProgramBuilder) -> None:
     flat = s.extent()
     if s.c.flag(20):
         dtype = s.c.pick(PACKED)
@@ -62,7 +62,7 @@ def copy(m: Machine, dst: View, src: View, through_f32: bool = False) -> None:
 # ---- memset ----
 
 
-def _draw_memset(s: Scene) -> None:
+def _draw_memset(s: ProgramBuilder) -> None:
     flat = s.extent()
     dst = s.tile(flat, ANY, dst=True)
     value: float = s.number("special")
@@ -97,7 +97,7 @@ def memset(m: Machine, dst: View, value: Any, engine: Any = None, name: Any = No
 # ---- tensor_copy_predicated ----
 
 
-def _draw_predicated(s: Scene) -> None:
+def _draw_predicated(s: ProgramBuilder) -> None:
     flat = s.extent()
     predicate = s.tile(flat, ("uint8", "uint16", "uint32"), kind="tame")
     dst = s.tile(flat, ARITHMETIC, dst=True, reuse=False)
@@ -146,7 +146,7 @@ def tensor_copy_predicated(
 # ---- nc_stream_shuffle ----
 
 
-def _draw_shuffle(s: Scene) -> None:
+def _draw_shuffle(s: ProgramBuilder) -> None:
     _, free = s.extent()
     partitions = s.c.pick((32, 64, 128, 96, 5, 33))
     dtypes = (s.dtype(ANY),)

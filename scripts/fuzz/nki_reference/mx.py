@@ -11,7 +11,7 @@ from nki_reference.machine import PSUM, SBUF, Machine
 from nki_reference.matmul import product, psum_tile
 from nki_reference.numbers import ANY, PACKED, STORED, Array
 from nki_reference.program import View
-from nki_reference.scene import Scene
+from nki_reference.program_builder import ProgramBuilder
 from nki_reference.table import entry, never
 
 SCALES = ("float8_e8m0fnu", "uint8")
@@ -35,7 +35,7 @@ def _check_scale(m: Machine, scale: Any, partitions: int, columns: int) -> None:
     m.require(start in (0, 4, 8, 12), "start of scales")
 
 
-def _draw_quantize(s: Scene) -> None:
+def _draw_quantize(s: ProgramBuilder) -> None:
     partitions, columns = s.c.pick((32, 64, 96, 128)), s.c.pick((1, 2, 8, 33))
     src = s.tile((partitions, 4 * columns), ("bfloat16", "float16"), SBUF, kind="tame", reuse=False)
     stored = src.storage.values
@@ -84,7 +84,7 @@ def quantize_mx(m: Machine, dst: View, src: View, dst_scale: View, name: Any = N
 # ---- nc_matmul_mx ----
 
 
-def _mx_operand(s: Scene, k: int, free: int) -> tuple[View, View]:
+def _mx_operand(s: ProgramBuilder, k: int, free: int) -> tuple[View, View]:
     dtype = s.c.pick(PACKED)
     element = {"float4_e2m1fn_x4": None}.get(dtype, ELEMENTS.get(dtype, (None,))[0])
     data: Array
@@ -101,7 +101,7 @@ def _mx_operand(s: Scene, k: int, free: int) -> tuple[View, View]:
     )
 
 
-def _draw_matmul_mx(s: Scene) -> None:
+def _draw_matmul_mx(s: ProgramBuilder) -> None:
     k, columns, n = s.c.pick((32, 64, 96, 128)), s.c.pick((2, 8, 128)), s.c.pick((1, 33, 512))
     dst = psum_tile(s, (columns, n), s.c.pick(("float32", "bfloat16")), fresh=True)
     if dst is None:

@@ -13,7 +13,7 @@ import numpy as np
 from nki_reference.machine import SBUF, Machine
 from nki_reference.numbers import ANY, ARITHMETIC, FLOATS, INTEGERS, STORED
 from nki_reference.program import Token, View
-from nki_reference.scene import Scene
+from nki_reference.program_builder import ProgramBuilder
 from nki_reference.table import entry, never
 
 WORDS = {"gpsimd": 6, "vector": 24}
@@ -28,7 +28,7 @@ def _anything(m: Machine, view: View) -> None:
     m.bound(view, np.full_like(ones, limits.min), np.full_like(ones, limits.max))
 
 
-def _draw_rng(s: Scene) -> None:
+def _draw_rng(s: ProgramBuilder) -> None:
     flat = s.extent()
     on_gpsimd = s.generation >= 3 and s.c.flag(40)
     dst = s.tile(flat, INTEGERS, SBUF if on_gpsimd else ("sbuf", "psum"), dst=True)
@@ -47,7 +47,7 @@ def rng(m: Machine, dst: View, engine: Any = None, name: Any = None) -> None:
     _anything(m, dst)
 
 
-def _draw_seed(s: Scene) -> None:
+def _draw_seed(s: ProgramBuilder) -> None:
     seed = s.tile((1, 1), ("int32", "uint32", "float32"))
     s.call("set_rng_seed", src_seeds=seed)
     # Twice from one seed: the same numbers, which the entry of rng does not know.
@@ -71,13 +71,13 @@ def _state(m: Machine, view: View, engine: Any) -> str:
     return used
 
 
-def _state_engine(s: Scene) -> tuple[str, Token | None]:
+def _state_engine(s: ProgramBuilder) -> tuple[str, Token | None]:
     used = s.c.pick(("gpsimd", "vector")) if s.generation >= 4 else "gpsimd"
     token = Token(f"nisa.engine.{used}") if used == "vector" or s.c.flag() else None
     return used, token
 
 
-def _draw_set_state(s: Scene) -> None:
+def _draw_set_state(s: ProgramBuilder) -> None:
     used, engine = _state_engine(s)
     flat = s.c.pick((1, 32, 128)), WORDS[used]
     s.call("rand_set_state", src_seeds=s.tile(flat, ("uint32",), SBUF), engine=engine)
@@ -95,7 +95,7 @@ def rand_set_state(m: Machine, src_seeds: View, engine: Any = None, name: Any = 
     words[src_seeds.start : src_seeds.start + src_seeds.partitions] = m.elements(src_seeds)
 
 
-def _draw_get_state(s: Scene) -> None:
+def _draw_get_state(s: ProgramBuilder) -> None:
     used, engine = _state_engine(s)
     buffers = ("sbuf", "psum") if used == "vector" else SBUF
     dst = s.tile((s.c.pick((1, 32, 128)), WORDS[used]), ("uint32",), buffers, dst=True)
@@ -115,7 +115,7 @@ def rand_get_state(m: Machine, dst: View, engine: Any = None, name: Any = None) 
     m.put(dst, words[lanes].astype(np.uint32))
 
 
-def _draw_rand2(s: Scene) -> None:
+def _draw_rand2(s: ProgramBuilder) -> None:
     flat = s.extent()
     dst = s.tile(flat, RESULTS, dst=True)
     if s.c.flag():
@@ -140,7 +140,7 @@ def rand2(m: Machine, dst: View, min: Any, max: Any, name: Any = None) -> None:
     m.store(dst, middle, spread * (1 + 1e-6))
 
 
-def _draw_dropout(s: Scene) -> None:
+def _draw_dropout(s: ProgramBuilder) -> None:
     flat = s.extent()
     data = s.tile(flat, ARITHMETIC)
     prob: Any = s.c.pick((0.0, 1.0, 0.5, 0))

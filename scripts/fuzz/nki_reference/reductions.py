@@ -12,7 +12,7 @@ from nki_reference.elementwise import by_size
 from nki_reference.machine import HALF_ULP, Machine, reduce_rows
 from nki_reference.numbers import ARITHMETIC, FLOATS, STORED, Array, raw, size_of
 from nki_reference.program import Call, Token, View
-from nki_reference.scene import SPECIAL, TAME, Scene
+from nki_reference.program_builder import SPECIAL, TAME, ProgramBuilder
 from nki_reference.table import entry, never
 
 LOGICAL_REDUCTIONS = ("logical_and", "logical_or", "logical_xor")
@@ -47,7 +47,7 @@ def _reduce(kind: str, rows: Array) -> tuple[Array, Array]:
 # ---- tensor_reduce ----
 
 
-def _draw_tensor_reduce(s: Scene) -> None:
+def _draw_tensor_reduce(s: ProgramBuilder) -> None:
     flat = s.extent()
     is_bits = s.c.flag(15)
     names = BIT_REDUCTIONS if is_bits else _reductions(s.generation)
@@ -73,7 +73,7 @@ def _draw_tensor_reduce(s: Scene) -> None:
     )
 
 
-def _near_one(s: Scene, data: View) -> Array:
+def _near_one(s: ProgramBuilder, data: View) -> Array:
     values = 1 + s.values.integers(-1, 2, data.storage.shape) * 0.0078125
     return values.astype(np.float32).astype(STORED[data.dtype])
 
@@ -118,7 +118,7 @@ def tensor_reduce(
 # ---- tensor_partition_reduce ----
 
 
-def _draw_partition_reduce(s: Scene) -> None:
+def _draw_partition_reduce(s: ProgramBuilder) -> None:
     flat = s.extent()
     name = s.c.pick(("add", "average", "max", "maximum", "bitwise_or", "bitwise_and"))
     dtypes = by_size(s.c.pick((1, 2, 4))) if name.startswith("bit") else ARITHMETIC
@@ -153,7 +153,7 @@ def tensor_partition_reduce(m: Machine, dst: View, op: Any, data: View, name: An
 # ---- tensor_scalar_reduce ----
 
 
-def _draw_scalar_reduce(s: Scene) -> None:
+def _draw_scalar_reduce(s: ProgramBuilder) -> None:
     flat = s.extent()
     reduction = s.c.pick(("add", "maximum", "minimum", "max", "min", "multiply"))
     data = s.tile(flat, ARITHMETIC, kind=TAME, reuse=reduction != "multiply")
@@ -224,7 +224,7 @@ def tensor_scalar_reduce(
 # ---- statistics ----
 
 
-def _draw_bn_stats(s: Scene) -> None:
+def _draw_bn_stats(s: ProgramBuilder) -> None:
     partitions = s.extent()[0]
     flat = partitions, s.c.pick((1, 2, 3, 17, 128, 511, 512))
     data = s.tile(flat, ARITHMETIC, kind=TAME)
@@ -267,7 +267,7 @@ def _store_statistics(m: Machine, dst: View, result: Array, error: Array) -> Non
     m.store(dst, result, np.where(bad, np.inf, error))
 
 
-def _draw_bn_aggr(s: Scene) -> None:
+def _draw_bn_aggr(s: ProgramBuilder) -> None:
     partitions = s.extent()[0]
     groups = s.c.pick((1, 2, 3, 8))
     triples = np.empty((partitions, groups, 3))
@@ -312,7 +312,7 @@ def bn_aggr(m: Machine, dst: View, data: View, name: Any = None) -> None:
 # ---- max8 ----
 
 
-def _draw_max8(s: Scene) -> None:
+def _draw_max8(s: ProgramBuilder) -> None:
     flat = s.extent()[0], s.c.pick((8, 9, 16, 100, 513))
     src = s.tile(flat, ARITHMETIC)
     dst = s.tile((flat[0], 8), ARITHMETIC, dst=True, apart=(src,), dims=2)

@@ -9,37 +9,37 @@ import numpy as np
 from nki_reference.machine import DMA, Machine
 from nki_reference.numbers import ARITHMETIC, FLOATS, STORED
 from nki_reference.program import Register, View
-from nki_reference.scene import Scene
+from nki_reference.program_builder import ProgramBuilder
 from nki_reference.table import entry
 
 VALUES = (0, 1, -1, 7, 1000, 2**31 - 1, -(2**31))
 LOADABLE = ("int32", "uint32", "int16", "uint16", "int8", "uint8")
 
 
-def _draw_move(s: Scene) -> None:
+def _draw_move(s: ProgramBuilder) -> None:
     source = s.register(s.c.pick(VALUES))
     target = s.register(None)
     s.call("register_move", dst=target, src=s.c.pick((source, 5, -(2**31))))
     _show(s, target)
 
 
-def _show(s: Scene, register: Register) -> None:
+def _show(s: ProgramBuilder, register: Register) -> None:
     dst = s.tile((1, 1), ("int32",), ("sbuf",), dst=True, reuse=False)
     s.call("register_store", dst=dst, src=register)
 
 
-def _draw_load(s: Scene) -> None:
+def _draw_load(s: ProgramBuilder) -> None:
     target = s.register(None)
     s.call("register_load", dst=target, src=s.tile((1, 1), LOADABLE, ("sbuf",)))
     _show(s, target)
 
 
-def _draw_store(s: Scene) -> None:
+def _draw_store(s: ProgramBuilder) -> None:
     source = s.register(s.c.pick(VALUES))
     s.call("register_store", dst=s.tile((1, 1), LOADABLE[:2], ("sbuf",), dst=True), src=source)
 
 
-def _draw_alloc(s: Scene) -> None:
+def _draw_alloc(s: ProgramBuilder) -> None:
     _show(s, s.register(s.c.pick(VALUES)))
 
 

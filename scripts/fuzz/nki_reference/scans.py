@@ -11,7 +11,7 @@ from nki_reference.elementwise import two_of
 from nki_reference.machine import HALF_ULP, IDENTITIES, Machine
 from nki_reference.numbers import ARITHMETIC
 from nki_reference.program import Token, View
-from nki_reference.scene import TAME, Scene
+from nki_reference.program_builder import TAME, ProgramBuilder
 from nki_reference.table import entry, never
 
 CUMULATIVE = ("add", "subtract", "multiply", "maximum", "minimum")
@@ -20,7 +20,7 @@ CUMULATIVE_DTYPES = tuple(
 )
 
 
-def _draw_scan(s: Scene) -> None:
+def _draw_scan(s: ProgramBuilder) -> None:
     flat = s.extent()
     data0, data1 = two_of(s, flat, ARITHMETIC, kind=TAME)
     names = alu.binary(s.generation, power=False)
@@ -70,7 +70,7 @@ def tensor_tensor_scan(
     m.store(dst, result, error)
 
 
-def _draw_cumulative(s: Scene) -> None:
+def _draw_cumulative(s: ProgramBuilder) -> None:
     flat = s.extent()
     src = s.tile(flat, CUMULATIVE_DTYPES, kind=TAME)
     names = tuple(name for name in alu.arithmetic(s.generation) if name not in alu.INEXACT)

@@ -11,7 +11,7 @@ from nki_reference import alu
 from nki_reference.machine import Machine
 from nki_reference.numbers import ARITHMETIC, FLOATS, INTEGERS, STORED, Array, encode
 from nki_reference.program import Register, Token, View
-from nki_reference.scene import SPECIAL, TAME, Scene
+from nki_reference.program_builder import SPECIAL, TAME, ProgramBuilder
 from nki_reference.table import entry
 
 FP32_MIN = float(np.finfo(np.float32).min)
@@ -39,7 +39,7 @@ def _read_maximum(m: Machine, result: Any, like: View) -> None:
         m.read_out(m.vector, result, like)
 
 
-def _draw_select_reduce(s: Scene) -> None:
+def _draw_select_reduce(s: ProgramBuilder) -> None:
     flat = s.extent()
     predicate = s.tile(flat, ("int8", "uint8", "int16", "uint16"), kind=TAME)
     buffers = ("sbuf",) if predicate.buffer == "psum" else ("sbuf", "psum")
@@ -91,7 +91,7 @@ def select_reduce(
     _read_maximum(m, reduce_res, on_true)
 
 
-def _draw_range_select(s: Scene) -> None:
+def _draw_range_select(s: ProgramBuilder) -> None:
     flat = s.extent()
     tile = s.tile(flat, FLOATS)
     start = s.c.pick((0, 0, 5, 1000))
@@ -158,12 +158,12 @@ def range_select(
 # ---- affine patterns ----
 
 
-def _pattern(s: Scene, free: int) -> list[list[int]]:
+def _pattern(s: ProgramBuilder, free: int) -> list[list[int]]:
     sizes = s._free_sizes(free, None)
     return [[s.c.pick((0, 1, 2, -1, 7, 1000, -513)), size] for size in sizes]
 
 
-def _offset(s: Scene) -> Any:
+def _offset(s: ProgramBuilder) -> Any:
     kind = s.c.pick(("none", "number", "register"))
     if kind == "none":
         return None
@@ -191,7 +191,7 @@ def affine(m: Machine, dst: View, pattern: Any, offset: Any, multiplier: Any) ->
     return np.asarray((values & 0xFFFFFFFF).astype(np.uint32).view(np.int32))
 
 
-def _draw_iota(s: Scene) -> None:
+def _draw_iota(s: ProgramBuilder) -> None:
     flat = s.extent()
     offset = _offset(s)
     s.call(
@@ -227,7 +227,7 @@ def _from_int32(values: Array, dtype: str) -> Array:
     return encode(values, dtype)
 
 
-def _draw_affine_select(s: Scene) -> None:
+def _draw_affine_select(s: ProgramBuilder) -> None:
     flat = s.extent()
     tile = s.tile(flat, ARITHMETIC, ("sbuf",))
     same = (tile.dtype,) if s.c.flag() else ARITHMETIC
@@ -273,7 +273,7 @@ def affine_select(
 # ---- searches ----
 
 
-def _search_operands(s: Scene) -> tuple[View, View]:
+def _search_operands(s: ProgramBuilder) -> tuple[View, View]:
     flat = s.extent()[0], s.c.pick((8, 9, 32, 100, 513))
     dtypes = (s.dtype(("float32", "bfloat16", "float16", "int16", "uint8")),)
     data = s.tile(flat, dtypes, kind=TAME, reuse=False)
@@ -303,7 +303,7 @@ def _matches(data: Array, values: Array, order: Any) -> tuple[Array, Array]:
     return positions, used
 
 
-def _draw_find(s: Scene) -> None:
+def _draw_find(s: ProgramBuilder) -> None:
     data, vals = _search_operands(s)
     dst = s.tile((data.partitions, 8), ("uint32", "uint16"), dst=True, dims=2)
     s.call("nc_find_index8", dst=dst, data=data, vals=vals)
@@ -326,7 +326,7 @@ def nc_find_index8(m: Machine, dst: View, data: View, vals: View, name: Any = No
     m.put(dst, positions.astype(np.uint64).astype(STORED[dst.dtype]))
 
 
-def _draw_replace(s: Scene) -> None:
+def _draw_replace(s: ProgramBuilder) -> None:
     data, vals = _search_operands(s)
     dst = s.tile(data.flat, (data.dtype, "float32"), dst=True)
     indices = None

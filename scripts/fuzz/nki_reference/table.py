@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nki_reference.program import Call
-from nki_reference.scene import Scene
+from nki_reference.program_builder import ProgramBuilder
 
 Apply = Callable[..., None]
-Draw = Callable[[Scene], None]
+Draw = Callable[[ProgramBuilder], None]
 ALL = (2, 3, 4)
 
 
@@ -23,7 +23,7 @@ def always(call: Call) -> bool:
 class Entry:
     """One instruction of nki.isa.
 
-    `draw` appends legal calls of it (and what they need) to a scene; `apply(machine, **arguments)`
+    `draw` appends legal calls, and what they need, to a builder; `apply(machine, **arguments)`
     is the reference. `is_exact(call)` says whether results are known to the bit; otherwise the
     simulator's are read back, compared within bounds and adopted. `moves` names instructions that
     copy bits, whose results must be equal to the bit, NaN and the sign of zero included.

@@ -11,7 +11,7 @@ import pytest
 from trnx.simulator import load_module
 from trnx.simulator.frontend.options import TraceOptions
 from trnx.simulator.frontend.simulator import Simulator
-from trnx.simulator.language.recorder import enter, leave
+from trnx.simulator.language.recorder import CURRENT
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +24,6 @@ def kernels() -> ModuleType:
 def simulator() -> Iterator[Simulator]:
     """A simulator that is the current one, as inside of a kernel."""
     made = Simulator(TraceOptions(values=True))
-    token = enter(made)
+    token = CURRENT.set(made)
     yield made
-    leave(token)
+    CURRENT.reset(token)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trnx.simulator.errors import IllegalInstructionError, OutOfBoundsError
 from trnx.simulator.frontend.options import TraceOptions
 from trnx.simulator.frontend.simulator import Simulator
-from trnx.simulator.language.recorder import enter, leave
+from trnx.simulator.language.recorder import CURRENT
 from trnx.simulator.language.registers import VirtualRegister
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.dtypes import resolve
@@ -222,11 +222,11 @@ def test_contiguity_ignores_partitions_on_chip() -> None:
 def test_arguments_are_patterns_of_the_callers_memory() -> None:
     x = torch.arange(24.0).view(4, 6).t()[1:]
     simulator = Simulator(TraceOptions(values=True))
-    token = enter(simulator)
+    token = CURRENT.set(simulator)
     try:
         view = simulator.argument(TensorSpec.of(x), x)
     finally:
-        leave(token)
+        CURRENT.reset(token)
     _check_same(view, x)
     _check_same(view.permute((1, 0)), x.t())
 

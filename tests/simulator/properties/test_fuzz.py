@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from nki_reference import table
 from nki_reference.choices import SeededChoices
+from nki_reference.differential import check, plan_snapshots
 from nki_reference.numbers import STORED
 from nki_reference.program import Program
-from nki_reference.running import check, plan_snapshots
-from nki_reference.scene import Scene
+from nki_reference.program_builder import ProgramBuilder
 
 from trnx.simulator import uninstall
 
@@ -36,9 +36,9 @@ def fuzzer() -> ModuleType:
 
 
 def one_call(name: str, target: str = "trn2") -> Program:
-    scene = Scene(SeededChoices(f"one {name}"), target)
-    table.ENTRIES[name].draw(scene)
-    return scene.program()
+    builder = ProgramBuilder(SeededChoices(f"one {name}"), target)
+    table.ENTRIES[name].draw(builder)
+    return builder.program()
 
 
 def test_programs_agree_or_are_refused(fuzzer: ModuleType) -> None:

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nki_reference.choices import SeededChoices
+from nki_reference.differential import check
 from nki_reference.program import TARGETS
-from nki_reference.running import check
-from nki_reference.scene import Scene
+from nki_reference.program_builder import ProgramBuilder
 from nki_reference.table import ENTRIES
 
 from trnx.simulator.frontend.nki_modules import nki_modules
@@ -59,9 +59,9 @@ def assert_agrees(name: str, target: str, count: int) -> None:
     @settings(max_examples=count, **COMMON)
     @given(st.data())
     def examples(data: st.DataObject) -> None:
-        scene = Scene(DrawnChoices(data), target, entry.cores)
-        entry.draw(scene)
-        program = scene.program()
+        builder = ProgramBuilder(DrawnChoices(data), target, entry.cores)
+        entry.draw(builder)
+        program = builder.program()
         is_move = entry.moves and len({storage.dtype for storage in program.storages}) == 1
         verdict = check(program, must_run=True, strict_bits=is_move)
         assert verdict.status == "agreed", f"{verdict.detail}\n{program.source()}"
@@ -90,9 +90,11 @@ def test_no_instruction_is_without_property_test(name: str, target: str) -> None
     if TARGETS[target] in entry.generations:
         return
     newest = max(entry.generations)
-    scene = Scene(SeededChoices(name), {g: t for t, g in TARGETS.items()}[newest], entry.cores)
-    entry.draw(scene)
-    program = scene.program()
+    builder = ProgramBuilder(
+        SeededChoices(name), {g: t for t, g in TARGETS.items()}[newest], entry.cores
+    )
+    entry.draw(builder)
+    program = builder.program()
     program.target = target
     assert check(program, must_run=False).status == "refused"
 

@@ -1,4 +1,4 @@
-"""`Scene`: makes storages, views and values for the calls of one program."""
+"""`ProgramBuilder`: makes storages, views and values for the calls of one program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BANK = 2048
 PLAIN, TAME, SPECIAL = "plain", "tame", "special"
 
 
-class Scene:
+class ProgramBuilder:
     """One program in the making; `pool` are the views that later calls may use again."""
 
     def __init__(self, choices: Choices, target: str, cores: int = 1) -> None:

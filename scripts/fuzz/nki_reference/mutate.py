@@ -54,7 +54,7 @@ KEYWORDS = (
 )
 
 
-def make_wild(c: Choices, program: Program) -> None:
+def mutate(c: Choices, program: Program) -> None:
     """Change one or two things."""
     program.is_wild = True
     for _ in range(c.pick((1, 1, 1, 2))):
