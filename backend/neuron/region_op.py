@@ -162,8 +162,8 @@ def _device_call(launch: Launch) -> Callable[..., Any]:
     """The kernel with its logical cores where TorchNeuron wants them.
 
     The documentation calls `kernel[lnc](...)` on tensors. Earlier releases trace the call only
-    through `wrap_nki`, and take the cores on the wrapper, as a tuple; on the kernel inside it they
-    were ignored.
+    through `wrap_nki`, and take the cores on the wrapper, as a tuple; on the kernel inside it
+    2.11.3 ignored them.
     """
     import torch_neuronx
 
