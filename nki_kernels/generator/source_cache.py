@@ -28,11 +28,17 @@ def folder() -> Path:
     A folder of this process alone where that cannot be made or written, or where other users could
     change it or a folder around it.
     """
+    found, reason = why_temporary()
+    return _temporary(os.getpid(), reason) if found is None else found
+
+
+def why_temporary() -> tuple[Path | None, str]:
+    """The folder that is kept and an empty reason, or None and why there is none."""
     try:
         base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        return _private(Path(base) / "trnx" / "generated")
+        return _private(Path(base) / "trnx" / "generated"), ""
     except (OSError, RuntimeError, GeneratorError) as error:  # RuntimeError: no home
-        return _temporary(os.getpid(), str(error))
+        return None, str(error)
 
 
 @functools.lru_cache(maxsize=1)
