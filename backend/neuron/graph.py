@@ -28,6 +28,7 @@ from trnx.backend.errors import KernelFailedError, KernelRefusedError
 from trnx.backend.kernel_call import concrete_bindings, describe
 from trnx.backend.neuron.composites import decomposed
 from trnx.backend.neuron.errors import NeuronDtypeError, NeuronError, NeuronShapeError
+from trnx.backend.neuron.inputs import DeviceInput
 from trnx.backend.neuron.region_op import RegionOp, check_lnc, region_op
 from trnx.backend.programs import PROGRAMS
 from trnx.backend.shapes import (
@@ -75,18 +76,17 @@ def made_at_each_call(node: fx.Node) -> bool:
 
 @dataclass
 class NeuronGraph:
-    """`graph_module` takes the tensors among the inputs of the plan's graph (`tensors` are their
-    places) and after them the tensors that `numbers` make of numbers: (place of the number, what
-    makes the tensor). It returns tensors that it computes; `results` says what the plan's graph
-    returns: of each result the kind, and its place among the computed ones or the plan's inputs,
-    or the number (or None) that it is.
+    """`graph_module` takes `tensors`, those among the inputs of the plan's graph, and after them
+    what `numbers` make of numbers: (place of the number, what makes the tensor). It returns tensors
+    that it computes; `results` says what the plan's graph returns: of each result the kind, and its
+    place among the computed ones or the plan's inputs, or the number (or None) that it is.
 
     `ops` are its NKI ops by region; `refused` the regions whose kernel could not be launched, with
     the reason: their nodes stand in the graph instead.
     """
 
     graph_module: fx.GraphModule
-    tensors: tuple[int, ...]
+    tensors: tuple[DeviceInput, ...]
     numbers: tuple[tuple[int, Maker], ...]
     results: tuple[Result, ...]
     ops: dict[str, RegionOp] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class _Writer:
 
     # -- inputs and plain nodes ------------------------------------------------------------------
 
-    def read_inputs(self) -> tuple[int, ...]:
+    def read_inputs(self) -> tuple[DeviceInput, ...]:
         """Placeholders of tensors, then of the numbers that tensors are made of at each call."""
         places = []
         for index, node in enumerate(self.inputs):
@@ -162,7 +162,7 @@ class _Writer:
                 _check(node)
                 self.values[node] = self.graph.placeholder(node.name)
                 self.values[node].meta = dict(node.meta)
-                places.append(index)
+                places.append(DeviceInput.of(index, node, self.symbols))
             else:
                 self.values[node] = self.number(node)
         for node in self.plan.graph_module.graph.nodes:

@@ -117,8 +117,9 @@ def _identifier(name: str) -> str:
 def _digest(launch: Launch, arguments: Sequence[Any]) -> str:
     function = inspect.unwrap(getattr(launch.kernel, "function", launch.kernel))
     code = function.__code__
-    key = (Path(code.co_filename).name, code.co_name, lnc_of(launch), key_of(list(arguments)))
-    return hashlib.sha256(repr(key).encode()).hexdigest()[:12]
+    key = repr((code.co_name, lnc_of(launch), key_of(list(arguments))))
+    source = Path(code.co_filename).read_bytes()
+    return hashlib.sha256(source + key.encode()).hexdigest()[:12]
 
 
 def _registered(

@@ -112,7 +112,7 @@ class Stack:
             first, last = (_shown(version) for version in PYTHON)
             return NeuronStackError(
                 f"torch_neuronx {self.version} does not run on Python {_shown(self.python)}",
-                f"create the environment with Python {first} to {last} (python{first} -m venv .venv)",
+                f"python{first} -m venv .venv (Python {first} to {last})",
             )
         return None
 

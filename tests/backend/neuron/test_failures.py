@@ -52,7 +52,7 @@ STACKS: dict[str, tuple[Stack, type[NeuronError], str]] = {
     ),
     "another Python": (
         replace(GOOD, python=(3, 11), has_python=False), NeuronStackError,
-        "does not run on Python 3.11: create the environment with Python 3.12 to 3.14",
+        "does not run on Python 3.11: python3.12 -m venv .venv",
     ),
     "no device": (
         replace(GOOD, nodes=(), opened=(), devices=None), NeuronDeviceError,
