@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from trnx.backend.errors import KernelFailedError
 from trnx.backend.neuron.errors import (
     NeuronConstantError,
     NeuronKernelError,
@@ -70,6 +71,15 @@ def check_lnc(launch: Launch, name: str, target: str, configured: str | None) ->
         raise NeuronLncError(
             f"kernel {name} is written for {wanted} logical core(s), and {LNC_VARIABLE} {set_to}: "
             f"export {LNC_VARIABLE}={wanted} before Python starts"
+        )
+
+
+def check_dense(program: Program, name: str) -> None:
+    """Raises KernelFailedError for a kernel that returns a view with strides."""
+    if not all(spec.is_contiguous for spec in program.outputs):
+        raise KernelFailedError(
+            f"kernel {name} returns a strided view, and results on the device are contiguous: "
+            "return the tensor itself"
         )
 
 
