@@ -262,6 +262,10 @@ def container(job: TrnxJob) -> Manifest:
         **({"ports": [port]} if job.nodes > 1 else {}),
         **_service_parts(job),
         "resources": resources(job),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
         "volumeMounts": _volumes(job)[1],
     }
 
@@ -278,8 +282,17 @@ def pod_spec(job: TrnxJob) -> Manifest:
     if job.kind != Kind.SERVE:
         spec["restartPolicy"] = "Never"
     spec["terminationGracePeriodSeconds"] = job.grace_seconds
-    # The group of the user in trnx's images, which is not root: volumes are writable for it.
-    spec["securityContext"] = {"fsGroup": GROUP, "fsGroupChangePolicy": "OnRootMismatch"}
+    # Nothing in the pod asks the API server. (Roles of AWS come by a token of their own.)
+    spec["automountServiceAccountToken"] = False
+    # What a `restricted` namespace admits: the user of trnx's images, who can write to volumes.
+    spec["securityContext"] = {
+        "runAsNonRoot": True,
+        "runAsUser": GROUP,
+        "runAsGroup": GROUP,
+        "fsGroup": GROUP,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     if job.service_account:
         spec["serviceAccountName"] = job.service_account
     if job.the_devices:
