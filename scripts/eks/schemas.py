@@ -1,8 +1,8 @@
 """Strict schema validation of manifests: unknown fields are errors, as they are silent otherwise.
 
-Core kinds: the PyPI package `kubernetes-validate`. Custom resources: `*.openapi.json.gz` in the
-folder named by TRNX_CRD_SCHEMAS, one for each group, version and kind, which
-`python -m trnx.eks.fetch_schemas FOLDER` makes.
+Core kinds: the PyPI package `kubernetes-validate`. Custom resources: `*.openapi.json.gz`, one for
+each group, version and kind, in the folder named by TRNX_CRD_SCHEMAS, which
+`python -m trnx.eks.fetch_schemas FOLDER` makes, else in `crds`, which trnx brings.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from trnx.eks.errors import EksError, Finding, SchemaFolderError
 from trnx.eks.redaction import is_secret_name
 
 FOLDER_VARIABLE = "TRNX_CRD_SCHEMAS"
+# Made by scripts/reduce_schemas.py; sources and licences stand in its README.md.
+SHIPPED = Path(__file__).parent / "crds"
 _CEL_FIX = "correct the field: the API server refuses the object by this rule of its kind"
 # Fields whose text is the user's own.
 _FREE_TEXT = frozenset({"annotations", "args", "command", "data", "env", "labels", "stringData"})
@@ -32,7 +34,7 @@ _FIX = "correct the field; `kubectl explain` shows what the kind takes"
 
 
 def schema_folder() -> Path | None:
-    """The folder of custom-resource schemas, None where the variable is not set.
+    """The user's folder of custom-resource schemas, None where the variable is not set.
 
     Raises:
         SchemaFolderError: it is set, and no such folder exists.
@@ -150,12 +152,11 @@ def _check_core(manifest: Manifest, where: str, version: str) -> list[Finding] |
 
 
 def _check_custom(manifest: Manifest, where: str) -> list[Finding] | None:
-    folder = schema_folder()
-    if folder is None:
-        return None
     group, _, version = manifest["apiVersion"].partition("/")
-    path = folder / f"{group}_{version}_{manifest['kind']}.openapi.json.gz"
-    if not path.is_file():
+    name = f"{group}_{version}_{manifest['kind']}.openapi.json.gz"
+    folders = [folder for folder in (schema_folder(), SHIPPED) if folder is not None]
+    path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    if path is None:
         return None
     schema, validator = _custom_schema(path)
     findings = [_finding(where, error) for error in validator.iter_errors(manifest)]
