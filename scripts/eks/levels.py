@@ -22,6 +22,7 @@ _LEVELS = {
     Level.WARNING: (
         "access-mode",
         "device-resource",
+        "dra-version",
         "foreign-env",
         "fork-safe",
         "grace",

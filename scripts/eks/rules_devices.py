@@ -236,7 +236,8 @@ def claim_groups(stream: Stream) -> Iterator[Finding]:
             yield Finding(
                 "dra-version",
                 f"{title(manifest)} apiVersion",
-                f"{version} is an older form of the API, which Kubernetes 1.34 does not serve",
+                f"{shown_key(version)} is an older form of the API, which Kubernetes 1.34 serves "
+                "only where somebody turned it on",
                 "write resource.k8s.io/v1, with `exactly:` around the request",
             )
         for place, count in neuron_requests(manifest):

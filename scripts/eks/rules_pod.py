@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from trnx.eks.controllers import OPERATED
 from trnx.eks.documents import shown_key
@@ -73,19 +74,23 @@ def shared_memory(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: A
             )
 
 
+def _made_volumes(value: Any) -> Iterator[str]:
+    """Volumes that a controller makes: of StatefulSets, LeaderWorkerSets and JobSets."""
+    if isinstance(value, dict):
+        policies = items(value, "volumeClaimPolicies")
+        templates = [t for policy in policies for t in items(policy, "templates")]
+        for template in [*items(value, "volumeClaimTemplates"), *templates]:
+            yield text(mapping(template, "metadata"), "name")
+        for part in value.values():
+            yield from _made_volumes(part)
+
+
 def mounts_have_volumes(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: ARG001
     """Every mount names a volume of the pod, every claim of a container one of the pod."""
     if not pod.complete:
         return
     volumes = {text(volume, "name") for volume in items(pod.spec, "volumes")}
-    # A StatefulSet's templates make volumes as well.
-    volumes |= {
-        text(mapping(t, "metadata"), "name") for t in items(pod.workload, "volumeClaimTemplates")
-    }
-    policies = items(mapping(pod.manifest, "spec"), "volumeClaimPolicies")
-    volumes |= {
-        text(mapping(t, "metadata"), "name") for p in policies for t in items(p, "templates")
-    }
+    volumes |= set(_made_volumes(pod.manifest))
     claims = {text(claim, "name") for claim in items(pod.spec, "resourceClaims")}
     for place, container in pod.containers():
         for index, mount in enumerate(items(container, "volumeMounts")):
@@ -124,7 +129,9 @@ def toleration(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: ARG0
 
 def restart_policy(pod: PodView, stream: Stream) -> Iterator[Finding]:
     """A failed pod is replaced, not restarted in place, where policies would not see it."""
-    policy = text(pod.spec, "restartPolicy") or "Always"
+    # JobSet fills in OnFailure, other controllers leave Kubernetes' own default.
+    default = "OnFailure" if pod.kind == "JobSet" else "Always"
+    policy = text(pod.spec, "restartPolicy") or default
     runs_to_end = pod.kind in ("Job", "JobSet", "CronJob")
     if runs_to_end and policy == "Always":
         yield Finding(

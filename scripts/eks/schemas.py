@@ -22,6 +22,7 @@ from kubernetes_validate.utils import all_versions
 from trnx.eks.cel import broken_rules
 from trnx.eks.documents import Manifest, shown_key
 from trnx.eks.errors import EksError, Finding, SchemaFolderError
+from trnx.eks.levels import Level
 from trnx.eks.redaction import is_secret_name
 
 FOLDER_VARIABLE = "TRNX_CRD_SCHEMAS"
@@ -138,6 +139,10 @@ def _finding(where: str, error: jsonschema.ValidationError) -> Finding:
     while error.context:
         error = min(error.context, key=lambda item: -len(item.absolute_path))
     field = ".".join(shown_key(part) for part in error.absolute_path) or "(the manifest)"
+    if error.instance is None and error.validator == "type":
+        fix = "write a value, or remove the key"
+        message = "is null: the API server leaves it out"
+        return Finding("schema", f"{where} {field}", message, fix, Level.WARNING)
     return Finding("schema", f"{where} {field}", _message(error)[:300], _FIX)
 
 
@@ -151,6 +156,23 @@ def _check_core(manifest: Manifest, where: str, version: str) -> list[Finding] |
     return []
 
 
+# What a kind's webhook fills in before the schema is asked: (kind, part of the path) -> fields.
+_FILLED_IN = {("JobSet", "failurePolicy.rules"): ["name"]}
+
+
+def _is_filled_in(manifest: Manifest, error: jsonschema.ValidationError) -> bool:
+    if error.validator != "required":
+        return False
+    wanted: Any = error.validator_value
+    instance: Any = error.instance
+    place = ".".join(str(part) for part in error.absolute_path if not isinstance(part, int))
+    missing = [key for key in wanted if key not in instance]
+    return any(
+        manifest["kind"] == kind and place.endswith(part) and set(missing) <= set(fields)
+        for (kind, part), fields in _FILLED_IN.items()
+    )
+
+
 def _check_custom(manifest: Manifest, where: str) -> list[Finding] | None:
     group, _, version = manifest["apiVersion"].partition("/")
     name = f"{group}_{version}_{manifest['kind']}.openapi.json.gz"
@@ -159,7 +181,8 @@ def _check_custom(manifest: Manifest, where: str) -> list[Finding] | None:
     if path is None:
         return None
     schema, validator = _custom_schema(path)
-    findings = [_finding(where, error) for error in validator.iter_errors(manifest)]
+    errors = [e for e in validator.iter_errors(manifest) if not _is_filled_in(manifest, e)]
+    findings = [_finding(where, error) for error in errors]
     if findings:
         return findings
     for place, message in broken_rules(schema, manifest):

@@ -312,6 +312,20 @@ def daemon(name: str, host: str, **more: Any) -> Manifest:
     return core("DaemonSet", name, "apps/v1", spec=body)
 
 
+def as_in_samples() -> Manifest:
+    """What controllers fill in is left out: restartPolicy, and names of rules."""
+    made = jobset_of(1, 2, failurePolicy={"maxRestarts": 3, "rules": [{"action": "FailJobSet"}]})
+    del made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["restartPolicy"]
+    return made
+
+
+def group_with_volumes() -> Manifest:
+    made = leader_worker_set(vllm_group(volumeClaimTemplates=[claim("scratch", "ReadWriteOnce")]))
+    inner = made["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]
+    inner["volumeMounts"].append({"name": "scratch", "mountPath": "/scratch"})
+    return made
+
+
 ONE = {NEURON: 1}
 INDEXED = {"completionMode": "Indexed", "completions": 8, "parallelism": 2}
 CORRECT: dict[str, Callable[[], list[Manifest]]] = {
@@ -437,6 +451,19 @@ CORRECT: dict[str, Callable[[], list[Manifest]]] = {
     "JobSet for Kueue": lambda: [
         *kueue(),
         jobset_of(1, 2, suspend=True, meta_more={"labels": QUEUE}),
+    ],
+    "JobSet as in its samples": lambda: [as_in_samples()],
+    "LeaderWorkerSet with volumes of its own": lambda: [group_with_volumes()],
+    "a null that is left out": lambda: [
+        kubeflow(
+            "MPIJob",
+            "v2beta1",
+            {"Worker": {"replicas": 1, "template": template(on_cpu(box(command=None)))}},
+            "mpiReplicaSpecs",
+        )
+    ],
+    "keys that are none": lambda: [
+        job(pod(box(ask=ONE, command=["sh", "-c", "OPENAI_API_KEY=EMPTY eval --api-key $(KEY)"])))
     ],
     "PyTorchJob": lambda: [pytorchjob()],
     "PyTorchJob, suspended for Kueue": lambda: [
