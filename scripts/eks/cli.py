@@ -32,7 +32,7 @@ from trnx.eks.commands import (
 from trnx.eks.documents import Manifest
 from trnx.eks.errors import EksError, Finding, JobRefusedError
 from trnx.eks.instances import INSTANCES, Instance
-from trnx.eks.levels import Level
+from trnx.eks.levels import Level, level_of
 from trnx.eks.loading import job_from_data
 from trnx.eks.model import OPERATORS, Flavour, Kind
 from trnx.eks.preflight_cli import app as preflight_app
@@ -205,6 +205,7 @@ def validate_command(
         refused = _ask_server(api, manifests)
         report = replace(report, findings=(*report.findings, *refused))
     report = report.without(allow or [])
+    allow_unchecked = allow_unchecked or "unchecked" in (allow or [])
     findings = report.all_findings(allow_unchecked=allow_unchecked)
     graver = (Level.ERROR, Level.WARNING) if strict else (Level.ERROR,)
     failed = any(finding.level in graver for finding in findings)
@@ -237,6 +238,7 @@ def _listing() -> dict[str, Any]:
         "flavours": [flavour.value for flavour in Flavour],
         "instances": [_instance(facts) for facts in INSTANCES.values()],
         "rules": RULES,
+        "levels": {level: [r for r in RULES if level_of(r) == level] for level in Level},
     }
 
 
@@ -255,9 +257,9 @@ def list_command(as_json: JsonOption = False) -> None:
     instances = Table("instance", *columns[1:], title="instance types")
     for facts in listing["instances"]:
         instances.add_row(*(str(facts[column]) for column in columns))
-    rules = Table("rule", "what it wants", title="rules")
+    rules = Table("rule", "level", "what it wants", title="rules")
     for name, wants in listing["rules"].items():
-        rules.add_row(name, wants)
+        rules.add_row(name, level_of(name), wants)
     for table in (kinds, instances, rules):
         console.print(table)
     console.print(f"flavours: {', '.join(listing['flavours'])}")

@@ -575,6 +575,26 @@ def test_annotations_allow_a_rule(tmp_path: Path, place: str) -> None:
     )
 
 
+def test_a_kind_without_a_schema_can_be_allowed(tmp_path: Path) -> None:
+    thing = {"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "a"}}
+    file = str(_file(tmp_path, [thing]))
+    assert runner.invoke(app, ["validate", file]).exit_code == 1
+    assert runner.invoke(app, ["validate", file, "--allow", "unchecked"]).exit_code == 0
+    thing["metadata"] = {"name": "a", "annotations": {"trnx/allow": "unchecked"}}
+    assert runner.invoke(app, ["validate", str(_file(tmp_path, [thing]))]).exit_code == 0
+    as_json = runner.invoke(app, ["validate", file, "--json"])
+    assert json.loads(as_json.stdout)["unchecked"] == []
+
+
+def test_every_rule_has_its_level_and_its_place_in_the_guide() -> None:
+    text = (ROOT / "docs/eks.md").read_text()
+    listing = json.loads(runner.invoke(app, ["list", "--json"]).stdout)
+    for level, rules in listing["levels"].items():
+        for rule in rules:
+            assert f'| <a id="{rule}"></a>`{rule}` | {level} |' in text
+    assert {rule for rules in listing["levels"].values() for rule in rules} == set(RULES)
+
+
 def test_github_annotations_name_the_line(tmp_path: Path) -> None:
     manifests = CORRECT[GANGS]()
     change(manifests, f"{GANG}.command.1", "--nnodes=4")
