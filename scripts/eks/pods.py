@@ -7,6 +7,7 @@ from typing import Any
 from trnx.eks.documents import Manifest
 from trnx.eks.instances import facts_text
 from trnx.eks.model import Flavour, Kind, Operator, TrnxJob
+from trnx.eks.reading import amount
 
 NEURON = "aws.amazon.com/neuron"
 EFA = "vpc.amazonaws.com/efa"
@@ -31,15 +32,13 @@ MIB = 2**20
 STOPPING_SECONDS = 15
 # User and group in containers/Dockerfile.*
 GROUP = 1000
-_UNITS = {"Ki": 2**10, "Mi": MIB, "Gi": 2**30, "Ti": 2**40, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def quantity(text: str) -> float:
-    """The number that a Kubernetes quantity such as 64Gi or 500m stands for."""
-    for unit, factor in _UNITS.items():
-        if text.endswith(unit):
-            return float(text.removesuffix(unit)) * factor
-    return float(text.removesuffix("m")) / (1000 if text.endswith("m") else 1)
+    """The number that a quantity of a job file, which is one, stands for: 64Gi, 500m."""
+    found = amount(text)
+    assert found is not None, text
+    return found
 
 
 def labels(job: TrnxJob) -> dict[str, str]:
