@@ -8,11 +8,7 @@ import sys
 import torch
 
 from trnx.backend.errors import UnsupportedVersionError
-
-PYTHON = ((3, 11), (3, 14))
-TORCH = ((2, 13), (2, 15))
-
-Version = tuple[int, int]
+from trnx.backend.supported import PYTHON, TORCH, Version
 
 
 def _shown(version: Version) -> str:

@@ -19,6 +19,7 @@ _CLUSTER = "the clients of Kubernetes and AWS are slow to load, and need an extr
 DEFERRED = {
     "trnx.backend.model_profile": _EXTRA,
     "trnx.backend.prediction": "the timing model is loaded by the first prediction",
+    "trnx.backend.neuron.doctor": "the doctor works, and says so, where torch cannot be imported",
     "trnx.cli": _COMMANDS,
     "trnx.eks.cli": _CLUSTER,
     "trnx.eks.cluster.checks": _CLUSTER,

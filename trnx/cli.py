@@ -260,6 +260,16 @@ def profile(
         print(json.dumps({"targets": [model.to_dict() for model in found]}))
 
 
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """What this machine can run, what is in the way, and how to mend it. Status 1 for a problem."""
+    from trnx.backend.neuron.doctor import examine
+
+    found = examine()
+    print(json.dumps(found.to_dict()) if as_json else found)
+    raise typer.Exit(0 if found.is_well else 1)
+
+
 @app.command(
     context_settings={
         "allow_extra_args": True,

@@ -49,11 +49,11 @@ def choose_runner(name: str, target: str, stack: Stack | None = None) -> Choice:
     return Choice(make_runner("simulator"), f"runner='auto': {problem}")
 
 
-def _unsupported(target: str) -> NeuronError | None:
+def _unsupported(target: str) -> NeuronDeviceError | None:
     """TorchNeuron is for Trn2 and Trn3 (torch/get-started/quickstart-torch-neuron.rst)."""
     if target in ("trn2", "trn3"):
         return None
     return NeuronDeviceError(
-        f"TorchNeuron runs on Trn2 and Trn3, and the target is {target}: choose the target of the "
-        "instance, or options={'runner': 'simulator'}"
+        f"TorchNeuron runs on Trn2 and Trn3, and the target is {target}",
+        "choose the target of the instance, or options={'runner': 'simulator'}",
     )

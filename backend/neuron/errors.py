@@ -9,11 +9,20 @@ class NeuronError(BackendError):
     """Root of the errors of the runner `neuron`."""
 
 
-class NeuronStackError(NeuronError):
+class NeuronMachineError(NeuronError):
+    """Something is missing on this machine: what was found, and what to do about it."""
+
+    def __init__(self, found: str, fix: str) -> None:
+        self.found = found
+        self.fix = fix
+        super().__init__(f"{found}: {fix}")
+
+
+class NeuronStackError(NeuronMachineError):
     """TorchNeuron is not installed, or is one that trnx cannot use."""
 
 
-class NeuronDeviceError(NeuronError):
+class NeuronDeviceError(NeuronMachineError):
     """There is no Neuron device, or it cannot be opened."""
 
 

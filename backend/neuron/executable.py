@@ -64,8 +64,9 @@ class NeuronExecutable:
     def __call__(self, args: list[Any]) -> list[Any]:
         compiled = self._specialised(tuple(source.read(args) for source in self._sources))
         graph = compiled.graph
-        given = [self._on_device(args[i]) for i in graph.tensors]
-        given += [self._on_device(make(args[i])) for i, make in graph.numbers]
+        with torch.no_grad(), without_modes():
+            given = [one.admit(args[one.place], self._device) for one in graph.tensors]
+            given += [make(args[place]).to(self._device) for place, make in graph.numbers]
         kept = {place: args[place] for kind, place in graph.results if kind == "input"}
         args.clear()
         with torch.no_grad(), without_modes(), _named(self._report.name):
@@ -83,11 +84,6 @@ class NeuronExecutable:
                 if compiled.run is None:
                     compiled.run = self._hand_over(compiled.graph, given)
         return compiled.run(*given)
-
-    def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor without its history; numbers (tensors without dimensions) may come from host
-        memory."""
-        return tensor.detach().to(self._device)
 
     def _hand_over(self, graph: NeuronGraph, given: Sequence[torch.Tensor]) -> Callable[..., Any]:
         backend = dynamo_backend("neuron")

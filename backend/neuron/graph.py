@@ -28,7 +28,9 @@ from trnx.backend.errors import KernelFailedError, KernelRefusedError
 from trnx.backend.kernel_call import concrete_bindings, describe
 from trnx.backend.neuron.composites import decomposed
 from trnx.backend.neuron.errors import NeuronDtypeError, NeuronError, NeuronShapeError
-from trnx.backend.neuron.region_op import RegionOp, check_lnc, region_op
+from trnx.backend.neuron.inputs import DeviceInput
+from trnx.backend.neuron.kernel_form import as_operand, as_result
+from trnx.backend.neuron.region_op import RegionOp, check_dense, check_lnc, region_op
 from trnx.backend.programs import PROGRAMS
 from trnx.backend.shapes import (
     Number,
@@ -46,7 +48,7 @@ from trnx.fx_passes.source import source_line
 from trnx.fx_passes.symbolic import depends_on_data, is_symbolic
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.memory.tensor_spec import TensorSpec, contiguous_strides
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 aten = torch.ops.aten
 
@@ -74,18 +76,17 @@ def made_at_each_call(node: fx.Node) -> bool:
 
 @dataclass
 class NeuronGraph:
-    """`graph_module` takes the tensors among the inputs of the plan's graph (`tensors` are their
-    places) and after them the tensors that `numbers` make of numbers: (place of the number, what
-    makes the tensor). It returns tensors that it computes; `results` says what the plan's graph
-    returns: of each result the kind, and its place among the computed ones or the plan's inputs,
-    or the number (or None) that it is.
+    """`graph_module` takes `tensors`, those among the inputs of the plan's graph, and after them
+    what `numbers` make of numbers: (place of the number, what makes the tensor). It returns tensors
+    that it computes; `results` says what the plan's graph returns: of each result the kind, and its
+    place among the computed ones or the plan's inputs, or the number (or None) that it is.
 
     `ops` are its NKI ops by region; `refused` the regions whose kernel could not be launched, with
     the reason: their nodes stand in the graph instead.
     """
 
     graph_module: fx.GraphModule
-    tensors: tuple[int, ...]
+    tensors: tuple[DeviceInput, ...]
     numbers: tuple[tuple[int, Maker], ...]
     results: tuple[Result, ...]
     ops: dict[str, RegionOp] = field(default_factory=dict)
@@ -152,7 +153,7 @@ class _Writer:
 
     # -- inputs and plain nodes ------------------------------------------------------------------
 
-    def read_inputs(self) -> tuple[int, ...]:
+    def read_inputs(self) -> tuple[DeviceInput, ...]:
         """Placeholders of tensors, then of the numbers that tensors are made of at each call."""
         places = []
         for index, node in enumerate(self.inputs):
@@ -161,7 +162,7 @@ class _Writer:
                 _check(node)
                 self.values[node] = self.graph.placeholder(node.name)
                 self.values[node].meta = dict(node.meta)
-                places.append(index)
+                places.append(DeviceInput.of(index, node, self.symbols))
             else:
                 self.values[node] = self.number(node)
         for node in self.plan.graph_module.graph.nodes:
@@ -234,7 +235,7 @@ class _Writer:
     def kernel(self, region: Region) -> None:
         assert region.match is not None
         results = [node for node in region.match.results if node is not None]
-        if all(0 in node.meta["val"].shape for node in results):
+        if not any(concrete_spec(node.meta["val"], self.symbols).numel for node in results):
             found = "results without elements need no kernel"
         else:
             found = self.launched(region)
@@ -257,6 +258,7 @@ class _Writer:
             check_lnc(launch, kernel.name, self.hw.target, self.lnc)
             with without_fake_mode():
                 program = PROGRAMS.get(launch, self.hw.target)
+                check_dense(program, kernel.name)
                 made = region_op(kernel.name, launch, program, line)
         except NeuronError:
             raise
@@ -274,7 +276,13 @@ class _Writer:
     def call(self, region: Region, made: RegionOp, names: Sequence[str]) -> None:
         assert region.match is not None
         origin = region.nodes[-1]
-        operands = [self.operand(origin, region.match.bindings[name]) for name in names]
+        operands = []
+        for name in names:
+            node = region.match.bindings[name]
+            spec = concrete_spec(node.meta["val"], self.symbols)
+            is_neg = node.meta["val"].is_neg()
+            emit = partial(self.emit, origin)
+            operands.append(as_operand(emit, self.values[node], spec, is_neg=is_neg))
         called = self.graph.create_node(
             "call_function", made.overload, tuple(operands), name=made.kernel_name
         )
@@ -286,55 +294,9 @@ class _Writer:
             result = called
             if len(made.outputs) > 1:
                 result = self.emit(node, operator.getitem, called, index)
-            self.values[node] = self.result(node, result)
-
-    def operand(self, origin: fx.Node, node: fx.Node) -> fx.Node:
-        """The value of `node` as the kernel takes it."""
-        value: fx.Node = self.values[node]
-        known = node.meta["val"]
-        if known.is_neg():
-            value = self.emit(origin, aten.resolve_neg.default, value)
-        shape = concrete_spec(known, self.symbols)
-        if not shape.is_contiguous:
-            dense = torch.contiguous_format
-            value = self.emit(origin, aten.clone.default, value, memory_format=dense)
-        if known.ndim == 0:
-            value = self.emit(origin, aten.view.default, value, [1])
-        if known.dtype == torch.bool:
-            value = self.emit(origin, aten._to_copy.default, value, dtype=torch.uint8)
-        elif known.dtype == torch.int64:
-            value = self.emit(origin, aten.unsqueeze.default, value, -1)
-            value = self.emit(origin, aten.view.dtype, value, torch.int32)
-        return value
-
-    def result(self, node: fx.Node, value: fx.Node) -> fx.Node:
-        """A kernel's result as the rest of the graph knows it."""
-        known = concrete_spec(node.meta["val"], self.symbols)
-        if known.dtype == torch.bool:
-            value = self.emit(node, aten._to_copy.default, value, dtype=torch.bool)
-        elif known.dtype == torch.int64:
-            value = self.emit(node, aten.view.dtype, value, torch.int64)
-            value = self.emit(node, aten.squeeze.dim, value, -1)
-        if known.ndim == 0:
-            value = self.emit(node, aten.view.default, value, [])
-        if known.is_contiguous:
-            return value
-        return self.strided(node, value, known)
-
-    def strided(self, node: fx.Node, value: fx.Node, known: TensorSpec) -> fx.Node:
-        """A copy with other strides: dense in the order of the strides, seen in the graph's."""
-        order = sorted(range(known.ndim), key=lambda d: (-known.strides[d], d))
-        shape = tuple(known.shape[d] for d in order)
-        if tuple(known.strides[d] for d in order) != contiguous_strides(shape):
-            made = self.emit(
-                node, aten.empty_strided.default, list(known.shape), list(known.strides),
-                dtype=known.dtype, device=self.device,
-            )  # fmt: skip
-            return self.emit(node, aten.copy.default, made, value)
-        value = self.emit(node, aten.permute.default, value, order)
-        value = self.emit(node, aten.clone.default, value, memory_format=torch.contiguous_format)
-        back = sorted(range(known.ndim), key=order.__getitem__)
-        return self.emit(node, aten.permute.default, value, back)
+            spec = concrete_spec(node.meta["val"], self.symbols)
+            emit = partial(self.emit, node)
+            self.values[node] = as_result(emit, result, spec, self.device)
 
 
 def _dense(b: Bindings) -> Bindings:

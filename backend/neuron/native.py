@@ -7,6 +7,7 @@ executed once more, as AWS's compiler wants to see it: a plain function in a fil
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import inspect
 import sys
@@ -35,7 +36,8 @@ def native_kernel(kernel: Any) -> Any:
 
 
 def _executed(file: Path) -> ModuleType:
-    name = f"trnx_on_device_{file.stem}"
+    digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
+    name = f"trnx_on_device_{file.stem}_{digest}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from trnx.backend.errors import KernelFailedError
 from trnx.backend.neuron.errors import (
     NeuronConstantError,
     NeuronKernelError,
@@ -73,6 +74,15 @@ def check_lnc(launch: Launch, name: str, target: str, configured: str | None) ->
         )
 
 
+def check_dense(program: Program, name: str) -> None:
+    """Raises KernelFailedError for a kernel that returns a view with strides."""
+    if not all(spec.is_contiguous for spec in program.outputs):
+        raise KernelFailedError(
+            f"kernel {name} returns a strided view, and results on the device are contiguous: "
+            "return the tensor itself"
+        )
+
+
 def constants_of(launch: Launch, name: str) -> tuple[Any, ...]:
     """The arguments that are no tensors, lists as tuples, TensorSpecs left in their places.
 
@@ -117,8 +127,9 @@ def _identifier(name: str) -> str:
 def _digest(launch: Launch, arguments: Sequence[Any]) -> str:
     function = inspect.unwrap(getattr(launch.kernel, "function", launch.kernel))
     code = function.__code__
-    key = (Path(code.co_filename).name, code.co_name, lnc_of(launch), key_of(list(arguments)))
-    return hashlib.sha256(repr(key).encode()).hexdigest()[:12]
+    key = repr((code.co_name, lnc_of(launch), key_of(list(arguments))))
+    source = Path(code.co_filename).read_bytes()
+    return hashlib.sha256(source + key.encode()).hexdigest()[:12]
 
 
 def _registered(
@@ -162,8 +173,8 @@ def _device_call(launch: Launch) -> Callable[..., Any]:
     """The kernel with its logical cores where TorchNeuron wants them.
 
     The documentation calls `kernel[lnc](...)` on tensors. Earlier releases trace the call only
-    through `wrap_nki`, and take the cores on the wrapper, as a tuple; on the kernel inside it they
-    were ignored.
+    through `wrap_nki`, and take the cores on the wrapper, as a tuple; on the kernel inside it
+    2.11.3 ignored them.
     """
     import torch_neuronx
 

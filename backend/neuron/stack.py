@@ -2,8 +2,9 @@
 
 `torch_neuronx` is the import name of three packages: TorchNeuron (2.13 and later, which brings
 `neuron_dynamo_backend`), its predecessor on PyTorch/XLA (2.9 and before, which brings `xla_impl`),
-and an empty placeholder on the public index. `nki` has a placeholder too. Sources: AWS Neuron
-SDK 2.33, `torch/troubleshooting.rst`, `torch/get-started/quickstart-torch-neuron.rst` and
+and an empty placeholder on the public index. `nki` has a placeholder too. Torch is not imported
+either, because it loads the devices that are installed. Sources: AWS Neuron SDK 2.33,
+`torch/troubleshooting.rst`, `torch/get-started/quickstart-torch-neuron.rst` and
 `quickstart-nki-kernel.rst`.
 """
 
@@ -19,9 +20,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-import torch
-
-from trnx.backend.neuron.errors import NeuronDeviceError, NeuronError, NeuronStackError
+from trnx.backend.neuron.errors import (
+    NeuronDeviceError,
+    NeuronMachineError,
+    NeuronStackError,
+)
 
 Kind = Literal["native", "xla", "placeholder", "none"]
 Version = tuple[int, int]
@@ -45,7 +48,7 @@ class Stack:
 
     kind: Kind
     version: str = ""
-    torch_version: str = torch.__version__
+    torch_version: str = ""
     python: Version = sys.version_info[:2]
     has_python: bool = True
     nki: Kind = "none"
@@ -60,68 +63,79 @@ class Stack:
         """Whether there is a device to run on."""
         return bool(self.opened) if self.devices is None else self.devices > 0
 
-    def problem(self) -> NeuronError | None:
+    def problem(self) -> NeuronMachineError | None:
         """Why the runner `neuron` cannot be used here, None where it can."""
-        return self._stack_problem() or self._version_problem() or self._device_problem()
+        return self.stack_problem() or self.device_problem()
 
-    def _stack_problem(self) -> NeuronError | None:
+    def stack_problem(self) -> NeuronStackError | None:
+        """What is wrong with the installed packages, None where they fit."""
+        return self._package_problem() or self._version_problem()
+
+    def _package_problem(self) -> NeuronStackError | None:
         if self.kind == "none":
-            return NeuronStackError(f"TorchNeuron (torch-neuronx) is not installed; {INSTALL}")
+            return NeuronStackError("TorchNeuron (torch-neuronx) is not installed", INSTALL)
         if self.kind == "placeholder":
             return NeuronStackError(
                 f"torch_neuronx {self.version} is the empty placeholder of the public index, not "
-                f"AWS's package: pip uninstall torch-neuronx, and {INSTALL}"
+                "AWS's package",
+                f"pip uninstall -y torch-neuronx, and {INSTALL}",
             )
         if self.kind == "xla":
             return NeuronStackError(
-                f"torch_neuronx {self.version} is the predecessor of TorchNeuron, for PyTorch/XLA; "
-                f"both cannot share an environment: make a new one and {INSTALL}"
+                f"torch_neuronx {self.version} is the predecessor of TorchNeuron, for PyTorch/XLA, "
+                "and both cannot share an environment",
+                f"python -m venv neuron (a new environment), and there {INSTALL}",
             )
         if self.nki != "native":
             found = "is not installed" if self.nki == "none" else "is an empty placeholder"
             return NeuronStackError(
-                f"AWS's package nki {found}, and TorchNeuron needs it: pip uninstall nki, and "
-                "install nki from AWS's index, in the version that comes with torch-neuronx "
-                f"{self.version}"
+                f"AWS's package nki {found}, and TorchNeuron needs it",
+                "pip uninstall -y nki, and install nki from AWS's index, in the version that comes "
+                f"with torch-neuronx {self.version}",
             )
         return None
 
-    def _version_problem(self) -> NeuronError | None:
+    def _version_problem(self) -> NeuronStackError | None:
         ours, theirs = _numbers(self.version), _numbers(self.torch_version)
         if ours not in TORCH:
             known = " and ".join(_shown(v) for v in TORCH)
             return NeuronStackError(
-                f"torch_neuronx {self.version} is not one that trnx knows ({known}); {INSTALL}"
+                f"torch_neuronx {self.version} is not one that trnx knows ({known})", INSTALL
             )
         if ours != theirs:
             return NeuronStackError(
                 f"torch_neuronx {self.version} needs torch {_shown(ours)}, and torch "
-                f'{self.torch_version} is installed: pip install "torch=={_shown(ours)}.*"'
+                f"{self.torch_version} is installed",
+                f'pip install "torch=={_shown(ours)}.*"',
             )
         if not self.has_python:
             first, last = (_shown(version) for version in PYTHON)
             return NeuronStackError(
-                f"torch_neuronx {self.version} does not run on Python {_shown(self.python)}: "
-                f"create the environment with Python {first} to {last}"
+                f"torch_neuronx {self.version} does not run on Python {_shown(self.python)}",
+                f"python{first} -m venv .venv (Python {first} to {last})",
             )
         return None
 
-    def _device_problem(self) -> NeuronError | None:
+    def device_problem(self) -> NeuronDeviceError | None:
+        """Why there is no device to run on, None where there is one."""
         if self.has_device:
             return None
         if self.nodes and not self.opened:
             return NeuronDeviceError(
-                f"{self.nodes[0]} cannot be opened by this user: run as a user with access to "
-                f"the device nodes (ls -l {self.nodes[0]}), or give the container the devices"
+                f"{self.nodes[0]} cannot be opened by this user",
+                f"run as a user with access to the device nodes (ls -l {self.nodes[0]}), or give "
+                "the container the devices",
             )
         if self.nodes:
             return NeuronDeviceError(
-                "TorchNeuron counts no device although there are device nodes: another process "
-                "may hold all cores (neuron-ls), or NEURON_RT_VISIBLE_CORES hides them"
+                "TorchNeuron counts no device although there are device nodes",
+                "another process may hold all cores (neuron-ls), or NEURON_RT_VISIBLE_CORES hides "
+                "them",
             )
         return NeuronDeviceError(
-            "there is no Neuron device (/dev/neuron0): run on a Trn2 or Trn3 instance; there, load "
-            "the driver with `sudo modprobe neuron` and look with `neuron-ls`"
+            "there is no Neuron device (/dev/neuron0)",
+            "run on a Trn2 or Trn3 instance; there, load the driver with `sudo modprobe neuron` "
+            "and look with `neuron-ls`",
         )
 
 
@@ -142,6 +156,7 @@ def find_stack(environment: Mapping[str, str] | None = None, root: Path = Path("
     return Stack(
         kind=_torch_neuronx_kind(),
         version=version,
+        torch_version=_version("torch"),
         has_python=_takes_python(sys.version_info[:2]),
         nki=_nki_kind(),
         nki_version=_version("nki"),
@@ -207,6 +222,7 @@ def _takes_python(python: Version) -> bool:
 def _loaded_devices() -> int | None:
     """What TorchNeuron counts where torch has loaded it (`torch.backends` entry points do, when
     torch is imported)."""
-    if "torch_neuronx" not in sys.modules or not hasattr(torch, "neuron"):
+    device = getattr(sys.modules.get("torch"), "neuron", None)
+    if "torch_neuronx" not in sys.modules or device is None:
         return None
-    return int(torch.neuron.device_count())
+    return int(device.device_count())

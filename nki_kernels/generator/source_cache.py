@@ -25,13 +25,20 @@ log = logging.getLogger(__name__)
 def folder() -> Path:
     """`$XDG_CACHE_HOME/trnx/generated`, by default under ~/.cache; made with mode 0700.
 
-    A private folder of this process where that cannot be created or written, or is another user's.
+    A folder of this process alone where that cannot be made or written, or where other users could
+    change it or a folder around it.
     """
+    found, reason = why_temporary()
+    return _temporary(os.getpid(), reason) if found is None else found
+
+
+def why_temporary() -> tuple[Path | None, str]:
+    """The folder that is kept and an empty reason, or None and why there is none."""
     try:
         base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        return _private(Path(base) / "trnx" / "generated")
+        return _private(Path(base) / "trnx" / "generated"), ""
     except (OSError, RuntimeError, GeneratorError) as error:  # RuntimeError: no home
-        return _temporary(os.getpid(), str(error))
+        return None, str(error)
 
 
 @functools.lru_cache(maxsize=1)
@@ -59,7 +66,20 @@ def _private(path: Path) -> Path:
         path.chmod(0o700)
     if not os.access(path, os.W_OK | os.X_OK):
         raise PermissionError(f"{path} cannot be written")
+    _check_parents(path.resolve())
     return path
+
+
+def _check_parents(path: Path) -> None:
+    """Raises GeneratorError where another user could put a folder in the place of `path`."""
+    for parent in path.parents:
+        status = parent.stat()
+        is_shared = bool(status.st_mode & stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+        if is_shared or status.st_uid not in (0, os.geteuid()):
+            raise GeneratorError(
+                f"{parent} can be changed by other users, who could run code as you through "
+                f"{path}; set XDG_CACHE_HOME to a folder that only you can change"
+            )
 
 
 def write(name: str, source: str) -> Path:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,13 +32,15 @@ from trnx.eks.commands import (
 from trnx.eks.documents import Manifest
 from trnx.eks.errors import EksError, Finding, JobRefusedError
 from trnx.eks.instances import INSTANCES, Instance
+from trnx.eks.levels import Level, level_of
 from trnx.eks.loading import job_from_data
 from trnx.eks.model import OPERATORS, Flavour, Kind
 from trnx.eks.preflight_cli import app as preflight_app
 from trnx.eks.redaction import redact, redacted_output
 from trnx.eks.render import render_pod
 from trnx.eks.rule_names import RULES
-from trnx.eks.validate import Report, check_rules, render_checked, validate
+from trnx.eks.validate import Report, refusals, render_checked, validate
+from trnx.eks.views import as_github, as_sarif, as_text
 
 # The class above every error of a command line, in each version of typer.
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -108,7 +111,7 @@ def render(
     """
     job = read_job(file, assignments, digest=digest)
     manifests = [render_pod(job)] if pod else render_checked(job)
-    if pod and (findings := check_rules(manifests)):
+    if pod and (findings := refusals(manifests)):
         raise JobRefusedError(findings)
     if as_json:
         print(json.dumps({"manifests": manifests}))
@@ -128,13 +131,32 @@ def _report(found: list[Any], assignments: list[str], kubernetes: str) -> Report
     return validate(manifests, kubernetes)
 
 
-def _show(report: Report) -> None:
-    for finding in report.findings:
-        print(finding)
+class Format(StrEnum):
+    """How a report is printed."""
+
+    TEXT = "text"
+    SARIF = "sarif"
+    GITHUB = "github"
+
+
+def _show(report: Report, findings: list[Finding], *, failed: bool) -> None:
+    for line in as_text(findings):
+        print(line)
     for name in report.unchecked:
-        print(f"note: no schema of {name} here; only rules were checked (see docs/eks.md)")
-    if not report.findings:
+        print(f"no schema of {name} here; only rules were checked (see docs/eks.md)")
+    if not failed:
         print(f"{len(report.manifests)} manifests hold: {', '.join(report.manifests)}")
+
+
+def _source(file: Path) -> str:
+    """The file's text, in which lines are counted."""
+    return "" if str(file) == "-" else file.read_text(encoding="utf-8")
+
+
+def _check_rule_names(rules: list[str]) -> None:
+    if unknown := [rule for rule in rules if rule not in RULES]:
+        names = ", ".join(unknown)
+        raise EksError(f"--allow {names}: no such rule; `trnx eks list` shows them")
 
 
 def _ask_server(api: Any, manifests: list[Manifest]) -> list[Finding]:
@@ -154,9 +176,25 @@ def validate_command(
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
     request_timeout: RequestTimeoutOption = 30,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Warnings too set the exit status.")
+    ] = False,
+    allow: Annotated[
+        list[str] | None, typer.Option("--allow", metavar="RULE", help="Leave a rule out.")
+    ] = None,
+    allow_unchecked: Annotated[
+        bool, typer.Option("--allow-unchecked", help="A kind without a schema is no error.")
+    ] = False,
+    form: Annotated[
+        Format, typer.Option("--format", help="Of what is printed: text, SARIF, GitHub's.")
+    ] = Format.TEXT,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a job file, or any manifests, by schema and rules; status 1 where one is broken."""
+    """Check a job file, or any manifests, by schema and rules; status 1 where one is broken.
+
+    Errors set the status, with --strict warnings too.
+    """
+    _check_rule_names(allow or [])
     found = read(file)
     report = _report(found, assignments or [], kubernetes)
     if server and report.manifests:
@@ -166,11 +204,21 @@ def validate_command(
         api = cluster(kubeconfig, context, request_timeout)
         refused = _ask_server(api, manifests)
         report = replace(report, findings=(*report.findings, *refused))
+    report = report.without(allow or [])
+    allow_unchecked = allow_unchecked or "unchecked" in (allow or [])
+    findings = report.all_findings(allow_unchecked=allow_unchecked)
+    graver = (Level.ERROR, Level.WARNING) if strict else (Level.ERROR,)
+    failed = any(finding.level in graver for finding in findings)
     if as_json:
-        print(json.dumps(report.to_dict()))
+        print(json.dumps({**report.to_dict(), "failed": failed}))
+    elif form == Format.SARIF:
+        print(json.dumps(as_sarif(findings, str(file), _source(file))))
+    elif form == Format.GITHUB:
+        for line in as_github(findings, str(file), _source(file)):
+            print(line)
     else:
-        _show(report)
-    if report.findings:
+        _show(report, findings, failed=failed)
+    if failed:
         raise typer.Exit(1)
 
 
@@ -190,6 +238,7 @@ def _listing() -> dict[str, Any]:
         "flavours": [flavour.value for flavour in Flavour],
         "instances": [_instance(facts) for facts in INSTANCES.values()],
         "rules": RULES,
+        "levels": {level: [r for r in RULES if level_of(r) == level] for level in Level},
     }
 
 
@@ -208,9 +257,9 @@ def list_command(as_json: JsonOption = False) -> None:
     instances = Table("instance", *columns[1:], title="instance types")
     for facts in listing["instances"]:
         instances.add_row(*(str(facts[column]) for column in columns))
-    rules = Table("rule", "what it wants", title="rules")
+    rules = Table("rule", "level", "what it wants", title="rules")
     for name, wants in listing["rules"].items():
-        rules.add_row(name, wants)
+        rules.add_row(name, level_of(name), wants)
     for table in (kinds, instances, rules):
         console.print(table)
     console.print(f"flavours: {', '.join(listing['flavours'])}")

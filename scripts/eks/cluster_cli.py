@@ -27,8 +27,8 @@ from trnx.eks.commands import (
 )
 from trnx.eks.errors import AbsentError
 from trnx.eks.model import TrnxJob
-from trnx.eks.pod_views import mapping, title
 from trnx.eks.preflight_cli import run_warm, show_report, warm_job
+from trnx.eks.reading import mapping, title
 from trnx.eks.validate import render_checked
 
 if TYPE_CHECKING:
@@ -268,7 +268,8 @@ def delete(
 
 
 def _claims_kept(found: list[tuple[Any, Any]]) -> list[str]:
-    from trnx.eks.pod_views import Stream, items, text
+    from trnx.eks.pod_views import Stream
+    from trnx.eks.reading import items, text
 
     names = set()
     for pod in Stream([item for _, item in found]).pods():

@@ -6,26 +6,32 @@ to do. Checks return findings; only the outermost callers raise.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import InitVar, asdict, dataclass
 from typing import Any
 
+from trnx.eks.levels import Level, level_of
 from trnx.eks.redaction import redact
-from trnx.eks.rule_names import RULES
+from trnx.eks.rule_names import RULES, page_of
 from trnx.simulator.errors import TrnxError
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One refusal: `field` is a dotted path, `rule` a key of `RULES`; no text shows a secret."""
+    """What a check has to say: `field` is a dotted path, `rule` a key of `RULES`; no text shows a
+    secret. `level` is the rule's unless it is given."""
 
     rule: str
     field: str
     message: str
     fix: str
+    given: InitVar[Level | None] = None
+    level: Level = dataclasses.field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, given: Level | None) -> None:
         assert self.rule in RULES, self.rule
+        object.__setattr__(self, "level", given or level_of(self.rule))
         for part in ("field", "message", "fix"):
             object.__setattr__(self, part, redact(getattr(self, part)))
 
@@ -33,8 +39,8 @@ class Finding:
         return f"[{self.rule}] {self.field}: {self.message}\n    fix: {self.fix}"
 
     def to_dict(self) -> dict[str, str]:
-        """JSON form."""
-        return asdict(self)
+        """JSON form; `page` is where the rule is explained."""
+        return {**asdict(self), "page": page_of(self.rule)}
 
 
 class EksError(TrnxError):
@@ -64,7 +70,10 @@ class JobRefusedError(EksError):
     """A job file or manifest that breaks rules; `findings` holds all of them."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
-        self.findings = tuple(findings)
+        # What is refused is an error, however grave it would be in manifests of others.
+        self.findings = tuple(
+            dataclasses.replace(finding, given=Level.ERROR) for finding in findings
+        )
         count = f"{len(self.findings)} problem" + ("s" if len(self.findings) > 1 else "")
         super().__init__("\n".join([count, *map(str, self.findings)]))
 

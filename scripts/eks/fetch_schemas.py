@@ -2,8 +2,9 @@
 
     python -m trnx.eks.fetch_schemas FOLDER
 
-Each file is the openAPIV3Schema of one group, version and kind, without descriptions, as gzipped
-JSON. The projects are under the Apache-2.0 licence. Needs access to raw.githubusercontent.com.
+Each file is the openAPIV3Schema of one group, version and kind, reduced to what validation needs,
+as gzipped JSON. What trnx ships in `crds` is made by the same functions.
+The projects are under the Apache-2.0 licence. Needs access to raw.githubusercontent.com.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from trnx.eks.errors import SchemaFolderError
 
 HOST = "https://raw.githubusercontent.com"
 TIMEOUT_SECONDS = 60
+_BASES = "config/components/crd/bases"
 # (repository, tag, files)
 SOURCES = (
     (
@@ -37,15 +39,29 @@ SOURCES = (
     (
         "kubernetes-sigs/jobset",
         "v0.12.0",
-        ("config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml",),
+        (f"{_BASES}/jobset.x-k8s.io_jobsets.yaml",),
     ),
     (
         "kubernetes-sigs/kueue",
         "v0.19.2",
         (
-            "config/components/crd/bases/kueue.x-k8s.io_clusterqueues.yaml",
-            "config/components/crd/bases/kueue.x-k8s.io_localqueues.yaml",
-            "config/components/crd/bases/kueue.x-k8s.io_resourceflavors.yaml",
+            f"{_BASES}/kueue.x-k8s.io_clusterqueues.yaml",
+            f"{_BASES}/kueue.x-k8s.io_localqueues.yaml",
+            f"{_BASES}/kueue.x-k8s.io_resourceflavors.yaml",
+        ),
+    ),
+    (
+        "kubernetes-sigs/lws",
+        "v0.10.0",
+        (f"{_BASES}/leaderworkerset.x-k8s.io_leaderworkersets.yaml",),
+    ),
+    ("kubeflow/mpi-operator", "v0.8.0", ("manifests/base/kubeflow.org_mpijobs.yaml",)),
+    (
+        "kubeflow/training-operator",
+        "v1.9.3",
+        (
+            "manifests/base/crds/kubeflow.org_mpijobs.yaml",
+            "manifests/base/crds/kubeflow.org_pytorchjobs.yaml",
         ),
     ),
     (
@@ -59,18 +75,37 @@ SOURCES = (
 )
 
 
-def without_descriptions(schema: Any) -> Any:
-    """The schema without its prose; a property that is called `description` stays."""
+# What says nothing of whether an object is valid.
+_UNUSED = ("default", "description", "example", "format", "title", "x-kubernetes-map-type")
+_OPEN: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
+def _reduced(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [without_descriptions(item) for item in schema]
+        return [_reduced(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {}
+    kept: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "properties":
-            kept[key] = {name: without_descriptions(part) for name, part in value.items()}
-        elif key != "description":
-            kept[key] = without_descriptions(value)
+            # Names of fields, which may be those of keywords.
+            kept[key] = {name: _reduced(part) for name, part in value.items()}
+        elif key not in _UNUSED and not key.startswith("x-kubernetes-list-"):
+            kept[key] = _reduced(value)
+    if "required" in kept:
+        # The API server fills in a default before it asks what is missing.
+        parts = schema.get("properties", {})
+        kept["required"] = [
+            name for name in kept["required"] if "default" not in parts.get(name, {})
+        ]
+    return kept
+
+
+def reduced(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a kind without prose, defaults and formats; `status` is the controllers'."""
+    kept: dict[str, Any] = _reduced(schema)
+    if "status" in kept.get("properties", {}):
+        kept["properties"]["status"] = _OPEN
     return kept
 
 
@@ -82,17 +117,22 @@ def schemas_of(text: str) -> Iterator[tuple[str, Any]]:
         spec = document["spec"]
         for version in spec["versions"]:
             name = f"{spec['group']}_{version['name']}_{spec['names']['kind']}.openapi.json.gz"
-            yield name, without_descriptions(version["schema"]["openAPIV3Schema"])
+            yield name, reduced(version["schema"]["openAPIV3Schema"])
 
 
 def write_schemas(text: str, folder: Path) -> list[str]:
     """Write the schemas of a CRD file; names of what was written. Equal input, equal bytes."""
     names = []
     for name, schema in schemas_of(text):
-        data = json.dumps(schema, sort_keys=True, separators=(",", ":")).encode()
-        (folder / name).write_bytes(gzip.compress(data, mtime=0))
+        write_schema(schema, folder / name)
         names.append(name)
     return names
+
+
+def write_schema(schema: Any, path: Path) -> None:
+    """Write one schema. Equal input, equal bytes."""
+    data = json.dumps(schema, sort_keys=True, separators=(",", ":")).encode()
+    path.write_bytes(gzip.compress(data, mtime=0))
 
 
 def download(address: str) -> str:

@@ -31,6 +31,10 @@ class Instance:
         assert self.physical_cores_per_device % self.default_lnc == 0
         assert self.name.startswith(self.generation)
 
+    def like(self, other: Instance) -> bool:
+        """Whether manifests for one type are right for the other."""
+        return facts_text(self) == facts_text(other) and self.generation == other.generation
+
     @property
     def lncs(self) -> tuple[int, ...]:
         """Logical NeuronCore configurations that the type takes."""

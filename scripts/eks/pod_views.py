@@ -1,73 +1,39 @@
-"""Reading manifests: every pod that a stream of manifests would start, as one flat view.
-
-Manifests may be wrong in any way, so all access goes through `mapping`, `items` and `text`, which
-give something empty where the type is not the expected one; the schema check names such fields.
-"""
+"""Every pod that a stream of manifests would start, as one flat view."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trnx.eks.controllers import Placement, placement_of
 from trnx.eks.documents import Manifest
 from trnx.eks.images import parse_image, parse_sdk
 from trnx.eks.instances import Instance, instance_of
 from trnx.eks.pods import DEVICE_CLASS, FACTS_ANNOTATION, NEURON, SDK_ANNOTATION
+from trnx.eks.reading import amount, items, mapping, name_of, text, title, whole, words
 
 INSTANCE_LABEL = "node.kubernetes.io/instance-type"
-
-
-def mapping(value: Any, *keys: str) -> Manifest:
-    """The mapping below `keys`, or an empty one."""
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, dict) else {}
-
-
-def items(value: Any, key: str) -> list[Manifest]:
-    """The mappings in the list at `key`."""
-    found = value.get(key) if isinstance(value, dict) else None
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
-
-
-def words(value: Any, key: str) -> list[str]:
-    """The entries of the list at `key`, as text."""
-    found = value.get(key) if isinstance(value, dict) else None
-    return [str(item) for item in found] if isinstance(found, list) else []
-
-
-def text(value: Any, key: str) -> str:
-    """The text at `key`, or an empty one."""
-    found = value.get(key) if isinstance(value, dict) else None
-    return found if isinstance(found, str) else ""
-
-
-def whole(value: Any) -> int | None:
-    """A whole number, also one in text; else None."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    return int(value) if isinstance(value, str) and value.isdigit() else None
-
-
-def title(manifest: Manifest) -> str:
-    """Kind and name, as messages show a manifest."""
-    return f"{text(manifest, 'kind') or '?'}/{text(mapping(manifest, 'metadata'), 'name') or '?'}"
+_TYPE_LABELS = (INSTANCE_LABEL, "beta.kubernetes.io/instance-type")
 
 
 @dataclass(frozen=True)
 class PodView:
-    """One pod template. `width`: pods side by side. `complete`: volumes and the rest are known."""
+    """One pod template, and how many pods its controller makes of it. `complete`: volumes and the
+    rest are known."""
 
     manifest: Manifest
     path: str
     spec: Manifest
     metadata: Manifest
     workload: Manifest = field(default_factory=dict)
-    width: int = 1
+    placement: Placement = field(default_factory=Placement)
     complete: bool = True
+
+    @property
+    def width(self) -> int:
+        """Pods of the whole controller that run side by side as one program."""
+        return max(self.placement.group, 1)
 
     @property
     def kind(self) -> str:
@@ -84,12 +50,25 @@ class PodView:
             for index, container in enumerate(items(self.spec, key)):
                 yield f"{key}.{index}", container
 
+    def _sum(self, of: Callable[[Manifest], float]) -> float:
+        """What the scheduler reserves: containers together, or more for init containers, which run
+        one after the other; those that are restarted (sidecars) run on."""
+        beside, most = 0.0, 0.0
+        for container in items(self.spec, "initContainers"):
+            if text(container, "restartPolicy") == "Always":
+                beside += of(container)
+                most = max(most, beside)
+            else:
+                most = max(most, beside + of(container))
+        return max(most, beside + sum(of(c) for c in items(self.spec, "containers")))
+
     def count(self, resource: str) -> int:
-        """Units of an extended resource over all containers."""
-        return sum(
-            whole(mapping(container, "resources", "limits").get(resource)) or 0
-            for _, container in self.containers()
-        )
+        """Units of an extended resource that the pod takes."""
+        return int(self._sum(lambda container: extended(container, resource)))
+
+    def requested(self, resource: str) -> float:
+        """CPU in cores or memory in bytes that the scheduler reserves for the pod."""
+        return self._sum(lambda container: _requested(container, resource))
 
     @property
     def claims(self) -> bool:
@@ -101,16 +80,54 @@ class PodView:
         """Whether the pod asks for a Neuron device."""
         return self.count(NEURON) > 0 or self.claims
 
+    def with_devices(self) -> Iterator[tuple[str, Manifest]]:
+        """The containers that get devices; all of them where the pod alone says so."""
+        found = [
+            (place, container)
+            for place, container in self.containers()
+            if place.startswith("containers")
+            and (extended(container, NEURON) or items(mapping(container, "resources"), "claims"))
+        ]
+        yield from found or [
+            (f"containers.{index}", container)
+            for index, container in enumerate(items(self.spec, "containers")[:1])
+        ]
+
+    def node_labels(self) -> dict[str, tuple[str, ...]]:
+        """Label -> values that the pod's nodes may have, by selector and required affinity."""
+        affinity = mapping(self.spec, "affinity", "nodeAffinity")
+        required = mapping(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
+        found: dict[str, tuple[str, ...]] = {}
+        for term in items(required, "nodeSelectorTerms"):
+            for expression in items(term, "matchExpressions"):
+                key = text(expression, "key")
+                if text(expression, "operator") == "In":
+                    found[key] = (*found.get(key, ()), *words(expression, "values"))
+                elif text(expression, "operator") == "Exists":
+                    found.setdefault(key, ())
+        selector = mapping(self.spec, "nodeSelector")
+        return {**found, **{str(key): (str(value),) for key, value in selector.items()}}
+
+    @property
+    def instance_names(self) -> tuple[str, ...]:
+        """The instance types that selector or affinity name."""
+        found = self.node_labels()
+        return tuple(name for label in _TYPE_LABELS for name in found.get(label, ()))
+
     @property
     def instance_name(self) -> str:
-        """The instance type that the node selector names, or an empty text."""
-        return text(mapping(self.spec, "nodeSelector"), INSTANCE_LABEL)
+        """The instance type that is named, or an empty text where it is none or several."""
+        names = self.instance_names
+        return names[0] if len(names) == 1 else ""
 
     @property
     def instance(self) -> Instance | None:
-        """Facts of the type that the node selector names."""
+        """Facts of the type that is named; of several, where they have the same ones."""
         noted = text(mapping(self.metadata, "annotations"), FACTS_ANNOTATION)
-        return instance_of(self.instance_name, noted)
+        found = [instance_of(name, noted) for name in self.instance_names]
+        first = found[0] if found else None
+        same = all(other is not None and first is not None and first.like(other) for other in found)
+        return first if same else None
 
     def env(self) -> Iterator[tuple[str, str, str]]:
         """(place, name, value) of every variable; the value is empty where it is not literal."""
@@ -127,6 +144,21 @@ class PodView:
         return image.sdk if image else None
 
 
+def extended(container: Manifest, resource: str) -> int:
+    """Units of an extended resource: the limit, which a request has to be equal to."""
+    resources = mapping(container, "resources")
+    limit = whole(mapping(resources, "limits").get(resource))
+    return limit if limit is not None else whole(mapping(resources, "requests").get(resource)) or 0
+
+
+def _requested(container: Manifest, resource: str) -> float:
+    """A request, which is the limit where it is left out."""
+    resources = mapping(container, "resources")
+    asked = mapping(resources, "requests").get(resource)
+    value = asked if asked is not None else mapping(resources, "limits").get(resource)
+    return amount(value) or 0.0
+
+
 @dataclass(frozen=True)
 class Stream:
     """All manifests that are checked together."""
@@ -140,7 +172,7 @@ class Stream:
     def named(self, kind: str, name: str) -> Manifest | None:
         """The manifest with a kind and a name."""
         for item in self.of_kind(kind):
-            if text(mapping(item, "metadata"), "name") == name:
+            if name_of(item) == name:
                 return item
         return None
 
@@ -187,9 +219,8 @@ def _templates(manifest: Manifest) -> Iterator[PodView]:
                 yield from walk(item, (*path, str(index)), above, job)
         elif isinstance(value, dict):
             if isinstance(value.get("containers"), list):
-                width = max(whole(job.get("parallelism")) or 1, 1)
-                meta = mapping(above, "metadata")
-                yield PodView(manifest, ".".join(path), value, meta, job, width)
+                meta, placed = mapping(above, "metadata"), placement_of(manifest, path)
+                yield PodView(manifest, ".".join(path), value, meta, job, placed)
                 return
             inner = value if "template" in value else job
             for key, item in value.items():
@@ -209,17 +240,18 @@ def _trainjob_pod(stream: Stream, manifest: Manifest) -> PodView:
         key: trainer[key] for key in ("image", "command", "args", "env") if key in trainer
     }
     first: Manifest = known[0] if known else {"name": "node"}
-    node: Manifest = {
-        **first,
-        **own,
-        "resources": mapping(trainer, "resourcesPerNode"),
-    }
+    resources = trainer.get("resourcesPerNode", first.get("resources"))
+    node: Manifest = {**first, **own, "resources": mapping(resources)}
+    nodes = whole(trainer.get("numNodes"))
+    if nodes is None and runtime is not None:
+        nodes = whole(mapping(runtime, "spec", "mlPolicy").get("numNodes"))
+    placed = Placement(nodes or 1, nodes or 1)
     return PodView(
         manifest,
         "spec.trainer",
         {**(base.spec if base else {}), "containers": [node, *known[1:]]},
         base.metadata if base else {},
         base.workload if base else {},
-        max(whole(trainer.get("numNodes")) or 1, 1),
+        placed,
         base is not None,
     )

@@ -7,6 +7,7 @@ from typing import Any
 from trnx.eks.documents import Manifest
 from trnx.eks.instances import facts_text
 from trnx.eks.model import Flavour, Kind, Operator, TrnxJob
+from trnx.eks.reading import amount
 
 NEURON = "aws.amazon.com/neuron"
 EFA = "vpc.amazonaws.com/efa"
@@ -31,15 +32,13 @@ MIB = 2**20
 STOPPING_SECONDS = 15
 # User and group in containers/Dockerfile.*
 GROUP = 1000
-_UNITS = {"Ki": 2**10, "Mi": MIB, "Gi": 2**30, "Ti": 2**40, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def quantity(text: str) -> float:
-    """The number that a Kubernetes quantity such as 64Gi or 500m stands for."""
-    for unit, factor in _UNITS.items():
-        if text.endswith(unit):
-            return float(text.removesuffix(unit)) * factor
-    return float(text.removesuffix("m")) / (1000 if text.endswith("m") else 1)
+    """The number that a quantity of a job file, which is one, stands for: 64Gi, 500m."""
+    found = amount(text)
+    assert found is not None, text
+    return found
 
 
 def labels(job: TrnxJob) -> dict[str, str]:
@@ -262,6 +261,10 @@ def container(job: TrnxJob) -> Manifest:
         **({"ports": [port]} if job.nodes > 1 else {}),
         **_service_parts(job),
         "resources": resources(job),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
         "volumeMounts": _volumes(job)[1],
     }
 
@@ -278,8 +281,17 @@ def pod_spec(job: TrnxJob) -> Manifest:
     if job.kind != Kind.SERVE:
         spec["restartPolicy"] = "Never"
     spec["terminationGracePeriodSeconds"] = job.grace_seconds
-    # The group of the user in trnx's images, which is not root: volumes are writable for it.
-    spec["securityContext"] = {"fsGroup": GROUP, "fsGroupChangePolicy": "OnRootMismatch"}
+    # Nothing in the pod asks the API server. (Roles of AWS come by a token of their own.)
+    spec["automountServiceAccountToken"] = False
+    # What a `restricted` namespace admits: the user of trnx's images, who can write to volumes.
+    spec["securityContext"] = {
+        "runAsNonRoot": True,
+        "runAsUser": GROUP,
+        "runAsGroup": GROUP,
+        "fsGroup": GROUP,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     if job.service_account:
         spec["serviceAccountName"] = job.service_account
     if job.the_devices:

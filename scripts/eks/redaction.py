@@ -46,8 +46,11 @@ _NAME = re.compile(
 _TEXT_TOKEN = re.compile(
     r"(^|_)(BOS|CLS|EOS|END|IMAGE|MASK|MAX|MIN|NEW|NUM|PAD|PER|SEP|SPECIAL|START|STOP|UNK)_TOKEN$"
 )
-_REFERENCE = re.compile(r"\$\(\w+\)|\$\{?\w+\}?|<.*>|\[hidden\]")
-_PLAIN = re.compile(r"\d+(\.\d+)?|true|false|null|none|yes|no|", re.IGNORECASE)
+_REFERENCE = re.compile(r"\$\(.*\)|\$\w+|\$\{.*\}|<.*>|\{\{.*\}\}|\[hidden\]")
+# EMPTY and dummy are what clients of local servers are given.
+_PLAIN = re.compile(
+    r"\d+(\.\d+)?|true|false|null|none|yes|no|empty|dummy|placeholder|", re.IGNORECASE
+)
 # Words that make a sentence: longer than a passphrase.
 _PROSE = 7
 # NAME=value, --name value, "name": value

@@ -132,7 +132,7 @@ def _trainjob(job: TrnxJob) -> list[Manifest]:
     """A TrainingRuntime of the job's own, and the TrainJob, which says image, command and size."""
     template = _template(job)
     main = container(job)
-    kept = ("name", "image", "env", "envFrom", "volumeMounts")
+    kept = ("name", "image", "env", "envFrom", "securityContext", "volumeMounts")
     template["spec"]["containers"] = [{key: main[key] for key in kept if key in main}]
     jobset = _jobset_spec(job, template)
     # JobSet's defaults give pods DNS names; the width of its Job is Trainer's to set.

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
+from trnx.eks.documents import shown_key
 from trnx.eks.errors import Finding
-from trnx.eks.instances import INSTANCES, TOPOLOGY_COUNTS, Instance
-from trnx.eks.pod_views import (
-    INSTANCE_LABEL,
-    PodView,
-    Stream,
-    mapping,
-    neuron_requests,
-    text,
-    title,
-    whole,
-    words,
-)
+from trnx.eks.instances import INSTANCES, TOPOLOGY_COUNTS, Instance, instance_of
+from trnx.eks.launch import launch_of, one_program
+from trnx.eks.levels import Level
+from trnx.eks.pod_views import INSTANCE_LABEL, PodView, Stream, neuron_requests
 from trnx.eks.pods import EFA, NEURON
+from trnx.eks.reading import mapping, text, title, whole
 
 _VENDORS = ("aws.amazon.com/", "vpc.amazonaws.com/")
-_NPROC = re.compile(r"--nproc[-_]per[-_]node(?:=|$)(.*)")
+# Resources of the Neuron and EFA device plugins and of the VPC resource controller.
+_KNOWN = (
+    NEURON,
+    EFA,
+    "aws.amazon.com/neuroncore",
+    "aws.amazon.com/neurondevice",
+    "vpc.amazonaws.com/pod-eni",
+    "vpc.amazonaws.com/PrivateIPv4Address",
+)
+_FAMILIES = ("trn", "inf")
+# Labels that name a group of nodes, whose type the group says.
+_GROUPS = {
+    "karpenter.sh/nodepool",
+    "alpha.eksctl.io/nodegroup-name",
+    "eks.amazonaws.com/nodegroup",
+    "karpenter.k8s.aws/instance-family",
+    "eks.amazonaws.com/instance-family",
+}
 
 
 def requests_equal_limits(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: ARG001
@@ -33,11 +43,20 @@ def requests_equal_limits(pod: PodView, stream: Stream) -> Iterator[Finding]:  #
             if not name.startswith(_VENDORS):
                 continue
             asked, limit = requests.get(name), limits.get(name)
-            if whole(limit) is None or whole(asked) != whole(limit) or whole(limit) == 0:
+            where = pod.at(f"{place}.resources")
+            if asked is None and whole(limit):
                 yield Finding(
                     "requests-equal-limits",
-                    pod.at(f"{place}.resources"),
-                    f"{name} is {asked} in requests and {limit} in limits",
+                    where,
+                    f"{name} stands in limits alone; Kubernetes asks for as many",
+                    "nothing has to be done; written in both it is seen at once",
+                    Level.ADVICE,
+                )
+            elif whole(limit) is None or whole(asked) != whole(limit) or whole(limit) == 0:
+                yield Finding(
+                    "requests-equal-limits",
+                    where,
+                    f"{shown_key(name)} is {whole(asked)} in requests and {whole(limit)} in limits",
                     "write the same whole number, at least 1, in both",
                 )
 
@@ -54,6 +73,14 @@ def device_resource(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa:
                         f"{name}: cores are counted differently by autoscaler and node, and "
                         "neurondevice is gone from the plugin",
                         f"ask for whole devices: {NEURON}",
+                    )
+                elif name.startswith(_VENDORS) and name not in _KNOWN:
+                    yield Finding(
+                        "device-resource",
+                        pod.at(f"{place}.resources.{part}"),
+                        f"no device plugin offers {shown_key(name)}: the pod waits for ever",
+                        f"write one of {NEURON} and {EFA}",
+                        Level.ERROR,
                     )
 
 
@@ -72,17 +99,21 @@ def known_instance(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: 
     """A Neuron pod names an instance type that has devices."""
     if not pod.on_neuron or not pod.complete or pod.instance is not None:
         return
-    name = pod.instance_name
-    if not name and pod.claims:
-        return  # A claim's selector may name the type.
-    yield Finding(
-        "unknown-instance",
-        pod.at(f"nodeSelector.{INSTANCE_LABEL}"),
-        f"{name!r} is no Trainium instance type that trnx has facts of"
-        if name
-        else "the pod names no instance type, so it may land where devices or cores differ",
-        f"write one of {', '.join(INSTANCES)}",
-    )
+    names = pod.instance_names
+    where, fix = pod.at(f"nodeSelector.{INSTANCE_LABEL}"), f"write one of {', '.join(INSTANCES)}"
+    if not names:
+        # A claim's selector may name the type, and other labels a group of nodes.
+        if not pod.claims and not _GROUPS & set(pod.node_labels()):
+            message = "the pod names no instance type, so it may land where devices or cores differ"
+            yield Finding("unknown-instance", where, message, fix, Level.ADVICE)
+        return
+    shown = ", ".join(map(shown_key, names))
+    if not any(name.startswith(_FAMILIES) for name in names):
+        message = f"{shown} has no Neuron devices: the pod waits for ever"
+        yield Finding("unknown-instance", where, message, fix, Level.ERROR)
+    elif any(name.startswith("trn") and instance_of(name) is None for name in names):
+        message = f"{shown} is no Trainium instance type that trnx has facts of"
+        yield Finding("unknown-instance", where, message, fix)
 
 
 def device_count(pod: PodView, stream: Stream) -> Iterator[Finding]:
@@ -95,6 +126,7 @@ def device_count(pod: PodView, stream: Stream) -> Iterator[Finding]:
             pod.at(""),
             f"{instance.name} places pods of {counts} devices, not of {count}",
             f"ask for one of {counts}",
+            Level.ERROR if count > instance.devices else Level.WARNING,
         )
 
 
@@ -111,19 +143,28 @@ def efa(pod: PodView, stream: Stream) -> Iterator[Finding]:
             f"{instance.name} has {instance.efa} EFA interfaces; "
             f"{asked} are asked for on {pod.width} nodes",
             "take one node without EFA, or a type with EFA, such as trn2.48xlarge",
+            _efa_level(pod, asked > instance.efa),
         )
+
+
+def _efa_level(pod: PodView, beyond: bool) -> Level:
+    if beyond:
+        return Level.ERROR
+    # Pods that do not work together need no network between them.
+    together = one_program(pod) or launch_of(pod) is not None
+    return Level.WARNING if together else Level.ADVICE
 
 
 def whole_nodes(pod: PodView, stream: Stream) -> Iterator[Finding]:
     """Training over several nodes takes every device and every EFA interface of each."""
     instance, devices = pod.instance, stream.devices(pod)
-    if instance is None or not devices or not instance.efa:
+    if instance is None or not devices or not instance.efa or not one_program(pod):
         return
     if pod.width > 1 and (devices != instance.devices or pod.count(EFA) != instance.efa):
         yield Finding(
             "multi-node",
             pod.at(""),
-            f"{pod.width} nodes with {devices} devices and {pod.count(EFA)} EFA interfaces each; "
+            f"{pod.width} pods with {devices} devices and {pod.count(EFA)} EFA interfaces each; "
             f"{instance.name} has {instance.devices} and {instance.efa}",
             f"ask for {NEURON}: {instance.devices} (or a claim of as many) "
             f"and {EFA}: {instance.efa}",
@@ -160,14 +201,9 @@ def _stated_nproc(pod: PodView) -> tuple[str, int] | None:
     trainer = mapping(pod.manifest, "spec", "trainer")
     if pod.kind == "TrainJob" and whole(trainer.get("numProcPerNode")) is not None:
         return "numProcPerNode", whole(trainer["numProcPerNode"]) or 0
-    for place, container in pod.containers():
-        line = [*words(container, "command"), *words(container, "args")]
-        for index, word in enumerate(line):
-            found = _NPROC.fullmatch(word)
-            if found:
-                value = whole(found[1] or (line[index + 1] if index + 1 < len(line) else ""))
-                return (f"{place}.args", value) if value is not None else None
-    return None
+    launch = launch_of(pod)
+    count = whole(launch.flag("nproc-per-node")) if launch else None
+    return (f"{launch.place}.args", count) if launch and count is not None else None
 
 
 def nproc(pod: PodView, stream: Stream) -> Iterator[Finding]:
@@ -181,12 +217,14 @@ def nproc(pod: PodView, stream: Stream) -> Iterator[Finding]:
     ):
         return
     cores = instance.cores_per_device(_lnc(pod, instance))
-    if stated[1] != devices * cores:
+    # One process may drive all cores.
+    if stated[1] not in (1, devices * cores):
         yield Finding(
             "nproc",
             pod.at(stated[0]),
             f"{stated[1]} processes for {devices} devices of {cores} logical cores",
             f"start {devices * cores} processes",
+            Level.ERROR if stated[1] > devices * cores else Level.WARNING,
         )
 
 
@@ -198,7 +236,8 @@ def claim_groups(stream: Stream) -> Iterator[Finding]:
             yield Finding(
                 "dra-version",
                 f"{title(manifest)} apiVersion",
-                f"{version} is an older form of the API, which Kubernetes 1.34 does not serve",
+                f"{shown_key(version)} is an older form of the API, which Kubernetes 1.34 serves "
+                "only where somebody turned it on",
                 "write resource.k8s.io/v1, with `exactly:` around the request",
             )
         for place, count in neuron_requests(manifest):
@@ -208,4 +247,5 @@ def claim_groups(stream: Stream) -> Iterator[Finding]:
                     f"{title(manifest)} {place}",
                     f"the DRA driver's device groups hold 1, 4, 8 or 16 devices, not {count}",
                     "write 1, 4, 8 or 16",
+                    Level.WARNING,
                 )

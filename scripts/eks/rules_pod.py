@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from trnx.eks.controllers import OPERATED
+from trnx.eks.documents import shown_key
 from trnx.eks.errors import Finding
 from trnx.eks.images import parse_image
 from trnx.eks.instances import FIRST_SDK_WITHOUT_TRN1
-from trnx.eks.pod_views import PodView, Stream, items, mapping, text, words
+from trnx.eks.launch import launch_of
+from trnx.eks.levels import Level
+from trnx.eks.pod_views import PodView, Stream
 from trnx.eks.pods import NEURON
+from trnx.eks.reading import items, mapping, text, words
 from trnx.eks.rules_storage import S3_DRIVER
 
 _FOREIGN_ENV = ("NCCL_", "PYTORCH_CUDA_", "CUDA_", "TPU_")
@@ -54,17 +60,29 @@ def shared_memory(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: A
         text(volume, "name")
         for volume in items(pod.spec, "volumes")
         if text(mapping(volume, "emptyDir"), "medium") == "Memory"
+        or text(mapping(volume, "hostPath"), "path").rstrip("/") == "/dev/shm"
     }
-    for index, container in enumerate(items(pod.spec, "containers")):
+    for place, container in pod.with_devices():
         mounts = items(container, "volumeMounts")
         held = {text(m, "name") for m in mounts if text(m, "mountPath") == "/dev/shm"}
         if not held & in_memory:
             yield Finding(
                 "shared-memory",
-                pod.at(f"containers.{index}.volumeMounts"),
+                pod.at(f"{place}.volumeMounts"),
                 "no memory volume at /dev/shm: loaders and collectives get 64 MiB",
                 "mount an emptyDir with medium: Memory at /dev/shm",
             )
+
+
+def _made_volumes(value: Any) -> Iterator[str]:
+    """Volumes that a controller makes: of StatefulSets, LeaderWorkerSets and JobSets."""
+    if isinstance(value, dict):
+        policies = items(value, "volumeClaimPolicies")
+        templates = [t for policy in policies for t in items(policy, "templates")]
+        for template in [*items(value, "volumeClaimTemplates"), *templates]:
+            yield text(mapping(template, "metadata"), "name")
+        for part in value.values():
+            yield from _made_volumes(part)
 
 
 def mounts_have_volumes(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: ARG001
@@ -72,10 +90,7 @@ def mounts_have_volumes(pod: PodView, stream: Stream) -> Iterator[Finding]:  # n
     if not pod.complete:
         return
     volumes = {text(volume, "name") for volume in items(pod.spec, "volumes")}
-    # A StatefulSet's templates make volumes as well.
-    volumes |= {
-        text(mapping(t, "metadata"), "name") for t in items(pod.workload, "volumeClaimTemplates")
-    }
+    volumes |= set(_made_volumes(pod.manifest))
     claims = {text(claim, "name") for claim in items(pod.spec, "resourceClaims")}
     for place, container in pod.containers():
         for index, mount in enumerate(items(container, "volumeMounts")):
@@ -112,23 +127,21 @@ def toleration(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: ARG0
     )
 
 
-def host_access(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: ARG001
-    """The device plugin or DRA hands devices in; a pod needs nothing of the host."""
-    fix = "remove it: devices are handed in, and /dev/shm is a memory volume"
-    if pod.spec.get("hostNetwork") is True:
-        yield Finding("host-access", pod.at("hostNetwork"), "the pod shares the host's ports", fix)
-    for index, volume in enumerate(items(pod.spec, "volumes")):
-        path = text(mapping(volume, "hostPath"), "path").rstrip("/")
-        if path == "/dev" or path.startswith("/dev/"):
-            field = pod.at(f"volumes.{index}.hostPath")
-            yield Finding("host-access", field, f"the pod mounts the host's {path}", fix)
-
-
-def restart_policy(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: ARG001
+def restart_policy(pod: PodView, stream: Stream) -> Iterator[Finding]:
     """A failed pod is replaced, not restarted in place, where policies would not see it."""
-    policy = text(pod.spec, "restartPolicy") or "Always"
+    # JobSet fills in OnFailure, other controllers leave Kubernetes' own default.
+    default = "OnFailure" if pod.kind == "JobSet" else "Always"
+    policy = text(pod.spec, "restartPolicy") or default
     runs_to_end = pod.kind in ("Job", "JobSet", "CronJob")
-    if runs_to_end and policy != "Never":
+    if runs_to_end and policy == "Always":
+        yield Finding(
+            "restart-policy",
+            pod.at("restartPolicy"),
+            f"a {pod.kind} runs to its end; the API server refuses Always",
+            "write restartPolicy: Never",
+            Level.ERROR,
+        )
+    elif runs_to_end and policy != "Never" and stream.devices(pod):
         yield Finding(
             "restart-policy",
             pod.at("restartPolicy"),
@@ -142,19 +155,21 @@ def restart_policy(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: 
             pod.at("restartPolicy"),
             f"a {pod.kind} restarts its containers; {policy} is refused by the API server",
             "remove restartPolicy",
+            Level.ERROR,
         )
 
 
 def environment(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: ARG001
     """Variables that do nothing here, or fight with what sets them."""
+    trains = launch_of(pod) is not None or pod.kind in OPERATED
     for place, name, value in pod.env():
-        field = pod.at(f"{place}.name ({name})")
+        field = pod.at(f"{place}.name ({shown_key(name)})")
         if name == "FI_EFA_FORK_SAFE":
             fix = "remove it: it is for kernels older than 5.15; Amazon Linux 2023 has a newer one"
             yield Finding("fork-safe", field, "slows EFA down, and is not needed", fix)
         elif name.startswith(_FOREIGN_ENV):
             yield Finding("foreign-env", field, "is of another accelerator", "remove the variable")
-        elif name in _RUNTIME_ENV:
+        elif name in _RUNTIME_ENV and (trains or name == "NEURON_RT_ROOT_COMM_ID"):
             message = "device plugin or DRA, and torchrun, hand cores and ranks out"
             yield Finding("runtime-env", field, message, "remove the variable")
         elif name.startswith("PET_") and pod.kind in ("TrainJob", "TrainingRuntime"):
@@ -203,8 +218,7 @@ def cache_volume(pod: PodView, stream: Stream) -> Iterator[Finding]:
 
 def access_modes(pod: PodView, stream: Stream) -> Iterator[Finding]:
     """Claims of pods on several nodes can be mounted on several nodes."""
-    replicas = pod.workload.get("replicas") if pod.kind == "Deployment" else 1
-    if pod.width == 1 and (not isinstance(replicas, int) or replicas < 2):
+    if max(pod.width, pod.placement.pods) < 2:
         return
     for index, volume in enumerate(items(pod.spec, "volumes")):
         name = text(mapping(volume, "persistentVolumeClaim"), "claimName")

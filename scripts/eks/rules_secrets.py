@@ -7,7 +7,8 @@ from typing import Any
 
 from trnx.eks.documents import Manifest, shown_key
 from trnx.eks.errors import Finding
-from trnx.eks.pod_views import Stream, items, mapping, text, title
+from trnx.eks.pod_views import Stream
+from trnx.eks.reading import items, mapping, text, title
 from trnx.eks.redaction import has_secret_form, is_secret, is_secret_name, secret_words
 
 _FIX = "put it into a Secret, and name that in `secrets` (envFrom); AWS: a service account"

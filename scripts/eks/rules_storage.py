@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Iterator
 
 from trnx.eks.errors import Finding
@@ -11,6 +12,9 @@ from trnx.eks.model import Kind, TrnxJob, Volume
 OWNED_VOLUMES = ("dshm", "neff-local", "neff-cache")
 OWNED_MOUNTS = ("/dev/shm", "/var/cache/neff-local", "/var/cache/neff")
 S3_DRIVER = "s3.csi.aws.com"
+# Folders that an image needs as they are, and those that the kernel makes.
+_SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/lib64", "/opt", "/run", "/sbin", "/usr", "/var")
+_KERNEL = ("/dev/", "/proc/", "/sys/")
 _CHECKPOINTS = ("--checkpoint-dir", "--ckpt-dir")
 
 
@@ -42,6 +46,28 @@ def _volumes(job: TrnxJob) -> Iterator[Finding]:
                 f"volumes.{index}.read_only",
                 "a ReadOnlyMany claim cannot be written",
                 "write read_only: true",
+            )
+
+
+def _paths(job: TrnxJob) -> Iterator[Finding]:
+    """Paths mean what they say: no `..` in them, and no volume over a folder of the system."""
+    places = [(f"volumes.{index}.mount", volume.mount) for index, volume in enumerate(job.volumes)]
+    for field, path in [*places, ("cache", job.cache or "/")]:
+        if posixpath.normpath(path) != path:
+            yield Finding(
+                "volumes",
+                field,
+                "`.` or `..` in a path leads elsewhere than it seems to",
+                f"write {posixpath.normpath(path)}, if that is meant",
+            )
+    for field, path in places:
+        plain = posixpath.normpath(path)
+        if plain in _SYSTEM or f"{plain}/".startswith(_KERNEL):
+            yield Finding(
+                "volumes",
+                field,
+                f"a volume at {plain} hides what the image or the system has there",
+                "mount it at a folder of its own, such as /data",
             )
 
 
@@ -121,4 +147,9 @@ def _checkpoints(job: TrnxJob) -> Iterator[Finding]:
     yield Finding("checkpoint", f"command.{index}", problem, fix)
 
 
-STORAGE_RULES: tuple[Callable[[TrnxJob], Iterator[Finding]], ...] = (_volumes, _cache, _checkpoints)
+STORAGE_RULES: tuple[Callable[[TrnxJob], Iterator[Finding]], ...] = (
+    _volumes,
+    _paths,
+    _cache,
+    _checkpoints,
+)

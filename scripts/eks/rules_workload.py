@@ -5,33 +5,64 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from trnx.eks.documents import Manifest
+from trnx.eks.documents import Manifest, shown_key
 from trnx.eks.errors import Finding
-from trnx.eks.pod_views import PodView, Stream, items, mapping, text, title, whole, words
+from trnx.eks.launch import launch_of, line_of
+from trnx.eks.levels import Level
+from trnx.eks.pod_views import PodView, Stream
+from trnx.eks.reading import items, mapping, name_of, text, title, whole, words
 from trnx.eks.rules_job import SHORTEST_GRACE
 
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-# Kinds whose name becomes part of pods' DNS names, and how long a name controllers can extend.
-_LONGEST = {"Job": 52, "JobSet": 40, "TrainJob": 40, "Deployment": 52, "Service": 63}
+_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+# Kinds whose name becomes a label or a part of pods' DNS names: the longest that is taken.
+_LONGEST = {
+    "CronJob": (52, _DNS_SUBDOMAIN),
+    "Deployment": (253, _DNS_SUBDOMAIN),
+    "Job": (63, _DNS_NAME),
+    "JobSet": (55, _DNS_NAME),
+    "LeaderWorkerSet": (55, _DNS_LABEL),
+    "MPIJob": (54, _DNS_LABEL),
+    "PyTorchJob": (54, _DNS_LABEL),
+    "Service": (63, _DNS_LABEL),
+    "StatefulSet": (63, _DNS_NAME),
+    "TrainJob": (55, _DNS_LABEL),
+}
+# Room for what controllers append: `-node-0-12-abcde`.
+_ROOM = {"Job": 52, "JobSet": 40, "TrainJob": 40}
+_QUEUE = "kueue.x-k8s.io/queue-name"
+# What Kubernetes gives where nothing is said.
+_DEFAULT_GRACE = 30
+_CHECKPOINTS = ("--checkpoint", "--ckpt", "--output-dir", "--output_dir", "--save")
 _QUEUED = ("Job", "JobSet", "TrainJob", "MPIJob", "PyTorchJob")
 
 
 def names(stream: Stream) -> Iterator[Finding]:
     """Names are DNS labels, short enough for what controllers append; none stands twice."""
-    seen: set[tuple[str, str, str]] = set()
+    seen: set[tuple[str, str, str, str]] = set()
     for manifest in stream.manifests:
         kind, meta = text(manifest, "kind"), mapping(manifest, "metadata")
         name = text(meta, "name")
-        longest = _LONGEST.get(kind)
-        if longest and (len(name) > longest or not _DNS_LABEL.fullmatch(name)):
+        longest, form = _LONGEST.get(kind, (253, re.compile(".*")))
+        where = f"{title(manifest)} metadata.name"
+        if name and (len(name) > longest or not form.fullmatch(name)):
             yield Finding(
                 "name",
-                f"{title(manifest)} metadata.name",
-                f"{name!r} is no DNS label of at most {longest} characters",
+                where,
+                f"{shown_key(name)} is no DNS name of at most {longest} characters",
                 "take lower-case letters, digits and '-', a letter first, and shorten it",
             )
-        key = (kind, text(meta, "namespace"), name)
-        if key in seen:
+        elif len(name) > _ROOM.get(kind, longest):
+            yield Finding(
+                "name",
+                where,
+                f"{len(name)} characters leave little room for what controllers append",
+                f"take at most {_ROOM[kind]} characters",
+                Level.ADVICE,
+            )
+        key = (text(manifest, "apiVersion").partition("/")[0], kind, text(meta, "namespace"), name)
+        if name and key in seen:
             yield Finding(
                 "name",
                 f"{title(manifest)} metadata.name",
@@ -44,7 +75,9 @@ def names(stream: Stream) -> Iterator[Finding]:
 def not_suspended(stream: Stream) -> Iterator[Finding]:
     """Kueue suspends and admits by itself; without Kueue a suspended job never starts."""
     for manifest in stream.of_kind(*_QUEUED):
-        if mapping(manifest, "spec").get("suspend") is True:
+        spec = mapping(manifest, "spec")
+        suspended = True in (spec.get("suspend"), mapping(spec, "runPolicy").get("suspend"))
+        if suspended and _QUEUE not in mapping(manifest, "metadata", "labels"):
             yield Finding(
                 "suspended",
                 f"{title(manifest)} spec.suspend",
@@ -86,20 +119,60 @@ def selectors_match(stream: Stream) -> Iterator[Finding]:
             yield Finding(
                 "selector",
                 f"{title(manifest)} spec.selector.matchLabels",
-                f"{wanted} does not select the template's labels {labels}",
+                "it does not select the template's own labels, so the API server refuses it",
                 "write the same labels in both",
             )
-    deployments = [*stream.of_kind("Deployment")]
-    for manifest in stream.of_kind("Service") if deployments else ():
-        wanted = mapping(manifest, "spec", "selector")
-        pods = [mapping(d, "spec", "template", "metadata", "labels") for d in deployments]
-        if wanted and not any(wanted.items() <= labels.items() for labels in pods):
+    for manifest in stream.of_kind("Service"):
+        if mapping(manifest, "spec", "selector") and not any(selected(manifest, stream)):
             yield Finding(
                 "selector",
                 f"{title(manifest)} spec.selector",
-                f"{wanted} selects no pod of these manifests",
-                "write the labels of the Deployment's pods",
+                "it selects no pod of these manifests",
+                "write the labels of the pods that it is for",
+                Level.WARNING,
             )
+
+
+def _labels(pod: PodView) -> Manifest:
+    """Labels of a pod, with those that its controller adds."""
+    name = name_of(pod.manifest)
+    added = {
+        "Job": {"batch.kubernetes.io/job-name": name, "job-name": name},
+        "JobSet": {"jobset.sigs.k8s.io/jobset-name": name},
+        "LeaderWorkerSet": {"leaderworkerset.sigs.k8s.io/name": name},
+        "PyTorchJob": {"training.kubeflow.org/job-name": name},
+        "MPIJob": {"training.kubeflow.org/job-name": name},
+    }
+    return {**mapping(pod.metadata, "labels"), **added.get(pod.kind, {})}
+
+
+# Labels that controllers give each pod a value of its own for.
+_OF_EACH_POD = (
+    "apps.kubernetes.io/pod-index",
+    "batch.kubernetes.io/job-completion-index",
+    "job-completion-index",
+    "jobset.sigs.k8s.io/",
+    "leaderworkerset.sigs.k8s.io/",
+    "ray.io/",
+    "statefulset.kubernetes.io/pod-name",
+    "training.kubeflow.org/",
+)
+
+
+def selected(service: Manifest, stream: Stream) -> Iterator[PodView]:
+    """Pods of the stream that a Service selects, as far as the manifests say."""
+    wanted = {
+        key: value
+        for key, value in mapping(service, "spec", "selector").items()
+        if not str(key).startswith(_OF_EACH_POD)
+    }
+    pods = [*stream.pods()]
+    for pod in pods:
+        if wanted.items() <= _labels(pod).items():
+            yield pod
+    if not pods:
+        # Alone in its file: what it selects stands elsewhere.
+        yield PodView(service, "spec", {}, {})
 
 
 def _handles_disruption(spec: Manifest) -> bool:
@@ -139,11 +212,12 @@ def preemption(pod: PodView, stream: Stream) -> Iterator[Finding]:
 def grace(pod: PodView, stream: Stream) -> Iterator[Finding]:
     """Training that is told to stop has the time to save a checkpoint."""
     seconds = whole(pod.spec.get("terminationGracePeriodSeconds"))
-    trains = any(
-        word.rpartition("/")[2] == "torchrun"
-        for _, container in pod.containers()
-        for word in [*words(container, "command"), *words(container, "args")]
+    trains = launch_of(pod) is not None
+    saves = trains and any(
+        word.startswith(_CHECKPOINTS) for _, c in pod.containers() for word in line_of(c)
     )
+    if seconds is None and saves:
+        seconds = _DEFAULT_GRACE
     if trains and stream.devices(pod) and seconds is not None and seconds < SHORTEST_GRACE:
         yield Finding(
             "grace",
@@ -159,10 +233,10 @@ def rollout(pod: PodView, stream: Stream) -> Iterator[Finding]:
         return
     strategy = mapping(pod.workload, "strategy")
     surge = mapping(strategy, "rollingUpdate").get("maxSurge", "25%")
-    if text(strategy, "type") != "Recreate" and whole(surge) != 0:
+    if text(strategy, "type") != "Recreate" and whole(surge) != 0 and surge != "0%":
         yield Finding(
             "rollout",
             f"{title(pod.manifest)} spec.strategy.rollingUpdate.maxSurge",
-            f"{surge}: an update waits for a spare node with devices",
+            "not 0: an update waits for a spare node with devices",
             "write maxSurge: 0 and maxUnavailable: 1",
         )

@@ -1,8 +1,8 @@
 """Strict schema validation of manifests: unknown fields are errors, as they are silent otherwise.
 
-Core kinds: the PyPI package `kubernetes-validate`. Custom resources: `*.openapi.json.gz` in the
-folder named by TRNX_CRD_SCHEMAS, one for each group, version and kind, which
-`python -m trnx.eks.fetch_schemas FOLDER` makes.
+Core kinds: the PyPI package `kubernetes-validate`. Custom resources: `*.openapi.json.gz`, one for
+each group, version and kind, in the folder named by TRNX_CRD_SCHEMAS, which
+`python -m trnx.eks.fetch_schemas FOLDER` makes, else in `crds`, which trnx brings.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from kubernetes_validate.utils import all_versions
 from trnx.eks.cel import broken_rules
 from trnx.eks.documents import Manifest, shown_key
 from trnx.eks.errors import EksError, Finding, SchemaFolderError
+from trnx.eks.levels import Level
 from trnx.eks.redaction import is_secret_name
 
 FOLDER_VARIABLE = "TRNX_CRD_SCHEMAS"
+# Made by scripts/reduce_schemas.py; sources and licences stand in its README.md.
+SHIPPED = Path(__file__).parent / "crds"
 _CEL_FIX = "correct the field: the API server refuses the object by this rule of its kind"
 # Fields whose text is the user's own.
 _FREE_TEXT = frozenset({"annotations", "args", "command", "data", "env", "labels", "stringData"})
@@ -32,7 +35,7 @@ _FIX = "correct the field; `kubectl explain` shows what the kind takes"
 
 
 def schema_folder() -> Path | None:
-    """The folder of custom-resource schemas, None where the variable is not set.
+    """The user's folder of custom-resource schemas, None where the variable is not set.
 
     Raises:
         SchemaFolderError: it is set, and no such folder exists.
@@ -136,6 +139,10 @@ def _finding(where: str, error: jsonschema.ValidationError) -> Finding:
     while error.context:
         error = min(error.context, key=lambda item: -len(item.absolute_path))
     field = ".".join(shown_key(part) for part in error.absolute_path) or "(the manifest)"
+    if error.instance is None and error.validator == "type":
+        fix = "write a value, or remove the key"
+        message = "is null: the API server leaves it out"
+        return Finding("schema", f"{where} {field}", message, fix, Level.WARNING)
     return Finding("schema", f"{where} {field}", _message(error)[:300], _FIX)
 
 
@@ -149,16 +156,33 @@ def _check_core(manifest: Manifest, where: str, version: str) -> list[Finding] |
     return []
 
 
+# What a kind's webhook fills in before the schema is asked: (kind, part of the path) -> fields.
+_FILLED_IN = {("JobSet", "failurePolicy.rules"): ["name"]}
+
+
+def _is_filled_in(manifest: Manifest, error: jsonschema.ValidationError) -> bool:
+    if error.validator != "required":
+        return False
+    wanted: Any = error.validator_value
+    instance: Any = error.instance
+    place = ".".join(str(part) for part in error.absolute_path if not isinstance(part, int))
+    missing = [key for key in wanted if key not in instance]
+    return any(
+        manifest["kind"] == kind and place.endswith(part) and set(missing) <= set(fields)
+        for (kind, part), fields in _FILLED_IN.items()
+    )
+
+
 def _check_custom(manifest: Manifest, where: str) -> list[Finding] | None:
-    folder = schema_folder()
-    if folder is None:
-        return None
     group, _, version = manifest["apiVersion"].partition("/")
-    path = folder / f"{group}_{version}_{manifest['kind']}.openapi.json.gz"
-    if not path.is_file():
+    name = f"{group}_{version}_{manifest['kind']}.openapi.json.gz"
+    folders = [folder for folder in (schema_folder(), SHIPPED) if folder is not None]
+    path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    if path is None:
         return None
     schema, validator = _custom_schema(path)
-    findings = [_finding(where, error) for error in validator.iter_errors(manifest)]
+    errors = [e for e in validator.iter_errors(manifest) if not _is_filled_in(manifest, e)]
+    findings = [_finding(where, error) for error in errors]
     if findings:
         return findings
     for place, message in broken_rules(schema, manifest):

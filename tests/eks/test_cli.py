@@ -62,9 +62,17 @@ def test_validate_tells_findings_and_ends_with_one() -> None:
 
 def test_validate_says_what_it_could_not_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRNX_CRD_SCHEMAS", raising=False)
-    result = runner.invoke(app, ["validate", str(EXAMPLES / "train.yaml")])
+    result = runner.invoke(app, ["validate", str(EXAMPLES / "train.yaml"), "--strict"])
     assert result.exit_code == 0
-    assert "no schema of JobSet/llama-fsdp here" in result.stdout
+    assert "1 manifests hold: JobSet/llama-fsdp" in result.stdout
+    thing = "apiVersion: example.com/v1\nkind: Thing\nmetadata: {name: a}\n"
+    result = runner.invoke(app, ["validate", "-"], input=thing)
+    assert result.exit_code == 1
+    assert "no schema of Thing/a here" in result.stdout
+    assert "error: [unchecked] Thing/a" in result.stdout
+    result = runner.invoke(app, ["validate", "-", "--allow-unchecked"], input=thing)
+    assert result.exit_code == 0
+    assert "advice: [unchecked] Thing/a" in result.stdout
 
 
 @pytest.mark.parametrize(

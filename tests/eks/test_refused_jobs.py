@@ -131,6 +131,11 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "volumes.0",
     ),
     ("train", {"volumes": [{**VOLUME, "access_mode": "ReadOnlyMany"}]}, "access-mode", "volumes.0"),
+    ("train", {"volumes": [{**VOLUME, "mount": "/data/../x"}]}, "volumes", "volumes.0.mount"),
+    ("train", {"volumes": [{**VOLUME, "mount": "/data/./x"}]}, "volumes", "volumes.0.mount"),
+    ("train", {"volumes": [VOLUME, {**VOLUME, "name": "b", "mount": "/usr"}]}, "volumes", "mount"),
+    ("train", {"volumes": [VOLUME, {**VOLUME, "name": "b", "mount": "/proc/a"}]}, "volumes", "1.m"),
+    ("train", {"cache": "/data/../neff"}, "volumes", "cache"),
     ("warm-cache", {"cache": None}, "cache", "cache"),
     ("train", {"cache": "/other"}, "cache", "cache"),
     ("train", {"cache": "/database"}, "cache", "cache"),
@@ -142,6 +147,12 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "volumes.0.driver",
     ),
 ]
+
+
+@pytest.mark.parametrize("mount", ["/system-data", "/devices", "/home/me", "/tmp", "/a..b/.c"])
+def test_folders_of_the_user_can_be_mounted(make_job: MakeJob, mount: str) -> None:
+    volumes = [VOLUME, {**VOLUME, "name": "b", "mount": mount}]
+    assert render_checked(job_from_data(make_job("kernel", volumes=volumes)))
 
 
 @pytest.mark.parametrize(("kind", "changes", "rule", "field"), CASES)

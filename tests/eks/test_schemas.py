@@ -12,7 +12,7 @@ import pytest
 from trnx.eks import documents
 from trnx.eks.errors import EksError, SchemaFolderError, YamlError
 from trnx.eks.fetch_schemas import HOST, SOURCES, download, fetch, write_schemas
-from trnx.eks.schemas import strict_schema
+from trnx.eks.schemas import SHIPPED, strict_schema
 from trnx.eks.validate import validate
 
 CRD = """\
@@ -106,6 +106,41 @@ def test_a_folder_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_unknown_version_of_kubernetes(version: str) -> None:
     with pytest.raises(EksError, match=r"take one of .*1\.34"):
         validate([{**THING}], version)
+
+
+def test_shipped_schemas_are_reduced_and_have_a_source(tmp_path: Path) -> None:
+    """Reducing them again changes nothing; each kind's project and licence stand beside them."""
+    from trnx.eks.fetch_schemas import reduced, write_schema
+
+    shipped = sorted(SHIPPED.glob("*.gz"))
+    notes = (SHIPPED / "README.md").read_text()
+    assert len(shipped) == 16
+    for path in shipped:
+        schema = json.loads(gzip.decompress(path.read_bytes()))
+        write_schema(reduced(schema), tmp_path / path.name)
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+        group, _, kind = path.name.removesuffix(".openapi.json.gz").split("_")
+        assert f"| `{group}` " in notes
+        assert f"{kind}" in notes
+    for repository, tag, _ in SOURCES:
+        assert f"| {repository} | {tag} |" in notes
+    assert "Apache-2.0" in notes
+    assert sum(path.stat().st_size for path in shipped) < 100_000
+
+
+def test_defaults_are_filled_in_before_anything_is_missing() -> None:
+    from trnx.eks.fetch_schemas import reduced
+
+    parts = {"a": {"type": "string", "default": "x"}, "b": {"type": "string", "format": "f"}}
+    found = reduced(
+        {"properties": {**parts, "status": {"required": ["c"]}}, "required": ["a", "b"]}
+    )
+    assert found["required"] == ["b"]
+    assert found["properties"]["b"] == {"type": "string"}
+    assert found["properties"]["status"] == {
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": True,
+    }
 
 
 def test_custom_schemas_have_what_render_writes(custom_schemas: Path) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from trnx.eks.cluster.pending import allocatable
 from trnx.eks.documents import Manifest
 from trnx.eks.instances import instance_of
-from trnx.eks.pod_views import INSTANCE_LABEL, items, mapping, text
+from trnx.eks.pod_views import INSTANCE_LABEL
 from trnx.eks.pods import EFA, NEURON, ZONE_LABEL
+from trnx.eks.reading import items, mapping, text
 
 OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skipped"
 

@@ -14,8 +14,8 @@ from trnx.eks.documents import Manifest
 from trnx.eks.errors import AbsentError, AwsError, ForbiddenError, NotInstalledError
 from trnx.eks.instances import INSTANCES
 from trnx.eks.model import TrnxJob
-from trnx.eks.pod_views import items, mapping, text
 from trnx.eks.pods import DEVICE_CLASS as NEURON_CLASS
+from trnx.eks.reading import items, mapping, text
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trnx.eks.cluster.causes import Cause, recognised
 from trnx.eks.cluster.snapshot import Snapshot, condition
 from trnx.eks.documents import Manifest
-from trnx.eks.pod_views import items, mapping, text, whole
+from trnx.eks.reading import items, mapping, text, whole
 
 # What train.py ends with when SIGTERM made it save: not a failure of the job's own.
 SAVED_ON_SIGTERM = 75

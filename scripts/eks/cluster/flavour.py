@@ -8,8 +8,8 @@ from trnx.eks.cluster.resources import NODE, RESOURCE_SLICE
 from trnx.eks.documents import Manifest
 from trnx.eks.errors import ForbiddenError, NotInstalledError
 from trnx.eks.model import Flavour, TrnxJob
-from trnx.eks.pod_views import mapping, text
 from trnx.eks.pods import DEVICE_CLASS, NEURON
+from trnx.eks.reading import mapping, text
 
 
 def dra_nodes(api: Api) -> set[str]:

@@ -12,7 +12,7 @@ from trnx.eks.documents import Manifest
 from trnx.eks.errors import ForbiddenError
 from trnx.eks.images import parse_image
 from trnx.eks.model import Flavour, Operator, TrnxJob
-from trnx.eks.pod_views import items, mapping, text, words
+from trnx.eks.reading import items, mapping, text, words
 
 _MANY = {"ReadWriteMany", "ReadOnlyMany"}
 # From this SDK on images want a newer driver on the host than older AMIs have.

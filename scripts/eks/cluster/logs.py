@@ -31,7 +31,7 @@ from trnx.eks.errors import (
     TimedOutError,
     UnreachableError,
 )
-from trnx.eks.pod_views import items, mapping, text
+from trnx.eks.reading import items, mapping, text
 
 # A silent stream is opened again after so many seconds: a dead connection says nothing.
 SILENCE = 60.0

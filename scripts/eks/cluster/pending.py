@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from trnx.eks.cluster.causes import WAITING, Cause, recognised
 from trnx.eks.cluster.snapshot import Snapshot, condition, name_of
 from trnx.eks.documents import Manifest
-from trnx.eks.pod_views import INSTANCE_LABEL, PodView, items, mapping, text, whole
+from trnx.eks.pod_views import INSTANCE_LABEL, PodView
 from trnx.eks.pods import EFA, NEURON
+from trnx.eks.reading import items, mapping, text, whole
 
 KUEUE_GATE = "kueue.x-k8s.io/admission"
 QUEUE_FIX = (

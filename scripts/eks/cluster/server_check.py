@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trnx.eks.cluster.api import Api
 from trnx.eks.documents import Manifest
 from trnx.eks.errors import AbsentError, ConflictError, Finding, InvalidError, NotInstalledError
-from trnx.eks.pod_views import mapping, title
+from trnx.eks.reading import mapping, title
 
 _FIX = "do what the message says; admission webhooks of the cluster have a say here too"
 

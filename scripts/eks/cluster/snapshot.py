@@ -18,8 +18,8 @@ from trnx.eks.cluster.resources import (
 )
 from trnx.eks.documents import Manifest
 from trnx.eks.errors import AbsentError, ForbiddenError, NotInstalledError
-from trnx.eks.pod_views import items, mapping, text
 from trnx.eks.pods import MANAGED_BY, MANAGER, NAME_LABEL
+from trnx.eks.reading import items, mapping, text
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 

@@ -10,7 +10,7 @@ from trnx.eks.cluster.ended import exit_code, preempted, why_ended, why_no_pods
 from trnx.eks.cluster.pending import queue_cause, why_waiting
 from trnx.eks.cluster.snapshot import Snapshot, condition, name_of, rank_of
 from trnx.eks.documents import Manifest
-from trnx.eks.pod_views import items, mapping, text, whole
+from trnx.eks.reading import items, mapping, text, whole
 
 ENDED = ("succeeded", "failed")
 PHASES = ("queued", "starting", "pending", "running", "restarting", "deleting", *ENDED)

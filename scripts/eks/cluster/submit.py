@@ -18,8 +18,8 @@ from trnx.eks.errors import (
     JobExistsError,
     TimedOutError,
 )
-from trnx.eks.pod_views import mapping, title
 from trnx.eks.pods import MANAGED_BY, MANAGER
+from trnx.eks.reading import mapping, title
 
 _RUN_ONCE = {resource.kind for resource in WORKLOADS} - {"Deployment"}
 

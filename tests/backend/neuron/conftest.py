@@ -59,6 +59,12 @@ class _Worker:
         self._process.communicate()
 
 
+@pytest.fixture
+def fakes_environment() -> dict[str, str]:
+    """The variables of a process that has the fakes installed."""
+    return environment()
+
+
 @pytest.fixture(scope="session")
 def on_fakes() -> Any:
     """`on_fakes(function, *args)`: what the function of `on_fakes.py` returns."""

@@ -9,6 +9,7 @@ import handed_over
 import torch
 import torch.nn.functional as F
 
+from trnx.backend.errors import InputChangedError
 from trnx.backend.report import collect_reports
 from trnx.fx_passes.source import source_line
 
@@ -156,6 +157,32 @@ def mutation() -> dict[str, Any]:
     expected = run(function, torch.clone)
     found = run(torch.compile(function, backend="trnx", options={"runner": "neuron"}), _on_device)
     return {"differences": list(map(_same, found, expected))}
+
+
+def hooks(change: str) -> list[str]:
+    """Saved tensors that a hook gives back with other strides, or of another dtype."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x).sin().sum()
+
+    def unpacked(saved: torch.Tensor) -> torch.Tensor:
+        if saved.ndim < 2:
+            return saved
+        return saved.t().contiguous().t() if change == "strides" else saved.to(torch.bfloat16)
+
+    here = rows(5).requires_grad_()
+    there = _on_device(rows(5)).requires_grad_()
+    function(here).backward()
+    options = {"runner": "neuron", "select": "legal"}
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, unpacked):
+        found = torch.compile(function, backend="trnx", options=options)(there)
+        try:
+            found.backward()
+        except InputChangedError as error:
+            return [str(error)]
+    assert here.grad is not None
+    assert there.grad is not None
+    return [_same(there.grad, here.grad)]
 
 
 def sizes(dynamic: bool | None) -> dict[str, Any]:

@@ -93,7 +93,6 @@ _REFUSALS: dict[str, Callable[[], Any]] = {
     "LNC 2 on 1": _two_cores,
     "LNC 1 on the default": _default_cores,
     "a tuple in the brackets": lambda: _kernel[(1,)],
-    "a number in the brackets of wrap_nki": lambda: torch_neuronx.wrap_nki(_kernel)[1],
     "int64 to a kernel": lambda: _kernel(_tensor().long()),
     "bool to a kernel": lambda: _kernel(_tensor() > 0),
     "strides to a kernel": lambda: _kernel(_tensor().t()),

@@ -27,20 +27,20 @@ GOOD = Stack(
 
 STACKS: dict[str, tuple[Stack, type[NeuronError], str]] = {
     "nothing installed": (
-        Stack(kind="none"), NeuronStackError, "is not installed; install torch-neuronx 2.13"
+        Stack(kind="none"), NeuronStackError, "is not installed: install torch-neuronx 2.13"
     ),
     "placeholder": (
         replace(GOOD, kind="placeholder", version="1.0"), NeuronStackError,
-        "torch_neuronx 1.0 is the empty placeholder .*pip uninstall torch-neuronx",
+        "torch_neuronx 1.0 is the empty placeholder .*pip uninstall -y torch-neuronx",
     ),
     "XLA era": (
         replace(GOOD, kind="xla", version="2.9.0.2.15"), NeuronStackError,
-        "2.9.0.2.15 is the predecessor .*make a new one",
+        "2.9.0.2.15 is the predecessor .*python -m venv neuron",
     ),
     "no nki": (replace(GOOD, nki="none"), NeuronStackError, "nki is not installed.*install nki"),
     "nki placeholder": (
         replace(GOOD, nki="placeholder"), NeuronStackError,
-        "nki is an empty placeholder.*pip uninstall nki",
+        "nki is an empty placeholder.*pip uninstall -y nki",
     ),
     "another torch": (
         replace(GOOD, torch_version="2.14.0"), NeuronStackError,
@@ -52,7 +52,7 @@ STACKS: dict[str, tuple[Stack, type[NeuronError], str]] = {
     ),
     "another Python": (
         replace(GOOD, python=(3, 11), has_python=False), NeuronStackError,
-        "does not run on Python 3.11: create the environment with Python 3.12 to 3.14",
+        "does not run on Python 3.11: python3.12 -m venv .venv",
     ),
     "no device": (
         replace(GOOD, nodes=(), opened=(), devices=None), NeuronDeviceError,

@@ -37,10 +37,6 @@ REFUSED = [
         "about-neuron/arch/neuron-features/logical-neuroncore-config.rst:53",
     ),
     ("a tuple in the brackets", "only supports LNC 1 or 2", "nki/api/nki/__init__.py:23"),
-    (
-        "a number in the brackets of wrap_nki", "TypeError",
-        "seen in public users of torch-neuronx 2.11",
-    ),
     ("int64 to a kernel", "torch.int64, which NKI does not have", "nki/api/nki.api.shared.rst:16"),
     ("bool to a kernel", "torch.bool, which NKI does not have", "nki/api/nki.api.shared.rst:16"),
     (

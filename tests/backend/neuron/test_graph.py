@@ -39,6 +39,16 @@ def test_gradients_of_composites(on_fakes: Any) -> None:
     assert on_fakes("gradients_of_composites") == [""]
 
 
+def test_a_saved_tensor_with_other_strides_is_copied(on_fakes: Any) -> None:
+    assert on_fakes("hooks", "strides") == [""]
+
+
+def test_a_saved_tensor_of_another_dtype_is_refused(on_fakes: Any) -> None:
+    [message] = on_fakes("hooks", "dtype")
+    assert "is torch.bfloat16" in message
+    assert "keep dtype and shape" in message
+
+
 def test_writes_to_inputs(on_fakes: Any) -> None:
     assert on_fakes("mutation")["differences"] == ["", "", "", ""]
 

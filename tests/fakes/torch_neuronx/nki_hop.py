@@ -16,7 +16,7 @@ class _Caller:
         self._grid = grid
 
     def __getitem__(self, grid: Any) -> _Caller:
-        return _Caller(self._kernel, tuple(map(int, grid)))
+        return _Caller(self._kernel, tuple(grid) if isinstance(grid, (tuple, list)) else (grid,))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kernel = self._kernel[self._grid[0]] if self._grid else self._kernel
@@ -34,8 +34,10 @@ def nki_op(
 ) -> Callable[..., Any]:
     """A custom operator whose implementation calls NKI kernels."""
 
-    def made(function: Callable[..., Any]) -> Any:
+    def registered(function: Callable[..., Any]) -> Any:
         schema = torch.library.infer_schema(function, mutates_args=mutates_args)
-        return torch.library.custom_op(name, function, mutates_args=mutates_args, schema=schema)
+        made = torch.library.custom_op(name, function, mutates_args=mutates_args, schema=schema)
+        made.register_fake(function)  # as in 2.11: tracing compiles the kernel to learn shapes
+        return made
 
-    return made if fn is None else made(fn)
+    return registered if fn is None else registered(fn)

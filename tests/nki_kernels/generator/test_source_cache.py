@@ -68,3 +68,17 @@ def test_a_home_that_cannot_be_written_is_not_needed(
     assert path.read_text() == "x = 1\n"
     assert source_cache.write("fused_add", "x = 1\n") == path
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_folder_that_others_can_replace_is_not_used(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared = home / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared / "mine"))
+    path = source_cache.write("fused_add", "x = 1\n")
+    assert shared not in path.parents
+    assert f"{shared} can be changed by other users" in caplog.text
+    shared.chmod(0o1777)  # in a folder with the sticky bit nobody else can remove what is ours
+    assert shared in source_cache.write("fused_add", "x = 1\n").parents
