@@ -7,8 +7,8 @@ import nki.language as nl
 
 @nki.jit
 def swap_halves(x, scratch, waits):
-    """Each core writes its half of x to scratch, and reads the half of the other. Without `waits` it
-    may read before the other has written.
+    """Each core writes its half of x to scratch, and reads the half of the other. Without `waits`
+    it may read before the other has written.
     """
     rows, columns = x.shape
     core = nl.program_id(0)

@@ -2,8 +2,8 @@
 
     python examples/read_a_profile.py [FOLDER]
 
-In FOLDER (`profile` here) lie a trace for ui.perfetto.dev and two pictures. `docs/timing.md` says how
-to read them.
+In FOLDER (`profile` here) lie a trace for ui.perfetto.dev and two pictures. `docs/timing.md` says
+how to read them.
 """
 
 from __future__ import annotations
