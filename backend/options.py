@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 from trnx.backend.environment import PREFIX, option_defaults
 from trnx.backend.errors import InvalidOptionError, OptionError, UnknownOptionError
-from trnx.simulator.hardware import DEFAULT_TARGET, Hardware, hardware
+from trnx.simulator.hardware import DEFAULT_TARGET, Hardware, hardware, targets
 
 Fallback = Literal["auto", "xla", "eager", "error"]
 Select = Literal["profit", "legal", "none"]
@@ -43,7 +43,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, str):
-            raise InvalidOptionError("target", self.target, ("trn1", "trn2", "trn3"))
+            raise InvalidOptionError("target", self.target, targets())
         # The canonical name, so that an alias shares compiled kernels with it.
         object.__setattr__(self, "target", hardware(self.target).target)
         for name, choices in _CHOICES.items():

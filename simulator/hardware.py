@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trnx.simulator.errors import UnknownTargetError
+from trnx.simulator.errors import TrnxError, UnknownTargetError
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Hardware:
     """
 
     target: str
-    generation: int  # nc_version: 2, 3, 4
+    generation: int  # nc_version: 2, 3, 4; what has no rule of its own follows the last known one
     pe_clock: float
     vector_clock: float
     scalar_clock: float
@@ -72,7 +72,7 @@ class Hardware:
         if abs(fp32 - self.peak_fp32_flops) > 0.02 * self.peak_fp32_flops:
             raise AssertionError(f"{self.target}: float32 FLOP/s do not follow from the PE clock")
         # Double rows contract 256 rows, MX 512, in the time of 128.
-        factor = {2: 0, 3: 2, 4: 4}[self.generation]
+        factor = {2: 0, 3: 2}.get(self.generation, 4)
         if abs(computed * factor - self.peak_fp8_flops) > 0.02 * self.peak_fp8_flops:
             raise AssertionError(f"{self.target}: float8 FLOP/s do not follow from the PE clock")
         share = self.chip_hbm_bytes_per_second / self.cores_per_chip
@@ -178,8 +178,27 @@ _ALIASES = {
 }
 
 
+def add_hardware(record: Hardware, *aliases: str) -> None:
+    """Make another generation a target, under its own name and aliases; `costs.constants` has
+    `add_timing` for its constants.
+
+    Raises TrnxError where a name is taken by another record.
+    """
+    names = (record.target, *aliases)
+    taken = [name for name in names if _ALIASES.get(name, record) != record]
+    if taken:
+        raise TrnxError(f"{', '.join(taken)}: another generation has that name; choose another")
+    _ALIASES.update(dict.fromkeys(names, record))
+
+
+def targets() -> tuple[str, ...]:
+    """The names of the generations, aliases apart."""
+    return tuple(dict.fromkeys(record.target for record in _ALIASES.values()))
+
+
 def hardware(target: str) -> Hardware:
-    """The record of `target`: trn1, trn2, trn3 or an alias (inf2, gen2, gen3, gen4).
+    """The record of `target`: trn1, trn2, trn3, an alias (inf2, gen2, gen3, gen4), or what was
+    added.
 
     Raises UnknownTargetError, which lists the targets.
     """

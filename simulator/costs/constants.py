@@ -11,6 +11,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from trnx.simulator.errors import TrnxError
 from trnx.simulator.hardware import Hardware
 
 
@@ -155,13 +156,21 @@ def _timing(own: _Own) -> Timing:
 _TRN1 = _timing(_TRN1_OWN)
 _TRN2 = Timing()
 _TRN3 = _timing(_TRN3_OWN)
-_BY_GENERATION = {2: _TRN1, 3: _TRN2, 4: _TRN3}
 TIMINGS = {"trn1": _TRN1, "trn2": _TRN2, "trn3": _TRN3}
 
 
+def add_timing(target: str, constants: Timing) -> None:
+    """The constants of a generation that was added with `add_hardware`.
+
+    Raises TrnxError where the target has others.
+    """
+    if TIMINGS.setdefault(target, constants) != constants:
+        raise TrnxError(f"{target} has constants; `schedule` takes others as an argument")
+
+
 def timing(hardware: Hardware) -> Timing:
-    """The constants of a generation."""
-    return _BY_GENERATION[hardware.generation]
+    """The constants of a generation; those of trn3 where it has none of its own."""
+    return TIMINGS.get(hardware.target, _TRN3)
 
 
 def free_constants() -> list[str]:
