@@ -17,14 +17,21 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
-from trnx.nki_kernels.kernels._pieces import merge_pieces, minus_piece_maximum
+from trnx.nki_kernels.kernels._pieces import (
+    PIECE,
+    load_piece,
+    merge_pieces,
+    minus_piece_maximum,
+    piece_of,
+    pieces_of,
+    sum_exponentials,
+)
 from trnx.nki_kernels.kernels._rows import combine_rows, load_rows, rows_of, run_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
-_PIECE = 4096  # columns of a long row that are loaded at once
 _WORKING_PIECES = 3  # in SBUF besides those that are kept
 _LARGEST_GROUP = 4
 aten = torch.ops.aten
@@ -137,15 +144,7 @@ def _exponentials(
             weights = nl.ndarray(data.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
         elif data.dtype != nl.float32:
             weights = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.activation(
-            dst=weights,
-            op=nl.exp,
-            data=data,
-            bias=lowest,
-            reduce_op=nl.add,
-            reduce_res=totals,
-            reduce_cmd=nisa.reduce_cmd.reset_reduce,
-        )
+        sum_exponentials(weights, data, lowest, totals)
     else:
         weights = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
         shifted = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -175,20 +174,20 @@ def _long_rows(x: nl.NkiTensor, out: nl.NkiTensor, is_log: bool, is_kept: bool) 
     before = []  # type: list[tuple[Any, ...]]
     for start in range(0, rows, nl.tile_size.pmax):
         end = min(rows, start + nl.tile_size.pmax)
-        lowest = nl.ndarray((end - start, _pieces(columns)), dtype=nl.float32, buffer=nl.sbuf)
+        lowest = nl.ndarray((end - start, 1, pieces_of(columns)), dtype=nl.float32, buffer=nl.sbuf)
         sums = nl.ndarray(lowest.shape, dtype=nl.float32, buffer=nl.sbuf)
         tiles = []
-        for i in range(_pieces(columns)):
+        for i in range(pieces_of(columns)):
             if len(before) > 0:
                 _finish_piece(before[-1], i, is_log, is_kept)
-            data = _load_piece(x[start:end], i)
-            minus_piece_maximum(lowest[:, i : i + 1], data)
-            weights = _exponentials(data, lowest[:, i : i + 1], sums[:, i : i + 1], not is_log)
+            data = load_piece(x[start:end], i)
+            minus_piece_maximum(lowest[:, :, i], data)
+            weights = _exponentials(data, lowest[:, :, i], sums[:, :, i], not is_log)
             tiles.append(data if is_log else weights)
         bottom, factors, total = merge_pieces(lowest, sums)
         scales = _piece_scales(factors, total, is_log, is_kept)
         before.append((x[start:end], out[start:end], tiles, bottom, scales))
-    for i in range(_pieces(columns)):
+    for i in range(pieces_of(columns)):
         _finish_piece(before[-1], i, is_log, is_kept)
 
 
@@ -207,33 +206,18 @@ def _piece_scales(
 def _finish_piece(state: tuple[Any, ...], i: int, is_log: bool, is_kept: bool) -> None:
     """Store the results of piece `i`."""
     x, out, tiles, bottom, scales = state
-    data = tiles[i] if is_kept else _load_piece(x, i)
+    data = tiles[i] if is_kept else load_piece(x, i)
     result = data
     if data.dtype != out.dtype:
         result = nl.ndarray(data.shape, dtype=out.dtype, buffer=nl.sbuf)
     if is_log:
         _shift(result, data, bottom, scales)
     elif is_kept:
-        combine_rows(result, data, scales[:, i : i + 1], nl.multiply)
+        combine_rows(result, data, scales[:, :, i], nl.multiply)
     else:
         weights = _exponentials(data, bottom, _per_row(data))
         combine_rows(result, weights, scales, nl.multiply)
-    nisa.dma_copy(dst=_piece_of(out, i).expand_dim(1), src=result)
-
-
-def _pieces(columns: int) -> int:
-    return (columns + _PIECE - 1) // _PIECE
-
-
-def _piece_of(rows: nl.NkiTensor, index: int) -> nl.NkiTensor:
-    return rows[:, index * _PIECE : min(rows.shape[1], (index + 1) * _PIECE)]
-
-
-def _load_piece(rows: nl.NkiTensor, index: int) -> nl.NkiTensor:
-    part = _piece_of(rows, index)
-    tile = nl.ndarray((part.shape[0], 1, part.shape[1]), dtype=part.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=part.expand_dim(1))
-    return tile
+    nisa.dma_copy(dst=piece_of(out, i), src=result)
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
@@ -258,7 +242,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         group = _log_group(
             columns * max(fold, 1), itemsize, 4 if b.half_to_float else itemsize, room
         )
-    is_kept = columns * (itemsize if b.is_log else 4) + _WORKING_PIECES * 4 * _PIECE <= room
+    is_kept = columns * (itemsize if b.is_log else 4) + _WORKING_PIECES * 4 * PIECE <= room
     return Launch.of(softmax_kernel, b, ("x", "is_log", "half_to_float"), fold, group, is_kept)
 
 
