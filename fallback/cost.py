@@ -46,6 +46,8 @@ _PASSES: dict[Any, int] = {
     _aten._softmax.default: 5,
     _aten._log_softmax.default: 5,
     _trnx.rms_norm.default: 4,
+    _trnx.cross_entropy.default: 5,
+    _trnx.cross_entropy_backward.default: 4,
     _aten.native_layer_norm_backward.default: 12,
     _aten._softmax_backward_data.default: 4,
     _aten._log_softmax_backward_data.default: 4,

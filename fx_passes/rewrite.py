@@ -1,10 +1,11 @@
 """Rewrite composites in Dynamo's graph into `trnx::` ops, before AOTAutograd would decompose them.
 
-`scaled_dot_product_attention` becomes `trnx::sdpa`, `rms_norm` becomes `trnx::rms_norm`. A call
-stays as it is where the `trnx::` op would not mean the same, or where torch has to raise its own
-error: dtypes other than float32, bfloat16 and float16, nested or subclassed tensors, masks that do
-not broadcast, heads that differ without `enable_gqa`, a dropout probability that is no number in
-0..1, more than four dimensions.
+`scaled_dot_product_attention` becomes `trnx::sdpa`, `rms_norm` becomes `trnx::rms_norm`, and
+`cross_entropy` of logits [N, C] and class labels becomes `trnx::cross_entropy`. A call stays as it
+is where the `trnx::` op would not mean the same, or where torch has to raise its own error: dtypes
+other than float32, bfloat16 and float16, nested or subclassed tensors, masks that do not broadcast,
+heads that differ without `enable_gqa`, a dropout probability that is no number in 0..1, more than
+four dimensions; class weights, smoothed labels, and labels that are probabilities.
 
 Dropout takes its keep mask from `aten.bernoulli` on the scores' shape and dtype, which is what
 eager draws: the same seed drops the same elements.
@@ -253,8 +254,51 @@ def _rewrite_rms_norm(node: fx.Node) -> fx.Node | None:
     return _insert(node, torch.ops.trnx.rms_norm.default, a["input"], a["weight"], float(eps))
 
 
+# ------------------------------------------------------------------------------- cross_entropy
+
+_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+
+
+def _cross_entropy_arguments(
+    input: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: Any = -100,
+    reduce: Any = None,
+    reduction: Any = "mean",
+    label_smoothing: Any = 0.0,
+) -> dict[str, Any]:
+    return locals()
+
+
+def _rewrite_cross_entropy(node: fx.Node) -> fx.Node | None:
+    a = _cross_entropy_arguments(*node.args, **node.kwargs)
+    x, target, before = _value(a["input"]), _value(a["target"]), _value(node)
+    if x is None or target is None or before is None:
+        return None
+    if x.dtype not in _DTYPES or before.dtype != x.dtype or target.dtype != torch.int64:
+        return None
+    if x.ndim != 2 or target.ndim != 1 or not same_number(x.shape[0], target.shape[0]):
+        return None
+    if is_symbolic(x.shape[1]) or x.shape[1] == 0 or known_equal(x.shape[0], 0):
+        return None
+    if any(a[name] is not None for name in ("weight", "size_average", "reduce")):
+        return None
+    if a["label_smoothing"] != 0.0 or a["reduction"] not in _REDUCTIONS:
+        return None
+    if not isinstance(a["ignore_index"], int):
+        return None
+    how = _REDUCTIONS[a["reduction"]]
+    op = torch.ops.trnx.cross_entropy.default
+    results = _insert(node, op, a["input"], a["target"], how, a["ignore_index"])
+    loss = _insert(node, operator.getitem, results, 0)
+    return loss if how == 0 else _insert(node, torch.squeeze, loss, 0)
+
+
 _RULES: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
     F.scaled_dot_product_attention: _rewrite_attention,
     torch.rms_norm: _rewrite_rms_norm,
     F.rms_norm: _rewrite_rms_norm,
+    F.cross_entropy: _rewrite_cross_entropy,
 }

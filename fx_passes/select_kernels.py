@@ -42,10 +42,12 @@ def find_kernels(
                 continue
             taken = claimed | barred if barred else claimed
             tries = [_try(matcher, node, hardware, profit, taken) for matcher in rivals]
-            for reject in tries:
-                if isinstance(reject, Reject):
-                    refusals.add(node, reject)
             fits = [match for match in tries if isinstance(match, GraphMatch)]
+            fitting = {match.match.kernel.name for match in fits}
+            for reject in tries:
+                # Not where another pattern of the same kernel takes as much.
+                if isinstance(reject, Reject) and reject.kernel not in fitting:
+                    refusals.add(node, reject)
             if fits:
                 chosen = _choose(fits, profit, refusals)
                 claimed.update(n for n in chosen.nodes if is_compute(n))

@@ -4,6 +4,8 @@
     trnx::sdpa_backward(grad_out, q, k, v, out, lse, attn_mask, dropout_mask, dropout_p, is_causal,
                         scale, mask_grad) -> (dq, dk, dv, dmask)
     trnx::rms_norm(x, weight, eps) -> Tensor
+    trnx::cross_entropy(x, target, reduction, ignore_index) -> (loss, weight, top, total)
+    trnx::cross_entropy_backward(grad, x, target, weight, top, total, reduction, ignore_index) -> dx
 
 Shapes: q [B, Hq, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv], Hq a multiple of Hkv (grouped query
 attention: query head h reads head h // (Hq // Hkv)). `attn_mask` broadcasts to [B, Hq, L, S]: bool
@@ -20,7 +22,14 @@ dtype; where `mask_grad` is False it is a placeholder, one zero (a kernel has no
 
 `eps` of rms_norm is a number: torch's default for None is resolved by the caller.
 
-Every op has a fake, an eager (any device) and, but for sdpa_backward, an autograd implementation.
+Cross-entropy: logits x [N, C], class labels `target` [N]; `reduction` as at::Reduction (0 none, 1
+mean, 2 sum). `loss` has the dtype of x, [N] where nothing is reduced, else [1]. For the gradient:
+`weight` [1] counts the labels other than `ignore_index`, `top` and `total` [N] are each row's
+maximum and the sum of exp(x - top), float32 (float64 for float64). The logits are all that the
+backward pass reads besides: their log-softmax is never in memory. Two numbers, not one logarithm
+of a sum, because large logits would round it.
+
+Every op has a fake, an eager (any device) and, but for backward ops, an autograd implementation.
 Importing this module registers the ops and does nothing else.
 """
 
@@ -311,3 +320,95 @@ def _rms_norm_autograd(
 
 
 rms_norm.register_autograd(_rms_norm_autograd, setup_context=_rms_norm_setup)
+
+
+# ---- cross_entropy
+
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+@torch.library.custom_op(
+    "trnx::cross_entropy",
+    mutates_args=(),
+    schema="(Tensor x, Tensor target, int reduction, int ignore_index) "
+    "-> (Tensor loss, Tensor weight, Tensor top, Tensor total)",
+)
+def cross_entropy(
+    x: torch.Tensor, target: torch.Tensor, reduction: int, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The loss, and what its gradient needs; see the module's docstring."""
+    wide = x.to(_wide(x.dtype))
+    how = _REDUCTIONS[reduction]
+    loss = F.cross_entropy(wide, target, ignore_index=ignore_index, reduction=how)
+    weight = (target != ignore_index).sum().to(wide.dtype)
+    top = wide.amax(-1)
+    total = (wide - top[:, None]).exp().sum(-1)
+    return loss.to(x.dtype).reshape(-1), weight.reshape(1), top, total
+
+
+@cross_entropy.register_fake
+def _cross_entropy_fake(
+    x: torch.Tensor, target: torch.Tensor, reduction: int, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    del target, ignore_index
+    rows, dtype = x.shape[0], _wide(x.dtype)
+    loss = x.new_empty((rows if reduction == 0 else 1,))
+    top, total = (x.new_empty((rows,), dtype=dtype) for _ in range(2))
+    return loss, x.new_empty((1,), dtype=dtype), top, total
+
+
+@torch.library.custom_op(
+    "trnx::cross_entropy_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor x, Tensor target, Tensor weight, Tensor top, Tensor total, "
+    "int reduction, int ignore_index) -> Tensor",
+)
+def cross_entropy_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor,
+    top: torch.Tensor,
+    total: torch.Tensor,
+    reduction: int,
+    ignore_index: int,
+) -> torch.Tensor:
+    """The gradient of `cross_entropy` with respect to x."""
+    counts = target != ignore_index
+    slope = (grad.to(top.dtype) / weight if reduction == 1 else grad.to(top.dtype)) * counts
+    dx = (x.to(top.dtype) - top[:, None]).exp() * (slope / total)[:, None]
+    place = target.where(counts, 0)[:, None]
+    return dx.scatter_add(1, place, -slope[:, None]).to(x.dtype)
+
+
+@cross_entropy_backward.register_fake
+def _cross_entropy_backward_fake(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor,
+    top: torch.Tensor,
+    total: torch.Tensor,
+    reduction: int,
+    ignore_index: int,
+) -> torch.Tensor:
+    del grad, target, weight, top, total, reduction, ignore_index
+    return x.new_empty(x.shape)
+
+
+def _cross_entropy_setup(ctx: Any, inputs: Sequence[Any], output: Sequence[torch.Tensor]) -> None:
+    x, target, ctx.reduction, ctx.ignore_index = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(x, target, *output[1:])
+
+
+def _cross_entropy_autograd(
+    ctx: Any, grad: torch.Tensor, *_: Any
+) -> tuple[torch.Tensor, None, None, None]:
+    dx = torch.ops.trnx.cross_entropy_backward(
+        grad, *ctx.saved_tensors, ctx.reduction, ctx.ignore_index
+    )
+    return dx, None, None, None
+
+
+cross_entropy.register_autograd(_cross_entropy_autograd, setup_context=_cross_entropy_setup)

@@ -130,3 +130,34 @@ def _nll_backward(
     dim = 1 if x.ndim > 1 else 0
     hot = jax.nn.one_hot(safe, x.shape[dim], axis=dim, dtype=x.dtype)
     return hot * jnp.expand_dims(jnp.where(factor == 0, 0, scale), dim)
+
+
+@register("trnx::cross_entropy")
+def _cross_entropy(x: Any, target: Any, reduction: int, ignore: int) -> tuple[Any, Any, Any, Any]:
+    x = wide(x)
+    top = jnp.max(x, 1)
+    total = jnp.sum(jnp.exp(x - top[:, None]), 1)
+    logs = x - top[:, None] - jnp.log(total)[:, None]
+    loss, _ = _nll(logs, target, None, reduction, ignore)
+    weight = jnp.sum(cast(target != ignore, x.dtype))
+    return jnp.reshape(loss, -1), jnp.reshape(weight, 1), top, total
+
+
+@register("trnx::cross_entropy_backward")
+def _cross_entropy_backward(
+    grad: Any,
+    x: Any,
+    target: Any,
+    weight: Any,
+    top: Any,
+    total: Any,
+    reduction: int,
+    ignore: int,
+) -> Any:
+    x = wide(x)
+    safe, counts = _nll_weights(x, target, None, ignore)
+    slope = wide(grad) * counts
+    if reduction == 1:
+        slope = slope / weight
+    hot = jax.nn.one_hot(safe, x.shape[1], dtype=x.dtype)
+    return jnp.exp(x - top[:, None]) * (slope / total)[:, None] - hot * slope[:, None]

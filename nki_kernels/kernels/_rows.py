@@ -53,6 +53,13 @@ def load_vector(vector: nl.NkiTensor) -> nl.NkiTensor:
     return tile
 
 
+def add_rows(data: nl.NkiTensor, other: nl.NkiTensor) -> nl.NkiTensor:
+    """data + other, in their dtype as the addition of a pattern rounds it."""
+    total = nl.ndarray(data.shape, dtype=data.dtype, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=total, data1=data, data2=other, op=nl.add)
+    return total
+
+
 def over_rows(vector: nl.NkiTensor, tile: nl.NkiTensor) -> nl.NkiTensor:
     """A vector tile as an operand of the shape of `tile`."""
     rows = vector[0 : tile.shape[0]].expand_dim(1)

@@ -21,6 +21,7 @@ import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._rows import (
+    add_rows,
     combine_rows,
     load_rows,
     load_vector,
@@ -70,7 +71,7 @@ def layer_norm_kernel(
         run = min(fold, (rows - done) // partitions)
         data = load_rows(flat, done, partitions, run)
         if other is not None:
-            data = _add_residual(data, load_rows(other, done, partitions, run))
+            data = add_rows(data, load_rows(other, done, partitions, run))
         means = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
         rstds = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
         centred = _centre(data, means)
@@ -82,13 +83,6 @@ def layer_norm_kernel(
         _store_statistics(rstd, rstds, rows, done)
         done = done + partitions * run
     return out, mean, rstd
-
-
-def _add_residual(data: nl.NkiTensor, other: nl.NkiTensor) -> nl.NkiTensor:
-    """Their sum, in their dtype as the pattern's addition rounds it."""
-    total = nl.ndarray(data.shape, dtype=data.dtype, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=total, data1=data, data2=other, op=nl.add)
-    return total
 
 
 def _centre(data: nl.NkiTensor, means: nl.NkiTensor) -> nl.NkiTensor:

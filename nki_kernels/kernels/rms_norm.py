@@ -1,12 +1,15 @@
-"""`rms_norm`: x / sqrt(mean(x^2) + eps) * weight over the last dimension.
+"""`rms_norm`: x / sqrt(mean(x^2) + eps) * weight over the last dimension, maybe of a sum with a
+residual.
 
-Pattern `trnx::rms_norm(x, weight | None, eps)`; x `[..., D]` and weight `[D]` in float32, bfloat16
-or float16, each its own; float32 inside; D as far as two rows fit in a partition.
+Patterns `trnx::rms_norm(x, weight | None, eps)`, the same of `x + residual`, and the same that also
+returns the sum, as models with residual streams do. x and residual `[..., D]` of one dtype, weight
+`[D]`; float32, bfloat16 or float16; float32 inside; D as far as two rows fit in a partition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import nki
 import nki.isa as nisa
@@ -16,6 +19,7 @@ import torch
 import trnx.nki_kernels.canonical_ops  # noqa: F401  registers trnx::rms_norm
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._rows import (
+    add_rows,
     load_rows,
     load_vector,
     rows_of,
@@ -28,51 +32,89 @@ from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, S
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
+aten = torch.ops.aten
 _rms_norm = torch.ops.trnx.rms_norm.default
 
 
 @nki.jit
 def rms_norm_kernel(
-    x: nl.NkiTensor, weight: nl.NkiTensor | None, eps: float, fold: int
-) -> nl.NkiTensor:
-    """x `[..., D]`, weight `[D]` -> the same shape and dtype; `fold` rows per partition."""
+    x: nl.NkiTensor,
+    residual: nl.NkiTensor | None,
+    weight: nl.NkiTensor | None,
+    eps: float,
+    returns_sum: bool,
+    fold: int,
+) -> nl.NkiTensor | tuple[nl.NkiTensor, nl.NkiTensor]:
+    """x and residual `[..., D]`, weight `[D]` -> the same shape and dtype, and the sum if wanted;
+    `fold` rows per partition.
+    """
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm) if returns_sum else None
     columns = x.shape[-1]
     rows = x.size // columns
-    flat = x.reshape((rows, columns))
-    flat_out = out.reshape((rows, columns))
     weights = None
     if weight is not None:
         weights = load_vector(weight)
     epsilon = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=epsilon, value=eps)
+    started = []  # type: list[tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]]
     done = 0
     while done < rows:
         partitions = min(nl.tile_size.pmax, rows - done)
         run = min(fold, (rows - done) // partitions)
-        data = load_rows(flat, done, partitions, run)
-        total = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
-        sum_of_squares(total, data)
-        rstd = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.activation(
-            dst=rstd, op=nl.rsqrt, data=total, scale=1.0 / columns, bias=epsilon[0:partitions]
-        )
-        result = nl.ndarray(data.shape, dtype=x.dtype, buffer=nl.sbuf)
-        scale_rows(result, data, rstd, weights)
-        nisa.dma_copy(dst=rows_of(flat_out, done, partitions, run), src=result)
+        data = load_rows(x.reshape((rows, columns)), done, partitions, run)
+        if residual is not None:
+            other = load_rows(residual.reshape((rows, columns)), done, partitions, run)
+            data = add_rows(data, other)
+        if total is not None:
+            summed = rows_of(total.reshape((rows, columns)), done, partitions, run)
+            nisa.dma_copy(dst=summed, src=data)
+        rstd = _inverse_root(data, epsilon)
+        # The sum of the next tile comes before this tile's result, so that VectorE need not wait.
+        if len(started) > 0:
+            _finish(started[-1], weights)
+        started.append((rows_of(out.reshape((rows, columns)), done, partitions, run), data, rstd))
         done = done + partitions * run
-    return out
+    _finish(started[-1], weights)
+    if total is None:
+        return out
+    return out, total
+
+
+def _inverse_root(data: nl.NkiTensor, epsilon: nl.NkiTensor) -> nl.NkiTensor:
+    """1 / sqrt(mean(data^2) + eps) of each row."""
+    partitions, run, columns = data.shape
+    total = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
+    sum_of_squares(total, data)
+    rstd = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(
+        dst=rstd, op=nl.rsqrt, data=total, scale=1.0 / columns, bias=epsilon[0:partitions]
+    )
+    return rstd
+
+
+def _finish(
+    tile: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor], weights: nl.NkiTensor | None
+) -> None:
+    """Store data * rstd * weights of a tile (target, data, rstd)."""
+    target, data, rstd = tile
+    result = nl.ndarray(data.shape, dtype=target.dtype, buffer=nl.sbuf)
+    scale_rows(result, data, rstd, weights)
+    nisa.dma_copy(dst=target, src=result)
 
 
 def _run(b: Bindings, hw: Hardware) -> int:
     vector_bytes = b.weight.dtype.itemsize if b.weight is not None else 0
-    return run_of(b.x.shape[-1], hw, b.x.dtype.itemsize + 4, vector_bytes)
+    tiles = 1 if b.residual is None else 3
+    return run_of(b.x.shape[-1], hw, tiles * b.x.dtype.itemsize + 4, vector_bytes)
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """dtypes, the weight's shape, and the size of a row."""
-    if reject := reject_dtypes(b, "x", "weight"):
+    if reject := reject_dtypes(b, "x", "residual", "weight"):
         return reject
+    if b.residual is not None and (b.residual.shape, b.residual.dtype) != (b.x.shape, b.x.dtype):
+        return Reject(f"residual{b.residual.shape} is not of the kind of x{b.x.shape}")
     if b.x.ndim == 0 or b.x.numel == 0:
         return Reject(f"x{b.x.shape} has no rows to normalise")
     if b.weight is not None and b.weight.shape != b.x.shape[-1:]:
@@ -84,19 +126,29 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """Rows per partition from the size of a row."""
-    return Launch.of(rms_norm_kernel, b, ("x", "weight", "eps"), _run(b, hw))
+    names = ("x", "residual", "weight", "eps", "returns_sum")
+    return Launch.of(rms_norm_kernel, b, names, _run(b, hw))
 
 
 def cost(b: Bindings) -> Cost:
-    """Four operations an element."""
+    """Four operations an element, and the sum."""
     weight = b.weight.nbytes if b.weight is not None else 0
-    return Cost(vector_flops=4 * b.x.numel, hbm_bytes=2 * b.x.nbytes + weight)
+    added = b.residual is not None
+    crossings = 2 + added + b.returns_sum
+    return Cost(vector_flops=(4 + added) * b.x.numel, hbm_bytes=crossings * b.x.nbytes + weight)
 
 
-def reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """trnx::rms_norm."""
-    result: torch.Tensor = _rms_norm(x, weight, eps)
-    return result
+def reference(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    eps: float,
+    returns_sum: bool,
+) -> Any:
+    """trnx::rms_norm of the sum, and the sum."""
+    total = x if residual is None else x + residual
+    result = _rms_norm(total, weight, eps)
+    return (result, total) if returns_sum else result
 
 
 def samples(generator: torch.Generator) -> Iterator[Sample]:
@@ -107,12 +159,16 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         *shape: int,
         dtype: torch.dtype = torch.float32,
         weight: torch.dtype | None = torch.float32,
+        residual: bool = False,
+        returns_sum: bool = False,
     ) -> Sample:
         x = torch.randn(shape, generator=generator).to(dtype)
+        other = torch.randn(shape, generator=generator).to(dtype) if residual else None
         w = None
         if weight is not None:
             w = torch.randn(shape[-1], generator=generator).to(weight)
-        return Sample({"x": x, "weight": w, "eps": 1e-6}, note)
+        values = {"x": x, "residual": other, "weight": w, "eps": 1e-6}
+        return Sample({**values, "returns_sum": returns_sum}, note)
 
     for rows in (1, 127, 128, 129, 513):
         yield sample(f"{rows} rows", rows, 70)
@@ -123,17 +179,39 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     for dtype in (torch.bfloat16, torch.float16):
         yield sample(f"{dtype}", 2, 70, 600, dtype=dtype, weight=dtype)
         yield sample(f"{dtype}, weight in float32", 2, 70, 60, dtype=dtype)
+    for rows in (1, 129, 513):
+        yield sample(f"residual, {rows} rows", rows, 70, residual=True)
+        yield sample(f"residual and sum, {rows} rows", rows, 600, residual=True, returns_sum=True)
+    bf16 = torch.bfloat16
+    yield sample("bfloat16, residual", 2, 70, 600, dtype=bf16, weight=bf16, residual=True)
+    yield sample("bfloat16, residual and sum", 130, 70, dtype=bf16, residual=True, returns_sum=True)
 
 
-def _pattern(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    result: torch.Tensor = _rms_norm(x, weight, eps)
-    return result
+def _pattern(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> Any:
+    return _rms_norm(x, weight, eps)
+
+
+def _add_pattern(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
+) -> Any:
+    return _rms_norm(aten.add.Tensor(x, residual), weight, eps)
+
+
+def _add_and_keep_pattern(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
+) -> Any:
+    total = aten.add.Tensor(x, residual)
+    return _rms_norm(total, weight, eps), total
 
 
 register(
     KernelSpec(
         name="rms_norm",
-        patterns=(Pattern(_pattern),),
+        patterns=(
+            Pattern(_pattern, {"residual": None, "returns_sum": False}),
+            Pattern(_add_pattern, {"returns_sum": False}),
+            Pattern(_add_and_keep_pattern, {"returns_sum": True}),
+        ),
         supports=supports,
         reference=reference,
         cost=cost,

@@ -1,8 +1,9 @@
 """`softmax`: softmax and log-softmax over the last dimension.
 
 Patterns `aten._softmax(x, dim, half_to_float)` and `aten._log_softmax` of float32, bfloat16 or
-float16; float32 inside. A row that fits in a partition is loaded once; a longer one (a vocabulary)
-is read three times: for its maximum, for the sum of its exponentials, and for the result.
+float16; float32 inside. A row is read once where it fits in a partition, in pieces if it is long (a
+vocabulary); a longer one is read twice: for its maximum and the sum of its exponentials, and for
+the result.
 """
 
 from __future__ import annotations
@@ -16,147 +17,207 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._pieces import (
+    PIECE,
+    load_piece,
+    merge_pieces,
+    minus_piece_maximum,
+    piece_of,
+    pieces_of,
+    sum_exponentials,
+)
 from trnx.nki_kernels.kernels._rows import combine_rows, load_rows, rows_of, run_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
-_CHUNK = 4096  # columns of a long row that are in SBUF at once
+_WORKING_PIECES = 3  # in SBUF besides those that are kept
+_LARGEST_GROUP = 4
 aten = torch.ops.aten
+
+# Groups of tiles (target, data, -maximum, exponentials) with their row sums.
+_Groups = list[tuple[list[tuple[nl.NkiTensor, ...]], nl.NkiTensor]]
 
 
 @nki.jit
-def softmax_kernel(x: nl.NkiTensor, is_log: bool, to_float32: bool, fold: int) -> nl.NkiTensor:
-    """x `[..., D]` -> the same shape; `fold` rows per partition, 0 where a row must be cut."""
+def softmax_kernel(
+    x: nl.NkiTensor, is_log: bool, to_float32: bool, fold: int, group: int, is_kept: bool
+) -> nl.NkiTensor:
+    """x `[..., D]` -> the same shape; `fold` rows per partition, 0 where a row must be cut.
+
+    The results of `group` tiles are computed while the next ones are reduced. `is_kept`: the pieces
+    of a row that must be cut stay in SBUF, else they are read again.
+    """
     dtype = nl.float32 if to_float32 else x.dtype
     out = nl.ndarray(x.shape, dtype=dtype, buffer=nl.shared_hbm)
     columns = x.shape[-1]
     rows = x.size // columns
     flat = x.reshape((rows, columns))
     flat_out = out.reshape((rows, columns))
+    if fold == 0:
+        _long_rows(flat, flat_out, is_log, is_kept)
+        return out
     done = 0
+    groups = []  # type: _Groups
     while done < rows:
         partitions = min(nl.tile_size.pmax, rows - done)
-        run = min(max(fold, 1), (rows - done) // partitions)
-        if fold == 0:
-            _long_rows(flat, flat_out, done, partitions, is_log)
-        else:
-            data = load_rows(flat, done, partitions, run)
-            result = _log_softmax(data, dtype) if is_log else _softmax(data, dtype)
-            nisa.dma_copy(dst=rows_of(flat_out, done, partitions, run), src=result)
-        done = done + partitions * run
+        run = min(fold, (rows - done) // partitions)
+        count = min(group, (rows - done) // (partitions * run))
+        totals = nl.ndarray((partitions, count, run), dtype=nl.float32, buffer=nl.sbuf)
+        tiles = []
+        scales = None
+        for i in range(count):
+            start = done + i * partitions * run
+            data = load_rows(flat, start, partitions, run)
+            lowest = _minus_maximum(data)
+            weights = _exponentials(data, lowest, totals[:, i], not is_log)
+            tiles.append((rows_of(flat_out, start, partitions, run), data, lowest, weights))
+            if i == 0:
+                scales = _group_scales(groups, is_log)
+            _finish(groups, scales, i, i + 1, is_log)
+        _finish(groups, scales, count, group, is_log)
+        groups.append((tiles, totals))
+        done = done + count * partitions * run
+    _finish(groups, _group_scales(groups, is_log), 0, group, is_log)
     return out
+
+
+def _group_scales(groups: _Groups, is_log: bool) -> nl.NkiTensor | None:
+    """The scales of the latest group, if there is one."""
+    if len(groups) == 0:
+        return None
+    return _scales(groups[-1][1], is_log)
+
+
+def _scales(totals: nl.NkiTensor, is_log: bool) -> nl.NkiTensor:
+    """The logarithms of row sums, or their reciprocals: one instruction for a group of tiles,
+    because ScalarE loads a table each time that it changes from exp to log.
+    """
+    scales = nl.ndarray(totals.shape, dtype=nl.float32, buffer=nl.sbuf)
+    if is_log:
+        nisa.activation(dst=scales, op=nl.log, data=totals)
+    else:
+        nisa.reciprocal(dst=scales, data=totals)
+    return scales
+
+
+def _finish(
+    groups: _Groups, scales: nl.NkiTensor | None, first: int, end: int, is_log: bool
+) -> None:
+    """Store the results of tiles `first` to `end` of the latest group."""
+    if scales is None:
+        return
+    tiles = groups[-1][0]
+    for i in range(first, min(end, len(tiles))):
+        target, data, lowest, weights = tiles[i]
+        result = nl.ndarray(data.shape, dtype=target.dtype, buffer=nl.sbuf)
+        if is_log:
+            _shift(result, data, lowest, scales[:, i])
+        else:
+            combine_rows(result, weights, scales[:, i], nl.multiply)
+        nisa.dma_copy(dst=target, src=result)
 
 
 def _per_row(data: nl.NkiTensor) -> nl.NkiTensor:
     return nl.ndarray((data.shape[0], data.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
 
 
-def _exponentials(data: nl.NkiTensor, highest: nl.NkiTensor, totals: nl.NkiTensor) -> nl.NkiTensor:
-    """exp(data - highest), whose row sums go to `totals`."""
-    weights = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
+def _minus_maximum(data: nl.NkiTensor) -> nl.NkiTensor:
+    """The negative maximum of each row, of the dtype of data: VectorE reduces short types to
+    short types at twice the rate, and a maximum is not rounded.
+    """
+    lowest = nl.ndarray((data.shape[0], data.shape[1]), dtype=data.dtype, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=lowest, op=nl.maximum, data=data, axis=2, negate=True)
+    return lowest
+
+
+def _exponentials(
+    data: nl.NkiTensor, lowest: nl.NkiTensor, totals: nl.NkiTensor, are_kept: bool = True
+) -> nl.NkiTensor:
+    """exp(data + lowest), whose row sums go to `totals`. What is kept may take the place of data,
+    what is not needs no precision.
+    """
     if data.shape[1] == 1:
-        lowest = _per_row(data)
-        nisa.tensor_scalar(dst=lowest, data=highest, op0=nl.multiply, operand0=-1.0)
-        nisa.activation(
-            dst=weights,
-            op=nl.exp,
-            data=data,
-            bias=lowest,
-            reduce_op=nl.add,
-            reduce_res=totals,
-            reduce_cmd=nisa.reduce_cmd.reset_reduce,
-        )
+        weights = data
+        if not are_kept:
+            weights = nl.ndarray(data.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+        elif data.dtype != nl.float32:
+            weights = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
+        sum_exponentials(weights, data, lowest, totals)
     else:
+        weights = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
         shifted = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
-        combine_rows(shifted, data, highest, nl.subtract)
+        combine_rows(shifted, data, lowest, nl.add)
         nisa.activation(dst=weights, op=nl.exp, data=shifted)
         nisa.tensor_reduce(dst=totals, op=nl.add, data=weights, axis=2)
     return weights
 
 
-def _softmax(data: nl.NkiTensor, dtype: str) -> nl.NkiTensor:
-    highest = _per_row(data)
-    totals = _per_row(data)
-    nisa.tensor_reduce(dst=highest, op=nl.maximum, data=data, axis=2)
-    weights = _exponentials(data, highest, totals)
-    inverse = _per_row(data)
-    nisa.reciprocal(dst=inverse, data=totals)
-    result = nl.ndarray(data.shape, dtype=dtype, buffer=nl.sbuf)
-    combine_rows(result, weights, inverse, nl.multiply)
-    return result
-
-
-def _log_softmax(data: nl.NkiTensor, dtype: str) -> nl.NkiTensor:
-    highest = _per_row(data)
-    totals = _per_row(data)
-    nisa.tensor_reduce(dst=highest, op=nl.maximum, data=data, axis=2)
-    _exponentials(data, highest, totals)
-    logs = _per_row(data)
-    nisa.activation(dst=logs, op=nl.log, data=totals)
-    result = nl.ndarray(data.shape, dtype=dtype, buffer=nl.sbuf)
-    _subtract_both(result, data, highest, logs)
-    return result
-
-
-def _subtract_both(
-    dst: nl.NkiTensor, data: nl.NkiTensor, highest: nl.NkiTensor, logs: nl.NkiTensor
-) -> None:
-    """dst = (data - highest) - logs; their sum first would round away small logarithms."""
+def _shift(dst: nl.NkiTensor, data: nl.NkiTensor, lowest: nl.NkiTensor, logs: nl.NkiTensor) -> None:
+    """dst = (data + lowest) - logs; their sum first would round away small logarithms."""
     if data.shape[1] == 1:
+        wide = _per_row(data)
+        nisa.tensor_copy(dst=wide, src=lowest)
         nisa.tensor_scalar(
-            dst=dst, data=data, op0=nl.subtract, operand0=highest, op1=nl.subtract, operand1=logs
+            dst=dst, data=data, op0=nl.add, operand0=wide, op1=nl.subtract, operand1=logs
         )
     else:
         shifted = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
-        combine_rows(shifted, data, highest, nl.subtract)
+        combine_rows(shifted, data, lowest, nl.add)
         combine_rows(dst, shifted, logs, nl.subtract)
 
 
-def _long_rows(
-    x: nl.NkiTensor, out: nl.NkiTensor, start: int, partitions: int, is_log: bool
-) -> None:
-    """Rows that do not fit: three passes over chunks of columns."""
-    columns = x.shape[1]
-    rows = x[start : start + partitions]
-    chunks = (columns + _CHUNK - 1) // _CHUNK
-    maxima = nl.ndarray((partitions, chunks), dtype=nl.float32, buffer=nl.sbuf)
-    sums = nl.ndarray((partitions, chunks), dtype=nl.float32, buffer=nl.sbuf)
-    highest = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
-    totals = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
-    for i in range(chunks):
-        data = _load_chunk(rows, i)
-        nisa.tensor_reduce(dst=maxima[:, i : i + 1], op=nl.maximum, data=data, axis=2)
-    nisa.tensor_reduce(dst=highest, op=nl.maximum, data=maxima, axis=1)
-    for i in range(chunks):
-        _exponentials(_load_chunk(rows, i), highest, sums[:, i : i + 1])
-    nisa.tensor_reduce(dst=totals, op=nl.add, data=sums, axis=1)
-    logs = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
-    inverse = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
-    if is_log:
-        nisa.activation(dst=logs, op=nl.log, data=totals)
-    else:
-        nisa.reciprocal(dst=inverse, data=totals)
-    for i in range(chunks):
-        data = _load_chunk(rows, i)
+def _long_rows(x: nl.NkiTensor, out: nl.NkiTensor, is_log: bool, is_kept: bool) -> None:
+    """Rows that are cut into pieces, each with a maximum and a sum of its own."""
+    rows, columns = x.shape
+    before = []  # type: list[tuple[Any, ...]]
+    for start in range(0, rows, nl.tile_size.pmax):
+        end = min(rows, start + nl.tile_size.pmax)
+        lowest = nl.ndarray((end - start, 1, pieces_of(columns)), dtype=nl.float32, buffer=nl.sbuf)
+        sums = nl.ndarray(lowest.shape, dtype=nl.float32, buffer=nl.sbuf)
+        tiles = []
+        for i in range(pieces_of(columns)):
+            if len(before) > 0:
+                _finish_piece(before[-1], i, is_log, is_kept)
+            data = load_piece(x[start:end], i)
+            minus_piece_maximum(lowest[:, :, i], data)
+            weights = _exponentials(data, lowest[:, :, i], sums[:, :, i], not is_log)
+            tiles.append(data if is_log else weights)
+        bottom, factors, total = merge_pieces(lowest, sums)
+        scales = _piece_scales(factors, total, is_log, is_kept)
+        before.append((x[start:end], out[start:end], tiles, bottom, scales))
+    for i in range(pieces_of(columns)):
+        _finish_piece(before[-1], i, is_log, is_kept)
+
+
+def _piece_scales(
+    factors: nl.NkiTensor, total: nl.NkiTensor, is_log: bool, is_kept: bool
+) -> nl.NkiTensor:
+    """The logarithm of the sum, or what each piece's exponentials are multiplied by."""
+    scales = _scales(total, is_log)
+    if is_log or not is_kept:
+        return scales
+    products = nl.ndarray(factors.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=products, data=factors, op0=nl.multiply, operand0=scales)
+    return products
+
+
+def _finish_piece(state: tuple[Any, ...], i: int, is_log: bool, is_kept: bool) -> None:
+    """Store the results of piece `i`."""
+    x, out, tiles, bottom, scales = state
+    data = tiles[i] if is_kept else load_piece(x, i)
+    result = data
+    if data.dtype != out.dtype:
         result = nl.ndarray(data.shape, dtype=out.dtype, buffer=nl.sbuf)
-        if is_log:
-            _subtract_both(result, data, highest, logs)
-        else:
-            weights = _exponentials(data, highest, sums[:, i : i + 1])
-            combine_rows(result, weights, inverse, nl.multiply)
-        end = min(columns, (i + 1) * _CHUNK)
-        target = out[start : start + partitions, i * _CHUNK : end]
-        nisa.dma_copy(dst=target.expand_dim(1), src=result)
-
-
-def _load_chunk(rows: nl.NkiTensor, index: int) -> nl.NkiTensor:
-    end = min(rows.shape[1], (index + 1) * _CHUNK)
-    part = rows[:, index * _CHUNK : end]
-    tile = nl.ndarray((part.shape[0], 1, part.shape[1]), dtype=part.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=part.expand_dim(1))
-    return tile
+    if is_log:
+        _shift(result, data, bottom, scales)
+    elif is_kept:
+        combine_rows(result, data, scales[:, :, i], nl.multiply)
+    else:
+        weights = _exponentials(data, bottom, _per_row(data))
+        combine_rows(result, weights, scales, nl.multiply)
+    nisa.dma_copy(dst=piece_of(out, i), src=result)
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
@@ -172,9 +233,25 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
-    """Rows per partition from the size of a row."""
-    fold = run_of(b.x.shape[-1], hw, 8, 0)
-    return Launch.of(softmax_kernel, b, ("x", "is_log", "half_to_float"), fold)
+    """Rows per partition from the size of a row, and what stays in SBUF."""
+    columns, itemsize = b.x.shape[-1], b.x.dtype.itemsize
+    room = hw.sbuf_partition_bytes * 7 // 8
+    fold = run_of(columns, hw, 8, 0) if 2 * 8 * columns <= room else 0
+    group = 1
+    if b.is_log:
+        group = _log_group(
+            columns * max(fold, 1), itemsize, 4 if b.half_to_float else itemsize, room
+        )
+    is_kept = columns * (itemsize if b.is_log else 4) + _WORKING_PIECES * 4 * PIECE <= room
+    return Launch.of(softmax_kernel, b, ("x", "is_log", "half_to_float"), fold, group, is_kept)
+
+
+def _log_group(elements: int, itemsize: int, result: int, room: int) -> int:
+    """Tiles of so many elements a partition that wait for one logarithm: two groups, what is
+    loaded next, and two of the exponentials (bfloat16) and of the result are in SBUF at once.
+    """
+    rest = room - 2 * (2 + result) * elements
+    return max(1, min(_LARGEST_GROUP, (rest // (elements * itemsize) - 1) // 2))
 
 
 def cost(b: Bindings) -> Cost:

@@ -234,6 +234,7 @@ def _by_hand() -> list[tuple[str, Call]]:
         return torch.randint(1, high, shape, generator=g)
 
     x, image, line, volume = r(3, 4), r(2, 3, 5, 6), r(2, 3, 7), r(1, 2, 4, 5, 6)
+    labels = torch.tensor([3, 1, 0])
     mask = x > 0
     q, k, v = r(2, 4, 5, 8), r(2, 2, 6, 8), r(2, 2, 6, 8)
     calls: list[tuple[str, Any]] = [
@@ -317,6 +318,11 @@ def _by_hand() -> list[tuple[str, Call]]:
         ("_upsample_nearest_exact3d_backward", (r(1, 2, 3, 7, 9), [3, 7, 9], [1, 2, 4, 5, 6])),
         ("trnx::rms_norm", (x, r(4), 1e-6)),
         ("trnx::rms_norm", (x.bfloat16(), None, 1e-6)),
+        *(("trnx::cross_entropy", (x, labels, how, 1)) for how in (0, 1, 2)),
+        *(("trnx::cross_entropy_backward",
+           (loss, x, labels, *saved, how, 1))
+          for how in (0, 1, 2)
+          for loss, *saved in [torch.ops.trnx.cross_entropy(x, labels, how, 1)]),
         *(("trnx::sdpa", (q, k, v, m, None, 0.0, causal, 0.3))
           for m, causal in ((None, True), (r(5, 6) > 0, False), (r(2, 1, 5, 6), False))),
         ("trnx::sdpa", (q, k, v, None, r(2, 4, 5, 6) > 0, 0.5, False, 0.3)),

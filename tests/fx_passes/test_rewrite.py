@@ -140,6 +140,37 @@ def test_rms_norm_over_two_dimensions_is_left_to_torch(check: Any) -> None:
     assert torch.ops.trnx.rms_norm.default not in seen.targets()
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_cross_entropy(check: Any, reduction: str) -> None:
+    x, target = torch.randn(5, 7), torch.tensor([0, 6, 2, 2, 1])
+
+    def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(x, target, ignore_index=2, reduction=reduction)
+
+    seen = check(loss, x, target)
+
+    assert torch.ops.trnx.cross_entropy.default in seen.targets()
+
+
+@pytest.mark.parametrize(
+    ("shape", "target", "options"),
+    [
+        ((5, 7), torch.tensor([0, 6, 2, 2, 1]), {"weight": torch.ones(7)}),
+        ((5, 7), torch.tensor([0, 6, 2, 2, 1]), {"label_smoothing": 0.1}),
+        ((5, 7), torch.full((5, 7), 1 / 7), {}),
+        ((7,), torch.tensor(3), {}),
+        ((2, 7, 3), torch.zeros(2, 3, dtype=torch.int64), {}),
+        ((0, 7), torch.zeros(0, dtype=torch.int64), {"reduction": "sum"}),
+    ],
+)
+def test_other_forms_of_cross_entropy_are_left_to_torch(
+    check: Any, shape: tuple[int, ...], target: torch.Tensor, options: dict[str, Any]
+) -> None:
+    seen = check(lambda x, t: F.cross_entropy(x, t, **options), torch.randn(shape), target)
+
+    assert torch.ops.trnx.cross_entropy.default not in seen.targets()
+
+
 def test_new_nodes_know_the_users_line() -> None:
     torch._dynamo.reset()
     traces: list[str] = []

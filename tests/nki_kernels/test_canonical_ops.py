@@ -19,6 +19,8 @@ from trnx.nki_kernels import canonical_ops
 sdpa = torch.ops.trnx.sdpa.default
 sdpa_backward = torch.ops.trnx.sdpa_backward.default
 rms_norm = torch.ops.trnx.rms_norm.default
+cross_entropy = torch.ops.trnx.cross_entropy.default
+cross_entropy_backward = torch.ops.trnx.cross_entropy_backward.default
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 TOLERANCES = {
@@ -250,6 +252,38 @@ def test_rms_norm_is_whole_forward_and_plain_aten_backward() -> None:
     assert targets(forward).count(rms_norm) == 1
     names = {target.namespace for target in targets(backward) if hasattr(target, "namespace")}
     assert names == {"aten"}
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cross_entropy_equals_torch(reduction: str, dtype: torch.dtype) -> None:
+    x, target = rand(6, 9, dtype=dtype), torch.tensor([0, 8, -7, 3, -7, 1])
+    pair = [x.clone().requires_grad_() for _ in range(2)]
+    how = ("none", "mean", "sum").index(reduction)
+    loss, weight, top, total = cross_entropy(pair[0], target, how, -7)
+    expected = F.cross_entropy(pair[1], target, ignore_index=-7, reduction=reduction)
+    rtol, atol = TOLERANCES[dtype]
+    torch.testing.assert_close(loss, expected.reshape(-1), rtol=rtol, atol=atol)
+    assert weight.item() == 4
+    exact = x.double()
+    torch.testing.assert_close((total.log() + top).double(), exact.logsumexp(1), rtol=1e-5, atol=0)
+    for result in (loss, expected):
+        (result * 3).sum().backward()
+    assert pair[0].grad is not None
+    torch.testing.assert_close(pair[0].grad, pair[1].grad, rtol=4 * rtol, atol=4 * atol)
+
+
+# Torch 2.15's own check reads it.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_cross_entropy_passes_the_checks_of_torch_library(reduction: int) -> None:
+    x, target = rand(6, 9).requires_grad_(), torch.tensor([0, 8, -7, 3, -7, 1])
+    checks = opcheck(cross_entropy, (x, target, reduction, -7))
+    assert set(checks.values()) == {"SUCCESS"}
+    loss, *saved = cross_entropy(x.detach(), target, reduction, -7)
+    values = (loss, x.detach(), target, *saved, reduction, -7)
+    checks = opcheck(cross_entropy_backward, values)
+    assert set(checks.values()) == {"SUCCESS"}
 
 
 def test_importing_registers_every_op_once() -> None:

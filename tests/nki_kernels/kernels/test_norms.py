@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import trnx
 from trnx import simulator
 from trnx.nki_kernels import registry
 from trnx.nki_kernels.spec import Bindings
@@ -27,6 +28,11 @@ def layer_values(x: torch.Tensor, **changes: Any) -> dict[str, Any]:
     width = [x.shape[-1]]
     values = {"x": x, "residual": None, "normalized_shape": width, "eps": 1e-5}
     return {**values, "weight": draw(*width), "bias": draw(*width), **changes}
+
+
+def rms_values(x: torch.Tensor, **changes: Any) -> dict[str, Any]:
+    values = {"x": x, "residual": None, "weight": draw(x.shape[-1]), "eps": 1e-6}
+    return {**values, "returns_sum": False, **changes}
 
 
 def bindings(values: dict[str, Any]) -> Bindings:
@@ -60,7 +66,7 @@ def test_layer_norm_needs_few_instructions_a_tile() -> None:
 
 
 def test_narrow_rows_share_instructions() -> None:
-    values = {"x": draw(2, 8, 256, 64), "weight": draw(64), "eps": 1e-6}
+    values = rms_values(draw(2, 8, 256, 64))
     program, _ = traced(RMS_NORM, values)
     assert program.instruction_count <= 2 + 7
 
@@ -108,6 +114,34 @@ def test_layer_norm_refuses(values: dict[str, Any], reason: str) -> None:
     ],
 )
 def test_rms_norm_refuses(x: torch.Tensor, weight: torch.Tensor | None, reason: str) -> None:
-    refusal = RMS_NORM.supports(bindings({"x": x, "weight": weight, "eps": 1e-6}), hardware("trn2"))
+    refusal = RMS_NORM.supports(bindings(rms_values(x, weight=weight)), hardware("trn2"))
     assert isinstance(refusal, Reject)
     assert reason in refusal.reason
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_residual_and_its_norm_are_one_region(keeps: bool, dtype: torch.dtype) -> None:
+    def block(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Any:
+        total = residual + x
+        normal = torch.nn.functional.rms_norm(total, (600,), weight, 1e-6)
+        return (normal, total) if keeps else (normal,)
+
+    torch._dynamo.reset()
+    values = draw(129, 600, dtype=dtype), draw(129, 600, dtype=dtype) * 2, draw(600, dtype=dtype)
+    compiled = torch.compile(block, backend="trnx", options={"select": "legal"})
+    with trnx.collect_reports() as reports:
+        results = compiled(*values)
+    for result, wanted in zip(results, block(*values), strict=True):
+        torch.testing.assert_close(result, wanted)
+    (graph,) = reports
+    assert len(graph.regions) == 1
+    assert not graph.fallbacks
+    assert not graph.near_misses
+
+
+def test_a_residual_of_other_shape_is_refused() -> None:
+    values = rms_values(draw(3, 8), residual=draw(1, 8))
+    refusal = RMS_NORM.supports(bindings(values), hardware("trn2"))
+    assert isinstance(refusal, Reject)
+    assert "residual" in refusal.reason
