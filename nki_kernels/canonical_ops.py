@@ -6,6 +6,7 @@
     trnx::rms_norm(x, weight, eps) -> Tensor
     trnx::cross_entropy(x, target, reduction, ignore_index) -> (loss, weight, top, total)
     trnx::cross_entropy_backward(grad, x, target, weight, top, total, reduction, ignore_index) -> dx
+    trnx::quick_gelu(x) -> Tensor
 
 Shapes: q [B, Hq, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv], Hq a multiple of Hkv (grouped query
 attention: query head h reads head h // (Hq // Hkv)). `attn_mask` broadcasts to [B, Hq, L, S]: bool
@@ -29,7 +30,8 @@ maximum and the sum of exp(x - top), float32 (float64 for float64). The logits a
 backward pass reads besides: their log-softmax is never in memory. Two numbers, not one logarithm
 of a sum, because large logits would round it.
 
-Every op has a fake, an eager (any device) and, but for backward ops, an autograd implementation.
+Every op has a fake, an eager (any device) and, but for backward ops and quick_gelu, which is made
+after autograd, an autograd implementation.
 Importing this module registers the ops and does nothing else.
 """
 
@@ -412,3 +414,25 @@ def _cross_entropy_autograd(
 
 
 cross_entropy.register_autograd(_cross_entropy_autograd, setup_context=_cross_entropy_setup)
+
+
+# ---- quick_gelu
+
+
+@torch.library.custom_op(
+    "trnx::quick_gelu",
+    mutates_args=(),
+    schema="(Tensor x) -> Tensor",
+    tags=(torch.Tag.pointwise,),
+)
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """x * sigmoid(1.702 x), computed in float32 (float64 for float64) and rounded once; the layout
+    is that of `torch.empty_like`.
+    """
+    wide = x.to(_wide(x.dtype))
+    return torch.empty_like(x).copy_(wide * torch.sigmoid(1.702 * wide))
+
+
+@quick_gelu.register_fake
+def _quick_gelu_fake(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)

@@ -27,6 +27,11 @@ def _gelu(x: Any, *, approximate: str = "none") -> Any:
     return jax.nn.gelu(wide(x), approximate=approximate == "tanh")
 
 
+@register("trnx::quick_gelu")
+def _quick_gelu(x: Any) -> Any:
+    return wide(x) * jax.nn.sigmoid(1.702 * wide(x))
+
+
 @register("gelu_backward")
 def _gelu_backward(grad: Any, x: Any, *, approximate: str = "none") -> Any:
     grad, x = compute(grad, x)

@@ -16,6 +16,7 @@ from trnx.fx_passes.canonicalise.hoist_pointwise import HOIST_POINTWISE
 from trnx.fx_passes.canonicalise.merge_common import MERGE_COMMON
 from trnx.fx_passes.canonicalise.name_attention import NAME_ATTENTION
 from trnx.fx_passes.canonicalise.name_factories import NAME_FACTORIES
+from trnx.fx_passes.canonicalise.name_gelu import NAME_GELU
 from trnx.fx_passes.canonicalise.name_products import NAME_PRODUCTS
 from trnx.fx_passes.canonicalise.normalise_casts import NORMALISE_CASTS
 from trnx.fx_passes.canonicalise.normalise_dims import NORMALISE_DIMS
@@ -39,6 +40,7 @@ CANONICALISE: tuple[Pass, ...] = (
     FOLD_CONSTANTS,
     EVALUATE_CONSTANTS,
     FOLD_CONSTANTS,
+    NAME_GELU,
     NAME_PRODUCTS,
     SIMPLIFY_VIEWS,
     WIDEN_PRODUCTS,

@@ -1,16 +1,18 @@
 """From instructions to NKI source: a module with two functions, readable, in NKI's Python subset.
 
 `_tile` computes one tile; the kernel allocates the results, loads what all tiles share, and loops.
+Where tiles are cut into stages, each has a function of its own, which hands its tiles to the next.
 Tiles are named after the inputs and the operators that made them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
+from trnx.nki_kernels.generator.geometry import RowTiles
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
 from trnx.nki_kernels.generator.tile import TiledRegion
@@ -45,6 +47,7 @@ class _Emitter:
         self.shared = self._shared()
         self.full = max(rows.count for rows in self.g.rows)
         self.one_count = len({rows.count for rows in self.g.rows}) == 1
+        self.stages = max(region.stages, default=0) + 1
 
     def _labels(self) -> list[int]:
         labels = [a.label for a in self.g.free]
@@ -164,6 +167,8 @@ class _Emitter:
             arguments.append(f"{key}={text}")
         if instruction.result is not None:
             arguments.append(f"reduce_res={self.name(instruction.result)}")
+        if instruction.engine is not None:
+            arguments.append(f"engine=nisa.engine.{instruction.engine}")
         if instruction.call == "tensor_reduce":
             arguments.append(f"axis={self._reduced_axes(instruction)}")
         return [*lines, *_call(f"nisa.{instruction.call}", arguments)]
@@ -207,15 +212,7 @@ class _Emitter:
 
     def text(self) -> str:
         shared = [line for i in self.shared for line in self.lines(i, shared=True)]
-        body: list[str] = []
-        for value in self._shared_values():
-            if not self.one_count:
-                body.append(f"{self.name(value)} = {self.name(value)}[0:p]")
-        for instruction in self.region.instructions:
-            if instruction not in self.shared:
-                body += self.lines(instruction, shared=False)
-        for index in range(len(self.region.outputs)):
-            body += self.store(index)
+        bodies = [self._body(stage) for stage in range(self.stages)]
         head = [
             f'"""{self.summary}"""',
             "",
@@ -223,7 +220,7 @@ class _Emitter:
             "import nki.isa as nisa",
             "import nki.language as nl",
         ]
-        every = "\n".join(shared + body)
+        every = "\n".join(line for lines in (shared, *bodies) for line in lines)
         constants = [
             f'{name} = float("{name.lower()}")'
             for name in ("INF", "NAN")
@@ -231,25 +228,53 @@ class _Emitter:
         ]
         if constants:
             head += ["", *constants]
-        arguments = self._tile_parameters()
-        lines = [*head, "", "", f"def _tile({', '.join(arguments)}):", *_indent(body), "", ""]
-        lines += ["@nki.jit", f"def {self.kernel}({', '.join(self.parameters.values())}):"]
+        lines = [*head, ""]
+        arguments = [self._stage_parameters(body) for body in bodies]
+        for stage, body in enumerate(bodies):
+            name, taken = self._stage_name(stage), ", ".join(arguments[stage])
+            lines += ["", f"def {name}({taken}):", *_indent(body), ""]
+        lines += ["", "@nki.jit", f"def {self.kernel}({', '.join(self.parameters.values())}):"]
         lines += _indent([*self._allocations(), *shared, *self._calls(arguments), self._return()])
         return "\n".join(lines) + "\n"
 
-    def _tile_parameters(self) -> list[str]:
-        inside = {
-            i.dst.name
-            for i in self.region.instructions
-            if i.call == "load" and i not in self.shared
-        }
-        tensors = [new for name, new in self.parameters.items() if name in inside]
+    def _stage_name(self, stage: int) -> str:
+        return f"_stage{stage}" if self.stages > 1 else "_tile"
+
+    def _body(self, stage: int) -> list[str]:
+        """The function of one stage: what it is handed, its instructions, what it hands on."""
+        lines: list[str] = []
+        for instruction, at in zip(self.region.instructions, self.region.stages, strict=True):
+            if at == stage and instruction not in self.shared:
+                lines += self.lines(instruction, shared=False)
+        for index, at in enumerate(self.region.store_stages()):
+            if at == stage:
+                lines += self.store(index)
+        if stage < self.stages - 1:
+            lines.append(f"return {self._carried(stage)}")
+        text = "\n".join(lines)
+        before = [f"{self._carried(stage - 1)} = tiles{stage - 1}"] if stage else []
+        for name in map(self.name, self._shared_values()):
+            if not self.one_count and re.search(rf"\b{name}\b", text):
+                before.append(f"{name} = {name}[0:p]")
+        return before + lines
+
+    def _carried(self, boundary: int) -> str:
+        """The tiles that a stage hands to the next one."""
+        shared = self._shared_values()
+        carried = self.region.carried()[boundary]
+        return ", ".join(self.name(v) for v in carried if v not in shared)
+
+    def _stage_parameters(self, body: list[str]) -> list[str]:
+        """What a function of `body` takes, in a fixed order."""
         tiles = [self.name(v) for v in self._shared_values()]
+        handed = [f"tiles{stage}" for stage in range(self.stages - 1)]
         results = [f"out{i}" for i in range(len(self.region.outputs))]
-        geometry = ["r", "p", "k"] if self.g.folded else ["r", "p"]
         counts = [f"n{self.position[a.label]}" for a in self.g.free]
         starts = [f"i{self.position[a.label]}" for a in self.g.loops]
-        return [*tensors, *tiles, *results, *geometry, *counts, *starts]
+        tensors = list(self.parameters.values())
+        text = "\n".join(body)
+        every = [*tensors, *tiles, *handed, *results, "r", "p", "k", *counts, *starts]
+        return [name for name in every if re.search(rf"\b{name}\b", text)]
 
     def _allocations(self) -> list[str]:
         lines = []
@@ -260,7 +285,7 @@ class _Emitter:
             lines.append(f"out{i} = nl.ndarray({text}, dtype={dtype}, buffer=nl.shared_hbm)")
         return lines
 
-    def _calls(self, arguments: list[str]) -> list[str]:
+    def _calls(self, arguments: list[list[str]]) -> list[str]:
         lines: list[str] = []
         depth = ""
         for axis in self.g.loops:
@@ -280,16 +305,53 @@ class _Emitter:
         }
         for rows in self.g.rows:
             values = {"p": str(rows.count), "k": str(rows.fold), **fixed}
-            starts, inner = rows.starts, depth
-            if len(starts) > 1:
-                lines.append(
-                    f"{depth}for r in range({starts.start}, {starts.stop}, {starts.step}):"
-                )
-                inner += "    "
-            else:
-                values["r"] = str(starts.start)
-            lines.append(f"{inner}_tile({', '.join(values.get(x, x) for x in arguments)})")
+            lines += [depth + line for line in self._row_calls(rows, arguments, values)]
         return lines
+
+    def _row_calls(
+        self, rows: RowTiles, arguments: list[list[str]], values: Mapping[str, str]
+    ) -> list[str]:
+        """The tiles of one size, one after another: in step t stage s computes tile t - s."""
+        starts, behind = rows.starts, self.stages - 1
+
+        def calls(row_of: Callable[[int], str | None]) -> list[str]:
+            return self._step({s: row_of(s) for s in range(self.stages)}, arguments, values)
+
+        def loop(first: int) -> list[str]:
+            step = starts.step
+            if first == len(starts) - 1:
+                return calls(lambda s: str(starts[first - s]))
+            body = calls(lambda s: f"r - {s * step}" if s else "r")
+            return [f"for r in range({starts[first]}, {starts.stop}, {step}):", *_indent(body)]
+
+        def single(t: int) -> list[str]:
+            return calls(lambda s: str(starts[t - s]) if 0 <= t - s < len(starts) else None)
+
+        if len(starts) <= behind:
+            return [line for t in range(len(starts) + behind) for line in single(t)]
+        fill = [line for t in range(behind) for line in single(t)]
+        drain = [line for t in range(len(starts), len(starts) + behind) for line in single(t)]
+        return [*fill, *loop(behind), *drain]
+
+    def _step(
+        self, rows: Mapping[int, str | None], arguments: list[list[str]], values: Mapping[str, str]
+    ) -> list[str]:
+        """The stages that have a row to start at, first ones first; what one hands on is kept
+        apart until the next stage, which still has the tile before, is done.
+        """
+        lines: list[str] = []
+        turned: list[str] = []
+        for stage, row in rows.items():
+            if row is None:
+                continue
+            taken = ", ".join({**values, "r": row}.get(x, x) for x in arguments[stage])
+            target = ""
+            if stage < self.stages - 1:
+                busy = rows[stage + 1] is not None
+                target = f"{'next' if busy else 'tiles'}{stage} = "
+                turned += [f"tiles{stage} = next{stage}"] if busy else []
+            lines.append(f"{target}{self._stage_name(stage)}({taken})")
+        return lines + turned
 
     def _return(self) -> str:
         return f"return {', '.join(f'out{i}' for i in range(len(self.region.outputs)))}"

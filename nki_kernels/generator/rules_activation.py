@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trnx.nki_kernels import canonical_ops  # noqa: F401  registers torch.ops.trnx
 from trnx.nki_kernels.generator.ir import Builder, Lowering, Operand, Value
 from trnx.nki_kernels.generator.table import lowers
 from trnx.simulator.errors import Reject
@@ -76,6 +77,11 @@ def log1p(b: Builder, x: Operand) -> Value:
 @lowers(aten.gelu)
 def gelu(b: Builder, x: Operand, *, approximate: str = "none") -> Value:
     return b.unary("gelu_apprx_tanh" if approximate == "tanh" else "gelu", x)
+
+
+@lowers(torch.ops.trnx.quick_gelu.default, flops=2)
+def quick_gelu(b: Builder, x: Operand) -> Value:
+    return b.unary("gelu_apprx_sigmoid", x)
 
 
 @lowers(aten.leaky_relu, flops=2)

@@ -35,7 +35,8 @@ Argument = Tile | str
 class Instruction:
     """`nisa.<call>(dst=..., <arguments>)`; `result` is the tile that `reduce_res` fills.
 
-    `on_bits` says that the float32 tiles are taken as int32.
+    `on_bits` says that the float32 tiles are taken as int32;
+    `engine` runs it, which is NKI's choice where it is None (`engines.py`).
     """
 
     call: str
@@ -43,6 +44,7 @@ class Instruction:
     arguments: tuple[tuple[str, Argument], ...]
     result: Value | None = None
     on_bits: bool = False
+    engine: str | None = None
 
     def reads(self) -> list[Value]:
         """The values that it reads."""

@@ -1,17 +1,22 @@
-"""From a region's nodes to its form as one tile: lower, cut, select instructions, until it fits."""
+"""From a region's nodes to its form as one tile: lower, cut, select instructions, engines and
+stages, until it fits."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
+from trnx.nki_kernels.generator.engines import EngineCosts, assign_engines
 from trnx.nki_kernels.generator.geometry import Geometry, Strides, cut, merge
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.lower import Lowered, Output, lower, reachable
 from trnx.nki_kernels.generator.select_instructions import Instruction, InstructionSelector
+from trnx.nki_kernels.generator.stages import LEAST_TILES, cut_stages
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
@@ -25,7 +30,8 @@ _FREE_SIZE = 2048
 class TiledRegion:
     """A region cut into tiles, with the instructions of one tile.
 
-    `held` gives for every result the value whose tile holds it.
+    `held` gives for every result the value whose tile holds it, `stages` the stage of every
+    instruction.
     """
 
     outputs: tuple[Output, ...]
@@ -34,6 +40,41 @@ class TiledRegion:
     held: Mapping[Value, Value]
     load_strides: Mapping[Value, Strides]
     output_strides: tuple[Strides, ...]
+    stages: Sequence[int] = ()
+
+    def store_stages(self) -> list[int]:
+        """The stage that stores each output: the last one that writes its tile."""
+        last = {
+            v: s for i, s in zip(self.instructions, self.stages, strict=True) for v in i.writes()
+        }
+        return [last.get(self.held[o.value], 0) for o in self.outputs]
+
+    def carried(self) -> list[list[Value]]:
+        """For each stage but the last: the values from it or before that a later one touches."""
+        touched = [
+            (stage, value)
+            for instruction, stage in zip(self.instructions, self.stages, strict=True)
+            for value in (*instruction.writes(), *instruction.reads())
+        ]
+        stores = zip(self.store_stages(), self.outputs, strict=True)
+        touched += [(stage, self.held[output.value]) for stage, output in stores]
+        first: dict[Value, int] = {}
+        last: dict[Value, int] = {}
+        for stage, value in touched:
+            first[value] = min(stage, first.get(value, stage))
+            last[value] = max(stage, last.get(value, stage))
+        return [
+            [value for value in first if first[value] <= boundary < last[value]]
+            for boundary in range(max(self.stages, default=0))
+        ]
+
+    def bytes_in_work(self) -> int:
+        """Bytes of SBUF per partition of two tiles, so that loads overlap with work, and of what
+        is carried from one stage to the next.
+        """
+        copies = 2 if self.geometry.tiles > 1 else 1
+        carried = sum(self._bytes(value) for values in self.carried() for value in values)
+        return copies * self.bytes_per_partition() + carried
 
     def bytes_per_partition(self) -> int:
         """Bytes of SBUF per partition that one tile needs at once."""
@@ -54,11 +95,13 @@ class TiledRegion:
         return peak
 
     def _bytes(self, value: Value) -> int:
-        count = value.dtype.itemsize
-        for label in self.geometry.free_labels:
-            if label in value.axes:
-                count *= self.geometry.count(label)
-        return count
+        return value.dtype.itemsize * elements(value, self.geometry)
+
+
+def elements(value: Value, geometry: Geometry) -> int:
+    """How many elements of `value` one partition of a tile has."""
+    labels = (label for label in geometry.free_labels if label in value.axes)
+    return math.prod(geometry.count(label) for label in labels)
 
 
 def tile_region(
@@ -94,12 +137,31 @@ def _fit(
         if geometry is None:
             break
         selector = InstructionSelector(roots, geometry, scalar_bias=hw.generation > 2)
-        region = TiledRegion(lowered.outputs, geometry, *selector.run(), *strides)
-        copies = 2 if geometry.tiles > 1 else 1
-        if copies * region.bytes_per_partition() <= hw.sbuf_partition_bytes * 7 // 8:
+        region = _staged(TiledRegion(lowered.outputs, geometry, *selector.run(), *strides), hw)
+        if region.bytes_in_work() <= hw.sbuf_partition_bytes * 7 // 8:
             return region
         budget //= 2
     return Reject("a reduced row and its temporaries do not fit in SBUF", node)
+
+
+def _staged(region: TiledRegion, hw: Hardware) -> TiledRegion:
+    """`region` with engines and stages, where tiles are many."""
+    stages = [0] * len(region.instructions)
+    if region.geometry.tiles < LEAST_TILES:
+        return dataclasses.replace(region, stages=stages)
+    geometry = region.geometry
+    moving = {geometry.partition, *(axis.label for axis in geometry.loops)}
+
+    def repeated(value: Value) -> int:
+        return elements(value, geometry) if value.axes & moving else 0
+
+    costs = EngineCosts(hw, repeated)
+    stored = [region.held[output.value] for output in region.outputs]
+    placed = assign_engines(region.instructions, costs, stored)
+    across = any(i.call == "all_partitions" for i in placed)
+    if max(len(rows.starts) for rows in region.geometry.rows) >= LEAST_TILES and not across:
+        stages = cut_stages(placed)
+    return dataclasses.replace(region, instructions=placed, stages=stages)
 
 
 def _row(order: tuple[int, ...], sizes: Mapping[int, int], reduced: frozenset[int]) -> int:

@@ -227,6 +227,8 @@ def activate(dst: nl.NkiTensor, src: nl.NkiTensor, activation: str) -> None:
         nisa.activation(dst=dst, op=nl.gelu, data=src)
     elif activation == "gelu_tanh":
         nisa.activation(dst=dst, op=nl.gelu_apprx_tanh, data=src)
+    elif activation == "quick_gelu":
+        nisa.activation(dst=dst, op=nl.gelu_apprx_sigmoid, data=src)
     elif activation == "relu":
         nisa.activation(dst=dst, op=nl.relu, data=src)
     elif activation == "silu":

@@ -19,6 +19,7 @@ import nki.language as nl
 import torch
 import torch.nn.functional as F
 
+from trnx.nki_kernels import canonical_ops  # noqa: F401  registers torch.ops.trnx
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._blocking import block_sizes, leading_dims_merge, operand_layout
 from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, MatmulOperand, product, segments_of
@@ -34,6 +35,7 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda product: product,
     "gelu": aten.gelu.default,
     "gelu_tanh": functools.partial(aten.gelu.default, approximate="tanh"),
+    "quick_gelu": torch.ops.trnx.quick_gelu.default,
     "relu": aten.relu.default,
     "silu": aten.silu.default,
     "tanh": aten.tanh.default,

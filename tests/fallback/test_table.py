@@ -316,6 +316,8 @@ def _by_hand() -> list[tuple[str, Call]]:
           for align in (True, False)),
         ("_upsample_nearest_exact3d", (volume, [3, 7, 9])),
         ("_upsample_nearest_exact3d_backward", (r(1, 2, 3, 7, 9), [3, 7, 9], [1, 2, 4, 5, 6])),
+        ("trnx::quick_gelu", (x,)),
+        ("trnx::quick_gelu", (x.bfloat16(),)),
         ("trnx::rms_norm", (x, r(4), 1e-6)),
         ("trnx::rms_norm", (x.bfloat16(), None, 1e-6)),
         *(("trnx::cross_entropy", (x, labels, how, 1)) for how in (0, 1, 2)),

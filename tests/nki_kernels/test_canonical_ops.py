@@ -287,5 +287,16 @@ def test_cross_entropy_passes_the_checks_of_torch_library(reduction: int) -> Non
 
 
 def test_importing_registers_every_op_once() -> None:
-    for op in (canonical_ops.sdpa, canonical_ops.sdpa_backward, canonical_ops.rms_norm):
+    ops = (canonical_ops.sdpa, canonical_ops.sdpa_backward, canonical_ops.rms_norm)
+    for op in (*ops, canonical_ops.quick_gelu):
         assert op._qualname.startswith("trnx::")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_quick_gelu_rounds_once_and_keeps_the_layout(dtype: torch.dtype) -> None:
+    x = torch.randn(5, 3).to(dtype).t()
+    result = torch.ops.trnx.quick_gelu(x)
+    exact = x.double() * torch.sigmoid(1.702 * x.double())
+
+    torch.testing.assert_close(result, exact.to(dtype), check_stride=True)
+    torch.library.opcheck(torch.ops.trnx.quick_gelu.default, (x,))

@@ -1,0 +1,154 @@
+"""Which engine runs each instruction of a tile, so that the busiest one has the least to do.
+
+An engine's load is the sum of what its instructions take in the timing model; what an overlap of
+tiles hides is left to `stages.py`. VectorE is the default. Instructions move from the busiest
+engine, one at a time, while that makes it less busy than any other engine becomes, and stop where
+DMA is the busiest: a product or sum of two tiles to GpSimd, a scale and shift to ScalarE, a copy to
+either. GpSimd and VectorE's fast modes share a port of SBUF, which counts as an engine (on trn1 all
+of VectorE does). Ties go to the first instruction, so that the choice is deterministic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
+from trnx.simulator.costs.constants import timing
+from trnx.simulator.hardware import Hardware
+
+VECTOR, SCALAR, GPSIMD = "vector", "scalar", "gpsimd"
+_PORT, _DMA = "port", "dma"
+_HALVES = (torch.bfloat16, torch.float16)
+# Calls whose tiles VectorE walks in its fast modes.
+_FAST = ("tensor_scalar", "tensor_copy", "memset")
+# What ScalarE's tensor_scalar computes (SDK nki.isa.tensor_scalar), from trn2 on.
+_AFFINE = (
+    (("op0", "nl.multiply"), ("op1", "nl.add")),
+    (("op0", "nl.multiply"),),
+    (("op0", "nl.add"),),
+)
+
+Load = Mapping[str, float]  # engine, port or DMA -> ns
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineCosts:
+    """What instructions take; `elements` is how many a value has in one partition of a tile, 0
+    where all tiles share it.
+    """
+
+    hardware: Hardware
+    elements: Callable[[Value], int]
+
+    def load(self, instruction: Instruction, engine: str) -> Load:
+        """ns that `instruction` takes of `engine` and of the port."""
+        chip, constants = self.hardware, timing(self.hardware)
+        size = max(self.elements(v) for v in (*instruction.reads(), *instruction.writes()))
+        if instruction.call == "load":
+            return {_DMA: self.dma(instruction.dst)}
+        if engine == SCALAR:
+            cycles = size + constants.scalar_issue_cycles
+            return {SCALAR: cycles * 1e9 / chip.scalar_clock}
+        if engine == GPSIMD:
+            work = size * max(1, self._tiles_read(instruction, size))
+            taken = (work + constants.gpsimd_start_cycles) * 1e9 / chip.gpsimd_clock
+            return {GPSIMD: taken, _PORT: taken}
+        width = self._width(instruction, size)
+        taken = (size / width + constants.vector_issue_cycles) * 1e9 / chip.vector_clock
+        shares = width > 1 or chip.generation == 2
+        return {VECTOR: taken, _PORT: taken} if shares else {VECTOR: taken}
+
+    def dma(self, value: Value) -> float:
+        """ns that a load or store of a tile takes at the full rate."""
+        nbytes = self.elements(value) * value.dtype.itemsize * self.hardware.partitions
+        return nbytes * 1e9 / self.hardware.dma_bytes_per_second
+
+    def _tiles_read(self, instruction: Instruction, size: int) -> int:
+        return sum(self._spread(a) == size for _, a in instruction.arguments if isinstance(a, Tile))
+
+    def _spread(self, tile: Tile) -> int:
+        return self.elements(tile.like if tile.like is not None else tile.value)
+
+    def _width(self, instruction: Instruction, size: int) -> float:
+        """Elements a cycle of VectorE."""
+        chip = self.hardware
+        if instruction.call == "reciprocal":
+            return 1 / 8
+        if instruction.call in _FAST:
+            tiles = [v for v in (instruction.dst, *instruction.reads()) if self.elements(v) == size]
+            short = all(v.dtype in _HALVES for v in tiles)
+            return chip.vector_half_width if short else chip.vector_other_width
+        two = chip.generation == 2 and self._tiles_read(instruction, size) > 1
+        return 1 / 2 if two else 1
+
+
+def assign_engines(
+    instructions: Sequence[Instruction], costs: EngineCosts, stored: Sequence[Value]
+) -> list[Instruction]:
+    """`instructions` with their engines; `stored` are the values that DMA writes back."""
+    placed = list(instructions)
+    total: Counter[str] = Counter()
+    for instruction in placed:
+        total.update(costs.load(instruction, engine_of(instruction)))
+    total.update({_DMA: sum(costs.dma(v) for v in stored)})
+    while (move := _best_move(placed, costs, total)) is not None:
+        index, engine = move
+        old = placed[index]
+        placed[index] = dataclasses.replace(old, engine=engine)
+        total = _moved(total, costs, old, engine)
+    return placed
+
+
+def engine_of(instruction: Instruction) -> str:
+    """The engine that runs an instruction, chosen or NKI's default."""
+    if instruction.engine is not None:
+        return instruction.engine
+    if instruction.call == "activation":
+        return SCALAR
+    integers = all(v.dtype is torch.int32 for v in (*instruction.reads(), instruction.dst))
+    power = ("op", "nl.power") in instruction.arguments
+    if instruction.call == "tensor_tensor" and (power or (integers and not instruction.on_bits)):
+        return GPSIMD
+    return VECTOR
+
+
+def _moved(total: Counter[str], costs: EngineCosts, old: Instruction, engine: str) -> Counter[str]:
+    result = Counter(total)
+    result.subtract(costs.load(old, engine_of(old)))
+    result.update(costs.load(old, engine))
+    return result
+
+
+def _best_move(
+    placed: Sequence[Instruction], costs: EngineCosts, total: Counter[str]
+) -> tuple[int, str] | None:
+    """The move after which the busiest engine has the least to do, if that is less than now."""
+    best, found = max(total.values()), None
+    if best == total[_DMA]:
+        return None
+    for index, instruction in enumerate(placed):
+        for engine in _others(instruction, costs.hardware):
+            busiest = max(_moved(total, costs, instruction, engine).values())
+            if busiest < best - 1e-6:
+                best, found = busiest, (index, engine)
+    return found
+
+
+def _others(instruction: Instruction, hardware: Hardware) -> tuple[str, ...]:
+    """The engines besides VectorE that may run an instruction, with the same values."""
+    if engine_of(instruction) != VECTOR or instruction.on_bits:
+        return ()
+    if instruction.call == "tensor_copy":
+        return (SCALAR, GPSIMD) if hardware.generation > 2 else (GPSIMD,)
+    if instruction.call in ("tensor_tensor", "memset"):
+        return (GPSIMD,)
+    if instruction.call == "tensor_scalar" and hardware.generation > 2:
+        ops = tuple(a for a in instruction.arguments if a[0] in ("op0", "op1"))
+        plain = all(key not in ("reverse0", "reverse1") for key, _ in instruction.arguments)
+        return (SCALAR,) if plain and ops in _AFFINE else ()
+    return ()

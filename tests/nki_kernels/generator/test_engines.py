@@ -1,0 +1,143 @@
+"""Which engine runs an instruction, and how tiles are cut into stages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import expecttest
+import pytest
+import torch
+
+from trnx.simulator.hardware import hardware
+from trnx.simulator.timing.profile import predicted_seconds
+
+aten = torch.ops.aten
+Build = Callable[..., Any]
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+def _draw(*shape: int, dtype: torch.dtype = F32, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def gated(x: Any) -> Any:
+    return aten.mul.Tensor(x, aten.sigmoid.default(aten.mul.Tensor(x, 1.5)))
+
+
+def sums(a: Any, b: Any, c: Any) -> Any:
+    inner = aten.gelu.default(aten.add.Tensor(a, b))
+    return aten.add.Tensor(aten.mul.Tensor(inner, c), b)
+
+
+def normal(x: Any, w: Any) -> Any:
+    mean = aten.mean.dim(aten.mul.Tensor(x, x), [1], True)
+    return aten.mul.Tensor(aten.mul.Tensor(x, aten.rsqrt.default(mean)), w)
+
+
+def through_two_functions(x: Any, y: Any) -> Any:
+    first = aten.mul.Tensor(x, aten.sigmoid.default(aten.add.Tensor(x, y)))
+    return aten.add.Tensor(aten.tanh.default(first), x), first
+
+
+FUNCTIONS = {
+    "gated": (gated, 1),
+    "sums": (sums, 3),
+    "two functions": (through_two_functions, 2),
+}
+
+
+def test_a_chain_that_comes_back_to_an_engine_is_cut_there(region: Build) -> None:
+    built = region(gated, _draw(128 * 5 + 3, 2048, dtype=BF16))
+    source = built.source()
+
+    expecttest.assert_expected_inline(
+        source[source.index("\n\ndef") :].strip(),
+        """\
+def _stage0(x0, r, p, k):
+    x0_tile = nl.ndarray((p, k), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.dma_copy(dst=x0_tile, src=x0.ap(pattern=[[k, p], [1, k]], offset=r))
+    multiply_tile = nl.ndarray((p, k), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=multiply_tile, data=x0_tile, op0=nl.multiply, operand0=1.5)
+    sigmoid_tile = nl.ndarray((p, k), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.activation(dst=sigmoid_tile, op=nl.sigmoid, data=multiply_tile)
+    return x0_tile, sigmoid_tile
+
+
+def _stage1(tiles0, out0, r, p, k):
+    x0_tile, sigmoid_tile = tiles0
+    multiply2_tile = nl.ndarray((p, k), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=multiply2_tile, data1=x0_tile, data2=sigmoid_tile, op=nl.multiply)
+    nisa.dma_copy(dst=out0.ap(pattern=[[k, p], [1, k]], offset=r), src=multiply2_tile)
+
+
+@nki.jit
+def fused_mul_sigmoid_mul(x0):
+    out0 = nl.ndarray((643, 2048), dtype=nl.bfloat16, buffer=nl.shared_hbm)
+    tiles0 = _stage0(x0, 0, 128, 1715)
+    for r in range(219520, 1097600, 219520):
+        next0 = _stage0(x0, r, 128, 1715)
+        _stage1(tiles0, out0, r - 219520, 128, 1715)
+        tiles0 = next0
+    _stage1(tiles0, out0, 878080, 128, 1715)
+    tiles0 = _stage0(x0, 1097600, 128, 1713)
+    _stage1(tiles0, out0, 1097600, 128, 1713)
+    return out0""",
+    )
+    built.check()
+
+
+def test_a_sum_goes_to_gpsimd_where_vector_is_the_busiest(region: Build) -> None:
+    inputs = [_draw(1024, 2048, dtype=BF16, seed=s) for s in range(3)]
+    built = region(sums, *inputs)
+
+    assert built.source().count("engine=nisa.engine.gpsimd") == 1
+    assert "_stage" not in built.source()  # GpSimd, ScalarE, VectorE: no engine twice
+    built.check()
+
+
+def test_where_dma_is_the_busiest_nothing_moves(region: Build) -> None:
+    built = region(lambda a, b: aten.add.Tensor(a, b), _draw(2048, 2048), _draw(2048, 2048, seed=1))
+
+    assert "engine=" not in built.source()
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize("dtype", [F32, BF16, torch.float16])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_on_ragged_sizes(region: Build, name: str, dtype: torch.dtype, target: str) -> None:
+    function, count = FUNCTIONS[name]
+    inputs = [_draw(128 * 9 + 5, 1023, dtype=dtype, seed=s) for s in range(count)]
+    built = region(function, *inputs)
+
+    built.check(target)
+
+
+@pytest.mark.parametrize("rows", [1, 127, 128, 129, 511, 512, 513, 1100])
+def test_rows_of_a_reduction(region: Build, rows: int) -> None:
+    built = region(normal, _draw(rows, 2050), _draw(2050))
+
+    # 512 rows are four tiles, of which the later ones overlap.
+    assert ("_stage0" in built.source()) == (rows >= 512)
+    built.check()
+
+
+def test_the_schedule_waits_less_than_without_stages(region: Build) -> None:
+    built = region(gated, _draw(4096, 2048, dtype=BF16))
+    crossing = 2 * 2 * 4096 * 2048 / hardware("trn2").dma_bytes_per_second
+
+    assert crossing / predicted_seconds(built.program(), hardware("trn2")) > 0.85
+
+
+def test_stages_are_few(region: Build) -> None:
+    def chain(x: Any) -> Any:
+        for _ in range(6):
+            x = aten.mul.Tensor(x, aten.sigmoid.default(aten.mul.Tensor(x, 1.5)))
+        return x
+
+    built = region(chain, _draw(1024, 2048))
+
+    assert set(re.findall(r"def (_stage\d)", built.source())) == {"_stage0", "_stage1", "_stage2"}
+    built.check()
