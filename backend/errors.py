@@ -66,6 +66,14 @@ class KernelFailedError(BackendError):
     """A kernel failed when it was traced or run, and `fallback="error"` forbids others."""
 
 
+class RegionDiffersError(BackendError):
+    """The values of a region are not those of its ops (option `check`)."""
+
+
+class ReproError(BackendError):
+    """The folder for stand-alone programs cannot be used."""
+
+
 class CoverageError(BackendError):
     """Less of the work runs on NKI than `fail_under` asks for."""
 

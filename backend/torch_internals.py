@@ -114,6 +114,11 @@ def compile_with_autograd(
     return compiled
 
 
+def is_profiling() -> bool:
+    """Whether torch.profiler, or the profiler of autograd, records in this thread."""
+    return torch._C._autograd._profiler_enabled()
+
+
 def boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     """`function(*args)` in AOTAutograd's calling convention: one list, emptied by the callee."""
 

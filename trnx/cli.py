@@ -58,6 +58,13 @@ class Select(StrEnum):
     NONE = "none"
 
 
+class Against(StrEnum):
+    """What `bisect` compares regions with."""
+
+    EAGER = "eager"
+    FLOAT64 = "float64"
+
+
 TargetOption = Annotated[Target, typer.Option(help="The Trainium generation to compile for.")]
 ScriptArguments = Annotated[
     list[str] | None,
@@ -258,6 +265,30 @@ def profile(
             print(model)
     if as_json:
         print(json.dumps({"targets": [model.to_dict() for model in found]}))
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def bisect(
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(help="A Python file, or a folder with __main__.py.")],
+    arguments: ScriptArguments = None,
+    against: Annotated[Against, typer.Option(help="What regions are compared with.")] = (
+        Against.FLOAT64
+    ),
+    rtol: Annotated[float | None, typer.Option(help="As in torch.allclose; else by dtype.")] = None,
+    atol: Annotated[float | None, typer.Option(help="As in torch.allclose; else by dtype.")] = None,
+    folder: Annotated[
+        Path, typer.Option(help="New or empty: for the programs of regions that differ.")
+    ] = Path("trnx_bisect"),
+    as_json: JsonOption = False,
+) -> None:
+    """Run a script, and name the compiled regions whose values are wrong. Status 1 for any."""
+    from trnx.backend.bisect import bisect_script
+
+    own = _script_arguments(context, script, arguments)
+    found = bisect_script(script, own, against=against.value, rtol=rtol, atol=atol, folder=folder)
+    print(json.dumps(found.to_dict()) if as_json else found)
+    raise typer.Exit(1 if found.differences else 0)
 
 
 @app.command()
