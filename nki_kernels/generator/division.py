@@ -39,6 +39,8 @@ def divide(b: Builder, x: Operand, y: Operand) -> Value:
         inverse = b.reciprocal(y)
         return inverse if x == 1 else b.mul(inverse, -1.0)
     x, y = b.to_float(x), b.to_float(y)
+    if not b.rounds_quotients:
+        return b.mul(x, b.reciprocal(y) if isinstance(y, Value) else 1.0 / y)
     if b.out is torch.bfloat16 and _is_bfloat16(x) and _is_bfloat16(y):
         return _bfloat16_quotient(b, x, y)
     return _quotient(b, x, y)
