@@ -40,7 +40,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from trnx.fx_passes.source import users_name
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
-# `fma(a, b, c)`: what Dynamo writes for `addcmul_`, `addcdiv_` and `add_` of optimizers with a factor.
+# `fma(a, b, c)`: what Dynamo writes for `addcmul_`, `addcdiv_` and `add_` with a factor.
 FUSED_MULTIPLY_ADD = inductor_prims.fma
 # What Dynamo writes of a line and of a function that it gave up.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ([^\s,]+)')

@@ -8,6 +8,7 @@ floating-point technique for extending the available precision", 1971), says whe
 up or down. The reciprocal must be within half a unit, as the simulator's is; the device's error is
 not published. A quotient below 2^-126 is rounded twice, and may be 2^-149 off.
 
+A quotient that a sum rounds again needs none of this (`rounding.py`).
 A quotient of bfloat16 needs none of this: it is at least 2^-17 (relative) away from where its
 rounding changes, and the product with the reciprocal is within 2^-22.
 """

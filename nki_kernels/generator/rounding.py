@@ -71,9 +71,7 @@ def _is_number(x: Any, specs: Mapping[fx.Node, Any]) -> bool:
     return not isinstance(spec, TensorSpec) or not spec.shape
 
 
-def _is_only_added(
-    node: fx.Node, inside: frozenset[fx.Node], specs: Mapping[fx.Node, Any]
-) -> bool:
+def _is_only_added(node: fx.Node, inside: frozenset[fx.Node], specs: Mapping[fx.Node, Any]) -> bool:
     """Whether all that reads the quotient, maybe times a number, adds it to another tensor."""
     if not node.users or not inside.issuperset(node.users):
         return False
