@@ -31,6 +31,7 @@ from torch._functorch.partitioners import (
     min_cut_rematerialization_partition,
 )
 from torch._guards import detect_fake_mode
+from torch._inductor import inductor_prims
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -39,6 +40,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from trnx.fx_passes.source import users_name
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
+# `fma(a, b, c)`: what Dynamo writes for `addcmul_`, `addcdiv_` and `add_` with a factor.
+FUSED_MULTIPLY_ADD = inductor_prims.fma
 # What Dynamo writes of a line and of a function that it gave up.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ([^\s,]+)')
 _SKIPPED = re.compile(r"frame skipped: (\S+) \((.+) line (\d+)\)")

@@ -20,6 +20,7 @@ from trnx.nki_kernels.generator import (  # noqa: F401
 )
 from trnx.nki_kernels.generator.align import Alignment, align
 from trnx.nki_kernels.generator.ir import STORAGE_DTYPES, Builder, Dims, Operand, Value
+from trnx.nki_kernels.generator.rounding import loose_quotients
 from trnx.nki_kernels.generator.table import entry_of
 from trnx.nki_kernels.hints import hinted
 from trnx.simulator.errors import Reject
@@ -109,6 +110,7 @@ def _lower_nodes(
     builder = Builder()
     values: dict[fx.Node, Value] = {}
     sets: set[frozenset[int]] = set()
+    loose = loose_quotients(nodes, specs)
 
     def operand(node: fx.Node, user: fx.Node) -> Operand:
         if node in values:
@@ -123,6 +125,7 @@ def _lower_nodes(
         entry = entry_of(node.target)
         assert entry is not None
         builder.out = specs[node].dtype
+        builder.rounds_quotients = node not in loose
         builder.reduced, builder.count = _reduced(node, specs, alignment)
         sets |= {builder.reduced} - {frozenset()}
         if len(sets) > 1:

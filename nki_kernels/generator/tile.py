@@ -16,7 +16,7 @@ from trnx.nki_kernels.generator.geometry import Geometry, Strides, cut, merge
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.lower import Lowered, Output, lower, reachable
 from trnx.nki_kernels.generator.select_instructions import Instruction, InstructionSelector
-from trnx.nki_kernels.generator.stages import LEAST_TILES, cut_stages
+from trnx.nki_kernels.generator.stages import FEW_STAGES, LEAST_TILES, MOST_STAGES, cut_stages
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
@@ -132,23 +132,24 @@ def _fit(
     order, sizes = space
     reduced = frozenset(d for d in order if d in lowered.reduced)
     budget = max(_FREE_SIZE, _row(order, sizes, reduced))
-    while budget:
-        geometry = cut(order, sizes, reduced, budget)
+    tries = [(budget, MOST_STAGES), (budget // 2, MOST_STAGES)]
+    tries += [(budget >> i, FEW_STAGES) for i in range(budget.bit_length())]
+    for free_size, most in tries:
+        geometry = cut(order, sizes, reduced, free_size) if free_size else None
         if geometry is None:
-            break
+            continue
         selector = InstructionSelector(roots, geometry, scalar_bias=hw.generation > 2)
-        region = _staged(TiledRegion(lowered.outputs, geometry, *selector.run(), *strides), hw)
+        whole = TiledRegion(lowered.outputs, geometry, *selector.run(), *strides)
+        region = _staged(whole, hw, most)
         if region.bytes_in_work() <= hw.sbuf_partition_bytes * 7 // 8:
             return region
-        budget //= 2
     return Reject("a reduced row and its temporaries do not fit in SBUF", node)
 
 
-def _staged(region: TiledRegion, hw: Hardware) -> TiledRegion:
-    """`region` with engines and stages, where tiles are many."""
-    stages = [0] * len(region.instructions)
+def _staged(region: TiledRegion, hw: Hardware, most: int) -> TiledRegion:
+    """`region` with engines and at most `most` stages, where tiles are many."""
     if region.geometry.tiles < LEAST_TILES:
-        return dataclasses.replace(region, stages=stages)
+        return dataclasses.replace(region, stages=[0] * len(region.instructions))
     geometry = region.geometry
     moving = {geometry.partition, *(axis.label for axis in geometry.loops)}
 
@@ -159,8 +160,10 @@ def _staged(region: TiledRegion, hw: Hardware) -> TiledRegion:
     stored = [region.held[output.value] for output in region.outputs]
     placed = assign_engines(region.instructions, costs, stored)
     across = any(i.call == "all_partitions" for i in placed)
-    if max(len(rows.starts) for rows in region.geometry.rows) >= LEAST_TILES and not across:
-        stages = cut_stages(placed)
+    starts = max(len(rows.starts) for rows in region.geometry.rows)
+    stages = [0] * len(placed)
+    if starts >= LEAST_TILES and not across:
+        stages = cut_stages(placed, min(most, starts - 1), lambda v: bool(v.axes & moving))
     return dataclasses.replace(region, instructions=placed, stages=stages)
 
 
