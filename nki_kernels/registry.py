@@ -66,6 +66,10 @@ class Registry:
     def __getitem__(self, name: str) -> KernelSpec:
         return self._specs[name][0]
 
+    def file_of(self, name: str) -> Path | None:
+        """The file that registered the kernel `name`, None where no file did."""
+        return self._specs[name][1]
+
     def __iter__(self) -> Iterator[KernelSpec]:
         specs = [spec for spec, _ in self._specs.values()]
         return iter(sorted(specs, key=lambda spec: (spec.builtin, spec.name)))

@@ -5,6 +5,7 @@ Every function here is called by name from a test (`conftest.py`) and returns pl
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 
+import trnx
 from trnx.backend.demo import load
 from trnx.backend.report import GraphReport, collect_reports
 
@@ -102,6 +104,27 @@ def gpt2() -> dict[str, Any]:
             return [function(tokens.to(device)).logits]
 
     return _compared(model, call)
+
+
+def loaded() -> dict[str, Any]:
+    """A model that was exported in host memory, loaded for the device."""
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=64, vocab_size=256, n_positions=64, use_cache=False
+    )
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    tokens = torch.randint(0, 256, (2, 16))
+    with torch.no_grad():
+        expected = model(tokens).logits
+    with tempfile.TemporaryDirectory() as folder:
+        trnx.export(model, (tokens,), f"{folder}/model")
+        with collect_reports() as reports:
+            function = trnx.load(f"{folder}/model")
+            found = []
+            for _ in range(2):
+                neuron_device.calls.clear()
+                found = [function(tokens.to("neuron"))["logits"]]
+    return _facts(reports, [_gap(found[0], expected)])
 
 
 def llama() -> dict[str, Any]:
