@@ -91,7 +91,7 @@ def program_of(captured: Captured) -> ExportedProgram:
 
 def _renamed(spec: InputSpec, name: str) -> InputSpec:
     """fx names a graph's inputs its own way: what a user calls `input` is `input_1` there."""
-    return replace(spec, arg=replace(spec.arg, name=name))  # type: ignore[type-var]
+    return replace(spec, arg=replace(spec.arg, name=name))
 
 
 def _outputs(

@@ -133,7 +133,7 @@ def _name_composites(gm: fx.GraphModule) -> None:
         if node.op == "call_function" and node.target in _FUNCTIONS:
             spelled[node] = node.target, node.args, node.kwargs
             node.target, rewrite = _FUNCTIONS[node.target]
-            node.args, node.kwargs = rewrite(*node.args, **node.kwargs)  # type: ignore[assignment]
+            node.args, node.kwargs = rewrite(*node.args, **node.kwargs)
     if not spelled:
         return
     before_autograd(gm)

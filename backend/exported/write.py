@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ class Exported:
 
 
 def export(
-    model: torch.nn.Module,
+    model: Callable[..., Any],
     args: Sequence[Any],
     folder: str | Path,
     *,
@@ -85,7 +85,7 @@ def export(
     options: Mapping[str, Any] | Options | None = None,
 ) -> Exported:
     """Write the plan of `model(*args, **kwargs)`, for inference and these sizes, to a new folder,
-    which `trnx.load` runs. What `torch.compile` returned stands for what it was given.
+    which `trnx.load` runs. `model` is a torch.nn.Module; what `torch.compile` returned stands for what it was given.
 
     Values of `args` that are no tensors are constants of the plan. Raises ExportError.
     """
