@@ -299,6 +299,25 @@ def doctor(as_json: JsonOption = False) -> None:
     raise typer.Exit(0 if found.is_well else 1)
 
 
+@app.command("check-kernels")
+def check_kernels(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Kernel files; without one, all of the registry.")
+    ] = None,
+    target: TargetOption = Target.TRN2,
+    as_json: JsonOption = False,
+) -> None:
+    """Run kernels on their samples with all checks, against their references. Status 1: one fails.
+
+    Where AWS's package nki is installed, nki.simulate runs them too, and differences are shown.
+    """
+    from trnx.backend.kernel_check import check_kernels as check
+
+    found = check(target.value, files or ())
+    print(json.dumps(found.to_dict()) if as_json else found)
+    raise typer.Exit(0 if found.ok else 1)
+
+
 @app.command(
     context_settings={
         "allow_extra_args": True,

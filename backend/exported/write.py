@@ -85,7 +85,8 @@ def export(
     options: Mapping[str, Any] | Options | None = None,
 ) -> Exported:
     """Write the plan of `model(*args, **kwargs)`, for inference and these sizes, to a new folder,
-    which `trnx.load` runs. `model` is a torch.nn.Module; what `torch.compile` returned stands for what it was given.
+    which `trnx.load` runs. `model` is a torch.nn.Module; what `torch.compile` returned stands for
+    what it was given.
 
     Values of `args` that are no tensors are constants of the plan. Raises ExportError.
     """

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import handed_over
 import neuron_device
+import nki
 import torch
 import torch.nn.functional as F
 import transformers
@@ -18,6 +20,7 @@ from torch import nn
 
 import trnx
 from trnx.backend.demo import load
+from trnx.backend.kernel_check import check_kernels
 from trnx.backend.report import GraphReport, collect_reports
 
 NEURON = {"runner": "neuron"}
@@ -104,6 +107,24 @@ def gpt2() -> dict[str, Any]:
             return [function(tokens.to(device)).logits]
 
     return _compared(model, call)
+
+
+def checked_kernels(file: str, change: str) -> dict[str, Any]:
+    """`trnx check-kernels` of a file, with `nki.simulate` as it is or changed."""
+    simulate = nki.simulate
+
+    def refuse(kernel: Any) -> Any:
+        raise RuntimeError(f"[NKI-1] {kernel.__name__} is refused")
+
+    def differ(kernel: Any) -> Any:
+        return lambda *args: simulate(kernel)(*args) + 0.25
+
+    nki.simulate = {"nothing": simulate, "refuse": refuse, "differ": differ}[change]
+    try:
+        found = check_kernels("trn2", [Path(file)])
+        return {**found.to_dict(), "text": str(found)}
+    finally:
+        nki.simulate = simulate
 
 
 def loaded() -> dict[str, Any]:
