@@ -66,8 +66,12 @@ class Registry:
     def __getitem__(self, name: str) -> KernelSpec:
         return self._specs[name][0]
 
+    def of_file(self, file: Path) -> tuple[KernelSpec, ...]:
+        """The kernels that `file` registered."""
+        return tuple(spec for spec, known in self._specs.values() if known == file)
+
     def file_of(self, name: str) -> Path | None:
-        """The file that defines the kernel `name`; None where there is none."""
+        """The file that registered the kernel `name`, None where no file did."""
         return self._specs[name][1] if name in self._specs else None
 
     def __iter__(self) -> Iterator[KernelSpec]:

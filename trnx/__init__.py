@@ -1,8 +1,8 @@
 """trnx: a torch.compile backend for AWS Trainium, with an NKI simulator for machines without one.
 
 `torch.compile(model, backend="trnx")` needs no import of this package. What it offers is loaded on
-first use: `trnx.explain`, `trnx.profile`, `trnx.bisect`, `trnx.report`, `trnx.errors`,
-`trnx.Options`, `trnx.register_kernel`, `trnx.load_kernels`.
+first use: `trnx.explain`, `trnx.profile`, `trnx.bisect`, `trnx.export`, `trnx.load`, `trnx.report`,
+`trnx.errors`, `trnx.Options`, `trnx.register_kernel`, `trnx.load_kernels`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from trnx.backend import report
     from trnx.backend.bisect import Bisection, bisect
     from trnx.backend.explain import Explanation, explain
+    from trnx.backend.exported.load import Loaded, load
+    from trnx.backend.exported.write import Exported, export
     from trnx.backend.model_profile import ModelProfile
     from trnx.backend.options import Options
     from trnx.backend.profile import profile
@@ -29,6 +31,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Bisection",
     "Explanation",
+    "Exported",
+    "Loaded",
     "ModelProfile",
     "Options",
     "Profile",
@@ -37,6 +41,8 @@ __all__ = [
     "collect_reports",
     "errors",
     "explain",
+    "export",
+    "load",
     "load_kernels",
     "profile",
     "register_kernel",
@@ -51,6 +57,10 @@ _PLACES = {
     "Bisection": ("trnx.backend.bisect", "Bisection"),
     "explain": ("trnx.backend.explain", "explain"),
     "Explanation": ("trnx.backend.explain", "Explanation"),
+    "export": ("trnx.backend.exported.write", "export"),
+    "Exported": ("trnx.backend.exported.write", "Exported"),
+    "load": ("trnx.backend.exported.load", "load"),
+    "Loaded": ("trnx.backend.exported.load", "Loaded"),
     "collect_reports": ("trnx.backend.report", "collect_reports"),
     "Options": ("trnx.backend.options", "Options"),
     "Profile": ("trnx.simulator.timing.profile", "Profile"),
