@@ -2,9 +2,10 @@
 
 One dimension of the space runs along the partitions, `fold` of its elements in each; other
 dimensions lie in the free size as far as they fit, the rest is looped over. Neighbouring
-dimensions are one where every tensor runs through them with one stride. Reduced dimensions lie
-innermost and whole in a tile; if all dimensions are reduced, the space is cut into equal parts,
-one a partition.
+dimensions are one where every tensor runs through them with one stride; neighbours are those of
+the memory, so that a dense tensor is flat in any order of its dims (channels_last). Reduced
+dimensions lie innermost and whole in a tile; if all dimensions are reduced, the space is cut into
+equal parts, one a partition.
 """
 
 from __future__ import annotations
@@ -77,6 +78,20 @@ class Geometry:
         """How many tiles there are."""
         rows = sum(len(r.starts) for r in self.rows)
         return rows * math.prod(-(-a.size // a.block) for a in self.loops)
+
+
+def memory_order(order: Dims, accesses: Sequence[tuple[Strides, int]]) -> Dims:
+    """The labels of `order` as most bytes lie in memory, outermost first; `order` where as many do.
+
+    `accesses` are the strides of the tensors and the bytes of one of their elements; a tensor that
+    does not vary along all labels has no say.
+    """
+    votes = {order: 0}
+    for strides, itemsize in accesses:
+        if all(strides.get(label, 0) > 0 for label in order):
+            lies = tuple(sorted(order, key=lambda label: -strides[label]))  # stable
+            votes[lies] = votes.get(lies, 0) + itemsize
+    return max(votes, key=lambda lies: votes[lies])
 
 
 def merge(
