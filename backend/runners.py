@@ -71,7 +71,7 @@ def _in_kernel_form(
     return output
 
 
-def _as_spec(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+def as_spec(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """`tensor` as the launch wants to see it: a launch may name other sizes for the same memory."""
     if tensor.shape == spec.shape:
         return tensor
@@ -96,7 +96,7 @@ class SimulatorRunner:
         orders = launch.result_orders or (None,) * len(program.outputs)
 
         def run(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None]) -> None:
-            arguments = [_as_spec(inputs[i], spec) for i, spec in zip(order, specs, strict=True)]
+            arguments = [as_spec(inputs[i], spec) for i, spec in zip(order, specs, strict=True)]
             results = [
                 _in_kernel_form(output, spec, order)
                 for output, spec, order in zip(outputs, program.outputs, orders, strict=True)

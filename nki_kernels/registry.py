@@ -66,6 +66,11 @@ class Registry:
     def __getitem__(self, name: str) -> KernelSpec:
         return self._specs[name][0]
 
+    def of_file(self, file: Path) -> list[KernelSpec]:
+        """The kernels that a file has registered, sorted by name."""
+        found = [spec for spec, where in self._specs.values() if where == file.resolve()]
+        return sorted(found, key=lambda spec: spec.name)
+
     def __iter__(self) -> Iterator[KernelSpec]:
         specs = [spec for spec, _ in self._specs.values()]
         return iter(sorted(specs, key=lambda spec: (spec.builtin, spec.name)))

@@ -261,6 +261,25 @@ def profile(
 
 
 @app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The Python file that registers your kernels.")],
+    target: Annotated[
+        list[Target] | None, typer.Option(help="A generation; may be repeated. All without it.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Try the kernels that a file registers against their references, on every generation.
+
+    Status 1 for a finding.
+    """
+    from trnx.backend.kernel_checks.engine import TARGETS, check_file
+
+    found = check_file(file, [one.value for one in target] if target else TARGETS)
+    print(json.dumps(found.to_dict()) if as_json else found)
+    raise typer.Exit(1 if found.findings else 0)
+
+
+@app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """What this machine can run, what is in the way, and how to mend it. Status 1 for a problem."""
     from trnx.backend.neuron.doctor import examine
