@@ -45,7 +45,7 @@ from trnx.jobs.errors import (
     ModelError,
     UnreadableCheckpointError,
 )
-from trnx.nki_kernels.errors import DuplicateKernelError
+from trnx.nki_kernels.errors import DuplicateKernelError, KernelCheckError, KernelSpecError
 from trnx.simulator.errors import (
     CapacityError,
     FindingError,
@@ -56,6 +56,7 @@ from trnx.simulator.errors import (
     Reject,
     TrnxError,
     UninitialisedReadError,
+    UnknownNkiNameError,
     UnknownTargetError,
 )
 
@@ -78,8 +79,10 @@ __all__ = [
     "InvalidOptionError",
     "JobError",
     "JobRefusedError",
+    "KernelCheckError",
     "KernelFailedError",
     "KernelRefusedError",
+    "KernelSpecError",
     "KernelSubsetError",
     "Location",
     "MissingExtraError",
@@ -100,6 +103,7 @@ __all__ = [
     "SchemaFolderError",
     "TrnxError",
     "UninitialisedReadError",
+    "UnknownNkiNameError",
     "UnknownOptionError",
     "UnknownTargetError",
     "UnreadableCheckpointError",
