@@ -211,13 +211,20 @@ def sim(
     ] = None,
     trace: Annotated[bool, typer.Option(help="Print every instruction of every kernel.")] = False,
     debug: Annotated[bool, typer.Option(help="Open the debugger where a check fails.")] = False,
+    warn: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A check that shall warn and not stop the kernel, or clipped-slice, which tells "
+            "of slices that end behind their tensor. May be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Run a script that says `import nki` with the simulator, without a device."""
     from trnx.simulator.frontend.run_script import run_script
 
     asked = None if target is None else target.value
     own = _script_arguments(context, script, arguments)
-    run_script(script, own, target=asked, trace=trace, debug=debug)
+    run_script(script, own, target=asked, trace=trace, debug=debug, warn=warn or ())
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
