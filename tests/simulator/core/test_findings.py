@@ -136,7 +136,7 @@ def test_a_script_is_told_of_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "script.py"
-    file.write_text(CLIPS + "\nimport numpy\nprint(copies(numpy.ones((200, 3), "float32"))).sum())\n")
+    file.write_text(CLIPS + "\nimport numpy\nprint(copies(numpy.ones((200, 3), 'f4')).sum())\n")
     monkeypatch.delenv("NKI_PRECISE_FP", raising=False)
     run_script(str(file))
     assert capsys.readouterr().out == "600.0\n"
