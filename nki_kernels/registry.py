@@ -67,8 +67,9 @@ class Registry:
         return self._specs[name][0]
 
     def of_file(self, file: Path) -> tuple[KernelSpec, ...]:
-        """The kernels that `file` registered."""
-        return tuple(spec for spec, known in self._specs.values() if known == file)
+        """The kernels that a file has registered, sorted by name."""
+        found = [spec for spec, where in self._specs.values() if where == file.resolve()]
+        return tuple(sorted(found, key=lambda spec: spec.name))
 
     def file_of(self, name: str) -> Path | None:
         """The file that registered the kernel `name`, None where no file did."""

@@ -247,13 +247,20 @@ def sim(
     ] = None,
     trace: Annotated[bool, typer.Option(help="Print every instruction of every kernel.")] = False,
     debug: Annotated[bool, typer.Option(help="Open the debugger where a check fails.")] = False,
+    warn: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A check that shall warn and not stop the kernel, or clipped-slice, which tells "
+            "of slices that end behind their tensor. May be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Run a script that says `import nki` with the simulator, without a device."""
     from trnx.simulator.frontend.run_script import run_script
 
     asked = None if target is None else target.value
     own = _script_arguments(context, script, arguments)
-    run_script(script, own, target=asked, trace=trace, debug=debug)
+    run_script(script, own, target=asked, trace=trace, debug=debug, warn=warn or ())
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -318,6 +325,25 @@ def bisect(
     found = bisect_script(script, own, against=against.value, rtol=rtol, atol=atol, folder=folder)
     print(json.dumps(found.to_dict()) if as_json else found)
     raise typer.Exit(1 if found.differences else 0)
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The Python file that registers your kernels.")],
+    target: Annotated[
+        list[Target] | None, typer.Option(help="A generation; may be repeated. All without it.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Try the kernels that a file registers against their references, on every generation.
+
+    Status 1 for a finding.
+    """
+    from trnx.backend.kernel_checks.engine import TARGETS, check_file
+
+    found = check_file(file, [one.value for one in target] if target else TARGETS)
+    print(json.dumps(found.to_dict()) if as_json else found)
+    raise typer.Exit(1 if found.findings else 0)
 
 
 @app.command()

@@ -54,7 +54,7 @@ from trnx.jobs.errors import (
     ModelError,
     UnreadableCheckpointError,
 )
-from trnx.nki_kernels.errors import DuplicateKernelError
+from trnx.nki_kernels.errors import DuplicateKernelError, KernelCheckError, KernelSpecError
 from trnx.simulator.errors import (
     CapacityError,
     FindingError,
@@ -65,6 +65,7 @@ from trnx.simulator.errors import (
     Reject,
     TrnxError,
     UninitialisedReadError,
+    UnknownNkiNameError,
     UnknownTargetError,
 )
 
@@ -91,9 +92,11 @@ __all__ = [
     "InvalidOptionError",
     "JobError",
     "JobRefusedError",
+    "KernelCheckError",
     "KernelFailedError",
     "KernelFileError",
     "KernelRefusedError",
+    "KernelSpecError",
     "KernelSubsetError",
     "LoadError",
     "Location",
@@ -115,6 +118,7 @@ __all__ = [
     "SchemaFolderError",
     "TrnxError",
     "UninitialisedReadError",
+    "UnknownNkiNameError",
     "UnknownOptionError",
     "UnknownTargetError",
     "UnreadableCheckpointError",

@@ -12,7 +12,14 @@ from typing import Any
 from torch import fx
 
 from trnx.nki_kernels.generator.engines import EngineCosts, assign_engines
-from trnx.nki_kernels.generator.geometry import Geometry, Strides, cut, merge, runs_across
+from trnx.nki_kernels.generator.geometry import (
+    Geometry,
+    Strides,
+    cut,
+    memory_order,
+    merge,
+    runs_across,
+)
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.lower import Lowered, Output, lower, reachable
 from trnx.nki_kernels.generator.select_instructions import Instruction, InstructionSelector
@@ -113,6 +120,7 @@ def tile_region(
     lowered = lower(nodes, outputs, specs)
     if isinstance(lowered, Reject):
         return lowered
+    lowered = _as_in_memory(lowered, specs)
     strides = _strides(lowered, specs)
     values = reachable(tuple(o.value for o in lowered.outputs))
     long = frozenset(lowered.order)
@@ -120,6 +128,16 @@ def tile_region(
     accesses = [*strides[0].values(), *strides[1]]
     order, sizes = merge(lowered.order, lowered.sizes, accesses, groups)
     return _fit(lowered, (order, sizes), strides, hw, nodes[-1])
+
+
+def _as_in_memory(lowered: Lowered, specs: Mapping[fx.Node, Any]) -> Lowered:
+    """`lowered` with the order of the space, and of the results, that most tensors have."""
+    loads, results = _strides(lowered, specs)
+    accesses = [(strides, value.dtype.itemsize) for value, strides in loads.items()]
+    kinds = [output.spec.dtype.itemsize for output in lowered.outputs]
+    order = memory_order(lowered.order, [*accesses, *zip(results, kinds, strict=True)])
+    outputs = tuple(output.along(order) for output in lowered.outputs)
+    return dataclasses.replace(lowered, order=order, outputs=outputs)
 
 
 def _fit(
