@@ -1,0 +1,214 @@
+"""How a convolution is laid out (host side): its three axes, and what of them is on the chip.
+
+Every convolution has three axes here: planes, rows and columns. Those of two dimensions have their
+images as planes, those of one dimension their length as rows of one column; those of three have one
+image at a time. Along an axis output `start + step * t` of a *phase* takes input
+`offset + stride * t` for every kernel position of the phase, its *taps*. A convolution has one
+phase with `step` 1; a transposed one, which spreads its input `stride` apart, has as many phases as
+its stride, each a convolution of stride 1 with a part of the kernel.
+
+What the kernel gets is made of tuples of numbers alone: the device's front end reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from trnx.simulator.hardware import Hardware
+
+# (kernel position, offset, stride, how many positions are folded into the contraction)
+Tap = tuple[int, int, int, int]
+Phase = tuple[int, int, tuple[Tap, ...]]  # start, outputs, taps
+
+# Bytes of a partition for one block of the input: DMA is efficient from 2 KiB on, and the next
+# block is loaded while this one is in use.
+_INPUT_BYTES = 16384
+_WEIGHT_BYTES = 65536
+_BLOCKS = 4  # that a convolution is cut into, so that loads, products and stores overlap
+
+
+class Window(NamedTuple):
+    """A convolution along one axis, as `aten.convolution` takes it."""
+
+    size: int
+    out: int
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    transposed: bool
+
+    @property
+    def step(self) -> int:
+        """Distance of the outputs of one phase."""
+        return self.stride if self.transposed else 1
+
+    @property
+    def reach(self) -> int:
+        """Inputs from the first to the last one that an output of one phase may take."""
+        taps = (self.kernel - 1) * self.dilation
+        return taps // self.step + 1
+
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases that have outputs."""
+        if not self.transposed:
+            taps = tuple(
+                (k, k * self.dilation - self.padding, self.stride, 1) for k in range(self.kernel)
+            )
+            return ((0, self.out, taps),)
+        return tuple(
+            (start, -(-(self.out - start) // self.stride), self._phase_taps(start))
+            for start in range(min(self.stride, self.out))
+        )
+
+    def _phase_taps(self, start: int) -> tuple[Tap, ...]:
+        distances = (start + self.padding - k * self.dilation for k in range(self.kernel))
+        return tuple(
+            (k, distance // self.stride, 1, 1)
+            for k, distance in enumerate(distances)
+            if distance % self.stride == 0
+        )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A convolution of one group: channels, bytes of an element, and the windows of its axes."""
+
+    channels: int
+    out_channels: int
+    itemsize: int
+    planes: Window
+    rows: Window
+    columns: Window
+
+    @property
+    def taps(self) -> int:
+        """Kernel positions."""
+        return self.planes.kernel * self.rows.kernel * self.columns.kernel
+
+
+def trivial(size: int) -> Window:
+    """An axis along which nothing is mixed."""
+    return Window(size, size, 1, 1, 0, 1, False)
+
+
+def output_size(window: Window, output_padding: int) -> int:
+    """Outputs along an axis, by the formula of `torch.nn.Conv2d` and `ConvTranspose2d`."""
+    reach = window.dilation * (window.kernel - 1)
+    if window.transposed:
+        return (window.size - 1) * window.stride - 2 * window.padding + reach + output_padding + 1
+    return (window.size + 2 * window.padding - reach - 1) // window.stride + 1
+
+
+def fold_of(problem: Problem, hw: Hardware) -> int:
+    """Kernel rows that share one product: the contraction has as many channels times that."""
+    if problem.rows.transposed:
+        return 1
+    return max(1, min(problem.rows.kernel, hw.partitions // problem.channels))
+
+
+def _folded(window: Window, fold: int) -> tuple[Phase, ...]:
+    """The one phase of a window with `fold` kernel positions a tap."""
+    ((start, count, taps),) = window.phases()
+    groups = [taps[k : k + fold] for k in range(0, len(taps), fold)]
+    joined = tuple((i, g[0][1], g[0][2], len(g)) for i, g in enumerate(groups))
+    return ((start, count, joined),)
+
+
+def _axis(window: Window, fold: int, block: int, tile: int) -> tuple[object, ...]:
+    """The fields of the kernel's `Axis`."""
+    phases = window.phases() if fold == 1 else _folded(window, fold)
+    low, high = 0, window.size
+    if fold > 1:
+        # Folded positions are there together or not at all, so the tile has the padding as well.
+        offsets = [offset for _, _, taps in phases for _, offset, _, _ in taps]
+        low = min(offsets)
+        high = max(offsets) + (window.out - 1) * window.stride + 1
+    return low, high, -(-window.kernel // fold), window.out, window.step, block, tile, phases
+
+
+def _bank(problem: Problem, hw: Hardware) -> tuple[int, int, int]:
+    """Planes, rows and columns of a phase in one PSUM bank, in parts of nearly the same size."""
+    left = hw.psum_bank_bytes // 4
+    sizes = []
+    for window in (problem.columns, problem.rows, problem.planes):
+        outputs = -(-window.out // window.step)
+        pieces = -(-outputs // max(1, left))
+        size = -(-outputs // pieces)
+        sizes.append(size)
+        left = left // size if pieces == 1 else 1
+    return sizes[2], sizes[1], sizes[0]
+
+
+def input_bytes(problem: Problem, planes: int, rows: int, fold: int, hw: Hardware) -> int:
+    """Bytes of a partition for the input of so many planes and rows of outputs of a phase."""
+    chunks = -(-problem.channels * fold // hw.partitions)
+    sizes = []
+    for window, count in ((problem.planes, planes), (problem.rows, rows)):
+        stride = 1 if window.transposed else window.stride
+        sizes.append((count - 1) * stride + window.reach)
+    return chunks * sizes[0] * sizes[1] * problem.columns.size * problem.itemsize
+
+
+def _blocks(problem: Problem, bank: tuple[int, int, int], fold: int, hw: Hardware) -> list[int]:
+    """Planes and rows of outputs of a phase whose input is loaded at once: multiples of a bank's,
+    unless they are all.
+    """
+    planes = -(-problem.planes.out // problem.planes.step)
+    rows = -(-problem.rows.out // problem.rows.step)
+    block = [bank[0], bank[1]]
+
+    def fits(grown: list[int]) -> bool:
+        return input_bytes(problem, grown[0], grown[1], fold, hw) <= _INPUT_BYTES
+
+    while block[1] < rows and fits([block[0], block[1] + bank[1]]):
+        block[1] += bank[1]
+    if block[1] >= rows:
+        most = max(bank[0], planes // _BLOCKS)
+        while block[0] < most and fits([block[0] + bank[0], block[1]]):
+            block[0] += bank[0]
+    return [min(block[0], planes), min(block[1], rows)]
+
+
+def weight_bytes(problem: Problem, out_channels: int, fold: int, hw: Hardware) -> int:
+    """Bytes of a partition for the weights of so many output channels."""
+    chunks = -(-problem.channels * fold // hw.partitions)
+    rows = -(-problem.rows.kernel // fold)
+    taps = problem.planes.kernel * rows * problem.columns.kernel
+    return chunks * taps * out_channels * problem.itemsize
+
+
+def plan(problem: Problem, hw: Hardware) -> tuple[object, ...]:
+    """The kernel's constants: three axes, the fold, and output channels with weights in SBUF."""
+    fold = fold_of(problem, hw)
+    bank = _bank(problem, hw)
+    block = _blocks(problem, bank, fold, hw)
+    each = weight_bytes(problem, hw.partitions, fold, hw)
+    out_channels = max(1, _WEIGHT_BYTES // each) * hw.partitions
+    return (
+        _axis(problem.planes, 1, block[0], bank[0]),
+        _axis(problem.rows, fold, block[1], bank[1]),
+        _axis(problem.columns, 1, problem.columns.out, bank[2]),
+        fold,
+        problem.rows.dilation,
+        out_channels,
+    )
+
+
+def plan_bytes(problem: Problem, has_residual: bool, hw: Hardware) -> int:
+    """Bytes of a partition that weights, input and result of a block take."""
+    fold, bank = fold_of(problem, hw), _bank(problem, hw)
+    planes, rows = _blocks(problem, bank, fold, hw)
+    each = weight_bytes(problem, hw.partitions, fold, hw)
+    weights = max(each, min(_WEIGHT_BYTES, weight_bytes(problem, problem.out_channels, fold, hw)))
+    result = problem.itemsize * problem.columns.out
+    for window, count in ((problem.planes, planes), (problem.rows, rows)):
+        result *= min(count * window.step, window.out)
+    staged = problem.taps * problem.itemsize * min(hw.partitions, problem.channels)
+    return (
+        weights
+        + staged
+        + input_bytes(problem, planes, rows, fold, hw)
+        + 2 * result * (2 if has_residual else 1)
+    )
