@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, columns_of
 from trnx.nki_kernels.kernels.convolution._product import (
     Plan,
+    Weights,
     convolve_block,
     load_input,
     most,
 )
-from trnx.nki_kernels.kernels.convolution._weights import load_weights
+from trnx.nki_kernels.kernels.convolution._weights import load_pointwise, load_weights
+
+# Chunks of output channels whose weights are loaded at once where they are a matrix.
+_POINTWISE_CHUNKS = 4
 
 
 class Operands(NamedTuple):
-    """The tensors in HBM. `weight` is `[out channels, channels of a group, ...]`, or `[channels, out
-    channels of a group, ...]` where it `is_turned`; `out` and `residual` have one shape.
+    """The tensors in HBM. `weight` is `[out channels, channels of a group, ...]`, or
+    `[channels, out channels of a group, ...]` where it `is_turned`; `out` and `residual` have one
+    shape.
     """
 
     out: nl.NkiTensor
@@ -37,6 +43,14 @@ class Channels(NamedTuple):
     first: int
     place: int
     count: int
+
+
+class Ready(NamedTuple):
+    """What some output channels need in SBUF."""
+
+    weights: Weights
+    scale: nl.NkiTensor | None
+    shift: nl.NkiTensor | None
 
 
 def with_planes(weight: nl.NkiTensor) -> nl.NkiTensor:
@@ -79,15 +93,36 @@ def convolve(given: Operands, groups: int, plan: Plan) -> None:
         size = channels if given.is_turned else out_channels
         part = weight[nl.ds(group * size, size)]
         for first in range(0, out_channels, plan.out_channels):
-            chunks = []
             end = min(first + plan.out_channels, out_channels)
-            for begin in range(first, end, nl.tile_size.pmax):
-                count = min(nl.tile_size.pmax, end - begin)
-                chunks.append(Channels(begin, group * out_channels + begin, count))
+            chunks = _chunks(first, end, group * out_channels)
             ready = []
             for index in range(len(xs)):
                 x = xs[index][nl.ds(group * channels, channels)]
                 _convolve_volume(outs[index], x, residuals[index], part, given, plan, chunks, ready)
+
+
+def _chunks(first: int, end: int, place: int) -> list[Channels]:
+    """Output channels `first .. end` of a group whose channels begin at `place`."""
+    chunks = []
+    for begin in range(first, end, nl.tile_size.pmax):
+        chunks.append(Channels(begin, place + begin, min(nl.tile_size.pmax, end - begin)))
+    return chunks
+
+
+def _load(weight: nl.NkiTensor, given: Operands, plan: Plan, chunks: list, ready: list) -> None:
+    """What the next of `chunks` need; several have their weights loaded at once for 1x1 kernels."""
+    index = len(ready)
+    some = chunks[index : index + 1]
+    if plan.layout != "" and not given.is_turned:
+        some = chunks[index : index + _POINTWISE_CHUNKS]
+        count = some[-1].first + some[-1].count - some[0].first
+        weights = load_pointwise(weight, some[0].first, count, plan.layout)
+    else:
+        weights = load_weights(weight, some[0].first, some[0].count, plan.fold, given.is_turned)
+    for chunk in some:
+        tile = weights.tile[:, :, :, nl.ds(chunk.first - some[0].first, chunk.count)]
+        columns = columns_of(given.bias, given.norm, chunk.place, chunk.count)
+        ready.append(Ready(Weights(tile, weights.channels), columns[0], columns[1]))
 
 
 def _convolve_volume(
@@ -100,19 +135,45 @@ def _convolve_volume(
     chunks: list,
     ready: list,
 ) -> None:
-    """`ready` has (weights, scale, shift) for each of `chunks`, from the first block on."""
+    """All blocks of one volume; `ready` has what each of `chunks` needs from the first block on."""
     for plane in range(0, most(plan.planes), plan.planes.block):
         for row in range(0, most(plan.rows), plan.rows.block):
             inputs = load_input(x, plan, plane, row)
-            for index in range(len(chunks)):
-                some = chunks[index]
-                if index == len(ready):
+            start = 0
+            while start < len(chunks):
+                # A last chunk of fewer channels is stored by itself.
+                end = min(start + plan.together, len(chunks))
+                while end > start + 1 and chunks[end - 1].count < chunks[start].count:
+                    end = end - 1
+                while len(ready) < end:
                     # Here, so that the first products do not wait for all weights.
-                    tile = load_weights(weight, some.first, some.count, plan.fold, given.is_turned)
-                    columns = columns_of(given.bias, given.norm, some.place, some.count)
-                    ready.append((tile, columns[0], columns[1]))
-                weights, scale, shift = ready[index]
-                place = nl.ds(some.place, some.count)
-                added = None if residual is None else residual[place]
-                then = Epilogue(scale, shift, added, given.activation)
-                convolve_block(out[place], inputs, weights, plan, (plane, row), then)
+                    _load(weight, given, plan, chunks, ready)
+                target = _place(out, plan, (plane, row), chunks[start:end])
+                result = nl.ndarray(target.shape, dtype=out.dtype, buffer=nl.sbuf)
+                added = None
+                if residual is not None:
+                    added = nl.ndarray(target.shape, dtype=out.dtype, buffer=nl.sbuf)
+                    source = _place(residual, plan, (plane, row), chunks[start:end])
+                    nisa.dma_copy(dst=added, src=source)
+                for index in range(start, end):
+                    its = ready[index]
+                    then = Epilogue(its.scale, its.shift, given.activation)
+                    more = None if added is None else added[:, index - start]
+                    block = result[:, index - start]
+                    convolve_block(
+                        block, more, inputs, its.weights, plan, (plane, row), then, index
+                    )
+                nisa.dma_copy(dst=target, src=result)
+                start = end
+
+
+def _place(tensor: nl.NkiTensor, plan: Plan, first: tuple, chunks: list) -> nl.NkiTensor:
+    """The outputs of a block: `[channels, chunks, planes, rows, columns]` in HBM."""
+    front = first[0] * plan.planes.step
+    top = first[1] * plan.rows.step
+    planes = min(plan.planes.block * plan.planes.step, plan.planes.out - front)
+    rows = min(plan.rows.block * plan.rows.step, plan.rows.out - top)
+    count = chunks[0].count
+    part = tensor[nl.ds(chunks[0].place, count * len(chunks))]
+    part = part[:, nl.ds(front, planes), nl.ds(top, rows), :]
+    return part.reshape_dim(0, (len(chunks), count)).permute((1, 0, 2, 3, 4))

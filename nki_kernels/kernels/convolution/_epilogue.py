@@ -1,8 +1,8 @@
 """NKI helpers of convolutions: what happens to sums in PSUM before they are rounded.
 
-Output channels lie on the partitions, so bias and batch norm are columns, which ScalarE applies with
-the activation in one instruction. VectorE takes every second bank where it needs one instruction as
-well.
+Output channels lie on the partitions, so bias and batch norm are columns, which ScalarE applies
+with the activation in one instruction. VectorE takes every second bank where it needs one
+instruction as well.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from trnx.nki_kernels.kernels._matmul import activation_function
 
 
 class Epilogue(NamedTuple):
-    """`activation(sum * scale + shift + residual)`.
+    """`activation(sum * scale + shift)`, and a residual before the activation.
 
-    scale, shift: `[out channels, 1]` float32 in SBUF or None, shift with any scale; residual: of the
-    result's shape in HBM, or None.
+    scale, shift: `[out channels, 1]` float32 in SBUF or None, shift with any scale.
     """
 
     scale: nl.NkiTensor | None
     shift: nl.NkiTensor | None
-    residual: nl.NkiTensor | None
     activation: str
 
 

@@ -25,6 +25,7 @@ Phase = tuple[int, int, tuple[Tap, ...]]  # start, outputs, taps
 # block is loaded while this one is in use.
 _INPUT_BYTES = 16384
 _WEIGHT_BYTES = 65536
+_STORE_BYTES = 2048  # of a partition, that are worth a transfer of their own
 _BLOCKS = 4  # that a convolution is cut into, so that loads, products and stores overlap
 
 
@@ -179,20 +180,29 @@ def weight_bytes(problem: Problem, out_channels: int, fold: int, hw: Hardware) -
     return chunks * taps * out_channels * problem.itemsize
 
 
-def plan(problem: Problem, hw: Hardware) -> tuple[object, ...]:
-    """The kernel's constants: three axes, the fold, and output channels with weights in SBUF."""
+def result_bytes(problem: Problem, block: list[int]) -> int:
+    """Bytes of a partition for the outputs of a block of planes and rows."""
+    result = problem.itemsize * problem.columns.out
+    for window, count in zip((problem.planes, problem.rows), block, strict=True):
+        result *= min(count * window.step, window.out)
+    return result
+
+
+def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
+    """The fields of the kernel's `Plan`; `layout` is that of the weight as a matrix."""
     fold = fold_of(problem, hw)
     bank = _bank(problem, hw)
     block = _blocks(problem, bank, fold, hw)
     each = weight_bytes(problem, hw.partitions, fold, hw)
-    out_channels = max(1, _WEIGHT_BYTES // each) * hw.partitions
     return (
         _axis(problem.planes, 1, block[0], bank[0]),
         _axis(problem.rows, fold, block[1], bank[1]),
         _axis(problem.columns, 1, problem.columns.out, bank[2]),
         fold,
         problem.rows.dilation,
-        out_channels,
+        max(1, _WEIGHT_BYTES // each) * hw.partitions,
+        max(1, _STORE_BYTES // result_bytes(problem, block)),
+        layout if problem.taps == 1 else "",
     )
 
 
@@ -202,9 +212,7 @@ def plan_bytes(problem: Problem, has_residual: bool, hw: Hardware) -> int:
     planes, rows = _blocks(problem, bank, fold, hw)
     each = weight_bytes(problem, hw.partitions, fold, hw)
     weights = max(each, min(_WEIGHT_BYTES, weight_bytes(problem, problem.out_channels, fold, hw)))
-    result = problem.itemsize * problem.columns.out
-    for window, count in ((problem.planes, planes), (problem.rows, rows)):
-        result *= min(count * window.step, window.out)
+    result = max(_STORE_BYTES, result_bytes(problem, [planes, rows]))
     staged = problem.taps * problem.itemsize * min(hw.partitions, problem.channels)
     return (
         weights

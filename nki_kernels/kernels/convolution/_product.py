@@ -3,9 +3,9 @@
 Input channels lie on the partitions. The input of a block of outputs is loaded once, as it is in
 memory; every kernel position is an access pattern on it, and all positions and chunks of 128
 channels add up in PSUM, whose partitions are the output channels. Padding is never loaded: at the
-border a position adds to those outputs alone that it reaches. Few channels share the partitions with
-kernel rows (`fold`): block j of the partitions holds the input shifted by j rows, and there the
-padded rows are zeros in SBUF.
+border a position adds to those outputs alone that it reaches. Few channels share the partitions
+with kernel rows (`fold`): block j of the partitions holds the input shifted by j rows, and there
+the padded rows are zeros in SBUF.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, finish
+
+# Bytes of a partition (as float32) that are worth a transfer of their own.
+_TRANSFER_BYTES = 4096
 
 
 class Axis(NamedTuple):
@@ -38,8 +41,10 @@ class Axis(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The axes, how many kernel rows a product contracts, the distance of their inputs, and for
-    how many output channels the weights are in SBUF.
+    """The axes, how many kernel rows a product contracts, and the distance of their inputs.
+
+    out_channels: how many have their weights in SBUF; together: how many chunks of 128 of them are
+    stored by one transfer; layout: how the weights of a 1x1 kernel are loaded, "" for a larger one.
     """
 
     planes: Axis
@@ -48,6 +53,8 @@ class Plan(NamedTuple):
     fold: int
     dilation: int
     out_channels: int
+    together: int
+    layout: str
 
 
 class Weights(NamedTuple):
@@ -67,10 +74,14 @@ class Inputs(NamedTuple):
 
 def plan_of(numbers: tuple) -> Plan:
     """The plan that the host has made."""
-    planes = Axis(*numbers[0])
-    rows = Axis(*numbers[1])
-    columns = Axis(*numbers[2])
-    return Plan(planes, rows, columns, numbers[3], numbers[4], numbers[5])
+    planes, rows, columns, fold, dilation, out_channels, together, layout = numbers
+    axes = (_axis_of(planes), _axis_of(rows), _axis_of(columns))
+    return Plan(axes[0], axes[1], axes[2], fold, dilation, out_channels, together, layout)
+
+
+def _axis_of(numbers: tuple) -> Axis:
+    low, high, slots, out, step, block, tile, phases = numbers
+    return Axis(low, high, slots, out, step, block, tile, phases)
 
 
 def most(axis: Axis) -> int:
@@ -104,10 +115,17 @@ def load_input(x: nl.NkiTensor, plan: Plan, plane: int, row: int) -> Inputs:
     if plan.fold > 1:
         _load_shifted(tile, x, plan, front, top)
         return Inputs(tile, front[0], top[0])
-    for chunk in range(chunks):
-        count = min(pmax, channels - chunk * pmax)
-        source = x[nl.ds(chunk * pmax, count), front[0] : front[1], top[0] : top[1], :]
-        nisa.dma_copy(dst=tile[0:count, chunk], src=source)
+    source = x[:, front[0] : front[1], top[0] : top[1], :]
+    full = channels // pmax
+    # Several chunks a transfer, because a transfer costs its trigger, but not all in one.
+    nbytes = tile.size // (partitions * chunks) * 4
+    some = max(1, _TRANSFER_BYTES // nbytes)
+    for chunk in range(0, full, some):
+        count = min(some, full - chunk)
+        part = source[nl.ds(chunk * pmax, count * pmax)].reshape_dim(0, (count, pmax))
+        nisa.dma_copy(dst=tile[:, nl.ds(chunk, count)], src=part.permute((1, 0, 2, 3, 4)))
+    if full < chunks:
+        nisa.dma_copy(dst=tile[0 : channels - full * pmax, full], src=source[full * pmax :])
     return Inputs(tile, front[0], top[0])
 
 
@@ -236,35 +254,25 @@ def _outputs(axis: Axis, part: tuple, begin: int) -> slice:
 
 
 def convolve_block(
-    out: nl.NkiTensor,
+    result: nl.NkiTensor,
+    added: nl.NkiTensor | None,
     inputs: Inputs,
     weights: Weights,
     plan: Plan,
     first: tuple[int, int],
     then: Epilogue,
+    turn: int,
 ) -> None:
-    """One block of outputs of up to 128 channels: `out[out channels, planes, rows, columns]`."""
-    front = first[0] * plan.planes.step
-    top = first[1] * plan.rows.step
-    planes = min(plan.planes.block * plan.planes.step, plan.planes.out - front)
-    rows = min(plan.rows.block * plan.rows.step, plan.rows.out - top)
-    target = out[:, nl.ds(front, planes), nl.ds(top, rows), :]
-    result = nl.ndarray(target.shape, dtype=out.dtype, buffer=nl.sbuf)
-    added = None
-    if then.residual is not None:
-        added = nl.ndarray(target.shape, dtype=out.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=added, src=then.residual[:, nl.ds(front, planes), nl.ds(top, rows), :])
-    turn = 0
+    """`result[out channels, planes, rows, columns]` in SBUF: one block of up to 128 channels."""
     for a in _banks(plan.planes, first[0]):
         for b in _banks(plan.rows, first[1]):
             for c in _banks(plan.columns, 0):
-                shape = (out.shape[0], a[2], b[2], c[2])
+                shape = (result.shape[0], a[2], b[2], c[2])
                 bank = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
                 accumulate(bank, inputs, weights, plan, (a, b, c))
-                p = _outputs(plan.planes, a, front)
-                r = _outputs(plan.rows, b, top)
+                p = _outputs(plan.planes, a, first[0] * plan.planes.step)
+                r = _outputs(plan.rows, b, first[1] * plan.rows.step)
                 q = _outputs(plan.columns, c, 0)
                 more = None if added is None else added[:, p, r, q]
                 finish(result[:, p, r, q], bank, more, then, turn)
                 turn = turn + 1
-    nisa.dma_copy(dst=target, src=result)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._matmul import MatmulOperand, load_operand
 from trnx.nki_kernels.kernels.convolution._product import Weights
 
 # Bytes of a partition for rows of weights that wait to be transposed.
@@ -41,6 +42,14 @@ def load_weights(
             block = data[:, nl.ds(part, min(pmax, some - part))]
             _transpose(tile, (channel + part) // pmax, block, fold)
     return Weights(tile, channels)
+
+
+def load_pointwise(weight: nl.NkiTensor, first: int, count: int, layout: str) -> Weights:
+    """Weights of a 1x1 kernel: `weight[out channels, channels, 1, 1, 1]`, a matrix."""
+    matrix = weight.reshape(weight.shape[0:2])
+    channels = matrix.shape[1]
+    tile = load_operand(MatmulOperand([matrix], layout), first, count, 0, channels)
+    return Weights(tile.expand_dim(2), channels)
 
 
 def _transpose(tile: nl.NkiTensor, chunk: int, block: nl.NkiTensor, fold: int) -> None:

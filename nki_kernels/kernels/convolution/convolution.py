@@ -10,6 +10,7 @@ from __future__ import annotations
 import nki
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._blocking import operand_layout
 from trnx.nki_kernels.kernels.convolution._convolve import Operands, convolve
 from trnx.nki_kernels.kernels.convolution._epilogue import Norm
 from trnx.nki_kernels.kernels.convolution._geometry import plan
@@ -27,6 +28,7 @@ from trnx.nki_kernels.kernels.convolution._samples import samples
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch
 from trnx.simulator.hardware import Hardware
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 
 @nki.jit
@@ -46,7 +48,7 @@ def convolution_kernel(
     shape: tuple[int, ...],
     numbers: tuple,
 ) -> nl.NkiTensor:
-    """x `[N, C, ...]`, weight as in torch, vectors `[out channels]`, residual and result of `shape`."""
+    """x `[N, C, ...]`, weight as in torch, vectors `[out channels]`; residual, result: `shape`."""
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     norm = None
     if mean is not None:
@@ -58,7 +60,8 @@ def convolution_kernel(
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The shape of the result, and how the convolution is blocked."""
-    numbers = plan(problem_of(b), hw)
+    matrix = TensorSpec.dense(b.weight.shape[:2], b.weight.dtype)
+    numbers = plan(problem_of(b), operand_layout(matrix, hw), hw)
     return Launch.of(convolution_kernel, b, NAMES, result_shape(b), numbers)
 
 
