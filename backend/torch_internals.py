@@ -32,6 +32,7 @@ from torch._functorch.partitioners import (
 )
 from torch._guards import detect_fake_mode
 from torch._library.custom_ops import OPDEFS
+from torch._prims_common import suggest_memory_format as _suggest_memory_format
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
@@ -129,6 +130,11 @@ def mark_boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], An
     """Tell AOTAutograd that `function` takes one list of arguments, which it empties."""
     function._boxed_call = True  # type: ignore[attr-defined]
     return function
+
+
+def suggest_memory_format(x: torch.Tensor) -> torch.memory_format:
+    """The layout that eager gives results that are as `x`: channels last, or contiguous."""
+    return _suggest_memory_format(x)
 
 
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
