@@ -9,11 +9,14 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, columns_of
 from trnx.nki_kernels.kernels.convolution._product import (
+    Block,
+    Inputs,
     Plan,
+    Source,
     Weights,
-    convolve_block,
+    blocks_of,
+    convolve_blocks,
     load_input,
-    most,
 )
 from trnx.nki_kernels.kernels.convolution._weights import load_pointwise, load_weights
 
@@ -97,8 +100,25 @@ def convolve(given: Operands, groups: int, plan: Plan) -> None:
             chunks = _chunks(first, end, group * out_channels)
             ready = []
             for index in range(len(xs)):
-                x = xs[index][nl.ds(group * channels, channels)]
+                x = _source(given.x, xs[index], index, group * channels, channels)
                 _convolve_volume(outs[index], x, residuals[index], part, given, plan, chunks, ready)
+
+
+def _source(
+    root: nl.NkiTensor, volume: nl.NkiTensor, index: int, first: int, channels: int
+) -> Source:
+    """Channels `first ..` of volume `index` of the input."""
+    rows, columns = volume.shape[2], volume.shape[3]
+    size = rows * columns
+    channel_step = size
+    plane_step = root.shape[1] * size
+    start = first * size
+    if len(root.shape) == 5:
+        channel_step = volume.shape[1] * size
+        plane_step = size
+        start = (index * root.shape[1] + first) * channel_step
+    view = volume[nl.ds(first, channels)]
+    return Source(view, root, start, channels, rows, channel_step, plane_step, columns)
 
 
 def _chunks(first: int, end: int, place: int) -> list[Channels]:
@@ -113,12 +133,12 @@ def _load(weight: nl.NkiTensor, given: Operands, plan: Plan, chunks: list, ready
     """What the next of `chunks` need; several have their weights loaded at once for 1x1 kernels."""
     index = len(ready)
     some = chunks[index : index + 1]
-    if plan.layout != "" and not given.is_turned:
+    if plan.layout != "":
         some = chunks[index : index + _POINTWISE_CHUNKS]
         count = some[-1].first + some[-1].count - some[0].first
         weights = load_pointwise(weight, some[0].first, count, plan.layout)
     else:
-        weights = load_weights(weight, some[0].first, some[0].count, plan.fold, given.is_turned)
+        weights = load_weights(weight, some[0].first, some[0].count, plan, given.is_turned)
     for chunk in some:
         tile = weights.tile[:, :, :, nl.ds(chunk.first - some[0].first, chunk.count)]
         columns = columns_of(given.bias, given.norm, chunk.place, chunk.count)
@@ -127,7 +147,7 @@ def _load(weight: nl.NkiTensor, given: Operands, plan: Plan, chunks: list, ready
 
 def _convolve_volume(
     out: nl.NkiTensor,
-    x: nl.NkiTensor,
+    x: Source,
     residual: nl.NkiTensor | None,
     weight: nl.NkiTensor,
     given: Operands,
@@ -136,41 +156,61 @@ def _convolve_volume(
     ready: list,
 ) -> None:
     """All blocks of one volume; `ready` has what each of `chunks` needs from the first block on."""
-    for plane in range(0, most(plan.planes), plan.planes.block):
-        for row in range(0, most(plan.rows), plan.rows.block):
-            inputs = load_input(x, plan, plane, row)
-            start = 0
-            while start < len(chunks):
-                # A last chunk of fewer channels is stored by itself.
-                end = min(start + plan.together, len(chunks))
-                while end > start + 1 and chunks[end - 1].count < chunks[start].count:
-                    end = end - 1
-                while len(ready) < end:
-                    # Here, so that the first products do not wait for all weights.
-                    _load(weight, given, plan, chunks, ready)
-                target = _place(out, plan, (plane, row), chunks[start:end])
-                result = nl.ndarray(target.shape, dtype=out.dtype, buffer=nl.sbuf)
-                added = None
-                if residual is not None:
-                    added = nl.ndarray(target.shape, dtype=out.dtype, buffer=nl.sbuf)
-                    source = _place(residual, plan, (plane, row), chunks[start:end])
-                    nisa.dma_copy(dst=added, src=source)
-                for index in range(start, end):
-                    its = ready[index]
-                    then = Epilogue(its.scale, its.shift, given.activation)
-                    more = None if added is None else added[:, index - start]
-                    block = result[:, index - start]
-                    convolve_block(
-                        block, more, inputs, its.weights, plan, (plane, row), then, index
-                    )
-                nisa.dma_copy(dst=target, src=result)
-                start = end
+    blocks = blocks_of(plan)
+    for first in range(0, len(blocks), plan.streams):
+        inputs = load_input(x, plan, blocks[first : first + plan.streams])
+        start = 0
+        while start < len(chunks):
+            # A last chunk of fewer channels is stored by itself.
+            end = min(start + plan.together, len(chunks))
+            while end > start + 1 and chunks[end - 1].count < chunks[start].count:
+                end = end - 1
+            while len(ready) < end:
+                # Here, so that the first products do not wait for all weights.
+                _load(weight, given, plan, chunks, ready)
+            some = chunks[start:end]
+            _convolve_chunks(out, residual, inputs, given, plan, some, ready[start:end])
+            start = end
 
 
-def _place(tensor: nl.NkiTensor, plan: Plan, first: tuple, chunks: list) -> nl.NkiTensor:
+def _convolve_chunks(
+    out: nl.NkiTensor,
+    residual: nl.NkiTensor | None,
+    inputs: Inputs,
+    given: Operands,
+    plan: Plan,
+    chunks: list,
+    ready: list,
+) -> None:
+    """Some blocks, for output channels that are stored together."""
+    targets = []
+    results = []
+    added = []
+    for block in inputs.blocks:
+        target = _place(out, plan, block, chunks)
+        targets.append(target)
+        results.append(nl.ndarray(target.shape, dtype=out.dtype, buffer=nl.sbuf))
+        added.append(None)
+        if residual is not None:
+            added[-1] = nl.ndarray(target.shape, dtype=out.dtype, buffer=nl.sbuf)
+            nisa.dma_copy(dst=added[-1], src=_place(residual, plan, block, chunks))
+    for index in range(len(chunks)):
+        its = ready[index]
+        parts = []
+        more = []
+        for block in range(len(results)):
+            parts.append(results[block][:, index])
+            more.append(None if added[block] is None else added[block][:, index])
+        then = Epilogue(its.scale, its.shift, given.activation)
+        convolve_blocks(parts, more, inputs, its.weights, plan, then, index)
+    for block in range(len(results)):
+        nisa.dma_copy(dst=targets[block], src=results[block])
+
+
+def _place(tensor: nl.NkiTensor, plan: Plan, block: Block, chunks: list) -> nl.NkiTensor:
     """The outputs of a block: `[channels, chunks, planes, rows, columns]` in HBM."""
-    front = first[0] * plan.planes.step
-    top = first[1] * plan.rows.step
+    front = block.plane * plan.planes.step
+    top = block.row * plan.rows.step
     planes = min(plan.planes.block * plan.planes.step, plan.planes.out - front)
     rows = min(plan.rows.block * plan.rows.step, plan.rows.out - top)
     count = chunks[0].count

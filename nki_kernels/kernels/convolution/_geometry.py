@@ -102,19 +102,54 @@ def output_size(window: Window, output_padding: int) -> int:
     return (window.size + 2 * window.padding - reach - 1) // window.stride + 1
 
 
-def fold_of(problem: Problem, hw: Hardware) -> int:
-    """Kernel rows that share one product: the contraction has as many channels times that."""
-    if problem.rows.transposed:
-        return 1
-    return max(1, min(problem.rows.kernel, hw.partitions // problem.channels))
+class Sharing(NamedTuple):
+    """How few channels share the array of TensorE: kernel rows in one product, blocks of outputs
+    side by side, and rows of the array for each of these.
+    """
+
+    fold: int
+    streams: int
+    array_rows: int
+
+
+def sharing_of(problem: Problem, hw: Hardware) -> Sharing:
+    """The way that needs the fewest passes of the array; with the least folding, which loads the
+    input several times.
+    """
+    if problem.channels > hw.partitions // 2:
+        return Sharing(1, 1, hw.partitions)
+    kernel = 1 if problem.rows.transposed else problem.rows.kernel
+    most = max(1, min(kernel, hw.partitions // problem.channels))
+    # Row tiles of TensorE: 32 rows from NeuronCore-v3 on, 64 before (nki.isa.nc_matmul).
+    least = 32 if hw.generation >= 3 else 64
+    ways = []
+    for fold in range(1, most + 1):
+        rows = max(least, 1 << (fold * problem.channels - 1).bit_length())
+        ways.append(Sharing(fold, hw.partitions // rows, rows))
+
+    def passes(way: Sharing) -> tuple[float, bool, int]:
+        return (
+            -(-kernel // way.fold) / way.streams,
+            not is_compact(problem.rows, way.fold),
+            way.fold,
+        )
+
+    return min(ways, key=passes)
 
 
 def _folded(window: Window, fold: int) -> tuple[Phase, ...]:
     """The one phase of a window with `fold` kernel positions a tap."""
     ((start, count, taps),) = window.phases()
+    if is_compact(window, fold):
+        return ((start, count, ((0, 0, 1, len(taps)),)),)
     groups = [taps[k : k + fold] for k in range(0, len(taps), fold)]
     joined = tuple((i, g[0][1], g[0][2], len(g)) for i, g in enumerate(groups))
     return ((start, count, joined),)
+
+
+def is_compact(window: Window, fold: int) -> bool:
+    """All kernel positions are folded: only the inputs are loaded that an output begins at."""
+    return fold > 1 and fold >= window.kernel
 
 
 def _axis(window: Window, fold: int, block: int, tile: int) -> tuple[object, ...]:
@@ -123,9 +158,9 @@ def _axis(window: Window, fold: int, block: int, tile: int) -> tuple[object, ...
     low, high = 0, window.size
     if fold > 1:
         # Folded positions are there together or not at all, so the tile has the padding as well.
-        offsets = [offset for _, _, taps in phases for _, offset, _, _ in taps]
-        low = min(offsets)
-        high = max(offsets) + (window.out - 1) * window.stride + 1
+        ((_, count, taps),) = phases
+        low = taps[0][1]
+        high = taps[-1][1] + (count - 1) * taps[-1][2] + 1
     return low, high, -(-window.kernel // fold), window.out, window.step, block, tile, phases
 
 
@@ -146,16 +181,20 @@ def input_bytes(problem: Problem, planes: int, rows: int, fold: int, hw: Hardwar
     """Bytes of a partition for the input of so many planes and rows of outputs of a phase."""
     chunks = -(-problem.channels * fold // hw.partitions)
     sizes = []
-    for window, count in ((problem.planes, planes), (problem.rows, rows)):
+    for window, count, folded in ((problem.planes, planes, 1), (problem.rows, rows, fold)):
         stride = 1 if window.transposed else window.stride
-        sizes.append((count - 1) * stride + window.reach)
+        needed = (count - 1) * stride + window.reach
+        sizes.append(count if is_compact(window, folded) else needed)
     return chunks * sizes[0] * sizes[1] * problem.columns.size * problem.itemsize
 
 
-def _blocks(problem: Problem, bank: tuple[int, int, int], fold: int, hw: Hardware) -> list[int]:
+def _blocks(
+    problem: Problem, bank: tuple[int, int, int], sharing: Sharing, hw: Hardware
+) -> list[int]:
     """Planes and rows of outputs of a phase whose input is loaded at once: multiples of a bank's,
-    unless they are all.
+    unless they are all; so many that there are enough blocks to overlap.
     """
+    fold = sharing.fold
     planes = -(-problem.planes.out // problem.planes.step)
     rows = -(-problem.rows.out // problem.rows.step)
     block = [bank[0], bank[1]]
@@ -163,10 +202,18 @@ def _blocks(problem: Problem, bank: tuple[int, int, int], fold: int, hw: Hardwar
     def fits(grown: list[int]) -> bool:
         return input_bytes(problem, grown[0], grown[1], fold, hw) <= _INPUT_BYTES
 
-    while block[1] < rows and fits([block[0], block[1] + bank[1]]):
+    wanted = max(_BLOCKS, 2 * sharing.streams)
+    if fold > 1:
+        # All images first: what is special at the border is done for all of them together.
+        while block[0] < planes and fits([block[0] + bank[0], block[1]]):
+            block[0] += bank[0]
+        most = -(-rows // wanted) if block[0] >= planes else 0
+    else:
+        most = -(-rows // max(1, wanted // planes))
+    while block[1] < rows and block[1] + bank[1] <= most and fits([block[0], block[1] + bank[1]]):
         block[1] += bank[1]
-    if block[1] >= rows:
-        most = max(bank[0], planes // _BLOCKS)
+    if block[1] >= rows and fold == 1:
+        most = max(bank[0], planes // wanted)
         while block[0] < most and fits([block[0] + bank[0], block[1]]):
             block[0] += bank[0]
     return [min(block[0], planes), min(block[1], rows)]
@@ -188,28 +235,41 @@ def result_bytes(problem: Problem, block: list[int]) -> int:
     return result
 
 
+def _row_steps(window: Window, fold: int) -> tuple[int, int, int]:
+    """Where a folded tile's rows come from: input rows between two of a tile, the input row of row
+    0, and input rows between two parts of the partitions.
+    """
+    if is_compact(window, fold):
+        return window.stride, -window.padding, window.dilation
+    return 1, 0, window.dilation
+
+
 def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
     """The fields of the kernel's `Plan`; `layout` is that of the weight as a matrix."""
-    fold = fold_of(problem, hw)
+    sharing = sharing_of(problem, hw)
+    fold = sharing.fold
     bank = _bank(problem, hw)
-    block = _blocks(problem, bank, fold, hw)
+    block = _blocks(problem, bank, sharing, hw)
     each = weight_bytes(problem, hw.partitions, fold, hw)
     return (
         _axis(problem.planes, 1, block[0], bank[0]),
         _axis(problem.rows, fold, block[1], bank[1]),
         _axis(problem.columns, 1, problem.columns.out, bank[2]),
         fold,
-        problem.rows.dilation,
+        _row_steps(problem.rows, fold),
+        sharing.streams,
+        sharing.array_rows,
         max(1, _WEIGHT_BYTES // each) * hw.partitions,
         max(1, _STORE_BYTES // result_bytes(problem, block)),
-        layout if problem.taps == 1 else "",
+        layout if problem.taps == 1 and sharing.streams == 1 else "",
     )
 
 
 def plan_bytes(problem: Problem, has_residual: bool, hw: Hardware) -> int:
     """Bytes of a partition that weights, input and result of a block take."""
-    fold, bank = fold_of(problem, hw), _bank(problem, hw)
-    planes, rows = _blocks(problem, bank, fold, hw)
+    sharing = sharing_of(problem, hw)
+    fold = sharing.fold
+    planes, rows = _blocks(problem, _bank(problem, hw), sharing, hw)
     each = weight_bytes(problem, hw.partitions, fold, hw)
     weights = max(each, min(_WEIGHT_BYTES, weight_bytes(problem, problem.out_channels, fold, hw)))
     result = max(_STORE_BYTES, result_bytes(problem, [planes, rows]))

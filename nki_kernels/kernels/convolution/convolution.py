@@ -61,7 +61,8 @@ def convolution_kernel(
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The shape of the result, and how the convolution is blocked."""
     matrix = TensorSpec.dense(b.weight.shape[:2], b.weight.dtype)
-    numbers = plan(problem_of(b), operand_layout(matrix, hw), hw)
+    layout = "" if b.transposed else operand_layout(matrix, hw)
+    numbers = plan(problem_of(b), layout, hw)
     return Launch.of(convolution_kernel, b, NAMES, result_shape(b), numbers)
 
 
