@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from trnx.nki_kernels.kernels.convolution._geometry import (
     plan_bytes,
     trivial,
 )
-from trnx.nki_kernels.spec import Bindings, Cost, Pattern
+from trnx.nki_kernels.spec import Bindings, Cost
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
@@ -126,7 +125,7 @@ def reference(
     mean: torch.Tensor | None,
     variance: torch.Tensor | None,
     eps: float,
-    momentum: float,
+    sizes: list[int] | None,
     activation: str,
     stride: list[int],
     padding: list[int],
@@ -135,70 +134,16 @@ def reference(
     output_padding: list[int],
     groups: int,
 ) -> torch.Tensor:
-    """The same in float32, rounded once."""
+    """The same in float32, rounded once; `sizes` is what the vectors are viewed as."""
+    del sizes
     vector = None if bias is None else bias.float()
     how = (stride, padding, dilation, transposed, output_padding, groups)
     result = aten.convolution.default(x.float(), weight.float(), vector, *how)
     if mean is not None and variance is not None:
         given = [None if t is None else t.float() for t in (norm_weight, norm_bias, mean, variance)]
         result = torch.nn.functional.batch_norm(
-            result, given[2], given[3], given[0], given[1], False, momentum, eps
+            result, given[2], given[3], given[0], given[1], False, 0.0, eps
         )
     if residual is not None:
         result = result + residual.float()
     return ACTIVATIONS[activation](result).to(x.dtype)
-
-
-# ---- patterns ----
-
-_NO_NORM = {
-    "norm_weight": None, "norm_bias": None, "mean": None, "variance": None, "eps": 0.0,
-    "momentum": 0.0,
-}  # fmt: skip
-
-
-def _plain(residual: bool, activation: str) -> Pattern:
-    def finish(result: Any, more: Any) -> Any:
-        return ACTIVATIONS[activation](aten.add.Tensor(result, more) if residual else result)
-
-    def pattern(
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        transposed: bool,
-        output_padding: list[int],
-        groups: int,
-    ) -> Any:
-        how = (stride, padding, dilation, transposed, output_padding, groups)
-        return finish(aten.convolution.default(x, weight, bias, *how), None)
-
-    def with_residual(
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor,
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        transposed: bool,
-        output_padding: list[int],
-        groups: int,
-    ) -> Any:
-        how = (stride, padding, dilation, transposed, output_padding, groups)
-        return finish(aten.convolution.default(x, weight, bias, *how), residual)
-
-    constants = {**_NO_NORM, "activation": activation}
-    if residual:
-        return Pattern(with_residual, constants)
-    return Pattern(pattern, {**constants, "residual": None})
-
-
-def patterns() -> tuple[Pattern, ...]:
-    """Every combination of a residual and an activation."""
-    return tuple(
-        [_plain(False, activation) for activation in ACTIVATIONS]
-        + [_plain(True, activation) for activation in ("none", "relu")]
-    )

@@ -34,7 +34,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         } | more  # fmt: skip
         how = {k: v * dims if isinstance(v, list) and len(v) == 1 else v for k, v in plain.items()}
         out = weight[1] * how["groups"] if how["transposed"] else weight[0]
-        vector = values(out, dtype=dtype) if norm else None
+        vector = values(out, dtype=dtype) if norm else None  # of a batch norm
         given = {
             "x": values(*x, dtype=dtype),
             "weight": values(*weight, dtype=dtype) / math.sqrt(math.prod(weight[1:])),
@@ -45,7 +45,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
             "mean": vector,
             "variance": values(out).square() if norm else None,
             "eps": 1e-5 if norm else 0.0,
-            "momentum": 0.1 if norm else 0.0,
+            "sizes": [1, out] + [1] * dims if norm else None,
             "activation": "none",
         }
         # Channels and kernel positions are one sum, longer than any dimension.
@@ -94,4 +94,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("relu, no bias", *case, padding=[1], activation="relu")
     yield sample("residual", *case, **same)
     yield sample("residual, bias, relu", *case, **same, bias=True, activation="relu")
+    yield sample("batch norm", *case, norm=True, bias=True)
+    yield sample("batch norm, relu", *case, bf16, norm=True, activation="relu")
+    yield sample("batch norm, residual", *case, **same, norm=True, activation="relu")
     yield sample("bfloat16 residual", *case, bf16, **same, bias=True)

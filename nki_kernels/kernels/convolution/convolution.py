@@ -17,12 +17,12 @@ from trnx.nki_kernels.kernels.convolution._geometry import plan
 from trnx.nki_kernels.kernels.convolution._host import (
     NAMES,
     cost,
-    patterns,
     problem_of,
     reference,
     result_shape,
     supports,
 )
+from trnx.nki_kernels.kernels.convolution._patterns import patterns
 from trnx.nki_kernels.kernels.convolution._product import plan_of
 from trnx.nki_kernels.kernels.convolution._samples import samples
 from trnx.nki_kernels.registry import register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -66,3 +67,36 @@ def test_values_that_are_not_finite_stay_where_they_are() -> None:
     got = torch.compile(F.conv2d, backend="trnx", options=OPTIONS)(x, images(6, 70, 3, 3))
     expected = F.conv2d(x, images(6, 70, 3, 3))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batch_norm_residual_and_activation_are_part_of_the_kernel(dtype: torch.dtype) -> None:
+    first, second = torch.nn.Conv2d(6, 6, 3, padding=1), torch.nn.Conv2d(6, 6, 1, bias=False)
+    norms = torch.nn.ModuleList(torch.nn.BatchNorm2d(6) for _ in range(2))
+    with torch.no_grad():
+        for norm in norms:
+            for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+                tensor.uniform_(0.5, 1.5)
+    model = torch.nn.ModuleList((first, second, *norms)).to(dtype).eval()
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        hidden = F.relu(model[2](model[0](x)))
+        return F.relu(model[3](model[1](hidden)) + x)
+
+    x = images(2, 6, 7, 5).to(dtype)
+    torch._dynamo.reset()
+    with torch.no_grad(), trnx.collect_reports() as reports:
+        got = torch.compile(block, backend="trnx", options=OPTIONS)(x)
+        expected = block(x)
+    kernels = [region.kernel for report in reports for region in report.regions]
+    assert kernels == ["convolution", "convolution"]
+    exact = block_in_float64(model, x)
+    error = (got.double() - exact).abs().max()
+    assert error <= 2 * (expected.double() - exact).abs().max() + 1e-6
+
+
+def block_in_float64(model: torch.nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    first, second, *norms = (module.double() for module in copy.deepcopy(model))
+    with torch.no_grad():
+        hidden = F.relu(norms[0](first(x.double())))
+        return F.relu(norms[1](second(hidden)) + x.double())
