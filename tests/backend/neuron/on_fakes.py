@@ -190,7 +190,7 @@ class Block(nn.Module):
 
 
 def resnet() -> dict[str, Any]:
-    """A small ResNet; its convolutions stay ATen ops of the graph."""
+    """A small ResNet."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
