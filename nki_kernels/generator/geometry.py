@@ -4,7 +4,8 @@ One dimension of the space runs along the partitions, `fold` of its elements in 
 leaves partitions empty, or would be cut into short runs, several elements of another one, the
 `lead`, lie on them too. Other dimensions lie in the free size as far as they fit, the rest is
 looped over. Neighbouring dimensions are one where every tensor runs through them with one stride;
-neighbours are those of the memory, so that a dense tensor is flat in any order of its dims. Reduced dimensions are whole in a tile; if all dimensions are reduced, the space is cut into equal
+neighbours are those of the memory, so that a dense tensor is flat in any order of its dims.
+Reduced dimensions are whole in a tile; if all dimensions are reduced, the space is cut into equal
 parts, one a partition. Of all cuts the one is chosen that takes the least time by the length of its
 DMA runs, its padding and its number of tiles.
 """

@@ -186,7 +186,7 @@ def _staged(region: TiledRegion, hw: Hardware, most: int) -> TiledRegion:
     starts = max(len(rows.starts) for rows in region.geometry.rows)
     stages = [0] * len(placed)
     if starts >= LEAST_TILES and not across:
-        stages = cut_stages(placed, min(most, starts - 1), lambda v: bool(v.axes & moving))
+        stages = cut_stages(placed, min(most, starts - 1), lambda v: bool(v.axes & geometry.moving))
     return dataclasses.replace(region, instructions=placed, stages=stages)
 
 
