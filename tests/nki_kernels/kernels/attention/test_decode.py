@@ -65,7 +65,7 @@ def exact(values: dict[str, Any]) -> tuple[torch.Tensor, float]:
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     weights, v = scores.softmax(-1).nan_to_num(0.0), v.repeat_interleave(group, 1)
-    largest = scores[scores > torch.finfo(torch.float32).min].abs().max()
+    largest = scores.where(scores > torch.finfo(torch.float32).min, 0.0).abs().max()
     unit = torch.finfo(values["v"].dtype).eps + torch.finfo(torch.float32).eps * largest
     return weights @ v, ((weights @ v.abs()).max() * unit / 2).item()
 
