@@ -58,10 +58,31 @@ class Select(StrEnum):
     NONE = "none"
 
 
+class Against(StrEnum):
+    """What `bisect` compares regions with."""
+
+    EAGER = "eager"
+    FLOAT64 = "float64"
+
+
 TargetOption = Annotated[Target, typer.Option(help="The Trainium generation to compile for.")]
 ScriptArguments = Annotated[
     list[str] | None,
     typer.Argument(help="Its arguments; after `--` also those that trnx has an option for."),
+]
+ExampleArgument = Annotated[
+    str,
+    typer.Argument(
+        help="MODULE:FUNCTION or FILE.py:FUNCTION; the function takes nothing and returns "
+        "(model, args) or (model, args, kwargs)."
+    ),
+]
+AsCompiledOption = Annotated[
+    Target | None, typer.Option(help="The generation; else as compiled, else trn2.")
+]
+FallbackOption = Annotated[Fallback | None, typer.Option(help="Who runs what no kernel takes.")]
+SelectOption = Annotated[
+    Select | None, typer.Option(help="NKI where it pays, wherever it can, or nowhere.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -137,22 +158,10 @@ def demo(
 
 @app.command()
 def explain(
-    example: Annotated[
-        str,
-        typer.Argument(
-            help="MODULE:FUNCTION or FILE.py:FUNCTION; the function takes nothing and returns "
-            "(model, args) or (model, args, kwargs)."
-        ),
-    ],
-    target: Annotated[
-        Target | None, typer.Option(help="The generation; else as compiled, else trn2.")
-    ] = None,
-    fallback: Annotated[
-        Fallback | None, typer.Option(help="Who runs what no kernel takes.")
-    ] = None,
-    select: Annotated[
-        Select | None, typer.Option(help="NKI where it pays, wherever it can, or nowhere.")
-    ] = None,
+    example: ExampleArgument,
+    target: AsCompiledOption = None,
+    fallback: FallbackOption = None,
+    select: SelectOption = None,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for symbolic sizes.")] = False,
     inference: Annotated[
         bool,
@@ -179,8 +188,7 @@ def explain(
 
     gates = dict(_gate(text) for text in fail_under or ())
     model, args, kwargs = load_example(example)
-    asked = {"target": target, "fallback": fallback, "select": select}
-    options = {name: value.value for name, value in asked.items() if value is not None}
+    options = _given(target=target, fallback=fallback, select=select)
     if dynamic:
         model = torch.compile(model, backend="trnx", dynamic=True)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference):
@@ -188,6 +196,34 @@ def explain(
     print(json.dumps(explanation.to_dict()) if as_json else explanation)
     if gates:
         explanation.fail_under(**gates)
+
+
+@app.command()
+def export(
+    example: ExampleArgument,
+    folder: Annotated[Path, typer.Argument(help="The folder to write: a new or an empty one.")],
+    target: AsCompiledOption = None,
+    fallback: FallbackOption = None,
+    select: SelectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a model's plan, for inference, to a folder that `trnx.load` runs, here or on a device.
+
+    The folder has the graph and the weights as a torch.export archive, the kernels' sources, and
+    StableHLO of the model and of what no kernel takes.
+    """
+    import trnx
+    from trnx.backend.example import load_example
+
+    model, args, kwargs = load_example(example)
+    options = _given(target=target, fallback=fallback, select=select)
+    found = trnx.export(model, args, folder, kwargs=kwargs, options=options)
+    print(json.dumps(found.to_dict()) if as_json else found)
+
+
+def _given(**asked: StrEnum | None) -> dict[str, str]:
+    """The options of the backend that were asked for."""
+    return {name: value.value for name, value in asked.items() if value is not None}
 
 
 def _gate(text: str) -> tuple[str, float]:
@@ -211,13 +247,20 @@ def sim(
     ] = None,
     trace: Annotated[bool, typer.Option(help="Print every instruction of every kernel.")] = False,
     debug: Annotated[bool, typer.Option(help="Open the debugger where a check fails.")] = False,
+    warn: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A check that shall warn and not stop the kernel, or clipped-slice, which tells "
+            "of slices that end behind their tensor. May be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Run a script that says `import nki` with the simulator, without a device."""
     from trnx.simulator.frontend.run_script import run_script
 
     asked = None if target is None else target.value
     own = _script_arguments(context, script, arguments)
-    run_script(script, own, target=asked, trace=trace, debug=debug)
+    run_script(script, own, target=asked, trace=trace, debug=debug, warn=warn or ())
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -260,6 +303,49 @@ def profile(
         print(json.dumps({"targets": [model.to_dict() for model in found]}))
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def bisect(
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(help="A Python file, or a folder with __main__.py.")],
+    arguments: ScriptArguments = None,
+    against: Annotated[Against, typer.Option(help="What regions are compared with.")] = (
+        Against.FLOAT64
+    ),
+    rtol: Annotated[float | None, typer.Option(help="As in torch.allclose; else by dtype.")] = None,
+    atol: Annotated[float | None, typer.Option(help="As in torch.allclose; else by dtype.")] = None,
+    folder: Annotated[
+        Path, typer.Option(help="New or empty: for the programs of regions that differ.")
+    ] = Path("trnx_bisect"),
+    as_json: JsonOption = False,
+) -> None:
+    """Run a script, and name the compiled regions whose values are wrong. Status 1 for any."""
+    from trnx.backend.bisect import bisect_script
+
+    own = _script_arguments(context, script, arguments)
+    found = bisect_script(script, own, against=against.value, rtol=rtol, atol=atol, folder=folder)
+    print(json.dumps(found.to_dict()) if as_json else found)
+    raise typer.Exit(1 if found.differences else 0)
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The Python file that registers your kernels.")],
+    target: Annotated[
+        list[Target] | None, typer.Option(help="A generation; may be repeated. All without it.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Try the kernels that a file registers against their references, on every generation.
+
+    Status 1 for a finding.
+    """
+    from trnx.backend.kernel_checks.engine import TARGETS, check_file
+
+    found = check_file(file, [one.value for one in target] if target else TARGETS)
+    print(json.dumps(found.to_dict()) if as_json else found)
+    raise typer.Exit(1 if found.findings else 0)
+
+
 @app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """What this machine can run, what is in the way, and how to mend it. Status 1 for a problem."""
@@ -268,6 +354,25 @@ def doctor(as_json: JsonOption = False) -> None:
     found = examine()
     print(json.dumps(found.to_dict()) if as_json else found)
     raise typer.Exit(0 if found.is_well else 1)
+
+
+@app.command("check-kernels")
+def check_kernels(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Kernel files; without one, all of the registry.")
+    ] = None,
+    target: TargetOption = Target.TRN2,
+    as_json: JsonOption = False,
+) -> None:
+    """Run kernels on their samples with all checks, against their references. Status 1: one fails.
+
+    Where AWS's package nki is installed, nki.simulate runs them too, and differences are shown.
+    """
+    from trnx.backend.kernel_check import check_kernels as check
+
+    found = check(target.value, files or ())
+    print(json.dumps(found.to_dict()) if as_json else found)
+    raise typer.Exit(0 if found.ok else 1)
 
 
 @app.command(

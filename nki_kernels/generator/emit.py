@@ -313,7 +313,7 @@ class _Emitter:
     def _allocations(self) -> list[str]:
         lines = []
         for i, output in enumerate(self.region.outputs):
-            shape = output.spec.shape or (1,)
+            shape = output.returned_shape or (1,)
             text = f"({shape[0]},)" if len(shape) == 1 else str(shape)
             dtype = _DTYPES[output.spec.dtype]
             lines.append(f"out{i} = nl.ndarray({text}, dtype={dtype}, buffer=nl.shared_hbm)")

@@ -3,7 +3,8 @@
 One dimension of the space runs along the partitions, `fold` of its elements in each; where it
 leaves partitions empty, or would be cut into short runs, several elements of another one, the
 `lead`, lie on them too. Other dimensions lie in the free size as far as they fit, the rest is
-looped over. Neighbouring dimensions are one where every tensor runs through them with one stride.
+looped over. Neighbouring dimensions are one where every tensor runs through them with one stride;
+neighbours are those of the memory, so that a dense tensor is flat in any order of its dims.
 Reduced dimensions are whole in a tile; if all dimensions are reduced, the space is cut into equal
 parts, one a partition. Of all cuts the one is chosen that takes the least time by the length of its
 DMA runs, its padding and its number of tiles.
@@ -108,6 +109,20 @@ class Geometry:
         """How many tiles there are."""
         rows = sum(len(r.starts) for r in self.rows)
         return rows * math.prod(-(-a.size // a.block) for a in self.loops)
+
+
+def memory_order(order: Dims, accesses: Sequence[tuple[Strides, int]]) -> Dims:
+    """The labels of `order` as most bytes lie in memory, outermost first; `order` where as many do.
+
+    `accesses` are the strides of the tensors and the bytes of one of their elements; a tensor that
+    does not vary along all labels has no say.
+    """
+    votes = {order: 0}
+    for strides, itemsize in accesses:
+        if all(strides.get(label, 0) > 0 for label in order):
+            lies = tuple(sorted(order, key=lambda label: -strides[label]))  # stable
+            votes[lies] = votes.get(lies, 0) + itemsize
+    return max(votes, key=lambda lies: votes[lies])
 
 
 def merge(
