@@ -57,7 +57,7 @@ def _result(value: Any) -> list[int]:
 
 
 def region_reads(regions: Sequence[Region]) -> dict[str, tuple[str, ...]]:
-    """For each region the names of those whose results it reads, also through views between them."""
+    """For each region the names of those whose results it reads, also through views."""
     of_node = {node: region.name for region in regions for node in region.nodes}
     behind: dict[fx.Node, frozenset[str]] = {}
 

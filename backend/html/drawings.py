@@ -161,7 +161,7 @@ def roofline(points: Sequence[Point], chip: Mapping[str, Any]) -> str:
             yield _text(x1, y0 - 5, f"{name} {scaled_text(peak, 'FLOP/s')}", "end")
         (x0, y0), (x1, y1) = place(low, low * rate), place(max(ridges), max(peaks.values()))
         yield f'<path d="M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}" stroke="#222"/>'
-        yield _text(x0 + 4, y0 - 18, f"DMA {scaled_text(rate, 'B/s')}")
+        yield _text(x0 + 4, y0 - 34, f"DMA {scaled_text(rate, 'B/s')}")
         yield f'<path d="M10 {height}H{WIDTH - 10}" stroke="#222"/>'
         yield from _decades(low, high, height, place)
         yield from _numbered(points, place)

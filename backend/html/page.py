@@ -15,6 +15,7 @@ from typing import Any
 
 COLOURS = {"nki": "#1f5fa8", "xla": "#c4561a", "eager": "#7a7f85", "launch": "#c9a227"}
 
+_SHORT = 24  # characters of a cell that stay on one line
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #222; margin: 24px auto; max-width: 1180px;
   padding: 0 16px; }
@@ -25,7 +26,9 @@ th, td { text-align: left; padding: 3px 10px 3px 0; border-bottom: 1px solid #e2
   vertical-align: top; overflow-wrap: anywhere; }
 th { position: sticky; top: 0; background: #fff; }
 td.number, th.number { text-align: right; white-space: nowrap; overflow-wrap: normal; }
-svg { display: block; max-width: 100%; } svg text { font: 12px system-ui, sans-serif; fill: #222; }
+svg { display: block; max-width: 100%; margin-bottom: 12px; }
+svg text { font: 12px system-ui, sans-serif; fill: #222; }
+td.short { white-space: nowrap; }
 .swatch { display: inline-block; width: 10px; height: 10px; margin-right: 5px; }
 .filters { margin: 6px 0; } .filters input { width: 320px; }
 .legend span { margin-right: 18px; white-space: nowrap; }
@@ -133,7 +136,8 @@ def _row(engine: str, cells: Sequence[Cell]) -> str:
             mark = ""
             if index == 0 and engine:
                 mark = f'<i class="swatch" style="background:{COLOURS[engine]}"></i>'
-            parts.append(f"<td>{mark}{escape(cell)}</td>")
+            whole = ' class="short"' if len(cell) <= _SHORT else ""
+            parts.append(f"<td{whole}>{mark}{escape(cell)}</td>")
     return f'<tr data-engine="{escape(engine)}">{"".join(parts)}</tr>'
 
 

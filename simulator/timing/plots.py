@@ -202,8 +202,9 @@ def _draw_memory(
     peak = max(y)
     is_late = x[y.index(peak)] > x[-1] * 0.85
     axes.annotate(
-        f"peak {bytes_text(peak * 1024)}", (x[y.index(peak)], peak), xytext=(-4 if is_late else 4, 4),
-        textcoords="offset points", fontsize=9, color=colour, ha="right" if is_late else "left",
+        f"peak {bytes_text(peak * 1024)}", (x[y.index(peak)], peak),
+        xytext=(-4 if is_late else 4, 4), textcoords="offset points", fontsize=9, color=colour,
+        ha="right" if is_late else "left",
     )  # fmt: skip
 
 
