@@ -30,7 +30,7 @@ from trnx.backend.torch_internals import (
 from trnx.fx_passes.advice import EAGER_ERROR
 from trnx.fx_passes.eager_errors import find_refused
 from trnx.fx_passes.flops import graph_flops
-from trnx.fx_passes.labels import layer_of, shapes_of
+from trnx.fx_passes.labels import layer_of, region_reads, shapes_of
 from trnx.fx_passes.ledger import entry
 from trnx.fx_passes.nodes import is_compute, op_name, tensors
 from trnx.fx_passes.region import FallbackEngine, Plan, Region
@@ -136,8 +136,11 @@ class GraphCompiler:
         for e in plan.ledger:
             (report.near_misses if e.engine == "nki" else report.fallbacks).append(e)
         by_name = {engine.name: engine for engine in engines}
+        reads = region_reads(plan.regions)
         for region in plan.regions:
-            report.regions.append(self._region_report(region, by_name.get(region.engine)))
+            entry = self._region_report(region, by_name.get(region.engine))
+            entry.reads = reads[region.name]
+            report.regions.append(entry)
         report.launch_seconds = self._options.hardware.launch_seconds
         _count_nodes(report, plan)
         return report

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,6 +92,13 @@ class Explanation:
             ],
             "graphs": [report.to_dict() for report in self.reports],
         }
+
+    def write_html(self, path: str | Path) -> Path:
+        """One page to look at, which needs nothing but a browser. Shows what `to_dict` gives."""
+        from trnx.backend.html.page import write
+        from trnx.backend.html.reports import explanation_page
+
+        return write(Path(path), explanation_page(self.to_dict()))
 
     def fail_under(
         self,

@@ -84,6 +84,9 @@ FallbackOption = Annotated[Fallback | None, typer.Option(help="Who runs what no 
 SelectOption = Annotated[
     Select | None, typer.Option(help="NKI where it pays, wherever it can, or nowhere.")
 ]
+HtmlOption = Annotated[
+    Path | None, typer.Option(help="Write one page to look at, which needs a browser alone.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -174,6 +177,7 @@ def explain(
             "less of the FLOPs (or of the kind) is on NKI. May be repeated."
         ),
     ] = None,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show, without running kernels, which op of a model goes where and why.
@@ -185,14 +189,19 @@ def explain(
 
     import trnx
     from trnx.backend.example import load_example
+    from trnx.simulator.timing.outputs import check_page_path
 
     gates = dict(_gate(text) for text in fail_under or ())
+    if html is not None:
+        check_page_path(html)
     model, args, kwargs = load_example(example)
     options = _given(target=target, fallback=fallback, select=select)
     if dynamic:
         model = torch.compile(model, backend="trnx", dynamic=True)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference):
         explanation = trnx.explain(model, *args, options=options, **kwargs)
+    if html is not None:
+        explanation.write_html(html)
     print(json.dumps(explanation.to_dict()) if as_json else explanation)
     if gates:
         explanation.fail_under(**gates)
@@ -277,11 +286,14 @@ def profile(
     plot: Annotated[
         Path | None, typer.Option(help="Draw roofline and memory into this folder.")
     ] = None,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a script, and predict what its kernels and compiled models take on the chip."""
+    from trnx.backend.html.page import write
+    from trnx.backend.html.reports import profile_page
     from trnx.backend.profile_script import profile_script
-    from trnx.simulator.timing.outputs import check_plot_folder, check_trace_path
+    from trnx.simulator.timing.outputs import check_page_path, check_plot_folder, check_trace_path
 
     asked = None if target is None else target.value
     own = _script_arguments(context, script, arguments)
@@ -289,6 +301,8 @@ def profile(
         check_trace_path(trace)
     if plot is not None:
         check_plot_folder(plot)
+    if html is not None:
+        check_page_path(html)
     found = profile_script(script, own, target=asked)
     for model in found:
         # A script that uses several targets gets files for each.
@@ -299,8 +313,11 @@ def profile(
             model.plot(plot / model.target if name else plot)
         if not as_json:
             print(model)
+    data = {"targets": [model.to_dict() for model in found]}
+    if html is not None:
+        write(html, profile_page(data))
     if as_json:
-        print(json.dumps({"targets": [model.to_dict() for model in found]}))
+        print(json.dumps(data))
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
