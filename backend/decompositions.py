@@ -2,7 +2,8 @@
 
 The table is torch's core ATen decompositions, and norms over channels, minus
 * the operators in the registered kernels' patterns, so that a new kernel needs no entry here;
-* `KEPT`: ops whose decomposition loses something that no pass can restore.
+* `KEPT`: ops whose decomposition loses something that no pass can restore;
+and plus Dynamo's fused multiply-add, as the ATen op that it was before.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from trnx.backend.norm_decompositions import NORM_DECOMPOSITIONS
-from trnx.backend.torch_internals import core_decompositions
+from trnx.backend.torch_internals import FUSED_MULTIPLY_ADD, core_decompositions
 from trnx.fx_passes.match import pattern_targets
 from trnx.nki_kernels.spec import Kernel
 
@@ -25,6 +26,8 @@ KEPT = frozenset(
         aten.silu.default,
         aten.addcdiv.default,
         aten.addcmul.default,
+        aten.lerp.Scalar,
+        aten.lerp.Tensor,
         aten.gelu_backward.default,
         aten.silu_backward.default,
         aten._softmax_backward_data.default,
@@ -58,4 +61,12 @@ def decomposition_table(kernels: Iterable[Kernel]) -> dict[Any, Callable[..., An
     """Operator overload -> decomposition, for these registered kernels."""
     kept = KEPT | pattern_targets(kernels)
     every = core_decompositions() | NORM_DECOMPOSITIONS
-    return {op: rule for op, rule in every.items() if op not in kept}
+    table = {op: rule for op, rule in every.items() if op not in kept}
+    return {**table, FUSED_MULTIPLY_ADD: _multiply_add}
+
+
+def _multiply_add(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor) -> torch.Tensor:
+    """a * b + c, rounded as often as in eager's `addcmul` and `add`."""
+    if isinstance(b, torch.Tensor):
+        return torch.addcmul(c, a, b)
+    return torch.add(c, a, alpha=b)

@@ -1,7 +1,7 @@
-"""Normalisation over channels as pointwise ops, which generated kernels fuse with their neighbours.
+"""Normalisation over channels as pointwise ops, which generated kernels fuse with what is near.
 
-`x` is `[N, C, ...]`, statistics and weights are `[C]`; they become `[1, C, 1, ...]` by views, so that
-the whole is one iteration space. Computed in float32 and rounded once, as eager does on the CPU.
+`x` is `[N, C, ...]`, statistics and weights are `[C]`; they become `[1, C, 1, ...]` by views, so
+that the whole is one iteration space. Computed in float32 and rounded once, as eager does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A cast is `_to_copy` that names only a dtype; one to the dtype that is there is a `clone`."""
+"""A cast is `_to_copy` that names only a dtype; one to the dtype that is there is a `clone`.
+
+What `copy_` leaves, `copy(into, source)`, is `source` in the sizes and dtype of `into`.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,23 @@ def _dtype_only(node: fx.Node) -> fx.Node | None:
     return call_if_same(node, aten._to_copy.default, (source,), wanted)
 
 
+def _written(node: fx.Node) -> fx.Node | None:
+    into, source = node.args[:2]
+    assert isinstance(into, fx.Node)
+    assert isinstance(source, fx.Node)
+    if val(source).shape != val(into).shape:
+        return None
+    if val(source).dtype == val(into).dtype:
+        return call_if_same(node, aten.clone.default, (source,))
+    return call_if_same(node, aten._to_copy.default, (source,), {"dtype": val(into).dtype})
+
+
 NORMALISE_CASTS = Pass(
     "normalise_casts",
     rule_run(
         {
             aten._to_copy.default: _dtype_only,
+            aten.copy.default: _written,
             torch.ops.prims.convert_element_type.default: _convert,
         }
     ),

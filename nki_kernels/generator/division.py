@@ -8,6 +8,7 @@ floating-point technique for extending the available precision", 1971), says whe
 up or down. The reciprocal must be within half a unit, as the simulator's is; the device's error is
 not published. A quotient below 2^-126 is rounded twice, and may be 2^-149 off.
 
+A quotient that a sum rounds again needs none of this (`rounding.py`).
 A quotient of bfloat16 needs none of this: it is at least 2^-17 (relative) away from where its
 rounding changes, and the product with the reciprocal is within 2^-22.
 """
@@ -39,6 +40,8 @@ def divide(b: Builder, x: Operand, y: Operand) -> Value:
         inverse = b.reciprocal(y)
         return inverse if x == 1 else b.mul(inverse, -1.0)
     x, y = b.to_float(x), b.to_float(y)
+    if not b.rounds_quotients:
+        return b.mul(x, b.reciprocal(y) if isinstance(y, Value) else 1.0 / y)
     if b.out is torch.bfloat16 and _is_bfloat16(x) and _is_bfloat16(y):
         return _bfloat16_quotient(b, x, y)
     return _quotient(b, x, y)

@@ -4,7 +4,8 @@ An engine's load is the sum of what its instructions take in the timing model; w
 tiles hides is left to `stages.py`. VectorE is the default. Instructions move from the busiest
 engine, one at a time, while that makes it less busy than any other engine becomes, and stop where
 DMA is the busiest: a product or sum of two tiles to GpSimd, a scale and shift to ScalarE, a copy to
-either. GpSimd and VectorE's fast modes share a port of SBUF, which counts as an engine (on trn1 all
+either; a `scalar_tensor_tensor`, which VectorE alone has, as the two instructions that it stands
+for. GpSimd and VectorE's fast modes share a port of SBUF, which counts as an engine (on trn1 all
 of VectorE does). Ties go to the first instruction, so that the choice is deterministic.
 """
 
@@ -12,12 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
 from trnx.nki_kernels.generator.ir import Value
-from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
+from trnx.nki_kernels.generator.select_instructions import Argument, Instruction, Tile
 from trnx.simulator.costs.constants import timing
 from trnx.simulator.hardware import Hardware
 
@@ -26,6 +27,9 @@ _PORT, _DMA = "port", "dma"
 _HALVES = (torch.bfloat16, torch.float16)
 # Calls whose tiles VectorE walks in its fast modes.
 _FAST = ("tensor_scalar", "tensor_copy", "memset")
+# Operators of the two halves of a `scalar_tensor_tensor` that other engines compute.
+_ON_SCALAR = ("nl.multiply", "nl.add")
+_ON_GPSIMD = ("nl.multiply", "nl.add", "nl.subtract")
 # What ScalarE's tensor_scalar computes (SDK nki.isa.tensor_scalar), from trn2 on.
 _AFFINE = (
     (("op0", "nl.multiply"), ("op1", "nl.add")),
@@ -97,10 +101,9 @@ def assign_engines(
         total.update(costs.load(instruction, engine_of(instruction)))
     total.update({_DMA: sum(costs.dma(v) for v in stored)})
     while (move := _best_move(placed, costs, total)) is not None:
-        index, engine = move
-        old = placed[index]
-        placed[index] = dataclasses.replace(old, engine=engine)
-        total = _moved(total, costs, old, engine)
+        index, new = move
+        total = _moved(total, costs, placed[index], new)
+        placed[index : index + 1] = new
     return placed
 
 
@@ -117,26 +120,63 @@ def engine_of(instruction: Instruction) -> str:
     return VECTOR
 
 
-def _moved(total: Counter[str], costs: EngineCosts, old: Instruction, engine: str) -> Counter[str]:
+def _moved(
+    total: Counter[str], costs: EngineCosts, old: Instruction, new: Sequence[Instruction]
+) -> Counter[str]:
     result = Counter(total)
     result.subtract(costs.load(old, engine_of(old)))
-    result.update(costs.load(old, engine))
+    for instruction in new:
+        result.update(costs.load(instruction, engine_of(instruction)))
     return result
 
 
 def _best_move(
     placed: Sequence[Instruction], costs: EngineCosts, total: Counter[str]
-) -> tuple[int, str] | None:
-    """The move after which the busiest engine has the least to do, if that is less than now."""
+) -> tuple[int, tuple[Instruction, ...]] | None:
+    """The instruction and what to run in its place so that the busiest engine has the least to
+    do, if that is less than now.
+    """
     best, found = max(total.values()), None
     if best == total[_DMA]:
         return None
     for index, instruction in enumerate(placed):
-        for engine in _others(instruction, costs.hardware):
-            busiest = max(_moved(total, costs, instruction, engine).values())
+        for new in _alternatives(instruction, costs.hardware):
+            busiest = max(_moved(total, costs, instruction, new).values())
             if busiest < best - 1e-6:
-                best, found = busiest, (index, engine)
+                best, found = busiest, (index, new)
     return found
+
+
+def _alternatives(
+    instruction: Instruction, hardware: Hardware
+) -> Iterator[tuple[Instruction, ...]]:
+    """What gives the same values on other engines."""
+    for engine in _others(instruction, hardware):
+        yield (dataclasses.replace(instruction, engine=engine),)
+    if instruction.call == "scalar_tensor_tensor" and hardware.generation > 2:
+        yield from _halves(instruction)
+
+
+def _halves(instruction: Instruction) -> Iterator[tuple[Instruction, ...]]:
+    """`(data <op0> operand0) <op1> operand1` as two instructions: what is between them stays in
+    float32, as it does in the one.
+    """
+    given = dict(instruction.arguments)
+    op0, op1, data = given["op0"], given["op1"], given["data"]
+    if "reverse0" in given or op0 not in _ON_SCALAR or op1 not in _ON_GPSIMD:
+        return
+    dst = instruction.dst
+    inner = Value("alu", op0.removeprefix("nl."), (), torch.float32, dst.axes)
+    tiles: list[Argument] = [Tile(inner, dst), given["operand1"]]
+    if "reverse1" in given:
+        tiles.reverse()
+    scalar = (("data", data), ("op0", op0), ("operand0", given["operand0"]))
+    tensor = (("data1", tiles[0]), ("data2", tiles[1]), ("op", op1))
+    for engine in (SCALAR, VECTOR):
+        yield (
+            Instruction("tensor_scalar", inner, scalar, engine=engine),
+            Instruction("tensor_tensor", dst, tensor, engine=GPSIMD),
+        )
 
 
 def _others(instruction: Instruction, hardware: Hardware) -> tuple[str, ...]:

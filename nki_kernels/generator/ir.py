@@ -52,7 +52,8 @@ class Builder:
     """Builds values for the lowering rules; equal expressions become one `Value`.
 
     `out` is the dtype of the node being lowered, `reduced` the labels that it reduces,
-    `count` how many elements that is.
+    `count` how many elements that is; `rounds_quotients` whether its divisions must be rounded
+    correctly (`rounding.py`).
     """
 
     def __init__(self) -> None:
@@ -61,6 +62,7 @@ class Builder:
         self.computed: torch.dtype = torch.float32
         self.reduced: frozenset[int] = frozenset()
         self.count: int = 1
+        self.rounds_quotients: bool = True
 
     def _make(
         self,

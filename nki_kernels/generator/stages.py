@@ -1,31 +1,34 @@
 """Stages: how the instructions of a tile are cut, so that several tiles are in work at a time.
 
-Engines take their instructions in order. Where a tile comes back to an engine that it left, as in
-VectorE -> ScalarE -> VectorE, that engine would wait for the other one before it could begin the
-next tile. So a new stage begins there, and the kernel runs the first stage of a tile before the
-second one of the tile before (software pipelining).
+Engines take their instructions in order. Where an engine reads what another one gives, it would
+wait for that tile before it could begin the next one. So a new stage begins there, and the kernel
+runs the first stage of a tile before the second one of the tile before (software pipelining).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trnx.nki_kernels.generator.engines import engine_of
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.select_instructions import Instruction
 
-# Each stage keeps what it hands over for one more tile; a chain that crosses more often waits.
-_MOST = 3
+# A chain that crosses between engines more often than that waits. Each stage keeps what it hands
+# over for one more tile: few are for chains whose tiles would get too small.
+MOST_STAGES, FEW_STAGES = 8, 3
 # With fewer tiles the first and the last one, which overlap with nothing, decide: latency counts.
 LEAST_TILES = 4
 
 
-def cut_stages(instructions: Sequence[Instruction]) -> list[int]:
-    """The stage of each instruction; operands never come from a later one. A load stands in the
-    stage of its first reader.
+def cut_stages(
+    instructions: Sequence[Instruction], most: int, repeats: Callable[[Value], bool]
+) -> list[int]:
+    """The stage of each instruction, `most` or fewer; operands never come from a later one. A load
+    stands in the stage of its first reader. Only values that `repeats` holds for differ between
+    tiles, so that one can wait for them.
     """
-    made: dict[Value, _Made] = {}
-    stages = [_place(instruction, made) for instruction in instructions]
+    made: dict[Value, tuple[int, str]] = {}
+    stages = [_place(instruction, made, most, repeats) for instruction in instructions]
     first: dict[Value, int] = {}
     for instruction, stage in zip(instructions, stages, strict=True):
         for value in instruction.reads():
@@ -36,23 +39,22 @@ def cut_stages(instructions: Sequence[Instruction]) -> list[int]:
     return stages
 
 
-# (stage, engine, engines that the tile left within the stage)
-_Made = tuple[int, str, frozenset[str]]
-
-
-def _place(instruction: Instruction, made: dict[Value, _Made]) -> int:
-    """The stage of an instruction whose operands are in `made`, to which its results are added."""
+def _place(
+    instruction: Instruction,
+    made: dict[Value, tuple[int, str]],
+    most: int,
+    repeats: Callable[[Value], bool],
+) -> int:
+    """The stage of an instruction whose operands are in `made`, as (stage, engine), to which its
+    results are added.
+    """
     if instruction.call == "load":
         return 0
     touched = (*instruction.reads(), *instruction.writes())
     sources = [made[v] for v in touched if v in made]
-    stage = max((source[0] for source in sources), default=0)
+    stage = max((at for at, _ in sources), default=0)
     engine = engine_of(instruction)
-    left: frozenset[str] = frozenset()
-    for at, other, before in sources:
-        if at == stage:
-            left |= before | ({other} - {engine})
-    if engine in left and stage < _MOST - 1:
-        stage, left = stage + 1, frozenset()
-    made.update(dict.fromkeys(instruction.writes(), (stage, engine, left)))
+    waits = any(at == stage and other != engine for at, other in sources)
+    stage = min(stage + waits, most - 1)
+    made.update({v: (stage, engine) for v in instruction.writes() if repeats(v)})
     return stage

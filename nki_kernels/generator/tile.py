@@ -12,11 +12,18 @@ from typing import Any
 from torch import fx
 
 from trnx.nki_kernels.generator.engines import EngineCosts, assign_engines
-from trnx.nki_kernels.generator.geometry import Geometry, Strides, cut, merge
+from trnx.nki_kernels.generator.geometry import (
+    Geometry,
+    Strides,
+    cut,
+    memory_order,
+    merge,
+    runs_across,
+)
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.lower import Lowered, Output, lower, reachable
 from trnx.nki_kernels.generator.select_instructions import Instruction, InstructionSelector
-from trnx.nki_kernels.generator.stages import LEAST_TILES, cut_stages
+from trnx.nki_kernels.generator.stages import FEW_STAGES, LEAST_TILES, MOST_STAGES, cut_stages
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
@@ -24,6 +31,8 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 # Elements of one partition in a tile: long enough to hide the fixed cost of an instruction and of a
 # DMA (2 KiB a partition), short enough that the temporaries of a long chain fit.
 _FREE_SIZE = 2048
+# Where a reduced dimension is not the innermost one, so that its length shortens the runs of DMA.
+_ACROSS_FREE_SIZE = 16384
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,7 @@ def tile_region(
     lowered = lower(nodes, outputs, specs)
     if isinstance(lowered, Reject):
         return lowered
+    lowered = _as_in_memory(lowered, specs)
     strides = _strides(lowered, specs)
     values = reachable(tuple(o.value for o in lowered.outputs))
     long = frozenset(lowered.order)
@@ -118,6 +128,16 @@ def tile_region(
     accesses = [*strides[0].values(), *strides[1]]
     order, sizes = merge(lowered.order, lowered.sizes, accesses, groups)
     return _fit(lowered, (order, sizes), strides, hw, nodes[-1])
+
+
+def _as_in_memory(lowered: Lowered, specs: Mapping[fx.Node, Any]) -> Lowered:
+    """`lowered` with the order of the space, and of the results, that most tensors have."""
+    loads, results = _strides(lowered, specs)
+    accesses = [(strides, value.dtype.itemsize) for value, strides in loads.items()]
+    kinds = [output.spec.dtype.itemsize for output in lowered.outputs]
+    order = memory_order(lowered.order, [*accesses, *zip(results, kinds, strict=True)])
+    outputs = tuple(output.along(order) for output in lowered.outputs)
+    return dataclasses.replace(lowered, order=order, outputs=outputs)
 
 
 def _fit(
@@ -131,36 +151,42 @@ def _fit(
     roots = tuple(dict.fromkeys(o.value for o in lowered.outputs))
     order, sizes = space
     reduced = frozenset(d for d in order if d in lowered.reduced)
-    budget = max(_FREE_SIZE, _row(order, sizes, reduced))
-    while budget:
-        geometry = cut(order, sizes, reduced, budget)
+    row = _row(order, sizes, reduced)
+    budget = max(_FREE_SIZE, row)
+    if runs_across(order, reduced):
+        budget = max(row, _ACROSS_FREE_SIZE)
+    stored = [frozenset(output) & set(order) for output in strides[1]]
+    tries = [(budget, MOST_STAGES), (budget // 2, MOST_STAGES)]
+    tries += [(budget >> i, FEW_STAGES) for i in range(budget.bit_length())]
+    for free_size, most in tries:
+        geometry = cut(order, sizes, reduced, free_size, stored) if free_size else None
         if geometry is None:
-            break
+            continue
         selector = InstructionSelector(roots, geometry, scalar_bias=hw.generation > 2)
-        region = _staged(TiledRegion(lowered.outputs, geometry, *selector.run(), *strides), hw)
+        whole = TiledRegion(lowered.outputs, geometry, *selector.run(), *strides)
+        region = _staged(whole, hw, most)
         if region.bytes_in_work() <= hw.sbuf_partition_bytes * 7 // 8:
             return region
-        budget //= 2
     return Reject("a reduced row and its temporaries do not fit in SBUF", node)
 
 
-def _staged(region: TiledRegion, hw: Hardware) -> TiledRegion:
-    """`region` with engines and stages, where tiles are many."""
-    stages = [0] * len(region.instructions)
+def _staged(region: TiledRegion, hw: Hardware, most: int) -> TiledRegion:
+    """`region` with engines and at most `most` stages, where tiles are many."""
     if region.geometry.tiles < LEAST_TILES:
-        return dataclasses.replace(region, stages=stages)
+        return dataclasses.replace(region, stages=[0] * len(region.instructions))
     geometry = region.geometry
-    moving = {geometry.partition, *(axis.label for axis in geometry.loops)}
 
     def repeated(value: Value) -> int:
-        return elements(value, geometry) if value.axes & moving else 0
+        return elements(value, geometry) if value.axes & geometry.moving else 0
 
     costs = EngineCosts(hw, repeated)
     stored = [region.held[output.value] for output in region.outputs]
     placed = assign_engines(region.instructions, costs, stored)
     across = any(i.call == "all_partitions" for i in placed)
-    if max(len(rows.starts) for rows in region.geometry.rows) >= LEAST_TILES and not across:
-        stages = cut_stages(placed)
+    starts = max(len(rows.starts) for rows in region.geometry.rows)
+    stages = [0] * len(placed)
+    if starts >= LEAST_TILES and not across:
+        stages = cut_stages(placed, min(most, starts - 1), lambda v: bool(v.axes & geometry.moving))
     return dataclasses.replace(region, instructions=placed, stages=stages)
 
 

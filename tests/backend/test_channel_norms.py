@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+import trnx
+
 ALL_ON_NKI = {"fallback": "error", "select": "legal"}
 
 
@@ -66,3 +68,59 @@ def test_batch_norm_at_inference_with_gradients(affine: bool) -> None:
     torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [
+        (nn.GroupNorm(4, 12), (2, 12, 9, 7)),
+        (nn.GroupNorm(12, 12, affine=False), (3, 12, 40)),
+        (nn.InstanceNorm2d(5), (2, 5, 9, 8)),
+        (nn.InstanceNorm2d(5, affine=True), (2, 5, 9, 8)),
+        (nn.BatchNorm2d(5), (4, 5, 9, 8)),
+        (nn.BatchNorm1d(5), (40, 5)),
+        (nn.BatchNorm2d(5, track_running_stats=False), (4, 5, 9, 8)),
+    ],
+    ids=str,
+)
+def test_norms_with_statistics_of_their_own(norm: nn.Module, shape: tuple[int, ...]) -> None:
+    """Forward on NKI, with running statistics; and a step of training."""
+    options = {"select": "legal"}
+    theirs = randomised(norm)
+    ours = copy.deepcopy(theirs)
+    with torch.no_grad():
+        compiled = torch.compile(ours, backend="trnx", options=options)
+        assert_same(compiled(draw(*shape)), theirs(draw(*shape)), rtol=1e-5, atol=1e-5)
+    inputs = [draw(*shape).requires_grad_() for _ in range(2)]
+    weights = torch.linspace(-1, 1, shape[-1])
+    for module, x in ((compiled, inputs[0]), (theirs, inputs[1])):
+        (module(x) * weights).square().sum().backward()
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-4, atol=1e-4)
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-3)
+    for (name, mine), other in zip(
+        ours.state_dict().items(), theirs.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(mine, other, msg=name)
+
+
+def test_nan_stays_in_its_group() -> None:
+    x = draw(2, 8, 6, 6)
+    x[0, 3, 2, 2], x[1, 0, 0, 0] = float("nan"), float("inf")
+    norm = nn.GroupNorm(4, 8)
+    compiled = torch.compile(norm, backend="trnx", options=ALL_ON_NKI)
+    with torch.no_grad():
+        result, expected = compiled(x), norm(x)
+    assert expected.isnan().any()
+    assert_same(result, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("norm", "kernel"),
+    [(nn.GroupNorm(8, 64), "group_norm"), (nn.InstanceNorm2d(64), "batch_norm_training")],
+)
+def test_the_forward_pass_is_one_kernel(norm: nn.Module, kernel: str) -> None:
+    with torch.no_grad():
+        text = str(trnx.explain(norm, draw(4, 64, 56, 56)))
+    assert kernel in text
+    assert "not on NKI" not in text

@@ -1,0 +1,83 @@
+"""Which quotients of a region need not be rounded as IEEE 754 demands.
+
+Optimizers divide by the root of a mean of squares, scaled and shifted by numbers, and add what
+they get to the parameter: Adam, RMSprop, Adagrad. The sum rounds the quotient again, and nothing
+there depends on its last bit as `round(x / scale)` does. A product with the reciprocal is within
+two roundings of such a quotient, where the correct one (`division.py`) takes thirty instructions
+more. A root lies in [2^-75, 2^64] or is zero or infinite, so its reciprocal neither overflows nor
+loses bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from trnx.simulator.memory.tensor_spec import TensorSpec
+
+aten = torch.ops.aten
+_SUMS = (aten.add.Tensor, aten.sub.Tensor)
+_SCALES = (aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.neg.default)
+
+
+def loose_quotients(nodes: Sequence[fx.Node], specs: Mapping[fx.Node, Any]) -> frozenset[fx.Node]:
+    """The nodes of `nodes` whose divisions may be products with a reciprocal."""
+    inside = frozenset(nodes)
+    found: set[fx.Node] = set()
+    for node in nodes:
+        divisor = _divisor(node)
+        if divisor is None:
+            continue
+        scaled = _down_to_the_root(divisor, inside, specs)
+        if scaled is None or specs[node].dtype is not torch.float32:
+            continue
+        if node.target is aten.addcdiv.default or _is_only_added(node, inside, specs):
+            # What else reads the divisor may want all of its bits.
+            found.update(n for n in scaled if n.target is aten.div.Tensor and len(n.users) == 1)
+            found.add(node)
+    return frozenset(found)
+
+
+def _divisor(node: fx.Node) -> fx.Node | None:
+    index = {aten.div.Tensor: 1, aten.addcdiv.default: 2}.get(node.target)
+    divisor = None if index is None else node.args[index]
+    return divisor if isinstance(divisor, fx.Node) else None
+
+
+def _down_to_the_root(
+    node: fx.Node, inside: frozenset[fx.Node], specs: Mapping[fx.Node, Any]
+) -> list[fx.Node] | None:
+    """The steps from a divisor to the square root that it is made of by numbers, None if it is
+    not."""
+    steps = []
+    while node in inside and node.target is not aten.sqrt.default:
+        if node.target not in _SCALES or not _is_number_but_first(node, specs):
+            return None
+        steps.append(node)
+        node = node.all_input_nodes[0]
+    return steps if node in inside and specs[node].ndim else None
+
+
+def _is_number_but_first(node: fx.Node, specs: Mapping[fx.Node, Any]) -> bool:
+    first, *rest = node.args
+    return isinstance(first, fx.Node) and all(_is_number(x, specs) for x in rest)
+
+
+def _is_number(x: Any, specs: Mapping[fx.Node, Any]) -> bool:
+    spec = specs[x] if isinstance(x, fx.Node) else x
+    return not isinstance(spec, TensorSpec) or not spec.shape
+
+
+def _is_only_added(node: fx.Node, inside: frozenset[fx.Node], specs: Mapping[fx.Node, Any]) -> bool:
+    """Whether all that reads the quotient, maybe times a number, adds it to another tensor."""
+    if not node.users or not inside.issuperset(node.users):
+        return False
+    return all(
+        (user.target is aten.mul.Tensor and _is_number_but_first(user, specs)
+         and _is_only_added(user, inside, specs))
+        or (user.target in _SUMS and not _is_number_but_first(user, specs))
+        for user in node.users
+    )  # fmt: skip

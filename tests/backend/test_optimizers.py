@@ -1,0 +1,82 @@
+"""Optimizer steps: kernels that read and write each tensor once, as accurate as eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import trnx
+
+# Dynamo imports Inductor where it meets an optimizer, which uses what torch itself deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+SIZE = 128 * 9 + 5
+Parameters = list[torch.nn.Parameter]
+OPTIMIZERS: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2),
+    "AdamW, foreach": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True),
+    "AdamW, amsgrad": lambda p: torch.optim.AdamW(p, lr=1e-2, amsgrad=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-2, momentum=0.9),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+}
+
+
+def gradients(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Two steps: usual sizes, zeros, and the smallest whose squares are not zero."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(SIZE, generator=generator) for _ in range(2)]
+    drawn[0][:9] = 0.0
+    drawn[1][4:20] = 1e-22
+    return [g.to(dtype) for g in drawn]
+
+
+def stepped(
+    make: Callable[[Parameters], torch.optim.Optimizer],
+    dtype: torch.dtype,
+    step: Callable[[torch.optim.Optimizer], Any],
+) -> torch.Tensor:
+    """The parameter, which begins at zero where its update has the most bits, after two steps."""
+    start = torch.linspace(-1, 1, SIZE).to(dtype)
+    start[::3] = 0.0
+    parameter = torch.nn.Parameter(start)
+    optimizer = make([parameter])
+    for gradient in gradients(dtype):
+        parameter.grad = gradient
+        step(optimizer)
+    return parameter.detach()
+
+
+def with_backend(backend: str, **options: Any) -> Callable[[torch.optim.Optimizer], None]:
+    def step(optimizer: torch.optim.Optimizer) -> None:
+        torch.compile(optimizer.step, backend=backend, **options)()
+
+    torch._dynamo.reset()
+    return step
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_is_as_accurate_as_in_eager(name: str) -> None:
+    # What Dynamo captures takes the bias corrections in float32; eager itself in float64.
+    make = OPTIMIZERS[name]
+    exact = stepped(make, torch.float64, with_backend("eager"))
+    eager = stepped(make, torch.float32, with_backend("eager"))
+    ours = stepped(make, torch.float32, with_backend("trnx", options={"select": "legal"}))
+    errors = [(result.double() - exact).abs() for result in (eager, ours)]
+    assert errors[1].max() <= 2 * errors[0].max()
+    assert errors[1].mean() <= 2 * errors[0].mean()
+
+
+def test_an_adamw_step_is_one_kernel() -> None:
+    torch._dynamo.reset()
+    parameter = torch.nn.Parameter(torch.ones(SIZE))
+    optimizer = torch.optim.AdamW([parameter])
+    parameter.grad = torch.ones(SIZE)
+    optimizer.step()
+    with trnx.collect_reports() as reports:
+        torch.compile(optimizer.step, backend="trnx", options={"select": "legal"})()
+    (graph,) = reports
+    assert len(graph.regions) == 1
+    assert not graph.fallbacks
