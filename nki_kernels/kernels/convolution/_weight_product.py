@@ -34,18 +34,18 @@ class WindowAxis(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Columns of one bank: kernel positions `tap ..` of `chunks` times `count` channels `first ..`
+    """Columns of one bank: kernel positions `tap ..` of `chunks` times `lanes` channels `first ..`
     of the window.
     """
 
     first: int
     chunks: int
-    count: int
+    lanes: int
     tap: int
     taps: int
 
 
-def axis_of(numbers: tuple) -> WindowAxis:
+def axis_of(numbers: tuple[int, ...]) -> WindowAxis:
     """The axis that the host has planned."""
     out, size, kernel, stride, padding, dilation, block, tile = numbers
     return WindowAxis(out, size, kernel, stride, padding, dilation, block, tile)
@@ -70,7 +70,9 @@ def columns_of_banks(channels: int, taps: int) -> list[Columns]:
     return columns
 
 
-def load_window(window: nl.NkiTensor, columns: Columns, axes: tuple, firsts: tuple) -> nl.NkiTensor:
+def load_window(
+    window: nl.NkiTensor, columns: Columns, axes: tuple[WindowAxis, ...], firsts: tuple[int, ...]
+) -> nl.NkiTensor:
     """The tile `[channels, chunks, planes, rows, columns]` of a block, padding included."""
     lows = []
     sizes = []
@@ -87,7 +89,7 @@ def load_window(window: nl.NkiTensor, columns: Columns, axes: tuple, firsts: tup
         begins.append(max(0, low))
         ends.append(max(begins[i], min(axis.size, low + size)))
         is_padded = is_padded or ends[i] - begins[i] < size
-    shape = (columns.count, columns.chunks, sizes[0], sizes[1], sizes[2])
+    shape = (columns.lanes, columns.chunks, sizes[0], sizes[1], sizes[2])
     tile = nl.ndarray(shape, dtype=window.dtype, buffer=nl.sbuf)
     if is_padded:
         nisa.memset(dst=tile, value=0.0, engine=nisa.engine.gpsimd)
@@ -104,9 +106,9 @@ def load_window(window: nl.NkiTensor, columns: Columns, axes: tuple, firsts: tup
     if is_padded:
         # Short rows are slow to load, so they come without gaps and are spread on the chip.
         data = nl.ndarray(inner.shape, dtype=window.dtype, buffer=nl.sbuf)
-    channels = window[nl.ds(columns.first, columns.chunks * columns.count)]
+    channels = window[nl.ds(columns.first, columns.chunks * columns.lanes)]
     part = channels[:, begins[0] : ends[0], begins[1] : ends[1], begins[2] : ends[2]]
-    part = part.reshape_dim(0, (columns.chunks, columns.count)).permute((1, 0, 2, 3, 4))
+    part = part.reshape_dim(0, (columns.chunks, columns.lanes)).permute((1, 0, 2, 3, 4))
     nisa.dma_copy(dst=data, src=part)
     if is_padded:
         nisa.tensor_copy(dst=inner, src=data, engine=nisa.engine.gpsimd)
@@ -140,13 +142,18 @@ def transposed_gradient(tile: nl.NkiTensor, positions: int, turn: int) -> nl.Nki
 
 
 def transposed_window(
-    tile: nl.NkiTensor, columns: Columns, axes: tuple, starts: tuple, counts: tuple, turn: int
+    tile: nl.NkiTensor,
+    columns: Columns,
+    axes: tuple[WindowAxis, ...],
+    starts: tuple[int, ...],
+    counts: tuple[int, ...],
+    turn: int,
 ) -> nl.NkiTensor:
     """`[positions, kernel positions, chunks, channels]` of a tile, positions `starts ..` of the
     block.
     """
     positions = counts[0] * counts[1] * counts[2]
-    shape = (positions, columns.taps, columns.chunks, columns.count)
+    shape = (positions, columns.taps, columns.chunks, columns.lanes)
     bank = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.psum)
     for index in range(columns.taps):
         tap = columns.tap + index

@@ -23,6 +23,7 @@ from trnx.nki_kernels.kernels.convolution._geometry import Window, output_size
 from trnx.nki_kernels.kernels.convolution._weight_product import (
     BANKS,
     Columns,
+    WindowAxis,
     axis_of,
     columns_of_banks,
     load_window,
@@ -46,6 +47,9 @@ _AHEAD = 2
 # Bytes of a partition for transposes of the gradient that several passes over it use.
 _KEPT_BYTES = 32768
 
+# Starts of some positions in a block, and how many they are, by axis.
+Place = tuple[tuple[int, int, int], tuple[int, int, int]]
+
 
 class Work(NamedTuple):
     """One pass over all positions: channels `first ..` of the gradient, and columns of the window.
@@ -53,12 +57,12 @@ class Work(NamedTuple):
     kept: transposes of the gradient, in order, where a pass `keeps` them for the next ones.
     """
 
-    axes: tuple
+    axes: tuple[WindowAxis, ...]
     first: int
     channels: int
-    columns: list
+    columns: list[Columns]
     keeps: bool
-    kept: list
+    kept: list[list[nl.NkiTensor]]
 
 
 @nki.jit
@@ -67,7 +71,7 @@ def convolution_weight_gradient_kernel(
     x: nl.NkiTensor,
     transposed: bool,
     shape: tuple[int, ...],
-    numbers: tuple,
+    numbers: tuple[tuple[int, ...], ...],
     keeps: bool,
 ) -> nl.NkiTensor:
     """grad and x `[N, C, ...]` -> `shape`, that of the weight."""
@@ -83,8 +87,8 @@ def convolution_weight_gradient_kernel(
         # All these channels of the gradient meet the same transposes of the window.
         channels = min(BANKS * pmax, shape[0] - first)
         some = max(1, BANKS // ((channels + pmax - 1) // pmax))
-        kept = []
-        results = []
+        kept: list[list[nl.NkiTensor]] = []
+        results: list[nl.NkiTensor] = []
         begin = 0
         while begin < len(columns):
             end = min(begin + some, len(columns))
@@ -105,7 +109,7 @@ def _results(out: nl.NkiTensor, channels: int, columns: Columns, taps: int) -> l
     pmax = nl.tile_size.pmax
     results = []
     for row in range(0, channels, pmax):
-        shape = (min(pmax, channels - row), columns.chunks, columns.count, taps)
+        shape = (min(pmax, channels - row), columns.chunks, columns.lanes, taps)
         results.append(nl.ndarray(shape, dtype=out.dtype, buffer=nl.sbuf))
     return results
 
@@ -120,14 +124,16 @@ def _store(out: nl.NkiTensor, results: list[nl.NkiTensor], first: int, channel: 
         first = first + size[0]
 
 
-def _sum_positions(results: list, grads: list, windows: list, work: Work) -> None:
+def _sum_positions(
+    results: list[nl.NkiTensor], grads: list[nl.NkiTensor], windows: list[nl.NkiTensor], work: Work
+) -> None:
     """`results[..][a, chunks, b, kernel]` for the columns of this pass."""
     pmax = nl.tile_size.pmax
     axes, columns = work.axes, work.columns
     banks = []
     for row in range(0, work.channels, pmax):
         for some in columns:
-            size = (min(pmax, work.channels - row), some.taps, some.chunks, some.count)
+            size = (min(pmax, work.channels - row), some.taps, some.chunks, some.lanes)
             banks.append(nl.ndarray(size, dtype=nl.float32, buffer=nl.psum))
     # Transposes run ahead of the products, which wait for them to leave PSUM.
     waiting = []
@@ -138,7 +144,7 @@ def _sum_positions(results: list, grads: list, windows: list, work: Work) -> Non
             for row in range(0, axes[1].out, axes[1].block):
                 firsts = (plane, row, 0)
                 tile = load_window(windows[volume], columns[0], axes, firsts)
-                tiles = []
+                tiles: list[nl.NkiTensor] = []
                 for place in _places(axes, firsts):
                     if number >= len(work.kept) and len(tiles) == 0:
                         tiles = _load_gradient(grad, axes, firsts)
@@ -155,7 +161,9 @@ def _sum_positions(results: list, grads: list, windows: list, work: Work) -> Non
             nisa.tensor_copy(dst=target, src=banks[row * len(columns) + index])
 
 
-def _load_gradient(grad: nl.NkiTensor, axes: tuple, firsts: tuple) -> list[nl.NkiTensor]:
+def _load_gradient(
+    grad: nl.NkiTensor, axes: tuple[WindowAxis, ...], firsts: tuple[int, ...]
+) -> list[nl.NkiTensor]:
     """The gradient of a block as tiles `[channels, chunks, planes, rows, columns]`: whole chunks of
     128 channels, and the rest.
     """
@@ -179,7 +187,7 @@ def _load_gradient(grad: nl.NkiTensor, axes: tuple, firsts: tuple) -> list[nl.Nk
     return tiles
 
 
-def _places(axes: tuple, firsts: tuple) -> list[tuple]:
+def _places(axes: tuple[WindowAxis, ...], firsts: tuple[int, ...]) -> list[Place]:
     """The positions of a block that share the partitions: (starts in the block, counts)."""
     planes = min(axes[0].block, axes[0].out - firsts[0])
     rows = min(axes[1].block, axes[1].out - firsts[1])
@@ -197,8 +205,8 @@ def _places(axes: tuple, firsts: tuple) -> list[tuple]:
 
 
 def _transposed(
-    tile: nl.NkiTensor, tiles: list[nl.NkiTensor], place: tuple, number: int, work: Work
-) -> tuple:
+    tile: nl.NkiTensor, tiles: list[nl.NkiTensor], place: Place, number: int, work: Work
+) -> tuple[list[nl.NkiTensor], list[nl.NkiTensor]]:
     """The operands of the products of some positions, which are the `number`-th of all: chunks of
     128 channels of the gradient, and the columns of the window.
     """
@@ -225,7 +233,9 @@ def _transposed(
     return left, right
 
 
-def _multiply(banks: list, pair: tuple, count: int) -> None:
+def _multiply(
+    banks: list[nl.NkiTensor], pair: tuple[list[nl.NkiTensor], list[nl.NkiTensor]], count: int
+) -> None:
     """Add the products of some positions to the sums."""
     left, right = pair
     for row in range(len(left)):
@@ -262,7 +272,7 @@ def _plan(b: Bindings, hw: Hardware) -> tuple[tuple[int, ...], ...]:
     """The fields of the kernel's axes."""
     axes = _axes(b)
     left = hw.partitions
-    tiles = []
+    tiles: list[int] = []
     for axis in reversed(axes):
         pieces = -(-axis.out // max(1, left))
         tiles.insert(0, -(-axis.out // pieces))
@@ -285,7 +295,8 @@ def _block_bytes(b: Bindings, block: list[int], hw: Hardware) -> int:
     """Bytes of a partition for a block of so many planes and rows."""
     axes = _axes(b)
     counts = [*block, axes[2].out]
-    window, dense = 1, min(BANKS, -(-b.weight.shape[0] // hw.partitions))
+    window = 1
+    dense: int = min(BANKS, -(-b.weight.shape[0] // hw.partitions))
     for axis, count in zip(axes, counts, strict=True):
         window *= (count - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1
         dense *= count
