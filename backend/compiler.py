@@ -30,7 +30,7 @@ from trnx.backend.torch_internals import (
 from trnx.fx_passes.advice import EAGER_ERROR
 from trnx.fx_passes.eager_errors import find_refused
 from trnx.fx_passes.flops import graph_flops
-from trnx.fx_passes.labels import layer_of, shapes_of
+from trnx.fx_passes.labels import layer_of, region_reads, shapes_of
 from trnx.fx_passes.ledger import entry
 from trnx.fx_passes.nodes import is_compute, op_name, tensors
 from trnx.fx_passes.region import FallbackEngine, Plan, Region
@@ -81,8 +81,7 @@ class GraphCompiler:
         given = copy_graph_module(gm) if is_kept else gm
         with seen_on_host(gm):
             plan = plan_graph(gm, self._options, engines)
-            report = self._report(plan, kind, engines)
-            report.flops_total = flops
+            report = self._report(plan, kind, engines, flops)
             if refused:
                 node, error = refused
                 reason = f"eager raises in every call: {error}"
@@ -90,9 +89,16 @@ class GraphCompiler:
             run = (
                 boxed(given.forward) if is_kept else self._executable(plan, engines, report, device)
             )
-        report.compile_seconds = time.perf_counter() - start
-        publish(report)
-        log.info("%s", report)
+        _publish(report, start)
+        return run
+
+    def assemble(self, plan: Plan, kind: str, device: torch.device) -> Callable[..., Any]:
+        """The executable of a plan that is made already; its report is published."""
+        start = time.perf_counter()
+        engines = make_engines(self._options)
+        report = self._report(plan, kind, engines, graph_flops(plan.graph_module.graph.nodes))
+        run = self._executable(plan, engines, report, device)
+        _publish(report, start)
         return run
 
     def _executable(
@@ -116,19 +122,25 @@ class GraphCompiler:
 
         return mark_boxed(run)
 
-    def _report(self, plan: Plan, kind: str, engines: Sequence[FallbackEngine]) -> GraphReport:
+    def _report(
+        self, plan: Plan, kind: str, engines: Sequence[FallbackEngine], flops: int
+    ) -> GraphReport:
         report = GraphReport(
             name=f"{self._name}.{kind}",
             kind=kind,
             target=self._options.target,
             runner=self._runner.name if self._runner else "none",
             runner_reason=self._choice.reason if self._choice else "",
+            flops_total=flops,
         )
         for e in plan.ledger:
             (report.near_misses if e.engine == "nki" else report.fallbacks).append(e)
         by_name = {engine.name: engine for engine in engines}
+        reads = region_reads(plan.regions)
         for region in plan.regions:
-            report.regions.append(self._region_report(region, by_name.get(region.engine)))
+            entry = self._region_report(region, by_name.get(region.engine))
+            entry.reads = reads[region.name]
+            report.regions.append(entry)
         report.launch_seconds = self._options.hardware.launch_seconds
         _count_nodes(report, plan)
         return report
@@ -151,6 +163,12 @@ class GraphCompiler:
             prediction=prediction,
             fallback_seconds=0.0 if engine is None else engine.cost(nodes),
         )
+
+
+def _publish(report: GraphReport, start: float) -> None:
+    report.compile_seconds = time.perf_counter() - start
+    publish(report)
+    log.info("%s", report)
 
 
 def _node_bytes(node: fx.Node) -> int:

@@ -1,6 +1,6 @@
 """Which ATen ops AOTAutograd decomposes: the core table, but for what kernels want whole.
 
-The table is torch's core ATen decompositions minus
+The table is torch's core ATen decompositions, and norms over channels, minus
 * the operators in the registered kernels' patterns, so that a new kernel needs no entry here;
 * `KEPT`: ops whose decomposition loses something that no pass can restore;
 and plus Dynamo's fused multiply-add, as the ATen op that it was before.
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from trnx.backend.norm_decompositions import NORM_DECOMPOSITIONS
 from trnx.backend.torch_internals import FUSED_MULTIPLY_ADD, core_decompositions
 from trnx.fx_passes.match import pattern_targets
 from trnx.nki_kernels.spec import Kernel
@@ -59,7 +60,8 @@ KEPT = frozenset(
 def decomposition_table(kernels: Iterable[Kernel]) -> dict[Any, Callable[..., Any]]:
     """Operator overload -> decomposition, for these registered kernels."""
     kept = KEPT | pattern_targets(kernels)
-    table = {op: rule for op, rule in core_decompositions().items() if op not in kept}
+    every = core_decompositions() | NORM_DECOMPOSITIONS
+    table = {op: rule for op, rule in every.items() if op not in kept}
     return {**table, FUSED_MULTIPLY_ADD: _multiply_add}
 
 

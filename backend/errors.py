@@ -66,12 +66,24 @@ class KernelFailedError(BackendError):
     """A kernel failed when it was traced or run, and `fallback="error"` forbids others."""
 
 
+class RegionDiffersError(BackendError):
+    """The values of a region are not those of its ops (option `check`)."""
+
+
+class ReproError(BackendError):
+    """The folder for stand-alone programs cannot be used."""
+
+
 class CoverageError(BackendError):
     """Less of the work runs on NKI than `fail_under` asks for."""
 
 
 class DemoDependencyError(BackendError):
     """The demo's optional dependencies are not installed."""
+
+
+class KernelFileError(BackendError):
+    """A file that is not there, or registers no kernel."""
 
 
 class ExampleError(BackendError):

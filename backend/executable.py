@@ -18,6 +18,7 @@ from torch import fx
 from trnx.backend.kernel_call import KernelCall, Place, describe
 from trnx.backend.options import Options
 from trnx.backend.programs import host_bytes
+from trnx.backend.region_check import make_checker
 from trnx.backend.report import GraphReport, RegionReport
 from trnx.backend.runners import Runner
 from trnx.backend.shapes import Number, Symbols, specialised_symbols, symbol_sources
@@ -54,6 +55,7 @@ class Executable:
         self._report = report
         self._regions = {entry.name: entry for entry in report.regions}
         self._sources = symbol_sources(plan.graph_module, specialised_symbols(plan))
+        self._checker = make_checker(options.check, report.name, self._regions)
         self._lock = fork_lock(self, threading.RLock)
         self._specialisations: LruCache[Specialisation] = LruCache(
             SPECIALISATIONS, SPECIALISATION_BYTES, _program_bytes
@@ -96,7 +98,9 @@ class Executable:
             if (known := self._specialisations.get(key)) is not None:
                 return known
             symbols = {s.symbol: n for s, n in zip(self._sources, key, strict=True)}
-            made = Specialisation(self._plan, symbols, self._make_kernel, self._fallbacks)
+            made = Specialisation(
+                self._plan, symbols, self._make_kernel, self._fallbacks, self._checker
+            )
             self._specialisations.put(key, made)
             self._report.shapes += 1
             self._report.buffer_bytes = made.buffer_bytes

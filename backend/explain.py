@@ -8,18 +8,18 @@ graphs are explained too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_map_only
 
 from trnx.backend.entry import compile_captured, trnx
 from trnx.backend.errors import CoverageError, ExampleError
 from trnx.backend.model_profile import ENGINES, range_of
+from trnx.backend.model_state import copied, state_kept
 from trnx.backend.neuron.choice import explained_runner
 from trnx.backend.options import Options, make_options, option_names
 from trnx.backend.report import (
@@ -92,6 +92,13 @@ class Explanation:
             ],
             "graphs": [report.to_dict() for report in self.reports],
         }
+
+    def write_html(self, path: str | Path) -> Path:
+        """One page to look at, which needs nothing but a browser. Shows what `to_dict` gives."""
+        from trnx.backend.html.page import write
+        from trnx.backend.html.reports import explanation_page
+
+        return write(Path(path), explanation_page(self.to_dict()))
 
     def fail_under(
         self,
@@ -219,29 +226,6 @@ def _nothing_captured(breaks: Mapping[tuple[str, str], int]) -> str:
     )
 
 
-@contextmanager
-def _state_kept(function: Any) -> Iterator[None]:
-    """The model's buffers and the random state are afterwards what they were before."""
-    buffers = list(function.buffers()) if isinstance(function, torch.nn.Module) else []
-    saved = [buffer.detach().clone() for buffer in buffers]
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, value in zip(buffers, saved, strict=True):
-                    buffer.copy_(value)
-
-
-def _copied(value: Any) -> Any:
-    """`value` with its tensors copied, for a model that writes to its arguments."""
-
-    def copy(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-    return tree_map_only(torch.Tensor, copy, value)
-
-
 def explain(
     function: Callable[..., Any],
     *args: Any,
@@ -281,9 +265,9 @@ def explain(
         collect_reports() as reports,
         graph_breaks() as breaks,
         eager_backward_compile(),
-        _state_kept(function),
+        state_kept(function),
     ):
-        compiled(*_copied(args), **_copied(kwargs))
+        compiled(*copied(args), **copied(kwargs))
     if not reports:
         raise ExampleError(_nothing_captured(_by_line(breaks)))
     runner = explained_runner(chosen.runner, chosen.target)

@@ -40,6 +40,7 @@ class RegionTime:
     profile: Profile | None = field(repr=False, compare=False)
     work: str
     label: str
+    reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ class ModelProfile:
         return {
             "name": self.name,
             "target": self.target,
+            "chip": _chip_dict(self.chip),
             "total_seconds": total,
             "range_seconds": None if bounds is None else list(bounds),
             "band": band_dict(self.target),
@@ -167,8 +169,15 @@ class ModelProfile:
                 for name, (busy, stalled) in self.queues.items()
             },
             "graphs": [
-                {"name": name, "seconds": self.seconds_of(name), "runs": runs}
-                for name, runs in zip(self.graphs, self.runs, strict=True)
+                {
+                    "name": name,
+                    "seconds": self.seconds_of(name),
+                    "launch_seconds": launch,
+                    "runs": runs,
+                }
+                for name, launch, runs in zip(
+                    self.graphs, self.launch_seconds, self.runs, strict=True
+                )
             ],
             "regions": [_region_dict(region, total) for region in self.regions],
             "critical_path": [
@@ -234,6 +243,13 @@ class ModelProfile:
             if isinstance(what, RegionTime) and what.profile is not None:
                 yield what.profile, end - what.profile.timeline.schedule.total_ps
 
+    def write_html(self, path: str | Path) -> Path:
+        """One page to look at, which needs nothing but a browser. Shows what `to_dict` gives."""
+        from trnx.backend.html.page import write
+        from trnx.backend.html.reports import profile_page
+
+        return write(Path(path), profile_page({"targets": [self.to_dict()]}))
+
     def plot(self, folder: str | Path, suffix: str = "png") -> tuple[Path, ...]:
         """`roofline` with each different kernel, and `memory` over the whole run, in `folder`;
         nothing where no kernel is scheduled. Needs the extra `profile`."""
@@ -278,9 +294,29 @@ def _region_dict(region: RegionTime, total: float) -> dict[str, Any]:
         "kernel": region.kernel,
         "ops": list(region.ops),
         "source": region.source,
+        "reads": list(region.reads),
+        **_scheduled_dict(region.profile),
         "seconds": region.seconds,
         "share": region.seconds / total if total else 0.0,
+        "work": region.work,
         "by": region.by,
+    }
+
+
+def _scheduled_dict(profile: Profile | None) -> dict[str, int | None]:
+    """What the schedule of a kernel tells of its work and memory; None where there is none."""
+    names = ("matmul_flops", "hbm_bytes", "peak_sbuf_bytes", "peak_psum_bytes")
+    return {name: None if profile is None else getattr(profile, name) for name in names}
+
+
+def _chip_dict(chip: Hardware) -> dict[str, float]:
+    """The limits of one core."""
+    return {
+        "peak_bf16_flops": chip.peak_bf16_flops,
+        "peak_fp32_flops": chip.peak_fp32_flops,
+        "dma_bytes_per_second": chip.dma_bytes_per_second,
+        "sbuf_partition_bytes": chip.sbuf_partition_bytes,
+        "psum_partition_bytes": chip.psum_partition_bytes,
     }
 
 
@@ -324,4 +360,5 @@ def _region(
         None if entry.prediction is None else profile_of(entry.prediction),
         entry.work,
         entry.label,
+        entry.reads,
     )

@@ -9,6 +9,7 @@
 | fallback | auto, xla, eager, error | who runs what no kernel takes; error: nobody, raise instead |
 | select | profit, legal, none | NKI where it pays, wherever it can, or nowhere |
 | runner | auto, neuron, simulator, reference | the device (auto: if there is one), or a stand-in |
+| check | none, eager, float64 | compare every region with its ops, and raise where it differs |
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from trnx.simulator.hardware import DEFAULT_TARGET, Hardware, hardware, targets
 Fallback = Literal["auto", "xla", "eager", "error"]
 Select = Literal["profit", "legal", "none"]
 Runner = Literal["auto", "neuron", "simulator", "reference"]
+Check = Literal["none", "eager", "float64"]
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "fallback": get_args(Fallback),
     "select": get_args(Select),
     "runner": get_args(Runner),
+    "check": get_args(Check),
 }
 
 
@@ -40,6 +43,7 @@ class Options:
     fallback: Fallback = "auto"
     select: Select = "profit"
     runner: Runner = "auto"
+    check: Check = "none"
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, str):
@@ -49,6 +53,13 @@ class Options:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise InvalidOptionError(name, getattr(self, name), choices)
+        if self.check != "none" and self.runner == "auto":
+            object.__setattr__(self, "runner", "simulator")
+        if self.check != "none" and self.runner == "neuron":
+            raise OptionError(
+                f"check={self.check!r} compares regions in host memory, and the runner 'neuron' "
+                "runs whole graphs on the device; use runner='simulator' or leave `check` out"
+            )
 
     @property
     def hardware(self) -> Hardware:

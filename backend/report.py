@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @dataclass
 class RegionReport:
     """One region. `layer` is the path of its module in the model, `shapes` the sizes of its work
-    (`fx_passes/labels.py`).
+    (`fx_passes/labels.py`). `reads` names the regions whose results it reads, also through views.
 
     `cost` is the kernel's own count for the sizes seen at capture.
 
@@ -42,6 +42,7 @@ class RegionReport:
     kernel: str | None
     ops: list[str]
     source: str
+    reads: tuple[str, ...] = ()
     layer: str = ""
     shapes: str = ""
     cost: Cost = field(default_factory=Cost)
@@ -97,6 +98,7 @@ class RegionReport:
             "kernel": self.kernel,
             "ops": list(self.ops),
             "source": self.source,
+            "reads": list(self.reads),
             "layer": self.layer,
             "shapes": self.shapes,
             "label": self.label,

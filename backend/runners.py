@@ -53,10 +53,15 @@ def tensor_names(b: Bindings) -> tuple[str, ...]:
     return tuple(name for name, value in b.items() if isinstance(value, TensorSpec))
 
 
-def _in_kernel_form(output: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
-    """The memory of a result as kernels write it: NKI has no bool, nor 64-bit integers."""
+def _in_kernel_form(
+    output: torch.Tensor | None, spec: TensorSpec, order: tuple[int, ...] | None
+) -> torch.Tensor:
+    """The memory of a result as kernels write it: its dimensions in `order`, and NKI has no bool,
+    nor 64-bit integers."""
     if output is None:
         return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu")
+    if order is not None:
+        output = output.permute(order)
     if spec.shape == (1,) and output.ndim == 0:
         output = output.view(1)  # HBM tensors have at least one dimension
     if output.dtype == torch.bool:
@@ -66,7 +71,7 @@ def _in_kernel_form(output: torch.Tensor | None, spec: TensorSpec) -> torch.Tens
     return output
 
 
-def _as_spec(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+def as_spec(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """`tensor` as the launch wants to see it: a launch may name other sizes for the same memory."""
     if tensor.shape == spec.shape:
         return tensor
@@ -88,12 +93,13 @@ class SimulatorRunner:
         names = tensor_names(b)
         order = [names.index(name) for name in launch.tensor_names]
         specs = program.inputs
+        orders = launch.result_orders or (None,) * len(program.outputs)
 
         def run(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None]) -> None:
-            arguments = [_as_spec(inputs[i], spec) for i, spec in zip(order, specs, strict=True)]
+            arguments = [as_spec(inputs[i], spec) for i, spec in zip(order, specs, strict=True)]
             results = [
-                _in_kernel_form(output, spec)
-                for output, spec in zip(outputs, program.outputs, strict=True)
+                _in_kernel_form(output, spec, order)
+                for output, spec, order in zip(outputs, program.outputs, orders, strict=True)
             ]
             try:
                 program.replay(arguments, results)

@@ -17,7 +17,9 @@ from torch import fx
 from trnx.backend.inputs import Inputs
 from trnx.backend.kernel_call import KernelCall, Place
 from trnx.backend.memory import Buffer, Frame, FramePool
+from trnx.backend.region_check import RegionChecker
 from trnx.backend.shapes import Symbols, UnknownSizeError, concrete, concrete_spec
+from trnx.backend.torch_internals import is_profiling
 from trnx.fx_passes.aliasing import storage_root
 from trnx.fx_passes.nodes import placeholders
 from trnx.fx_passes.region import Plan, Region, RegionFunction
@@ -73,8 +75,10 @@ class Specialisation:
         symbols: Symbols,
         make_kernel: KernelFactory,
         fallbacks: dict[str, RegionFunction],
+        checker: RegionChecker | None = None,
     ) -> None:
         self._symbols = symbols
+        self._checker = checker
         self._inputs = Inputs(plan.graph_module, symbols)
         places, buffers = plan_places(plan, symbols)
         self.kernels = {
@@ -169,13 +173,13 @@ class Specialisation:
         values: dict[fx.Node, Any],
         fallbacks: dict[str, RegionFunction],
     ) -> None:
-        if region.name in self.kernels:
-            kernel = self.kernels[region.name]
-            function: Callable[..., Any] = _named(region.name, _kernel_step(kernel))
-            arguments = (frame, *(values[node] for node in kernel.nodes))
-        else:
-            function = _named(region.name, _fallback_step(fallbacks[region.name]))
-            arguments = tuple(values[node] for node in region.inputs)
+        kernel = self.kernels.get(region.name)
+        nodes = region.inputs if kernel is None else kernel.nodes
+        step = _fallback_step(fallbacks[region.name]) if kernel is None else _kernel_step(kernel)
+        if self._checker is not None:
+            step = self._checker.wrapped(region, nodes, step)
+        function = _named(region.name, step)
+        arguments = (*(() if kernel is None else (frame,)), *(values[node] for node in nodes))
         result = graph.create_node("call_function", function, arguments, name=region.name)
         for index, node in enumerate(region.outputs):
             values[node] = graph.create_node(
@@ -197,8 +201,16 @@ def _fallback_step(function: RegionFunction) -> Callable[..., Any]:
     return run
 
 
-def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` under the region's name, for the generated source and for profilers."""
+def _named(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+    """`step` under the region's name, for the generated source and for profilers."""
+    label = f"trnx::{name}"
+
+    def function(*arguments: Any) -> Any:
+        if not is_profiling():
+            return step(*arguments)
+        with torch.profiler.record_function(label):
+            return step(*arguments)
+
     function.__name__ = function.__qualname__ = name
     function.__module__ = "trnx.regions"
     return function

@@ -25,6 +25,7 @@ from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.utils import counters, graph_break_reasons
+from torch._export.serde import serialize
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.partitioners import (
     default_partition,
@@ -33,7 +34,8 @@ from torch._functorch.partitioners import (
 from torch._guards import detect_fake_mode
 from torch._inductor import inductor_prims
 from torch._library.custom_ops import OPDEFS
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._prims_common import suggest_memory_format as _suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -117,6 +119,11 @@ def compile_with_autograd(
     return compiled
 
 
+def is_profiling() -> bool:
+    """Whether torch.profiler, or the profiler of autograd, records in this thread."""
+    return torch._C._autograd._profiler_enabled()
+
+
 def boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     """`function(*args)` in AOTAutograd's calling convention: one list, emptied by the callee."""
 
@@ -132,6 +139,11 @@ def mark_boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], An
     """Tell AOTAutograd that `function` takes one list of arguments, which it empties."""
     function._boxed_call = True  # type: ignore[attr-defined]
     return function
+
+
+def suggest_memory_format(x: torch.Tensor) -> torch.memory_format:
+    """The layout that eager gives results that are as `x`: channels last, or contiguous."""
+    return _suggest_memory_format(x)
 
 
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
@@ -235,6 +247,21 @@ def trace_on_meta(function: Callable[..., Any], inputs: Sequence[TensorSpec]) ->
 def move_fake(tensor: torch.Tensor, device: torch.device) -> None:
     """Let a fake tensor say that it is on `device`."""
     tensor.fake_device = device  # type: ignore[attr-defined]
+
+
+def fake_mode() -> Any:
+    """A mode under which new tensors have no memory."""
+    return FakeTensorMode()
+
+
+def archive_codes() -> tuple[dict[int, torch.dtype], dict[int, Any], dict[int, Any]]:
+    """What the numbers in the JSON of a torch.export archive stand for: dtypes, layouts, memory
+    formats."""
+    return (
+        {int(code): dtype for dtype, code in serialize._TORCH_TO_SERIALIZE_DTYPE.items()},
+        {int(code): layout for layout, code in serialize._TORCH_TO_SERIALIZE_LAYOUT.items()},
+        {int(c): form for form, c in serialize._TORCH_TO_SERIALIZE_MEMORY_FORMAT.items()},
+    )
 
 
 def without_modes() -> AbstractContextManager[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -76,19 +77,12 @@ class Program:
         self._is_lost = False
         orders = [_order(n.meta.get("val")) for n in placeholders(graph_module)]
         layouts = output_layouts(graph_module)
-        names = [str(n.target) for n in graph_module.graph.nodes if n.op == "get_attr"]
-        names = list(dict.fromkeys(names))
-        attributes = [_attribute(graph_module, name) for name in names]
-        self._attributes = [(InputSlot(None), value) for value in attributes]
         tensors = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
         self._inputs = [(InputSlot(orders[i]), i) for i in tensors]
-        trace = Trace()
-        function = jax_function(graph_module, inputs, orders, layouts, names, trace)
-        avals = [_aval(inputs[i], orders[i]) for i in tensors]
-        avals += [_aval(value, None) for value in attributes]
-        with own_settings(), jax.default_device(jax.local_devices(backend="cpu")[0]):
-            traced = jax.jit(function).trace(*avals)
+        with _on_cpu():
+            traced, attributes, trace = _traced(graph_module, inputs, orders, layouts)
             self._compiled = traced.lower().compile(compiler_options=_COMPILER_OPTIONS)
+        self._attributes = [(InputSlot(None), value) for value in attributes]
         self._is_checked = trace.is_checked
         self._outputs = [_output(s, x) for s, x in zip(trace.shapes, layouts, strict=True)]
         self._shared = _shared_outputs(traced.jaxpr.jaxpr, len(self._outputs))
@@ -121,6 +115,41 @@ class Program:
             self._is_lost = True
             self._tell_lost()
         return self._eager(inputs)
+
+
+def stablehlo(graph_module: fx.GraphModule) -> str:
+    """The region as StableHLO text, all tensors row-major. Arguments are its inputs, and after them
+    its tensor attributes; results are its outputs, and where eager would raise for some values one
+    boolean more, which says that it would not."""
+    inputs = example_inputs(graph_module)
+    plain = [None] * len(output_layouts(graph_module))
+    with _on_cpu():
+        traced, _, _ = _traced(graph_module, inputs, [None] * len(inputs), plain)
+        return str(traced.lower().as_text(dialect="stablehlo"))
+
+
+@contextmanager
+def _on_cpu() -> Iterator[None]:
+    with own_settings(), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        yield
+
+
+def _traced(
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    orders: Sequence[tuple[int, ...] | None],
+    layouts: Sequence[StrideOrder | None],
+) -> tuple[Any, list[torch.Tensor], Trace]:
+    """JAX's trace of the region, its tensor attributes, and what the trace has learnt."""
+    names = [str(n.target) for n in graph_module.graph.nodes if n.op == "get_attr"]
+    names = list(dict.fromkeys(names))
+    attributes = [_attribute(graph_module, name) for name in names]
+    trace = Trace()
+    function = jax_function(graph_module, inputs, orders, layouts, names, trace)
+    given = zip(inputs, orders, strict=True)
+    avals = [_aval(x, order) for x, order in given if isinstance(x, torch.Tensor)]
+    avals += [_aval(value, None) for value in attributes]
+    return jax.jit(function).trace(*avals), attributes, trace
 
 
 def _attribute(graph_module: fx.GraphModule, name: str) -> torch.Tensor:

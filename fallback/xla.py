@@ -28,6 +28,7 @@ from trnx.fallback.cost import fused_seconds
 from trnx.fallback.eager import EagerEngine
 from trnx.fallback.errors import FallbackError
 from trnx.fx_passes import advice
+from trnx.fx_passes.nodes import is_compute, op_name
 from trnx.fx_passes.region import Engine, Refuse, RegionFunction
 from trnx.simulator.errors import Reject
 from trnx.simulator.fork_locks import fork_lock
@@ -75,6 +76,20 @@ class XlaEngine:
     def cost(self, nodes: Sequence[fx.Node]) -> float:
         """Predicted seconds on the target: one launch for all."""
         return fused_seconds(nodes, self._hardware)
+
+    def stablehlo(self, graph_module: fx.GraphModule) -> str:
+        """The region as StableHLO text (`program.stablehlo`). Raises FallbackError for what XLA
+        does not take."""
+        for node in filter(is_compute, graph_module.graph.nodes):
+            if reject := self.supports(node):
+                raise FallbackError(f"{op_name(node)}: {reject.reason}")
+        from trnx.fallback.program import stablehlo
+
+        try:
+            return stablehlo(graph_module)
+        except Exception as error:
+            reason = f"XLA does not take the region: {type(error).__name__}: {error}"
+            raise FallbackError(reason) from error
 
     def compile(self, graph_module: fx.GraphModule, refuse: Refuse | None = None) -> RegionFunction:
         """A compiled program behind a Python function; where XLA fails, eager, a warning, and a

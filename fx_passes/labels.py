@@ -10,6 +10,7 @@ from torch import fx
 
 from trnx.fx_passes.flops import node_flops
 from trnx.fx_passes.nodes import arguments, aten
+from trnx.fx_passes.region import Region
 from trnx.fx_passes.source import module_of
 from trnx.nki_kernels.hints import hint_int
 
@@ -53,3 +54,27 @@ def _result(value: Any) -> list[int]:
     if isinstance(value, (tuple, list)):
         value = next((item for item in value if isinstance(item, torch.Tensor)), None)
     return [hint_int(size) for size in value.shape] if isinstance(value, torch.Tensor) else []
+
+
+def region_reads(regions: Sequence[Region]) -> dict[str, tuple[str, ...]]:
+    """For each region the names of those whose results it reads, also through views."""
+    of_node = {node: region.name for region in regions for node in region.nodes}
+    behind: dict[fx.Node, frozenset[str]] = {}
+
+    def sources(node: fx.Node) -> frozenset[str]:
+        if node in of_node:
+            return frozenset({of_node[node]})
+        if node not in behind:
+            behind[node] = frozenset().union(*map(sources, node.all_input_nodes))
+        return behind[node]
+
+    order = {region.name: index for index, region in enumerate(regions)}
+    return {
+        region.name: tuple(
+            sorted(
+                frozenset().union(*map(sources, region.inputs)) - {region.name},
+                key=order.__getitem__,
+            )
+        )
+        for region in regions
+    }

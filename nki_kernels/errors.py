@@ -15,3 +15,7 @@ class KernelSpecError(TrnxError):
 
 class GeneratorError(TrnxError):
     """The generator cannot express a region that it was given."""
+
+
+class KernelCheckError(TrnxError):
+    """There is nothing to check."""

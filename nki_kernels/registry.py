@@ -66,6 +66,15 @@ class Registry:
     def __getitem__(self, name: str) -> KernelSpec:
         return self._specs[name][0]
 
+    def of_file(self, file: Path) -> tuple[KernelSpec, ...]:
+        """The kernels that a file has registered, sorted by name."""
+        found = [spec for spec, where in self._specs.values() if where == file.resolve()]
+        return tuple(sorted(found, key=lambda spec: spec.name))
+
+    def file_of(self, name: str) -> Path | None:
+        """The file that registered the kernel `name`, None where no file did."""
+        return self._specs[name][1] if name in self._specs else None
+
     def __iter__(self) -> Iterator[KernelSpec]:
         specs = [spec for spec, _ in self._specs.values()]
         return iter(sorted(specs, key=lambda spec: (spec.builtin, spec.name)))

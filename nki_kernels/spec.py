@@ -78,12 +78,13 @@ class Launch:
     `arguments` are the kernel's positional arguments in order: `TensorSpec` for a tensor (with the
     name of its binding in `tensor_names`, same order), anything else is a trace-time constant.
     The kernel returns exactly what the pattern's root returns: same number of tensors, shapes,
-    dtypes.
+    dtypes; where `result_orders` is given, with the dimensions of each result in that order.
     """
 
     kernel: Any
     arguments: tuple[Any, ...]
     tensor_names: tuple[str, ...]
+    result_orders: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(cls, kernel: Any, b: Bindings, names: Iterable[str], *constants: Any) -> Launch:

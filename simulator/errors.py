@@ -109,5 +109,9 @@ class KernelSubsetError(FindingError):
     """Kernel source that is not in NKI's Python subset."""
 
 
+class UnknownNkiNameError(TrnxError, AttributeError):
+    """A name that a module of NKI does not have."""
+
+
 class FindingWarning(UserWarning):
     """A finding that was asked to be a warning."""

@@ -1,8 +1,8 @@
 """trnx: a torch.compile backend for AWS Trainium, with an NKI simulator for machines without one.
 
 `torch.compile(model, backend="trnx")` needs no import of this package. What it offers is loaded on
-first use: `trnx.explain`, `trnx.profile`, `trnx.report`, `trnx.errors`, `trnx.Options`,
-`trnx.register_kernel`, `trnx.load_kernels`.
+first use: `trnx.explain`, `trnx.profile`, `trnx.bisect`, `trnx.export`, `trnx.load`, `trnx.report`,
+`trnx.errors`, `trnx.Options`, `trnx.register_kernel`, `trnx.load_kernels`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trnx import errors
     from trnx.backend import report
+    from trnx.backend.bisect import Bisection, bisect
     from trnx.backend.explain import Explanation, explain
+    from trnx.backend.exported.load import Loaded, load
+    from trnx.backend.exported.write import Exported, export
     from trnx.backend.model_profile import ModelProfile
     from trnx.backend.options import Options
     from trnx.backend.profile import profile
@@ -26,14 +29,20 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Bisection",
     "Explanation",
+    "Exported",
+    "Loaded",
     "ModelProfile",
     "Options",
     "Profile",
     "TrnxError",
+    "bisect",
     "collect_reports",
     "errors",
     "explain",
+    "export",
+    "load",
     "load_kernels",
     "profile",
     "register_kernel",
@@ -44,8 +53,14 @@ __all__ = [
 _PLACES = {
     "errors": ("trnx.errors", None),
     "report": ("trnx.backend.report", None),
+    "bisect": ("trnx.backend.bisect", "bisect"),
+    "Bisection": ("trnx.backend.bisect", "Bisection"),
     "explain": ("trnx.backend.explain", "explain"),
     "Explanation": ("trnx.backend.explain", "Explanation"),
+    "export": ("trnx.backend.exported.write", "export"),
+    "Exported": ("trnx.backend.exported.write", "Exported"),
+    "load": ("trnx.backend.exported.load", "load"),
+    "Loaded": ("trnx.backend.exported.load", "Loaded"),
     "collect_reports": ("trnx.backend.report", "collect_reports"),
     "Options": ("trnx.backend.options", "Options"),
     "Profile": ("trnx.simulator.timing.profile", "Profile"),

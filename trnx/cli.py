@@ -58,10 +58,34 @@ class Select(StrEnum):
     NONE = "none"
 
 
+class Against(StrEnum):
+    """What `bisect` compares regions with."""
+
+    EAGER = "eager"
+    FLOAT64 = "float64"
+
+
 TargetOption = Annotated[Target, typer.Option(help="The Trainium generation to compile for.")]
 ScriptArguments = Annotated[
     list[str] | None,
     typer.Argument(help="Its arguments; after `--` also those that trnx has an option for."),
+]
+ExampleArgument = Annotated[
+    str,
+    typer.Argument(
+        help="MODULE:FUNCTION or FILE.py:FUNCTION; the function takes nothing and returns "
+        "(model, args) or (model, args, kwargs)."
+    ),
+]
+AsCompiledOption = Annotated[
+    Target | None, typer.Option(help="The generation; else as compiled, else trn2.")
+]
+FallbackOption = Annotated[Fallback | None, typer.Option(help="Who runs what no kernel takes.")]
+SelectOption = Annotated[
+    Select | None, typer.Option(help="NKI where it pays, wherever it can, or nowhere.")
+]
+HtmlOption = Annotated[
+    Path | None, typer.Option(help="Write one page to look at, which needs a browser alone.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -137,22 +161,10 @@ def demo(
 
 @app.command()
 def explain(
-    example: Annotated[
-        str,
-        typer.Argument(
-            help="MODULE:FUNCTION or FILE.py:FUNCTION; the function takes nothing and returns "
-            "(model, args) or (model, args, kwargs)."
-        ),
-    ],
-    target: Annotated[
-        Target | None, typer.Option(help="The generation; else as compiled, else trn2.")
-    ] = None,
-    fallback: Annotated[
-        Fallback | None, typer.Option(help="Who runs what no kernel takes.")
-    ] = None,
-    select: Annotated[
-        Select | None, typer.Option(help="NKI where it pays, wherever it can, or nowhere.")
-    ] = None,
+    example: ExampleArgument,
+    target: AsCompiledOption = None,
+    fallback: FallbackOption = None,
+    select: SelectOption = None,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for symbolic sizes.")] = False,
     inference: Annotated[
         bool,
@@ -165,6 +177,7 @@ def explain(
             "less of the FLOPs (or of the kind) is on NKI. May be repeated."
         ),
     ] = None,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show, without running kernels, which op of a model goes where and why.
@@ -176,18 +189,50 @@ def explain(
 
     import trnx
     from trnx.backend.example import load_example
+    from trnx.simulator.timing.outputs import check_page_path
 
     gates = dict(_gate(text) for text in fail_under or ())
+    if html is not None:
+        check_page_path(html)
     model, args, kwargs = load_example(example)
-    asked = {"target": target, "fallback": fallback, "select": select}
-    options = {name: value.value for name, value in asked.items() if value is not None}
+    options = _given(target=target, fallback=fallback, select=select)
     if dynamic:
         model = torch.compile(model, backend="trnx", dynamic=True)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference):
         explanation = trnx.explain(model, *args, options=options, **kwargs)
+    if html is not None:
+        explanation.write_html(html)
     print(json.dumps(explanation.to_dict()) if as_json else explanation)
     if gates:
         explanation.fail_under(**gates)
+
+
+@app.command()
+def export(
+    example: ExampleArgument,
+    folder: Annotated[Path, typer.Argument(help="The folder to write: a new or an empty one.")],
+    target: AsCompiledOption = None,
+    fallback: FallbackOption = None,
+    select: SelectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a model's plan, for inference, to a folder that `trnx.load` runs, here or on a device.
+
+    The folder has the graph and the weights as a torch.export archive, the kernels' sources, and
+    StableHLO of the model and of what no kernel takes.
+    """
+    import trnx
+    from trnx.backend.example import load_example
+
+    model, args, kwargs = load_example(example)
+    options = _given(target=target, fallback=fallback, select=select)
+    found = trnx.export(model, args, folder, kwargs=kwargs, options=options)
+    print(json.dumps(found.to_dict()) if as_json else found)
+
+
+def _given(**asked: StrEnum | None) -> dict[str, str]:
+    """The options of the backend that were asked for."""
+    return {name: value.value for name, value in asked.items() if value is not None}
 
 
 def _gate(text: str) -> tuple[str, float]:
@@ -211,13 +256,20 @@ def sim(
     ] = None,
     trace: Annotated[bool, typer.Option(help="Print every instruction of every kernel.")] = False,
     debug: Annotated[bool, typer.Option(help="Open the debugger where a check fails.")] = False,
+    warn: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A check that shall warn and not stop the kernel, or clipped-slice, which tells "
+            "of slices that end behind their tensor. May be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Run a script that says `import nki` with the simulator, without a device."""
     from trnx.simulator.frontend.run_script import run_script
 
     asked = None if target is None else target.value
     own = _script_arguments(context, script, arguments)
-    run_script(script, own, target=asked, trace=trace, debug=debug)
+    run_script(script, own, target=asked, trace=trace, debug=debug, warn=warn or ())
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -234,11 +286,14 @@ def profile(
     plot: Annotated[
         Path | None, typer.Option(help="Draw roofline and memory into this folder.")
     ] = None,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a script, and predict what its kernels and compiled models take on the chip."""
+    from trnx.backend.html.page import write
+    from trnx.backend.html.reports import profile_page
     from trnx.backend.profile_script import profile_script
-    from trnx.simulator.timing.outputs import check_plot_folder, check_trace_path
+    from trnx.simulator.timing.outputs import check_page_path, check_plot_folder, check_trace_path
 
     asked = None if target is None else target.value
     own = _script_arguments(context, script, arguments)
@@ -246,6 +301,8 @@ def profile(
         check_trace_path(trace)
     if plot is not None:
         check_plot_folder(plot)
+    if html is not None:
+        check_page_path(html)
     found = profile_script(script, own, target=asked)
     for model in found:
         # A script that uses several targets gets files for each.
@@ -256,8 +313,54 @@ def profile(
             model.plot(plot / model.target if name else plot)
         if not as_json:
             print(model)
+    data = {"targets": [model.to_dict() for model in found]}
+    if html is not None:
+        write(html, profile_page(data))
     if as_json:
-        print(json.dumps({"targets": [model.to_dict() for model in found]}))
+        print(json.dumps(data))
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def bisect(
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(help="A Python file, or a folder with __main__.py.")],
+    arguments: ScriptArguments = None,
+    against: Annotated[Against, typer.Option(help="What regions are compared with.")] = (
+        Against.FLOAT64
+    ),
+    rtol: Annotated[float | None, typer.Option(help="As in torch.allclose; else by dtype.")] = None,
+    atol: Annotated[float | None, typer.Option(help="As in torch.allclose; else by dtype.")] = None,
+    folder: Annotated[
+        Path, typer.Option(help="New or empty: for the programs of regions that differ.")
+    ] = Path("trnx_bisect"),
+    as_json: JsonOption = False,
+) -> None:
+    """Run a script, and name the compiled regions whose values are wrong. Status 1 for any."""
+    from trnx.backend.bisect import bisect_script
+
+    own = _script_arguments(context, script, arguments)
+    found = bisect_script(script, own, against=against.value, rtol=rtol, atol=atol, folder=folder)
+    print(json.dumps(found.to_dict()) if as_json else found)
+    raise typer.Exit(1 if found.differences else 0)
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The Python file that registers your kernels.")],
+    target: Annotated[
+        list[Target] | None, typer.Option(help="A generation; may be repeated. All without it.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Try the kernels that a file registers against their references, on every generation.
+
+    Status 1 for a finding.
+    """
+    from trnx.backend.kernel_checks.engine import TARGETS, check_file
+
+    found = check_file(file, [one.value for one in target] if target else TARGETS)
+    print(json.dumps(found.to_dict()) if as_json else found)
+    raise typer.Exit(1 if found.findings else 0)
 
 
 @app.command()
@@ -268,6 +371,25 @@ def doctor(as_json: JsonOption = False) -> None:
     found = examine()
     print(json.dumps(found.to_dict()) if as_json else found)
     raise typer.Exit(0 if found.is_well else 1)
+
+
+@app.command("check-kernels")
+def check_kernels(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Kernel files; without one, all of the registry.")
+    ] = None,
+    target: TargetOption = Target.TRN2,
+    as_json: JsonOption = False,
+) -> None:
+    """Run kernels on their samples with all checks, against their references. Status 1: one fails.
+
+    Where AWS's package nki is installed, nki.simulate runs them too, and differences are shown.
+    """
+    from trnx.backend.kernel_check import check_kernels as check
+
+    found = check(target.value, files or ())
+    print(json.dumps(found.to_dict()) if as_json else found)
+    raise typer.Exit(0 if found.ok else 1)
 
 
 @app.command(

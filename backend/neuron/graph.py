@@ -16,7 +16,7 @@ torch/compile/reference-torch-compile.rst).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -46,7 +46,7 @@ from trnx.fx_passes.numbers import number_tensor
 from trnx.fx_passes.region import Plan, Region
 from trnx.fx_passes.source import source_line
 from trnx.fx_passes.symbolic import depends_on_data, is_symbolic
-from trnx.nki_kernels.spec import Bindings
+from trnx.nki_kernels.spec import Bindings, Launch
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
@@ -265,7 +265,7 @@ class _Writer:
         except Exception as error:  # noqa: BLE001  the fallback boundary
             reason = f"kernel {kernel.name} failed: {type(error).__name__}: {error}"
             return self.refuse(KernelFailedError, reason, op, line)
-        self.call(region, made, launch.tensor_names)
+        self.call(region, made, launch)
         return ""
 
     def refuse(self, error: type[Exception], reason: str, op: str, line: str) -> str:
@@ -273,11 +273,11 @@ class _Writer:
             raise error(f"{op} at {line or 'unknown line'}: {reason}. Use fallback='auto'")
         return reason
 
-    def call(self, region: Region, made: RegionOp, names: Sequence[str]) -> None:
+    def call(self, region: Region, made: RegionOp, launch: Launch) -> None:
         assert region.match is not None
         origin = region.nodes[-1]
         operands = []
-        for name in names:
+        for name in launch.tensor_names:
             node = region.match.bindings[name]
             spec = concrete_spec(node.meta["val"], self.symbols)
             is_neg = node.meta["val"].is_neg()
@@ -294,6 +294,10 @@ class _Writer:
             result = called
             if len(made.outputs) > 1:
                 result = self.emit(node, operator.getitem, called, index)
+            order = launch.result_orders[index] if launch.result_orders else ()
+            back = sorted(range(len(order)), key=order.__getitem__)
+            if back != list(range(len(order))):
+                result = self.emit(node, aten.permute.default, result, back)
             spec = concrete_spec(node.meta["val"], self.symbols)
             emit = partial(self.emit, node)
             self.values[node] = as_result(emit, result, spec, self.device)

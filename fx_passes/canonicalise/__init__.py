@@ -25,11 +25,13 @@ from trnx.fx_passes.canonicalise.pass_numbers import PASS_NUMBERS
 from trnx.fx_passes.canonicalise.remove_dead import REMOVE_DEAD
 from trnx.fx_passes.canonicalise.remove_noops import REMOVE_NOOPS
 from trnx.fx_passes.canonicalise.simplify_views import SIMPLIFY_VIEWS
+from trnx.fx_passes.canonicalise.split_convolution_backward import SPLIT_CONVOLUTION_BACKWARD
 from trnx.fx_passes.canonicalise.widen_products import WIDEN_PRODUCTS
 from trnx.fx_passes.passes import Pass, run_passes
 
 CANONICALISE: tuple[Pass, ...] = (
     NAME_ATTENTION,
+    SPLIT_CONVOLUTION_BACKWARD,
     NORMALISE_DIMS,
     SIMPLIFY_VIEWS,
     NORMALISE_CASTS,

@@ -8,11 +8,11 @@ Tiles are named after the inputs and the operators that made them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
-from trnx.nki_kernels.generator.geometry import RowTiles
+from trnx.nki_kernels.generator.emit_calls import TileCalls, indent
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
 from trnx.nki_kernels.generator.tile import TiledRegion
@@ -45,22 +45,20 @@ class _Emitter:
         self.looped = frozenset(a.label for a in self.g.loops)
         self.position = {label: i for i, label in enumerate(self._labels())}
         self.shared = self._shared()
-        self.full = max(rows.count for rows in self.g.rows)
-        self.one_count = len({rows.count for rows in self.g.rows}) == 1
+        self.full = self.g.partitions
         self.stages = max(region.stages, default=0) + 1
 
     def _labels(self) -> list[int]:
-        labels = [a.label for a in self.g.free]
-        return labels + [a.label for a in self.g.loops if a.label not in labels]
+        lead = [] if self.g.lead is None else [self.g.lead]
+        return list(dict.fromkeys(a.label for a in (*self.g.free, *lead, *self.g.loops)))
 
     def _shared(self) -> list[Instruction]:
         """Instructions whose results are the same in every tile."""
-        moving = self.looped | {self.g.partition}
         known: set[Value] = set()
         shared = []
         for instruction in self.region.instructions:
             written = instruction.writes()
-            fixed = all(not v.axes & moving for v in written)
+            fixed = all(not v.axes & self.g.moving for v in written)
             if (
                 instruction.call != "all_partitions"
                 and fixed
@@ -95,6 +93,13 @@ class _Emitter:
             return str(self.g.count(label)) if constant else "k"
         return str(self.g.count(label)) if constant else f"n{self.position[label]}"
 
+    def lead_count(self, *, constant: bool) -> str:
+        """The number of elements of the lead in a tile."""
+        assert self.g.lead is not None
+        if constant:
+            return str(self.g.lead.block)
+        return f"n{self.position[self.g.lead.label]}"
+
     def shape(self, value: Value, rows: str, *, constant: bool = False) -> str:
         counts = [self.count(label, constant=constant) for label in self.axes(value)] or ["1"]
         return f"({', '.join([rows, *counts])})"
@@ -120,17 +125,30 @@ class _Emitter:
     # -- addresses -------------------------------------------------------------------------------
 
     def address(
-        self, strides: Mapping[int, int], value: Value, rows: str, *, constant: bool
+        self,
+        strides: Mapping[int, int],
+        value: Value,
+        rows: str,
+        *,
+        constant: bool,
+        led: bool = True,
     ) -> str:
-        """`pattern=..., offset=...` of the tile's elements in HBM."""
+        """`pattern=..., offset=...` of the tile's elements in HBM; where not `led`, of those of the
+        first element of the lead.
+        """
         step = strides.get(self.g.partition, 0)
         fold = "k" if not constant else str(self.g.count(self.g.partition))
         lane = f"{_times(fold, step)}" if self.g.folded and step else str(step)
         pattern = [f"[{lane}, {rows}]"]
+        lead = self.g.lead
+        if lead is not None and led:
+            each = "m" if not constant else str(self.full // lead.block)
+            count = self.lead_count(constant=constant)
+            pattern = [f"[{strides.get(lead.label, 0)}, {count}]", f"[{lane}, {each}]"]
         pattern += [
             f"[{strides.get(d, 0)}, {self.count(d, constant=constant)}]" for d in self.axes(value)
         ]
-        terms = [_times("r", step)] if step else []
+        terms = [_times("r", step)] if step and not constant else []
         for axis in self.g.loops:
             if strides.get(axis.label, 0):
                 terms.append(_times(f"i{self.position[axis.label]}", strides[axis.label]))
@@ -170,15 +188,26 @@ class _Emitter:
         if instruction.engine is not None:
             arguments.append(f"engine=nisa.engine.{instruction.engine}")
         if instruction.call == "tensor_reduce":
+            arguments[-1] += self._reduced_last(instruction)
             arguments.append(f"axis={self._reduced_axes(instruction)}")
         return [*lines, *_call(f"nisa.{instruction.call}", arguments)]
 
     def _reduced_axes(self, instruction: Instruction) -> str:
         source = instruction.reads()[0]
-        axes = [str(i) for i, d in enumerate(self.axes(source), 1) if d not in instruction.dst.axes]
-        if not axes:  # one element a partition
-            axes = ["1"]
+        rank = len(self.axes(source))
+        count = sum(d not in instruction.dst.axes for d in self.axes(source))
+        # Without free axes a partition has one element.
+        axes = [str(i) for i in range(rank - count + 1, rank + 1)] or ["1"]
         return f"({', '.join(axes)},)" if len(axes) == 1 else f"({', '.join(axes)})"
+
+    def _reduced_last(self, instruction: Instruction) -> str:
+        """The permutation of a tile whose reduced axes are not the last ones: NKI wants them so."""
+        places = list(enumerate(self.axes(instruction.reads()[0]), 1))
+        kept = [i for i, d in places if d in instruction.dst.axes]
+        order = [0, *kept, *(i for i, d in places if d not in instruction.dst.axes)]
+        if order == sorted(order):
+            return ""
+        return f".permute(({', '.join(map(str, order))}))"
 
     def _all_partitions(self, instruction: Instruction) -> list[str]:
         """Reduce across partitions: every partition reads the partial results of all from HBM."""
@@ -200,10 +229,12 @@ class _Emitter:
         whole = self.g.partition in held.axes
         if not whole and self._many_rows():
             once.insert(0, "r == 0")
-        where = self.address(strides, held, "p" if whole else "1", constant=False)
-        source = self.name(held) if whole else f"{self.name(held)}[0:1]"
+        led = self.g.lead is not None and self.g.lead.label in held.axes
+        rows = "1" if not whole else "p" if led or self.g.lead is None else "m"
+        where = self.address(strides, held, rows, constant=False, led=led)
+        source = self.name(held) if rows == "p" else f"{self.name(held)}[0:{rows}]"
         lines = _call("nisa.dma_copy", [f"dst=out{index}.ap({where})", f"src={source}"])
-        return [f"if {' and '.join(once)}:", *_indent(lines)] if once else lines
+        return [f"if {' and '.join(once)}:", *indent(lines)] if once else lines
 
     def _many_rows(self) -> bool:
         return sum(len(rows.starts) for rows in self.g.rows) > 1
@@ -232,9 +263,10 @@ class _Emitter:
         arguments = [self._stage_parameters(body) for body in bodies]
         for stage, body in enumerate(bodies):
             name, taken = self._stage_name(stage), ", ".join(arguments[stage])
-            lines += ["", f"def {name}({taken}):", *_indent(body), ""]
+            lines += ["", f"def {name}({taken}):", *indent(body), ""]
         lines += ["", "@nki.jit", f"def {self.kernel}({', '.join(self.parameters.values())}):"]
-        lines += _indent([*self._allocations(), *shared, *self._calls(arguments), self._return()])
+        calls = TileCalls(self.g, self.position, [self._stage_name(i) for i in range(self.stages)])
+        lines += indent([*self._allocations(), *shared, *calls.lines(arguments), self._return()])
         return "\n".join(lines) + "\n"
 
     def _stage_name(self, stage: int) -> str:
@@ -254,7 +286,7 @@ class _Emitter:
         text = "\n".join(lines)
         before = [f"{self._carried(stage - 1)} = tiles{stage - 1}"] if stage else []
         for name in map(self.name, self._shared_values()):
-            if not self.one_count and re.search(rf"\b{name}\b", text):
+            if not self.g.even and re.search(rf"\b{name}\b", text):
                 before.append(f"{name} = {name}[0:p]")
         return before + lines
 
@@ -273,85 +305,19 @@ class _Emitter:
         starts = [f"i{self.position[a.label]}" for a in self.g.loops]
         tensors = list(self.parameters.values())
         text = "\n".join(body)
-        every = [*tensors, *tiles, *handed, *results, "r", "p", "k", *counts, *starts]
+        if self.g.lead is not None:
+            counts.append(self.lead_count(constant=False))
+        every = [*tensors, *tiles, *handed, *results, "r", "p", "m", "k", *counts, *starts]
         return [name for name in every if re.search(rf"\b{name}\b", text)]
 
     def _allocations(self) -> list[str]:
         lines = []
         for i, output in enumerate(self.region.outputs):
-            shape = output.spec.shape or (1,)
+            shape = output.returned_shape or (1,)
             text = f"({shape[0]},)" if len(shape) == 1 else str(shape)
             dtype = _DTYPES[output.spec.dtype]
             lines.append(f"out{i} = nl.ndarray({text}, dtype={dtype}, buffer=nl.shared_hbm)")
         return lines
-
-    def _calls(self, arguments: list[list[str]]) -> list[str]:
-        lines: list[str] = []
-        depth = ""
-        for axis in self.g.loops:
-            i = self.position[axis.label]
-            lines.append(f"{depth}for i{i} in range(0, {axis.size}, {axis.block}):")
-            depth += "    "
-            if axis.block > 1:
-                left = f"{axis.size} - i{i}"
-                exact = axis.size % axis.block == 0
-                lines.append(
-                    f"{depth}n{i} = {axis.block}"
-                    if exact
-                    else f"{depth}n{i} = min({axis.block}, {left})"
-                )
-        fixed = {
-            f"n{self.position[a.label]}": str(a.size) for a in self.g.free if a.block == a.size
-        }
-        for rows in self.g.rows:
-            values = {"p": str(rows.count), "k": str(rows.fold), **fixed}
-            lines += [depth + line for line in self._row_calls(rows, arguments, values)]
-        return lines
-
-    def _row_calls(
-        self, rows: RowTiles, arguments: list[list[str]], values: Mapping[str, str]
-    ) -> list[str]:
-        """The tiles of one size, one after another: in step t stage s computes tile t - s."""
-        starts, behind = rows.starts, self.stages - 1
-
-        def calls(row_of: Callable[[int], str | None]) -> list[str]:
-            return self._step({s: row_of(s) for s in range(self.stages)}, arguments, values)
-
-        def loop(first: int) -> list[str]:
-            step = starts.step
-            if first == len(starts) - 1:
-                return calls(lambda s: str(starts[first - s]))
-            body = calls(lambda s: f"r - {s * step}" if s else "r")
-            return [f"for r in range({starts[first]}, {starts.stop}, {step}):", *_indent(body)]
-
-        def single(t: int) -> list[str]:
-            return calls(lambda s: str(starts[t - s]) if 0 <= t - s < len(starts) else None)
-
-        if len(starts) <= behind:
-            return [line for t in range(len(starts) + behind) for line in single(t)]
-        fill = [line for t in range(behind) for line in single(t)]
-        drain = [line for t in range(len(starts), len(starts) + behind) for line in single(t)]
-        return [*fill, *loop(behind), *drain]
-
-    def _step(
-        self, rows: Mapping[int, str | None], arguments: list[list[str]], values: Mapping[str, str]
-    ) -> list[str]:
-        """The stages that have a row to start at, first ones first; what one hands on is kept
-        apart until the next stage, which still has the tile before, is done.
-        """
-        lines: list[str] = []
-        turned: list[str] = []
-        for stage, row in rows.items():
-            if row is None:
-                continue
-            taken = ", ".join({**values, "r": row}.get(x, x) for x in arguments[stage])
-            target = ""
-            if stage < self.stages - 1:
-                busy = rows[stage + 1] is not None
-                target = f"{'next' if busy else 'tiles'}{stage} = "
-                turned += [f"tiles{stage} = next{stage}"] if busy else []
-            lines.append(f"{target}{self._stage_name(stage)}({taken})")
-        return lines + turned
 
     def _return(self) -> str:
         return f"return {', '.join(f'out{i}' for i in range(len(self.region.outputs)))}"
@@ -367,7 +333,3 @@ def _call(name: str, arguments: list[str]) -> list[str]:
 
 def _times(factor: str, number: int) -> str:
     return factor if number == 1 else f"{factor} * {number}"
-
-
-def _indent(lines: list[str]) -> list[str]:
-    return [f"    {line}" for line in lines]

@@ -1,10 +1,13 @@
 """Geometry: how an iteration space is cut into tiles of 128 partitions and a free size.
 
-One dimension of the space runs along the partitions, `fold` of its elements in each; other
-dimensions lie in the free size as far as they fit, the rest is looped over. Neighbouring
-dimensions are one where every tensor runs through them with one stride. Reduced dimensions lie
-innermost and whole in a tile; if all dimensions are reduced, the space is cut into equal parts,
-one a partition.
+One dimension of the space runs along the partitions, `fold` of its elements in each; where it
+leaves partitions empty, or would be cut into short runs, several elements of another one, the
+`lead`, lie on them too. Other dimensions lie in the free size as far as they fit, the rest is
+looped over. Neighbouring dimensions are one where every tensor runs through them with one stride;
+neighbours are those of the memory, so that a dense tensor is flat in any order of its dims.
+Reduced dimensions are whole in a tile; if all dimensions are reduced, the space is cut into equal
+parts, one a partition. Of all cuts the one is chosen that takes the least time by the length of its
+DMA runs, its padding and its number of tiles.
 """
 
 from __future__ import annotations
@@ -23,6 +26,11 @@ NOTHING = -1
 _EFFICIENT_RUN = 128
 # With fewer rows than this in a partition, one value a row is a better operand unfolded.
 _LEAST_FOLD = 4
+# What a tile costs besides its elements, in elements of one partition: the fixed parts of its
+# instructions and transfers, about 200 ns.
+_TILE_OVERHEAD = 200
+# With a smaller free size these fixed parts count.
+_LEAST_FREE_SIZE = 2048
 
 Strides = Mapping[int, int]  # label -> elements; absent: the tensor does not vary
 
@@ -48,7 +56,8 @@ class RowTiles:
 @dataclass(frozen=True)
 class Geometry:
     """How a space is cut into tiles. `free` are a tile's axes without the fold, which stands before
-    `free[fold_at]`; `loops` are the axes looped over."""
+    `free[fold_at]`; `loops` are the axes looped over. `lead.block` elements of the axis `lead` lie
+    on the partitions, outside of the rows; it is looped over where it is longer."""
 
     partition: int
     folded: bool
@@ -57,6 +66,29 @@ class Geometry:
     loops: tuple[Axis, ...]
     reduced: frozenset[int]
     fold_at: int = 0
+    lead: Axis | None = None
+
+    @property
+    def moving(self) -> frozenset[int]:
+        """Labels of the axes along which tiles differ: what varies over none is the same in all."""
+        labels = {axis.label for axis in self.loops}
+        if sum(len(r.starts) for r in self.rows) > 1 or not labels:
+            labels.add(self.partition)
+        if self.lead is not None:
+            labels.add(self.lead.label)
+        return frozenset(labels)
+
+    @property
+    def partitions(self) -> int:
+        """The largest number of partitions of a tile."""
+        each = max(r.count for r in self.rows)
+        return each * (1 if self.lead is None else self.lead.block)
+
+    @property
+    def even(self) -> bool:
+        """True where all tiles have as many partitions."""
+        counts = {r.count for r in self.rows}
+        return len(counts) == 1 and (self.lead is None or self.lead.size % self.lead.block == 0)
 
     @property
     def free_labels(self) -> Dims:
@@ -77,6 +109,20 @@ class Geometry:
         """How many tiles there are."""
         rows = sum(len(r.starts) for r in self.rows)
         return rows * math.prod(-(-a.size // a.block) for a in self.loops)
+
+
+def memory_order(order: Dims, accesses: Sequence[tuple[Strides, int]]) -> Dims:
+    """The labels of `order` as most bytes lie in memory, outermost first; `order` where as many do.
+
+    `accesses` are the strides of the tensors and the bytes of one of their elements; a tensor that
+    does not vary along all labels has no say.
+    """
+    votes = {order: 0}
+    for strides, itemsize in accesses:
+        if all(strides.get(label, 0) > 0 for label in order):
+            lies = tuple(sorted(order, key=lambda label: -strides[label]))  # stable
+            votes[lies] = votes.get(lies, 0) + itemsize
+    return max(votes, key=lambda lies: votes[lies])
 
 
 def merge(
@@ -112,23 +158,72 @@ def _mergeable(
 
 
 def cut(
-    order: Dims, sizes: Mapping[int, int], reduced: frozenset[int], budget: int
+    order: Dims,
+    sizes: Mapping[int, int],
+    reduced: frozenset[int],
+    budget: int,
+    stored: Sequence[frozenset[int]] = (),
 ) -> Geometry | None:
-    """The cut with the fewest tiles whose free size is at most `budget`; None where none is."""
+    """The cut that takes the least time, of free sizes up to `budget`; None where none is.
+
+    `stored` are the labels along which each result varies: one that varied along the lead alone
+    would lie in every so many partitions, from where DMA does not store.
+    """
     outer = tuple(d for d in order if d not in reduced)
     inner = tuple(d for d in order if d in reduced)
     if not outer:
         return _cut_whole(inner, sizes, reduced, budget)
-    if math.prod(sizes[d] for d in inner) > budget:
+    row = math.prod(sizes[d] for d in inner)
+    if row > budget:
         return None
-    candidates = [_cut_along(p, outer, inner, sizes, budget) for p in outer]
+    # Where DMA does not run along a reduced dimension, its runs grow with the free size.
+    budgets = [budget]
+    while runs_across(order, reduced) and budgets[-1] // 2 >= max(row, _LEAST_FREE_SIZE):
+        budgets.append(budgets[-1] // 2)
+    candidates = [
+        _cut_along(partition, lead, order, sizes, reduced, room)
+        for room in budgets
+        for partition in outer
+        for lead in (None, *_leads(partition, outer, sizes, runs_across(order, reduced)))
+        if lead is None or all(partition in s for s in stored if lead.label in s)
+    ]
     # Of equal cuts the outermost partition dimension comes first.
-    return min(candidates, key=lambda g: g.tiles * _dma_penalty(g, order[-1]))
+    return min(candidates, key=lambda g: _estimate(g, order, sizes))
 
 
-def _dma_penalty(geometry: Geometry, innermost: int) -> float:
-    """How much longer DMA takes because its runs along the `innermost` dimension are short."""
-    return max(1.0, _EFFICIENT_RUN / geometry.count(innermost))
+def runs_across(order: Dims, reduced: frozenset[int]) -> bool:
+    """True where something is reduced, but not the innermost dimension."""
+    return bool(reduced) and order[-1] not in reduced
+
+
+def _leads(partition: int, outer: Dims, sizes: Mapping[int, int], across: bool) -> list[Axis]:
+    """Blocks of other dimensions that may share the partitions with `partition`: where it leaves
+    some empty, or where runs `across` a reduced dimension are the longer, the fewer it takes.
+    """
+    blocks = {PARTITIONS // sizes[partition]}
+    if across and sizes[partition] > PARTITIONS // 2:
+        blocks = {2, 4, 8, 16, 32}
+    return [
+        Axis(d, sizes[d], block)
+        for d in outer
+        if d != partition
+        for block in sorted({min(block, sizes[d]) for block in blocks})
+        if block > 1
+    ]
+
+
+def _estimate(geometry: Geometry, order: Dims, sizes: Mapping[int, int]) -> float:
+    """The time of a cut, in elements of one partition; one tile more, because the load of the
+    first and the store of the last overlap with nothing.
+    """
+    run = 1
+    for label in reversed(order):
+        run *= geometry.count(label)
+        if geometry.count(label) < sizes[label]:
+            break
+    elements = math.prod(geometry.count(label) for label in geometry.free_labels)
+    slower = max(1.0, _EFFICIENT_RUN / run)
+    return (geometry.tiles + 1) * (elements * slower + _TILE_OVERHEAD)
 
 
 def _cut_whole(
@@ -148,28 +243,47 @@ def _cut_whole(
 
 
 def _cut_along(
-    partition: int, outer: Dims, inner: Dims, sizes: Mapping[int, int], budget: int
+    partition: int,
+    lead: Axis | None,
+    order: Dims,
+    sizes: Mapping[int, int],
+    reduced: frozenset[int],
+    budget: int,
 ) -> Geometry:
-    room = budget
-    blocks: dict[int, int] = {}
-    for label in reversed([d for d in outer if d != partition] + list(inner)):
-        blocks[label] = _even(sizes[label], max(1, min(sizes[label], room)))
-        room //= blocks[label]
-    fold = max(1, min(room, -(-sizes[partition] // PARTITIONS)))
-    if inner and fold < _LEAST_FOLD:
+    inner = [d for d in order if d in reduced]
+    on_partitions = {partition} if lead is None else {partition, lead.label}
+    rest = [d for d in order if d not in on_partitions]
+    lanes = PARTITIONS if lead is None else PARTITIONS // lead.block
+    each = -(-sizes[partition] // lanes)
+    room = budget // math.prod(sizes[d] for d in inner)
+    blocks = {d: sizes[d] for d in inner}
+    fold = 1
+    # Innermost ones first, the fold in its place.
+    for label in reversed([d for d in order if d not in inner]):
+        if label == partition and label == order[-1]:
+            fold = max(1, min(room, each))
+            room //= fold
+        elif label in rest:
+            blocks[label] = _even(sizes[label], max(1, min(sizes[label], room)))
+            room //= blocks[label]
+    if partition != order[-1]:
+        fold = max(1, min(room, each))
+    if inner and not runs_across(order, reduced) and fold < _LEAST_FOLD:
         fold = 1
-    axes = [Axis(d, sizes[d], blocks[d]) for d in (*outer, *inner) if d != partition]
+    axes = [Axis(d, sizes[d], blocks[d]) for d in rest]
     free = tuple(a for a in axes if a.block > 1)
-    before = outer[: outer.index(partition)]
-    rows = cut_rows(sizes[partition], fold)
+    before = order[: order.index(partition)]
+    rows = cut_rows(sizes[partition], fold, lanes)
+    looped = [*axes] if lead is None else [lead, *axes]
     return Geometry(
         partition,
         any(r.fold > 1 for r in rows),
         rows,
         free,
-        tuple(a for a in axes if a.block < a.size),
-        frozenset(inner),
+        tuple(a for a in looped if a.block < a.size),
+        reduced,
         fold_at=sum(a.label in before for a in free),
+        lead=lead,
     )
 
 
@@ -178,14 +292,14 @@ def _even(size: int, block: int) -> int:
     return -(-size // -(-size // block))
 
 
-def cut_rows(size: int, fold: int) -> tuple[RowTiles, ...]:
-    """`size` elements along the partitions, at most `fold` in each."""
+def cut_rows(size: int, fold: int, partitions: int = PARTITIONS) -> tuple[RowTiles, ...]:
+    """`size` elements along that many `partitions`, at most `fold` in each."""
     rows: list[RowTiles] = []
     start = 0
     while start < size:
         left = size - start
-        each = _even(-(-left // PARTITIONS), min(fold, -(-left // PARTITIONS)))
-        count = min(PARTITIONS, left // each)
+        each = _even(-(-left // partitions), min(fold, -(-left // partitions)))
+        count = min(partitions, left // each)
         step = count * each
         tiles = left // step
         rows.append(RowTiles(range(start, start + tiles * step, step), count, each))

@@ -15,7 +15,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch import fx
 from trnx.nki_kernels.errors import GeneratorError
 from trnx.nki_kernels.generator import source_cache
 from trnx.nki_kernels.generator.emit import emit
-from trnx.nki_kernels.generator.lower import specs_of_bindings, specs_of_metadata
+from trnx.nki_kernels.generator.lower import Output, specs_of_bindings, specs_of_metadata
 from trnx.nki_kernels.generator.table import entry_of
 from trnx.nki_kernels.generator.tile import tile_region
 from trnx.nki_kernels.keys import key_of
@@ -46,8 +46,16 @@ class _Refusal:
     index: int | None
 
 
+@dataclass(frozen=True)
+class _Generated:
+    """A kernel's source, and `Launch.result_orders`."""
+
+    source: str
+    orders: tuple[tuple[int, ...], ...]
+
+
 # Some kilobytes of source each.
-_SOURCES: LruCache[str | _Refusal] = LruCache(2048)
+_SOURCES: LruCache[_Generated | _Refusal] = LruCache(2048)
 _COSTS: LruCache[Cost] = LruCache(4096)
 _NODES: LruCache[str | None] = LruCache(4096)
 _KERNELS: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
@@ -158,15 +166,16 @@ class FusedKernel:
         """None where the region can be generated for these sizes, else why not."""
         if len(self._nodes) > _MAX_NODES:
             return Reject(f"{len(self._nodes)} ops in one kernel are more than {_MAX_NODES}")
-        source = self._generated(b, hw)
-        return None if isinstance(source, str) else self._reject(source)
+        found = self._generated(b, hw)
+        return self._reject(found) if isinstance(found, _Refusal) else None
 
-    def _generated(self, b: Mapping[str, Any], hw: Hardware) -> str | _Refusal:
-        def make() -> str | _Refusal:
+    def _generated(self, b: Mapping[str, Any], hw: Hardware) -> _Generated | _Refusal:
+        def make() -> _Generated | _Refusal:
             specs = specs_of_bindings(self._gm.graph, b)
             region = tile_region(self._nodes, _outputs(self._gm), specs, hw)
             if not isinstance(region, Reject):
-                return emit(self._name, self._summary(b), self._parameters(b), region)
+                source = emit(self._name, self._summary(b), self._parameters(b), region)
+                return _Generated(source, _orders(region.outputs))
             nodes = list(self._gm.graph.nodes)
             return _Refusal(
                 region.reason, nodes.index(region.node) if region.node in nodes else None
@@ -202,11 +211,14 @@ class FusedKernel:
 
     def source(self, b: Mapping[str, Any], hw: Hardware) -> str:
         """The kernel's source for these sizes."""
-        source = self._generated(b, hw)
-        if isinstance(source, str):
-            return source
+        return self._accepted(b, hw).source
+
+    def _accepted(self, b: Mapping[str, Any], hw: Hardware) -> _Generated:
+        found = self._generated(b, hw)
+        if isinstance(found, _Generated):
+            return found
         raise GeneratorError(
-            f"{self._name} cannot be generated: {source.reason}; ask supports first"
+            f"{self._name} cannot be generated: {found.reason}; ask supports first"
         )
 
     def _parameters(self, b: Mapping[str, Any]) -> dict[str, str]:
@@ -222,12 +234,21 @@ class FusedKernel:
 
     def launch(self, b: Bindings, hw: Hardware) -> Launch:
         """The kernel for these sizes, from its file in the cache folder."""
-        path = source_cache.write(self._name, self.source(b, hw))
-        return Launch.of(_kernel_of(path, self._name), b, self._inputs(b))
+        found = self._accepted(b, hw)
+        path = source_cache.write(self._name, found.source)
+        launch = Launch.of(_kernel_of(path, self._name), b, self._inputs(b))
+        return replace(launch, result_orders=found.orders)
 
     def reference(self, **values: Any) -> Any:
         """The region in eager."""
         return self._gm(*(values[name] for name in self._names))
+
+
+def _orders(outputs: Sequence[Output]) -> tuple[tuple[int, ...], ...]:
+    """`Launch.result_orders`: none where every result is returned as it is."""
+    orders = tuple(output.order for output in outputs)
+    plain = all(order == tuple(range(len(order))) for order in orders)
+    return () if plain else orders
 
 
 def _name_of(nodes: Sequence[fx.Node]) -> str:

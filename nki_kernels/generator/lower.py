@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,11 +31,31 @@ SpecOf = Mapping[fx.Node, Any]  # TensorSpec of tensors, the number of anything 
 
 @dataclass(frozen=True)
 class Output:
-    """One result: its value, the labels of its dimensions, and its shape and dtype."""
+    """One result: its value, the labels of its dimensions, and its shape, strides and dtype.
+
+    `order` are its dimensions in the order in which the kernel returns them, outermost first.
+    """
 
     value: Value
     dims: Dims
     spec: TensorSpec
+    order: Dims = ()
+
+    @property
+    def returned_shape(self) -> tuple[int, ...]:
+        """The shape that the kernel returns."""
+        return tuple(self.spec.shape[i] for i in self.order)
+
+    def along(self, labels: Dims) -> Output:
+        """The result as it lies in memory in eager where that is dense and goes along `labels`,
+        else row-major."""
+        place = {label: i for i, label in enumerate(labels)}
+        order = sorted(range(len(self.dims)), key=lambda i: place.get(self.dims[i], -1))
+        spec = self.spec
+        if spec.is_contiguous or not spec.permuted(order).is_contiguous:
+            dense = TensorSpec.dense(spec.shape, spec.dtype)
+            return replace(self, spec=dense, order=tuple(range(spec.ndim)))
+        return replace(self, order=tuple(order))
 
 
 @dataclass(frozen=True)
@@ -175,7 +195,7 @@ def _as_result(builder: Builder, result: Operand) -> Value:
 def _output(
     builder: Builder, node: fx.Node, value: Value, alignment: Alignment, specs: SpecOf
 ) -> Output:
-    spec = TensorSpec.dense(specs[node].shape, specs[node].dtype)
+    spec = specs[node]
     dims = alignment.nodes[node]
     value = builder.spread(value, spec.dtype, _varying(dims, spec.shape))
     return Output(value, dims, spec)

@@ -12,7 +12,14 @@ from typing import Any
 from torch import fx
 
 from trnx.nki_kernels.generator.engines import EngineCosts, assign_engines
-from trnx.nki_kernels.generator.geometry import Geometry, Strides, cut, merge
+from trnx.nki_kernels.generator.geometry import (
+    Geometry,
+    Strides,
+    cut,
+    memory_order,
+    merge,
+    runs_across,
+)
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.lower import Lowered, Output, lower, reachable
 from trnx.nki_kernels.generator.select_instructions import Instruction, InstructionSelector
@@ -24,6 +31,8 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 # Elements of one partition in a tile: long enough to hide the fixed cost of an instruction and of a
 # DMA (2 KiB a partition), short enough that the temporaries of a long chain fit.
 _FREE_SIZE = 2048
+# Where a reduced dimension is not the innermost one, so that its length shortens the runs of DMA.
+_ACROSS_FREE_SIZE = 16384
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,7 @@ def tile_region(
     lowered = lower(nodes, outputs, specs)
     if isinstance(lowered, Reject):
         return lowered
+    lowered = _as_in_memory(lowered, specs)
     strides = _strides(lowered, specs)
     values = reachable(tuple(o.value for o in lowered.outputs))
     long = frozenset(lowered.order)
@@ -118,6 +128,16 @@ def tile_region(
     accesses = [*strides[0].values(), *strides[1]]
     order, sizes = merge(lowered.order, lowered.sizes, accesses, groups)
     return _fit(lowered, (order, sizes), strides, hw, nodes[-1])
+
+
+def _as_in_memory(lowered: Lowered, specs: Mapping[fx.Node, Any]) -> Lowered:
+    """`lowered` with the order of the space, and of the results, that most tensors have."""
+    loads, results = _strides(lowered, specs)
+    accesses = [(strides, value.dtype.itemsize) for value, strides in loads.items()]
+    kinds = [output.spec.dtype.itemsize for output in lowered.outputs]
+    order = memory_order(lowered.order, [*accesses, *zip(results, kinds, strict=True)])
+    outputs = tuple(output.along(order) for output in lowered.outputs)
+    return dataclasses.replace(lowered, order=order, outputs=outputs)
 
 
 def _fit(
@@ -131,11 +151,15 @@ def _fit(
     roots = tuple(dict.fromkeys(o.value for o in lowered.outputs))
     order, sizes = space
     reduced = frozenset(d for d in order if d in lowered.reduced)
-    budget = max(_FREE_SIZE, _row(order, sizes, reduced))
+    row = _row(order, sizes, reduced)
+    budget = max(_FREE_SIZE, row)
+    if runs_across(order, reduced):
+        budget = max(row, _ACROSS_FREE_SIZE)
+    stored = [frozenset(output) & set(order) for output in strides[1]]
     tries = [(budget, MOST_STAGES), (budget // 2, MOST_STAGES)]
     tries += [(budget >> i, FEW_STAGES) for i in range(budget.bit_length())]
     for free_size, most in tries:
-        geometry = cut(order, sizes, reduced, free_size) if free_size else None
+        geometry = cut(order, sizes, reduced, free_size, stored) if free_size else None
         if geometry is None:
             continue
         selector = InstructionSelector(roots, geometry, scalar_bias=hw.generation > 2)
@@ -151,10 +175,9 @@ def _staged(region: TiledRegion, hw: Hardware, most: int) -> TiledRegion:
     if region.geometry.tiles < LEAST_TILES:
         return dataclasses.replace(region, stages=[0] * len(region.instructions))
     geometry = region.geometry
-    moving = {geometry.partition, *(axis.label for axis in geometry.loops)}
 
     def repeated(value: Value) -> int:
-        return elements(value, geometry) if value.axes & moving else 0
+        return elements(value, geometry) if value.axes & geometry.moving else 0
 
     costs = EngineCosts(hw, repeated)
     stored = [region.held[output.value] for output in region.outputs]
@@ -163,7 +186,7 @@ def _staged(region: TiledRegion, hw: Hardware, most: int) -> TiledRegion:
     starts = max(len(rows.starts) for rows in region.geometry.rows)
     stages = [0] * len(placed)
     if starts >= LEAST_TILES and not across:
-        stages = cut_stages(placed, min(most, starts - 1), lambda v: bool(v.axes & moving))
+        stages = cut_stages(placed, min(most, starts - 1), lambda v: bool(v.axes & geometry.moving))
     return dataclasses.replace(region, instructions=placed, stages=stages)
 
 

@@ -221,24 +221,31 @@ def multiply(
         )
 
 
-def activate(dst: nl.NkiTensor, src: nl.NkiTensor, activation: str) -> None:
-    """`dst = activation(src)` on ScalarE."""
+def activation_function(activation: str) -> object:
+    """The function of ScalarE that computes `activation`."""
     if activation == "gelu":
-        nisa.activation(dst=dst, op=nl.gelu, data=src)
-    elif activation == "gelu_tanh":
-        nisa.activation(dst=dst, op=nl.gelu_apprx_tanh, data=src)
-    elif activation == "quick_gelu":
-        nisa.activation(dst=dst, op=nl.gelu_apprx_sigmoid, data=src)
-    elif activation == "relu":
-        nisa.activation(dst=dst, op=nl.relu, data=src)
-    elif activation == "silu":
-        nisa.activation(dst=dst, op=nl.silu, data=src)
-    elif activation == "tanh":
-        nisa.activation(dst=dst, op=nl.tanh, data=src)
-    elif activation == "sigmoid":
-        nisa.activation(dst=dst, op=nl.sigmoid, data=src)
-    else:
+        return nl.gelu
+    if activation == "gelu_tanh":
+        return nl.gelu_apprx_tanh
+    if activation == "quick_gelu":
+        return nl.gelu_apprx_sigmoid
+    if activation == "relu":
+        return nl.relu
+    if activation == "silu":
+        return nl.silu
+    if activation == "tanh":
+        return nl.tanh
+    if activation == "sigmoid":
+        return nl.sigmoid
+    return nl.copy
+
+
+def activate(dst: nl.NkiTensor, src: nl.NkiTensor, activation: str) -> None:
+    """`dst = activation(src)` on ScalarE, a copy on VectorE."""
+    if activation == "none":
         nisa.tensor_copy(dst=dst, src=src)
+    else:
+        nisa.activation(dst=dst, op=activation_function(activation), data=src)
 
 
 def apply_epilogue(

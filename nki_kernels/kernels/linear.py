@@ -9,9 +9,8 @@ float16.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import nki
@@ -19,8 +18,8 @@ import nki.language as nl
 import torch
 import torch.nn.functional as F
 
-from trnx.nki_kernels import canonical_ops  # noqa: F401  registers torch.ops.trnx
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._activations import ACTIVATIONS
 from trnx.nki_kernels.kernels._blocking import block_sizes, leading_dims_merge, operand_layout
 from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, MatmulOperand, product, segments_of
 from trnx.nki_kernels.registry import register
@@ -29,18 +28,6 @@ from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
 aten = torch.ops.aten
-# What may follow the product, in canonical ATen: patterns, reference and samples are generated from
-# this table. `_matmul.activate` has the instructions.
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "none": lambda product: product,
-    "gelu": aten.gelu.default,
-    "gelu_tanh": functools.partial(aten.gelu.default, approximate="tanh"),
-    "quick_gelu": torch.ops.trnx.quick_gelu.default,
-    "relu": aten.relu.default,
-    "silu": aten.silu.default,
-    "tanh": aten.tanh.default,
-    "sigmoid": aten.sigmoid.default,
-}
 
 
 @nki.jit
@@ -129,7 +116,7 @@ def reference(
 ) -> torch.Tensor:
     """The same in float32, rounded once."""
     result = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
-    result = _ACTIVATIONS[activation](result)
+    result = ACTIVATIONS[activation](result)
     if residual is not None:
         result = result + residual.float()
     return result.to(x.dtype)
@@ -152,7 +139,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         yield sample(f"{size} rows", values(size, 65), values(66, 65), bias=values(66))
         yield sample(f"{size} columns", values(66, 65), values(size, 65), bias=values(size))
         yield sample(f"K = {size}", values(66, size), values(65, size))
-    for activation in _ACTIVATIONS:
+    for activation in ACTIVATIONS:
         case = (values(130, 64), values(640, 64))
         yield sample(activation, *case, bias=values(640), activation=activation)
     yield sample("activation, no bias", values(9, 64), values(40, 64), activation="relu")
@@ -189,7 +176,7 @@ def _with_residual(
 
 def _with_activation(activation: str) -> Pattern:
     def pattern(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        return _ACTIVATIONS[activation](aten.linear.default(x, weight, bias))
+        return ACTIVATIONS[activation](aten.linear.default(x, weight, bias))
 
     return Pattern(pattern, {"residual": None, "activation": activation})
 
@@ -199,7 +186,7 @@ register(
         name="linear",
         patterns=(
             Pattern(_with_residual, {"activation": "none"}),
-            *map(_with_activation, _ACTIVATIONS),
+            *map(_with_activation, ACTIVATIONS),
         ),
         supports=supports,
         reference=reference,

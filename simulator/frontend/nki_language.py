@@ -156,6 +156,7 @@ def ds(start: Any, size: int) -> Any:
 
 
 def _unrolled(start: int, stop: int | None = None, step: int = 1) -> range:
+    """`range(start, stop, step)`: the body is recorded for every value."""
     return range(start) if stop is None else range(start, stop, step)
 
 

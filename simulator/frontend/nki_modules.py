@@ -4,6 +4,7 @@ parts.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import threading
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from trnx.simulator.errors import UnknownNkiNameError
 from trnx.simulator.frontend import kernel, nki_language
 from trnx.simulator.frontend.tile_operators import ops
 from trnx.simulator.isa import collectives
@@ -22,6 +24,30 @@ from trnx.simulator.memory import dtypes
 # An attribute of every module made here; twins use these and leave other packages' alone.
 MARK = "__trnx__"
 _lock = threading.RLock()
+# Where a name is looked for that another module does not have.
+_MAIN = ("nki.isa", "nki.language", "nki.collectives", "nki")
+
+
+class _NkiModule(ModuleType):
+    """A module that says which name was meant."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        raise UnknownNkiNameError(f"{self.__name__} has no {name!r}{_meant(self, name)}")
+
+
+def _meant(module: ModuleType, name: str) -> str:
+    """What to write for `name`: the same name of another module, or the nearest ones here."""
+    modules = _nki_modules()
+    for other in _MAIN:
+        if name in vars(modules[other]):
+            return f"; did you mean {other}.{name}?"
+    known = [one for one in vars(module) if not one.startswith("_")]
+    near = difflib.get_close_matches(name, known, n=2)
+    if near:
+        return f"; did you mean {' or '.join(f'{module.__name__}.{one}' for one in near)}?"
+    return "; docs/nki_api.md lists the names"
 
 
 def nki_modules() -> Mapping[str, ModuleType]:
@@ -74,7 +100,7 @@ def _nki_modules() -> Mapping[str, ModuleType]:
 
 def make_module(name: str, members: Mapping[str, Any]) -> ModuleType:
     """A package of these members."""
-    module = ModuleType(name)
+    module = _NkiModule(name)
     module.__spec__ = ModuleSpec(name, None, is_package=True)
     setattr(module, MARK, True)
     vars(module).update({key: value for key, value in members.items() if not key.startswith("__")})

@@ -13,7 +13,9 @@ environment variables of AWS's package that choose how.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -32,12 +34,28 @@ _LOW_PRECISION = (
 )
 
 
+# What `warning_of` asked for.
+_WARN: ContextVar[frozenset[str]] = ContextVar("trnx_warn", default=frozenset())
+
+
+@contextmanager
+def warning_of(checks: Collection[str]) -> Iterator[None]:
+    """Kernels that run in the block have these names in `warn`. Raises UnknownCheckError."""
+    token = _WARN.set(frozenset(TraceOptions(warn=checks).warn))
+    try:
+        yield
+    finally:
+        _WARN.reset(token)
+
+
 def simulate(kernel: Any) -> Callable[..., Any]:
     """`nki.simulate(kernel)(*args)`: numpy or torch in, the same kind out.
 
     Tensors that the kernel writes into are changed in place.
     """
-    options = TraceOptions(chosen_target(kernel), values=True, passing=Passing.dense)
+    options = TraceOptions(
+        chosen_target(kernel), values=True, passing=Passing.dense, warn=_WARN.get()
+    )
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if _is_precise():
@@ -45,7 +63,7 @@ def simulate(kernel: Any) -> Callable[..., Any]:
         widened = _Widened()
         results = run_kernel(
             kernel,
-            replace(options, warn=("capacity",), stores_float32=True),
+            replace(options, warn={*options.warn, "capacity"}, stores_float32=True),
             *(widened.convert(value) for value in args),
             **{name: widened.convert(value) for name, value in kwargs.items()},
         )

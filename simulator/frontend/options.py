@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from trnx.simulator.errors import TrnxError
-from trnx.simulator.findings import ALWAYS_WARNINGS, CHECKS
+from trnx.simulator.findings import ALWAYS_WARNINGS, CHECKS, ON_REQUEST
 from trnx.simulator.hardware import DEFAULT_TARGET
 from trnx.simulator.isa.namespace import is_instruction
 from trnx.simulator.multicore.ranks import SINGLE, Rank
@@ -33,7 +33,7 @@ class Passing(Enum):
 
 def is_check(name: str) -> bool:
     """True for the name of a check."""
-    return name in (CHECKS | ALWAYS_WARNINGS) or is_instruction(name)
+    return name in (CHECKS | ALWAYS_WARNINGS | ON_REQUEST) or is_instruction(name)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class TraceOptions:
         unknown = sorted(name for name in warn if not is_check(name))
         if unknown:
             raise UnknownCheckError(
-                f"{', '.join(unknown)}: no such check; there are {', '.join(sorted(CHECKS))}, and "
+                f"{', '.join(unknown)}: no such check; there are "
+                f"{', '.join(sorted(CHECKS | ON_REQUEST))}, and "
                 "the names of instructions"
             )
 

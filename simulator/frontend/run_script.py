@@ -14,6 +14,7 @@ from types import TracebackType
 
 from trnx.simulator.errors import FindingError, TrnxError
 from trnx.simulator.frontend.installation import install, uninstall
+from trnx.simulator.frontend.nki_runtime import warning_of
 from trnx.simulator.hardware import hardware
 from trnx.simulator.kernel_lines import is_simulator_frame
 from trnx.simulator.program.observer import Observer, Recorded, observing
@@ -30,18 +31,20 @@ def run_script(
     target: str | None = None,
     trace: bool = False,
     debug: bool = False,
+    warn: Sequence[str] = (),
 ) -> None:
     """Execute `script` (a file, or a folder with `__main__.py`) as Python's command line would.
 
     `target` stands for NEURON_PLATFORM_TARGET_OVERRIDE; `trace` prints every instruction when it is
-    recorded; `debug` opens the debugger where a check fails. Raises ScriptError where there is no
-    script to run.
+    recorded; `debug` opens the debugger where a check fails; the checks in `warn` warn. Raises
+    ScriptError where there is no script to run, UnknownCheckError.
     """
     if not Path(script).exists():
         raise ScriptError(f"there is no script {script}")
     with ExitStack() as stack:
         stack.enter_context(_environment(target))
         stack.enter_context(_as_main(script, arguments))
+        stack.enter_context(warning_of(warn))
         if trace:
             stack.enter_context(observing(_Printer()))
         try:

@@ -163,6 +163,7 @@ def _reduction(name: str) -> Callable[..., NkiTensor]:
         return _reduce(name, x, axis, dtype, keepdims or always_keeps, _REDUCERS[name])
 
     reduce.__name__ = name
+    reduce.__doc__ = f"The {name} over the last free dimensions of a tile, as a new tile."
     return reduce
 
 

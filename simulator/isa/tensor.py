@@ -18,6 +18,7 @@ from trnx.simulator.language.hbm_shadow import Covered
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.dtype_conversion import append_load_f32
 from trnx.simulator.memory.storage import PSUM, SBUF, MemoryRegion
+from trnx.simulator.memory.views import reshape_strides
 from trnx.simulator.program.propagation import (
     by_element,
     product_columns,
@@ -121,6 +122,9 @@ def append_matmul(
         _append_narrow(emit, dst, a, b, mode)
     else:
         out = emit.write(dst, "dst", shape=(m, n), buffers=PSUM)
+        if emit.keeps and reshape_strides(dst.shape, dst.strides, (m, n)) is None:
+            # No view has this shape, so `out` is a buffer, which is copied to `dst` at the end.
+            emit.step(out.view(dst.shape).copy_, dst.torch_view())
         _append_product(emit, out, a, b, mode, dst)
     emit.psum_groups.mark(dst)
     emit.flops = 2 * k * m * n

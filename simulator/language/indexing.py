@@ -2,9 +2,10 @@
 
 On chip, an integer on dimension 0 keeps it with size 1, and the result has at least two dimensions;
 in HBM an integer removes its dimension, and the result has at least one. The stop of a slice is
-clamped as NumPy does; a start out of range is out of bounds. An empty slice may be made, but not
-used (cross_entropy of nki-library's experimental/loss makes one for a program without positions).
-An index or the start of `nl.ds` may be a register or a tensor: the view is then indirect.
+clamped as NumPy does (`clipped-slice` tells of it, on request); a start out of range is out of
+bounds. An empty slice may be made, but not used (cross_entropy of nki-library's experimental/loss
+makes one for a program without positions). An index or the start of `nl.ds` may be a register or a
+tensor: the view is then indirect.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trnx.simulator.errors import IllegalInstructionError, OutOfBoundsError, shortened
+from trnx.simulator.findings import CLIPPED_SLICE
 from trnx.simulator.kernel_lines import kernel_location
+from trnx.simulator.language.recorder import current_or_none
 from trnx.simulator.language.registers import VirtualRegister
 from trnx.simulator.language.tensor_view import Indirect, TensorView, nowhere_of
 
@@ -123,7 +126,23 @@ def _slice_bounds(tensor: NkiTensor, dim: int, item: slice) -> tuple[int, int, i
         if (item.start or 0) > size or (item.stop is None or item.stop > size):
             _outside(tensor, dim, item)
         return start, 0, step, True
+    if item.stop is not None and item.stop > size:
+        _report_clipped(tensor, dim, item)
     return start, -(-(stop - start) // step), step, True
+
+
+def _report_clipped(tensor: NkiTensor, dim: int, item: slice) -> None:
+    recorder = current_or_none()
+    if recorder is not None:
+        recorder.findings.report(
+            OutOfBoundsError(
+                CLIPPED_SLICE,
+                f"the slice {item.start or 0}:{item.stop} of dimension {dim}, of size "
+                f"{tensor.shape[dim]}, ends behind it and is shorter than written "
+                f"({tensor.describe()})",
+                kernel_location(),
+            )
+        )
 
 
 def _illegal(tensor: NkiTensor, message: str) -> NoReturn:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from trnx.simulator.errors import TrnxError
+from trnx.simulator.findings import Findings
 from trnx.simulator.hardware import Hardware
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class Recorder(Protocol):
     """
 
     hardware: Hardware
+    findings: Findings
     is_interactive: bool
 
     def values_of(self, tensor: NkiTensor) -> torch.Tensor: ...

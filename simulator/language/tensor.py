@@ -82,9 +82,11 @@ class NkiTensor(Patterned):
             self._fail(f"{what}: dimension 0 takes part in the indirection")
 
     def __getitem__(self, key: Any) -> NkiTensor:
+        """A view: slices, numbers, `nl.ds`, `...`; a slice may end behind the last element."""
         return index_view(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        """Copy a tile or a number to a view."""
         current("tensor[key] = value").assign(self[key], value)
 
     def permute(self, dims: Sequence[int]) -> NkiTensor:

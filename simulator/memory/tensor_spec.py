@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,11 @@ class TensorSpec:
     def dense(cls, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
         """A row-major spec."""
         return cls(shape, dtype, contiguous_strides(shape))
+
+    def permuted(self, dims: Sequence[int]) -> TensorSpec:
+        """The spec of a view with the dimensions in the order `dims`."""
+        shape = tuple(self.shape[dim] for dim in dims)
+        return TensorSpec(shape, self.dtype, tuple(self.strides[dim] for dim in dims))
 
     @property
     def ndim(self) -> int:

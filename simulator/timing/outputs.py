@@ -19,13 +19,22 @@ def check_trace_path(path: Path) -> None:
             f"{path}: a trace is written in Perfetto's native format; name it "
             f"{path.stem}{TRACE_SUFFIXES[0]} (or {', '.join(TRACE_SUFFIXES[1:])})"
         )
+    _check_file(path, "the trace")
+    _find("perfetto", "a trace")
+
+
+def check_page_path(path: Path) -> None:
+    """Raises OutputPathError where no page can be written to `path`."""
+    _check_file(path, "the page")
+
+
+def _check_file(path: Path, what: str) -> None:
     if path.is_dir():
-        raise OutputPathError(f"{path} is a folder; name a file for the trace")
+        raise OutputPathError(f"{path} is a folder; name a file for {what}")
     if not path.parent.is_dir():
         raise OutputPathError(f"{path}: there is no folder {path.parent}; make it first")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise OutputPathError(f"{path} may not be written; choose another place")
-    _find("perfetto", "a trace")
 
 
 def check_plot_folder(folder: Path) -> None:

@@ -17,6 +17,7 @@ from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.storage import MemoryRegion
 from trnx.simulator.timing.errors import needs
 from trnx.simulator.timing.schedule import queue_name
+from trnx.simulator.timing.summary import bytes_text, scaled_text
 from trnx.simulator.timing.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -90,19 +91,19 @@ def plot_roofline(
         flat = x[x >= ridge]
         axes.plot([ridge, *flat], [peak] * (len(flat) + 1), color=_INK, linewidth=1.6)
         axes.annotate(
-            f"{label} {peak / 1e12:.0f} TFLOP/s", (high, peak), xytext=(-4, 4),
+            f"{label} {scaled_text(peak, 'FLOP/s')}", (high, peak), xytext=(-4, 4),
             textcoords="offset points", ha="right", va="bottom", fontsize=9, color=_INK,
         )  # fmt: skip
     ridge = peaks[0][1] / rate
     slope = x[x <= ridge]
     axes.plot([*slope, ridge], [*(slope * rate), peaks[0][1]], color=_INK, linewidth=1.6)
     axes.annotate(
-        f"DMA {rate / 1e9:.0f} GB/s", (slope[len(slope) // 3], slope[len(slope) // 3] * rate),
+        f"DMA {scaled_text(rate, 'B/s')}", (slope[len(slope) // 3], slope[len(slope) // 3] * rate),
         xytext=(-6, 8), textcoords="offset points", ha="right", fontsize=9, color=_INK,
     )  # fmt: skip
     _draw_points(axes, shown)
     if hidden:
-        lines = [f"{p.name}: {p.bytes_per_second / 1e9:.0f} GB/s" for p in hidden[:_LISTED]]
+        lines = [f"{p.name}: {scaled_text(p.bytes_per_second, 'B/s')}" for p in hidden[:_LISTED]]
         more = [f"and {len(hidden) - _LISTED} more"] if len(hidden) > _LISTED else []
         axes.text(
             0.015, 0.98, "\n".join(["without matrix products", *lines, *more]), va="top",
@@ -145,7 +146,7 @@ def _draw_points(axes: Any, points: Sequence[RooflinePoint]) -> None:
             [point.intensity], [point.flops_per_second],
             s=30 + 170 * point.seconds / longest,
             color=_COLOURS[index] if label else "#999999", edgecolors="white", linewidths=0.8,
-            zorder=3, label=label and f"{label}: {point.flops_per_second / 1e12:.2f} TFLOP/s",
+            zorder=3, label=label and f"{label}: {scaled_text(point.flops_per_second, 'FLOP/s')}",
         )  # fmt: skip
     if points:
         legend = axes.legend(loc="lower right", fontsize=9, edgecolor=_GRID, fancybox=False)
@@ -201,8 +202,9 @@ def _draw_memory(
     peak = max(y)
     is_late = x[y.index(peak)] > x[-1] * 0.85
     axes.annotate(
-        f"peak {peak:.1f} KiB", (x[y.index(peak)], peak), xytext=(-4 if is_late else 4, 4),
-        textcoords="offset points", fontsize=9, color=colour, ha="right" if is_late else "left",
+        f"peak {bytes_text(peak * 1024)}", (x[y.index(peak)], peak),
+        xytext=(-4 if is_late else 4, 4), textcoords="offset points", fontsize=9, color=colour,
+        ha="right" if is_late else "left",
     )  # fmt: skip
 
 

@@ -30,6 +30,28 @@ def time_text(seconds: float) -> str:
     return f"{seconds * 1e6:.2f} us"
 
 
+def scaled_text(value: float, unit: str) -> str:
+    """With three digits and the prefix of 1000 that fits: `312 MFLOP/s`."""
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * factor:
+            return f"{_three_digits(value / factor)} {prefix}{unit}"
+    return f"{_three_digits(value)} {unit}"
+
+
+def bytes_text(size: float) -> str:
+    """With three digits and the prefix of 1024 that fits: `24.5 KiB`."""
+    for factor, prefix in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= factor:
+            return f"{_three_digits(size / factor)} {prefix}"
+    return f"{size:.0f} B"
+
+
+def _three_digits(value: float) -> str:
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def range_text(bounds: tuple[float, float] | None) -> str:
     """Between what a measured time would lie, empty where there is no error band."""
     if bounds is None:
@@ -111,7 +133,7 @@ def _rewritten_text(profile: Profile) -> str:
 
 
 def _part(used: int, limit: int) -> str:
-    return f"{used / 1024:.1f} of {limit / 1024:.0f} KiB"
+    return f"{bytes_text(used)} of {bytes_text(limit)}"
 
 
 def queue_table(profile: Profile) -> Table:

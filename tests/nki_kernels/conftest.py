@@ -13,7 +13,7 @@ from torch import fx
 
 from trnx import simulator
 from trnx.nki_kernels.generator import FusedKernel
-from trnx.nki_kernels.spec import Bindings
+from trnx.nki_kernels.spec import Bindings, Launch
 from trnx.simulator.frontend.subset import check_subset
 from trnx.simulator.hardware import hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
@@ -38,17 +38,23 @@ class Region:
     def source(self, target: str = "trn2") -> str:
         return self.kernel.source(self.bindings, hardware(target))
 
+    def launch(self, target: str = "trn2") -> Launch:
+        return self.kernel.launch(self.bindings, hardware(target))
+
     def program(self, target: str = "trn2") -> Program:
-        launch = self.kernel.launch(self.bindings, hardware(target))
+        launch = self.launch(target)
         check_subset(launch.kernel)
         return simulator.trace(launch.kernel, launch.arguments, target=target)
 
     def run(self, target: str = "trn2") -> tuple[torch.Tensor, ...]:
-        """Results in eager's form: bool for uint8, rank 0 for one element."""
+        """Results in eager's form: bool for uint8, rank 0 for one element, dims in its order."""
         results = self.program(target).run(list(self.inputs.values()))
+        orders = self.launch(target).result_orders or [range(e.ndim) for e in self.eager()]
         return tuple(
-            (r.bool() if e.dtype is torch.bool else r).reshape(e.shape)
-            for r, e in zip(results, self.eager(), strict=True)
+            (r.bool() if e.dtype is torch.bool else r)
+            .reshape([e.shape[i] for i in order])
+            .permute(sorted(range(e.ndim), key=order.__getitem__))
+            for r, e, order in zip(results, self.eager(), orders, strict=True)
         )
 
     def eager(self) -> tuple[torch.Tensor, ...]:

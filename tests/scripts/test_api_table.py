@@ -65,3 +65,13 @@ def test_generations_are_read_off_the_instructions(table: ModuleType) -> None:
 )  # fmt: skip
 def test_undocumented_names_of_public_kernels(table: ModuleType, name: str) -> None:
     assert table.has(name)
+
+
+def test_functions_have_a_signature_and_a_line(table: ModuleType) -> None:
+    named = [name for name in table.public_names() if table.signature(name)]
+    assert len(named) > 150
+    assert [name for name in named if not table.summary(name)] == []
+    row = table._row("nki.isa.tensor_reduce")
+    assert "tensor_reduce(dst, op, data, axis" in row
+    assert "VectorE" in table.summary("nki.language.add")
+    assert table.signature("nki.language.sbuf") == ""

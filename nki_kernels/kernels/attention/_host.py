@@ -177,6 +177,8 @@ def input_samples(generator: torch.Generator) -> Iterator[tuple[dict[str, Any], 
     yield make_inputs(generator, 2, 3, 33, 50, 32, mask="bias", causal=True), "bias, causal"
     yield make_inputs(generator, 2, 2, 33, 50, 32, dropout_p=0.3, mask="bias"), "dropout, bias"
     yield make_inputs(generator, 1, 2, 33, 530, 32, dropout_p=0.3), "dropout, several tiles"
+    yield make_inputs(generator, 2, 8, 1, 1100, 32, sources=2), "decoding"
+    yield make_inputs(generator, 1, 4, 3, 1024, 40, sources=2, mask="hidden"), "decoding, masked"
     for dtype in (torch.bfloat16, torch.float16):
         for mask in ("", "bool", "bias"):
             inputs = make_inputs(generator, 2, 4, 40, 40, 64, dtype=dtype, mask=mask)

@@ -13,7 +13,7 @@ _NEG_INF = float("-inf")
 # What a False of a bool mask adds to a score: far below any score, yet finite, and below the
 # clamp of the row maximum that is used with it, so that the weights of a row of nothing but False
 # are exp(-3e38 + 1e38) = 0.
-_FALSE = 3.0e38
+FALSE_BIAS = 3.0e38
 CLAMP_FALSE = -1.0e38
 # With a float mask the clamp is the lowest float32: -inf gives weight 0, the lowest float weight 1.
 CLAMP_FLOAT = -3.4028234663852886e38
@@ -39,7 +39,8 @@ def shares(mask: nl.NkiTensor, dim: int) -> bool:
     return bool(mask.shape[dim] == 1 or mask.strides[dim] == 0)
 
 
-def _along(mask: nl.NkiTensor, dim: int, start: int, size: int) -> nl.NkiTensor:
+def along(mask: nl.NkiTensor, dim: int, start: int, size: int) -> nl.NkiTensor:
+    """`start .. start + size` along `dim`, of which the mask may have one that counts for all."""
     if not shares(mask, dim):
         return mask.slice(dim, start, start + size)
     one = mask.slice(dim, 0, 1)
@@ -52,8 +53,8 @@ def load_mask(
     """`[rows, batches or 1, heads or 1, cols]` of a four-dimensional mask, in its own dtype."""
     batches = 1 if shares(mask, 0) else chunk.batches
     heads = 1 if shares(mask, 1) else chunk.heads
-    view = _along(_along(mask, 0, chunk.batch, batches), 1, chunk.head, heads)
-    view = _along(_along(view, 2, row, rows), 3, col, cols)
+    view = along(along(mask, 0, chunk.batch, batches), 1, chunk.head, heads)
+    view = along(along(view, 2, row, rows), 3, col, cols)
     tile = nl.ndarray((rows, batches, heads, cols), dtype=mask.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=view.permute((2, 0, 1, 3)))
     return tile
@@ -111,7 +112,7 @@ def make_bias(
     if masks.boolean:
         wide = nl.ndarray(bias.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(
-            dst=wide, data=bias, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=_FALSE
+            dst=wide, data=bias, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=FALSE_BIAS
         )
         bias = wide
     if causal is not None:

@@ -7,7 +7,8 @@ weights are rounded to the dtype of v for the product with v.
 
 Keys and values of a head are loaded once and kept in SBUF (up to a budget) while its queries stream
 by. Up to 512 keys, as many heads as fit a PSUM bank go through each instruction together. Where
-there is one query a head (decoding), the heads of a group are the rows of a tile.
+there is one query a head (decoding), the heads of a group are the rows of a tile. Few queries of
+many keys have a kernel of their own, `decode_kernel`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,17 @@ from __future__ import annotations
 from functools import partial
 
 import nki
+import nki.isa as nisa
 import nki.language as nl
 import torch
 
+from trnx.nki_kernels.kernels.attention._decode import DecodeProblem, load_queries, runs_of
+from trnx.nki_kernels.kernels.attention._decode_softmax import (
+    DecodeOutputs,
+    DecodePipeline,
+    decode_step,
+    store_decode_logs,
+)
 from trnx.nki_kernels.kernels.attention._forward import (
     Biases,
     Outputs,
@@ -44,6 +53,10 @@ from trnx.simulator.hardware import Hardware
 _TENSORS = ("q", "k", "v", "attn_mask", "dropout_mask")
 # Keys and values of a head in SBUF, bytes per partition: leaves two thirds of trn1's to the rest.
 _RESIDENT_BYTES = 65536
+# `decode_kernel` is for at most so many queries a head, and from so many keys on: it deals with one
+# key head at a time, with fewer keys instructions over several heads are worth more.
+_FEW_QUERIES = 8
+_LONG_KEYS = 1024
 
 
 @nki.jit
@@ -112,6 +125,56 @@ def sdpa_kernel(
     return out, lse
 
 
+@nki.jit
+def decode_kernel(
+    q: nl.NkiTensor,
+    k: nl.NkiTensor,
+    v: nl.NkiTensor,
+    attn_mask: nl.NkiTensor | None,
+    boolean: bool,
+    scale: float,
+) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """`(out, lse)` of a few queries, at most 128 for a key head; `boolean` as in `sdpa_kernel`."""
+    sources = k.shape[1]
+    group = q.shape[1] // sources
+    rows = group * q.shape[2]
+    pmax = nl.tile_size.pmax
+    out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
+    lse = nl.ndarray(q.shape[:-1], dtype=nl.float32, buffer=nl.shared_hbm)
+    mask = None if attn_mask is None else as_four(attn_mask)
+    ones = nl.ndarray((pmax, pmax), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    cuts = (q.shape[3] + pmax - 1) // pmax
+    value_cuts = (v.shape[3] + pmax - 1) // pmax
+    problem = DecodeProblem(mask, boolean, scale, rows, group, cuts, value_cuts, ones)
+    heads = q.shape[0] * sources
+    totals = nl.ndarray((1, heads, rows), dtype=nl.float32, buffer=nl.sbuf)
+    negmaxes = nl.ndarray((1, heads, rows), dtype=nl.float32, buffer=nl.sbuf)
+    outputs = DecodeOutputs(out.reshape_dim(1, (sources, group)), totals, negmaxes)
+    queries = load_queries(q, cuts)
+    pipeline = DecodePipeline(None, None, None, None, None)
+    for run in runs_of(q.shape[0], sources, k.shape[2], rows):
+        pipeline = decode_step(problem, (k, v), queries, outputs, pipeline, run)
+    for turn in range(4):
+        if turn == 2:
+            # After the last exponentials ScalarE loads its table of logarithms, while others work.
+            unused = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.activation(dst=unused, op=nl.log, data=ones[0:1, 0:1])
+        pipeline = decode_step(problem, (k, v), queries, outputs, pipeline, None)
+    store_decode_logs(problem, outputs, lse)
+    return out, lse
+
+
+def _is_decoding(b: Bindings, hw: Hardware) -> bool:
+    """Whether `decode_kernel` takes these operands."""
+    if b.dropout_mask is not None or b.is_causal:
+        return False
+    if hw.generation < 3 and b.attn_mask is not None:
+        return False  # transposes are products there, which make NaN of a mask's -inf
+    length, group = b.q.shape[2], b.q.shape[1] // b.k.shape[1]
+    return length <= _FEW_QUERIES and group * length <= 128 and b.k.shape[2] >= _LONG_KEYS
+
+
 def _sdpa(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -131,7 +194,9 @@ def _sdpa(
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The kind of mask and the numbers are constants of the kernel."""
-    del hw
+    if _is_decoding(b, hw):
+        constants = (has_bool_mask(b), b.scale)
+        return Launch.of(decode_kernel, b, ("q", "k", "v", "attn_mask"), *constants)
     constants = (has_bool_mask(b), dropout_factor(b), b.is_causal, b.scale)
     return Launch.of(sdpa_kernel, b, _TENSORS, *constants)
 

@@ -38,6 +38,11 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[Any]]] = {
         lambda x: F.relu(x) + 1,
         [rows(8).view(2, 4, 6, 11).contiguous(memory_format=torch.channels_last)],
     ),
+    # The kernel takes contiguous operands here, and still returns its dims in another order.
+    "copied to channels last": (
+        lambda x: ((y := (x * 2).contiguous(memory_format=torch.channels_last)), y + 1, y.sum()),
+        [rows(8).view(2, 4, 6, 11)],
+    ),
     "bool in": (lambda x, m: torch.where(m, x, -x), [rows(9), rows(9) > 0]),
     "bool out": (lambda x: (x > 0) & (x < 2), [rows(130)]),
     "int64 in": (lambda i, t: F.embedding(i, t), [torch.arange(12).view(3, 4) % 5, rows(5)]),

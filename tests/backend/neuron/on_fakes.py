@@ -5,17 +5,22 @@ Every function here is called by name from a test (`conftest.py`) and returns pl
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import handed_over
 import neuron_device
+import nki
 import torch
 import torch.nn.functional as F
 import transformers
 from torch import nn
 
+import trnx
 from trnx.backend.demo import load
+from trnx.backend.kernel_check import check_kernels
 from trnx.backend.report import GraphReport, collect_reports
 
 NEURON = {"runner": "neuron"}
@@ -104,6 +109,45 @@ def gpt2() -> dict[str, Any]:
     return _compared(model, call)
 
 
+def checked_kernels(file: str, change: str) -> dict[str, Any]:
+    """`trnx check-kernels` of a file, with `nki.simulate` as it is or changed."""
+    simulate = nki.simulate
+
+    def refuse(kernel: Any) -> Any:
+        raise RuntimeError(f"[NKI-1] {kernel.__name__} is refused")
+
+    def differ(kernel: Any) -> Any:
+        return lambda *args: simulate(kernel)(*args) + 0.25
+
+    nki.simulate = {"nothing": simulate, "refuse": refuse, "differ": differ}[change]
+    try:
+        found = check_kernels("trn2", [Path(file)])
+        return {**found.to_dict(), "text": str(found)}
+    finally:
+        nki.simulate = simulate
+
+
+def loaded() -> dict[str, Any]:
+    """A model that was exported in host memory, loaded for the device."""
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=64, vocab_size=256, n_positions=64, use_cache=False
+    )
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    tokens = torch.randint(0, 256, (2, 16))
+    with torch.no_grad():
+        expected = model(tokens).logits
+    with tempfile.TemporaryDirectory() as folder:
+        trnx.export(model, (tokens,), f"{folder}/model")
+        with collect_reports() as reports:
+            function = trnx.load(f"{folder}/model")
+            found = []
+            for _ in range(2):
+                neuron_device.calls.clear()
+                found = [function(tokens.to("neuron"))["logits"]]
+    return _facts(reports, [_gap(found[0], expected)])
+
+
 def llama() -> dict[str, Any]:
     """A prompt and two decoding steps: the sizes of a prompt and of a step have a graph each."""
     config = transformers.LlamaConfig(
@@ -146,7 +190,7 @@ class Block(nn.Module):
 
 
 def resnet() -> dict[str, Any]:
-    """A small ResNet; its convolutions stay ATen ops of the graph."""
+    """A small ResNet."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(),

@@ -10,6 +10,7 @@ import pytest
 EDGES = [
     "1 rows", "127 rows", "128 rows", "129 rows", "no rows", "no rows in a product", "bfloat16",
     "transposed weight", "transposed rows", "every second column", "expanded", "channels last",
+    "copied to channels last",
     "bool in", "bool out", "int64 in", "int64 out", "a number", "a number in", "two results",
     "an input returned", "a view returned", "a result twice", "a constant",
     "a mask made in the graph", "a view alone",

@@ -24,6 +24,7 @@ _OUTSIDE = {
     [
         ("demo", ["inference"], [2], 1e-5, {"linear", "sdpa", "layer_norm", "embedding"}),
         ("gpt2", ["inference"], [2], 1e-5, {"linear", "sdpa", "layer_norm", "embedding"}),
+        ("loaded", ["inference"], [2], 1e-5, {"linear", "sdpa", "layer_norm", "embedding"}),
         ("llama", ["inference", "inference"], [1, 2], 1e-5, {"linear", "sdpa", "embedding"}),
         ("resnet", ["inference"], [2], 1e-5, {"linear"}),
         (

@@ -22,6 +22,30 @@ def test_the_fold_of_the_outermost_dimension_comes_first() -> None:
     assert geometry.partition == 0
 
 
+def test_a_dimension_that_leaves_partitions_empty_gets_a_lead() -> None:
+    geometry = cut((0, 1, 2), {0: 6, 1: 64, 2: 900}, frozenset(), BUDGET)
+    assert geometry is not None
+    assert geometry.lead is not None
+    assert (geometry.lead.label, geometry.lead.block, geometry.partition) == (0, 2, 1)
+    assert geometry.partitions == 128
+    assert geometry.even
+
+
+def test_no_lead_where_a_result_varies_along_it_alone() -> None:
+    stored = [frozenset({0, 1, 2}), frozenset({0}), frozenset({1})]
+    geometry = cut((0, 1, 2), {0: 7, 1: 64, 2: 900}, frozenset(), BUDGET, stored)
+    assert geometry is not None
+    assert geometry.lead is None
+
+
+def test_runs_stay_long_across_a_reduced_dimension() -> None:
+    geometry = cut((0, 1, 2), {0: 8, 1: 64, 2: 3136}, frozenset({1}), 16384)
+    assert geometry is not None
+    assert geometry.partition == 2
+    assert geometry.count(2) >= 64
+    assert geometry.partitions > 96
+
+
 def test_reduced_dimensions_stay_innermost() -> None:
     geometry = cut((0, 1, 2), {0: 4, 1: 1280, 2: 64}, frozenset({2}), BUDGET)
     assert geometry is not None

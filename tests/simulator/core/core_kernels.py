@@ -233,6 +233,23 @@ def accumulates_on_overlap(a, b):
 
 
 @nki.jit
+def accumulates_on_windows(a, b):
+    """A product of 6x8 columns, and one of 4x4 columns onto rows 1:5 and columns 2:6 of it."""
+    out = nl.ndarray((a.shape[1], 6, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+    acc = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.psum)
+    left = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.sbuf)
+    right = nl.ndarray(b.shape, dtype=b.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=left, src=a)
+    nisa.dma_copy(dst=right, src=b)
+    nisa.nc_matmul(dst=acc, stationary=left, moving=right)
+    nisa.nc_matmul(dst=acc[:, 1:5, 2:6], stationary=left, moving=right[:, 0:4, 0:4])
+    result = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=result, src=acc)
+    nisa.dma_copy(dst=out, src=result)
+    return out
+
+
+@nki.jit
 def repeats(x, count):
     """Copies x into row i of the result for i below a count that only the run knows."""
     out = nl.ndarray((8, x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)

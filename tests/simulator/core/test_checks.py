@@ -139,6 +139,17 @@ def test_accumulation_goes_by_location(kernels: ModuleType) -> None:
     assert torch.equal(program.run([a, b])[0], got)
 
 
+def test_accumulation_onto_a_window_keeps_what_is_there(kernels: ModuleType) -> None:
+    a, b = torch.randn(16, 8), torch.randn(16, 6, 8)
+    expected = torch.einsum("km,krc->mrc", a, b)
+    expected[:, 1:5, 2:6] += expected[:, 0:4, 0:4].clone()
+    got = simulate(kernels.accumulates_on_windows)(a, b)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    program = trace(kernels.accumulates_on_windows, [TensorSpec.of(a), TensorSpec.of(b)])
+    assert torch.equal(program.run([a, b])[0], got)
+    assert torch.equal(program.run([a, b])[0], got)
+
+
 def test_fresh_memory_is_poison(simulator: object) -> None:
     from trnx.simulator.frontend.simulator import Simulator
     from trnx.simulator.memory.storage import MemoryRegion

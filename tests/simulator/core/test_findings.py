@@ -17,6 +17,7 @@ from trnx.simulator.errors import (
 )
 from trnx.simulator.findings import CHECKS, DISPUTED
 from trnx.simulator.frontend.options import UnknownCheckError, is_check
+from trnx.simulator.frontend.run_script import run_script
 
 BUGS = Path(__file__).parent.parent / "bugs"
 X = TensorSpec.dense((128, 64), torch.float32)
@@ -93,3 +94,53 @@ def test_an_overwritten_tensor_is_no_uninitialised_one(memory: ModuleType) -> No
 def test_interleaved_halves_are_ordered_enough(kernels: ModuleType) -> None:
     x = torch.randn(4, 6)
     assert torch.equal(simulate(kernels.writes_interleaved_columns[2])(x), x)
+
+
+CLIPS = """
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+@nki.jit
+def copies(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for start in range(0, x.shape[0], 128):
+        rows = x[start : start + 128, :]
+        tile = nl.ndarray(rows.shape, dtype=x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=rows)
+        nisa.dma_copy(dst=out[start:, :], src=tile) if start else nisa.dma_copy(
+            dst=out[start : start + rows.shape[0], :], src=tile
+        )
+    return out
+"""
+
+
+def test_slices_that_end_behind_the_tensor_are_told_on_request(tmp_path: Path) -> None:
+    file = tmp_path / "copies.py"
+    file.write_text(CLIPS)
+    kernel = load_module(file).copies
+    whole, ragged = torch.randn(256, 3), torch.randn(200, 3)
+    # Warnings are errors here: without the name, and for slices that fit, there are none.
+    assert torch.equal(simulate(kernel)(ragged), ragged)
+    assert torch.equal(simulate(kernel, strict=False)(ragged), ragged)
+    assert torch.equal(simulate(kernel, warn="clipped-slice")(whole), whole)
+    with pytest.warns(FindingWarning) as caught:
+        assert torch.equal(simulate(kernel, warn="clipped-slice")(ragged), ragged)
+    (message,) = [str(one.message) for one in caught]
+    assert message.startswith("[clipped-slice] the slice 128:256 of dimension 0, of size 200,")
+    assert "copies.py:11 in copies" in message
+
+
+def test_a_script_is_told_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(CLIPS + "\nimport numpy\nprint(copies(numpy.ones((200, 3), 'f4')).sum())\n")
+    monkeypatch.delenv("NKI_PRECISE_FP", raising=False)
+    run_script(str(file))
+    assert capsys.readouterr().out == "600.0\n"
+    with pytest.warns(FindingWarning, match="the slice 128:256"):
+        run_script(str(file), warn=["clipped-slice"])
+    with pytest.raises(UnknownCheckError, match="clipped: no such check"):
+        run_script(str(file), warn=["clipped"])

@@ -17,6 +17,7 @@ from trnx.simulator.errors import (
     FindingError,
     KernelSubsetError,
     UninitialisedReadError,
+    UnknownNkiNameError,
     UnknownTargetError,
 )
 from trnx.simulator.frontend.kernel import DeviceRequiredError
@@ -221,3 +222,24 @@ def test_jax_arrays_come_as_numpy(kernels: ModuleType) -> None:
         assert isinstance(result, np.ndarray)
         assert result.dtype == a.dtype
         np.testing.assert_array_equal(result.astype(np.float32), 2 * np.asarray(a, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "meant"),
+    [
+        ("isa", "tensor_tensr", "did you mean nki.isa.tensor_tensor"),
+        ("isa", "ndarray", "did you mean nki.language.ndarray?"),
+        ("language", "nc_matmul", "did you mean nki.isa.nc_matmul?"),
+        ("language", "float23", "did you mean nki.language.float32"),
+        ("language", "zzzzzz", "docs/nki_api.md lists the names"),
+    ],
+)
+def test_a_misspelt_name_is_answered(
+    kernels: ModuleType, module: str, name: str, meant: str
+) -> None:
+    found = getattr(kernels.nki, module)
+    with pytest.raises(UnknownNkiNameError) as error:
+        getattr(found, name)
+    assert str(error.value).startswith(f"nki.{module} has no {name!r}; {meant}")
+    assert not hasattr(found, name)
+    assert not hasattr(found, "__wrapped__")

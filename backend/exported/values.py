@@ -1,0 +1,53 @@
+"""Constants as JSON that keeps their types; nodes of a graph by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from trnx.backend.exported.errors import DamagedFolderError, ExportError
+
+_DTYPES: Mapping[str, torch.dtype] = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
+
+
+def encode(value: Any) -> Any:
+    """`value` as JSON. Raises ExportError for a type that has none."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return {"float": repr(value)}  # with NaN, infinities and the sign of zero
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, fx.Node):
+        return {"node": value.name}
+    if isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [encode(item) for item in value]}
+    raise ExportError(
+        f"a constant of type {type(value).__name__} ({value!r}) cannot be written to a manifest"
+    )
+
+
+def decode(value: Any, nodes: Mapping[str, fx.Node]) -> Any:
+    """What `encode` wrote. Raises DamagedFolderError for anything else."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if isinstance(value, dict) and len(value) == 1:
+        ((kind, inner),) = value.items()
+        if kind == "float" and isinstance(inner, str):
+            return float(inner)
+        if kind == "dtype" and inner in _DTYPES:
+            return _DTYPES[inner]
+        if kind == "node" and inner in nodes:
+            return nodes[inner]
+        if kind in ("list", "tuple") and isinstance(inner, list):
+            items = [decode(item, nodes) for item in inner]
+            return items if kind == "list" else tuple(items)
+    raise DamagedFolderError(f"the manifest holds {value!r}, which is no constant; export anew")

@@ -1,0 +1,1 @@
+"""Convolutions: `convolution` in all its forms, and the gradients of one."""

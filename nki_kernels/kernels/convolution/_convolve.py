@@ -1,0 +1,219 @@
+"""NKI: a whole convolution: its groups, blocks of output channels, planes and rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import nki.isa as nisa
+import nki.language as nl
+
+from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, columns_of
+from trnx.nki_kernels.kernels.convolution._product import (
+    Block,
+    Inputs,
+    Plan,
+    Source,
+    Weights,
+    blocks_of,
+    convolve_blocks,
+    load_input,
+)
+from trnx.nki_kernels.kernels.convolution._weights import load_pointwise, load_weights
+
+# Chunks of output channels whose weights are loaded at once where they are a matrix.
+_POINTWISE_CHUNKS = 4
+
+
+class Operands(NamedTuple):
+    """The tensors in HBM. `weight` is `[out channels, channels of a group, ...]`, or
+    `[channels, out channels of a group, ...]` where it `is_turned`; `out` and `residual` have one
+    shape.
+    """
+
+    out: nl.NkiTensor
+    x: nl.NkiTensor
+    weight: nl.NkiTensor
+    bias: nl.NkiTensor | None
+    norm: Norm | None
+    residual: nl.NkiTensor | None
+    activation: str
+    is_turned: bool
+
+
+class Channels(NamedTuple):
+    """Up to 128 output channels of a group: where they start in the group and in the result."""
+
+    first: int
+    place: int
+    count: int
+
+
+class Ready(NamedTuple):
+    """What some output channels need in SBUF."""
+
+    weights: Weights
+    scale: nl.NkiTensor | None
+    shift: nl.NkiTensor | None
+
+
+def with_planes(weight: nl.NkiTensor) -> nl.NkiTensor:
+    """A weight of 1, 2 or 3 kernel dimensions as `[a, b, planes, rows, columns]`."""
+    shape = weight.shape
+    if len(shape) == 3:
+        return weight.reshape((shape[0], shape[1], 1, shape[2], 1))
+    if len(shape) == 4:
+        return weight.reshape((shape[0], shape[1], 1, shape[2], shape[3]))
+    return weight
+
+
+def volumes_of(tensor: nl.NkiTensor | None, count: int) -> list:
+    """`tensor[N, C, ...]` as views `[C, planes, rows, columns]`; None `count` times for None."""
+    views = []
+    if tensor is None:
+        for _ in range(count):
+            views.append(None)
+        return views
+    shape = tensor.shape
+    if len(shape) == 3:
+        views.append(tensor.reshape((shape[0], shape[1], shape[2], 1)).permute((1, 0, 2, 3)))
+    elif len(shape) == 4:
+        views.append(tensor.permute((1, 0, 2, 3)))
+    else:
+        for image in range(shape[0]):
+            views.append(tensor[image])
+    return views
+
+
+def convolve(given: Operands, groups: int, plan: Plan) -> None:
+    """`given.out` = the convolution of `given.x`, with its epilogue."""
+    xs = volumes_of(given.x, 1)
+    outs = volumes_of(given.out, 1)
+    residuals = volumes_of(given.residual, len(xs))
+    channels = xs[0].shape[0] // groups
+    out_channels = outs[0].shape[0] // groups
+    weight = with_planes(given.weight)
+    for group in range(groups):
+        size = channels if given.is_turned else out_channels
+        part = weight[nl.ds(group * size, size)]
+        for first in range(0, out_channels, plan.out_channels):
+            end = min(first + plan.out_channels, out_channels)
+            chunks = _chunks(first, end, group * out_channels)
+            ready = []
+            for index in range(len(xs)):
+                x = _source(given.x, xs[index], index, group * channels, channels)
+                _convolve_volume(outs[index], x, residuals[index], part, given, plan, chunks, ready)
+
+
+def _source(
+    root: nl.NkiTensor, volume: nl.NkiTensor, index: int, first: int, channels: int
+) -> Source:
+    """Channels `first ..` of volume `index` of the input."""
+    rows, columns = volume.shape[2], volume.shape[3]
+    size = rows * columns
+    channel_step = size
+    plane_step = root.shape[1] * size
+    start = first * size
+    if len(root.shape) == 5:
+        channel_step = volume.shape[1] * size
+        plane_step = size
+        start = (index * root.shape[1] + first) * channel_step
+    view = volume[nl.ds(first, channels)]
+    return Source(view, root, start, channels, rows, channel_step, plane_step, columns)
+
+
+def _chunks(first: int, end: int, place: int) -> list[Channels]:
+    """Output channels `first .. end` of a group whose channels begin at `place`."""
+    chunks = []
+    for begin in range(first, end, nl.tile_size.pmax):
+        chunks.append(Channels(begin, place + begin, min(nl.tile_size.pmax, end - begin)))
+    return chunks
+
+
+def _load(weight: nl.NkiTensor, given: Operands, plan: Plan, chunks: list, ready: list) -> None:
+    """What the next of `chunks` need; several have their weights loaded at once for 1x1 kernels."""
+    index = len(ready)
+    some = chunks[index : index + 1]
+    if plan.layout != "":
+        some = chunks[index : index + _POINTWISE_CHUNKS]
+        count = some[-1].first + some[-1].count - some[0].first
+        weights = load_pointwise(weight, some[0].first, count, plan.layout)
+    else:
+        weights = load_weights(weight, some[0].first, some[0].count, plan, given.is_turned)
+    for chunk in some:
+        tile = weights.tile[:, :, :, nl.ds(chunk.first - some[0].first, chunk.count)]
+        columns = columns_of(given.bias, given.norm, chunk.place, chunk.count)
+        ready.append(Ready(Weights(tile, weights.channels), columns[0], columns[1]))
+
+
+def _convolve_volume(
+    out: nl.NkiTensor,
+    x: Source,
+    residual: nl.NkiTensor | None,
+    weight: nl.NkiTensor,
+    given: Operands,
+    plan: Plan,
+    chunks: list,
+    ready: list,
+) -> None:
+    """All blocks of one volume; `ready` has what each of `chunks` needs from the first block on."""
+    blocks = blocks_of(plan)
+    for first in range(0, len(blocks), plan.streams):
+        inputs = load_input(x, plan, blocks[first : first + plan.streams])
+        start = 0
+        while start < len(chunks):
+            # A last chunk of fewer channels is stored by itself.
+            end = min(start + plan.together, len(chunks))
+            while end > start + 1 and chunks[end - 1].count < chunks[start].count:
+                end = end - 1
+            while len(ready) < end:
+                # Here, so that the first products do not wait for all weights.
+                _load(weight, given, plan, chunks, ready)
+            some = chunks[start:end]
+            _convolve_chunks(out, residual, inputs, given, plan, some, ready[start:end])
+            start = end
+
+
+def _convolve_chunks(
+    out: nl.NkiTensor,
+    residual: nl.NkiTensor | None,
+    inputs: Inputs,
+    given: Operands,
+    plan: Plan,
+    chunks: list,
+    ready: list,
+) -> None:
+    """Some blocks, for output channels that are stored together."""
+    targets = []
+    results = []
+    added = []
+    for block in inputs.blocks:
+        target = _place(out, plan, block, chunks)
+        targets.append(target)
+        results.append(nl.ndarray(target.shape, dtype=out.dtype, buffer=nl.sbuf))
+        added.append(None)
+        if residual is not None:
+            added[-1] = nl.ndarray(target.shape, dtype=out.dtype, buffer=nl.sbuf)
+            nisa.dma_copy(dst=added[-1], src=_place(residual, plan, block, chunks))
+    for index in range(len(chunks)):
+        its = ready[index]
+        parts = []
+        more = []
+        for block in range(len(results)):
+            parts.append(results[block][:, index])
+            more.append(None if added[block] is None else added[block][:, index])
+        then = Epilogue(its.scale, its.shift, given.activation)
+        convolve_blocks(parts, more, inputs, its.weights, plan, then, index)
+    for block in range(len(results)):
+        nisa.dma_copy(dst=targets[block], src=results[block])
+
+
+def _place(tensor: nl.NkiTensor, plan: Plan, block: Block, chunks: list) -> nl.NkiTensor:
+    """The outputs of a block: `[channels, chunks, planes, rows, columns]` in HBM."""
+    front = block.plane * plan.planes.step
+    top = block.row * plan.rows.step
+    planes = min(plan.planes.block * plan.planes.step, plan.planes.out - front)
+    rows = min(plan.rows.block * plan.rows.step, plan.rows.out - top)
+    count = chunks[0].count
+    part = tensor[nl.ds(chunks[0].place, count * len(chunks))]
+    part = part[:, nl.ds(front, planes), nl.ds(top, rows), :]
+    return part.reshape_dim(0, (len(chunks), count)).permute((1, 0, 2, 3, 4))

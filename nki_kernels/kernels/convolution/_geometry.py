@@ -1,0 +1,282 @@
+"""How a convolution is laid out (host side): its three axes, and what of them is on the chip.
+
+Every convolution has three axes here: planes, rows and columns. Those of two dimensions have their
+images as planes, those of one dimension their length as rows of one column; those of three have one
+image at a time. Along an axis output `start + step * t` of a *phase* takes input
+`offset + stride * t` for every kernel position of the phase, its *taps*. A convolution has one
+phase with `step` 1; a transposed one, which spreads its input `stride` apart, has as many phases as
+its stride, each a convolution of stride 1 with a part of the kernel.
+
+What the kernel gets is made of tuples of numbers alone: the device's front end reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from trnx.simulator.hardware import Hardware
+
+# (kernel position, offset, stride, how many positions are folded into the contraction)
+Tap = tuple[int, int, int, int]
+Phase = tuple[int, int, tuple[Tap, ...]]  # start, outputs, taps
+
+# Bytes of a partition for one block of the input: DMA is efficient from 2 KiB on, and the next
+# block is loaded while this one is in use.
+_INPUT_BYTES = 16384
+_WEIGHT_BYTES = 65536
+_STORE_BYTES = 2048  # of a partition, that are worth a transfer of their own
+_BLOCKS = 4  # that a convolution is cut into, so that loads, products and stores overlap
+
+
+class Window(NamedTuple):
+    """A convolution along one axis, as `aten.convolution` takes it."""
+
+    size: int
+    out: int
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    transposed: bool
+
+    @property
+    def step(self) -> int:
+        """Distance of the outputs of one phase."""
+        return self.stride if self.transposed else 1
+
+    @property
+    def reach(self) -> int:
+        """Inputs from the first to the last one that an output of one phase may take."""
+        taps = (self.kernel - 1) * self.dilation
+        return taps // self.step + 1
+
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases that have outputs."""
+        if not self.transposed:
+            taps = tuple(
+                (k, k * self.dilation - self.padding, self.stride, 1) for k in range(self.kernel)
+            )
+            return ((0, self.out, taps),)
+        return tuple(
+            (start, -(-(self.out - start) // self.stride), self._phase_taps(start))
+            for start in range(min(self.stride, self.out))
+        )
+
+    def _phase_taps(self, start: int) -> tuple[Tap, ...]:
+        distances = (start + self.padding - k * self.dilation for k in range(self.kernel))
+        return tuple(
+            (k, distance // self.stride, 1, 1)
+            for k, distance in enumerate(distances)
+            if distance % self.stride == 0
+        )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A convolution of one group: channels, bytes of an element, and the windows of its axes."""
+
+    channels: int
+    out_channels: int
+    itemsize: int
+    planes: Window
+    rows: Window
+    columns: Window
+
+    @property
+    def taps(self) -> int:
+        """Kernel positions."""
+        return self.planes.kernel * self.rows.kernel * self.columns.kernel
+
+
+def trivial(size: int) -> Window:
+    """An axis along which nothing is mixed."""
+    return Window(size, size, 1, 1, 0, 1, False)
+
+
+def output_size(window: Window, output_padding: int) -> int:
+    """Outputs along an axis, by the formula of `torch.nn.Conv2d` and `ConvTranspose2d`."""
+    reach = window.dilation * (window.kernel - 1)
+    if window.transposed:
+        return (window.size - 1) * window.stride - 2 * window.padding + reach + output_padding + 1
+    return (window.size + 2 * window.padding - reach - 1) // window.stride + 1
+
+
+class Sharing(NamedTuple):
+    """How few channels share the array of TensorE: kernel rows in one product, blocks of outputs
+    side by side, and rows of the array for each of these.
+    """
+
+    fold: int
+    streams: int
+    array_rows: int
+
+
+def sharing_of(problem: Problem, hw: Hardware) -> Sharing:
+    """The way that needs the fewest passes of the array; with the least folding, which loads the
+    input several times.
+    """
+    if problem.channels > hw.partitions // 2:
+        return Sharing(1, 1, hw.partitions)
+    kernel = 1 if problem.rows.transposed else problem.rows.kernel
+    most = max(1, min(kernel, hw.partitions // problem.channels))
+    # Row tiles of TensorE: 32 rows from NeuronCore-v3 on, 64 before (nki.isa.nc_matmul).
+    least = 32 if hw.generation >= 3 else 64
+    ways = []
+    for fold in range(1, most + 1):
+        rows = max(least, 1 << (fold * problem.channels - 1).bit_length())
+        ways.append(Sharing(fold, hw.partitions // rows, rows))
+
+    def passes(way: Sharing) -> tuple[float, bool, int]:
+        return (
+            -(-kernel // way.fold) / way.streams,
+            not is_compact(problem.rows, way.fold),
+            way.fold,
+        )
+
+    return min(ways, key=passes)
+
+
+def _folded(window: Window, fold: int) -> tuple[Phase, ...]:
+    """The one phase of a window with `fold` kernel positions a tap."""
+    ((start, count, taps),) = window.phases()
+    if is_compact(window, fold):
+        return ((start, count, ((0, 0, 1, len(taps)),)),)
+    groups = [taps[k : k + fold] for k in range(0, len(taps), fold)]
+    joined = tuple((i, g[0][1], g[0][2], len(g)) for i, g in enumerate(groups))
+    return ((start, count, joined),)
+
+
+def is_compact(window: Window, fold: int) -> bool:
+    """All kernel positions are folded: only the inputs are loaded that an output begins at."""
+    return fold > 1 and fold >= window.kernel
+
+
+def _axis(window: Window, fold: int, block: int, tile: int) -> tuple[object, ...]:
+    """The fields of the kernel's `Axis`."""
+    phases = window.phases() if fold == 1 else _folded(window, fold)
+    low, high = 0, window.size
+    if fold > 1:
+        # Folded positions are there together or not at all, so the tile has the padding as well.
+        ((_, count, taps),) = phases
+        low = taps[0][1]
+        high = taps[-1][1] + (count - 1) * taps[-1][2] + 1
+    return low, high, -(-window.kernel // fold), window.out, window.step, block, tile, phases
+
+
+def _bank(problem: Problem, hw: Hardware) -> tuple[int, int, int]:
+    """Planes, rows and columns of a phase in one PSUM bank, in parts of nearly the same size."""
+    left = hw.psum_bank_bytes // 4
+    sizes = []
+    for window in (problem.columns, problem.rows, problem.planes):
+        outputs = -(-window.out // window.step)
+        pieces = -(-outputs // max(1, left))
+        size = -(-outputs // pieces)
+        sizes.append(size)
+        left = left // size if pieces == 1 else 1
+    return sizes[2], sizes[1], sizes[0]
+
+
+def input_bytes(problem: Problem, planes: int, rows: int, fold: int, hw: Hardware) -> int:
+    """Bytes of a partition for the input of so many planes and rows of outputs of a phase."""
+    chunks = -(-problem.channels * fold // hw.partitions)
+    sizes = []
+    for window, count, folded in ((problem.planes, planes, 1), (problem.rows, rows, fold)):
+        stride = 1 if window.transposed else window.stride
+        needed = (count - 1) * stride + window.reach
+        sizes.append(count if is_compact(window, folded) else needed)
+    return chunks * sizes[0] * sizes[1] * problem.columns.size * problem.itemsize
+
+
+def _blocks(
+    problem: Problem, bank: tuple[int, int, int], sharing: Sharing, hw: Hardware
+) -> list[int]:
+    """Planes and rows of outputs of a phase whose input is loaded at once: multiples of a bank's,
+    unless they are all; so many that there are enough blocks to overlap.
+    """
+    fold = sharing.fold
+    planes = -(-problem.planes.out // problem.planes.step)
+    rows = -(-problem.rows.out // problem.rows.step)
+    block = [bank[0], bank[1]]
+
+    def fits(grown: list[int]) -> bool:
+        return input_bytes(problem, grown[0], grown[1], fold, hw) <= _INPUT_BYTES
+
+    wanted = max(_BLOCKS, 2 * sharing.streams)
+    if fold > 1:
+        # All images first: what is special at the border is done for all of them together.
+        while block[0] < planes and fits([block[0] + bank[0], block[1]]):
+            block[0] += bank[0]
+        most = -(-rows // wanted) if block[0] >= planes else 0
+    else:
+        most = -(-rows // max(1, wanted // planes))
+    while block[1] < rows and block[1] + bank[1] <= most and fits([block[0], block[1] + bank[1]]):
+        block[1] += bank[1]
+    if block[1] >= rows and fold == 1:
+        most = max(bank[0], planes // wanted)
+        while block[0] < most and fits([block[0] + bank[0], block[1]]):
+            block[0] += bank[0]
+    return [min(block[0], planes), min(block[1], rows)]
+
+
+def weight_bytes(problem: Problem, out_channels: int, fold: int, hw: Hardware) -> int:
+    """Bytes of a partition for the weights of so many output channels."""
+    chunks = -(-problem.channels * fold // hw.partitions)
+    rows = -(-problem.rows.kernel // fold)
+    taps = problem.planes.kernel * rows * problem.columns.kernel
+    return chunks * taps * out_channels * problem.itemsize
+
+
+def result_bytes(problem: Problem, block: list[int]) -> int:
+    """Bytes of a partition for the outputs of a block of planes and rows."""
+    result = problem.itemsize * problem.columns.out
+    for window, count in zip((problem.planes, problem.rows), block, strict=True):
+        result *= min(count * window.step, window.out)
+    return result
+
+
+def _row_steps(window: Window, fold: int) -> tuple[int, int, int]:
+    """Where a folded tile's rows come from: input rows between two of a tile, the input row of row
+    0, and input rows between two parts of the partitions.
+    """
+    if is_compact(window, fold):
+        return window.stride, -window.padding, window.dilation
+    return 1, 0, window.dilation
+
+
+def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
+    """The fields of the kernel's `Plan`; `layout` is that of the weight as a matrix."""
+    sharing = sharing_of(problem, hw)
+    fold = sharing.fold
+    bank = _bank(problem, hw)
+    block = _blocks(problem, bank, sharing, hw)
+    each = weight_bytes(problem, hw.partitions, fold, hw)
+    return (
+        _axis(problem.planes, 1, block[0], bank[0]),
+        _axis(problem.rows, fold, block[1], bank[1]),
+        _axis(problem.columns, 1, problem.columns.out, bank[2]),
+        fold,
+        _row_steps(problem.rows, fold),
+        sharing.streams,
+        sharing.array_rows,
+        max(1, _WEIGHT_BYTES // each) * hw.partitions,
+        max(1, _STORE_BYTES // result_bytes(problem, block)),
+        layout if problem.taps == 1 and sharing.streams == 1 else "",
+    )
+
+
+def plan_bytes(problem: Problem, has_residual: bool, hw: Hardware) -> int:
+    """Bytes of a partition that weights, input and result of a block take."""
+    sharing = sharing_of(problem, hw)
+    fold = sharing.fold
+    planes, rows = _blocks(problem, _bank(problem, hw), sharing, hw)
+    each = weight_bytes(problem, hw.partitions, fold, hw)
+    weights = max(each, min(_WEIGHT_BYTES, weight_bytes(problem, problem.out_channels, fold, hw)))
+    result = max(_STORE_BYTES, result_bytes(problem, [planes, rows]))
+    staged = problem.taps * problem.itemsize * min(hw.partitions, problem.channels)
+    return (
+        weights
+        + staged
+        + input_bytes(problem, planes, rows, fold, hw)
+        + 2 * result * (2 if has_residual else 1)
+    )

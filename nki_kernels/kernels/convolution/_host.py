@@ -1,0 +1,149 @@
+"""What `convolution` matches, takes and costs; its reference."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._activations import ACTIVATIONS
+from trnx.nki_kernels.kernels.convolution._geometry import (
+    Problem,
+    Window,
+    output_size,
+    plan_bytes,
+    trivial,
+)
+from trnx.nki_kernels.spec import Bindings, Cost
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import Hardware
+
+aten = torch.ops.aten
+
+# The kernel's arguments that are bindings, in its order.
+NAMES = (
+    "x", "weight", "bias", "residual", "norm_weight", "norm_bias", "mean", "variance", "eps",
+    "activation", "transposed", "groups",
+)  # fmt: skip
+_VECTORS = ("bias", "norm_weight", "norm_bias", "mean", "variance")
+# Groups of fewer channels would leave nearly all of the array of TensorE idle.
+_LEAST_GROUP = 16
+# The share of a partition of SBUF that a plan may fill: loads of the next block overlap.
+_SHARE = 0.7
+
+
+def windows_of(b: Bindings) -> list[Window]:
+    """One window for each dimension of the kernel."""
+    dims = b.x.ndim - 2
+    windows = []
+    for i in range(dims):
+        number = [given[i if len(given) > 1 else 0] for given in (b.stride, b.padding, b.dilation)]
+        window = Window(b.x.shape[2 + i], 0, b.weight.shape[2 + i], *number, b.transposed)
+        padding = b.output_padding[i if len(b.output_padding) > 1 else 0]
+        windows.append(window._replace(out=output_size(window, padding)))
+    return windows
+
+
+def out_channels(b: Bindings) -> int:
+    """Channels of the result."""
+    return int(b.weight.shape[1] * b.groups if b.transposed else b.weight.shape[0])
+
+
+def result_shape(b: Bindings) -> tuple[int, ...]:
+    """Of the convolution."""
+    return (b.x.shape[0], out_channels(b), *(window.out for window in windows_of(b)))
+
+
+def problem_of(b: Bindings) -> Problem:
+    """The convolution of one group along its three axes."""
+    windows = windows_of(b)
+    if len(windows) == 3:
+        axes = windows
+    elif len(windows) == 2:
+        axes = [trivial(b.x.shape[0]), *windows]
+    else:
+        axes = [trivial(b.x.shape[0]), windows[0], trivial(1)]
+    channels = b.x.shape[1] // b.groups
+    return Problem(channels, out_channels(b) // b.groups, b.x.dtype.itemsize, *axes)
+
+
+def supports(b: Bindings, hw: Hardware) -> Reject | None:
+    """One dtype, one to three dimensions, groups of enough channels, blocks that fit SBUF."""
+    if reject := reject_dtypes(b, "x"):
+        return reject
+    if b.x.ndim not in (3, 4, 5) or b.weight.ndim != b.x.ndim:
+        return Reject(f"x{b.x.shape} and weight{b.weight.shape}: 1 to 3 dimensions are possible")
+    for name in ("weight", "residual", "bias"):
+        if b[name] is not None and b[name].dtype != b.x.dtype:
+            return Reject(f"{name} is {b[name].dtype} but x is {b.x.dtype}; one dtype is needed")
+    if reject := reject_dtypes(b, *_VECTORS):
+        return reject
+    if b.groups > 1 and min(b.x.shape[1], out_channels(b)) // b.groups < _LEAST_GROUP:
+        return Reject(
+            f"{b.groups} groups of {b.x.shape[1] // b.groups} channels in and "
+            f"{out_channels(b) // b.groups} out; groups need {_LEAST_GROUP} of each"
+        )
+    return _reject_sizes(b, hw)
+
+
+def _reject_sizes(b: Bindings, hw: Hardware) -> Reject | None:
+    if b.x.numel == 0 or b.weight.numel == 0 or min(result_shape(b)) < 1:
+        return Reject(f"an empty convolution: x{b.x.shape}, weight{b.weight.shape}")
+    if b.residual is not None and b.residual.shape != result_shape(b):
+        return Reject(f"the added tensor has shape {b.residual.shape}, not {result_shape(b)}")
+    needed = plan_bytes(problem_of(b), b.residual is not None, hw)
+    if needed > _SHARE * hw.sbuf_partition_bytes:
+        return Reject(
+            f"x{b.x.shape} and weight{b.weight.shape}: the smallest block takes {needed} bytes of "
+            f"a partition of SBUF, more than {_SHARE:.0%} of {hw.sbuf_partition_bytes}"
+        )
+    return None
+
+
+def cost(b: Bindings) -> Cost:
+    """Two FLOPs per multiply-add; every operand crosses HBM once."""
+    result = math.prod(result_shape(b))
+    # Each element of x (of the result, unless transposed) takes part in so many products.
+    each = b.weight.numel // b.weight.shape[0]
+    tensors = [b[name] for name in ("x", "weight", "residual", *_VECTORS) if b[name] is not None]
+    steps = len(tensors) - 2 + (b.activation != "none") + 1
+    return Cost(
+        matmul_flops=2 * each * (b.x.numel if b.transposed else result),
+        vector_flops=result * steps,
+        hbm_bytes=sum(t.nbytes for t in tensors) + result * b.x.dtype.itemsize,
+    )
+
+
+def reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    norm_bias: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    variance: torch.Tensor | None,
+    eps: float,
+    sizes: list[int] | None,
+    activation: str,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> torch.Tensor:
+    """The same in float32, rounded once; `sizes` is what the vectors are viewed as."""
+    del sizes
+    vector = None if bias is None else bias.float()
+    how = (stride, padding, dilation, transposed, output_padding, groups)
+    result = aten.convolution.default(x.float(), weight.float(), vector, *how)
+    if mean is not None and variance is not None:
+        given = [None if t is None else t.float() for t in (norm_weight, norm_bias, mean, variance)]
+        result = torch.nn.functional.batch_norm(
+            result, given[2], given[3], given[0], given[1], False, 0.0, eps
+        )
+    if residual is not None:
+        result = result + residual.float()
+    return ACTIVATIONS[activation](result).to(x.dtype)

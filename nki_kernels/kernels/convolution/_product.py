@@ -1,0 +1,405 @@
+"""NKI helpers of convolutions: the implicit product.
+
+Input channels lie on the partitions. The input of a block of outputs is loaded once, as it is in
+memory; every kernel position is an access pattern on it, and all positions and chunks of 128
+channels add up in PSUM, whose partitions are the output channels. Padding is never loaded: at the
+border a position adds to those outputs alone that it reaches. Few channels share the partitions
+with kernel rows (`fold`): part j of the partitions holds the input shifted by j rows, and there the
+padded rows are zeros in SBUF. Where that still leaves rows of TensorE's array free, several blocks
+of outputs (`streams`) are computed side by side, each on `array_rows` rows of its own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import nki.isa as nisa
+import nki.language as nl
+
+from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, finish
+
+# Bytes of a partition (as float32) that are worth a transfer of their own.
+_TRANSFER_BYTES = 4096
+
+
+class Axis(NamedTuple):
+    """One axis of a convolution; see `_geometry.py` for phases and taps.
+
+    low, high: the input indices that are in SBUF, padding included where kernel rows are folded;
+    slots: kernel positions, folded ones counted once; out: outputs; step: distance of the outputs
+    of a phase; block, tile: outputs of a phase whose input is loaded at once, and that share a PSUM
+    bank.
+    """
+
+    low: int
+    high: int
+    slots: int
+    out: int
+    step: int
+    block: int
+    tile: int
+    phases: tuple
+
+
+class Plan(NamedTuple):
+    """The axes, and how many kernel rows a product contracts.
+
+    row_steps: of folded rows, the input rows between two of a tile, the input row of row 0, and
+    the input rows between two parts of the partitions; streams, array_rows: blocks that are
+    computed side by side, and rows of the array for each; out_channels: how many have their weights
+    in SBUF; together: how many chunks of 128 of them are stored by one transfer; layout: how the
+    weights of a 1x1 kernel are loaded, "" for a larger one.
+    """
+
+    planes: Axis
+    rows: Axis
+    columns: Axis
+    fold: int
+    row_steps: tuple[int, int, int]
+    streams: int
+    array_rows: int
+    out_channels: int
+    together: int
+    layout: str
+
+
+class Weights(NamedTuple):
+    """A tile `[channels, chunks, kernel positions, out channels]`, and its number of channels."""
+
+    tile: nl.NkiTensor
+    channels: int
+
+
+class Source(NamedTuple):
+    """The input of a volume: a view `[channels, planes, rows, columns]` of `root`, dense in HBM,
+    and its strides and start as patterns on the whole need them.
+    """
+
+    view: nl.NkiTensor
+    root: nl.NkiTensor
+    start: int
+    channels: int
+    rows: int
+    channel_step: int
+    plane_step: int
+    row_step: int
+
+
+class Block(NamedTuple):
+    """A block of outputs: its first plane and row of a phase, and the inputs that it takes."""
+
+    plane: int
+    row: int
+    planes_in: tuple[int, int]
+    rows_in: tuple[int, int]
+
+
+class Inputs(NamedTuple):
+    """A tile `[channels, chunks, planes, rows, columns]` with the input of some blocks: block i is
+    on the partitions from `i * array_rows` on.
+    """
+
+    tile: nl.NkiTensor
+    blocks: list[Block]
+
+
+def plan_of(numbers: tuple) -> Plan:
+    """The plan that the host has made."""
+    planes, rows, columns, fold, row_steps, streams, array_rows, out_channels, together, layout = (
+        numbers
+    )
+    return Plan(
+        _axis_of(planes),
+        _axis_of(rows),
+        _axis_of(columns),
+        fold,
+        row_steps,
+        streams,
+        array_rows,
+        out_channels,
+        together,
+        layout,
+    )
+
+
+def _axis_of(numbers: tuple) -> Axis:
+    low, high, slots, out, step, block, tile, phases = numbers
+    return Axis(low, high, slots, out, step, block, tile, phases)
+
+
+def most(axis: Axis) -> int:
+    """Outputs of the largest phase, the first one."""
+    return axis.phases[0][1]
+
+
+def span(axis: Axis, first: int, count: int) -> tuple[int, int]:
+    """The inputs that outputs `first .. first+count` of all phases take, at least one."""
+    low = axis.high
+    high = axis.low
+    for phase in axis.phases:
+        last = min(first + count, phase[1]) - 1
+        for tap in phase[2]:
+            low = min(low, tap[1] + tap[2] * first)
+            high = max(high, tap[1] + tap[2] * last + 1)
+    low = min(max(low, axis.low), axis.high - 1)
+    return low, max(min(high, axis.high), low + 1)
+
+
+def blocks_of(plan: Plan) -> list[Block]:
+    """All blocks of outputs of a volume."""
+    blocks = []
+    for plane in range(0, most(plan.planes), plan.planes.block):
+        for row in range(0, most(plan.rows), plan.rows.block):
+            planes_in = span(plan.planes, plane, plan.planes.block)
+            rows_in = span(plan.rows, row, plan.rows.block)
+            blocks.append(Block(plane, row, planes_in, rows_in))
+    return blocks
+
+
+def load_input(x: Source, plan: Plan, blocks: list[Block]) -> Inputs:
+    """The input of these blocks."""
+    pmax = nl.tile_size.pmax
+    channels = x.channels
+    chunks = (channels + pmax - 1) // pmax
+    used = min(channels, pmax) * plan.fold
+    planes = 1
+    rows = 1
+    for block in blocks:
+        planes = max(planes, block.planes_in[1] - block.planes_in[0])
+        rows = max(rows, block.rows_in[1] - block.rows_in[0])
+    shape = ((len(blocks) - 1) * plan.array_rows + used, chunks, planes, rows, x.view.shape[3])
+    tile = nl.ndarray(shape, dtype=x.root.dtype, buffer=nl.sbuf)
+    for index in range(len(blocks)):
+        front, top = blocks[index].planes_in, blocks[index].rows_in
+        part = tile[
+            nl.ds(index * plan.array_rows, used), :, 0 : front[1] - front[0], 0 : top[1] - top[0], :
+        ]
+        if plan.fold > 1:
+            _load_shifted(part, x, plan, front, top)
+        else:
+            _load_chunks(part, x.view[:, front[0] : front[1], top[0] : top[1], :])
+    return Inputs(tile, blocks)
+
+
+def _load_chunks(tile: nl.NkiTensor, source: nl.NkiTensor) -> None:
+    """`tile[channels, chunks, planes, rows, columns]` <- `source[channels, ...]`."""
+    pmax = nl.tile_size.pmax
+    full = source.shape[0] // pmax
+    # Several chunks a transfer, because a transfer costs its trigger, but not all in one.
+    nbytes = tile.size // (tile.shape[0] * tile.shape[1]) * 4
+    some = max(1, _TRANSFER_BYTES // nbytes)
+    for chunk in range(0, full, some):
+        count = min(some, full - chunk)
+        part = source[nl.ds(chunk * pmax, count * pmax)].reshape_dim(0, (count, pmax))
+        nisa.dma_copy(dst=tile[:, nl.ds(chunk, count)], src=part.permute((1, 0, 2, 3, 4)))
+    if full < tile.shape[1]:
+        rest = source.shape[0] - full * pmax
+        nisa.dma_copy(dst=tile[0:rest, full], src=source[full * pmax :])
+
+
+def _load_shifted(tile: nl.NkiTensor, x: Source, plan: Plan, front: tuple, top: tuple) -> None:
+    """Part j of the partitions <- the input some rows further down, zeros beyond it."""
+    step, origin, shift = plan.row_steps
+    rows = top[1] - top[0]
+    base = top[0] * step + origin
+    firsts = []
+    lasts = []
+    for j in range(plan.fold):
+        begin = base + j * shift
+        first = min(rows, max(0, (step - 1 - begin) // step))
+        firsts.append(first)
+        lasts.append(max(first, min(rows, (x.rows - 1 - begin) // step + 1)))
+    # The rows that all parts have come with one transfer, others are zeros first.
+    inner = firsts[0]
+    outer = max(inner, lasts[-1])
+    if inner > 0:
+        nisa.memset(dst=tile[:, 0, :, 0:inner, :], value=0.0)
+    if outer < rows:
+        nisa.memset(dst=tile[:, 0, :, outer:rows, :], value=0.0)
+    if inner < outer:
+        _load_rows(tile, x, front, (inner, outer), (base, step), (0, plan.fold, shift))
+    for j in range(plan.fold):
+        if firsts[j] < min(inner, lasts[j]):
+            some = (firsts[j], min(inner, lasts[j]))
+            _load_rows(tile, x, front, some, (base, step), (j, 1, shift))
+        if max(outer, firsts[j]) < lasts[j]:
+            some = (max(outer, firsts[j]), lasts[j])
+            _load_rows(tile, x, front, some, (base, step), (j, 1, shift))
+
+
+def _load_rows(
+    tile: nl.NkiTensor, x: Source, front: tuple, some: tuple, where: tuple, parts: tuple
+) -> None:
+    """Rows `some` of the tile, on `parts` (first, count, input rows between two) of its partitions;
+    `where` is the input row of the tile's row 0, and the input rows between two of them.
+    """
+    row = where[0] + some[0] * where[1] + parts[0] * parts[2]
+    pattern = [
+        [parts[2] * x.row_step, parts[1]],
+        [x.channel_step, x.channels],
+        [x.plane_step, front[1] - front[0]],
+        [where[1] * x.row_step, some[1] - some[0]],
+        [1, tile.shape[4]],
+    ]
+    offset = x.start + front[0] * x.plane_step + row * x.row_step
+    nisa.dma_copy(
+        dst=tile[nl.ds(parts[0] * x.channels, parts[1] * x.channels), 0, :, some[0] : some[1], :],
+        src=x.root.ap(pattern=pattern, offset=offset),
+    )
+
+
+def clip(axis: Axis, tap: tuple, first: int, count: int) -> tuple[int, int]:
+    """Those of outputs `first .. first+count` of a phase that `tap` reaches, counted from first."""
+    offset = tap[1] + tap[2] * first
+    begin = 0
+    if offset < axis.low:
+        begin = (axis.low - offset + tap[2] - 1) // tap[2]
+    return begin, min(count, (axis.high - 1 - offset) // tap[2] + 1)
+
+
+def _multiply(
+    bank: nl.NkiTensor,
+    inputs: Inputs,
+    index: int,
+    weights: Weights,
+    plan: Plan,
+    firsts: tuple,
+    position: tuple,
+) -> None:
+    """The products of one kernel position, over all chunks of channels, for block `index`."""
+    taps, clips = position
+    slot = (taps[0][0] * plan.rows.slots + taps[1][0]) * plan.columns.slots + taps[2][0]
+    starts = (inputs.blocks[index].planes_in[0], inputs.blocks[index].rows_in[0], 0)
+    slices = []
+    for axis in range(3):
+        begin, end = clips[axis]
+        stride = taps[axis][2]
+        start = taps[axis][1] + stride * (firsts[axis] + begin) - starts[axis]
+        slices.append(slice(start, start + stride * (end - begin - 1) + 1, stride))
+    target = bank[
+        :, clips[0][0] : clips[0][1], clips[1][0] : clips[1][1], clips[2][0] : clips[2][1]
+    ]
+    left = weights.channels * taps[1][3]
+    first = index * plan.array_rows
+    where = ()
+    size = ()
+    if plan.streams > 1:
+        where = (first, 0)
+        size = (plan.array_rows, nl.tile_size.pmax)
+    for chunk in range(weights.tile.shape[1]):
+        parts = nl.ds(first, min(nl.tile_size.pmax, left - chunk * nl.tile_size.pmax))
+        nisa.nc_matmul(
+            dst=target,
+            stationary=weights.tile[parts, chunk, slot, :],
+            moving=inputs.tile[parts, chunk, slices[0], slices[1], slices[2]],
+            tile_position=where,
+            tile_size=size,
+        )
+
+
+def _zero(bank: nl.NkiTensor, dtype: object) -> None:
+    """A product of zeros, so that locations which no kernel position reaches are 0."""
+    size = bank.shape[1] * bank.shape[2] * bank.shape[3]
+    zeros = nl.ndarray((1, bank.shape[0] + size), dtype=dtype, buffer=nl.sbuf)
+    nisa.memset(dst=zeros, value=0.0)
+    nisa.nc_matmul(
+        dst=bank, stationary=zeros[:, 0 : bank.shape[0]], moving=zeros[:, bank.shape[0] :]
+    )
+
+
+def _positions(plan: Plan, parts_of: tuple, shape: tuple) -> list:
+    """The kernel positions that reach anything of a bank `[out channels, planes, rows, columns]`,
+    as (taps, clips). What reaches all comes first: it gives every location its first value; where
+    nothing does, the first element is None.
+    """
+    whole = []
+    parts = []
+    for a in parts_of[0][0][2]:
+        planes = clip(plan.planes, a, parts_of[0][1], shape[1])
+        for b in parts_of[1][0][2]:
+            rows = clip(plan.rows, b, parts_of[1][1], shape[2])
+            for c in parts_of[2][0][2]:
+                columns = clip(plan.columns, c, parts_of[2][1], shape[3])
+                clips = (planes, rows, columns)
+                covered = 1
+                is_whole = True
+                for axis in range(3):
+                    extent = clips[axis][1] - clips[axis][0]
+                    covered = covered * max(0, extent)
+                    is_whole = is_whole and extent == shape[axis + 1]
+                if is_whole:
+                    whole.append(((a, b, c), clips))
+                elif covered > 0:
+                    parts.append(((a, b, c), clips))
+    if len(whole) == 0:
+        whole.append(None)
+    return whole + parts
+
+
+def _banks(axis: Axis, first: int) -> list[tuple]:
+    """The parts of a block at `first` that share a bank: (phase, first output of it, outputs)."""
+    parts = []
+    for phase in axis.phases:
+        end = min(first + axis.block, phase[1])
+        for start in range(first, end, axis.tile):
+            parts.append((phase, start, min(axis.tile, end - start)))
+    return parts
+
+
+def _outputs(axis: Axis, part: tuple, begin: int) -> slice:
+    """Where the outputs of a part lie in a result that begins at output `begin`."""
+    start = part[0][0] + axis.step * part[1] - begin
+    return slice(start, start + axis.step * (part[2] - 1) + 1, axis.step)
+
+
+def _parts_of(plan: Plan, block: Block) -> list[tuple]:
+    """The parts of a block that share a bank: one part of each axis."""
+    parts = []
+    for a in _banks(plan.planes, block.plane):
+        for b in _banks(plan.rows, block.row):
+            for c in _banks(plan.columns, 0):
+                parts.append((a, b, c))
+    return parts
+
+
+def convolve_blocks(
+    results: list, added: list, inputs: Inputs, weights: Weights, plan: Plan, then: Epilogue,
+    turn: int,
+) -> None:  # fmt: skip
+    """Blocks side by side: for each `results[out channels, planes, rows, columns]` in SBUF."""
+    parts = []
+    longest = 0
+    for block in inputs.blocks:
+        parts.append(_parts_of(plan, block))
+        longest = max(longest, len(parts[-1]))
+    for number in range(longest):
+        banks = []
+        positions = []
+        most_positions = 0
+        for index in range(len(parts)):
+            part = parts[index][min(number, len(parts[index]) - 1)]
+            shape = (weights.tile.shape[3], part[0][2], part[1][2], part[2][2])
+            banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
+            its = _positions(plan, part, shape)
+            positions.append(its if number < len(parts[index]) else [])
+            most_positions = max(most_positions, len(positions[-1]))
+        for turn_of in range(most_positions):
+            for index in range(len(parts)):
+                if turn_of < len(positions[index]):
+                    part = parts[index][number]
+                    firsts = (part[0][1], part[1][1], part[2][1])
+                    position = positions[index][turn_of]
+                    if position is None:
+                        _zero(banks[index], inputs.tile.dtype)
+                    else:
+                        _multiply(banks[index], inputs, index, weights, plan, firsts, position)
+        for index in range(len(parts)):
+            if number < len(parts[index]):
+                part = parts[index][number]
+                block = inputs.blocks[index]
+                p = _outputs(plan.planes, part[0], block.plane * plan.planes.step)
+                r = _outputs(plan.rows, part[1], block.row * plan.rows.step)
+                q = _outputs(plan.columns, part[2], 0)
+                more = None if added[index] is None else added[index][:, p, r, q]
+                finish(results[index][:, p, r, q], banks[index], more, then, turn)
+                turn = turn + 1

@@ -1,0 +1,100 @@
+"""Seeded inputs of `convolution` for the generic tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from trnx.nki_kernels.spec import Sample
+
+
+def samples(generator: torch.Generator) -> Iterator[Sample]:
+    """Ragged edges, every geometry, every epilogue."""
+
+    def values(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    def sample(
+        note: str,
+        x: tuple[int, ...],
+        weight: tuple[int, ...],
+        dtype: torch.dtype = torch.float32,
+        bias: bool = False,
+        residual: tuple[int, ...] | None = None,
+        norm: bool = False,
+        **more: Any,
+    ) -> Sample:
+        dims = len(x) - 2
+        plain = {
+            "stride": [1], "padding": [0], "dilation": [1], "transposed": False,
+            "output_padding": [0], "groups": 1,
+        } | more  # fmt: skip
+        how = {k: v * dims if isinstance(v, list) and len(v) == 1 else v for k, v in plain.items()}
+        out = weight[1] * how["groups"] if how["transposed"] else weight[0]
+        vector = values(out, dtype=dtype) if norm else None  # of a batch norm
+        given = {
+            "x": values(*x, dtype=dtype),
+            "weight": values(*weight, dtype=dtype) / math.sqrt(math.prod(weight[1:])),
+            "bias": values(out, dtype=dtype) if bias else None,
+            "residual": values(*residual, dtype=dtype) if residual else None,
+            "norm_weight": vector,
+            "norm_bias": vector,
+            "mean": vector,
+            "variance": values(out).square() if norm else None,
+            "eps": 1e-5 if norm else 0.0,
+            "sizes": [1, out] + [1] * dims if norm else None,
+            "activation": "none",
+        }
+        # Channels and kernel positions are one sum, longer than any dimension.
+        depth = (
+            math.prod(weight[1:]) if not how["transposed"] else weight[0] * math.prod(weight[2:])
+        )
+        return Sample(given | how, note, 4e-7 * math.sqrt(depth))
+
+    bf16, half = torch.bfloat16, torch.float16
+    for size in (1, 2, 127, 128, 129):
+        yield sample(f"{size} channels", (1, size, 6, 5), (3, size, 3, 3), padding=[1], bias=True)
+        yield sample(f"{size} out channels", (1, 4, 6, 5), (size, 4, 3, 3), padding=[1], bias=True)
+    yield sample("513 columns", (1, 2, 2, 513), (3, 2, 1, 3))
+    yield sample("rows of several banks", (1, 65, 40, 33), (5, 65, 3, 3), padding=[1])
+    yield sample("many planes", (70, 66, 3, 4), (5, 66, 2, 2))
+    yield sample("1x1", (2, 130, 7, 9), (140, 130, 1, 1), bias=True)
+    yield sample("stride", (2, 66, 9, 11), (6, 66, 3, 3), stride=[2], padding=[1])
+    yield sample("stem", (2, 3, 21, 20), (8, 3, 7, 7), stride=[2], padding=[3])
+    yield sample("stride beyond the kernel", (1, 5, 9, 11), (4, 5, 2, 1), stride=[3, 4])
+    yield sample("dilation", (1, 70, 13, 12), (4, 70, 3, 2), dilation=[2, 3], padding=[2, 1])
+    yield sample("dilation, folded", (1, 9, 13, 12), (4, 9, 3, 2), dilation=[2, 3], padding=[2, 1])
+    yield sample("padding beyond the kernel", (1, 66, 2, 3), (4, 66, 2, 2), padding=[3])
+    yield sample("padding, folded", (1, 5, 2, 3), (4, 5, 3, 2), padding=[3])
+    yield sample("one pixel", (2, 66, 1, 1), (4, 66, 3, 3), padding=[1])
+    yield sample("even kernel", (1, 40, 8, 8), (4, 40, 4, 4), stride=[2], padding=[1])
+    for dtype in (bf16, half):
+        case = ((2, 70, 9, 8), (130, 70, 3, 3), dtype)
+        yield sample(f"{dtype}", *case, padding=[1], bias=True)
+    yield sample("1d", (3, 20, 70), (9, 20, 5), stride=[2], padding=[2], bias=True)
+    yield sample("1d, one channel", (2, 1, 300), (130, 1, 10), stride=[5])
+    yield sample("3d", (2, 6, 5, 6, 7), (4, 6, 3, 3, 3), padding=[1], stride=[2, 1, 2], bias=True)
+    yield sample("groups", (1, 64, 6, 5), (40, 32, 3, 3), padding=[1], groups=2, bias=True)
+    up = {"transposed": True}
+    yield sample("transposed", (2, 66, 5, 6), (66, 7, 3, 3), stride=[2], padding=[1], bias=True,
+                 output_padding=[1], **up)  # fmt: skip
+    yield sample("transposed 2x2", (1, 8, 5, 6), (8, 7, 2, 2), bf16, stride=[2], **up)
+    yield sample("transposed, gaps", (1, 8, 4, 3), (8, 7, 2, 1), stride=[3, 2], bias=True, **up)
+    yield sample("transposed 1d", (2, 130, 9), (130, 7, 4), stride=[2], padding=[1], **up)
+    yield sample("transposed 3d", (1, 6, 2, 3, 4), (6, 5, 2, 3, 2), stride=[2], **up)
+    yield sample("transposed, groups", (1, 32, 4, 5), (32, 16, 3, 3), groups=2, **up)
+    yield sample("transposed, dilation", (1, 8, 4, 5), (8, 6, 3, 2), stride=[2], dilation=[3], **up)
+    case = ((2, 20, 7, 6), (33, 20, 3, 3))
+    for activation in ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "sigmoid"):
+        yield sample(activation, *case, padding=[1], bias=True, activation=activation)
+    same = {"padding": [1], "residual": (2, 33, 7, 6)}
+    yield sample("relu, no bias", *case, padding=[1], activation="relu")
+    yield sample("residual", *case, **same)
+    yield sample("residual, bias, relu", *case, **same, bias=True, activation="relu")
+    yield sample("batch norm", *case, norm=True, bias=True)
+    yield sample("batch norm, relu", *case, bf16, norm=True, activation="relu")
+    yield sample("batch norm, residual", *case, **same, norm=True, activation="relu")
+    yield sample("bfloat16 residual", *case, bf16, **same, bias=True)

@@ -1,0 +1,116 @@
+"""NKI helpers of convolutions: weights with the contracted channels on the partitions.
+
+A convolution's weight is `[out channels, channels, kernel]` and is transposed on TensorE, one block
+of 128x128 a kernel position; that of a transposed convolution, and of a gradient of the input, is
+`[channels, out channels, kernel]` and is there as it is.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from trnx.nki_kernels.kernels._matmul import MatmulOperand, load_operand
+from trnx.nki_kernels.kernels.convolution._product import Plan, Weights
+
+# Bytes of a partition for rows of weights that wait to be transposed.
+_STAGING_BYTES = 36864
+
+
+def load_weights(
+    weight: nl.NkiTensor, first: int, count: int, plan: Plan, is_turned: bool
+) -> Weights:
+    """Weights of output channels `first .. first+count`: `weight[a, b, planes, rows, columns]`,
+    a being output channels, or the contracted ones where `is_turned`.
+    """
+    if is_turned:
+        return _load_as_they_are(weight, first, count, plan)
+    fold = plan.fold
+    pmax = nl.tile_size.pmax
+    channels = weight.shape[1]
+    planes, rows, columns = weight.shape[2:]
+    groups = (rows + fold - 1) // fold
+    chunks = (channels + pmax - 1) // pmax
+    partitions = (plan.streams - 1) * plan.array_rows + min(channels, pmax) * fold
+    shape = (partitions, chunks, planes * groups * columns, count)
+    tile = nl.ndarray(shape, dtype=weight.dtype, buffer=nl.sbuf)
+    width = planes * rows * columns * 4
+    step = max(1, _STAGING_BYTES // width // pmax) * pmax
+    for channel in range(0, channels, step):
+        some = min(step, channels - channel)
+        data = nl.ndarray((count, some, planes, rows, columns), dtype=weight.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=data, src=weight[nl.ds(first, count), nl.ds(channel, some)])
+        for part in range(0, some, pmax):
+            block = data[:, nl.ds(part, min(pmax, some - part))]
+            _transpose(tile, (channel + part) // pmax, block, plan)
+    return Weights(tile, channels)
+
+
+def load_pointwise(weight: nl.NkiTensor, first: int, count: int, layout: str) -> Weights:
+    """Weights of a 1x1 kernel: `weight[out channels, channels, 1, 1, 1]`, a matrix."""
+    matrix = weight.reshape(weight.shape[0:2])
+    channels = matrix.shape[1]
+    tile = load_operand(MatmulOperand([matrix], layout), first, count, 0, channels)
+    return Weights(tile.expand_dim(2), channels)
+
+
+def _transpose(tile: nl.NkiTensor, chunk: int, block: nl.NkiTensor, plan: Plan) -> None:
+    """Chunk `chunk` of the tile <- `block[out channels, channels, planes, rows, columns]`."""
+    fold = plan.fold
+    rows = block.shape[3]
+    # The last group of kernel rows may be smaller, so it has banks of its own.
+    groups = rows // fold
+    for plane in range(block.shape[2]):
+        first = plane * ((rows + fold - 1) // fold) * block.shape[4]
+        if groups > 0:
+            _transpose_groups(tile, chunk, first, block[:, :, plane], fold, groups, plan)
+        if groups * fold < rows:
+            rest = block[:, :, plane, groups * fold : rows, :]
+            slot = first + groups * block.shape[4]
+            _transpose_groups(tile, chunk, slot, rest, rest.shape[2], 1, plan)
+
+
+def _transpose_groups(
+    tile: nl.NkiTensor,
+    chunk: int,
+    slot: int,
+    block: nl.NkiTensor,
+    fold: int,
+    groups: int,
+    plan: Plan,
+) -> None:
+    """Slots `slot ..` of the tile <- `block[out channels, channels, rows, columns]`."""
+    count, channels, columns = block.shape[0], block.shape[1], block.shape[3]
+    many = nl.tile_size.psum_bank_fmax
+    if block.dtype != nl.float32:
+        many = many * 2
+    together = max(1, many // count)
+    positions = groups * columns
+    for start in range(0, positions, together):
+        some = min(together, positions - start)
+        bank = nl.ndarray((fold * channels, some, count), dtype=block.dtype, buffer=nl.psum)
+        for index in range(some):
+            row = (start + index) // columns * fold
+            column = (start + index) % columns
+            data = block[:, :, row : row + fold, column].permute((0, 2, 1))
+            nisa.nc_transpose(dst=bank[:, index, :], data=data, engine=nisa.engine.tensor)
+        for stream in range(plan.streams):
+            partitions = nl.ds(stream * plan.array_rows, fold * channels)
+            target = tile[partitions, chunk, nl.ds(slot + start, some), :]
+            nisa.tensor_copy(dst=target, src=bank)
+
+
+def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) -> Weights:
+    pmax = nl.tile_size.pmax
+    channels = weight.shape[0]
+    chunks = (channels + pmax - 1) // pmax
+    positions = weight.shape[2] * weight.shape[3] * weight.shape[4]
+    partitions = (plan.streams - 1) * plan.array_rows + min(channels, pmax)
+    tile = nl.ndarray((partitions, chunks, count, positions), dtype=weight.dtype, buffer=nl.sbuf)
+    for chunk in range(chunks):
+        some = min(pmax, channels - chunk * pmax)
+        source = weight[nl.ds(chunk * pmax, some), nl.ds(first, count)]
+        for stream in range(plan.streams):
+            partitions = nl.ds(stream * plan.array_rows, some)
+            nisa.dma_copy(dst=tile[partitions, chunk], src=source)
+    return Weights(tile.permute((0, 1, 3, 2)), channels)

@@ -1,0 +1,80 @@
+"""`convolution`: `aten.convolution` of 1, 2 or 3 dimensions, with what usually follows it.
+
+Any stride, padding, dilation, groups and output padding, also transposed; bias, batch norm with
+given statistics, a residual and an activation are applied to the float32 sums, and there is one
+rounding. No input is copied for kernel positions: see `_product.py`. float32, bfloat16, float16.
+"""
+
+from __future__ import annotations
+
+import nki
+import nki.language as nl
+
+from trnx.nki_kernels.kernels._blocking import operand_layout
+from trnx.nki_kernels.kernels.convolution._convolve import Operands, convolve
+from trnx.nki_kernels.kernels.convolution._epilogue import Norm
+from trnx.nki_kernels.kernels.convolution._geometry import plan
+from trnx.nki_kernels.kernels.convolution._host import (
+    NAMES,
+    cost,
+    problem_of,
+    reference,
+    result_shape,
+    supports,
+)
+from trnx.nki_kernels.kernels.convolution._patterns import patterns
+from trnx.nki_kernels.kernels.convolution._product import plan_of
+from trnx.nki_kernels.kernels.convolution._samples import samples
+from trnx.nki_kernels.registry import register
+from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch
+from trnx.simulator.hardware import Hardware
+from trnx.simulator.memory.tensor_spec import TensorSpec
+
+
+@nki.jit
+def convolution_kernel(
+    x: nl.NkiTensor,
+    weight: nl.NkiTensor,
+    bias: nl.NkiTensor | None,
+    residual: nl.NkiTensor | None,
+    norm_weight: nl.NkiTensor | None,
+    norm_bias: nl.NkiTensor | None,
+    mean: nl.NkiTensor | None,
+    variance: nl.NkiTensor | None,
+    eps: float,
+    activation: str,
+    transposed: bool,
+    groups: int,
+    shape: tuple[int, ...],
+    numbers: tuple,
+) -> nl.NkiTensor:
+    """x `[N, C, ...]`, weight as in torch, vectors `[out channels]`; residual, result: `shape`."""
+    out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    norm = None
+    if mean is not None:
+        norm = Norm(norm_weight, norm_bias, mean, variance, eps)
+    given = Operands(out, x, weight, bias, norm, residual, activation, transposed)
+    convolve(given, groups, plan_of(numbers))
+    return out
+
+
+def launch(b: Bindings, hw: Hardware) -> Launch:
+    """The shape of the result, and how the convolution is blocked."""
+    matrix = TensorSpec.dense(b.weight.shape[:2], b.weight.dtype)
+    layout = "" if b.transposed else operand_layout(matrix, hw)
+    numbers = plan(problem_of(b), layout, hw)
+    return Launch.of(convolution_kernel, b, NAMES, result_shape(b), numbers)
+
+
+register(
+    KernelSpec(
+        name="convolution",
+        patterns=patterns(),
+        supports=supports,
+        reference=reference,
+        cost=cost,
+        samples=samples,
+        kernel=convolution_kernel,
+        launch=launch,
+    )
+)

@@ -1,0 +1,126 @@
+"""Norms over channels run on NKI, and equal eager in values, dtypes, strides and statistics."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import trnx
+
+ALL_ON_NKI = {"fallback": "error", "select": "legal"}
+
+
+def randomised(norm: nn.Module) -> nn.Module:
+    """`norm` with parameters and statistics that are not 0 or 1."""
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in norm.state_dict().items():
+        if tensor.is_floating_point():
+            lowest = 0.1 if "var" in name else -1.0
+            tensor.copy_(torch.rand(tensor.shape, generator=generator) * 2 + lowest)
+    return norm
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def assert_same(ours: torch.Tensor, theirs: torch.Tensor, **tolerance: float) -> None:
+    torch.testing.assert_close(ours, theirs, equal_nan=True, **tolerance)
+    assert ours.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 5, 7, 9), (2, 129, 3, 4), (1, 1, 1, 1), (4, 127, 6)])
+def test_batch_norm_at_inference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    kind = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
+    norm = randomised(kind(shape[1])).eval().to(dtype)
+    compiled = torch.compile(lambda x: torch.relu(norm(x)), backend="trnx", options=ALL_ON_NKI)
+    x = draw(*shape).to(dtype)
+    with torch.no_grad():
+        assert_same(compiled(x), torch.relu(norm(x)))
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "transposed", "special"])
+def test_batch_norm_at_inference_of_other_layouts(layout: str) -> None:
+    norm = randomised(nn.BatchNorm2d(6)).eval()
+    x = draw(2, 6, 5, 8)
+    if layout == "channels_last":
+        x = x.contiguous(memory_format=torch.channels_last)
+    elif layout == "transposed":
+        x = x.transpose(2, 3)
+    else:
+        x[0, 0, 0, :3] = torch.tensor([float("inf"), float("-inf"), float("nan")])
+    compiled = torch.compile(norm, backend="trnx", options=ALL_ON_NKI)
+    with torch.no_grad():
+        assert_same(compiled(x), norm(x))
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_batch_norm_at_inference_with_gradients(affine: bool) -> None:
+    ours = randomised(nn.BatchNorm2d(6, affine=affine)).eval()
+    theirs = copy.deepcopy(ours)
+    inputs = [draw(2, 6, 5, 8).requires_grad_() for _ in range(2)]
+    torch.compile(ours, backend="trnx", options=ALL_ON_NKI)(inputs[0]).square().sum().backward()
+    theirs(inputs[1]).square().sum().backward()
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [
+        (nn.GroupNorm(4, 12), (2, 12, 9, 7)),
+        (nn.GroupNorm(12, 12, affine=False), (3, 12, 40)),
+        (nn.InstanceNorm2d(5), (2, 5, 9, 8)),
+        (nn.InstanceNorm2d(5, affine=True), (2, 5, 9, 8)),
+        (nn.BatchNorm2d(5), (4, 5, 9, 8)),
+        (nn.BatchNorm1d(5), (40, 5)),
+        (nn.BatchNorm2d(5, track_running_stats=False), (4, 5, 9, 8)),
+    ],
+    ids=str,
+)
+def test_norms_with_statistics_of_their_own(norm: nn.Module, shape: tuple[int, ...]) -> None:
+    """Forward on NKI, with running statistics; and a step of training."""
+    options = {"select": "legal"}
+    theirs = randomised(norm)
+    ours = copy.deepcopy(theirs)
+    with torch.no_grad():
+        compiled = torch.compile(ours, backend="trnx", options=options)
+        assert_same(compiled(draw(*shape)), theirs(draw(*shape)), rtol=1e-5, atol=1e-5)
+    inputs = [draw(*shape).requires_grad_() for _ in range(2)]
+    weights = torch.linspace(-1, 1, shape[-1])
+    for module, x in ((compiled, inputs[0]), (theirs, inputs[1])):
+        (module(x) * weights).square().sum().backward()
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-4, atol=1e-4)
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-3)
+    for (name, mine), other in zip(
+        ours.state_dict().items(), theirs.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(mine, other, msg=name)
+
+
+def test_nan_stays_in_its_group() -> None:
+    x = draw(2, 8, 6, 6)
+    x[0, 3, 2, 2], x[1, 0, 0, 0] = float("nan"), float("inf")
+    norm = nn.GroupNorm(4, 8)
+    compiled = torch.compile(norm, backend="trnx", options=ALL_ON_NKI)
+    with torch.no_grad():
+        result, expected = compiled(x), norm(x)
+    assert expected.isnan().any()
+    assert_same(result, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("norm", "kernel"),
+    [(nn.GroupNorm(8, 64), "group_norm"), (nn.InstanceNorm2d(64), "batch_norm_training")],
+)
+def test_the_forward_pass_is_one_kernel(norm: nn.Module, kernel: str) -> None:
+    with torch.no_grad():
+        text = str(trnx.explain(norm, draw(4, 64, 56, 56)))
+    assert kernel in text
+    assert "not on NKI" not in text

@@ -1,0 +1,102 @@
+"""`convolution` in compiled functions: which forms it takes, and what it refuses by name."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import trnx
+
+OPTIONS = {"select": "legal"}
+
+
+def on_nki(function: Any, *inputs: torch.Tensor) -> list[str | None]:
+    """Kernels of the compiled function, whose result is compared with eager's."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="trnx", options=OPTIONS)
+    with trnx.collect_reports() as reports:
+        got = compiled(*inputs)
+    expected = function(*inputs)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert got.stride() == expected.stride()
+    return [region.kernel for report in reports for region in report.regions]
+
+
+def images(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3))
+
+
+FORMS = {
+    "2d": (lambda x, w: F.conv2d(x, w, padding=1, stride=2), (2, 5, 9, 8), (6, 5, 3, 3)),
+    "same": (lambda x, w: F.conv2d(x, w, padding="same"), (2, 5, 9, 8), (6, 5, 3, 3)),
+    "one image": (lambda x, w: F.conv2d(x, w), (5, 9, 8), (6, 5, 3, 3)),
+    "1d": (lambda x, w: F.conv1d(x, w, stride=3), (2, 5, 30), (6, 5, 4)),
+    "3d": (lambda x, w: F.conv3d(x, w, dilation=2), (1, 5, 6, 7, 8), (6, 5, 3, 2, 2)),
+    "transposed": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=2, output_padding=1),
+        (2, 5, 4, 3),
+        (5, 6, 3, 3),
+    ),
+    "fused": (
+        lambda x, w: F.relu(F.conv2d(x, w, w[:, 0, 0, 0], padding=1) + x),
+        (2, 5, 4, 3),
+        (5, 5, 3, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_convolution_is_one_kernel(form: str) -> None:
+    function, x, weight = FORMS[form]
+    assert on_nki(function, images(*x), images(*weight)) == ["convolution"]
+
+
+def test_channels_last_gives_channels_last() -> None:
+    x = images(2, 5, 9, 8).to(memory_format=torch.channels_last)
+    weight = images(6, 5, 3, 3)
+    assert on_nki(lambda x, w: F.conv2d(x, w), x, weight) == ["convolution"]
+
+
+def test_values_that_are_not_finite_stay_where_they_are() -> None:
+    x = images(1, 70, 9, 8)
+    x[0, 3, 4, 5], x[0, 4, 0, 0] = torch.inf, torch.nan
+    got = torch.compile(F.conv2d, backend="trnx", options=OPTIONS)(x, images(6, 70, 3, 3))
+    expected = F.conv2d(x, images(6, 70, 3, 3))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batch_norm_residual_and_activation_are_part_of_the_kernel(dtype: torch.dtype) -> None:
+    first, second = torch.nn.Conv2d(6, 6, 3, padding=1), torch.nn.Conv2d(6, 6, 1, bias=False)
+    norms = torch.nn.ModuleList(torch.nn.BatchNorm2d(6) for _ in range(2))
+    with torch.no_grad():
+        for norm in norms:
+            for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+                tensor.uniform_(0.5, 1.5)
+    model = torch.nn.ModuleList((first, second, *norms)).to(dtype).eval()
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        hidden = F.relu(model[2](model[0](x)))
+        return F.relu(model[3](model[1](hidden)) + x)
+
+    x = images(2, 6, 7, 5).to(dtype)
+    torch._dynamo.reset()
+    with torch.no_grad(), trnx.collect_reports() as reports:
+        got = torch.compile(block, backend="trnx", options=OPTIONS)(x)
+        expected = block(x)
+    kernels = [region.kernel for report in reports for region in report.regions]
+    assert kernels == ["convolution", "convolution"]
+    exact = block_in_float64(model, x)
+    error = (got.double() - exact).abs().max()
+    assert error <= 2 * (expected.double() - exact).abs().max() + 1e-6
+
+
+def block_in_float64(model: torch.nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    first, second, *norms = (module.double() for module in copy.deepcopy(model))
+    with torch.no_grad():
+        hidden = F.relu(norms[0](first(x.double())))
+        return F.relu(norms[1](second(hidden)) + x.double())
