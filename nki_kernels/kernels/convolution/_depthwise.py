@@ -19,6 +19,8 @@ from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, Rows,
 
 # Time of a kernel position on VectorE against that on GpSimdE (`tensor_tensor` of two tiles).
 _VECTOR_TIME, _GPSIMD_TIME = 10, 15
+# Blocks whose epilogue waits: ScalarE multiplies for the next ones, and does not wait for sums.
+_BEHIND = 2
 
 
 class DepthwiseAxis(NamedTuple):
@@ -48,6 +50,16 @@ class Part(NamedTuple):
     end: int
     low: int
     high: int
+
+
+class Ready(NamedTuple):
+    """The sums of a block: where they belong, what is added, and what is done with them."""
+
+    where: nl.NkiTensor
+    sums: nl.NkiTensor
+    added: nl.NkiTensor | None
+    then: Epilogue
+    is_vector: bool
 
 
 @nki.jit
@@ -86,6 +98,7 @@ def depthwise_kernel(
     if mean is not None:
         norm = Norm(norm_weight, norm_bias, mean, variance, eps)
     busy = [0, 0]
+    waiting: list[Ready] = []
     for first in range(0, source.shape[0], nl.tile_size.pmax):
         lanes = min(nl.tile_size.pmax, source.shape[0] - first)
         columns = _load_kernels(kernels, first, lanes)
@@ -115,10 +128,20 @@ def depthwise_kernel(
                 else:
                     busy[1] = busy[1] + _GPSIMD_TIME
                 sums = _sum(tile, columns[:, index, :], axes, parts, transposed, is_vector)
-                result = nl.ndarray(where.shape, dtype=x.dtype, buffer=nl.sbuf)
-                finish(result, sums, more, thens[index], 0)
-                nisa.dma_copy(dst=where, src=result)
+                waiting.append(Ready(where, sums, more, thens[index], is_vector))
+                if len(waiting) > _BEHIND:
+                    _store(waiting.pop(0))
+    for ready in waiting:
+        _store(ready)
     return out
+
+
+def _store(ready: Ready) -> None:
+    """The epilogue of a block; VectorE does as much of its own sums as it can."""
+    where = ready.where
+    result = nl.ndarray(where.shape, dtype=where.dtype, buffer=nl.sbuf)
+    finish(result, ready.sums, ready.added, ready.then, 1 if ready.is_vector else 0)
+    nisa.dma_copy(dst=where, src=result)
 
 
 def _axis_of(numbers: tuple[int, ...]) -> DepthwiseAxis:
@@ -275,7 +298,9 @@ def _sum(
         data = tile[:, reached[0].source, reached[1].source, reached[2].source]
         total = sums[:, reached[0].target, reached[1].target, reached[2].target]
         weight = columns[:, nl.ds(tap, 1)]
-        if number == 0 and is_whole:
+        if number == 0 and is_whole and is_vector:
+            nisa.tensor_scalar(dst=total, data=data, op0=nl.multiply, operand0=weight)
+        elif number == 0 and is_whole:
             nisa.activation(dst=total, op=nl.copy, data=data, scale=weight)
         elif is_vector:
             nisa.scalar_tensor_tensor(
