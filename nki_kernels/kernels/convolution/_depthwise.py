@@ -40,7 +40,7 @@ class Reached(NamedTuple):
 
     source: slice
     target: slice
-    count: int
+    size: int
 
 
 class Part(NamedTuple):
@@ -250,7 +250,7 @@ def _positions(
     axes: tuple[DepthwiseAxis, ...], parts: tuple[Part, Part, Part], transposed: bool
 ) -> tuple[list[tuple[int, list[Reached]]], bool]:
     """Kernel positions that reach anything of a block, and whether the first one reaches all."""
-    found = []
+    found: list[tuple[int, list[Reached]]] = []
     is_whole = False
     outputs = 1
     for part in parts:
@@ -265,7 +265,7 @@ def _positions(
         count = 1
         for i in range(3):
             reached.append(_reached(axes[i], parts[i], position[i], transposed))
-            count = count * reached[i].count
+            count = count * reached[i].size
         if count == outputs and not is_whole:
             found.insert(0, (tap, reached))
             is_whole = True

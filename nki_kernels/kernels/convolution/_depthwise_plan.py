@@ -56,12 +56,12 @@ def depthwise_plan(
 def depthwise_bytes(b: Bindings, windows: list[Window], hw: Hardware) -> int:
     """Bytes of a partition for the input, the sums, a product and the results of a block."""
     numbers, _ = depthwise_plan(b, windows, hw)
-    inputs = outputs = 1
+    inputs, outputs, size_of = 1, 1, int(b.x.dtype.itemsize)
     for out, size, kernel, stride, _, dilation, block in numbers:
         reach = (kernel - 1) * dilation
         count = (block + reach) // stride + 2 if b.transposed else (block - 1) * stride + reach + 1
         inputs *= min(size, count)
         outputs *= min(out, block)
-    kernels = b.weight.numel // b.groups
-    results = (2 if b.residual is not None else 1) * b.x.dtype.itemsize
-    return 2 * (inputs * b.x.dtype.itemsize + outputs * (8 + results)) + kernels * 6
+    kernels: int = b.weight.numel // b.groups
+    results = (2 if b.residual is not None else 1) * size_of
+    return 2 * (inputs * size_of + outputs * (8 + results)) + kernels * 6

@@ -37,30 +37,30 @@ class Norm(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Output channels on `count` partitions from row `first` on: row r has channel
-    `r % groups * many + index`.
+    """Output channels on `lanes` partitions from row `first` on: row r has channel
+    `r % groups * many + number`.
     """
 
     first: int
-    count: int
+    lanes: int
     groups: int
     many: int
-    index: int
+    number: int
 
 
 def _column(vector: nl.NkiTensor, rows: Rows) -> nl.NkiTensor:
-    """Elements of a vector in HBM, those of `rows`, as float32 `[count, 1]` in SBUF."""
-    raw = nl.ndarray((rows.count, 1), dtype=vector.dtype, buffer=nl.sbuf)
-    source = vector.reshape((rows.groups, rows.many))[:, nl.ds(rows.index, 1)]
+    """Elements of a vector in HBM, those of `rows`, as float32 `[lanes, 1]` in SBUF."""
+    raw = nl.ndarray((rows.lanes, 1), dtype=vector.dtype, buffer=nl.sbuf)
+    source = vector.reshape((rows.groups, rows.many))[:, nl.ds(rows.number, 1)]
     place = 0
-    while place < rows.count:
+    while place < rows.lanes:
         group = (rows.first + place) % rows.groups
-        some = min(rows.groups - group, rows.count - place)
+        some = min(rows.groups - group, rows.lanes - place)
         nisa.dma_copy(dst=raw[nl.ds(place, some)], src=source[nl.ds(group, some)])
         place = place + some
     if vector.dtype == nl.float32:
         return raw
-    column = nl.ndarray((rows.count, 1), dtype=nl.float32, buffer=nl.sbuf)
+    column = nl.ndarray((rows.lanes, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=column, src=raw)
     return column
 
@@ -73,7 +73,7 @@ def columns_of(
     if norm is None:
         return None, shift
     scale = _column(norm.variance, rows)
-    epsilon = nl.ndarray((rows.count, 1), dtype=nl.float32, buffer=nl.sbuf)
+    epsilon = nl.ndarray((rows.lanes, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=epsilon, value=norm.eps)
     nisa.activation(dst=scale, op=nl.rsqrt, data=scale, bias=epsilon)
     if norm.weight is not None:
