@@ -36,7 +36,7 @@ def batch_norm_inference(
     """`aten._native_batch_norm_legit_no_training`: x * scale + shift, one of each a channel."""
     del momentum
     if x.ndim < 2:
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]  # the op stays as it is
     scale = torch.rsqrt(_wide(_by_channel(variance, x)) + eps)
     if weight is not None:
         scale = scale * _wide(_by_channel(weight, x))

@@ -6,6 +6,7 @@ check.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ from torch._inductor import inductor_prims
 from torch._library.custom_ops import OPDEFS
 from torch._prims_common import suggest_memory_format as _suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -358,3 +360,22 @@ def _given_to(context: Any, original: Any) -> Compiled:
     kwargs = getattr(backend, "kwargs", {})
     compiler = getattr(backend, "compiler_fn", backend)
     return Compiled(original, compiler, kwargs.get("options"), getattr(backend, "dynamic", None))
+
+
+def register_artifact(
+    name: str, load: Callable[[str, bytes], None]
+) -> Callable[[str, bytes], None]:
+    """A function that gives `(key, content)` to torch's cache artefacts under the type `name`;
+    `load` gets what is loaded."""
+
+    class Artifact(CacheArtifact):
+        @staticmethod
+        def type() -> str:
+            return name
+
+        def populate_cache(self) -> None:
+            load(self.key, self.content)
+
+    if name not in CacheArtifactFactory._artifact_types:
+        CacheArtifactFactory.register(Artifact)
+    return functools.partial(CacheArtifactManager.record_artifact, name)
