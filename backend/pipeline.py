@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from trnx.backend.cache.plans import kept_plan
 from trnx.backend.options import Options
 from trnx.backend.prediction import PREDICTIONS
 from trnx.fallback.eager import EagerEngine
@@ -42,11 +43,15 @@ def make_engines(options: Options) -> tuple[FallbackEngine, ...]:
 
 
 def plan_graph(gm: fx.GraphModule, options: Options, engines: Sequence[FallbackEngine]) -> Plan:
-    """The plan of a functional ATen graph, which the passes may change. Graph and plan are
-    verified, which takes some thousandths of the time."""
+    """The plan of a functional ATen graph, which the passes may change: from the compile cache, or
+    made. Graph and plan are verified, which takes some thousandths of the time."""
     gm = canonicalise(gm)
     verify_graph(gm, "canonicalise")
     verify_functional(gm, "canonicalise")
+    return kept_plan(gm, options, kernels(), lambda: _partition(gm, options, engines))
+
+
+def _partition(gm: fx.GraphModule, options: Options, engines: Sequence[FallbackEngine]) -> Plan:
     plan = partition(
         gm,
         kernels=kernels(),
