@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from trnx.backend.cache.plans import kept_plan
+from trnx.backend.cache.sources import kept_source
 from trnx.backend.options import Options
 from trnx.backend.prediction import PREDICTIONS
 from trnx.fallback.eager import EagerEngine
@@ -22,10 +23,12 @@ from trnx.fx_passes.region import FallbackEngine, Plan
 from trnx.fx_passes.rewrite import REWRITE_COMPOSITES
 from trnx.fx_passes.verify import verify_functional, verify_graph, verify_plan
 from trnx.nki_kernels import generator
+from trnx.nki_kernels.generator.kernel import keep_sources_in
 from trnx.nki_kernels.registry import kernels
 
 BEFORE_AUTOGRAD: tuple[Pass, ...] = (REWRITE_COMPOSITES,)
 
+keep_sources_in(kept_source)
 check_order(CANONICALISE, check_order(BEFORE_AUTOGRAD), wanted=CANONICAL)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -106,6 +107,15 @@ class Cache:
         finally:
             if is_first:
                 leave(lock)
+
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """Nothing is written while the block runs."""
+        before, self._is_writable = self._is_writable, False
+        try:
+            yield
+        finally:
+            self._is_writable = before
 
     def _awaited(self, key: Key, lock: Path, codec: Codec[Value]) -> tuple[Value] | None:
         place = self.folder.place(key.kind.name, key.digest)

@@ -191,7 +191,7 @@ def test_names_and_lines_of_the_user_are_of_the_process_that_asks(calls: Counter
         compiled(second)(x)
     assert calls["partition"] == 0
     line = second.__code__.co_firstlineno + 1
-    assert reports[0].fallbacks[0].source.endswith(f":{line}")
+    assert reports[0].fallbacks[0].source.endswith(f":{line} in second")
 
 
 def test_dynamic_sizes(calls: Counter[str]) -> None:
@@ -211,7 +211,8 @@ def test_dynamic_sizes(calls: Counter[str]) -> None:
     for first, second, x in zip(cold, warm, inputs, strict=True):
         torch.testing.assert_close(second, first, rtol=0, atol=0)
         with torch.no_grad():
-            torch.testing.assert_close(second, model(x), rtol=1e-4, atol=1e-5)
+            # Sums of up to 64 values, which may cancel, in another order than eager's.
+            torch.testing.assert_close(second, model(x), rtol=1e-4, atol=64 * 1e-5)
 
 
 def test_writes_and_random_numbers(calls: Counter[str]) -> None:
@@ -334,19 +335,17 @@ def test_a_forged_order_of_effects_is_told(folder: Path, calls: Counter[str]) ->
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-0x1p0", "fast", 3, None])
 def test_a_forged_time_is_scheduled_again(seconds: Any, folder: Path, calls: Counter[str]) -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.sin(x)
-
-    compiled(function)(torch.ones(4, 8))
-    for file in _entries(folder, "plan"):
-        file.unlink()
-    files = _entries(folder, "prediction")
-    for file in files:
-        _rewritten(file, lambda _: {"seconds": seconds})
+    x, weight = torch.randn(16, 32), torch.randn(8, 32)
+    compiled(torch.nn.functional.linear)(x, weight)
+    (plan,) = _entries(folder, "plan")
+    plan.unlink()
+    (file,) = _entries(folder, "prediction")
+    _rewritten(file, lambda _: {"seconds": seconds})
     fresh()
     calls.clear()
-    compiled(function)(torch.ones(4, 8))
-    assert calls["predicted_seconds"] == len(files) > 0
+    compiled(torch.nn.functional.linear)(x, weight)
+    assert calls["predicted_seconds"] == 1
+    assert current().counts["damaged"] == 1
 
 
 def test_a_plan_is_kept_in_a_folder_of_others_and_code_is_not(
