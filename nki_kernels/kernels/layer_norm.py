@@ -20,6 +20,20 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._long_rows import (
+    add_bias,
+    centre,
+    fits_in_psum,
+    inverse_deviations,
+    load_parameters,
+    multiply,
+    ones_row,
+    round_sum,
+    row_moments,
+    row_shifts,
+    sum_pieces,
+    unit_matrix,
+)
 from trnx.nki_kernels.kernels._rows import (
     add_rows,
     combine_rows,
@@ -36,6 +50,9 @@ from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, S
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
+_STATISTICS = 512  # elements of one bn_stats
+_LONG_TILE = 4096  # elements per partition of a tile of long rows
+_TILES = 24  # with fewer, the first and the last ones, which overlap with nothing, decide
 _TENSORS = ("x", "residual", "weight", "bias")
 aten = torch.ops.aten
 
@@ -49,6 +66,7 @@ def layer_norm_kernel(
     eps: float,
     columns: int,
     fold: int,
+    lag: int,
     stats_shape: tuple[int, ...],
     stats_in_float32: bool,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
@@ -61,17 +79,19 @@ def layer_norm_kernel(
     flat = x.reshape((rows, columns))
     other = residual.reshape((rows, columns)) if residual is not None else None
     flat_out = out.reshape((rows, columns))
-    weights = load_vector(weight) if weight is not None else None
-    biases = load_vector(bias) if bias is not None else None
     epsilon = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=epsilon, value=eps)
+    if columns > nl.tile_size.bn_stats_fmax:
+        parameters = load_parameters(weight, bias, columns, x.dtype)
+        _long_rows(flat, other, flat_out, (mean, rstd), epsilon, parameters, fold, lag)
+        return out, mean, rstd
+    weights = load_vector(weight) if weight is not None else None
+    biases = load_vector(bias) if bias is not None else None
     done = 0
     while done < rows:
         partitions = min(nl.tile_size.pmax, rows - done)
         run = min(fold, (rows - done) // partitions)
-        data = load_rows(flat, done, partitions, run)
-        if other is not None:
-            data = add_rows(data, load_rows(other, done, partitions, run))
+        data = _load(flat, other, done, partitions, run)
         means = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
         rstds = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
         centred = _centre(data, means)
@@ -83,6 +103,100 @@ def layer_norm_kernel(
         _store_statistics(rstd, rstds, rows, done)
         done = done + partitions * run
     return out, mean, rstd
+
+
+def _load(
+    x: nl.NkiTensor, residual: nl.NkiTensor | None, start: int, partitions: int, run: int
+) -> nl.NkiTensor:
+    data = load_rows(x, start, partitions, run)
+    if residual is None:
+        return data
+    return add_rows(data, load_rows(residual, start, partitions, run))
+
+
+def _long_rows(
+    x: nl.NkiTensor,
+    residual: nl.NkiTensor | None,
+    out: nl.NkiTensor,
+    statistics: tuple[nl.NkiTensor, nl.NkiTensor],
+    epsilon: nl.NkiTensor,
+    parameters: tuple[nl.NkiTensor, nl.NkiTensor],
+    fold: int,
+    lag: int,
+) -> None:
+    """Tiles in seven stages, each of which waits for one engine alone: stage s has the tile that is
+    `s * lag` behind the one that is loaded.
+    """
+    rows = x.shape[0]
+    weights, bias = parameters
+    helpers = unit_matrix(), ones_row(bias.dtype)
+    starts = []  # type: list[tuple[int, int, int]]
+    done = 0
+    while done < rows:
+        partitions = min(nl.tile_size.pmax, rows - done)
+        run = min(fold, (rows - done) // partitions)
+        starts.append((done, partitions, run))
+        done = done + partitions * run
+    data, moments, rstds, shifts, normals, results, sums = [], [], [], [], [], [], []  # type: ignore[var-annotated]
+    for step in range(len(starts) + 6 * lag):
+        if step < len(starts):
+            data.append(_load(x, residual, starts[step][0], starts[step][1], starts[step][2]))
+            moments.append(row_moments(data[step]))
+        i = step - lag
+        if i >= 0 and i < len(starts):
+            rstds.append(inverse_deviations(moments[i], epsilon))
+            _store_statistics(statistics[0], moments[i][:, :, 0], rows, starts[i][0])
+            _store_statistics(statistics[1], rstds[i], rows, starts[i][0])
+        i = step - 2 * lag
+        if i >= 0 and i < len(starts):
+            shifts.append(row_shifts(moments[i], rstds[i], x.dtype == nl.float32))
+        i = step - 3 * lag
+        if i >= 0 and i < len(starts):
+            normals.append(centre(data[i], moments[i], rstds[i], shifts[i], weights))
+        i = step - 4 * lag
+        if i >= 0 and i < len(starts):
+            results.append(nl.ndarray(data[i].shape, dtype=x.dtype, buffer=nl.sbuf))
+            multiply(normals[i], results[i], rstds[i], weights, bias)
+        # PSUM holds the sums of one tile alone, so those before leave it first.
+        i = step - 6 * lag
+        if lag > 0 and i >= 0:
+            _finish(out, starts[i], results[i], normals[i], bias, helpers, sums[i])
+        i = step - 5 * lag
+        if i >= 0 and i < len(starts):
+            pieces = sum_pieces(starts[i][2], x.shape[1])
+            early = lag > 0 and x.dtype != nl.float32 and fits_in_psum(pieces)
+            sums.append([])
+            if early:
+                for piece in pieces:
+                    sums[i].append(add_bias(normals[i], bias, helpers[0], helpers[1], piece))
+            if lag == 0:
+                _finish(out, starts[i], results[i], normals[i], bias, helpers, sums[i])
+
+
+def _finish(
+    out: nl.NkiTensor,
+    start: tuple[int, int, int],
+    result: nl.NkiTensor,
+    normal: nl.NkiTensor,
+    bias: nl.NkiTensor,
+    helpers: tuple[nl.NkiTensor, nl.NkiTensor],
+    sums: list[nl.NkiTensor],
+) -> None:
+    """Store normal + bias, which `sums` may hold already."""
+    if result.dtype == nl.float32:
+        nisa.tensor_tensor(
+            dst=result, data1=normal, data2=over_rows(bias, normal), op=nl.add,
+            engine=nisa.engine.gpsimd,
+        )  # fmt: skip
+    else:
+        pieces = sum_pieces(normal.shape[1], normal.shape[2])
+        for i in range(len(pieces)):
+            if len(sums) > 0:
+                round_sum(result, sums[i], pieces[i])
+            else:
+                total = add_bias(normal, bias, helpers[0], helpers[1], pieces[i])
+                round_sum(result, total, pieces[i])
+    nisa.dma_copy(dst=rows_of(out, start[0], start[1], start[2]), src=result)
 
 
 def _centre(data: nl.NkiTensor, means: nl.NkiTensor) -> nl.NkiTensor:
@@ -129,7 +243,7 @@ def _store_statistics(dst: nl.NkiTensor, per_row: nl.NkiTensor, rows: int, start
     source = per_row
     if dst.dtype != nl.float32:
         source = nl.ndarray(per_row.shape, dtype=dst.dtype, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=source, src=per_row)
+        nisa.activation(dst=source, op=nl.copy, data=per_row)
     flat = dst.reshape((rows,))
     target = flat[start : start + partitions * run].reshape((partitions, run))
     nisa.dma_copy(dst=target, src=source)
@@ -145,6 +259,25 @@ def _run(b: Bindings, hw: Hardware) -> int:
     vector_bytes = sum(b[n].dtype.itemsize for n in ("weight", "bias") if b[n] is not None)
     row_bytes = 8 if b.residual is None else max(8, 3 * b.x.dtype.itemsize)
     return run_of(math.prod(b.normalized_shape), hw, row_bytes, vector_bytes)
+
+
+def _tiling(b: Bindings, hw: Hardware) -> tuple[int, int]:
+    """Rows per partition, and whether tiles lag behind each other in their stages (1) or not (0):
+    long rows do as far as four tiles are to be had and five of x with three of its results fit.
+    """
+    columns = math.prod(b.normalized_shape)
+    run = _run(b, hw)
+    if columns <= _STATISTICS:
+        return run, 0
+    itemsize = b.x.dtype.itemsize
+    tiles = 5 * itemsize + 3 * max(4, itemsize) + (2 * itemsize if b.residual is not None else 0)
+    vectors = sum(b[n].dtype.itemsize for n in ("weight", "bias") if b[n] is not None)
+    room = hw.sbuf_partition_bytes * 7 // 8 - columns * vectors
+    fitting = room // (columns * tiles)
+    if fitting < 1:
+        return run, 0
+    in_partition = b.x.numel // columns // hw.partitions
+    return max(1, min(_LONG_TILE // columns, fitting, in_partition // _TILES)), 1
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
@@ -169,7 +302,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     columns = math.prod(b.normalized_shape)
     kept = b.x.ndim - len(b.normalized_shape)
     stats_shape = b.x.shape[:kept] + (1,) * len(b.normalized_shape)
-    constants = (columns, _run(b, hw), stats_shape, _stats_in_float32(b))
+    constants = (columns, *_tiling(b, hw), stats_shape, _stats_in_float32(b))
     return Launch.of(layer_norm_kernel, b, (*_TENSORS, "eps"), *constants)
 
 
@@ -235,6 +368,10 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("a large mean", 64, 600, shift=20.0)
     yield sample("residual", 2, 70, 600, residual=True)
     yield sample("residual, narrow, bias alone", 2, 70, 60, residual=True, weight=False)
+    yield sample("several long rows a partition", 128 * 50, 700, dtype=torch.bfloat16)
+    yield sample("long, a large mean", 130, 1030, shift=20.0, dtype=torch.bfloat16)
+    yield sample("long, no bias", 130, 1030, bias=False, dtype=torch.float16)
+    yield sample("long, no weight", 130, 1030, weight=False, residual=True, dtype=torch.bfloat16)
     for dtype in (torch.bfloat16, torch.float16):
         yield sample(f"{dtype}", 2, 70, 600, dtype=dtype)
         yield sample(

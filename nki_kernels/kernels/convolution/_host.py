@@ -38,10 +38,13 @@ def windows_of(b: Bindings) -> list[Window]:
     dims = b.x.ndim - 2
     windows = []
     for i in range(dims):
-        number = [given[i if len(given) > 1 else 0] for given in (b.stride, b.padding, b.dilation)]
-        window = Window(b.x.shape[2 + i], 0, b.weight.shape[2 + i], *number, b.transposed)
-        padding = b.output_padding[i if len(b.output_padding) > 1 else 0]
-        windows.append(window._replace(out=output_size(window, padding)))
+        stride, padding, dilation = (
+            given[i if len(given) > 1 else 0] for given in (b.stride, b.padding, b.dilation)
+        )
+        size, kernel = b.x.shape[2 + i], b.weight.shape[2 + i]
+        window = Window(size, 0, kernel, stride, padding, dilation, b.transposed)
+        more = b.output_padding[i if len(b.output_padding) > 1 else 0]
+        windows.append(window._replace(out=output_size(window, more)))
     return windows
 
 

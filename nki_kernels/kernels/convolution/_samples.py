@@ -28,12 +28,14 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         **more: Any,
     ) -> Sample:
         dims = len(x) - 2
-        plain = {
+        plain: dict[str, Any] = {
             "stride": [1], "padding": [0], "dilation": [1], "transposed": False,
             "output_padding": [0], "groups": 1,
         } | more  # fmt: skip
-        how = {k: v * dims if isinstance(v, list) and len(v) == 1 else v for k, v in plain.items()}
-        out = weight[1] * how["groups"] if how["transposed"] else weight[0]
+        how: dict[str, Any] = {
+            k: v * dims if isinstance(v, list) and len(v) == 1 else v for k, v in plain.items()
+        }
+        out: int = weight[1] * how["groups"] if how["transposed"] else weight[0]
         vector = values(out, dtype=dtype) if norm else None  # of a batch norm
         given = {
             "x": values(*x, dtype=dtype),
@@ -72,13 +74,12 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("one pixel", (2, 66, 1, 1), (4, 66, 3, 3), padding=[1])
     yield sample("even kernel", (1, 40, 8, 8), (4, 40, 4, 4), stride=[2], padding=[1])
     for dtype in (bf16, half):
-        case = ((2, 70, 9, 8), (130, 70, 3, 3), dtype)
-        yield sample(f"{dtype}", *case, padding=[1], bias=True)
+        yield sample(f"{dtype}", (2, 70, 9, 8), (130, 70, 3, 3), dtype, padding=[1], bias=True)
     yield sample("1d", (3, 20, 70), (9, 20, 5), stride=[2], padding=[2], bias=True)
     yield sample("1d, one channel", (2, 1, 300), (130, 1, 10), stride=[5])
     yield sample("3d", (2, 6, 5, 6, 7), (4, 6, 3, 3, 3), padding=[1], stride=[2, 1, 2], bias=True)
     yield sample("groups", (1, 64, 6, 5), (40, 32, 3, 3), padding=[1], groups=2, bias=True)
-    up = {"transposed": True}
+    up: dict[str, Any] = {"transposed": True}
     yield sample("transposed", (2, 66, 5, 6), (66, 7, 3, 3), stride=[2], padding=[1], bias=True,
                  output_padding=[1], **up)  # fmt: skip
     yield sample("transposed 2x2", (1, 8, 5, 6), (8, 7, 2, 2), bf16, stride=[2], **up)
@@ -90,7 +91,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     case = ((2, 20, 7, 6), (33, 20, 3, 3))
     for activation in ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "sigmoid"):
         yield sample(activation, *case, padding=[1], bias=True, activation=activation)
-    same = {"padding": [1], "residual": (2, 33, 7, 6)}
+    same: dict[str, Any] = {"padding": [1], "residual": (2, 33, 7, 6)}
     yield sample("relu, no bias", *case, padding=[1], activation="relu")
     yield sample("residual", *case, **same)
     yield sample("residual, bias, relu", *case, **same, bias=True, activation="relu")

@@ -7,6 +7,8 @@ rounding. No input is copied for kernel positions: see `_product.py`. float32, b
 
 from __future__ import annotations
 
+from typing import Any
+
 import nki
 import nki.language as nl
 
@@ -46,7 +48,7 @@ def convolution_kernel(
     transposed: bool,
     groups: int,
     shape: tuple[int, ...],
-    numbers: tuple,
+    numbers: tuple[Any, ...],
 ) -> nl.NkiTensor:
     """x `[N, C, ...]`, weight as in torch, vectors `[out channels]`; residual, result: `shape`."""
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import nki
 import nki.isa as nisa
@@ -23,6 +23,7 @@ from trnx.nki_kernels.kernels.convolution._geometry import Window, output_size
 from trnx.nki_kernels.kernels.convolution._weight_product import (
     BANKS,
     Columns,
+    WindowAxis,
     axis_of,
     columns_of_banks,
     load_window,
@@ -41,13 +42,37 @@ _BLOCK_BYTES = 12288
 _MOST_BYTES = 49152
 
 
+# Positions whose transposes are made before the products of the first of them.
+_AHEAD = 2
+# Bytes of a partition for transposes of the gradient that several passes over it use.
+_KEPT_BYTES = 32768
+
+# Starts of some positions in a block, and how many they are, by axis.
+Place = tuple[tuple[int, int, int], tuple[int, int, int]]
+
+
+class Work(NamedTuple):
+    """One pass over all positions: channels `first ..` of the gradient, and columns of the window.
+
+    kept: transposes of the gradient, in order, where a pass `keeps` them for the next ones.
+    """
+
+    axes: tuple[WindowAxis, ...]
+    first: int
+    channels: int
+    columns: list[Columns]
+    keeps: bool
+    kept: list[list[nl.NkiTensor]]
+
+
 @nki.jit
 def convolution_weight_gradient_kernel(
     grad: nl.NkiTensor,
     x: nl.NkiTensor,
     transposed: bool,
     shape: tuple[int, ...],
-    numbers: tuple,
+    numbers: tuple[tuple[int, ...], ...],
+    keeps: bool,
 ) -> nl.NkiTensor:
     """grad and x `[N, C, ...]` -> `shape`, that of the weight."""
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -62,54 +87,83 @@ def convolution_weight_gradient_kernel(
         # All these channels of the gradient meet the same transposes of the window.
         channels = min(BANKS * pmax, shape[0] - first)
         some = max(1, BANKS // ((channels + pmax - 1) // pmax))
+        kept: list[list[nl.NkiTensor]] = []
+        results: list[nl.NkiTensor] = []
         begin = 0
         while begin < len(columns):
             end = min(begin + some, len(columns))
             while columns[end - 1].first != columns[begin].first:
                 end = end - 1
-            _sum_positions(flat, grads, windows, axes, (first, channels), columns[begin:end])
+            work = Work(axes, first, channels, columns[begin:end], keeps, kept)
+            if columns[begin].tap == 0:
+                results = _results(out, channels, columns[begin], taps)
+            _sum_positions(results, grads, windows, work)
+            if end == len(columns) or columns[end].tap == 0:
+                _store(flat, results, first, columns[begin].first)
             begin = end
     return out
 
 
-def _sum_positions(
-    out: nl.NkiTensor, grads: list, windows: list, axes: tuple, rows: tuple, columns: list[Columns]
-) -> None:
-    """`out[a, b, kernel]` for channels `rows` of the gradient and these columns."""
+def _results(out: nl.NkiTensor, channels: int, columns: Columns, taps: int) -> list[nl.NkiTensor]:
+    """Tiles `[a, chunks, b, kernel]` for the channels of the window in these columns."""
     pmax = nl.tile_size.pmax
-    first, channels = rows
-    banks = []
+    results = []
     for row in range(0, channels, pmax):
+        shape = (min(pmax, channels - row), columns.chunks, columns.lanes, taps)
+        results.append(nl.ndarray(shape, dtype=out.dtype, buffer=nl.sbuf))
+    return results
+
+
+def _store(out: nl.NkiTensor, results: list[nl.NkiTensor], first: int, channel: int) -> None:
+    """`out[first .., channel .., kernel]` <- the results, whose kernel positions are all there."""
+    for tile in results:
+        size = (tile.shape[0], tile.shape[1] * tile.shape[2], tile.shape[3])
+        nisa.dma_copy(
+            dst=out[nl.ds(first, size[0]), nl.ds(channel, size[1]), :], src=tile.reshape(size)
+        )
+        first = first + size[0]
+
+
+def _sum_positions(
+    results: list[nl.NkiTensor], grads: list[nl.NkiTensor], windows: list[nl.NkiTensor], work: Work
+) -> None:
+    """`results[..][a, chunks, b, kernel]` for the columns of this pass."""
+    pmax = nl.tile_size.pmax
+    axes, columns = work.axes, work.columns
+    banks = []
+    for row in range(0, work.channels, pmax):
         for some in columns:
-            size = (min(pmax, channels - row), some.taps, some.count)
+            size = (min(pmax, work.channels - row), some.taps, some.chunks, some.lanes)
             banks.append(nl.ndarray(size, dtype=nl.float32, buffer=nl.psum))
-    turn = 0
+    # Transposes run ahead of the products, which wait for them to leave PSUM.
+    waiting = []
+    number = 0
     for volume in range(len(grads)):
+        grad = grads[volume][nl.ds(work.first, work.channels)]
         for plane in range(0, axes[0].out, axes[0].block):
             for row in range(0, axes[1].out, axes[1].block):
-                _add_block(
-                    banks, grads[volume][nl.ds(first, channels)], windows[volume], axes,
-                    (plane, row, 0), columns, turn,
-                )  # fmt: skip
-                turn = turn + 1
-    for row in range(0, channels, pmax):
-        count = min(pmax, channels - row)
+                firsts = (plane, row, 0)
+                tile = load_window(windows[volume], columns[0], axes, firsts)
+                tiles: list[nl.NkiTensor] = []
+                for place in _places(axes, firsts):
+                    if number >= len(work.kept) and len(tiles) == 0:
+                        tiles = _load_gradient(grad, axes, firsts)
+                    waiting.append(_transposed(tile, tiles, place, number, work))
+                    number = number + 1
+                    if len(waiting) > _AHEAD:
+                        _multiply(banks, waiting.pop(0), len(columns))
+    for pair in waiting:
+        _multiply(banks, pair, len(columns))
+    for row in range(len(results)):
         for index in range(len(columns)):
             some = columns[index]
-            bank = banks[row // pmax * len(columns) + index]
-            result = nl.ndarray((count, some.count, some.taps), dtype=out.dtype, buffer=nl.sbuf)
-            nisa.tensor_copy(dst=result.permute((0, 2, 1)), src=bank)
-            nisa.dma_copy(
-                dst=out[
-                    nl.ds(first + row, count),
-                    nl.ds(some.first, some.count),
-                    nl.ds(some.tap, some.taps),
-                ],
-                src=result,
-            )
+            target = results[row][:, :, :, nl.ds(some.tap, some.taps)].permute((0, 3, 1, 2))
+            nisa.tensor_copy(dst=target, src=banks[row * len(columns) + index])
 
 
-def _load_gradient(grad: nl.NkiTensor, axes: tuple, firsts: tuple) -> list[nl.NkiTensor]:
+def _load_gradient(
+    grad: nl.NkiTensor, axes: tuple[WindowAxis, ...], firsts: tuple[int, ...]
+) -> list[nl.NkiTensor]:
     """The gradient of a block as tiles `[channels, chunks, planes, rows, columns]`: whole chunks of
     128 channels, and the rest.
     """
@@ -133,51 +187,62 @@ def _load_gradient(grad: nl.NkiTensor, axes: tuple, firsts: tuple) -> list[nl.Nk
     return tiles
 
 
-def _add_block(
-    banks: list,
-    grad: nl.NkiTensor,
-    window: nl.NkiTensor,
-    axes: tuple,
-    firsts: tuple,
-    columns: list[Columns],
-    turn: int,
-) -> None:
-    """Add the products of the positions of one block."""
-    pmax = nl.tile_size.pmax
-    tiles = _load_gradient(grad, axes, firsts)
-    tile = load_window(window, columns[0], axes, firsts)
+def _places(axes: tuple[WindowAxis, ...], firsts: tuple[int, ...]) -> list[Place]:
+    """The positions of a block that share the partitions: (starts in the block, counts)."""
     planes = min(axes[0].block, axes[0].out - firsts[0])
     rows = min(axes[1].block, axes[1].out - firsts[1])
+    places = []
     for p in range(0, planes, axes[0].tile):
         for r in range(0, rows, axes[1].tile):
             for q in range(0, axes[2].out, axes[2].tile):
-                starts = (p, r, q)
                 counts = (
                     min(axes[0].tile, planes - p),
                     min(axes[1].tile, rows - r),
                     min(axes[2].tile, axes[2].out - q),
                 )
-                where = (
-                    nl.ds(p, counts[0]),
-                    nl.ds(r, counts[1]),
-                    nl.ds(q, counts[2]),
-                    counts[0] * counts[1] * counts[2],
-                )
-                left = []
-                for part in tiles:
-                    values = transposed_gradient(part, where, turn)
-                    for chunk in range(part.shape[1]):
-                        left.append(values[:, nl.ds(chunk * pmax, part.shape[0])])
-                    turn = turn + 1
-                for index in range(len(columns)):
-                    right = transposed_window(tile, columns[index], axes, starts, counts, turn)
-                    turn = turn + 1
-                    for row in range(len(left)):
-                        nisa.nc_matmul(
-                            dst=banks[row * len(columns) + index],
-                            stationary=left[row],
-                            moving=right,
-                        )
+                places.append(((p, r, q), counts))
+    return places
+
+
+def _transposed(
+    tile: nl.NkiTensor, tiles: list[nl.NkiTensor], place: Place, number: int, work: Work
+) -> tuple[list[nl.NkiTensor], list[nl.NkiTensor]]:
+    """The operands of the products of some positions, which are the `number`-th of all: chunks of
+    128 channels of the gradient, and the columns of the window.
+    """
+    starts, counts = place
+    turn = number
+    if number < len(work.kept):
+        left = work.kept[number]
+    else:
+        left = []
+        size = counts[0] * counts[1] * counts[2]
+        where = (nl.ds(starts[0], counts[0]), nl.ds(starts[1], counts[1]))
+        for part in tiles:
+            view = part[:, :, where[0], where[1], nl.ds(starts[2], counts[2])]
+            values = transposed_gradient(view, size, turn)
+            for chunk in range(part.shape[1]):
+                left.append(values[:, nl.ds(chunk * part.shape[0], part.shape[0])])
+            turn = turn + 1
+        if work.keeps:
+            work.kept.append(left)
+    right = []
+    for columns in work.columns:
+        right.append(transposed_window(tile, columns, work.axes, starts, counts, turn))
+        turn = turn + 1
+    return left, right
+
+
+def _multiply(
+    banks: list[nl.NkiTensor], pair: tuple[list[nl.NkiTensor], list[nl.NkiTensor]], count: int
+) -> None:
+    """Add the products of some positions to the sums."""
+    left, right = pair
+    for row in range(len(left)):
+        for index in range(count):
+            nisa.nc_matmul(
+                dst=banks[row * count + index], stationary=left[row], moving=right[index]
+            )
 
 
 # ---- host ----
@@ -207,7 +272,7 @@ def _plan(b: Bindings, hw: Hardware) -> tuple[tuple[int, ...], ...]:
     """The fields of the kernel's axes."""
     axes = _axes(b)
     left = hw.partitions
-    tiles = []
+    tiles: list[int] = []
     for axis in reversed(axes):
         pieces = -(-axis.out // max(1, left))
         tiles.insert(0, -(-axis.out // pieces))
@@ -230,7 +295,8 @@ def _block_bytes(b: Bindings, block: list[int], hw: Hardware) -> int:
     """Bytes of a partition for a block of so many planes and rows."""
     axes = _axes(b)
     counts = [*block, axes[2].out]
-    window, dense = 1, min(BANKS, -(-b.weight.shape[0] // hw.partitions))
+    window = 1
+    dense: int = min(BANKS, -(-b.weight.shape[0] // hw.partitions))
     for axis, count in zip(axes, counts, strict=True):
         window *= (count - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1
         dense *= count
@@ -262,7 +328,14 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The shape of the weight, and how the positions are blocked."""
     names = ("grad", "x", "transposed")
-    return Launch.of(convolution_weight_gradient_kernel, b, names, b.weight.shape, _plan(b, hw))
+    numbers = _plan(b, hw)
+    tiles = math.prod(-(-axis[0] // axis[7]) for axis in numbers)
+    if b.x.ndim == 5:
+        tiles *= b.x.shape[0]
+    channels = min(b.weight.shape[0], BANKS * hw.partitions)
+    keeps = tiles * channels * b.x.dtype.itemsize <= _KEPT_BYTES
+    kernel = convolution_weight_gradient_kernel
+    return Launch.of(kernel, b, names, b.weight.shape, numbers, keeps)
 
 
 def cost(b: Bindings) -> Cost:
