@@ -18,6 +18,8 @@ from torch import fx
 
 from trnx.backend.entry import compile_captured, trnx
 from trnx.backend.errors import CoverageError, ExampleError
+from trnx.backend.html.page import write
+from trnx.backend.html.reports import explanation_page
 from trnx.backend.model_profile import ENGINES, range_of
 from trnx.backend.model_state import copied, state_kept
 from trnx.backend.neuron.choice import explained_runner
@@ -95,9 +97,6 @@ class Explanation:
 
     def write_html(self, path: str | Path) -> Path:
         """One page to look at, which needs nothing but a browser. Shows what `to_dict` gives."""
-        from trnx.backend.html.page import write
-        from trnx.backend.html.reports import explanation_page
-
         return write(Path(path), explanation_page(self.to_dict()))
 
     def fail_under(

@@ -6,9 +6,10 @@ check.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MethodType
@@ -36,6 +37,7 @@ from torch._inductor import inductor_prims
 from torch._library.custom_ops import OPDEFS
 from torch._prims_common import suggest_memory_format as _suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -227,6 +229,18 @@ def expression(value: Any) -> Any:
     return value if node is None else node.expr
 
 
+def symbol_facts(numbers: Iterable[Any]) -> list[str]:
+    """What is known of the symbols in these symbolic numbers, as text: their ranges, and the guards
+    of their shape environments."""
+    facts: set[str] = set()
+    for number in numbers:
+        environment = number.node.shape_env
+        for symbol in number.node.expr.free_symbols:
+            facts.add(f"{symbol} {environment.var_to_range.get(symbol)}")
+        facts.update(f"guard {guard.expr}" for guard in environment.guards)
+    return sorted(facts)
+
+
 def implementation(overload: Any) -> Callable[..., Any]:
     """The Python function behind a custom operator of `torch.library.custom_op`."""
     function: Callable[..., Any] = OPDEFS[overload._schema.name]._init_fn
@@ -358,3 +372,22 @@ def _given_to(context: Any, original: Any) -> Compiled:
     kwargs = getattr(backend, "kwargs", {})
     compiler = getattr(backend, "compiler_fn", backend)
     return Compiled(original, compiler, kwargs.get("options"), getattr(backend, "dynamic", None))
+
+
+def register_artifact(
+    name: str, load: Callable[[str, bytes], None]
+) -> Callable[[str, bytes], None]:
+    """A function that gives `(key, content)` to torch's cache artefacts under the type `name`;
+    `load` gets what is loaded."""
+
+    class Artifact(CacheArtifact):
+        @staticmethod
+        def type() -> str:
+            return name
+
+        def populate_cache(self) -> None:
+            load(self.key, self.content)
+
+    if name not in CacheArtifactFactory._artifact_types:
+        CacheArtifactFactory.register(Artifact)
+    return functools.partial(CacheArtifactManager.record_artifact, name)

@@ -1,8 +1,9 @@
-"""Shared by all tests: one thread, the `--slow` flag."""
+"""Shared by all tests: one thread, no compile cache, the `--slow` flag."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     torch.set_num_threads(1)
+    # What one test compiled must not serve another; tests of the cache have their own folders.
+    os.environ["TRNX_CACHE_DIR"] = "off"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -103,8 +103,8 @@ def _profile(data: Mapping[str, Any], suffix: str) -> Iterator[str]:
     ]  # fmt: skip
     yield roofline(points, chip)
     rows = [("nki", _roofline_row(number, region)) for number, region in listed.items()]
-    columns = ("kernel", "number", "FLOPs of products", "FLOP/s", "HBM bytes", "B/s")
-    yield table(f"roofline{suffix}", columns, rows)
+    names = ("kernel", "number", "FLOPs of products", "FLOP/s", "HBM bytes", "B/s")
+    yield table(f"roofline{suffix}", names, rows)
     yield heading("Memory on chip", "The peak of each kernel while it runs.")
     for key, name in (("sbuf", "SBUF"), ("psum", "PSUM")):
         yield memory(stretches, f"peak_{key}_bytes", chip[f"{key}_partition_bytes"], name)
@@ -115,8 +115,9 @@ def _profile(data: Mapping[str, Any], suffix: str) -> Iterator[str]:
         for name, one in data["queues"].items()
     ])  # fmt: skip
     yield heading("Critical path of the kernels")
-    rows = [("", (one["location"], _time(one["seconds"]))) for one in data["critical_path"]]
-    yield table(f"path{suffix}", ("line", "time"), rows)
+    yield table(f"path{suffix}", ("line", "time"), [
+        ("", (one["location"], _time(one["seconds"]))) for one in data["critical_path"]
+    ])  # fmt: skip
 
 
 def _different(regions: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
@@ -173,12 +174,11 @@ def _body(graphs: Sequence[Mapping[str, Any]], target: str, suffix: str = "") ->
         if (seconds := sum(one.seconds for one in stretches if one.engine == engine))
     ])  # fmt: skip
     yield timeline(stretches)
-    rows = [
+    yield table(f"graphs{suffix}", ("graph", "regions", "launch", "time with launch"), [
         ("", (graph["name"], Number(len(graph["regions"]), str(len(graph["regions"]))),
               _time(graph["launch_seconds"]), _time(graph["seconds"])))
         for graph in graphs
-    ]  # fmt: skip
-    yield table(f"graphs{suffix}", ("graph", "regions", "launch", "time with launch"), rows)
+    ])  # fmt: skip
     for graph in graphs:
         yield heading(f"Regions of {graph['name']}")
         yield region_graph(graph["regions"])

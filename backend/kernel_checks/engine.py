@@ -26,6 +26,7 @@ from trnx.simulator.frontend.subset import check_subset
 from trnx.simulator.hardware import Hardware, hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.program.program import Program
+from trnx.simulator.timing.profile import predicted_seconds
 
 TARGETS = ("trn1", "trn2", "trn3")
 
@@ -232,8 +233,6 @@ class _Check:
                 self.report.add("aliasing", message, hw.target)
 
     def _time(self, b: Bindings, launch: Launch, program: Program, hw: Hardware) -> None:
-        from trnx.simulator.timing.profile import predicted_seconds
-
         known = next((time for time in self.report.times if time.target == hw.target), None)
         work = self.spec.cost(b)
         limit = estimated_seconds(launch, work, hw)

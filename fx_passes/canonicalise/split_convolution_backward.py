@@ -59,10 +59,11 @@ def _split(node: fx.Node) -> None:
         return
     mask = list(call_arguments(node)[_MASK])
     for item in list(node.users):
-        rule: Any = {0: _input_gradient, 2: _bias_gradient}.get(item.args[1])
+        wanted: Any = item.args[1]
+        rule = {0: _input_gradient, 2: _bias_gradient}.get(wanted)
         new = rule(node, item) if rule is not None else None
         if new is not None:
-            mask[item.args[1]] = False
+            mask[wanted] = False
             replace(item, new)
     if node.users and mask != list(call_arguments(node)[_MASK]):
         node.update_arg(_MASK, mask)

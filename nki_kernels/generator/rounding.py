@@ -42,8 +42,8 @@ def loose_quotients(nodes: Sequence[fx.Node], specs: Mapping[fx.Node, Any]) -> f
 
 
 def _divisor(node: fx.Node) -> fx.Node | None:
-    index = {aten.div.Tensor: 1, aten.addcdiv.default: 2}.get(node.target)
-    divisor = None if index is None else node.args[index]
+    index = {aten.div.Tensor: 1, aten.addcdiv.default: 2}
+    divisor = node.args[index[node.target]] if node.target in index else None
     return divisor if isinstance(divisor, fx.Node) else None
 
 

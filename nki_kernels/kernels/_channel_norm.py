@@ -39,41 +39,34 @@ def channel_norm_kernel(
     epsilon = nl.ndarray((pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=epsilon, value=eps)
     lanes = pmax // group * group
-    new_mean = None
-    new_var = None
+    moved = []  # the running statistics as they are after this
     if running_mean is not None:
-        new_mean = nl.ndarray(stats_shape, dtype=stats_dtype, buffer=nl.shared_hbm)
-        new_var = nl.ndarray(stats_shape, dtype=stats_dtype, buffer=nl.shared_hbm)
-    tiles = []
-    moments = None
-    blocks = (channels + lanes - 1) // lanes
-    for block in range(blocks + 1):
+        for _ in range(2):
+            moved.append(nl.ndarray(stats_shape, dtype=stats_dtype, buffer=nl.shared_hbm))
+    tiles, moments = _load_moments(source[0 : min(channels, lanes)], keep)
+    for start in range(0, channels, lanes):
         # The next channels are loaded before anything waits for what these need last.
-        start = (block - 1) * lanes
-        fresh = []
-        ahead = None
-        if block < blocks:
+        fresh, ahead = tiles, moments
+        if start + lanes < channels:
             end = min(channels, start + 2 * lanes)
-            ahead = _moments(source[start + lanes : end], fresh, keep)
-        if block > 0:
-            p = moments.shape[0]
-            if group > 1:
-                moments = _merge(moments, group, images * length)
-            deviation = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.activation(dst=deviation, op=nl.rsqrt, data=moments[:, 1:2], bias=epsilon[0:p])
-            _store_channels(mean, moments[:, 0:1], start, group)
-            _store_channels(rstd, deviation, start, group)
-            if running_mean is not None:
-                count = images * length
-                _update(new_mean, running_mean, moments[:, 0:1], start, momentum, momentum)
-                unbiased = momentum * count / (count - 1)
-                _update(new_var, running_var, moments[:, 1:2], start, momentum, unbiased)
-            scale, shift = _affine(moments, deviation, weight, bias, start)
-            _apply(result[start : start + p], source[start : start + p], tiles, scale, shift, keep)
-        tiles = fresh
-        moments = ahead
+            fresh, ahead = _load_moments(source[start + lanes : end], keep)
+        p = moments.shape[0]
+        if group > 1:
+            moments = _merge(moments, group, images * length)
+        deviation = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=deviation, op=nl.rsqrt, data=moments[:, 1:2], bias=epsilon[0:p])
+        _store_channels(mean, moments[:, 0:1], start, group)
+        _store_channels(rstd, deviation, start, group)
+        if running_mean is not None:
+            count = images * length
+            _update(moved[0], running_mean, moments[:, 0:1], start, momentum, momentum)
+            unbiased = momentum * count / (count - 1)
+            _update(moved[1], running_var, moments[:, 1:2], start, momentum, unbiased)
+        scale, shift = _affine(moments, deviation, weight, bias, start)
+        _apply(result[start : start + p], source[start : start + p], tiles, scale, shift, keep)
+        tiles, moments = fresh, ahead
     if running_mean is not None:
-        return out, mean, rstd, new_mean, new_var
+        return out, mean, rstd, moved[0], moved[1]
     return out, mean, rstd
 
 
@@ -119,7 +112,7 @@ def _piece(planes: nl.NkiTensor, at: int) -> nl.NkiTensor:
 
 
 def _pieces(planes: nl.NkiTensor) -> int:
-    _, images, length = planes.shape
+    images, length = int(planes.shape[1]), int(planes.shape[2])
     if length >= PIECE:
         return images * ((length + PIECE - 1) // PIECE)
     each = PIECE // length
@@ -132,10 +125,11 @@ def _load(source: nl.NkiTensor) -> nl.NkiTensor:
     return data
 
 
-def _moments(planes: nl.NkiTensor, tiles: list[nl.NkiTensor], keep: bool) -> nl.NkiTensor:
-    """(mean, variance) of planes[p, images, length] per partition; fills `tiles` where kept."""
+def _load_moments(planes: nl.NkiTensor, keep: bool) -> tuple[list[nl.NkiTensor], nl.NkiTensor]:
+    """The tiles of planes[p, images, length] where kept, and (mean, variance) per partition."""
     most = nl.tile_size.bn_stats_fmax
     p = planes.shape[0]
+    tiles = []
     parts = []
     for at in range(_pieces(planes)):
         data = _load(_piece(planes, at))
@@ -160,7 +154,7 @@ def _moments(planes: nl.NkiTensor, tiles: list[nl.NkiTensor], keep: bool) -> nl.
         parts = []
     moments = nl.ndarray((p, 2), dtype=nl.float32, buffer=nl.sbuf)
     nisa.bn_aggr(dst=moments, data=statistics[:, 0:done])
-    return moments
+    return tiles, moments
 
 
 def _merge(moments: nl.NkiTensor, group: int, count: int) -> nl.NkiTensor:

@@ -20,6 +20,17 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._long_rows import (
+    add_bias,
+    centre,
+    inverse_deviations,
+    load_parameters,
+    negative_means,
+    partial_statistics,
+    row_moments,
+    scale,
+    shifted_sums,
+)
 from trnx.nki_kernels.kernels._rows import (
     add_rows,
     combine_rows,
@@ -36,6 +47,9 @@ from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, S
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
+_STATISTICS = 512  # elements of one bn_stats
+_LONG_TILE = 4096  # elements per partition of a tile of long rows
+_TILES = 24  # with fewer, the first and the last ones, which overlap with nothing, decide
 _TENSORS = ("x", "residual", "weight", "bias")
 aten = torch.ops.aten
 
@@ -49,6 +63,7 @@ def layer_norm_kernel(
     eps: float,
     columns: int,
     fold: int,
+    lag: int,
     stats_shape: tuple[int, ...],
     stats_in_float32: bool,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
@@ -61,17 +76,19 @@ def layer_norm_kernel(
     flat = x.reshape((rows, columns))
     other = residual.reshape((rows, columns)) if residual is not None else None
     flat_out = out.reshape((rows, columns))
-    weights = load_vector(weight) if weight is not None else None
-    biases = load_vector(bias) if bias is not None else None
     epsilon = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=epsilon, value=eps)
+    if columns > nl.tile_size.bn_stats_fmax:
+        parameters = load_parameters(weight, bias, columns, x.dtype)
+        _long_rows(flat, other, flat_out, (mean, rstd), epsilon, parameters, fold, lag)
+        return out, mean, rstd
+    weights = load_vector(weight) if weight is not None else None
+    biases = load_vector(bias) if bias is not None else None
     done = 0
     while done < rows:
         partitions = min(nl.tile_size.pmax, rows - done)
         run = min(fold, (rows - done) // partitions)
-        data = load_rows(flat, done, partitions, run)
-        if other is not None:
-            data = add_rows(data, load_rows(other, done, partitions, run))
+        data = _load(flat, other, done, partitions, run)
         means = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
         rstds = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
         centred = _centre(data, means)
@@ -83,6 +100,72 @@ def layer_norm_kernel(
         _store_statistics(rstd, rstds, rows, done)
         done = done + partitions * run
     return out, mean, rstd
+
+
+def _load(
+    x: nl.NkiTensor, residual: nl.NkiTensor | None, start: int, partitions: int, run: int
+) -> nl.NkiTensor:
+    data = load_rows(x, start, partitions, run)
+    if residual is None:
+        return data
+    return add_rows(data, load_rows(residual, start, partitions, run))
+
+
+def _long_rows(
+    x: nl.NkiTensor,
+    residual: nl.NkiTensor | None,
+    out: nl.NkiTensor,
+    statistics: tuple[nl.NkiTensor, nl.NkiTensor],
+    epsilon: nl.NkiTensor,
+    parameters: tuple[nl.NkiTensor, nl.NkiTensor],
+    fold: int,
+    lag: int,
+) -> None:
+    """Tiles in five stages, each of which waits for one engine alone: stage s has the tile that is
+    `s * lag` behind the one that is loaded.
+    """
+    rows = x.shape[0]
+    weights, bias = parameters
+    starts = []  # type: list[tuple[int, int, int]]
+    done = 0
+    while done < rows:
+        partitions = min(nl.tile_size.pmax, rows - done)
+        run = min(fold, (rows - done) // partitions)
+        starts.append((done, partitions, run))
+        done = done + partitions * run
+    data = []  # type: list[nl.NkiTensor]
+    centred = []  # type: list[nl.NkiTensor]
+    rstds = []  # type: list[nl.NkiTensor]
+    shifts = []  # type: list[nl.NkiTensor]
+    parts = []  # type: list[tuple[nl.NkiTensor, nl.NkiTensor | None]]
+    sums = []  # type: list[nl.NkiTensor | None]
+    moments = []  # type: list[nl.NkiTensor]
+    for step in range(len(starts) + 4 * lag):
+        if step < len(starts):
+            data.append(_load(x, residual, starts[step][0], starts[step][1], starts[step][2]))
+            parts.append(partial_statistics(data[step]))
+        # Before the sums, for which ScalarE would wait.
+        i = step - 2 * lag
+        if lag > 0 and i >= 0 and i < len(starts):
+            centred.append(centre(data[i], shifts[i]))
+        if step < len(starts):
+            sums.append(shifted_sums(data[step], parts[step][1]))
+        i = step - lag
+        if i >= 0 and i < len(starts):
+            moments.append(row_moments(data[i], parts[i][0], sums[i]))
+            rstds.append(inverse_deviations(moments[i], epsilon))
+            shifts.append(negative_means(moments[i]))
+            _store_statistics(statistics[0], moments[i][:, :, 0], rows, starts[i][0])
+            _store_statistics(statistics[1], rstds[i], rows, starts[i][0])
+        if lag == 0:
+            centred.append(centre(data[step], shifts[step]))
+        i = step - 3 * lag
+        if i >= 0 and i < len(starts):
+            scale(centred[i], rstds[i], weights)
+        i = step - 4 * lag
+        if i >= 0:
+            result = add_bias(centred[i], bias, x.dtype)
+            nisa.dma_copy(dst=rows_of(out, starts[i][0], starts[i][1], starts[i][2]), src=result)
 
 
 def _centre(data: nl.NkiTensor, means: nl.NkiTensor) -> nl.NkiTensor:
@@ -129,7 +212,7 @@ def _store_statistics(dst: nl.NkiTensor, per_row: nl.NkiTensor, rows: int, start
     source = per_row
     if dst.dtype != nl.float32:
         source = nl.ndarray(per_row.shape, dtype=dst.dtype, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=source, src=per_row)
+        nisa.activation(dst=source, op=nl.copy, data=per_row)
     flat = dst.reshape((rows,))
     target = flat[start : start + partitions * run].reshape((partitions, run))
     nisa.dma_copy(dst=target, src=source)
@@ -145,6 +228,25 @@ def _run(b: Bindings, hw: Hardware) -> int:
     vector_bytes = sum(b[n].dtype.itemsize for n in ("weight", "bias") if b[n] is not None)
     row_bytes = 8 if b.residual is None else max(8, 3 * b.x.dtype.itemsize)
     return run_of(math.prod(b.normalized_shape), hw, row_bytes, vector_bytes)
+
+
+def _tiling(b: Bindings, hw: Hardware) -> tuple[int, int]:
+    """Rows per partition, and whether tiles lag behind each other in their stages (1) or not (0):
+    long rows do as far as four tiles are to be had and five of x with three of its results fit.
+    """
+    columns = math.prod(b.normalized_shape)
+    run = _run(b, hw)
+    if columns <= _STATISTICS:
+        return run, 0
+    itemsize = b.x.dtype.itemsize
+    tiles = 5 * itemsize + 3 * max(4, itemsize) + (2 * itemsize if b.residual is not None else 0)
+    vectors = sum(b[n].dtype.itemsize for n in ("weight", "bias") if b[n] is not None)
+    room = hw.sbuf_partition_bytes * 7 // 8 - columns * vectors
+    fitting = room // (columns * tiles)
+    if fitting < 1:
+        return run, 0
+    in_partition = b.x.numel // columns // hw.partitions
+    return max(1, min(_LONG_TILE // columns, fitting, in_partition // _TILES)), 1
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
@@ -169,7 +271,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     columns = math.prod(b.normalized_shape)
     kept = b.x.ndim - len(b.normalized_shape)
     stats_shape = b.x.shape[:kept] + (1,) * len(b.normalized_shape)
-    constants = (columns, _run(b, hw), stats_shape, _stats_in_float32(b))
+    constants = (columns, *_tiling(b, hw), stats_shape, _stats_in_float32(b))
     return Launch.of(layer_norm_kernel, b, (*_TENSORS, "eps"), *constants)
 
 
@@ -235,6 +337,10 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("a large mean", 64, 600, shift=20.0)
     yield sample("residual", 2, 70, 600, residual=True)
     yield sample("residual, narrow, bias alone", 2, 70, 60, residual=True, weight=False)
+    yield sample("several long rows a partition", 128 * 50, 700, dtype=torch.bfloat16)
+    yield sample("long, a large mean", 130, 1030, shift=20.0, dtype=torch.bfloat16)
+    yield sample("long, no bias", 130, 1030, bias=False, dtype=torch.float16)
+    yield sample("long, no weight", 130, 1030, weight=False, residual=True, dtype=torch.bfloat16)
     for dtype in (torch.bfloat16, torch.float16):
         yield sample(f"{dtype}", 2, 70, 600, dtype=dtype)
         yield sample(

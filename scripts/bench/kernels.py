@@ -1,11 +1,11 @@
 """Predicted time of kernels against the limit of the chip: products, attention, norms, chains,
-losses and optimizers, as `torch.compile` plans them.
+losses, optimizers and convolutions, as `torch.compile` plans them.
 
 The limit of a row is its busiest resource if nothing waits: TensorE for the products it needs,
 ScalarE for its exponentials (one an element and partition), and the DMA engines for each input read
 and each output written once. `--target`, `--only TEXT` (rows whose name contains it), `--json`
-prints one object as the last line. Exit status 0 means that every bar holds; `missing` rows, which
-have regions off NKI, fail.
+prints one object as the last line. Exit status 0 means that every bar holds, and those of 80 % of
+the convolutions of image models; `missing` rows, which have regions off NKI, fail.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from convolution_layers import Layer, layers
 
 import trnx
 from trnx.backend.model_profile import ModelProfile
@@ -27,13 +28,15 @@ from trnx.simulator.hardware import Hardware, hardware
 
 BF16, F32 = torch.bfloat16, torch.float32
 _LANES = 128
+_SHARE_OF_FAMILY = 0.8  # of its rows hold
 
 
 @dataclass(frozen=True)
 class Case:
     """One workload: `function(*inputs)`, what it must do at least, and the share of that limit
     which is asked for. `flops` are those of products, of the rate of `dtype`; `exponentials` count
-    elements; `nbytes` cross HBM. `trains`: the backward pass is part of it.
+    elements; `nbytes` cross HBM. `trains`: the backward pass is part of it. Of a `family`, 80 % of
+    the rows are to hold.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Case:
     nbytes: float = 0
     dtype: torch.dtype = BF16
     trains: bool = False
+    family: str = ""
 
     def limits(self, chip: Hardware) -> dict[str, float]:
         """Seconds of each resource."""
@@ -71,6 +75,7 @@ class Result:
     regions: int
     busiest: str
     missing: tuple[str, ...]
+    family: str
 
     @property
     def holds(self) -> bool:
@@ -251,6 +256,35 @@ def cases() -> Iterator[Case]:
     yield _cross_entropy(trains=False)
     yield _cross_entropy(trains=True)
     yield _adamw()
+    for layer in layers():
+        yield from _convolutions(layer)
+
+
+def _convolutions(layer: Layer) -> Iterator[Case]:
+    """A layer's forward, and its two gradients by themselves; each tensor crosses HBM once."""
+    grad, image, weight = layer.shapes
+    how = [[layer.stride] * 2, [layer.padding] * 2, [1, 1], False, [0, 0], layer.groups]
+    nbytes = 2 * sum(torch.Size(shape).numel() for shape in layer.shapes)
+
+    def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w, None, layer.stride, layer.padding, 1, layer.groups)
+
+    def gradient(mask: list[bool]) -> Callable[..., Any]:
+        def backward(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+            found = torch.ops.aten.convolution_backward(g, x, w, None, *how, mask)
+            return found[mask.index(True)]
+
+        return backward
+
+    def case(family: str, bar: float, function: Callable[..., Any], *shapes: Any) -> Case:
+        name = f"{family}: {layer.name}"
+        flops, inputs = layer.flops, _tensors(*shapes)
+        return Case(name, function, inputs, bar, flops=flops, nbytes=nbytes, family=family)
+
+    shapes = (grad, image, weight)
+    yield case("convolution", 0.60, forward, image, weight)
+    yield case("input gradient", 0.45, gradient([True, False, False]), *shapes)
+    yield case("weight gradient", 0.45, gradient([False, True, False]), *shapes)
 
 
 def profiled(case: Case, target: str) -> ModelProfile:
@@ -277,8 +311,19 @@ def measure(case: Case, target: str) -> Result:
     return Result(
         case.name, target, seconds * 1e6, limits[limit] * 1e6, limit, limits[limit] / seconds,
         case.bar, len(profile.regions), ", ".join(f"{n} {queues[n]:.0%}" for n in busiest),
-        tuple(sorted(off)),
+        tuple(sorted(off)), case.family,
     )  # fmt: skip
+
+
+def all_hold(results: list[Result]) -> bool:
+    """Whether every bar holds; says for each family how many rows do."""
+    held = all(result.holds for result in results if not result.family)
+    for family in sorted({result.family for result in results} - {""}):
+        rows = [result.holds for result in results if result.family == family]
+        holds = sum(rows) >= _SHARE_OF_FAMILY * len(rows)
+        print(f"{family}: {sum(rows)} of {len(rows)} {'holds' if holds else 'FAILS'}")
+        held = held and holds
+    return held
 
 
 def main() -> int:
@@ -297,7 +342,7 @@ def main() -> int:
     for case in chosen:
         results.append(measure(case, options.target))
         print(results[-1].text(), flush=True)
-    held = all(result.holds for result in results)
+    held = all_hold(results)
     if options.json:
         rows = [{**asdict(result), "holds": result.holds} for result in results]
         print(json.dumps({"rows": rows, "bars_hold": held}))

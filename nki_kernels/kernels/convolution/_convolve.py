@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, columns_of
+from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, Rows, columns_of
 from trnx.nki_kernels.kernels.convolution._product import (
     Block,
     Inputs,
@@ -45,7 +45,7 @@ class Channels(NamedTuple):
 
     first: int
     place: int
-    count: int
+    number: int
 
 
 class Ready(NamedTuple):
@@ -66,9 +66,9 @@ def with_planes(weight: nl.NkiTensor) -> nl.NkiTensor:
     return weight
 
 
-def volumes_of(tensor: nl.NkiTensor | None, count: int) -> list:
+def volumes_of(tensor: nl.NkiTensor | None, count: int) -> list[Any]:
     """`tensor[N, C, ...]` as views `[C, planes, rows, columns]`; None `count` times for None."""
-    views = []
+    views: list[Any] = []
     if tensor is None:
         for _ in range(count):
             views.append(None)
@@ -98,7 +98,7 @@ def convolve(given: Operands, groups: int, plan: Plan) -> None:
         for first in range(0, out_channels, plan.out_channels):
             end = min(first + plan.out_channels, out_channels)
             chunks = _chunks(first, end, group * out_channels)
-            ready = []
+            ready: list[Ready] = []
             for index in range(len(xs)):
                 x = _source(given.x, xs[index], index, group * channels, channels)
                 _convolve_volume(outs[index], x, residuals[index], part, given, plan, chunks, ready)
@@ -129,19 +129,22 @@ def _chunks(first: int, end: int, place: int) -> list[Channels]:
     return chunks
 
 
-def _load(weight: nl.NkiTensor, given: Operands, plan: Plan, chunks: list, ready: list) -> None:
+def _load(
+    weight: nl.NkiTensor, given: Operands, plan: Plan, chunks: list[Channels], ready: list[Ready]
+) -> None:
     """What the next of `chunks` need; several have their weights loaded at once for 1x1 kernels."""
     index = len(ready)
     some = chunks[index : index + 1]
     if plan.layout != "":
         some = chunks[index : index + _POINTWISE_CHUNKS]
-        count = some[-1].first + some[-1].count - some[0].first
+        count = some[-1].first + some[-1].number - some[0].first
         weights = load_pointwise(weight, some[0].first, count, plan.layout)
     else:
-        weights = load_weights(weight, some[0].first, some[0].count, plan, given.is_turned)
+        weights = load_weights(weight, some[0].first, some[0].number, plan, given.is_turned)
     for chunk in some:
-        tile = weights.tile[:, :, :, nl.ds(chunk.first - some[0].first, chunk.count)]
-        columns = columns_of(given.bias, given.norm, chunk.place, chunk.count)
+        tile = weights.tile[:, :, :, nl.ds(chunk.first - some[0].first, chunk.number)]
+        rows = Rows(chunk.place, chunk.number, given.out.shape[1], 1, 0)
+        columns = columns_of(given.bias, given.norm, rows)
         ready.append(Ready(Weights(tile, weights.channels), columns[0], columns[1]))
 
 
@@ -152,8 +155,8 @@ def _convolve_volume(
     weight: nl.NkiTensor,
     given: Operands,
     plan: Plan,
-    chunks: list,
-    ready: list,
+    chunks: list[Channels],
+    ready: list[Ready],
 ) -> None:
     """All blocks of one volume; `ready` has what each of `chunks` needs from the first block on."""
     blocks = blocks_of(plan)
@@ -163,7 +166,7 @@ def _convolve_volume(
         while start < len(chunks):
             # A last chunk of fewer channels is stored by itself.
             end = min(start + plan.together, len(chunks))
-            while end > start + 1 and chunks[end - 1].count < chunks[start].count:
+            while end > start + 1 and chunks[end - 1].number < chunks[start].number:
                 end = end - 1
             while len(ready) < end:
                 # Here, so that the first products do not wait for all weights.
@@ -179,13 +182,13 @@ def _convolve_chunks(
     inputs: Inputs,
     given: Operands,
     plan: Plan,
-    chunks: list,
-    ready: list,
+    chunks: list[Channels],
+    ready: list[Ready],
 ) -> None:
     """Some blocks, for output channels that are stored together."""
     targets = []
     results = []
-    added = []
+    added: list[nl.NkiTensor | None] = []
     for block in inputs.blocks:
         target = _place(out, plan, block, chunks)
         targets.append(target)
@@ -198,22 +201,23 @@ def _convolve_chunks(
         its = ready[index]
         parts = []
         more = []
-        for block in range(len(results)):
-            parts.append(results[block][:, index])
-            more.append(None if added[block] is None else added[block][:, index])
+        for number in range(len(results)):
+            other = added[number]
+            parts.append(results[number][:, index])
+            more.append(None if other is None else other[:, index])
         then = Epilogue(its.scale, its.shift, given.activation)
         convolve_blocks(parts, more, inputs, its.weights, plan, then, index)
-    for block in range(len(results)):
-        nisa.dma_copy(dst=targets[block], src=results[block])
+    for number in range(len(results)):
+        nisa.dma_copy(dst=targets[number], src=results[number])
 
 
-def _place(tensor: nl.NkiTensor, plan: Plan, block: Block, chunks: list) -> nl.NkiTensor:
+def _place(tensor: nl.NkiTensor, plan: Plan, block: Block, chunks: list[Channels]) -> nl.NkiTensor:
     """The outputs of a block: `[channels, chunks, planes, rows, columns]` in HBM."""
     front = block.plane * plan.planes.step
     top = block.row * plan.rows.step
     planes = min(plan.planes.block * plan.planes.step, plan.planes.out - front)
     rows = min(plan.rows.block * plan.rows.step, plan.rows.out - top)
-    count = chunks[0].count
+    count = chunks[0].number
     part = tensor[nl.ds(chunks[0].place, count * len(chunks))]
     part = part[:, nl.ds(front, planes), nl.ds(top, rows), :]
     return part.reshape_dim(0, (len(chunks), count)).permute((1, 0, 2, 3, 4))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,9 +90,9 @@ def patterns() -> tuple[Pattern, ...]:
     for activation in ACTIVATIONS:
         found.append(_pattern(_convolution, _CONVOLUTION, False, activation))
         for dtype in (None, torch.bfloat16, torch.float16):
-            found.append(_pattern(lambda g, d=dtype: _normalised(g, d), every, False, activation))
+            found.append(_pattern(partial(_normalised, dtype=dtype), every, False, activation))
     for activation in ("none", "relu"):
         found.append(_pattern(_convolution, _CONVOLUTION, True, activation))
         for dtype in (None, torch.bfloat16, torch.float16):
-            found.append(_pattern(lambda g, d=dtype: _normalised(g, d), every, True, activation))
+            found.append(_pattern(partial(_normalised, dtype=dtype), every, True, activation))
     return tuple(found)

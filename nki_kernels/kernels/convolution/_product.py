@@ -11,15 +11,22 @@ of outputs (`streams`) are computed side by side, each on `array_rows` rows of i
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, finish
+from trnx.nki_kernels.kernels.convolution._geometry import Phase, Tap
 
 # Bytes of a partition (as float32) that are worth a transfer of their own.
 _TRANSFER_BYTES = 4096
+
+# Outputs of one phase of an axis: (phase, first output of it, outputs).
+AxisPart = tuple[Phase, int, int]
+BankPart = tuple[AxisPart, AxisPart, AxisPart]  # of the three axes: what shares a PSUM bank
+# A kernel position, and the outputs of each axis that it reaches: (taps, clips).
+Position = tuple[tuple[Tap, Tap, Tap], tuple[tuple[int, int], tuple[int, int], tuple[int, int]]]
 
 
 class Axis(NamedTuple):
@@ -38,7 +45,7 @@ class Axis(NamedTuple):
     step: int
     block: int
     tile: int
-    phases: tuple
+    phases: tuple[Phase, ...]
 
 
 class Plan(NamedTuple):
@@ -103,7 +110,7 @@ class Inputs(NamedTuple):
     blocks: list[Block]
 
 
-def plan_of(numbers: tuple) -> Plan:
+def plan_of(numbers: tuple[Any, ...]) -> Plan:
     """The plan that the host has made."""
     planes, rows, columns, fold, row_steps, streams, array_rows, out_channels, together, layout = (
         numbers
@@ -122,7 +129,7 @@ def plan_of(numbers: tuple) -> Plan:
     )
 
 
-def _axis_of(numbers: tuple) -> Axis:
+def _axis_of(numbers: tuple[Any, ...]) -> Axis:
     low, high, slots, out, step, block, tile, phases = numbers
     return Axis(low, high, slots, out, step, block, tile, phases)
 
@@ -197,7 +204,9 @@ def _load_chunks(tile: nl.NkiTensor, source: nl.NkiTensor) -> None:
         nisa.dma_copy(dst=tile[0:rest, full], src=source[full * pmax :])
 
 
-def _load_shifted(tile: nl.NkiTensor, x: Source, plan: Plan, front: tuple, top: tuple) -> None:
+def _load_shifted(
+    tile: nl.NkiTensor, x: Source, plan: Plan, front: tuple[int, int], top: tuple[int, int]
+) -> None:
     """Part j of the partitions <- the input some rows further down, zeros beyond it."""
     step, origin, shift = plan.row_steps
     rows = top[1] - top[0]
@@ -228,7 +237,12 @@ def _load_shifted(tile: nl.NkiTensor, x: Source, plan: Plan, front: tuple, top: 
 
 
 def _load_rows(
-    tile: nl.NkiTensor, x: Source, front: tuple, some: tuple, where: tuple, parts: tuple
+    tile: nl.NkiTensor,
+    x: Source,
+    front: tuple[int, int],
+    some: tuple[int, int],
+    where: tuple[int, int],
+    parts: tuple[int, int, int],
 ) -> None:
     """Rows `some` of the tile, on `parts` (first, count, input rows between two) of its partitions;
     `where` is the input row of the tile's row 0, and the input rows between two of them.
@@ -248,7 +262,7 @@ def _load_rows(
     )
 
 
-def clip(axis: Axis, tap: tuple, first: int, count: int) -> tuple[int, int]:
+def clip(axis: Axis, tap: Tap, first: int, count: int) -> tuple[int, int]:
     """Those of outputs `first .. first+count` of a phase that `tap` reaches, counted from first."""
     offset = tap[1] + tap[2] * first
     begin = 0
@@ -263,8 +277,8 @@ def _multiply(
     index: int,
     weights: Weights,
     plan: Plan,
-    firsts: tuple,
-    position: tuple,
+    firsts: tuple[int, int, int],
+    position: Position,
 ) -> None:
     """The products of one kernel position, over all chunks of channels, for block `index`."""
     taps, clips = position
@@ -281,8 +295,8 @@ def _multiply(
     ]
     left = weights.channels * taps[1][3]
     first = index * plan.array_rows
-    where = ()
-    size = ()
+    where: tuple[int, ...] = ()
+    size: tuple[int, ...] = ()
     if plan.streams > 1:
         where = (first, 0)
         size = (plan.array_rows, nl.tile_size.pmax)
@@ -307,13 +321,13 @@ def _zero(bank: nl.NkiTensor, dtype: object) -> None:
     )
 
 
-def _positions(plan: Plan, parts_of: tuple, shape: tuple) -> list:
+def _positions(plan: Plan, parts_of: BankPart, shape: tuple[int, ...]) -> list[Position | None]:
     """The kernel positions that reach anything of a bank `[out channels, planes, rows, columns]`,
     as (taps, clips). What reaches all comes first: it gives every location its first value; where
     nothing does, the first element is None.
     """
-    whole = []
-    parts = []
+    whole: list[Position | None] = []
+    parts: list[Position | None] = []
     for a in parts_of[0][0][2]:
         planes = clip(plan.planes, a, parts_of[0][1], shape[1])
         for b in parts_of[1][0][2]:
@@ -336,7 +350,7 @@ def _positions(plan: Plan, parts_of: tuple, shape: tuple) -> list:
     return whole + parts
 
 
-def _banks(axis: Axis, first: int) -> list[tuple]:
+def _banks(axis: Axis, first: int) -> list[AxisPart]:
     """The parts of a block at `first` that share a bank: (phase, first output of it, outputs)."""
     parts = []
     for phase in axis.phases:
@@ -346,13 +360,13 @@ def _banks(axis: Axis, first: int) -> list[tuple]:
     return parts
 
 
-def _outputs(axis: Axis, part: tuple, begin: int) -> slice:
+def _outputs(axis: Axis, part: AxisPart, begin: int) -> slice:
     """Where the outputs of a part lie in a result that begins at output `begin`."""
     start = part[0][0] + axis.step * part[1] - begin
     return slice(start, start + axis.step * (part[2] - 1) + 1, axis.step)
 
 
-def _parts_of(plan: Plan, block: Block) -> list[tuple]:
+def _parts_of(plan: Plan, block: Block) -> list[BankPart]:
     """The parts of a block that share a bank: one part of each axis."""
     parts = []
     for a in _banks(plan.planes, block.plane):
@@ -363,9 +377,14 @@ def _parts_of(plan: Plan, block: Block) -> list[tuple]:
 
 
 def convolve_blocks(
-    results: list, added: list, inputs: Inputs, weights: Weights, plan: Plan, then: Epilogue,
+    results: list[nl.NkiTensor],
+    added: list[nl.NkiTensor | None],
+    inputs: Inputs,
+    weights: Weights,
+    plan: Plan,
+    then: Epilogue,
     turn: int,
-) -> None:  # fmt: skip
+) -> None:
     """Blocks side by side: for each `results[out channels, planes, rows, columns]` in SBUF."""
     parts = []
     longest = 0
@@ -400,6 +419,7 @@ def convolve_blocks(
                 p = _outputs(plan.planes, part[0], block.plane * plan.planes.step)
                 r = _outputs(plan.rows, part[1], block.row * plan.rows.step)
                 q = _outputs(plan.columns, part[2], 0)
-                more = None if added[index] is None else added[index][:, p, r, q]
+                other = added[index]
+                more = None if other is None else other[:, p, r, q]
                 finish(results[index][:, p, r, q], banks[index], more, then, turn)
                 turn = turn + 1

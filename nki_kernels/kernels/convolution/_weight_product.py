@@ -34,15 +34,18 @@ class WindowAxis(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Columns of one bank: channels `first ..` of the window, kernel positions `tap ..`."""
+    """Columns of one bank: kernel positions `tap ..` of `chunks` times `lanes` channels `first ..`
+    of the window.
+    """
 
     first: int
-    count: int
+    chunks: int
+    lanes: int
     tap: int
     taps: int
 
 
-def axis_of(numbers: tuple) -> WindowAxis:
+def axis_of(numbers: tuple[int, ...]) -> WindowAxis:
     """The axis that the host has planned."""
     out, size, kernel, stride, padding, dilation, block, tile = numbers
     return WindowAxis(out, size, kernel, stride, padding, dilation, block, tile)
@@ -51,19 +54,26 @@ def axis_of(numbers: tuple) -> WindowAxis:
 def columns_of_banks(channels: int, taps: int) -> list[Columns]:
     """What each bank of sums of 128 channels of the gradient holds."""
     pmax = nl.tile_size.pmax
+    bank = nl.tile_size.psum_bank_fmax
     columns = []
-    for first in range(0, channels, pmax):
+    first = 0
+    while first < channels:
         count = min(pmax, channels - first)
-        most = nl.tile_size.psum_bank_fmax // count
+        # Several chunks of channels where the kernel does not fill a bank.
+        chunks = max(1, min((channels - first) // count, bank // (count * taps)))
+        most = bank // (count * chunks)
         pieces = (taps + most - 1) // most
         some = (taps + pieces - 1) // pieces
         for tap in range(0, taps, some):
-            columns.append(Columns(first, count, tap, min(some, taps - tap)))
+            columns.append(Columns(first, chunks, count, tap, min(some, taps - tap)))
+        first = first + count * chunks
     return columns
 
 
-def load_window(window: nl.NkiTensor, columns: Columns, axes: tuple, firsts: tuple) -> nl.NkiTensor:
-    """The tile `[channels, planes, rows, columns]` of a block, padding included."""
+def load_window(
+    window: nl.NkiTensor, columns: Columns, axes: tuple[WindowAxis, ...], firsts: tuple[int, ...]
+) -> nl.NkiTensor:
+    """The tile `[channels, chunks, planes, rows, columns]` of a block, padding included."""
     lows = []
     sizes = []
     begins = []
@@ -79,25 +89,29 @@ def load_window(window: nl.NkiTensor, columns: Columns, axes: tuple, firsts: tup
         begins.append(max(0, low))
         ends.append(max(begins[i], min(axis.size, low + size)))
         is_padded = is_padded or ends[i] - begins[i] < size
-    shape = (columns.count, sizes[0], sizes[1], sizes[2])
+    shape = (columns.lanes, columns.chunks, sizes[0], sizes[1], sizes[2])
     tile = nl.ndarray(shape, dtype=window.dtype, buffer=nl.sbuf)
     if is_padded:
-        nisa.memset(dst=tile, value=0.0)
-    if ends[0] > begins[0] and ends[1] > begins[1] and ends[2] > begins[2]:
-        nisa.dma_copy(
-            dst=tile[
-                :,
-                begins[0] - lows[0] : ends[0] - lows[0],
-                begins[1] - lows[1] : ends[1] - lows[1],
-                begins[2] - lows[2] : ends[2] - lows[2],
-            ],
-            src=window[
-                nl.ds(columns.first, columns.count),
-                begins[0] : ends[0],
-                begins[1] : ends[1],
-                begins[2] : ends[2],
-            ],
-        )
+        nisa.memset(dst=tile, value=0.0, engine=nisa.engine.gpsimd)
+    if ends[0] == begins[0] or ends[1] == begins[1] or ends[2] == begins[2]:
+        return tile
+    inner = tile[
+        :,
+        :,
+        begins[0] - lows[0] : ends[0] - lows[0],
+        begins[1] - lows[1] : ends[1] - lows[1],
+        begins[2] - lows[2] : ends[2] - lows[2],
+    ]
+    data = inner
+    if is_padded:
+        # Short rows are slow to load, so they come without gaps and are spread on the chip.
+        data = nl.ndarray(inner.shape, dtype=window.dtype, buffer=nl.sbuf)
+    channels = window[nl.ds(columns.first, columns.chunks * columns.lanes)]
+    part = channels[:, begins[0] : ends[0], begins[1] : ends[1], begins[2] : ends[2]]
+    part = part.reshape_dim(0, (columns.chunks, columns.lanes)).permute((1, 0, 2, 3, 4))
+    nisa.dma_copy(dst=data, src=part)
+    if is_padded:
+        nisa.tensor_copy(dst=inner, src=data, engine=nisa.engine.gpsimd)
     return tile
 
 
@@ -109,33 +123,37 @@ def _copy(dst: nl.NkiTensor, src: nl.NkiTensor, turn: int) -> None:
         nisa.activation(dst=dst, op=nl.copy, data=src)
 
 
-def transposed_gradient(tile: nl.NkiTensor, where: tuple, turn: int) -> nl.NkiTensor:
-    """`[positions, channels]` of chunks `tile[128, chunks, planes, rows, columns]` at `where`."""
-    pmax = nl.tile_size.pmax
-    positions = where[3]
-    chunks = tile.shape[1]
-    result = nl.ndarray((positions, chunks * tile.shape[0]), dtype=tile.dtype, buffer=nl.sbuf)
-    together = nl.tile_size.psum_bank_fmax // pmax
+def transposed_gradient(tile: nl.NkiTensor, positions: int, turn: int) -> nl.NkiTensor:
+    """`[positions, channels]` of `tile[channels, chunks, planes, rows, columns]`."""
+    channels, chunks = tile.shape[0], tile.shape[1]
+    result = nl.ndarray((positions, chunks * channels), dtype=tile.dtype, buffer=nl.sbuf)
+    together = nl.tile_size.psum_bank_fmax // nl.tile_size.pmax
     for first in range(0, chunks, together):
         some = min(together, chunks - first)
-        shape = (positions, some * tile.shape[0])
-        bank = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.psum)
+        bank = nl.ndarray((positions, some * channels), dtype=tile.dtype, buffer=nl.psum)
         for index in range(some):
             nisa.nc_transpose(
-                dst=bank[:, nl.ds(index * tile.shape[0], tile.shape[0])],
-                data=tile[:, first + index, where[0], where[1], where[2]],
+                dst=bank[:, nl.ds(index * channels, channels)],
+                data=tile[:, first + index],
                 engine=nisa.engine.tensor,
             )
-        _copy(result[:, nl.ds(first * tile.shape[0], some * tile.shape[0])], bank, turn + first)
+        _copy(result[:, nl.ds(first * channels, some * channels)], bank, turn + first)
     return result
 
 
 def transposed_window(
-    tile: nl.NkiTensor, columns: Columns, axes: tuple, starts: tuple, counts: tuple, turn: int
+    tile: nl.NkiTensor,
+    columns: Columns,
+    axes: tuple[WindowAxis, ...],
+    starts: tuple[int, ...],
+    counts: tuple[int, ...],
+    turn: int,
 ) -> nl.NkiTensor:
-    """`[positions, kernel positions, channels]` of a tile: positions `starts ..` of the block."""
+    """`[positions, kernel positions, chunks, channels]` of a tile, positions `starts ..` of the
+    block.
+    """
     positions = counts[0] * counts[1] * counts[2]
-    shape = (positions, columns.taps, columns.count)
+    shape = (positions, columns.taps, columns.chunks, columns.lanes)
     bank = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.psum)
     for index in range(columns.taps):
         tap = columns.tap + index
@@ -149,11 +167,12 @@ def transposed_window(
             start = starts[i] * axes[i].stride + taps[i] * axes[i].dilation
             end = start + (counts[i] - 1) * axes[i].stride + 1
             slices.append(slice(start, end, axes[i].stride))
-        nisa.nc_transpose(
-            dst=bank[:, index, :],
-            data=tile[:, slices[0], slices[1], slices[2]],
-            engine=nisa.engine.tensor,
-        )
+        for chunk in range(columns.chunks):
+            nisa.nc_transpose(
+                dst=bank[:, index, chunk, :],
+                data=tile[:, chunk, slices[0], slices[1], slices[2]],
+                engine=nisa.engine.tensor,
+            )
     result = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.sbuf)
     _copy(result, bank, turn)
     return result
