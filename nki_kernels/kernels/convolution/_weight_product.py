@@ -115,6 +115,28 @@ def load_window(
     return tile
 
 
+def is_inside(axes: tuple[WindowAxis, ...]) -> bool:
+    """Whether no position takes padding."""
+    inside = True
+    for axis in axes:
+        last = (axis.out - 1) * axis.stride + (axis.kernel - 1) * axis.dilation - axis.padding
+        inside = inside and axis.padding == 0 and last < axis.size
+    return inside
+
+
+def flattened(tile: nl.NkiTensor, axes: tuple[WindowAxis, ...]) -> nl.NkiTensor:
+    """A tile of a 1x1 kernel's window as `[channels, chunks, 1, 1, positions]`, those that the
+    strides take.
+    """
+    some = tile[:, :, :: axes[0].stride, :: axes[1].stride, :: axes[2].stride]
+    channels, chunks, planes, rows, columns = some.shape
+    if some.size < tile.size:
+        dense = nl.ndarray(some.shape, dtype=tile.dtype, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=dense, src=some, engine=nisa.engine.gpsimd)
+        some = dense
+    return some.reshape((channels, chunks, 1, 1, planes * rows * columns))
+
+
 def _copy(dst: nl.NkiTensor, src: nl.NkiTensor, turn: int) -> None:
     """Out of PSUM, on VectorE and ScalarE in turns."""
     if turn % 2 == 0:
@@ -147,6 +169,7 @@ def transposed_window(
     axes: tuple[WindowAxis, ...],
     starts: tuple[int, ...],
     counts: tuple[int, ...],
+    is_flat: bool,
     turn: int,
 ) -> nl.NkiTensor:
     """`[positions, kernel positions, chunks, channels]` of a tile, positions `starts ..` of the
@@ -164,9 +187,9 @@ def transposed_window(
         )
         slices = []
         for i in range(3):
-            start = starts[i] * axes[i].stride + taps[i] * axes[i].dilation
-            end = start + (counts[i] - 1) * axes[i].stride + 1
-            slices.append(slice(start, end, axes[i].stride))
+            step = 1 if is_flat else axes[i].stride
+            start = starts[i] * step + taps[i] * axes[i].dilation
+            slices.append(slice(start, start + (counts[i] - 1) * step + 1, step))
         for chunk in range(columns.chunks):
             nisa.nc_transpose(
                 dst=bank[:, index, chunk, :],
