@@ -84,6 +84,9 @@ def load_window(
         count = min(axis.block, axis.out - firsts[i])
         low = firsts[i] * axis.stride - axis.padding
         size = (count - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1
+        if i == 2:
+            # Whole rows, so that they are one run in memory.
+            size = max(size, axis.size - low)
         lows.append(low)
         sizes.append(size)
         begins.append(max(0, low))
@@ -132,12 +135,12 @@ def flattened(tile: nl.NkiTensor, axes: tuple[WindowAxis, ...]) -> nl.NkiTensor:
     channels, chunks, planes, rows, columns = some.shape
     if some.size < tile.size:
         dense = nl.ndarray(some.shape, dtype=tile.dtype, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=dense, src=some, engine=nisa.engine.gpsimd)
+        nisa.tensor_copy(dst=dense, src=some, engine=nisa.engine.vector)
         some = dense
     return some.reshape((channels, chunks, 1, 1, planes * rows * columns))
 
 
-def _copy(dst: nl.NkiTensor, src: nl.NkiTensor, turn: int) -> None:
+def copy_out(dst: nl.NkiTensor, src: nl.NkiTensor, turn: int) -> None:
     """Out of PSUM, on VectorE and ScalarE in turns."""
     if turn % 2 == 0:
         nisa.tensor_copy(dst=dst, src=src)
@@ -159,7 +162,7 @@ def transposed_gradient(tile: nl.NkiTensor, positions: int, turn: int) -> nl.Nki
                 data=tile[:, first + index],
                 engine=nisa.engine.tensor,
             )
-        _copy(result[:, nl.ds(first * channels, some * channels)], bank, turn + first)
+        copy_out(result[:, nl.ds(first * channels, some * channels)], bank, turn + first)
     return result
 
 
@@ -197,5 +200,5 @@ def transposed_window(
                 engine=nisa.engine.tensor,
             )
     result = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.sbuf)
-    _copy(result, bank, turn)
+    copy_out(result, bank, turn)
     return result

@@ -30,6 +30,7 @@ from trnx.nki_kernels.kernels.convolution._weight_product import (
     WindowAxis,
     axis_of,
     columns_of_banks,
+    copy_out,
     flattened,
     is_inside,
     load_window,
@@ -213,7 +214,7 @@ def _sum_positions(
         for index in range(len(columns)):
             some = columns[index]
             target = results[row][:, :, :, nl.ds(some.tap, some.taps)].permute((0, 3, 1, 2))
-            nisa.tensor_copy(dst=target, src=banks[row * len(columns) + index])
+            copy_out(target, banks[row * len(columns) + index], row + index)
 
 
 def _load_gradient(
