@@ -21,6 +21,7 @@ DEFERRED = {
     "trnx.backend.prediction": "the timing model is loaded by the first prediction",
     "trnx.backend.neuron.doctor": "the doctor works, and says so, where torch cannot be imported",
     "trnx.cli": _COMMANDS,
+    "trnx.device.worker": "who waits counts the time of imports as the first task's",
     "trnx.eks.cli": _CLUSTER,
     "trnx.eks.cluster.checks": _CLUSTER,
     "trnx.eks.cluster_cli": _CLUSTER,

@@ -36,6 +36,7 @@ from trnx.backend.neuron.errors import (
     NeuronShapeError,
     NeuronStackError,
 )
+from trnx.device.errors import ArchiveError, CollectError, DeviceError
 from trnx.eks.errors import (
     EksError,
     JobRefusedError,
@@ -70,13 +71,16 @@ from trnx.simulator.errors import (
 )
 
 __all__ = [
+    "ArchiveError",
     "BackendError",
     "CapacityError",
     "CheckpointError",
+    "CollectError",
     "CoverageError",
     "DamagedFolderError",
     "DataError",
     "DemoDependencyError",
+    "DeviceError",
     "DuplicateKernelError",
     "EksError",
     "ExampleError",
