@@ -8,13 +8,11 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, Rows, columns_of
+from trnx.nki_kernels.kernels.convolution._plan import Block, Plan, blocks_of
 from trnx.nki_kernels.kernels.convolution._product import (
-    Block,
     Inputs,
-    Plan,
     Source,
     Weights,
-    blocks_of,
     convolve_blocks,
     load_input,
 )

@@ -11,7 +11,8 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._matmul import MatmulOperand, load_operand
-from trnx.nki_kernels.kernels.convolution._product import Plan, Weights
+from trnx.nki_kernels.kernels.convolution._plan import Plan
+from trnx.nki_kernels.kernels.convolution._product import Weights
 
 # Bytes of a partition for rows of weights that wait to be transposed.
 _STAGING_BYTES = 36864
