@@ -1,5 +1,11 @@
 """All named errors of trnx; every one derives from `TrnxError`."""
 
+from trnx.backend.cache.errors import (
+    CacheArchiveError,
+    CacheError,
+    CacheOffError,
+    DamagedEntryError,
+)
 from trnx.backend.errors import (
     BackendError,
     CoverageError,
@@ -71,9 +77,13 @@ from trnx.simulator.errors import (
 
 __all__ = [
     "BackendError",
+    "CacheArchiveError",
+    "CacheError",
+    "CacheOffError",
     "CapacityError",
     "CheckpointError",
     "CoverageError",
+    "DamagedEntryError",
     "DamagedFolderError",
     "DataError",
     "DemoDependencyError",
