@@ -334,6 +334,45 @@ def check_kernels(
     raise typer.Exit(0 if found.ok else 1)
 
 
+device = typer.Typer(no_args_is_help=True, help="The first hour on a device, as one archive.")
+app.add_typer(device, name="device")
+
+
+@device.command("collect")
+def device_collect(
+    folder: Annotated[
+        Path, typer.Argument(help="Where results are kept; the archive is FOLDER.tar.gz.")
+    ] = Path("trnx-device"),
+    target: TargetOption = Target.TRN2,
+    as_json: JsonOption = False,
+) -> None:
+    """Doctor, kernels, timing probes and three models on this device, in one archive to send on.
+
+    Called again, it goes on where it ended. The archive has no secrets, names or addresses.
+    """
+    from trnx.device.collect import collect
+
+    def say(line: str) -> None:
+        if not as_json:
+            print(line, flush=True)
+
+    found = collect(folder, target.value, say=say)
+    print(json.dumps(found.to_dict()) if as_json else found)
+    raise typer.Exit(0 if found.ok else 1)
+
+
+@device.command("report")
+def device_report(
+    archive: Annotated[Path, typer.Argument(help="What `trnx device collect` wrote.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Measured against predicted, as a page, and which constants of the timing model to change."""
+    from trnx.device.report import report
+
+    found = report(archive)
+    print(json.dumps(found.to_dict()) if as_json else found)
+
+
 @app.command(
     context_settings={
         "allow_extra_args": True,

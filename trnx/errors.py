@@ -42,6 +42,7 @@ from trnx.backend.neuron.errors import (
     NeuronShapeError,
     NeuronStackError,
 )
+from trnx.device.errors import ArchiveError, CollectError, DeviceError
 from trnx.eks.errors import (
     EksError,
     JobRefusedError,
@@ -76,17 +77,20 @@ from trnx.simulator.errors import (
 )
 
 __all__ = [
+    "ArchiveError",
     "BackendError",
     "CacheArchiveError",
     "CacheError",
     "CacheOffError",
     "CapacityError",
     "CheckpointError",
+    "CollectError",
     "CoverageError",
     "DamagedEntryError",
     "DamagedFolderError",
     "DataError",
     "DemoDependencyError",
+    "DeviceError",
     "DuplicateKernelError",
     "EksError",
     "ExampleError",

@@ -1,12 +1,11 @@
-"""Layer norm of rows that are too long for one `bn_stats`: statistics and results that keep the
-DMA engines busy.
+"""Layer norm of rows that are too long for one `bn_stats`, on three engines at once.
 
 A tile is `[partitions, run, columns]`. VectorE takes the statistics with `bn_stats`, which centres
-as it goes. In float32 ScalarE centres, VectorE scales and GpSimd adds the bias. In half precision,
-where DMA takes half of the time, VectorE computes the first columns itself; for the others ScalarE
-centres and scales, GpSimd multiplies by the weights, TensorE adds the bias (a unit matrix times the
-tile, and ones times the bias, in float32 in PSUM), and ScalarE rounds. VectorE's instructions are
-none of its fast modes, which would wait for the port that GpSimd holds.
+as it goes; in half precision, where DMA takes half of the time, ScalarE takes those of the last
+half of the columns, so that the three engines are about as busy. ScalarE centres, VectorE scales,
+GpSimd adds the bias. None of VectorE's instructions is in a fast mode, which would wait for the
+port that GpSimd holds. TensorE could add the bias, but its sums run over the rows of a tile: one
+NaN would spread to all of them.
 """
 
 from __future__ import annotations
@@ -16,18 +15,14 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._rows import load_vector, over_rows
 
-# VectorE's share of the columns in half precision, in 32nds, so that it is as busy as ScalarE on
-# trn2: the fixed time of its instructions counts more in short rows.
-_SHARE, _SHORT_SHARE = 4, 2
-_SHORT = 2048
-_BANKS = 2  # of PSUM, that ScalarE reads at once
+_TRIPLE = 3  # count, mean and variance * count, as `bn_stats` gives and `bn_aggr` takes them
 
 
 def load_parameters(
     weight: nl.NkiTensor | None, bias: nl.NkiTensor | None, columns: int, dtype: str
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Weights and bias, or ones and zeros, in every partition."""
-    vectors = []
+    vectors = []  # type: list[nl.NkiTensor]
     for vector, missing in ((weight, 1.0), (bias, 0.0)):
         if vector is not None:
             tile = load_vector(vector)
@@ -38,42 +33,75 @@ def load_parameters(
     return vectors[0], vectors[1]
 
 
-def unit_matrix() -> nl.NkiTensor:
-    """`[128, 128]` with ones on the diagonal, float32."""
-    size = nl.tile_size.pmax
-    ones = nl.ndarray((size, size), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
-    unit = nl.ndarray((size, size), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.affine_select(
-        dst=unit,
-        pattern=[[-1, size]],
-        channel_multiplier=1,
-        on_true_tile=ones,
-        on_false_value=0.0,
-        cmp_op=nl.equal,
-    )
-    return unit
-
-
-def ones_row(dtype: str) -> nl.NkiTensor:
-    """`[1, 128]`"""
-    ones = nl.ndarray((1, nl.tile_size.pmax), dtype=dtype, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
-    return ones
-
-
-def row_moments(data: nl.NkiTensor) -> nl.NkiTensor:
-    """Mean and variance of each row, `[partitions, run, 2]`."""
+def partial_statistics(data: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor | None]:
+    """`bn_stats` of the pieces of each row, with a free triple for ScalarE's columns if it has any,
+    and what ScalarE adds to those.
+    """
     partitions, run, columns = data.shape
     most = nl.tile_size.bn_stats_fmax
-    pieces = (columns + most - 1) // most
+    last = scalar_columns(data)
+    first = columns - last
+    pieces = (first + most - 1) // most
+    size = 2 * _TRIPLE * pieces + (_TRIPLE if last > 0 else 0)
+    parts = nl.ndarray((partitions, run, size), dtype=nl.float32, buffer=nl.sbuf)
+    shifts = None
+    if last > 0:
+        shifts = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=shifts, op=nl.copy, data=data[:, :, 0], scale=-1.0)
+        count = parts[:, :, size - 3]
+        nisa.memset(dst=count, value=float(last), engine=nisa.engine.gpsimd)
+    for r in range(run):
+        for i in range(pieces):
+            start, end = i * first // pieces, (i + 1) * first // pieces
+            place = parts[:, r, 2 * _TRIPLE * i : 2 * _TRIPLE * (i + 1)]
+            nisa.bn_stats(dst=place, data=data[:, r, start:end])
+    return parts, shifts
+
+
+def scalar_columns(data: nl.NkiTensor) -> int:
+    """How many of the last columns' statistics ScalarE takes."""
+    return 0 if data.dtype == nl.float32 else data.shape[2] // 2
+
+
+def shifted_sums(data: nl.NkiTensor, shifts: nl.NkiTensor | None) -> nl.NkiTensor | None:
+    """`[partitions, 2, run]`: the sums of ScalarE's columns and of their squares, as distances from
+    the first element of the row, so that a large mean costs no accuracy.
+    """
+    if shifts is None:
+        return None
+    partitions, run, columns = data.shape
+    last = scalar_columns(data)
+    unused = nl.ndarray((partitions, last), dtype=data.dtype, buffer=nl.sbuf)
+    sums = nl.ndarray((partitions, 2, run), dtype=nl.float32, buffer=nl.sbuf)
+    for r in range(run):
+        for i, op in ((0, nl.copy), (1, nl.square)):
+            nisa.activation(
+                dst=unused, op=op, data=data[:, r, columns - last : columns],
+                bias=shifts[:, r : r + 1], reduce_op=nl.add, reduce_res=sums[:, i, r : r + 1],
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )  # fmt: skip
+    return sums
+
+
+def row_moments(data: nl.NkiTensor, parts: nl.NkiTensor, sums: nl.NkiTensor | None) -> nl.NkiTensor:
+    """Mean and variance of each row, `[partitions, run, 2]`, from its statistics."""
+    partitions, run, size = parts.shape
+    if sums is not None:
+        last = scalar_columns(data)
+        mean, spread = parts[:, :, size - 2], parts[:, :, size - 1]
+        nisa.scalar_tensor_tensor(
+            dst=mean, data=sums[:, 0], op0=nl.multiply, operand0=1.0 / last,
+            op1=nl.add, operand1=data[:, :, 0],
+        )  # fmt: skip
+        product = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=product, data=sums[:, 0], op0=nl.multiply, operand0=-1.0 / last,
+            op1=nl.multiply, operand1=sums[:, 0],
+        )  # fmt: skip
+        nisa.tensor_tensor(dst=spread, data1=sums[:, 1], data2=product, op=nl.add)
     moments = nl.ndarray((partitions, run, 2), dtype=nl.float32, buffer=nl.sbuf)
     for r in range(run):
-        parts = nl.ndarray((partitions, pieces, 6), dtype=nl.float32, buffer=nl.sbuf)
-        for i in range(pieces):
-            start, end = i * columns // pieces, (i + 1) * columns // pieces
-            nisa.bn_stats(dst=parts[:, i], data=data[:, r, start:end])
-        nisa.bn_aggr(dst=moments[:, r], data=parts)
+        nisa.bn_aggr(dst=moments[:, r], data=parts[:, r])
     return moments
 
 
@@ -85,130 +113,43 @@ def inverse_deviations(moments: nl.NkiTensor, epsilon: nl.NkiTensor) -> nl.NkiTe
     return rstds
 
 
-def row_shifts(moments: nl.NkiTensor, rstds: nl.NkiTensor, is_float32: bool) -> nl.NkiTensor:
-    """What ScalarE adds to each row: -mean, in half precision -mean * rstd."""
-    shifts = nl.ndarray(rstds.shape, dtype=nl.float32, buffer=nl.sbuf)
-    means = moments[:, :, 0]
-    if is_float32:
-        nisa.activation(dst=shifts, op=nl.copy, data=means, scale=-1.0)
-    else:
-        nisa.scalar_tensor_tensor(
-            dst=shifts, data=means, op0=nl.multiply, operand0=-1.0, op1=nl.multiply, operand1=rstds
-        )
+def negative_means(moments: nl.NkiTensor) -> nl.NkiTensor:
+    """`[partitions, run]`"""
+    partitions, run, _ = moments.shape
+    shifts = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=shifts, op=nl.copy, data=moments[:, :, 0], scale=-1.0)
     return shifts
 
 
-def vector_columns(columns: int) -> int:
-    """How many of the first columns VectorE has in half precision."""
-    return columns * (_SHARE if columns >= _SHORT else _SHORT_SHARE) // 32
-
-
-def centre(
-    data: nl.NkiTensor,
-    moments: nl.NkiTensor,
-    rstds: nl.NkiTensor,
-    shifts: nl.NkiTensor,
-    weights: nl.NkiTensor,
-) -> nl.NkiTensor:
-    """float32: data - mean, in its place, so that a large mean costs no accuracy.
-
-    Half precision, which is coarser than what is lost by scaling first: (data - mean) * weights of
-    VectorE's columns and (data - mean) * rstd of the others, in float32.
-    """
-    partitions, run, columns = data.shape
-    if data.dtype == nl.float32:
-        for r in range(run):
-            row = data[:, r]
-            nisa.activation(dst=row, op=nl.copy, data=row, bias=shifts[:, r : r + 1])
-        return data
-    normal = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
-    left = vector_columns(columns)
-    for r in range(run):
+def centre(data: nl.NkiTensor, shifts: nl.NkiTensor) -> nl.NkiTensor:
+    """data + shifts in float32, in its place where it is."""
+    centred = data
+    if data.dtype != nl.float32:
+        centred = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
+    for r in range(data.shape[1]):
         nisa.activation(
-            dst=normal[:, r, left:columns], op=nl.copy, data=data[:, r, left:columns],
-            scale=rstds[:, r : r + 1], bias=shifts[:, r : r + 1],
+            dst=centred[:, r], op=nl.copy, data=data[:, r], bias=shifts[:, r : r + 1]
         )  # fmt: skip
-        nisa.scalar_tensor_tensor(
-            dst=normal[:, r, 0:left], data=data[:, r, 0:left],
-            op0=nl.subtract, operand0=moments[:, r, 0:1],
-            op1=nl.multiply, operand1=weights[0:partitions, 0:left],
-        )  # fmt: skip
-    return normal
+    return centred
 
 
-def multiply(
-    normal: nl.NkiTensor,
-    result: nl.NkiTensor,
-    rstds: nl.NkiTensor,
-    weights: nl.NkiTensor,
-    bias: nl.NkiTensor,
-) -> None:
-    """float32: normal * rstd * weights, in its place. Half precision: VectorE's columns of the
-    result; the others of normal times weights, in their place.
-    """
-    partitions, run, columns = normal.shape
-    if result.dtype == nl.float32:
-        for r in range(run):
-            nisa.scalar_tensor_tensor(
-                dst=normal[:, r], data=normal[:, r], op0=nl.multiply, operand0=rstds[:, r : r + 1],
-                op1=nl.multiply, operand1=weights[0:partitions],
-            )  # fmt: skip
-        return
-    left = vector_columns(columns)
+def scale(centred: nl.NkiTensor, rstds: nl.NkiTensor, weights: nl.NkiTensor) -> None:
+    """centred * rstd * weights, in its place."""
+    partitions, run, _ = centred.shape
     for r in range(run):
         nisa.scalar_tensor_tensor(
-            dst=result[:, r, 0:left], data=normal[:, r, 0:left],
-            op0=nl.multiply, operand0=rstds[:, r : r + 1],
-            op1=nl.add, operand1=bias[0:partitions, 0:left],
+            dst=centred[:, r], data=centred[:, r], op0=nl.multiply, operand0=rstds[:, r : r + 1],
+            op1=nl.multiply, operand1=weights[0:partitions],
         )  # fmt: skip
-    rest = normal[:, :, left:columns]
+
+
+def add_bias(scaled: nl.NkiTensor, bias: nl.NkiTensor, dtype: str) -> nl.NkiTensor:
+    """scaled + bias, rounded to `dtype`."""
+    result = scaled
+    if dtype != nl.float32:
+        result = nl.ndarray(scaled.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_tensor(
-        dst=rest, data1=rest, data2=over_rows(weights[:, left:columns], rest), op=nl.multiply,
+        dst=result, data1=scaled, data2=over_rows(bias, scaled), op=nl.add,
         engine=nisa.engine.gpsimd,
     )  # fmt: skip
-
-
-def sum_pieces(run: int, columns: int) -> list[tuple[int, int, int]]:
-    """(row, first column, columns) of what is summed in `_BANKS` banks of PSUM at a time."""
-    size = _BANKS * nl.tile_size.psum_bank_fmax
-    pieces = []
-    for r in range(run):
-        for start in range(vector_columns(columns), columns, size):
-            pieces.append((r, start, min(size, columns - start)))
-    return pieces
-
-
-def fits_in_psum(pieces: list[tuple[int, int, int]]) -> bool:
-    """Whether the sums of all pieces do."""
-    return len(pieces) * _BANKS <= 8
-
-
-def add_bias(
-    normal: nl.NkiTensor,
-    bias: nl.NkiTensor,
-    unit: nl.NkiTensor,
-    ones: nl.NkiTensor,
-    piece: tuple[int, int, int],
-) -> nl.NkiTensor:
-    """Half precision: normal + bias of a piece, in PSUM."""
-    partitions = normal.shape[0]
-    r, start, count = piece
-    bank = nl.tile_size.psum_bank_fmax
-    total = nl.ndarray((partitions, _BANKS * bank), dtype=nl.float32, buffer=nl.psum)
-    for first in range(0, count, bank):
-        end = min(first + bank, count)
-        nisa.nc_matmul(
-            dst=total[:, first:end], stationary=unit[0:partitions, 0:partitions],
-            moving=normal[:, r, start + first : start + end], is_stationary_onezero=True,
-        )  # fmt: skip
-        nisa.nc_matmul(
-            dst=total[:, first:end], stationary=ones[:, 0:partitions],
-            moving=bias[0:1, start + first : start + end], is_stationary_onezero=True,
-        )  # fmt: skip
-    return total
-
-
-def round_sum(result: nl.NkiTensor, total: nl.NkiTensor, piece: tuple[int, int, int]) -> None:
-    """The sum of a piece as columns of the result."""
-    r, start, count = piece
-    nisa.activation(dst=result[:, r, start : start + count], op=nl.copy, data=total[:, 0:count])
+    return result

@@ -23,16 +23,13 @@ from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._long_rows import (
     add_bias,
     centre,
-    fits_in_psum,
     inverse_deviations,
     load_parameters,
-    multiply,
-    ones_row,
-    round_sum,
+    negative_means,
+    partial_statistics,
     row_moments,
-    row_shifts,
-    sum_pieces,
-    unit_matrix,
+    scale,
+    shifted_sums,
 )
 from trnx.nki_kernels.kernels._rows import (
     add_rows,
@@ -124,12 +121,11 @@ def _long_rows(
     fold: int,
     lag: int,
 ) -> None:
-    """Tiles in seven stages, each of which waits for one engine alone: stage s has the tile that is
+    """Tiles in five stages, each of which waits for one engine alone: stage s has the tile that is
     `s * lag` behind the one that is loaded.
     """
     rows = x.shape[0]
     weights, bias = parameters
-    helpers = unit_matrix(), ones_row(bias.dtype)
     starts = []  # type: list[tuple[int, int, int]]
     done = 0
     while done < rows:
@@ -137,66 +133,39 @@ def _long_rows(
         run = min(fold, (rows - done) // partitions)
         starts.append((done, partitions, run))
         done = done + partitions * run
-    data, moments, rstds, shifts, normals, results, sums = [], [], [], [], [], [], []  # type: ignore[var-annotated]
-    for step in range(len(starts) + 6 * lag):
+    data = []  # type: list[nl.NkiTensor]
+    centred = []  # type: list[nl.NkiTensor]
+    rstds = []  # type: list[nl.NkiTensor]
+    shifts = []  # type: list[nl.NkiTensor]
+    parts = []  # type: list[tuple[nl.NkiTensor, nl.NkiTensor | None]]
+    sums = []  # type: list[nl.NkiTensor | None]
+    moments = []  # type: list[nl.NkiTensor]
+    for step in range(len(starts) + 4 * lag):
         if step < len(starts):
             data.append(_load(x, residual, starts[step][0], starts[step][1], starts[step][2]))
-            moments.append(row_moments(data[step]))
+            parts.append(partial_statistics(data[step]))
+        # Before the sums, for which ScalarE would wait.
+        i = step - 2 * lag
+        if lag > 0 and i >= 0 and i < len(starts):
+            centred.append(centre(data[i], shifts[i]))
+        if step < len(starts):
+            sums.append(shifted_sums(data[step], parts[step][1]))
         i = step - lag
         if i >= 0 and i < len(starts):
+            moments.append(row_moments(data[i], parts[i][0], sums[i]))
             rstds.append(inverse_deviations(moments[i], epsilon))
+            shifts.append(negative_means(moments[i]))
             _store_statistics(statistics[0], moments[i][:, :, 0], rows, starts[i][0])
             _store_statistics(statistics[1], rstds[i], rows, starts[i][0])
-        i = step - 2 * lag
-        if i >= 0 and i < len(starts):
-            shifts.append(row_shifts(moments[i], rstds[i], x.dtype == nl.float32))
+        if lag == 0:
+            centred.append(centre(data[step], shifts[step]))
         i = step - 3 * lag
         if i >= 0 and i < len(starts):
-            normals.append(centre(data[i], moments[i], rstds[i], shifts[i], weights))
+            scale(centred[i], rstds[i], weights)
         i = step - 4 * lag
-        if i >= 0 and i < len(starts):
-            results.append(nl.ndarray(data[i].shape, dtype=x.dtype, buffer=nl.sbuf))
-            multiply(normals[i], results[i], rstds[i], weights, bias)
-        # PSUM holds the sums of one tile alone, so those before leave it first.
-        i = step - 6 * lag
-        if lag > 0 and i >= 0:
-            _finish(out, starts[i], results[i], normals[i], bias, helpers, sums[i])
-        i = step - 5 * lag
-        if i >= 0 and i < len(starts):
-            pieces = sum_pieces(starts[i][2], x.shape[1])
-            early = lag > 0 and x.dtype != nl.float32 and fits_in_psum(pieces)
-            sums.append([])
-            if early:
-                for piece in pieces:
-                    sums[i].append(add_bias(normals[i], bias, helpers[0], helpers[1], piece))
-            if lag == 0:
-                _finish(out, starts[i], results[i], normals[i], bias, helpers, sums[i])
-
-
-def _finish(
-    out: nl.NkiTensor,
-    start: tuple[int, int, int],
-    result: nl.NkiTensor,
-    normal: nl.NkiTensor,
-    bias: nl.NkiTensor,
-    helpers: tuple[nl.NkiTensor, nl.NkiTensor],
-    sums: list[nl.NkiTensor],
-) -> None:
-    """Store normal + bias, which `sums` may hold already."""
-    if result.dtype == nl.float32:
-        nisa.tensor_tensor(
-            dst=result, data1=normal, data2=over_rows(bias, normal), op=nl.add,
-            engine=nisa.engine.gpsimd,
-        )  # fmt: skip
-    else:
-        pieces = sum_pieces(normal.shape[1], normal.shape[2])
-        for i in range(len(pieces)):
-            if len(sums) > 0:
-                round_sum(result, sums[i], pieces[i])
-            else:
-                total = add_bias(normal, bias, helpers[0], helpers[1], pieces[i])
-                round_sum(result, total, pieces[i])
-    nisa.dma_copy(dst=rows_of(out, start[0], start[1], start[2]), src=result)
+        if i >= 0:
+            result = add_bias(centred[i], bias, x.dtype)
+            nisa.dma_copy(dst=rows_of(out, starts[i][0], starts[i][1], starts[i][2]), src=result)
 
 
 def _centre(data: nl.NkiTensor, means: nl.NkiTensor) -> nl.NkiTensor:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, columns_of
+from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, Rows, columns_of
 from trnx.nki_kernels.kernels.convolution._product import (
     Block,
     Inputs,
@@ -143,7 +143,8 @@ def _load(
         weights = load_weights(weight, some[0].first, some[0].number, plan, given.is_turned)
     for chunk in some:
         tile = weights.tile[:, :, :, nl.ds(chunk.first - some[0].first, chunk.number)]
-        columns = columns_of(given.bias, given.norm, chunk.place, chunk.number)
+        rows = Rows(chunk.place, chunk.number, given.out.shape[1], 1, 0)
+        columns = columns_of(given.bias, given.norm, rows)
         ready.append(Ready(Weights(tile, weights.channels), columns[0], columns[1]))
 
 
