@@ -2,7 +2,8 @@
 
 The weights are recomputed from lse. A mask's gradient is summed over batch entries and heads that
 share the mask; one that is shared along queries or keys is rejected. Scores are computed in tiles
-of 128 queries and up to 512 keys. Long sequences in 2 bytes without a mask have a kernel of their own.
+of 128 queries and up to 512 keys. Long sequences in 2 bytes without a mask have a kernel of their
+own.
 """
 
 from __future__ import annotations
