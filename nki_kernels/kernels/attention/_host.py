@@ -16,6 +16,8 @@ from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
 _MASK_DTYPES = (torch.bool, *FLOAT_DTYPES)
+# The kernels of long attention are for at least so many queries and keys.
+_LONG = 512
 _WIDEST = 256  # two cuts of the contraction, and a half of a PSUM bank
 
 
@@ -29,6 +31,17 @@ def dropout_factor(b: Bindings) -> float:
     if b.dropout_mask is None:
         return 1.0
     return 0.0 if b.dropout_p >= 1.0 else 1.0 / (1.0 - b.dropout_p)
+
+
+def is_long(b: Bindings, hw: Hardware) -> bool:
+    """Whether the kernels of long attention take these operands, where they fit SBUF: whole blocks
+    of 128 queries and keys of 2 bytes, without masks."""
+    if b.attn_mask is not None or b.dropout_mask is not None:
+        return False
+    if hw.generation < 3 or b.q.dtype.itemsize != 2:
+        return False
+    length, depth = b.q.shape[2], b.k.shape[2]
+    return bool(length % 128 == 0 and depth % 128 == 0 and min(length, depth) >= _LONG)
 
 
 def _broadcasts(mask: TensorSpec, target: tuple[int, ...]) -> bool:
@@ -177,6 +190,8 @@ def input_samples(generator: torch.Generator) -> Iterator[tuple[dict[str, Any], 
     yield make_inputs(generator, 2, 3, 33, 50, 32, mask="bias", causal=True), "bias, causal"
     yield make_inputs(generator, 2, 2, 33, 50, 32, dropout_p=0.3, mask="bias"), "dropout, bias"
     yield make_inputs(generator, 1, 2, 33, 530, 32, dropout_p=0.3), "dropout, several tiles"
+    long = make_inputs(generator, 1, 4, 640, 512, 64, sources=2, dtype=torch.bfloat16, causal=True)
+    yield long, "long, grouped, causal"
     yield make_inputs(generator, 2, 8, 1, 1100, 32, sources=2), "decoding"
     yield make_inputs(generator, 1, 4, 3, 1024, 40, sources=2, mask="hidden"), "decoding, masked"
     for dtype in (torch.bfloat16, torch.float16):

@@ -42,6 +42,7 @@ from trnx.nki_kernels.kernels.attention._host import (
     attention_cost,
     dropout_factor,
     has_bool_mask,
+    is_long,
     samples,
     supports,
 )
@@ -60,9 +61,7 @@ _RESIDENT_BYTES = 65536
 # key head at a time, with fewer keys instructions over several heads are worth more.
 _FEW_QUERIES = 8
 _LONG_KEYS = 1024
-# `long_kernel` is for at least so many queries and keys, and for keys and values of a head that
-# take at most so many bytes per partition: those of two heads are in SBUF.
-_LONG = 512
+# Keys and values of a head for `long_kernel`, bytes per partition: those of two are in SBUF.
 _LONG_BYTES = 65536
 
 
@@ -204,16 +203,11 @@ def _is_decoding(b: Bindings, hw: Hardware) -> bool:
     return bool(length <= _FEW_QUERIES and group * length <= 128 and b.k.shape[2] >= _LONG_KEYS)
 
 
-def _is_long(b: Bindings, hw: Hardware) -> bool:
-    """Whether `long_kernel` takes these operands."""
-    if b.attn_mask is not None or b.dropout_mask is not None:
-        return False
-    if hw.generation < 3 or b.q.dtype.itemsize != 2:
-        return False
-    length, depth = b.q.shape[2], b.k.shape[2]
-    stored = depth * 2 + depth // 128 * (b.v.shape[3] + 1) * 2
-    whole = length % 128 == 0 and depth % 128 == 0
-    return bool(whole and min(length, depth) >= _LONG and stored <= _LONG_BYTES)
+def _fits(b: Bindings) -> bool:
+    """Whether the keys and values of two heads fit SBUF beside all else that `long_kernel` needs
+    there."""
+    depth = b.k.shape[2]
+    return bool(depth * 2 + depth // 128 * (b.v.shape[3] + 1) * 2 <= _LONG_BYTES)
 
 
 def _sdpa(
@@ -238,7 +232,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     if _is_decoding(b, hw):
         few = (has_bool_mask(b), b.scale)
         return Launch.of(decode_kernel, b, ("q", "k", "v", "attn_mask"), *few)
-    if _is_long(b, hw):
+    if is_long(b, hw) and _fits(b):
         return Launch.of(long_kernel, b, ("q", "k", "v"), b.is_causal, b.scale)
     constants = (has_bool_mask(b), dropout_factor(b), b.is_causal, b.scale)
     return Launch.of(sdpa_kernel, b, _TENSORS, *constants)

@@ -2,7 +2,8 @@
 
 The weights are recomputed from lse. A mask's gradient is summed over batch entries and heads that
 share the mask; one that is shared along queries or keys is rejected. Scores are computed in tiles
-of 128 queries and up to 512 keys.
+of 128 queries and up to 512 keys. Long sequences in 2 bytes without a mask have a kernel of their
+own.
 """
 
 from __future__ import annotations
@@ -23,13 +24,27 @@ from trnx.nki_kernels.kernels.attention._backward import (
     finish_rows,
 )
 from trnx.nki_kernels.kernels.attention._layout import chunks_of, head_layout, packs_of
+from trnx.nki_kernels.kernels.attention._long_backward import LongGradients
+from trnx.nki_kernels.kernels.attention._long_backward_schedule import differentiate
 from trnx.nki_kernels.kernels.attention._masks import Masks, as_four
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
+_LONG_TENSORS = ("grad_out", "q", "k", "v", "out", "lse")
+# For operands in SBUF, bytes per partition: leaves 48 KiB of trn2's to the rest.
+_LONG_BYTES = 180224
 _TENSORS = ("grad_out", "q", "k", "v", "out", "lse", "attn_mask", "dropout_mask")
+
+
+def _no_mask_gradient(dtype: type) -> nl.NkiTensor:
+    """What stands for it where there is none: one zero."""
+    dmask = nl.ndarray((1,), dtype=dtype, buffer=nl.shared_hbm)
+    zero = nl.ndarray((1, 1), dtype=dtype, buffer=nl.sbuf)
+    nisa.memset(dst=zero, value=0)
+    nisa.dma_copy(dst=dmask.reshape((1, 1)), src=zero)
+    return dmask
 
 
 @nki.jit
@@ -94,10 +109,7 @@ def sdpa_backward_kernel(
             total = nl.ndarray(attn_mask.shape, dtype=nl.float32, buffer=nl.private_hbm)
         gradients = Gradients(dq, dk, dv, dq_sum, as_four(total))
     else:
-        dmask = nl.ndarray((1,), dtype=q.dtype, buffer=nl.shared_hbm)
-        zero = nl.ndarray((1, 1), dtype=q.dtype, buffer=nl.sbuf)
-        nisa.memset(dst=zero, value=0)
-        nisa.dma_copy(dst=dmask.reshape((1, 1)), src=zero)
+        dmask = _no_mask_gradient(q.dtype)
         gradients = Gradients(dq, dk, dv, dq_sum, None)
     slots = max(features.slots, values.slots, keys.slots)
     head_chunks = chunks_of(batches, heads, group, most, slots)
@@ -113,6 +125,28 @@ def sdpa_backward_kernel(
     if gradients.dmask is not None and dmask.dtype != nl.float32:
         nisa.dma_copy(dst=dmask, src=total)
     return dq, dk, dv, dmask
+
+
+@nki.jit
+def long_backward_kernel(
+    grad_out: nl.NkiTensor,
+    q: nl.NkiTensor,
+    k: nl.NkiTensor,
+    v: nl.NkiTensor,
+    out: nl.NkiTensor,
+    lse: nl.NkiTensor,
+    causal: bool,
+    scale: float,
+    ahead: bool,
+) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
+    """`(dq, dk, dv, dmask)` of whole blocks of 128 queries and keys of a 2-byte dtype, without a
+    mask; `ahead`: two heads are in SBUF."""
+    dq = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
+    dk = nl.ndarray(k.shape, dtype=k.dtype, buffer=nl.shared_hbm)
+    dv = nl.ndarray(v.shape, dtype=v.dtype, buffer=nl.shared_hbm)
+    gradients = LongGradients(dq, dk, dv, causal, scale)
+    differentiate(gradients, (q, grad_out, out, lse), (k, v), ahead)
+    return dq, dk, dv, _no_mask_gradient(q.dtype)
 
 
 def _sdpa_backward(
@@ -153,9 +187,22 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
     return reason
 
 
+def _stored_bytes(b: Bindings) -> int:
+    """What `long_backward_kernel` keeps of a head in SBUF, bytes per partition."""
+    length, depth, width, values = b.q.shape[2], b.k.shape[2], b.q.shape[3], b.v.shape[3]
+    shared = b.q.shape[1] > b.k.shape[1]
+    queries = 4 * length + length // 128 * (6 * width + 4 * values + 8)
+    keys = 4 * depth + depth // 128 * (2 * width + 4 * shared * (width + values))
+    return int(queries + keys)
+
+
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The kind of mask and the numbers are constants of the kernel."""
-    del hw
+    if host.is_long(b, hw) and max(b.q.shape[3], b.v.shape[3]) <= 128:
+        stored = _stored_bytes(b)
+        if stored <= _LONG_BYTES:
+            numbers = (b.is_causal, b.scale, 2 * stored <= _LONG_BYTES)
+            return Launch.of(long_backward_kernel, b, _LONG_TENSORS, *numbers)
     constants = (host.has_bool_mask(b), host.dropout_factor(b), b.is_causal, b.scale, b.mask_grad)
     return Launch.of(sdpa_backward_kernel, b, _TENSORS, *constants)
 

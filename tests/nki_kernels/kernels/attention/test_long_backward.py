@@ -1,0 +1,186 @@
+"""The kernel of the gradients of long attention: where it is chosen, its values and its traffic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from trnx import simulator
+from trnx.nki_kernels import canonical_ops, registry
+from trnx.nki_kernels.kernels.attention._host import make_inputs
+from trnx.nki_kernels.spec import Bindings, Launch
+from trnx.simulator.hardware import hardware
+from trnx.simulator.memory.tensor_spec import TensorSpec
+from trnx.simulator.program.program import Program
+from trnx.simulator.timing.profile import predicted_seconds
+
+BACKWARD = registry.kernels()["sdpa_backward"]
+BF16 = torch.bfloat16
+
+
+def saved(*shape: int, seed: int = 11, **options: Any) -> dict[str, Any]:
+    """The bindings of `sdpa_backward`."""
+    generator = torch.Generator().manual_seed(seed)
+    values = make_inputs(generator, *shape, **({"dtype": BF16} | options))
+    return with_results(values, generator)
+
+
+def with_results(values: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
+    out, lse = canonical_ops.sdpa(**values)
+    grad_out = torch.randn(out.shape, generator=generator).to(out.dtype)
+    return values | {"grad_out": grad_out, "out": out, "lse": lse, "mask_grad": False}
+
+
+def unsaved(*shape: int, **options: Any) -> dict[str, Any]:
+    """The same without values."""
+    values = make_inputs(torch.Generator(), *shape, **({"dtype": BF16} | options))
+    out = torch.empty((*values["q"].shape[:3], values["v"].shape[3]), dtype=values["q"].dtype)
+    lse = torch.empty(out.shape[:3])
+    return values | {"grad_out": out, "out": out, "lse": lse, "mask_grad": False}
+
+
+def launched(values: dict[str, Any], target: str) -> Launch:
+    bindings = Bindings(
+        {k: TensorSpec.of(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
+    )
+    assert BACKWARD.supports(bindings, hardware(target)) is None
+    return BACKWARD.launch(bindings, hardware(target))
+
+
+def is_long(values: dict[str, Any], target: str) -> bool:
+    return bool(launched(values, target).kernel.__name__ == "long_backward_kernel")
+
+
+def gradients(values: dict[str, Any], target: str = "trn2") -> tuple[torch.Tensor, ...]:
+    assert is_long(values, target)
+    launch = launched(values, target)
+    names = iter(launch.tensor_names)
+    arguments = [values[next(names)] if isinstance(a, TensorSpec) else a for a in launch.arguments]
+    results: tuple[torch.Tensor, ...] = simulator.simulate(launch.kernel, target=target)(*arguments)
+    return results
+
+
+def traced(values: dict[str, Any], target: str = "trn2") -> Program:
+    launch = launched(values, target)
+    program = simulator.trace(launch.kernel, launch.arguments, target=target, values=False)
+    assert isinstance(program, Program)
+    return program
+
+
+def exact(values: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """The gradients in float64."""
+    q, k, v = (values[name].double().requires_grad_() for name in ("q", "k", "v"))
+    group = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(group, 1).mT * values["scale"]
+    if values["is_causal"]:
+        below = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~below, -torch.inf)
+    out = scores.softmax(-1) @ v.repeat_interleave(group, 1)
+    return torch.autograd.grad(out, (q, k, v), values["grad_out"].double())
+
+
+def assert_within_twice_of_eager(values: dict[str, Any], target: str = "trn2") -> None:
+    """Against float64, with eager's own error as the measure, or one rounding of the result."""
+    results = gradients(values, target)
+    for own, wanted, eager in zip(
+        results, exact(values), BACKWARD.reference(**values), strict=False
+    ):
+        assert own.dtype is values["q"].dtype
+        unit = torch.finfo(own.dtype).eps / 2 * wanted.abs().max().item()
+        error = max((eager.double() - wanted).abs().max().item(), unit)
+        assert (own.double() - wanted).abs().max().item() <= 2 * error
+
+
+@pytest.mark.parametrize("target", ["trn2", "trn3"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_gradients(dtype: torch.dtype, causal: bool, target: str) -> None:
+    values = saved(2, 2, 640, 640, 64, dtype=dtype, causal=causal)
+    assert_within_twice_of_eager(values, target)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("width", [1, 40, 96, 128])
+def test_gradients_of_every_width(width: int, causal: bool) -> None:
+    assert_within_twice_of_eager(saved(1, 1, 512, 640, width, causal=causal))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("sources", [1, 2])
+def test_heads_that_share_keys(sources: int, causal: bool) -> None:
+    values = saved(2, 4, 512, 512, 16, sources=sources, causal=causal)
+    assert_within_twice_of_eager(values)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("length", "depth"), [(1152, 640), (640, 1280), (512, 1024)])
+def test_other_lengths_of_queries_and_keys(length: int, depth: int, causal: bool) -> None:
+    assert_within_twice_of_eager(saved(1, 2, length, depth, 32, causal=causal, values=16))
+
+
+def test_keys_after_the_last_query_have_no_gradient() -> None:
+    _, dk, dv, _ = gradients(saved(1, 2, 640, 1280, 16, causal=True))
+    assert not dk[:, :, 640:].any()
+    assert not dv[:, :, 640:].any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_large_scores(causal: bool) -> None:
+    """Logits of 1e4 and more: what is hidden overflows before it is cleared."""
+    generator = torch.Generator().manual_seed(2)
+    values = make_inputs(generator, 1, 2, 512, 640, 32, dtype=BF16, causal=causal)
+    values["k"][:, :, 100:300] *= 400
+    values["q"][:, :, 200:400] *= 20
+    values = with_results(values, generator)
+    assert all(x.isfinite().all() for x in gradients(values))
+    assert_within_twice_of_eager(values)
+
+
+def test_what_forward_saves_fits(forward: Any) -> None:
+    """Outputs and sums of the kernel of long attention, in place of eager's."""
+    values = saved(1, 2, 640, 640, 64, causal=True)
+    out, lse = forward.run({name: values[name] for name in forward_names(values)})
+    assert_within_twice_of_eager(values | {"out": out, "lse": lse})
+
+
+def forward_names(values: dict[str, Any]) -> list[str]:
+    return [name for name in values if name not in ("grad_out", "out", "lse", "mask_grad")]
+
+
+@pytest.mark.parametrize(
+    ("change", "target", "chosen"),
+    [
+        ({}, "trn2", True),
+        ({}, "trn3", True),
+        ({}, "trn1", False),
+        ({"dtype": torch.float32}, "trn2", False),
+        ({"length": 513}, "trn2", False),
+        ({"depth": 384}, "trn2", False),
+        ({"width": 192}, "trn2", False),
+        ({"dropout_p": 0.1}, "trn2", False),
+        ({"mask": "bool"}, "trn2", False),
+        ({"length": 8192, "depth": 8192}, "trn2", True),
+        ({"length": 16384, "depth": 8192}, "trn2", False),
+    ],
+)
+def test_where_it_is_chosen(change: dict[str, Any], target: str, chosen: bool) -> None:
+    sizes = {"length": 512, "depth": 512, "width": 128} | change
+    shape = (1, 1, *(sizes.pop(name) for name in ("length", "depth", "width")))
+    assert is_long(unsaved(*shape, **sizes), target) is chosen
+
+
+@pytest.mark.parametrize("length", [4096, 8192])
+def test_it_fits(length: int) -> None:
+    program = traced(unsaved(1, 2, length, length, 128, sources=1, causal=True))
+    assert program.peak_sbuf_bytes <= hardware("trn2").sbuf_partition_bytes
+    assert program.peak_psum_bytes <= hardware("trn2").psum_partition_bytes
+
+
+def test_tensor_engine_is_busy() -> None:
+    """At least 55 % of its peak in the five products, predicted."""
+    program = traced(unsaved(1, 4, 2048, 2048, 128, causal=True))
+    flops = 10 * 4 * 2048 * 2048 / 2 * 128
+    seconds = predicted_seconds(program, hardware("trn2"))
+    assert flops / seconds >= 0.55 * hardware("trn2").peak_bf16_flops
