@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trnx.backend.norm_decompositions import NORM_DECOMPOSITIONS
+from trnx.backend.norm_decompositions import NORM_DECOMPOSITIONS, NORM_LAYOUTS
 from trnx.backend.torch_internals import FUSED_MULTIPLY_ADD, core_decompositions
 from trnx.fx_passes.match import pattern_targets
 from trnx.nki_kernels.spec import Kernel
@@ -62,7 +62,7 @@ def decomposition_table(kernels: Iterable[Kernel]) -> dict[Any, Callable[..., An
     kept = KEPT | pattern_targets(kernels)
     every = core_decompositions() | NORM_DECOMPOSITIONS
     table = {op: rule for op, rule in every.items() if op not in kept}
-    return {**table, FUSED_MULTIPLY_ADD: _multiply_add}
+    return {**table, **NORM_LAYOUTS, FUSED_MULTIPLY_ADD: _multiply_add}
 
 
 def _multiply_add(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor) -> torch.Tensor:

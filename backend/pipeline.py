@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from trnx.backend.cache.plans import kept_plan
+from trnx.backend.cache.sources import kept_source
 from trnx.backend.options import Options
 from trnx.backend.prediction import PREDICTIONS
 from trnx.fallback.eager import EagerEngine
@@ -21,10 +23,12 @@ from trnx.fx_passes.region import FallbackEngine, Plan
 from trnx.fx_passes.rewrite import REWRITE_COMPOSITES
 from trnx.fx_passes.verify import verify_functional, verify_graph, verify_plan
 from trnx.nki_kernels import generator
+from trnx.nki_kernels.generator.kernel import keep_sources_in
 from trnx.nki_kernels.registry import kernels
 
 BEFORE_AUTOGRAD: tuple[Pass, ...] = (REWRITE_COMPOSITES,)
 
+keep_sources_in(kept_source)
 check_order(CANONICALISE, check_order(BEFORE_AUTOGRAD), wanted=CANONICAL)
 
 
@@ -42,11 +46,15 @@ def make_engines(options: Options) -> tuple[FallbackEngine, ...]:
 
 
 def plan_graph(gm: fx.GraphModule, options: Options, engines: Sequence[FallbackEngine]) -> Plan:
-    """The plan of a functional ATen graph, which the passes may change. Graph and plan are
-    verified, which takes some thousandths of the time."""
+    """The plan of a functional ATen graph, which the passes may change: from the compile cache, or
+    made. Graph and plan are verified, which takes some thousandths of the time."""
     gm = canonicalise(gm)
     verify_graph(gm, "canonicalise")
     verify_functional(gm, "canonicalise")
+    return kept_plan(gm, options, kernels(), lambda: _partition(gm, options, engines))
+
+
+def _partition(gm: fx.GraphModule, options: Options, engines: Sequence[FallbackEngine]) -> Plan:
     plan = partition(
         gm,
         kernels=kernels(),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from trnx.backend.cache.predictions import kept_seconds
 from trnx.backend.programs import PROGRAMS, ProgramCache, launch_key
 from trnx.backend.torch_internals import without_fake_mode
 from trnx.fx_passes.match import bindings_spec
@@ -107,13 +108,16 @@ class Predictions:
         if _instructions(cost) > LONGEST:
             return estimated_seconds(launch, cost, hw), "estimate"
         try:
-            from trnx.simulator.timing.profile import predicted_seconds
-
-            return predicted_seconds(self.program(launch, hw), hw), "schedule"
+            return kept_seconds(launch, hw.target, lambda: self._scheduled(launch, hw)), "schedule"
         except Exception:  # the fallback boundary: no prediction is worth a failed compilation
             log.warning("kernel %s has no schedule; its time is estimated", launch.kernel,
                         exc_info=True)  # fmt: skip
             return estimated_seconds(launch, cost, hw), "estimate"
+
+    def _scheduled(self, launch: Launch, hw: Hardware) -> float:
+        from trnx.simulator.timing.profile import predicted_seconds
+
+        return predicted_seconds(self.program(launch, hw), hw)
 
     def clear(self) -> None:
         """Forget everything, for measurements."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MethodType
@@ -227,6 +227,18 @@ def expression(value: Any) -> Any:
     """The sympy expression of a symbolic number; a plain number is returned as it is."""
     node = getattr(value, "node", None)
     return value if node is None else node.expr
+
+
+def symbol_facts(numbers: Iterable[Any]) -> list[str]:
+    """What is known of the symbols in these symbolic numbers, as text: their ranges, and the guards
+    of their shape environments."""
+    facts: set[str] = set()
+    for number in numbers:
+        environment = number.node.shape_env
+        for symbol in number.node.expr.free_symbols:
+            facts.add(f"{symbol} {environment.var_to_range.get(symbol)}")
+        facts.update(f"guard {guard.expr}" for guard in environment.guards)
+    return sorted(facts)
 
 
 def implementation(overload: Any) -> Callable[..., Any]:

@@ -70,6 +70,12 @@ _DIVISORS: dict[Any, int | None] = {
 # What AWS's compiler emits for a division is not published (inferred).
 _DIVIDE_BY_TENSOR, _DIVIDE_BY_NUMBER = 42, 26
 
+# Where a convolution has its groups, its input and its weight among the arguments.
+_GROUPS: dict[Any, tuple[int, int, int]] = {
+    _aten.convolution.default: (8, 0, 1),
+    _aten.convolution_backward.default: (9, 1, 2),
+}
+
 _GATHERS = frozenset(
     {
         _aten.embedding.default,
@@ -197,11 +203,26 @@ def _busy(node: fx.Node, cost: Cost, hw: Hardware) -> _Busy:
     if passes is not None:
         rows = rows_seconds(hw, 1, math.prod(outer), columns, dtype)
         return _Busy(0.0, passes * rows, chain_seconds(hw, passes, columns))
-    flops = flops_seconds(hw, cost.matmul_flops, dtype)
+    flops = flops_seconds(hw, cost.matmul_flops * _groups_in_a_product(node), dtype)
     elements = math.prod((*outer, columns))
     steps = 0 if dtype is torch.bfloat16 else _division_steps(node)
     vector = vector_seconds(hw, cost.vector_flops + steps * elements, dtype)
     return _Busy(flops, vector, chain_seconds(hw, 1 + steps, math.ceil(elements / hw.partitions)))
+
+
+def _groups_in_a_product(node: fx.Node) -> int:
+    """Groups of a convolution that share a product, each with zeros beside its channels: TensorE
+    takes as long for one group of few channels.
+    """
+    place = _GROUPS.get(node.target)
+    if place is None:
+        return 1
+    groups, image, weight = node.args[place[0]], node.args[place[1]], node.args[place[2]]
+    if not (isinstance(groups, int) and isinstance(image, fx.Node) and isinstance(weight, fx.Node)):
+        return 1
+    # A weight has the channels of all groups on one side, and of one group on the other.
+    inside, outside = _shape(image)[1] // groups, max(_shape(weight)[:2]) // groups
+    return min(groups, max(1, _TILE // max(1, inside, outside)))
 
 
 def _division_steps(node: fx.Node) -> int:

@@ -26,6 +26,7 @@ from trnx.fx_passes.region import KernelMatch
 from trnx.nki_kernels.hints import hinted
 from trnx.nki_kernels.spec import Bindings, Kernel, Pattern
 from trnx.simulator.errors import Reject
+from trnx.simulator.lru_cache import LruCache
 
 _COMMUTATIVE = frozenset(
     {
@@ -303,12 +304,23 @@ def _parameter(annotation: Any) -> _Parameter:
 
 def matchers(kernels: Iterable[Kernel]) -> tuple[Matcher, ...]:
     """All patterns of all kernels that have any, biggest first, then in the order of `kernels`."""
-    every = [
-        Matcher(kernel, pattern)
-        for kernel in kernels
-        for pattern in getattr(kernel, "patterns", ())
-    ]
+    every = [matcher for kernel in kernels for matcher in _matchers_of(kernel)]
     return tuple(sorted(every, key=lambda m: -m.size))
+
+
+# Kernel's id -> the kernel, which keeps the id its own, and its matchers: they hold nothing of the
+# graphs that they were used for.
+_KNOWN: LruCache[tuple[Kernel, tuple[Matcher, ...]]] = LruCache(256)
+
+
+def _matchers_of(kernel: Kernel) -> tuple[Matcher, ...]:
+    """Traced once for a kernel, not for every graph."""
+
+    def make() -> tuple[Kernel, tuple[Matcher, ...]]:
+        patterns = getattr(kernel, "patterns", ())
+        return kernel, tuple(Matcher(kernel, pattern) for pattern in patterns)
+
+    return _KNOWN.get_or_make(id(kernel), make)[1]
 
 
 def pattern_targets(kernels: Iterable[Kernel]) -> frozenset[Any]:

@@ -149,7 +149,7 @@ class Scheduler:
             return
         run, self._run = self._run, None
         nodes = self._with_glue(run)
-        outputs = _values_used_outside(nodes)
+        outputs = values_used_outside(nodes)
         engine = self._choose(run.kind, nodes)
         self._steps.append(Region(self._name(engine), engine, nodes, inputs_of(nodes), outputs))
         self._steps.extend(n for n in run.nodes if is_glue(n))
@@ -193,7 +193,7 @@ class Scheduler:
         return not is_getitem(node) or self._may_copy(kind, node.all_input_nodes[0])
 
 
-def _values_used_outside(nodes: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+def values_used_outside(nodes: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
     """What a region of `nodes` hands out: computed values, also those that are read through glue.
 
     Glue of the region that is used outside is evaluated there again, from the value behind it. A

@@ -31,6 +31,7 @@ type = layers
 layers =
     trnx.cli
     trnx.errors
+    trnx.device
     trnx.backend
     trnx.fallback
     trnx.fx_passes

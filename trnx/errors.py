@@ -1,5 +1,11 @@
 """All named errors of trnx; every one derives from `TrnxError`."""
 
+from trnx.backend.cache.errors import (
+    CacheArchiveError,
+    CacheError,
+    CacheOffError,
+    DamagedEntryError,
+)
 from trnx.backend.errors import (
     BackendError,
     CoverageError,
@@ -36,6 +42,7 @@ from trnx.backend.neuron.errors import (
     NeuronShapeError,
     NeuronStackError,
 )
+from trnx.device.errors import ArchiveError, CollectError, DeviceError
 from trnx.eks.errors import (
     EksError,
     JobRefusedError,
@@ -70,13 +77,20 @@ from trnx.simulator.errors import (
 )
 
 __all__ = [
+    "ArchiveError",
     "BackendError",
+    "CacheArchiveError",
+    "CacheError",
+    "CacheOffError",
     "CapacityError",
     "CheckpointError",
+    "CollectError",
     "CoverageError",
+    "DamagedEntryError",
     "DamagedFolderError",
     "DataError",
     "DemoDependencyError",
+    "DeviceError",
     "DuplicateKernelError",
     "EksError",
     "ExampleError",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from trnx.backend.cache.entries import Entry, Key, Kind, read_entry
 from trnx.backend.cache.errors import DamagedEntryError
@@ -40,12 +41,12 @@ def _no_record(digest: str, data: bytes) -> None:
 
 
 @dataclass(frozen=True)
-class Codec:
+class Codec(Generic[Value]):
     """A value as JSON and back. `encode` gives None for what is not kept; `decode` raises
     DamagedEntryError, or what reading JSON of another form raises."""
 
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
+    encode: Callable[[Value], Any]
+    decode: Callable[[Any], Value]
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,11 @@ class Cache:
         # Bytes that may be written before the folder's size is looked at; the first write looks.
         self._until_look = 0
 
-    def get_or_make(self, key: Key, make: Callable[[], Value], codec: Codec) -> Value:
+    def get_or_make(self, key: Key, make: Callable[[], Value], codec: Codec[Value]) -> Value:
         """The value for `key`: from the folder, from who computes it just now, or by `make`."""
         found = self._get(key, codec)
         if found is not None:
-            return _value(found)
+            return found[0]
         if not self._is_writable:
             return make()
         lock = self.folder.lock(key.kind.name, key.digest)
@@ -99,7 +100,7 @@ class Cache:
             return make()
         try:
             if not is_first and (found := self._awaited(key, lock, codec)) is not None:
-                return _value(found)
+                return found[0]
             value = make()
             self._put(key, value, codec)
             return value
@@ -107,7 +108,16 @@ class Cache:
             if is_first:
                 leave(lock)
 
-    def _awaited(self, key: Key, lock: Path, codec: Codec) -> tuple[Any] | None:
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """Nothing is written while the block runs."""
+        before, self._is_writable = self._is_writable, False
+        try:
+            yield
+        finally:
+            self._is_writable = before
+
+    def _awaited(self, key: Key, lock: Path, codec: Codec[Value]) -> tuple[Value] | None:
         place = self.folder.place(key.kind.name, key.digest)
         if not wait(lock, place.exists, self._wait_seconds):
             return None
@@ -115,7 +125,7 @@ class Cache:
         self.counts["waited"] += found is not None
         return found
 
-    def _get(self, key: Key, codec: Codec) -> tuple[Any] | None:
+    def _get(self, key: Key, codec: Codec[Value]) -> tuple[Value] | None:
         """The value in a tuple, None where there is none to be used."""
         place = self.folder.place(key.kind.name, key.digest)
         outcome, found = "miss", None
@@ -138,7 +148,7 @@ class Cache:
             self.lookups.append(Lookup(key, outcome))
         return found
 
-    def _put(self, key: Key, value: Any, codec: Codec) -> None:
+    def _put(self, key: Key, value: Value, codec: Codec[Value]) -> None:
         encoded = codec.encode(value)
         if encoded is None:
             return
@@ -172,7 +182,3 @@ class Cache:
             self.folder.path,
             error,
         )
-
-
-def _value(found: tuple[Any]) -> Any:
-    return found[0]

@@ -203,7 +203,9 @@ def _driver(here: Machine, stack: Stack) -> Check:
 def _devices(here: Machine, stack: Stack) -> Check:
     problem = stack.device_problem()
     if problem is None:
-        return Check("devices", "ok", f"{len(stack.nodes)} device node(s), from {stack.nodes[0]}")
+        nodes = f"{len(stack.nodes)} device node(s), from {stack.nodes[0]}" if stack.nodes else ""
+        counted = "" if stack.devices is None else f"TorchNeuron counts {stack.devices}"
+        return Check("devices", "ok", "; ".join(filter(None, (nodes, counted))))
     status: Status = "problem" if stack.nodes else _wanted(here, stack)
     return Check("devices", status, problem.found, problem.fix if status == "problem" else "")
 

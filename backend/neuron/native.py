@@ -31,11 +31,12 @@ def native_kernel(kernel: Any) -> Any:
     file = Path(function.__code__.co_filename)
     with _lock:
         if file not in _modules:
-            _modules[file] = _executed(file)
+            _modules[file] = executed(file)
         return getattr(_modules[file], function.__name__)
 
 
-def _executed(file: Path) -> ModuleType:
+def executed(file: Path) -> ModuleType:
+    """The file as a module, with the `nki` that is installed."""
     digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
     name = f"trnx_on_device_{file.stem}_{digest}"
     spec = importlib.util.spec_from_file_location(name, file)

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -39,7 +39,7 @@ _MAX_NODES = 100
 
 
 @dataclass(frozen=True)
-class _Refusal:
+class Refusal:
     """A Reject with the index of its node in the region in place of the node."""
 
     reason: str
@@ -47,19 +47,41 @@ class _Refusal:
 
 
 @dataclass(frozen=True)
-class _Generated:
+class Generated:
     """A kernel's source, and `Launch.result_orders`."""
 
     source: str
     orders: tuple[tuple[int, ...], ...]
 
 
+Made = Generated | Refusal
+
+
+class SourceStore(Protocol):
+    """What remembers kernels' sources between processes."""
+
+    def __call__(self, key: str, make: Callable[[], Made]) -> Made:
+        """What was made for `key`, which is equal for equal regions, sizes and targets."""
+
+
 # Some kilobytes of source each.
-_SOURCES: LruCache[_Generated | _Refusal] = LruCache(2048)
+_SOURCES: LruCache[Generated | Refusal] = LruCache(2048)
 _COSTS: LruCache[Cost] = LruCache(4096)
 _NODES: LruCache[str | None] = LruCache(4096)
+_stores: list[SourceStore] = []
 _KERNELS: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
 _LOADING = threading.Lock()
+
+
+def keep_sources_in(store: SourceStore) -> None:
+    """Ask `store` before a source is generated."""
+    _stores[:] = [store]
+
+
+def _kept(key: Hashable, make: Callable[[], Made]) -> Made:
+    text = repr(key)
+    # An address in it tells nothing in another process.
+    return _stores[0](text, make) if _stores and " at 0x" not in text else make()
 
 
 def _kernel_of(path: Path, name: str) -> Any:
@@ -167,23 +189,24 @@ class FusedKernel:
         if len(self._nodes) > _MAX_NODES:
             return Reject(f"{len(self._nodes)} ops in one kernel are more than {_MAX_NODES}")
         found = self._generated(b, hw)
-        return self._reject(found) if isinstance(found, _Refusal) else None
+        return self._reject(found) if isinstance(found, Refusal) else None
 
-    def _generated(self, b: Mapping[str, Any], hw: Hardware) -> _Generated | _Refusal:
-        def make() -> _Generated | _Refusal:
+    def _generated(self, b: Mapping[str, Any], hw: Hardware) -> Generated | Refusal:
+        def make() -> Generated | Refusal:
             specs = specs_of_bindings(self._gm.graph, b)
             region = tile_region(self._nodes, _outputs(self._gm), specs, hw)
             if not isinstance(region, Reject):
                 source = emit(self._name, self._summary(b), self._parameters(b), region)
-                return _Generated(source, _orders(region.outputs))
+                return Generated(source, _orders(region.outputs))
             nodes = list(self._gm.graph.nodes)
-            return _Refusal(
+            return Refusal(
                 region.reason, nodes.index(region.node) if region.node in nodes else None
             )
 
-        return _SOURCES.get_or_make((self._key(b), hw.target), make)
+        key = (self._key(b), hw.target)
+        return _SOURCES.get_or_make(key, lambda: _kept(key, make))
 
-    def _reject(self, refusal: _Refusal) -> Reject:
+    def _reject(self, refusal: Refusal) -> Reject:
         index = refusal.index
         return Reject(refusal.reason, None if index is None else list(self._gm.graph.nodes)[index])
 
@@ -213,9 +236,9 @@ class FusedKernel:
         """The kernel's source for these sizes."""
         return self._accepted(b, hw).source
 
-    def _accepted(self, b: Mapping[str, Any], hw: Hardware) -> _Generated:
+    def _accepted(self, b: Mapping[str, Any], hw: Hardware) -> Generated:
         found = self._generated(b, hw)
-        if isinstance(found, _Generated):
+        if isinstance(found, Generated):
             return found
         raise GeneratorError(
             f"{self._name} cannot be generated: {found.reason}; ask supports first"

@@ -1,221 +1,219 @@
-"""Measure the constants of the timing model on a Trainium device, through AWS's packages.
+"""`trnx device collect`: all tasks into one archive.
 
-    collect.py compile --out NEFFS              # where `nki` is AWS's package
-    collect.py measure NEFFS --out times.json   # where `nrtpy` is installed, on the device
-    collect.py table times.json --target trn2   # where trnx is installed: with predictions
-
-Three steps because `nki` and `nrtpy` do not share an environment. Each compilation is a process of
-its own: AWS's package reads NKI_ARTIFACTS_DIR when it is imported. Documented in
-SDK/nki/get-started/setup-env.rst (nrtpy), SDK/neuron-runtime/nrtpy/model.rst (`benchmark`, mode
-"device") and tutorial-debug-neff-nrtpy.rst (artifacts).
-
-Without AWS's packages `compile` and `measure` end with NeuronPackagesError. `table` has the columns
-of `scripts/calibrate/run.py`; `--json` prints one object as the last line.
+A folder holds what is found; whoever calls again goes on where the last call ended, keeps what is
+there, and tries again what failed. A worker runs the tasks of one part after the other; where one
+takes longer than its limit the worker is ended, the task is noted, and a new worker goes on.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
+import fcntl
+import io
 import json
 import os
+import platform
+import queue
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from probes import PROBES, Probe
+from trnx.device.errors import CollectError
+from trnx.device.records import TASKS, read_records, write_record, write_whole
+from trnx.device.redaction import redacted
+from trnx.device.tasks import LIMITS, all_tasks, part_of
 
-_ITERATIONS = 100
-_FACTORS = (1, 2)
+FORMAT = "trnx-device"
+VERSION = 1
+ABOUT = "about.json"
+# The packages whose versions explain a difference.
+_PACKAGES = ("trnx", "torch", "torch-neuronx", "nki", "neuronx-cc", "numpy")
+# Seconds for the workers of a collection that was killed to end.
+_PATIENCE = 30.0
 
 
-class NeuronPackagesError(RuntimeError):
-    """AWS's package for this step is not installed."""
+@dataclass(frozen=True)
+class Collected:
+    """The archive, and task -> status."""
 
+    archive: Path
+    statuses: Mapping[str, str]
 
-def _package(name: str, step: str) -> Any:
-    """An AWS package, imported when it is needed; PyPI's empty placeholders count as absent."""
-    try:
-        module = importlib.import_module(name)
-    except ImportError:
-        module = None
-    expected = {"nki": "jit", "nrtpy": "NrtpyModel"}[name]
-    if module is None or not hasattr(module, expected):
-        raise NeuronPackagesError(
-            f"`collect.py {step}` needs AWS's package `{name}`, which is not installed here; "
-            "install it from https://pip.repos.neuron.amazonaws.com as "
-            "nki/get-started/setup-env.rst of the AWS Neuron documentation says"
+    @property
+    def ok(self) -> bool:
+        """Whether every task ended with a result."""
+        return set(self.statuses.values()) == {"ok"}
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {"ok": self.ok, "archive": str(self.archive), "tasks": dict(self.statuses)}
+
+    def __str__(self) -> str:
+        lines = [f"{task}: {status}" for task, status in self.statuses.items() if status != "ok"]
+        done = sum(status == "ok" for status in self.statuses.values())
+        return "\n".join(
+            [*lines, f"{done} of {len(self.statuses)} tasks ended well; archive: {self.archive}"]
         )
-    return module
 
 
-# ---- compile ----
+def collect(
+    folder: Path,
+    target: str,
+    *,
+    tasks: Sequence[str] | None = None,
+    limits: Mapping[str, float] = LIMITS,
+    say: Callable[[str], None] = lambda line: None,  # noqa: ARG005
+) -> Collected:
+    """Run what is not in `folder` yet, and write `folder`.tar.gz. Raises CollectError."""
+    wanted = tuple(all_tasks() if tasks is None else tasks)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder) as lock:
+        _about(folder, target)
+        known = read_records(folder)
+        left = [task for task in wanted if known.get(task, {}).get("status") != "ok"]
+        say(f"{len(wanted) - len(left)} of {len(wanted)} tasks are done already")
+        for part, of_part in groupby(left, part_of):
+            _Part(folder, target, limits[part], lock, say).run(list(of_part))
+        found = read_records(folder)
+        archive = folder.with_name(folder.name + ".tar.gz")
+        write_whole(archive, _packed(folder, wanted))
+    return Collected(archive, {task: str(found[task]["status"]) for task in wanted})
 
 
-def compile_probes(out: Path) -> None:
-    """A NEFF of every probe and count, each in a folder of its own."""
-    _package("nki", "compile")
-    for index in range(len(PROBES)):
-        for factor in _FACTORS:
-            folder = out / f"{index}x{factor}"
-            command = [sys.executable, __file__, "compile-one", str(index), str(factor)]
-            environment = os.environ | {"NKI_ARTIFACTS_DIR": str(folder)}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True)
-            # A kernel that was compiled but could not run leaves its NEFF, too.
-            if not _neff(folder):
-                raise RuntimeError(f"{PROBES[index].name}: no NEFF; {done.stderr[-2000:]}")
-            print(f"{folder}: {PROBES[index].name}")
+@contextmanager
+def _alone(folder: Path) -> Iterator[int]:
+    """One collection at a time: two would time each other. The lock's file is given to workers, so
+    that it is held until the last of a killed collection has ended."""
+    with (folder / "lock").open("w") as lock:
+        last = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > last:
+                    raise CollectError(
+                        f"another process collects into {folder}; wait for it, or name another "
+                        "folder"
+                    ) from None
+                time.sleep(0.1)
+        yield lock.fileno()
 
 
-def compile_one(index: int, factor: int) -> None:
-    """Compile a probe in this process by calling it, as AWS's package does."""
-    _package("nki", "compile")
-    probe = PROBES[index]
-    kernels = importlib.import_module("kernels")
-    arrays = [_array(dtype, shape) for dtype, shape in probe.tensors]
-    getattr(kernels, probe.kernel)(*arrays, *probe.arguments(factor))
-
-
-def _array(dtype: str, shape: tuple[int, ...]) -> Any:
-    import numpy as np
-
-    if dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.ones(shape, ml_dtypes.bfloat16)
-    return np.ones(shape, dtype)
-
-
-def _neff(folder: Path) -> Path | None:
-    return next(iter(sorted(folder.rglob("*.neff"))), None)
-
-
-# ---- measure ----
-
-
-def measure(neffs: Path) -> list[dict[str, Any]]:
-    """Device time of every probe: mean of the difference between the counts, per instruction."""
-    nrtpy = _package("nrtpy", "measure")
-    rows = []
-    for index, probe in enumerate(PROBES):
-        times = [_device_ns(nrtpy, neffs / f"{index}x{factor}", probe) for factor in _FACTORS]
-        rows.append(
-            {
-                "name": probe.name,
-                "ns": (times[1] - times[0]) / probe.count,
-                "whole_ns": times,
-                "count": probe.count,
-            }
+def _about(folder: Path, target: str) -> None:
+    """Versions of what is measured. Raises CollectError where the folder has results of others."""
+    about = {"format": FORMAT, "version": VERSION, "target": target, "versions": _versions()}
+    file = folder / ABOUT
+    if file.exists() and json.loads(file.read_text()) != about:
+        raise CollectError(
+            f"{folder} has results of another target or of other versions ({file}): name another "
+            "folder"
         )
-    return rows
+    write_whole(file, json.dumps(about, indent=1).encode())
 
 
-def _device_ns(nrtpy: Any, folder: Path, probe: Probe) -> float:
-    neff = _neff(folder)
-    if neff is None:
-        raise FileNotFoundError(f"{folder} has no NEFF of '{probe.name}'; run collect.py compile")
-    model = nrtpy.NrtpyModel.load_from_neff(neff)
-    names = list(model.input_tensors_info)
-    inputs = {
-        name: nrtpy.NrtpyTensor.from_numpy(_array(dtype, shape), name=name)
-        for name, (dtype, shape) in zip(names, probe.tensors, strict=True)
-    }
-    result = model.benchmark(inputs=inputs, benchmark_iter=_ITERATIONS, mode="device")
-    return float(result.min_ms) * 1e6
-
-
-# ---- table ----
-
-
-def predict(probe: Probe, target: str) -> float:
-    """The same difference, as the timing model has it (ns)."""
-    import torch
-
-    from trnx.simulator import TensorSpec, load_module, trace
-    from trnx.simulator.hardware import hardware
-    from trnx.simulator.timing.scheduler import schedule
-
-    kernel = getattr(load_module(Path(__file__).with_name("kernels.py")), probe.kernel)
-    totals = []
-    for factor in _FACTORS:
-        specs = [TensorSpec.dense(shape, getattr(torch, dtype)) for dtype, shape in probe.tensors]
-        program = trace(kernel, [*specs, *probe.arguments(factor)], target=target)
-        totals.append(schedule(program.rows, hardware(target)).total_ps / 1000)
-    return (totals[1] - totals[0]) / probe.count
-
-
-def table(rows: Sequence[dict[str, Any]], target: str) -> list[dict[str, Any]]:
-    """Measured and predicted ns per instruction."""
-    probes = {probe.name: probe for probe in PROBES}
-    found = []
-    for row in rows:
-        probe = probes[row["name"]]
-        predicted = predict(probe, target)
-        found.append(
-            {
-                "name": f"D-{len(found) + 1}",
-                "target": target,
-                "what": probe.name,
-                "measured_ns": row["ns"],
-                "predicted_ns": predicted,
-                "error": predicted / row["ns"] - 1,
-                "tells": probe.tells,
-            }
-        )
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "system": platform.system()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = ""
     return found
 
 
-def _markdown(rows: Sequence[dict[str, Any]]) -> str:
-    lines = ["| point | chip | what | measured | predicted | error | tells |"]
-    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
-    for row in rows:
-        lines.append(
-            f"| {row['name']} | {row['target']} | {row['what']} | {row['measured_ns']:.0f} ns "
-            f"| {row['predicted_ns']:.0f} ns | {row['error']:+.1%} | {row['tells']} |"
-        )
-    return "\n".join(lines)
+def _record(folder: Path, task: str) -> bytes | None:
+    file = folder / TASKS / f"{task}.json"
+    return file.read_bytes() if file.exists() else None
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    steps = parser.add_subparsers(dest="step", required=True)
-    step = steps.add_parser("compile", help="NEFFs of all probes")
-    step.add_argument("--out", type=Path, required=True)
-    step = steps.add_parser("compile-one")
-    step.add_argument("index", type=int)
-    step.add_argument("factor", type=int)
-    step = steps.add_parser("measure", help="device times of the NEFFs")
-    step.add_argument("neffs", type=Path)
-    step.add_argument("--out", type=Path, required=True)
-    step = steps.add_parser("table", help="measured against predicted")
-    step.add_argument("times", type=Path)
-    step.add_argument("--target", required=True)
-    step.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    return parser
+@dataclass(frozen=True)
+class _Part:
+    """Tasks that share workers and a time limit (seconds, for each)."""
+
+    folder: Path
+    target: str
+    limit: float
+    lock: int
+    say: Callable[[str], None]
+
+    def run(self, tasks: list[str]) -> None:
+        """Run tasks in workers, until each has a new record."""
+        while tasks:
+            before = {task: _record(self.folder, task) for task in tasks}
+            ended = self._run_worker(tasks)
+            left = [task for task in tasks if _record(self.folder, task) == before[task]]
+            if ended is None or not left:
+                return
+            # The first one without a record is the one that ended the worker.
+            write_record(self.folder, left[0], {**ended, "seconds": self.limit})
+            self.say(f"{left[0]}: {ended['status']}")
+            tasks = left[1:]
+
+    def _run_worker(self, tasks: Sequence[str]) -> dict[str, Any] | None:
+        """What ended the worker before its tasks did, None where it did all."""
+        with tempfile.TemporaryFile() as errors:
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "trnx.device.worker", str(self.folder), self.target, *tasks],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+                pass_fds=(self.lock,),
+            )
+            started: queue.Queue[str | None] = queue.Queue()
+            threading.Thread(target=_read, args=(worker, started), daemon=True).start()
+            try:
+                # Until a task begins, the time is that of imports, which a limit covers as well.
+                while (line := started.get(timeout=self.limit)) is not None:
+                    self.say(line)
+                worker.wait(timeout=self.limit)
+            except (queue.Empty, subprocess.TimeoutExpired):
+                return {"status": "timeout", "error": f"it took longer than {self.limit:g} s"}
+            finally:
+                _end(worker)
+            if worker.returncode == 0:
+                return None
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
+            tail = errors.read().decode(errors="replace")
+            return {"status": "failed", "error": f"ended with {worker.returncode}: {tail}"}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line."""
-    options = _parser().parse_args(arguments)
-    try:
-        if options.step == "compile":
-            compile_probes(options.out)
-        elif options.step == "compile-one":
-            compile_one(options.index, options.factor)
-        elif options.step == "measure":
-            options.out.write_text(json.dumps(measure(options.neffs), indent=1))
-        else:
-            rows = table(json.loads(options.times.read_text()), options.target)
-            print(_markdown(rows))
-            if options.json:
-                print(json.dumps({"points": rows}))
-    except NeuronPackagesError as error:
-        print(f"NeuronPackagesError: {error}", file=sys.stderr)
-        return 1
-    return 0
+def _read(worker: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+    assert worker.stdout is not None
+    for line in worker.stdout:
+        lines.put(line.strip())
+    lines.put(None)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _end(worker: subprocess.Popen[str]) -> None:
+    """The worker and what it started, which would hold the device."""
+    if worker.poll() is None:
+        os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait()
+    for pipe in (worker.stdin, worker.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def _packed(folder: Path, tasks: Sequence[str]) -> bytes:
+    """The archive: versions and records, and nothing else of the folder or the machine."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as packed:
+        for name in (ABOUT, *(f"{TASKS}/{task}.json" for task in tasks)):
+            text = json.dumps(redacted(json.loads((folder / name).read_text())), indent=1).encode()
+            member = tarfile.TarInfo(f"{FORMAT}/{name}")
+            member.size, member.mtime = len(text), int(time.time())
+            packed.addfile(member, io.BytesIO(text))
+    return data.getvalue()

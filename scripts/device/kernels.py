@@ -1,5 +1,5 @@
-"""Kernels that repeat one instruction: the time for twice as many, less the time for as many, is
-that of the instruction. AWS's package and the simulator run them alike.
+"""Kernels that repeat one instruction, for `probes.py`. AWS's package and the simulator run them
+alike.
 """
 
 import nki

@@ -1,5 +1,8 @@
-"""What is measured on a device, as data: each probe is a kernel of `kernels.py` for two counts of
-the instruction that it repeats. First come those that decide most (`docs/timing.md`).
+"""What is timed on a device, as data: each probe is a kernel of `kernels.py` for two counts of the
+instruction that it repeats. First come those that decide most (`docs/timing.md`).
+
+The time of the larger count, less that of the smaller, is that of the instructions between: launch,
+copies and the host are in both.
 """
 
 from __future__ import annotations
@@ -8,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 Tensor = tuple[str, tuple[int, ...]]
+FACTORS = (1, 5)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """`kernel(*tensors, *constants, count, *rest)` for `count` and twice that. `tells` names the
-    constant of the timing model that the difference is about.
+    """`kernel(*tensors, *before, count, *after)` for `count` times each of FACTORS. `tells` names
+    the constants of the timing model that the difference is about.
     """
 
     name: str
@@ -28,9 +32,14 @@ class Probe:
         """What follows the tensors, for `factor` times the count."""
         return [*self.before, self.count * factor, *self.after]
 
+    @property
+    def between(self) -> int:
+        """Instructions that the larger count has more."""
+        return self.count * (FACTORS[1] - FACTORS[0])
+
 
 def _repeat(
-    kind: str, columns: int, is_chain: bool, tells: str, *, count: int = 256, dtype: str = "float32"
+    kind: str, columns: int, is_chain: bool, tells: str, *, count: int = 128, dtype: str = "float32"
 ) -> Probe:
     how = "each needing the one before" if is_chain else "independent"
     name = f"{kind}, {dtype} 128 x {columns}, {how}"
@@ -41,7 +50,7 @@ def _repeat(
 def _product(dtype: str, columns: int, moving: int) -> Probe:
     name = f"product, {dtype} 128 x {columns} by {moving}"
     tensors = ((dtype, (128, columns)), (dtype, (128, moving)))
-    return Probe(name, "products", tensors, (), 512, (), "matmul_min_columns, weights_cycles")
+    return Probe(name, "products", tensors, (), 256, (), "matmul_min_columns, weights_cycles")
 
 
 PROBES = (
@@ -57,6 +66,7 @@ PROBES = (
     _repeat("tables", 512, False, "scalar_table_ns", count=64),
     _product("bfloat16", 128, 512),
     _product("bfloat16", 128, 64),
+    _product("bfloat16", 96, 16),
     _product("float32", 128, 512),
     _product("float32", 128, 64),
 )  # fmt: skip

@@ -104,6 +104,18 @@ def test_norms_with_statistics_of_their_own(norm: nn.Module, shape: tuple[int, .
         torch.testing.assert_close(mine, other, msg=name)
 
 
+@pytest.mark.parametrize("order", [(3, 0, 1, 2), (0, 3, 2, 1), (0, 2, 3, 1)], ids=str)
+def test_batch_norm_in_training_of_other_layouts(order: tuple[int, ...]) -> None:
+    """Eager's result is contiguous or channels_last, whatever the strides of its input are."""
+    theirs = randomised(nn.BatchNorm2d(5))
+    ours = copy.deepcopy(theirs)
+    shape = (4, 5, 9, 8)
+    x = draw(*(shape[d] for d in order)).permute([order.index(d) for d in range(4)])
+    with torch.no_grad():
+        compiled = torch.compile(lambda x: torch.relu(ours(x)), backend="trnx")
+        assert_same(compiled(x), torch.relu(theirs(x)), rtol=1e-5, atol=1e-5)
+
+
 def test_nan_stays_in_its_group() -> None:
     x = draw(2, 8, 6, 6)
     x[0, 3, 2, 2], x[1, 0, 0, 0] = float("nan"), float("inf")

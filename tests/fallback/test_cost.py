@@ -122,3 +122,13 @@ def test_an_exact_division_costs_its_instructions(capture: Any) -> None:
     assert seconds(lambda x, y: x / 3 * y, torch.float32) > 3 * plain
     assert seconds(lambda x, y: x / 4 * y, torch.float32) < 2 * plain
     assert seconds(lambda x, y: x / y, torch.bfloat16) < 2 * plain
+
+
+def test_groups_of_few_channels_leave_the_array_idle(capture: Any) -> None:
+    def seconds(groups: int, channels: int) -> float:
+        x, w = torch.randn(8, channels, 56, 56), torch.randn(channels, channels // groups, 3, 3)
+        graph = capture(lambda a, b: F.conv2d(a, b, padding=1, groups=groups), x, w).graph
+        return fused_seconds([n for n in graph.nodes if n.op == "call_function"], TRN2)
+
+    assert seconds(128, 128) == seconds(1, 128)
+    assert seconds(2, 256) == pytest.approx(2 * seconds(1, 128), rel=0.1)

@@ -36,41 +36,58 @@ class Norm(NamedTuple):
     eps: float
 
 
-def _column(vector: nl.NkiTensor, first: int, count: int) -> nl.NkiTensor:
-    """Elements `first ..` of a vector in HBM as float32 `[count, 1]` in SBUF."""
-    raw = nl.ndarray((count, 1), dtype=vector.dtype, buffer=nl.sbuf)
-    source = vector.reshape((vector.shape[0], 1))[nl.ds(first, count), :]
-    nisa.dma_copy(dst=raw, src=source)
+class Rows(NamedTuple):
+    """Output channels on `lanes` partitions from row `first` on: row r has channel
+    `r % groups * many + number`.
+    """
+
+    first: int
+    lanes: int
+    groups: int
+    many: int
+    number: int
+
+
+def _column(vector: nl.NkiTensor, rows: Rows) -> nl.NkiTensor:
+    """Elements of a vector in HBM, those of `rows`, as float32 `[lanes, 1]` in SBUF."""
+    raw = nl.ndarray((rows.lanes, 1), dtype=vector.dtype, buffer=nl.sbuf)
+    source = vector.reshape((rows.groups, rows.many))[:, nl.ds(rows.number, 1)]
+    place = 0
+    while place < rows.lanes:
+        group = (rows.first + place) % rows.groups
+        some = min(rows.groups - group, rows.lanes - place)
+        nisa.dma_copy(dst=raw[nl.ds(place, some)], src=source[nl.ds(group, some)])
+        place = place + some
     if vector.dtype == nl.float32:
         return raw
-    column = nl.ndarray((count, 1), dtype=nl.float32, buffer=nl.sbuf)
+    column = nl.ndarray((rows.lanes, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=column, src=raw)
     return column
 
 
 def columns_of(
-    bias: nl.NkiTensor | None, norm: Norm | None, first: int, count: int
+    bias: nl.NkiTensor | None, norm: Norm | None, rows: Rows
 ) -> tuple[nl.NkiTensor | None, nl.NkiTensor | None]:
-    """The scale and shift of output channels `first .. first+count`."""
-    shift = None if bias is None else _column(bias, first, count)
+    """The scale and shift of these output channels."""
+    shift = None if bias is None else _column(bias, rows)
     if norm is None:
         return None, shift
-    scale = _column(norm.variance, first, count)
-    epsilon = nl.ndarray((count, 1), dtype=nl.float32, buffer=nl.sbuf)
+    scale = _column(norm.variance, rows)
+    epsilon = nl.ndarray((rows.lanes, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=epsilon, value=norm.eps)
     nisa.activation(dst=scale, op=nl.rsqrt, data=scale, bias=epsilon)
     if norm.weight is not None:
-        weight = _column(norm.weight, first, count)
+        weight = _column(norm.weight, rows)
         nisa.tensor_tensor(dst=scale, data1=scale, data2=weight, op=nl.multiply)
     # (sum + bias - mean) * scale + norm.bias
-    centre = _column(norm.mean, first, count)
+    centre = _column(norm.mean, rows)
     if shift is None:
         nisa.tensor_scalar(dst=centre, data=centre, op0=nl.multiply, operand0=-1.0)
     else:
         nisa.tensor_tensor(dst=centre, data1=shift, data2=centre, op=nl.subtract)
     nisa.tensor_tensor(dst=centre, data1=centre, data2=scale, op=nl.multiply)
     if norm.bias is not None:
-        more = _column(norm.bias, first, count)
+        more = _column(norm.bias, rows)
         nisa.tensor_tensor(dst=centre, data1=centre, data2=more, op=nl.add)
     return scale, centre
 

@@ -8,6 +8,7 @@ import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._activations import ACTIVATIONS
+from trnx.nki_kernels.kernels.convolution._depthwise_plan import depthwise_bytes, is_depthwise
 from trnx.nki_kernels.kernels.convolution._geometry import (
     Problem,
     Window,
@@ -27,8 +28,6 @@ NAMES = (
     "activation", "transposed", "groups",
 )  # fmt: skip
 _VECTORS = ("bias", "norm_weight", "norm_bias", "mean", "variance")
-# Groups of fewer channels would leave nearly all of the array of TensorE idle.
-_LEAST_GROUP = 16
 # The share of a partition of SBUF that a plan may fill: loads of the next block overlap.
 _SHARE = 0.7
 
@@ -72,7 +71,7 @@ def problem_of(b: Bindings) -> Problem:
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
-    """One dtype, one to three dimensions, groups of enough channels, blocks that fit SBUF."""
+    """One dtype, one to three dimensions, blocks that fit SBUF."""
     if reject := reject_dtypes(b, "x"):
         return reject
     if b.x.ndim not in (3, 4, 5) or b.weight.ndim != b.x.ndim:
@@ -82,11 +81,6 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
             return Reject(f"{name} is {b[name].dtype} but x is {b.x.dtype}; one dtype is needed")
     if reject := reject_dtypes(b, *_VECTORS):
         return reject
-    if b.groups > 1 and min(b.x.shape[1], out_channels(b)) // b.groups < _LEAST_GROUP:
-        return Reject(
-            f"{b.groups} groups of {b.x.shape[1] // b.groups} channels in and "
-            f"{out_channels(b) // b.groups} out; groups need {_LEAST_GROUP} of each"
-        )
     return _reject_sizes(b, hw)
 
 
@@ -95,7 +89,10 @@ def _reject_sizes(b: Bindings, hw: Hardware) -> Reject | None:
         return Reject(f"an empty convolution: x{b.x.shape}, weight{b.weight.shape}")
     if b.residual is not None and b.residual.shape != result_shape(b):
         return Reject(f"the added tensor has shape {b.residual.shape}, not {result_shape(b)}")
-    needed = plan_bytes(problem_of(b), b.residual is not None, hw)
+    if is_depthwise(b):
+        needed = depthwise_bytes(b, windows_of(b), hw)
+    else:
+        needed = plan_bytes(problem_of(b), b.residual is not None, hw)
     if needed > _SHARE * hw.sbuf_partition_bytes:
         return Reject(
             f"x{b.x.shape} and weight{b.weight.shape}: the smallest block takes {needed} bytes of "

@@ -79,6 +79,19 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("1d, one channel", (2, 1, 300), (130, 1, 10), stride=[5])
     yield sample("3d", (2, 6, 5, 6, 7), (4, 6, 3, 3, 3), padding=[1], stride=[2, 1, 2], bias=True)
     yield sample("groups", (1, 64, 6, 5), (40, 32, 3, 3), padding=[1], groups=2, bias=True)
+    yield sample("groups of 2", (1, 12, 6, 5), (18, 2, 3, 3), padding=[1], groups=6, bias=True)
+    deep: dict[str, Any] = {"padding": [1], "bias": True}
+    yield sample("depthwise", (3, 50, 6, 5), (50, 1, 3, 3), groups=50, **deep)
+    yield sample("depthwise, bfloat16", (2, 129, 5, 4), (129, 1, 3, 3), bf16, groups=129, **deep)
+    yield sample("depthwise, 2 each", (2, 7, 9, 8), (14, 1, 3, 3), groups=7, stride=[2], **deep)
+    yield sample("depthwise, blocks", (1, 3, 70, 65), (3, 1, 7, 7), groups=3, padding=[3])
+    yield sample("depthwise, dilation", (1, 9, 13, 12), (9, 1, 3, 2), groups=9, dilation=[2, 3],
+                 padding=[7, 1])  # fmt: skip
+    yield sample("depthwise 1d", (2, 5, 3000), (5, 1, 4), groups=5, padding=[3], stride=[2])
+    yield sample("depthwise 3d", (2, 6, 5, 6, 7), (6, 1, 3, 3, 3), groups=6, stride=[2, 1, 2],
+                 **deep)  # fmt: skip
+    yield sample("depthwise, every epilogue", (2, 6, 7, 5), (6, 1, 3, 3), groups=6, norm=True,
+                 residual=(2, 6, 7, 5), activation="relu", **deep)  # fmt: skip
     up: dict[str, Any] = {"transposed": True}
     yield sample("transposed", (2, 66, 5, 6), (66, 7, 3, 3), stride=[2], padding=[1], bias=True,
                  output_padding=[1], **up)  # fmt: skip
@@ -89,6 +102,10 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("transposed, groups", (1, 32, 4, 5), (32, 16, 3, 3), groups=2, **up)
     yield sample("transposed, dilation", (1, 8, 4, 5), (8, 6, 3, 2), stride=[2], dilation=[3], **up)
     case = ((2, 20, 7, 6), (33, 20, 3, 3))
+    yield sample("transposed, depthwise", (2, 20, 5, 6), (20, 1, 3, 3), groups=20, stride=[2],
+                 padding=[1], output_padding=[1], **up)  # fmt: skip
+    yield sample("transposed, depthwise, gaps", (2, 5, 4, 3), (5, 3, 2, 1), bf16, groups=5,
+                 stride=[3, 2], bias=True, **up)  # fmt: skip
     for activation in ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "sigmoid"):
         yield sample(activation, *case, padding=[1], bias=True, activation=activation)
     same: dict[str, Any] = {"padding": [1], "residual": (2, 33, 7, 6)}

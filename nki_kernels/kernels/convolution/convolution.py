@@ -14,6 +14,8 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._blocking import operand_layout
 from trnx.nki_kernels.kernels.convolution._convolve import Operands, convolve
+from trnx.nki_kernels.kernels.convolution._depthwise import depthwise_kernel
+from trnx.nki_kernels.kernels.convolution._depthwise_plan import depthwise_plan, is_depthwise
 from trnx.nki_kernels.kernels.convolution._epilogue import Norm
 from trnx.nki_kernels.kernels.convolution._geometry import plan
 from trnx.nki_kernels.kernels.convolution._host import (
@@ -23,9 +25,10 @@ from trnx.nki_kernels.kernels.convolution._host import (
     reference,
     result_shape,
     supports,
+    windows_of,
 )
 from trnx.nki_kernels.kernels.convolution._patterns import patterns
-from trnx.nki_kernels.kernels.convolution._product import plan_of
+from trnx.nki_kernels.kernels.convolution._plan import plan_of
 from trnx.nki_kernels.kernels.convolution._samples import samples
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch
@@ -62,10 +65,13 @@ def convolution_kernel(
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The shape of the result, and how the convolution is blocked."""
+    if is_depthwise(b):
+        numbers, has_images = depthwise_plan(b, windows_of(b), hw)
+        return Launch.of(depthwise_kernel, b, NAMES, result_shape(b), numbers, has_images)
     matrix = TensorSpec.dense(b.weight.shape[:2], b.weight.dtype)
     layout = "" if b.transposed else operand_layout(matrix, hw)
-    numbers = plan(problem_of(b), layout, hw)
-    return Launch.of(convolution_kernel, b, NAMES, result_shape(b), numbers)
+    how = plan(problem_of(b), layout, hw)
+    return Launch.of(convolution_kernel, b, NAMES, result_shape(b), how)
 
 
 register(

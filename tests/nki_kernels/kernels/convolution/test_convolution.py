@@ -100,3 +100,27 @@ def block_in_float64(model: torch.nn.ModuleList, x: torch.Tensor) -> torch.Tenso
     with torch.no_grad():
         hidden = F.relu(norms[0](first(x.double())))
         return F.relu(norms[1](second(hidden)) + x.double())
+
+
+@pytest.mark.parametrize("groups", [6, 3])
+def test_values_that_are_not_finite_stay_in_their_group(groups: int) -> None:
+    x, weight = images(2, 6, 9, 8), images(6, 6 // groups, 3, 3)
+    x[0, 3, 4, 5], x[1, 0, 0, 0], weight[5, 0, 1, 1] = torch.inf, torch.nan, -torch.inf
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w, None, 2, 1, 1, groups)
+
+    torch._dynamo.reset()
+    with trnx.collect_reports() as reports:
+        got = torch.compile(function, backend="trnx", options=OPTIONS)(x, weight)
+    assert [r.kernel for report in reports for r in report.regions] == ["convolution"]
+    torch.testing.assert_close(got, function(x, weight), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_depthwise_layers_of_image_models_are_on_nki_by_default() -> None:
+    for kernel, channels, size in ((3, 144, 28), (7, 96, 28)):
+        torch._dynamo.reset()
+        layer = torch.nn.Conv2d(channels, channels, kernel, padding="same", groups=channels)
+        with torch.no_grad():
+            found = trnx.explain(layer.bfloat16(), images(8, channels, size, size).bfloat16())
+        assert [region.engine for region in found.reports[0].regions] == ["nki"]

@@ -1,0 +1,67 @@
+"""How a convolution of one channel a group is blocked (host side)."""
+
+from __future__ import annotations
+
+import math
+
+from trnx.nki_kernels.kernels.convolution._geometry import Window, trivial
+from trnx.nki_kernels.spec import Bindings
+from trnx.simulator.hardware import Hardware
+
+# Outputs of a block on a partition: instructions so long that their start costs little.
+_OUTPUTS = 2048
+# Elements that the start of an instruction of VectorE takes the time of.
+_START = 73
+
+
+def _has_images(b: Bindings, windows: list[Window], hw: Hardware) -> bool:
+    """Whether images are an axis of a partition, by the elements that instructions work on."""
+    if len(windows) == 3:
+        return False
+    outputs = math.prod(window.out for window in windows)
+    images, channels = b.x.shape[:2]
+
+    def work(rows: int, elements: int) -> int:
+        starts = -(-elements // _OUTPUTS) * _START
+        return -(-rows // hw.partitions) * (elements + starts)
+
+    return work(channels, images * outputs) <= work(images * channels, outputs)
+
+
+def is_depthwise(b: Bindings) -> bool:
+    """Whether every input channel is a group."""
+    return bool(b.groups == b.x.shape[1] and b.groups > 1)
+
+
+def depthwise_plan(
+    b: Bindings, windows: list[Window], hw: Hardware
+) -> tuple[tuple[tuple[int, ...], ...], bool]:
+    """The fields of the kernel's axes, and whether the first one is that of the images."""
+    has_images = _has_images(b, windows, hw)
+    images = trivial(b.x.shape[0] if has_images else 1)
+    axes = [images, *[trivial(1)] * (2 - len(windows)), *windows][-3:]
+    left = _OUTPUTS
+    blocks: list[int] = []
+    for window in reversed(axes):
+        pieces = -(-window.out // max(1, left))
+        blocks.insert(0, -(-window.out // pieces))
+        left //= blocks[0]
+    numbers = tuple(
+        (w.out, w.size, w.kernel, w.stride, w.padding, w.dilation, block)
+        for w, block in zip(axes, blocks, strict=True)
+    )
+    return numbers, has_images
+
+
+def depthwise_bytes(b: Bindings, windows: list[Window], hw: Hardware) -> int:
+    """Bytes of a partition for the input, the sums, a product and the results of a block."""
+    numbers, _ = depthwise_plan(b, windows, hw)
+    inputs, outputs, size_of = 1, 1, int(b.x.dtype.itemsize)
+    for out, size, kernel, stride, _, dilation, block in numbers:
+        reach = (kernel - 1) * dilation
+        count = (block + reach) // stride + 2 if b.transposed else (block - 1) * stride + reach + 1
+        inputs *= min(size, count)
+        outputs *= min(out, block)
+    kernels: int = b.weight.numel // b.groups
+    results = (2 if b.residual is not None else 1) * size_of
+    return 2 * (inputs * size_of + outputs * (8 + results)) + kernels * 6

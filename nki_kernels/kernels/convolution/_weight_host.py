@@ -1,0 +1,245 @@
+"""What `convolution_weight_gradient` matches, takes and costs; its reference and samples."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels.convolution._geometry import Window, output_size
+from trnx.nki_kernels.kernels.convolution._weight_product import BANKS
+from trnx.nki_kernels.spec import Bindings, Cost, Sample
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import Hardware
+
+aten = torch.ops.aten
+
+# Bytes of a partition for a block of the window, and for one of the gradient.
+_BLOCK_BYTES = 4096
+_FLAT_BYTES = 12288
+_MOST_BYTES = 49152
+
+
+def _windows(b: Bindings) -> list[Window]:
+    """The windows of the axes that the kernel mixes, as of a convolution that is not transposed."""
+    dense, window = (b.x, b.grad) if b.transposed else (b.grad, b.x)
+    found = []
+    for i in range(b.x.ndim - 2):
+        stride, padding, dilation = (
+            v[i if len(v) > 1 else 0] for v in (b.stride, b.padding, b.dilation)
+        )
+        kernel, out = b.weight.shape[2 + i], dense.shape[2 + i]
+        found.append(Window(window.shape[2 + i], out, kernel, stride, padding, dilation, False))
+    return found
+
+
+def _axes(b: Bindings) -> list[Window]:
+    windows = _windows(b)
+    images = Window(b.x.shape[0], b.x.shape[0], 1, 1, 0, 1, False)
+    one = Window(1, 1, 1, 1, 0, 1, False)
+    return {1: [images, *windows, one], 2: [images, *windows], 3: windows}[len(windows)]
+
+
+def groups_together(b: Bindings, hw: Hardware) -> int:
+    """Groups whose channels fit the rows and the columns of one product."""
+    rows, columns = b.weight.shape[0] // b.groups, b.weight.shape[1]
+    return int(min(b.groups, max(1, hw.partitions // max(rows, columns))))
+
+
+def _rows(b: Bindings, hw: Hardware) -> int:
+    """Channels of the gradient in one product."""
+    return int(b.weight.shape[0] // b.groups * groups_together(b, hw))
+
+
+def _is_flat(axes: list[Window]) -> bool:
+    """A 1x1 kernel: all positions of a block share the partitions, 128 by 128."""
+    return all(axis.kernel == 1 and axis.padding == 0 for axis in axes)
+
+
+def _flat_planes(b: Bindings, hw: Hardware) -> int:
+    """Planes of a block whose positions fill the partitions best; few, if several do."""
+    axes = _axes(b)
+    positions = axes[1].out * axes[2].out
+
+    def waste(planes: int) -> float:
+        used = planes * positions
+        return round(-(-used // hw.partitions) * hw.partitions / used, 1)
+
+    fits = [
+        n
+        for n in range(1, axes[0].out + 1)
+        if n == 1 or _block_bytes(b, [n, axes[1].out], hw) <= _FLAT_BYTES
+    ]
+    return min(fits, key=waste)
+
+
+def plan(b: Bindings, hw: Hardware) -> tuple[tuple[int, ...], ...]:
+    """The fields of the kernel's axes."""
+    axes = _axes(b)
+    left = hw.partitions
+    tiles: list[int] = []
+    for axis in reversed(axes):
+        pieces = -(-axis.out // max(1, left))
+        tiles.insert(0, -(-axis.out // pieces))
+        left = left // tiles[0] if pieces == 1 else 1
+    block = [tiles[0], tiles[1]]
+    for i in (1, 0):
+        while block[i] < axes[i].out and (i == 1 or block[1] >= axes[1].out):
+            block[i] += tiles[i]
+            if _block_bytes(b, block, hw) > _BLOCK_BYTES:
+                block[i] -= tiles[i]
+                break
+    if _is_flat(axes) and block[1] >= axes[1].out:
+        block[0] = _flat_planes(b, hw)
+    sizes = [*(min(n, axis.out) for n, axis in zip(block, axes, strict=False)), axes[2].out]
+    return tuple(
+        (a.out, a.size, a.kernel, a.stride, a.padding, a.dilation, size, tile)
+        for a, size, tile in zip(axes, sizes, tiles, strict=True)
+    )
+
+
+def _block_bytes(b: Bindings, block: list[int], hw: Hardware) -> int:
+    """Bytes of a partition for a block of so many planes and rows."""
+    axes = _axes(b)
+    counts = [*block, axes[2].out]
+    window = 1
+    dense: int = min(BANKS, -(-_rows(b, hw) // hw.partitions))
+    for axis, count in zip(axes, counts, strict=True):
+        window *= (count - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1
+        dense *= count
+    return max(window, dense) * int(b.x.dtype.itemsize)
+
+
+def supports(b: Bindings, hw: Hardware) -> Reject | None:
+    """One dtype, one to three dimensions, blocks that fit SBUF."""
+    if reject := reject_dtypes(b, "x"):
+        return reject
+    for name in ("grad", "weight"):
+        if b[name].dtype != b.x.dtype:
+            return Reject(f"{name} is {b[name].dtype} but x is {b.x.dtype}; one dtype is needed")
+    if b.x.ndim not in (3, 4, 5) or b.weight.ndim != b.x.ndim:
+        return Reject(f"x{b.x.shape} and weight{b.weight.shape}: 1 to 3 dimensions are possible")
+    if min(b.x.numel, b.grad.numel, b.weight.numel) == 0:
+        return Reject(f"an empty convolution: x{b.x.shape}, weight{b.weight.shape}")
+    block = [int(axis[6]) for axis in plan(b, hw)[:2]]
+    if (needed := _block_bytes(b, block, hw)) > _MOST_BYTES:
+        return Reject(
+            f"x{b.x.shape}: the smallest block takes {needed} bytes of a partition of SBUF, more "
+            f"than {_MOST_BYTES}"
+        )
+    return None
+
+
+def cost(b: Bindings) -> Cost:
+    """Two FLOPs per multiply-add; grad and x are read once, the result is written."""
+    dense = b.x if b.transposed else b.grad
+    each = b.weight.numel // b.weight.shape[0]
+    return Cost(
+        matmul_flops=2 * dense.numel * each,
+        vector_flops=b.weight.numel,
+        hbm_bytes=b.x.nbytes + b.grad.nbytes + b.weight.nbytes,
+    )
+
+
+def reference(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias_sizes: list[int] | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> torch.Tensor:
+    """The same in float32, rounded once."""
+    how = (stride, padding, dilation, transposed, output_padding, groups)
+    wide = (t.float() for t in (grad, x, weight))
+    mask = [False, True, False]
+    result: torch.Tensor = aten.convolution_backward.default(*wide, bias_sizes, *how, mask)[1]
+    return result.to(x.dtype)
+
+
+def pattern(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias_sizes: list[int] | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> Any:
+    """The gradient of the weight alone."""
+    how = (stride, padding, dilation, transposed, output_padding, groups)
+    found = aten.convolution_backward.default(
+        grad, x, weight, bias_sizes, *how, [False, True, False]
+    )
+    return operator.getitem(found, 1)
+
+
+def samples(generator: torch.Generator) -> Iterator[Sample]:
+    """Ragged edges of channels and positions, every geometry."""
+
+    def sample(
+        note: str,
+        x: tuple[int, ...],
+        weight: tuple[int, ...],
+        dtype: torch.dtype = torch.float32,
+        **more: Any,
+    ) -> Sample:
+        dims = len(x) - 2
+        how: dict[str, Any] = {
+            "stride": [1] * dims, "padding": [0] * dims, "dilation": [1] * dims,
+            "transposed": False, "output_padding": [0] * dims, "groups": 1,
+        } | more  # fmt: skip
+        out = [
+            output_size(
+                Window(x[2 + i], 0, weight[2 + i], how["stride"][i], how["padding"][i],
+                       how["dilation"][i], how["transposed"]),
+                how["output_padding"][i],
+            )
+            for i in range(dims)
+        ]  # fmt: skip
+        channels = weight[1] * how["groups"] if how["transposed"] else weight[0]
+        tensors = {
+            "grad": torch.randn((x[0], channels, *out), generator=generator).to(dtype),
+            "x": torch.randn(x, generator=generator).to(dtype),
+            "weight": torch.randn(weight, generator=generator).to(dtype),
+        }
+        positions = x[0] * math.prod(x[2:] if how["transposed"] else out)
+        error = 4e-7 * positions**0.5 * math.log2(2 + positions)
+        return Sample(tensors | {"bias_sizes": None} | how, note, error)
+
+    for size in (1, 2, 127, 128, 129):
+        yield sample(f"{size} channels", (1, size, 5, 6), (3, size, 3, 3), padding=[1, 1])
+        yield sample(f"{size} out channels", (1, 4, 5, 6), (size, 4, 3, 3), padding=[1, 1])
+    yield sample("1x1", (2, 130, 7, 9), (140, 130, 1, 1))
+    yield sample("513 columns", (1, 2, 2, 513), (3, 2, 1, 3))
+    yield sample("many planes", (40, 66, 3, 4), (5, 66, 2, 2))
+    yield sample("stride", (2, 66, 9, 11), (6, 66, 3, 3), stride=[2, 2], padding=[1, 1])
+    yield sample("stem", (2, 3, 21, 20), (8, 3, 7, 7), stride=[2, 2], padding=[3, 3])
+    yield sample("dilation", (1, 7, 13, 12), (4, 7, 3, 2), dilation=[2, 3], padding=[2, 1])
+    yield sample("padding beyond the kernel", (1, 6, 2, 3), (4, 6, 2, 2), padding=[3, 3])
+    yield sample("bfloat16", (2, 70, 9, 8), (130, 70, 3, 3), torch.bfloat16, padding=[1, 1])
+    yield sample("many channels", (1, 140, 4, 4), (700, 140, 3, 3), padding=[1, 1])
+    yield sample("1d", (3, 20, 70), (9, 20, 5), stride=[2], padding=[2])
+    yield sample("3d", (2, 6, 5, 6, 7), (4, 6, 3, 3, 3), padding=[1] * 3, stride=[2, 1, 2])
+    yield sample("transposed", (2, 66, 5, 6), (66, 7, 3, 3), stride=[2, 2], padding=[1, 1],
+                 output_padding=[1, 1], transposed=True)  # fmt: skip
+    yield sample("groups", (2, 12, 7, 6), (6, 4, 3, 3), groups=3, padding=[1, 1])
+    yield sample("groups of 70", (1, 140, 5, 4), (144, 70, 2, 2), groups=2)
+    yield sample("many groups", (1, 270, 5, 4), (135, 2, 3, 3), torch.bfloat16, groups=135)
+    yield sample("depthwise", (2, 129, 6, 5), (129, 1, 3, 3), groups=129, padding=[1, 1])
+    yield sample("depthwise, 2 each", (2, 7, 9, 8), (14, 1, 3, 3), groups=7, stride=[2, 2])
+    yield sample("depthwise 7x7", (1, 20, 9, 8), (20, 1, 7, 7), groups=20, padding=[3, 3])
+    yield sample("depthwise 1d", (2, 5, 300), (5, 1, 4), groups=5, padding=[3])
+    yield sample("transposed, groups", (2, 12, 5, 6), (12, 3, 3, 3), groups=4, stride=[2, 2],
+                 transposed=True)  # fmt: skip

@@ -1,0 +1,75 @@
+"""Training steps of convolutions: every gradient is on NKI and equals eager's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import trnx
+
+OPTIONS = {"select": "legal"}
+
+# How, the shape of x, the shape of the weight.
+CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = {
+    "3x3": ({"padding": 1}, (2, 7, 9, 8), (6, 7, 3, 3)),
+    "1x1": ({}, (2, 129, 5, 4), (127, 129, 1, 1)),
+    "1x1, stride": ({"stride": 2}, (2, 5, 9, 8), (6, 5, 1, 1)),
+    "stem": ({"stride": 2, "padding": 3}, (2, 3, 17, 16), (8, 3, 7, 7)),
+    "stride leaves rows": ({"stride": 3}, (1, 4, 12, 13), (5, 4, 3, 2)),
+    "dilation": ({"dilation": 2, "padding": (2, 1)}, (1, 4, 11, 10), (5, 4, 3, 2)),
+    "patches": ({"stride": 4}, (2, 3, 16, 12), (9, 3, 4, 4)),
+    "1d": ({"stride": 2, "padding": 2}, (2, 5, 131), (6, 5, 5)),
+    "3d": ({"padding": 1}, (2, 3, 4, 5, 6), (4, 3, 3, 3, 3)),
+    "groups": ({"groups": 3, "padding": 1}, (2, 12, 6, 5), (6, 4, 3, 3)),
+    "depthwise": ({"groups": 7, "padding": 1, "stride": 2}, (2, 7, 9, 8), (7, 1, 3, 3)),
+    "two for each channel": ({"groups": 5, "padding": 1}, (2, 5, 6, 7), (10, 1, 3, 3)),
+}
+
+
+def gradients(
+    function: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> list[Any]:
+    leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
+    result = function(*leaves)
+    tangent = torch.randn(result.shape, generator=torch.Generator().manual_seed(1))
+    (result * tangent.to(result.dtype)).sum().backward()
+    return [leaf.grad for leaf in leaves]
+
+
+def check(
+    function: Any, x: tuple[int, ...], weight: tuple[int, ...], bias: int, dtype: Any
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    given = [torch.randn(s, generator=generator).to(dtype) for s in (x, weight, (bias,))]
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="trnx", options=OPTIONS)
+    with trnx.collect_reports() as reports:
+        got = gradients(compiled, *given)
+    kernels = [region.kernel for report in reports for region in report.regions]
+    assert kernels.count("convolution") == 2
+    assert kernels.count("convolution_weight_gradient") == 1
+    expected = gradients(function, *given)
+    exact = gradients(function, *(t.double() for t in given))
+    for mine, eager, true in zip(got, expected, exact, strict=True):
+        assert (mine.dtype, mine.shape, mine.stride()) == (eager.dtype, eager.shape, eager.stride())
+        allowed = 1e-4 if dtype is torch.float32 else 2 * float((eager - true).abs().max())
+        assert (mine - true).abs().max() <= allowed + 1e-5 * true.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_equal_those_of_eager(case: str, dtype: torch.dtype) -> None:
+    how, x, weight = CASES[case]
+    convolve = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[len(x)]
+    check(lambda a, w, b: convolve(a, w, b, **how), x, weight, weight[0], dtype)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_gradients_of_a_transposed_convolution(groups: int) -> None:
+    def function(a: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.conv_transpose2d(a, w, b, 2, 1, 1, groups)
+
+    check(function, (2, 6, 5, 4), (6, 4, 3, 3), 4 * groups, torch.float32)
