@@ -62,7 +62,6 @@ def layer_norm_backward_kernel(
     rstds = []  # type: list[nl.NkiTensor]
     centred = []  # type: list[nl.NkiTensor]
     weighted = []  # type: list[nl.NkiTensor]
-    products = []  # type: list[nl.NkiTensor]
     totals = []  # type: list[nl.NkiTensor]
     tiles = (rows + pmax - 1) // pmax
     for step in range(tiles + 2 * lag):
@@ -79,16 +78,10 @@ def layer_norm_backward_kernel(
             product = _multiply(gradients[i], centred[i], nisa.engine.vector)
             _add_up(bias_sums, gradients[i], ones, i > 0)
             _add_up(weight_sums, product, rstds[i], i > 0)
-            products.append(product)
-        # Before the sums of the tile behind it, for which engines wait.
-        if step >= 2 * lag and lag > 0:
-            i = step - 2 * lag
+            totals.append(_row_sums(weighted[i], centred[i], i))
+        i = step - 2 * lag
+        if i >= 0:
             _finish(dx, i, (centred[i], weighted[i], rstds[i], totals[i]))
-        i = step - lag
-        if i >= 0 and i < tiles:
-            totals.append(_row_sums(weighted[i], products[i], weights, i))
-        if lag == 0:
-            _finish(dx, step, (centred[step], weighted[step], rstds[step], totals[step]))
     _store_sums(dweight.reshape((columns,)), weight_sums)
     _store_sums(dbias.reshape((columns,)), bias_sums)
     return dx, dweight, dbias
@@ -131,18 +124,13 @@ def _add_up(
         )  # fmt: skip
 
 
-def _row_sums(
-    weighted: nl.NkiTensor, product: nl.NkiTensor, weights: nl.NkiTensor, number: int
-) -> nl.NkiTensor:
-    """`[rows, 2]`: the sums of `weighted` and of product * weights, which takes the place of
-    `product`. VectorE multiplies in every third tile, so that it is as busy as GpSimd.
+def _row_sums(weighted: nl.NkiTensor, centred: nl.NkiTensor, number: int) -> nl.NkiTensor:
+    """`[rows, 2]`: the sums of `weighted` and of weighted * centred. VectorE multiplies in every
+    third tile, so that it is as busy as GpSimd.
     """
-    rows = product.shape[0]
     engine = nisa.engine.vector if number % 3 == 2 else nisa.engine.gpsimd
-    nisa.tensor_tensor(
-        dst=product, data1=product, data2=weights[0:rows], op=nl.multiply, engine=engine
-    )
-    totals = nl.ndarray((rows, 2), dtype=nl.float32, buffer=nl.sbuf)
+    product = _multiply(weighted, centred, engine)
+    totals = nl.ndarray((weighted.shape[0], 2), dtype=nl.float32, buffer=nl.sbuf)
     for i, data in ((0, weighted), (1, product)):
         nisa.activation(
             dst=data, op=nl.copy, data=data, reduce_op=nl.add, reduce_res=totals[:, i : i + 1],
