@@ -15,7 +15,8 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from trnx.cli import app
-from trnx.device.tasks import LIMITS
+from trnx.device.probes import PROBES
+from trnx.device.tasks import LIMITS, all_tasks
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "trainium.md").read_text()
 BLOCKS = re.findall(r"^ *```\n(.*?)^ *```$", GUIDE, re.MULTILINE | re.DOTALL)
@@ -66,6 +67,20 @@ def test_what_no_device_has_shown_is_marked() -> None:
     assert "**No device has confirmed any of this page.**" in GUIDE
     table = GUIDE.split("## What no device has confirmed", 1)[1]
     assert all(row.count("|") == 4 for row in table.strip().splitlines())
+
+
+def test_each_open_question_has_a_task_or_a_reason() -> None:
+    timing = (Path(__file__).resolve().parents[2] / "docs" / "timing.md").read_text()
+    rows = timing.split("| question | task |", 1)[1].strip().splitlines()[1:]
+    known = {probe.name for probe in PROBES} | set(all_tasks())
+    for row in rows:
+        _, question, task, _ = row.split("|")
+        named = set(re.findall(r"`([^`]{8,})`", task)) - {"affine_select"}
+        assert named <= known, question
+        assert named or task.strip().startswith(("none: ", "all of them")), question
+    # And each thing that a probe tells about is asked.
+    told = {probe.kernel for probe in PROBES if f"`{probe.name}`" in timing}
+    assert told == {probe.kernel for probe in PROBES}
 
 
 def test_the_limits_are_those_of_the_code() -> None:
