@@ -8,7 +8,8 @@ weights are rounded to the dtype of v for the product with v.
 Keys and values of a head are loaded once and kept in SBUF (up to a budget) while its queries stream
 by. Up to 512 keys, as many heads as fit a PSUM bank go through each instruction together. Where
 there is one query a head (decoding), the heads of a group are the rows of a tile. Few queries of
-many keys have a kernel of their own, `decode_kernel`.
+many keys have a kernel of their own, `decode_kernel`, and so have long sequences in 2 bytes
+without a mask, `long_kernel`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ from trnx.nki_kernels.kernels.attention._host import (
     supports,
 )
 from trnx.nki_kernels.kernels.attention._layout import chunks_of, head_layout, packs_of
+from trnx.nki_kernels.kernels.attention._long import LongOutputs, long_problem, store_long_logs
+from trnx.nki_kernels.kernels.attention._long_schedule import attend
 from trnx.nki_kernels.kernels.attention._masks import Masks, as_four, heads_as_rows
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern
@@ -57,6 +60,10 @@ _RESIDENT_BYTES = 65536
 # key head at a time, with fewer keys instructions over several heads are worth more.
 _FEW_QUERIES = 8
 _LONG_KEYS = 1024
+# `long_kernel` is for at least so many queries and keys, and for keys and values of a head that
+# take at most so many bytes per partition: those of two heads are in SBUF.
+_LONG = 512
+_LONG_BYTES = 65536
 
 
 @nki.jit
@@ -165,6 +172,28 @@ def decode_kernel(
     return out, lse
 
 
+@nki.jit
+def long_kernel(
+    q: nl.NkiTensor,
+    k: nl.NkiTensor,
+    v: nl.NkiTensor,
+    causal: bool,
+    scale: float,
+) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """`(out, lse)` of whole blocks of 128 queries and keys of a 2-byte dtype, without a mask."""
+    pmax = nl.tile_size.pmax
+    out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
+    lse = nl.ndarray(q.shape[:-1], dtype=nl.float32, buffer=nl.shared_hbm)
+    blocks = q.shape[0] * q.shape[1] * q.shape[2] // pmax
+    inverses = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
+    negmaxes = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
+    problem = long_problem(causal, scale, (q.shape[3] + pmax - 1) // pmax)
+    outputs = LongOutputs(out, inverses, negmaxes)
+    attend(problem, q, k, v, outputs)
+    store_long_logs(problem, outputs, lse.reshape((blocks, pmax)))
+    return out, lse
+
+
 def _is_decoding(b: Bindings, hw: Hardware) -> bool:
     """Whether `decode_kernel` takes these operands."""
     if b.dropout_mask is not None or b.is_causal:
@@ -172,7 +201,19 @@ def _is_decoding(b: Bindings, hw: Hardware) -> bool:
     if hw.generation < 3 and b.attn_mask is not None:
         return False  # transposes are products there, which make NaN of a mask's -inf
     length, group = b.q.shape[2], b.q.shape[1] // b.k.shape[1]
-    return length <= _FEW_QUERIES and group * length <= 128 and b.k.shape[2] >= _LONG_KEYS
+    return bool(length <= _FEW_QUERIES and group * length <= 128 and b.k.shape[2] >= _LONG_KEYS)
+
+
+def _is_long(b: Bindings, hw: Hardware) -> bool:
+    """Whether `long_kernel` takes these operands."""
+    if b.attn_mask is not None or b.dropout_mask is not None:
+        return False
+    if hw.generation < 3 or b.q.dtype.itemsize != 2:
+        return False
+    length, depth = b.q.shape[2], b.k.shape[2]
+    stored = depth * 2 + depth // 128 * (b.v.shape[3] + 1) * 2
+    whole = length % 128 == 0 and depth % 128 == 0
+    return bool(whole and min(length, depth) >= _LONG and stored <= _LONG_BYTES)
 
 
 def _sdpa(
@@ -195,8 +236,10 @@ def _sdpa(
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The kind of mask and the numbers are constants of the kernel."""
     if _is_decoding(b, hw):
-        constants = (has_bool_mask(b), b.scale)
-        return Launch.of(decode_kernel, b, ("q", "k", "v", "attn_mask"), *constants)
+        few = (has_bool_mask(b), b.scale)
+        return Launch.of(decode_kernel, b, ("q", "k", "v", "attn_mask"), *few)
+    if _is_long(b, hw):
+        return Launch.of(long_kernel, b, ("q", "k", "v"), b.is_causal, b.scale)
     constants = (has_bool_mask(b), dropout_factor(b), b.is_causal, b.scale)
     return Launch.of(sdpa_kernel, b, _TENSORS, *constants)
 

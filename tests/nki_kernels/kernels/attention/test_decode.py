@@ -8,15 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from trnx import simulator
-from trnx.nki_kernels import canonical_ops, registry
+from trnx.nki_kernels import canonical_ops
 from trnx.nki_kernels.kernels.attention._host import make_inputs
-from trnx.nki_kernels.spec import Bindings, Launch
 from trnx.simulator.hardware import hardware
-from trnx.simulator.memory.tensor_spec import TensorSpec
-from trnx.simulator.program.program import Program
 
-FORWARD = registry.kernels()["sdpa"]
 TARGETS = ("trn1", "trn2", "trn3")
 
 
@@ -24,96 +19,50 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(5)
 
 
-def bindings(values: dict[str, Any]) -> Bindings:
-    return Bindings(
-        {k: TensorSpec.of(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
-    )
-
-
-def launched(values: dict[str, Any], target: str) -> Launch:
-    assert FORWARD.supports(bindings(values), hardware(target)) is None
-    return FORWARD.launch(bindings(values), hardware(target))
-
-
-def is_decoding(values: dict[str, Any], target: str) -> bool:
-    return bool(launched(values, target).kernel is not FORWARD.kernel)
-
-
-def decoded(values: dict[str, Any], target: str = "trn2") -> tuple[torch.Tensor, torch.Tensor]:
-    launch = launched(values, target)
-    assert launch.kernel is not FORWARD.kernel
-    names = iter(launch.tensor_names)
-    arguments = [values[next(names)] if isinstance(a, TensorSpec) else a for a in launch.arguments]
-    out, lse = simulator.simulate(launch.kernel, target=target)(*arguments)
+def decoded(
+    forward: Any, values: dict[str, Any], target: str = "trn2"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    assert forward.kernel(values, target) == "decode_kernel"
+    out, lse = forward.run(values, target)
     return out, lse
-
-
-def traced(values: dict[str, Any], target: str) -> Program:
-    launch = launched(values, target)
-    program = simulator.trace(launch.kernel, launch.arguments, target=target, values=False)
-    assert isinstance(program, Program)
-    return program
-
-
-def exact(values: dict[str, Any]) -> tuple[torch.Tensor, float]:
-    """The result in float64, and what one rounding of the scores to float32 and of the weights to
-    the dtype of v does to it."""
-    q, k, v = (values[name].double() for name in ("q", "k", "v"))
-    mask = values["attn_mask"]
-    group = q.shape[1] // k.shape[1]
-    scores = (q @ k.repeat_interleave(group, 1).mT) * values["scale"]
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    weights, v = scores.softmax(-1).nan_to_num(0.0), v.repeat_interleave(group, 1)
-    largest = scores.where(scores > torch.finfo(torch.float32).min, 0.0).abs().max()
-    unit = torch.finfo(values["v"].dtype).eps + torch.finfo(torch.float32).eps * largest
-    return weights @ v, ((weights @ v.abs()).max() * unit / 2).item()
-
-
-def assert_within_twice_of_eager(values: dict[str, Any], out: torch.Tensor) -> None:
-    """Against float64, with eager's own error as the measure, or one rounding of the terms."""
-    wanted, rounding = exact(values)
-    eager = (canonical_ops.sdpa(**values)[0].double() - wanted).abs().max().item()
-    own = (out.double() - wanted).abs().max().item()
-    assert own <= 2 * max(eager, rounding)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("depth", [1024, 1025, 1151, 1152])
-def test_values_on_ragged_keys(depth: int, target: str) -> None:
+def test_values_on_ragged_keys(forward: Any, depth: int, target: str) -> None:
     values = make_inputs(generator(), 2, 8, 1, depth, 32, sources=2)
-    out, lse = decoded(values, target)
-    assert_within_twice_of_eager(values, out)
+    out, lse = decoded(forward, values, target)
+    forward.assert_within_twice_of_eager(values, out)
     torch.testing.assert_close(lse, canonical_ops.sdpa(**values)[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", [1, 16, 64, 128, 192, 256])
-def test_values_of_every_width(width: int, dtype: torch.dtype) -> None:
+def test_values_of_every_width(forward: Any, width: int, dtype: torch.dtype) -> None:
     values = make_inputs(generator(), 1, 6, 2, 1100, width, sources=2, dtype=dtype)
-    out, _ = decoded(values)
+    out, _ = decoded(forward, values)
     assert out.dtype is dtype
-    assert_within_twice_of_eager(values, out)
+    forward.assert_within_twice_of_eager(values, out)
 
 
 @pytest.mark.parametrize("target", ["trn2", "trn3"])
 @pytest.mark.parametrize("mask", ["bool", "hidden", "bias"])
 @pytest.mark.parametrize("length", [1, 3, 8])
-def test_masks(length: int, mask: str, target: str) -> None:
+def test_masks(forward: Any, length: int, mask: str, target: str) -> None:
     values = make_inputs(generator(), 2, 6, length, 1155, 24, sources=2, mask=mask)
-    out, lse = decoded(values, target)
-    assert_within_twice_of_eager(values, out)
+    out, lse = decoded(forward, values, target)
+    forward.assert_within_twice_of_eager(values, out)
     torch.testing.assert_close(lse, canonical_ops.sdpa(**values)[1], rtol=2e-5, atol=4e-6)
 
 
-def test_rows_of_minus_infinity_and_of_the_lowest_float() -> None:
+def test_rows_of_minus_infinity_and_of_the_lowest_float(forward: Any) -> None:
     values = make_inputs(generator(), 1, 4, 1, 1100, 16)
     mask = torch.randn(1, 4, 1, 1100, generator=generator())
     mask[:, 0] = -math.inf
     mask[:, 1] = torch.finfo(torch.float32).min
     mask[:, 2, :, :1024] = -math.inf
     values["attn_mask"] = mask
-    out, lse = decoded(values)
+    out, lse = decoded(forward, values)
     assert not out[0, 0].any()
     assert lse[0, 0] == 0.0
     torch.testing.assert_close(out[0, 1, 0], values["v"][0, 1].mean(0), rtol=1e-5, atol=1e-6)
@@ -121,31 +70,31 @@ def test_rows_of_minus_infinity_and_of_the_lowest_float() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_large_scores_of_many_keys(dtype: torch.dtype) -> None:
+def test_large_scores_of_many_keys(forward: Any, dtype: torch.dtype) -> None:
     """Logits of 1e4 in one run of keys, of -1e4 in another: no row overflows or vanishes."""
     values = make_inputs(generator(), 1, 2, 1, 8333, 16, dtype=dtype)
     values["k"][:, 0, 5000:] *= 2000
     values["k"][:, 1] = -values["q"][:, 1] * 3000
-    out, lse = decoded(values)
+    out, lse = decoded(forward, values)
     assert out.isfinite().all()
     assert lse.isfinite().all()
-    assert_within_twice_of_eager(values, out)
+    forward.assert_within_twice_of_eager(values, out)
 
 
-def test_thirty_two_thousand_keys_of_equal_weight() -> None:
+def test_thirty_two_thousand_keys_of_equal_weight(forward: Any) -> None:
     values = make_inputs(generator(), 1, 1, 1, 32768, 8, dtype=torch.bfloat16)
     values["q"].zero_()
-    out, lse = decoded(values)
-    assert_within_twice_of_eager(values, out)
+    out, lse = decoded(forward, values)
+    forward.assert_within_twice_of_eager(values, out)
     torch.testing.assert_close(lse, torch.full_like(lse, math.log(32768)))
 
 
-def test_operands_may_have_any_strides() -> None:
+def test_operands_may_have_any_strides(forward: Any) -> None:
     values = make_inputs(generator(), 2, 4, 2, 1030, 16)
     cache = torch.randn(2, 1030, 2, 4, 16, generator=generator())
     values |= {"k": cache[:, :, 0].transpose(1, 2), "v": cache[:, :, 1].transpose(1, 2)}
-    out, _ = decoded(values)
-    assert_within_twice_of_eager(values, out)
+    out, _ = decoded(forward, values)
+    forward.assert_within_twice_of_eager(values, out)
 
 
 @pytest.mark.parametrize(
@@ -161,16 +110,18 @@ def test_operands_may_have_any_strides() -> None:
         ({"mask": "bool"}, "trn3", True),
     ],
 )
-def test_where_it_is_chosen(change: dict[str, Any], target: str, chosen: bool) -> None:
+def test_where_it_is_chosen(
+    forward: Any, change: dict[str, Any], target: str, chosen: bool
+) -> None:
     sizes = {"batch": 1, "heads": 4, "length": 1, "depth": 1024, "width": 8, "sources": 1}
     values = make_inputs(generator(), **(sizes | change))
-    assert is_decoding(values, target) is chosen
+    assert (forward.kernel(values, target) == "decode_kernel") is chosen
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_keys_are_loaded_once_and_fit(target: str) -> None:
+def test_keys_are_loaded_once_and_fit(forward: Any, target: str) -> None:
     values = make_inputs(generator(), 2, 32, 4, 8200, 128, sources=1, dtype=torch.bfloat16)
-    program = traced(values, target)
-    assert program.hbm_bytes == FORWARD.cost(bindings(values)).hbm_bytes
+    program = forward.traced(values, target)
+    assert program.hbm_bytes == forward.spec.cost(forward.bindings(values)).hbm_bytes
     assert program.peak_sbuf_bytes <= hardware(target).sbuf_partition_bytes
     assert program.peak_psum_bytes <= hardware(target).psum_partition_bytes

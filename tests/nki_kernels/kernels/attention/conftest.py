@@ -1,0 +1,83 @@
+"""Attention in the simulator, and the measure of its error."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from trnx import simulator
+from trnx.nki_kernels import canonical_ops, registry
+from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch
+from trnx.simulator.hardware import hardware
+from trnx.simulator.memory.tensor_spec import TensorSpec
+from trnx.simulator.program.program import Program
+
+
+def exact(values: dict[str, Any]) -> tuple[torch.Tensor, float]:
+    """The result in float64, and what one rounding of the scores to float32 and of the weights to
+    the dtype of v does to it."""
+    q, k, v = (values[name].double() for name in ("q", "k", "v"))
+    mask = values["attn_mask"]
+    group = q.shape[1] // k.shape[1]
+    scores = (q @ k.repeat_interleave(group, 1).mT) * values["scale"]
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    if values["is_causal"]:
+        below = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~below, -math.inf)
+    weights, v = scores.softmax(-1).nan_to_num(0.0), v.repeat_interleave(group, 1)
+    largest = scores.where(scores > torch.finfo(torch.float32).min, 0.0).abs().max()
+    unit = torch.finfo(values["v"].dtype).eps + torch.finfo(torch.float32).eps * largest
+    return weights @ v, ((weights @ v.abs()).max() * unit / 2).item()
+
+
+class Forward:
+    """`sdpa` with the kernel that it launches for these operands."""
+
+    spec: KernelSpec = registry.kernels()["sdpa"]
+
+    def bindings(self, values: dict[str, Any]) -> Bindings:
+        return Bindings(
+            {k: TensorSpec.of(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
+        )
+
+    def launched(self, values: dict[str, Any], target: str = "trn2") -> Launch:
+        bindings = self.bindings(values)
+        assert self.spec.supports(bindings, hardware(target)) is None
+        return self.spec.launch(bindings, hardware(target))
+
+    def kernel(self, values: dict[str, Any], target: str = "trn2") -> str:
+        """The name of the kernel."""
+        return str(self.launched(values, target).kernel.__name__)
+
+    def run(
+        self, values: dict[str, Any], target: str = "trn2"
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        launch = self.launched(values, target)
+        names = iter(launch.tensor_names)
+        arguments = [
+            values[next(names)] if isinstance(a, TensorSpec) else a for a in launch.arguments
+        ]
+        out, lse = simulator.simulate(launch.kernel, target=target)(*arguments)
+        return out, lse
+
+    def traced(self, values: dict[str, Any], target: str = "trn2") -> Program:
+        launch = self.launched(values, target)
+        program = simulator.trace(launch.kernel, launch.arguments, target=target, values=False)
+        assert isinstance(program, Program)
+        return program
+
+    def assert_within_twice_of_eager(self, values: dict[str, Any], out: torch.Tensor) -> None:
+        """Against float64, with eager's own error as the measure, or one rounding of the terms."""
+        wanted, rounding = exact(values)
+        eager = (canonical_ops.sdpa(**values)[0].double() - wanted).abs().max().item()
+        own = (out.double() - wanted).abs().max().item()
+        assert own <= 2 * max(eager, rounding)
+
+
+@pytest.fixture
+def forward() -> Forward:
+    return Forward()

@@ -1,0 +1,161 @@
+"""The kernel of attention of long sequences: where it is chosen, its values and its traffic."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from trnx.nki_kernels import canonical_ops
+from trnx.nki_kernels.kernels.attention._host import make_inputs
+from trnx.simulator.hardware import hardware
+from trnx.simulator.timing.profile import predicted_seconds
+
+BF16 = torch.bfloat16
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
+def attended(
+    forward: Any, values: dict[str, Any], target: str = "trn2"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    assert forward.kernel(values, target) == "long_kernel"
+    out, lse = forward.run(values, target)
+    return out, lse
+
+
+def assert_right(forward: Any, values: dict[str, Any], target: str = "trn2") -> None:
+    """The sums are of weights as they are rounded: each is off by half a unit at most."""
+    out, lse = attended(forward, values, target)
+    assert out.dtype is values["q"].dtype
+    forward.assert_within_twice_of_eager(values, out)
+    unit = torch.finfo(out.dtype).eps / 2
+    torch.testing.assert_close(lse, canonical_ops.sdpa(**values)[1], rtol=2e-5, atol=unit)
+
+
+@pytest.mark.parametrize("target", ["trn2", "trn3"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_values(forward: Any, dtype: torch.dtype, causal: bool, target: str) -> None:
+    values = make_inputs(generator(), 2, 2, 640, 640, 64, sources=1, dtype=dtype, causal=causal)
+    assert_right(forward, values, target)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("width", [1, 40, 96, 128, 192, 256])
+def test_values_of_every_width(forward: Any, width: int, causal: bool) -> None:
+    values = make_inputs(generator(), 1, 1, 640, 768, width, dtype=BF16, causal=causal)
+    assert_right(forward, values)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("length", "depth"), [(512, 512), (1152, 640), (640, 1152), (1024, 512)])
+def test_other_lengths_of_queries_and_keys(
+    forward: Any, length: int, depth: int, causal: bool
+) -> None:
+    values = make_inputs(generator(), 1, 2, length, depth, 32, dtype=BF16, causal=causal)
+    assert_right(forward, values)
+
+
+def test_values_wider_than_queries(forward: Any) -> None:
+    values = make_inputs(generator(), 1, 2, 512, 512, 32, values=256, dtype=BF16, causal=True)
+    assert_right(forward, values)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_heads_of_several_groups_and_batch_entries(forward: Any, causal: bool) -> None:
+    values = make_inputs(generator(), 2, 6, 512, 512, 16, sources=2, dtype=BF16, causal=causal)
+    assert_right(forward, values)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_large_scores(forward: Any, dtype: torch.dtype, causal: bool) -> None:
+    """Logits of 1e4 for some keys and queries, of -1e4 for others: no row overflows or vanishes."""
+    values = make_inputs(generator(), 1, 2, 512, 768, 32, dtype=dtype, causal=causal)
+    values["k"][:, :, 100:300] *= 400
+    values["q"][:, :, 200:400] *= 20
+    values["k"][:, 1, 400:] = -values["q"][:, 1, :1] * 1000
+    out, lse = attended(forward, values)
+    assert out.isfinite().all()
+    assert lse.isfinite().all()
+    forward.assert_within_twice_of_eager(values, out)
+
+
+def test_scores_above_those_of_hidden_keys_do_not_vanish(forward: Any) -> None:
+    """What a query must not see is far above all that it sees."""
+    values = make_inputs(generator(), 1, 1, 512, 512, 16, dtype=BF16, causal=True)
+    values["q"].abs_()
+    values["k"].abs_()
+    values["k"] *= torch.linspace(1, 3000, 512).view(-1, 1).to(BF16)
+    assert_right(forward, values)
+
+
+def test_keys_that_are_no_numbers_reach_only_those_who_see_them(forward: Any) -> None:
+    values = make_inputs(generator(), 1, 1, 640, 640, 16, dtype=BF16, causal=True)
+    clean, _ = attended(forward, values)
+    values["k"][0, 0, 200, 3] = math.nan
+    out, lse = attended(forward, values)
+    torch.testing.assert_close(out[:, :, :200], clean[:, :, :200], rtol=0, atol=0)
+    assert lse[:, :, :200].isfinite().all()
+    wanted = canonical_ops.sdpa(**values)[0]
+    assert torch.equal(out.isnan(), wanted.isnan())
+
+
+@pytest.mark.parametrize("scale", [1e-38, 3.0])
+def test_any_scale(forward: Any, scale: float) -> None:
+    values = make_inputs(generator(), 1, 1, 512, 512, 16, dtype=BF16, causal=True)
+    values["scale"] = scale
+    assert_right(forward, values)
+
+
+def test_operands_may_have_any_strides(forward: Any) -> None:
+    values = make_inputs(generator(), 1, 2, 512, 512, 16, dtype=BF16, causal=True)
+    both = torch.randn(1, 512, 2, 2, 16, generator=generator()).to(BF16)
+    values |= {"k": both[:, :, 0].transpose(1, 2), "v": both[:, :, 1].transpose(1, 2)}
+    assert_right(forward, values)
+
+
+@pytest.mark.parametrize(
+    ("change", "target", "chosen"),
+    [
+        ({}, "trn2", True),
+        ({}, "trn3", True),
+        ({}, "trn1", False),
+        ({"dtype": torch.float32}, "trn2", False),
+        ({"length": 513}, "trn2", False),
+        ({"depth": 639}, "trn2", False),
+        ({"length": 384}, "trn2", False),
+        ({"dropout_p": 0.1}, "trn2", False),
+        ({"mask": "bool"}, "trn2", False),
+        ({"depth": 32768}, "trn2", False),
+        ({"depth": 15360}, "trn2", True),
+    ],
+)
+def test_where_it_is_chosen(
+    forward: Any, change: dict[str, Any], target: str, chosen: bool
+) -> None:
+    sizes = {"batch": 1, "heads": 1, "length": 512, "depth": 512, "width": 128, "dtype": BF16}
+    values = make_inputs(generator(), **(sizes | change))
+    assert (forward.kernel(values, target) == "long_kernel") is chosen
+
+
+@pytest.mark.parametrize("width", [128, 256])
+def test_keys_are_loaded_once_and_fit(forward: Any, width: int) -> None:
+    values = make_inputs(generator(), 2, 4, 512, 8192, width, sources=2, dtype=BF16)
+    program = forward.traced(values)
+    assert program.hbm_bytes == forward.spec.cost(forward.bindings(values)).hbm_bytes
+    assert program.peak_sbuf_bytes <= hardware("trn2").sbuf_partition_bytes
+    assert program.peak_psum_bytes <= hardware("trn2").psum_partition_bytes
+
+
+def test_tensor_engine_is_busy(forward: Any) -> None:
+    """At least 40 % of its peak in the two products, predicted."""
+    values = make_inputs(generator(), 1, 4, 2048, 2048, 128, dtype=BF16, causal=True)
+    seconds = predicted_seconds(forward.traced(values), hardware("trn2"))
+    flops = 4 * 4 * 2048 * 2048 / 2 * 128
+    assert flops / seconds >= 0.40 * hardware("trn2").peak_bf16_flops
