@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from trnx.backend.cache.identity import is_told
-from trnx.backend.torch_internals import symbol_facts
+from trnx.backend.torch_internals import symbol_facts, without_fake_mode
 from trnx.fx_passes.metadata import VAL
 from trnx.nki_kernels.hints import hint
 from trnx.nki_kernels.keys import key_of
@@ -28,7 +28,10 @@ def structure_of(gm: fx.GraphModule) -> str | None:
     """The calls, None where an argument has no text of its own or a constant is too large."""
     lines = []
     for node in gm.graph.nodes:
+<<<<<<< HEAD
         arguments: Any = fx.map_arg((node.args, node.kwargs), _named)
+=======
+        arguments = fx.map_arg((node.args, node.kwargs), _named)
         lines.append(f"{node.name} = {node.op} {node.target} {key_of(arguments)!r}")
         if node.op == "get_attr":
             constant = _constant(gm, str(node.target))
@@ -61,6 +64,7 @@ class _Name:
 
 
 def _named(node: fx.Node) -> Any:
+    """In the place of the node; map_arg is typed for what a graph may hold, and takes anything."""
     return _Name(node)
 
 
@@ -72,8 +76,9 @@ def _constant(gm: fx.GraphModule, target: str) -> str | None:
         return None
     if value.numel() * value.itemsize > _LARGEST or value.device.type != "cpu":
         return None
-    plain = value.detach().resolve_conj().resolve_neg().contiguous().flatten()
-    data = plain.view(torch.uint8).numpy().tobytes()
+    with without_fake_mode():
+        plain = value.detach().resolve_conj().resolve_neg().contiguous().flatten()
+        data = plain.view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(data).hexdigest()
 
 

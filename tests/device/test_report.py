@@ -58,24 +58,32 @@ def _probes(target: str, noise: float = 0.0, spread: float = 0.0, **scales: floa
 
 
 SHIFTED: list[dict[str, float]] = [
-    {"scalar_issue_cycles": 1.6},
+    {"scalar_issue_cycles": 2.0, "dma_issue_ns": 0.6},
+    {"vector_issue_cycles": 0.6, "scalar_table_ns": 1.5, "gpsimd_start_cycles": 2.0},
     {"scalar_latency_cycles": 0.6},
+    {"dma_software_issue_ns": 1.5},
+]
+# Each of the others alone; a fit tries some hundred predictions.
+SLOW: list[dict[str, float]] = [
+    {"scalar_issue_cycles": 1.6},
     {"vector_issue_cycles": 1.5},
     {"vector_latency_cycles": 1.5},
     {"gpsimd_start_cycles": 1.7},
     {"scalar_table_ns": 0.7},
     {"dma_issue_ns": 1.5},
     {"matmul_min_columns": 1.5},
-    {"dma_software_issue_ns": 1.5},
     {"stride_limit_bytes": 0.5},
-    {"scalar_issue_cycles": 2.0, "dma_issue_ns": 0.6},
-    {"vector_issue_cycles": 0.6, "scalar_table_ns": 1.5, "gpsimd_start_cycles": 2.0},
 ]
 
 
 @pytest.mark.parametrize(
     ("target", "scales"),
-    [*(("trn2", scales) for scales in SHIFTED), *(("trn3", scales) for scales in SHIFTED[-2:])],
+    [
+        *(("trn2", scales) for scales in SHIFTED),
+        ("trn3", SHIFTED[0]),
+        *(pytest.param("trn2", scales, marks=pytest.mark.slow) for scales in SLOW),
+        *(pytest.param("trn3", scales, marks=pytest.mark.slow) for scales in SHIFTED[1:]),
+    ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else value,
 )
 def test_names_the_constants_that_are_off(
@@ -107,7 +115,7 @@ def test_a_time_within_its_own_spread_changes_nothing(tmp_path: Path) -> None:
 def test_each_probe_tells_about_something() -> None:
     assert all(probe.tells for probe in PROBES)
     told = {name for probe in PROBES for name in told_by(probe)}
-    assert {name for scales in SHIFTED for name in scales} <= told
+    assert {name for scales in SHIFTED + SLOW for name in scales} <= told
 
 
 def test_the_page_names_what_went_wrong(tmp_path: Path) -> None:
