@@ -127,6 +127,12 @@ def load_kernels(path: str | Path) -> None:
         _loaded[file] = digest
 
 
+def is_edited(file: Path) -> bool:
+    """Whether a kernel file is not what was loaded of it."""
+    digest = _loaded.get(file)
+    return digest is not None and hashlib.sha256(file.read_bytes()).digest() != digest
+
+
 def kernels() -> Registry:
     """All kernels: those of this package, found on the first call, and those that users loaded."""
     _load_package()

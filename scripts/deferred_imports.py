@@ -20,6 +20,7 @@ DEFERRED = {
     "trnx.backend.model_profile": _EXTRA,
     "trnx.backend.prediction": "the timing model is loaded by the first prediction",
     "trnx.backend.neuron.doctor": "the doctor works, and says so, where torch cannot be imported",
+    "trnx.cache_cli": _COMMANDS,
     "trnx.cli": _COMMANDS,
     "trnx.device.worker": "who waits counts the time of imports as the first task's",
     "trnx.eks.cli": _CLUSTER,

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from trnx.arguments import (
+    Against,
+    AsCompiledOption,
+    Dtype,
+    ExampleArgument,
+    FallbackOption,
+    HtmlOption,
+    JsonOption,
+    Runner,
+    ScriptArguments,
+    SelectOption,
+    Target,
+    TargetOption,
+    given,
+)
+from trnx.cache_cli import app as cache_app
 from trnx.simulator.errors import TrnxError
 
 app = typer.Typer(
@@ -19,75 +34,7 @@ app = typer.Typer(
 )
 
 
-class Target(StrEnum):
-    """Trainium generations."""
-
-    TRN1 = "trn1"
-    TRN2 = "trn2"
-    TRN3 = "trn3"
-
-
-class Dtype(StrEnum):
-    """Dtypes of the demo's model."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-
-
-class Runner(StrEnum):
-    """What executes the NKI regions."""
-
-    SIMULATOR = "simulator"
-    REFERENCE = "reference"
-
-
-class Fallback(StrEnum):
-    """Who runs what no kernel takes."""
-
-    AUTO = "auto"
-    XLA = "xla"
-    EAGER = "eager"
-    ERROR = "error"
-
-
-class Select(StrEnum):
-    """Where NKI kernels are taken."""
-
-    PROFIT = "profit"
-    LEGAL = "legal"
-    NONE = "none"
-
-
-class Against(StrEnum):
-    """What `bisect` compares regions with."""
-
-    EAGER = "eager"
-    FLOAT64 = "float64"
-
-
-TargetOption = Annotated[Target, typer.Option(help="The Trainium generation to compile for.")]
-ScriptArguments = Annotated[
-    list[str] | None,
-    typer.Argument(help="Its arguments; after `--` also those that trnx has an option for."),
-]
-ExampleArgument = Annotated[
-    str,
-    typer.Argument(
-        help="MODULE:FUNCTION or FILE.py:FUNCTION; the function takes nothing and returns "
-        "(model, args) or (model, args, kwargs)."
-    ),
-]
-AsCompiledOption = Annotated[
-    Target | None, typer.Option(help="The generation; else as compiled, else trn2.")
-]
-FallbackOption = Annotated[Fallback | None, typer.Option(help="Who runs what no kernel takes.")]
-SelectOption = Annotated[
-    Select | None, typer.Option(help="NKI where it pays, wherever it can, or nowhere.")
-]
-HtmlOption = Annotated[
-    Path | None, typer.Option(help="Write one page to look at, which needs a browser alone.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+app.add_typer(cache_app, name="cache")
 
 
 class ArgumentOrderError(TrnxError):
@@ -195,7 +142,7 @@ def explain(
     if html is not None:
         check_page_path(html)
     model, args, kwargs = load_example(example)
-    options = _given(target=target, fallback=fallback, select=select)
+    options = given(target=target, fallback=fallback, select=select)
     if dynamic:
         model = torch.compile(model, backend="trnx", dynamic=True)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference):
@@ -225,14 +172,9 @@ def export(
     from trnx.backend.example import load_example
 
     model, args, kwargs = load_example(example)
-    options = _given(target=target, fallback=fallback, select=select)
+    options = given(target=target, fallback=fallback, select=select)
     found = trnx.export(model, args, folder, kwargs=kwargs, options=options)
     print(json.dumps(found.to_dict()) if as_json else found)
-
-
-def _given(**asked: StrEnum | None) -> dict[str, str]:
-    """The options of the backend that were asked for."""
-    return {name: value.value for name, value in asked.items() if value is not None}
 
 
 def _gate(text: str) -> tuple[str, float]:

@@ -1,5 +1,11 @@
 """All named errors of trnx; every one derives from `TrnxError`."""
 
+from trnx.backend.cache.errors import (
+    CacheArchiveError,
+    CacheError,
+    CacheOffError,
+    DamagedEntryError,
+)
 from trnx.backend.errors import (
     BackendError,
     CoverageError,
@@ -73,10 +79,14 @@ from trnx.simulator.errors import (
 __all__ = [
     "ArchiveError",
     "BackendError",
+    "CacheArchiveError",
+    "CacheError",
+    "CacheOffError",
     "CapacityError",
     "CheckpointError",
     "CollectError",
     "CoverageError",
+    "DamagedEntryError",
     "DamagedFolderError",
     "DataError",
     "DemoDependencyError",

@@ -37,6 +37,8 @@ class Stats(Answer):
     nbytes: dict[str, int]
 
     def __str__(self) -> str:
+        if not any(self.entries.values()):
+            return f"{self.folder}: nothing is kept yet"
         rights = "only you can write to it" if self.is_private else "others can write: no code read"
         total = sum(self.nbytes.values())
         bound = f"{total / 1e6:.1f} of {self.most_bytes / 1e6:.0f} MB"

@@ -82,7 +82,7 @@ class Folder:
     def write(self, place: Path, data: bytes) -> None:
         """Put an entry in its place. Raises OSError."""
         self.make_parent(place)
-        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=_TEMPORARY)
+        handle, temporary = tempfile.mkstemp(".tmp", _TEMPORARY, place.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)

@@ -28,7 +28,7 @@ def structure_of(gm: fx.GraphModule) -> str | None:
     """The calls, None where an argument has no text of its own or a constant is too large."""
     lines = []
     for node in gm.graph.nodes:
-        arguments = fx.map_arg((node.args, node.kwargs), _Name)
+        arguments: Any = fx.map_arg((node.args, node.kwargs), _named)
         lines.append(f"{node.name} = {node.op} {node.target} {key_of(arguments)!r}")
         if node.op == "get_attr":
             constant = _constant(gm, str(node.target))
@@ -58,6 +58,10 @@ class _Name:
 
     def __repr__(self) -> str:
         return f"%{self._name}"
+
+
+def _named(node: fx.Node) -> Any:
+    return _Name(node)
 
 
 def _constant(gm: fx.GraphModule, target: str) -> str | None:

@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import inspect
 import platform
+import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -19,12 +20,14 @@ import torch
 from trnx import backend, fallback, fx_passes, nki_kernels, simulator
 from trnx.backend.cache.entries import text_digest
 from trnx.fallback import forks
-from trnx.nki_kernels.registry import Registry
+from trnx.nki_kernels.registry import Registry, is_edited
 
 _ROOMS = tuple(
     Path(str(room.__file__)).resolve().parent
     for room in (simulator, nki_kernels, fx_passes, fallback, backend)
 )
+# What kernel files import besides the standard library: its versions are in every key.
+_INSTALLED = frozenset({"nki", "numpy", "torch", "trnx"})
 # Characters of a digest in a part that people read.
 _SHOWN = 16
 
@@ -46,17 +49,24 @@ def jax_version() -> str:
     return f"{_version('jax')} {_version('jaxlib')}{' lost in a fork' if forks.jax_is_lost else ''}"
 
 
-def kernels_part(kernels: Registry) -> str:
-    """The registered kernels of users; those of trnx are among its sources."""
-    files = {kernels.file_of(kernel.name) for kernel in kernels if not kernel.builtin}
-    named = sorted(kernel.name for kernel in kernels if not kernel.builtin)
-    digests = sorted(map(file_digest, filter(None, files)))
-    return " ".join([*named, *digests])
+def kernels_part(kernels: Registry) -> str | None:
+    """The registered kernels of users; those of trnx are among its sources. None where one is
+    defined in no file, or in one whose digest does not tell all of it."""
+    parts: list[str] = []
+    for kernel in kernels:
+        if kernel.builtin:
+            continue
+        file = kernels.file_of(kernel.name)
+        digest = None if file is None else file_digest(file)
+        if digest is None:
+            return None
+        parts.append(f"{kernel.name} {digest}")
+    return " ".join(sorted(parts))
 
 
 def kernel_part(kernel: Any) -> str | None:
     """An NKI function: its name, and its files where they are not trnx's. None for a function that
-    holds values of its own, which no name tells."""
+    holds values of its own, which no name tells, and as `kernels_part`."""
     function: Any = inspect.unwrap(getattr(kernel, "function", kernel))
     code = getattr(function, "__code__", None)
     if code is None or function.__closure__ or "<" in function.__qualname__:
@@ -67,13 +77,16 @@ def kernel_part(kernel: Any) -> str | None:
     grid, platform_target = (getattr(kernel, name, None) for name in ("grid", "platform_target"))
     room = next((room for room in _ROOMS if file.is_relative_to(room)), None)
     where = file_digest(file) if room is None else file.relative_to(room.parent).as_posix()
-    return f"{where}:{function.__qualname__} {grid} {platform_target}"
+    return None if where is None else f"{where}:{function.__qualname__} {grid} {platform_target}"
 
 
-def file_digest(file: Path) -> str:
-    """Digest of a kernel file and of the files beside it that it imports."""
-    found = sorted(_with_imports(file.resolve()))
-    return _digest_of(found)[:_SHOWN]
+def file_digest(file: Path) -> str | None:
+    """Digest of a kernel file and of the files beside it that it imports. None where one of them
+    imports other code of the user, or the file was edited after it was loaded."""
+    found = _with_imports(file.resolve())
+    if found is None or any(map(is_edited, found)):
+        return None
+    return _digest_of(sorted(found))[:_SHOWN]
 
 
 def is_told(text: str) -> bool:
@@ -98,32 +111,48 @@ def _digest_of(files: Iterable[Path]) -> str:
     return text_digest("\n".join(digests))
 
 
-def _with_imports(file: Path) -> set[Path]:
-    """`file` and, through all of them, the modules in its folder that it imports."""
+def _with_imports(file: Path) -> set[Path] | None:
+    """`file` and, through all of them, the modules in its folder that it imports; None where one
+    imports what is neither there nor installed with trnx."""
     found: set[Path] = set()
     pending = [file]
     while pending:
         current = pending.pop()
-        if current not in found:
-            found.add(current)
-            status = current.stat()
-            pending.extend(_imported(current, status.st_mtime_ns, status.st_size))
+        if current in found:
+            continue
+        found.add(current)
+        status = current.stat()
+        imported = _imported(current, status.st_mtime_ns, status.st_size)
+        if imported is None:
+            return None
+        pending.extend(imported)
     return found
 
 
 @functools.lru_cache(maxsize=1024)
-def _imported(file: Path, _modified: int, _size: int) -> frozenset[Path]:
-    names: set[str] = set()
+def _imported(file: Path, _modified: int, _size: int) -> frozenset[Path] | None:
     try:
         tree = ast.parse(file.read_bytes())
     except SyntaxError:  # whoever loads it says so
-        return frozenset()
+        return None
+    found: set[Path] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            names.update(alias.name for alias in node.names)
-            names.add(node.module or "")
-    parts = {part for name in names for part in name.split(".") if part}
-    beside = (file.parent / f"{part}.py" for part in parts)
-    return frozenset(path for path in beside if path.is_file())
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        for name in _names(node):
+            beside = file.parent / f"{name}.py"
+            if beside.is_file():
+                found.add(beside)
+            elif name not in sys.stdlib_module_names | _INSTALLED:
+                return None
+    return frozenset(found)
+
+
+def _names(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The first parts of the modules that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name.partition(".")[0] for alias in node.names]
+    if node.module is None:  # from . import a
+        return [alias.name for alias in node.names]
+    # Of a package around the file the whole name is no module beside it, and the file is refused.
+    return [node.module if node.level else node.module.partition(".")[0]]

@@ -42,9 +42,10 @@ _FALLBACKS = {"auto": ("xla", "eager"), "xla": ("xla", "eager"), "eager": ("eage
 
 
 def plan_key(gm: fx.GraphModule, options: Options, kernels: Registry) -> Key | None:
-    """The key of a canonical graph's plan, None where the graph has no text that tells it."""
-    structure, shapes = structure_of(gm), shapes_of(gm)
-    if structure is None or shapes is None:
+    """The key of a canonical graph's plan, None where its text or that of a user's kernel does not
+    tell it from others."""
+    structure, shapes, users = structure_of(gm), shapes_of(gm), kernels_part(kernels)
+    if structure is None or shapes is None or users is None:
         return None
     return Key(
         PLAN,
@@ -54,7 +55,7 @@ def plan_key(gm: fx.GraphModule, options: Options, kernels: Registry) -> Key | N
             "target": options.target,
             "fallback": options.fallback,
             "select": options.select,
-            "kernels": kernels_part(kernels),
+            "kernels": users,
             "graph": text_digest(structure),
             "shapes": text_digest(shapes),
         },

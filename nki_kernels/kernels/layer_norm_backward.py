@@ -1,9 +1,9 @@
 """`layer_norm_backward`: gradients of layer_norm with respect to its input, weight and bias.
 
 Pattern `aten.native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, mask)`
-with all three gradients wanted; float32, bfloat16 or float16, float32 inside. The gradients of
-weight and bias are added up per partition over all tiles, and across partitions at the end, by a
-product with ones on TensorE.
+with all three gradients wanted; float32, bfloat16 or float16, float32 inside. TensorE adds the
+gradients of weight and bias up in PSUM, over the rows of all tiles; ScalarE centres and sums rows
+up, VectorE and GpSimd multiply.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _TENSORS = ("grad", "x", "mean", "rstd", "weight")
 # float32 tiles of a row that are live at once, and float32 vectors that all rows share, in bytes.
 _ROW_BYTES = 20
 _VECTOR_BYTES = 12
+# Bytes of a column where three tiles overlap, the weights included.
+_OVERLAPPING, _OVERLAPPING_HALVES = 52, 46
 aten = torch.ops.aten
 
 
@@ -38,8 +40,12 @@ def layer_norm_backward_kernel(
     mean: nl.NkiTensor,
     rstd: nl.NkiTensor,
     weight: nl.NkiTensor,
+    lag: int,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
-    """grad and x of one shape, mean and rstd one value a row -> gradients of x, weight, bias."""
+    """grad and x of one shape, mean and rstd one value a row -> gradients of x, weight, bias.
+
+    Tiles in three stages; stage s has the tile that is `s * lag` behind the one that is loaded.
+    """
     pmax = nl.tile_size.pmax
     columns = weight.size
     rows = x.size // columns
@@ -47,23 +53,37 @@ def layer_norm_backward_kernel(
     dweight = nl.ndarray(weight.shape, dtype=weight.dtype, buffer=nl.shared_hbm)
     dbias = nl.ndarray(weight.shape, dtype=weight.dtype, buffer=nl.shared_hbm)
     weights = load_vector(weight)
-    weight_sums = nl.ndarray((pmax, columns), dtype=nl.float32, buffer=nl.sbuf)
-    bias_sums = nl.ndarray((pmax, columns), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=weight_sums, value=0.0)
-    nisa.memset(dst=bias_sums, value=0.0)
-    for start in range(0, rows, pmax):
-        end = min(rows, start + pmax)
-        count = end - start
-        g = _load(grad.reshape((rows, columns))[start:end], grad.dtype)
-        rstds = _load(rstd.reshape((rows, 1))[start:end], nl.float32)
-        means = _load(mean.reshape((rows, 1))[start:end], nl.float32)
-        normal = _normalise(_load(x.reshape((rows, columns))[start:end], x.dtype), means, rstds)
-        sums = weight_sums[0:count]
-        result = _input_gradient(g, normal, rstds, weights[0:count], sums, x.dtype)
-        nisa.tensor_tensor(dst=bias_sums[0:count], data1=bias_sums[0:count], data2=g, op=nl.add)
-        nisa.dma_copy(dst=dx.reshape((rows, columns))[start:end], src=result)
-    _store_sum(dweight.reshape((1, columns)), weight_sums)
-    _store_sum(dbias.reshape((1, columns)), bias_sums)
+    ones = nl.ndarray((pmax, 1), dtype=grad.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    blocks = (columns + pmax - 1) // pmax
+    weight_sums = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.psum)
+    bias_sums = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.psum)
+    gradients = []  # type: list[nl.NkiTensor]
+    rstds = []  # type: list[nl.NkiTensor]
+    centred = []  # type: list[nl.NkiTensor]
+    weighted = []  # type: list[nl.NkiTensor]
+    totals = []  # type: list[nl.NkiTensor]
+    tiles = (rows + pmax - 1) // pmax
+    for step in range(tiles + 2 * lag):
+        if step < tiles:
+            start, end = step * pmax, min(rows, (step + 1) * pmax)
+            gradients.append(_load(grad.reshape((rows, columns))[start:end], grad.dtype))
+            data = _load(x.reshape((rows, columns))[start:end], x.dtype)
+            rstds.append(_load(rstd.reshape((rows, 1))[start:end], nl.float32))
+            means = _load(mean.reshape((rows, 1))[start:end], nl.float32)
+            centred.append(_centre(data, means))
+            weighted.append(_multiply(gradients[step], weights, nisa.engine.gpsimd))
+        i = step - lag
+        if i >= 0 and i < tiles:
+            product = _multiply(gradients[i], centred[i], nisa.engine.vector)
+            _add_up(bias_sums, gradients[i], ones, i > 0)
+            _add_up(weight_sums, product, rstds[i], i > 0)
+            totals.append(_row_sums(weighted[i], centred[i], i))
+        i = step - 2 * lag
+        if i >= 0:
+            _finish(dx, i, (centred[i], weighted[i], rstds[i], totals[i]))
+    _store_sums(dweight.reshape((columns,)), weight_sums)
+    _store_sums(dbias.reshape((columns,)), bias_sums)
     return dx, dweight, dbias
 
 
@@ -73,68 +93,104 @@ def _load(source: nl.NkiTensor, dtype: str) -> nl.NkiTensor:
     return tile
 
 
-def _normalise(x: nl.NkiTensor, mean: nl.NkiTensor, rstd: nl.NkiTensor) -> nl.NkiTensor:
-    """(x - mean) * rstd"""
-    normal = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=normal, data=x, op0=nl.subtract, operand0=mean, op1=nl.multiply, operand1=rstd
-    )
-    return normal
+def _centre(x: nl.NkiTensor, mean: nl.NkiTensor) -> nl.NkiTensor:
+    """x - mean in float32, in its place where it is."""
+    shift = nl.ndarray(mean.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=shift, op=nl.copy, data=mean, scale=-1.0)
+    centred = x
+    if x.dtype != nl.float32:
+        centred = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=centred, op=nl.copy, data=x, bias=shift)
+    return centred
 
 
-def _minus_mean(data: nl.NkiTensor) -> nl.NkiTensor:
-    """The negative mean of each row, [partitions, 1]."""
-    total = nl.ndarray((data.shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=total, op=nl.add, data=data, axis=1)
-    mean = nl.ndarray((data.shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=mean, data=total, op0=nl.multiply, operand0=-1.0 / data.shape[1])
-    return mean
+def _multiply(a: nl.NkiTensor, b: nl.NkiTensor, engine: object) -> nl.NkiTensor:
+    product = nl.ndarray(a.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=product, data1=a, data2=b[0 : a.shape[0]], op=nl.multiply, engine=engine)
+    return product
 
 
-def _input_gradient(
-    g: nl.NkiTensor,
-    normal: nl.NkiTensor,
-    rstd: nl.NkiTensor,
-    weights: nl.NkiTensor,
-    weight_sums: nl.NkiTensor,
-    dtype: str,
-) -> nl.NkiTensor:
-    """rstd * (gw - mean(gw) - normal * mean(gw * normal)), gw = g * weights; adds g * normal up."""
-    product = nl.ndarray(g.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=product, data1=g, data2=normal, op=nl.multiply)
-    nisa.tensor_tensor(dst=weight_sums, data1=weight_sums, data2=product, op=nl.add)
-    weighted = nl.ndarray(g.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=weighted, data1=product, data2=weights, op=nl.multiply)
-    slope = _minus_mean(weighted)
-    gw = nl.ndarray(g.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=gw, data1=g, data2=weights, op=nl.multiply)
-    shift = _minus_mean(gw)
-    inner = nl.ndarray(g.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=inner, data=normal, op0=nl.multiply, operand0=slope, op1=nl.add, operand1=gw
-    )
-    result = nl.ndarray(g.shape, dtype=dtype, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=result, data=inner, op0=nl.add, operand0=shift, op1=nl.multiply, operand1=rstd
-    )
-    return result
-
-
-def _store_sum(dst: nl.NkiTensor, sums: nl.NkiTensor) -> None:
-    """dst[1, columns] = the sum over partitions, a PSUM bank at a time."""
-    partitions, columns = sums.shape
-    bank = nl.tile_size.psum_bank_fmax
-    ones = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
-    total = nl.ndarray((1, columns), dtype=dst.dtype, buffer=nl.sbuf)
-    for start in range(0, columns, bank):
-        end = min(columns, start + bank)
-        part = nl.ndarray((1, end - start), dtype=nl.float32, buffer=nl.psum)
+def _add_up(
+    sums: nl.NkiTensor, data: nl.NkiTensor, factors: nl.NkiTensor, is_started: bool
+) -> None:
+    """sums[c % 128, c // 128] += the sum of data[:, c] * factors."""
+    rows, columns = data.shape
+    pmax = nl.tile_size.pmax
+    for i in range(sums.shape[1]):
+        start, end = i * pmax, min(columns, (i + 1) * pmax)
         nisa.nc_matmul(
-            dst=part, stationary=ones, moving=sums[:, start:end], is_stationary_onezero=True
-        )
-        nisa.tensor_copy(dst=total[:, start:end], src=part)
-    nisa.dma_copy(dst=dst, src=total)
+            dst=sums[0 : end - start, i : i + 1], stationary=data[:, start:end],
+            moving=factors[0:rows], accumulate=is_started,
+        )  # fmt: skip
+
+
+def _row_sums(weighted: nl.NkiTensor, centred: nl.NkiTensor, number: int) -> nl.NkiTensor:
+    """`[rows, 2]`: the sums of `weighted` and of weighted * centred. VectorE multiplies in every
+    third tile, so that it is as busy as GpSimd.
+    """
+    engine = nisa.engine.vector if number % 3 == 2 else nisa.engine.gpsimd
+    product = _multiply(weighted, centred, engine)
+    totals = nl.ndarray((weighted.shape[0], 2), dtype=nl.float32, buffer=nl.sbuf)
+    for i, data in ((0, weighted), (1, product)):
+        nisa.activation(
+            dst=data, op=nl.copy, data=data, reduce_op=nl.add, reduce_res=totals[:, i : i + 1],
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )  # fmt: skip
+    return totals
+
+
+def _finish(
+    dx: nl.NkiTensor,
+    number: int,
+    tile: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
+) -> None:
+    """Store rstd * (weighted - mean(weighted) - centred * rstd^2 * mean(weighted * centred)) of a
+    tile (centred, weighted, rstd, row sums). The last product is VectorE's in one tile and
+    ScalarE's in the next; VectorE's is none of its fast modes, which would wait for GpSimd.
+    """
+    centred, weighted, rstd, totals = tile
+    rows, columns = centred.shape
+    shift = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    slope = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    for dst, total in ((shift, totals[:, 0:1]), (slope, totals[:, 1:2])):
+        nisa.scalar_tensor_tensor(
+            dst=dst, data=rstd, op0=nl.multiply, operand0=-1.0 / columns,
+            op1=nl.multiply, operand1=total,
+        )  # fmt: skip
+    nisa.tensor_tensor(dst=slope, data1=slope, data2=rstd, op=nl.multiply)
+    nisa.scalar_tensor_tensor(
+        dst=weighted, data=centred, op0=nl.multiply, operand0=slope, op1=nl.add, operand1=weighted
+    )
+    result = weighted
+    if dx.dtype != nl.float32:
+        result = nl.ndarray(centred.shape, dtype=dx.dtype, buffer=nl.sbuf)
+    if number % 2 == 0:
+        nisa.activation(dst=result, op=nl.copy, data=weighted, scale=rstd, bias=shift)
+    else:
+        nisa.scalar_tensor_tensor(
+            dst=result, data=weighted, op0=nl.multiply, operand0=rstd,
+            op1=nl.add, operand1=shift.broadcast(1, columns),
+        )  # fmt: skip
+    pmax = nl.tile_size.pmax
+    flat = dx.reshape((dx.size // columns, columns))
+    nisa.dma_copy(dst=flat[number * pmax : number * pmax + rows], src=result)
+
+
+def _store_sums(dst: nl.NkiTensor, sums: nl.NkiTensor) -> None:
+    """dst[c] = sums[c % 128, c // 128]"""
+    pmax, blocks = sums.shape
+    columns = dst.shape[0]
+    whole = columns // pmax
+    rounded = nl.ndarray((pmax, blocks), dtype=dst.dtype, buffer=nl.sbuf)
+    if whole > 0:
+        nisa.tensor_copy(dst=rounded[:, 0:whole], src=sums[:, 0:whole])
+        target = dst[0 : whole * pmax].reshape((whole, pmax)).permute((1, 0))
+        nisa.dma_copy(dst=target, src=rounded[:, 0:whole])
+    if whole < blocks:
+        rest = columns - whole * pmax
+        nisa.tensor_copy(dst=rounded[0:rest, whole:blocks], src=sums[0:rest, whole:blocks])
+        target = dst[whole * pmax : columns].reshape((rest, 1))
+        nisa.dma_copy(dst=target, src=rounded[0:rest, whole:blocks])
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
@@ -154,9 +210,12 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
-    """The kernel reads neither the bias nor the numbers."""
-    del hw
-    return Launch.of(layer_norm_backward_kernel, b, _TENSORS)
+    """Neither the bias nor the numbers are read; tiles overlap where three of them fit."""
+    columns = math.prod(b.normalized_shape)
+    halves = b.x.dtype.itemsize < 4
+    row = _OVERLAPPING_HALVES if halves else _OVERLAPPING
+    lag = int(columns * row <= hw.sbuf_partition_bytes * 15 // 16)
+    return Launch.of(layer_norm_backward_kernel, b, _TENSORS, lag)
 
 
 def cost(b: Bindings) -> Cost:

@@ -166,9 +166,40 @@ def _rows(name: str, function: Callable[..., Any], shape: tuple[int, int], *more
     )
 
 
-def _gelu_written_out(x: torch.Tensor) -> torch.Tensor:
+def _gelu_new(x: torch.Tensor) -> torch.Tensor:
     inner = 0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0))
     return 0.5 * x * (1.0 + torch.tanh(inner))
+
+
+def _gelu_fast(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
+def _gelu_erf(x: torch.Tensor) -> torch.Tensor:
+    return x * 0.5 * (1.0 + torch.erf(x / 2**0.5))
+
+
+def _gelus(shape: tuple[int, int]) -> Iterator[Case]:
+    """GELU as torch has it, and as models write it out."""
+    yield _rows("gelu", F.gelu, shape)
+    yield _rows("gelu tanh", lambda x: F.gelu(x, approximate="tanh"), shape)
+    yield _rows("gelu_new", _gelu_new, shape)
+    yield _rows("gelu_fast", _gelu_fast, shape)
+    yield _rows("gelu by erf", _gelu_erf, shape)
+    yield _rows("quick gelu", lambda x: x * torch.sigmoid(1.702 * x), shape)
+
+
+def _layer_norm(rows: int, columns: int, dtype: torch.dtype, trains: bool = False) -> Case:
+    """With its backward pass, three tensors more cross HBM."""
+    shapes = ((rows, columns), (columns,), (columns,))
+    width = torch.finfo(dtype).bits // 8
+    name = f"layer_norm{' fp32' if dtype is F32 else ''} {rows}x{columns}"
+    return Case(
+        f"{name}{' with backward' if trains else ''}",
+        lambda x, w, b: F.layer_norm(x, (columns,), w, b),
+        _tensors(*shapes, dtype=dtype), 0.88, dtype=dtype, trains=trains,
+        nbytes=width * ((5 if trains else 2) * rows * columns + 2 * columns),
+    )  # fmt: skip
 
 
 def _rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -230,9 +261,11 @@ def cases() -> Iterator[Case]:
     yield _linear(4096, 4096, 4096, 0.90)
     yield _mlp(1, 4096, 14336)
     yield _mlp(64, 4096, 14336)
-    norm = F.layer_norm
-    yield _rows("layer_norm", lambda x, w, b: norm(x, (768,), w, b), (8192, 768), (768,), (768,))
-    yield _rows("layer_norm", lambda x, w, b: norm(x, (4096,), w, b), (4096,) * 2, *[(4096,)] * 2)
+    for shape in ((8192, 768), (4096, 4096)):
+        yield _layer_norm(*shape, BF16)
+        yield _layer_norm(*shape, F32)
+    yield _layer_norm(8192, 768, BF16, trains=True)
+    yield _layer_norm(4096, 4096, BF16, trains=True)
     yield _rows("softmax", lambda x: F.softmax(x, -1), (4096, 4096))
     yield _rows("log_softmax", lambda x: F.log_softmax(x, -1), (4096, 4096))
     yield _rows("rms_norm", lambda x, w: F.rms_norm(x, (4096,), w, 1e-6), (4096, 4096), (4096,))
@@ -240,10 +273,12 @@ def cases() -> Iterator[Case]:
         "rms_norm + residual 4096x4096", _residual_rms,
         _tensors((4096, 4096), (4096, 4096), (4096,)), 0.88, nbytes=2 * 4 * 4096 * 4096,
     )  # fmt: skip
-    yield _rows("gelu", F.gelu, (4096, 4096))
-    yield _rows("gelu tanh", lambda x: F.gelu(x, approximate="tanh"), (4096, 4096))
-    yield _rows("gelu written out", _gelu_written_out, (1024, 3072))
-    yield _rows("quick gelu", lambda x: x * torch.sigmoid(1.702 * x), (4096, 4096))
+    yield from _gelus((4096, 4096))
+    yield _rows("gelu_new", _gelu_new, (1024, 3072))
+    yield Case(
+        "silu * mul 4096x4096", lambda a, b: F.silu(a) * b,
+        _tensors((4096, 4096), (4096, 4096)), 0.88, nbytes=2 * 3 * 4096 * 4096,
+    )  # fmt: skip
     yield Case(
         "add, gelu, mul, add 4096x4096", lambda a, b, c: F.gelu(a + b) * c + b,
         _tensors(*[(4096, 4096)] * 3), 0.88, nbytes=2 * 4 * 4096 * 4096,

@@ -32,9 +32,12 @@ def repeat(x, kind, count, is_chain):
             )
         elif kind == "exp":
             nisa.activation(dst=tile, op=nl.exp, data=tile if is_chain else source)
-        elif kind == "tables":
-            function = nl.exp if i % 2 == 0 else nl.gelu
-            nisa.activation(dst=tile, op=function, data=source)
+        elif kind == "copy on gpsimd":
+            nisa.tensor_copy(dst=tile, src=source, engine=nisa.gpsimd_engine)
+        elif kind == "load by software":
+            nisa.dma_copy(dst=tile, src=x, dge_mode=nisa.dge_mode.swdge)
+        elif kind == "load by scalar":
+            nisa.dma_copy(dst=tile, src=x, dge_mode=nisa.dge_mode.hwdge, engine=nisa.scalar_engine)
         else:
             nisa.dma_copy(dst=tile, src=x)
     for tile in tiles:
@@ -56,4 +59,72 @@ def products(lhs_t, rhs, count):
     held = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=held, src=acc)
     nisa.dma_copy(dst=out, src=held)
+    return out
+
+
+@nki.jit
+def alternate(x, second, count):
+    """`count` activations of x [128, columns], exp and `second` in turns."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    source = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    other = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=source, src=x)
+    for i in range(count):
+        if i % 2 == 0:
+            nisa.activation(dst=tile, op=nl.exp, data=source)
+        elif second == "gelu":
+            nisa.activation(dst=other, op=nl.gelu, data=source)
+        elif second == "silu":
+            nisa.activation(dst=other, op=nl.silu, data=source)
+        elif second == "tanh":
+            nisa.activation(dst=other, op=nl.tanh, data=source)
+        elif second == "rsqrt":
+            nisa.activation(dst=other, op=nl.rsqrt, data=source)
+        else:
+            nisa.activation(dst=other, op=nl.square, data=source)
+    nisa.tensor_tensor(dst=tile, data1=tile, data2=other, op=nl.add)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+@nki.jit
+def strided(x, step, count):
+    """`count` copies of every `step`th column of x [128, columns]."""
+    columns = x.shape[1] // step
+    out = nl.ndarray((x.shape[0], columns), dtype=x.dtype, buffer=nl.shared_hbm)
+    source = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    tile = nl.ndarray((x.shape[0], columns), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=source, src=x)
+    for _ in range(count):
+        nisa.tensor_copy(dst=tile, src=source[:, 0 : x.shape[1] : step], engine=nisa.vector_engine)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+@nki.jit
+def out_of_psum(x, count):
+    """`count` copies of float32 sums like x [128, columns] to tiles of x's dtype."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    sums = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.psum)
+    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x)
+    nisa.tensor_copy(dst=sums, src=tile, engine=nisa.vector_engine)
+    for _ in range(count):
+        nisa.tensor_copy(dst=tile, src=sums, engine=nisa.vector_engine)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+@nki.jit
+def turns(x, count, is_anew):
+    """`count` times load, exp and store of x [128, columns]; one tile for all, or one a turn."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    for _ in range(count):
+        if is_anew:
+            tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=x)
+        nisa.activation(dst=tile, op=nl.exp, data=tile)
+        nisa.dma_copy(dst=out, src=tile)
     return out

@@ -53,6 +53,26 @@ def _product(dtype: str, columns: int, moving: int) -> Probe:
     return Probe(name, "products", tensors, (), 256, (), "matmul_min_columns, weights_cycles")
 
 
+def _alternate(second: str) -> Probe:
+    name = f"exp and {second} in turns, float32 128 x 512"
+    tells = "which functions share a table"
+    if second == "gelu":
+        tells = f"scalar_table_ns, {tells}"
+    return Probe(name, "alternate", (("float32", (128, 512)),), (second,), 64, (), tells)
+
+
+def _turns(is_anew: bool) -> Probe:
+    name = f"load, exp and store, {'a tile for each turn' if is_anew else 'one tile for all turns'}"
+    tells = "copies of tiles that are written anew"
+    return Probe(name, "turns", (("float32", (128, 512)),), (), 32, (is_anew,), tells)
+
+
+def _strided(step: int) -> Probe:
+    name = f"copy of every {step}. column, float32 128 x 1024"
+    tensors = (("float32", (128, 1024)),)
+    return Probe(name, "strided", tensors, (step,), 128, (), "stride_limit_bytes")
+
+
 PROBES = (
     *(_repeat("exp", n, chain, "scalar_issue_cycles" if not chain else "scalar_latency_cycles")
       for n in (64, 128, 512) for chain in (False, True)),
@@ -63,7 +83,16 @@ PROBES = (
     _repeat("copy", 512, True, "vector_latency_cycles, handoff_ns"),
     _repeat("copy", 512, False, "vector_half_width", dtype="bfloat16"),
     _repeat("add", 512, False, "vector_issue_cycles"),
-    _repeat("tables", 512, False, "scalar_table_ns", count=64),
+    *(_alternate(name) for name in ("gelu", "tanh", "rsqrt", "silu", "square")),
+    _repeat("copy on gpsimd", 512, False, "gpsimd_start_cycles"),
+    _repeat("load by software", 512, False, "dma_software_issue_ns", count=64),
+    _repeat("load by scalar", 512, False, "dma_issue_ns", count=64),
+    *(_strided(step) for step in (2, 4, 8)),
+    Probe(
+        "copy out of PSUM, bfloat16 128 x 512",
+        "out_of_psum", (("bfloat16", (128, 512)),), (), 128, (), "half precision out of PSUM",
+    ),
+    *(_turns(is_anew) for is_anew in (True, False)),
     _product("bfloat16", 128, 512),
     _product("bfloat16", 128, 64),
     _product("bfloat16", 96, 16),

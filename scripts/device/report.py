@@ -14,7 +14,7 @@ from trnx.device.errors import ArchiveError
 from trnx.device.fit import Change, changes, predicted_ns
 from trnx.device.probes import PROBES
 from trnx.device.tasks import part_of
-from trnx.simulator.errors import UnknownTargetError
+from trnx.simulator.errors import TrnxError
 
 _MEMBER = re.compile(rf"{FORMAT}/({re.escape(ABOUT)}|tasks/[\w.]+\.json)")
 _LARGEST = 16 << 20
@@ -115,7 +115,7 @@ def report(file: Path) -> DeviceReport:
     archive = read_archive(file)
     try:
         return _report(archive)
-    except (KeyError, TypeError, ValueError, UnknownTargetError) as error:
+    except (KeyError, TypeError, ValueError, TrnxError) as error:
         raise ArchiveError(
             f"{file} has a record that cannot be read ({type(error).__name__}: {error})"
         ) from error

@@ -21,6 +21,7 @@ SHM_VOLUME = "dshm"
 NAME_LABEL = "app.kubernetes.io/name"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "trnx-eks"
+TRNX_CACHE = "trnx"
 LOCAL_CACHE = "/var/cache/neff-local"
 
 # Share of a node's allocatable CPU and memory that pods ask for; the rest is for daemons.
@@ -149,6 +150,9 @@ def environment(job: TrnxJob) -> list[Manifest]:
         # torchrun kills its processes 30 s after SIGTERM, whatever the pod's grace; a checkpoint
         # may take longer. Versions that do not know the variable ignore it.
         pairs["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(job.grace_seconds - STOPPING_SECONDS)
+    if job.the_cache:
+        # Plans and predicted times of trnx; what is compiled from them lies beside.
+        pairs["TRNX_CACHE_DIR"] = f"{job.the_cache}/{TRNX_CACHE}"
     if job.the_cache and job.facts.generation == "trn1":
         # SDKs that drive trn1 have PyTorch/XLA's cache.
         pairs["NEURON_COMPILE_CACHE_URL"] = job.the_cache

@@ -16,6 +16,8 @@ from trnx.eks.errors import AwsError
 
 # Files that a compiler is at work with.
 _UNFINISHED = (".tmp", ".lock", ".part")
+# Generated kernels of trnx are executed, and so neither stored nor taken from a bucket.
+_CODE = "trnx/source/"
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -34,11 +36,12 @@ def split_url(url: str) -> tuple[str, str]:
 
 def local_files(folder: Path) -> dict[str, Path]:
     """Relative name -> file, of all finished files below a folder."""
-    return {
+    files = {
         path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.is_symlink() and path.suffix not in _UNFINISHED
     }
+    return {name: path for name, path in files.items() if not name.startswith(_CODE)}
 
 
 def _remote(s3: Any, bucket: str, prefix: str) -> Iterator[str]:
@@ -48,7 +51,9 @@ def _remote(s3: Any, bucket: str, prefix: str) -> Iterator[str]:
             name = item["Key"].removeprefix(prefix)
             parts = PurePosixPath(name).parts
             # A key may say anything; only names below the folder are taken.
-            if name and not name.endswith("/") and ".." not in parts and parts[0] != "/":
+            is_code = PurePosixPath(name).as_posix().startswith(_CODE)
+            is_below = name and not name.endswith("/") and ".." not in parts and parts[0] != "/"
+            if is_below and not is_code:
                 yield name
 
 

@@ -142,6 +142,21 @@ def test_a_cache_goes_to_s3_and_comes_back(bucket: str, tmp_path: Path) -> None:
     assert [path.name for path in there.rglob("*") if path.is_file()] == ["abcd.neff"]
 
 
+def test_generated_kernels_are_neither_stored_nor_fetched(bucket: str, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for name in ("trnx/source/ab/abcd.json", "trnx/plan/ab/abcd.json"):
+        (here / name).parent.mkdir(parents=True)
+        (here / name).write_text("{}")
+    assert s3_cache.store(here, bucket) == 1
+    assert _keys() == ["neff/v1/trnx/plan/ab/abcd.json"]
+    s3 = boto3.client("s3", region_name="us-east-1")
+    for key in ("trnx/source/cd/evil.json", "./trnx/./source/cd/evil.json"):
+        s3.put_object(Bucket="caches", Key=f"neff/v1/{key}", Body=b"{}")
+    assert s3_cache.fetch(bucket, there) == 1
+    found = [path.relative_to(there).as_posix() for path in there.rglob("*") if path.is_file()]
+    assert found == ["trnx/plan/ab/abcd.json"]
+
+
 def test_keys_that_lead_elsewhere_are_left_out(bucket: str, tmp_path: Path) -> None:
     s3 = boto3.client("s3", region_name="us-east-1")
     for key in ("neff/v1/../../evil", "neff/v1//abs/evil", "neff/v1/folder/", "neff/v10/other"):

@@ -145,7 +145,10 @@ def test_logical_cores_set_the_number_of_processes(make_job: MakeJob) -> None:
 def test_trn1_has_the_cache_of_its_sdk(make_job: MakeJob) -> None:
     (manifest,) = render(job_from_data(make_job("kernel", instance="trn1.2xlarge")))
     (main,) = manifest["spec"]["template"]["spec"]["containers"]
-    assert main["env"] == [{"name": "NEURON_COMPILE_CACHE_URL", "value": "/data/neff-cache"}]
+    assert main["env"] == [
+        {"name": "TRNX_CACHE_DIR", "value": "/data/neff-cache/trnx"},
+        {"name": "NEURON_COMPILE_CACHE_URL", "value": "/data/neff-cache"},
+    ]
 
 
 def test_one_pod_for_airflow(make_job: MakeJob) -> None:

@@ -8,20 +8,18 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, Rows, columns_of
+from trnx.nki_kernels.kernels.convolution._plan import Block, Plan, blocks_of
 from trnx.nki_kernels.kernels.convolution._product import (
-    Block,
     Inputs,
-    Plan,
     Source,
     Weights,
-    blocks_of,
     convolve_blocks,
     load_input,
 )
 from trnx.nki_kernels.kernels.convolution._weights import load_pointwise, load_weights
 
-# Chunks of output channels whose weights are loaded at once where they are a matrix.
-_POINTWISE_CHUNKS = 4
+# Elements of a row of weights that are worth a transfer, where the weights are a matrix.
+_POINTWISE_ROW = 1024
 
 
 class Operands(NamedTuple):
@@ -136,7 +134,8 @@ def _load(
     index = len(ready)
     some = chunks[index : index + 1]
     if plan.layout != "":
-        some = chunks[index : index + _POINTWISE_CHUNKS]
+        # Several chunks of short rows at once, but products wait for all of them.
+        some = chunks[index : index + max(1, _POINTWISE_ROW // weight.shape[1])]
         count = some[-1].first + some[-1].number - some[0].first
         weights = load_pointwise(weight, some[0].first, count, plan.layout)
     else:

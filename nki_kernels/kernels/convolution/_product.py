@@ -11,13 +11,18 @@ of outputs (`streams`) are computed side by side, each on `array_rows` rows of i
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, finish
 from trnx.nki_kernels.kernels.convolution._geometry import Phase, Tap
+from trnx.nki_kernels.kernels.convolution._plan import (
+    Axis,
+    Block,
+    Plan,
+)
 
 # Bytes of a partition (as float32) that are worth a transfer of their own.
 _TRANSFER_BYTES = 4096
@@ -27,47 +32,6 @@ AxisPart = tuple[Phase, int, int]
 BankPart = tuple[AxisPart, AxisPart, AxisPart]  # of the three axes: what shares a PSUM bank
 # A kernel position, and the outputs of each axis that it reaches: (taps, clips).
 Position = tuple[tuple[Tap, Tap, Tap], tuple[tuple[int, int], tuple[int, int], tuple[int, int]]]
-
-
-class Axis(NamedTuple):
-    """One axis of a convolution; see `_geometry.py` for phases and taps.
-
-    low, high: the input indices that are in SBUF, padding included where kernel rows are folded;
-    slots: kernel positions, folded ones counted once; out: outputs; step: distance of the outputs
-    of a phase; block, tile: outputs of a phase whose input is loaded at once, and that share a PSUM
-    bank.
-    """
-
-    low: int
-    high: int
-    slots: int
-    out: int
-    step: int
-    block: int
-    tile: int
-    phases: tuple[Phase, ...]
-
-
-class Plan(NamedTuple):
-    """The axes, and how many kernel rows a product contracts.
-
-    row_steps: of folded rows, the input rows between two of a tile, the input row of row 0, and
-    the input rows between two parts of the partitions; streams, array_rows: blocks that are
-    computed side by side, and rows of the array for each; out_channels: how many have their weights
-    in SBUF; together: how many chunks of 128 of them are stored by one transfer; layout: how the
-    weights of a 1x1 kernel are loaded, "" for a larger one.
-    """
-
-    planes: Axis
-    rows: Axis
-    columns: Axis
-    fold: int
-    row_steps: tuple[int, int, int]
-    streams: int
-    array_rows: int
-    out_channels: int
-    together: int
-    layout: str
 
 
 class Weights(NamedTuple):
@@ -92,15 +56,6 @@ class Source(NamedTuple):
     row_step: int
 
 
-class Block(NamedTuple):
-    """A block of outputs: its first plane and row of a phase, and the inputs that it takes."""
-
-    plane: int
-    row: int
-    planes_in: tuple[int, int]
-    rows_in: tuple[int, int]
-
-
 class Inputs(NamedTuple):
     """A tile `[channels, chunks, planes, rows, columns]` with the input of some blocks: block i is
     on the partitions from `i * array_rows` on.
@@ -108,59 +63,6 @@ class Inputs(NamedTuple):
 
     tile: nl.NkiTensor
     blocks: list[Block]
-
-
-def plan_of(numbers: tuple[Any, ...]) -> Plan:
-    """The plan that the host has made."""
-    planes, rows, columns, fold, row_steps, streams, array_rows, out_channels, together, layout = (
-        numbers
-    )
-    return Plan(
-        _axis_of(planes),
-        _axis_of(rows),
-        _axis_of(columns),
-        fold,
-        row_steps,
-        streams,
-        array_rows,
-        out_channels,
-        together,
-        layout,
-    )
-
-
-def _axis_of(numbers: tuple[Any, ...]) -> Axis:
-    low, high, slots, out, step, block, tile, phases = numbers
-    return Axis(low, high, slots, out, step, block, tile, phases)
-
-
-def most(axis: Axis) -> int:
-    """Outputs of the largest phase, the first one."""
-    return axis.phases[0][1]
-
-
-def span(axis: Axis, first: int, count: int) -> tuple[int, int]:
-    """The inputs that outputs `first .. first+count` of all phases take, at least one."""
-    low = axis.high
-    high = axis.low
-    for phase in axis.phases:
-        last = min(first + count, phase[1]) - 1
-        for tap in phase[2]:
-            low = min(low, tap[1] + tap[2] * first)
-            high = max(high, tap[1] + tap[2] * last + 1)
-    low = min(max(low, axis.low), axis.high - 1)
-    return low, max(min(high, axis.high), low + 1)
-
-
-def blocks_of(plan: Plan) -> list[Block]:
-    """All blocks of outputs of a volume."""
-    blocks = []
-    for plane in range(0, most(plan.planes), plan.planes.block):
-        for row in range(0, most(plan.rows), plan.rows.block):
-            planes_in = span(plan.planes, plane, plan.planes.block)
-            rows_in = span(plan.rows, row, plan.rows.block)
-            blocks.append(Block(plane, row, planes_in, rows_in))
-    return blocks
 
 
 def load_input(x: Source, plan: Plan, blocks: list[Block]) -> Inputs:

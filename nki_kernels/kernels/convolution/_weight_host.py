@@ -19,7 +19,8 @@ from trnx.simulator.hardware import Hardware
 aten = torch.ops.aten
 
 # Bytes of a partition for a block of the window, and for one of the gradient.
-_BLOCK_BYTES = 12288
+_BLOCK_BYTES = 4096
+_FLAT_BYTES = 12288
 _MOST_BYTES = 49152
 
 
@@ -54,6 +55,28 @@ def _rows(b: Bindings, hw: Hardware) -> int:
     return int(b.weight.shape[0] // b.groups * groups_together(b, hw))
 
 
+def _is_flat(axes: list[Window]) -> bool:
+    """A 1x1 kernel: all positions of a block share the partitions, 128 by 128."""
+    return all(axis.kernel == 1 and axis.padding == 0 for axis in axes)
+
+
+def _flat_planes(b: Bindings, hw: Hardware) -> int:
+    """Planes of a block whose positions fill the partitions best; few, if several do."""
+    axes = _axes(b)
+    positions = axes[1].out * axes[2].out
+
+    def waste(planes: int) -> float:
+        used = planes * positions
+        return round(-(-used // hw.partitions) * hw.partitions / used, 1)
+
+    fits = [
+        n
+        for n in range(1, axes[0].out + 1)
+        if n == 1 or _block_bytes(b, [n, axes[1].out], hw) <= _FLAT_BYTES
+    ]
+    return min(fits, key=waste)
+
+
 def plan(b: Bindings, hw: Hardware) -> tuple[tuple[int, ...], ...]:
     """The fields of the kernel's axes."""
     axes = _axes(b)
@@ -70,6 +93,8 @@ def plan(b: Bindings, hw: Hardware) -> tuple[tuple[int, ...], ...]:
             if _block_bytes(b, block, hw) > _BLOCK_BYTES:
                 block[i] -= tiles[i]
                 break
+    if _is_flat(axes) and block[1] >= axes[1].out:
+        block[0] = _flat_planes(b, hw)
     sizes = [*(min(n, axis.out) for n, axis in zip(block, axes, strict=False)), axes[2].out]
     return tuple(
         (a.out, a.size, a.kernel, a.stride, a.padding, a.dilation, size, tile)

@@ -84,6 +84,9 @@ def load_window(
         count = min(axis.block, axis.out - firsts[i])
         low = firsts[i] * axis.stride - axis.padding
         size = (count - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1
+        if i == 2:
+            # Whole rows, so that they are one run in memory.
+            size = max(size, axis.size - low)
         lows.append(low)
         sizes.append(size)
         begins.append(max(0, low))
@@ -115,7 +118,29 @@ def load_window(
     return tile
 
 
-def _copy(dst: nl.NkiTensor, src: nl.NkiTensor, turn: int) -> None:
+def is_inside(axes: tuple[WindowAxis, ...]) -> bool:
+    """Whether no position takes padding."""
+    inside = True
+    for axis in axes:
+        last = (axis.out - 1) * axis.stride + (axis.kernel - 1) * axis.dilation - axis.padding
+        inside = inside and axis.padding == 0 and last < axis.size
+    return inside
+
+
+def flattened(tile: nl.NkiTensor, axes: tuple[WindowAxis, ...]) -> nl.NkiTensor:
+    """A tile of a 1x1 kernel's window as `[channels, chunks, 1, 1, positions]`, those that the
+    strides take.
+    """
+    some = tile[:, :, :: axes[0].stride, :: axes[1].stride, :: axes[2].stride]
+    channels, chunks, planes, rows, columns = some.shape
+    if some.size < tile.size:
+        dense = nl.ndarray(some.shape, dtype=tile.dtype, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=dense, src=some, engine=nisa.engine.vector)
+        some = dense
+    return some.reshape((channels, chunks, 1, 1, planes * rows * columns))
+
+
+def copy_out(dst: nl.NkiTensor, src: nl.NkiTensor, turn: int) -> None:
     """Out of PSUM, on VectorE and ScalarE in turns."""
     if turn % 2 == 0:
         nisa.tensor_copy(dst=dst, src=src)
@@ -137,7 +162,7 @@ def transposed_gradient(tile: nl.NkiTensor, positions: int, turn: int) -> nl.Nki
                 data=tile[:, first + index],
                 engine=nisa.engine.tensor,
             )
-        _copy(result[:, nl.ds(first * channels, some * channels)], bank, turn + first)
+        copy_out(result[:, nl.ds(first * channels, some * channels)], bank, turn + first)
     return result
 
 
@@ -147,6 +172,7 @@ def transposed_window(
     axes: tuple[WindowAxis, ...],
     starts: tuple[int, ...],
     counts: tuple[int, ...],
+    is_flat: bool,
     turn: int,
 ) -> nl.NkiTensor:
     """`[positions, kernel positions, chunks, channels]` of a tile, positions `starts ..` of the
@@ -164,9 +190,9 @@ def transposed_window(
         )
         slices = []
         for i in range(3):
-            start = starts[i] * axes[i].stride + taps[i] * axes[i].dilation
-            end = start + (counts[i] - 1) * axes[i].stride + 1
-            slices.append(slice(start, end, axes[i].stride))
+            step = 1 if is_flat else axes[i].stride
+            start = starts[i] * step + taps[i] * axes[i].dilation
+            slices.append(slice(start, start + (counts[i] - 1) * step + 1, step))
         for chunk in range(columns.chunks):
             nisa.nc_transpose(
                 dst=bank[:, index, chunk, :],
@@ -174,5 +200,5 @@ def transposed_window(
                 engine=nisa.engine.tensor,
             )
     result = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.sbuf)
-    _copy(result, bank, turn)
+    copy_out(result, bank, turn)
     return result

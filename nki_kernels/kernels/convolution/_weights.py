@@ -11,10 +11,13 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._matmul import MatmulOperand, load_operand
-from trnx.nki_kernels.kernels.convolution._product import Plan, Weights
+from trnx.nki_kernels.kernels.convolution._plan import Plan
+from trnx.nki_kernels.kernels.convolution._product import Weights
 
 # Bytes of a partition for rows of weights that wait to be transposed.
 _STAGING_BYTES = 36864
+# Chunks of 128 contracted channels that a transfer brings.
+_CHUNKS = 4
 
 
 def load_weights(
@@ -107,10 +110,16 @@ def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) 
     positions = weight.shape[2] * weight.shape[3] * weight.shape[4]
     partitions = (plan.streams - 1) * plan.array_rows + min(channels, pmax)
     tile = nl.ndarray((partitions, chunks, count, positions), dtype=weight.dtype, buffer=nl.sbuf)
-    for chunk in range(chunks):
-        some = min(pmax, channels - chunk * pmax)
-        source = weight[nl.ds(chunk * pmax, some), nl.ds(first, count)]
-        for stream in range(plan.streams):
-            partitions = nl.ds(stream * plan.array_rows, some)
-            nisa.dma_copy(dst=tile[partitions, chunk], src=source)
+    full = channels // pmax
+    for stream in range(plan.streams):
+        # Several chunks a transfer, because a transfer costs its trigger, but not all in one.
+        for chunk in range(0, full, _CHUNKS):
+            some = min(_CHUNKS, full - chunk)
+            source = weight[nl.ds(chunk * pmax, some * pmax), nl.ds(first, count)]
+            source = source.reshape_dim(0, (some, pmax)).permute((1, 0, 2, 3, 4, 5))
+            nisa.dma_copy(dst=tile[:, nl.ds(chunk, some)], src=source)
+        if full < chunks:
+            rest = channels - full * pmax
+            source = weight[nl.ds(full * pmax, rest), nl.ds(first, count)]
+            nisa.dma_copy(dst=tile[nl.ds(stream * plan.array_rows, rest), full], src=source)
     return Weights(tile.permute((0, 1, 3, 2)), channels)

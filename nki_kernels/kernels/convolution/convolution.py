@@ -28,7 +28,7 @@ from trnx.nki_kernels.kernels.convolution._host import (
     windows_of,
 )
 from trnx.nki_kernels.kernels.convolution._patterns import patterns
-from trnx.nki_kernels.kernels.convolution._product import plan_of
+from trnx.nki_kernels.kernels.convolution._plan import plan_of
 from trnx.nki_kernels.kernels.convolution._samples import samples
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch

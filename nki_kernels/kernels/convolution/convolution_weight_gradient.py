@@ -30,6 +30,9 @@ from trnx.nki_kernels.kernels.convolution._weight_product import (
     WindowAxis,
     axis_of,
     columns_of_banks,
+    copy_out,
+    flattened,
+    is_inside,
     load_window,
     transposed_gradient,
     transposed_window,
@@ -39,7 +42,7 @@ from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern
 from trnx.simulator.hardware import Hardware
 
 # Positions whose transposes are made before the products of the first of them.
-_AHEAD = 2
+_AHEAD = 6
 # Bytes of a partition for transposes of the gradient that several passes over it use.
 _KEPT_BYTES = 32768
 
@@ -50,13 +53,15 @@ Place = tuple[tuple[int, int, int], tuple[int, int, int]]
 class Work(NamedTuple):
     """One pass over all positions: channels `first ..` of the gradient, and columns of the window.
 
-    kept: transposes of the gradient, in order, where a pass `keeps` them for the next ones.
+    is_flat: a 1x1 kernel, so that all positions of a block are columns; kept: transposes of the
+    gradient, in order, where a pass `keeps` them for the next ones.
     """
 
     axes: tuple[WindowAxis, ...]
     first: int
     channels: int
     columns: list[Columns]
+    is_flat: bool
     keeps: bool
     kept: list[list[nl.NkiTensor]]
 
@@ -105,6 +110,7 @@ def _gradient(
     """`out[a, b, kernel]` in HBM, of one group or of several in one product."""
     pmax = nl.tile_size.pmax
     taps = out.shape[2]
+    is_flat = taps == 1 and is_inside(axes)
     columns = columns_of_banks(out.shape[1] * groups, taps)
     for first in range(0, out.shape[0], BANKS * pmax):
         # All these channels of the gradient meet the same transposes of the window.
@@ -117,7 +123,7 @@ def _gradient(
             end = min(begin + some, len(columns))
             while columns[end - 1].first != columns[begin].first:
                 end = end - 1
-            work = Work(axes, first, channels, columns[begin:end], keeps, kept)
+            work = Work(axes, first, channels, columns[begin:end], is_flat, keeps, kept)
             if columns[begin].tap == 0:
                 results = _results(out, channels, columns[begin], taps)
             _sum_positions(results, grads, windows, work)
@@ -181,6 +187,7 @@ def _sum_positions(
         for some in columns:
             size = (min(pmax, work.channels - row), some.taps, some.chunks, some.lanes)
             banks.append(nl.ndarray(size, dtype=nl.float32, buffer=nl.psum))
+    is_flat = work.is_flat
     # Transposes run ahead of the products, which wait for them to leave PSUM.
     waiting = []
     number = 0
@@ -190,10 +197,13 @@ def _sum_positions(
             for row in range(0, axes[1].out, axes[1].block):
                 firsts = (plane, row, 0)
                 tile = load_window(windows[volume], columns[0], axes, firsts)
+                if is_flat:
+                    tile = flattened(tile, axes)
                 tiles: list[nl.NkiTensor] = []
-                for place in _places(axes, firsts):
+                places = _flat_places(tile.shape[4]) if is_flat else _places(axes, firsts)
+                for place in places:
                     if number >= len(work.kept) and len(tiles) == 0:
-                        tiles = _load_gradient(grad, axes, firsts)
+                        tiles = _load_gradient(grad, axes, firsts, is_flat)
                     waiting.append(_transposed(tile, tiles, place, number, work))
                     number = number + 1
                     if len(waiting) > _AHEAD:
@@ -204,14 +214,14 @@ def _sum_positions(
         for index in range(len(columns)):
             some = columns[index]
             target = results[row][:, :, :, nl.ds(some.tap, some.taps)].permute((0, 3, 1, 2))
-            nisa.tensor_copy(dst=target, src=banks[row * len(columns) + index])
+            copy_out(target, banks[row * len(columns) + index], row + index)
 
 
 def _load_gradient(
-    grad: nl.NkiTensor, axes: tuple[WindowAxis, ...], firsts: tuple[int, ...]
+    grad: nl.NkiTensor, axes: tuple[WindowAxis, ...], firsts: tuple[int, ...], is_flat: bool
 ) -> list[nl.NkiTensor]:
     """The gradient of a block as tiles `[channels, chunks, planes, rows, columns]`: whole chunks of
-    128 channels, and the rest.
+    128 channels, and the rest. `is_flat`: all positions are columns.
     """
     pmax = nl.tile_size.pmax
     planes = min(axes[0].block, axes[0].out - firsts[0])
@@ -230,7 +240,21 @@ def _load_gradient(
         tile = nl.ndarray((rest, 1, planes, rows, grad.shape[3]), dtype=grad.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=tile[:, 0], src=source[full * pmax :])
         tiles.append(tile)
+    if is_flat:
+        for index in range(len(tiles)):
+            size = planes * rows * grad.shape[3]
+            chunks = tiles[index].shape[0:2]
+            tiles[index] = tiles[index].reshape((chunks[0], chunks[1], 1, 1, size))
     return tiles
+
+
+def _flat_places(positions: int) -> list[Place]:
+    """The places of a block whose positions are all columns."""
+    places: list[Place] = []
+    for first in range(0, positions, nl.tile_size.pmax):
+        counts = (1, 1, min(nl.tile_size.pmax, positions - first))
+        places.append(((0, 0, first), counts))
+    return places
 
 
 def _places(axes: tuple[WindowAxis, ...], firsts: tuple[int, ...]) -> list[Place]:
@@ -257,6 +281,7 @@ def _transposed(
     128 channels of the gradient, and the columns of the window.
     """
     starts, counts = place
+    is_flat = work.is_flat
     turn = number
     if number < len(work.kept):
         left = work.kept[number]
@@ -274,7 +299,7 @@ def _transposed(
             work.kept.append(left)
     right = []
     for columns in work.columns:
-        right.append(transposed_window(tile, columns, work.axes, starts, counts, turn))
+        right.append(transposed_window(tile, columns, work.axes, starts, counts, is_flat, turn))
         turn = turn + 1
     return left, right
 

@@ -20,7 +20,9 @@ import torch
 import trnx
 from trnx.backend import pipeline, prediction
 from trnx.backend.cache.current import current
+from trnx.backend.cache.identity import file_digest
 from trnx.backend.programs import PROGRAMS
+from trnx.nki_kernels import registry
 from trnx.nki_kernels.generator import kernel as generator
 
 Model = Callable[..., Any]
@@ -365,16 +367,77 @@ def test_a_plan_is_kept_in_a_folder_of_others_and_code_is_not(
     assert current().counts["foreign"] > 0
 
 
-def test_an_edited_kernel_of_a_user_is_planned_anew(tmp_path: Path, calls: Counter[str]) -> None:
-    from trnx.backend.cache.identity import file_digest
-
+def test_a_file_is_told_by_itself_and_what_it_imports_beside_it(tmp_path: Path) -> None:
     helper, file = tmp_path / "helper.py", tmp_path / "mine.py"
     helper.write_text("A = 1\n")
-    file.write_text("from helper import A\n")
+    file.write_text("import math\nimport nki.language as nl\nfrom helper import A\n")
     first = file_digest(file)
+    assert first is not None
     assert file_digest(file) == first
     helper.write_text("A = 2\n")
     second = file_digest(file)
     file.write_text("from helper import A  # edited\n")
     assert len({first, second, file_digest(file)}) == 3
-    assert calls == Counter()
+    for other in ("import elsewhere", "from elsewhere.a import b", "from ..a import b", "("):
+        file.write_text(f"from helper import A\n{other}\n")
+        assert file_digest(file) is None, other
+    file.write_text("from .helper import A\n")
+    assert file_digest(file) is not None
+
+
+KERNEL = """
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import torch
+from trnx import register_kernel
+from trnx.nki_kernels.spec import Cost, KernelSpec, Pattern, Sample
+
+
+@nki.jit
+def mine_kernel(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x)
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=FACTOR)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+register_kernel(KernelSpec(
+    name="mine",
+    patterns=(Pattern(lambda x: torch.ops.aten.mul.Tensor(x, FACTOR)),),
+    supports=lambda b, hw: None,
+    reference=lambda x: x * FACTOR,
+    cost=lambda b: Cost(vector_flops=b.x.numel, hbm_bytes=2 * b.x.nbytes),
+    samples=lambda generator: [Sample({"x": torch.ones(4, 8)})],
+    kernel=mine_kernel,
+))
+"""
+
+
+def test_an_edited_kernel_of_a_user_is_planned_anew(
+    tmp_path: Path, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_registry", registry.Registry())
+    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(registry, "_load_package", lambda: None)
+    file, x = tmp_path / "mine.py", torch.randn(4, 8)
+
+    def planned() -> tuple[int, set[str | None]]:
+        fresh()
+        calls.clear()
+        with trnx.collect_reports() as reports:
+            got = compiled(lambda x: x * 2.0, select="legal", fallback="eager")(x)
+        torch.testing.assert_close(got, x * 2.0)
+        return calls["partition"], {region.kernel for region in reports[0].regions}
+
+    file.write_text(KERNEL.replace("FACTOR", "2.0"))
+    trnx.load_kernels(file)
+    assert planned() == (1, {"mine"})
+    assert planned() == (0, {"mine"})
+    file.write_text(KERNEL.replace("FACTOR", "3.0"))
+    assert planned() == (1, {"mine"})  # edited and not loaded: nothing is kept
+    trnx.load_kernels(file)
+    found, kernels = planned()
+    assert (found, "mine" in kernels) == (1, False)

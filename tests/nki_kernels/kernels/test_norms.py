@@ -17,6 +17,7 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.program.program import Program
 
 LAYER_NORM = registry.kernels()["layer_norm"]
+LAYER_NORM_BACKWARD = registry.kernels()["layer_norm_backward"]
 RMS_NORM = registry.kernels()["rms_norm"]
 
 
@@ -28,6 +29,14 @@ def layer_values(x: torch.Tensor, **changes: Any) -> dict[str, Any]:
     width = [x.shape[-1]]
     values = {"x": x, "residual": None, "normalized_shape": width, "eps": 1e-5}
     return {**values, "weight": draw(*width), "bias": draw(*width), **changes}
+
+
+def backward_values(grad: torch.Tensor, x: torch.Tensor) -> dict[str, Any]:
+    width = [x.shape[-1]]
+    weight, bias = draw(*width).to(x.dtype), draw(*width).to(x.dtype)
+    _, mean, rstd = torch.ops.aten.native_layer_norm.default(x, width, weight, bias, 1e-5)
+    values = {"grad": grad, "x": x, "normalized_shape": width, "mean": mean, "rstd": rstd}
+    return {**values, "weight": weight, "bias": bias, "output_mask": [True] * 3}
 
 
 def rms_values(x: torch.Tensor, **changes: Any) -> dict[str, Any]:
@@ -104,6 +113,52 @@ def test_a_row_that_is_not_finite_leaves_the_others_alone(dtype: torch.dtype, wi
     eager = torch.nn.functional.layer_norm(x, (width,), values["weight"], values["bias"])
     assert set(eager.isnan().any(1).nonzero().flatten().tolist()) == {3, 5, 7, 9}
     torch.testing.assert_close(result, eager, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shift", [0.0, 50.0])
+def test_gradients_of_layer_norm_are_as_accurate_as_in_eager(
+    dtype: torch.dtype, shift: float
+) -> None:
+    """Over more tiles than overlap, the last of them ragged."""
+    x, grad = (draw(900, 260) + shift).to(dtype), draw(900, 260).to(dtype) * 2
+    values = backward_values(grad, x)
+    program, inputs = traced(LAYER_NORM_BACKWARD, values)
+    backward = torch.ops.aten.native_layer_norm_backward.default
+    eager = backward(*values.values())
+    wide = {n: v.double() if isinstance(v, torch.Tensor) else v for n, v in values.items()}
+    exact = backward(*wide.values())
+    for ours, theirs, wanted in zip(program.run(inputs), eager, exact, strict=True):
+        least = torch.finfo(dtype).eps / 2 * wanted.abs().max()
+        error, allowed = (ours - wanted).abs().max(), (theirs - wanted).abs().max()
+        assert error <= 2 * max(allowed, least)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_rows_that_are_not_finite_stay_where_eager_has_them(
+    dtype: torch.dtype,
+) -> None:
+    x, grad = draw(300, 260, dtype=dtype), draw(300, 260, dtype=dtype)
+    grad[3, 7] = torch.nan
+    grad[200, 150] = torch.inf
+    values = backward_values(grad, x)
+    program, inputs = traced(LAYER_NORM_BACKWARD, values)
+    expected = LAYER_NORM_BACKWARD.reference(**values)
+    for ours, wanted in zip(program.run(inputs), expected, strict=True):
+        assert 0 < wanted.isfinite().logical_not().sum() <= 2 * 260
+        assert torch.equal(ours.isfinite(), wanted.isfinite())
+        # Which of inf and NaN a sum with infinities is depends on its order.
+        finite = wanted.isfinite()
+        torch.testing.assert_close(ours[finite], wanted[finite], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_wide_rows_of_the_backward_pass_fit(target: str, dtype: torch.dtype) -> None:
+    for width in (768, 4096):
+        x = draw(520, width, dtype=dtype)
+        program, _ = traced(LAYER_NORM_BACKWARD, backward_values(x, x), target)
+        assert program.peak_sbuf_bytes <= hardware(target).sbuf_partition_bytes
 
 
 def test_narrow_rows_share_instructions() -> None:
