@@ -230,7 +230,7 @@ def turn_terms(p: LongProblem, group: QueryGroup) -> None:
             data=p.terms[group.number % TERM_TILES][:, block, :],
             engine=nisa.engine.tensor,
         )
-    nisa.tensor_copy(dst=group.shift, src=turned)
+    nisa.activation(dst=group.shift, op=nl.copy, data=turned)
 
 
 def score_quad(
