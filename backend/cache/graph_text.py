@@ -28,9 +28,6 @@ def structure_of(gm: fx.GraphModule) -> str | None:
     """The calls, None where an argument has no text of its own or a constant is too large."""
     lines = []
     for node in gm.graph.nodes:
-<<<<<<< HEAD
-        arguments: Any = fx.map_arg((node.args, node.kwargs), _named)
-=======
         arguments = fx.map_arg((node.args, node.kwargs), _named)
         lines.append(f"{node.name} = {node.op} {node.target} {key_of(arguments)!r}")
         if node.op == "get_attr":
