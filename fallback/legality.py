@@ -17,6 +17,7 @@ from trnx.fallback.cost import leaves
 from trnx.fallback.settings import own_settings
 from trnx.fallback.translate import call_entry, conform
 from trnx.fx_passes import advice
+from trnx.fx_passes.metadata import real_values
 from trnx.fx_passes.symbolic import depends_on_data
 from trnx.nki_kernels.hints import hint_int
 from trnx.nki_kernels.keys import key_of
@@ -136,9 +137,11 @@ def _eager_error(node: fx.Node) -> str | None:
             return torch.ones((1,) * value.dim(), dtype=value.dtype, device="cpu")
         return hint_int(value)
 
-    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), element)
     try:
-        node.target(*args, **kwargs)  # type: ignore[operator]
+        # A fake tensor raises less than a real one.
+        with real_values():
+            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), element)
+            node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception as error:  # noqa: BLE001 - whatever eager raises, it shall raise itself
         return str(error)
     return None

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from trnx.device.errors import CollectError
 from trnx.device.records import TASKS, read_records, write_record, write_whole
@@ -40,6 +40,9 @@ ABOUT = "about.json"
 _PACKAGES = ("trnx", "torch", "torch-neuronx", "nki", "neuronx-cc", "numpy")
 # Seconds for the workers of a collection that was killed to end.
 _PATIENCE = 30.0
+# Of what a worker wrote to stderr: read, and told.
+_READ_BYTES = 1 << 20
+_TOLD_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
@@ -185,9 +188,15 @@ class _Part:
                 _end(worker)
             if worker.returncode == 0:
                 return None
-            errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
-            tail = errors.read().decode(errors="replace")
-            return {"status": "failed", "error": f"ended with {worker.returncode}: {tail}"}
+            return {"status": "failed", "error": f"ended with {worker.returncode}: {_tail(errors)}"}
+
+
+def _tail(errors: IO[bytes]) -> str:
+    """The end of what a worker wrote. It is cleaned before it is cut: half a secret is not known
+    for one."""
+    errors.seek(max(0, errors.seek(0, os.SEEK_END) - _READ_BYTES))
+    cleaned: str = redacted(errors.read().decode(errors="replace"))
+    return cleaned[-_TOLD_CHARACTERS:]
 
 
 def _read(worker: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:

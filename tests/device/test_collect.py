@@ -185,6 +185,19 @@ def test_results_of_another_target_are_not_mixed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("device_machine")
+def test_half_a_secret_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the end of a long message begins within a secret."""
+    monkeypatch.setenv("MY_TOKEN", "hunter2-hunter2")
+    script = "echo hunter2-hunter2 >&2; head -c 1990 /dev/zero | tr '\\0' x >&2; kill -9 $$"
+    _worker_that(tmp_path, script, "model.mlp", monkeypatch)
+    found = collect(tmp_path / "found", "trn2", tasks=("model.mlp",))
+    text = json.dumps(_members(found.archive))
+    assert "xxxx" in text
+    assert "hunter2" not in text
+    assert "TOKEN>" in text
+
+
+@pytest.mark.usefixtures("device_machine")
 def test_an_archive_names_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """User, host, home, secrets and addresses, in what the doctor finds and in errors."""
     home = tmp_path / "home" / "jane.doe"
@@ -195,7 +208,7 @@ def test_an_archive_names_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, value)
     # It says all of them where a worker ends.
     told = f"{home}/model.py jane-doe wJalrXUtnFEMI hunter2-hunter2 10.1.2.3 i-0123456789abcdef0"
-    _worker_that(tmp_path, f"echo {told} >&2; env >&2; kill -9 $$", "model.mlp", monkeypatch)
+    _worker_that(tmp_path, f"env >&2; echo {told} >&2; kill -9 $$", "model.mlp", monkeypatch)
     found = collect(tmp_path / "found", "trn2", tasks=("doctor", "model.mlp"))
     members = _members(found.archive)
     text = json.dumps(members)

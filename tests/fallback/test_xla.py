@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
+from torch._subclasses import FakeTensorMode
 
 from trnx.fallback import EagerEngine, XlaEngine
 from trnx.fallback.errors import FallbackError
@@ -288,6 +289,15 @@ def test_refusals_say_why(capture: Any, function: Any, inputs: Any, reason: str)
     assert rejected is not None
     assert rejected.node is node
     assert reason in rejected.reason
+
+
+def test_errors_of_eager_are_seen_under_a_fake_mode(capture: Any) -> None:
+    """Graphs may be planned under one, where eager's checks of values do not run."""
+    node = only_node(capture(lambda v: v.pow(-1), torch.arange(1, 8)))
+    with FakeTensorMode():
+        rejected = XlaEngine().supports(node)
+    assert rejected is not None
+    assert "negative integer powers" in rejected.reason
 
 
 def test_boolean_masks_are_refused() -> None:

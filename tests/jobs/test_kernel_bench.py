@@ -57,7 +57,10 @@ def test_all_samples_are_more_rows(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--kernel", "nothing"), "FlagError: --kernel nothing: no such kernel; there are bmm"),
+        (
+            ("--kernel", "nothing"),
+            "FlagError: --kernel nothing: no such kernel; there are avg_pool",
+        ),
         (("--runs", "0"), "FlagError: --runs must be at least 1"),
         (("--load", "/no/such.py"), "FlagError: --load /no/such.py: no such file"),
     ],
