@@ -358,7 +358,7 @@ def _assembled(regions: list[_Region], total: int, width: int, itemsize: int) ->
         pattern = tuple((s, n) for n, s, _ in in_memory)
         load = (region.index, region.start, row[0][2] if rows > 1 else 0, pattern, size)
         number = loads.setdefault(load, len(loads))
-        places = _merged([(n, t, _place(s, in_memory)) for n, t, s in inner])
+        places = _merged([(n, t, _place(s, in_memory)) for n, t, s in inner if n > 1])
         if len(places) > _FREE_DIMS:
             return None
         there = tuple((s, n) for n, _, s in places)
