@@ -20,11 +20,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import nki
-import nki.isa as nisa
-import nki.language as nl
 import torch
 
+from trnx.nki_kernels.kernels._copy_kernels import Pattern, assembly_kernel, copy_kernel
 from trnx.nki_kernels.spec import Bindings, Cost, Launch
 from trnx.simulator.errors import Reject
 from trnx.simulator.memory.tensor_spec import TensorSpec
@@ -44,7 +42,6 @@ _TILE_BYTES = 16384  # of a tile of rows in one partition
 _ROW_BYTES = 49152  # the longest row that is assembled
 _FREE_DIMS = 3  # of an access pattern in SBUF, besides the partitions and the rows in each
 
-Pattern = tuple[tuple[int, int], ...]  # (stride, count) of each dimension, outermost first
 Dims = list[tuple[int, int, int]]  # (count, stride in the result, stride in the source)
 
 
@@ -60,111 +57,11 @@ class Piece(NamedTuple):
 PiecesOf = Callable[..., Iterable[Piece]]
 
 
-@nki.jit
-def copy_kernel(
-    shape: tuple[int, ...],
-    copies: tuple[tuple[Any, ...], ...],
-    fills: tuple[tuple[int, Pattern, Pattern], ...],
-    filling: tuple[int, float],
-    x0: nl.NkiTensor,
-    x1: nl.NkiTensor | None = None,
-    x2: nl.NkiTensor | None = None,
-    x3: nl.NkiTensor | None = None,
-    x4: nl.NkiTensor | None = None,
-    x5: nl.NkiTensor | None = None,
-    x6: nl.NkiTensor | None = None,
-    x7: nl.NkiTensor | None = None,
-    x8: nl.NkiTensor | None = None,
-    x9: nl.NkiTensor | None = None,
-    x10: nl.NkiTensor | None = None,
-    x11: nl.NkiTensor | None = None,
-    x12: nl.NkiTensor | None = None,
-    x13: nl.NkiTensor | None = None,
-    x14: nl.NkiTensor | None = None,
-    x15: nl.NkiTensor | None = None,
-) -> nl.NkiTensor:
-    """The result of `shape`. `copies`: (operand, its offset, its pattern, offset and pattern of the
-    result); `fills`: (offset, pattern, the pattern of the constant); `filling`: how many elements
-    of the number make the constant.
-    """
-    sources = (x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15)
-    out = nl.ndarray(shape, dtype=x0.dtype, buffer=nl.shared_hbm)
-    for index, start, pattern, place, goal in copies:
-        source = sources[index].ap(pattern=pattern, offset=start)
-        nisa.dma_copy(dst=out.ap(pattern=goal, offset=place), src=source)
-    if len(fills) > 0:
-        tile = nl.ndarray((1, filling[0]), dtype=x0.dtype, buffer=nl.sbuf)
-        nisa.memset(dst=tile, value=filling[1])
-        constant = nl.ndarray((1, filling[0]), dtype=x0.dtype, buffer=nl.private_hbm)
-        nisa.dma_copy(dst=constant, src=tile)
-        for place, goal, pattern in fills:
-            nisa.dma_copy(dst=out.ap(pattern=goal, offset=place), src=constant.ap(pattern=pattern))
-    return out
-
-
-@nki.jit
-def assembly_kernel(
-    shape: tuple[int, ...],
-    sizes: tuple[int, int, int],
-    loads: tuple[tuple[Any, ...], ...],
-    moves: tuple[tuple[Any, ...], ...],
-    fills: tuple[tuple[int, Pattern], ...],
-    value: float,
-    x0: nl.NkiTensor,
-    x1: nl.NkiTensor | None = None,
-    x2: nl.NkiTensor | None = None,
-    x3: nl.NkiTensor | None = None,
-    x4: nl.NkiTensor | None = None,
-    x5: nl.NkiTensor | None = None,
-    x6: nl.NkiTensor | None = None,
-    x7: nl.NkiTensor | None = None,
-    x8: nl.NkiTensor | None = None,
-    x9: nl.NkiTensor | None = None,
-    x10: nl.NkiTensor | None = None,
-    x11: nl.NkiTensor | None = None,
-    x12: nl.NkiTensor | None = None,
-    x13: nl.NkiTensor | None = None,
-    x14: nl.NkiTensor | None = None,
-    x15: nl.NkiTensor | None = None,
-) -> nl.NkiTensor:
-    """The result of `shape`, which is `sizes` of rows, their width, and rows in a partition.
-
-    `loads`: (operand, offset, stride of rows, pattern in a row, elements of a row); `moves`: (load,
-    its pattern, offset and pattern in a row of the result); `fills`: (offset, pattern).
-    """
-    sources = (x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15)
-    out = nl.ndarray(shape, dtype=x0.dtype, buffer=nl.shared_hbm)
-    rows, width, fold = sizes
-    done = 0
-    while done < rows:
-        partitions = min(nl.tile_size.pmax, rows - done)
-        run = min(fold, (rows - done) // partitions)
-        tiles = []  # type: list[nl.NkiTensor]
-        for index, start, step, pattern, size in loads:
-            tile = nl.ndarray((partitions, run, size), dtype=x0.dtype, buffer=nl.sbuf)
-            lanes = ((step * run, partitions), (step, run))
-            source = sources[index].ap(pattern=lanes + pattern, offset=start + done * step)
-            nisa.dma_copy(dst=tile, src=source)
-            tiles.append(tile)
-        goal = nl.ndarray((partitions, run, width), dtype=x0.dtype, buffer=nl.sbuf)
-        own = ((run * width, partitions), (width, run))
-        for place, pattern in fills:
-            nisa.memset(dst=goal.ap(pattern=own + pattern, offset=place), value=value)
-        for number, there, place, pattern in moves:
-            size = loads[number][4]
-            data = tiles[number].ap(pattern=((run * size, partitions), (size, run)) + there)
-            nisa.tensor_copy(dst=goal.ap(pattern=own + pattern, offset=place), src=data)
-        lanes = ((run * width, partitions), (1, run * width))
-        nisa.dma_copy(dst=out.ap(pattern=lanes, offset=done * width), src=goal)
-        done = done + partitions * run
-    return out
-
-
 class _Region(NamedTuple):
     """A piece in elements of memory: where it starts, and its dimensions, merged, along those of
-    the result; `index` is its operand, -1 for a fill."""
+    the result; `operand` is -1 for a fill."""
 
-    index: int
+    operand: int
     start: int
     place: int
     dims: tuple[tuple[int, int, int], ...]
@@ -177,7 +74,7 @@ class _Region(NamedTuple):
     def run(self) -> int:
         """Elements that lie side by side in the result and in the source."""
         count, target, source = self.dims[-1]
-        return count if target == 1 and (source == 1 or self.index < 0) else 1
+        return count if target == 1 and (source == 1 or self.operand < 0) else 1
 
 
 def reject_copies(b: Bindings, names: Sequence[str]) -> Reject | None:
@@ -252,10 +149,10 @@ def _regions(piece: Piece, used: Sequence[str], dtype: torch.dtype) -> Iterable[
     dims = [(n, t * words, s * words) for n, t, s in rows]
     if words > 1:
         dims.append((2, 1, 0 if source is None else 1))
-    place = target.storage_offset() * words
+    place = int(target.storage_offset()) * words
     merged = _merged(dims, fill=source is None)
     if source is not None:
-        yield _Region(used.index(piece.name), source.storage_offset() * words, place, merged)
+        yield _Region(used.index(piece.name), int(source.storage_offset()) * words, place, merged)
         return
     count, step, _ = merged[-1]
     limit = _FILL_BYTES * words // dtype.itemsize
@@ -297,11 +194,11 @@ def _plan(regions: list[_Region], shape: tuple[int, ...], itemsize: int, value: 
     copies, fills = [], []
     for r in regions:
         goal = tuple((t, n) for n, t, _ in r.dims)
-        if r.index < 0:
+        if r.operand < 0:
             count = r.run
             fills.append((r.place, goal, ((0, r.size // count), (1, count))))
         else:
-            copies.append((r.index, r.start, tuple((s, n) for n, _, s in r.dims), r.place, goal))
+            copies.append((r.operand, r.start, tuple((s, n) for n, _, s in r.dims), r.place, goal))
     longest = max((pattern[1][1] for _, _, pattern in fills), default=0)
     return copy_kernel, tuple(copies), tuple(fills), (longest, value)
 
@@ -344,10 +241,10 @@ def _assembled(regions: list[_Region], total: int, width: int, itemsize: int) ->
     moves, fills = [], []
     for region in regions:
         outer, inner = _at(region.dims, width)
-        row = _merged(outer, fill=region.index < 0)
+        row = _merged(outer, fill=region.operand < 0)
         if len(row) > 1 or row[0][0] != rows or region.place >= width:
             return None
-        if region.index < 0:
+        if region.operand < 0:
             target = _merged(inner, fill=True)
             if len(target) > _FREE_DIMS:
                 return None
@@ -356,7 +253,7 @@ def _assembled(regions: list[_Region], total: int, width: int, itemsize: int) ->
         in_memory = _merged([(n, s, s) for n, _, s in inner if s])
         size = math.prod(n for n, _, _ in in_memory)
         pattern = tuple((s, n) for n, s, _ in in_memory)
-        load = (region.index, region.start, row[0][2] if rows > 1 else 0, pattern, size)
+        load = (region.operand, region.start, row[0][2] if rows > 1 else 0, pattern, size)
         number = loads.setdefault(load, len(loads))
         places = _merged([(n, t, _place(s, in_memory)) for n, t, s in inner if n > 1])
         if len(places) > _FREE_DIMS:

@@ -12,11 +12,11 @@ import torch
 
 from trnx.nki_kernels.kernels._copies import (
     Piece,
-    copy_kernel,
     cost_of_copies,
     launch_copies,
     reject_copies,
 )
+from trnx.nki_kernels.kernels._copy_kernels import copy_kernel
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject

@@ -28,6 +28,12 @@ FUNCTIONS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "pad and cut": (lambda a: F.pad(a, (-1, 2, 1, -3)), ((2, 3, 8, 9),)),
     "repeat": (lambda a: a.repeat(2, 1, 3, 2), ((2, 3, 8, 9),)),
     "repeat new dimensions": (lambda a: a.repeat(2, 3, 1, 1, 2), ((3, 8, 9),)),
+    "roll": (lambda a: a.roll((1, -2), (1, 3)), ((2, 3, 8, 9),)),
+    "roll all": (lambda a: a.contiguous().roll(50), ((2, 3, 8, 9),)),
+    "select_scatter": (
+        lambda a, b: torch.select_scatter(a, b, 1, -2),
+        ((2, 7, 8, 9), (2, 8, 9)),
+    ),
     "slice_scatter": (
         lambda a, b: torch.slice_scatter(a, b, 1, 1, 6, 2),
         ((2, 7, 8, 9), (2, 3, 8, 9)),
