@@ -142,3 +142,32 @@ def test_short_rows_are_assembled_in_sbuf_and_long_ones_are_not() -> None:
         launch = cat.launch(Bindings({**named, "dim": 1}), hardware("trn2"))
         program = simulator.trace(launch.kernel, launch.arguments, target="trn2", values=False)
         assert (program.peak_sbuf_bytes > 0) is on_chip
+
+
+PERMUTATIONS: dict[str, tuple[Function, tuple[int, ...]]] = {
+    "transpose": (lambda a: a.transpose(1, 2).contiguous(), (2, 130, 140)),
+    "to channels_last": (
+        lambda a: a.contiguous(memory_format=torch.channels_last),
+        (2, 40, 20, 21),
+    ),
+    "all reversed": (lambda a: a.permute(3, 2, 1, 0).contiguous(), (40, 3, 5, 64)),
+}
+
+
+@pytest.mark.parametrize("name", PERMUTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_permuting_copies_keep_values_and_layout(name: str, dtype: torch.dtype) -> None:
+    function, shape = PERMUTATIONS[name]
+    x = draw(shape).to(dtype)
+    if dtype.is_floating_point:
+        x[0, ..., 0], x[-1, ..., 1] = float("nan"), float("inf")
+    check(function, [x])
+
+
+def test_a_copy_that_keeps_the_last_dimension_is_generated() -> None:
+    spec = registry.kernels()["permute_copy"]
+    x = TensorSpec.of(torch.empty(8, 40, 12, 64).transpose(1, 2))
+    b = Bindings({"x": x, "memory_format": torch.contiguous_format})
+    refusal = spec.supports(b, hardware("trn2"))
+    assert isinstance(refusal, Reject)
+    assert "no dimension" in refusal.reason
