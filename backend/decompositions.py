@@ -3,12 +3,13 @@
 The table is torch's core ATen decompositions, and norms over channels, minus
 * the operators in the registered kernels' patterns, so that a new kernel needs no entry here;
 * `KEPT`: ops whose decomposition loses something that no pass can restore;
-and plus Dynamo's fused multiply-add, as the ATen op that it was before.
+and plus Dynamo's fused multiply-add, as the ATen op that it was before, and rolls of tensors that
+are not row-major, whose layout the op's meta function does not know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -62,7 +63,19 @@ def decomposition_table(kernels: Iterable[Kernel]) -> dict[Any, Callable[..., An
     kept = KEPT | pattern_targets(kernels)
     every = core_decompositions() | NORM_DECOMPOSITIONS
     table = {op: rule for op, rule in every.items() if op not in kept}
-    return {**table, **NORM_LAYOUTS, FUSED_MULTIPLY_ADD: _multiply_add}
+    return {**table, **NORM_LAYOUTS, aten.roll.default: _roll, FUSED_MULTIPLY_ADD: _multiply_add}
+
+
+def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+    """`torch.roll` as eager makes it, by one `cat` a dimension, which keeps the order of x's
+    dimensions; the op's meta function says row-major, and so that is when the op stays."""
+    if not dims or x.is_contiguous() or 0 in x.shape:
+        return NotImplemented  # type: ignore[no-any-return]
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = x.shape[dim]
+        start = (size - shift) % size
+        x = torch.cat([x.narrow(dim, start, size - start), x.narrow(dim, 0, start)], dim)
+    return x
 
 
 def _multiply_add(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor) -> torch.Tensor:
