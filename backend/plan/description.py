@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trnx.backend.example import load_example
 from trnx.backend.plan.errors import UnknownModelError
 
 # Sizes of public models, as their configurations on Hugging Face give them.
@@ -115,15 +116,18 @@ class ModelDescription:
             self.layers * self.block_parameters + self.embedding_parameters + self.head_parameters
         )
 
-    def forward_flops(self, tokens: int, context: float) -> float:
-        """FLOPs of the matrix products of one forward pass of `tokens`, each of which sees
+    def block_flops(self, tokens: float, context: float) -> float:
+        """FLOPs of the matrix products of one block's forward pass of `tokens`, each of which sees
         `context` others on average."""
         projections = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         mlp = (2 if self.encoder else 3) * self.hidden * self.ffn * self.experts_per_token
         router = self.experts * self.hidden if self.experts > 1 else 0
         attention = 2 * context * self.heads * self.head_dim
-        head = self.vocab * self.hidden + (self.hidden**2 if self.encoder else 0)
-        return 2.0 * tokens * (self.layers * (projections + mlp + router + attention) + head)
+        return 2.0 * tokens * (projections + mlp + router + attention)
+
+    def head_flops(self, tokens: float) -> float:
+        """FLOPs of the matrix products of the head's forward pass."""
+        return 2.0 * tokens * (self.vocab * self.hidden + self.hidden**2 * self.encoder)
 
 
 def describe(model: str | Path | Mapping[str, Any]) -> ModelDescription:
@@ -151,6 +155,21 @@ def describe(model: str | Path | Mapping[str, Any]) -> ModelDescription:
     if not isinstance(config, dict):
         raise UnknownModelError(f"{path} holds no configuration: a JSON object is needed")
     return _from_config(path.parent.name or name, config)
+
+
+def describe_example(model: str) -> ModelDescription:
+    """As `describe`, and of MODULE:FUNCTION or FILE.py:FUNCTION, which returns (model, args): the
+    model's `config`, as transformers' models have one. Raises UnknownModelError, ExampleError."""
+    if ":" not in model:
+        return describe(model)
+    found, _, _ = load_example(model)
+    config = getattr(found, "config", None)
+    if not hasattr(config, "to_dict"):
+        raise UnknownModelError(
+            f"the model of {model} is a {type(found).__name__} without a Hugging Face `config`, "
+            "whose sizes `trnx plan` reads; return a transformers model, made on the meta device"
+        )
+    return describe(config.to_dict())  # type: ignore[union-attr]
 
 
 def _from_config(name: str, config: Mapping[str, Any]) -> ModelDescription:
