@@ -55,6 +55,29 @@ class Against(StrEnum):
     FLOAT64 = "float64"
 
 
+class PlanMode(StrEnum):
+    """What a planned step does."""
+
+    TRAIN = "train"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class PlanOptimizer(StrEnum):
+    """What a planned training keeps for each weight."""
+
+    ADAMW_FP32 = "adamw-fp32"
+    ADAMW = "adamw"
+    SGD = "sgd"
+
+
+class PlanPrecision(StrEnum):
+    """Dtype of a planned model."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
 TargetOption = Annotated[Target, typer.Option(help="The Trainium generation to compile for.")]
 ScriptArguments = Annotated[
     list[str] | None,

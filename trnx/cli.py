@@ -25,6 +25,7 @@ from trnx.arguments import (
     given,
 )
 from trnx.cache_cli import app as cache_app
+from trnx.plan_cli import plan
 from trnx.simulator.errors import TrnxError
 
 app = typer.Typer(
@@ -32,9 +33,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
 app.add_typer(cache_app, name="cache")
+app.command()(plan)
 
 
 class ArgumentOrderError(TrnxError):

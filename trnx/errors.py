@@ -42,6 +42,7 @@ from trnx.backend.neuron.errors import (
     NeuronShapeError,
     NeuronStackError,
 )
+from trnx.backend.plan.errors import NoMeshError, PlanError, UnknownModelError
 from trnx.device.errors import ArchiveError, CollectError, DeviceError
 from trnx.eks.errors import (
     EksError,
@@ -126,12 +127,15 @@ __all__ = [
     "NeuronLncError",
     "NeuronShapeError",
     "NeuronStackError",
+    "NoMeshError",
     "OptionError",
     "OutOfBoundsError",
+    "PlanError",
     "Reject",
     "SchemaFolderError",
     "TrnxError",
     "UninitialisedReadError",
+    "UnknownModelError",
     "UnknownNkiNameError",
     "UnknownOptionError",
     "UnknownTargetError",
