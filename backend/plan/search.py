@@ -2,7 +2,7 @@
 from kernels until the next bound is above the best prediction.
 
 A bound is the roofline plus collectives, so what is left out cannot win. Blocks of at most
-`most_blocks` different sizes are predicted, so that an answer takes a minute; what this leaves open
+`most_blocks` different sizes are predicted, to keep answers short; what this leaves open
 is said.
 """
 
