@@ -3,7 +3,7 @@ region as `trnx explain` predicts it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -30,9 +30,15 @@ def block_seconds(shard: Shard, target: str, training: bool) -> Seconds:
         return _seconds(explain(Block(shard), inputs, options={"target": target}))
 
 
-@lru_cache(maxsize=64)
 def head_seconds(shard: Shard, target: str, training: bool) -> Seconds:
     """Of the head: on all tokens in training, on the last of each sequence else."""
+    # Heads differ in tokens and vocabulary alone: sequence parallel or not, it is the same one.
+    alike = replace(shard, norm_rows=shard.rows, experts=1, expert_rows=1, cached=0)
+    return _head_seconds(alike, target, training)
+
+
+@lru_cache(maxsize=64)
+def _head_seconds(shard: Shard, target: str, training: bool) -> Seconds:
     tokens = shard.sequences * (shard.rows if training else 1)
     with without_data(), torch.set_grad_enabled(training):
         x = torch.empty(tokens, shard.model.hidden, dtype=shard.dtype, requires_grad=training)

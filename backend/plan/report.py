@@ -86,10 +86,11 @@ def why(plan: Plan) -> str:
     if best is None:
         least = min(plan.choices, key=lambda choice: choice.memory.total)
         over = least.memory.total - plan.cluster.core_bytes
+        less = "a smaller micro-batch or activation checkpointing"
         return (
             f"no mesh fits: {least.mesh} needs {bytes_text(least.memory.total)} of a core, "
-            f"{bytes_text(over)} too much; take more nodes, a smaller micro-batch or "
-            "activation checkpointing"
+            f"{bytes_text(over)} too much; take more nodes, "
+            f"{less if plan.work.training else 'a smaller batch or a shorter sequence'}"
         )
     assert best.step is not None
     others = [c for c in plan.choices if c.step is not None and c is not best]

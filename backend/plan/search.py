@@ -2,7 +2,7 @@
 from kernels until the next bound is above the best prediction.
 
 A bound is the roofline plus collectives, so what is left out cannot win. Blocks of at most
-MOST_BLOCKS different sizes are predicted, so that an answer takes a minute; what this leaves open
+`most_blocks` different sizes are predicted, to keep answers short; what this leaves open
 is said.
 """
 
@@ -21,8 +21,11 @@ from trnx.backend.plan.mesh import Mesh, meshes
 from trnx.backend.plan.step import Predict, Step, least_step, step_of
 from trnx.backend.plan.workload import Workload
 
-# Blocks of different sizes that are predicted for one answer; each takes some ten seconds.
-MOST_BLOCKS = 3
+
+def most_blocks(work: Workload) -> int:
+    """Blocks of different sizes that are predicted for one answer: each takes some five seconds
+    forward, and up to thirty with its backward."""
+    return 2 if work.training else 3
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ def _predicted(
         if (
             choice.fits
             and choice.least.total < best
-            and (shard in known or len(known) < MOST_BLOCKS)
+            and (shard in known or len(known) < most_blocks(work))
         ):
             known.add(shard)
             step = step_of(model, cluster, choice.mesh, work, block, head)

@@ -16,7 +16,7 @@ from trnx.backend.plan.job import job_text, write_job
 from trnx.backend.plan.kernels import Seconds, block_seconds, head_seconds
 from trnx.backend.plan.mesh import Mesh, meshes
 from trnx.backend.plan.report import plan_dict, plan_text, why
-from trnx.backend.plan.search import MOST_BLOCKS, Plan, make_plan
+from trnx.backend.plan.search import Plan, make_plan, most_blocks
 from trnx.backend.plan.step import least_step, step_of
 from trnx.backend.plan.workload import Mode, Workload
 from trnx.eks.instances import INSTANCES
@@ -115,7 +115,7 @@ def test_plans_of_public_models(name: str, mode: Mode, instance: str, nodes: int
     assert len(data["meshes"]) == len(plan.choices)
     assert plan_text(plan).count("\n") > 5
     shards = {shard_of(plan.model, c.mesh, plan.work) for c in plan.choices if c.step}
-    assert len(shards) <= MOST_BLOCKS
+    assert len(shards) <= most_blocks(plan.work)
     if plan.best is None:
         assert not any(choice.fits for choice in plan.choices)
         assert "no mesh fits" in data["why"]
