@@ -36,7 +36,9 @@ def structure_of(gm: fx.GraphModule) -> str | None:
                 return None
             lines.append(constant)
         elif node.op == "call_function" and not hasattr(node.target, "_schema"):
-            lines.append(f"{node.target.__module__} {node.target.__qualname__}")
+            # A function, or an operator of higher order, which is an object of a class of its own.
+            kind = node.target if hasattr(node.target, "__qualname__") else type(node.target)
+            lines.append(f"{kind.__module__} {kind.__qualname__}")
     text = "\n".join(lines)
     return text if is_told(text) else None
 

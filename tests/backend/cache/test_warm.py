@@ -238,6 +238,22 @@ def test_writes_and_random_numbers(calls: Counter[str]) -> None:
         assert calls["partition"] == planned
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.linalg.inv(x) + 1,
+        lambda x: torch.cond(x.sum() > 0, lambda v: v * 2, lambda v: v - 1, (x,)) + 1,
+    ],
+    ids=["with_effects", "cond"],
+)
+def test_operators_of_higher_order(function: Model) -> None:
+    """They are objects, without a name of their own as functions have."""
+    x = torch.eye(4) * 2 + 0.1
+    for _ in range(2):
+        fresh()
+        torch.testing.assert_close(compiled(function)(x), function(x))
+
+
 def _entries(folder: Path, kind: str) -> list[Path]:
     return sorted((folder / kind).rglob("*.json"))
 
