@@ -265,24 +265,10 @@ def samples_group(generator: torch.Generator) -> Iterator[Sample]:
         yield sample(f"{dtype}", 3, 40, 14, 14, groups=8, dtype=dtype)
 
 
-def _group_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    images: int,
-    channels: int,
-    length: int,
-    groups: int,
-    eps: float,
-) -> Any:
-    op = aten.native_group_norm.default
-    return op(x, weight, bias, images, channels, length, groups, eps)
-
-
 register(
     KernelSpec(
         name="group_norm",
-        patterns=(Pattern(_group_norm),),
+        patterns=(Pattern(reference_group),),
         supports=supports_group,
         reference=reference_group,
         cost=cost,
