@@ -47,8 +47,6 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 
 # `fma(a, b, c)`: what Dynamo writes for `addcmul_`, `addcdiv_` and `add_` with a factor.
 FUSED_MULTIPLY_ADD = inductor_prims.fma
-# The key of the older vmap's tensors; `torch._C.DispatchKey` does not list it.
-_BATCHED = torch._C._parse_dispatch_key("Batched")
 # What Dynamo writes of a line and of a function that it gave up.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ([^\s,]+)')
 _SKIPPED = re.compile(r"frame skipped: (\S+) \((.+) line (\d+)\)")
@@ -215,7 +213,7 @@ def is_transformed(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is a value of torch.func's (of a vmap, say), or of the older vmap of
     `is_grads_batched`, which has more in it than the graph knows."""
     keys = torch._C._dispatch_keys(tensor)
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor) or keys.has(_BATCHED))
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor) or keys.has("Batched"))
 
 
 def has_tangents(values: Sequence[Any]) -> bool:
@@ -223,11 +221,9 @@ def has_tangents(values: Sequence[Any]) -> bool:
     level = forward_ad._current_level
     if level < 0:
         return False
-    return any(
-        isinstance(value, torch.Tensor)
-        and forward_ad.unpack_dual(value, level=level).tangent is not None
-        for value in values
-    )
+    unpack: Any = forward_ad.unpack_dual
+    tensors = (value for value in values if isinstance(value, torch.Tensor))
+    return any(unpack(tensor, level=level).tangent is not None for tensor in tensors)
 
 
 def with_torch_function() -> AbstractContextManager[Any]:

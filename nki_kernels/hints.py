@@ -22,7 +22,7 @@ UNKNOWN_SIZE = 128
 def hint_int(value: int | torch.SymInt) -> int:
     """The number that `value` had at capture."""
     if isinstance(value, torch.SymInt):
-        known = optimization_hint(value, UNKNOWN_SIZE)
+        known: Any = optimization_hint(value, UNKNOWN_SIZE)
         # The ragged size of a nested tensor stands for many numbers: no int() of it.
         return UNKNOWN_SIZE if isinstance(known, torch.SymInt) else int(known)
     return int(value)

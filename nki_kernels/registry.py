@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -106,15 +107,15 @@ def register(spec: KernelSpec) -> None:
 def load_kernels(path: str | Path) -> None:
     """Load a kernel file as a twin, which registers its kernels.
 
-    A second call does nothing if the file has not changed. After an edit it replaces the file's
-    kernels; if the new file fails, the old kernels stay. Functions that are already compiled keep
-    their kernels until `torch.compiler.reset()`.
+    A second call does nothing if the file has not changed, nor one beside it that it imports. After
+    an edit it replaces the file's kernels; if the new file fails, the old kernels stay. Functions
+    that are already compiled keep their kernels until `torch.compiler.reset()`.
     """
     from trnx import simulator
 
     file = Path(path).resolve()
     with _locks.setdefault(file, threading.RLock()):
-        digest = hashlib.sha256(file.read_bytes()).digest() if file.is_file() else b""
+        digest = _digest(file)
         if _loaded.get(file) == digest:
             return
         specs: list[KernelSpec] = []
@@ -130,7 +131,23 @@ def load_kernels(path: str | Path) -> None:
 def is_edited(file: Path) -> bool:
     """Whether a kernel file is not what was loaded of it."""
     digest = _loaded.get(file)
-    return digest is not None and hashlib.sha256(file.read_bytes()).digest() != digest
+    return digest is not None and _digest(file) != digest
+
+
+_IMPORT = re.compile(rb"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
+
+
+def _digest(file: Path) -> bytes:
+    """Of a kernel file, and of the files beside it that it imports."""
+    texts: dict[Path, bytes] = {}
+    waiting = [file]
+    while waiting:
+        one = waiting.pop()
+        if one not in texts and one.is_file():
+            texts[one] = one.read_bytes()
+            names = sorted(set(_IMPORT.findall(texts[one])))
+            waiting += [one.with_name(f"{name.decode()}.py") for name in names]
+    return hashlib.sha256(b"\0".join(texts.values())).digest()
 
 
 def kernels() -> Registry:

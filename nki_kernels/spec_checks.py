@@ -97,14 +97,33 @@ def _with_checked_answer(spec: KernelSpec) -> Callable[[Bindings, Hardware], Rej
 
 
 def _returns_a_bool(function: Callable[..., Any]) -> int:
-    """The line of a `return True` or `return False`, 0 where there is none or no source."""
+    """The line of a `return` of what is a bool for certain, 0 where there is none or no source."""
     try:
         lines, first = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return 0
-    for node in ast.walk(tree):
-        value = node.value if isinstance(node, ast.Return) else None
-        if isinstance(value, ast.Constant) and isinstance(value.value, bool):
-            return first + value.lineno - 1
+    waiting: list[ast.AST] = list(tree.body[0].body) if isinstance(tree.body[0], _FUNCTION) else []
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Return) and node.value is not None and _is_bool(node.value):
+            return first + node.lineno - 1
+        if not isinstance(node, _FUNCTION):  # a function inside returns what it likes
+            waiting += ast.iter_child_nodes(node)
     return 0
+
+
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+_PREDICATES = ("bool", "isinstance", "issubclass", "all", "any", "hasattr", "callable")
+
+
+def _is_bool(value: ast.expr) -> bool:
+    if isinstance(value, ast.Constant):
+        return isinstance(value.value, bool)
+    if isinstance(value, ast.BoolOp):
+        return all(map(_is_bool, value.values))
+    if isinstance(value, ast.UnaryOp):
+        return isinstance(value.op, ast.Not)
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Name) and value.func.id in _PREDICATES
+    return isinstance(value, ast.Compare)

@@ -64,12 +64,25 @@ def cases_of(spec: KernelSpec, samples: Iterable[Sample]) -> Iterator[Case]:
     for sample in sorted(given, key=lambda one: _numel(one.values)):
         smallest.setdefault(_kind(sample.values), sample)
     for sample in smallest.values():
+        yield from _small_values(sample)
         yield from _edges(sample)
         yield from _dtypes(sample)
-        yield from _small_values(sample)
         yield from _strides(sample, spec.strided)
         yield from _numbers(sample)
+        yield from _ranks(sample)
         yield from _large(sample)
+
+
+def is_dim(value: Any) -> bool:
+    """Whether a binding may be a dim: an integer, or a list of one."""
+    if isinstance(value, (list, tuple)):
+        return len(value) == 1 and is_dim(value[0])
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def like_dim(value: Any, dim: int) -> Any:
+    """`dim` in the form of the binding `value`."""
+    return type(value)([dim]) if isinstance(value, (list, tuple)) else dim
 
 
 def tensors_of(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -185,13 +198,27 @@ def _numbers(sample: Sample) -> Iterator[Case]:
         others: list[Any] = []
         if isinstance(value, bool):
             others = [not value]
-        elif isinstance(value, int):
-            others = [n for n in range(max(ranks, default=0)) if n != value]
+        elif is_dim(value):
+            dims = [like_dim(value, dim) for dim in range(max(ranks, default=0))]
+            others = [dim for dim in dims if dim != value]
         elif isinstance(value, float):
             others = [value * 4096 if value else 0.5]
         for other in others:
             yield Case("numbers", f"{name}={other}", {**sample.values, name: other}, sample.error,
                        name)  # fmt: skip
+
+
+def _ranks(sample: Sample) -> Iterator[Case]:
+    """The tensors with most dimensions, with one more in front."""
+    tensors = tensors_of(sample.values)
+    most = max((tensor.ndim for tensor in tensors.values()), default=0)
+    if not most:
+        return
+    values = dict(sample.values)
+    for name, tensor in tensors.items():
+        if tensor.ndim == most:
+            values[name] = torch.stack([tensor, tensor])
+    yield Case("guard", f"{most + 1} dimensions", values, sample.error)
 
 
 def _large(sample: Sample) -> Iterator[Case]:

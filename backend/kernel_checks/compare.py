@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trnx.backend.kernel_checks.cases import Case, magnitude, tensors_of
+from trnx.backend.kernel_checks.cases import Case, is_dim, like_dim, magnitude, tensors_of
 from trnx.nki_kernels.spec import KernelSpec
 
 Results = tuple[torch.Tensor, ...]
@@ -94,7 +94,27 @@ def looks_like(spec: KernelSpec, found: Results, case: Case) -> tuple[str, str]:
             continue
         if not difference(found, expected, case):
             return check, sentence
+    if _is_rounded(spec, found, case):
+        return "dtypes", "it is right in half precision: is a tile of the kernel too narrow?"
     return "", ""
+
+
+def _is_rounded(spec: KernelSpec, found: Results, case: Case) -> bool:
+    """Whether float32 results are the reference's within bfloat16, now larger and now smaller."""
+    expected = as_tuple(spec.reference(**case.values))
+    if any(one.dtype is not torch.float32 for one in (*found, *expected)):
+        return False
+    eps = torch.finfo(torch.bfloat16).eps
+    scale = max(
+        (t.abs().nan_to_num(0.0, 0.0).max().item() for t in expected if t.numel()), default=0
+    )
+    wide = dataclasses.replace(case, error=case.error + 2 * eps * scale)
+    if difference(found, expected, wide):
+        return False
+    pairs = zip(found, expected, strict=True)
+    signs = torch.cat([(a.abs() - b.abs()).sign().reshape(-1) for a, b in pairs])
+    above, below = (signs > 0).sum().item(), (signs < 0).sum().item()
+    return min(above, below) > 0.1 * (above + below)
 
 
 def _mistakes(
@@ -113,9 +133,9 @@ def _mistakes(
             yield "bindings", f"it is right with {one} and {other} exchanged", values, same
     ranks = max((tensor.ndim for tensor in tensors.values()), default=0)
     for name, value in case.values.items():
-        if isinstance(value, int) and not isinstance(value, bool):
+        if is_dim(value):
             for other_dim in range(-ranks, ranks):
-                values = {**case.values, name: other_dim}
+                values = {**case.values, name: like_dim(value, other_dim)}
                 yield "axis", f"it is right for {name}={other_dim}", values, same
     values = {**case.values, **{name: turned(tensor) for name, tensor in tensors.items()}}
     yield "axis", "it is right with the last two axes exchanged", values, turned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -25,6 +26,11 @@ def missed(spec: KernelSpec, pattern: Pattern, case: Case, target: str) -> str:
     regions = [region for report in explanation.reports for region in report.regions]
     if any(region.kernel == spec.name for region in regions):
         return ""
+    if bare := _without_annotation(pattern, case):
+        return (
+            f"the pattern's {', '.join(bare)} has no annotation, and so stands for a tensor; say "
+            "what it is, as in dim: int or dims: list[int]"
+        )
     ops = [op for region in regions for op in region.ops]
     entries = [e for r in explanation.reports for e in (*r.near_misses, *r.fallbacks)]
     about = sorted({entry.reason for entry in entries if spec.name in entry.reason})
@@ -33,6 +39,18 @@ def missed(spec: KernelSpec, pattern: Pattern, case: Case, target: str) -> str:
         f"{', '.join(ops) or 'none'}{''.join(f'; {reason}' for reason in about)}; write the "
         "pattern with these (docs/architecture.md, the canonical graph)"
     )
+
+
+def _without_annotation(pattern: Pattern, case: Case) -> list[str]:
+    """Parameters that are no tensors in the sample, and do not say so."""
+    parameters = inspect.signature(pattern.function).parameters.values()
+    return [
+        one.name
+        for one in parameters
+        if one.annotation is inspect.Parameter.empty
+        and case.values.get(one.name) is not None
+        and not isinstance(case.values[one.name], torch.Tensor)
+    ]
 
 
 def _module(pattern: Pattern, case: Case) -> fx.GraphModule:

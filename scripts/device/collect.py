@@ -31,7 +31,7 @@ from typing import IO, Any
 from trnx.device.errors import CollectError
 from trnx.device.records import TASKS, read_records, write_record, write_whole
 from trnx.device.redaction import redacted
-from trnx.device.tasks import LIMITS, all_tasks, part_of
+from trnx.device.tasks import LIMITS, LNC, LNC_VARIABLE, all_tasks, part_of
 
 FORMAT = "trnx-device"
 VERSION = 1
@@ -86,7 +86,7 @@ def collect(
         left = [task for task in wanted if known.get(task, {}).get("status") != "ok"]
         say(f"{len(wanted) - len(left)} of {len(wanted)} tasks are done already")
         for part, of_part in groupby(left, part_of):
-            _Part(folder, target, limits[part], lock, say).run(list(of_part))
+            _Part(folder, target, limits[part], lock, say, LNC.get(part)).run(list(of_part))
         found = read_records(folder)
         archive = folder.with_name(folder.name + ".tar.gz")
         write_whole(archive, _packed(folder, wanted))
@@ -142,13 +142,14 @@ def _record(folder: Path, task: str) -> bytes | None:
 
 @dataclass(frozen=True)
 class _Part:
-    """Tasks that share workers and a time limit (seconds, for each)."""
+    """Tasks that share workers, a time limit (seconds, for each), and logical cores."""
 
     folder: Path
     target: str
     limit: float
     lock: int
     say: Callable[[str], None]
+    lnc: str | None = None
 
     def run(self, tasks: list[str]) -> None:
         """Run tasks in workers, until each has a new record."""
@@ -174,6 +175,7 @@ class _Part:
                 text=True,
                 start_new_session=True,
                 pass_fds=(self.lock,),
+                env={**os.environ, LNC_VARIABLE: self.lnc} if self.lnc else None,
             )
             started: queue.Queue[str | None] = queue.Queue()
             threading.Thread(target=_read, args=(worker, started), daemon=True).start()

@@ -51,6 +51,8 @@ def told_by(probe: Probe) -> tuple[str, ...]:
 def _program(index: int, factor: int, target: str) -> Program:
     probe = PROBES[index]
     kernel = getattr(load_module(_KERNELS), probe.kernel)
+    if probe.cores > 1:
+        kernel = kernel[probe.cores]
     specs = [TensorSpec.dense(shape, getattr(torch, dtype)) for dtype, shape in probe.tensors]
     return trace(kernel, [*specs, *probe.arguments(factor)], target=target, values=False)
 

@@ -128,3 +128,31 @@ def turns(x, count, is_anew):
         nisa.activation(dst=tile, op=nl.exp, data=tile)
         nisa.dma_copy(dst=out, src=tile)
     return out
+
+
+@nki.jit
+def both(x, kind, count):
+    """On two cores, each with half of x [256, columns]: `count` loads, exchanges or barriers."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id()
+    tiles = []
+    for _ in range(8):
+        tile = nl.ndarray((128, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=x[nl.ds(128 * me, 128)])
+        tiles.append(tile)
+    for i in range(count):
+        tile = tiles[i % 8]
+        if kind == "load":
+            nisa.dma_copy(dst=tile, src=x[nl.ds(128 * me, 128)])
+        elif kind == "exchange":
+            nisa.sendrecv(
+                src=tiles[(i + 1) % 8],
+                dst=tile,
+                send_to_rank=1 - me,
+                recv_from_rank=1 - me,
+                pipe_id=0,
+            )
+        else:
+            nisa.core_barrier(data=out, cores=(0, 1))
+    nisa.dma_copy(dst=out[nl.ds(128 * me, 128)], src=tiles[0])
+    return out

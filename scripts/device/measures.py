@@ -44,6 +44,7 @@ def measure(task: str, target: str) -> dict[str, Any]:
     functions: dict[str, Callable[[str, str], dict[str, Any]]] = {
         "kernel": _conformance,
         "probe": _probe,
+        "cores": _probe,
         "model": _model,
     }
     return functions[part](name, target)
@@ -110,6 +111,8 @@ def _probe(name: str, target: str) -> dict[str, Any]:  # noqa: ARG001  the devic
     """Nanoseconds of one instruction."""
     probe = PROBES[int(name)]
     kernel = getattr(executed(_KERNELS), probe.kernel)
+    if probe.cores > 1:
+        kernel = kernel[probe.cores]
     tensors = [torch.ones(s, dtype=getattr(torch, d)).to("neuron") for d, s in probe.tensors]
 
     def run(*counts: Any) -> None:

@@ -17,7 +17,8 @@ FACTORS = (1, 5)
 @dataclass(frozen=True)
 class Probe:
     """`kernel(*tensors, *before, count, *after)` for `count` times each of FACTORS. `tells` names
-    the constants of the timing model that the difference is about.
+    the constants of the timing model that the difference is about; `cores` are those of a logical
+    core that the kernel runs on.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Probe:
     count: int
     after: tuple[Any, ...]
     tells: str
+    cores: int = 1
 
     def arguments(self, factor: int) -> list[Any]:
         """What follows the tensors, for `factor` times the count."""
@@ -73,6 +75,12 @@ def _strided(step: int) -> Probe:
     return Probe(name, "strided", tensors, (step,), 128, (), "stride_limit_bytes")
 
 
+def _both(what: str, tells: str, count: int) -> Probe:
+    """Of two cores, each with half of the rows."""
+    name = f"{what}, float32 2 x 128 x 2048, both cores of a logical core"
+    return Probe(name, "both", (("float32", (256, 2048)),), (what,), count, (), tells, cores=2)
+
+
 PROBES = (
     *(_repeat("exp", n, chain, "scalar_issue_cycles" if not chain else "scalar_latency_cycles")
       for n in (64, 128, 512) for chain in (False, True)),
@@ -98,4 +106,7 @@ PROBES = (
     _product("bfloat16", 96, 16),
     _product("float32", 128, 512),
     _product("float32", 128, 64),
+    _both("load", "HBM under two cores", 64),
+    _both("exchange", "the time of an exchange between cores", 32),
+    _both("barrier", "meeting_ns", 32),
 )  # fmt: skip

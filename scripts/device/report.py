@@ -126,7 +126,7 @@ def _report(archive: Archive) -> DeviceReport:
     results = {t: r["result"] for t, r in archive.records.items() if r["status"] == "ok"}
     # By name: another version of trnx may have them in another order.
     known = {probe.name: index for index, probe in enumerate(PROBES)}
-    probes = {known[r["name"]]: r for t, r in results.items() if part_of(t) == "probe"}
+    probes = {known[r["name"]]: r for t, r in results.items() if part_of(t) in ("probe", "cores")}
     measured = {index: float(found["ns"]) for index, found in probes.items()}
     clear = {i: ns for i, ns in measured.items() if ns > 2 * float(probes[i].get("spread_ns", 0))}
     return DeviceReport(

@@ -10,7 +10,12 @@ from trnx.device.errors import CollectError
 from trnx.device.probes import PROBES
 
 # Part -> seconds that one of its tasks may take; a device compiles every graph and kernel anew.
-LIMITS: Mapping[str, float] = {"doctor": 120, "kernel": 1800, "probe": 600, "model": 1800}
+LIMITS: Mapping[str, float] = {
+    "doctor": 120, "kernel": 1800, "probe": 600, "model": 1800, "cores": 600,
+}  # fmt: skip
+LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
+# What a part's processes have for that variable, where it is not what the caller has.
+LNC: Mapping[str, str] = {"cores": "2"}
 MODELS = ("mlp", "encoder", "training_step")
 
 
@@ -33,5 +38,7 @@ def kernel_files() -> dict[str, Path]:
 def all_tasks() -> tuple[str, ...]:
     """All tasks, in the order in which they run: first what tells most about why others fail."""
     kernels = kernel_files()
-    probes = (f"probe.{index:02}" for index in range(len(PROBES)))
-    return ("doctor", *(f"kernel.{k}" for k in kernels), *probes, *(f"model.{m}" for m in MODELS))
+    probes = [f"probe.{i:02}" for i, probe in enumerate(PROBES) if probe.cores == 1]
+    cores = [f"cores.{i:02}" for i, probe in enumerate(PROBES) if probe.cores == 2]
+    models = (f"model.{name}" for name in MODELS)
+    return ("doctor", *(f"kernel.{k}" for k in kernels), *probes, *models, *cores)

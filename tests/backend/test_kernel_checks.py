@@ -254,6 +254,11 @@ def test_the_guard_may_refuse_a_target(check: Check) -> None:
         (SUMS, "    rows, columns = x.shape", "    rows, columns = [n for n in x.shape]", "source",
          "comprehension"),
         (NORM, "aten.mul.Tensor(x, x)", "aten.square.default(x)", "selection", "aten.mul.Tensor"),
+        (SUMS, "def pattern(x, dim: int)", "def pattern(x, dim)", "selection", "no annotation"),
+        (SUMS, "b.x.ndim != 2 or b.x.shape[1]", "b.x.shape[-1]", "guard", "3 dimensions"),
+        (NORM, "work = nl.ndarray((count, columns), dtype=nl.float32",
+         "work = nl.ndarray((count, columns), dtype=nl.bfloat16", "dtypes", "half precision"),
+        (NORM, "value=eps", "value=1e-12", "values", "constants such as eps"),
     ],
 )  # fmt: skip
 def test_other_mistakes_are_named(

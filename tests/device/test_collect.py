@@ -20,9 +20,11 @@ from trnx.device import collect as collect_module
 from trnx.device.collect import collect
 from trnx.device.errors import CollectError
 from trnx.device.probes import PROBES
+from trnx.device.report import report
 from trnx.device.tasks import LIMITS, all_tasks
 from trnx.nki_kernels.registry import kernels
 
+BOTH = [f"cores.{i:02}" for i, probe in enumerate(PROBES) if probe.cores == 2]
 PRODUCT = next(i for i, probe in enumerate(PROBES) if probe.kernel == "products")
 TASKS = (
     *("doctor", "kernel.column_sum", "kernel.softmax"),
@@ -98,6 +100,18 @@ def test_killed_ten_times_and_resumed_without_loss(tmp_path: Path) -> None:
     assert probe["whole_seconds"][1] > probe["whole_seconds"][0] > 0
     assert results["model.mlp"]["problem"] == ""
     assert any("linear" in region for region in results["model.mlp"]["regions"])
+
+
+@pytest.mark.usefixtures("device_machine")
+def test_probes_of_two_cores_have_logical_cores_of_two(tmp_path: Path) -> None:
+    """The machine has NEURON_LOGICAL_NC_CONFIG=1, with which the kernel would be refused."""
+    found = collect(tmp_path / "found", "trn2", tasks=("probe.00", *BOTH))
+    assert found.ok
+    page = report(found.archive)
+    assert len(page.probes) == len(BOTH) + 1
+    told = {row["tells"]: row for row in page.probes}
+    assert told["HBM under two cores"]["predicted_ns"] > 1000
+    assert all(row["measured_ns"] != 0 for row in page.probes)
 
 
 @pytest.mark.slow

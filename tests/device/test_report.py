@@ -53,7 +53,8 @@ def _probes(target: str, noise: float = 0.0, spread: float = 0.0, **scales: floa
     for index in range(len(PROBES)):
         ns = predicted_ns(index, target, chip) * math.exp(drawn.uniform(-noise, noise))
         result = {"name": PROBES[index].name, "ns": ns, "spread_ns": spread * ns}
-        found[f"probe.{index:02}"] = {"status": "ok", "result": result}
+        part = "probe" if PROBES[index].cores == 1 else "cores"
+        found[f"{part}.{index:02}"] = {"status": "ok", "result": result}
     return found
 
 

@@ -116,6 +116,18 @@ def test_a_file_that_did_not_change_is_not_loaded_again(load: Load) -> None:
     assert registry.kernels()["mine"] is before
 
 
+def test_an_edit_of_a_file_beside_it_is_loaded_too(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    beside, x = tmp_path / "trnx_test_beside.py", torch.ones(4, 8)
+    source = scaled(2.0).replace("operand0=2.0", "operand0=trnx_test_beside.FACTOR")
+    for factor in (2.0, 3.0):
+        beside.write_text(f"import nki.language as nl\nFACTOR = {factor}\n")
+        load("import trnx_test_beside", source)
+        torch.testing.assert_close(run_erfinv(x), factor * x)
+
+
 def test_a_broken_edit_leaves_the_kernels_as_they_were(load: Load) -> None:
     load(scaled(2.0))
     before = registry.kernels()["mine"]
@@ -159,6 +171,11 @@ def test_of_two_users_kernels_the_faster_one_runs(load: Load, slow: str) -> None
 REFUSED = {
     "its supports returns a bool in line": (
         "def no(b, hw):\n    if b.x.ndim:\n        return False\n",
+        "supports=no",
+    ),
+    "its supports returns a bool in line .*; return": (
+        "def no(b, hw):\n    def f(n):\n        return n > 1\n    return not f(b.x.ndim) or "
+        "b.x.ndim == 3\n",
         "supports=no",
     ),
     "its supports takes 1 parameters": ("", "supports=lambda b: None"),
