@@ -321,14 +321,22 @@ class GraphBreak(NamedTuple):
 def graph_breaks() -> Iterator[Counter[GraphBreak]]:
     """Counts Dynamo's graph breaks while the block runs, and the functions that it gives up."""
     before, skipped_before = len(graph_break_reasons), Counter(counters["unimplemented"])
+    frames_before = Counter(counters["frames"])
     found: Counter[GraphBreak] = Counter()
     yield found
+    frames = Counter(counters["frames"]) - frames_before
+    told = {_first_line(cause.reason) for cause in graph_break_reasons[before:]}
     for cause in graph_break_reasons[before:]:
         stack = tuple((f.filename, f.lineno or 0, f.name) for f in cause.user_stack)
         found[GraphBreak(_first_line(cause.reason), stack)] += 1
     for message, count in (Counter(counters["unimplemented"]) - skipped_before).items():
         if _SKIPPED.search(message):
             found[_skipped_frame(message)] += count
+        elif frames["total"] > frames["ok"] and _first_line(message) not in told:
+            # A break where Dynamo cannot go on after it, within `try` for one.
+            stack = tuple((f, int(n), name) for f, n, name in _FRAME.findall(message))
+            reason = f"{_first_line(message)}; all of the function runs in eager"
+            found[GraphBreak(reason, stack)] += count
 
 
 def _first_line(reason: str) -> str:

@@ -254,9 +254,8 @@ class _Check:
         if self.native is not None and case.check == "samples":
             self._compare_native(case, made, results, hw)
         if wrong := difference(found, expected, case):
-            check, why = looks_like(self.spec, tuple(found), case)
-            if not check and self.report.state("values", hw.target) == "FAILS":
-                check = "values"  # other sizes make values small too
+            failing = {one.check for one in self.report.findings if hw.target in one.targets}
+            check, why = looks_like(self.spec, tuple(found), case, failing)
             self._add(check or case.check, case, wrong + (f"; {why}" if why else ""), hw)
 
     def _compare_native(self, case: Case, made: _Traced, results: Any, hw: Hardware) -> None:

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import trnx
 from trnx.backend.runners import SimulatorRunner
-from trnx.errors import CoverageError
+from trnx.errors import CoverageError, ExampleError
 
 
 @pytest.fixture(autouse=True)
@@ -286,3 +286,21 @@ def test_gradients_are_labelled_by_the_layer_of_the_forward_pass() -> None:
     x = torch.randn(10, 32)
     backward = trnx.explain(torch.nn.Sequential(torch.nn.Linear(32, 64)), x).reports[1]
     assert "0: linear 64x10x32" in [region.label for region in backward.regions]
+
+
+def in_try(x: torch.Tensor) -> torch.Tensor:
+    try:
+        if x.mean() > 0:
+            raise ValueError
+        return x
+    except ValueError:
+        return x * 3
+
+
+def test_a_break_within_try_is_told_with_its_line() -> None:
+    line = in_try.__code__.co_firstlineno + 2
+    message = (
+        rf"(?s)graph break:.*Data-dependent branching; all .* in eager at \S+:{line} in in_try"
+    )
+    with pytest.raises(ExampleError, match=message):
+        trnx.explain(in_try, torch.ones(4, 4))
