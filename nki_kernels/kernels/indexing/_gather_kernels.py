@@ -35,7 +35,7 @@ def gather_rows_kernel(
 
     A transfer gathers a row for each partition.
     """
-    operands = (i0, i1, i2, i3, i4, i5)  # type: Any
+    operands = (i0, i1, i2, i3, i4, i5)
     positions, width, unit = rows
     lanes, run, cols = tile
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -88,7 +88,7 @@ def gather_table_kernel(
     """As `gather_rows_kernel`, for an x of which every partition holds a copy: GpSimd gathers the
     elements of short rows, which take a descriptor each otherwise.
     """
-    operands = (i0, i1, i2, i3, i4, i5)  # type: Any
+    operands = (i0, i1, i2, i3, i4, i5)
     positions, width, unit = rows
     lanes, run, _ = tile
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)

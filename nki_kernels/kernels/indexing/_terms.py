@@ -31,7 +31,7 @@ _LARGEST = 1 << 31
 class Axis(NamedTuple):
     """A dimension of the result: `step` is its stride in the indexed operand."""
 
-    count: int
+    size: int
     step: int
     index_steps: tuple[int, ...]
 
@@ -98,20 +98,20 @@ def reject_values(b: Bindings, *names: str) -> Reject | None:
 
 def rows_of(axes: Sequence[Axis], indices: Sequence[Index], words: int) -> Rows:
     """The rows of a result with these axes, outermost first; an element has `words` of memory."""
-    kept = [axis for axis in axes if axis.count != 1]
+    kept = [axis for axis in axes if axis.size != 1]
     width = 1
     while kept and kept[-1].step == width and not any(kept[-1].index_steps):
-        width *= kept.pop().count
+        width *= kept.pop().size
     merged = _merged(kept)
     factors = [index.stride for index in indices] + [axis.step for axis in merged if axis.step]
     unit = math.gcd(*factors)
     terms = [_index_term(i, index, merged, index.stride // unit) for i, index in enumerate(indices)]
     for place, axis in enumerate(merged):
         if axis.step:
-            steps = tuple((1 if i == place else 0, a.count) for i, a in enumerate(merged))
+            steps = tuple((1 if i == place else 0, a.size) for i, a in enumerate(merged))
             pattern = () if len(merged) == 1 else steps
-            terms.append((-1, 1, axis.count, axis.step // unit, False, pattern))
-    positions = math.prod(axis.count for axis in merged)
+            terms.append((-1, 1, axis.size, axis.step // unit, False, pattern))
+    positions = math.prod(axis.size for axis in merged)
     return Rows(positions, width * words, unit * words, tuple(terms))
 
 
@@ -122,15 +122,15 @@ def _merged(axes: Sequence[Axis]) -> list[Axis]:
         if merged:
             outer = merged[-1]
             inner = (axis.step, *axis.index_steps)
-            if (outer.step, *outer.index_steps) == tuple(axis.count * step for step in inner):
-                merged[-1] = Axis(outer.count * axis.count, axis.step, axis.index_steps)
+            if (outer.step, *outer.index_steps) == tuple(axis.size * step for step in inner):
+                merged[-1] = Axis(outer.size * axis.size, axis.step, axis.index_steps)
                 continue
         merged.append(axis)
     return merged
 
 
 def _index_term(place: int, index: Index, axes: Sequence[Axis], factor: int) -> Term:
-    steps = [(axis.index_steps[place], axis.count) for axis in axes]
+    steps = [(axis.index_steps[place], axis.size) for axis in axes]
     if steps in ([], [(1, steps[0][1])] if steps else []):
         pattern: tuple[tuple[int, int], ...] = ()
     else:

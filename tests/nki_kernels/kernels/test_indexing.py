@@ -97,9 +97,7 @@ def test_layouts_of_indices(name: str, form: str) -> None:
     check(function, draw(shape), *found)
 
 
-@pytest.mark.parametrize(
-    "bad", [5, -6, 2**31 - 1, 2**31, 2**32, 2**32 + 1, -(2**32) - 1, -(2**63)]
-)
+@pytest.mark.parametrize("bad", [5, -6, 2**31 - 1, 2**31, 2**32, 2**32 + 1, -(2**32) - 1, -(2**63)])
 @pytest.mark.parametrize("size", [3, 9000])
 def test_an_index_out_of_range_raises_eagers_error(bad: int, size: int) -> None:
     def rows(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
@@ -107,7 +105,7 @@ def test_an_index_out_of_range_raises_eagers_error(bad: int, size: int) -> None:
 
     compiled = torch.compile(rows, backend="trnx", options={"select": "legal"})
     x, index = draw((5, size)), torch.tensor([0, -5, bad, 4])
-    with pytest.raises(IndexError, match="out of range|out of bounds"):
+    with pytest.raises(IndexError, match=r"out of (range|bounds)"):
         compiled(x, index)
     good = torch.tensor([0, -5, 1, 4])
     assert torch.equal(compiled(x, good), x[good])
@@ -144,4 +142,4 @@ def test_many_rows_are_chosen_by_profit() -> None:
     compiled = torch.compile(lambda x, i: x[i] * 2, backend="trnx")
     with trnx.collect_reports() as reports:
         compiled(torch.zeros(4000, 512), torch.zeros(2048, dtype=torch.int64))
-    assert [r.kernel for r in reports[0].regions][0] == "index"
+    assert reports[0].regions[0].kernel == "index"
