@@ -14,9 +14,9 @@ attention: query head h reads head h // (Hq // Hkv)). `attn_mask` broadcasts to 
 (True attends) or float (added to the scaled scores). `dropout_mask` [B, Hq, L, S], bool, says which
 probabilities are kept; these are scaled by 1 / (1 - dropout_p). `is_causal` lets query i see keys
 0..i, and applies together with `attn_mask`; of these a `window` other than 0, which needs
-`is_causal`, leaves the last: keys i - window + 1..i. A row that attends to nothing gives out 0 and lse 0, as
-torch's CPU kernel does. `lse` [B, Hq, L] is the logarithm of the row sums of exp(scores), float32
-(float64 for float64 inputs); it has no gradient.
+`is_causal`, leaves the last: keys i - window + 1..i. A row that attends to nothing gives out 0 and
+lse 0, as torch's CPU kernel does. `lse` [B, Hq, L] is the logarithm of the row sums of exp(scores),
+float32 (float64 for float64 inputs); it has no gradient.
 
 Layouts are those of torch on the CPU: `out` has the layout of q where its fused kernel would be
 taken (Dv == D, no dropout, last dimension dense), else it is contiguous; dq, dk and dv have their

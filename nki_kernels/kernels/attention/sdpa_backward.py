@@ -206,8 +206,8 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         if stored <= _LONG_BYTES:
             numbers = (b.is_causal, b.scale, 2 * stored <= _LONG_BYTES)
             return Launch.of(long_backward_kernel, b, _LONG_TENSORS, *numbers)
-    numbers = (b.is_causal, b.window, b.scale, b.mask_grad)
-    constants = (host.has_bool_mask(b), host.dropout_factor(b), *numbers)
+    kind = (host.has_bool_mask(b), host.dropout_factor(b), b.is_causal, b.window)
+    constants = (*kind, b.scale, b.mask_grad)
     return Launch.of(sdpa_backward_kernel, b, _TENSORS, *constants)
 
 
