@@ -201,7 +201,8 @@ def _stored_bytes(b: Bindings) -> int:
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The kind of mask and the numbers are constants of the kernel."""
-    if host.is_long(b, hw) and max(b.q.shape[3], b.v.shape[3]) <= 128:
+    plain = b.attn_mask is None and b.window == 0
+    if plain and host.is_long(b, hw) and max(b.q.shape[3], b.v.shape[3]) <= 128:
         stored = _stored_bytes(b)
         if stored <= _LONG_BYTES:
             numbers = (b.is_causal, b.scale, 2 * stored <= _LONG_BYTES)
