@@ -5,8 +5,8 @@ the rows, and once transposed, `[128 keys, 512 queries]`, so that the weights mu
 they are. The maximum of a query, which lies along the free dimension there, is subtracted by a
 product too: of ones and the negated maxima, cut into three bfloat16 terms that add up to the
 float32. Such products use three rows of the array, so four of them run at the same time. The sum of
-a row is one more column of the values. A mask of keys hides them from the search, and is the bias of
-the exponential, which has the keys on the partitions.
+a row is one more column of the values. A mask of keys hides them from the search, and is the bias
+of the exponential, which has the keys on the partitions.
 
 While one group is weighed, the maxima of the next are found, and the weights of four blocks of keys
 meet their values while those of the next four are computed.
