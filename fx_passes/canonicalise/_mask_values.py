@@ -69,6 +69,8 @@ _SUMS: dict[Any, int] = {
     aten.sub.Scalar: -1,
 }
 _TRUE = frozenset({aten.ones.default, aten.new_ones.default, aten.ones_like.default})
+# Places do not wrap around in these.
+_WIDE = (torch.int64, torch.int32)
 _COPIES = frozenset({aten._to_copy.default, aten.clone.default, aten.alias.default})
 
 
@@ -129,7 +131,7 @@ class MaskReader:
         dtype = val(node).dtype
         if dtype == torch.bool:
             return self._bool(node)
-        return None if dtype.is_floating_point else self._integer(node)
+        return self._integer(node) if dtype in _WIDE else None
 
     # ------------------------------------------------------------------------------- integers
 
@@ -315,7 +317,7 @@ def _fitted(tensor: torch.Tensor) -> Value:
             hides = bool((seen | (tensor <= _HIDING)).all())
             safe = hides and bool((seen.any(-1, keepdim=True) | (tensor == -torch.inf)).all())
             return _band(seen) if safe else None
-        return _evenly(tensor) if tensor.dtype in (torch.int64, torch.int32) else None
+        return _evenly(tensor) if tensor.dtype in _WIDE else None
 
 
 def _band(tensor: torch.Tensor) -> Terms | None:

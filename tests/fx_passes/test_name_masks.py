@@ -210,3 +210,14 @@ def test_the_backward_pass_knows_what_forward_knows() -> None:
     kernels = [r.kernel for r in regions if r.kernel and "sdpa" in r.kernel]
     assert kernels == ["sdpa", "sdpa_backward"]
     assert not [op for r in regions for op in r.ops if "bitwise_and" in op]
+
+
+def test_places_that_wrap_around_are_none() -> None:
+    """After 127 comes -128: the mask is not causal, whatever the sizes are."""
+
+    arguments = named(
+        attention(lambda t, n, s: k_index(s).to(torch.int8) <= q_index(n)),
+        *operands(150, 150),
+        mode="symbolic",
+    )
+    assert (isinstance(arguments[3], fx.Node), arguments[6]) == (True, False)
