@@ -1,9 +1,9 @@
-"""In-place collectives of Dynamo's graph as functional ones and a copy: autograd's functionalisation
-takes no op outside of ATen that returns its argument.
+"""In-place collectives of Dynamo's graph as functional ones and a copy: AOTAutograd takes no op
+outside of ATen that returns its argument.
 
 `all_reduce_`, `all_reduce_coalesced_`, `broadcast_`, `all_gather_into_tensor_out` and
-`reduce_scatter_tensor_out` of `_c10d_functional` become the op without the ending, `wait_tensor` and
-`copy_`.
+`reduce_scatter_tensor_out` of `_c10d_functional` become the op without the ending, `wait_tensor`
+and `copy_`.
 """
 
 from __future__ import annotations

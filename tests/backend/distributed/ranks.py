@@ -212,12 +212,12 @@ def failure(folder: Path) -> dict[str, Any]:
     """Rank 1 fails between two collectives."""
     del folder
 
-    def function(x: torch.Tensor) -> Any:
+    def function(x: torch.Tensor, places: torch.Tensor) -> Any:
         y = functional.all_reduce(x, "sum", dist.group.WORLD)
-        torch._assert_async((y.sum() * 0 + dist.get_rank() - 1).abs())
-        return functional.all_reduce(y * 2, "sum", dist.group.WORLD) + 1
+        rows = torch.nn.functional.embedding(places, y)
+        return functional.all_reduce(rows * 2, "sum", dist.group.WORLD) + 1
 
-    torch.compile(function, backend="trnx")(_input())
+    torch.compile(function, backend="trnx")(_input(), torch.tensor([1, 3 + 4 * dist.get_rank()]))
     return {}
 
 

@@ -73,10 +73,12 @@ class Gathered(nn.Module):
 
 @dataclass
 class Sharded:
-    """What a rank compiles and calls: `local` is its part of a whole tensor."""
+    """What a rank compiles and calls: `local` is its part of a whole tensor; gradients are means
+    over `scale` ranks."""
 
     module: nn.Module
     local: Callable[[torch.Tensor], torch.Tensor]
+    scale: int = 1
     compiled: Callable[..., Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,15 +130,13 @@ def fsdp_block(blocks: Blocks, mesh: DeviceMesh) -> Sharded:
     """FSDP2 of every block."""
     for layer in blocks.layers:
         fully_shard(layer, mesh=mesh)
-        layer.set_gradient_divide_factor(1.0)
-    return Sharded(blocks, _part_of_batch(mesh))
+    return Sharded(blocks, _part_of_batch(mesh), scale=mesh.size())
 
 
 def fsdp_whole(blocks: Blocks, mesh: DeviceMesh) -> Sharded:
     """FSDP2 of the whole model as one."""
     fully_shard(blocks, mesh=mesh)
-    blocks.set_gradient_divide_factor(1.0)
-    return Sharded(blocks, _part_of_batch(mesh))
+    return Sharded(blocks, _part_of_batch(mesh), scale=mesh.size())
 
 
 WAYS = {
@@ -198,8 +198,9 @@ def run_step(sharded: Sharded, case: Case) -> Found:
 
 def whole_gradients(sharded: Sharded) -> list[torch.Tensor]:
     """Gradients of the whole parameters; a collective."""
-    grads = [p.grad for p in sharded.module.parameters()]
-    return [g.full_tensor() if isinstance(g, DTensor) else g for g in grads if g is not None]
+    grads = [p.grad for p in sharded.module.parameters() if p.grad is not None]
+    whole = [g.full_tensor() if isinstance(g, DTensor) else g for g in grads]
+    return [sharded.scale * g for g in whole]
 
 
 def worst(found: torch.Tensor, expected: torch.Tensor) -> float:
