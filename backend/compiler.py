@@ -174,7 +174,7 @@ class GraphCompiler:
             shapes=shapes_of(nodes),
             cost=Cost() if prediction is None else prediction.cost,
             model_flops=graph_flops(nodes),
-            operand_bytes=sum(map(_node_bytes, nodes)),
+            op_bytes=[_node_bytes(node) for node in nodes],
             prediction=prediction,
             fallback_seconds=0.0 if engine is None else engine.cost(nodes),
         )

@@ -31,7 +31,7 @@ class RegionReport:
     `cost` is the kernel's own count for the sizes seen at capture.
 
     `model_flops` are the FLOPs of the region's matrix products as torch counts them,
-    `operand_bytes` the sizes of all operands and results of its compute nodes.
+    `op_bytes` the sizes of all operands and results of each of its `ops`.
     `prediction` is that of a kernel's region, `fallback_seconds` the estimate of any other.
     `executed_flops` are those of the kernel's `nc_matmul` instructions (simulator runner), 0 where
     the region had to run in eager, None where it is not known. `copied` names the bindings that are
@@ -49,13 +49,18 @@ class RegionReport:
     shapes: str = ""
     cost: Cost = field(default_factory=Cost)
     model_flops: int = 0
-    operand_bytes: int = 0
+    op_bytes: Sequence[int] = ()
     prediction: Prediction | None = field(default=None, repr=False, compare=False)
     fallback_seconds: float = 0.0
     executed_flops: int | None = None
     copied: tuple[str, ...] = ()
     host_engine: str = ""
     host_reason: str = ""
+
+    @property
+    def operand_bytes(self) -> int:
+        """Sizes of all operands and results of its compute nodes."""
+        return sum(self.op_bytes)
 
     @property
     def where(self) -> str:

@@ -36,7 +36,7 @@ def dropout_factor(b: Bindings) -> float:
 def is_long(b: Bindings, hw: Hardware) -> bool:
     """Whether the kernels of long attention take these operands, where they fit SBUF: whole blocks
     of 128 queries and keys of 2 bytes, without masks."""
-    if b.attn_mask is not None or b.dropout_mask is not None:
+    if b.attn_mask is not None or b.dropout_mask is not None or b.window > 0:
         return False
     if hw.generation < 3 or b.q.dtype.itemsize != 2:
         return False
@@ -83,6 +83,22 @@ def _wrong_mask(b: Bindings) -> Reject | None:
     return None
 
 
+def _wrong_window(b: Bindings) -> Reject | None:
+    """Every query is to see a key, where it has a window."""
+    if b.window == 0:
+        return None
+    if b.window < 0 or not b.is_causal:
+        return Reject(f"a window of {b.window} keys needs to be positive, and causal attention")
+    if b.attn_mask is not None and b.attn_mask.dtype != torch.bool:
+        return Reject(f"a window and a mask of {b.attn_mask.dtype}; only a bool one is taken")
+    if b.q.shape[2] >= b.k.shape[2] + b.window:
+        return Reject(
+            f"{b.q.shape[2]} queries of {b.k.shape[2]} keys in a window of {b.window}: the last "
+            "queries see none"
+        )
+    return None
+
+
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """None where the kernels take these operands; all generations take the same."""
     del hw
@@ -92,7 +108,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
         return Reject(f"q, k and v are {names}; one of float32, bfloat16, float16 is needed")
     if not (math.isfinite(b.scale) and b.scale >= 0.0):
         return Reject(f"scale {b.scale} is not a finite number of at least 0")
-    return _wrong_shape(b) or _wrong_mask(b)
+    return _wrong_shape(b) or _wrong_mask(b) or _wrong_window(b)
 
 
 def attention_cost(b: Bindings, *, forward: bool) -> Cost:
@@ -104,6 +120,8 @@ def attention_cost(b: Bindings, *, forward: bool) -> Cost:
     depth, values = b.k.shape[2], b.v.shape[3]
     seen = min(depth, length)
     pairs = length * depth - (seen * (seen - 1) // 2 if b.is_causal else 0)
+    if b.window > 0:
+        pairs = sum(min(i + 1, depth) - max(0, i + 1 - b.window) for i in range(length))
     pairs *= batch * heads
     columns = width + values if forward else 3 * width + 2 * values
     masks = sum(m.nbytes for m in (b.attn_mask, b.dropout_mask) if m is not None)
@@ -144,6 +162,7 @@ def make_inputs(
     mask: str = "",
     dropout_p: float = 0.0,
     causal: bool = False,
+    window: int = 0,
 ) -> dict[str, Any]:
     """The bindings of `sdpa`; `mask` is "bool", "hidden" (whole rows False), "bias" or ""."""
     sources, values = sources or heads, values or width
@@ -167,6 +186,7 @@ def make_inputs(
         "dropout_p": dropout_p,
         "is_causal": causal,
         "scale": 1.0 / math.sqrt(width),
+        "window": window,
     }
 
 
@@ -190,6 +210,9 @@ def input_samples(generator: torch.Generator) -> Iterator[tuple[dict[str, Any], 
     yield make_inputs(generator, 2, 3, 33, 50, 32, mask="bias", causal=True), "bias, causal"
     yield make_inputs(generator, 2, 2, 33, 50, 32, dropout_p=0.3, mask="bias"), "dropout, bias"
     yield make_inputs(generator, 1, 2, 33, 530, 32, dropout_p=0.3), "dropout, several tiles"
+    yield make_inputs(generator, 2, 2, 129, 129, 16, causal=True, window=5), "window"
+    wide = make_inputs(generator, 1, 2, 700, 600, 16, causal=True, window=150, mask="hidden")
+    yield wide, "window, several tiles, rows that see nothing"
     long = make_inputs(generator, 1, 4, 640, 512, 64, sources=2, dtype=torch.bfloat16, causal=True)
     yield long, "long, grouped, causal"
     yield make_inputs(generator, 2, 8, 1, 1100, 32, sources=2), "decoding"

@@ -75,10 +75,11 @@ def sdpa_kernel(
     boolean: bool,
     factor: float,
     causal: bool,
+    window: int,
     scale: float,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """`(out, lse)`; `boolean`: attn_mask is 0 or 1, not added; `factor`: of the weights that
-    dropout keeps."""
+    dropout keeps; `window`: of the keys that `causal` leaves, or 0."""
     heads = q.shape[1]
     depth = k.shape[2]
     out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
@@ -105,7 +106,7 @@ def sdpa_kernel(
     stored = depth * features.cuts + (depth + pmax - 1) // pmax * v.shape[3]
     tile = min(bank, depth)
     problem = Problem(
-        Masks(mask, boolean, causal),
+        Masks(mask, boolean, causal, window),
         dropout_mask,
         factor,
         scale,
@@ -219,10 +220,11 @@ def _sdpa(
     dropout_p: float,
     is_causal: bool,
     scale: float,
+    window: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     result: tuple[torch.Tensor, torch.Tensor]
     result = torch.ops.trnx.sdpa.default(
-        q, k, v, attn_mask, dropout_mask, dropout_p, is_causal, scale
+        q, k, v, attn_mask, dropout_mask, dropout_p, is_causal, scale, window
     )
     return result
 
@@ -234,7 +236,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         return Launch.of(decode_kernel, b, ("q", "k", "v", "attn_mask"), *few)
     if is_long(b, hw) and _fits(b):
         return Launch.of(long_kernel, b, ("q", "k", "v"), b.is_causal, b.scale)
-    constants = (has_bool_mask(b), dropout_factor(b), b.is_causal, b.scale)
+    constants = (has_bool_mask(b), dropout_factor(b), b.is_causal, b.window, b.scale)
     return Launch.of(sdpa_kernel, b, _TENSORS, *constants)
 
 

@@ -60,6 +60,7 @@ def sdpa_backward_kernel(
     boolean: bool,
     factor: float,
     causal: bool,
+    window: int,
     scale: float,
     mask_grad: bool,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
@@ -86,7 +87,7 @@ def sdpa_backward_kernel(
         v,
         out,
         lse,
-        Masks(None if attn_mask is None else as_four(attn_mask), boolean, causal),
+        Masks(None if attn_mask is None else as_four(attn_mask), boolean, causal, window),
         dropout_mask,
         factor,
         scale,
@@ -162,11 +163,13 @@ def _sdpa_backward(
     is_causal: bool,
     scale: float,
     mask_grad: bool,
+    window: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     result: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
     result = torch.ops.trnx.sdpa_backward.default(
-        grad_out, q, k, v, out, lse, attn_mask, dropout_mask, dropout_p, is_causal, scale, mask_grad
-    )
+        grad_out, q, k, v, out, lse, attn_mask, dropout_mask, dropout_p, is_causal, scale,
+        mask_grad, window,
+    )  # fmt: skip
     return result
 
 
@@ -203,7 +206,8 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         if stored <= _LONG_BYTES:
             numbers = (b.is_causal, b.scale, 2 * stored <= _LONG_BYTES)
             return Launch.of(long_backward_kernel, b, _LONG_TENSORS, *numbers)
-    constants = (host.has_bool_mask(b), host.dropout_factor(b), b.is_causal, b.scale, b.mask_grad)
+    kind = (host.has_bool_mask(b), host.dropout_factor(b), b.is_causal, b.window)
+    constants = (*kind, b.scale, b.mask_grad)
     return Launch.of(sdpa_backward_kernel, b, _TENSORS, *constants)
 
 
