@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from trnx.backend.collectives import is_awaited, waited
 from trnx.backend.inputs import TransformedInput
 from trnx.backend.kernel_call import KernelCall, Place, describe
 from trnx.backend.options import Options
@@ -102,9 +103,10 @@ class Executable:
             name = "eager"
             entry = self._regions[region.name]
             entry.host_engine, entry.host_reason = name, reason
-        return self._engines[name].compile(
+        run = self._engines[name].compile(
             region_module(region), refuse=partial(self._refuse, region)
         )
+        return run if name != "collective" or is_awaited(region) else waited(run)
 
     @property
     def source(self) -> str:

@@ -21,6 +21,7 @@ import torch._dynamo.eval_frame
 import torch._functorch.config
 import torch.autograd.forward_ad as forward_ad
 from torch import fx
+from torch._C._distributed_c10d import _resolve_process_group
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import innermost_backend
@@ -398,6 +399,12 @@ def _given_to(context: Any, original: Any) -> Compiled:
     kwargs = getattr(backend, "kwargs", {})
     compiler = getattr(backend, "compiler_fn", backend)
     return Compiled(original, compiler, kwargs.get("options"), getattr(backend, "dynamic", None))
+
+
+def process_group_ranks(group: Any) -> tuple[int, ...]:
+    """The global ranks of a process group, which a graph names or holds, in order."""
+    found: Any = _resolve_process_group(group) if type(group) is str else group
+    return tuple(torch.distributed.get_process_group_ranks(found))
 
 
 def register_artifact(

@@ -25,6 +25,7 @@ from trnx.arguments import (
     given,
 )
 from trnx.cache_cli import app as cache_app
+from trnx.migrate_cli import migrate
 from trnx.plan_cli import plan
 from trnx.simulator.errors import TrnxError
 
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 app.add_typer(cache_app, name="cache")
 app.command()(plan)
+app.command()(migrate)
 
 
 class ArgumentOrderError(TrnxError):

@@ -13,7 +13,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-COLOURS = {"nki": "#1f5fa8", "xla": "#c4561a", "eager": "#7a7f85", "launch": "#c9a227"}
+COLOURS = {
+    "nki": "#1f5fa8",
+    "xla": "#c4561a",
+    "eager": "#7a7f85",
+    "launch": "#c9a227",
+    "collective": "#2e8b57",
+}
 
 _SHORT = 32  # characters of a cell that stay on one line
 _STYLE = """
