@@ -48,8 +48,6 @@ def extremum_kernel(
     count, step = lines
     indices = nl.ndarray(shape + (2,), dtype=nl.int32, buffer=nl.shared_hbm)
     flat_indices = indices.reshape((loops[0] * count, 2))
-    values = None
-    flat_values = None
     if gives_values:
         size = shape
         if len(shape) == 0:
@@ -118,7 +116,7 @@ def reference(
     x: torch.Tensor, dim: int | None, keepdim: bool, largest: bool, gives_values: bool
 ) -> Any:
     """torch's max, min, argmax or argmin"""
-    if gives_values:
+    if dim is not None and gives_values:
         return tuple((torch.max if largest else torch.min)(x, dim, keepdim))
     return (torch.argmax if largest else torch.argmin)(x, dim, keepdim)
 
