@@ -25,6 +25,7 @@ from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
 aten = torch.ops.aten
+_INF = float("inf")
 _LONGEST = 16384
 _SHORTEST = 8  # of a search
 _MOST_LOOPS = 256
@@ -47,8 +48,6 @@ def extremum_kernel(
     count, step = lines
     indices = nl.ndarray(shape + (2,), dtype=nl.int32, buffer=nl.shared_hbm)
     flat_indices = indices.reshape((loops[0] * count, 2))
-    values = None
-    flat_values = None
     if gives_values:
         size = shape
         if len(shape) == 0:
@@ -101,7 +100,10 @@ def _search(
     if width > size:
         nisa.memset(dst=match, value=0.0)
     here = match[:, 0:size]
-    nisa.tensor_tensor(dst=here, data1=tile, data2=tile, op=nl.not_equal)
+    # 1 for NaN, which is the one value that is not at least -inf.
+    nisa.tensor_scalar(
+        dst=here, data=tile, op0=nl.greater_equal, operand0=-_INF, op1=nl.equal, operand1=0.0
+    )
     nisa.scalar_tensor_tensor(
         dst=here, data=tile, op0=nl.equal, operand0=extremum, op1=nl.maximum, operand1=here
     )
@@ -114,7 +116,7 @@ def reference(
     x: torch.Tensor, dim: int | None, keepdim: bool, largest: bool, gives_values: bool
 ) -> Any:
     """torch's max, min, argmax or argmin"""
-    if gives_values:
+    if dim is not None and gives_values:
         return tuple((torch.max if largest else torch.min)(x, dim, keepdim))
     return (torch.argmax if largest else torch.argmin)(x, dim, keepdim)
 

@@ -248,6 +248,52 @@ def _adamw() -> Case:
     return Case("AdamW 16M fp32", optimizer.step, inputs, 0.88, nbytes=7 * 4 * size)
 
 
+def _indexing() -> Iterator[Case]:
+    """Reads and writes at indices: rows once out of HBM and once into it, and the indices."""
+    rows, width, table = 8192, 1024, 50000
+
+    def at(*shape: int, size: int) -> torch.Tensor:
+        return torch.randint(size, shape, generator=torch.Generator().manual_seed(0))
+
+    def case(
+        name: str, bar: float, function: Callable[..., Any], nbytes: float, *inputs: Any
+    ) -> Case:
+        return Case(f"indexing: {name}", function, lambda: inputs, bar, nbytes=nbytes)
+
+    moved, index = 2 * rows * width, 8 * rows
+    x, tokens = torch.zeros(table, width, dtype=BF16), at(rows, size=table)
+    y = torch.zeros(rows, width, dtype=BF16)
+    yield case("rows 8192x1024", 0.85, lambda x, i: x[i], 2 * moved + index, x, tokens)
+    yield case(
+        "embedding 8192x1024", 0.85, lambda x, i: F.embedding(i, x), 2 * moved + index, x, tokens
+    )
+    # What is written lies in a copy of the tensor, which passes the engines once.
+    yield case(
+        "index_put 8192x1024", 0.55, lambda x, i, y: torch.index_put(x, (i,), y),
+        2 * table * width + 2 * moved + index, x, tokens, y,
+    )  # fmt: skip
+    y, chosen = torch.zeros(2048, width), at(2048, size=rows)
+    yield case(
+        "index_add 2048x1024 fp32", 0.5, lambda x, i, y: x.index_add(0, i, y),
+        4 * (rows + 3 * 2048) * width + 8 * 2048, torch.zeros(rows, width), chosen, y,
+    )  # fmt: skip
+    y, tokens = torch.zeros(rows, 768), at(rows, size=30522)
+    yield case(
+        "embedding backward 8192x768 fp32", 0.35,
+        lambda g, i: torch.ops.aten.embedding_dense_backward(g, i, 30522, -1, False),
+        4 * (30522 + 3 * rows) * 768 + index, y, tokens,
+    )  # fmt: skip
+    x, columns = torch.zeros(48, 512, 1024), at(48, 512, 512, size=1024)
+    yield case(
+        "gather 48x512x512 of 1024 fp32", 0.6, lambda x, i: x.gather(-1, i),
+        48 * 512 * (4 * 1024 + 12 * 512), x, columns,
+    )  # fmt: skip
+    yield case(
+        "argmax 8192x4096 fp32", 0.25, lambda x: x.argmax(-1), 4 * rows * 4096 + index,
+        torch.zeros(rows, 4096),
+    )  # fmt: skip
+
+
 def cases() -> Iterator[Case]:
     """All rows."""
     yield _attention(8, 2048, 128, 0.45)
@@ -294,6 +340,7 @@ def cases() -> Iterator[Case]:
     yield _adamw()
     for name, function, inputs, nbytes, bar in workloads():
         yield Case(name, function, inputs, bar, nbytes=nbytes)
+    yield from _indexing()
     for layer in layers():
         yield from _convolutions(layer)
 

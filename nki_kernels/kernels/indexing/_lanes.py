@@ -30,10 +30,10 @@ Pattern = tuple[tuple[int, int], ...]
 
 
 class Lanes(NamedTuple):
-    """`count` lanes, `fold` of them in a partition at a time, for each of the `offsets` in x, index
+    """`total` lanes, `fold` of them in a partition at a time, for each of the `offsets` in x, index
     and result. A lane has `extent` lines of `inner` elements, and `chosen` of them are read."""
 
-    count: int
+    total: int
     fold: int
     steps: Steps
     offsets: tuple[Steps, ...]
@@ -126,7 +126,7 @@ def lanes_of(x: TensorSpec, dim: int, index: TensorSpec) -> Lanes | None:
         fold = max(1, min(_TILE_BYTES // each, -(-count // _LANES)))
         offsets = _offsets(loops[:-1])
         found = Lanes(count, fold, lane, offsets, (steps[dim], step), extent, chosen, inner)
-        if best is None or found.count > best.count:
+        if best is None or found.total > best.total:
             best = found
     return best
 
@@ -173,7 +173,7 @@ def lanes_constants(lanes: Lanes, x: TensorSpec, index: TensorSpec) -> tuple[Any
     steps = _scaled(lanes.steps, widths)
     return (
         shape,
-        (lanes.count, lanes.fold, steps),
+        (lanes.total, lanes.fold, steps),
         (lanes.extent, lanes.chosen, lanes.inner, widths[0]),
         tuple(patterns),
         tuple(_scaled(offset, widths) for offset in lanes.offsets),
