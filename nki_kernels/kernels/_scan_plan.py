@@ -21,11 +21,11 @@ _DESCRIPTOR, _SCAN = 0.45, 60.0
 
 
 class Group(NamedTuple):
-    """Tiles of one form: `count` of them, `step` elements apart from `start` on. `partitions` are
+    """Tiles of one form: `tiles` of them, `step` elements apart from `start` on. `partitions` are
     the strides and counts of what lies on the partitions."""
 
     start: int
-    count: int
+    tiles: int
     step: int
     partitions: tuple[tuple[int, int], ...]
     rows: int

@@ -5,12 +5,14 @@ A tile is `[partitions, rows, length, width]`; `_scan_plan.py` says how a tensor
 
 from __future__ import annotations
 
+from typing import Any
+
 import nki.isa as nisa
 import nki.language as nl
 
 
 def places(
-    group: tuple[int, ...], tile: int, first: int, count: int, sizes: tuple[int, ...], words: int
+    group: tuple[Any, ...], tile: int, first: int, count: int, sizes: tuple[int, ...], words: int
 ) -> tuple[list[list[int]], int]:
     """The access pattern and the offset of `count` positions from `first` on of a tile in HBM;
     `sizes` are the length and the inner size, an element has `words` words."""
@@ -27,7 +29,7 @@ def places(
     return pattern, (start + tile * step + first * inner) * words
 
 
-def lanes(group: tuple[int, ...]) -> int:
+def lanes(group: tuple[Any, ...]) -> int:
     """The number of partitions of a tile."""
     total = 1
     for _, size in group[3]:

@@ -120,7 +120,7 @@ def test_tiles_cover_every_element_once(shape: tuple[int, ...]) -> None:
         seen = torch.zeros(torch.Size(shape).numel(), dtype=torch.int64)
         for group in pieces.groups:
             assert torch.Size(size for _, size in group.partitions).numel() <= 128
-            for tile in range(group.count):
+            for tile in range(group.tiles):
                 sizes = [size for _, size in group.partitions]
                 strides = [stride for stride, _ in group.partitions]
                 sizes += [group.rows, pieces.length, group.width]
