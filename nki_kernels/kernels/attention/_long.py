@@ -4,7 +4,8 @@ TensorE computes the scores of a group twice: once with queries on the partition
 the rows, and once transposed, `[128 keys, 512 queries]`, so that the weights multiply the values as
 they are. The maximum of a query, which lies along the free dimension there, is subtracted by a
 product too: of ones and the negated maxima, cut into three bfloat16 terms that add up to the
-float32. Such products use three rows of the array, so four of them run at the same time. The sum of
+float32. Such products use three rows of the array, so four of them run at the same time; those of
+heads of at most 64 elements use half of the rows, so two of them do. The sum of
 a row is one more column of the values. A mask of keys hides them from the search, and is the bias
 of the exponential, which has the keys on the partitions.
 
@@ -44,13 +45,15 @@ class LongProblem(NamedTuple):
     GROUP]`: the last key that a query sees, where its block is on the diagonal; `zeros[128, 1]`.
     `firsts[128, 3]`: the first key of a window, from the first block that it reaches, or where this
     one would be the block before the first of all; and what is behind all keys. `masked`: there is
-    a mask of keys."""
+    a mask of keys. `narrow`: the elements of a head that leaves half of the array's rows free, or
+    0."""
 
     causal: bool
     window: int
     masked: bool
     scale: float
     cuts: int
+    narrow: int
     ones: nl.NkiTensor
     terms: list[nl.NkiTensor]
     positions: nl.NkiTensor
@@ -67,7 +70,8 @@ class KeyMask(NamedTuple):
 
 
 class KeyHead(NamedTuple):
-    """Keys `[d / cuts, cuts, S]`, and values with a column of ones `[128, S / 128, Dv + 1]`."""
+    """Keys `[d / cuts, cuts, S]`, twice where they take half of the partitions, and values with a
+    column of ones `[128, S / 128, Dv + 1]`."""
 
     batch: int
     keys: nl.NkiTensor
@@ -76,10 +80,10 @@ class KeyHead(NamedTuple):
 
 
 class QueryGroup(NamedTuple):
-    """Queries `[d / cuts, cuts, blocks * 128]` from block `first` of head `head`, which see the
-    blocks `start .. seen` of keys. `maxima[128, blocks, columns]`: of the keys of each step of the
-    search; `shift`: the negated maxima in terms, `[128, blocks * 128]`. `number` of the group among
-    all, `row` of its first block among all heads'."""
+    """Queries `[d / cuts, cuts, blocks * 128]`, twice as keys are, from block `first` of head
+    `head`, which see the blocks `start .. seen` of keys. `maxima[128, blocks, columns]`: of the
+    keys of each step of the search; `shift`: the negated maxima in terms, `[128, blocks * 128]`.
+    `number` of the group among all, `row` of its first block among all heads'."""
 
     batch: int
     head: int
@@ -99,7 +103,7 @@ class Search(NamedTuple):
     """A step of the search for the maxima of query block `block` of a group, for `column` of them:
     scores of the keys `start .. start + width`, the last of them on the diagonal where `crossed`.
     `first`: the column of `firsts`, or -1 where all of the keys are in the window. `last` of its
-    group."""
+    group; `number` in it."""
 
     group: QueryGroup
     block: int
@@ -109,6 +113,7 @@ class Search(NamedTuple):
     crossed: bool
     first: int
     last: bool
+    number: int
 
 
 class Quad(NamedTuple):
@@ -133,9 +138,11 @@ class LongOutputs(NamedTuple):
     negmaxes: nl.NkiTensor
 
 
-def long_problem(causal: bool, window: int, masked: bool, scale: float, cuts: int) -> LongProblem:
-    """The constant tiles."""
+def long_problem(causal: bool, window: int, masked: bool, scale: float, width: int) -> LongProblem:
+    """The constant tiles, for heads of this width."""
     pmax = nl.tile_size.pmax
+    cuts = (width + pmax - 1) // pmax
+    narrow = width if width <= pmax // 2 else 0
     ones = nl.ndarray((pmax, pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
     terms = []
@@ -156,7 +163,9 @@ def long_problem(causal: bool, window: int, masked: bool, scale: float, cuts: in
             channel_multiplier=1,
         )
         nisa.memset(dst=firsts[:, 2:3], value=nl.tile_size.psum_bank_fmax)
-    return LongProblem(causal, window, masked, scale, cuts, ones, terms, positions, zeros, firsts)
+    return LongProblem(
+        causal, window, masked, scale, cuts, narrow, ones, terms, positions, zeros, firsts
+    )
 
 
 def key_span(block: int, depth: int, causal: bool, window: int) -> tuple[int, int]:
@@ -176,6 +185,43 @@ def load_turned(x: nl.NkiTensor, cuts: int) -> nl.NkiTensor:
     for cut in range(cuts):
         nisa.dma_transpose(dst=tile[:, cut, :], src=x[:, cut * width : (cut + 1) * width])
     return tile
+
+
+def load_rows(x: nl.NkiTensor, cuts: int) -> nl.NkiTensor:
+    """As `load_turned`, and once more from the middle partition on where there is room."""
+    half = nl.tile_size.pmax // 2
+    width = x.shape[1]
+    if width > half:
+        return load_turned(x, cuts)
+    tile = nl.ndarray((half + width, 1, x.shape[0]), dtype=x.dtype, buffer=nl.sbuf)
+    for first in (0, half):
+        nisa.dma_transpose(dst=tile[first : first + width, 0, :], src=x)
+    return tile
+
+
+def _multiply(
+    p: LongProblem,
+    dst: nl.NkiTensor,
+    stationary: nl.NkiTensor,
+    moving: nl.NkiTensor,
+    number: int,
+) -> None:
+    """Scores of operands that `load_rows` gave, `[.., cuts, ..]`. Neighbours by `number` run at the
+    same time where heads are narrow."""
+    pmax = nl.tile_size.pmax
+    if p.narrow > 0:
+        rows = pmax // 2
+        row = number % 2 * rows
+        nisa.nc_matmul(
+            dst=dst,
+            stationary=stationary[row : row + p.narrow, 0, :],
+            moving=moving[row : row + p.narrow, 0, :],
+            tile_position=(row, 0),
+            tile_size=(rows, pmax),
+        )
+        return
+    for cut in range(stationary.shape[1]):
+        nisa.nc_matmul(dst=dst, stationary=stationary[:, cut, :], moving=moving[:, cut, :])
 
 
 def load_key_mask(mask: nl.NkiTensor) -> KeyMask:
@@ -205,7 +251,7 @@ def load_key_head(
     blocks = v.shape[0] // pmax
     values = nl.ndarray((pmax, blocks, v.shape[1] + 1), dtype=v.dtype, buffer=nl.sbuf)
     nisa.memset(dst=values[:, :, v.shape[1] : v.shape[1] + 1], value=1.0, engine=nisa.engine.gpsimd)
-    keys = load_turned(k, cuts)
+    keys = load_rows(k, cuts)
     src = v.reshape_dim(0, (blocks, pmax)).permute((1, 0, 2))
     nisa.dma_copy(dst=values[:, :, 0 : v.shape[1]], src=src)
     return KeyHead(batch, keys, values, mask)
@@ -228,7 +274,7 @@ def searches_of(p: LongProblem, group: QueryGroup) -> list[Search]:
                 cut = _first_column(diagonal - pmax - p.window + 1)
             crossed = p.causal and start + width == diagonal
             column = (start - first) // bank
-            steps.append(Search(group, block, column, start, width, crossed, cut, last))
+            steps.append(Search(group, block, column, start, width, crossed, cut, last, len(steps)))
     return steps
 
 
@@ -244,12 +290,13 @@ def search(p: LongProblem, outputs: LongOutputs, s: Search) -> None:
     pmax = nl.tile_size.pmax
     group = s.group
     scores = nl.ndarray((pmax, s.width), dtype=nl.float32, buffer=nl.psum)
-    for cut in range(p.cuts):
-        nisa.nc_matmul(
-            dst=scores,
-            stationary=group.queries[:, cut, s.block * pmax : (s.block + 1) * pmax],
-            moving=group.source.keys[:, cut, s.start : s.start + s.width],
-        )
+    _multiply(
+        p,
+        scores,
+        group.queries[:, :, s.block * pmax : (s.block + 1) * pmax],
+        group.source.keys[:, :, s.start : s.start + s.width],
+        s.number,
+    )
     most = group.maxima[:, s.block, s.column : s.column + 1]
     mask = group.source.mask
     if s.crossed or s.first >= 0:
@@ -352,12 +399,8 @@ def score_quad(
             last = (first + pmax + p.window - 2) // pmax + 1 - group.first
             stop = min(group.blocks, last) * pmax
         tile = nl.ndarray((pmax, stop - skip), dtype=nl.float32, buffer=nl.psum)
-        for cut in range(p.cuts):
-            nisa.nc_matmul(
-                dst=tile,
-                stationary=group.source.keys[:, cut, first : first + pmax],
-                moving=group.queries[:, cut, skip:stop],
-            )
+        keys = group.source.keys[:, :, first : first + pmax]
+        _multiply(p, tile, keys, group.queries[:, :, skip:stop], block)
         scores.append(tile)
         skipped.append(skip)
         stopped.append(stop)

@@ -28,7 +28,7 @@ from trnx.nki_kernels.kernels.attention._long import (
     key_span,
     load_key_head,
     load_key_mask,
-    load_turned,
+    load_rows,
     score_quad,
     search,
     searches_of,
@@ -150,7 +150,7 @@ def _load(
         number,
         (place.batch * q.shape[1] + place.head) * total + place.first,
         source,
-        load_turned(rows, p.cuts),
+        load_rows(rows, p.cuts),
         maxima,
         shift,
     )

@@ -191,8 +191,7 @@ def long_kernel(
     inverses = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
     negmaxes = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
     mask = None if attn_mask is None else as_four(attn_mask)
-    cuts = (q.shape[3] + pmax - 1) // pmax
-    problem = long_problem(causal, window, mask is not None, scale, cuts)
+    problem = long_problem(causal, window, mask is not None, scale, q.shape[3])
     outputs = LongOutputs(out, inverses, negmaxes)
     attend(problem, (q, k, v, mask), outputs)
     store_long_logs(problem, outputs, lse.reshape((blocks, pmax)))
