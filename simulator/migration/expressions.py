@@ -170,6 +170,9 @@ class Expressions(Views):
             gone += [k.arg for k in node.keywords if k.arg == "dtype"]
         if language == "store":
             self._store(node)
+        if language == "rand" and "dtype" not in (bound(("shape", "dtype"), node) or {}):
+            text = without(self.source, node)
+            self.source.replace(node, f"{text[:-1]}, dtype={self.nl('float32')})")
         if language == "static_cast" and len(node.args) == 2:
             value, dtype = map(self.source.render, node.args)
             self.source.replace(node, f"{self.nl('copy')}({value}, dtype={dtype})")
@@ -243,7 +246,13 @@ class Expressions(Views):
     def _store(self, node: ast.Call) -> None:
         value = node.args[1] if len(node.args) > 1 else None
         value = value or next((k.value for k in node.keywords if k.arg == "value"), None)
-        if value is not None and self._bounds and not self.indices.has_index(value):
+        if value is None:
+            return
+        owner = value.value if isinstance(value, ast.Subscript) else value
+        if isinstance(owner, ast.Name) and self.tiles.get(owner.id, Tile()).is_psum:
+            # DMA does not read PSUM since NKI 0.3.
+            self.source.replace(value, f"{self.nl('copy')}({self.source.render(value)})")
+        if self._bounds and not self.indices.has_index(value):
             text = bounded_tile(self.source.render(value), self._bounds)
             self.source.replace(value, text)
 

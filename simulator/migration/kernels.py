@@ -10,12 +10,10 @@ from trnx.simulator.migration.calls import arithmetic, without
 from trnx.simulator.migration.expressions import Expressions
 from trnx.simulator.migration.names import Names
 from trnx.simulator.migration.results import PARAMETERS, RESULTS, Result, bound
-from trnx.simulator.migration.source import Source
+from trnx.simulator.migration.source import DELETED, Source
 from trnx.simulator.migration.subscripts import bounded_tile
 from trnx.simulator.migration.views import Tile
 
-# Stands for a statement that goes; `migrate` takes its line away.
-DELETED = "\0"
 _ANY = Result((), "", "")
 _HBM = ("shared_hbm", "private_hbm", "hbm")
 
@@ -170,7 +168,8 @@ class KernelRewriter:
                     if is_masked
                     else expressions.instruction(call, target.id, declares=True)
                 )
-                expressions.tiles[target.id] = Tile()
+                is_psum = RESULTS.get(isa, _ANY).buffer == "psum"
+                expressions.tiles[target.id] = Tile(is_psum=is_psum)
                 expressions.indices.names.pop(target.id, None)
                 return lines or None
             dst = self._target(target)

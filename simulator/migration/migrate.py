@@ -8,10 +8,10 @@ import re
 from dataclasses import dataclass
 
 from trnx.simulator.errors import TrnxError
-from trnx.simulator.migration.calls import without
-from trnx.simulator.migration.kernels import DELETED, KernelRewriter
+from trnx.simulator.migration.calls import Spelling, without
+from trnx.simulator.migration.kernels import KernelRewriter
 from trnx.simulator.migration.names import Names
-from trnx.simulator.migration.source import Source
+from trnx.simulator.migration.source import DELETED, Source
 from trnx.simulator.older_dialects import changed_parameter
 
 MARK = "# trnx migrate:"
@@ -125,6 +125,8 @@ def _changed_call(node: ast.Call, source: Source, names: Names) -> str:
     whole = names.dotted(node.func)
     isa = names.isa(node.func)
     given = {keyword.arg: keyword for keyword in node.keywords}
+    if isa or names.language(node.func):
+        Spelling(source, names).of_arguments(node)
     if whole == "nki.simulate_kernel" and node.args:
         given_all: list[ast.expr | ast.keyword] = [*node.args, *node.keywords]
         kernel, *rest = [source.render(one) for one in given_all]

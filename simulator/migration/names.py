@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from trnx.simulator.migration.source import Source
+from trnx.simulator.migration.source import DELETED, Source
 
 _OLD = "neuronxcc."
 # What nki 0.6 has no module or name for; the use is told, the import goes.
@@ -80,6 +80,9 @@ class Names:
         """Imports of `neuronxcc.nki` as those of `nki`, and what the new code needs besides."""
         last = None
         for node in self._imports:
+            if not _is_top(node) and self._is_repeated(node):
+                self._source.replace(node, DELETED)
+                continue
             new = [text for alias in node.names for text in _imported(node, alias)]
             if new != [text for alias in node.names for text in _unchanged(node, alias)]:
                 indent = self._source.indent(node)
@@ -91,6 +94,14 @@ class Names:
         if self._added and last is not None:
             before = self._source.render(last)
             self._source.replace(last, "\n".join([before, *self._added]).lstrip("\n"))
+
+    def _is_repeated(self, node: ast.Import | ast.ImportFrom) -> bool:
+        """True for an import of NKI within a function that the module has, too; the device's front
+        end takes none there.
+        """
+        above = {_bound(one, alias) for one in self._imports if _is_top(one) for alias in one.names}
+        names = [_bound(node, alias) for alias in node.names]
+        return all(n in above and self._aliases[n].startswith("nki") for n in names)
 
 
 def _is_top(node: ast.stmt) -> bool:

@@ -33,6 +33,11 @@ RESULTS: dict[str, Result] = {
     "bn_aggr": Result(("data",), "({data}.shape[0], 2)", _FLOAT32),
     "bn_stats": Result(("data",), "({data}.shape[0], 6)", _FLOAT32),
     "dropout": _like("data", "data", "prob"),
+    "local_gather": Result(
+        ("src_buffer", "index", "num_elem_per_idx", "num_valid_indices"),
+        "({src_buffer}.shape[0], {num_valid_indices} * {num_elem_per_idx})",
+        "{src_buffer}.dtype",
+    ),
     "max8": Result(("src",), "({src}.shape[0], 8)", "{src}.dtype"),
     "nc_find_index8": Result(("data", "vals"), "({data}.shape[0], 8)", "uint32"),
     "nc_match_replace8": _like("data", "data", "vals", "imm"),
@@ -136,8 +141,8 @@ def iota(
 ) -> tuple[str, str]:
     """The lines for `nisa.iota(expr, dtype)`: the declaration, and the arguments of the call."""
     steps, offset, multiplier = ramp(value)
-    sizes = [one.size for one, _ in sorted(value.terms, key=lambda term: term[0].axis)]
-    shape = f"({', '.join(sizes if len(sizes) > 1 else ['1', *sizes])})"
+    sizes = {one.axis: one.size for one, _ in value.terms}
+    shape = f"({', '.join(sizes.get(axis, '1') for axis in range(max(value.rank, 2)))})"
     call = f"({dst}, pattern={steps}, offset={offset}, channel_multiplier={multiplier})"
     return _made(dst, shape, texts.get("dtype") or nl("int32"), nl), call
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+# Stands for a statement that goes; `migrate` takes its line away.
+DELETED = "\0"
+
 
 class Source:
     """The text of a file; nodes of its tree have spans in it. Raises SyntaxError."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from trnx.simulator.migration.affine import Affine, Indices, Iota, NotAffineError
 from trnx.simulator.migration.names import Names
 from trnx.simulator.migration.source import Source
-from trnx.simulator.migration.subscripts import bounds_of, pattern, sliced
+from trnx.simulator.migration.subscripts import bounds_of, count_of, pattern, sliced
 from trnx.simulator.older_dialects import changed_parameter
 
 
@@ -82,6 +82,9 @@ class Views:
 
     def view(self, base: str, parts: Sequence[ast.expr], is_whole: bool) -> str | None:
         """The text of `base[parts]`; None, with a note, where it is left to the author."""
+        gathered = self._gathered(base, parts, is_whole)
+        if gathered is not None:
+            return gathered
         try:
             read = [self.part(part) for part in parts]
         except NotAffineError as error:
@@ -95,6 +98,29 @@ class Views:
             self.note("write this access as `.ap(pattern=[[stride, count], ...], offset=...)`")
             return None
         return pattern(base, whole, self._bounds, self._order)
+
+    def _gathered(self, base: str, parts: Sequence[ast.expr], is_whole: bool) -> str | None:
+        """`base[rows, iy]` where `rows` is a tile of row numbers, or a part of one."""
+        owner = parts[0].value if isinstance(parts[0], ast.Subscript) else parts[0]
+        is_tile = isinstance(owner, ast.Name) and owner.id in self.tiles
+        if not is_tile or not is_whole or not base.isidentifier() or len(parts) != 2:
+            return None
+        try:
+            columns = self.indices.read(parts[1])
+        except NotAffineError:
+            return None
+        if len(columns.terms) != 1:
+            return None
+        if isinstance(parts[0], ast.Subscript):
+            inner = parts[0].slice
+            listed = list(inner.elts) if isinstance(inner, ast.Tuple) else [inner]
+            rows = self.view(self.source.render(owner), listed, is_whole=True)
+        else:
+            rows = self.source.render(owner)
+        iota, factor = columns.terms[0]
+        pairs = f"[{base}.shape[1], {rows}.shape[0]], [{factor}, {count_of(iota, self._bounds)}]"
+        offset = "" if columns.offset == "0" else f"offset={columns.offset}, "
+        return f"{base}.ap(pattern=[{pairs}], {offset}vector_offset={rows}, indirect_dim=0)"
 
     def part(self, part: ast.expr) -> Affine | str:
         """One part of a subscript: an index expression, or the text of anything else."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ def _ledger() -> ModuleType:
 
 ledger = _ledger()
 ROWS = ledger.rows()
+STATES = ("checked", "not checkable", "open")
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.refused], ids=lambda row: row.id)
@@ -50,3 +52,11 @@ def test_the_page_is_current() -> None:
         [sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/measured.md"])
+def test_the_counts_in_the_docs_are_current(page: str) -> None:
+    text = (SCRIPT.parents[2] / page).read_text()
+    line = next(line for line in text.splitlines() if "nki_rules.md" in line)
+    counts = [sum(row.state == state for row in ROWS) for state in STATES]
+    assert [int(n) for n in re.findall(r"\b\d+\b", line)] == [len(ROWS), *counts]

@@ -145,4 +145,17 @@ def kernel(x):
         (_array(32, 32),),
         lambda x: np.where(np.tril(np.ones((32, 32))) > 0, x, -1) + 2 * np.arange(32) + 5,
     ),
+    "gather": Case(
+        """\
+def kernel(x, rows):
+    import neuronxcc.nki.language as nl
+    out = nl.ndarray((32, 16), dtype=x.dtype, buffer=nl.shared_hbm)
+    ip, jf = nl.mgrid[0:32, 0:16]
+    chosen = nl.load(rows[ip, nl.arange(1)[None, :]])
+    nl.store(out, value=nl.load(x[chosen[ip, 0], jf]))
+    return out
+""",
+        (_array(64, 16), (np.arange(32, dtype=np.int32) * 7 % 64).reshape(32, 1)),
+        lambda x, rows: x[rows[:, 0]],
+    ),
 }

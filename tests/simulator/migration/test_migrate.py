@@ -55,6 +55,7 @@ def test_comments_and_formatting_stay() -> None:
     ("line", "advice"),
     [
         ("tile = nl.load(x[table[ip, 0], iy])", "is no arange on one axis"),
+        ("tile = nl.load(x[ip * ip, iy])", "is no sum of aranges"),
         ("tile = nl.load(x[ip, iy], mask=(ip < iy))", "a mask that is no upper bound"),
         ("nl.atomic_rmw(x, x, op=np.add)", "gone since NKI 0.2: nki.isa.dma_compute"),
         ("tile = use(ip)", "`ip` is an index expression"),
@@ -79,12 +80,16 @@ def test_what_is_left_to_the_author_is_commented(line: str, advice: str) -> None
         ("nki.simulate_kernel(k, a, b=1)\n", "nki.simulate(k)(a, b=1)\n"),
         ("nisa.sendrecv(a, b, use_gpsimd_dma=True)\n",
          "nisa.sendrecv(a, b, dma_engine=nisa.dma_engine.gpsimd_dma)\n"),
+        ("nisa.dma_copy(a, b, dge_mode=2, oob_mode=1)\n",
+         "nisa.dma_copy(a, b, dge_mode=nisa.dge_mode.hwdge, oob_mode=nisa.oob_mode.skip)\n"),
+        ("a = nl.ndarray((2, 3), nl.int8, buffer='psum')\n",
+         "a = nl.ndarray((2, 3), nl.int8, buffer=nl.psum)\n"),
         ("nisa.register_move(r, imm=42)\n",
          "nisa.register_move(r, src=nisa.register_alloc(42))\n"),
     ],
 )  # fmt: skip
 def test_changes_of_later_versions(old: str, new: str) -> None:
-    head = "import nki\nimport nki.isa as nisa\n"
+    head = "import nki\nimport nki.isa as nisa\nimport nki.language as nl\n"
     assert migrate(head + old).new == head + new
 
 

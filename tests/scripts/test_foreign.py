@@ -1,0 +1,88 @@
+"""The script that runs other people's kernels: as they are, migrated, and what becomes of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "conformance" / "foreign.py"
+OLD = """\
+import numpy as np
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+
+
+@nki.jit
+def twice(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    ip, jf = nl.mgrid[0:4, 0:3]
+    nl.store(out[ip, jf], value=nl.load(x[ip, jf]) * FACTOR)
+    return out
+
+
+if __name__ == "__main__":
+    assert twice(np.ones((4, 3), np.float32)).sum() == 24
+"""
+NEW = """\
+import numpy as np
+import nki
+import nki.language as nl
+
+
+@nki.jit
+def twice(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, value=nl.multiply(nl.load(x), 2.0))
+    return out
+
+
+if __name__ == "__main__":
+    twice(np.ones((4, 3), np.float32))
+"""
+FILES = {
+    "old.py": OLD.replace("FACTOR", "2.0"),
+    "wrong.py": OLD.replace("FACTOR", "3.0"),
+    "left.py": OLD.replace("FACTOR", "2.0").replace("0:4, 0:3]", "0:4:2, 0:3]"),
+    "new.py": NEW,
+    "broken.py": NEW + "    open('/no/such/file')\n",
+    "unrelated.py": "assert False\n",
+    "library.py": "import nki\n\nSIZE = 3\n",
+}
+
+
+def _run(folder: Path, names: list[str]) -> tuple[int, dict[str, str]]:
+    checkout = folder / "checkout"
+    checkout.mkdir(parents=True)
+    for name in names:
+        (checkout / name).write_text(FILES[name])
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--checkouts", str(folder), "--seconds", "60", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert {path.name for path in checkout.iterdir()} == set(names), "it wrote to the checkout"
+    data = json.loads(done.stdout.splitlines()[-1])
+    return done.returncode, {one["file"]: one["status"] for one in data["results"]}
+
+
+def test_what_becomes_of_each_file(tmp_path: Path) -> None:
+    status, found = _run(tmp_path / "all", list(FILES))
+    assert status == 1
+    assert found == {
+        "checkout/broken.py": "failed",
+        "checkout/left.py": "named",
+        "checkout/new.py": "as it is, has no reference",
+        "checkout/old.py": "migrated",
+        "checkout/wrong.py": "wrong values",
+    }
+
+
+def test_good_files_alone_hold_the_bar(tmp_path: Path) -> None:
+    status, found = _run(tmp_path / "good", ["old.py", "new.py"])
+    assert status == 0
+    assert found["checkout/old.py"] == "migrated"
