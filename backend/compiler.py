@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from trnx.backend.collectives import CollectiveEngine
 from trnx.backend.executable import Executable
 from trnx.backend.neuron.choice import Choice
 from trnx.backend.neuron.executable import NeuronExecutable
@@ -57,6 +58,7 @@ class GraphCompiler:
 
     def __init__(self, options: Options, choice: Choice | None, name: str) -> None:
         self._options = options
+        self._collectives = CollectiveEngine(options.hardware)
         self._choice = choice
         self._runner = None if choice is None else choice.runner
         self._name = name
@@ -114,7 +116,8 @@ class GraphCompiler:
         if isinstance(self._runner, NeuronRunner):
             executable = NeuronExecutable(plan, self._options, report, device)
         else:
-            executable = Executable(plan, self._options, self._runner, engines, report)
+            every = (*engines, self._collectives)
+            executable = Executable(plan, self._options, self._runner, every, report)
 
         def run(args: list[Any]) -> list[Any]:
             ran(report)
@@ -141,9 +144,21 @@ class GraphCompiler:
             entry = self._region_report(region, by_name.get(region.engine))
             entry.reads = reads[region.name]
             report.regions.append(entry)
+        self._report_collectives(report, plan)
         report.launch_seconds = self._options.hardware.launch_seconds
         _count_nodes(report, plan)
         return report
+
+    def _report_collectives(self, report: GraphReport, plan: Plan) -> None:
+        """Entries of the ledger; a collective's region takes as long as the graph waits for it."""
+        entries = {entry.name: entry for entry in report.regions}
+        report.collectives = self._collectives.ledger(
+            plan, lambda region: entries[region.name].predicted_seconds
+        )
+        for found in report.collectives:
+            entry = entries[found.region]
+            entry.ops, entry.source = [found.op], found.source
+            entry.fallback_seconds = found.exposed_seconds
 
     def _region_report(self, region: Region, engine: FallbackEngine | None) -> RegionReport:
         nodes = [node for node in region.nodes if is_compute(node)]

@@ -18,6 +18,8 @@ from trnx.fx_passes.canonicalise.name_attention import NAME_ATTENTION
 from trnx.fx_passes.canonicalise.name_factories import NAME_FACTORIES
 from trnx.fx_passes.canonicalise.name_gelu import NAME_GELU
 from trnx.fx_passes.canonicalise.name_grouped_products import NAME_GROUPED_PRODUCTS
+from trnx.fx_passes.canonicalise.name_groups import NAME_GROUPS
+from trnx.fx_passes.canonicalise.name_masks import NAME_MASKS
 from trnx.fx_passes.canonicalise.name_products import NAME_PRODUCTS
 from trnx.fx_passes.canonicalise.normalise_casts import NORMALISE_CASTS
 from trnx.fx_passes.canonicalise.normalise_dims import NORMALISE_DIMS
@@ -32,6 +34,8 @@ from trnx.fx_passes.passes import Pass, run_passes
 
 CANONICALISE: tuple[Pass, ...] = (
     NAME_ATTENTION,
+    NAME_MASKS,
+    NAME_GROUPS,
     NAME_GROUPED_PRODUCTS,
     SPLIT_CONVOLUTION_BACKWARD,
     NORMALISE_DIMS,

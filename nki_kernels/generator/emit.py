@@ -24,6 +24,7 @@ _DTYPES = {
     torch.float16: "nl.float16",
     torch.int32: "nl.int32",
     torch.bool: "nl.uint8",
+    torch.int64: "nl.int32",  # two words, in a last dimension
 }
 _BITS = ".view(nl.int32)"
 _DECORATOR = "@nki.jit"
@@ -155,11 +156,27 @@ class _Emitter:
 
     def shape(self, value: Value, rows: str, *, constant: bool = False) -> str:
         counts = [self.count(label, constant=constant) for label in self.axes(value)] or ["1"]
-        return f"({', '.join([rows, *counts])})"
+        words = ["2"] if value.dtype is torch.int64 else []
+        return f"({', '.join([rows, *counts, *words])})"
+
+    def written(self, instruction: Instruction) -> str:
+        """The tile that an instruction writes, or the word of it."""
+        name = self.name(instruction.dst)
+        return (
+            name
+            if instruction.word is None
+            else name + self._word(instruction.dst, instruction.word)
+        )
+
+    def _word(self, value: Value, word: int) -> str:
+        free = max(1, len(self.axes(value)))
+        return f"[{':, ' * (free + 1)}{word}]"
 
     def view(self, tile: Tile, *, constant: bool, on_bits: bool) -> str:
         """The tile, spread over the axes of `like`."""
         name = self.name(tile.value) + (_BITS if on_bits else "")
+        if tile.word is not None:
+            name += self._word(tile.value, tile.word)
         have = self.axes(tile.value)
         want = self.axes(tile.like) if tile.like is not None else have
         if have == want:
@@ -189,6 +206,8 @@ class _Emitter:
         """`pattern=..., offset=...` of the tile's elements in HBM; where not `led`, of those of the
         first element of the lead.
         """
+        words = 2 if value.dtype is torch.int64 else 1
+        strides = {label: stride * words for label, stride in strides.items()}
         step = strides.get(self.g.partition, 0)
         fold = "k" if not constant else str(self.g.count(self.g.partition))
         lane = f"{_times(fold, step)}" if self.g.folded and step else str(step)
@@ -206,7 +225,9 @@ class _Emitter:
             if strides.get(axis.label, 0):
                 terms.append(_times(f"i{self.position[axis.label]}", strides[axis.label]))
         offset = f", offset={' + '.join(terms)}" if terms else ""
-        if not self.axes(value):
+        if words > 1:
+            pattern.append("[1, 2]")
+        elif not self.axes(value):
             pattern.append("[1, 1]")
         return f"pattern=[{', '.join(pattern)}]{offset}"
 
@@ -221,7 +242,7 @@ class _Emitter:
             if v not in self.declared
         ]
         self.declared.update(instruction.writes())
-        dst = self.name(instruction.dst)
+        dst = self.written(instruction)
         if instruction.call == "load":
             value = instruction.dst
             where = self.address(self.region.load_strides[value], value, rows, constant=shared)
@@ -354,7 +375,8 @@ class _Emitter:
     def _allocations(self) -> list[str]:
         lines = []
         for i, output in enumerate(self.region.outputs):
-            shape = output.returned_shape or (1,)
+            words = (2,) if output.spec.dtype is torch.int64 else ()
+            shape = (*output.returned_shape, *words) or (1,)
             text = f"({shape[0]},)" if len(shape) == 1 else str(shape)
             dtype = _DTYPES[output.spec.dtype]
             lines.append(f"out{i} = nl.ndarray({text}, dtype={dtype}, buffer=nl.shared_hbm)")

@@ -15,6 +15,7 @@ import torch
 
 from trnx.simulator.errors import IllegalInstructionError
 from trnx.simulator.frontend.simulator import current
+from trnx.simulator.isa.arguments import takes
 from trnx.simulator.isa.copy import tensor_copy
 from trnx.simulator.isa.instruction import INSTRUCTIONS
 from trnx.simulator.isa.tile_map import tile_map
@@ -24,6 +25,7 @@ from trnx.simulator.language.tensor import RESULT, NkiTensor
 from trnx.simulator.memory.dtypes import DType, resolve
 from trnx.simulator.memory.storage import MemoryRegion
 from trnx.simulator.memory.views import Shape
+from trnx.simulator.older_dialects import GUIDE
 
 
 def _signature(operands: tuple[str, ...]) -> inspect.Signature:
@@ -47,7 +49,10 @@ class Op:
         self.__signature__ = _SIGNATURES[arity]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = self.__signature__.bind(*args, **kwargs).arguments
+        try:
+            given = self.__signature__.bind(*args, **kwargs).arguments
+        except TypeError as mismatch:
+            fail(f"nl.{self.name}: {mismatch}; {takes(self, mismatch, kwargs)}")
         dtype = given.pop("dtype", None)
         return apply(self, *given.values(), dtype=dtype)
 
@@ -121,6 +126,11 @@ def apply(op: Op, *args: Any, dtype: Any = None) -> NkiTensor:
         fail(f"nl.{op.name} takes {op.arity} operands, got {len(args)}")
     if op.name == "copy":
         return copy(args[0], dtype)
+    if op.name == "rsqrt" and args[0].storage.buffer is MemoryRegion.psum:
+        fail(
+            "nl.rsqrt runs on GpSimd since NKI 0.5 and does not access PSUM; use nisa.activation "
+            f"with op=nl.rsqrt ({GUIDE}#nki-migrate-0-4-to-0-5)"
+        )
     if op.name == "invert":
         return _invert(args[0], dtype)
     operator = OPERATORS[op.name]
