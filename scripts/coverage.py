@@ -266,16 +266,16 @@ def show(outcomes: Sequence[Outcome]) -> None:
         print(f"without a kernel or rule, and not in the docs: {', '.join(missing)}")
 
 
-def markdown(forward: Sequence[Outcome], training: Sequence[Outcome]) -> str:
+def markdown(outcomes: Sequence[Outcome]) -> str:
     """The table of the docs: a row for each model."""
     lines = [
-        "| model | forward: FLOPs | bytes | nodes | training: FLOPs | bytes | nodes | off NKI |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | FLOPs | bytes | nodes | off NKI, most bytes first |",
+        "|---|---|---|---|---|",
     ]
-    for a, b in zip(forward, training, strict=True):
-        shares = [percent(s) for o in (a, b) for s in (o.flops, o.bytes, o.nodes)]
-        ops = ", ".join(f"`{_short(name)}`" for name in _worst(a.ops)[:4])
-        lines.append(f"| {' | '.join([a.name, *shares, a.error or ops or '-'])} |")
+    for outcome in outcomes:
+        shares = [percent(share) for share in (outcome.flops, outcome.bytes, outcome.nodes)]
+        ops = ", ".join(f"`{_short(name)}`" for name in _worst(outcome.ops)[:4])
+        lines.append(f"| {' | '.join([outcome.name, *shares, outcome.error or ops or '-'])} |")
     return "\n".join(lines)
 
 
@@ -288,7 +288,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, help="a file that keeps outcomes")
     parser.add_argument("--seconds", type=int, default=SECONDS, help="limit for one model")
     parser.add_argument("--gigabytes", type=int, default=GIGABYTES, help="limit for one model")
-    parser.add_argument("--markdown", action="store_true", help="the table of the docs, no other")
+    parser.add_argument("--markdown", action="store_true", help="print the table of the docs alone")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     arguments = parser.parse_args()
     if arguments.suite == "kernelbench" and arguments.checkout is None:
@@ -304,15 +304,12 @@ def main() -> int:
     else:
         cases = kernelbench.cases(arguments.checkout)
     cases = [c for c in cases if not arguments.only or re.search(arguments.only, c.name)]
-    if arguments.markdown:
-        tables = []
-        for arguments.train in (False, True):
-            tables.append(list(run_all(cases, arguments)))
-        print(markdown(*tables))
-        return 0
     outcomes = list(run_all(cases, arguments))
     if not outcomes:
         sys.exit(f"no model's name matches {arguments.only!r}")
+    if arguments.markdown:
+        print(markdown(outcomes))
+        return 0
     show(outcomes)
     whole = not arguments.only
     passed = bars_hold(outcomes, arguments.suite, arguments.train) if whole else True

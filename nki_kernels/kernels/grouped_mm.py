@@ -169,7 +169,8 @@ def cost(b: Bindings) -> Cost:
 
 def reference(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """The same in float32, rounded once."""
-    return torch.ops.trnx.grouped_mm(x.float(), weight.float(), offsets).to(x.dtype)
+    out: torch.Tensor = torch.ops.trnx.grouped_mm(x.float(), weight.float(), offsets)
+    return out.to(x.dtype)
 
 
 def samples(generator: torch.Generator) -> Iterator[Sample]:
