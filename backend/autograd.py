@@ -19,7 +19,7 @@ from trnx.backend.torch_internals import (
     partition_by_min_cut,
 )
 from trnx.fx_passes.aliasing import storage_root
-from trnx.fx_passes.canonicalise import NAME_MASKS
+from trnx.fx_passes.canonicalise.name_masks import NAME_MASKS
 
 
 def _saved(forward: fx.GraphModule, num_fwd_outputs: int) -> list[fx.Node]:

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from trnx.backend.collectives import is_awaited, waited
+from trnx.backend.inputs import TransformedInput
 from trnx.backend.kernel_call import KernelCall, Place, describe
 from trnx.backend.options import Options
 from trnx.backend.programs import host_bytes
@@ -24,9 +25,11 @@ from trnx.backend.report import GraphReport, RegionReport
 from trnx.backend.runners import Runner
 from trnx.backend.shapes import Number, Symbols, specialised_symbols, symbol_sources
 from trnx.backend.specialisation import Specialisation
-from trnx.backend.torch_internals import without_fake_mode
+from trnx.backend.torch_internals import boxed, has_tangents, without_fake_mode
 from trnx.fallback.host import why_eager
+from trnx.fx_passes.advice import TRANSFORM
 from trnx.fx_passes.extract import region_module
+from trnx.fx_passes.ledger import entry as ledger_entry
 from trnx.fx_passes.region import FallbackEngine, LedgerEntry, Plan, Region, RegionFunction
 from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.fork_locks import fork_lock
@@ -36,6 +39,8 @@ from trnx.simulator.program.program import Program
 # Specialisations kept for one graph; each holds its prepared kernels and its buffers.
 SPECIALISATIONS = 32
 SPECIALISATION_BYTES = 1 << 30
+
+_TRANSFORMED = "torch.func or forward-mode differentiation transforms its inputs"
 
 
 class Executable:
@@ -62,6 +67,7 @@ class Executable:
             SPECIALISATIONS, SPECIALISATION_BYTES, _program_bytes
         )
         self._eager: dict[str, RegionFunction] = {}
+        self._is_transformed = False
         self._fallbacks = {
             region.name: self._compile_fallback(region)
             for region in plan.regions
@@ -72,9 +78,22 @@ class Executable:
                 self._specialise(())
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        if has_tangents(args):
+            return self._transformed(args)
         key = tuple(source.read(args) for source in self._sources)
         found = self._specialisations.get(key)
-        return (self._specialise(key) if found is None else found)(args)
+        try:
+            return (self._specialise(key) if found is None else found)(args)
+        except TransformedInput:
+            return self._transformed(args)
+
+    def _transformed(self, args: list[Any]) -> list[Any]:
+        """The graph by PyTorch's operators, which know batches and tangents."""
+        with self._lock:
+            if not self._is_transformed:
+                self._is_transformed = True
+                _note_transformed(self._plan, self._report)
+        return list(boxed(self._plan.graph_module.forward)(args))
 
     def _compile_fallback(self, region: Region) -> RegionFunction:
         """The region by its engine, or by the one that serves this machine better."""
@@ -145,6 +164,13 @@ class Executable:
             fallback = LedgerEntry(op, region.nodes[-1].name, "eager", reason, line, advice)
             if fallback not in self._report.fallbacks:
                 self._report.fallbacks.append(fallback)
+
+
+def _note_transformed(plan: Plan, report: GraphReport) -> None:
+    """Tell the ledger of the first such call; other calls run as planned."""
+    compute = (node for region in plan.regions for node in region.nodes)
+    if (node := next(compute, None)) is not None:
+        report.fallbacks.append(ledger_entry(node, "eager", _TRANSFORMED, TRANSFORM))
 
 
 def _program_bytes(kept: Collection[Specialisation]) -> int:

@@ -177,13 +177,12 @@ def power(b: Builder, x: Operand, y: Operand) -> Operand | Reject:
     return b.alu("power", x, y)
 
 
-def _small_power(b: Builder, x: Value, exponent: int) -> Value:
+def _small_power(b: Builder, x: Value, exponent: int) -> Operand:
     result: Operand = x
     for _ in range(exponent - 1):
         result = arithmetic(b, "multiply", result, x)
-        if (
-            isinstance(result, Value) and b.out is torch.bfloat16
-        ):  # eager's products round, those of float16 do not
+        # In bfloat16 eager's products round, in float16 they do not.
+        if b.out is torch.bfloat16 and isinstance(result, Value):
             result = b.cast(result, b.out)
     return result
 

@@ -33,10 +33,22 @@ def dropout_factor(b: Bindings) -> float:
     return 0.0 if b.dropout_p >= 1.0 else 1.0 / (1.0 - b.dropout_p)
 
 
+def _masks_keys(b: Bindings) -> bool:
+    """Whether the mask, if there is one, is a bool for each key, the same for all heads and
+    queries."""
+    mask = b.attn_mask
+    if mask is None:
+        return True
+    sizes = (1,) * (4 - mask.ndim) + tuple(mask.shape)
+    strides = (0,) * (4 - mask.ndim) + tuple(mask.strides)
+    shared = all(sizes[dim] == 1 or strides[dim] == 0 for dim in (1, 2))
+    return bool(mask.dtype == torch.bool and shared and sizes[3] == b.k.shape[2])
+
+
 def is_long(b: Bindings, hw: Hardware) -> bool:
     """Whether the kernels of long attention take these operands, where they fit SBUF: whole blocks
-    of 128 queries and keys of 2 bytes, without masks."""
-    if b.attn_mask is not None or b.dropout_mask is not None or b.window > 0:
+    of 128 queries and keys of 2 bytes, with a mask of keys at most."""
+    if b.dropout_mask is not None or not _masks_keys(b):
         return False
     if hw.generation < 3 or b.q.dtype.itemsize != 2:
         return False
@@ -164,7 +176,8 @@ def make_inputs(
     causal: bool = False,
     window: int = 0,
 ) -> dict[str, Any]:
-    """The bindings of `sdpa`; `mask` is "bool", "hidden" (whole rows False), "bias" or ""."""
+    """The bindings of `sdpa`; `mask` is "bool", "hidden" (whole rows False), "keys" (the same for
+    all queries, the first keys False), "bias" or ""."""
     sources, values = sources or heads, values or width
     full = (batch, heads, length, depth)
     attn_mask, dropout_mask = None, None
@@ -173,6 +186,9 @@ def make_inputs(
         attn_mask[..., 0] = True
         if mask == "hidden":
             attn_mask[:, :, :: max(2, length // 3)] = False
+    elif mask == "keys":
+        attn_mask = torch.rand((batch, 1, 1, depth), generator=generator) > 0.3
+        attn_mask[0, ..., : depth // 4] = False
     elif mask == "bias":
         attn_mask = torch.randn((heads, length, depth), generator=generator).to(dtype)
     if dropout_p:
@@ -215,6 +231,11 @@ def input_samples(generator: torch.Generator) -> Iterator[tuple[dict[str, Any], 
     yield wide, "window, several tiles, rows that see nothing"
     long = make_inputs(generator, 1, 4, 640, 512, 64, sources=2, dtype=torch.bfloat16, causal=True)
     yield long, "long, grouped, causal"
+    sizes = (2, 2, 512, 640, 32)
+    long = make_inputs(
+        generator, *sizes, dtype=torch.bfloat16, causal=True, mask="keys", window=200
+    )
+    yield long, "long, padding, window"
     yield make_inputs(generator, 2, 8, 1, 1100, 32, sources=2), "decoding"
     yield make_inputs(generator, 1, 4, 3, 1024, 40, sources=2, mask="hidden"), "decoding, masked"
     for dtype in (torch.bfloat16, torch.float16):

@@ -71,10 +71,17 @@ def _counted(count: int) -> nl.NkiTensor:
 
 
 def addresses(
-    terms: Any, indices: Any, done: int, shape: tuple[int, int], bad: nl.NkiTensor, exact: bool
+    terms: Any,
+    indices: Any,
+    done: int,
+    shape: tuple[int, int],
+    bad: nl.NkiTensor,
+    exact: bool,
+    by_column: bool,
 ) -> nl.NkiTensor:
     """int32 `[partitions, length]`: the addresses of positions from `done` on, consecutive ones in
-    a partition. `indices` are those of `by_position`; `exact` where sums need all 32 bits.
+    a partition, or in a column. `indices` are those of `by_position`; `exact` where sums need all
+    32 bits.
     """
     partitions, length = shape
     total = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
@@ -83,7 +90,9 @@ def addresses(
         tile = nl.ndarray((partitions, length, words), dtype=nl.int32, buffer=nl.sbuf)
         here = indices[i]
         if here.size > partitions * length * words:
-            here = here[done : done + partitions * length].reshape_dim(0, shape)
+            here = here[done : done + partitions * length]
+        if by_column:
+            here = here.reshape((length, partitions, words)).permute((1, 0, 2))
         nisa.dma_copy(dst=tile, src=here, dge_mode=nisa.dge_mode.none)
         value = tile[:, :, 0]
         if number >= 0:

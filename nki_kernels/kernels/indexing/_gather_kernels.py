@@ -51,7 +51,7 @@ def gather_rows_kernel(
         length = min(run, (positions - done) // partitions)
         count = partitions * length
         chosen = addresses(
-            terms, indices, done, (partitions, length), bad, x.size // unit >= 1 << 24
+            terms, indices, done, (partitions, length), bad, x.size // unit >= 1 << 24, False
         )
         goal = target[done : done + count].reshape_dim(0, (partitions, length))
         for col in range(0, width, cols):
@@ -108,7 +108,7 @@ def gather_table_kernel(
         partitions = min(lanes, positions - done)
         length = min(run, (positions - done) // partitions)
         full = (partitions, length, width)
-        chosen = addresses(terms, indices, done, (partitions, length), bad, False)
+        chosen = addresses(terms, indices, done, (partitions, length), bad, False, False)
         elements = nl.ndarray(full, dtype=nl.uint32, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(
             dst=elements,

@@ -1,4 +1,4 @@
-"""Launches of the kernels that gather."""
+"""Launches of the kernels that gather and scatter."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ from trnx.nki_kernels.kernels.indexing._gather_kernels import (
     gather_rows_kernel,
     gather_table_kernel,
 )
-from trnx.nki_kernels.kernels.indexing._terms import Axis, Index, Rows, rows_of, words_of
+from trnx.nki_kernels.kernels.indexing._scatter_kernels import add_rows_kernel, put_rows_kernel
+from trnx.nki_kernels.kernels.indexing._terms import (
+    Axis,
+    Index,
+    Rows,
+    rows_of,
+    values_pattern,
+    words_of,
+)
 from trnx.nki_kernels.spec import Bindings, Launch
 
 _GATHERED_BYTES = 32768  # of a tile of rows in one partition
 _LONGEST_RUN = 32  # rows of a tile in one partition
+_SUMMED_BYTES = 8192  # of a tile of rows that are added, which takes some copies
 _TABLE_BYTES = 32768  # of an operand that every partition holds
 _TABLE_TILE = 2048  # elements that a partition gathers of it at a time
 # What decides between the two kernels, in ns: a transfer of 128 rows, which GpSimd issues; a byte
@@ -59,11 +68,44 @@ def launch_gather(
     return Launch(kernel, (*constants, *(b[name] for name in operands)), used, orders)
 
 
+def launch_scatter(
+    b: Bindings,
+    shape: tuple[int, ...],
+    names: Sequence[str],
+    axes: Sequence[Axis],
+    indices: Sequence[Index],
+    adds: bool,
+    skipped: int = -1,
+) -> Launch:
+    """The launch for the operands `base`, or None for zeros, and `values`, and the index tensors
+    `names`: a result of `shape` with the values at the `axes`, in row-major order.
+    """
+    words = words_of(b["values"].dtype)
+    itemsize = b["values"].dtype.itemsize // words
+    rows = rows_of(axes, indices, words)
+    cols = min(rows.width, (_SUMMED_BYTES if adds else _GATHERED_BYTES) // itemsize)
+    full = (*shape, words) if words > 1 else shape or (1,)
+    sizes = (rows.positions, rows.width, rows.unit)
+    spread = values_pattern(b["values"], axes, words)
+    constants = (full, sizes, (_LONGEST_RUN, cols), rows.terms, spread)
+    operands = ("base", "values", *names)
+    used = tuple(name for name in operands if b[name] is not None)
+    tensors = (b[name] for name in operands)
+    if adds:
+        return Launch(add_rows_kernel, (*constants, skipped, *tensors), used)
+    return Launch(put_rows_kernel, (*constants, *tensors), used)
+
+
+def transfer_nanoseconds(rows: int) -> float:
+    """Time of GpSimd for the transfers that gather so many rows."""
+    return -(-rows // _LANES) * _TRANSFER
+
+
 def _is_table(rows: Rows, size: int, itemsize: int) -> bool:
     """Whether each partition had better hold all `size` elements of the operand."""
     if size * itemsize > _TABLE_BYTES or rows.width > _TABLE_TILE:
         return False
-    gathers = -(-rows.positions // _LANES) * _TRANSFER
+    gathers = transfer_nanoseconds(rows.positions)
     each = rows.positions * rows.width / _LANES * _ELEMENT
     return size * itemsize * _BYTE + each < gathers
 

@@ -96,6 +96,55 @@ def reject_values(b: Bindings, *names: str) -> Reject | None:
     return None
 
 
+def reject_sums(name: str, count: int) -> Reject | None:
+    """A Reject where float32 does not count the `count` addresses that are compared in it."""
+    if count >= EXACT:
+        return Reject(f"{name} has {count} addresses; float32 tells fewer than {EXACT} apart")
+    return None
+
+
+def axes_of_index(
+    x: TensorSpec, given: Sequence[TensorSpec | None]
+) -> tuple[list[Axis], list[Index]]:
+    """The axes of `x[given]` in row-major order, and the indices; None takes a dimension whole."""
+    strides = TensorSpec.dense(x.shape, x.dtype).strides
+    chosen = [(dim, spec) for dim, spec in enumerate(given) if spec is not None]
+    shape = torch.broadcast_shapes(*(spec.shape for _, spec in chosen))
+    steps = [broadcast_strides(spec, len(shape)) for _, spec in chosen]
+    picked = [Axis(n, 0, tuple(s[i] for s in steps)) for i, n in enumerate(shape)]
+    dims = [dim for dim, _ in chosen]
+    none = (0,) * len(chosen)
+    whole = [Axis(x.shape[d], strides[d], none) for d in range(x.ndim) if d not in dims]
+    # Where the index tensors are not side by side, their dimensions come first.
+    first = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    indices = [
+        Index(dim, words_of(spec.dtype), x.shape[dim], strides[dim], wraps=True)
+        for dim, spec in chosen
+    ]
+    return [*whole[:first], *picked, *whole[first:]], indices
+
+
+def axes_of_dim(x: TensorSpec, dim: int, index: TensorSpec) -> tuple[list[Axis], Index]:
+    """The axes of x with the elements of `index` in the place of `dim`, and the index, which counts
+    from 0."""
+    dim %= x.ndim
+    strides = TensorSpec.dense(x.shape, x.dtype).strides
+    axes = [Axis(n, strides[d], (0,)) for d, n in enumerate(x.shape)]
+    axes[dim] = Axis(index.numel, 0, (index.strides[0] if index.ndim else 0,))
+    return axes, Index(0, words_of(index.dtype), x.shape[dim], strides[dim], wraps=False)
+
+
+def values_pattern(
+    values: TensorSpec, axes: Sequence[Axis], words: int
+) -> tuple[tuple[int, int], ...]:
+    """The access pattern that broadcasts `values` to these axes, () where memory has that order."""
+    steps = broadcast_strides(values, len(axes))
+    if values.is_contiguous and values.numel == math.prod(axis.size for axis in axes):
+        return ()
+    pattern = tuple((step * words, axis.size) for step, axis in zip(steps, axes, strict=True))
+    return (*pattern, (1, 2)) if words == 2 else pattern or ((0, 1),)
+
+
 def rows_of(axes: Sequence[Axis], indices: Sequence[Index], words: int) -> Rows:
     """The rows of a result with these axes, outermost first; an element has `words` of memory."""
     kept = [axis for axis in axes if axis.size != 1]

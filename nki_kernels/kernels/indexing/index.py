@@ -18,12 +18,9 @@ from trnx.nki_kernels.kernels._copies import meta
 from trnx.nki_kernels.kernels.indexing._gather_kernels import gather_rows_kernel
 from trnx.nki_kernels.kernels.indexing._launch import launch_gather
 from trnx.nki_kernels.kernels.indexing._terms import (
-    Axis,
-    Index,
-    broadcast_strides,
+    axes_of_index,
     reject_index,
     reject_values,
-    words_of,
 )
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
@@ -77,30 +74,10 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
     return None
 
 
-def _axes(b: Bindings) -> tuple[list[Axis], list[Index]]:
-    """The axes of the result in row-major order, and the indices."""
-    x = b.x
-    strides = TensorSpec.dense(x.shape, x.dtype).strides
-    given = [(dim, b[name]) for dim, name in enumerate(_NAMES) if b[name] is not None]
-    shape = torch.broadcast_shapes(*(spec.shape for _, spec in given))
-    steps = [broadcast_strides(spec, len(shape)) for _, spec in given]
-    chosen = [Axis(n, 0, tuple(s[i] for s in steps)) for i, n in enumerate(shape)]
-    dims = [dim for dim, _ in given]
-    none = (0,) * len(given)
-    whole = [Axis(x.shape[d], strides[d], none) for d in range(x.ndim) if d not in dims]
-    # Where the index tensors are not side by side, their dimensions come first.
-    first = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
-    indices = [
-        Index(dim, words_of(spec.dtype), x.shape[dim], strides[dim], wraps=True)
-        for dim, spec in given
-    ]
-    return [*whole[:first], *chosen, *whole[first:]], indices
-
-
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The rows that are gathered, and where each index tensor is read."""
     del hw
-    axes, indices = _axes(b)
+    axes, indices = axes_of_index(b.x, [b[name] for name in _NAMES])
     return launch_gather(b, "x", _NAMES, axes, indices, _result(b))
 
 

@@ -15,17 +15,14 @@ from trnx.nki_kernels.kernels._copies import meta
 from trnx.nki_kernels.kernels.indexing._gather_kernels import gather_rows_kernel
 from trnx.nki_kernels.kernels.indexing._launch import launch_gather
 from trnx.nki_kernels.kernels.indexing._terms import (
-    Axis,
-    Index,
+    axes_of_dim,
     reject_index,
     reject_values,
-    words_of,
 )
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.memory.tensor_spec import TensorSpec
 
 aten = torch.ops.aten
 
@@ -50,13 +47,8 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The rows that are gathered."""
     del hw
-    x, dim = b.x, b.dim % b.x.ndim
-    strides = TensorSpec.dense(x.shape, x.dtype).strides
-    axes = [Axis(n, strides[d], (0,)) for d, n in enumerate(x.shape)]
-    step = b.index.strides[0] if b.index.ndim else 0
-    axes[dim] = Axis(b.index.numel, 0, (step,))
-    index = Index(0, words_of(b.index.dtype), x.shape[dim], strides[dim], wraps=False)
-    result = reference(meta(x), dim, meta(b.index))
+    axes, index = axes_of_dim(b.x, b.dim, b.index)
+    result = reference(meta(b.x), b.dim, meta(b.index))
     return launch_gather(b, "x", ("index",), axes, [index], result)
 
 

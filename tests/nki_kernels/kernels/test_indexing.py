@@ -47,6 +47,8 @@ READS: dict[str, tuple[Function, tuple[int, ...], tuple[torch.Tensor, ...]]] = {
     "pairs": (lambda x, i, j: x[i, :, j], (9, 7, 5), (at(9, 4, 1), at(5, 6))),
     "tokens": (lambda x, i, j: x[i, j], (9, 7, 5), (torch.arange(9), at(7, 9, low=-7))),
     "index_select": (lambda x, i: x.index_select(1, i), (9, 7, 5), (at(7, 20),)),
+    "gather": (lambda x, i: x.gather(1, i), (9, 7, 5), (at(7, 9, 20, 5),)),
+    "gather of a part": (lambda x, i: x.gather(-1, i), (9, 7, 5), (at(5, 8, 6, 20),)),
 }
 
 
@@ -111,6 +113,25 @@ def test_an_index_out_of_range_raises_eagers_error(bad: int, size: int) -> None:
     assert torch.equal(compiled(x, good), x[good])
 
 
+@pytest.mark.parametrize("bad", [5, -1, 2**32, -(2**32)])
+@pytest.mark.parametrize("name", ["gather", "index_select"])
+def test_indices_that_do_not_wrap(name: str, bad: int) -> None:
+    functions = {
+        "gather": lambda x, i: x.gather(1, i[None].expand(3, 4)),
+        "index_select": lambda x, i: x.index_select(1, i),
+    }
+    compiled = torch.compile(functions[name], backend="trnx", options={"select": "legal"})
+    with pytest.raises((IndexError, RuntimeError), match=r"(?i)out of"):
+        compiled(draw((3, 5)), torch.tensor([0, 4, bad, 1]))
+
+
+def test_take_along_dim() -> None:
+    x, index = draw((9, 7, 5)), at(7, 1, 20, 5)
+    compiled = torch.compile(lambda x, i: torch.take_along_dim(x, i, 1), backend="trnx")
+    with trnx.collect_reports():
+        assert torch.equal(compiled(x, index), torch.take_along_dim(x, index, 1))
+
+
 def test_one_wrong_index_of_several_is_no_other_element() -> None:
     """(0, 5) of [4, 5] is not (1, 0)."""
     compiled = torch.compile(lambda x, i, j: x[i, j], backend="trnx", options={"select": "legal"})
@@ -135,6 +156,9 @@ def test_refusals_of_reads() -> None:
     assert "no elements" in refusal("index", **{**none, "x": x, "i0": index[:0]})
     long = torch.empty(1, device="meta").expand(2**24)
     assert "exactly" in refusal("index", **{**none, "x": long, "i0": index})
+    assert "no dimensions" in refusal(
+        "gather", x=torch.tensor(1.0), dim=0, index=index, sparse_grad=False
+    )
     assert "no dimensions" in refusal("index_select", x=torch.tensor(1.0), dim=0, index=index)
 
 
@@ -143,3 +167,111 @@ def test_many_rows_are_chosen_by_profit() -> None:
     with trnx.collect_reports() as reports:
         compiled(torch.zeros(4000, 512), torch.zeros(2048, dtype=torch.int64))
     assert reports[0].regions[0].kernel == "index"
+
+
+INF, NAN = float("inf"), float("nan")
+put = torch.ops.aten.index_put
+
+
+def close(function: Function, *operands: torch.Tensor) -> None:
+    """As `check`, for sums: float32 in any order."""
+    result = torch.compile(function, backend="trnx", options=ALL_ON_NKI)(*operands)
+    expected = function(*operands)
+    assert (result.dtype, result.stride()) == (expected.dtype, expected.stride())
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-4, equal_nan=True)
+
+
+def test_special_values_are_added_where_they_belong() -> None:
+    """A sum has an infinity or a NaN where eager has one, and nowhere else."""
+    x, values, index = draw((5, 24)), draw((300, 24)), at(5, 300)
+    x[1, 3], x[2, 3] = NAN, INF
+    values[3, 2], values[7, 2], values[9, 5], values[20, 1] = INF, -INF, NAN, -INF
+    values[:, 7] = 3e38  # the sum overflows
+    close(lambda x, i, v: put(x, [i], v, True), x, index, values)
+    check(lambda x, i, v: put(x, [i], v, False), x, index, values)
+
+
+@pytest.mark.parametrize("accumulate", [True, False])
+@pytest.mark.parametrize("form", ["transposed", "one value", "a column", "a row"])
+def test_layouts_of_values_and_base(accumulate: bool, form: str) -> None:
+    values = {
+        "transposed": draw((24, 300)).t(),
+        "one value": torch.tensor(2.5),
+        "a column": draw((300, 1)),
+        "a row": draw((48,))[::2],
+    }[form]
+    base = draw((24, 5)).t() if form == "transposed" else draw((5, 24))
+    close(lambda x, i, v: put(x, [i], v, accumulate), base, at(5, 300, low=-5), values)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.bool, torch.float16])
+def test_dtypes_of_what_is_put(dtype: torch.dtype) -> None:
+    x, values = (draw((7, n, 5)).mul(2.0**20).long() * 2**40 - 1 for n in (9, 4))
+    check(
+        lambda x, i, v: put(x, [None, i], v, False), x.to(dtype), torch.tensor([1, -1, 0, 5]),
+        values.to(dtype),
+    )  # fmt: skip
+
+
+def test_writes_in_place() -> None:
+    def function(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        x[:, i] = v
+        x.index_put_((i,), v[0, 0], accumulate=True)
+        return x + 0.0
+
+    close(function, draw((6, 6, 4)), torch.tensor([1, -2]), draw((6, 2, 4)))
+
+
+@pytest.mark.parametrize("accumulate", [True, False])
+@pytest.mark.parametrize("bad", [5, -6, 2**32])
+def test_a_write_out_of_range_raises_eagers_error(bad: int, accumulate: bool) -> None:
+    compiled = torch.compile(
+        lambda x, i, v: put(x, [i], v, accumulate), backend="trnx", options={"select": "legal"}
+    )
+    with pytest.raises(IndexError, match=r"out of (range|bounds)"):
+        compiled(draw((5, 3)), torch.tensor([0, bad]), draw((2, 3)))
+
+
+GRADIENTS: dict[str, tuple[Function, torch.Tensor, list[str]]] = {
+    "embedding": (
+        lambda w, i: torch.nn.functional.embedding(i, w, padding_idx=2),
+        at(50, 4, 70),
+        ["embedding", "embedding_backward"],
+    ),
+    "index_select": (
+        lambda w, i: w.index_select(1, i), at(24, 40), ["index_select", "index_add"]
+    ),
+    "index": (lambda w, i: w[i, i % 24], at(24, 3, 40, low=-24), ["index", "index_put"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients(name: str) -> None:
+    function, index, kernels = GRADIENTS[name]
+    weight = draw((50, 24))
+    grads = []
+    for run in (function, torch.compile(function, backend="trnx", options={"select": "legal"})):
+        leaf = weight.clone().requires_grad_()
+        with trnx.collect_reports() as reports:
+            run(leaf, index).square().sum().backward()
+        grads.append(leaf.grad)
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-5, atol=1e-4)
+    found = [region.kernel for report in reports for region in report.regions]
+    assert set(kernels) <= set(found)
+
+
+def test_refusals_of_writes() -> None:
+    none = dict.fromkeys(f"i{n}" for n in range(6))
+    index = at(5, 4)
+    values = {**none, "base": draw((5, 3)), "values": draw((4, 3)), "i0": index}
+    assert "float32, bfloat16" in refusal(
+        "index_put", **{**values, "base": index, "values": index, "accumulate": True}
+    )
+    assert "values" in refusal("index_put", **{**values, "values": index, "accumulate": False})
+    assert "mask" in refusal("index_put", **{**values, "i0": index > 2, "accumulate": False})
+    large = torch.empty(1, device="meta").expand(2**24)
+    many = {**none, "base": large, "i0": None, "values": draw((1,)), "accumulate": True}
+    assert "apart" in refusal("index_put", **many)
+    given = {"rows": 2**24, "padding": -1, "base": None}
+    assert "exactly" in refusal("embedding_backward", values=draw((4, 3)), index=index, **given)
