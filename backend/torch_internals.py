@@ -40,6 +40,7 @@ from torch._library.custom_ops import OPDEFS
 from torch._prims_common import suggest_memory_format as _suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
+from torch.distributed.distributed_c10d import GroupName
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -403,7 +404,9 @@ def _given_to(context: Any, original: Any) -> Compiled:
 
 def process_group_ranks(group: Any) -> tuple[int, ...]:
     """The global ranks of a process group, which a graph names or holds, in order."""
-    found: Any = _resolve_process_group(group) if type(group) is str else group
+    found: Any = group
+    if isinstance(found, str):
+        found = _resolve_process_group(GroupName(found))
     return tuple(torch.distributed.get_process_group_ranks(found))
 
 

@@ -1,4 +1,7 @@
-"""A Llama block, sharded over the ranks of a mesh in the ways of torch, and its reference."""
+"""A Llama block, sharded over the ranks of a mesh in the ways of torch, and its reference.
+
+All ranks make the same weights, so that each takes its share of its own (`src_data_rank=None`).
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ class Gathered(nn.Module):
         self.names = [name for name, _ in blocks.named_parameters()]
         self.blocks = [blocks]  # no submodule: its parameters are replaced in every call
         self.shards = nn.ParameterList(
-            nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)]))
+            nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)], src_data_rank=None))
             for p in blocks.parameters()
         )
 
@@ -95,7 +98,7 @@ def tensor_parallel(blocks: Blocks, mesh: DeviceMesh) -> Sharded:
     """Heads and columns of the feed-forward are split."""
     plan = {"self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
     for layer in blocks.layers:
-        parallelize_module(layer, mesh, {**_LINEAR, **plan})
+        parallelize_module(layer, mesh, {**_LINEAR, **plan}, src_data_rank=None)
     return Sharded(blocks, lambda value: value)
 
 
@@ -113,7 +116,7 @@ def sequence_parallel(blocks: Blocks, mesh: DeviceMesh) -> Sharded:
         "mlp.down_proj": RowwiseParallel(output_layouts=Shard(1)),
     }
     for layer in blocks.layers:
-        parallelize_module(layer, mesh, {**_LINEAR, **plan})
+        parallelize_module(layer, mesh, {**_LINEAR, **plan}, src_data_rank=None)
     return Sharded(blocks, lambda value: value.chunk(mesh.size(), 1)[mesh.get_local_rank()])
 
 

@@ -230,3 +230,35 @@ def bert_step() -> dict[str, Any]:
         return [loss, *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
     return _compared(model, call)
+
+
+def collectives() -> dict[str, Any]:
+    """A sum over the ranks between two layers: what the graph of the device holds of it."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("cpu:fake,neuron:fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        first, second = nn.Linear(32, 64).to("neuron"), nn.Linear(64, 32).to("neuron")
+        ops = torch.ops._c10d_functional
+        name = dist.group.WORLD.group_name
+
+        def function(x: torch.Tensor) -> torch.Tensor:
+            begun = ops.all_reduce(first(x).relu(), "sum", name)
+            beside = x.exp()
+            return second(ops.wait_tensor(begun)) + beside
+
+        with collect_reports() as reports, torch.no_grad():
+            torch.compile(function, backend="trnx", options=NEURON)(torch.ones(8, 32).to("neuron"))
+    finally:
+        dist.destroy_process_group()
+    [handed] = handed_over.graphs
+    nodes = [str(node.target) for node in handed.graph_module.graph.nodes]
+    return {
+        "between": [target for target in nodes if "c10d" in target],
+        "ops": len(handed.nki_ops),
+        "runs": handed.runs,
+        "engines": [region.engine for region in reports[0].regions],
+        "collectives": [entry.op for entry in reports[0].collectives],
+        "fallbacks": [entry.op for entry in reports[0].fallbacks],
+    }

@@ -84,3 +84,14 @@ def test_equal_layers_share_an_op_that_writes_to_nothing(on_fakes: Any) -> None:
     [schema] = found["schemas"]
     assert schema.endswith("(Tensor x0, Tensor x1, Tensor x2) -> Tensor")
     assert found["lines"] == [f"module {i} (Linear)" for i in range(3)]
+
+
+def test_collectives_stay_in_the_graph(on_fakes: Any) -> None:
+    found = on_fakes("collectives")
+    wait = "_c10d_functional.wait_tensor.default"
+    assert found["between"] == ["_c10d_functional.all_reduce.default", wait]
+    assert found["collectives"] == found["between"][:1]
+    assert found["engines"].count("collective") == 1
+    assert found["engines"].count("nki") == found["ops"] >= 2
+    assert found["runs"] == 1
+    assert found["fallbacks"] == []
