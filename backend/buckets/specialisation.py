@@ -231,7 +231,7 @@ class _Generator:
         args = fx.node.map_aggregate(node.args, argument)
         kwargs = fx.node.map_aggregate(node.kwargs, argument)
         values = self._padded if is_padded else self._exact
-        values[node] = self._graph.create_node(node.op, node.target, args, kwargs, name=node.name)  # type: ignore[arg-type]  # what map_aggregate gives
+        values[node] = self._graph.create_node(node.op, node.target, args, kwargs, name=node.name)
 
     def _padded_region(self, region: Region, padding: PaddedRegion) -> None:
         kernel = self._kernels[region.name]

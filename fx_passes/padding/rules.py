@@ -166,7 +166,7 @@ def _transpose(node: fx.Node, operands: Operands) -> Layout:
 
 def _permute(node: fx.Node, operands: Operands) -> Layout:
     layout = operands.layout(node.args[0])
-    return tuple(layout[dim] for dim in node.args[1])  # type: ignore[union-attr,index,misc]
+    return tuple(layout[dim] for dim in node.args[1])  # type: ignore[union-attr,index]
 
 
 def _expand(node: fx.Node, operands: Operands) -> Layout:
