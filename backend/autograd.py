@@ -19,6 +19,7 @@ from trnx.backend.torch_internals import (
     partition_by_min_cut,
 )
 from trnx.fx_passes.aliasing import storage_root
+from trnx.fx_passes.canonicalise.name_masks import NAME_MASKS
 
 
 def _saved(forward: fx.GraphModule, num_fwd_outputs: int) -> list[fx.Node]:
@@ -30,7 +31,9 @@ def _saved(forward: fx.GraphModule, num_fwd_outputs: int) -> list[fx.Node]:
 def split_joint(
     joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **kwargs: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Forward and backward graph modules of `joint`."""
+    """Forward and backward graph modules of `joint`. Masks are named here already: backward would
+    see one that forward saves, and not how it is made."""
+    NAME_MASKS.run(joint)
     written = mutated_inputs(joint)
     original = copy_graph_module(joint) if written else joint
     forward, backward = partition_by_min_cut(

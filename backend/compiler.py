@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from trnx.backend.buckets.choice import choose_padding, note_padding
+from trnx.backend.collectives import CollectiveEngine
 from trnx.backend.executable import Executable
 from trnx.backend.neuron.choice import Choice
 from trnx.backend.neuron.executable import NeuronExecutable
@@ -59,6 +60,7 @@ class GraphCompiler:
 
     def __init__(self, options: Options, choice: Choice | None, name: str) -> None:
         self._options = options
+        self._collectives = CollectiveEngine(options.hardware)
         self._choice = choice
         self._runner = None if choice is None else choice.runner
         self._name = name
@@ -122,7 +124,8 @@ class GraphCompiler:
         if isinstance(self._runner, NeuronRunner):
             executable = NeuronExecutable(plan, self._options, report, device)
         else:
-            executable = Executable(plan, self._options, self._runner, engines, report, padded)
+            every = (*engines, self._collectives)
+            executable = Executable(plan, self._options, self._runner, every, report, padded)
 
         def run(args: list[Any]) -> list[Any]:
             ran(report)
@@ -159,9 +162,21 @@ class GraphCompiler:
             entry.reads = reads[region.name]
             report.regions.append(entry)
         note_padding({one.name: one for one in report.regions}, plan, padded, self._options)
+        self._report_collectives(report, plan)
         report.launch_seconds = self._options.hardware.launch_seconds
         _count_nodes(report, plan)
         return report
+
+    def _report_collectives(self, report: GraphReport, plan: Plan) -> None:
+        """Entries of the ledger; a collective's region takes as long as the graph waits for it."""
+        entries = {entry.name: entry for entry in report.regions}
+        report.collectives = self._collectives.ledger(
+            plan, lambda region: entries[region.name].predicted_seconds
+        )
+        for found in report.collectives:
+            entry = entries[found.region]
+            entry.ops, entry.source = [found.op], found.source
+            entry.fallback_seconds = found.exposed_seconds
 
     def _region_report(self, region: Region, engine: FallbackEngine | None) -> RegionReport:
         nodes = [node for node in region.nodes if is_compute(node)]
@@ -177,7 +192,7 @@ class GraphCompiler:
             shapes=shapes_of(nodes),
             cost=Cost() if prediction is None else prediction.cost,
             model_flops=graph_flops(nodes),
-            operand_bytes=sum(map(_node_bytes, nodes)),
+            op_bytes=[_node_bytes(node) for node in nodes],
             prediction=prediction,
             fallback_seconds=0.0 if engine is None else engine.cost(nodes),
         )

@@ -1,6 +1,6 @@
 """Which ATen ops AOTAutograd decomposes: the core table, but for what kernels want whole.
 
-The table is torch's core ATen decompositions, and norms over channels, minus
+The table is torch's core ATen decompositions, norms over channels, and ops on lists, minus
 * the operators in the registered kernels' patterns, so that a new kernel needs no entry here;
 * `KEPT`: ops whose decomposition loses something that no pass can restore;
 and plus Dynamo's fused multiply-add, as the ATen op that it was before, and rolls of tensors that
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from trnx.backend.foreach_decompositions import FOREACH_DECOMPOSITIONS
 from trnx.backend.norm_decompositions import NORM_DECOMPOSITIONS, NORM_LAYOUTS
 from trnx.backend.torch_internals import FUSED_MULTIPLY_ADD, core_decompositions
 from trnx.fx_passes.match import pattern_targets
@@ -61,7 +62,7 @@ KEPT = frozenset(
 def decomposition_table(kernels: Iterable[Kernel]) -> dict[Any, Callable[..., Any]]:
     """Operator overload -> decomposition, for these registered kernels."""
     kept = KEPT | pattern_targets(kernels)
-    every = core_decompositions() | NORM_DECOMPOSITIONS
+    every = core_decompositions() | NORM_DECOMPOSITIONS | FOREACH_DECOMPOSITIONS
     table = {op: rule for op, rule in every.items() if op not in kept}
     return {**table, **NORM_LAYOUTS, aten.roll.default: _roll, FUSED_MULTIPLY_ADD: _multiply_add}
 

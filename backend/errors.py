@@ -82,9 +82,5 @@ class DemoDependencyError(BackendError):
     """The demo's optional dependencies are not installed."""
 
 
-class KernelFileError(BackendError):
-    """A file that is not there, or registers no kernel."""
-
-
 class ExampleError(BackendError):
     """What was given to explain cannot be called, or nothing is captured of it."""

@@ -9,7 +9,7 @@ Specialisations are bounded: the least recently used one leaves first.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,8 @@ from torch import fx
 from trnx.backend.buckets.conversions import CannotPadError
 from trnx.backend.buckets.sizes import bucketed
 from trnx.backend.buckets.specialisation import BucketSpecialisation
-from trnx.backend.inputs import InputSpecs
+from trnx.backend.collectives import is_awaited, waited
+from trnx.backend.inputs import InputSpecs, TransformedInput
 from trnx.backend.kernel_call import KernelCall, Place, describe
 from trnx.backend.options import Options
 from trnx.backend.programs import host_bytes
@@ -35,9 +36,11 @@ from trnx.backend.shapes import (
     symbol_sources,
 )
 from trnx.backend.specialisation import Specialisation
-from trnx.backend.torch_internals import without_fake_mode
+from trnx.backend.torch_internals import boxed, has_tangents, without_fake_mode
 from trnx.fallback.host import why_eager
+from trnx.fx_passes.advice import TRANSFORM
 from trnx.fx_passes.extract import region_module
+from trnx.fx_passes.ledger import entry as ledger_entry
 from trnx.fx_passes.padding import PaddedPlan
 from trnx.fx_passes.region import FallbackEngine, LedgerEntry, Plan, Region, RegionFunction
 from trnx.fx_passes.symbolic import is_symbolic
@@ -50,6 +53,8 @@ SPECIALISATIONS = 32
 SPECIALISATION_BYTES = 1 << 30
 # Sets of exact sizes whose buckets are remembered.
 ROUTES = 1024
+
+_TRANSFORMED = "torch.func or forward-mode differentiation transforms its inputs"
 
 _BucketKey = tuple[tuple[Number, ...]]
 
@@ -91,6 +96,7 @@ class Executable:
         self._padded = padded if padded is not None and padded.regions else None
         self._routes: LruCache[_Route] = LruCache(ROUTES)
         self._eager: dict[str, RegionFunction] = {}
+        self._is_transformed = False
         self._fallbacks = {
             region.name: self._compile_fallback(region)
             for region in plan.regions
@@ -101,17 +107,31 @@ class Executable:
                 self._specialise(())
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        if has_tangents(args):
+            return self._transformed(args)
         key = tuple(source.read(args) for source in self._sources)
+        try:
+            return self._specialised(key)(args)
+        except TransformedInput:
+            return self._transformed(args)
+
+    def _transformed(self, args: list[Any]) -> list[Any]:
+        """The graph by PyTorch's operators, which know batches and tangents."""
+        with self._lock:
+            if not self._is_transformed:
+                self._is_transformed = True
+                _note_transformed(self._plan, self._report)
+        return list(boxed(self._plan.graph_module.forward)(args))
+
+    def _specialised(self, key: tuple[Number, ...]) -> Callable[[list[Any]], list[Any]]:
+        """What runs calls with these symbols."""
         if self._padded is not None:
             route = self._routes.get_or_make(key, lambda: self._route(key))
-            if route.buckets is not None:
-                made = self._bucketed(route.buckets)
-                if made is not None:
-                    return made(args, key, route.symbols)
+            made = None if route.buckets is None else self._bucketed(route.buckets)
+            if made is not None:
+                return partial(made, exact=key, symbols=route.symbols)
         found = self._specialisations.get(key)
-        if not isinstance(found, Specialisation):
-            found = self._specialise(key)
-        return found(args)
+        return found if isinstance(found, Specialisation) else self._specialise(key)
 
     def _route(self, key: tuple[Number, ...]) -> _Route:
         assert self._padded is not None
@@ -159,9 +179,10 @@ class Executable:
             name = "eager"
             entry = self._regions[region.name]
             entry.host_engine, entry.host_reason = name, reason
-        return self._engines[name].compile(
+        run = self._engines[name].compile(
             region_module(region), refuse=partial(self._refuse, region)
         )
+        return run if name != "collective" or is_awaited(region) else waited(run)
 
     @property
     def source(self) -> str:
@@ -217,6 +238,13 @@ class Executable:
             fallback = LedgerEntry(op, region.nodes[-1].name, "eager", reason, line, advice)
             if fallback not in self._report.fallbacks:
                 self._report.fallbacks.append(fallback)
+
+
+def _note_transformed(plan: Plan, report: GraphReport) -> None:
+    """Tell the ledger of the first such call; other calls run as planned."""
+    compute = (node for region in plan.regions for node in region.nodes)
+    if (node := next(compute, None)) is not None:
+        report.fallbacks.append(ledger_entry(node, "eager", _TRANSFORMED, TRANSFORM))
 
 
 def _program_bytes(kept: Collection[Specialisation | BucketSpecialisation]) -> int:

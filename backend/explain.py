@@ -190,6 +190,9 @@ def _graph_lines(report: GraphReport) -> list[str]:
     if report.fallbacks:
         lines.append("not on NKI:")
         lines += [f"  {line}" for line in ledger_lines(report.fallbacks)]
+    if report.collectives:
+        lines.append("between ranks:")
+        lines += [f"  {line}" for line in counted(map(str, report.collectives))]
     if report.near_misses:
         lines.append("on NKI, but not in a bigger kernel:")
         lines += [f"  {line}" for line in ledger_lines(report.near_misses)]

@@ -5,7 +5,8 @@ without storage, and a hook may give back another tensor than was saved. And no 
 storage was freed. So every call compares its tensors with the metadata of the graph:
 
 * what has another bit (negative, conjugate), no storage, or other strides, is copied;
-* what has no memory to read, or another dtype or shape, is refused by name.
+* what has no memory to read, or another dtype or shape, is refused by name;
+* a batch of torch.func's (gradients under `is_grads_batched`) is left to PyTorch's operators.
 
 A call whose tensors are as those of the last one costs one comparison in C++, and a look at the
 size of each storage.
@@ -22,13 +23,17 @@ from torch import fx
 
 from trnx.backend.errors import InputChangedError, UnreadableInputError
 from trnx.backend.shapes import Symbols, UnknownSizeError, concrete_spec
-from trnx.backend.torch_internals import metadata_check, without_subclass
+from trnx.backend.torch_internals import is_transformed, metadata_check, without_subclass
 from trnx.fallback.layout import layout_of, restride
 from trnx.fx_passes.nodes import placeholders
 from trnx.fx_passes.source import source_line
 from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.memory.host_memory import is_plain, plain, unreadable
 from trnx.simulator.memory.tensor_spec import TensorSpec
+
+
+class TransformedInput(Exception):  # noqa: N818  no error: another way to run the graph
+    """A tensor of torch.func's, which only PyTorch's own operators know how to compute with."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class Expected:
     def conform(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor as the graph knows it, itself where it is so already."""
         where = f"input {self.name} (read at {self.line or 'an unknown line'})"
+        if is_transformed(tensor):
+            raise TransformedInput
         if reason := unreadable(tensor):
             raise UnreadableInputError(f"{where} cannot be read: {reason}")
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -134,8 +141,8 @@ class Inputs:
         self._places: list[Place] = []
 
     def admit(self, args: list[Any]) -> None:
-        """Replace in `args` what is not as the graph knows it. Raises UnreadableInputError or
-        InputChangedError.
+        """Replace in `args` what is not as the graph knows it. Raises UnreadableInputError,
+        InputChangedError, or TransformedInput, for which the executable runs the graph in eager.
         """
         tensors = args if self._are_all else [args[i] for i in self._indices]
         if not self._matches(*tensors):

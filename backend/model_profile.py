@@ -21,7 +21,7 @@ from trnx.simulator.timing.band import error_band
 from trnx.simulator.timing.profile import PICOSECONDS, Profile
 from trnx.simulator.timing.summary import band_dict
 
-ENGINES = ("nki", "xla", "eager")
+ENGINES = ("nki", "xla", "eager", "collective")
 
 
 @dataclass(frozen=True)

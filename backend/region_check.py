@@ -273,6 +273,8 @@ class RegionChecker:
 def _why_not(region: Region, entry: RegionReport) -> str | None:
     if (entry.host_engine or region.engine) == "eager":
         return "it runs in eager"
+    if region.engine == "collective":
+        return "it is a collective between ranks"
     if any(is_random(node) for node in region.nodes):
         return "it draws random numbers"
     if any(is_mutation(node) for node in region.nodes):

@@ -11,8 +11,10 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, overload
 
+from trnx.backend.collectives import CollectiveEntry
 from trnx.fx_passes.region import LedgerEntry
 from trnx.nki_kernels.spec import Cost
 from trnx.simulator.fork_locks import fork_lock
@@ -29,7 +31,7 @@ class RegionReport:
     `cost` is the kernel's own count for the sizes seen at capture.
 
     `model_flops` are the FLOPs of the region's matrix products as torch counts them,
-    `operand_bytes` the sizes of all operands and results of its compute nodes.
+    `op_bytes` the sizes of all operands and results of each of its `ops`.
     `prediction` is that of a kernel's region, `fallback_seconds` the estimate of any other.
     `executed_flops` are those of the kernel's `nc_matmul` instructions (simulator runner), 0 where
     the region had to run in eager, None where it is not known. `copied` names the bindings that are
@@ -48,7 +50,7 @@ class RegionReport:
     shapes: str = ""
     cost: Cost = field(default_factory=Cost)
     model_flops: int = 0
-    operand_bytes: int = 0
+    op_bytes: Sequence[int] = ()
     prediction: Prediction | None = field(default=None, repr=False, compare=False)
     fallback_seconds: float = 0.0
     executed_flops: int | None = None
@@ -56,6 +58,11 @@ class RegionReport:
     host_engine: str = ""
     host_reason: str = ""
     padding: str = ""
+
+    @property
+    def operand_bytes(self) -> int:
+        """Sizes of all operands and results of its compute nodes."""
+        return sum(self.op_bytes)
 
     @property
     def where(self) -> str:
@@ -123,6 +130,7 @@ class GraphReport:
 
     `runner_reason` says why the runner was chosen. `runs` counts the calls of the graph while
     somebody collected reports.
+    `collectives` are those between ranks, which are neither.
     `fallbacks` are the ops that do not run on NKI, `near_misses` those that do, but not in the
     bigger kernel that nearly took them. `flops_total` counts the matrix products of the graph as
     torch's FlopCounterMode does; `bytes_*` are the sizes of all operands and results of compute
@@ -137,6 +145,7 @@ class GraphReport:
     regions: list[RegionReport] = field(default_factory=list)
     fallbacks: list[LedgerEntry] = field(default_factory=list)
     near_misses: list[LedgerEntry] = field(default_factory=list)
+    collectives: list[CollectiveEntry] = field(default_factory=list)
     compute_nodes: int = 0
     flops_total: int = 0
     bytes_total: int = 0
@@ -168,6 +177,12 @@ class GraphReport:
         return sum(region.operand_bytes for region in self._on_nki)
 
     @property
+    def stretches(self) -> int:
+        """Runs of regions without a collective between them."""
+        engines = ["collective", *(region.engine for region in self.regions)]
+        return sum(a == "collective" != b for a, b in pairwise(engines))
+
+    @property
     def _on_nki(self) -> list[RegionReport]:
         return [region for region in self.regions if region.engine == "nki"]
 
@@ -189,6 +204,8 @@ class GraphReport:
             ],
             "fallbacks": [asdict(entry) for entry in self.fallbacks],
             "near_misses": [asdict(entry) for entry in self.near_misses],
+            "collectives": [asdict(entry) for entry in self.collectives],
+            "stretches": self.stretches,
         }
 
     def __str__(self) -> str:
@@ -201,7 +218,9 @@ class GraphReport:
             head += f"\n  runner {self.runner} ({self.runner_reason})"
         rows = [f"  {r.name:<40} {r.where:<6} {', '.join(counted(r.ops))}" for r in self.regions]
         misses = [f"  {line}" for line in ledger_lines(self.fallbacks)]
-        return "\n".join([head, *rows, *(["  not on NKI:"] if misses else []), *misses])
+        between = [f"  {line}" for line in counted(map(str, self.collectives))]
+        found = [head, *rows, *(["  not on NKI:"] if misses else []), *misses]
+        return "\n".join([*found, *(["  between ranks:"] if between else []), *between])
 
 
 def counted(items: Iterable[str]) -> list[str]:
@@ -269,8 +288,10 @@ class Reports(Sequence[GraphReport]):
 
     @property
     def seconds_on_nki(self) -> float | None:
-        """Share of the regions' predicted time, 0 to 1; launches of graphs do not count."""
+        """Share of the regions' predicted time, 0 to 1; launches of graphs and waiting for
+        collectives do not count."""
         total = sum(region.predicted_seconds for report in self for region in report.regions)
+        total -= self.predicted_seconds_on("collective")
         return share(self.predicted_seconds_on("nki"), total)
 
     @property
@@ -294,7 +315,7 @@ class Reports(Sequence[GraphReport]):
         return sum(r.predicted_seconds for r in self)
 
     def predicted_seconds_on(self, engine: str) -> float:
-        """Time of the regions of `nki`, `xla` or `eager`."""
+        """Time of the regions of `nki`, `xla` or `eager`, or waiting for a `collective`."""
         regions = (region for report in self for region in report.regions)
         return sum(region.predicted_seconds for region in regions if region.engine == engine)
 

@@ -1,9 +1,9 @@
-"""What executes an NKI region: one protocol, so that plan, ledger and tests are the same for all.
+"""What executes NKI regions: runners of one region at a time, with one protocol, and the device.
 
 * `simulator` replays the traced kernel.
 * `reference` runs the kernel's torch reference: fast, and the means to tell an error of a kernel
   from one of the plan.
-* `neuron` prepares nothing: the whole plan becomes one graph of the device (`neuron/`).
+* `neuron` is a runner of whole graphs: the plan becomes one graph of the device (`neuron/`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Prepared:
 
 
 class Runner(Protocol):
-    """Prepares kernels for concrete sizes."""
+    """Runs region by region: prepares kernels for concrete sizes."""
 
     @property
     def name(self) -> str:
@@ -131,13 +131,10 @@ class ReferenceRunner:
 
 
 class NeuronRunner:
-    """Stands for the device, where TorchNeuron compiles whole graphs and not region by region."""
+    """The device, where TorchNeuron compiles whole graphs: it prepares no regions, and
+    `neuron/executable.py` runs the plan."""
 
     name = "neuron"
-
-    def prepare(self, kernel: Kernel, b: Bindings, hw: Hardware) -> Prepared:
-        """Not called: `neuron/executable.py` runs the plan."""
-        raise NotImplementedError("regions of the runner 'neuron' are ops of one graph")
 
 
 def make_runner(name: str) -> Runner:

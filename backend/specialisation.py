@@ -22,6 +22,7 @@ from trnx.backend.shapes import Symbols, UnknownSizeError, concrete, concrete_sp
 from trnx.backend.torch_internals import is_profiling
 from trnx.fx_passes.aliasing import storage_root
 from trnx.fx_passes.nodes import placeholders
+from trnx.fx_passes.order import read_nodes
 from trnx.fx_passes.region import Plan, Region, RegionFunction
 from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.program.program import Program
@@ -31,7 +32,7 @@ KernelFactory = Callable[[Region, dict[fx.Node, Place], Symbols], KernelCall]
 
 
 def _reads(step: Step) -> Sequence[fx.Node]:
-    return step.inputs if isinstance(step, Region) else step.all_input_nodes
+    return step.inputs if isinstance(step, Region) else read_nodes(step)
 
 
 def _last_uses(steps: Iterable[Step]) -> dict[fx.Node, int]:
@@ -112,10 +113,9 @@ class Specialisation:
     def __call__(self, args: list[Any]) -> list[Any]:
         self._inputs.admit(args)
         frame = self._frames.take()
-        try:
-            outputs: list[Any] = self._forward(frame, args)
-        finally:
-            self._frames.give_back(frame)
+        # Not where it raises: a collective may still read from the frame.
+        outputs: list[Any] = self._forward(frame, args)
+        self._frames.give_back(frame)
         return outputs
 
     def _generate(self, plan: Plan, fallbacks: dict[str, RegionFunction]) -> fx.GraphModule:

@@ -19,7 +19,9 @@ import torch
 import torch._dynamo.backends.registry
 import torch._dynamo.eval_frame
 import torch._functorch.config
+import torch.autograd.forward_ad as forward_ad
 from torch import fx
+from torch._C._distributed_c10d import _resolve_process_group
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import innermost_backend
@@ -46,6 +48,8 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 
 # `fma(a, b, c)`: what Dynamo writes for `addcmul_`, `addcdiv_` and `add_` with a factor.
 FUSED_MULTIPLY_ADD = inductor_prims.fma
+# The key of the older vmap's tensors; `torch._C.DispatchKey` does not list it.
+_BATCHED = torch._C._parse_dispatch_key("Batched")
 # What Dynamo writes of a line and of a function that it gave up.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ([^\s,]+)')
 _SKIPPED = re.compile(r"frame skipped: (\S+) \((.+) line (\d+)\)")
@@ -206,6 +210,25 @@ def metadata_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
         *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
     ).check
     return check
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is a value of torch.func's (of a vmap, say), or of the older vmap of
+    `is_grads_batched`, which has more in it than the graph knows."""
+    keys = torch._C._dispatch_keys(tensor)
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor) or keys.has(_BATCHED))
+
+
+def has_tangents(values: Sequence[Any]) -> bool:
+    """Whether forward-mode differentiation follows one of `values`."""
+    level = forward_ad._current_level
+    if level < 0:
+        return False
+    return any(
+        isinstance(value, torch.Tensor)
+        and forward_ad.unpack_dual(value, level=level).tangent is not None
+        for value in values
+    )
 
 
 def with_torch_function() -> AbstractContextManager[Any]:
@@ -372,6 +395,12 @@ def _given_to(context: Any, original: Any) -> Compiled:
     kwargs = getattr(backend, "kwargs", {})
     compiler = getattr(backend, "compiler_fn", backend)
     return Compiled(original, compiler, kwargs.get("options"), getattr(backend, "dynamic", None))
+
+
+def process_group_ranks(group: Any) -> tuple[int, ...]:
+    """The global ranks of a process group, which a graph names or holds, in order."""
+    found: Any = _resolve_process_group(group) if type(group) is str else group
+    return tuple(torch.distributed.get_process_group_ranks(found))
 
 
 def register_artifact(

@@ -6,7 +6,7 @@ gaps or dimensions of stride 0, which need concrete numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,11 +77,17 @@ def same_layout(value: torch.Tensor, strides: Sequence[int]) -> bool:
     return all(size == 1 or a == b for size, a, b in zip(value.shape, actual, strides, strict=True))
 
 
-def restride(value: torch.Tensor, layout: StrideOrder) -> torch.Tensor:
-    """`value` itself where its strides are right, else a copy that has them."""
+def restride(
+    value: torch.Tensor,
+    layout: StrideOrder,
+    ready: Callable[[torch.Tensor], torch.Tensor] = lambda value: value,
+) -> torch.Tensor:
+    """`value` itself where its strides are right, else a copy that has them, of what `ready`
+    returns."""
     strides = layout.strides(value.shape)
     if same_layout(value, strides):
         return value
+    value = ready(value)
     result = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
     dense = result
     for dim in layout.expanded:

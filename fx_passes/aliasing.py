@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from trnx.fx_passes.nodes import aten, is_getitem, is_mutation, is_view
+from trnx.fx_passes.nodes import aten, is_getitem, is_mutation, is_view, is_wait
 from trnx.fx_passes.symbolic import same_number, same_numbers
 
 # Not views by their schema, but their result may share the argument's storage.
@@ -24,7 +24,8 @@ def storage_root(node: fx.Node) -> fx.Node:
         if not isinstance(base, fx.Node):
             break
         through_list = is_getitem(node) and is_view(base)
-        if not (is_view(node) or through_list or node.target in _MAY_ALIAS):
+        through = is_view(node) or is_wait(node) or through_list
+        if not through and node.target not in _MAY_ALIAS:
             break
         node = base
     return node

@@ -78,7 +78,7 @@ class _Grower:
         self._open = 0
 
     def run(self) -> list[list[Unit]]:
-        for unit in self._order.sorted():
+        for unit in _by_component(self._order):
             if unit.kind == "compute" and self._joins(unit.nodes[0]):
                 self._place(unit)
             else:
@@ -162,6 +162,30 @@ class _Grower:
         target.units.append(unit)
         target.before.update(dict.fromkeys(before))
         self._cluster[unit] = target
+
+
+def _by_component(order: Order) -> list[Unit]:
+    """The units in a topological order, those that are connected side by side: what is done to many
+    tensors step by step is as local as if it were done tensor by tensor."""
+    ordered = order.sorted()
+    made: dict[Unit, None] = {}  # of numbers and inputs alone, which connect nothing
+    component: dict[Unit, list[Unit]] = {}
+    for unit in ordered:
+        if unit.kind == "glue" and all(before in made for before in order.before[unit]):
+            made[unit] = None
+            continue
+        near = [component[before] for before in order.before[unit] if before not in made]
+        merged, *rest = sorted({id(c): c for c in near}.values(), key=len, reverse=True) or [[]]
+        for other in rest:
+            merged += other
+            component.update(dict.fromkeys(other, merged))
+        merged.append(unit)
+        component[unit] = merged
+    place = {unit: i for i, unit in enumerate(ordered)}
+    groups = {id(group): group for group in component.values()}.values()
+    ranked = [sorted(group, key=place.__getitem__) for group in groups]
+    ranked.sort(key=lambda group: place[group[0]])
+    return [*made, *(unit for group in ranked for unit in group)]
 
 
 def _places(bits: int) -> Iterator[int]:

@@ -3,6 +3,8 @@ parts.
 
 * glue: views, getitems of glue, constant factories, symbolic numbers, assertions, writes to graph
   inputs. No region computes them: the executable evaluates them between regions.
+* collectives between ranks, and waits for what they give: no engine computes them either. All ranks
+  have to make them in the same order, so none is merged, dropped or computed ahead.
 * compute: every other call. Only compute nodes are counted, and only they are refused.
 """
 
@@ -57,6 +59,7 @@ _ASSERTIONS = frozenset(
         aten.sym_constrain_range_for_size.default,
     }
 )
+_COLLECTIVES = frozenset({"_c10d_functional", "_dtensor"})  # libraries whose ops are collectives
 
 
 def arguments(node: fx.Node) -> tuple[Any, ...]:
@@ -121,9 +124,23 @@ def is_assertion(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in _ASSERTIONS
 
 
+def _is_between_ranks(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "namespace", "") in _COLLECTIVES
+
+
+def is_wait(node: fx.Node) -> bool:
+    """True where the result of a collective is waited for; it is the argument's storage."""
+    return _is_between_ranks(node) and node.target is torch.ops._c10d_functional.wait_tensor.default
+
+
+def is_collective(node: fx.Node) -> bool:
+    """True where a collective between ranks begins."""
+    return _is_between_ranks(node) and not is_wait(node)
+
+
 def is_glue(node: fx.Node) -> bool:
     """True for calls that belong to no region; see the module's docstring."""
-    if not is_call(node):
+    if not is_call(node) or _is_between_ranks(node):
         return False
     if is_getitem(node):
         source = node.args[0]
@@ -139,7 +156,9 @@ def is_glue(node: fx.Node) -> bool:
 
 def is_compute(node: fx.Node) -> bool:
     """True for calls that an engine has to run (their getitems are not counted)."""
-    return is_call(node) and not is_glue(node) and not is_getitem(node)
+    if is_getitem(node) or _is_between_ranks(node):
+        return False
+    return is_call(node) and not is_glue(node)
 
 
 def is_input_write(node: fx.Node) -> bool:
@@ -154,7 +173,9 @@ def is_input_write(node: fx.Node) -> bool:
 
 def has_effect(node: fx.Node) -> bool:
     """True where the node must stay although nobody uses its value."""
-    return node.op in ("placeholder", "output") or is_mutation(node) or is_assertion(node)
+    if node.op in ("placeholder", "output") or _is_between_ranks(node):
+        return True
+    return is_mutation(node) or is_assertion(node)
 
 
 def op_name(node: fx.Node) -> str:

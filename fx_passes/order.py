@@ -1,8 +1,9 @@
 """Units and the order between them.
 
 A unit is what runs as one: a kernel's match, a generated region, one other compute node, one glue
-node. Edges are data flow, and what effects demand: random ops keep their order, a read stays on its
-side of a write.
+node. Edges are data flow, and what effects demand: random ops keep their order, and collectives
+theirs, which is the same on all ranks whatever else a rank's plan is; a read stays on its side of a
+write, and a collective reads until it is waited for.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from torch import fx
 from trnx.fx_passes.aliasing import storage_root
 from trnx.fx_passes.errors import GraphInvariantError
 from trnx.fx_passes.nodes import (
+    getitems,
     is_assertion,
     is_call,
+    is_collective,
     is_compute,
     is_getitem,
     is_glue,
     is_mutation,
     is_random,
+    is_wait,
     schema_of,
 )
 
@@ -31,8 +35,9 @@ from trnx.fx_passes.nodes import (
 def effect_edges(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     """Node -> earlier nodes that it must follow although it reads nothing of theirs."""
     edges: defaultdict[fx.Node, list[fx.Node]] = defaultdict(list)
-    written = {root for n in graph.nodes if is_mutation(n) for root in _written_roots(n)}
+    written = {root for n in graph.nodes for root in _filled_roots(n)}
     last_random: fx.Node | None = None
+    last_collective: fx.Node | None = None
     readers: defaultdict[fx.Node, list[fx.Node]] = defaultdict(list)
     writer: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
@@ -42,10 +47,14 @@ def effect_edges(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
             if last_random is not None:
                 edges[node].append(last_random)
             last_random = node
+        if is_collective(node):
+            if last_collective is not None:
+                edges[node].append(last_collective)
+            last_collective = node
         if not written:
             continue
-        writes = set(_written_roots(node)) if is_mutation(node) else set()
-        for root in {storage_root(a) for a in node.all_input_nodes} & written:
+        writes = set(_filled_roots(node))
+        for root in {storage_root(a) for a in read_nodes(node)} & written:
             if root in writer and writer[root] is not node:
                 edges[node].append(writer[root])
             if root in writes:
@@ -55,6 +64,29 @@ def effect_edges(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
             else:
                 readers[root].append(node)
     return edges
+
+
+def awaited(node: fx.Node) -> fx.Node | None:
+    """The collective that `node` waits for, where it stands in the graph."""
+    if not is_wait(node):
+        return None
+    root = storage_root(node)
+    source = root.args[0] if is_getitem(root) else root
+    return source if isinstance(source, fx.Node) and is_collective(source) else None
+
+
+def read_nodes(node: fx.Node) -> list[fx.Node]:
+    """What `node` reads; a wait ends the reading of the collective's operands."""
+    source = awaited(node)
+    return [*node.all_input_nodes, *(source.all_input_nodes if source is not None else ())]
+
+
+def _filled_roots(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The storages that `node` writes; a collective has written its result when it was waited
+    for."""
+    if is_wait(node):
+        return (storage_root(node),)
+    return _written_roots(node) if is_mutation(node) else ()
 
 
 def _written_roots(node: fx.Node) -> tuple[fx.Node, ...]:
@@ -110,10 +142,12 @@ def single_units(
     for node in graph.nodes:
         if not is_call(node) or node in inside:
             continue
-        if is_compute(node):
-            items = tuple(u for u in node.users if is_getitem(u))
-            units.append(Unit(kind_of[node], (node, *items)))
-            inside.update(items)
+        if is_compute(node) or is_collective(node):
+            kind = kind_of[node] if is_compute(node) else "collective"
+            units.append(Unit(kind, (node, *getitems(node))))
+            inside.update(getitems(node))
+        elif is_wait(node):
+            units.append(Unit("wait", (node,)))
         else:
             units.append(Unit("glue", (node,)))
     return tuple(units)
@@ -154,6 +188,32 @@ class Order:
     def position(self, unit: Unit) -> int:
         """The place of the unit's last node in the graph."""
         return self._position[unit]
+
+    @property
+    def _has_collectives(self) -> bool:
+        return any(unit.kind == "collective" for unit in self.units)
+
+    def urgency(self) -> dict[Unit, int]:
+        """Of each unit that a collective depends on: the place of the first such collective."""
+        found: dict[Unit, int] = {}
+        for unit in reversed(self.sorted()) if self._has_collectives else ():
+            places = [found[after] for after in self.after[unit] if after in found]
+            if unit.kind == "collective":
+                places.append(self._position[unit])
+            if places:
+                found[unit] = min(places)
+        return found
+
+    def early_collectives(self) -> frozenset[Unit]:
+        """Those that read what is there before anything is computed: inputs of the graph, views of
+        them, and what such collectives give."""
+        if not self._has_collectives:
+            return frozenset()
+        early = {unit for unit in self.units if unit.kind in ("glue", "wait", "collective")}
+        for unit in self.sorted():
+            if unit in early and any(u not in early for u in self.before[unit]):
+                early.discard(unit)
+        return frozenset(unit for unit in early if unit.kind == "collective")
 
     def sorted(self) -> tuple[Unit, ...]:
         """The units in a topological order, close to the graph's."""

@@ -1,7 +1,8 @@
 """Cut the canonical graph into regions: legality, then profit, then the fallback for the rest.
 
 1. kernels of the registry, biggest patterns first (`select_kernels.py`);
-2. generated kernels over what is left (`grow.py`, `form_generated.py`);
+2. generated kernels over what is left (`grow.py`, `form_generated.py`), many alike as one
+   (`merge_alike.py`);
 3. fallback regions over what is left, by the policy: `auto` (the first engine that takes a node; of
    those that take a whole region the cheapest), `xla` or `eager` (that engine first), `error`
    (raise, and say every op that has no NKI kernel);
@@ -22,6 +23,7 @@ from trnx.fx_passes import advice
 from trnx.fx_passes.errors import FallbackForbiddenError, UnsupportedOpError
 from trnx.fx_passes.form_generated import generated_units
 from trnx.fx_passes.ledger import Refusals
+from trnx.fx_passes.merge_alike import merge_alike
 from trnx.fx_passes.nodes import is_compute, op_name
 from trnx.fx_passes.numbers import run_time_numbers
 from trnx.fx_passes.order import Order, Unit, read_after_write, single_units
@@ -104,7 +106,10 @@ def _kernel_units(
         return units
     kinds = dict.fromkeys(_rest(graph, units), "compute")
     order = Order(graph, single_units(graph, units, kinds))
-    return [*units, *generated_units(order, generator, hardware, profit, refusals, barred)]
+    generated = generated_units(order, generator, hardware, profit, refusals, barred)
+    kinds = dict.fromkeys(_rest(graph, [*units, *generated]), "compute")
+    order = Order(graph, single_units(graph, [*units, *generated], kinds))
+    return [*units, *merge_alike(generated, order, generator, hardware)]
 
 
 def _unsized(graph: fx.Graph) -> frozenset[fx.Node]:

@@ -13,7 +13,7 @@ from trnx.nki_kernels.spec import Kernel
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
-Engine = Literal["nki", "xla", "eager"]
+Engine = Literal["nki", "xla", "eager", "collective"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Region:
     `nodes` are in topological order and hold the `getitem`s of multi-output nodes. Views, factories
     of constants and symbolic integers between regions belong to no region: the executable evaluates
     them. `inputs` are the nodes read from outside (graph inputs included), `outputs` those used
-    outside.
+    outside. A collective between ranks is a region of its own, of the engine `collective`.
     """
 
     name: str

@@ -1,7 +1,8 @@
 """From units to steps: a list schedule that keeps each fallback engine going as long as it can.
 
 Regions of a fallback engine are stretches of one topological order, so they are convex by
-construction.
+construction. Collectives begin as soon as they can, what they depend on comes before what they do
+not, and is waited for when nothing else can run: what may overlap, overlaps.
 """
 
 from __future__ import annotations
@@ -25,12 +26,17 @@ from trnx.fx_passes.nodes import (
     is_glue,
     is_mutation,
     is_number,
+    op_name,
 )
 from trnx.fx_passes.numbers import run_time_numbers
-from trnx.fx_passes.order import Order, Unit
+from trnx.fx_passes.order import Order, Unit, awaited
 from trnx.fx_passes.region import Engine, FallbackEngine, KernelMatch, Region
 
 Step = Region | fx.Node
+# Collectives that read what the graph computes begin at once. Those that read its inputs (weights
+# that are gathered) would all begin first, and their results be in memory together: so many may be
+# under way or waited for in vain.
+_AHEAD = 4
 
 
 @dataclass
@@ -60,7 +66,7 @@ class Scheduler:
         self._engines = engines
         self._choose = choose
         self._waiting = {unit: len(order.before[unit]) for unit in order.units}
-        self._ready: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        self._ready: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
         self._index = {unit: i for i, unit in enumerate(order.units)}
         self._written = {
             storage_root(node.all_input_nodes[0])
@@ -70,6 +76,9 @@ class Scheduler:
         }
         # A region that read these would be made anew for each of their values.
         self._run_time = run_time_numbers(order.graph)
+        self._urgency = order.urgency()
+        self._early = order.early_collectives()
+        self._under_way: set[fx.Node] = set()
         self._steps: list[Step] = []
         self._run: _Run | None = None
         self._regions = 0
@@ -89,19 +98,30 @@ class Scheduler:
         return _needed(self._steps)
 
     def _push(self, unit: Unit) -> None:
-        heapq.heappush(self._ready[unit.kind], (self._order.position(unit), self._index[unit]))
+        urgency = self._urgency.get(unit, len(self._order.units))
+        place = (urgency, self._order.position(unit), self._index[unit])
+        heapq.heappush(self._ready[unit.kind], place)
 
     def _pop(self, kind: str) -> Unit:
-        return self._order.units[heapq.heappop(self._ready[kind])[1]]
+        return self._order.units[heapq.heappop(self._ready[kind])[2]]
 
     def _next(self) -> Unit | None:
-        """Glue first, then more of the open region, then kernels, then another fallback region."""
+        """Glue first, then a collective, more of the open region, kernels, another fallback region,
+        and a wait last."""
         current = self._run.kind if self._run else ""
-        for kind in ("glue", current, "nki"):
-            if self._ready[kind]:
+        for kind in ("glue", "collective", current, "nki"):
+            if self._ready[kind] and not (kind == "collective" and self._is_too_early()):
                 return self._pop(kind)
-        others = [kind for kind, heap in self._ready.items() if heap]
-        return self._pop(min(others, key=lambda k: self._ready[k][0])) if others else None
+        held = ("collective", "wait")
+        others = [kind for kind, heap in self._ready.items() if heap and kind not in held]
+        if others:
+            return self._pop(min(others, key=lambda k: self._ready[k][0]))
+        last = next((kind for kind in reversed(held) if self._ready[kind]), None)
+        return None if last is None else self._pop(last)
+
+    def _is_too_early(self) -> bool:
+        unit = self._order.units[self._ready["collective"][0][2]]
+        return unit in self._early and len(self._under_way) >= _AHEAD
 
     def _place(self, unit: Unit) -> None:
         run = self._run
@@ -114,6 +134,9 @@ class Scheduler:
             else:
                 self._steps.extend(unit.nodes)
             return
+        if unit.kind in ("collective", "wait"):
+            self._place_between_ranks(unit)
+            return
         if unit.kind == "nki":
             self._close()
             assert isinstance(unit.payload, KernelMatch)
@@ -124,6 +147,23 @@ class Scheduler:
             run = self._run = _Run(unit.kind)
         run.nodes.extend(unit.nodes)
         run.members.add(unit)
+
+    def _place_between_ranks(self, unit: Unit) -> None:
+        """A collective goes in front of an open run that it does not need."""
+        run, first = self._run, unit.nodes[0]
+        needs = run is not None and any(u in run.members for u in self._order.before[unit])
+        if needs or unit.kind == "wait":
+            self._close()
+        if unit.kind == "wait":
+            source = awaited(first)
+            if source is not None:
+                self._under_way.discard(source)
+            self._steps.append(first)
+            return
+        if any(awaited(user) is first for item in unit.nodes for user in item.users):
+            self._under_way.add(first)
+        name = self._name(op_name(first).split(".")[1])
+        self._steps.append(collective_region(name, unit.nodes))
 
     def _reads_blocked(self, run: _Run, unit: Unit) -> bool:
         return any(before in run.blocked for before in self._order.before[unit])
@@ -191,6 +231,13 @@ class Scheduler:
         if not self._may_hold(kind, node) or storage_root(node) in self._written:
             return False
         return not is_getitem(node) or self._may_copy(kind, node.all_input_nodes[0])
+
+
+def collective_region(name: str, nodes: tuple[fx.Node, ...]) -> Region:
+    """The region of a collective and its getitems. All its tensors are outputs, also one that
+    nobody uses: it has to be waited for."""
+    outputs = nodes[1:] or nodes
+    return Region(name, "collective", nodes, inputs_of(nodes), outputs)
 
 
 def values_used_outside(nodes: Sequence[fx.Node]) -> tuple[fx.Node, ...]:

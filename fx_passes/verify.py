@@ -4,7 +4,7 @@ executable: a graph that breaks one must not run.
 A graph: every call has a fake value, nodes stand after what they read, nothing is dead, nothing
 writes but the epilogue that updates graph inputs. A plan: each compute node is in one region, every
 step reads only what is there before it, and regions run in an order in which none waits for itself
-(so they are convex).
+(so they are convex). Collectives run in the order of the graph, which is that of all ranks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from trnx.fx_passes.errors import GraphInvariantError
 from trnx.fx_passes.nodes import (
     is_assertion,
     is_call,
+    is_collective,
     is_compute,
     is_glue,
     is_input_write,
     is_mutation,
+    is_wait,
 )
 from trnx.fx_passes.region import Plan, Region
 
@@ -64,7 +66,7 @@ def verify_plan(plan: Plan) -> None:
             there.update(step.outputs)
         else:
             _require(step, step.all_input_nodes, there)
-            if not is_glue(step):
+            if not (is_glue(step) or is_wait(step)):
                 raise _fail("partition", step, "is a step but no glue")
             there.add(step)
     for node in nodes:
@@ -72,6 +74,22 @@ def verify_plan(plan: Plan) -> None:
             raise _fail("partition", node, "is in no region")
         if node.op == "output":
             _require(node, node.all_input_nodes, there)
+    _verify_collectives(plan)
+
+
+def _verify_collectives(plan: Plan) -> None:
+    wanted = [node for node in plan.graph_module.graph.nodes if is_collective(node)]
+    found = [node for region in plan.regions for node in region.nodes if is_collective(node)]
+    for node, other in zip(wanted, found, strict=False):
+        if node is not other:
+            raise _fail("partition", other, f"would run before {node.name}, on this rank alone")
+    for node in wanted[len(found) :] + found[len(wanted) :]:
+        raise _fail("partition", node, "is a collective that does not run once")
+    for region in plan.regions:
+        between = sum(map(is_collective, region.nodes))
+        computes = any(map(is_compute, region.nodes))
+        if between != (region.engine == "collective") or (between and computes):
+            raise _fail("partition", region.nodes[0], "is in a region of another engine")
 
 
 def _verify_region(region: Region, there: set[fx.Node], computed: set[fx.Node]) -> None:

@@ -1,8 +1,9 @@
 """The `trnx::` ops of the canonical graph: composites that kernels want whole, as custom ops.
 
-    trnx::sdpa(q, k, v, attn_mask, dropout_mask, dropout_p, is_causal, scale) -> (out, lse)
+    trnx::sdpa(q, k, v, attn_mask, dropout_mask, dropout_p, is_causal, scale, window=0)
+        -> (out, lse)
     trnx::sdpa_backward(grad_out, q, k, v, out, lse, attn_mask, dropout_mask, dropout_p, is_causal,
-                        scale, mask_grad) -> (dq, dk, dv, dmask)
+                        scale, mask_grad, window=0) -> (dq, dk, dv, dmask)
     trnx::rms_norm(x, weight, eps) -> Tensor
     trnx::cross_entropy(x, target, reduction, ignore_index) -> (loss, weight, top, total)
     trnx::cross_entropy_backward(grad, x, target, weight, top, total, reduction, ignore_index) -> dx
@@ -12,9 +13,10 @@ Shapes: q [B, Hq, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv], Hq a multiple of H
 attention: query head h reads head h // (Hq // Hkv)). `attn_mask` broadcasts to [B, Hq, L, S]: bool
 (True attends) or float (added to the scaled scores). `dropout_mask` [B, Hq, L, S], bool, says which
 probabilities are kept; these are scaled by 1 / (1 - dropout_p). `is_causal` lets query i see keys
-0..i, and applies together with `attn_mask`. A row that attends to nothing gives out 0 and lse 0, as
-torch's CPU kernel does. `lse` [B, Hq, L] is the logarithm of the row sums of exp(scores), float32
-(float64 for float64 inputs); it has no gradient.
+0..i, and applies together with `attn_mask`; of these a `window` other than 0, which needs
+`is_causal`, leaves the last: keys i - window + 1..i. A row that attends to nothing gives out 0 and
+lse 0, as torch's CPU kernel does. `lse` [B, Hq, L] is the logarithm of the row sums of exp(scores),
+float32 (float64 for float64 inputs); it has no gradient.
 
 Layouts are those of torch on the CPU: `out` has the layout of q where its fused kernel would be
 taken (Dv == D, no dropout, last dimension dense), else it is contiguous; dq, dk and dv have their
@@ -93,6 +95,21 @@ def _flash_takes(
     return attn_mask.ndim in (2, 4) and attn_mask.dtype in (torch.bool, q.dtype)
 
 
+def _in_window(
+    attn_mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, window: int
+) -> torch.Tensor | None:
+    """The mask without the keys that a window leaves out; is_causal takes the other end."""
+    if window == 0:
+        return attn_mask
+    shape = (q.shape[-2], k.shape[-2])
+    near = torch.ones(shape, dtype=torch.bool, device=q.device).triu(1 - window)
+    if attn_mask is None:
+        return near
+    if attn_mask.dtype == torch.bool:
+        return attn_mask & near
+    return attn_mask.masked_fill(~near, float("-inf"))
+
+
 def _repeat_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
     """x [B, Hkv, S, D] in the computing dtype, with each head repeated for its queries."""
     return x.to(_wide(x.dtype)).repeat_interleave(heads // x.shape[1], dim=1)
@@ -134,7 +151,7 @@ def _keep_factor(dropout_mask: torch.Tensor, dropout_p: float, dtype: torch.dtyp
     "trnx::sdpa",
     mutates_args=(),
     schema="(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, Tensor? dropout_mask, "
-    "float dropout_p, bool is_causal, float scale) -> (Tensor out, Tensor lse)",
+    "float dropout_p, bool is_causal, float scale, int window=0) -> (Tensor out, Tensor lse)",
 )
 def sdpa(
     q: torch.Tensor,
@@ -145,8 +162,10 @@ def sdpa(
     dropout_p: float,
     is_causal: bool,
     scale: float,
+    window: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Scaled dot product attention and the logsumexp of its rows; see the module's docstring."""
+    attn_mask = _in_window(attn_mask, q, k, window)
     out = _out_like(q, v, dropout_mask is not None)
     if dropout_mask is None and _flash_takes(q, k, v, attn_mask):
         bias = None if attn_mask is None else _flash_mask(q, attn_mask)
@@ -168,8 +187,9 @@ def _sdpa_fake(
     dropout_p: float,
     is_causal: bool,
     scale: float,
+    window: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    del k, attn_mask, dropout_p, is_causal, scale
+    del k, attn_mask, dropout_p, is_causal, scale, window
     lse = q.new_empty(q.shape[:-1], dtype=_wide(q.dtype))
     return _out_like(q, v, dropout_mask is not None), lse
 
@@ -195,7 +215,7 @@ def _mask_like(attn_mask: torch.Tensor | None, q: torch.Tensor, mask_grad: bool)
     mutates_args=(),
     schema="(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
     "Tensor? attn_mask, Tensor? dropout_mask, float dropout_p, bool is_causal, float scale, "
-    "bool mask_grad) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dmask)",
+    "bool mask_grad, int window=0) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dmask)",
 )
 def sdpa_backward(
     grad_out: torch.Tensor,
@@ -210,9 +230,11 @@ def sdpa_backward(
     is_causal: bool,
     scale: float,
     mask_grad: bool,
+    window: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of `sdpa` to q, k, v and, where `mask_grad`, to a float `attn_mask`."""
     dmask = _mask_like(attn_mask, q, mask_grad)
+    attn_mask = _in_window(attn_mask, q, k, window)
     if dropout_mask is None and not mask_grad and _flash_takes(q, k, v, attn_mask):
         bias = None if attn_mask is None else _flash_mask(q, attn_mask)
         grads = _CPU_FLASH_BACKWARD(
@@ -233,7 +255,7 @@ def sdpa_backward(
     dq = (dscores @ _repeat_heads(k, q.shape[1])) * scale
     dk = _ungroup(dscores.transpose(-1, -2) @ q.to(wide), k.shape[1]) * scale
     if attn_mask is not None and mask_grad:
-        dmask.copy_(dscores.sum_to_size(attn_mask.shape))
+        dmask.copy_(dscores.sum_to_size(dmask.shape))
     return _in_grad_layout(dq, q), _in_grad_layout(dk, k), _in_grad_layout(dv, v), dmask
 
 
@@ -251,13 +273,14 @@ def _sdpa_backward_fake(
     is_causal: bool,
     scale: float,
     mask_grad: bool,
+    window: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    del grad_out, out, lse, dropout_mask, dropout_p, is_causal, scale
+    del grad_out, out, lse, dropout_mask, dropout_p, is_causal, scale, window
     return _empty_grad(q), _empty_grad(k), _empty_grad(v), _mask_like(attn_mask, q, mask_grad)
 
 
 def _sdpa_setup(ctx: Any, inputs: Sequence[Any], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, attn_mask, dropout_mask, ctx.dropout_p, ctx.is_causal, ctx.scale = inputs
+    q, k, v, attn_mask, dropout_mask, ctx.dropout_p, ctx.is_causal, ctx.scale, ctx.window = inputs
     out, lse = output
     ctx.mark_non_differentiable(lse)
     ctx.save_for_backward(q, k, v, out, lse, attn_mask, dropout_mask)
@@ -268,9 +291,9 @@ def _sdpa_autograd(ctx: Any, grad_out: torch.Tensor, _: Any) -> tuple[torch.Tens
     mask_grad = ctx.needs_input_grad[3]
     dq, dk, dv, dmask = torch.ops.trnx.sdpa_backward(
         grad_out, q, k, v, out, lse, attn_mask, dropout_mask,
-        ctx.dropout_p, ctx.is_causal, ctx.scale, mask_grad,
+        ctx.dropout_p, ctx.is_causal, ctx.scale, mask_grad, ctx.window,
     )  # fmt: skip
-    return dq, dk, dv, dmask if mask_grad else None, None, None, None, None
+    return dq, dk, dv, dmask if mask_grad else None, None, None, None, None, None
 
 
 sdpa.register_autograd(_sdpa_autograd, setup_context=_sdpa_setup)

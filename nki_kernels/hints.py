@@ -22,7 +22,9 @@ UNKNOWN_SIZE = 128
 def hint_int(value: int | torch.SymInt) -> int:
     """The number that `value` had at capture."""
     if isinstance(value, torch.SymInt):
-        return int(optimization_hint(value, UNKNOWN_SIZE))
+        known = optimization_hint(value, UNKNOWN_SIZE)
+        # The ragged size of a nested tensor stands for many numbers: no int() of it.
+        return UNKNOWN_SIZE if isinstance(known, torch.SymInt) else int(known)
     return int(value)
 
 

@@ -69,7 +69,7 @@ type = layers
 containers = trnx.simulator
 exhaustive = True
 layers =
-    frontend
+    frontend : migration
     isa | checks | timing
     multicore
     program
@@ -78,7 +78,7 @@ layers =
     memory
     precision : source
     lru_cache
-    findings : fork_locks : hardware : kernel_lines
+    findings : fork_locks : hardware : kernel_lines : older_dialects
     errors
 """
 

@@ -22,6 +22,7 @@ DEFERRED = {
     "trnx.backend.neuron.doctor": "the doctor works, and says so, where torch cannot be imported",
     "trnx.cache_cli": _COMMANDS,
     "trnx.cli": _COMMANDS,
+    "trnx.migrate_cli": _COMMANDS,
     "trnx.plan_cli": _COMMANDS,
     "trnx.device.worker": "who waits counts the time of imports as the first task's",
     "trnx.eks.cli": _CLUSTER,

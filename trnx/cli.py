@@ -25,6 +25,7 @@ from trnx.arguments import (
     given,
 )
 from trnx.cache_cli import app as cache_app
+from trnx.migrate_cli import migrate
 from trnx.plan_cli import plan
 from trnx.simulator.errors import TrnxError
 
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 app.add_typer(cache_app, name="cache")
 app.command()(plan)
+app.command()(migrate)
 
 
 class ArgumentOrderError(TrnxError):
@@ -296,7 +298,8 @@ def check(
 ) -> None:
     """Try the kernels that a file registers against their references, on every generation.
 
-    Status 1 for a finding.
+    On their samples and on what samples leave out: edges, dtypes, strides, numbers, large sizes.
+    Where AWS's package nki is installed, nki.simulate runs the samples too. Status 1 for a finding.
     """
     from trnx.backend.kernel_checks.engine import TARGETS, check_file
 
@@ -325,9 +328,11 @@ def check_kernels(
 ) -> None:
     """Run kernels on their samples with all checks, against their references. Status 1: one fails.
 
-    Where AWS's package nki is installed, nki.simulate runs them too, and differences are shown.
+    On one target, and on their samples alone: made for the whole registry; `trnx check FILE` tries
+    the kernels of a file harder. Where AWS's package nki is installed, nki.simulate runs them too,
+    and differences are shown.
     """
-    from trnx.backend.kernel_check import check_kernels as check
+    from trnx.backend.kernel_checks.samples import check_kernels as check
 
     found = check(target.value, files or ())
     print(json.dumps(found.to_dict()) if as_json else found)

@@ -22,6 +22,9 @@ def choose_padding(plan: Plan, options: Options) -> PaddedPlan | None:
     exact sizes are asked for."""
     if options.buckets == "exact" or options.check != "none" or options.runner == "neuron":
         return None
+    if any(region.engine == "collective" for region in plan.regions):
+        # They write memory while other regions run.
+        return None
     sources = symbol_sources(plan.graph_module, specialised_symbols(plan))
     if not sources:
         return None
@@ -44,7 +47,7 @@ def note_padding(
         if region.match is None or not any(map(_is_dynamic, _values(region))):
             continue
         if padded is None:
-            text = f"exact: {_why_exact(options)}"
+            text = f"exact: {_why_exact(plan, options)}"
         elif region.name in padded.regions:
             text = _buckets(region, padded, options)
         else:
@@ -52,11 +55,13 @@ def note_padding(
         reports[region.name].padding = text
 
 
-def _why_exact(options: Options) -> str:
+def _why_exact(plan: Plan, options: Options) -> str:
     if options.buckets == "exact":
         return "buckets='exact'"
     if options.check != "none":
         return f"check={options.check!r} compares exact sizes"
+    if any(region.engine == "collective" for region in plan.regions):
+        return "the graph has collectives"
     return "the runner 'neuron' compiles a graph for each set of sizes"
 
 

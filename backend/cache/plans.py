@@ -30,7 +30,7 @@ from trnx.fx_passes.match import GraphMatch, bound_nodes, matchers
 from trnx.fx_passes.nodes import op_name
 from trnx.fx_passes.order import effect_edges
 from trnx.fx_passes.region import KernelMatch, LedgerEntry, Plan, Region
-from trnx.fx_passes.schedule import values_used_outside
+from trnx.fx_passes.schedule import collective_region, values_used_outside
 from trnx.fx_passes.source import source_line
 from trnx.fx_passes.verify import verify_plan
 from trnx.nki_kernels.generator.kernel import FusedKernel
@@ -133,6 +133,8 @@ class _Reader:
             match = self._generated(nodes) if generated else self._matched(given, nodes)
             outputs = tuple(node for node in match.results if node is not None)
             return Region(name, "nki", nodes, bound_nodes(match.bindings), outputs, match)
+        if engine == "collective":
+            return collective_region(name, nodes)
         if engine not in self._fallbacks:
             raise DamagedEntryError(f"{name} is for {engine!r}")
         return Region(name, engine, nodes, inputs_of(nodes), values_used_outside(nodes))

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from trnx.backend.exported.errors import DamagedFolderError, FolderVersionError
+from trnx.backend.exported.errors import DamagedFolderError, ExportError, FolderVersionError
 from trnx.backend.exported.sources import digest_of, kernel_sources
 from trnx.backend.exported.values import decode, encode
 from trnx.backend.kernel_call import describe
@@ -28,7 +28,13 @@ SOURCES = "sources/"
 
 
 def region_json(region: Region, hw: Hardware) -> dict[str, Any]:
-    """One region. Raises ExportError for a kernel with a constant that has no JSON."""
+    """One region. Raises ExportError for a kernel with a constant that has no JSON, and for a
+    collective."""
+    if region.engine == "collective":
+        raise ExportError(
+            f"{region.name} is a collective of a process group of this job, which a folder cannot "
+            "hold: export the model as it is before it is sharded"
+        )
     found: dict[str, Any] = {
         "region": region.name,
         "engine": region.engine,

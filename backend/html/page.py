@@ -13,9 +13,15 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-COLOURS = {"nki": "#1f5fa8", "xla": "#c4561a", "eager": "#7a7f85", "launch": "#c9a227"}
+COLOURS = {
+    "nki": "#1f5fa8",
+    "xla": "#c4561a",
+    "eager": "#7a7f85",
+    "launch": "#c9a227",
+    "collective": "#2e8b57",
+}
 
-_SHORT = 24  # characters of a cell that stay on one line
+_SHORT = 32  # characters of a cell that stay on one line
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #222; margin: 24px auto; max-width: 1180px;
   padding: 0 16px; }
@@ -23,10 +29,10 @@ h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 32px 0 8p
 p.note { color: #555; margin: 4px 0 10px; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: 3px 10px 3px 0; border-bottom: 1px solid #e2e2e2;
-  vertical-align: top; overflow-wrap: anywhere; }
-th { position: sticky; top: 0; background: #fff; }
-td.number, th.number { text-align: right; white-space: nowrap; overflow-wrap: normal; }
-svg { display: block; max-width: 100%; margin-bottom: 12px; }
+  vertical-align: top; overflow-wrap: break-word; }
+th { position: sticky; top: 0; background: #fff; white-space: nowrap; }
+td.number, th.number { text-align: right; white-space: nowrap; }
+svg { display: block; max-width: 100%; height: auto; margin-bottom: 12px; }
 svg text { font: 12px system-ui, sans-serif; fill: #222; }
 td.short { white-space: nowrap; }
 .swatch { display: inline-block; width: 10px; height: 10px; margin-right: 5px; }
@@ -137,7 +143,8 @@ def _row(engine: str, cells: Sequence[Cell]) -> str:
             if index == 0 and engine:
                 mark = f'<i class="swatch" style="background:{COLOURS[engine]}"></i>'
             whole = ' class="short"' if len(cell) <= _SHORT else ""
-            parts.append(f"<td{whole}>{mark}{escape(cell)}</td>")
+            text = escape(cell).replace("/", "/<wbr>")  # where long paths may break
+            parts.append(f"<td{whole}>{mark}{text}</td>")
     return f'<tr data-engine="{escape(engine)}">{"".join(parts)}</tr>'
 
 

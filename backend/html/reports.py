@@ -18,7 +18,7 @@ from trnx.backend.html.page import Number, document, heading, legend, table
 from trnx.backend.report import percent
 from trnx.simulator.timing.summary import bytes_text, scaled_text, time_text
 
-_ENGINES = ("nki", "xla", "eager")
+_ENGINES = ("nki", "xla", "eager", "collective")
 
 
 def explanation_page(data: dict[str, Any]) -> str:
@@ -195,4 +195,10 @@ def _body(graphs: Sequence[Mapping[str, Any]], target: str, suffix: str = "") ->
     yield table(f"regions{suffix}", columns, rows, filters=True)
 
 
-_NAMES = {"launch": "launches", "nki": "NKI kernels", "xla": "XLA", "eager": "eager"}
+_NAMES = {
+    "launch": "launches",
+    "nki": "NKI kernels",
+    "xla": "XLA",
+    "eager": "eager",
+    "collective": "collectives",
+}

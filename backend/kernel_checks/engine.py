@@ -13,13 +13,15 @@ import torch
 
 from trnx.backend.kernel_checks.cases import SEED, Case, cases_of, tensors_of
 from trnx.backend.kernel_checks.compare import Results, as_tuple, difference, in_eager, looks_like
+from trnx.backend.kernel_checks.files import specs_in
+from trnx.backend.kernel_checks.native import native_difference, native_simulator
 from trnx.backend.kernel_checks.report import CheckReport, KernelReport, Time
 from trnx.backend.kernel_checks.selection import missed
+from trnx.backend.kernel_samples import operands
 from trnx.backend.prediction import estimated_seconds
 from trnx.backend.runners import as_spec
 from trnx.nki_kernels.errors import KernelCheckError
-from trnx.nki_kernels.registry import kernels, load_kernels
-from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern
+from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator import trace
 from trnx.simulator.errors import FindingError, TrnxError
 from trnx.simulator.frontend.subset import check_subset
@@ -46,20 +48,15 @@ def check_file(file: str | Path, targets: Sequence[str] = TARGETS) -> CheckRepor
     Raises KernelCheckError where it registers none.
     """
     path = Path(file)
-    if not path.is_file():
-        raise KernelCheckError(f"{path} is no file; give the one that registers your kernels")
     try:
-        load_kernels(path)
+        specs = specs_in(path)
+    except KernelCheckError:
+        raise
     except Exception as error:  # noqa: BLE001  the user's file may raise anything
         report = KernelReport(path.name)
         for target in targets:
             report.add("spec", f"{type(error).__name__}: {error}", target)
         return CheckReport(tuple(targets), [report])
-    specs = kernels().of_file(path)
-    if not specs:
-        raise KernelCheckError(
-            f"{path} registers no kernel; end it with trnx.register_kernel(KernelSpec(...))"
-        )
     return check_kernels(specs, targets)
 
 
@@ -88,6 +85,7 @@ class _Check:
         self.report = KernelReport(spec.name)
         self.patterns: dict[Case, Pattern] = {}
         self.accepted: dict[str, list[Case]] = {target: [] for target in targets}
+        self.native = native_simulator()
 
     def run(self) -> KernelReport:
         self._everywhere("spec")
@@ -253,9 +251,20 @@ class _Check:
             given.append(as_spec(tensor.clone() if slot.is_written else tensor, spec))
         results = program.run(given)
         found = _in_form_of(expected, results)
+        if self.native is not None and case.check == "samples":
+            self._compare_native(case, made, results, hw)
         if wrong := difference(found, expected, case):
             check, why = looks_like(self.spec, tuple(found), case)
             self._add(check or case.check, case, wrong + (f"; {why}" if why else ""), hw)
+
+    def _compare_native(self, case: Case, made: _Traced, results: Any, hw: Hardware) -> None:
+        assert self.native is not None
+        given = operands(made.launch, Sample(case.values))
+        told = native_difference(self.native, made.launch, given, results, hw)
+        self.report.tried("nki.simulate", hw.target)
+        self.report.native = max(self.report.native, told.largest)
+        if told.problem:
+            self._add("nki.simulate", case, told.problem, hw)
 
     def _raised(self, case: Case, error: Exception, hw: Hardware) -> None:
         name = error.check if isinstance(error, FindingError) else ""

@@ -24,6 +24,7 @@ CHECKS = {
     "capacity": "it fits into SBUF and PSUM, also for large sizes",
     "aliasing": "inputs stay as they are, results are new",
     "races": "the cores agree on who writes when",
+    "nki.simulate": "AWS's simulator, where it is installed, takes the samples",
     "source": "the device's front end can parse it",
     "selection": "torch.compile finds the pattern",
 }
@@ -56,13 +57,14 @@ class Time:
 @dataclass
 class KernelReport:
     """One kernel. `cases` counts for each check and target what was tried; `refused` counts what
-    the guard refused, with a reason."""
+    the guard refused, with a reason; `native` is the largest difference of AWS's simulator."""
 
     name: str
     cases: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[str, dict[str, int]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     times: list[Time] = field(default_factory=list)
+    native: float = 0.0
 
     def tried(self, check: str, target: str) -> None:
         """Count one case."""
@@ -119,6 +121,7 @@ class CheckReport:
                     },
                     "refused": kernel.refused,
                     "findings": [asdict(finding) for finding in kernel.findings],
+                    "native": kernel.native,
                     "times": [asdict(time) for time in kernel.times],
                 }
                 for kernel in self.kernels
@@ -147,6 +150,8 @@ class CheckReport:
             table.add_row("predicted time", *seconds, next(iter(times.values())).sizes)
             table.add_row("limit", *limits, "by the kernel's cost")
         lines = [str(finding) for finding in kernel.findings]
+        if kernel.native:
+            lines.append(f"nki.simulate differs by up to {kernel.native:.3g} from trnx's simulator")
         return [table, *lines, *_refusals(kernel)]
 
 

@@ -26,7 +26,7 @@ def explained_runner(name: str, target: str) -> str:
 class Choice:
     """A runner, and the reason that the report gives for it."""
 
-    runner: Runner
+    runner: Runner | NeuronRunner
     reason: str
 
 

@@ -136,7 +136,7 @@ def _numbers_in_calls(graph: fx.Graph) -> frozenset[Any]:
 def _all_compiled(report: GraphReport) -> None:
     """What the plan leaves to eager is compiled as well: the graph goes to the compiler whole."""
     for region in report.regions:
-        region.engine = "nki" if region.engine == "nki" else "xla"
+        region.engine = "xla" if region.engine == "eager" else region.engine
     report.fallbacks[:] = [replace(entry, engine="xla") for entry in report.fallbacks]
 
 

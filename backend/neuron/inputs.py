@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from trnx.backend.errors import InputChangedError
+from trnx.backend.errors import InputChangedError, UnreadableInputError
 from trnx.backend.shapes import Symbols, concrete_spec
+from trnx.backend.torch_internals import has_tangents, is_transformed
 from trnx.fallback.layout import layout_of, restride
 from trnx.fx_passes.source import source_line
 from trnx.simulator.memory.tensor_spec import TensorSpec
@@ -37,9 +38,16 @@ class DeviceInput:
     def admit(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         """The tensor without its history, on the device, with the strides of the graph.
 
-        Numbers (tensors without dimensions) may come from host memory. Raises InputChangedError.
+        Numbers (tensors without dimensions) may come from host memory. Raises InputChangedError,
+        or UnreadableInputError for what torch.func and forward-mode differentiation pass.
         """
         spec = self.spec
+        if is_transformed(tensor) or has_tangents([tensor]):
+            raise UnreadableInputError(
+                f"input {self.name} (read at {self.line or 'an unknown line'}) cannot be read: it "
+                "is a batch or a tangent, and the graph of the device has neither; compile the "
+                "function that transforms, torch.compile(torch.vmap(f))"
+            )
         if tensor.dtype is not spec.dtype or tensor.shape != spec.shape:
             raise InputChangedError(
                 f"input {self.name} (read at {self.line or 'an unknown line'}) is {tensor.dtype} "

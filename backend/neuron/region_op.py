@@ -64,12 +64,17 @@ def lnc_of(launch: Launch) -> int:
 
 def check_lnc(launch: Launch, name: str, target: str, configured: str | None) -> None:
     """Raises NeuronLncError where the runtime's LNC is another than the kernel's."""
-    wanted = lnc_of(launch)
+    check_cores(f"kernel {name} is", lnc_of(launch), target, configured)
+
+
+def check_cores(who: str, wanted: int, target: str, configured: str | None) -> None:
+    """Raises NeuronLncError where logical cores (`configured`, the value of
+    NEURON_LOGICAL_NC_CONFIG) are not of `wanted` physical ones, for which `who` written."""
     have = configured or str(_DEFAULT_LNC.get(target, 2))
     if have != str(wanted):
         set_to = f"is {configured}" if configured else f"is not set, which means {have} on {target}"
         raise NeuronLncError(
-            f"kernel {name} is written for {wanted} logical core(s), and {LNC_VARIABLE} {set_to}: "
+            f"{who} written for {wanted} logical core(s), and {LNC_VARIABLE} {set_to}: "
             f"export {LNC_VARIABLE}={wanted} before Python starts"
         )
 

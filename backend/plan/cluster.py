@@ -6,7 +6,9 @@ folder about-neuron/arch/neuron-hardware.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from functools import lru_cache
 
 from trnx.backend.plan.errors import PlanError
 from trnx.eks.instances import INSTANCES
@@ -24,6 +26,10 @@ class Links:
     server_instances: int = 1
 
 
+# What a compiled graph's collectives are predicted for: a graph has a generation, not an instance.
+# A generation that is not here has no published instance types.
+_USUAL = {"trn1": "trn1.32xlarge", "trn2": "trn2.48xlarge"}
+
 # SDK/trn1-arch.rst and trn2-arch.rst: "NeuronLink-v2 384 GB/s", "EFA bandwidth (Gbps) 800" (trn1n
 # 1600), "Intra-instance NeuronLink-v3 1,024 GB/sec/chip", "Inter-instance 256", "EFAv3 3,200".
 _LINKS = {
@@ -34,6 +40,20 @@ _LINKS = {
     "trn2.48xlarge": Links(1024e9, 0.0, 3200e9 / 8),
     "trn2u.48xlarge": Links(1024e9, 256e9, 3200e9 / 8, server_instances=4),
 }
+
+
+@dataclass(frozen=True)
+class ScaleUp:
+    """Chips that NeuronLink connects all to all, without end (trn3-arch.rst: 64 or 144 chips)."""
+
+    chip: Hardware
+
+    def levels(self) -> tuple[tuple[str, int, float], ...]:
+        """As those of a cluster."""
+        chip = self.chip
+        own = min(chip.dma_bytes_per_second, chip.hbm_bytes_per_second)
+        link = min(own, chip.neuronlink_bytes_per_second / chip.cores_per_chip)
+        return (("chip", chip.cores_per_chip, own), ("NeuronLink", sys.maxsize, link))
 
 
 @dataclass(frozen=True)
@@ -95,3 +115,12 @@ class Cluster:
         if links.efa:
             found.append(("EFA", self.cores, min(own, links.efa / self.node_cores)))
         return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def interconnect(chip: Hardware, ranks: int) -> Cluster | ScaleUp:
+    """What connects the cores of a job of so many ranks: the generation's usual instances."""
+    name = _USUAL.get(chip.target)
+    if name is None:
+        return ScaleUp(chip)
+    return Cluster(name, -(-ranks // Cluster(name, 1).node_cores))

@@ -9,9 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
-from trnx.backend.plan.cluster import Cluster
 from trnx.simulator.costs.constants import timing
+from trnx.simulator.hardware import Hardware
+
+
+class Interconnect(Protocol):
+    """What collectives need to know of a cluster."""
+
+    @property
+    def chip(self) -> Hardware:
+        """The record of the generation."""
+
+    def levels(self) -> tuple[tuple[str, int, float], ...]:
+        """(name, cores that lie within one, bytes/s of a core over its links), inside out."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +34,7 @@ class Group:
     stride: int
 
 
-def all_gather(cluster: Cluster, group: Group, nbytes: float) -> float:
+def all_gather(cluster: Interconnect, group: Group, nbytes: float) -> float:
     """Every rank gets `nbytes`, of which each had its share; a reduce-scatter takes the same."""
     return sum(
         (members - 1) * hop + (members - 1) / members * nbytes / inner / rate
@@ -30,12 +42,12 @@ def all_gather(cluster: Cluster, group: Group, nbytes: float) -> float:
     )
 
 
-def all_reduce(cluster: Cluster, group: Group, nbytes: float) -> float:
+def all_reduce(cluster: Interconnect, group: Group, nbytes: float) -> float:
     """Every rank gets the sum of `nbytes`: reduce-scatter and all-gather."""
     return 2 * all_gather(cluster, group, nbytes)
 
 
-def all_to_all(cluster: Cluster, group: Group, nbytes: float) -> float:
+def all_to_all(cluster: Interconnect, group: Group, nbytes: float) -> float:
     """Every rank sends an equal part of `nbytes` to each: what leaves a level goes over its link,
     one level at a time."""
     seconds = 0.0
@@ -45,12 +57,12 @@ def all_to_all(cluster: Cluster, group: Group, nbytes: float) -> float:
     return seconds
 
 
-def send(cluster: Cluster, stride: int, nbytes: float) -> float:
+def send(cluster: Interconnect, stride: int, nbytes: float) -> float:
     """`nbytes` to the rank that is `stride` away."""
     return max(hop + nbytes / rate for _, _, hop, rate in _rings(cluster, Group(2, stride)))
 
 
-def _rings(cluster: Cluster, group: Group) -> Iterator[tuple[int, int, float, float]]:
+def _rings(cluster: Interconnect, group: Group) -> Iterator[tuple[int, int, float, float]]:
     """(members of a ring, ranks within each, seconds of a hop, bytes/s) of each level in use."""
     constants, inner = timing(cluster.chip), 1
     for name, cores, rate in cluster.levels():

@@ -24,11 +24,15 @@ def _transposed(x: Any) -> Any:
     return jnp.swapaxes(x, -1, -2)
 
 
-def _probabilities(q: Any, k: Any, mask: Any, is_causal: bool, scale: float) -> tuple[Any, Any]:
+def _probabilities(
+    q: Any, k: Any, mask: Any, is_causal: bool, scale: float, window: int
+) -> tuple[Any, Any]:
     """Softmax of the scores and its logsumexp; rows that attend to nothing are zero."""
     scores = product(wide(q), _transposed(_heads(k, q.shape[1]))) * scale
     if is_causal:
         below = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        if window:
+            below = jnp.triu(below, 1 - window)
         scores = jnp.where(below, scores, -jnp.inf)
     if mask is not None and mask.dtype == np.bool_:
         scores = jnp.where(mask, scores, -jnp.inf)
@@ -54,9 +58,9 @@ def _kept(weights: Any, dropout_mask: Any, dropout_p: float) -> Any:
 @register("trnx::sdpa")
 def _sdpa(
     q: Any, k: Any, v: Any, mask: Any, dropout_mask: Any, dropout_p: float, is_causal: bool,
-    scale: float,
+    scale: float, window: int = 0,
 ) -> tuple[Any, Any]:  # fmt: skip
-    weights, lse = _probabilities(q, k, mask, is_causal, scale)
+    weights, lse = _probabilities(q, k, mask, is_causal, scale, window)
     return product(_kept(weights, dropout_mask, dropout_p), _heads(v, q.shape[1])), lse
 
 
@@ -77,8 +81,9 @@ def _sum_to(x: Any, shape: tuple[int, ...]) -> Any:
 def _sdpa_backward(
     grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, dropout_mask: Any,
     dropout_p: float, is_causal: bool, scale: float, mask_grad: bool,
+    window: int = 0,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    weights, _ = _probabilities(q, k, mask, is_causal, scale)
+    weights, _ = _probabilities(q, k, mask, is_causal, scale, window)
     grad = wide(grad)
     dweights = product(grad, _transposed(_heads(v, q.shape[1])))
     dweights = _kept(dweights, dropout_mask, dropout_p)

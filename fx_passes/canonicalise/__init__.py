@@ -17,6 +17,7 @@ from trnx.fx_passes.canonicalise.merge_common import MERGE_COMMON
 from trnx.fx_passes.canonicalise.name_attention import NAME_ATTENTION
 from trnx.fx_passes.canonicalise.name_factories import NAME_FACTORIES
 from trnx.fx_passes.canonicalise.name_gelu import NAME_GELU
+from trnx.fx_passes.canonicalise.name_masks import NAME_MASKS
 from trnx.fx_passes.canonicalise.name_products import NAME_PRODUCTS
 from trnx.fx_passes.canonicalise.normalise_casts import NORMALISE_CASTS
 from trnx.fx_passes.canonicalise.normalise_dims import NORMALISE_DIMS
@@ -31,6 +32,7 @@ from trnx.fx_passes.passes import Pass, run_passes
 
 CANONICALISE: tuple[Pass, ...] = (
     NAME_ATTENTION,
+    NAME_MASKS,
     SPLIT_CONVOLUTION_BACKWARD,
     NORMALISE_DIMS,
     SIMPLIFY_VIEWS,

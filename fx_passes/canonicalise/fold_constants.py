@@ -17,6 +17,7 @@ from trnx.fx_passes.aliasing import same_layout
 from trnx.fx_passes.canonicalise._rules import fake_value
 from trnx.fx_passes.metadata import real_values
 from trnx.fx_passes.nodes import aten, has_tensor, is_mutation, is_pointwise, is_view, schema_of
+from trnx.fx_passes.numbers import number_tensor
 from trnx.fx_passes.passes import Pass
 
 Number = bool | int | float
@@ -46,7 +47,7 @@ def _value(node: Any) -> Number | None:
     if not isinstance(value, (bool, int, float)):
         return None
     with real_values():
-        stored = torch.tensor(value).to(node.meta["val"].dtype).item()
+        stored = number_tensor(value, node.meta["val"].dtype).item()
     return stored if isinstance(stored, (bool, int, float)) else None
 
 

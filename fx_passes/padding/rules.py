@@ -327,7 +327,7 @@ def _embedding(node: fx.Node, operands: Operands) -> Layout:
 
 
 def _sdpa(node: fx.Node, operands: Operands) -> tuple[Layout, ...]:
-    q, k, v, mask, dropout_mask, dropout, is_causal, _ = node.args
+    q, k, v, mask, dropout_mask, dropout, is_causal = node.args[:7]
     if dropout or dropout_mask is not None:
         raise RefusedError("attention with dropout draws random numbers")
     layouts = queries, keys, values = tuple(operands.layout(one) for one in (q, k, v))
@@ -359,9 +359,9 @@ def _check_keys(
     operands: Operands, mask: Any, is_causal: Any, queries: Axis, keys: Axis
 ) -> None:  # fmt: skip
     """A good query must not see the keys in the padding."""
+    if is_causal and queries.is_one_size and same_sizes(queries, keys):
+        return  # a query sees the keys up to its own place; a window hides some of them
     if mask is None:
-        if is_causal and queries.is_one_size and same_sizes(queries, keys):
-            return  # a query sees the keys up to its own place
         raise RefusedError("attention has neither a mask over its padded keys nor as many queries")
     axis = operands.layout(mask)[-1]
     hides = -torch.inf if val(mask).dtype.is_floating_point else False

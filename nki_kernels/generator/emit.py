@@ -8,7 +8,8 @@ Tiles are named after the inputs and the operators that made them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -23,21 +24,74 @@ _DTYPES = {
     torch.float16: "nl.float16",
     torch.int32: "nl.int32",
     torch.bool: "nl.uint8",
+    torch.int64: "nl.int32",  # two words, in a last dimension
 }
 _BITS = ".view(nl.int32)"
+_DECORATOR = "@nki.jit"
 _LINE = 92  # before the indentation of the function's body
 
 
 def emit(name: str, summary: str, parameters: Mapping[str, str], region: TiledRegion) -> str:
     """The source text. `parameters` are the names that the kernel's inputs have in it."""
-    return _Emitter(name, summary, parameters, region).text()
+    return module_text(summary, _Emitter(name, parameters, region, [_DECORATOR]).functions())
+
+
+def emit_part(name: str, parameters: Mapping[str, str], region: TiledRegion) -> list[str]:
+    """The lines of a plain function for the region, which a kernel calls as `name`."""
+    return _Emitter(name, parameters, region, [], prefix=name).functions()
+
+
+def emit_calls(name: str, count: int, calls: Sequence[PartCall]) -> list[str]:
+    """The lines of a kernel of `count` inputs that calls a function for each part of it."""
+    results = sum(len(call.results) for call in calls)
+    lines = ["", _DECORATOR, f"def {name}({', '.join(f'x{i}' for i in range(count))}):"]
+    for call in calls:
+        taken = ", ".join(f"x{i}" for i in call.inputs)
+        given = ", ".join(f"out{i}" for i in call.results)
+        lines += indent([f"{given} = {call.function}({taken})"])
+    return [*lines, *indent([f"return {', '.join(f'out{i}' for i in range(results))}"])]
+
+
+def module_text(summary: str, functions: Sequence[str]) -> str:
+    """A module of these functions."""
+    head = [
+        f'"""{summary}"""',
+        "",
+        "import nki",
+        "import nki.isa as nisa",
+        "import nki.language as nl",
+    ]
+    every = "\n".join(functions)
+    constants = [
+        f'{name} = float("{name.lower()}")'
+        for name in ("INF", "NAN")
+        if re.search(rf"\b{name}\b", every)
+    ]
+    if constants:
+        head += ["", *constants]
+    return "\n".join([*head, "", *functions]) + "\n"
+
+
+@dataclass(frozen=True)
+class PartCall:
+    """The call of a part's function, with the indices of the kernel's inputs and results."""
+
+    function: str
+    inputs: Sequence[int]
+    results: Sequence[int]
 
 
 class _Emitter:
     def __init__(
-        self, name: str, summary: str, parameters: Mapping[str, str], region: TiledRegion
+        self,
+        name: str,
+        parameters: Mapping[str, str],
+        region: TiledRegion,
+        decorators: Sequence[str],
+        prefix: str = "",
     ) -> None:
-        self.kernel, self.summary, self.parameters = name, summary, parameters
+        self.kernel, self.parameters = name, parameters
+        self.decorators, self.prefix = decorators, prefix
         self.region = region
         self.g = region.geometry
         self.names: dict[Value, str] = {}
@@ -102,11 +156,27 @@ class _Emitter:
 
     def shape(self, value: Value, rows: str, *, constant: bool = False) -> str:
         counts = [self.count(label, constant=constant) for label in self.axes(value)] or ["1"]
-        return f"({', '.join([rows, *counts])})"
+        words = ["2"] if value.dtype is torch.int64 else []
+        return f"({', '.join([rows, *counts, *words])})"
+
+    def written(self, instruction: Instruction) -> str:
+        """The tile that an instruction writes, or the word of it."""
+        name = self.name(instruction.dst)
+        return (
+            name
+            if instruction.word is None
+            else name + self._word(instruction.dst, instruction.word)
+        )
+
+    def _word(self, value: Value, word: int) -> str:
+        free = max(1, len(self.axes(value)))
+        return f"[{':, ' * (free + 1)}{word}]"
 
     def view(self, tile: Tile, *, constant: bool, on_bits: bool) -> str:
         """The tile, spread over the axes of `like`."""
         name = self.name(tile.value) + (_BITS if on_bits else "")
+        if tile.word is not None:
+            name += self._word(tile.value, tile.word)
         have = self.axes(tile.value)
         want = self.axes(tile.like) if tile.like is not None else have
         if have == want:
@@ -136,6 +206,8 @@ class _Emitter:
         """`pattern=..., offset=...` of the tile's elements in HBM; where not `led`, of those of the
         first element of the lead.
         """
+        words = 2 if value.dtype is torch.int64 else 1
+        strides = {label: stride * words for label, stride in strides.items()}
         step = strides.get(self.g.partition, 0)
         fold = "k" if not constant else str(self.g.count(self.g.partition))
         lane = f"{_times(fold, step)}" if self.g.folded and step else str(step)
@@ -153,7 +225,9 @@ class _Emitter:
             if strides.get(axis.label, 0):
                 terms.append(_times(f"i{self.position[axis.label]}", strides[axis.label]))
         offset = f", offset={' + '.join(terms)}" if terms else ""
-        if not self.axes(value):
+        if words > 1:
+            pattern.append("[1, 2]")
+        elif not self.axes(value):
             pattern.append("[1, 1]")
         return f"pattern=[{', '.join(pattern)}]{offset}"
 
@@ -168,7 +242,7 @@ class _Emitter:
             if v not in self.declared
         ]
         self.declared.update(instruction.writes())
-        dst = self.name(instruction.dst)
+        dst = self.written(instruction)
         if instruction.call == "load":
             value = instruction.dst
             where = self.address(self.region.load_strides[value], value, rows, constant=shared)
@@ -241,36 +315,24 @@ class _Emitter:
 
     # -- the module ------------------------------------------------------------------------------
 
-    def text(self) -> str:
+    def functions(self) -> list[str]:
+        """The functions of the tiles, and the one that loops over them: the kernel's body."""
         shared = [line for i in self.shared for line in self.lines(i, shared=True)]
         bodies = [self._body(stage) for stage in range(self.stages)]
-        head = [
-            f'"""{self.summary}"""',
-            "",
-            "import nki",
-            "import nki.isa as nisa",
-            "import nki.language as nl",
-        ]
-        every = "\n".join(line for lines in (shared, *bodies) for line in lines)
-        constants = [
-            f'{name} = float("{name.lower()}")'
-            for name in ("INF", "NAN")
-            if re.search(rf"\b{name}\b", every)
-        ]
-        if constants:
-            head += ["", *constants]
-        lines = [*head, ""]
+        lines: list[str] = []
         arguments = [self._stage_parameters(body) for body in bodies]
         for stage, body in enumerate(bodies):
             name, taken = self._stage_name(stage), ", ".join(arguments[stage])
             lines += ["", f"def {name}({taken}):", *indent(body), ""]
-        lines += ["", "@nki.jit", f"def {self.kernel}({', '.join(self.parameters.values())}):"]
+        lines += ["", *self.decorators]
+        lines.append(f"def {self.kernel}({', '.join(self.parameters.values())}):")
         calls = TileCalls(self.g, self.position, [self._stage_name(i) for i in range(self.stages)])
-        lines += indent([*self._allocations(), *shared, *calls.lines(arguments), self._return()])
-        return "\n".join(lines) + "\n"
+        return lines + indent(
+            [*self._allocations(), *shared, *calls.lines(arguments), self._return()]
+        )
 
     def _stage_name(self, stage: int) -> str:
-        return f"_stage{stage}" if self.stages > 1 else "_tile"
+        return f"{self.prefix}_stage{stage}" if self.stages > 1 else f"{self.prefix}_tile"
 
     def _body(self, stage: int) -> list[str]:
         """The function of one stage: what it is handed, its instructions, what it hands on."""
@@ -313,7 +375,8 @@ class _Emitter:
     def _allocations(self) -> list[str]:
         lines = []
         for i, output in enumerate(self.region.outputs):
-            shape = output.returned_shape or (1,)
+            words = (2,) if output.spec.dtype is torch.int64 else ()
+            shape = (*output.returned_shape, *words) or (1,)
             text = f"({shape[0]},)" if len(shape) == 1 else str(shape)
             dtype = _DTYPES[output.spec.dtype]
             lines.append(f"out{i} = nl.ndarray({text}, dtype={dtype}, buffer=nl.shared_hbm)")

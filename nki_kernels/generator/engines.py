@@ -18,7 +18,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from trnx.nki_kernels.generator.ir import Value
-from trnx.nki_kernels.generator.select_instructions import Argument, Instruction, Tile
+from trnx.nki_kernels.generator.select_instructions import (
+    BIT_OPERATORS,
+    Argument,
+    Instruction,
+    Tile,
+)
 from trnx.simulator.costs.constants import timing
 from trnx.simulator.hardware import Hardware
 
@@ -113,11 +118,20 @@ def engine_of(instruction: Instruction) -> str:
         return instruction.engine
     if instruction.call == "activation":
         return SCALAR
-    integers = all(v.dtype is torch.int32 for v in (*instruction.reads(), instruction.dst))
+    words = (torch.int32, torch.int64)
+    integers = all(v.dtype in words for v in (*instruction.reads(), instruction.dst))
     power = ("op", "nl.power") in instruction.arguments
-    if instruction.call == "tensor_tensor" and (power or (integers and not instruction.on_bits)):
+    if instruction.call == "tensor_tensor" and (
+        power or (integers and not _is_on_bits(instruction))
+    ):
         return GPSIMD
     return VECTOR
+
+
+def _is_on_bits(instruction: Instruction) -> bool:
+    """Whether VectorE alone has the instruction, because it acts on bits."""
+    given = dict(instruction.arguments)
+    return instruction.on_bits or any(given.get(key) in BIT_OPERATORS for key in ("op", "op0"))
 
 
 def _moved(
@@ -179,10 +193,18 @@ def _halves(instruction: Instruction) -> Iterator[tuple[Instruction, ...]]:
         )
 
 
+def _is_copied_in_float32(instruction: Instruction) -> bool:
+    """Whether float32 holds what is copied, so that ScalarE may copy it."""
+    values = (*instruction.reads(), instruction.dst)
+    return not any(v.dtype in (torch.int32, torch.int64) for v in values)
+
+
 def _others(instruction: Instruction, hardware: Hardware) -> tuple[str, ...]:
     """The engines besides VectorE that may run an instruction, with the same values."""
-    if engine_of(instruction) != VECTOR or instruction.on_bits:
+    if engine_of(instruction) != VECTOR or _is_on_bits(instruction):
         return ()
+    if instruction.call == "tensor_copy" and not _is_copied_in_float32(instruction):
+        return (GPSIMD,)
     if instruction.call == "tensor_copy":
         return (SCALAR, GPSIMD) if hardware.generation > 2 else (GPSIMD,)
     if instruction.call in ("tensor_tensor", "memset"):

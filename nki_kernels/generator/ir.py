@@ -3,8 +3,9 @@ rules.
 
 A `Value` is one tile-sized quantity. Its `dtype` is how its tile is stored: float32 for all
 arithmetic (the engines compute in float32), torch.bool for 0/1 masks (uint8 tiles), torch.int32
-for exact integer arithmetic, and any dtype for loads and explicit casts. Its `axes` are the labels
-of the iteration space over which it varies; a value without axes is one number.
+for exact integer arithmetic, torch.int64 for two words of 32 bits (`integers.py`), and any dtype
+for loads and explicit casts. Its `axes` are the labels of the iteration space over which it varies;
+a value without axes is one number.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import torch
 from trnx.nki_kernels.dtypes import FLOAT_DTYPES
 
 Number = bool | int | float
-STORAGE_DTYPES = frozenset({*FLOAT_DTYPES, torch.bool, torch.int32})
+STORAGE_DTYPES = frozenset({*FLOAT_DTYPES, torch.bool, torch.int32, torch.int64})
+INTEGER_DTYPES = frozenset({torch.bool, torch.int32, torch.int64})
 
 # Comparisons swap to these when the scalar stands on the left.
 COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
@@ -28,7 +30,7 @@ COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", 
 class Value:
     """One node of the DAG: `op` is its kind, `name` the operator, `args` values or numbers."""
 
-    op: str  # load, alu, unary, reciprocal, bits, either, select, cast, reduce, constant
+    op: str  # load, word, pack, alu, unary, reciprocal, bits, bitwise, either, select, cast, ...
     name: str
     args: tuple[Operand, ...]
     dtype: torch.dtype
@@ -64,7 +66,7 @@ class Builder:
         self.count: int = 1
         self.rounds_quotients: bool = True
 
-    def _make(
+    def make(
         self,
         op: str,
         name: str,
@@ -73,6 +75,7 @@ class Builder:
         axes: frozenset[int] | None = None,
         attribute: Any = None,
     ) -> Value:
+        """The value of this expression; it varies over what its arguments vary over."""
         if axes is None:
             axes = frozenset().union(*(v.axes for v in values_of(args)))
         # A number is keyed by its text: 0.0 and -0.0, or 1 and True, are not one value.
@@ -82,17 +85,17 @@ class Builder:
 
     def load(self, name: str, dtype: torch.dtype, axes: frozenset[int], dims: Dims) -> Value:
         """A region input; `dims` are the labels of its dimensions."""
-        return self._make("load", name, (), dtype, axes, dims)
+        return self.make("load", name, (), dtype, axes, dims)
 
     def constant(self, number: Number, dtype: torch.dtype, axes: frozenset[int]) -> Value:
         """`number` as a tile."""
-        return self._make("constant", "", (number,), dtype, axes)
+        return self.make("constant", "", (number,), dtype, axes)
 
     # -- conversions -----------------------------------------------------------------------------
 
     def cast(self, x: Value, dtype: torch.dtype) -> Value:
         """`x` rounded to `dtype` as the engines do (to nearest even, saturating)."""
-        return x if x.dtype is dtype else self._make("cast", "copy", (x,), dtype)
+        return x if x.dtype is dtype else self.make("cast", "copy", (x,), dtype)
 
     def spread(self, x: Operand, dtype: torch.dtype, axes: frozenset[int]) -> Value:
         """`x` as a tile of `dtype` that varies over all `axes`."""
@@ -100,7 +103,7 @@ class Builder:
             return self.constant(x, dtype, axes)
         if x.dtype is dtype and x.axes == axes:
             return x
-        return self._make("cast", "copy", (x,), dtype, axes)
+        return self.make("cast", "copy", (x,), dtype, axes)
 
     def to_float(self, x: Operand) -> Operand:
         """`x` as an operand of float arithmetic, which reads half precision but not int32."""
@@ -127,11 +130,11 @@ class Builder:
         a, b = self.to_float(a), self.to_float(b)
         if not isinstance(a, Value) and not isinstance(b, Value):
             a = self.constant(a, torch.float32, frozenset())
-        return self._make("alu", name, (a, b), dtype)
+        return self.make("alu", name, (a, b), dtype)
 
     def integer(self, name: str, a: Operand, b: Operand) -> Value:
         """A binary operator in exact, wrapping int32 arithmetic."""
-        return self._make("alu", name, (self.to_int(a), self.to_int(b)), torch.int32)
+        return self.make("alu", name, (self.to_int(a), self.to_int(b)), torch.int32)
 
     def add(self, a: Operand, b: Operand) -> Value:
         """a + b"""
@@ -162,11 +165,11 @@ class Builder:
 
     def unary(self, name: str, x: Operand) -> Value:
         """An activation function of the Scalar engine."""
-        return self._make("unary", name, (self.to_float(x),), torch.float32)
+        return self.make("unary", name, (self.to_float(x),), torch.float32)
 
     def reciprocal(self, x: Operand) -> Value:
         """1 / x in the Vector engine's precision."""
-        return self._make("reciprocal", "reciprocal", (self.to_float(x),), torch.float32)
+        return self.make("reciprocal", "reciprocal", (self.to_float(x),), torch.float32)
 
     # -- bits ------------------------------------------------------------------------------------
 
@@ -174,13 +177,13 @@ class Builder:
         """The float32 whose bits are `(bits(x) & keep) ^ flip`."""
         if isinstance(x, Value):
             x = self.cast(x, torch.float32)
-            return self._make("bits", "", (x,), torch.float32, attribute=(keep, flip))
+            return self.make("bits", "", (x,), torch.float32, attribute=(keep, flip))
         word = torch.tensor(x, dtype=torch.float32, device="cpu").view(torch.int32)
         return (word & keep ^ flip).view(torch.float32).item()
 
     def with_sign(self, x: Value, signed: Operand) -> Value:
         """`x`, which is not negative, with the sign of `signed`, also where one is zero."""
-        return self._make("either", "", (x, self.bits(signed, -(2**31), 0)), torch.float32)
+        return self.make("either", "", (x, self.bits(signed, -(2**31), 0)), torch.float32)
 
     def select(
         self, mask: Operand, a: Operand, b: Operand, dtype: torch.dtype | None = None
@@ -191,7 +194,7 @@ class Builder:
         mask = self.to_bool(mask)
         if not isinstance(mask, Value):
             mask = self.constant(bool(mask), torch.bool, frozenset())
-        return self._make("select", "", (mask, a, b), dtype)
+        return self.make("select", "", (mask, a, b), dtype)
 
     @staticmethod
     def select_type(*operands: Operand) -> torch.dtype:
@@ -207,7 +210,7 @@ class Builder:
             x = self.spread(x, torch.float32, kept | self.reduced)
         if not self.reduced:
             return x
-        return self._make("reduce", name, (x,), torch.float32, x.axes - self.reduced)
+        return self.make("reduce", name, (x,), torch.float32, x.axes - self.reduced)
 
 
 def _is_integral(x: Operand) -> bool:

@@ -24,10 +24,17 @@ from torch import fx
 
 from trnx.nki_kernels.errors import GeneratorError
 from trnx.nki_kernels.generator import source_cache
-from trnx.nki_kernels.generator.emit import emit
-from trnx.nki_kernels.generator.lower import Output, specs_of_bindings, specs_of_metadata
+from trnx.nki_kernels.generator.emit import (
+    PartCall,
+    emit,
+    emit_calls,
+    emit_part,
+    module_text,
+)
+from trnx.nki_kernels.generator.lower import specs_of_bindings, specs_of_metadata
+from trnx.nki_kernels.generator.parts import Part, parts_of
 from trnx.nki_kernels.generator.table import entry_of
-from trnx.nki_kernels.generator.tile import tile_region
+from trnx.nki_kernels.generator.tile import TiledRegion, tile_region
 from trnx.nki_kernels.keys import key_of
 from trnx.nki_kernels.spec import Bindings, Cost, Launch
 from trnx.simulator.errors import Reject
@@ -166,7 +173,8 @@ class FusedKernel:
         self._gm = gm
         self._nodes = _computations(gm)
         self._names = tuple(n.name for n in _placeholders(gm))
-        self._name = _name_of(self._nodes)
+        self._parts = parts_of(gm, self._nodes, _outputs(gm))
+        self._name = _name_of(self._nodes, self._parts)
         indices = {node: index for index, node in enumerate(gm.graph.nodes)}
         calls = tuple(_call_key(node, indices.__getitem__) for node in self._nodes)
         self._structure = (len(self._names), calls, tuple(indices[n] for n in _outputs(gm)))
@@ -186,18 +194,22 @@ class FusedKernel:
 
     def supports(self, b: Bindings, hw: Hardware) -> Reject | None:
         """None where the region can be generated for these sizes, else why not."""
-        if len(self._nodes) > _MAX_NODES:
-            return Reject(f"{len(self._nodes)} ops in one kernel are more than {_MAX_NODES}")
+        longest = max((len(part.gm.graph.nodes) for part in self._parts), default=len(self._nodes))
+        if longest > _MAX_NODES:
+            return Reject(f"{longest} ops in one kernel are more than {_MAX_NODES}")
         found = self._generated(b, hw)
         return self._reject(found) if isinstance(found, Refusal) else None
 
     def _generated(self, b: Mapping[str, Any], hw: Hardware) -> Generated | Refusal:
         def make() -> Generated | Refusal:
+            if self._parts:
+                return self._generated_by_parts(b, hw)
             specs = specs_of_bindings(self._gm.graph, b)
             region = tile_region(self._nodes, _outputs(self._gm), specs, hw)
             if not isinstance(region, Reject):
                 source = emit(self._name, self._summary(b), self._parameters(b), region)
-                return Generated(source, _orders(region.outputs))
+                orders = [output.order for output in region.outputs]
+                return Generated(source, _unless_plain(orders))
             nodes = list(self._gm.graph.nodes)
             return Refusal(
                 region.reason, nodes.index(region.node) if region.node in nodes else None
@@ -205,6 +217,33 @@ class FusedKernel:
 
         key = (self._key(b), hw.target)
         return _SOURCES.get_or_make(key, lambda: _kept(key, make))
+
+    def _generated_by_parts(self, b: Mapping[str, Any], hw: Hardware) -> Generated | Refusal:
+        """A function for each part that differs from those before, and a kernel that calls them."""
+        names: dict[Hashable, str] = {}
+        functions: list[str] = []
+        calls: list[PartCall] = []
+        orders: dict[int, tuple[int, ...]] = {}
+        tensors = {name: i for i, name in enumerate(self._inputs(b))}
+        tiled: dict[Hashable, TiledRegion] = {}
+        for part in self._parts:
+            kernel = FusedKernel(part.gm)
+            key = kernel._key(b)
+            if key not in tiled:
+                specs = specs_of_bindings(part.gm.graph, b)
+                found = tile_region(kernel._nodes, _outputs(part.gm), specs, hw)
+                if isinstance(found, Reject):
+                    return Refusal(found.reason, None)
+                tiled[key] = found
+                names[key] = f"_part{len(names)}"
+                functions += [*emit_part(names[key], kernel._parameters(b), found), ""]
+            inputs = [tensors[name] for name in kernel._inputs(b)]
+            calls.append(PartCall(names[key], inputs, part.outputs))
+            region_orders = (output.order for output in tiled[key].outputs)
+            orders.update(zip(part.outputs, region_orders, strict=True))
+        functions += emit_calls(self._name, len(tensors), calls)
+        text = module_text(self._summary(b), functions)
+        return Generated(text, _unless_plain([orders[i] for i in range(len(orders))]))
 
     def _reject(self, refusal: Refusal) -> Reject:
         index = refusal.index
@@ -267,14 +306,15 @@ class FusedKernel:
         return self._gm(*(values[name] for name in self._names))
 
 
-def _orders(outputs: Sequence[Output]) -> tuple[tuple[int, ...], ...]:
+def _unless_plain(orders: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
     """`Launch.result_orders`: none where every result is returned as it is."""
-    orders = tuple(output.order for output in outputs)
     plain = all(order == tuple(range(len(order))) for order in orders)
-    return () if plain else orders
+    return () if plain else tuple(orders)
 
 
-def _name_of(nodes: Sequence[fx.Node]) -> str:
+def _name_of(nodes: Sequence[fx.Node], parts: Sequence[Part]) -> str:
+    if parts:
+        return f"{_name_of(_computations(parts[0].gm), ())}_x{len(parts)}"
     names = [entry.name for n in nodes if (entry := entry_of(n.target)) is not None]
     joined = "_".join(names[:8]) + (f"_and_{len(names) - 8}" if len(names) > 8 else "")
     return "fused_" + re.sub(r"\W", "_", joined)

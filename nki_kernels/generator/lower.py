@@ -20,6 +20,7 @@ from trnx.nki_kernels.generator import (  # noqa: F401
 )
 from trnx.nki_kernels.generator.align import Alignment, align
 from trnx.nki_kernels.generator.ir import STORAGE_DTYPES, Builder, Dims, Operand, Value
+from trnx.nki_kernels.generator.long_builder import LongBuilder
 from trnx.nki_kernels.generator.rounding import loose_quotients
 from trnx.nki_kernels.generator.table import entry_of
 from trnx.nki_kernels.hints import hinted
@@ -127,7 +128,7 @@ def _sizes(alignment: Alignment, specs: SpecOf) -> dict[int, int] | Reject:
 def _lower_nodes(
     nodes: Sequence[fx.Node], specs: SpecOf, alignment: Alignment
 ) -> tuple[Builder, dict[fx.Node, Value]] | Reject:
-    builder = Builder()
+    builder = LongBuilder()
     values: dict[fx.Node, Value] = {}
     sets: set[frozenset[int]] = set()
     loose = loose_quotients(nodes, specs)
@@ -156,7 +157,10 @@ def _lower_nodes(
         result = entry.lowering(builder, *args, **kwargs)
         if isinstance(result, Reject):
             return Reject(result.reason, node)
-        values[node] = _as_result(builder, result)
+        held = _as_result(builder, result)
+        if isinstance(held, Reject):
+            return Reject(held.reason, node)
+        values[node] = held
     return builder, values
 
 
@@ -175,9 +179,11 @@ def _reduced(node: fx.Node, specs: SpecOf, alignment: Alignment) -> tuple[frozen
     return kept, math.prod(shape[i] for i in positions)
 
 
-def _as_result(builder: Builder, result: Operand) -> Value:
+def _as_result(builder: LongBuilder, result: Operand) -> Value | Reject:
     """A lowering's result, rounded to the node's dtype where eager rounds."""
     out = builder.out
+    if out is torch.int64:
+        return builder.to_long(result)
     if not isinstance(result, Value):
         number = bool(result) if out is torch.bool else result
         dtype = out if out in (torch.bool, torch.int32) else torch.float32

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from trnx.nki_kernels import canonical_ops  # noqa: F401  registers torch.ops.trnx
-from trnx.nki_kernels.generator.ir import Builder, Lowering, Operand, Value
+from trnx.nki_kernels.generator.ir import INTEGER_DTYPES, Builder, Lowering, Operand, Value
+from trnx.nki_kernels.generator.rules_arithmetic import arithmetic, choose
 from trnx.nki_kernels.generator.table import lowers
 from trnx.simulator.errors import Reject
 
@@ -34,8 +35,8 @@ lowers(aten.mish)(_function("mish"))
 
 
 @lowers(aten.relu)
-def relu(b: Builder, x: Operand) -> Value:
-    return b.integer("maximum", x, 0) if b.out is torch.int32 else b.maximum(x, 0.0)
+def relu(b: Builder, x: Operand) -> Operand:
+    return arithmetic(b, "maximum", x, 0) if b.out in INTEGER_DTYPES else b.maximum(x, 0.0)
 
 
 @lowers(aten.erfc, flops=2)
@@ -116,9 +117,9 @@ def selu(b: Builder, x: Operand) -> Value:
     return _elu(b, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
 
 
-def _hardtanh(b: Builder, x: Operand, low: Any = -1, high: Any = 1) -> Value:
-    if b.out is torch.int32:
-        return b.integer("minimum", b.integer("maximum", x, low), high)
+def _hardtanh(b: Builder, x: Operand, low: Any = -1, high: Any = 1) -> Operand:
+    if b.out in INTEGER_DTYPES:
+        return arithmetic(b, "minimum", arithmetic(b, "maximum", x, low), high)
     return b.minimum(b.maximum(x, low), high)
 
 
@@ -126,7 +127,7 @@ lowers(aten.hardtanh, flops=2)(_hardtanh)
 
 
 @lowers(aten.relu6, flops=2)
-def relu6(b: Builder, x: Operand) -> Value:
+def relu6(b: Builder, x: Operand) -> Operand:
     return _hardtanh(b, x, 0, 6)
 
 
@@ -167,9 +168,9 @@ def logit(b: Builder, x: Operand, eps: Any = None) -> Value:
 
 
 @lowers(aten.threshold)
-def threshold(b: Builder, x: Operand, limit: Any, value: Any) -> Value:
-    if b.out is torch.int32:
-        return b.select(b.compare("less_equal", x, int(limit)), int(value), x, torch.int32)
+def threshold(b: Builder, x: Operand, limit: Any, value: Any) -> Operand:
+    if b.out in INTEGER_DTYPES:
+        return choose(b, b.compare("less_equal", x, int(limit)), int(value), x)
     return b.select(b.compare("less_equal", x, limit), float(value), x)
 
 

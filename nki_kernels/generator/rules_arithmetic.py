@@ -7,16 +7,21 @@ from typing import Any
 
 import torch
 
+from trnx.nki_kernels.generator import integer_casts, integers
 from trnx.nki_kernels.generator.division import divide
-from trnx.nki_kernels.generator.ir import Builder, Operand, Value
+from trnx.nki_kernels.generator.ir import INTEGER_DTYPES, Builder, Operand, Value
 from trnx.nki_kernels.generator.table import lowers
+from trnx.nki_kernels.generator.whole_numbers import rounded, truncated
+from trnx.nki_kernels.generator.words import extended, is_integral, range_of, words
 from trnx.simulator.errors import Reject
 
 aten = torch.ops.aten
 
 
-def _arithmetic(b: Builder, name: str, x: Operand, y: Operand) -> Value:
-    """`name` in the arithmetic of the node's result: exact for int32, else float32."""
+def arithmetic(b: Builder, name: str, x: Operand, y: Operand) -> Operand:
+    """`name` in the arithmetic of the node's result: exact for integers, else float32."""
+    if b.out is torch.int64:
+        return integers.arithmetic(b, name, x, y)
     if b.out is torch.int32:
         return b.integer(name, x, y)
     if b.out is torch.bool:
@@ -27,7 +32,7 @@ def _arithmetic(b: Builder, name: str, x: Operand, y: Operand) -> Value:
 
 
 def _scaled(b: Builder, x: Operand, alpha: Operand) -> Operand:
-    return x if alpha == 1 else _arithmetic(b, "multiply", x, alpha)
+    return x if alpha == 1 else arithmetic(b, "multiply", x, alpha)
 
 
 def _as_stored(b: Builder, *numbers: Any) -> list[Any]:
@@ -40,26 +45,26 @@ def _as_stored(b: Builder, *numbers: Any) -> list[Any]:
 
 
 @lowers(aten.add)
-def add(b: Builder, x: Operand, y: Operand, *, alpha: Any = 1) -> Value:
+def add(b: Builder, x: Operand, y: Operand, *, alpha: Any = 1) -> Operand:
     x, y, alpha = _as_stored(b, x, y, alpha)
-    return _arithmetic(b, "add", x, _scaled(b, y, alpha))
+    return arithmetic(b, "add", x, _scaled(b, y, alpha))
 
 
 @lowers(aten.sub)
-def sub(b: Builder, x: Operand, y: Operand, *, alpha: Any = 1) -> Value:
+def sub(b: Builder, x: Operand, y: Operand, *, alpha: Any = 1) -> Operand:
     x, y, alpha = _as_stored(b, x, y, alpha)
-    return _arithmetic(b, "subtract", x, _scaled(b, y, alpha))
+    return arithmetic(b, "subtract", x, _scaled(b, y, alpha))
 
 
 @lowers(aten.rsub)
-def rsub(b: Builder, x: Operand, y: Operand, alpha: Any = 1) -> Value:
+def rsub(b: Builder, x: Operand, y: Operand, alpha: Any = 1) -> Operand:
     x, y, alpha = _as_stored(b, x, y, alpha)
-    return _arithmetic(b, "subtract", y, _scaled(b, x, alpha))
+    return arithmetic(b, "subtract", y, _scaled(b, x, alpha))
 
 
 @lowers(aten.mul)
-def mul(b: Builder, x: Operand, y: Operand) -> Value:
-    return _arithmetic(b, "multiply", x, y)
+def mul(b: Builder, x: Operand, y: Operand) -> Operand:
+    return arithmetic(b, "multiply", x, y)
 
 
 @lowers(aten.div.Tensor, aten.div.Scalar)
@@ -75,12 +80,16 @@ def div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: Any) -> Value
 
 
 @lowers(aten.neg)
-def neg(b: Builder, x: Operand) -> Value:
-    return _arithmetic(b, "multiply", x, -1)
+def neg(b: Builder, x: Operand) -> Operand:
+    if b.out is torch.int64:
+        return integers.arithmetic(b, "subtract", 0, x)
+    return arithmetic(b, "multiply", x, -1)
 
 
 @lowers(aten.abs)
-def absolute(b: Builder, x: Operand) -> Value:
+def absolute(b: Builder, x: Operand) -> Operand:
+    if b.out is torch.int64:
+        return integers.absolute(b, x)
     if b.out is torch.int32:
         return b.integer("maximum", x, b.integer("multiply", x, -1))
     return b.unary("abs", x)
@@ -92,42 +101,42 @@ def reciprocal(b: Builder, x: Operand) -> Value:
 
 
 @lowers(aten.square)
-def square(b: Builder, x: Operand) -> Value:
-    return _arithmetic(b, "multiply", x, x)
+def square(b: Builder, x: Operand) -> Operand:
+    return arithmetic(b, "multiply", x, x)
 
 
 @lowers(aten.sign, aten.sgn)
-def sign(b: Builder, x: Operand) -> Value | Reject:
+def sign(b: Builder, x: Operand) -> Operand | Reject:
     if b.out is torch.bool:
         return Reject("sign of bool is bool; canonicalise it away")
     positive = b.compare("greater", x, 0)
     negative = b.compare("less", x, 0)
-    return _arithmetic(b, "subtract", positive, negative)
+    return arithmetic(b, "subtract", positive, negative)
 
 
 @lowers(aten.maximum)
-def maximum(b: Builder, x: Operand, y: Operand) -> Value:
-    return _arithmetic(b, "logical_or" if b.out is torch.bool else "maximum", x, y)
+def maximum(b: Builder, x: Operand, y: Operand) -> Operand:
+    return arithmetic(b, "logical_or" if b.out is torch.bool else "maximum", x, y)
 
 
 @lowers(aten.minimum)
-def minimum(b: Builder, x: Operand, y: Operand) -> Value:
-    return _arithmetic(b, "logical_and" if b.out is torch.bool else "minimum", x, y)
+def minimum(b: Builder, x: Operand, y: Operand) -> Operand:
+    return arithmetic(b, "logical_and" if b.out is torch.bool else "minimum", x, y)
 
 
 @lowers(aten.fmax)
-def fmax(b: Builder, x: Operand, y: Operand) -> Value:
+def fmax(b: Builder, x: Operand, y: Operand) -> Operand:
     return _ignore_nan(b, "maximum", x, y)
 
 
 @lowers(aten.fmin)
-def fmin(b: Builder, x: Operand, y: Operand) -> Value:
+def fmin(b: Builder, x: Operand, y: Operand) -> Operand:
     return _ignore_nan(b, "minimum", x, y)
 
 
-def _ignore_nan(b: Builder, name: str, x: Operand, y: Operand) -> Value:
-    result = _arithmetic(b, name, x, y)
-    if b.out not in (torch.int32, torch.bool):
+def _ignore_nan(b: Builder, name: str, x: Operand, y: Operand) -> Operand:
+    result = arithmetic(b, name, x, y)
+    if b.out not in INTEGER_DTYPES:
         result = b.select(b.compare("equal", x, x), result, y)
         result = b.select(b.compare("equal", y, y), result, x)
     return result
@@ -138,29 +147,29 @@ def clamp(b: Builder, x: Operand, low: Any = None, high: Any = None, **bounds: A
     low, high = bounds.get("min", low), bounds.get("max", high)
     result = x
     if low is not None:
-        result = _arithmetic(b, "maximum", result, low)
+        result = arithmetic(b, "maximum", result, low)
     if high is not None:
-        result = _arithmetic(b, "minimum", result, high)
+        result = arithmetic(b, "minimum", result, high)
     assert isinstance(result, Value)  # torch demands one bound
     return result
 
 
 @lowers(aten.clamp_min)
-def clamp_min(b: Builder, x: Operand, low: Operand) -> Value:
-    return _arithmetic(b, "maximum", x, low)
+def clamp_min(b: Builder, x: Operand, low: Operand) -> Operand:
+    return arithmetic(b, "maximum", x, low)
 
 
 @lowers(aten.clamp_max)
-def clamp_max(b: Builder, x: Operand, high: Operand) -> Value:
-    return _arithmetic(b, "minimum", x, high)
+def clamp_max(b: Builder, x: Operand, high: Operand) -> Operand:
+    return arithmetic(b, "minimum", x, high)
 
 
 @lowers(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar, flops=2)
-def power(b: Builder, x: Operand, y: Operand) -> Value | Reject:
-    if b.out is torch.int32:
+def power(b: Builder, x: Operand, y: Operand) -> Operand | Reject:
+    if b.out in (torch.int32, torch.int64):
         if y in (1, 2, 3) and not isinstance(y, Value) and isinstance(x, Value):
             return _small_power(b, x, int(y))
-        return Reject("int32 powers other than 1, 2 and 3 need exact integer powers")
+        return Reject("integer powers other than 1, 2 and 3 need exact integer powers")
     if isinstance(x, Value) and not isinstance(y, Value):
         special = _special_power(b, x, float(y))
         if special is not None:
@@ -168,16 +177,17 @@ def power(b: Builder, x: Operand, y: Operand) -> Value | Reject:
     return b.alu("power", x, y)
 
 
-def _small_power(b: Builder, x: Value, exponent: int) -> Value:
-    result = x
+def _small_power(b: Builder, x: Value, exponent: int) -> Operand:
+    result: Operand = x
     for _ in range(exponent - 1):
-        result = _arithmetic(b, "multiply", result, x)
-        if b.out is torch.bfloat16:  # eager's products round, those of float16 do not
+        result = arithmetic(b, "multiply", result, x)
+        # In bfloat16 eager's products round, in float16 they do not.
+        if b.out is torch.bfloat16 and isinstance(result, Value):
             result = b.cast(result, b.out)
     return result
 
 
-def _special_power(b: Builder, x: Value, exponent: float) -> Value | None:
+def _special_power(b: Builder, x: Value, exponent: float) -> Operand | None:
     if exponent in (1.0, 2.0, 3.0):
         return _small_power(b, x, int(exponent))
     if exponent == 0.5:
@@ -194,21 +204,14 @@ def exp2(b: Builder, x: Operand) -> Value:
     return b.alu("power", 2.0, x)
 
 
-def rounded(b: Builder, x: Operand) -> Value:
-    """`x` to the nearest integer, ties to even: adding 2^23 leaves no fraction bits."""
-    magnitude, magic = b.unary("abs", x), 2.0**23
-    nearest = b.with_sign(b.sub(b.add(magnitude, magic), magic), x)
-    return b.select(b.compare("less", magnitude, magic), nearest, x, torch.float32)
-
-
 @lowers(aten.round.default, flops=4)
 def round_even(b: Builder, x: Operand) -> Operand:
-    return x if b.out is torch.int32 else rounded(b, x)
+    return x if b.out in INTEGER_DTYPES else rounded(b, x)
 
 
 @lowers(aten.floor, flops=5)
 def floor(b: Builder, x: Operand) -> Operand:
-    if b.out is torch.int32:
+    if b.out in INTEGER_DTYPES:
         return x
     nearest = rounded(b, x)
     return b.sub(nearest, b.compare("greater", nearest, x))
@@ -216,23 +219,16 @@ def floor(b: Builder, x: Operand) -> Operand:
 
 @lowers(aten.ceil, flops=6)
 def ceil(b: Builder, x: Operand) -> Operand:
-    if b.out is torch.int32:
+    if b.out in INTEGER_DTYPES:
         return x
     nearest = rounded(b, x)
     # What is rounded up to zero is negative zero.
     return b.with_sign(b.unary("abs", b.add(nearest, b.compare("less", nearest, x))), x)
 
 
-def truncated(b: Builder, x: Operand) -> Value:
-    """`x` without its fraction."""
-    magnitude = b.unary("abs", x)
-    nearest = rounded(b, magnitude)
-    return b.with_sign(b.sub(nearest, b.compare("greater", nearest, magnitude)), x)
-
-
 @lowers(aten.trunc, flops=7)
 def trunc(b: Builder, x: Operand) -> Operand:
-    return x if b.out is torch.int32 else truncated(b, x)
+    return x if b.out in INTEGER_DTYPES else truncated(b, x)
 
 
 @lowers(aten.frac, flops=8)
@@ -253,8 +249,8 @@ def lerp(b: Builder, start: Operand, end: Operand, weight: Operand) -> Value:
 
 
 @lowers(aten.addcmul, flops=3)
-def addcmul(b: Builder, x: Operand, y: Operand, z: Operand, *, value: Any = 1) -> Value:
-    return _arithmetic(b, "add", x, _arithmetic(b, "multiply", _scaled(b, y, value), z))
+def addcmul(b: Builder, x: Operand, y: Operand, z: Operand, *, value: Any = 1) -> Operand:
+    return arithmetic(b, "add", x, arithmetic(b, "multiply", _scaled(b, y, value), z))
 
 
 @lowers(aten.addcdiv, flops=3)
@@ -263,17 +259,19 @@ def addcdiv(b: Builder, x: Operand, y: Operand, z: Operand, *, value: Any = 1) -
 
 
 @lowers(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
-def where(b: Builder, mask: Operand, x: Operand, y: Operand) -> Value:
+def where(b: Builder, mask: Operand, x: Operand, y: Operand) -> Operand:
     return choose(b, mask, x, y)
 
 
 @lowers(aten.masked_fill)
-def masked_fill(b: Builder, x: Operand, mask: Operand, value: Operand) -> Value:
+def masked_fill(b: Builder, x: Operand, mask: Operand, value: Operand) -> Operand:
     return choose(b, mask, value, x)
 
 
-def choose(b: Builder, mask: Operand, x: Operand, y: Operand) -> Value:
+def choose(b: Builder, mask: Operand, x: Operand, y: Operand) -> Operand:
     """x where mask else y, in the dtype of the node's result."""
+    if b.out is torch.int64:
+        return integers.choose(b, mask, x, y)
     if b.out is torch.int32:
         x = b.to_int(x) if isinstance(x, Value) else int(x)
         y = b.to_int(y) if isinstance(y, Value) else int(y)
@@ -304,8 +302,15 @@ def to_copy(b: Builder, x: Value, **_layout: Any) -> Operand:
         return x
     if b.out is torch.bool:
         return b.to_bool(x)
-    if b.out is torch.int32 and x.dtype is not torch.bool:
+    if b.out in (torch.int32, torch.int64) and is_integral(x):
+        word = words(b, x).low
+        return extended(b, word, range_of(x)) if b.out is torch.int64 else word
+    if b.out is torch.int64:
+        return integer_casts.from_float(b, x)
+    if b.out is torch.int32:
         return b.cast(truncated(b, x), torch.int32)
+    if x.dtype is torch.int64:
+        x = integer_casts.to_float(b, x)
     return b.cast(x, b.out)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from trnx.nki_kernels.generator.ir import Builder, Lowering, Operand, Value
+from trnx.nki_kernels.generator import integers
+from trnx.nki_kernels.generator.ir import INTEGER_DTYPES, Builder, Lowering, Operand, Value
 from trnx.nki_kernels.generator.table import lowers
 from trnx.simulator.errors import Reject
 
@@ -46,9 +47,11 @@ def logical_not(b: Builder, x: Operand) -> Value:
 
 
 def _bitwise(bits: str, logic: str) -> Lowering:
-    def lowering(b: Builder, x: Operand, y: Operand) -> Value:
+    def lowering(b: Builder, x: Operand, y: Operand) -> Operand:
         if b.out is torch.bool:
             return b.alu(logic, b.to_bool(x), b.to_bool(y), torch.bool)
+        if b.out is torch.int64:
+            return integers.combine(b, bits, x, y)
         return b.integer(bits, x, y)
 
     return lowering
@@ -60,9 +63,11 @@ lowers(aten.bitwise_xor)(_bitwise("bitwise_xor", "logical_xor"))
 
 
 @lowers(aten.bitwise_not)
-def bitwise_not(b: Builder, x: Operand) -> Value:
+def bitwise_not(b: Builder, x: Operand) -> Operand:
     if b.out is torch.bool:
         return b.compare("equal", x, 0)
+    if b.out is torch.int64:
+        return integers.combine(b, "bitwise_xor", x, -1)
     return b.integer("bitwise_xor", x, -1)
 
 
@@ -72,35 +77,39 @@ def _always(b: Builder, x: Value, answer: bool) -> Value:
 
 @lowers(aten.isnan)
 def isnan(b: Builder, x: Value) -> Value:
+    if x.dtype in INTEGER_DTYPES:
+        return _always(b, x, False)
     return b.compare("not_equal", x, x)
 
 
 @lowers(aten.isinf, flops=2)
 def isinf(b: Builder, x: Value) -> Value:
-    if x.dtype in (torch.int32, torch.bool):
+    if x.dtype in INTEGER_DTYPES:
         return _always(b, x, False)
     return b.compare("greater", b.unary("abs", x), _LARGEST)
 
 
 @lowers(aten.isfinite, flops=2)
 def isfinite(b: Builder, x: Value) -> Value:
-    if x.dtype in (torch.int32, torch.bool):
+    if x.dtype in INTEGER_DTYPES:
         return _always(b, x, True)
     return b.compare("less_equal", b.unary("abs", x), _LARGEST)
 
 
 @lowers(aten.signbit)
 def signbit(b: Builder, x: Value) -> Value | Reject:
-    if x.dtype is torch.int32:
+    if x.dtype in INTEGER_DTYPES:
         return b.compare("less", x, 0)
     return Reject("the sign of -0.0 is invisible to the engines' comparisons")
 
 
 @lowers(aten.heaviside, flops=3)
-def heaviside(b: Builder, x: Operand, values: Operand) -> Value:
+def heaviside(b: Builder, x: Operand, values: Operand) -> Operand:
     step = b.compare("greater", x, 0)
     if b.out is torch.bool:
         return b.select(b.compare("equal", x, 0), b.to_bool(values), step, torch.bool)
+    if b.out is torch.int64:
+        return integers.choose(b, b.compare("equal", x, 0), values, step)
     if b.out is torch.int32:
         return b.select(b.compare("equal", x, 0), b.to_int(values), b.to_int(step), torch.int32)
     return b.select(b.compare("equal", x, 0), values, step, torch.float32)

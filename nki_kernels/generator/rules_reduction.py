@@ -6,23 +6,27 @@ from typing import Any
 
 import torch
 
+from trnx.nki_kernels.generator import integers
 from trnx.nki_kernels.generator.division import divide
-from trnx.nki_kernels.generator.ir import Builder, Operand, Value
+from trnx.nki_kernels.generator.ir import INTEGER_DTYPES, Builder, Operand, Value
 from trnx.nki_kernels.generator.table import along, dims_at, lowers, whole
+from trnx.nki_kernels.generator.words import is_integral, is_small, range_of
 from trnx.simulator.errors import Reject
 
 aten = torch.ops.aten
 
 
 def _exact(x: Operand) -> Reject | None:
-    if isinstance(x, Value) and x.dtype is torch.int32:
-        return Reject("a reduction of int32 runs in float32, which is not exact above 2^24")
+    if isinstance(x, Value) and x.dtype in INTEGER_DTYPES and not is_small(range_of(x)):
+        return Reject("engines reduce in float32, which is not exact for integers above 2^24")
     return None
 
 
 @lowers(aten.sum.dim_IntList, reduction=dims_at())
 @lowers(aten.sum.default, reduction=whole)
-def total(b: Builder, x: Operand, *_: Any, **__: Any) -> Value | Reject:
+def total(b: Builder, x: Operand, *_: Any, **__: Any) -> Operand | Reject:
+    if b.out is torch.int64 and is_integral(x):
+        return integers.total(b, x)
     return _exact(x) or b.reduce("add", x)
 
 
@@ -34,14 +38,14 @@ def mean(b: Builder, x: Operand, *_: Any, **__: Any) -> Value | Reject:
 
 @lowers(aten.amax, reduction=dims_at())
 @lowers(aten.max.default, reduction=whole)
-def amax(b: Builder, x: Operand, *_: Any, **__: Any) -> Value | Reject:
-    return _exact(x) or b.reduce("maximum", x)
+def amax(b: Builder, x: Operand, *_: Any, **__: Any) -> Operand:
+    return integers.extreme(b, "maximum", x) if is_integral(x) else b.reduce("maximum", x)
 
 
 @lowers(aten.amin, reduction=dims_at())
 @lowers(aten.min.default, reduction=whole)
-def amin(b: Builder, x: Operand, *_: Any, **__: Any) -> Value | Reject:
-    return _exact(x) or b.reduce("minimum", x)
+def amin(b: Builder, x: Operand, *_: Any, **__: Any) -> Operand:
+    return integers.extreme(b, "minimum", x) if is_integral(x) else b.reduce("minimum", x)
 
 
 @lowers(aten.prod.dim_int, reduction=dims_at())

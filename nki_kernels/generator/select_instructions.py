@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,21 +22,28 @@ from trnx.nki_kernels.generator.lower import reachable
 
 @dataclass(frozen=True)
 class Tile:
-    """A value as an argument: spread over the axes of `like`, or as it is where that is None."""
+    """A value as an argument: spread over the axes of `like`, or as it is where that is None; of an
+    int64 one of its words.
+    """
 
     value: Value
     like: Value | None
+    word: int | None = None
 
 
 Argument = Tile | str
+BIT_OPERATORS = frozenset(
+    f"nl.{name}"
+    for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift")
+)
 
 
 @dataclass(frozen=True)
 class Instruction:
     """`nisa.<call>(dst=..., <arguments>)`; `result` is the tile that `reduce_res` fills.
 
-    `on_bits` says that the float32 tiles are taken as int32;
-    `engine` runs it, which is NKI's choice where it is None (`engines.py`).
+    `on_bits` says that the float32 tiles are taken as int32; `word` is the word of an int64 that it
+    writes; `engine` runs it, which is NKI's choice where it is None (`engines.py`).
     """
 
     call: str
@@ -45,6 +52,7 @@ class Instruction:
     result: Value | None = None
     on_bits: bool = False
     engine: str | None = None
+    word: int | None = None
 
     def reads(self) -> list[Value]:
         """The values that it reads."""
@@ -94,6 +102,7 @@ class InstructionSelector:
         self._scalar_bias = scalar_bias
         self._values = values = reachable(roots)
         self._cast_sources = {v.args[0] for v in values if v.op == "cast"}
+        self._shift_sources = {v.args[0] for v in values if v.op == "bitwise"}
         self._uses: Counter[Value] = Counter(roots)
         for value in values:
             self._uses.update(values_of(value.args))
@@ -113,8 +122,12 @@ class InstructionSelector:
 
     def _is_deferred(self, value: Value) -> bool:
         """True where the instruction of the only user may compute the value too."""
+        if value.op == "word":
+            return True
         if self._uses[value] != 1:
             return False
+        if value.op == "bitwise" and value in self._shift_sources:
+            return True
         return value in self._cast_sources or self._scalar_form(value) is not None
 
     # -- forms -----------------------------------------------------------------------------------
@@ -144,7 +157,7 @@ class InstructionSelector:
         if value.op == "unary" and value.name == "abs":
             source = value.args[0]
             return _Scalar(source, "abs", None, False) if isinstance(source, Value) else None
-        if value.op != "alu" or value.dtype is torch.int32:
+        if value.op != "alu" or _is_exact(value):
             return None
         a, b = value.args
         if isinstance(a, Value) and self._is_operand(b, a):
@@ -182,10 +195,13 @@ class InstructionSelector:
         result: Value | None = None,
         *,
         on_bits: bool = False,
+        engine: str | None = None,
     ) -> None:
-        self._instructions.append(Instruction(call, dst, tuple(arguments), result, on_bits))
+        self._instructions.append(Instruction(call, dst, tuple(arguments), result, on_bits, engine))
 
     def _full(self, x: Value, like: Value) -> Tile:
+        if x.op == "word":
+            return Tile(self._visit(_loaded(x)), like, x.attribute)
         return Tile(self._visit(x), like)
 
     def _column(self, x: Operand) -> Argument:
@@ -199,6 +215,21 @@ class InstructionSelector:
 
     def _visit_load(self, value: Value) -> None:
         self._put("load", value, ())
+
+    def _visit_word(self, value: Value) -> None:
+        """A tile of its own, for what needs one; others read the word where it was loaded."""
+        self._put("tensor_copy", value, [("src", self._full(value, value))])
+
+    def _visit_pack(self, value: Value) -> None:
+        for word, part in enumerate(values_of(value.args)):
+            own = self._uses[part] == 1 and part.axes == value.axes and part.op != "word"
+            if not own or self._visit(part) is not part:
+                copy = Instruction("tensor_copy", value, (("src", self._full(part, value)),))
+                self._instructions.append(replace(copy, word=word))
+                continue
+            for index, instruction in enumerate(self._instructions):
+                if instruction.dst is part:
+                    self._instructions[index] = replace(instruction, dst=value, word=word)
 
     def _visit_constant(self, value: Value) -> None:
         (number,) = value.args
@@ -238,16 +269,18 @@ class InstructionSelector:
         a, b = value.args
         assert isinstance(a, Value)
         assert isinstance(b, Value)
-        if value.dtype is not torch.int32:
+        if not _is_exact(value):
             for inner, other, reverse in ((a, b, False), (b, a, True)):
                 absorbed = self._absorbable(inner)
                 if absorbed is not None and absorbed.op != "abs" and self._same_tile(inner, value):
                     self._put_scalar_tensor(value, absorbed, other, reverse)
                     return
         data1, data2 = self._full(a, value), self._full(b, value)
-        self._put(
-            "tensor_tensor", value, [("data1", data1), ("data2", data2), ("op", f"nl.{value.name}")]
-        )
+        arguments: list[tuple[str, Argument]] = [("data1", data1), ("data2", data2)]
+        arguments.append(("op", f"nl.{value.name}"))
+        # GpSimd, which takes words by itself, computes in integers what is exact in float32.
+        in_float32 = value.dtype is torch.int32 and not _is_exact(value)
+        self._put("tensor_tensor", value, arguments, engine="vector" if in_float32 else None)
 
     def _put_scalar(self, value: Value, outer: _Scalar) -> None:
         inner = self._absorbable(outer.data)
@@ -337,6 +370,18 @@ class InstructionSelector:
             arguments += [("op1", "nl.bitwise_xor"), ("operand1", str(flip))]
         self._put("tensor_scalar", value, arguments, on_bits=True)
 
+    def _visit_bitwise(self, value: Value) -> None:
+        """One operation with a number, or two where the first one has no other user."""
+        (source,) = values_of(value.args)
+        steps = [value.attribute]
+        if source.op == "bitwise" and self._uses[source] == 1 and source not in self._done:
+            steps.insert(0, source.attribute)
+            (source,) = values_of(source.args)
+        arguments: list[tuple[str, Argument]] = [("data", self._full(source, value))]
+        for place, (name, number) in enumerate(steps):
+            arguments += [(f"op{place}", f"nl.{name}"), (f"operand{place}", str(number))]
+        self._put("tensor_scalar", value, arguments)
+
     def _visit_either(self, value: Value) -> None:
         a, b = (self._full(x, value) for x in values_of(value.args))
         arguments: list[tuple[str, Argument]] = [("data1", a), ("data2", b)]
@@ -347,10 +392,11 @@ class InstructionSelector:
         assert isinstance(mask, Value)
         predicate = self._full(mask, value)
         if isinstance(chosen, Value):
-            held = self._visit(chosen)
-            if held.dtype is not value.dtype:
+            source: Argument = self._full(chosen, value)
+            if chosen.dtype is not value.dtype:
+                held = self._visit(chosen)
                 held = self._visit(Value("cast", "copy", (held,), value.dtype, held.axes))
-            source: Argument = Tile(held, value)
+                source = Tile(held, value)
         else:
             source = literal(_stored(chosen, value.dtype))
         if isinstance(other, Value):
@@ -374,6 +420,18 @@ class InstructionSelector:
         if across:
             across_op: Argument = f"nl.{value.name}"
             self._put("all_partitions", value, [("op", across_op), ("data", Tile(partial, None))])
+
+
+def _is_exact(value: Value) -> bool:
+    """Whether `value` is computed in integers; those with a range are so small that float32 holds
+    them.
+    """
+    return value.dtype is torch.int32 and value.attribute is None
+
+
+def _loaded(word: Value) -> Value:
+    (tile,) = values_of(word.args)
+    return tile
 
 
 _COMMUTATIVE = frozenset(

@@ -93,9 +93,12 @@ class TiledRegion:
                 last[value] = max(index, last.get(value, 0))
         live = peak = 0
         ends: dict[int, int] = {}
+        written: set[Value] = set()
         for index, instruction in enumerate(self.instructions):
             for value in instruction.writes():
-                size = self._bytes(value)
+                # Two instructions may write a tile, each a word of it.
+                size = 0 if value in written else self._bytes(value)
+                written.add(value)
                 live += size
                 end = max(index, last.get(value, index))
                 ends[end] = ends.get(end, 0) + size

@@ -103,9 +103,9 @@ def launch_copies(
     `result_of` is the op, `pieces_of` its pieces; it takes the result, then what the op takes, as
     tensors without memory. `value` fills.
     """
-    tensors = {n: _meta(spec) for n, spec in b.items() if isinstance(spec, TensorSpec)}
+    tensors = {n: meta(spec) for n, spec in b.items() if isinstance(spec, TensorSpec)}
     values = {name: tensors.get(name, b[name]) for name in b}
-    order, target = _empty_result(result_of(**values))
+    order, target = empty_result(result_of(**values))
     pieces = [p for p in pieces_of(target, **values) if p.target.numel()]
     used = tuple(name for name in names if any(p.name == name for p in pieces))
     regions = [r for p in pieces for r in _regions(p, used, target.dtype)]
@@ -120,17 +120,18 @@ def launch_copies(
 
 def cost_of_copies(b: Bindings, result_of: Callable[..., torch.Tensor]) -> Cost:
     """Every element of the result is written, and read where it is a copy, once."""
-    tensors = {n: _meta(spec) for n, spec in b.items() if isinstance(spec, TensorSpec)}
+    tensors = {n: meta(spec) for n, spec in b.items() if isinstance(spec, TensorSpec)}
     result = TensorSpec.of(result_of(**{name: tensors.get(name, b[name]) for name in b}))
     read = sum(spec.nbytes for spec in b.values() if isinstance(spec, TensorSpec))
     return Cost(hbm_bytes=result.nbytes + min(read, result.nbytes))
 
 
-def _meta(spec: TensorSpec) -> torch.Tensor:
+def meta(spec: TensorSpec) -> torch.Tensor:
+    """A tensor of this spec without memory."""
     return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
 
 
-def _empty_result(result: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
+def empty_result(result: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
     """The result's dimensions as they lie in memory, and an empty one that lies so."""
     spec = TensorSpec.of(result)
     order = tuple(sorted(range(spec.ndim), key=lambda i: -spec.strides[i]))

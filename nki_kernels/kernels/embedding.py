@@ -2,8 +2,8 @@
 
 Partition p gathers rows for consecutive indices, so that index loads and stores of results are long
 runs. An index outside `0 .. V-1` is an error, as in torch; `padding_idx` has no meaning in the
-forward. int64 indices arrive as int32 pairs, of which the low word counts. float32, bfloat16,
-float16.
+forward. int64 indices arrive as int32 pairs: where the high word is not 0, the index is made
+negative. float32, bfloat16, float16.
 """
 
 from __future__ import annotations
@@ -53,12 +53,25 @@ def embedding_kernel(
         chosen = nl.ndarray((partitions, length, words), dtype=indices.dtype, buffer=nl.sbuf)
         here = flat_indices[done : done + count].reshape_dim(0, (partitions, length))
         nisa.dma_copy(dst=chosen, src=here)
+        if words == 2:
+            _mark_long(chosen)
         target = flat_out[done : done + count].reshape_dim(0, (partitions, length))
         for col in range(0, weight.shape[1], width):
             cols = min(width, weight.shape[1] - col)
             _gather(target[:, :, col : col + cols], weight, chosen, col)
         done = done + count
     return out
+
+
+def _mark_long(chosen: nl.NkiTensor) -> None:
+    """The sign bit in the low words of `chosen[P, L, 2]` where the high word is not 0."""
+    low, high = chosen[:, :, 0], chosen[:, :, 1]
+    sign = nl.ndarray(low.shape, dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=sign, data=high, op0=nl.not_equal, operand0=0.0, op1=nl.multiply,
+        operand1=float(-(2**31)),
+    )  # fmt: skip
+    nisa.tensor_tensor(dst=low, data1=low, data2=sign, op=nl.bitwise_or)
 
 
 def _gather(target: nl.NkiTensor, weight: nl.NkiTensor, chosen: nl.NkiTensor, col: int) -> None:

@@ -1,8 +1,9 @@
 """Where a job runs: on Neuron devices where AWS's native PyTorch stack is, else on the CPU.
 
-The same file runs unchanged in both places. The stack is found without an import, because an import
-may claim cores. What concerns Neuron devices follows the documentation of the stack and has not
-been seen on a device.
+The same file runs unchanged in both places. On Neuron devices both backends of `torch.compile` can
+be asked for: `neuron`, which is AWS's own and the default, and `trnx` with its runner `neuron`. The
+stack is found without an import, because an import may claim cores. What concerns Neuron devices
+follows the documentation of the stack and has not been seen on a device.
 """
 
 from __future__ import annotations
@@ -15,9 +16,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from trnx.backend.neuron.choice import choose_runner
+from trnx.backend.neuron.region_op import check_cores
+from trnx.backend.neuron.stack import LNC_VARIABLE
+from trnx.backend.options import make_options
 from trnx.jobs.errors import FlagError
 
 BACKENDS = ("auto", "trnx", "eager", "neuron")
+RUNNERS = ("auto", "neuron", "simulator", "reference")
+_IN_HOST_MEMORY = ("simulator", "reference")
 
 
 @dataclass(frozen=True)
@@ -36,9 +43,10 @@ def has_neuron() -> bool:
     return any((Path(folder) / "neuron_dynamo_backend").exists() for folder in folders or ())
 
 
-def detect() -> Platform:
-    """The platform of this process."""
-    if has_neuron():
+def detect(runner: str | None = None) -> Platform:
+    """The platform of this process. The runners `simulator` and `reference` of trnx compute in host
+    memory, wherever they run."""
+    if has_neuron() and runner not in _IN_HOST_MEMORY:
         return Platform(torch.device("neuron"), "cpu:gloo,neuron:neuron")
     return Platform(torch.device("cpu"), "gloo")
 
@@ -56,12 +64,29 @@ def resolve_backend(name: str, platform: Platform) -> str:
             "--backend neuron needs torch-neuronx 2.13 or later (the native stack), which is not "
             "installed here; leave --backend out, or say --backend trnx"
         )
-    if name == "trnx" and on_neuron:
-        raise FlagError(
-            "--backend trnx compiles models in host memory, and this machine has Neuron devices; "
-            "say --backend neuron, or run where torch-neuronx is not installed"
-        )
     return name
+
+
+def trnx_options(platform: Platform, target: str | None, runner: str | None) -> dict[str, str]:
+    """Options of the backend trnx on the platform: what flags say, and on Neuron devices the runner
+    `neuron`.
+
+    Raises NeuronError where the device cannot run trnx's plans (NEURON_LOGICAL_NC_CONFIG, say), and
+    FlagError for a runner that the platform does not have.
+    """
+    on_neuron = platform.device.type == "neuron"
+    if runner == "neuron" and not on_neuron:
+        raise FlagError(
+            "--runner neuron needs torch-neuronx 2.13 or later (the native stack), which is not "
+            "installed here; `trnx doctor` says what is missing"
+        )
+    given = {"target": target, "runner": "neuron" if on_neuron else runner}
+    options = {key: value for key, value in given.items() if value is not None}
+    if on_neuron:
+        chosen = make_options(options).target
+        choose_runner("neuron", chosen)
+        check_cores("trnx's kernels are", 1, chosen, os.environ.get(LNC_VARIABLE))
+    return options
 
 
 @dataclass(frozen=True)

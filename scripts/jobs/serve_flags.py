@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trnx.jobs.devices import BACKENDS
+from trnx.jobs.devices import BACKENDS, RUNNERS
 from trnx.jobs.engines import MINILM
 from trnx.jobs.errors import FlagError
 from trnx.jobs.scheduler import Buckets
@@ -34,7 +34,8 @@ class ServeSettings:
     max_inputs: int
     max_new_tokens: int
     backend: str
-    options: dict[str, str]
+    target: str | None
+    runner: str | None
 
     def __post_init__(self) -> None:
         """Raises FlagError."""
@@ -87,7 +88,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-new-tokens", type=int, default=256, help="that a request may ask for")
     add("--backend", default="auto", choices=BACKENDS)
     add("--target", choices=("trn1", "trn2", "trn3"), help="of backend trnx")
-    add("--runner", choices=("simulator", "reference"), help="of backend trnx")
+    add("--runner", choices=RUNNERS, help="of backend trnx")
 
 
 def parse(description: str, arguments: Sequence[str] | None = None) -> ServeSettings:
@@ -95,7 +96,6 @@ def parse(description: str, arguments: Sequence[str] | None = None) -> ServeSett
     parser = argparse.ArgumentParser(description=description)
     _add_flags(parser)
     given = parser.parse_args(arguments)
-    options = {name: getattr(given, name) for name in ("target", "runner")}
     return ServeSettings(
         host=given.host,
         port=given.port,
@@ -111,5 +111,6 @@ def parse(description: str, arguments: Sequence[str] | None = None) -> ServeSett
         max_inputs=given.max_inputs,
         max_new_tokens=given.max_new_tokens,
         backend=given.backend,
-        options={name: value for name, value in options.items() if value is not None},
+        target=given.target,
+        runner=given.runner,
     )

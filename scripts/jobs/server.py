@@ -52,15 +52,22 @@ def _listen(settings: ServeSettings) -> socket.socket:
 
 
 def _load(settings: ServeSettings) -> list[EmbeddingEngine | GenerationEngine]:
-    platform = devices.detect()
+    platform = devices.detect(settings.runner)
     backend = devices.resolve_backend(settings.backend, platform)
-    options = settings.options if backend == "trnx" else None
+    options = None
+    if backend == "trnx":
+        options = devices.trnx_options(platform, settings.target, settings.runner)
     engines: list[EmbeddingEngine | GenerationEngine] = []
     if settings.embed != NONE:
         engines.append(EmbeddingEngine(settings.embed, backend, options, platform.device))
     if settings.generate != NONE:
         engines.append(GenerationEngine(settings.generate, backend, options, platform.device))
     return engines
+
+
+def _runs_on_trnx(settings: ServeSettings) -> bool:
+    platform = devices.detect(settings.runner)
+    return devices.resolve_backend(settings.backend, platform) == "trnx"
 
 
 async def _warm_up(service: Service) -> None:
@@ -70,7 +77,7 @@ async def _warm_up(service: Service) -> None:
         engines = await asyncio.to_thread(_load, service.settings)
         for engine in engines:
             await service.add(engine).warm_up(engine.warm_up)
-    on_trnx = devices.resolve_backend(service.settings.backend, devices.detect()) == "trnx"
+    on_trnx = _runs_on_trnx(service.settings)
     if on_trnx and not reports:
         warnings.warn(
             "the models were compiled for trnx, and ran without a graph: TorchDynamo captured "

@@ -46,7 +46,7 @@ def train(settings: Settings) -> int:
     """Run a training job in this process; the exit status. Raises TrnxError."""
     stop = Stop()
     before = signal.signal(signal.SIGTERM, lambda *_: setattr(stop, "asked", True))
-    platform = devices.detect()
+    platform = devices.detect(settings.runner)
     ranks = devices.join(platform)
     try:
         training = Training(settings, platform, ranks)

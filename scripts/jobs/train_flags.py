@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trnx.jobs.corpus import BYTES
-from trnx.jobs.devices import BACKENDS
+from trnx.jobs.devices import BACKENDS, RUNNERS
 from trnx.jobs.errors import FlagError
 from trnx.jobs.models import PRESETS
 from trnx.jobs.parallel import MODES
@@ -105,7 +105,7 @@ def _add_machine_flags(parser: argparse.ArgumentParser) -> None:
         help="blocks one by one, or the whole model's forward",
     )
     group.add_argument("--target", choices=("trn1", "trn2", "trn3"), help="of backend trnx")
-    group.add_argument("--runner", choices=("simulator", "reference"), help="of backend trnx")
+    group.add_argument("--runner", choices=RUNNERS, help="of backend trnx")
     group.add_argument(
         "--warm-only", action="store_true", help="one step, for the compile cache; saves nothing"
     )

@@ -21,7 +21,7 @@ from trnx.jobs import models, parallel
 from trnx.jobs.checkpoints import Checkpoints
 from trnx.jobs.compiling import Compiled, NkiMeter, compile_parts, linear_flops, recompute
 from trnx.jobs.corpus import Corpus, load_corpus
-from trnx.jobs.devices import Platform, Ranks, resolve_backend
+from trnx.jobs.devices import Platform, Ranks, resolve_backend, trnx_options
 from trnx.jobs.errors import FlagError, SkippedSaveWarning
 from trnx.jobs.metrics import Metrics, Outcome
 from trnx.jobs.parallel import ParallelDims
@@ -75,7 +75,10 @@ def build(
     compiled = None
     if backend != "eager":
         chosen = parts if settings.compile == "blocks" else {"the model": model}
-        compiled = compile_parts(chosen, backend, _compile_options(settings, backend))
+        options = None
+        if backend == "trnx":
+            options = trnx_options(platform, settings.target, settings.runner)
+        compiled = compile_parts(chosen, backend, options)
     for name in recomputed:
         recompute(parts[name])
     if layout.mode == "fsdp":
@@ -84,13 +87,6 @@ def build(
     elif layout.mode == "ddp":
         model = parallel.replicate(model)
     return Built(model, compiled, flops)
-
-
-def _compile_options(settings: Settings, backend: str) -> dict[str, str] | None:
-    if backend != "trnx":
-        return None
-    given = {"target": settings.target, "runner": settings.runner}
-    return {key: value for key, value in given.items() if value is not None}
 
 
 class Training:

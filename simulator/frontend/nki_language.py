@@ -16,6 +16,7 @@ from trnx.simulator.frontend.simulator import current
 from trnx.simulator.frontend.tile_operators import ops
 from trnx.simulator.frontend.tile_size import TileSize
 from trnx.simulator.isa import debug
+from trnx.simulator.isa.arguments import explained
 from trnx.simulator.isa.copy import memset, tensor_copy
 from trnx.simulator.isa.dma import dma_copy
 from trnx.simulator.kernel_lines import kernel_location
@@ -235,7 +236,7 @@ def namespace() -> dict[str, Any]:
         "NkiTensor": NkiTensor,
         "tile_size": TileSize(),
         **ops(),
-        **{function.__name__: function for function in functions},
+        **{function.__name__: explained("tile", function) for function in functions},
         # A class, because kernels also annotate with it: `x: nl.ndarray | None`.
         "ndarray": _NdarrayAlias,
         "range": range,
@@ -243,7 +244,7 @@ def namespace() -> dict[str, Any]:
         "sequential_range": _unrolled,
         "static_range": _unrolled,
         "no_reorder": _NoReorder,
-        **tiles.FUNCTIONS,
+        **{name: explained("tile", function) for name, function in tiles.FUNCTIONS.items()},
     }
 
 
@@ -252,7 +253,7 @@ class _NdarrayMeta(type):
     isinstance.
     """
 
-    __call__ = staticmethod(ndarray)
+    __call__ = staticmethod(explained("tile", ndarray))
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, NkiTensor)

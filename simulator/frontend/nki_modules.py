@@ -20,6 +20,7 @@ from trnx.simulator.isa import collectives
 from trnx.simulator.isa.instruction import INSTRUCTIONS
 from trnx.simulator.isa.namespace import namespace
 from trnx.simulator.memory import dtypes
+from trnx.simulator.older_dialects import changed_name
 
 # An attribute of every module made here; twins use these and leave other packages' alone.
 MARK = "__trnx__"
@@ -38,7 +39,12 @@ class _NkiModule(ModuleType):
 
 
 def _meant(module: ModuleType, name: str) -> str:
-    """What to write for `name`: the same name of another module, or the nearest ones here."""
+    """What to write for `name`: what became of an older dialect's, the same name of another module,
+    or the nearest ones here.
+    """
+    change = changed_name(module.__name__, name)
+    if change is not None:
+        return f"; {change}"
     modules = _nki_modules()
     for other in _MAIN:
         if name in vars(modules[other]):

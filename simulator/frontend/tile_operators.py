@@ -15,6 +15,7 @@ import torch
 
 from trnx.simulator.errors import IllegalInstructionError
 from trnx.simulator.frontend.simulator import current
+from trnx.simulator.isa.arguments import takes
 from trnx.simulator.isa.copy import tensor_copy
 from trnx.simulator.isa.instruction import INSTRUCTIONS
 from trnx.simulator.isa.tile_map import tile_map
@@ -47,7 +48,10 @@ class Op:
         self.__signature__ = _SIGNATURES[arity]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = self.__signature__.bind(*args, **kwargs).arguments
+        try:
+            given = self.__signature__.bind(*args, **kwargs).arguments
+        except TypeError as mismatch:
+            fail(f"nl.{self.name}: {mismatch}; {takes(self, mismatch, kwargs)}")
         dtype = given.pop("dtype", None)
         return apply(self, *given.values(), dtype=dtype)
 

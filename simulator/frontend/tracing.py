@@ -35,6 +35,7 @@ from trnx.simulator.memory.storage import MemoryRegion
 from trnx.simulator.memory.tensor_spec import TensorSpec, contiguous_strides
 from trnx.simulator.multicore.cores import Core
 from trnx.simulator.multicore.ranks import SINGLE, Rank
+from trnx.simulator.older_dialects import GUIDE
 from trnx.simulator.precision import FullPrecision
 from trnx.simulator.program.program import Output, Program, has_run
 
@@ -226,7 +227,9 @@ def _check_grid(
         return
     allowed = " or ".join(map(str, target.lnc))
     message = (
-        f"the kernel is launched with {list(sizes)}; {target.target} takes one number, {allowed}"
+        f"the kernel is launched with {list(sizes)}; {target.target} takes one number, {allowed}. "
+        f"NKI 0.1 launched a program for each tile: loop over the tiles in the kernel ({GUIDE}"
+        "#nki-migrate-0-4-to-0-5)"
     )
     findings.report(LaunchError("launch-grid", message, defined_at(function)))
 

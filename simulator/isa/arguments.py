@@ -16,6 +16,7 @@ from trnx.simulator.errors import IllegalInstructionError
 from trnx.simulator.kernel_lines import kernel_location
 from trnx.simulator.language.registers import VirtualRegister
 from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.older_dialects import WITHOUT_DST, changed_parameter
 
 if TYPE_CHECKING:
     from trnx.simulator.isa.instruction import Emit
@@ -71,16 +72,46 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             signature.bind(*args, **kwargs)
         except TypeError as mismatch:
-            message = f"{function.__name__}: {mismatch}; {_takes(signature)}"
+            message = f"{function.__name__}: {mismatch}; {takes(function, mismatch, kwargs)}"
             raise IllegalInstructionError(function.__name__, message, kernel_location()) from None
         return function(*args, **kwargs)
 
     return call
 
 
-def _takes(signature: inspect.Signature) -> str:
-    """What a caller may pass: signatures differ between versions of NKI."""
-    return f"it takes {', '.join(name for name in signature.parameters if name != 'emit')}"
+def explained(check: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of nki.language: a wrong keyword is a finding named `check`, told after the call
+    has failed.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as mismatch:
+                message = f"{function.__name__}: {mismatch}; {takes(function, mismatch, kwargs)}"
+                raise IllegalInstructionError(check, message, kernel_location()) from None
+            raise error
+
+    return call
+
+
+def takes(function: Callable[..., Any], mismatch: TypeError, given: Mapping[str, Any]) -> str:
+    """What a caller may pass, and what became of what an older NKI took."""
+    parameters = [name for name in inspect.signature(function).parameters if name != "emit"]
+    changes = [
+        f"{name} is {change}"
+        for name in given
+        if name not in parameters
+        and (change := changed_parameter(function.__name__, name)) is not None
+    ]
+    if parameters[:1] == ["dst"] and "missing" in str(mismatch):
+        changes.append(f"calls without dst are {WITHOUT_DST}")
+    return "; ".join([f"it takes {', '.join(parameters)}", *changes])
 
 
 def explain_arguments(
@@ -95,7 +126,7 @@ def explain_arguments(
     try:
         given = signature.bind(emit, *args, **kwargs).arguments
     except TypeError as mismatch:
-        emit.illegal(f"{mismatch}; {_takes(signature)}")
+        emit.illegal(f"{mismatch}; {takes(function, mismatch, kwargs)}")
     for name, value in given.items():
         wanted = str(signature.parameters[name].annotation)
         kind, _, optional = wanted.partition(" | ")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from trnx.simulator.errors import KernelSubsetError
+from trnx.simulator.errors import KernelSubsetError, UnknownNkiNameError
 from trnx.simulator.kernel_lines import is_simulator_frame, kernel_location
 from trnx.simulator.language.indexing import index_view
 from trnx.simulator.language.patterns import Patterned
@@ -21,6 +21,7 @@ from trnx.simulator.language.recorder import current, current_or_none
 from trnx.simulator.language.tensor_view import Indirect
 from trnx.simulator.memory.storage import MemoryRegion
 from trnx.simulator.memory.views import Shape, reshape_strides, split_sizes
+from trnx.simulator.older_dialects import changed_name
 
 # Name of the tiles that functions of nki.language make for their results.
 RESULT = "result"
@@ -69,6 +70,11 @@ class NkiTensor(Patterned):
     __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __invert__ = _unknown
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _unknown
     __truediv__ = __rtruediv__ = __matmul__ = __mod__ = __pow__ = __and__ = __or__ = _unknown
+
+    def __getattr__(self, name: str) -> NoReturn:
+        change = changed_name("NkiTensor", name)
+        about = f"; {change}" if change is not None else "; docs/nki_api.md lists its members"
+        raise UnknownNkiNameError(f"a tensor has no {name!r}{about}")
 
     def _like(self, shape: Shape, strides: Shape, offset: int | None = None) -> NkiTensor:
         start = self.offset if offset is None else offset

@@ -193,3 +193,14 @@ def test_factories_of_symbolic_numbers_are_no_constants(
     compiled = torch.compile(function, backend="trnx", dynamic=True)
     torch.testing.assert_close(compiled(x), function(x))
     torch.testing.assert_close(compiled(x[:, :, 1:]), function(x[:, :, 1:]))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear"])
+def test_interpolation_by_a_factor(mode: str) -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=1.7, mode=mode)
+
+    run = torch.compile(scaled, backend="trnx", dynamic=True)
+    for size in (8, 12, 17):
+        x = torch.randn(1, 3, size, size + 1)
+        torch.testing.assert_close(run(x), scaled(x))

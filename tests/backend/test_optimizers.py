@@ -80,3 +80,46 @@ def test_an_adamw_step_is_one_kernel() -> None:
     (graph,) = reports
     assert len(graph.regions) == 1
     assert not graph.fallbacks
+
+
+MANY: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True),
+    "SGD, momentum": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, foreach=True),
+}
+
+
+def many_steps(
+    make: Callable[[Parameters], torch.optim.Optimizer],
+    step: Callable[[torch.optim.Optimizer], Any],
+) -> Parameters:
+    """Twelve parameters of three shapes after five steps with clipped gradients."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(129, 3), (1,), (64,)] * 4
+    parameters = [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in shapes]
+    optimizer = make(parameters)
+    for _ in range(5):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        step(optimizer)
+    return parameters
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_step_over_many_parameters_is_one_kernel(name: str) -> None:
+    torch._dynamo.reset()
+
+    def clip_and_step(optimizer: torch.optim.Optimizer) -> None:
+        grads = [p.grad for p in optimizer.param_groups[0]["params"]]
+        torch._foreach_mul_(grads, 0.5)
+        optimizer.step()
+
+    with trnx.collect_reports() as reports:
+        ours = many_steps(MANY[name], torch.compile(clip_and_step, backend="trnx"))
+    eager = many_steps(MANY[name], clip_and_step)
+    for mine, theirs in zip(ours, eager, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    last = reports[-1]
+    assert [region.engine for region in last.regions] == ["nki"]
+    assert last.regions[0].kernel is not None
+    assert last.regions[0].kernel.endswith("_x12")
+    assert not last.fallbacks

@@ -76,6 +76,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Any, ...]
         (X,),
         [(aten.mul.Tensor, 0.5)],
     ),
+    "float64 constant": (
+        lambda x: x.double() * torch.full((), 1.7, dtype=torch.float64),
+        (X,),
+        [(aten._to_copy.default,), (aten.mul.Tensor, 1.7)],
+    ),
     "wide constant": (lambda x: x + torch.ones(4, 6), (X,), [(aten.add.Tensor, 1.0)]),
     "masked_fill": (
         lambda x, m: x.masked_fill(m, 2.0),

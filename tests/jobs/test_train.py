@@ -10,21 +10,19 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.utils.flop_counter import FlopCounterMode
 
-from trnx.errors import CheckpointError, FlagError
+from trnx.errors import CheckpointError
 from trnx.jobs import models
 from trnx.jobs.checkpoint_reader import read_metadata
 from trnx.jobs.checkpoints import finished
 from trnx.jobs.checksums import seal
 from trnx.jobs.compiling import compile_parts, linear_flops, recompute
-from trnx.jobs.devices import Platform, detect, has_neuron, resolve_backend
 from trnx.jobs.errors import NoGraphWarning, ResumeWarning
 from trnx.jobs.metrics import Summary
 from trnx.jobs.parallel import clip_gradients, linear_sizes
@@ -411,28 +409,3 @@ def test_warm_only_runs_one_step_and_saves_nothing(
     assert status == 0
     assert sorted(losses(lines)) == [1]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_neuron_stack_is_found_without_an_import(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not has_neuron()
-    package = tmp_path / "torch_neuronx"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise RuntimeError('imported')")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert not has_neuron()  # a placeholder, or the PyTorch/XLA build
-    (package / "neuron_dynamo_backend").mkdir()
-    assert has_neuron()
-
-
-def test_platform_chooses_the_backend() -> None:
-    cpu = Platform(torch.device("cpu"), "gloo")
-    neuron = Platform(cast(Any, SimpleNamespace(type="neuron")), "cpu:gloo,neuron:neuron")
-    assert detect() == cpu
-    assert [resolve_backend("auto", one) for one in (cpu, neuron)] == ["trnx", "neuron"]
-    assert [resolve_backend("eager", one) for one in (cpu, neuron)] == ["eager", "eager"]
-    with pytest.raises(FlagError, match="native stack"):
-        resolve_backend("neuron", cpu)
-    with pytest.raises(FlagError, match="compiles models in host memory"):
-        resolve_backend("trnx", neuron)

@@ -47,11 +47,12 @@ class Region:
         return simulator.trace(launch.kernel, launch.arguments, target=target)
 
     def run(self, target: str = "trn2") -> tuple[torch.Tensor, ...]:
-        """Results in eager's form: bool for uint8, rank 0 for one element, dims in its order."""
+        """Results in eager's form: bool for uint8, int64 for words, rank 0 for one element, dims
+        in its order."""
         results = self.program(target).run(list(self.inputs.values()))
         orders = self.launch(target).result_orders or [range(e.ndim) for e in self.eager()]
         return tuple(
-            (r.bool() if e.dtype is torch.bool else r)
+            _as_eager_has_it(r, e.dtype)
             .reshape([e.shape[i] for i in order])
             .permute(sorted(range(e.ndim), key=order.__getitem__))
             for r, e, order in zip(results, self.eager(), orders, strict=True)
@@ -64,6 +65,13 @@ class Region:
         """The kernel's results equal eager's."""
         for result, expected in zip(self.run(target), self.eager(), strict=True):
             torch.testing.assert_close(result, expected, equal_nan=True, **tolerance)
+
+
+def _as_eager_has_it(result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A kernel's bytes as bool, its pairs of words as int64."""
+    if dtype is torch.int64:
+        return result.contiguous().view(torch.int64)
+    return result.bool() if dtype is torch.bool else result
 
 
 def build_region(function: Callable[..., Any], *inputs: torch.Tensor) -> Region:

@@ -34,7 +34,15 @@ from trnx.nki_kernels.kernels.attention._layout import (
     split_heads,
 )
 from trnx.nki_kernels.kernels.attention._mask_gradient import add_mask_gradient, clear_mask_gradient
-from trnx.nki_kernels.kernels.attention._masks import Masks, add_bias, drop, load_mask, make_bias
+from trnx.nki_kernels.kernels.attention._masks import (
+    Masks,
+    add_bias,
+    crosses,
+    drop,
+    first_key,
+    load_mask,
+    make_bias,
+)
 
 
 class Gradients(NamedTuple):
@@ -164,7 +172,7 @@ def _weights(
     scores = multiply_heads(queries, side.keys, chunk.pairs, p.group, side.size, p.features)
     lse = _load_row_values(p.lse, chunk, row, rows)
     scale = p.scale
-    crossed = p.masks.causal and side.start + side.size - 1 > row
+    crossed = crosses(p.masks, row, rows, side.start, side.size)
     if p.masks.mask is not None or crossed:
         bias = make_bias(p.masks, chunk, row, rows, side.start, side.size, crossed)
         biased = add_bias(scores, scale, bias, chunk)
@@ -251,7 +259,7 @@ def _store_query_gradient(
     last = end == p.k.shape[2] or (p.masks.causal and end > row + rows - 1)
     dtype = g.dq.dtype if last else nl.float32
     total = nl.ndarray(product.shape, dtype=dtype, buffer=nl.sbuf)
-    if side.start == 0:
+    if side.start <= first_key(p.masks, row):
         nisa.tensor_scalar(dst=total, data=product, op0=nl.multiply, operand0=p.scale)
     else:
         before = nl.ndarray(product.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -380,14 +388,17 @@ def backward_chunk(
             _unseen_keys(p, g, sources, chunks, start, size)
             continue
         side = _load_side(p, sources, start, size)
+        end = length  # of the queries that see these keys
+        if p.masks.window > 0:
+            end = min(length, start + size - 1 + p.masks.window)
         for number in range(len(chunks)):
             chunk = chunks[number]
             for row in range(0, length, pmax):
                 rows = min(pmax, length - row)
-                if not p.masks.causal or row + rows > start:
+                if row < end and (not p.masks.causal or row + rows > start):
                     queries = load_transposed(p.q, chunk, row, rows, p.features)
                     grad = load_transposed(p.grad, chunk, row, rows, p.values)
-                    last = number == len(chunks) - 1 and row + rows == length
+                    last = number == len(chunks) - 1 and row + rows >= end
                     started = _start(p, g, side, sources, chunk, row, queries, grad, last)
                     pipeline = _step(p, g, pipeline, started)
                 elif g.dmask is not None:

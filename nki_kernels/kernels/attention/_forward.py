@@ -36,7 +36,9 @@ from trnx.nki_kernels.kernels.attention._masks import (
     Masks,
     add_bias,
     bias_key,
+    crosses,
     drop,
+    first_key,
     load_mask,
     make_bias,
 )
@@ -142,14 +144,15 @@ def load_keys(p: Problem, k: nl.NkiTensor, v: nl.NkiTensor, chunk: Chunk, start:
 
 
 def _negated_max(p: Problem, scores: nl.NkiTensor, scale: float) -> nl.NkiTensor:
-    """`-max(scores * scale)` of each row and head, clamped where a mask may hide a whole row."""
+    """`-max(scores * scale)` of each row and head, clamped where a bias, with which the scale is 1,
+    may hide a whole row."""
     negmax = nl.ndarray((scores.shape[0], scores.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=negmax, op=nl.maximum, data=scores, axis=2, negate=True)
-    if p.masks.mask is not None:
-        clamp = CLAMP_FALSE if p.masks.boolean else CLAMP_FLOAT
-        nisa.tensor_scalar(dst=negmax, data=negmax, op0=nl.minimum, operand0=-clamp)
-    elif scale != 1.0:
+    if scale != 1.0:
         nisa.tensor_scalar(dst=negmax, data=negmax, op0=nl.multiply, operand0=scale)
+    elif p.masks.mask is not None or p.masks.window > 0:
+        clamp = CLAMP_FLOAT if p.masks.mask is not None and not p.masks.boolean else CLAMP_FALSE
+        nisa.tensor_scalar(dst=negmax, data=negmax, op0=nl.minimum, operand0=-clamp)
     return negmax
 
 
@@ -354,7 +357,7 @@ def bias_of(
     p: Problem, biases: Biases, chunk: Chunk, row: int, rows: int, start: int, cols: int
 ) -> nl.NkiTensor | None:
     """The bias of a tile of scores, or None."""
-    crossed = p.masks.causal and start + cols - 1 > row
+    crossed = crosses(p.masks, row, rows, start, cols)
     if p.masks.mask is None and not crossed:
         return None
     key = bias_key(p.masks, chunk, row, rows, start, cols, crossed)
@@ -413,7 +416,8 @@ def forward_chunk(
             rows = min(nl.tile_size.pmax, q.shape[2] - row)
             queries = load_transposed(q, chunk, row, rows, p.features).transposed
             seen = visible(p, row, rows, 0, length)
-            for start in range(0, seen, p.tile):
+            first = first_key(p.masks, row) // p.tile * p.tile
+            for start in range(first, seen, p.tile):
                 last = start + p.tile >= seen
                 scored = _score_tile(
                     p, tensors, sources, tiles, queries, chunk, row, start, biases, last

@@ -33,10 +33,22 @@ def dropout_factor(b: Bindings) -> float:
     return 0.0 if b.dropout_p >= 1.0 else 1.0 / (1.0 - b.dropout_p)
 
 
+def _masks_keys(b: Bindings) -> bool:
+    """Whether the mask, if there is one, is a bool for each key, the same for all heads and
+    queries."""
+    mask = b.attn_mask
+    if mask is None:
+        return True
+    sizes = (1,) * (4 - mask.ndim) + tuple(mask.shape)
+    strides = (0,) * (4 - mask.ndim) + tuple(mask.strides)
+    shared = all(sizes[dim] == 1 or strides[dim] == 0 for dim in (1, 2))
+    return bool(mask.dtype == torch.bool and shared and sizes[3] == b.k.shape[2])
+
+
 def is_long(b: Bindings, hw: Hardware) -> bool:
     """Whether the kernels of long attention take these operands, where they fit SBUF: whole blocks
-    of 128 queries and keys of 2 bytes, without masks."""
-    if b.attn_mask is not None or b.dropout_mask is not None:
+    of 128 queries and keys of 2 bytes, with a mask of keys at most."""
+    if b.dropout_mask is not None or not _masks_keys(b):
         return False
     if hw.generation < 3 or b.q.dtype.itemsize != 2:
         return False
@@ -83,6 +95,22 @@ def _wrong_mask(b: Bindings) -> Reject | None:
     return None
 
 
+def _wrong_window(b: Bindings) -> Reject | None:
+    """Every query is to see a key, where it has a window."""
+    if b.window == 0:
+        return None
+    if b.window < 0 or not b.is_causal:
+        return Reject(f"a window of {b.window} keys needs to be positive, and causal attention")
+    if b.attn_mask is not None and b.attn_mask.dtype != torch.bool:
+        return Reject(f"a window and a mask of {b.attn_mask.dtype}; only a bool one is taken")
+    if b.q.shape[2] >= b.k.shape[2] + b.window:
+        return Reject(
+            f"{b.q.shape[2]} queries of {b.k.shape[2]} keys in a window of {b.window}: the last "
+            "queries see none"
+        )
+    return None
+
+
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """None where the kernels take these operands; all generations take the same."""
     del hw
@@ -92,7 +120,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
         return Reject(f"q, k and v are {names}; one of float32, bfloat16, float16 is needed")
     if not (math.isfinite(b.scale) and b.scale >= 0.0):
         return Reject(f"scale {b.scale} is not a finite number of at least 0")
-    return _wrong_shape(b) or _wrong_mask(b)
+    return _wrong_shape(b) or _wrong_mask(b) or _wrong_window(b)
 
 
 def attention_cost(b: Bindings, *, forward: bool) -> Cost:
@@ -104,6 +132,8 @@ def attention_cost(b: Bindings, *, forward: bool) -> Cost:
     depth, values = b.k.shape[2], b.v.shape[3]
     seen = min(depth, length)
     pairs = length * depth - (seen * (seen - 1) // 2 if b.is_causal else 0)
+    if b.window > 0:
+        pairs = sum(min(i + 1, depth) - max(0, i + 1 - b.window) for i in range(length))
     pairs *= batch * heads
     columns = width + values if forward else 3 * width + 2 * values
     masks = sum(m.nbytes for m in (b.attn_mask, b.dropout_mask) if m is not None)
@@ -144,8 +174,10 @@ def make_inputs(
     mask: str = "",
     dropout_p: float = 0.0,
     causal: bool = False,
+    window: int = 0,
 ) -> dict[str, Any]:
-    """The bindings of `sdpa`; `mask` is "bool", "hidden" (whole rows False), "bias" or ""."""
+    """The bindings of `sdpa`; `mask` is "bool", "hidden" (whole rows False), "keys" (the same for
+    all queries, the first keys False), "bias" or ""."""
     sources, values = sources or heads, values or width
     full = (batch, heads, length, depth)
     attn_mask, dropout_mask = None, None
@@ -154,6 +186,9 @@ def make_inputs(
         attn_mask[..., 0] = True
         if mask == "hidden":
             attn_mask[:, :, :: max(2, length // 3)] = False
+    elif mask == "keys":
+        attn_mask = torch.rand((batch, 1, 1, depth), generator=generator) > 0.3
+        attn_mask[0, ..., : depth // 4] = False
     elif mask == "bias":
         attn_mask = torch.randn((heads, length, depth), generator=generator).to(dtype)
     if dropout_p:
@@ -167,6 +202,7 @@ def make_inputs(
         "dropout_p": dropout_p,
         "is_causal": causal,
         "scale": 1.0 / math.sqrt(width),
+        "window": window,
     }
 
 
@@ -190,8 +226,16 @@ def input_samples(generator: torch.Generator) -> Iterator[tuple[dict[str, Any], 
     yield make_inputs(generator, 2, 3, 33, 50, 32, mask="bias", causal=True), "bias, causal"
     yield make_inputs(generator, 2, 2, 33, 50, 32, dropout_p=0.3, mask="bias"), "dropout, bias"
     yield make_inputs(generator, 1, 2, 33, 530, 32, dropout_p=0.3), "dropout, several tiles"
+    yield make_inputs(generator, 2, 2, 129, 129, 16, causal=True, window=5), "window"
+    wide = make_inputs(generator, 1, 2, 700, 600, 16, causal=True, window=150, mask="hidden")
+    yield wide, "window, several tiles, rows that see nothing"
     long = make_inputs(generator, 1, 4, 640, 512, 64, sources=2, dtype=torch.bfloat16, causal=True)
     yield long, "long, grouped, causal"
+    sizes = (2, 2, 512, 640, 32)
+    long = make_inputs(
+        generator, *sizes, dtype=torch.bfloat16, causal=True, mask="keys", window=200
+    )
+    yield long, "long, padding, window"
     yield make_inputs(generator, 2, 8, 1, 1100, 32, sources=2), "decoding"
     yield make_inputs(generator, 1, 4, 3, 1024, 40, sources=2, mask="hidden"), "decoding, masked"
     for dtype in (torch.bfloat16, torch.float16):

@@ -5,7 +5,8 @@ the rows, and once transposed, `[128 keys, 512 queries]`, so that the weights mu
 they are. The maximum of a query, which lies along the free dimension there, is subtracted by a
 product too: of ones and the negated maxima, cut into three bfloat16 terms that add up to the
 float32. Such products use three rows of the array, so four of them run at the same time. The sum of
-a row is one more column of the values.
+a row is one more column of the values. A mask of keys hides them from the search, and is the bias
+of the exponential, which has the keys on the partitions.
 
 While one group is weighed, the maxima of the next are found, and the weights of four blocks of keys
 meet their values while those of the next four are computed.
@@ -18,6 +19,8 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels.attention._masks import CLAMP_FALSE, FALSE_BIAS
+
 # Blocks of 128 queries of a group: the scores of a block of keys fill a PSUM bank.
 GROUP = 4
 # Blocks of keys whose maxima are subtracted at the same time.
@@ -29,40 +32,60 @@ _TERMS = 3
 # Groups whose terms may be laid out at the same time.
 TERM_TILES = 4
 # What range_select gives for the others: the lowest float32.
-_LEAST = -3.4028234663852886e38
+LEAST = -3.4028234663852886e38
+# The sum of a row that sees anything is about 1 at least; this stands for that of the others.
+_TINY = 1.0e-10
+_HIDDEN = 1.0e9  # the inverse of such a sum is above it
 
 
 class LongProblem(NamedTuple):
     """What the kernel computes. `ones` in bfloat16, `[128, 128]`; `terms` is where those of the
     maxima of a group are laid out, of four groups in turn: `[128, GROUP, 128]`. `positions[128,
-    GROUP]`: the last key that a query sees, where its block is on the diagonal; `zeros[128, 1]`."""
+    GROUP]`: the last key that a query sees, where its block is on the diagonal; `zeros[128, 1]`.
+    `firsts[128, 3]`: the first key of a window, from the first block that it reaches, or where this
+    one would be the block before the first of all; and what is behind all keys. `masked`: there is
+    a mask of keys."""
 
     causal: bool
+    window: int
+    masked: bool
     scale: float
     cuts: int
     ones: nl.NkiTensor
     terms: list[nl.NkiTensor]
     positions: nl.NkiTensor
     zeros: nl.NkiTensor
+    firsts: nl.NkiTensor
+
+
+class KeyMask(NamedTuple):
+    """Which keys of a batch entry are seen: `flags[128, S]`, 0 or 1, the same on all partitions,
+    and what is added to the scores, `bias[128, S / 128]`."""
+
+    flags: nl.NkiTensor
+    bias: nl.NkiTensor
 
 
 class KeyHead(NamedTuple):
     """Keys `[d / cuts, cuts, S]`, and values with a column of ones `[128, S / 128, Dv + 1]`."""
 
+    batch: int
     keys: nl.NkiTensor
     values: nl.NkiTensor
+    mask: KeyMask | None
 
 
 class QueryGroup(NamedTuple):
-    """Queries `[d / cuts, cuts, blocks * 128]` from block `first` of head `head`, which see `seen`
-    blocks of keys. `maxima[128, blocks, columns]`: of the keys of each step of the search; `shift`:
-    the negated maxima in terms, `[128, blocks * 128]`. `number` of the group among all, `row` of
-    its first block among all heads'."""
+    """Queries `[d / cuts, cuts, blocks * 128]` from block `first` of head `head`, which see the
+    blocks `start .. seen` of keys. `maxima[128, blocks, columns]`: of the keys of each step of the
+    search; `shift`: the negated maxima in terms, `[128, blocks * 128]`. `number` of the group among
+    all, `row` of its first block among all heads'."""
 
     batch: int
     head: int
     first: int
     blocks: int
+    start: int
     seen: int
     number: int
     row: int
@@ -73,27 +96,31 @@ class QueryGroup(NamedTuple):
 
 
 class Search(NamedTuple):
-    """A step of the search for the maxima of query block `block` of a group: scores of the keys
-    `start .. start + width`, the last of them on the diagonal where `crossed`. `last` of its
+    """A step of the search for the maxima of query block `block` of a group, for `column` of them:
+    scores of the keys `start .. start + width`, the last of them on the diagonal where `crossed`.
+    `first`: the column of `firsts`, or -1 where all of the keys are in the window. `last` of its
     group."""
 
     group: QueryGroup
     block: int
+    column: int
     start: int
     width: int
     crossed: bool
+    first: int
     last: bool
 
 
 class Quad(NamedTuple):
     """Weights of up to four blocks of keys from `key`, in the order of the blocks, each `[128 keys,
-    queries]` from query `skipped` of the group on. `products` of the group: `[128, its
-    blocks that share a bank, Dv + 1]`, filled from the first block of keys on."""
+    queries]` from query `skipped` of the group on, up to query `stopped`. `products` of the group:
+    `[128, its blocks that share a bank, Dv + 1]`, filled from the first block of keys on."""
 
     group: QueryGroup
     key: int
     weights: list[nl.NkiTensor]
     skipped: list[int]
+    stopped: list[int]
     products: list[nl.NkiTensor]
     last: bool
 
@@ -106,7 +133,7 @@ class LongOutputs(NamedTuple):
     negmaxes: nl.NkiTensor
 
 
-def long_problem(causal: bool, scale: float, cuts: int) -> LongProblem:
+def long_problem(causal: bool, window: int, masked: bool, scale: float, cuts: int) -> LongProblem:
     """The constant tiles."""
     pmax = nl.tile_size.pmax
     ones = nl.ndarray((pmax, pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
@@ -120,7 +147,26 @@ def long_problem(causal: bool, scale: float, cuts: int) -> LongProblem:
     nisa.iota(dst=positions, pattern=[[pmax, GROUP]], offset=0, channel_multiplier=1)
     zeros = nl.ndarray((pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0)
-    return LongProblem(causal, scale, cuts, ones, terms, positions, zeros)
+    firsts = nl.ndarray((pmax, 3), dtype=nl.float32, buffer=nl.sbuf)
+    if window > 0:
+        nisa.iota(
+            dst=firsts[:, 0:2],
+            pattern=[[-pmax, 2]],
+            offset=(1 - window) % pmax,
+            channel_multiplier=1,
+        )
+        nisa.memset(dst=firsts[:, 2:3], value=nl.tile_size.psum_bank_fmax)
+    return LongProblem(causal, window, masked, scale, cuts, ones, terms, positions, zeros, firsts)
+
+
+def key_span(block: int, depth: int, causal: bool, window: int) -> tuple[int, int]:
+    """The keys that a block of queries sees, in whole blocks: `start .. stop`."""
+    pmax = nl.tile_size.pmax
+    start = 0
+    if window > 0:
+        start = max(0, block - (window + pmax - 2) // pmax) * pmax
+    stop = min(depth, (block + 1) * pmax) if causal else depth
+    return start, stop
 
 
 def load_turned(x: nl.NkiTensor, cuts: int) -> nl.NkiTensor:
@@ -132,7 +178,28 @@ def load_turned(x: nl.NkiTensor, cuts: int) -> nl.NkiTensor:
     return tile
 
 
-def load_key_head(k: nl.NkiTensor, v: nl.NkiTensor, cuts: int) -> KeyHead:
+def load_key_mask(mask: nl.NkiTensor) -> KeyMask:
+    """A mask of keys, `mask[1, S]` of 0 or 1."""
+    pmax = nl.tile_size.pmax
+    blocks = mask.shape[1] // pmax
+    flags = nl.ndarray((pmax, mask.shape[1]), dtype=mask.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=flags, src=mask.broadcast(0, pmax))
+    rows = nl.ndarray((blocks, pmax), dtype=mask.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=rows, src=mask.squeeze_dim(0).reshape_dim(0, (blocks, pmax)))
+    wide = nl.ndarray((blocks, pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=wide, src=rows)
+    turned = nl.ndarray((pmax, blocks), dtype=nl.bfloat16, buffer=nl.psum)
+    nisa.nc_transpose(dst=turned, data=wide, engine=nisa.engine.tensor)
+    bias = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=bias, data=turned, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=FALSE_BIAS
+    )
+    return KeyMask(flags, bias)
+
+
+def load_key_head(
+    k: nl.NkiTensor, v: nl.NkiTensor, cuts: int, batch: int, mask: KeyMask | None
+) -> KeyHead:
     """Keys and values of one head, `k[S, d]` and `v[S, Dv]`."""
     pmax = nl.tile_size.pmax
     blocks = v.shape[0] // pmax
@@ -141,10 +208,10 @@ def load_key_head(k: nl.NkiTensor, v: nl.NkiTensor, cuts: int) -> KeyHead:
     keys = load_turned(k, cuts)
     src = v.reshape_dim(0, (blocks, pmax)).permute((1, 0, 2))
     nisa.dma_copy(dst=values[:, :, 0 : v.shape[1]], src=src)
-    return KeyHead(keys, values)
+    return KeyHead(batch, keys, values, mask)
 
 
-def searches_of(group: QueryGroup, causal: bool) -> list[Search]:
+def searches_of(p: LongProblem, group: QueryGroup) -> list[Search]:
     """The steps of the search for the maxima of a group."""
     pmax = nl.tile_size.pmax
     bank = nl.tile_size.psum_bank_fmax
@@ -152,18 +219,29 @@ def searches_of(group: QueryGroup, causal: bool) -> list[Search]:
     steps: list[Search] = []
     for block in range(group.blocks):
         diagonal = (group.first + block + 1) * pmax
-        seen = min(depth, diagonal) if causal else depth
-        for start in range(0, seen, bank):
+        first, seen = key_span(group.first + block, depth, p.causal, p.window)
+        for start in range(first, seen, bank):
             width = min(bank, seen - start)
             last = block + 1 == group.blocks and start + width == seen
-            steps.append(Search(group, block, start, width, start + width == diagonal, last))
+            cut = -1
+            if p.window > 0 and start == first:
+                cut = _first_column(diagonal - pmax - p.window + 1)
+            crossed = p.causal and start + width == diagonal
+            column = (start - first) // bank
+            steps.append(Search(group, block, column, start, width, crossed, cut, last))
     return steps
+
+
+def _first_column(first: int) -> int:
+    """The column of `firsts` for a block whose first query sees the keys from `first` on."""
+    if first >= 0:
+        return 0
+    return 1 if first > 1 - nl.tile_size.pmax else -1
 
 
 def search(p: LongProblem, outputs: LongOutputs, s: Search) -> None:
     """One step; the last one of a group lays out its maxima."""
     pmax = nl.tile_size.pmax
-    bank = nl.tile_size.psum_bank_fmax
     group = s.group
     scores = nl.ndarray((pmax, s.width), dtype=nl.float32, buffer=nl.psum)
     for cut in range(p.cuts):
@@ -172,24 +250,36 @@ def search(p: LongProblem, outputs: LongOutputs, s: Search) -> None:
             stationary=group.queries[:, cut, s.block * pmax : (s.block + 1) * pmax],
             moving=group.source.keys[:, cut, s.start : s.start + s.width],
         )
-    column = s.start // bank
-    most = group.maxima[:, s.block, column : column + 1]
-    if p.causal and s.crossed:
+    most = group.maxima[:, s.block, s.column : s.column + 1]
+    mask = group.source.mask
+    if s.crossed or s.first >= 0:
         seen = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
         behind = s.width // pmax - 1
         nisa.range_select(
             dst=seen,
             on_true_tile=scores,
             comp_op0=nl.less_equal,
-            bound0=p.positions[:, behind : behind + 1],
+            bound0=p.positions[:, behind : behind + 1] if s.crossed else p.firsts[:, 2:3],
             comp_op1=nl.greater_equal,
-            bound1=p.zeros,
+            bound1=p.firsts[:, s.first : s.first + 1] if s.first >= 0 else p.zeros,
             reduce_res=most,
             reduce_op=nl.maximum,
-            on_false_value=_LEAST,
+            on_false_value=LEAST,
         )
-    else:
+        scores = seen
+    elif mask is None:
         nisa.tensor_reduce(dst=most, op=nl.maximum, data=scores, axis=1)
+    if mask is not None:
+        kept = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.select_reduce(
+            dst=kept,
+            predicate=mask.flags[:, s.start : s.start + s.width],
+            on_true=scores,
+            on_false=LEAST,
+            reduce_res=most,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            reduce_op=nl.maximum,
+        )
     if s.last:
         _lay_out(p, outputs, group)
 
@@ -200,6 +290,10 @@ def _lay_out(p: LongProblem, outputs: LongOutputs, group: QueryGroup) -> None:
     pmax = nl.tile_size.pmax
     negmax = outputs.negmaxes[:, group.row : group.row + group.blocks]
     nisa.tensor_reduce(dst=negmax, op=nl.maximum, data=group.maxima, axis=2, negate=True)
+    if p.masked:
+        # Where a query sees no key: the scaled maximum stays far above what hides the scores.
+        clamp = -CLAMP_FALSE / max(1.0, p.scale)
+        nisa.tensor_scalar(dst=negmax, data=negmax, op0=nl.minimum, operand0=clamp)
     tile = p.terms[group.number % TERM_TILES][:, 0 : group.blocks, :]
     rest = negmax
     for term in range(_TERMS):
@@ -244,44 +338,54 @@ def score_quad(
     """Weights of the blocks of keys from `key` on. Who asks for memory gets what was left first, so
     `steps` of a search are done in between: the next scores get what these leave."""
     pmax = nl.tile_size.pmax
-    queries = group.blocks * pmax
     count = min(QUAD, group.seen - key)
     scores = []
     skipped = []
+    stopped = []
     for block in range(count):
         skip = 0
+        stop = group.blocks * pmax
         if p.causal:
             skip = max(0, key + block - group.first) * pmax
-        tile = nl.ndarray((pmax, queries - skip), dtype=nl.float32, buffer=nl.psum)
         first = (key + block) * pmax
+        if p.window > 0:
+            last = (first + pmax + p.window - 2) // pmax + 1 - group.first
+            stop = min(group.blocks, last) * pmax
+        tile = nl.ndarray((pmax, stop - skip), dtype=nl.float32, buffer=nl.psum)
         for cut in range(p.cuts):
             nisa.nc_matmul(
                 dst=tile,
                 stationary=group.source.keys[:, cut, first : first + pmax],
-                moving=group.queries[:, cut, skip:queries],
+                moving=group.queries[:, cut, skip:stop],
             )
         scores.append(tile)
         skipped.append(skip)
+        stopped.append(stop)
     for block in range(count):
         row = block * _ROWS
         nisa.nc_matmul(
             dst=scores[block],
             stationary=p.ones[row : row + _TERMS, :],
-            moving=group.shift[row : row + _TERMS, skipped[block] : queries],
+            moving=group.shift[row : row + _TERMS, skipped[block] : stopped[block]],
             tile_position=(row, 0),
             tile_size=(_ROWS, pmax),
         )
     weights = []
     for block in range(count):
         tile = nl.ndarray(scores[block].shape, dtype=group.queries.dtype, buffer=nl.sbuf)
-        nisa.activation(dst=tile, op=nl.exp, data=scores[block], scale=p.scale)
+        bias = p.zeros
+        if group.source.mask is not None:
+            bias = group.source.mask.bias[:, key + block : key + block + 1]
+        nisa.activation(dst=tile, op=nl.exp, data=scores[block], scale=p.scale, bias=bias)
         if p.causal and key + block >= group.first:
             _hide(tile[:, 0:pmax])
+        if p.window > 0:
+            _hide_before(tile, (key + block - group.first) * pmax + p.window - skipped[block])
         weights.append(tile)
         if block + 1 == (count + 1) // 2:
             for step in steps:
                 search(p, outputs, step)
-    return Quad(group, key, weights, skipped, products, key + count == group.seen)
+    return Quad(group, key, weights, skipped, stopped, products, key + count == group.seen)
 
 
 def _hide(weights: nl.NkiTensor) -> None:
@@ -297,6 +401,23 @@ def _hide(weights: nl.NkiTensor) -> None:
     )
 
 
+def _hide_before(weights: nl.NkiTensor, first: int) -> None:
+    """No weight for the keys before the window of a query; `first`: the first query that does not
+    see the first key."""
+    column = max(0, first)
+    if column < weights.shape[1]:
+        tile = weights[:, column : weights.shape[1]]
+        nisa.affine_select(
+            dst=tile,
+            pattern=[[-1, tile.shape[1]]],
+            offset=first - 1 - column,
+            channel_multiplier=1,
+            on_true_tile=tile,
+            on_false_value=0.0,
+            cmp_op=nl.greater_equal,
+        )
+
+
 def _together(width: int) -> int:
     """Blocks of queries whose products of so many columns share a PSUM bank."""
     bank = nl.tile_size.psum_bank_fmax
@@ -308,7 +429,7 @@ def _together(width: int) -> int:
 def combine_block(quad: Quad, block: int) -> None:
     """Weights of one block of keys times its values, for each block of queries."""
     pmax = nl.tile_size.pmax
-    if quad.key + block == 0:
+    if quad.key + block == quad.group.start:
         width = quad.group.source.values.shape[2]
         together = _together(width)
         for first in range(0, quad.group.blocks, together):
@@ -318,7 +439,7 @@ def combine_block(quad: Quad, block: int) -> None:
     together = quad.products[0].shape[1]
     skip = quad.skipped[block]
     values = quad.group.source.values[:, quad.key + block, :]
-    for query in range(skip // pmax, quad.group.blocks):
+    for query in range(skip // pmax, quad.stopped[block] // pmax):
         first = query * pmax - skip
         nisa.nc_matmul(
             dst=quad.products[query // together][:, query % together, :],
@@ -327,7 +448,7 @@ def combine_block(quad: Quad, block: int) -> None:
         )
 
 
-def store_group(outputs: LongOutputs, quad: Quad) -> None:
+def store_group(p: LongProblem, outputs: LongOutputs, quad: Quad) -> None:
     """Normalise and store the queries of a group."""
     pmax = nl.tile_size.pmax
     group = quad.group
@@ -337,7 +458,11 @@ def store_group(outputs: LongOutputs, quad: Quad) -> None:
     together = quad.products[0].shape[1]
     for first in range(0, group.blocks, together):
         sums = quad.products[first // together][:, :, width]
-        nisa.reciprocal(dst=inverse[:, first : first + sums.shape[1]], data=sums)
+        part = inverse[:, first : first + sums.shape[1]]
+        if p.masked:
+            nisa.tensor_scalar(dst=part, data=sums, op0=nl.maximum, operand0=_TINY)
+            sums = part
+        nisa.reciprocal(dst=part, data=sums)
     for query in range(group.blocks):
         data = quad.products[query // together][:, query % together, 0:width]
         factor = inverse[:, query : query + 1]
@@ -361,6 +486,12 @@ def store_long_logs(p: LongProblem, outputs: LongOutputs, lse: nl.NkiTensor) -> 
             dst=logs, data=outputs.negmaxes[:, first : first + count], op0=nl.multiply,
             operand0=-p.scale, op1=nl.subtract, operand1=logs,
         )  # fmt: skip
+        if p.masked:
+            # A row that attends to nothing has lse 0, as torch's CPU kernel gives it.
+            nisa.scalar_tensor_tensor(
+                dst=logs, data=outputs.inverses[:, first : first + count], op0=nl.less,
+                operand0=_HIDDEN, op1=nl.multiply, operand1=logs,
+            )  # fmt: skip
         turned = nl.ndarray((count, pmax), dtype=nl.float32, buffer=nl.psum)
         nisa.nc_transpose(dst=turned, data=logs, engine=nisa.engine.tensor)
         rows = nl.ndarray((count, pmax), dtype=nl.float32, buffer=nl.sbuf)

@@ -4,7 +4,7 @@ of up to 512 keys.
 The gradients of a tile of keys gather in PSUM while all queries go by, those of queries in SBUF
 while all tiles do. TensorE does five products and one transposition of a pair of block and tile;
 while it does those of one pair, ScalarE and VectorE find the weights of the next and their
-gradients.
+gradients. A mask of keys is one more product, of ones and what it adds to the scores.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels.attention._long import load_turned
+from trnx.nki_kernels.kernels.attention._long import key_span, load_turned
+from trnx.nki_kernels.kernels.attention._masks import shares
 
+# What hides a key, before the scale: the products of 2-byte elements are below.
+_HIDING = 1.0e37
 # Pairs whose turned score gradients wait for their keys: copies out of PSUM take that long.
 _WAITING = 2
 
@@ -27,12 +30,16 @@ class LongGradients(NamedTuple):
     dk: nl.NkiTensor
     dv: nl.NkiTensor
     causal: bool
+    window: int
     scale: float
+    mask: nl.NkiTensor | None
+    ones: nl.NkiTensor
 
 
 class KeySide(NamedTuple):
     """Keys and values of a head, `[d, S]`, and keys as rows, `[128, S / 128, d]`. `dk` and `dv`:
-    their sums over the query heads so far, `[128, S / 128, d]`, where there are several."""
+    their sums over the query heads so far, `[128, S / 128, d]`, where there are several. `bias[1,
+    S]`: what a mask of keys adds to the scores."""
 
     batch: int
     head: int
@@ -41,6 +48,7 @@ class KeySide(NamedTuple):
     key_rows: nl.NkiTensor
     dk: nl.NkiTensor | None
     dv: nl.NkiTensor | None
+    bias: nl.NkiTensor | None
 
 
 class QuerySide(NamedTuple):
@@ -65,24 +73,27 @@ class QuerySide(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Query block `block` and keys `start .. start + width`; the last 128 of them are on the
-    diagonal where `crossed`. `opens` and `closes` a tile of keys of `size`, `ends` the sums of its
-    queries. `sums` of the tile: dk and dv, `[128, size / 128, d]` in PSUM, once there are any."""
+    """Query block `block` and keys `start + skip .. start + width`; the last 128 of them are on the
+    diagonal where `crossed`. `opens` and `closes` a tile of keys of `size`, `begins` and `ends` the
+    sums of its queries. `sums` of the tile: dk and dv, `[128, size / 128, d]` in PSUM, once there
+    are any."""
 
     side: QuerySide
     block: int
     start: int
     size: int
+    skip: int
     width: int
     crossed: bool
     opens: bool
     closes: bool
+    begins: bool
     ends: bool
     sums: list[nl.NkiTensor]
 
 
 class Scored(NamedTuple):
-    """Weights and the gradients of their scores, `[128, width]`, unscaled."""
+    """Weights and the gradients of their scores, `[128, width - skip]`, unscaled."""
 
     pair: Pair
     weights: nl.NkiTensor
@@ -90,7 +101,7 @@ class Scored(NamedTuple):
 
 
 class Turned(NamedTuple):
-    """The gradients of the scores, turned: `[128 keys, width / 128, 128 queries]`."""
+    """The gradients of the scores, turned: `[128 keys, (width - skip) / 128, 128 queries]`."""
 
     pair: Pair
     grads: nl.NkiTensor
@@ -105,7 +116,37 @@ def _rows(x: nl.NkiTensor) -> nl.NkiTensor:
     return tile
 
 
-def load_key_side(k: nl.NkiTensor, v: nl.NkiTensor, batch: int, head: int, shared: bool) -> KeySide:
+def long_gradients(
+    dq: nl.NkiTensor,
+    dk: nl.NkiTensor,
+    dv: nl.NkiTensor,
+    causal: bool,
+    window: int,
+    scale: float,
+    mask: nl.NkiTensor | None,
+) -> LongGradients:
+    """What the kernel computes; `mask[B or 1, .., .., S]` of keys."""
+    ones = nl.ndarray((1, nl.tile_size.pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    return LongGradients(dq, dk, dv, causal, window, scale, mask, ones)
+
+
+def _key_bias(mask: nl.NkiTensor | None, batch: int) -> nl.NkiTensor | None:
+    if mask is None:
+        return None
+    row = mask[0 if shares(mask, 0) else batch, 0, 0:1]
+    flags = nl.ndarray(row.shape, dtype=mask.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=flags, src=row)
+    bias = nl.ndarray(row.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=bias, data=flags, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=_HIDING
+    )
+    return bias
+
+
+def load_key_side(
+    g: LongGradients, k: nl.NkiTensor, v: nl.NkiTensor, batch: int, head: int, shared: bool
+) -> KeySide:
     """Load a key head; `shared` by several query heads."""
     pmax = nl.tile_size.pmax
     blocks = k.shape[2] // pmax
@@ -116,7 +157,9 @@ def load_key_side(k: nl.NkiTensor, v: nl.NkiTensor, batch: int, head: int, share
         dv = nl.ndarray((pmax, blocks, v.shape[3]), dtype=nl.float32, buffer=nl.sbuf)
     keys = load_turned(k[batch, head], 1)[:, 0, :]
     values = load_turned(v[batch, head], 1)[:, 0, :]
-    return KeySide(batch, head, keys, values, _rows(k[batch, head]), dk, dv)
+    return KeySide(
+        batch, head, keys, values, _rows(k[batch, head]), dk, dv, _key_bias(g.mask, batch)
+    )
 
 
 def load_query_side(
@@ -174,34 +217,40 @@ def prepare_block(side: QuerySide, block: int) -> None:
     nisa.tensor_reduce(dst=side.delta[:, block : block + 1], op=nl.add, data=product, axis=1)
 
 
-def pairs_of(side: QuerySide, causal: bool) -> list[Pair]:
+def pairs_of(g: LongGradients, side: QuerySide) -> list[Pair]:
     """The pairs of a head, tile by tile of keys."""
     pmax = nl.tile_size.pmax
     bank = nl.tile_size.psum_bank_fmax
     blocks = side.queries.shape[1] // pmax
-    depth = side.source.keys.shape[1]
-    if causal:
+    keys = side.source.keys.shape[1]
+    depth = keys
+    if g.causal:
         depth = min(depth, side.queries.shape[1])
     pairs: list[Pair] = []
     for start in range(0, depth, bank):
         size = min(bank, depth - start)
-        first = start // pmax if causal else 0
+        first = start // pmax if g.causal else 0
+        stop = blocks
+        if g.window > 0:
+            stop = min(blocks, (start + size + g.window - 2) // pmax + 1)
         sums: list[nl.NkiTensor] = []
-        for block in range(first, blocks):
+        for block in range(first, stop):
+            span = key_span(block, keys, g.causal, g.window)
             diagonal = (block + 1) * pmax - start
-            width = min(size, diagonal) if causal else size
-            last = start + width == min(depth, (block + 1) * pmax if causal else depth)
+            width = min(size, span[1] - start)
             pairs.append(
                 Pair(
                     side,
                     block,
                     start,
                     size,
+                    max(0, span[0] - start),
                     width,
-                    causal and width == diagonal,
+                    g.causal and width == diagonal,
                     block == first,
-                    block + 1 == blocks,
-                    last,
+                    block + 1 == stop,
+                    span[0] >= start,
+                    start + width == span[1],
                     sums,
                 )
             )
@@ -224,17 +273,22 @@ def score_pair(g: LongGradients, pair: Pair) -> Scored:
     pmax = nl.tile_size.pmax
     side = pair.side
     rows = slice(pair.block * pmax, (pair.block + 1) * pmax)
-    keys = slice(pair.start, pair.start + pair.width)
-    shape = (pmax, pair.width)
+    first = pair.start + pair.skip
+    keys = slice(first, pair.start + pair.width)
+    shape = (pmax, pair.width - pair.skip)
     scores = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
     seen = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
     column = slice(pair.block, pair.block + 1)
     nisa.nc_matmul(dst=scores, stationary=side.queries[:, rows], moving=side.source.keys[:, keys])
+    if side.source.bias is not None:
+        nisa.nc_matmul(dst=scores, stationary=g.ones, moving=side.source.bias[:, keys])
     nisa.nc_matmul(dst=seen, stationary=side.grads[:, rows], moving=side.source.values[:, keys])
     wide = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=wide, op=nl.exp, data=scores, scale=g.scale, bias=side.neglse[:, column])
     if pair.crossed:
-        _hide(wide[:, pair.width - pmax : pair.width])
+        _hide(wide[:, shape[1] - pmax : shape[1]])
+    if g.window > 0:
+        _hide_before(wide, first - pair.block * pmax + g.window - 1)
     weights = nl.ndarray(shape, dtype=side.queries.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=weights, src=wide, engine=nisa.engine.gpsimd)
     grads = nl.ndarray(shape, dtype=side.queries.dtype, buffer=nl.sbuf)
@@ -262,14 +316,31 @@ def _hide(weights: nl.NkiTensor) -> None:
     )
 
 
-def _sum_up(target: nl.NkiTensor, rows: nl.NkiTensor, left: nl.NkiTensor, block: int) -> None:
+def _hide_before(weights: nl.NkiTensor, first: int) -> None:
+    """No weight for the keys before the window of a query; `first`: the last query that sees the
+    first key."""
+    count = min(weights.shape[1], nl.tile_size.pmax - 1 - first)
+    if count > 0:
+        nisa.affine_select(
+            dst=weights[:, 0:count],
+            pattern=[[1, count]],
+            offset=first,
+            channel_multiplier=-1,
+            on_true_tile=weights[:, 0:count],
+            on_false_value=0.0,
+            cmp_op=nl.greater_equal,
+        )
+
+
+def _sum_up(pair: Pair, target: nl.NkiTensor, rows: nl.NkiTensor, left: nl.NkiTensor) -> None:
     """Add `left`, turned, times a block of `rows` to the sums of a tile of keys."""
     pmax = nl.tile_size.pmax
+    first = pair.skip // pmax
     for key in range(left.shape[1] // pmax):
         nisa.nc_matmul(
-            dst=target[:, key, :],
+            dst=target[:, first + key, :],
             stationary=left[:, key * pmax : (key + 1) * pmax],
-            moving=rows[:, block, :],
+            moving=rows[:, pair.block, :],
         )
 
 
@@ -284,7 +355,7 @@ def finish_pair(g: LongGradients, scored: Scored, waiting: list[Turned]) -> None
             pair.sums.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
     if len(waiting) == _WAITING:
         finish_queries(g, waiting.pop(0))
-    blocks = pair.width // pmax
+    blocks = (pair.width - pair.skip) // pmax
     turned = nl.ndarray((pmax, blocks, pmax), dtype=scored.grads.dtype, buffer=nl.psum)
     for key in range(blocks):
         nisa.nc_transpose(
@@ -294,8 +365,8 @@ def finish_pair(g: LongGradients, scored: Scored, waiting: list[Turned]) -> None
         )
     grads = nl.ndarray(turned.shape, dtype=turned.dtype, buffer=nl.sbuf)
     nisa.activation(dst=grads, op=nl.copy, data=turned)
-    _sum_up(pair.sums[1], side.grad_rows, scored.weights, pair.block)
-    _sum_up(pair.sums[0], side.query_rows, scored.grads, pair.block)
+    _sum_up(pair, pair.sums[1], side.grad_rows, scored.weights)
+    _sum_up(pair, pair.sums[0], side.query_rows, scored.grads)
     if pair.closes:
         _store_keys(side, pair, g.dk, pair.sums[0], side.source.dk, g.scale)
         _store_keys(side, pair, g.dv, pair.sums[1], side.source.dv, 1.0)
@@ -346,10 +417,10 @@ def finish_queries(g: LongGradients, turned: Turned) -> None:
         nisa.nc_matmul(
             dst=product,
             stationary=turned.grads[:, key, :],
-            moving=side.source.key_rows[:, pair.start // pmax + key, :],
+            moving=side.source.key_rows[:, (pair.start + pair.skip) // pmax + key, :],
         )
     total = side.dq[:, pair.block, :]
-    before = None if pair.start == 0 else total
+    before = None if pair.begins else total
     if not pair.ends:
         _add(total, product, g.scale, before)
         return

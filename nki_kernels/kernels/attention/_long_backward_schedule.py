@@ -35,7 +35,7 @@ def _load(
     batch = number // heads
     head = number % heads
     if before is None or head % shared == 0:
-        source = load_key_side(keys[0], keys[1], batch, head // shared, shared > 1)
+        source = load_key_side(g, keys[0], keys[1], batch, head // shared, shared > 1)
         if g.causal:
             clear_unseen_keys(g, source, tensors[0].shape[2])
     else:
@@ -67,7 +67,7 @@ def differentiate(
         following = None
         if ahead and number + 1 < heads:
             following = _load(g, tensors, keys, number + 1, side)
-        pairs = pairs_of(side, g.causal)
+        pairs = pairs_of(g, side)
         for step in range(len(pairs)):
             before = scored
             scored = score_pair(g, pairs[step])

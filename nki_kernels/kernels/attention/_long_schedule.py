@@ -9,19 +9,25 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels.attention._long import (
     GROUP,
+    LEAST,
     QUAD,
     TERM_TILES,
+    KeyHead,
+    KeyMask,
     LongOutputs,
     LongProblem,
     Quad,
     QueryGroup,
     Search,
     combine_block,
+    key_span,
     load_key_head,
+    load_key_mask,
     load_turned,
     score_quad,
     search,
@@ -29,6 +35,7 @@ from trnx.nki_kernels.kernels.attention._long import (
     store_group,
     turn_terms,
 )
+from trnx.nki_kernels.kernels.attention._masks import shares
 
 # Steps from the last one of a group to its first weights: the maxima have a way to go.
 _MARGIN = 7
@@ -40,6 +47,10 @@ _TURNED = 1
 _LOADED = 12
 
 
+# q, k, v and a mask of keys, `[B or 1, .., .., S]`.
+Tensors = tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor | None]
+
+
 class Work(NamedTuple):
     """Groups whose queries are loaded, in order, and the steps that are left of them."""
 
@@ -48,23 +59,34 @@ class Work(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a group is: its batch entry, head and first block; it sees `seen` blocks of keys."""
+    """Where a group is: its batch entry, head and first block; it sees the blocks `start .. seen`
+    of keys, in `quads`, of which the search takes `steps`."""
 
     batch: int
     head: int
     first: int
+    start: int
     seen: int
+    quads: int
+    steps: int
 
 
-def _places(q: nl.NkiTensor, k: nl.NkiTensor, causal: bool) -> list[Place]:
+def _places(p: LongProblem, q: nl.NkiTensor, k: nl.NkiTensor) -> list[Place]:
     pmax = nl.tile_size.pmax
+    bank = nl.tile_size.psum_bank_fmax
     places: list[Place] = []
     for batch in range(q.shape[0]):
         for head in range(q.shape[1]):
             for first in range(0, q.shape[2] // pmax, GROUP):
                 last = min(first + GROUP, q.shape[2] // pmax)
-                seen = min(k.shape[2] // pmax, last) if causal else k.shape[2] // pmax
-                places.append(Place(batch, head, first, seen))
+                steps = 0
+                for block in range(first, last):
+                    span = key_span(block, k.shape[2], p.causal, p.window)
+                    steps += (span[1] - span[0] + bank - 1) // bank
+                start = key_span(first, k.shape[2], p.causal, p.window)[0] // pmax
+                seen = key_span(last - 1, k.shape[2], p.causal, p.window)[1] // pmax
+                quads = (seen - start + QUAD - 1) // QUAD
+                places.append(Place(batch, head, first, start, seen, quads, steps))
     return places
 
 
@@ -76,17 +98,15 @@ class Plan(NamedTuple):
     ends: list[int]
 
 
-def _plan(places: list[Place], length: int) -> Plan:
-    blocks = length // nl.tile_size.pmax
+def _plan(places: list[Place]) -> Plan:
     total = 0
     ends: list[int] = []
     for place in places:
-        total += min(GROUP, blocks - place.first) * ((place.seen + QUAD - 1) // QUAD)
+        total += place.steps
         ends.append(total)
     backwards = [total]
     for number in range(len(places) - 1, -1, -1):
-        quads = (places[number].seen + QUAD - 1) // QUAD
-        for quad in range(quads - 1, -1, -1):
+        for quad in range(places[number].quads - 1, -1, -1):
             due = max(0, backwards[-1] - _MOST)
             if quad == 0:
                 due = max(due, min(total, ends[number] + _MARGIN))
@@ -96,7 +116,7 @@ def _plan(places: list[Place], length: int) -> Plan:
 
 def _load(
     p: LongProblem,
-    tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
+    tensors: Tensors,
     work: Work,
     place: Place,
 ) -> None:
@@ -108,19 +128,24 @@ def _load(
     number = len(work.groups)
     if place.first == 0 and place.head % group == 0:
         head = place.head // group
-        source = load_key_head(tensors[1][place.batch, head], tensors[2][place.batch, head], p.cuts)
+        before = work.groups[number - 1].source if number > 0 else None
+        mask = _key_mask(tensors[3], place.batch, before)
+        keys, values = tensors[1][place.batch, head], tensors[2][place.batch, head]
+        source = load_key_head(keys, values, p.cuts, place.batch, mask)
     else:
         source = work.groups[number - 1].source
     blocks = min(GROUP, total - place.first)
     rows = q[place.batch, place.head, place.first * pmax : (place.first + blocks) * pmax]
-    columns = (place.seen + QUAD - 1) // QUAD
-    maxima = nl.ndarray((pmax, blocks, columns), dtype=nl.float32, buffer=nl.sbuf)
+    maxima = nl.ndarray((pmax, blocks, place.quads), dtype=nl.float32, buffer=nl.sbuf)
+    if p.window > 0:  # the blocks of a group may take different numbers of steps
+        nisa.memset(dst=maxima, value=LEAST, engine=nisa.engine.gpsimd)
     shift = nl.ndarray((pmax, blocks * pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
     loaded = QueryGroup(
         place.batch,
         place.head,
         place.first,
         blocks,
+        place.start,
         place.seen,
         number,
         (place.batch * q.shape[1] + place.head) * total + place.first,
@@ -130,13 +155,23 @@ def _load(
         shift,
     )
     work.groups.append(loaded)
-    for step in searches_of(loaded, p.causal):
+    for step in searches_of(p, loaded):
         work.steps.append(step)
+
+
+def _key_mask(mask: nl.NkiTensor | None, batch: int, before: KeyHead | None) -> KeyMask | None:
+    """The mask of the keys of a batch entry, that of the head before where it is the same."""
+    if mask is None:
+        return None
+    entry = 0 if shares(mask, 0) else batch
+    if before is not None and (before.batch == batch or shares(mask, 0)):
+        return before.mask
+    return load_key_mask(mask[entry, 0, 0:1])
 
 
 def _take(
     p: LongProblem,
-    tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
+    tensors: Tensors,
     places: list[Place],
     work: Work,
     count: int,
@@ -168,16 +203,13 @@ def _combine(
         if block == _TURNED and following is not None:
             turn_terms(p, following)
     if before is not None and before.last:
-        store_group(outputs, before)
+        store_group(p, outputs, before)
 
 
-def attend(
-    p: LongProblem, q: nl.NkiTensor, k: nl.NkiTensor, v: nl.NkiTensor, outputs: LongOutputs
-) -> None:
+def attend(p: LongProblem, tensors: Tensors, outputs: LongOutputs) -> None:
     """All groups of all heads."""
-    tensors = (q, k, v)
-    places = _places(q, k, p.causal)
-    plan = _plan(places, q.shape[2])
+    places = _places(p, tensors[0], tensors[1])
+    plan = _plan(places)
     work = Work([], [])
     done = min(plan.due[0], plan.ends[min(TERM_TILES, len(places)) - 1])
     for step in _take(p, tensors, places, work, done):
@@ -187,7 +219,7 @@ def attend(
     for number in range(len(places)):
         group = work.groups[number]
         products: list[nl.NkiTensor] = []
-        for key in range(0, group.seen, QUAD):
+        for key in range(group.start, group.seen, QUAD):
             if slot == 0:
                 turn_terms(p, group)
             following = None

@@ -60,8 +60,9 @@ def load_mask(
     return tile
 
 
-def causal_bias(row: int, rows: int, col: int, cols: int) -> nl.NkiTensor:
-    """`[rows, 1, 1, cols]`: 0 where the key is not after the query, else -inf."""
+def causal_bias(row: int, rows: int, col: int, cols: int, window: int) -> nl.NkiTensor:
+    """`[rows, 1, 1, cols]`: 0 where the key is not after the query, nor before its `window` keys
+    (0: any number), else -inf."""
     zeros = nl.ndarray((rows, cols), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0)
     tile = nl.ndarray((rows, 1, 1, cols), dtype=nl.float32, buffer=nl.sbuf)
@@ -74,15 +75,39 @@ def causal_bias(row: int, rows: int, col: int, cols: int) -> nl.NkiTensor:
         on_false_value=_NEG_INF,
         cmp_op=nl.greater_equal,
     )
+    if window > 0:
+        nisa.affine_select(
+            dst=tile,
+            pattern=[[1, cols]],
+            offset=col - row + window - 1,
+            channel_multiplier=-1,
+            on_true_tile=tile,
+            on_false_value=_NEG_INF,
+            cmp_op=nl.greater_equal,
+        )
     return tile
 
 
 class Masks(NamedTuple):
-    """What is added to the scores: `mask` is four-dimensional; `boolean` where it is uint8."""
+    """What is added to the scores: `mask` is four-dimensional; `boolean` where it is uint8. Of the
+    keys that `causal` leaves, a query sees the last `window`, or all where it is 0."""
 
     mask: nl.NkiTensor | None
     boolean: bool
     causal: bool
+    window: int
+
+
+def first_key(masks: Masks, row: int) -> int:
+    """The first key that a query may see."""
+    return max(0, row - masks.window + 1) if masks.window > 0 else 0
+
+
+def crosses(masks: Masks, row: int, rows: int, col: int, cols: int) -> bool:
+    """True where causal or window hide a part of a tile of scores."""
+    if masks.window > 0 and first_key(masks, row + rows - 1) > col:
+        return True
+    return masks.causal and col + cols - 1 > row
 
 
 def bias_key(
@@ -101,11 +126,9 @@ def bias_key(
 def make_bias(
     masks: Masks, chunk: Chunk, row: int, rows: int, col: int, cols: int, crossed: bool
 ) -> nl.NkiTensor:
-    """The bias `[rows, batches or 1, heads or 1, cols]` of a tile of scores.
-
-    `crossed`: the diagonal of a causal mask crosses the tile.
-    """
-    causal = causal_bias(row, rows, col, cols) if crossed else None
+    """The bias `[rows, batches or 1, heads or 1, cols]` of a tile of scores, `crossed` as
+    `crosses` says."""
+    causal = causal_bias(row, rows, col, cols, masks.window) if crossed else None
     if masks.mask is None:
         return causal
     bias = load_mask(masks.mask, chunk, row, rows, col, cols)

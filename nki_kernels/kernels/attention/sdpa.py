@@ -9,7 +9,7 @@ Keys and values of a head are loaded once and kept in SBUF (up to a budget) whil
 by. Up to 512 keys, as many heads as fit a PSUM bank go through each instruction together. Where
 there is one query a head (decoding), the heads of a group are the rows of a tile. Few queries of
 many keys have a kernel of their own, `decode_kernel`, and so have long sequences in 2 bytes
-without a mask, `long_kernel`.
+with a mask of keys at most, `long_kernel`.
 """
 
 from __future__ import annotations
@@ -75,10 +75,11 @@ def sdpa_kernel(
     boolean: bool,
     factor: float,
     causal: bool,
+    window: int,
     scale: float,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """`(out, lse)`; `boolean`: attn_mask is 0 or 1, not added; `factor`: of the weights that
-    dropout keeps."""
+    dropout keeps; `window`: of the keys that `causal` leaves, or 0."""
     heads = q.shape[1]
     depth = k.shape[2]
     out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
@@ -105,7 +106,7 @@ def sdpa_kernel(
     stored = depth * features.cuts + (depth + pmax - 1) // pmax * v.shape[3]
     tile = min(bank, depth)
     problem = Problem(
-        Masks(mask, boolean, causal),
+        Masks(mask, boolean, causal, window),
         dropout_mask,
         factor,
         scale,
@@ -176,19 +177,24 @@ def long_kernel(
     q: nl.NkiTensor,
     k: nl.NkiTensor,
     v: nl.NkiTensor,
+    attn_mask: nl.NkiTensor | None,
     causal: bool,
+    window: int,
     scale: float,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """`(out, lse)` of whole blocks of 128 queries and keys of a 2-byte dtype, without a mask."""
+    """`(out, lse)` of whole blocks of 128 queries and keys of a 2-byte dtype; a mask is the same
+    for all heads and queries."""
     pmax = nl.tile_size.pmax
     out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
     lse = nl.ndarray(q.shape[:-1], dtype=nl.float32, buffer=nl.shared_hbm)
     blocks = q.shape[0] * q.shape[1] * q.shape[2] // pmax
     inverses = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
     negmaxes = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
-    problem = long_problem(causal, scale, (q.shape[3] + pmax - 1) // pmax)
+    mask = None if attn_mask is None else as_four(attn_mask)
+    cuts = (q.shape[3] + pmax - 1) // pmax
+    problem = long_problem(causal, window, mask is not None, scale, cuts)
     outputs = LongOutputs(out, inverses, negmaxes)
-    attend(problem, q, k, v, outputs)
+    attend(problem, (q, k, v, mask), outputs)
     store_long_logs(problem, outputs, lse.reshape((blocks, pmax)))
     return out, lse
 
@@ -207,7 +213,8 @@ def _fits(b: Bindings) -> bool:
     """Whether the keys and values of two heads fit SBUF beside all else that `long_kernel` needs
     there."""
     depth = b.k.shape[2]
-    return bool(depth * 2 + depth // 128 * (b.v.shape[3] + 1) * 2 <= _LONG_BYTES)
+    masks = 0 if b.attn_mask is None else depth
+    return bool(depth * 2 + depth // 128 * (b.v.shape[3] + 1) * 2 + masks <= _LONG_BYTES)
 
 
 def _sdpa(
@@ -219,10 +226,11 @@ def _sdpa(
     dropout_p: float,
     is_causal: bool,
     scale: float,
+    window: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     result: tuple[torch.Tensor, torch.Tensor]
     result = torch.ops.trnx.sdpa.default(
-        q, k, v, attn_mask, dropout_mask, dropout_p, is_causal, scale
+        q, k, v, attn_mask, dropout_mask, dropout_p, is_causal, scale, window
     )
     return result
 
@@ -233,8 +241,9 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         few = (has_bool_mask(b), b.scale)
         return Launch.of(decode_kernel, b, ("q", "k", "v", "attn_mask"), *few)
     if is_long(b, hw) and _fits(b):
-        return Launch.of(long_kernel, b, ("q", "k", "v"), b.is_causal, b.scale)
-    constants = (has_bool_mask(b), dropout_factor(b), b.is_causal, b.scale)
+        names = ("q", "k", "v", "attn_mask")
+        return Launch.of(long_kernel, b, names, b.is_causal, b.window, b.scale)
+    constants = (has_bool_mask(b), dropout_factor(b), b.is_causal, b.window, b.scale)
     return Launch.of(sdpa_kernel, b, _TENSORS, *constants)
 
 

@@ -2,8 +2,8 @@
 
 The weights are recomputed from lse. A mask's gradient is summed over batch entries and heads that
 share the mask; one that is shared along queries or keys is rejected. Scores are computed in tiles
-of 128 queries and up to 512 keys. Long sequences in 2 bytes without a mask have a kernel of their
-own.
+of 128 queries and up to 512 keys. Long sequences in 2 bytes with a mask of keys at most have a
+kernel of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trnx.nki_kernels.kernels.attention._backward import (
     finish_rows,
 )
 from trnx.nki_kernels.kernels.attention._layout import chunks_of, head_layout, packs_of
-from trnx.nki_kernels.kernels.attention._long_backward import LongGradients
+from trnx.nki_kernels.kernels.attention._long_backward import long_gradients
 from trnx.nki_kernels.kernels.attention._long_backward_schedule import differentiate
 from trnx.nki_kernels.kernels.attention._masks import Masks, as_four
 from trnx.nki_kernels.registry import register
@@ -32,7 +32,9 @@ from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
-_LONG_TENSORS = ("grad_out", "q", "k", "v", "out", "lse")
+_LONG_TENSORS = ("grad_out", "q", "k", "v", "out", "lse", "attn_mask")
+# A mask of keys is added before the scale, and must hide them after it.
+_LEAST_SCALE = 1.0e-20
 # For operands in SBUF, bytes per partition: leaves 48 KiB of trn2's to the rest.
 _LONG_BYTES = 180224
 _TENSORS = ("grad_out", "q", "k", "v", "out", "lse", "attn_mask", "dropout_mask")
@@ -60,6 +62,7 @@ def sdpa_backward_kernel(
     boolean: bool,
     factor: float,
     causal: bool,
+    window: int,
     scale: float,
     mask_grad: bool,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
@@ -86,7 +89,7 @@ def sdpa_backward_kernel(
         v,
         out,
         lse,
-        Masks(None if attn_mask is None else as_four(attn_mask), boolean, causal),
+        Masks(None if attn_mask is None else as_four(attn_mask), boolean, causal, window),
         dropout_mask,
         factor,
         scale,
@@ -135,16 +138,19 @@ def long_backward_kernel(
     v: nl.NkiTensor,
     out: nl.NkiTensor,
     lse: nl.NkiTensor,
+    attn_mask: nl.NkiTensor | None,
     causal: bool,
+    window: int,
     scale: float,
     ahead: bool,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
-    """`(dq, dk, dv, dmask)` of whole blocks of 128 queries and keys of a 2-byte dtype, without a
-    mask; `ahead`: two heads are in SBUF."""
+    """`(dq, dk, dv, dmask)` of whole blocks of 128 queries and keys of a 2-byte dtype; a mask is
+    the same for all heads and queries; `ahead`: two heads are in SBUF."""
     dq = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     dk = nl.ndarray(k.shape, dtype=k.dtype, buffer=nl.shared_hbm)
     dv = nl.ndarray(v.shape, dtype=v.dtype, buffer=nl.shared_hbm)
-    gradients = LongGradients(dq, dk, dv, causal, scale)
+    mask = None if attn_mask is None else as_four(attn_mask)
+    gradients = long_gradients(dq, dk, dv, causal, window, scale, mask)
     differentiate(gradients, (q, grad_out, out, lse), (k, v), ahead)
     return dq, dk, dv, _no_mask_gradient(q.dtype)
 
@@ -162,11 +168,13 @@ def _sdpa_backward(
     is_causal: bool,
     scale: float,
     mask_grad: bool,
+    window: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     result: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
     result = torch.ops.trnx.sdpa_backward.default(
-        grad_out, q, k, v, out, lse, attn_mask, dropout_mask, dropout_p, is_causal, scale, mask_grad
-    )
+        grad_out, q, k, v, out, lse, attn_mask, dropout_mask, dropout_p, is_causal, scale,
+        mask_grad, window,
+    )  # fmt: skip
     return result
 
 
@@ -193,17 +201,20 @@ def _stored_bytes(b: Bindings) -> int:
     shared = b.q.shape[1] > b.k.shape[1]
     queries = 4 * length + length // 128 * (6 * width + 4 * values + 8)
     keys = 4 * depth + depth // 128 * (2 * width + 4 * shared * (width + values))
-    return int(queries + keys)
+    masks = 0 if b.attn_mask is None else 3 * depth
+    return int(queries + keys + masks)
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The kind of mask and the numbers are constants of the kernel."""
-    if host.is_long(b, hw) and max(b.q.shape[3], b.v.shape[3]) <= 128:
+    hides = b.attn_mask is None or b.scale >= _LEAST_SCALE
+    if hides and host.is_long(b, hw) and max(b.q.shape[3], b.v.shape[3]) <= 128:
         stored = _stored_bytes(b)
         if stored <= _LONG_BYTES:
-            numbers = (b.is_causal, b.scale, 2 * stored <= _LONG_BYTES)
+            numbers = (b.is_causal, b.window, b.scale, 2 * stored <= _LONG_BYTES)
             return Launch.of(long_backward_kernel, b, _LONG_TENSORS, *numbers)
-    constants = (host.has_bool_mask(b), host.dropout_factor(b), b.is_causal, b.scale, b.mask_grad)
+    kind = (host.has_bool_mask(b), host.dropout_factor(b), b.is_causal, b.window)
+    constants = (*kind, b.scale, b.mask_grad)
     return Launch.of(sdpa_backward_kernel, b, _TENSORS, *constants)
 
 

@@ -1,4 +1,4 @@
-"""`trnx check-kernels` where `nki` is installed: its simulator runs the same file."""
+"""`trnx check-kernels` and `trnx check` where `nki` is installed: its simulator runs the file."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ def test_against_nki_simulate(on_fakes: Any, change: str) -> None:
     assert found["simulators"] == ["trnx", "nki.simulate"]
     ran = [sample for sample in found["samples"] if sample["status"] != "refused"]
     assert len(ran) > 10
+    # `trnx check` asks nki.simulate too.
+    state = "FAILS" if change == "refuse" else "ok"
+    assert found["tried"]["checks"]["nki.simulate"]["trn2"].startswith(state)
+    assert (found["tried"]["native"] > 0.2) == (change == "differ")
     assert found["ok"] == (change != "refuse")
     if change == "refuse":
         assert all("[NKI-1] " in sample["message"] for sample in ran)

@@ -232,6 +232,9 @@ def test_jax_arrays_come_as_numpy(kernels: ModuleType) -> None:
         ("language", "nc_matmul", "did you mean nki.isa.nc_matmul?"),
         ("language", "float23", "did you mean nki.language.float32"),
         ("language", "zzzzzz", "docs/nki_api.md lists the names"),
+        ("language", "arange", "gone since NKI 0.2: index with slices"),
+        ("language", "par_dim", "gone since NKI 0.2: the partition dimension is the first one"),
+        ("isa", "tensor_copy_dynamic_src", "gone since NKI 0.4: nki.isa.tensor_copy"),
     ],
 )
 def test_a_misspelt_name_is_answered(

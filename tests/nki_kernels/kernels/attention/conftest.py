@@ -27,6 +27,8 @@ def exact(values: dict[str, Any]) -> tuple[torch.Tensor, float]:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     if values["is_causal"]:
         below = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        if values["window"]:
+            below = below.triu(1 - values["window"])
         scores = scores.masked_fill(~below, -math.inf)
     weights, v = scores.softmax(-1).nan_to_num(0.0), v.repeat_interleave(group, 1)
     largest = scores.where(scores > torch.finfo(torch.float32).min, 0.0).abs().max()

@@ -113,6 +113,51 @@ def test_any_scale(forward: Any, scale: float) -> None:
     assert_right(forward, values)
 
 
+@pytest.mark.parametrize("window", [1, 100, 128, 129, 257, 513])
+def test_windows(forward: Any, window: int) -> None:
+    values = make_inputs(generator(), 1, 1, 1024, 1024, 16, dtype=BF16, causal=True, window=window)
+    assert_right(forward, values)
+
+
+@pytest.mark.parametrize(("length", "depth", "window"), [(512, 1152, 200), (1152, 640, 600)])
+def test_windows_of_other_lengths(forward: Any, length: int, depth: int, window: int) -> None:
+    sizes = (1, 2, length, depth, 32)
+    values = make_inputs(generator(), *sizes, sources=1, dtype=BF16, causal=True, window=window)
+    assert_right(forward, values)
+
+
+@pytest.mark.parametrize("target", ["trn2", "trn3"])
+@pytest.mark.parametrize(("causal", "window"), [(False, 0), (True, 0), (True, 150)])
+def test_padding(forward: Any, causal: bool, window: int, target: str) -> None:
+    """Queries that see nothing give 0, as where a whole batch entry is padding."""
+    sizes = (2, 2, 512, 640, 32)
+    values = make_inputs(
+        generator(), *sizes, sources=1, dtype=BF16, causal=causal, window=window, mask="keys"
+    )
+    values["attn_mask"][1] = False
+    assert_right(forward, values, target)
+    out, lse = attended(forward, values, target)
+    assert not out[1].any()
+    assert not lse[1].any()
+    if causal:
+        assert not out[0, :, :160].any()
+
+
+def test_padding_that_is_expanded_to_all_queries(forward: Any) -> None:
+    values = make_inputs(generator(), 2, 2, 512, 512, 16, dtype=BF16, mask="keys")
+    values["attn_mask"] = values["attn_mask"].expand(2, 2, 512, 512)
+    assert_right(forward, values)
+
+
+@pytest.mark.parametrize("scale", [1e-38, 0.2, 3.0])
+def test_large_scores_of_padding(forward: Any, scale: float) -> None:
+    """What is hidden is far above all that is seen, and overflows if it is not hidden first."""
+    values = make_inputs(generator(), 2, 1, 512, 512, 32, dtype=BF16, causal=True, mask="keys")
+    values["k"] *= values["attn_mask"].mT.where(values["attn_mask"].mT, 500)
+    values["scale"] = scale
+    assert_right(forward, values)
+
+
 def test_operands_may_have_any_strides(forward: Any) -> None:
     values = make_inputs(generator(), 1, 2, 512, 512, 16, dtype=BF16, causal=True)
     both = torch.randn(1, 512, 2, 2, 16, generator=generator()).to(BF16)
@@ -132,6 +177,9 @@ def test_operands_may_have_any_strides(forward: Any) -> None:
         ({"length": 384}, "trn2", False),
         ({"dropout_p": 0.1}, "trn2", False),
         ({"mask": "bool"}, "trn2", False),
+        ({"mask": "keys"}, "trn2", True),
+        ({"mask": "keys"}, "trn1", False),
+        ({"causal": True, "window": 100}, "trn2", True),
         ({"depth": 32768}, "trn2", False),
         ({"depth": 15360}, "trn2", True),
     ],
@@ -151,6 +199,21 @@ def test_keys_are_loaded_once_and_fit(forward: Any, width: int) -> None:
     assert program.hbm_bytes == forward.spec.cost(forward.bindings(values)).hbm_bytes
     assert program.peak_sbuf_bytes <= hardware("trn2").sbuf_partition_bytes
     assert program.peak_psum_bytes <= hardware("trn2").psum_partition_bytes
+
+
+def test_a_window_costs_what_it_shows(forward: Any) -> None:
+    """With 512 of 4,096 keys a query sees a quarter of what it sees on average without."""
+    values = make_inputs(torch.Generator(), 1, 2, 4096, 4096, 128, dtype=BF16, causal=True)
+    whole = predicted_seconds(forward.traced(values), hardware("trn2"))
+    part = predicted_seconds(forward.traced(values | {"window": 512}), hardware("trn2"))
+    assert part < 0.4 * whole
+
+
+def test_padding_costs_little(forward: Any) -> None:
+    values = make_inputs(torch.Generator(), 1, 2, 2048, 2048, 128, dtype=BF16, mask="keys")
+    masked = predicted_seconds(forward.traced(values), hardware("trn2"))
+    plain = predicted_seconds(forward.traced(values | {"attn_mask": None}), hardware("trn2"))
+    assert masked < 1.1 * plain
 
 
 def test_tensor_engine_is_busy(forward: Any) -> None:

@@ -76,8 +76,14 @@ def exact(values: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     scores = q @ k.repeat_interleave(group, 1).mT * values["scale"]
     if values["is_causal"]:
         below = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        if values["window"]:
+            below = below.triu(1 - values["window"])
         scores = scores.masked_fill(~below, -torch.inf)
-    out = scores.softmax(-1) @ v.repeat_interleave(group, 1)
+    if values["attn_mask"] is not None:
+        scores = scores.masked_fill(~values["attn_mask"], -torch.inf)
+    empty = (scores == -torch.inf).all(-1, keepdim=True)
+    weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    out = weights @ v.repeat_interleave(group, 1)
     return torch.autograd.grad(out, (q, k, v), values["grad_out"].double())
 
 
@@ -138,6 +144,40 @@ def test_large_scores(causal: bool) -> None:
     assert_within_twice_of_eager(values)
 
 
+@pytest.mark.parametrize("window", [100, 129, 257, 600])
+def test_windows(window: int) -> None:
+    assert_within_twice_of_eager(saved(1, 1, 1152, 1152, 16, causal=True, window=window))
+
+
+@pytest.mark.parametrize(("length", "depth", "window"), [(640, 1280, 200), (1152, 640, 600)])
+def test_windows_of_other_lengths(length: int, depth: int, window: int) -> None:
+    values = saved(1, 2, length, depth, 32, sources=1, causal=True, window=window)
+    assert_within_twice_of_eager(values)
+
+
+@pytest.mark.parametrize("target", ["trn2", "trn3"])
+@pytest.mark.parametrize(("causal", "window"), [(False, 0), (True, 0), (True, 150)])
+def test_padding(causal: bool, window: int, target: str) -> None:
+    """Of keys whose scores would overflow, and of a whole batch entry."""
+    generator = torch.Generator().manual_seed(3)
+    options: dict[str, Any] = {"causal": causal, "window": window, "mask": "keys", "sources": 1}
+    values = make_inputs(generator, 2, 2, 512, 640, 32, dtype=BF16, **options)
+    values["attn_mask"][1] = False
+    values["k"] *= values["attn_mask"].mT.where(values["attn_mask"].mT, 500)
+    values = with_results(values, generator)
+    assert_within_twice_of_eager(values, target)
+    results = gradients(values, target)
+    assert not any(gradient[1].any() for gradient in results[:3])
+    hidden = ~values["attn_mask"][0, 0, 0]
+    assert not any(gradient[0][:, hidden].any() for gradient in results[1:3])
+
+
+def test_padding_fits() -> None:
+    values = unsaved(1, 2, 8192, 8192, 128, causal=True, mask="keys")
+    program = traced(values)
+    assert program.peak_sbuf_bytes <= hardware("trn2").sbuf_partition_bytes
+
+
 def test_what_forward_saves_fits(forward: Any) -> None:
     """Outputs and sums of the kernel of long attention, in place of eager's."""
     values = saved(1, 2, 640, 640, 64, causal=True)
@@ -161,6 +201,8 @@ def forward_names(values: dict[str, Any]) -> list[str]:
         ({"width": 192}, "trn2", False),
         ({"dropout_p": 0.1}, "trn2", False),
         ({"mask": "bool"}, "trn2", False),
+        ({"mask": "keys"}, "trn2", True),
+        ({"causal": True, "window": 100}, "trn2", True),
         ({"length": 8192, "depth": 8192}, "trn2", True),
         ({"length": 16384, "depth": 8192}, "trn2", False),
     ],

@@ -4,13 +4,15 @@ Every sample that a kernel takes on the target is run in trnx's simulator, with 
 memory, races and legality and with the front end's subset of Python, and its values are compared
 with the reference. Where AWS's `nki` is installed, `nki.simulate` runs the same file on the same
 operands, and every difference in values is shown.
+
+It is made for the whole registry on one target. `trnx check` (`engine.py`) tries the kernels of one
+file much harder: also with what the samples do not have, and on every target.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,18 +20,14 @@ from typing import Any
 import torch
 
 from trnx import simulator
-from trnx.backend.errors import KernelFileError
-from trnx.backend.kernel_samples import Difference, difference, operands, samples_of
-from trnx.backend.neuron.native import native_kernel
-from trnx.backend.neuron.region_op import lnc_of
-from trnx.backend.neuron.stack import find_stack
-from trnx.nki_kernels.registry import kernels, load_kernels
+from trnx.backend.kernel_checks.files import specs_in
+from trnx.backend.kernel_checks.native import Simulate, native_difference, native_simulator
+from trnx.backend.kernel_samples import difference, operands, samples_of
+from trnx.nki_kernels.registry import kernels
 from trnx.nki_kernels.spec import KernelSpec, Launch
 from trnx.simulator.errors import Reject, TrnxError
 from trnx.simulator.frontend.subset import check_subset
 from trnx.simulator.hardware import Hardware, hardware
-
-Simulate = Callable[[Any], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -98,40 +96,18 @@ class KernelChecks:
 def check_kernels(target: str, files: Iterable[Path] = ()) -> KernelChecks:
     """Check the kernels that `files` register, all of the registry where there is no file.
 
-    Raises KernelFileError for a file that is not there or registers no kernel.
+    Raises KernelCheckError for a file that is not there or registers no kernel.
     """
     hw = hardware(target)
-    native = _native_simulate()
+    native = native_simulator()
     found = [check for spec in _chosen(files) for check in _checked(spec, hw, native)]
     simulators = ("trnx", "nki.simulate") if native else ("trnx",)
     return KernelChecks(hw.target, simulators, tuple(found))
 
 
 def _chosen(files: Iterable[Path]) -> list[KernelSpec]:
-    specs: list[KernelSpec] = []
-    given = False
-    for path in files:
-        given, file = True, path.resolve()
-        if not file.is_file():
-            raise KernelFileError(f"there is no file {path}")
-        load_kernels(file)
-        own = kernels().of_file(file)
-        if not own:
-            raise KernelFileError(
-                f"{path} registers no kernel: end it with trnx.register_kernel(...)"
-            )
-        specs += own
-    return specs if given else list(kernels())
-
-
-def _native_simulate() -> Simulate | None:
-    """AWS's simulator, where `nki` is the real package."""
-    if find_stack().nki != "native":
-        return None
-    import nki
-
-    simulate: Simulate = nki.simulate
-    return simulate
+    given = list(files)
+    return [spec for path in given for spec in specs_in(path)] if given else list(kernels())
 
 
 def _checked(spec: KernelSpec, hw: Hardware, native: Simulate | None) -> Iterator[SampleCheck]:
@@ -147,7 +123,9 @@ def _checked(spec: KernelSpec, hw: Hardware, native: Simulate | None) -> Iterato
             message = f"{type(error).__name__}: {error}"
             yield SampleCheck(spec.name, note, "failed", message)
             continue
-        theirs = _natively(native, launch, operands(launch, sample), found) if native else None
+        theirs = None
+        if native:
+            theirs = native_difference(native, launch, operands(launch, sample), found, hw)
         problem = told.problem or (theirs.problem if theirs else "")
         yield SampleCheck(
             spec.name,
@@ -163,29 +141,3 @@ def _simulated(launch: Launch, given: list[Any], hw: Hardware) -> Any:
     check_subset(launch.kernel)
     with torch.no_grad():
         return simulator.simulate(launch.kernel, target=hw.target)(*given)
-
-
-def _natively(simulate: Simulate, launch: Launch, given: list[Any], ours: Any) -> Difference:
-    """How AWS's simulator differs from trnx's. A difference in values is shown, and is no failure:
-    only the device says who is right."""
-    try:
-        kernel, lnc = native_kernel(launch.kernel), lnc_of(launch)
-        found = simulate(kernel[lnc] if lnc > 1 else kernel)(*given)
-    except Exception as error:  # noqa: BLE001  whatever AWS's package raises is the finding
-        return Difference(problem=f"nki.simulate: {type(error).__name__}: {error}")
-    pairs = zip(_tuple(found), _tuple(ours), strict=True)
-    return Difference(max((_gap(torch.as_tensor(a), b) for a, b in pairs), default=0.0))
-
-
-def _gap(theirs: torch.Tensor, ours: torch.Tensor) -> float:
-    """The largest absolute difference; infinite where one is NaN and the other is not."""
-    if theirs.shape != ours.shape:
-        return math.inf
-    one, other = theirs.double(), ours.double()
-    is_same = (one == other) | (one.isnan() & other.isnan())
-    gaps = (one - other).abs()[~is_same].nan_to_num(math.inf, posinf=math.inf)
-    return float(gaps.max()) if gaps.numel() else 0.0
-
-
-def _tuple(results: Any) -> tuple[Any, ...]:
-    return tuple(results) if isinstance(results, (tuple, list)) else (results,)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from trnx.backend import kernel_check
-from trnx.backend.kernel_check import check_kernels
+from trnx.backend.kernel_checks import samples
+from trnx.backend.kernel_checks.samples import check_kernels
 from trnx.backend.kernel_samples import difference
-from trnx.errors import KernelFileError
+from trnx.errors import KernelCheckError
 from trnx.nki_kernels import registry
 from trnx.nki_kernels.spec import Sample
 
@@ -87,7 +87,7 @@ def test_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a file it is the registry's kernels; the whole of it takes half a minute."""
     names = {"softmax", "embedding"}
     chosen = [spec for spec in registry.kernels() if spec.name in names]
-    monkeypatch.setattr(kernel_check, "kernels", lambda: chosen)
+    monkeypatch.setattr(samples, "kernels", lambda: chosen)
     for target in ("trn1", "trn3"):
         found = check_kernels(target)
         assert found.ok
@@ -96,10 +96,10 @@ def test_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_files_without_kernels(tmp_path: Path) -> None:
-    with pytest.raises(KernelFileError, match="there is no file"):
+    with pytest.raises(KernelCheckError, match="is no file"):
         check_kernels("trn2", [tmp_path / "nothing.py"])
     (tmp_path / "empty.py").write_text("import torch\n")
-    with pytest.raises(KernelFileError, match="registers no kernel"):
+    with pytest.raises(KernelCheckError, match="registers no kernel"):
         check_kernels("trn2", [tmp_path / "empty.py"])
 
 

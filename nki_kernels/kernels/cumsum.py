@@ -1,0 +1,278 @@
+"""`cumsum`: running sums along any dimension.
+
+Half precision is added in float32, as in eager. Eager adds float32 in float64: the rounding of each
+sum is found exactly (D. Knuth, TAOCP 2, 4.2.2, theorem B) and the running sum of the errors added,
+which leaves one rounding. Bools and integers become int64, exact: digits of 8 bits are added apart,
+in float32, which holds their sums over 2^16 elements, and carries are brought into two words. A sum
+that float32 does not hold on the way is infinite from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import torch
+
+from trnx.nki_kernels.dtypes import FLOAT_DTYPES
+from trnx.nki_kernels.kernels._scans import constants_of, lanes, places, reject_scan, scan
+from trnx.nki_kernels.registry import register
+from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import Hardware
+
+aten = torch.ops.aten
+
+_INTEGERS = (torch.int64, torch.int32, torch.bool)
+_MOST_DIGITS = 2**16  # elements whose digits of 8 bits have a sum below 2^24
+_MOST_BITS = 2**24
+
+
+@nki.jit
+def cumsum_kernel(
+    x: nl.NkiTensor, shape: tuple[int, ...], sizes: tuple[int, ...], groups: tuple[Any, ...]
+) -> nl.NkiTensor:
+    """The sums of float `x`; `sizes` are length, inner size and block, `groups` those of `cut`."""
+    out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for group in groups:
+        for tile in range(group[1]):
+            _sum_tile(out, x, group, tile, sizes)
+    return out
+
+
+def _sum_tile(
+    out: nl.NkiTensor, x: nl.NkiTensor, group: tuple[Any, ...], tile: int, sizes: tuple[int, ...]
+) -> None:
+    """All positions of one tile, block after block."""
+    length, inner, block = sizes
+    p, rows, width = lanes(group), group[4], group[5]
+    carry = nl.ndarray((p, rows, 1, width), dtype=nl.float32, buffer=nl.sbuf)
+    error = nl.ndarray((p, rows, 1, width), dtype=nl.float32, buffer=nl.sbuf)
+    zero = nl.ndarray((p, rows, 1, width), dtype=nl.float32, buffer=nl.sbuf)
+    for column in (carry, error, zero):
+        nisa.memset(dst=column, value=0.0)
+    for first in range(0, length, block):
+        count = min(block, length - first)
+        pattern, offset = places(group, tile, first, count, (length, inner), 1)
+        data = nl.ndarray((p, rows, count, width), dtype=x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=data, src=x.ap(pattern=pattern, offset=offset))
+        zeros = zero.broadcast(2, count)
+        sums = nl.ndarray((p, rows, count + 1, width), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=sums[:, :, 0:1, :], src=carry)
+        total = sums[:, :, 1 : count + 1, :]
+        scan(total, data, zeros, carry[:, :, 0, :], nl.add, nl.add)
+        result = nl.ndarray((p, rows, count, width), dtype=x.dtype, buffer=nl.sbuf)
+        if x.dtype == nl.float32:
+            lost = _lost(sums, data)
+            errors = nl.ndarray((p, rows, count, width), dtype=nl.float32, buffer=nl.sbuf)
+            scan(errors, lost, zeros, error[:, :, 0, :], nl.add, nl.add)
+            nisa.tensor_tensor(dst=result, data1=total, data2=errors, op=nl.add)
+            nisa.tensor_copy(dst=error, src=errors[:, :, count - 1 : count, :])
+        else:
+            nisa.tensor_copy(dst=result, src=total)
+        nisa.tensor_copy(dst=carry, src=sums[:, :, count : count + 1, :])
+        nisa.dma_copy(dst=out.ap(pattern=pattern, offset=offset), src=result)
+
+
+def _lost(sums: nl.NkiTensor, data: nl.NkiTensor) -> nl.NkiTensor:
+    """What each sum lost by rounding; 0 where it is not finite."""
+    p, rows, count, width = data.shape
+    before, after = sums[:, :, 0:count, :], sums[:, :, 1 : count + 1, :]
+    added = nl.ndarray((p, rows, count, width), dtype=nl.float32, buffer=nl.sbuf)
+    kept = nl.ndarray((p, rows, count, width), dtype=nl.float32, buffer=nl.sbuf)
+    lost = nl.ndarray((p, rows, count, width), dtype=nl.float32, buffer=nl.sbuf)
+    is_nan = nl.ndarray((p, rows, count, width), dtype=nl.uint8, buffer=nl.sbuf)
+    gpsimd = nisa.engine.gpsimd
+    nisa.tensor_tensor(dst=added, data1=after, data2=before, op=nl.subtract)
+    nisa.tensor_tensor(dst=kept, data1=after, data2=added, op=nl.subtract, engine=gpsimd)
+    nisa.tensor_tensor(dst=lost, data1=data, data2=added, op=nl.subtract)
+    nisa.tensor_tensor(dst=kept, data1=before, data2=kept, op=nl.subtract, engine=gpsimd)
+    nisa.tensor_tensor(dst=lost, data1=lost, data2=kept, op=nl.add)
+    nisa.tensor_tensor(dst=is_nan, data1=lost, data2=lost, op=nl.not_equal)
+    nisa.tensor_copy_predicated(dst=lost, src=0.0, predicate=is_nan)
+    return lost
+
+
+@nki.jit
+def cumsum_words_kernel(
+    x: nl.NkiTensor, shape: tuple[int, ...], sizes: tuple[int, ...], groups: tuple[Any, ...]
+) -> nl.NkiTensor:
+    """The sums of integers in int64; `sizes` are length, inner size, block, and the digits of x: 8
+    of int64, 4 of int32, 1 of bool.
+    """
+    out = nl.ndarray(shape, dtype=nl.int32, buffer=nl.shared_hbm)
+    for group in groups:
+        for tile in range(group[1]):
+            _sum_words(out, x, group, tile, sizes)
+    return out
+
+
+def _sum_words(
+    out: nl.NkiTensor, x: nl.NkiTensor, group: tuple[Any, ...], tile: int, sizes: tuple[int, ...]
+) -> None:
+    """All positions of one tile, block after block."""
+    length, inner, block, digits = sizes
+    p, rows, width = lanes(group), group[4], group[5]
+    words = 2 if digits == 8 else 1
+    parts = 5 if digits == 4 else digits  # the signs of int32 are counted too
+    zero = nl.ndarray((p, rows, 1, width), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=zero, value=0.0)
+    carries = []  # type: list[nl.NkiTensor]
+    for _ in range(parts):
+        column = nl.ndarray((p, rows, 1, width), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=column, value=0.0)
+        carries.append(column)
+    for first in range(0, length, block):
+        count = min(block, length - first)
+        pattern, offset = places(group, tile, first, count, (length, inner), words)
+        form = (p, rows, count, width, 2) if words == 2 else (p, rows, count, width)
+        data = nl.ndarray(form, dtype=x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=data, src=x.ap(pattern=pattern, offset=offset))
+        sums = []  # type: list[nl.NkiTensor]
+        for i in range(parts):
+            total = nl.ndarray((p, rows, count, width), dtype=nl.int32, buffer=nl.sbuf)
+            digit = _digit(data, i, digits)
+            scan(total, digit, zero.broadcast(2, count), carries[i][:, :, 0, :], nl.add, nl.add)
+            nisa.tensor_copy(dst=carries[i], src=total[:, :, count - 1 : count, :])
+            sums.append(total)
+        result = nl.ndarray((p, rows, count, width, 2), dtype=nl.int32, buffer=nl.sbuf)
+        _assemble(result, sums, digits)
+        pattern, offset = places(group, tile, first, count, (length, inner), 2)
+        nisa.dma_copy(dst=out.ap(pattern=pattern, offset=offset), src=result)
+
+
+def _digit(data: nl.NkiTensor, i: int, digits: int) -> nl.NkiTensor:
+    """Digit i of integers; of int32 the fifth is 1 where they are negative."""
+    if digits == 1:
+        return data
+    word = data[:, :, :, :, i // 4] if digits == 8 else data
+    p, rows, count, width = word.shape
+    digit = nl.ndarray((p, rows, count, width), dtype=nl.int32, buffer=nl.sbuf)
+    shift = 31 if i == digits else 8 * (i % 4)
+    nisa.tensor_scalar(
+        dst=digit,
+        data=word,
+        op0=nl.right_shift,
+        operand0=shift,
+        op1=nl.bitwise_and,
+        operand1=255,
+    )
+    return digit
+
+
+def _assemble(result: nl.NkiTensor, sums: list[nl.NkiTensor], digits: int) -> None:
+    """The two words of sums of digits, each of which carries into the next one."""
+    low, high = result[:, :, :, :, 0], result[:, :, :, :, 1]
+    if digits == 1:
+        nisa.tensor_copy(dst=low, src=sums[0])
+        nisa.memset(dst=high, value=0)
+        return
+    p, rows, count, width = sums[0].shape
+    running = sums[0]
+    for i in range(digits):
+        word = low if i < 4 else high
+        digit = word
+        if i % 4 > 0:
+            digit = nl.ndarray((p, rows, count, width), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_scalar(
+            dst=digit,
+            data=running,
+            op0=nl.bitwise_and,
+            operand0=255,
+            op1=nl.left_shift,
+            operand1=8 * (i % 4),
+        )
+        if i % 4 > 0:
+            nisa.tensor_tensor(dst=word, data1=word, data2=digit, op=nl.bitwise_or)
+        carry = nl.ndarray((p, rows, count, width), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=carry, data=running, op0=nl.right_shift, operand0=8)
+        if i + 1 < digits:
+            running = nl.ndarray((p, rows, count, width), dtype=nl.int32, buffer=nl.sbuf)
+            nisa.tensor_tensor(dst=running, data1=carry, data2=sums[i + 1], op=nl.add)
+        elif digits == 4:
+            nisa.tensor_tensor(dst=high, data1=carry, data2=sums[4], op=nl.subtract)
+
+
+def reference(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """aten.cumsum"""
+    result: torch.Tensor = aten.cumsum.default(x, dim)
+    return result
+
+
+def supports(b: Bindings, hw: Hardware) -> Reject | None:
+    """dtypes, elements, and digits whose sums are exact."""
+    del hw
+    if b.x.dtype not in (*FLOAT_DTYPES, *_INTEGERS):
+        return Reject(
+            f"dtype {b.x.dtype} of x is not float32, half precision, int64, int32 or bool"
+        )
+    if reject := reject_scan(b):
+        return reject
+    length = b.x.shape[b.dim]
+    most = _MOST_BITS if b.x.dtype is torch.bool else _MOST_DIGITS
+    if b.x.dtype in _INTEGERS and length > most:
+        return Reject(f"sums of {length} {b.x.dtype} are not exact in float32")
+    return None
+
+
+def launch(b: Bindings, hw: Hardware) -> Launch:
+    """The kernel of the dtype, and the tiles."""
+    del hw
+    sizes, groups = constants_of(b)
+    if b.x.dtype in FLOAT_DTYPES:
+        return Launch.of(cumsum_kernel, b, ("x",), b.x.shape, sizes, groups)
+    digits = {torch.int64: 8, torch.int32: 4, torch.bool: 1}[b.x.dtype]
+    shape = (*b.x.shape, 2)
+    return Launch.of(cumsum_words_kernel, b, ("x",), shape, (*sizes, digits), groups)
+
+
+def cost(b: Bindings) -> Cost:
+    """One sum an element."""
+    size = b.x.dtype.itemsize if b.x.dtype in FLOAT_DTYPES else 8
+    return Cost(vector_flops=b.x.numel, hbm_bytes=b.x.nbytes + b.x.numel * size)
+
+
+def samples(generator: torch.Generator) -> Iterator[Sample]:
+    """Long and short rows, each dimension, few and many columns, dtypes, special values."""
+
+    def sample(
+        note: str, shape: tuple[int, ...], dim: int, dtype: torch.dtype = torch.float32
+    ) -> Sample:
+        x = torch.randn(shape, generator=generator)
+        x = x.mul(9).to(dtype) if dtype in FLOAT_DTYPES else x.mul(2.0**30).long().to(dtype)
+        error = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}.get(dtype, 0.0)
+        sums = torch.cumsum(x.double(), dim).abs().max().item() if error else 0.0
+        return Sample({"x": x, "dim": dim}, note, error * sums)
+
+    for size in (1, 2, 127, 128, 129, 513):
+        yield sample(f"{size} rows", (size, 3), 1)
+        yield sample(f"{size} columns", (3, size), 1)
+        yield sample(f"over {size} rows", (size, 5), 0)
+    yield sample("long rows", (3, 2500), 1)
+    yield sample("many short rows", (3000, 7), 1)
+    yield sample("in the middle", (3, 70, 33), 1)
+    yield sample("many columns", (40, 700), 0)
+    for dtype in (torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool):
+        yield sample(f"{dtype}", (130, 37), 1, dtype)
+        yield sample(f"{dtype} over rows", (37, 130), 0, dtype)
+
+
+def _cumsum(x: torch.Tensor, dim: int) -> Any:
+    return aten.cumsum.default(x, dim)
+
+
+register(
+    KernelSpec(
+        name="cumsum",
+        patterns=(Pattern(_cumsum),),
+        supports=supports,
+        reference=reference,
+        cost=cost,
+        samples=samples,
+        kernel=cumsum_kernel,
+        launch=launch,
+    )
+)

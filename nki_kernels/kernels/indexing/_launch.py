@@ -1,0 +1,115 @@
+"""Launches of the kernels that gather and scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from trnx.nki_kernels.kernels._copies import empty_result
+from trnx.nki_kernels.kernels.indexing._gather_kernels import (
+    gather_rows_kernel,
+    gather_table_kernel,
+)
+from trnx.nki_kernels.kernels.indexing._scatter_kernels import add_rows_kernel, put_rows_kernel
+from trnx.nki_kernels.kernels.indexing._terms import (
+    Axis,
+    Index,
+    Rows,
+    rows_of,
+    values_pattern,
+    words_of,
+)
+from trnx.nki_kernels.spec import Bindings, Launch
+
+_GATHERED_BYTES = 32768  # of a tile of rows in one partition
+_LONGEST_RUN = 32  # rows of a tile in one partition
+_SUMMED_BYTES = 8192  # of a tile of rows that are added, which takes some copies
+_TABLE_BYTES = 32768  # of an operand that every partition holds
+_TABLE_TILE = 2048  # elements that a partition gathers of it at a time
+# What decides between the two kernels, in ns: a transfer of 128 rows, which GpSimd issues; a byte
+# to all partitions; a cycle of GpSimd, which takes two for an element.
+_LANES = 128
+_TRANSFER = 870
+_BYTE = 128 / 370
+_ELEMENT = 2 / 1.4
+
+
+def launch_gather(
+    b: Bindings,
+    source: str,
+    names: Sequence[str],
+    axes: Sequence[Axis],
+    indices: Sequence[Index],
+    result: torch.Tensor,
+) -> Launch:
+    """The launch for the operand `source` and the index tensors `names`.
+
+    `axes` are those of the `result` in row-major order, which it need not have in memory.
+    """
+    x = b[source]
+    words = words_of(x.dtype)
+    itemsize = x.dtype.itemsize // words
+    order, _ = empty_result(result)
+    rows = rows_of([axes[i] for i in order], indices, words)
+    shape = tuple(result.shape[i] for i in order)
+    full = (*shape, words) if words > 1 else shape or (1,)
+    kernel, longest, cols = gather_rows_kernel, _LONGEST_RUN, rows.width
+    if _is_table(rows, x.numel * words, itemsize):
+        kernel, longest = gather_table_kernel, max(1, _TABLE_TILE // cols)
+    else:
+        cols = min(cols, _GATHERED_BYTES // itemsize)
+        longest = max(1, min(longest, _GATHERED_BYTES // (cols * itemsize)))
+    sizes = (rows.positions, rows.width, rows.unit)
+    constants = (full, sizes, (*_tile(rows, longest), cols), rows.terms)
+    orders = (order,) if order != tuple(range(len(order))) else ()
+    operands = (source, *names)
+    used = tuple(name for name in operands if b[name] is not None)
+    return Launch(kernel, (*constants, *(b[name] for name in operands)), used, orders)
+
+
+def launch_scatter(
+    b: Bindings,
+    shape: tuple[int, ...],
+    names: Sequence[str],
+    axes: Sequence[Axis],
+    indices: Sequence[Index],
+    adds: bool,
+    skipped: int = -1,
+) -> Launch:
+    """The launch for the operands `base`, or None for zeros, and `values`, and the index tensors
+    `names`: a result of `shape` with the values at the `axes`, in row-major order.
+    """
+    words = words_of(b["values"].dtype)
+    itemsize = b["values"].dtype.itemsize // words
+    rows = rows_of(axes, indices, words)
+    cols = min(rows.width, (_SUMMED_BYTES if adds else _GATHERED_BYTES) // itemsize)
+    full = (*shape, words) if words > 1 else shape or (1,)
+    sizes = (rows.positions, rows.width, rows.unit)
+    spread = values_pattern(b["values"], axes, words)
+    constants = (full, sizes, (_LONGEST_RUN, cols), rows.terms, spread)
+    operands = ("base", "values", *names)
+    used = tuple(name for name in operands if b[name] is not None)
+    tensors = (b[name] for name in operands)
+    if adds:
+        return Launch(add_rows_kernel, (*constants, skipped, *tensors), used)
+    return Launch(put_rows_kernel, (*constants, *tensors), used)
+
+
+def _is_table(rows: Rows, size: int, itemsize: int) -> bool:
+    """Whether each partition had better hold all `size` elements of the operand."""
+    if size * itemsize > _TABLE_BYTES or rows.width > _TABLE_TILE:
+        return False
+    gathers = -(-rows.positions // _LANES) * _TRANSFER
+    each = rows.positions * rows.width / _LANES * _ELEMENT
+    return size * itemsize * _BYTE + each < gathers
+
+
+def _tile(rows: Rows, longest: int) -> tuple[int, int]:
+    """Partitions, and rows in each: all rows where an index is not read as it lies in memory and
+    one tile can take them, since that saves copying the index."""
+    if any(pattern for *_, pattern in rows.terms):
+        lanes = max(n for n in range(1, _LANES + 1) if rows.positions % n == 0)
+        if rows.positions // lanes <= longest:
+            return lanes, rows.positions // lanes
+    return _LANES, longest

@@ -1,0 +1,1 @@
+"""Suites of models that scripts measure: named cases, each of which builds a model with inputs."""

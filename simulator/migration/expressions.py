@@ -1,0 +1,334 @@
+"""Expressions of older kernels: tiles with operators, `nl` and `nisa` calls, subscripts."""
+
+from __future__ import annotations
+
+import ast
+
+from trnx.simulator.migration.affine import Affine, NotAffineError
+from trnx.simulator.migration.calls import Spelling, arithmetic, without
+from trnx.simulator.migration.names import Names
+from trnx.simulator.migration.results import PARAMETERS, affine_select, bound, declaration, iota
+from trnx.simulator.migration.source import Source
+from trnx.simulator.migration.subscripts import (
+    bounded_tile,
+    predicate,
+)
+from trnx.simulator.migration.views import Tile, Views
+from trnx.simulator.older_dialects import changed_name, changed_parameter
+
+_ALLOCATIONS = ("ndarray", "zeros", "ones", "full", "empty_like", "zeros_like", "rand")
+_REDUCTIONS = ("sum", "max", "min", "mean", "prod", "var", "all")
+# `nl.fp32.min`: the least float32.
+_SMALLEST = "-3.4028234663852886e38"
+# Functions of nki.language that make no tile.
+_NO_TILE = (
+    "affine_range", "sequential_range", "static_range", "dynamic_range", "program_id",
+    "num_programs", "program_ndim", "ds", "store", "device_print", "par_dim",
+)  # fmt: skip
+
+
+class Expressions(Views):
+    """Rewrites the expressions of one function, in order; replacements go to the source."""
+
+    def __init__(self, source: Source, names: Names) -> None:
+        super().__init__(source, names)
+        self._spelling = Spelling(source, names)
+        self._seen: dict[ast.expr, bool] = {}
+
+    def visit(self, node: ast.expr) -> bool:
+        """Rewrite; True where the value is a tile. Once is enough."""
+        if node not in self._seen:
+            self._seen[node] = self._visit(node)
+        return self._seen[node]
+
+    def _visit(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Name):
+            if node.id in self.indices.names:
+                self.note(f"`{node.id}` is an index expression; write slices or `.ap` instead")
+            return node.id in self.tiles
+        if isinstance(node, ast.Subscript):
+            return self._subscript(node)
+        if isinstance(node, ast.Call):
+            return self._call(node)
+        if isinstance(node, ast.BinOp | ast.Compare | ast.UnaryOp):
+            return self._operator(node)
+        if isinstance(node, ast.Attribute):
+            self._attribute(node)
+            return False
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                self.visit(child)
+        return False
+
+    # ---- operators ----
+
+    def _operator(self, node: ast.BinOp | ast.Compare | ast.UnaryOp) -> bool:
+        op: ast.AST
+        if isinstance(node, ast.Compare):
+            parts, op = [node.left, *node.comparators], node.ops[0]
+        elif isinstance(node, ast.BinOp):
+            parts, op = [node.left, node.right], node.op
+        else:
+            parts, op = [node.operand], node.op
+        if isinstance(node, ast.Compare) and self.indices.has_index(node):
+            self.note("a comparison of index expressions: use nisa.affine_select")
+            return False
+        is_tile = [self.visit(part) for part in parts]
+        name = arithmetic(op)
+        if not any(is_tile) or not name or len(parts) > 2:
+            return False
+        texts = ", ".join(self.source.render(part) for part in parts)
+        self.source.replace(node, f"{self.nl(name)}({texts})")
+        return True
+
+    def _attribute(self, node: ast.Attribute) -> None:
+        module, _, name = self.names.dotted(node).rpartition(".")
+        if module in ("nki.language.fp32", "nki.isa.fp32") and name == "min":
+            self.source.replace(node, _SMALLEST)
+            return
+        change = changed_name(module, name) if module else None
+        if change is not None:
+            self.note(f"{module}.{name} is {change}")
+            return
+        self.visit(node.value)
+        if isinstance(node.value, ast.Name):
+            tile = self.tiles.get(node.value.id, Tile())
+            self.source.replace(node, f"{node.value.id}{'[0]' * tile.blocks}.{node.attr}")
+
+    # ---- subscripts ----
+
+    def _subscript(self, node: ast.Subscript) -> bool:
+        name = node.value.id if isinstance(node.value, ast.Name) else ""
+        tile = self.tiles.get(name)
+        if not name:
+            self.visit(node.value)
+        parts = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+        base = self.source.render(node.value)
+        blocks = tile.blocks if tile is not None else 0
+        if blocks:
+            if len(parts) < blocks or any(
+                isinstance(part, ast.Slice) or self.indices.has_index(part)
+                for part in parts[:blocks]
+            ):
+                self.note(f"`{name}` is a list of tiles now: index its blocks one by one")
+                return True
+            base += "".join(f"[{self.source.render(part)}]" for part in parts[:blocks])
+            parts = parts[blocks:]
+            if not parts:
+                self.source.replace(node, base)
+                return True
+        if any(self.indices.has_index(part) for part in parts):
+            text = self.view(base, parts, tile is None or tile.is_whole)
+            if text is None:
+                return True
+            self.source.replace(node, text)
+        elif blocks:
+            self.source.replace(node, f"{base}[{', '.join(map(self.source.render, parts))}]")
+        else:
+            self.visit(node.slice)
+        # Of what is no tile for sure, a subscript with an index expression is one.
+        return tile is not None or any(self.indices.has_index(part) for part in parts)
+
+    # ---- calls ----
+
+    def _call(self, node: ast.Call) -> bool:
+        language, isa = self.names.language(node.func), self.names.isa(node.func)
+        outer = self._bounds
+        try:
+            if any(keyword.arg == "mask" for keyword in node.keywords) and (language or isa):
+                self._bounds = {**outer, **(self.masked(node) or {})}
+            if isa in PARAMETERS:
+                given = {keyword.arg for keyword in node.keywords}
+                if "dst" not in given:
+                    name = self.fresh()
+                    lines = self.instruction(node, name, declares=True)
+                    if lines is None:
+                        return True
+                    self.before += lines
+                    self.source.replace(node, name)
+                    return True
+            return self._other_call(node, language, isa)
+        finally:
+            self._bounds = outer
+
+    def _other_call(self, node: ast.Call, language: str, isa: str) -> bool:
+        if language == "load" and self._bounds:
+            name = self.fresh()
+            self.before += self.masked_load(node, name)
+            self.source.replace(node, name)
+            return True
+        if language in _REDUCTIONS:
+            self._reduce(node)
+        self._method(node)
+        for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
+            if not self._is_mask(node, argument):
+                self.visit(argument)
+        self.spell(node)
+        is_masked = any(keyword.arg == "mask" for keyword in node.keywords)
+        gone = ["mask"] if is_masked and self.masked(node) is not None else []
+        if isa:
+            gone += [k.arg for k in node.keywords if k.arg == "dtype"]
+        if language == "store":
+            self._store(node)
+        if language == "static_cast" and len(node.args) == 2:
+            value, dtype = map(self.source.render, node.args)
+            self.source.replace(node, f"{self.nl('copy')}({value}, dtype={dtype})")
+            return True
+        if gone:
+            self.source.replace(node, without(self.source, node, *gone))
+        if not isinstance(node.func, ast.Attribute | ast.Name):
+            self.visit(node.func)
+        else:
+            self._gone(node.func)
+        makes_tile = bool(language) and language not in _NO_TILE
+        return makes_tile or self._is_tile_method(node)
+
+    def _gone(self, function: ast.expr) -> None:
+        module, _, name = self.names.dotted(function).rpartition(".")
+        change = changed_name(module, name) if module else None
+        if change is not None and name not in ("simulate_kernel", "par_dim", "static_cast"):
+            self.note(f"{module}.{name} is {change}")
+
+    @staticmethod
+    def _is_mask(node: ast.Call, argument: ast.expr) -> bool:
+        return any(k.arg == "mask" and k.value is argument for k in node.keywords)
+
+    def _is_tile_method(self, node: ast.Call) -> bool:
+        function = node.func
+        return isinstance(function, ast.Attribute) and (
+            isinstance(function.value, ast.Name) and function.value.id in self.tiles
+        )
+
+    def _method(self, node: ast.Call) -> None:
+        """`x.broadcast_to(shape)` and its like are functions of nki.language."""
+        function = node.func
+        if not isinstance(function, ast.Attribute) or self.names.dotted(function):
+            return
+        is_tile = self.visit(function.value)
+        if not is_tile or len(node.args) != 1 or node.keywords:
+            return
+        tile, given = self.source.render(function.value), self.source.render(node.args[0])
+        texts = {
+            "broadcast_to": f"{self.nl('broadcast_to')}({tile}, {given})",
+            "astype": f"{self.nl('copy')}({tile}, dtype={given})",
+            "expand_dims": f"{tile}.expand_dim({given})",
+        }
+        if function.attr in texts:
+            self.source.replace(node, texts[function.attr])
+
+    def _reduce(self, node: ast.Call) -> None:
+        """Reductions take trailing axes: an access pattern is given them last."""
+        given = bound(("x", "axis"), node) or {}
+        axis, value = given.get("axis"), given.get("x")
+        try:
+            axes = ast.literal_eval(axis) if axis is not None else ()
+        except ValueError:
+            return
+        axes = [axes] if isinstance(axes, int) else list(axes)
+        if not isinstance(value, ast.Subscript) or not self.indices.has_index(value.slice):
+            return
+        parts = value.slice.elts if isinstance(value.slice, ast.Tuple) else [value.slice]
+        try:
+            rank = max(part.rank for part in map(self.part, parts) if isinstance(part, Affine))
+        except (NotAffineError, ValueError):
+            return
+        rest = [i for i in range(rank) if i not in axes]
+        if axis is None or min(axes, default=0) < 1 or rest == list(range(len(rest))):
+            return
+        self._order = (*rest, *axes)
+        self.visit(value)
+        self._order = None
+        self.source.replace(axis, repr(tuple(range(len(rest), rank))))
+
+    def _store(self, node: ast.Call) -> None:
+        value = node.args[1] if len(node.args) > 1 else None
+        value = value or next((k.value for k in node.keywords if k.arg == "value"), None)
+        if value is not None and self._bounds and not self.indices.has_index(value):
+            text = bounded_tile(self.source.render(value), self._bounds)
+            self.source.replace(value, text)
+
+    def spell(self, node: ast.Call) -> None:
+        """What is spelt differently in the arguments of a call of NKI."""
+        isa, language = self.names.isa(node.func), self.names.language(node.func)
+        if isa or language:
+            parameters = PARAMETERS.get(isa, ())
+            if language in _ALLOCATIONS:
+                parameters = ("shape", "dtype")
+            self._spelling.of_arguments(node, parameters)
+
+    # ---- instructions that get a dst ----
+
+    def masked_load(self, node: ast.Call, name: str) -> list[str]:
+        """A whole tile of which the part that the mask lets through is loaded."""
+        given = bound(("src",), node) or {}
+        src = given.get("src")
+        if not isinstance(src, ast.Subscript):
+            self.note(f"a load with a mask of a whole tensor; {changed_parameter('*', 'mask')}")
+            return []
+        self.spell(node)
+        self.visit(src.value)
+        base = self.source.render(src.value)
+        parts = list(src.slice.elts) if isinstance(src.slice, ast.Tuple) else [src.slice]
+        view = self.view(base, parts, is_whole=True)
+        if view is None:
+            return []
+        read = [part for part in map(self.part, parts) if isinstance(part, Affine)]
+        sizes = {iota.axis: iota.size for part in read for iota, _ in part.terms}
+        if len(sizes) < len(parts) - sum(isinstance(p, Affine) and not p.terms for p in read):
+            self.note("a load with a mask and a slice: its tile has the size that is loaded")
+        dtype = given.get("dtype")
+        kind = self.source.render(dtype) if dtype is not None else f"{base}.dtype"
+        shape = ", ".join(sizes[axis] for axis in sorted(sizes))
+        return [
+            f"{name} = {self.nl('ndarray')}(({shape}{',' * (len(sizes) == 1)}), dtype={kind}, "
+            f"buffer={self.nl('sbuf')})",
+            f"{self.names.spelt('nki.isa', 'dma_copy')}"
+            f"(dst={bounded_tile(name, self._bounds)}, src={view})",
+        ]
+
+    def instruction(self, node: ast.Call, dst: str, declares: bool) -> list[str] | None:
+        """The lines of an instruction with `dst` first; `declares` makes it before. None, with a
+        note, where the shape of the result is not known.
+        """
+        isa = self.names.isa(node.func)
+        if isa in ("iota", "affine_select"):
+            return self._ramp(node, dst, declares, isa)
+        given = bound(PARAMETERS[isa], node)
+        if given is None:
+            self.note(f"nisa.{isa}: give it a `dst` first")
+            return None
+        for parameter, value in given.items():
+            if parameter not in ("mask", "dtype"):
+                self.visit(value)
+        self.spell(node)
+        texts = {name: self.source.render(value) for name, value in given.items()}
+        made = declaration(isa, dst, given, texts, self.nl)
+        if declares and made is None:
+            self.note(f"nisa.{isa}: make a tile for its result and give it as `dst`")
+            return None
+        if isa == "memset":
+            call = f"{self.source.render(node.func)}({dst}, value={texts.get('value')})"
+        else:
+            call = without(self.source, node, "mask", "dtype", first=dst)
+        return [made, call] if declares and made is not None else [call]
+
+    def _ramp(self, node: ast.Call, dst: str, declares: bool, isa: str) -> list[str] | None:
+        """`nisa.iota` and `nisa.affine_select` of index expressions."""
+        given = bound(PARAMETERS[isa], node) or {}
+        main = given.get(PARAMETERS[isa][0])
+        for name, one in given.items():
+            if name not in ("pred", "expr", "dtype", "mask"):
+                self.visit(one)
+        texts = {name: self.source.render(one) for name, one in given.items() if one is not main}
+        try:
+            if main is None:
+                raise NotAffineError(f"no {PARAMETERS[isa][0]}")
+            if isa == "iota":
+                made, call = iota(dst, self.indices.read(main), texts, self.nl)
+            else:
+                made, call = affine_select(dst, predicate(main, self.indices), texts, self.nl)
+        except (NotAffineError, KeyError) as error:
+            self.note(f"nisa.{isa}: {error}; {changed_parameter(isa, PARAMETERS[isa][0])}")
+            return None
+        call = f"{self.source.render(node.func)}{call}"
+        return [made, call] if declares else [call]

@@ -1,0 +1,326 @@
+"""Statements of older kernels: index variables go, results get tiles, block dimensions lists."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from trnx.simulator.migration.affine import NotAffineError
+from trnx.simulator.migration.calls import arithmetic, without
+from trnx.simulator.migration.expressions import Expressions
+from trnx.simulator.migration.names import Names
+from trnx.simulator.migration.results import PARAMETERS, RESULTS, Result, bound
+from trnx.simulator.migration.source import Source
+from trnx.simulator.migration.subscripts import bounded_tile
+from trnx.simulator.migration.views import Tile
+
+# Stands for a statement that goes; `migrate` takes its line away.
+DELETED = "\0"
+_ANY = Result((), "", "")
+_HBM = ("shared_hbm", "private_hbm", "hbm")
+
+
+class KernelRewriter:
+    """Rewrites one function and what is nested in it."""
+
+    def __init__(self, source: Source, names: Names, notes: dict[ast.stmt, list[str]]) -> None:
+        self._source = source
+        self._names = names
+        self._notes = notes
+        self._expressions = Expressions(source, names)
+
+    def run(self, function: ast.FunctionDef) -> None:
+        """Rewrite the body."""
+        self._body(function.body)
+
+    def _body(self, body: Sequence[ast.stmt]) -> None:
+        deleted = [self._statement(statement) for statement in body]
+        if all(deleted):
+            self._source.replace(body[0], "pass")
+
+    def _statement(self, statement: ast.stmt) -> bool:
+        """Rewrite one; True where it is gone."""
+        expressions = self._expressions
+        expressions.before, expressions.notes = [], []
+        gone = False
+        if isinstance(statement, ast.For | ast.While | ast.If | ast.With):
+            self._header(statement)
+            self._finish(statement, None)
+            for body in (statement.body, getattr(statement, "orelse", [])):
+                if body:
+                    self._body(body)
+            return False
+        if isinstance(statement, ast.FunctionDef):
+            self._body(statement.body)
+            return False
+        lines: list[str] | None = None
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            lines = self._assign(statement)
+        elif isinstance(statement, ast.AugAssign):
+            lines = self._augmented(statement)
+        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            expressions.visit(statement.value)
+        elif isinstance(statement, ast.Return | ast.Expr | ast.Assert):
+            for child in ast.iter_child_nodes(statement):
+                if isinstance(child, ast.expr):
+                    expressions.visit(child)
+        if lines == []:
+            self._source.replace(statement, DELETED)
+            gone = True
+        self._finish(statement, lines)
+        return gone
+
+    def _header(self, statement: ast.For | ast.While | ast.If | ast.With) -> None:
+        if isinstance(statement, ast.For):
+            self._expressions.visit(statement.iter)
+        elif isinstance(statement, ast.With):
+            for item in statement.items:
+                self._expressions.visit(item.context_expr)
+        else:
+            self._expressions.visit(statement.test)
+
+    def _finish(self, statement: ast.stmt, lines: list[str] | None) -> None:
+        """Put what comes before a statement there, and its notes."""
+        expressions = self._expressions
+        indent = self._source.indent(statement)
+        if expressions.notes:
+            self._notes.setdefault(statement, []).extend(expressions.notes)
+        if isinstance(statement, ast.For | ast.While | ast.If | ast.With):
+            if expressions.before:
+                self._notes.setdefault(statement, []).append("a result of its own line")
+            return
+        if lines:
+            self._source.replace(statement, f"\n{indent}".join([*expressions.before, *lines]))
+        elif expressions.before and lines is None:
+            text = self._source.render(statement)
+            self._source.replace(statement, f"\n{indent}".join([*expressions.before, text]))
+
+    # ---- assignments ----
+
+    def _assign(self, statement: ast.Assign | ast.AnnAssign) -> list[str] | None:
+        """The lines for `target = value`; [] where it goes, None where its text stays."""
+        value = statement.value
+        assert value is not None
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        target = targets[0]
+        expressions, indices = self._expressions, self._expressions.indices
+        if len(targets) == 1 and self._index(target, value):
+            return []
+        if not isinstance(target, ast.Name | ast.Subscript) or len(targets) > 1:
+            expressions.visit(value)
+            return None
+        if isinstance(value, ast.Call) and (lines := self._made(target, value)) is not None:
+            return lines
+        is_tile = expressions.visit(value)
+        if isinstance(target, ast.Subscript):
+            expressions.visit(target)
+            self._assignable(target)
+            return None
+        indices.names.pop(target.id, None)
+        expressions.tiles.pop(target.id, None)
+        if is_tile:
+            is_view = isinstance(value, ast.Subscript)
+            blocks = 0
+            if isinstance(value, ast.Name):
+                blocks = expressions.tiles.get(value.id, Tile()).blocks
+            expressions.tiles[target.id] = Tile(blocks, is_whole=not is_view)
+        return None
+
+    def _index(self, target: ast.expr, value: ast.expr) -> bool:
+        """Take up the name of an index expression."""
+        indices = self._expressions.indices
+        if not indices.has_index(value):
+            return False
+        try:
+            grid = indices.grid(value)
+            if grid is not None and isinstance(target, ast.Tuple):
+                for name, axis in zip(target.elts, grid, strict=True):
+                    if isinstance(name, ast.Name):
+                        indices.names[name.id] = axis
+                return True
+            if grid is not None and isinstance(target, ast.Name):
+                indices.grids[target.id] = grid
+                return True
+            if isinstance(target, ast.Name) and not _calls_besides(value, indices.has_index):
+                indices.names[target.id] = indices.read(value)
+                return True
+        except NotAffineError:
+            return False
+        return False
+
+    def _made(self, target: ast.Name | ast.Subscript, call: ast.Call) -> list[str] | None:
+        """The lines where the value is a call that needs its target; None for any other."""
+        isa, language = self._names.isa(call.func), self._names.language(call.func)
+        expressions = self._expressions
+        has_dst = any(keyword.arg == "dst" for keyword in call.keywords)
+        if language in ("ndarray", "zeros", "ones", "full") and isinstance(target, ast.Name):
+            return self._allocation(target.id, call, language)
+        has_mask = any(keyword.arg == "mask" for keyword in call.keywords)
+        is_masked = has_mask and language == "load"
+        is_update = has_mask and bool(language) and isinstance(target, ast.Subscript)
+        if not (isa in PARAMETERS and not has_dst) and not is_masked and not is_update:
+            return None
+        bounds = expressions.masked(call)
+        if bounds is None:
+            return None  # the mask stays, under its comment
+        with expressions.bounded(bounds):
+            if isinstance(target, ast.Name):
+                lines = (
+                    expressions.masked_load(call, target.id)
+                    if is_masked
+                    else expressions.instruction(call, target.id, declares=True)
+                )
+                expressions.tiles[target.id] = Tile()
+                expressions.indices.names.pop(target.id, None)
+                return lines or None
+            dst = self._target(target)
+            if is_masked:
+                expressions.visit(call.args[0])
+                src = self._source.render(call.args[0])
+                copy = self._names.spelt("nki.isa", "dma_copy")
+                return [f"{copy}(dst={dst}, src={src})"]
+            if is_update:
+                return [f"{dst} = {self._cut(call)}"]
+            if RESULTS.get(isa, _ANY).buffer == "psum" and not self._is_psum(target):
+                product = expressions.fresh()
+                lines = expressions.instruction(call, product, declares=True)
+                return None if lines is None else [*lines, f"{dst} = {product}"]
+            return expressions.instruction(call, dst, declares=False)
+
+    def _is_psum(self, target: ast.Subscript) -> bool:
+        name = target.value.id if isinstance(target.value, ast.Name) else ""
+        return self._expressions.tiles.get(name, Tile()).is_psum
+
+    def _assignable(self, target: ast.Subscript) -> None:
+        """Python assigns to subscripts, not to calls of `.ap`."""
+        text = self._source.render(target)
+        if text.endswith(")"):
+            self._source.replace(target, f"{text}[...]")
+
+    def _cut(self, call: ast.Call) -> str:
+        """A function of nki.language on the parts of tiles that its mask lets through."""
+        expressions = self._expressions
+        for argument in call.args:
+            if isinstance(argument, ast.Name) and argument.id in expressions.tiles:
+                self._source.replace(argument, bounded_tile(argument.id, expressions.bounds))
+            else:
+                expressions.visit(argument)
+        expressions.spell(call)
+        return without(self._source, call, "mask")
+
+    def _target(self, target: ast.Subscript) -> str:
+        """The text of `t[...]` as a destination."""
+        expressions = self._expressions
+        if isinstance(target.slice, ast.Constant) and target.slice.value is ...:
+            return bounded_tile(self._source.render(target.value), expressions.bounds)
+        expressions.visit(target)
+        return self._source.render(target)
+
+    def _augmented(self, statement: ast.AugAssign) -> list[str] | None:
+        """`x += y` on tiles; products accumulate in PSUM."""
+        expressions, value, target = self._expressions, statement.value, statement.target
+        product = self._product(value) if isinstance(statement.op, ast.Add) else None
+        if product is not None and isinstance(target, ast.Name | ast.Subscript):
+            dst = target.id if isinstance(target, ast.Name) else self._target(target)
+            return [f"{self._names.spelt('nki.isa', 'nc_matmul')}({dst}, {product})"]
+        is_tile = expressions.visit(value)
+        name = arithmetic(statement.op)
+        if isinstance(target, ast.Name):
+            if target.id in expressions.tiles and name:
+                text = f"{expressions.nl(name)}({target.id}, {self._source.render(value)})"
+                return [f"{target.id}[...] = {text}"]
+            return None
+        if isinstance(target, ast.Subscript) and (is_tile or expressions.visit(target)) and name:
+            if not self._source.is_replaced(target):
+                expressions.visit(target)
+            place = self._source.render(target)
+            place += "[...]" if place.endswith(")") else ""
+            text = f"{expressions.nl(name)}({place}, {self._source.render(value)})"
+            return [f"{place} = {text}"]
+        return None
+
+    def _product(self, value: ast.expr) -> str | None:
+        """`stationary, moving` of a product that accumulates; None for anything else."""
+        if not isinstance(value, ast.Call):
+            return None
+        if self._names.isa(value.func) == "nc_matmul":
+            given = bound(("stationary", "moving"), value) or {}
+            operands = [given.get("stationary"), given.get("moving")]
+        elif self._names.language(value.func) == "matmul":
+            given = bound(("x", "y"), value) or {}
+            turned = given.get("transpose_x")
+            if not (isinstance(turned, ast.Constant) and turned.value is True):
+                return None
+            operands = [given.get("x"), given.get("y")]
+        else:
+            return None
+        texts = []
+        with self._expressions.bounded(self._expressions.masked(value) or {}):
+            for operand in operands:
+                if operand is None:
+                    return None
+                self._expressions.visit(operand)
+                texts.append(self._source.render(operand))
+        rest = [k for k in value.keywords if k.arg in ("is_stationary_onezero",
+                "is_moving_onezero", "is_transpose", "tile_position", "tile_size")]  # fmt: skip
+        return ", ".join([*texts, *(self._source.render(keyword) for keyword in rest)])
+
+    # ---- allocation ----
+
+    def _allocation(self, name: str, call: ast.Call, function: str) -> list[str] | None:
+        expressions = self._expressions
+        expressions.indices.names.pop(name, None)
+        given = bound(("shape", "fill_value" if function == "full" else "dtype"), call) or {}
+        shape, buffer = given.get("shape"), given.get("buffer")
+        expressions.spell(call)
+        for part in [*call.args[1:], *(keyword.value for keyword in call.keywords)]:
+            if not self._source.is_replaced(part):
+                expressions.visit(part)
+        memory = buffer.attr if isinstance(buffer, ast.Attribute) else ""
+        expressions.tiles[name] = Tile(is_psum=memory == "psum")
+        if not isinstance(shape, ast.Tuple | ast.List):
+            return None
+        places = [
+            i
+            for i, size in enumerate(shape.elts)
+            if isinstance(size, ast.Call) and self._names.language(size.func) == "par_dim"
+        ]
+        if not places:
+            return None
+        sizes = [self._source.render(_size(size)) for size in shape.elts]
+        place = places[0]
+        if memory in _HBM or place == 0:
+            self._source.replace(shape, f"({', '.join(sizes)})")
+            return None
+        self._source.replace(shape, f"({', '.join(sizes[place:])})")
+        expressions.tiles[name] = Tile(blocks=place, is_psum=memory == "psum")
+        return _lists(name, sizes[:place], self._source.render(call))
+
+
+def _size(node: ast.expr) -> ast.expr:
+    return node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else node
+
+
+def _calls_besides(value: ast.expr, has_index: object) -> bool:
+    """True where an arange stands within a call, which makes a tile of it."""
+    assert callable(has_index)
+    return any(
+        isinstance(node, ast.Call)
+        and any(has_index(argument) for argument in [*node.args, *(k.value for k in node.keywords)])
+        for node in ast.walk(value)
+    )
+
+
+def _lists(name: str, blocks: Sequence[str], allocation: str) -> list[str]:
+    """Loops that fill lists of lists of tiles."""
+    lines = [f"{name} = []"]
+    outer, indent = name, ""
+    for depth, count in enumerate(blocks):
+        lines.append(f"{indent}for _ in range({count}):")
+        indent += "    "
+        if depth < len(blocks) - 1:
+            inner = f"{name}_{depth + 1}"
+            lines += [f"{indent}{inner} = []", f"{indent}{outer}.append({inner})"]
+            outer = inner
+    lines.append(f"{indent}{outer}.append({allocation})")
+    return lines

@@ -1,0 +1,158 @@
+"""`migrate(text)`: a file of older NKI for NKI 0.6, with comments where an author must decide."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from dataclasses import dataclass
+
+from trnx.simulator.errors import TrnxError
+from trnx.simulator.migration.calls import without
+from trnx.simulator.migration.kernels import DELETED, KernelRewriter
+from trnx.simulator.migration.names import Names
+from trnx.simulator.migration.source import Source
+from trnx.simulator.older_dialects import changed_parameter
+
+MARK = "# trnx migrate:"
+_DECORATORS = ("nki.baremetal", "nki.benchmark", "nki.profile", "nki.trace", "nki.jit")
+
+
+class NotPythonError(TrnxError):
+    """A file that is no valid Python."""
+
+
+@dataclass(frozen=True)
+class Migration:
+    """The new text of a file, and what is left to its author: (line of the old file, advice)."""
+
+    old: str
+    new: str
+    notes: tuple[tuple[int, str], ...]
+
+    def diff(self, name: str) -> str:
+        """A unified diff."""
+        return "".join(
+            difflib.unified_diff(
+                self.old.splitlines(keepends=True),
+                self.new.splitlines(keepends=True),
+                f"a/{name}",
+                f"b/{name}",
+            )
+        )
+
+
+def migrate(text: str, name: str = "<kernel>") -> Migration:
+    """Rewrite what is mechanical. Raises NotPythonError."""
+    try:
+        source = Source(text)
+    except SyntaxError as error:
+        raise NotPythonError(f"{name}:{error.lineno}: {error.msg}") from None
+    names = Names(source)
+    if not names.is_nki:
+        return Migration(text, text, ())
+    notes: dict[ast.stmt, list[str]] = {}
+    for function in _functions(source.tree):
+        if names.is_old or _uses_old(function, names):
+            KernelRewriter(source, names, notes).run(function)
+        _decorators(function, source, names)
+    _calls(source, names, notes)
+    names.rewrite_imports()
+    before = {
+        statement: "".join(f"{source.indent(statement)}{MARK} {note}\n" for note in found)
+        for statement, found in notes.items()
+    }
+    new = _tidy(source.result(before))
+    listed = sorted((s.lineno, note) for s, found in notes.items() for note in found)
+    return Migration(text, new, tuple(listed))
+
+
+def _functions(tree: ast.AST) -> list[ast.FunctionDef]:
+    """Functions and methods; what is nested in one is rewritten with it."""
+    found: list[ast.FunctionDef] = []
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            found.append(node)
+        elif isinstance(node, ast.ClassDef | ast.If | ast.Try):
+            found += _functions(node)
+    return found
+
+
+def _uses_old(function: ast.FunctionDef, names: Names) -> bool:
+    """True where a function of a file that imports today's NKI has names of NKI 0.1."""
+    return any(
+        isinstance(node, ast.expr) and names.language(node) in ("arange", "mgrid", "par_dim")
+        for node in ast.walk(function)
+    )
+
+
+def _decorators(function: ast.FunctionDef, source: Source, names: Names) -> None:
+    for decorator in function.decorator_list:
+        call = decorator.func if isinstance(decorator, ast.Call) else decorator
+        whole = names.dotted(call)
+        if whole in _DECORATORS[:-1] or whole == "torch_neuronx.nki_jit":
+            source.replace(decorator, names.spelt("nki", "jit"))
+        elif whole == "nki.jit" and isinstance(decorator, ast.Call):
+            kept = [k for k in decorator.keywords if k.arg not in ("mode", "platform_target")]
+            if len(kept) < len(decorator.keywords):
+                text = source.render(call)
+                rest = ", ".join(source.render(keyword) for keyword in kept)
+                source.replace(decorator, f"{text}({rest})" if rest else text)
+
+
+def _calls(source: Source, names: Names, notes: dict[ast.stmt, list[str]]) -> None:
+    """Calls that changed between NKI 0.2 and 0.6, and those that run kernels."""
+    for statement in ast.walk(source.tree):
+        if not isinstance(statement, ast.stmt) or isinstance(statement, ast.FunctionDef):
+            continue
+        for node in _own_expressions(statement):
+            if isinstance(node, ast.Call) and not source.is_replaced(node):
+                note = _changed_call(node, source, names)
+                if note:
+                    notes.setdefault(statement, []).append(note)
+
+
+def _own_expressions(statement: ast.stmt) -> list[ast.AST]:
+    """The nodes of a statement but those of statements within it; inner ones first."""
+    found: list[ast.AST] = []
+    for child in ast.iter_child_nodes(statement):
+        if isinstance(child, ast.expr | ast.keyword | ast.withitem):
+            found += ast.walk(child)
+    return found[::-1]
+
+
+def _changed_call(node: ast.Call, source: Source, names: Names) -> str:
+    whole = names.dotted(node.func)
+    isa = names.isa(node.func)
+    given = {keyword.arg: keyword for keyword in node.keywords}
+    if whole == "nki.simulate_kernel" and node.args:
+        given_all: list[ast.expr | ast.keyword] = [*node.args, *node.keywords]
+        kernel, *rest = [source.render(one) for one in given_all]
+        source.replace(node, f"{names.spelt('nki', 'simulate')}({kernel})({', '.join(rest)})")
+    elif whole in ("nki.benchmark", "nki.profile", "nki.baremetal"):
+        return f"{whole} is gone: decorate with nki.jit; neuron-profile or `trnx profile` measure"
+    elif isa == "dma_copy" and "dst_rmw_op" in given:
+        return f"dst_rmw_op is {changed_parameter('dma_copy', 'dst_rmw_op')}"
+    elif isa == "dma_copy" and "unique_indices" in given:
+        source.replace(node, without(source, node, "unique_indices"))
+    elif isa == "sendrecv" and "use_gpsimd_dma" in given:
+        keyword = given["use_gpsimd_dma"]
+        if not isinstance(keyword.value, ast.Constant):
+            return f"use_gpsimd_dma is {changed_parameter('sendrecv', 'use_gpsimd_dma')}"
+        member = "gpsimd_dma" if keyword.value.value else "dma"
+        engine = names.spelt("nki.isa", "dma_engine")
+        source.replace(keyword, f"dma_engine={engine}.{member}")
+    elif isa == "register_move" and "imm" in given:
+        alloc = names.spelt("nki.isa", "register_alloc")
+        source.replace(given["imm"], f"src={alloc}({source.render(given['imm'].value)})")
+    elif isa and "dst" in given and {"mask", "dtype"} & set(given):
+        source.replace(node, without(source, node, "dtype"))
+    elif names.member(node.func, "nki.collectives") and "num_channels" in given:
+        source.replace(node, without(source, node, "num_channels"))
+    return ""
+
+
+def _tidy(text: str) -> str:
+    """Without the lines of statements that are gone."""
+    text = re.sub(rf"^[ \t]*{DELETED}[ \t]*\n", "", text, flags=re.MULTILINE)
+    return text.replace(f"{DELETED} ", "").replace(DELETED, "")

@@ -1,0 +1,142 @@
+"""What the names of a file stand for in NKI, and its imports for NKI 0.6."""
+
+from __future__ import annotations
+
+import ast
+
+from trnx.simulator.migration.source import Source
+
+_OLD = "neuronxcc."
+# What nki 0.6 has no module or name for; the use is told, the import goes.
+_GONE = ("nki.compiler", "nki.kernels", "nki.tensor")
+
+
+class Names:
+    """Aliases of a file's imports."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._aliases: dict[str, str] = {}
+        self._imports: list[ast.Import | ast.ImportFrom] = []
+        self._added: list[str] = []
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Import):
+                self._imports.append(node)
+                for alias in node.names:
+                    name = alias.asname or alias.name.partition(".")[0]
+                    whole = alias.name if alias.asname else name
+                    self._aliases[name] = whole.removeprefix(_OLD)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                self._imports.append(node)
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}".removeprefix(_OLD)
+                    self._aliases[alias.asname or alias.name] = whole
+
+    def dotted(self, node: ast.expr) -> str:
+        """`nki.language.arange` for what the file calls `nl.arange`; "" for what is no name."""
+        if isinstance(node, ast.Name):
+            return self._aliases.get(node.id, "")
+        if isinstance(node, ast.Attribute):
+            owner = self.dotted(node.value)
+            return f"{owner}.{node.attr}".removeprefix(_OLD) if owner else ""
+        return ""
+
+    def member(self, node: ast.expr, module: str) -> str:
+        """The name in `module` that an expression stands for, or ""."""
+        owner, _, name = self.dotted(node).rpartition(".")
+        return name if owner == module else ""
+
+    def language(self, node: ast.expr) -> str:
+        """The name in nki.language, or ""."""
+        return self.member(node, "nki.language")
+
+    def isa(self, node: ast.expr) -> str:
+        """The name in nki.isa, or ""."""
+        return self.member(node, "nki.isa")
+
+    def spelt(self, module: str, name: str) -> str:
+        """How the file writes `module.name`, with an import if it has none yet."""
+        for alias, whole in self._aliases.items():
+            if whole == module:
+                return f"{alias}.{name}"
+            if whole == f"{module}.{name}":
+                return alias
+        short = {"nki": "nki", "nki.language": "nl", "nki.isa": "nisa"}[module]
+        self._aliases[short] = module
+        self._added.append(f"import {module} as {short}" if short != "nki" else "import nki")
+        return f"{short}.{name}"
+
+    @property
+    def is_nki(self) -> bool:
+        """True where the file imports NKI, old or new."""
+        return any(whole.partition(".")[0] == "nki" for whole in self._aliases.values())
+
+    @property
+    def is_old(self) -> bool:
+        """True where the file imports `neuronxcc.nki`."""
+        return any("neuronxcc" in ast.unparse(one) or _is_nki_jit(one) for one in self._imports)
+
+    def rewrite_imports(self) -> None:
+        """Imports of `neuronxcc.nki` as those of `nki`, and what the new code needs besides."""
+        last = None
+        for node in self._imports:
+            new = [text for alias in node.names for text in _imported(node, alias)]
+            if new != [text for alias in node.names for text in _unchanged(node, alias)]:
+                indent = self._source.indent(node)
+                lines = list(dict.fromkeys(new)) or ["pass"] * (not _is_top(node))
+                self._source.replace(node, f"\n{indent}".join(lines))
+            if any(self._aliases.get(_bound(node, alias), "").startswith("nki") for alias in
+                   node.names) and _is_top(node):  # fmt: skip
+                last = node
+        if self._added and last is not None:
+            before = self._source.render(last)
+            self._source.replace(last, "\n".join([before, *self._added]).lstrip("\n"))
+
+
+def _is_top(node: ast.stmt) -> bool:
+    return node.col_offset == 0
+
+
+def _bound(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
+    if alias.asname:
+        return alias.asname
+    return alias.name.partition(".")[0] if isinstance(node, ast.Import) else alias.name
+
+
+def _is_nki_jit(node: ast.Import | ast.ImportFrom) -> bool:
+    return isinstance(node, ast.ImportFrom) and any(a.name == "nki_jit" for a in node.names)
+
+
+def _unchanged(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> list[str]:
+    named = f" as {alias.asname}" if alias.asname else ""
+    if isinstance(node, ast.Import):
+        return [f"import {alias.name}{named}"]
+    return [f"from {'.' * node.level}{node.module} import {alias.name}{named}"]
+
+
+def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> list[str]:
+    """The statements for one alias of an import."""
+    named = f" as {alias.asname}" if alias.asname else ""
+    if isinstance(node, ast.Import):
+        whole = alias.name
+        if whole.startswith(_OLD):
+            whole = whole.removeprefix(_OLD)
+            if whole.startswith(_GONE):
+                return []
+            return ["import nki" if (whole, alias.asname) == ("nki", "nki") else
+                    f"import {whole}{named}"]  # fmt: skip
+        return _unchanged(node, alias)
+    module = node.module or ""
+    if _is_nki_jit(node) and alias.name == "nki_jit":
+        return ["import nki"]
+    if not f"{module}.".startswith(_OLD):
+        return _unchanged(node, alias)
+    whole = f"{module}.{alias.name}".removeprefix(_OLD)
+    if whole.startswith(_GONE) or whole.rpartition(".")[2] in (
+        "par_dim", "arange", "mgrid", "baremetal", "benchmark", "simulate_kernel", "profile",
+    ):  # fmt: skip
+        return []
+    if whole == "nki":
+        return [f"import nki{named}"]
+    parent, _, name = whole.rpartition(".")
+    return [f"from {parent} import {name}{named}"]

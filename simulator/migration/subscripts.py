@@ -1,0 +1,139 @@
+"""Subscripts and masks of NKI 0.1 as slices and access patterns of NKI 0.6."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+
+from trnx.simulator.migration.affine import (
+    Affine,
+    Indices,
+    Iota,
+    NotAffineError,
+    added,
+    difference,
+    multiplied,
+    operand,
+    subtracted,
+)
+
+# An arange -> how many of its numbers a mask lets through.
+Bounds = Mapping[Iota, str]
+
+
+def bounds_of(mask: ast.expr, indices: Indices) -> dict[Iota, str]:
+    """What `mask=(i + ix < rows) & (iy < cols)` says of each arange. Raises NotAffineError."""
+    if isinstance(mask, ast.BinOp) and isinstance(mask.op, ast.BitAnd):
+        return {**bounds_of(mask.left, indices), **bounds_of(mask.right, indices)}
+    if isinstance(mask, ast.BoolOp) and isinstance(mask.op, ast.And):
+        found: dict[Iota, str] = {}
+        for one in mask.values:
+            found.update(bounds_of(one, indices))
+        return found
+    if not (isinstance(mask, ast.Compare) and len(mask.ops) == 1):
+        raise NotAffineError("a mask that is no comparison")
+    left, right = indices.read(mask.left), indices.read(mask.comparators[0])
+    op = mask.ops[0]
+    if isinstance(op, ast.Gt | ast.GtE):
+        left, right = right, left
+    if not isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE) or right.terms:
+        raise NotAffineError("a mask that is no upper bound of one arange")
+    if len(left.terms) != 1 or left.terms[0][1] != "1":
+        raise NotAffineError("a mask over several aranges")
+    limit = subtracted(right.offset, left.offset)
+    is_open = isinstance(op, ast.Lt | ast.Gt)
+    return {left.terms[0][0]: limit if is_open else added(limit, "1")}
+
+
+def count_of(iota: Iota, bounds: Bounds) -> str:
+    """How many numbers of an arange are used."""
+    return f"min({iota.size}, {bounds[iota]})" if iota in bounds else iota.size
+
+
+def sliced(base: str, parts: Sequence[Affine | str], bounds: Bounds) -> str | None:
+    """`base[0:128, i : i + 512]`, or None where slices do not say it. A part that is text stands
+    for itself.
+    """
+    axes, texts = [], []
+    for part in parts:
+        if isinstance(part, str) or not part.terms:
+            texts.append(part if isinstance(part, str) else part.offset)
+            continue
+        if len(part.terms) != 1:
+            return None
+        iota, factor = part.terms[0]
+        axes.append(iota.axis)
+        piece = _slice(part.offset, factor, count_of(iota, bounds))
+        if piece is None:
+            return None
+        texts.append(piece)
+    if axes != sorted(set(axes)):
+        return None
+    return f"{base}[{', '.join(texts)}]"
+
+
+def _slice(start: str, factor: str, count: str) -> str | None:
+    if factor == "1":
+        return f"{start} : {added(start, count)}" if start != "0" else f"0:{count}"
+    if factor.startswith("-"):
+        return None
+    last = multiplied(factor, subtracted(count, "1"))
+    return f"{start} : {added(added(start, last), '1')} : {factor}"
+
+
+def pattern(base: str, parts: Sequence[Affine], bounds: Bounds, order: Sequence[int] | None) -> str:
+    """`base.ap(pattern=[[stride, count], ...], offset=...)` over the whole tensor `base`. `order`
+    gives another order to the axes.
+    """
+    strides = [_stride(base, dim, len(parts)) for dim in range(len(parts))]
+    rank = max(part.rank for part in parts)
+    by_axis: dict[int, tuple[str, str]] = {}
+    offset = "0"
+    for part, stride in zip(parts, strides, strict=True):
+        offset = added(offset, multiplied(part.offset, stride))
+        for iota, factor in part.terms:
+            step = multiplied(factor, stride)
+            before = by_axis.get(iota.axis)
+            total = step if before is None else added(before[0], step)
+            by_axis[iota.axis] = (total, count_of(iota, bounds))
+    axes = [axis for axis in (order or range(rank)) if axis in by_axis]
+    pairs = ", ".join(f"[{by_axis[axis][0]}, {by_axis[axis][1]}]" for axis in axes)
+    return f"{base}.ap(pattern=[{pairs}]{'' if offset == '0' else f', offset={offset}'})"
+
+
+def _stride(base: str, dim: int, rank: int) -> str:
+    text = "1"
+    for later in range(dim + 1, rank):
+        text = multiplied(text, f"{base}.shape[{later}]")
+    return text
+
+
+def bounded_tile(tile: str, bounds: Bounds) -> str:
+    """A whole tile, cut to what a mask lets through."""
+    if not bounds:
+        return tile
+    by_axis = {iota.axis: count_of(iota, bounds) for iota in bounds}
+    parts = [f"0:{by_axis[a]}" if a in by_axis else ":" for a in range(max(by_axis) + 1)]
+    return f"{operand(tile)}[{', '.join(parts)}]"
+
+
+def predicate(node: ast.expr, indices: Indices) -> tuple[str, str, str, str]:
+    """`pattern, offset, channel_multiplier, cmp_op` of `nisa.affine_select` for `ix >= iy`."""
+    names = {ast.Lt: "less", ast.LtE: "less_equal", ast.Gt: "greater", ast.GtE: "greater_equal",
+             ast.Eq: "equal", ast.NotEq: "not_equal"}  # fmt: skip
+    if not (isinstance(node, ast.Compare) and len(node.ops) == 1):
+        raise NotAffineError("a predicate that is no comparison")
+    left, right = indices.read(node.left), indices.read(node.comparators[0])
+    return (*ramp(difference(left, right)), names[type(node.ops[0])])
+
+
+def ramp(value: Affine) -> tuple[str, str, str]:
+    """`pattern, offset, channel_multiplier` of an index expression as values, by partition."""
+    multiplier = "0"
+    steps = []
+    for iota, factor in sorted(value.terms, key=lambda term: term[0].axis):
+        if iota.axis == 0:
+            multiplier = factor
+        else:
+            steps.append(f"[{factor}, {iota.size}]")
+    return f"[{', '.join(steps) or '[0, 1]'}]", value.offset, multiplier

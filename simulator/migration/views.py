@@ -1,0 +1,105 @@
+"""Views and masks in one function: what the expressions and statements of a kernel share."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from trnx.simulator.migration.affine import Affine, Indices, Iota, NotAffineError
+from trnx.simulator.migration.names import Names
+from trnx.simulator.migration.source import Source
+from trnx.simulator.migration.subscripts import bounds_of, pattern, sliced
+from trnx.simulator.older_dialects import changed_parameter
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a name stands for: a tensor, a view of one, or lists of tiles for block dimensions."""
+
+    blocks: int = 0
+    is_whole: bool = True
+    is_psum: bool = False
+
+
+class Views:
+    """The names of a function, the notes of a statement, and the masks of the calls at hand."""
+
+    def __init__(self, source: Source, names: Names) -> None:
+        self.source = source
+        self.names = names
+        self.indices = Indices(source.render, names.language)
+        self.tiles: dict[str, Tile] = {}
+        # Of the statement at hand: lines that come before it, and what is left to its author.
+        self.before: list[str] = []
+        self.notes: list[str] = []
+        self._bounds: dict[Iota, str] = {}
+        self._order: tuple[int, ...] | None = None
+        self._made = 0
+
+    def note(self, text: str) -> None:
+        """A comment that goes above the statement."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def nl(self, name: str) -> str:
+        """`nl.name` as the file spells it."""
+        return self.names.spelt("nki.language", name)
+
+    @property
+    def bounds(self) -> Mapping[Iota, str]:
+        """What the masks of the calls at hand let through."""
+        return self._bounds
+
+    @contextmanager
+    def bounded(self, bounds: Mapping[Iota, str]) -> Iterator[None]:
+        """Within, aranges are cut to `bounds`."""
+        outer = self._bounds
+        self._bounds = {**outer, **bounds}
+        try:
+            yield
+        finally:
+            self._bounds = outer
+
+    def masked(self, node: ast.Call) -> dict[Iota, str] | None:
+        """What the mask of a call says; None, with a note, where that is not known."""
+        masks = [keyword.value for keyword in node.keywords if keyword.arg == "mask"]
+        if not masks or (isinstance(masks[0], ast.Constant) and masks[0].value is None):
+            return {}
+        try:
+            return bounds_of(masks[0], self.indices)
+        except NotAffineError as error:
+            self.note(f"mask: {error}; {changed_parameter('*', 'mask')}")
+            return None
+
+    def fresh(self) -> str:
+        """A new name for a tile."""
+        self._made += 1
+        name = f"tile_{self._made}"
+        self.tiles[name] = Tile()
+        return name
+
+    def view(self, base: str, parts: Sequence[ast.expr], is_whole: bool) -> str | None:
+        """The text of `base[parts]`; None, with a note, where it is left to the author."""
+        try:
+            read = [self.part(part) for part in parts]
+        except NotAffineError as error:
+            self.note(f"{error}: write slices or `.ap`")
+            return None
+        text = sliced(base, read, self._bounds) if self._order is None else None
+        if text is not None:
+            return text
+        whole = [part for part in read if isinstance(part, Affine)]
+        if len(whole) < len(read) or not is_whole or not base.replace("[", "").isidentifier():
+            self.note("write this access as `.ap(pattern=[[stride, count], ...], offset=...)`")
+            return None
+        return pattern(base, whole, self._bounds, self._order)
+
+    def part(self, part: ast.expr) -> Affine | str:
+        """One part of a subscript: an index expression, or the text of anything else."""
+        if isinstance(part, ast.Slice) or (
+            isinstance(part, ast.Constant) and part.value in (None, ...)
+        ):
+            return self.source.render(part)
+        return self.indices.read(part)

@@ -1,0 +1,148 @@
+"""Kernels in the dialect of NKI 0.1, each with its arguments and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+HEAD = """\
+import math
+
+import numpy as np
+import neuronxcc.nki as nki
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+
+
+@nki.jit
+"""
+
+
+class Case(NamedTuple):
+    """A kernel's source behind `HEAD`, its inputs, and the reference."""
+
+    source: str
+    inputs: tuple[Any, ...]
+    expected: Callable[..., Any]
+
+
+def _array(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+CASES = {
+    "arange": Case(
+        """\
+def kernel(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for i in nl.affine_range(2):
+        rows = i * 64 + nl.arange(64)[:, None]  # of this turn
+        cols = nl.arange(40)[None, :]
+        tile = nl.load(x[rows, cols])
+        nl.store(out[rows, cols], value=(tile + 1.0) * tile)
+    return out
+""",
+        (_array(128, 40),),
+        lambda x: (x + 1) * x,
+    ),
+    "mask": Case(
+        """\
+def kernel(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    ip, jf = nl.mgrid[0:128, 0:32]
+    for i in nl.affine_range(math.ceil(x.shape[0] / 128)):
+        for j in nl.affine_range(math.ceil(x.shape[1] / 32)):
+            tile = nl.load(x[i * 128 + ip, j * 32 + jf],
+                           mask=(i * 128 + ip < x.shape[0]) & (j * 32 + jf < x.shape[1]))
+            tile[...] = nl.multiply(tile, 2.0, mask=(i * 128 + ip < x.shape[0]))
+            nl.store(out[i * 128 + ip, j * 32 + jf], value=tile,
+                     mask=(i * 128 + ip < x.shape[0]) & (j * 32 + jf < x.shape[1]))
+    return out
+""".replace("            inside = (i * 128 + ip < x.shape[0]) & (j * 32 + jf < x.shape[1])\n", ""),
+        (_array(129, 33),),
+        lambda x: 2 * x,
+    ),
+    "results": Case(
+        """\
+def kernel(x):
+    out = nl.ndarray((x.shape[0], 1), dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    top = nisa.tensor_reduce(np.max, tile, axis=(1,))
+    shifted = nisa.tensor_scalar(tile, np.subtract, top, mask=None, dtype=np.float32)
+    total = nisa.tensor_reduce(
+        op=np.add,  # of all columns
+        data=nisa.activation(op=np.exp, data=shifted), axis=1)
+    nl.store(out, value=nisa.reciprocal(total))
+    return out
+""",
+        (_array(100, 17),),
+        lambda x: 1 / np.exp(x - x.max(1, keepdims=True)).sum(1, keepdims=True),
+    ),
+    "blocks": Case(
+        """\
+def kernel(lhs_t, rhs):
+    k, m = lhs_t.shape
+    out = nl.ndarray((m, rhs.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
+    i_l = nl.mgrid[0:128, 0:m]
+    i_r = nl.mgrid[0:128, 0:rhs.shape[1]]
+    tiles = nl.ndarray((k // 128, nl.par_dim(128), m), dtype=lhs_t.dtype, buffer=nl.sbuf)
+    for i in nl.affine_range(k // 128):
+        tiles[i, i_l.p, i_l.x] = nl.load(lhs_t[i * 128 + i_l.p, i_l.x])
+    acc = nl.zeros((m, rhs.shape[1]), nl.float32, buffer=nl.psum)
+    for i in nl.affine_range(k // 128):
+        moving = nl.load(rhs[i * 128 + i_r.p, i_r.x])
+        acc[...] += nisa.nc_matmul(tiles[i, i_l.p, i_l.x], moving)
+    nl.store(out, value=nl.copy(acc, dtype=nl.float32))
+    return out
+""",
+        (_array(256, 48), _array(256, 30)),
+        lambda a, b: a.T @ b,
+    ),
+    "access_pattern": Case(
+        """\
+def kernel(x):
+    p, f = x.shape
+    out = nl.ndarray((p, 3 * 4), dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    turned = nl.ndarray((p, 3 * 4), dtype=x.dtype)
+    ip = nl.arange(p)[:, None, None]
+    i3 = nl.arange(3)[None, :, None]
+    i4 = nl.arange(4)[None, None, :]
+    turned[ip, i4 * 3 + i3] = nl.copy(tile[ip, i3 * 4 + i4])
+    nl.store(out, value=turned)
+    return out
+""",
+        (_array(5, 12),),
+        lambda x: x.reshape(5, 3, 4).transpose(0, 2, 1).reshape(5, 12),
+    ),
+    "pool": Case(
+        """\
+def kernel(x):
+    c, h, w = x.shape
+    out = nl.ndarray((c, h // 2, w // 3), dtype=x.dtype, buffer=nl.shared_hbm)
+    i0, i1, i2, i3, i4 = nl.mgrid[0:c, 0:h // 2, 0:2, 0:w // 3, 0:3]
+    tile = nl.load(x)
+    nl.store(out, value=nl.max(tile[i0, 2 * i1 + i2, 3 * i3 + i4], axis=[2, 4]))
+    return out
+""",
+        (_array(7, 4, 9),),
+        lambda x: x.reshape(7, 2, 2, 3, 3).max((2, 4)),
+    ),
+    "causal": Case(
+        """\
+def kernel(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    row, col = nl.mgrid[0:32, 0:32]
+    kept = nisa.affine_select(pred=(row >= col), on_true_tile=tile, on_false_value=-1.0)
+    ramp = nisa.iota(2 * nl.arange(32)[None, :] + 5, dtype=nl.float32)
+    both = nl.add(kept, nl.broadcast_to(ramp, shape=(32, 32)))
+    nl.store(out, value=both)
+    return out
+""",
+        (_array(32, 32),),
+        lambda x: np.where(np.tril(np.ones((32, 32))) > 0, x, -1) + 2 * np.arange(32) + 5,
+    ),
+}

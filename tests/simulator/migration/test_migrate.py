@@ -1,0 +1,118 @@
+"""`trnx migrate`: old kernels run with the values of their references, the rest is commented."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import trnx.simulator
+from trnx.cli import app
+from trnx.simulator.errors import FindingError, TrnxError
+from trnx.simulator.migration.migrate import MARK, NotPythonError, migrate
+from trnx.simulator.older_dialects import GUIDE, NAMES, PARAMETERS
+
+_OLD = runpy.run_path(str(Path(__file__).with_name("old_kernels.py")))
+CASES, HEAD = _OLD["CASES"], _OLD["HEAD"]
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_migrated_kernel_gives_its_references_values(
+    tmp_path: Path, name: str, target: str
+) -> None:
+    case = CASES[name]
+    old, new = tmp_path / "old.py", tmp_path / "new.py"
+    old.write_text(HEAD + case.source)
+    found = migrate(old.read_text())
+    new.write_text(found.new)
+    assert found.notes == ()
+    assert "neuronxcc" not in found.new
+    with pytest.raises((FindingError, TrnxError, TypeError)):
+        _run(old, target, case.inputs)
+    result = _run(new, target, case.inputs)
+    np.testing.assert_allclose(result, case.expected(*case.inputs), rtol=2e-4, atol=2e-4)
+    assert migrate(found.new).new == found.new, "a second time changes nothing"
+
+
+def _run(file: Path, target: str, inputs: tuple[np.ndarray, ...]) -> np.ndarray:
+    kernel = trnx.simulator.load_module(file).kernel
+    return np.asarray(trnx.simulator.simulate(kernel, target=target)(*inputs))
+
+
+def test_comments_and_formatting_stay() -> None:
+    new = migrate(HEAD + CASES["arange"].source).new
+    assert "        # of this turn\n" in new
+    assert "    for i in nl.affine_range(2):\n" in new
+    assert migrate(HEAD + CASES["results"].source).new.count("# of all columns") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("tile = nl.load(x[table[ip, 0], iy])", "is no arange on one axis"),
+        ("tile = nl.load(x[ip, iy], mask=(ip < iy))", "a mask that is no upper bound"),
+        ("nl.atomic_rmw(x, x, op=np.add)", "gone since NKI 0.2: nki.isa.dma_compute"),
+        ("tile = use(ip)", "`ip` is an index expression"),
+        ("tile = nisa.tensor_reduce(np.add, x, axis=axes)", "make a tile for its result"),
+    ],
+)
+def test_what_is_left_to_the_author_is_commented(line: str, advice: str) -> None:
+    body = f"def kernel(x, table, axes):\n    ip, iy = nl.mgrid[0:128, 0:8]\n    {line}\n"
+    found = migrate(HEAD + body)
+    (above, below) = found.new.splitlines()[-2:]
+    assert above.startswith(f"    {MARK}")
+    assert advice in above
+    assert below.startswith("    ")
+    assert found.notes
+    assert found.notes[0][0] == (HEAD + body).count("\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("@nki.jit(mode='baremetal')\ndef k(): pass\n", "@nki.jit\ndef k(): pass\n"),
+        ("nki.simulate_kernel(k, a, b=1)\n", "nki.simulate(k)(a, b=1)\n"),
+        ("nisa.sendrecv(a, b, use_gpsimd_dma=True)\n",
+         "nisa.sendrecv(a, b, dma_engine=nisa.dma_engine.gpsimd_dma)\n"),
+        ("nisa.register_move(r, imm=42)\n",
+         "nisa.register_move(r, src=nisa.register_alloc(42))\n"),
+    ],
+)  # fmt: skip
+def test_changes_of_later_versions(old: str, new: str) -> None:
+    head = "import nki\nimport nki.isa as nisa\n"
+    assert migrate(head + old).new == head + new
+
+
+def test_other_files_stay_as_they_are() -> None:
+    for text in ("import numpy as np\nx = np.arange(3)\n", "", "import nki\n\n\nprint(nki)\n"):
+        assert migrate(text).new == text
+    with pytest.raises(NotPythonError, match=r"kernel\.py:1"):
+        migrate("def (", "kernel.py")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "kernel.py"
+    file.write_text(HEAD + CASES["arange"].source)
+    run = CliRunner().invoke
+    shown = run(app, ["migrate", str(file)])
+    assert shown.exit_code == 0
+    assert "-import neuronxcc.nki as nki" in shown.output
+    assert file.read_text() == HEAD + CASES["arange"].source
+    assert run(app, ["migrate", "--check", str(file)]).exit_code == 1
+    data = json.loads(run(app, ["migrate", "--write", "--json", str(file)]).output)
+    assert data["written"]
+    assert data["files"][0]["changed"]
+    assert "neuronxcc" not in file.read_text()
+    assert run(app, ["migrate", "--check", str(file)]).exit_code == 0
+
+
+def test_the_table_says_what_to_write() -> None:
+    changes = [c for group in (*NAMES.values(), *PARAMETERS.values()) for c in group.values()]
+    for change in changes:
+        assert change.instead
+        assert f"{GUIDE}#{change.section}" in str(change)
