@@ -32,7 +32,8 @@ def choose_padding(plan: Plan, options: Options) -> PaddedPlan | None:
     if padded.symbols <= {source.symbol for source in sources}:
         return padded
     reason = "a size is known only as a part of others"
-    return PaddedPlan({}, dict.fromkeys(padded.regions, reason) | padded.exact, {}, frozenset())
+    exact = {**dict.fromkeys(padded.regions, reason), **padded.exact}
+    return PaddedPlan({}, exact, {}, frozenset())
 
 
 def note_padding(

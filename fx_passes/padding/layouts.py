@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import sympy  # type: ignore[import-untyped]
 import torch
+from torch import fx
 
+from trnx.fx_passes.nodes import has_tensor, op_name
 from trnx.fx_passes.symbolic import depends_on_data
 
 Fill = bool | int | float
@@ -58,6 +60,23 @@ class Axis:
 
 
 Layout = tuple[Axis, ...]
+
+
+class Operands(Protocol):
+    """What a rule asks of the analysis."""
+
+    @property
+    def padded(self) -> frozenset[Any]:
+        """The symbols that are padded."""
+
+    def layout(self, node: Any) -> Layout:
+        """The layout of an operand. Raises RefusedError where it has none."""
+
+    def need_zeros(self, node: fx.Node, dim: int) -> None:
+        """The padding along `dim` has to hold zeros. Raises RefusedError where it cannot."""
+
+    def need_valid(self, node: fx.Node) -> None:
+        """All padding has to hold a copy of good elements, or zeros."""
 
 
 def _form(size: Any) -> Any:
@@ -107,6 +126,13 @@ def no_padding(layout: Sequence[Axis], dims: Iterable[int], what: str) -> None:
     for dim in dims:
         if layout[dim].is_padded:
             raise RefusedError(f"{what} goes along a padded dimension")
+
+
+def no_padding_in(arguments: Any, operands: Operands, node: fx.Node) -> None:
+    """Raises RefusedError where a parameter of an op is padded at all."""
+    for arg in arguments:
+        if has_tensor(arg) and any(axis.is_padded for axis in operands.layout(arg)):
+            raise RefusedError(f"a padded tensor is a parameter of {op_name(node)}")
 
 
 def reshaped(layout: Layout, shape: Sequence[Any]) -> Layout:

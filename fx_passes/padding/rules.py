@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
@@ -27,34 +27,19 @@ from trnx.fx_passes.padding.layouts import (
     Axis,
     Fill,
     Layout,
+    Operands,
     RefusedError,
     axis_of,
     no_padding,
+    no_padding_in,
     padded_with_zeros,
     reshaped,
     same_sizes,
     size_of,
 )
+from trnx.fx_passes.padding.products import bmm, embedding, linear, sdpa
 from trnx.fx_passes.symbolic import same_number, symbols_of
 from trnx.nki_kernels import canonical_ops  # noqa: F401  registers the trnx:: ops
-
-
-class Operands(Protocol):
-    """What a rule asks of the analysis."""
-
-    @property
-    def padded(self) -> frozenset[Any]:
-        """The symbols that are padded."""
-
-    def layout(self, node: Any) -> Layout:
-        """The layout of an operand. Raises RefusedError where it has none."""
-
-    def need_zeros(self, node: fx.Node, dim: int) -> None:
-        """The padding along `dim` has to hold zeros. Raises RefusedError where it cannot."""
-
-    def need_valid(self, node: fx.Node) -> None:
-        """All padding has to hold a copy of good elements, or zeros."""
-
 
 Result = Layout | tuple[Layout, ...]
 Rule = Callable[[fx.Node, Operands], Result]
@@ -142,7 +127,7 @@ def _folded(node: fx.Node, operands: Operands, dim: int) -> Fill | None:
         return None
     with real_values():
         tensors = [
-            torch.tensor(value, dtype=val(arg).dtype) if has_tensor(arg) else value
+            torch.tensor(value, dtype=arg.meta["val"].dtype) if isinstance(arg, fx.Node) else value
             for arg, value in zip(node.args, values, strict=True)
         ]
         assert callable(node.target)
@@ -173,7 +158,7 @@ def _expand(node: fx.Node, operands: Operands) -> Layout:
     """New places repeat the elements, good ones and padding."""
     given, result = operands.layout(node.args[0]), val(node)
     layout = [*[Axis(())] * (result.ndim - len(given)), *given]
-    source = [*[1] * (result.ndim - len(given)), *val(node.all_input_nodes[0]).shape]  # type: ignore[arg-type]
+    source = [*[1] * (result.ndim - len(given)), *val(node.all_input_nodes[0]).shape]
     repeated = padded_with_zeros(result, operands.padded)
     return tuple(
         axis if same_number(size, new) else replace(repeated[dim], fill=None)
@@ -245,21 +230,15 @@ def _last_rows(node: fx.Node, operands: Operands) -> Layout:
     """Row by row along the last dimension, with a weight of its size."""
     layout = operands.layout(node.args[0])
     no_padding(layout, [-1], op_name(node))
-    _no_padding_in(node.args[1:], operands, node)
+    no_padding_in(node.args[1:], operands, node)
     return tuple(replace(axis, fill=None) for axis in layout)
-
-
-def _no_padding_in(arguments: Any, operands: Operands, node: fx.Node) -> None:
-    for arg in arguments:
-        if has_tensor(arg) and any(axis.is_padded for axis in operands.layout(arg)):
-            raise RefusedError(f"a padded tensor is a parameter of {op_name(node)}")
 
 
 def _layer_norm(node: fx.Node, operands: Operands) -> tuple[Layout, ...]:
     layout = operands.layout(node.args[0])
     count = len(node.args[1])  # type: ignore[arg-type]
     no_padding(layout, range(-count, 0), op_name(node))
-    _no_padding_in(node.args[2:], operands, node)
+    no_padding_in(node.args[2:], operands, node)
     plain = tuple(replace(axis, fill=None) for axis in layout)
     statistics = (*plain[:-count], *[Axis(())] * count)
     return plain, statistics, statistics
@@ -279,94 +258,6 @@ def _reduction(node: fx.Node, operands: Operands) -> Layout:
             operands.need_zeros(node.args[0], dim)  # type: ignore[arg-type]
     kept = [Axis(()) if d in reduced else replace(a, fill=None) for d, a in enumerate(layout)]
     return tuple(axis for d, axis in enumerate(kept) if keep or d not in reduced)
-
-
-# ---- products
-
-
-def _contracted(
-    a: tuple[Any, int], b: tuple[Any, int], operands: Operands
-) -> None:  # fmt: skip
-    """The dimension over which a product sums: its padding needs zeros in both factors."""
-    for node, dim in (a, b):
-        axis = operands.layout(node)[dim]
-        if axis.is_padded:
-            operands.need_zeros(node, dim % val(node).ndim)
-    if not same_sizes(operands.layout(a[0])[a[1]], operands.layout(b[0])[b[1]]):
-        raise RefusedError("the factors of a product have their padding at different places")
-
-
-def _linear(node: fx.Node, operands: Operands) -> Layout:
-    x, weight = node.args[:2]
-    bias = node.args[2] if len(node.args) > 2 else None
-    _contracted((x, -1), (weight, -1), operands)
-    column = operands.layout(weight)[0]
-    if has_tensor(bias) and not same_sizes(operands.layout(bias)[0], column):
-        raise RefusedError("operands have their padding at different places")
-    rows = (*operands.layout(x)[:-1], column)
-    return tuple(replace(axis, fill=None) for axis in rows)
-
-
-def _bmm(node: fx.Node, operands: Operands) -> Layout:
-    a, b = node.args[:2]
-    _contracted((a, 2), (b, 1), operands)
-    first, second = operands.layout(a), operands.layout(b)
-    if not same_sizes(first[0], second[0]):
-        raise RefusedError("operands have their padding at different places")
-    return tuple(replace(axis, fill=None) for axis in (first[0], first[1], second[2]))
-
-
-def _embedding(node: fx.Node, operands: Operands) -> Layout:
-    table, index = node.args[:2]
-    _no_padding_in([table], operands, node)
-    layout = operands.layout(index)
-    if any(axis.is_padded for axis in layout):
-        operands.need_valid(index)  # type: ignore[arg-type]
-    width = operands.layout(table)[1]
-    return (*(replace(axis, fill=None) for axis in layout), width)
-
-
-def _sdpa(node: fx.Node, operands: Operands) -> tuple[Layout, ...]:
-    q, k, v, mask, dropout_mask, dropout, is_causal = node.args[:7]
-    if dropout or dropout_mask is not None:
-        raise RefusedError("attention with dropout draws random numbers")
-    layouts = queries, keys, values = tuple(operands.layout(one) for one in (q, k, v))
-    if any(layout[d].is_padded for layout in layouts for d in (1, 3)):
-        raise RefusedError("attention has a padded dimension of heads")
-    if not (same_sizes(queries[0], keys[0]) and same_sizes(keys[0], values[0])):
-        raise RefusedError("operands have their padding at different places")
-    if not same_sizes(keys[2], values[2]):
-        raise RefusedError("keys and values have their padding at different places")
-    if mask is not None:
-        _check_mask(operands.layout(mask), queries, keys)
-    if keys[2].is_padded:
-        _check_keys(operands, mask, is_causal, queries[2], keys[2])
-        operands.need_zeros(k, 2)  # type: ignore[arg-type]
-        operands.need_zeros(v, 2)  # type: ignore[arg-type]
-    out = (queries[0], queries[1], queries[2], values[3])
-    plain = tuple(replace(axis, fill=None) for axis in out)
-    return plain, plain[:3]
-
-
-def _check_mask(mask: Layout, queries: Layout, keys: Layout) -> None:
-    wanted = (queries[0], queries[1], queries[2], keys[2])
-    for axis, other in zip(mask, wanted[len(wanted) - len(mask) :], strict=True):
-        if axis.is_padded and not same_sizes(axis, other):
-            raise RefusedError("the mask has its padding at another place")
-
-
-def _check_keys(
-    operands: Operands, mask: Any, is_causal: Any, queries: Axis, keys: Axis
-) -> None:  # fmt: skip
-    """A good query must not see the keys in the padding."""
-    if is_causal and queries.is_one_size and same_sizes(queries, keys):
-        return  # a query sees the keys up to its own place; a window hides some of them
-    if mask is None:
-        raise RefusedError("attention has neither a mask over its padded keys nor as many queries")
-    axis = operands.layout(mask)[-1]
-    hides = -torch.inf if val(mask).dtype.is_floating_point else False
-    if not axis.is_padded or axis.fill is None or axis.fill != hides:
-        raise RefusedError("nothing proves that the mask of attention hides the padding")
 
 
 # The rules; every other elementwise op has `_pointwise`.
@@ -397,10 +288,10 @@ _RULES: dict[Any, Rule] = {
     aten.mean.dim: _reduction,
     aten.amax.default: _reduction,
     aten.amin.default: _reduction,
-    aten.linear.default: _linear,
-    aten.bmm.default: _bmm,
-    aten.embedding.default: _embedding,
-    trnx_ops.sdpa.default: _sdpa,
+    aten.linear.default: linear,
+    aten.bmm.default: bmm,
+    aten.embedding.default: embedding,
+    trnx_ops.sdpa.default: sdpa,
 }
 # Their arguments that are sizes say how the result is laid out, or the rule looks at them itself.
 _TAKE_SIZES = frozenset(
