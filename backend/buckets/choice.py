@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
@@ -16,6 +17,8 @@ from trnx.fx_passes.region import Plan, Region
 from trnx.fx_passes.symbolic import is_symbolic, symbols_of
 from trnx.nki_kernels.hints import hint_int
 
+log = logging.getLogger(__name__)
+
 
 def choose_padding(plan: Plan, options: Options) -> PaddedPlan | None:
     """Which regions of the plan run on buckets; None where all sizes are the same in all calls, or
@@ -28,7 +31,13 @@ def choose_padding(plan: Plan, options: Options) -> PaddedPlan | None:
     sources = symbol_sources(plan.graph_module, specialised_symbols(plan))
     if not sources:
         return None
-    padded = analyse_padding(plan)
+    try:
+        padded = analyse_padding(plan)
+    except Exception as error:  # exact sizes are always right, so no analysis stops a compilation
+        log.warning("the padding of a graph is not known; its sizes are exact", exc_info=True)
+        names = [region.name for region in plan.regions if region.match is not None]
+        reason = f"the analysis failed: {type(error).__name__}: {error}"
+        return PaddedPlan({}, dict.fromkeys(names, reason), {}, frozenset())
     if padded.symbols <= {source.symbol for source in sources}:
         return padded
     reason = "a size is known only as a part of others"

@@ -118,12 +118,12 @@ def _folded(node: fx.Node, operands: Operands, dim: int) -> Fill | None:
     if node.target in _WHERE:
         condition, yes, no = values
         chosen = None if condition is _Good else (yes if condition else no)
-        return None if chosen is _Good else chosen
+        return chosen if isinstance(chosen, (bool, int, float)) else None
     if node.target is aten.clone.default:
         return None if values[0] is _Good else values[0]
     # Arithmetic of kernels may round another way; comparisons and conversions do not.
     is_exact = is_bool or node.target is aten._to_copy.default
-    if any(value is _Good for value in values) or not is_exact:
+    if not is_exact or not all(isinstance(value, (bool, int, float)) for value in values):
         return None
     with real_values():
         tensors = [
