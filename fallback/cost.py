@@ -69,6 +69,14 @@ _DIVISORS: dict[Any, int | None] = {
 # (nki_kernels/generator/division.py): who is compared with our kernels must give the same values.
 # What AWS's compiler emits for a division is not published (inferred).
 _DIVIDE_BY_TENSOR, _DIVIDE_BY_NUMBER = 42, 26
+# The same of scans: instructions that each element passes in a kernel with eager's values, by the
+# scan and the type of what it takes (nki_kernels/kernels/cumsum.py and its neighbours).
+_SCANS: dict[Any, dict[torch.dtype, int]] = {
+    _aten.cumsum.default: {torch.float32: 10, torch.int64: 47, torch.int32: 27},
+    _aten.cummax.default: dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), 9),
+    _aten.cummin.default: dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), 9),
+    _aten.logcumsumexp.default: dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), 9),
+}
 
 # Where a convolution has its groups, its input and its weight among the arguments.
 _GROUPS: dict[Any, tuple[int, int, int]] = {
@@ -205,7 +213,7 @@ def _busy(node: fx.Node, cost: Cost, hw: Hardware) -> _Busy:
         return _Busy(0.0, passes * rows, chain_seconds(hw, passes, columns))
     flops = flops_seconds(hw, cost.matmul_flops * _groups_in_a_product(node), dtype)
     elements = math.prod((*outer, columns))
-    steps = 0 if dtype is torch.bfloat16 else _division_steps(node)
+    steps = _scan_steps(node) + (0 if dtype is torch.bfloat16 else _division_steps(node))
     vector = vector_seconds(hw, cost.vector_flops + steps * elements, dtype)
     return _Busy(flops, vector, chain_seconds(hw, 1 + steps, math.ceil(elements / hw.partitions)))
 
@@ -223,6 +231,15 @@ def _groups_in_a_product(node: fx.Node) -> int:
     # A weight has the channels of all groups on one side, and of one group on the other.
     inside, outside = _shape(image)[1] // groups, max(_shape(weight)[:2]) // groups
     return min(groups, max(1, _TILE // max(1, inside, outside)))
+
+
+def _scan_steps(node: fx.Node) -> int:
+    """Instructions of a scan besides the first."""
+    counts = _SCANS.get(node.target)
+    if counts is None:
+        return 0
+    (scanned,) = _tensors(node.all_input_nodes[0].meta.get("val"))
+    return counts.get(scanned.dtype, 1) - 1
 
 
 def _division_steps(node: fx.Node) -> int:

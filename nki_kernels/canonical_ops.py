@@ -8,6 +8,7 @@
     trnx::cross_entropy(x, target, reduction, ignore_index) -> (loss, weight, top, total)
     trnx::cross_entropy_backward(grad, x, target, weight, top, total, reduction, ignore_index) -> dx
     trnx::quick_gelu(x) -> Tensor
+    trnx::grouped_mm(x, weight, offsets) -> Tensor, see `grouped_ops.py`
 
 Shapes: q [B, Hq, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv], Hq a multiple of Hkv (grouped query
 attention: query head h reads head h // (Hq // Hkv)). `attn_mask` broadcasts to [B, Hq, L, S]: bool
@@ -44,6 +45,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+from trnx.nki_kernels import grouped_ops  # noqa: F401  registers its op
 
 _CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _CPU_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default

@@ -17,6 +17,8 @@ from trnx.fx_passes.canonicalise.merge_common import MERGE_COMMON
 from trnx.fx_passes.canonicalise.name_attention import NAME_ATTENTION
 from trnx.fx_passes.canonicalise.name_factories import NAME_FACTORIES
 from trnx.fx_passes.canonicalise.name_gelu import NAME_GELU
+from trnx.fx_passes.canonicalise.name_grouped_products import NAME_GROUPED_PRODUCTS
+from trnx.fx_passes.canonicalise.name_groups import NAME_GROUPS
 from trnx.fx_passes.canonicalise.name_masks import NAME_MASKS
 from trnx.fx_passes.canonicalise.name_products import NAME_PRODUCTS
 from trnx.fx_passes.canonicalise.normalise_casts import NORMALISE_CASTS
@@ -33,6 +35,8 @@ from trnx.fx_passes.passes import Pass, run_passes
 CANONICALISE: tuple[Pass, ...] = (
     NAME_ATTENTION,
     NAME_MASKS,
+    NAME_GROUPS,
+    NAME_GROUPED_PRODUCTS,
     SPLIT_CONVOLUTION_BACKWARD,
     NORMALISE_DIMS,
     SIMPLIFY_VIEWS,

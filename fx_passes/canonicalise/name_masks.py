@@ -2,8 +2,7 @@
 
 What the ops that make a mask say of it (`_mask_values.py`) goes to `is_causal` and `window`; what
 is left of the conjunction, such as the keys that are padding, stays the mask, which is then no
-larger than it needs to be. Keys and values that are repeated for the query heads of their group are
-read as they are.
+larger than it needs to be.
 """
 
 from __future__ import annotations

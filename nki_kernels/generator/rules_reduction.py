@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -85,6 +86,22 @@ def var(b: Builder, x: Operand, *_: Any, correction: Any = None, **__: Any) -> V
 def std(b: Builder, x: Operand, *_: Any, correction: Any = None, **__: Any) -> Value | Reject:
     variance = _variance(b, x, correction)
     return variance if isinstance(variance, Reject) else b.unary("sqrt", variance)
+
+
+@lowers(aten.linalg_vector_norm, reduction=dims_at(2, 3), flops=3)
+def vector_norm(b: Builder, x: Operand, order: Any = 2, *_: Any, **__: Any) -> Value | Reject:
+    size = b.unary("abs", x)
+    if order == math.inf:
+        return b.reduce("maximum", size)
+    if order == -math.inf:
+        return b.reduce("minimum", size)
+    if order == 0:
+        return b.reduce("add", b.compare("not_equal", x, 0))
+    if order == 1:
+        return b.reduce("add", size)
+    if order == 2:
+        return b.unary("sqrt", b.reduce("add", b.mul(x, x)))
+    return Reject(f"a vector norm of order {order} takes powers that are no square")
 
 
 @lowers(aten._softmax, reduction=along(), flops=5)

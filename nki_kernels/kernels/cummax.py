@@ -15,7 +15,8 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
-from trnx.nki_kernels.kernels._scans import constants_of, lanes, places, reject_scan, scan
+from trnx.nki_kernels.kernels._scan_plan import constants_of, reject_scan
+from trnx.nki_kernels.kernels._scans import lanes, places, scan
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -145,8 +146,8 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     for dtype in (torch.bfloat16, torch.float16):
         yield sample(f"{dtype}", (130, 37), 1, dtype)
     special = sample("special values", (3, 40), 1)
-    special.values["x"][0, 7], special.values["x"][1, 3] = float("nan"), float("inf")
-    special.values["x"][0, 20], special.values["x"][2, :4] = float("nan"), float("-inf")
+    special.values["x"][0, 7], special.values["x"][1, 3] = float("-inf"), float("inf")
+    special.values["x"][0, 20], special.values["x"][2, :4] = float("inf"), float("-inf")
     yield special
 
 

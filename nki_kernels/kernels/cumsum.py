@@ -18,7 +18,8 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import FLOAT_DTYPES
-from trnx.nki_kernels.kernels._scans import constants_of, lanes, places, reject_scan, scan
+from trnx.nki_kernels.kernels._scan_plan import constants_of, reject_scan
+from trnx.nki_kernels.kernels._scans import lanes, places, scan
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject

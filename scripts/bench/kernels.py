@@ -1,5 +1,5 @@
 """Predicted time of kernels against the limit of the chip: products, attention, norms, chains,
-losses, optimizers and convolutions, as `torch.compile` plans them.
+losses, optimizers, scans, integers and convolutions, as `torch.compile` plans them.
 
 The limit of a row is its busiest resource if nothing waits: TensorE for the products it needs,
 ScalarE for its exponentials (one an element and partition), and the DMA engines for each input read
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from convolution_layers import Layer, layers
+from scans import workloads
 
 import trnx
 from trnx.backend.model_profile import ModelProfile
@@ -291,6 +292,8 @@ def cases() -> Iterator[Case]:
     yield _cross_entropy(trains=False)
     yield _cross_entropy(trains=True)
     yield _adamw()
+    for name, function, inputs, nbytes, bar in workloads():
+        yield Case(name, function, inputs, bar, nbytes=nbytes)
     for layer in layers():
         yield from _convolutions(layer)
 

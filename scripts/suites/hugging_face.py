@@ -289,6 +289,7 @@ BUILDERS: dict[str, Callable[[bool], Built]] = {
     "deepseek_v3": _decoder(
         "DeepseekV3",
         num_key_value_heads=HEADS,
+        head_dim=32,
         n_routed_experts=8,
         n_group=2,
         topk_group=1,

@@ -27,6 +27,7 @@ from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory import dtypes
 from trnx.simulator.memory.arrays import from_numpy
 from trnx.simulator.memory.storage import HBM, ON_CHIP, MemoryRegion
+from trnx.simulator.older_dialects import GUIDE
 
 Shape = Sequence[int]
 
@@ -52,18 +53,17 @@ def is_sbuf(buffer: Any) -> bool:
 
 
 def region(buffer: Any) -> MemoryRegion:
-    """The memory region of a region or its name; None stands for SBUF."""
+    """The memory region itself; None stands for SBUF."""
     if isinstance(buffer, MemoryRegion):
         return buffer
     if buffer is None:
         return MemoryRegion.sbuf
-    if buffer == "hbm":
-        return MemoryRegion.private_hbm
-    try:
-        return MemoryRegion(buffer)
-    except ValueError:
-        names = ", ".join(one.value for one in MemoryRegion)
-        current("buffer").illegal(f"buffer={buffer!r} must be one of {names}")
+    regions = {"hbm": MemoryRegion.private_hbm, **{one.value: one for one in MemoryRegion}}
+    gone = ""
+    if buffer in regions:
+        gone = f": a string, gone since NKI 0.3 ({GUIDE}#nki-0-3-0-update-guide); write nl.{buffer}"
+    names = ", ".join(f"nl.{name}" for name in regions)
+    return current("buffer").illegal(f"buffer={buffer!r}{gone or f' must be one of {names}'}")
 
 
 def ndarray(
@@ -200,13 +200,15 @@ def num_programs(axes: Any = 0) -> int:
 
 
 class _NoReorder:
-    """`with nl.no_reorder():` keeps program order, which the simulator always does."""
+    """`with nl.no_reorder():` keeps program order, which the simulator always does; register loops
+    cannot stand in it.
+    """
 
     def __enter__(self) -> None:
-        return None
+        current("no_reorder").loops.ordered_blocks += 1
 
     def __exit__(self, *exception: object) -> None:
-        return None
+        current("no_reorder").loops.ordered_blocks -= 1
 
 
 def device_print(print_prefix: str, tensor: NkiTensor) -> None:

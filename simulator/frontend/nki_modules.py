@@ -131,3 +131,11 @@ class _AnyTensor:
 
     def __getitem__(self, item: Any) -> _AnyTensor:
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"nki.typing.tensor has no attribute {name!r}")
+        raise UnknownNkiNameError(
+            "nki.typing.tensor[...] annotates a parameter and has no values; nki.benchmark of "
+            "NKI 0.1 took it for an argument: pass an array, and measure with `trnx profile`"
+        )

@@ -25,6 +25,7 @@ from trnx.simulator.language.tensor import RESULT, NkiTensor
 from trnx.simulator.memory.dtypes import DType, resolve
 from trnx.simulator.memory.storage import MemoryRegion
 from trnx.simulator.memory.views import Shape
+from trnx.simulator.older_dialects import GUIDE
 
 
 def _signature(operands: tuple[str, ...]) -> inspect.Signature:
@@ -125,6 +126,11 @@ def apply(op: Op, *args: Any, dtype: Any = None) -> NkiTensor:
         fail(f"nl.{op.name} takes {op.arity} operands, got {len(args)}")
     if op.name == "copy":
         return copy(args[0], dtype)
+    if op.name == "rsqrt" and args[0].storage.buffer is MemoryRegion.psum:
+        fail(
+            "nl.rsqrt runs on GpSimd since NKI 0.5 and does not access PSUM; use nisa.activation "
+            f"with op=nl.rsqrt ({GUIDE}#nki-migrate-0-4-to-0-5)"
+        )
     if op.name == "invert":
         return _invert(args[0], dtype)
     operator = OPERATORS[op.name]

@@ -30,6 +30,8 @@ from trnx.simulator.program.propagation import (
 _FP8_TYPES = ("float8_e4m3", "float8_e5m2")
 _MATMUL_TYPES = (*_FP8_TYPES, "bfloat16", "float16", "tfloat32", "float32")
 _WIDE = ("float32", "tfloat32")
+# Columns of the systolic array.
+_COLUMNS = 128
 
 
 @instruction(
@@ -67,6 +69,8 @@ def nc_matmul(
     rows, m, n = _matmul_sizes(emit, dst, stationary, moving, double_row)
     _check_types(emit, stationary, moving, double_row)
     tile = _tiling(emit, rows, m, tuple(tile_position or ()), tuple(tile_size or ()))
+    if double_row and tile_size and tile_size[1] != _COLUMNS:
+        emit.illegal("double_row does not go with column tiling; tile_size[1] must be 128")
     emit.attributes = product_attributes(mode, tile)
     _check_indirect(emit, dst, stationary, moving, tuple(tile_position or ()), is_transpose)
     if is_transpose:

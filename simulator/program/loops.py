@@ -62,6 +62,8 @@ class Loops:
         # Whether a loop is being recorded.
         self.is_open = False
         self.records: list[LoopRecord] = []
+        # How many `nl.no_reorder` blocks are open.
+        self.ordered_blocks = 0
 
     @property
     def depth(self) -> int:
@@ -94,6 +96,13 @@ class Loops:
         return wait_point
 
     def _begin(self, loop: Loop, register: VirtualRegister | None = None) -> _Open:
+        if self.ordered_blocks:
+            raise KernelSubsetError(
+                "kernel-subset",
+                "a register loop cannot stand in nl.no_reorder; end the block before the loop "
+                "(SDK/nki/api/nki/language/__init__.py, no_reorder)",
+                kernel_location(),
+            )
         if not self._open:
             self._recorder.pool.hold()
         opened = _Open(LoopRecord(len(self._recorder.rows), kernel_location()), loop, register)

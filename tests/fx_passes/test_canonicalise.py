@@ -125,6 +125,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Any, ...]
         (X, Y),
         [(aten.add.Tensor,), (aten.relu.default,), (aten.mul.Tensor,)],
     ),
+    "a copy into a slice": (
+        lambda x, y: torch.slice_scatter(x, aten.copy(x[:, 1:3], y), 1, 1, 3),
+        (X, torch.ones(4, 2)),
+        [(aten.slice_scatter.default, 1, 1, 3)],
+    ),
     "clone": (lambda x: x.clone().detach() * 2, (X,), [(aten.mul.Tensor, 2)]),
     "clone to another layout": (
         lambda x: x.t().contiguous() * 2,

@@ -96,11 +96,16 @@ def launch_scatter(
     return Launch(put_rows_kernel, (*constants, *tensors), used)
 
 
+def transfer_nanoseconds(rows: int) -> float:
+    """Time of GpSimd for the transfers that gather so many rows."""
+    return -(-rows // _LANES) * _TRANSFER
+
+
 def _is_table(rows: Rows, size: int, itemsize: int) -> bool:
     """Whether each partition had better hold all `size` elements of the operand."""
     if size * itemsize > _TABLE_BYTES or rows.width > _TABLE_TILE:
         return False
-    gathers = -(-rows.positions // _LANES) * _TRANSFER
+    gathers = transfer_nanoseconds(rows.positions)
     each = rows.positions * rows.width / _LANES * _ELEMENT
     return size * itemsize * _BYTE + each < gathers
 

@@ -47,6 +47,8 @@ READS: dict[str, tuple[Function, tuple[int, ...], tuple[torch.Tensor, ...]]] = {
     "pairs": (lambda x, i, j: x[i, :, j], (9, 7, 5), (at(9, 4, 1), at(5, 6))),
     "tokens": (lambda x, i, j: x[i, j], (9, 7, 5), (torch.arange(9), at(7, 9, low=-7))),
     "index_select": (lambda x, i: x.index_select(1, i), (9, 7, 5), (at(7, 20),)),
+    "gather": (lambda x, i: x.gather(1, i), (9, 7, 5), (at(7, 9, 20, 5),)),
+    "gather of a part": (lambda x, i: x.gather(-1, i), (9, 7, 5), (at(5, 8, 6, 20),)),
 }
 
 
@@ -111,6 +113,25 @@ def test_an_index_out_of_range_raises_eagers_error(bad: int, size: int) -> None:
     assert torch.equal(compiled(x, good), x[good])
 
 
+@pytest.mark.parametrize("bad", [5, -1, 2**32, -(2**32)])
+@pytest.mark.parametrize("name", ["gather", "index_select"])
+def test_indices_that_do_not_wrap(name: str, bad: int) -> None:
+    functions = {
+        "gather": lambda x, i: x.gather(1, i[None].expand(3, 4)),
+        "index_select": lambda x, i: x.index_select(1, i),
+    }
+    compiled = torch.compile(functions[name], backend="trnx", options={"select": "legal"})
+    with pytest.raises((IndexError, RuntimeError), match=r"(?i)out of"):
+        compiled(draw((3, 5)), torch.tensor([0, 4, bad, 1]))
+
+
+def test_take_along_dim() -> None:
+    x, index = draw((9, 7, 5)), at(7, 1, 20, 5)
+    compiled = torch.compile(lambda x, i: torch.take_along_dim(x, i, 1), backend="trnx")
+    with trnx.collect_reports():
+        assert torch.equal(compiled(x, index), torch.take_along_dim(x, index, 1))
+
+
 def test_one_wrong_index_of_several_is_no_other_element() -> None:
     """(0, 5) of [4, 5] is not (1, 0)."""
     compiled = torch.compile(lambda x, i, j: x[i, j], backend="trnx", options={"select": "legal"})
@@ -135,6 +156,9 @@ def test_refusals_of_reads() -> None:
     assert "no elements" in refusal("index", **{**none, "x": x, "i0": index[:0]})
     long = torch.empty(1, device="meta").expand(2**24)
     assert "exactly" in refusal("index", **{**none, "x": long, "i0": index})
+    assert "no dimensions" in refusal(
+        "gather", x=torch.tensor(1.0), dim=0, index=index, sparse_grad=False
+    )
     assert "no dimensions" in refusal("index_select", x=torch.tensor(1.0), dim=0, index=index)
 
 

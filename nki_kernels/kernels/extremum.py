@@ -1,0 +1,239 @@
+"""`extremum`: the largest or smallest element along a dimension and where it is.
+
+`max` and `min` with indices, `argmax` and `argmin`.
+
+Of equal elements the first counts, and the first NaN before any number, as in eager. A line has at
+most 16,384 elements (what one search instruction takes), without a `dim` the whole tensor. float32,
+bfloat16, float16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import torch
+
+from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.registry import register
+from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import Hardware
+
+aten = torch.ops.aten
+_LONGEST = 16384
+_SHORTEST = 8  # of a search
+_MOST_LOOPS = 256
+_RUN = 64  # lines whose results are stored together
+
+
+@nki.jit
+def extremum_kernel(
+    x: nl.NkiTensor,
+    loops: tuple[int, int],
+    lines: tuple[int, int],
+    line: tuple[int, int],
+    shape: tuple[int, ...],
+    largest: bool,
+    gives_values: bool,
+) -> Any:
+    """`loops`, `lines` and `line` are (count, stride): groups of lines, lines of a group on
+    partitions, elements of a line. Results of `shape`: values where asked for, int64 indices.
+    """
+    count, step = lines
+    indices = nl.ndarray(shape + (2,), dtype=nl.int32, buffer=nl.shared_hbm)
+    flat_indices = indices.reshape((loops[0] * count, 2))
+    values = None
+    flat_values = None
+    if gives_values:
+        size = shape
+        if len(shape) == 0:
+            size = (1,)
+        values = nl.ndarray(size, dtype=x.dtype, buffer=nl.shared_hbm)
+        flat_values = values.reshape((loops[0] * count, 1))
+    ones = nl.ndarray((nl.tile_size.pmax, 8), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    for group in range(loops[0]):
+        done = 0
+        while done < count:
+            partitions = min(nl.tile_size.pmax, count - done)
+            run = min(_RUN, (count - done) // partitions)
+            found = nl.ndarray((partitions, run, 2), dtype=nl.int32, buffer=nl.sbuf)
+            nisa.memset(dst=found, value=0)
+            best = nl.ndarray((partitions, run), dtype=x.dtype, buffer=nl.sbuf)
+            for i in range(run):
+                tile = nl.ndarray((partitions, line[0]), dtype=x.dtype, buffer=nl.sbuf)
+                source = x.ap(
+                    pattern=[[step * run, partitions], [line[1], line[0]]],
+                    offset=group * loops[1] + (done + i) * step,
+                )
+                nisa.dma_copy(dst=tile, src=source)
+                _search(tile, best[:, i : i + 1], found[:, i, 0:1], ones, largest)
+            first = group * count + done
+            part = flat_indices[first : first + partitions * run]
+            nisa.dma_copy(dst=part.reshape_dim(0, (partitions, run)), src=found)
+            if gives_values:
+                part = flat_values[first : first + partitions * run]
+                nisa.dma_copy(dst=part.reshape((partitions, run)), src=best)
+            done = done + partitions * run
+    if gives_values:
+        return values, indices
+    return indices
+
+
+def _search(
+    tile: nl.NkiTensor, best: nl.NkiTensor, place: nl.NkiTensor, ones: nl.NkiTensor, largest: bool
+) -> None:
+    """The extremum of each partition, NaN if there is one, and the first place that has it."""
+    partitions, size = tile.shape
+    extremum = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
+    op = nl.minimum
+    if largest:
+        op = nl.maximum
+    nisa.tensor_reduce(dst=extremum, op=op, data=tile, axis=1)
+    nisa.tensor_copy(dst=best, src=extremum)
+    width = max(size, _SHORTEST)
+    match = nl.ndarray((partitions, width), dtype=nl.bfloat16, buffer=nl.sbuf)
+    if width > size:
+        nisa.memset(dst=match, value=0.0)
+    here = match[:, 0:size]
+    nisa.tensor_tensor(dst=here, data1=tile, data2=tile, op=nl.not_equal)
+    nisa.scalar_tensor_tensor(
+        dst=here, data=tile, op0=nl.equal, operand0=extremum, op1=nl.maximum, operand1=here
+    )
+    eight = nl.ndarray((partitions, 8), dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.nc_find_index8(dst=eight, data=match, vals=ones[0:partitions, :])
+    nisa.tensor_copy(dst=place, src=eight[:, 0:1])
+
+
+def reference(
+    x: torch.Tensor, dim: int | None, keepdim: bool, largest: bool, gives_values: bool
+) -> Any:
+    """torch's max, min, argmax or argmin"""
+    if gives_values:
+        return tuple((torch.max if largest else torch.min)(x, dim, keepdim))
+    return (torch.argmax if largest else torch.argmin)(x, dim, keepdim)
+
+
+def _geometry(b: Bindings) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """(count, stride) of loops, lines and the elements of a line."""
+    x = b.x
+    if b.dim is None:
+        return (1, 0), (1, 0), (x.numel, 1)
+    dim = b.dim % x.ndim
+    size, inner = x.shape[dim], math.prod(x.shape[dim + 1 :])
+    outer = math.prod(x.shape[:dim])
+    if inner == 1:
+        return (1, 0), (outer, size), (size, 1)
+    return (outer, size * inner), (inner, 1), (size, inner)
+
+
+def supports(b: Bindings, hw: Hardware) -> Reject | None:
+    """dtypes and sizes."""
+    del hw
+    if reject := reject_dtypes(b, "x"):
+        return reject
+    if b.x.numel == 0 or b.x.ndim == 0:
+        return Reject(f"x{b.x.shape} has no dimensions or no elements")
+    loops, _, (size, _) = _geometry(b)
+    if size > _LONGEST:
+        return Reject(f"lines of {size} elements; a search takes {_LONGEST}")
+    if loops[0] > _MOST_LOOPS:
+        return Reject(f"{loops[0]} groups of lines; the kernel takes {_MOST_LOOPS}")
+    return None
+
+
+def launch(b: Bindings, hw: Hardware) -> Launch:
+    """Where lines lie."""
+    del hw
+    shape = list(b.x.shape)
+    if b.dim is None:
+        shape = [1] * len(shape) if b.keepdim else []
+    elif b.keepdim:
+        shape[b.dim] = 1
+    else:
+        del shape[b.dim]
+    constants = (*_geometry(b), tuple(shape), b.largest, b.gives_values)
+    return Launch.of(extremum_kernel, b, ("x",), *constants)
+
+
+def cost(b: Bindings) -> Cost:
+    """Four passes of VectorE; x is read once."""
+    results = b.x.numel // _geometry(b)[2][0]
+    written = results * (8 + (b.x.dtype.itemsize if b.gives_values else 0))
+    return Cost(vector_flops=4 * b.x.numel, hbm_bytes=b.x.nbytes + written)
+
+
+def samples(generator: torch.Generator) -> Iterator[Sample]:
+    """Each op and dimension, ties, infinities, short and long lines, dtypes."""
+
+    def sample(
+        note: str,
+        shape: tuple[int, ...],
+        dim: int | None,
+        keepdim: bool = False,
+        dtype: torch.dtype = torch.float32,
+        special: bool = False,
+    ) -> Iterator[Sample]:
+        x = torch.randint(-20, 20, shape, generator=generator).to(dtype)
+        if special:
+            x[..., 1::2] = float("inf")
+            x[0] = float("-inf")
+        for largest in (True, False):
+            for gives_values in (True, False) if dim is not None else (False,):
+                given = {"x": x, "dim": dim, "keepdim": keepdim, "largest": largest}
+                kind = f"{'max' if largest else 'min'}{' with values' if gives_values else ''}"
+                yield Sample({**given, "gives_values": gives_values}, f"{kind} of {note}")
+
+    for size in (1, 2, 127, 128, 129, 513):
+        yield from sample(f"{size} rows", (size, 24), 1)
+        yield from sample(f"{size} columns", (5, size), -1, keepdim=True)
+    yield from sample("the middle", (4, 9, 70), 1)
+    yield from sample("the first", (30, 140), 0)
+    yield from sample("infinities", (5, 30), 1, special=True)
+    yield from sample("columns with infinities", (30, 5), 0, special=True)
+    yield from sample("everything", (7, 30), None)
+    yield from sample("everything, kept", (7, 30), None, keepdim=True)
+    yield from sample("one dimension", (300,), 0, keepdim=True)
+    yield from sample("long lines", (3, 16384), 1)
+    for dtype in (torch.bfloat16, torch.float16):
+        yield from sample(f"{dtype}", (130, 33), 1, dtype=dtype)
+
+
+def _max(x: torch.Tensor, dim: int, keepdim: bool) -> Any:
+    return aten.max.dim(x, dim, keepdim)
+
+
+def _min(x: torch.Tensor, dim: int, keepdim: bool) -> Any:
+    return aten.min.dim(x, dim, keepdim)
+
+
+def _argmax(x: torch.Tensor, dim: int | None, keepdim: bool) -> Any:
+    return aten.argmax.default(x, dim, keepdim)
+
+
+def _argmin(x: torch.Tensor, dim: int | None, keepdim: bool) -> Any:
+    return aten.argmin.default(x, dim, keepdim)
+
+
+register(
+    KernelSpec(
+        name="extremum",
+        patterns=(
+            Pattern(_max, {"largest": True, "gives_values": True}),
+            Pattern(_min, {"largest": False, "gives_values": True}),
+            Pattern(_argmax, {"largest": True, "gives_values": False}),
+            Pattern(_argmin, {"largest": False, "gives_values": False}),
+        ),
+        supports=supports,
+        reference=reference,
+        cost=cost,
+        samples=samples,
+        kernel=extremum_kernel,
+        launch=launch,
+    )
+)

@@ -1,0 +1,171 @@
+"""Kernels that others wrote, old and new: each as it is, else after `trnx migrate`.
+
+    python scripts/conformance/foreign.py --checkouts FOLDER --json
+
+`FOLDER` has checkouts of repositories with NKI kernels, one a sub-folder: aws-neuron-sdk,
+nki-samples, older commits of both. Every Python file that imports NKI and does something is run in
+a scratch copy with the simulator; where that fails, in a copy of which every file went
+through `trnx migrate`. What became of a file:
+
+* as it is, migrated: it ended with status 0. Where the file itself compares values (an assertion,
+  `allclose`, a printed comparison), these were right; else it "has no reference";
+* named: it ended with a named error of trnx, or an import that this machine lacks; the message says
+  what to change;
+* wrong values: its own comparison failed, or printed that values differ;
+* failed: anything else.
+
+`KNOWN` has what is not the simulator's fault, with the reason. Exit status 0 if and only if none
+failed and at least 95 % of the files that ran and have a reference gave its values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trnx.simulator.errors import TrnxError
+from trnx.simulator.migration.migrate import migrate
+
+_NKI = re.compile(r"^\s*(from|import)\s+(neuronxcc|nki)\b|nki_jit", re.MULTILINE)
+_RUNS = re.compile(r"^(if __name__|class \w+\(unittest|def test_|class Test|assert )", re.MULTILINE)
+_TESTS = re.compile(r"^(def test_|class Test)", re.MULTILINE)
+_REFERENCE = re.compile(r"\ballclose\b|\bassert\b|assert_|differ|array_equal")
+_NAMED = re.compile(
+    r"(?:trnx: |E\s+trnx\.[\w.]+\.|trnx\.[\w.]+\.)(\w+(?:Error|Finding)): (.*?)(?:\n\n|\Z)",
+    re.DOTALL,
+)
+_DIFFERS = re.compile(r"\bdiffer\b|do not match|matches\? False|not equal to tolerance|Mismatched")
+_FALSE = re.compile(r"^(?:E\s+)?(AssertionError|AssertionError: .*)$", re.MULTILINE)
+_MISSING = re.compile(r"(ModuleNotFoundError|ImportError): (.*)")
+_PYTEST = "import sys\nimport pytest\nsys.exit(pytest.main(sys.argv[1:]))\n"
+# End of a file's path -> why its result is no fault of the simulator or of `trnx migrate`.
+KNOWN: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one file."""
+
+    file: str
+    status: str
+    detail: str
+
+
+def is_run(file: Path) -> bool:
+    """True for a file that imports NKI and does something."""
+    text = file.read_text(errors="replace")
+    return bool(_NKI.search(text)) and bool(_RUNS.search(text)) and file.name != "conftest.py"
+
+
+def has_reference(file: Path) -> bool:
+    """True for a file that compares values."""
+    return bool(_REFERENCE.search(file.read_text(errors="replace")))
+
+
+def run(file: Path, root: Path, seconds: int) -> tuple[bool, str]:
+    """Run one file with `trnx sim`: whether it ended with status 0, and what it printed."""
+    tests = _TESTS.search(file.read_text(errors="replace"))
+    launcher = root / "run_pytest.py"
+    launcher.write_text(_PYTEST)
+    options = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "-W", "ignore", "--tb=short"]
+    script = [str(launcher), "--", *options, file.name] if tests else [file.name]
+    path = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "trnx.cli", "sim", *script],
+            cwd=file.parent, env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=seconds, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return False, f"TimeoutExpired: more than {seconds} s"
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+def judged(file: Path, how: str, is_done: bool, output: str) -> tuple[str, str]:
+    """Status and detail of a run."""
+    if is_done and not _DIFFERS.search(output):
+        return (how if has_reference(file) else f"{how}, has no reference"), ""
+    for pattern, status in ((_NAMED, "named"), (_DIFFERS, "wrong values"), (_MISSING, "named")):
+        found = pattern.search(output)
+        if found is not None:
+            return status, " ".join(found[0].split())[:400]
+    if _FALSE.search(output):
+        return "wrong values", "its own assertion failed"
+    return "failed", (output.strip().splitlines() or ["no output"])[-1][:400]
+
+
+def migrated(source: Path, destination: Path) -> None:
+    """A copy of a tree with all files rewritten."""
+    shutil.copytree(source, destination, ignore=shutil.ignore_patterns(".git", "__pycache__"))
+    for file in destination.rglob("*.py"):
+        try:
+            file.write_text(migrate(file.read_text(errors="replace"), file.name).new)
+        except (TrnxError, UnicodeEncodeError):
+            continue  # no valid Python: running it says so
+
+
+def run_all(checkouts: Path, seconds: int, only: str) -> Iterator[Result]:
+    """Results of all files, in order."""
+    for checkout in sorted(path for path in checkouts.iterdir() if path.is_dir()):
+        with tempfile.TemporaryDirectory(prefix="foreign_") as scratch:
+            old, new = Path(scratch) / "old" / checkout.name, Path(scratch) / "new" / checkout.name
+            shutil.copytree(checkout, old, ignore=shutil.ignore_patterns(".git", "__pycache__"))
+            migrated(checkout, new)
+            for file in sorted(old.rglob("*.py")):
+                name = f"{checkout.name}/{file.relative_to(old)}"
+                if only in name and is_run(file):
+                    yield _one(name, file, new / file.relative_to(old), (old, new), seconds)
+
+
+def _one(name: str, old: Path, new: Path, roots: tuple[Path, Path], seconds: int) -> Result:
+    status, detail = judged(old, "as it is", *run(old, roots[0], seconds))
+    if not status.startswith("as it is") and old.read_text() != new.read_text():
+        status, detail = judged(new, "migrated", *run(new, roots[1], seconds))
+    elif not status.startswith("as it is"):
+        # The file is today's; what it imports may not be.
+        again = judged(new, "migrated", *run(new, roots[1], seconds))
+        status, detail = again if again[0].startswith("migrated") else (status, detail)
+    reason = next((why for end, why in KNOWN.items() if name.endswith(end)), "")
+    if reason and status in ("failed", "wrong values"):
+        return Result(name, "known", f"{reason} ({detail})")
+    return Result(name, status, detail)
+
+
+def main() -> int:
+    """Parse the command line, run, print; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkouts", type=Path, required=True, help="a folder of checkouts")
+    parser.add_argument("--seconds", type=int, default=300, help="time of a file")
+    parser.add_argument("--only", default="", help="a part of the names of files to run")
+    parser.add_argument("--json", action="store_true", help="print one object as the last line")
+    options = parser.parse_args()
+    if not options.checkouts.is_dir():
+        parser.error(f"{options.checkouts} is no folder")
+    results = []
+    for result in run_all(options.checkouts, options.seconds, options.only):
+        print(f"{result.status:28} {result.file:90} {result.detail}", flush=True)
+        results.append(result)
+    counts = Counter(result.status for result in results)
+    right = counts["as it is"] + counts["migrated"]
+    share = 100 * right / max(1, right + counts["wrong values"])
+    print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
+    print(f"{right} of {right + counts['wrong values']} with a reference that ran gave its values")
+    if options.json:
+        listed = [asdict(result) for result in results]
+        print(json.dumps({"counts": counts, "percent": share, "results": listed}))
+    return 0 if right and share >= 95 and not counts["failed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
