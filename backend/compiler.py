@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from trnx.backend.buckets.choice import choose_padding, note_padding
 from trnx.backend.collectives import CollectiveEngine
 from trnx.backend.executable import Executable
 from trnx.backend.neuron.choice import Choice
@@ -34,6 +35,7 @@ from trnx.fx_passes.flops import graph_flops
 from trnx.fx_passes.labels import layer_of, region_reads, shapes_of
 from trnx.fx_passes.ledger import entry
 from trnx.fx_passes.nodes import is_compute, op_name, tensors
+from trnx.fx_passes.padding import PaddedPlan
 from trnx.fx_passes.region import FallbackEngine, Plan, Region
 from trnx.fx_passes.source import source_line
 from trnx.nki_kernels.hints import product
@@ -83,13 +85,16 @@ class GraphCompiler:
         given = copy_graph_module(gm) if is_kept else gm
         with seen_on_host(gm):
             plan = plan_graph(gm, self._options, engines)
-            report = self._report(plan, kind, engines, flops)
+            padded = self._padding(plan)
+            report = self._report(plan, kind, engines, flops, padded)
             if refused:
                 node, error = refused
                 reason = f"eager raises in every call: {error}"
                 report.fallbacks.append(entry(node, "eager", reason, EAGER_ERROR))
             run = (
-                boxed(given.forward) if is_kept else self._executable(plan, engines, report, device)
+                boxed(given.forward)
+                if is_kept
+                else self._executable(plan, engines, report, device, padded)
             )
         _publish(report, start)
         return run
@@ -98,8 +103,10 @@ class GraphCompiler:
         """The executable of a plan that is made already; its report is published."""
         start = time.perf_counter()
         engines = make_engines(self._options)
-        report = self._report(plan, kind, engines, graph_flops(plan.graph_module.graph.nodes))
-        run = self._executable(plan, engines, report, device)
+        padded = self._padding(plan)
+        flops = graph_flops(plan.graph_module.graph.nodes)
+        report = self._report(plan, kind, engines, flops, padded)
+        run = self._executable(plan, engines, report, device, padded)
         _publish(report, start)
         return run
 
@@ -109,6 +116,7 @@ class GraphCompiler:
         engines: Sequence[FallbackEngine],
         report: GraphReport,
         device: torch.device,
+        padded: PaddedPlan | None,
     ) -> Callable[..., Any]:
         if self._runner is None:
             return boxed(plan.graph_module.forward)
@@ -117,7 +125,7 @@ class GraphCompiler:
             executable = NeuronExecutable(plan, self._options, report, device)
         else:
             every = (*engines, self._collectives)
-            executable = Executable(plan, self._options, self._runner, every, report)
+            executable = Executable(plan, self._options, self._runner, every, report, padded)
 
         def run(args: list[Any]) -> list[Any]:
             ran(report)
@@ -125,8 +133,17 @@ class GraphCompiler:
 
         return mark_boxed(run)
 
+    def _padding(self, plan: Plan) -> PaddedPlan | None:
+        on_device = isinstance(self._runner, NeuronRunner)
+        return None if on_device else choose_padding(plan, self._options)
+
     def _report(
-        self, plan: Plan, kind: str, engines: Sequence[FallbackEngine], flops: int
+        self,
+        plan: Plan,
+        kind: str,
+        engines: Sequence[FallbackEngine],
+        flops: int,
+        padded: PaddedPlan | None,
     ) -> GraphReport:
         report = GraphReport(
             name=f"{self._name}.{kind}",
@@ -144,6 +161,7 @@ class GraphCompiler:
             entry = self._region_report(region, by_name.get(region.engine))
             entry.reads = reads[region.name]
             report.regions.append(entry)
+        note_padding({one.name: one for one in report.regions}, plan, padded, self._options)
         self._report_collectives(report, plan)
         report.launch_seconds = self._options.hardware.launch_seconds
         _count_nodes(report, plan)

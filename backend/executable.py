@@ -1,5 +1,6 @@
-"""`Executable`: what AOTAutograd calls. It owns a specialisation for each set of concrete sizes
-(and of numbers that kernels are made for; all others are arguments of each call).
+"""`Executable`: what AOTAutograd calls. It owns a specialisation for each set of buckets of sizes,
+or of exact sizes where nothing may be padded (and of numbers that kernels are made for; all others
+are arguments of each call).
 
 Calls may overlap (threads, reentrance): a specialisation is immutable but for its pool of frames.
 Specialisations are bounded: the least recently used one leaves first.
@@ -8,28 +9,39 @@ Specialisations are bounded: the least recently used one leaves first.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
+from trnx.backend.buckets.conversions import CannotPadError
+from trnx.backend.buckets.sizes import bucketed
+from trnx.backend.buckets.specialisation import BucketSpecialisation
 from trnx.backend.collectives import is_awaited, waited
-from trnx.backend.inputs import TransformedInput
+from trnx.backend.inputs import InputSpecs, TransformedInput
 from trnx.backend.kernel_call import KernelCall, Place, describe
 from trnx.backend.options import Options
 from trnx.backend.programs import host_bytes
 from trnx.backend.region_check import make_checker
 from trnx.backend.report import GraphReport, RegionReport
 from trnx.backend.runners import Runner
-from trnx.backend.shapes import Number, Symbols, specialised_symbols, symbol_sources
+from trnx.backend.shapes import (
+    Number,
+    Symbols,
+    UnknownSizeError,
+    specialised_symbols,
+    symbol_sources,
+)
 from trnx.backend.specialisation import Specialisation
 from trnx.backend.torch_internals import boxed, has_tangents, without_fake_mode
 from trnx.fallback.host import why_eager
 from trnx.fx_passes.advice import TRANSFORM
 from trnx.fx_passes.extract import region_module
 from trnx.fx_passes.ledger import entry as ledger_entry
+from trnx.fx_passes.padding import PaddedPlan
 from trnx.fx_passes.region import FallbackEngine, LedgerEntry, Plan, Region, RegionFunction
 from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.fork_locks import fork_lock
@@ -39,8 +51,21 @@ from trnx.simulator.program.program import Program
 # Specialisations kept for one graph; each holds its prepared kernels and its buffers.
 SPECIALISATIONS = 32
 SPECIALISATION_BYTES = 1 << 30
+# Sets of exact sizes whose buckets are remembered.
+ROUTES = 1024
 
 _TRANSFORMED = "torch.func or forward-mode differentiation transforms its inputs"
+
+_BucketKey = tuple[tuple[Number, ...]]
+
+
+@dataclass(frozen=True)
+class _Route:
+    """Where calls with some sizes go: `symbols` are the exact ones; `buckets` is the key of their
+    specialisation, None where they have no buckets."""
+
+    symbols: Symbols
+    buckets: _BucketKey | None
 
 
 class Executable:
@@ -53,6 +78,7 @@ class Executable:
         runner: Runner,
         engines: Sequence[FallbackEngine],
         report: GraphReport,
+        padded: PaddedPlan | None = None,
     ) -> None:
         self._plan = plan
         self._options = options
@@ -63,9 +89,12 @@ class Executable:
         self._sources = symbol_sources(plan.graph_module, specialised_symbols(plan))
         self._checker = make_checker(options.check, report.name, self._regions)
         self._lock = fork_lock(self, threading.RLock)
-        self._specialisations: LruCache[Specialisation] = LruCache(
+        self._specialisations: LruCache[Specialisation | BucketSpecialisation] = LruCache(
             SPECIALISATIONS, SPECIALISATION_BYTES, _program_bytes
         )
+        self._specs = InputSpecs(plan.graph_module)
+        self._padded = padded if padded is not None and padded.regions else None
+        self._routes: LruCache[_Route] = LruCache(ROUTES)
         self._eager: dict[str, RegionFunction] = {}
         self._is_transformed = False
         self._fallbacks = {
@@ -81,9 +110,8 @@ class Executable:
         if has_tangents(args):
             return self._transformed(args)
         key = tuple(source.read(args) for source in self._sources)
-        found = self._specialisations.get(key)
         try:
-            return (self._specialise(key) if found is None else found)(args)
+            return self._specialised(key)(args)
         except TransformedInput:
             return self._transformed(args)
 
@@ -94,6 +122,54 @@ class Executable:
                 self._is_transformed = True
                 _note_transformed(self._plan, self._report)
         return list(boxed(self._plan.graph_module.forward)(args))
+
+    def _specialised(self, key: tuple[Number, ...]) -> Callable[[list[Any]], list[Any]]:
+        """What runs calls with these symbols."""
+        if self._padded is not None:
+            route = self._routes.get_or_make(key, lambda: self._route(key))
+            made = None if route.buckets is None else self._bucketed(route.buckets)
+            if made is not None:
+                return partial(made, exact=key, symbols=route.symbols)
+        found = self._specialisations.get(key)
+        return found if isinstance(found, Specialisation) else self._specialise(key)
+
+    def _route(self, key: tuple[Number, ...]) -> _Route:
+        assert self._padded is not None
+        symbols = {s.symbol: n for s, n in zip(self._sources, key, strict=True)}
+        sizes = {symbol: int(symbols[symbol]) for symbol in self._padded.symbols}
+        found = bucketed(sizes, self._options.buckets)
+        if found is None:
+            return _Route(symbols, None)
+        # A tuple of a tuple, so that no set of exact sizes has the same key.
+        return _Route(symbols, (tuple({**symbols, **found}.values()),))
+
+    def _bucketed(self, key: _BucketKey) -> BucketSpecialisation | None:
+        """The specialisation for these buckets; None where one of its tensors cannot be padded."""
+        found = self._specialisations.get(key)
+        if isinstance(found, BucketSpecialisation):
+            return found
+        with self._lock:
+            found = self._specialisations.get(key)
+            if isinstance(found, BucketSpecialisation) or self._padded is None:
+                return found if isinstance(found, BucketSpecialisation) else None
+            symbols = {s.symbol: n for s, n in zip(self._sources, key[0], strict=True)}
+            try:
+                made = BucketSpecialisation(
+                    self._plan, self._padded, self._sources, symbols, self._make_kernel,
+                    self._fallbacks, self._specs,
+                )  # fmt: skip
+            except (CannotPadError, UnknownSizeError) as error:
+                self._padded = None
+                for entry in self._report.regions:
+                    entry.padding = f"exact: {error}" if entry.padding else ""
+                return None
+            self._made(key, made)
+            return made
+
+    def _made(self, key: Hashable, made: Specialisation | BucketSpecialisation) -> None:
+        self._specialisations.put(key, made)
+        self._report.shapes += 1
+        self._report.buffer_bytes = made.buffer_bytes
 
     def _compile_fallback(self, region: Region) -> RegionFunction:
         """The region by its engine, or by the one that serves this machine better."""
@@ -116,15 +192,13 @@ class Executable:
 
     def _specialise(self, key: tuple[Number, ...]) -> Specialisation:
         with self._lock:
-            if (known := self._specialisations.get(key)) is not None:
+            if isinstance(known := self._specialisations.get(key), Specialisation):
                 return known
             symbols = {s.symbol: n for s, n in zip(self._sources, key, strict=True)}
             made = Specialisation(
-                self._plan, symbols, self._make_kernel, self._fallbacks, self._checker
+                self._plan, symbols, self._make_kernel, self._fallbacks, self._specs, self._checker
             )
-            self._specialisations.put(key, made)
-            self._report.shapes += 1
-            self._report.buffer_bytes = made.buffer_bytes
+            self._made(key, made)
             return made
 
     def _make_kernel(
@@ -173,7 +247,7 @@ def _note_transformed(plan: Plan, report: GraphReport) -> None:
         report.fallbacks.append(ledger_entry(node, "eager", _TRANSFORMED, TRANSFORM))
 
 
-def _program_bytes(kept: Collection[Specialisation]) -> int:
+def _program_bytes(kept: Collection[Specialisation | BucketSpecialisation]) -> int:
     """Memory of their Programs, of which they share some."""
     return host_bytes(frozenset[Program]().union(*(one.programs for one in kept)))
 

@@ -26,6 +26,7 @@ from trnx.backend.neuron.choice import explained_runner
 from trnx.backend.options import Options, make_options, option_names
 from trnx.backend.report import (
     GraphReport,
+    RegionReport,
     Reports,
     collect_reports,
     counted,
@@ -183,6 +184,9 @@ def _graph_lines(report: GraphReport) -> list[str]:
             )
         )
     lines = [f"{report.name}: {time_text(report.predicted_seconds)}", *_table(rows)]
+    if sized := [region for region in report.regions if region.padding]:
+        lines.append("dynamic sizes:")
+        lines += [f"  {line}" for line in counted(_padding_line(region) for region in sized)]
     if report.fallbacks:
         lines.append("not on NKI:")
         lines += [f"  {line}" for line in ledger_lines(report.fallbacks)]
@@ -193,6 +197,13 @@ def _graph_lines(report: GraphReport) -> list[str]:
         lines.append("on NKI, but not in a bigger kernel:")
         lines += [f"  {line}" for line in ledger_lines(report.near_misses)]
     return lines
+
+
+def _padding_line(region: RegionReport) -> str:
+    """Padded regions together by their sizes, each exact one by its name."""
+    if region.padding.startswith("exact"):
+        return f"{region.name} ({region.source or 'unknown line'}) {region.padding}"
+    return f"buckets: {region.padding}"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -27,6 +27,7 @@ from trnx.backend.torch_internals import is_transformed, metadata_check, without
 from trnx.fallback.layout import layout_of, restride
 from trnx.fx_passes.nodes import placeholders
 from trnx.fx_passes.source import source_line
+from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.memory.host_memory import is_plain, plain, unreadable
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
@@ -86,16 +87,42 @@ def _like(spec: TensorSpec) -> torch.Tensor:
     return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
 
 
-def _expected(index: int, node: fx.Node, symbols: Symbols) -> Expected | None:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
+def _expected(index: int, node: fx.Node, symbols: Symbols) -> Expected:
+    value = node.meta["val"]
     try:
         spec = concrete_spec(value, symbols)
     except UnknownSizeError:
         spec = None
     line = next((line for user in node.users if (line := source_line(user))), "")
     return Expected(index, node.name, line, spec, value.is_neg(), value.is_conj())
+
+
+class InputSpecs:
+    """What a graph knows of its input tensors, for any sizes; that of static ones is made once."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        nodes = placeholders(gm)
+        found = [(i, node) for i, node in enumerate(nodes) if _is_strided(node.meta.get("val"))]
+        self.are_all = len(found) == len(nodes)
+        self._parts: list[Expected | tuple[int, fx.Node]] = [
+            (index, node) if _has_symbols(node.meta["val"]) else _expected(index, node, {})
+            for index, node in found
+        ]
+
+    def expected(self, symbols: Symbols) -> list[Expected]:
+        """The tensors of calls with these sizes."""
+        return [
+            part if isinstance(part, Expected) else _expected(*part, symbols)
+            for part in self._parts
+        ]
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _has_symbols(value: torch.Tensor) -> bool:
+    return any(is_symbolic(number) for number in (*value.shape, *value.stride()))
 
 
 # Bytes of a tensor's storage, and where in it the tensor starts.
@@ -105,12 +132,10 @@ Place = tuple[int, int | torch.SymInt]
 class Inputs:
     """The tensors that one specialisation of a graph takes. Safe under threads."""
 
-    def __init__(self, gm: fx.GraphModule, symbols: Symbols) -> None:
-        nodes = placeholders(gm)
-        found = (_expected(i, node, symbols) for i, node in enumerate(nodes))
-        self._expected = [one for one in found if one is not None]
+    def __init__(self, specs: InputSpecs, symbols: Symbols) -> None:
+        self._expected = specs.expected(symbols)
         self._indices = [one.index for one in self._expected]
-        self._are_all = len(self._indices) == len(nodes)
+        self._are_all = specs.are_all
         # What the tensors of the last call with nothing to change were like, and where they lay.
         self._matches: Callable[..., bool] = _nothing
         self._places: list[Place] = []

@@ -10,6 +10,7 @@
 | select | profit, legal, none | NKI where it pays, wherever it can, or nowhere |
 | runner | auto, neuron, simulator, reference | the device (auto: if there is one), or a stand-in |
 | check | none, eager, float64 | compare every region with its ops, and raise where it differs |
+| buckets | auto, exact, or a list of sizes | what dynamic sizes are padded to, where safe |
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from trnx.backend.buckets.sizes import Buckets, parse_buckets
 from trnx.backend.environment import PREFIX, option_defaults
 from trnx.backend.errors import InvalidOptionError, OptionError, UnknownOptionError
 from trnx.simulator.hardware import DEFAULT_TARGET, Hardware, hardware, targets
@@ -33,6 +35,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "runner": get_args(Runner),
     "check": get_args(Check),
 }
+_BUCKETS = ("auto", "exact", "a list of positive sizes such as [64, 128]")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Options:
     select: Select = "profit"
     runner: Runner = "auto"
     check: Check = "none"
+    buckets: Buckets = "auto"
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, str):
@@ -53,6 +57,10 @@ class Options:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise InvalidOptionError(name, getattr(self, name), choices)
+        buckets = parse_buckets(self.buckets)
+        if buckets is None:
+            raise InvalidOptionError("buckets", self.buckets, _BUCKETS)
+        object.__setattr__(self, "buckets", buckets)
         if self.check != "none" and self.runner == "auto":
             object.__setattr__(self, "runner", "simulator")
         if self.check != "none" and self.runner == "neuron":
@@ -90,4 +98,6 @@ def make_options(
     for name, choices in _CHOICES.items():
         if name in defaults and defaults[name] not in choices:
             raise InvalidOptionError(PREFIX + name.upper(), defaults[name], choices)
+    if "buckets" in defaults and parse_buckets(defaults["buckets"]) is None:
+        raise InvalidOptionError(PREFIX + "BUCKETS", defaults["buckets"], _BUCKETS)
     return Options(**{**defaults, **(given or {})})

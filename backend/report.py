@@ -36,7 +36,8 @@ class RegionReport:
     `executed_flops` are those of the kernel's `nc_matmul` instructions (simulator runner), 0 where
     the region had to run in eager, None where it is not known. `copied` names the bindings that are
     made contiguous at each call. `engine` is the target's; where another is faster on this machine,
-    `host_engine` executes the region here, for `host_reason`.
+    `host_engine` executes the region here, for `host_reason`. `padding` says of a kernel's region
+    with symbolic sizes which of them go through buckets, or why it sees exact ones.
     """
 
     name: str
@@ -56,6 +57,7 @@ class RegionReport:
     copied: tuple[str, ...] = ()
     host_engine: str = ""
     host_reason: str = ""
+    padding: str = ""
 
     @property
     def operand_bytes(self) -> int:
@@ -116,6 +118,7 @@ class RegionReport:
             "copied": list(self.copied),
             "host_engine": self.host_engine,
             "host_reason": self.host_reason,
+            "padding": self.padding,
             "predicted_seconds": self.predicted_seconds,
             "predicted_by": self.predicted_by,
         }

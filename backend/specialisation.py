@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.backend.inputs import Inputs
+from trnx.backend.inputs import Inputs, InputSpecs
 from trnx.backend.kernel_call import KernelCall, Place
 from trnx.backend.memory import Buffer, Frame, FramePool
 from trnx.backend.region_check import RegionChecker
@@ -76,11 +76,12 @@ class Specialisation:
         symbols: Symbols,
         make_kernel: KernelFactory,
         fallbacks: dict[str, RegionFunction],
+        specs: InputSpecs,
         checker: RegionChecker | None = None,
     ) -> None:
         self._symbols = symbols
         self._checker = checker
-        self._inputs = Inputs(plan.graph_module, symbols)
+        self._inputs = Inputs(specs, symbols)
         places, buffers = plan_places(plan, symbols)
         self.kernels = {
             region.name: make_kernel(region, places, symbols)
@@ -175,10 +176,10 @@ class Specialisation:
     ) -> None:
         kernel = self.kernels.get(region.name)
         nodes = region.inputs if kernel is None else kernel.nodes
-        step = _fallback_step(fallbacks[region.name]) if kernel is None else _kernel_step(kernel)
+        step = fallback_step(fallbacks[region.name]) if kernel is None else kernel_step(kernel)
         if self._checker is not None:
             step = self._checker.wrapped(region, nodes, step)
-        function = _named(region.name, step)
+        function = named(region.name, step)
         arguments = (*(() if kernel is None else (frame,)), *(values[node] for node in nodes))
         result = graph.create_node("call_function", function, arguments, name=region.name)
         for index, node in enumerate(region.outputs):
@@ -187,21 +188,25 @@ class Specialisation:
             )
 
 
-def _kernel_step(kernel: KernelCall) -> Callable[..., Any]:
+def kernel_step(kernel: KernelCall) -> Callable[..., Any]:
+    """A kernel's region as a step of a generated function; the first argument is the frame."""
+
     def run(frame: Frame, *values: Any) -> list[torch.Tensor]:
         return kernel(frame, *values)
 
     return run
 
 
-def _fallback_step(function: RegionFunction) -> Callable[..., Any]:
+def fallback_step(function: RegionFunction) -> Callable[..., Any]:
+    """A fallback region as a step of a generated function."""
+
     def run(*values: Any) -> Sequence[torch.Tensor]:
         return function(values)
 
     return run
 
 
-def _named(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+def named(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
     """`step` under the region's name, for the generated source and for profilers."""
     label = f"trnx::{name}"
 

@@ -1,0 +1,303 @@
+"""A plan for one set of buckets: padded regions prepared once for all sizes of these buckets.
+
+The generated function has two forms of a value, made where a step first asks for them: the padded
+one, which padded regions read and write, and the exact one, for everything else. NKI regions that
+must see exact sizes are prepared for those of a call, and kept.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from trnx.backend.buckets.conversions import Cutter, clear, padder
+from trnx.backend.buckets.numbers import Numbers
+from trnx.backend.inputs import Inputs, InputSpecs
+from trnx.backend.kernel_call import KernelCall, Place
+from trnx.backend.memory import FramePool
+from trnx.backend.shapes import Number, Symbols, SymbolSource, concrete, concrete_spec
+from trnx.backend.specialisation import (
+    KernelFactory,
+    fallback_step,
+    kernel_step,
+    named,
+    plan_places,
+)
+from trnx.fx_passes.nodes import has_tensor, placeholders
+from trnx.fx_passes.padding import PaddedPlan, PaddedRegion
+from trnx.fx_passes.padding.analyse import has_symbols
+from trnx.fx_passes.padding.layouts import Size
+from trnx.fx_passes.region import Plan, Region, RegionFunction
+from trnx.fx_passes.symbolic import is_symbolic
+from trnx.simulator.lru_cache import LruCache
+from trnx.simulator.program.program import Program
+
+# Sets of exact sizes that a specialisation remembers, each with some numbers and specs.
+KNOWN_SIZES = 256
+# Of a region that must see exact sizes.
+EXACT_KERNELS = 32
+
+
+class BucketSpecialisation:
+    """Callable with the list of the graph's inputs, which it empties, and the exact symbols.
+
+    `symbols` are the sizes of the buckets. Raises CannotPadError.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        padded: PaddedPlan,
+        sources: tuple[SymbolSource, ...],
+        symbols: Symbols,
+        make_kernel: KernelFactory,
+        fallbacks: Mapping[str, RegionFunction],
+        specs: InputSpecs,
+    ) -> None:
+        self._specs = specs
+        places, buffers = plan_places(plan, symbols)
+        self.kernels = {
+            region.name: make_kernel(region, places, symbols)
+            for region in plan.regions
+            if region.name in padded.regions
+        }
+        with torch.inference_mode(False):
+            self._frames = FramePool(buffers)
+        generated = _Generator(plan, padded, sources, symbols, self.kernels, make_kernel, fallbacks)
+        self._numbers = generated.numbers
+        self._module = generated.run()
+        self._forward = self._module.forward
+        self._known: LruCache[tuple[tuple[Number, ...], Inputs]] = LruCache(KNOWN_SIZES)
+
+    @property
+    def source(self) -> str:
+        """The generated function."""
+        return str(self._module.code)
+
+    @property
+    def programs(self) -> frozenset[Program]:
+        """The Programs that its kernels replay."""
+        prepared = (kernel.prepared for kernel in self.kernels.values())
+        return frozenset(p.program for p in prepared if p is not None and p.program is not None)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of intermediates that one running call owns."""
+        return self._frames.nbytes
+
+    def __call__(self, args: list[Any], exact: tuple[Number, ...], symbols: Symbols) -> list[Any]:
+        numbers, inputs = self._known.get_or_make(exact, lambda: self._of(symbols))
+        inputs.admit(args)
+        frame = self._frames.take()
+        try:
+            outputs: list[Any] = self._forward(frame, args, numbers)
+        finally:
+            self._frames.give_back(frame)
+        return outputs
+
+    def _of(self, symbols: Symbols) -> tuple[tuple[Number, ...], Inputs]:
+        return self._numbers.evaluate(symbols), Inputs(self._specs, symbols)
+
+
+class _Generator:
+    """Writes the function of a specialisation: `forward(frame, args, numbers)`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        padded: PaddedPlan,
+        sources: tuple[SymbolSource, ...],
+        symbols: Symbols,
+        kernels: Mapping[str, KernelCall],
+        make_kernel: KernelFactory,
+        fallbacks: Mapping[str, RegionFunction],
+    ) -> None:
+        self._plan = plan
+        self._padding = padded
+        self._symbols = symbols
+        self._kernels = kernels
+        self._make_kernel = make_kernel
+        self._fallbacks = fallbacks
+        self.numbers = Numbers()
+        # The symbols come first, so that exact kernels find them.
+        self._sources = [source.symbol for source in sources]
+        for symbol in self._sources:
+            self.numbers.place(symbol)
+        self._graph = fx.Graph()
+        self._frame, self._args, self._call = map(
+            self._graph.placeholder, ("frame", "args", "numbers")
+        )
+        self._exact: dict[fx.Node, Any] = {}
+        self._padded: dict[fx.Node, Any] = {}
+        self._read: dict[int, fx.Node] = {}
+
+    def run(self) -> fx.GraphModule:
+        """The generated module."""
+        graph, gm = self._graph, self._plan.graph_module
+        for index, node in enumerate(placeholders(gm)):
+            if not self._is_number(node):
+                self._exact[node] = self._emit(operator.getitem, self._args, index, name=node.name)
+        graph.call_method("clear", (self._args,))
+        for node in gm.graph.nodes:
+            if node.op == "get_attr":
+                self._exact[node] = graph.node_copy(node)
+        for step in self._plan.steps:
+            if not isinstance(step, Region):
+                self._glue(step)
+            elif step.name in self._padding.regions:
+                self._padded_region(step, self._padding.regions[step.name])
+            else:
+                self._exact_region(step)
+        outputs = list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
+        graph.output(fx.node.map_aggregate(outputs, self._exact_argument))
+        return fx.GraphModule(gm, graph, class_name="BucketSpecialisation")
+
+    def _emit(self, function: Callable[..., Any], *args: Any, name: str) -> fx.Node:
+        return self._graph.create_node("call_function", function, args, name=name)
+
+    # ---- numbers
+
+    def _is_number(self, node: fx.Node) -> bool:
+        """A number that the inputs' sizes determine."""
+        value = node.meta.get("val")
+        return is_symbolic(value) and Numbers.is_known(value, self._symbols)
+
+    def _number(self, value: Any) -> fx.Node:
+        """The exact value of a symbolic number."""
+        place = self.numbers.place(value)
+        if place not in self._read:
+            with self._graph.inserting_after(self._call):
+                name = f"number_{place}"
+                self._read[place] = self._emit(operator.getitem, self._call, place, name=name)
+        return self._read[place]
+
+    def _exact_argument(self, item: Any) -> Any:
+        if isinstance(item, fx.Node):
+            return self._exact_value(item)
+        return self._number(item) if is_symbolic(item) else item
+
+    def _padded_argument(self, item: Any) -> Any:
+        if isinstance(item, fx.Node):
+            return self._padded_value(item)
+        return concrete(item, self._symbols) if is_symbolic(item) else item
+
+    # ---- the two forms of a value
+
+    def _exact_value(self, node: fx.Node) -> Any:
+        if node not in self._exact:
+            if self._is_number(node):
+                return self._number(node.meta["val"])
+            made = self._padded[node]
+            if has_symbols(node.meta["val"], self._padding.symbols):
+                cut = named(f"cut_{node.name}", self._cutter(node))
+                made = self._emit(cut, made, self._call, name=f"{node.name}_exact")
+            self._exact[node] = made
+        return self._exact[node]
+
+    def _padded_value(self, node: fx.Node) -> Any:
+        if node not in self._padded:
+            if self._is_number(node):
+                return concrete(node.meta["val"], self._symbols)
+            self._padded[node] = self._pad(node)
+        return self._padded[node]
+
+    def _pad(self, node: fx.Node) -> Any:
+        made = self._exact_value(node)
+        if not has_symbols(node.meta.get("val"), self._padding.symbols):
+            return made
+        pad = named(f"pad_{node.name}", padder(concrete_spec(node.meta["val"], self._symbols)))
+        return self._emit(pad, made, name=f"{node.name}_padded")
+
+    def _cutter(self, node: fx.Node) -> Cutter:
+        value, layout = node.meta["val"], self._padding.layouts[node]
+        return Cutter(
+            [[int(concrete(_form(size), self._symbols)) for size in axis.sizes] for axis in layout],
+            [[self.numbers.place(_form(size)) for size in axis.sizes] for axis in layout],
+            [self.numbers.place(size) for size in value.shape],
+            [self.numbers.place(step) for step in value.stride()],
+        )
+
+    # ---- steps
+
+    def _glue(self, node: fx.Node) -> None:
+        if self._is_number(node):
+            return
+        is_padded = node in self._padding.layouts
+        argument = self._padded_argument if is_padded else self._exact_argument
+        args = fx.node.map_aggregate(node.args, argument)
+        kwargs = fx.node.map_aggregate(node.kwargs, argument)
+        values = self._padded if is_padded else self._exact
+        values[node] = self._graph.create_node(node.op, node.target, args, kwargs, name=node.name)
+
+    def _padded_region(self, region: Region, padding: PaddedRegion) -> None:
+        kernel = self._kernels[region.name]
+        values = [self._input(node, padding) for node in kernel.nodes]
+        step = named(region.name, kernel_step(kernel))
+        self._results(
+            region, self._emit(step, self._frame, *values, name=region.name), self._padded
+        )
+
+    def _input(self, node: fx.Node, padding: PaddedRegion) -> Any:
+        if not has_tensor(node):
+            return self._padded_value(node)
+        if node in padding.renewed:
+            return self._pad(node)
+        made = self._padded_value(node)
+        if node not in padding.cleared:
+            return made
+        sizes = self._padding.layouts[node]
+        dims = tuple(
+            (d, self.numbers.place(_form(sizes[d].sizes[0]))) for d in padding.cleared[node]
+        )
+        return self._emit(clear, made, self._call, dims, name=f"{node.name}_cleared")
+
+    def _exact_region(self, region: Region) -> None:
+        if region.match is None:
+            step = fallback_step(self._fallbacks[region.name])
+            nodes: tuple[fx.Node, ...] = region.inputs
+            values = [self._exact_value(node) for node in nodes]
+        else:
+            kernels = _ExactKernels(region, self._sources, self._make_kernel)
+            step = kernels
+            values = [self._call, *map(self._exact_value, kernels.nodes)]
+        result = self._emit(named(region.name, step), *values, name=region.name)
+        self._results(region, result, self._exact)
+
+    def _results(self, region: Region, result: fx.Node, values: dict[fx.Node, Any]) -> None:
+        for index, node in enumerate(region.outputs):
+            values[node] = self._emit(operator.getitem, result, index, name=node.name)
+
+
+def _form(size: int | Size) -> Any:
+    return size if isinstance(size, int) else size.form
+
+
+class _ExactKernels:
+    """A region that must see exact sizes: a kernel for each set of them, the last ones kept."""
+
+    def __init__(self, region: Region, symbols: list[Any], make_kernel: KernelFactory) -> None:
+        assert region.match is not None
+        self._region = region
+        self._symbols = symbols
+        self._make = make_kernel
+        bound = [node for node in region.match.bindings.values() if has_tensor(node)]
+        self.nodes: tuple[fx.Node, ...] = tuple(dict.fromkeys((*bound, *region.inputs)))
+        self._known: LruCache[KernelCall] = LruCache(EXACT_KERNELS)
+
+    def __call__(self, numbers: tuple[Number, ...], *values: Any) -> list[torch.Tensor]:
+        key = numbers[: len(self._symbols)]
+        return self._known.get_or_make(key, lambda: self._kernel(key))([], *values)
+
+    def _kernel(self, key: tuple[Number, ...]) -> KernelCall:
+        symbols = dict(zip(self._symbols, key, strict=True))
+        assert self._region.match is not None
+        places = {
+            node: Place(concrete_spec(node.meta["val"], symbols), None)
+            for node in self._region.match.results
+            if node is not None
+        }
+        return self._make(self._region, places, symbols)

@@ -1,0 +1,210 @@
+"""What is padded gives what eager gives, whatever padding turns into; the rest is exact.
+
+Padding starts as zeros. `log`, `rsqrt` and a table whose first row is NaN make it inf and NaN.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import trnx
+
+LENGTHS = (9, 13, 16, 7, 10, 11)
+Function = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
+
+
+def tokens(length: int) -> tuple[torch.Tensor, ...]:
+    return (torch.rand(length, 8) + 0.5,)
+
+
+def batched(length: int) -> tuple[torch.Tensor, ...]:
+    return (torch.rand(2, length, 8) + 0.5,)
+
+
+def indices(length: int) -> tuple[torch.Tensor, ...]:
+    return torch.randint(1, 6, (2, length)), torch.cat([torch.full((1, 8), torch.nan), TABLE])
+
+
+def attention(length: int) -> tuple[torch.Tensor, ...]:
+    mask = torch.rand(2, 1, length, length) > 0.4
+    mask[..., 0] = True
+    mask[0, 0, 0] = False  # a query that sees nothing
+    return torch.rand(2, 4, length, 32) + 0.5, mask
+
+
+TABLE = torch.randn(5, 8)
+WEIGHT = torch.randn(12, 8)
+VECTOR = torch.rand(8)
+
+
+def log_rows(x: torch.Tensor) -> torch.Tensor:
+    """Padding is -inf, and NaN after a product with 0."""
+    return torch.log(x)
+
+
+def attend(x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """Queries, keys and values have NaN and inf in their padding."""
+    q, k, v = torch.log(x), torch.rsqrt(x), torch.log(x) * torch.rsqrt(x)
+    return F.scaled_dot_product_attention(q, k, v, **kwargs)
+
+
+def float_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return attend(x, attn_mask=torch.where(mask, 0.0, -torch.inf))
+
+
+PADDED: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = {
+    "elementwise": (lambda x: torch.rsqrt(x) * torch.log(x) + VECTOR, tokens),
+    "softmax": (lambda x: torch.softmax(log_rows(x), -1), batched),
+    "layer_norm": (lambda x: F.layer_norm(log_rows(x), (8,), VECTOR), batched),
+    "rms_norm": (lambda x: F.rms_norm(log_rows(x), (8,), VECTOR), batched),
+    "row_sum": (lambda x: log_rows(x).sum(-1), batched),
+    "row_mean": (lambda x: log_rows(x).mean(-1, keepdim=True), batched),
+    "linear": (lambda x: F.linear(log_rows(x), WEIGHT), batched),
+    "summed_product": (lambda x: F.linear(log_rows(x).t(), torch.rsqrt(x).t()), tokens),
+    "column_sum": (lambda x: log_rows(x).sum(0), tokens),
+    "gram": (lambda x: log_rows(x) @ log_rows(x).t(), tokens),
+    "bmm": (lambda x: torch.bmm(log_rows(x).transpose(1, 2), torch.rsqrt(x)), batched),
+    "views": (lambda x: F.linear(log_rows(x), WEIGHT).view(2, -1, 3, 4).transpose(1, 2), batched),
+    "merged": (lambda x: F.linear(log_rows(x).reshape(-1, 8), WEIGHT).relu(), batched),
+    "cat": (lambda x: torch.cat([log_rows(x), x], -1), batched),
+    "first": (lambda x: F.linear(log_rows(x)[:, 0], WEIGHT), batched),
+    "two_results": (lambda x: (log_rows(x), F.linear(x, WEIGHT)), batched),
+    "embedding": (lambda i, table: F.linear(F.embedding(i, table), WEIGHT), indices),
+    "causal": (lambda x, _: attend(x, is_causal=True), attention),
+    "bool_mask": (lambda x, mask: attend(x, attn_mask=mask), attention),
+    "float_mask": (float_mask, attention),
+}
+
+EXACT: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = {
+    "mean": (lambda x: log_rows(x).mean(0), tokens),
+    "max": (lambda x: (-x).amax(0), tokens),
+    "softmax_over_it": (lambda x: torch.softmax(x, 0), tokens),
+    "size_in_values": (lambda x: x * x.shape[0], tokens),
+    "batch_norm": (lambda x: F.batch_norm(x, None, None, training=True), tokens),
+    "no_mask": (lambda x, _: attend(x), attention),
+    "finite_mask": (
+        lambda x, mask: attend(x, attn_mask=torch.where(mask, 0.0, -3.0e38)),
+        attention,
+    ),
+}
+
+# A region is padded, and what reads it is exact.
+CUT: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = {
+    "last": (lambda x: torch.relu(x)[:, -1] * 2, batched),
+    "strided": (lambda x: torch.relu(torch.relu(x)[:, ::2]), batched),
+    "cat_along_it": (lambda x: torch.cat([torch.relu(x), x], 1), batched),
+    "flip": (lambda x: torch.relu(x).flip(1), batched),
+}
+
+
+def compare(function: Function, make: Any, lengths: tuple[int, ...], **options: Any) -> Any:
+    """Compile once, compare each length with eager in values, shapes and strides; the reports."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    compiled = torch.compile(
+        function, backend="trnx", dynamic=True, options={"select": "legal", **options}
+    )
+    with trnx.collect_reports() as reports, torch.no_grad():
+        for length in lengths:
+            args = make(length)
+            got, want = compiled(*args), function(*args)
+            pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+            for a, b in pairs:
+                assert a.stride() == b.stride(), length
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+    return reports
+
+
+def paddings(reports: Any) -> list[str]:
+    return [region.padding for report in reports for region in report.regions if region.padding]
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_padding_changes_no_result(name: str) -> None:
+    reports = compare(*PADDED[name], LENGTHS)
+    assert paddings(reports)
+    assert not any(text.startswith("exact") for text in paddings(reports))
+    # 7, 9 to 16 have the buckets 8, 10, 12, 16.
+    assert [report.shapes for report in reports] == [4]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_a_size_changes_is_exact(name: str) -> None:
+    reports = compare(*EXACT[name], LENGTHS)
+    found = paddings(reports)
+    assert all("exact: " in text for text in found)
+    assert [report.shapes for report in reports] == [len(LENGTHS)]
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_what_is_exact_reads_what_is_padded(name: str) -> None:
+    assert not all(text.startswith("exact") for text in paddings(compare(*CUT[name], LENGTHS)))
+
+
+def test_the_reference_runner_has_the_same_buckets() -> None:
+    reports = compare(*PADDED["bool_mask"], LENGTHS, runner="reference")
+    assert [report.shapes for report in reports] == [4]
+
+
+@pytest.mark.parametrize(
+    ("buckets", "shapes"), [("exact", 6), ([16], 2), ([32], 5), ("8,16", 2)]
+)  # fmt: skip
+def test_the_option_says_which_buckets_there_are(buckets: Any, shapes: int) -> None:
+    reports = compare(*PADDED["linear"], LENGTHS, buckets=buckets)
+    assert [report.shapes for report in reports] == [shapes]
+    has_none = [text == "exact: buckets='exact'" for text in paddings(reports)]
+    assert all(has_none) if buckets == "exact" else not any(has_none)
+
+
+def test_a_size_above_the_buckets_is_exact() -> None:
+    reports = compare(*PADDED["linear"], (9, 17, 18), buckets=[16])
+    assert [report.shapes for report in reports] == [3]
+
+
+def test_an_input_is_never_written() -> None:
+    """Clearing padding must not reach what the user owns, nor what another result reads."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.exp(x)
+        return y.t() @ y, torch.log(y)
+
+    for length in (9, 10, 13):
+        whole = torch.randn(20, 8)
+        kept = whole.clone()
+        compare(function, lambda n: (whole[:n],), (length,))  # noqa: B023  called now
+        assert torch.equal(whole, kept)
+
+
+def test_training_has_eagers_gradients() -> None:
+    torch._dynamo.reset()
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    compiled = torch.compile(layer, backend="trnx", dynamic=True, options={"select": "legal"})
+    for length in LENGTHS:
+        x = torch.randn(2, length, 8)
+        found = []
+        for function in (compiled, layer):
+            layer.zero_grad()
+            given = x.clone().requires_grad_()
+            function(given).square().sum().backward()
+            found.append([given.grad, *(p.grad.clone() for p in layer.parameters())])
+        for got, want in zip(*found, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_explain_shows_buckets_and_why_a_region_has_none() -> None:
+    torch._dynamo.reset()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.log(x), -1)
+
+    compiled = torch.compile(function, backend="trnx", dynamic=True, options={"select": "legal"})
+    text = str(trnx.explain(compiled, *batched(13)))
+    assert "dynamic sizes:" in text
+    assert re.search(r"buckets: s\d+ 13 to 16, s\d+ 2 to 2: 23 % padding", text)
+    assert "is exact: aten._softmax.default goes along a padded dimension in region_" in text
