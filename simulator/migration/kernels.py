@@ -26,9 +26,15 @@ class KernelRewriter:
         self._names = names
         self._notes = notes
         self._expressions = Expressions(source, names)
+        self._returned: set[str] = set()
 
     def run(self, function: ast.FunctionDef) -> None:
         """Rewrite the body."""
+        for node in ast.walk(function):
+            if isinstance(node, ast.Return) and node.value is not None:
+                self._returned |= {
+                    one.id for one in ast.walk(node.value) if isinstance(one, ast.Name)
+                }
         self._body(function.body)
 
     def _body(self, body: Sequence[ast.stmt]) -> None:
@@ -276,6 +282,9 @@ class KernelRewriter:
             if not self._source.is_replaced(part):
                 expressions.visit(part)
         memory = buffer.attr if isinstance(buffer, ast.Attribute) else ""
+        if name in self._returned and buffer is not None and memory in ("hbm", "private_hbm"):
+            # Results are in shared HBM since NKI 0.3.
+            self._source.replace(buffer, expressions.nl("shared_hbm"))
         expressions.tiles[name] = Tile(is_psum=memory == "psum")
         if not isinstance(shape, ast.Tuple | ast.List):
             return None

@@ -51,8 +51,13 @@ RESULTS: dict[str, Result] = {
     "range_select": _like("on_true_tile"),
     "reciprocal": _like("data", "data"),
     "scalar_tensor_tensor": _like("data"),
+    "sequence_bounds": Result(
+        (),
+        "({segment_ids}.shape[0], 2, {segment_ids}.shape[1])",
+        "{segment_ids}.dtype",
+    ),
     "tensor_copy": _like("src", "src"),
-    "tensor_partition_reduce": Result(("op", "data"), "(1, {data}.shape[1])", "{data}.dtype"),
+    "tensor_partition_reduce": Result(("op", "data"), "(1, {data}.size // {data}.shape[0])", "{data}.dtype"),
     "tensor_scalar": _like(
         "data", "data", "op0", "operand0", "reverse0", "op1", "operand1", "reverse1"
     ),

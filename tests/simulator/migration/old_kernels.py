@@ -104,7 +104,7 @@ def kernel(lhs_t, rhs):
         """\
 def kernel(x):
     p, f = x.shape
-    out = nl.ndarray((p, 3 * 4), dtype=x.dtype, buffer=nl.shared_hbm)
+    out = nl.ndarray((p, 3 * 4), dtype=x.dtype, buffer=nl.hbm)
     tile = nl.load(x)
     turned = nl.ndarray((p, 3 * 4), dtype=x.dtype)
     ip = nl.arange(p)[:, None, None]
