@@ -57,7 +57,9 @@ RESULTS: dict[str, Result] = {
         "{segment_ids}.dtype",
     ),
     "tensor_copy": _like("src", "src"),
-    "tensor_partition_reduce": Result(("op", "data"), "(1, {data}.size // {data}.shape[0])", "{data}.dtype"),
+    "tensor_partition_reduce": Result(
+        ("op", "data"), "(1, {data}.size // {data}.shape[0])", "{data}.dtype"
+    ),
     "tensor_scalar": _like(
         "data", "data", "op0", "operand0", "reverse0", "op1", "operand1", "reverse1"
     ),
