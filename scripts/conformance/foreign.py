@@ -51,7 +51,6 @@ _PYTEST = "import sys\nimport pytest\nsys.exit(pytest.main(sys.argv[1:]))\n"
 # End of a file's path -> why its result is no fault of the simulator or of `trnx migrate`.
 KNOWN: dict[str, str] = {
     "test_nki_isa_activation.py": "a bfloat16 result is compared within 1e-5; bfloat16 has 8 bits",
-    "test_nki_isa_nc_matmul.py": "numpy is given nl.float8_e5m2, a numpy type in neuronxcc alone",
     "prof-kernel.py": "`return` stands within the loop, so that one turn runs",
 }
 
