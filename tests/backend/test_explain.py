@@ -31,7 +31,7 @@ class Model(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = F.gelu(self.norm(self.up(x)))
-        return y.cumsum(0) @ y.t()
+        return y.lgamma() @ y.t()
 
 
 def test_the_report_of_a_run() -> None:
@@ -48,7 +48,7 @@ def test_the_report_of_a_run() -> None:
     assert reports.flops_on_nki == 1.0
     assert 0 < reports.nodes_on_nki < 1
     assert 0 < reports.bytes_on_nki < 1
-    assert any("cumsum" in e.op and "test_explain.py" in e.source for e in report.fallbacks)
+    assert any("lgamma" in e.op and "test_explain.py" in e.source for e in report.fallbacks)
     assert all(e.reason for e in report.fallbacks)
     assert report.compile_seconds > 0
     assert report.predicted_seconds > 0
@@ -99,7 +99,7 @@ def test_an_explanation_as_text_and_as_data() -> None:
         explanation = trnx.explain(Model().eval(), torch.randn(5, 32))
     text, data = str(explanation), json.loads(json.dumps(explanation.to_dict()))
     assert "not on NKI" in text
-    assert "cumsum" in text
+    assert "lgamma" in text
     assert "test_explain.py" in text
     assert "inference" in text
     assert len(data["graphs"]) == 1
