@@ -46,6 +46,7 @@ def _no_group_is_left() -> Iterator[None]:
 
 def recorded(way: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> Recorded:
     """One step of a rank alone, whose collectives give nothing of use."""
+    torch._dynamo.reset()  # what was compiled for another rank is not for this one
     dist.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
     case = make_case()
     found = Recorded(WAYS[way](case.blocks, init_device_mesh("cpu", (2,))))
@@ -101,7 +102,7 @@ def step_of_ranks(ranks: list[Recorded], options: Options) -> tuple[list[Found],
     ], first + second
 
 
-@pytest.mark.parametrize("way", ["tensor", "sequence", "gathered"])
+@pytest.mark.parametrize("way", ["tensor", "sequence"])
 def test_simulated_ranks_equal_gloo(
     way: str,
     gloo: Path,
@@ -124,7 +125,7 @@ def test_simulated_ranks_equal_gloo(
 def gloo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes with gloo found."""
     folder = tmp_path_factory.mktemp("gloo")
-    run_job(folder, ["tensor", "sequence", "gathered"])
+    run_job(folder, ["tensor", "sequence"])
     return folder
 
 
