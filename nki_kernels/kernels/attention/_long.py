@@ -20,7 +20,8 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels.attention._masks import CLAMP_FALSE, FALSE_BIAS
+from trnx.nki_kernels.kernels.attention._long_keys import KeyHead, key_span
+from trnx.nki_kernels.kernels.attention._masks import CLAMP_FALSE
 
 # Blocks of 128 queries of a group: the scores of a block of keys fill a PSUM bank.
 GROUP = 4
@@ -59,24 +60,6 @@ class LongProblem(NamedTuple):
     positions: nl.NkiTensor
     zeros: nl.NkiTensor
     firsts: nl.NkiTensor
-
-
-class KeyMask(NamedTuple):
-    """Which keys of a batch entry are seen: `flags[128, S]`, 0 or 1, the same on all partitions,
-    and what is added to the scores, `bias[128, S / 128]`."""
-
-    flags: nl.NkiTensor
-    bias: nl.NkiTensor
-
-
-class KeyHead(NamedTuple):
-    """Keys `[d / cuts, cuts, S]`, twice where they take half of the partitions, and values with a
-    column of ones `[128, S / 128, Dv + 1]`."""
-
-    batch: int
-    keys: nl.NkiTensor
-    values: nl.NkiTensor
-    mask: KeyMask | None
 
 
 class QueryGroup(NamedTuple):
@@ -168,37 +151,6 @@ def long_problem(causal: bool, window: int, masked: bool, scale: float, width: i
     )
 
 
-def key_span(block: int, depth: int, causal: bool, window: int) -> tuple[int, int]:
-    """The keys that a block of queries sees, in whole blocks: `start .. stop`."""
-    pmax = nl.tile_size.pmax
-    start = 0
-    if window > 0:
-        start = max(0, block - (window + pmax - 2) // pmax) * pmax
-    stop = min(depth, (block + 1) * pmax) if causal else depth
-    return start, stop
-
-
-def load_turned(x: nl.NkiTensor, cuts: int) -> nl.NkiTensor:
-    """`x[rows, width]` of 2-byte elements as `[width / cuts, cuts, rows]`."""
-    width = x.shape[1] // cuts
-    tile = nl.ndarray((width, cuts, x.shape[0]), dtype=x.dtype, buffer=nl.sbuf)
-    for cut in range(cuts):
-        nisa.dma_transpose(dst=tile[:, cut, :], src=x[:, cut * width : (cut + 1) * width])
-    return tile
-
-
-def load_rows(x: nl.NkiTensor, cuts: int) -> nl.NkiTensor:
-    """As `load_turned`, and once more from the middle partition on where there is room."""
-    half = nl.tile_size.pmax // 2
-    width = x.shape[1]
-    if width > half:
-        return load_turned(x, cuts)
-    tile = nl.ndarray((half + width, 1, x.shape[0]), dtype=x.dtype, buffer=nl.sbuf)
-    for first in (0, half):
-        nisa.dma_transpose(dst=tile[first : first + width, 0, :], src=x)
-    return tile
-
-
 def _multiply(
     p: LongProblem,
     dst: nl.NkiTensor,
@@ -222,39 +174,6 @@ def _multiply(
         return
     for cut in range(stationary.shape[1]):
         nisa.nc_matmul(dst=dst, stationary=stationary[:, cut, :], moving=moving[:, cut, :])
-
-
-def load_key_mask(mask: nl.NkiTensor) -> KeyMask:
-    """A mask of keys, `mask[1, S]` of 0 or 1."""
-    pmax = nl.tile_size.pmax
-    blocks = mask.shape[1] // pmax
-    flags = nl.ndarray((pmax, mask.shape[1]), dtype=mask.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=flags, src=mask.broadcast(0, pmax))
-    rows = nl.ndarray((blocks, pmax), dtype=mask.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=rows, src=mask.squeeze_dim(0).reshape_dim(0, (blocks, pmax)))
-    wide = nl.ndarray((blocks, pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=wide, src=rows)
-    turned = nl.ndarray((pmax, blocks), dtype=nl.bfloat16, buffer=nl.psum)
-    nisa.nc_transpose(dst=turned, data=wide, engine=nisa.engine.tensor)
-    bias = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=bias, data=turned, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=FALSE_BIAS
-    )
-    return KeyMask(flags, bias)
-
-
-def load_key_head(
-    k: nl.NkiTensor, v: nl.NkiTensor, cuts: int, batch: int, mask: KeyMask | None
-) -> KeyHead:
-    """Keys and values of one head, `k[S, d]` and `v[S, Dv]`."""
-    pmax = nl.tile_size.pmax
-    blocks = v.shape[0] // pmax
-    values = nl.ndarray((pmax, blocks, v.shape[1] + 1), dtype=v.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=values[:, :, v.shape[1] : v.shape[1] + 1], value=1.0, engine=nisa.engine.gpsimd)
-    keys = load_rows(k, cuts)
-    src = v.reshape_dim(0, (blocks, pmax)).permute((1, 0, 2))
-    nisa.dma_copy(dst=values[:, :, 0 : v.shape[1]], src=src)
-    return KeyHead(batch, keys, values, mask)
 
 
 def searches_of(p: LongProblem, group: QueryGroup) -> list[Search]:

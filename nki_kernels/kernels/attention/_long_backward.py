@@ -14,7 +14,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels.attention._long import key_span, load_turned
+from trnx.nki_kernels.kernels.attention._long_keys import key_span, load_turned
 from trnx.nki_kernels.kernels.attention._masks import shares
 
 # What hides a key, before the scale: the products of 2-byte elements are below.

@@ -17,23 +17,25 @@ from trnx.nki_kernels.kernels.attention._long import (
     LEAST,
     QUAD,
     TERM_TILES,
-    KeyHead,
-    KeyMask,
     LongOutputs,
     LongProblem,
     Quad,
     QueryGroup,
     Search,
     combine_block,
-    key_span,
-    load_key_head,
-    load_key_mask,
-    load_rows,
     score_quad,
     search,
     searches_of,
     store_group,
     turn_terms,
+)
+from trnx.nki_kernels.kernels.attention._long_keys import (
+    KeyHead,
+    KeyMask,
+    key_span,
+    load_key_head,
+    load_key_mask,
+    load_rows,
 )
 from trnx.nki_kernels.kernels.attention._masks import shares
 
