@@ -10,6 +10,7 @@ from trnx.simulator.timing.errors import OutputPathError, needs
 
 # Names that the Perfetto UI and its tools give to the native format, which is what is written.
 TRACE_SUFFIXES = (".pftrace", ".perfetto-trace", ".pb")
+PAGE_SUFFIXES = (".html", ".htm")
 
 
 def check_trace_path(path: Path) -> None:
@@ -25,6 +26,8 @@ def check_trace_path(path: Path) -> None:
 
 def check_page_path(path: Path) -> None:
     """Raises OutputPathError where no page can be written to `path`."""
+    if path.suffix not in PAGE_SUFFIXES:
+        raise OutputPathError(f"{path}: the page is HTML; name it {path.stem}{PAGE_SUFFIXES[0]}")
     _check_file(path, "the page")
 
 

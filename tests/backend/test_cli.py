@@ -192,6 +192,8 @@ def test_arguments_of_the_script(
         ("--trace", ".", "name it"),
         ("--plot", "script.py", "is a file"),
         ("--plot", "script.py/plots", "is a file"),
+        ("--html", "page.txt", "page.html"),
+        ("--html", "absent/page.html", "no folder"),
     ],
 )
 def test_output_is_refused_before_the_run(
