@@ -69,7 +69,13 @@ def cases() -> Iterator[Case]:
         lambda: torch.softmax(x, 1, out=weights),
         1e-5,
     )
-    nothing = {"attn_mask": None, "dropout_mask": None, "dropout_p": 0.0, "is_causal": False}
+    nothing = {
+        "attn_mask": None,
+        "dropout_mask": None,
+        "dropout_p": 0.0,
+        "is_causal": False,
+        "window": 0,
+    }
     yield Case(
         "flash attention 1x8x1024x64",
         "sdpa",

@@ -14,6 +14,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
+# The script has imported no JAX where it forks; another test may have, in this process.
+FORKS = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 PAGE = (ROOT / "docs" / "coverage.md").read_text()
 
 
@@ -85,6 +87,7 @@ def test_what_is_off_nki_is_counted_by_op(coverage: ModuleType) -> None:
     assert "float64" in relu.reason
 
 
+@FORKS
 def test_a_model_that_fails_is_listed(coverage: ModuleType) -> None:
     class Broken(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -96,6 +99,7 @@ def test_a_model_that_fails_is_listed(coverage: ModuleType) -> None:
     assert outcome.reaches() == (False, False, False)
 
 
+@FORKS
 def test_outcomes_are_kept(coverage: ModuleType, tmp_path: Path) -> None:
     arguments = coverage.argparse.Namespace(
         train=False, results=tmp_path / "results", seconds=100, gigabytes=8

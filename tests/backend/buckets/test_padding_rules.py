@@ -99,7 +99,7 @@ CUT: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = {
     "last": (lambda x: torch.relu(x)[:, -1] * 2, batched),
     "strided": (lambda x: torch.relu(torch.relu(x)[:, ::2]), batched),
     "cat_along_it": (lambda x: torch.cat([torch.relu(x), x], 1), batched),
-    "flip": (lambda x: torch.relu(x).flip(1), batched),
+    "product": (lambda x: torch.relu(x).cumprod(1), batched),
 }
 
 

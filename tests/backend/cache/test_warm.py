@@ -180,10 +180,10 @@ def test_every_part_of_the_key_counts(change: str, calls: Counter[str]) -> None:
 
 def test_names_and_lines_of_the_user_are_of_the_process_that_asks(calls: Counter[str]) -> None:
     def first(x: torch.Tensor) -> torch.Tensor:
-        return torch.cumsum(x, -1)
+        return torch.sin(x)
 
     def second(x: torch.Tensor) -> torch.Tensor:
-        return torch.cumsum(x, -1)
+        return torch.sin(x)
 
     x = torch.randn(4, 8)
     compiled(first)(x)
