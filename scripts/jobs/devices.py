@@ -8,10 +8,13 @@ follows the documentation of the stack and has not been seen on a device.
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -114,3 +117,19 @@ def leave() -> None:
     """Leave the process group, where there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def end_rank(status: int) -> NoReturn:
+    """End this process with a status; a rank of several skips the interpreter's teardown.
+
+    A mesh keeps its process group after `destroy_process_group`, and with it Gloo's threads. One
+    that drops its last tensor once the teardown has begun asks for the GIL; Python 3.11 ends such
+    a thread from within C++ code that may not be unwound, and the process aborts with its work
+    done. What is registered to run at exit runs.
+    """
+    if "WORLD_SIZE" in os.environ:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)

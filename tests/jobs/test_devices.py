@@ -74,3 +74,30 @@ def test_training_with_trnx_on_a_neuron_device(text: Path, tmp_path: Path) -> No
     done = started("2", "--steps", "1", "--runner", "reference")  # needs no device
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[0])["device"] == "cpu"
+
+
+_ENDS = """
+import atexit, sys
+from trnx.jobs.devices import end_rank
+
+class Kept:
+    def __del__(self):
+        print("teardown")
+
+kept = Kept()
+atexit.register(print, "at exit")
+print("work")
+end_rank(75)
+"""
+
+
+@pytest.mark.parametrize(
+    ("world", "expected"), [("2", "work\nat exit\n"), (None, "work\nat exit\nteardown\n")]
+)
+def test_rank_of_several_ends_without_teardown(world: str | None, expected: str) -> None:
+    environ = {key: value for key, value in os.environ.items() if key != "WORLD_SIZE"}
+    environ |= {"WORLD_SIZE": world} if world else {}
+    run = subprocess.run(
+        [sys.executable, "-c", _ENDS], env=environ, capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout) == (75, expected), run.stderr

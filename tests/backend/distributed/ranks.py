@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils import _pytree as pytree
 
 import trnx
+from trnx.jobs.devices import end_rank
 
 _ops = torch.ops._c10d_functional
 
@@ -248,3 +249,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end_rank(0)
