@@ -13,5 +13,9 @@ class CollectError(DeviceError):
     """A folder that cannot be collected into."""
 
 
+class RanksError(DeviceError):
+    """A job of several ranks that did not end well."""
+
+
 class ArchiveError(DeviceError):
     """A file that is no archive of `trnx device collect`."""

@@ -9,12 +9,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trnx.backend.plan.cluster import interconnect
+from trnx.backend.plan.collectives import Group, all_gather, all_reduce
 from trnx.device.collect import ABOUT, FORMAT, VERSION
 from trnx.device.errors import ArchiveError
 from trnx.device.fit import Change, changes, predicted_ns
 from trnx.device.probes import PROBES
 from trnx.device.tasks import part_of
 from trnx.simulator.errors import TrnxError
+from trnx.simulator.hardware import hardware
 
 _MEMBER = re.compile(rf"{FORMAT}/({re.escape(ABOUT)}|tasks/[\w.]+\.json)")
 _LARGEST = 16 << 20
@@ -61,6 +64,7 @@ class DeviceReport:
     problems: tuple[str, ...]
     probes: tuple[dict[str, Any], ...]
     models: tuple[dict[str, Any], ...]
+    collectives: tuple[dict[str, Any], ...]
     changes: tuple[Change, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,6 +83,8 @@ class DeviceReport:
         lines += ["| --- | --- | --- | --- | --- |", *map(_probe_line, self.probes)]
         lines += ["", "## Models", "| model | measured | predicted | largest difference |"]
         lines += ["| --- | --- | --- | --- |", *map(_model_line, self.models)]
+        lines += ["", "## Collectives", "| collective | ranks | bytes | measured | predicted |"]
+        lines += ["| --- | --- | --- | --- | --- |", *map(_collective_line, self.collectives)]
         return "\n".join(lines)
 
 
@@ -110,6 +116,13 @@ def _model_line(row: dict[str, Any]) -> str:
     )
 
 
+def _collective_line(row: dict[str, Any]) -> str:
+    return (
+        f"| {row['collective']} | {row['ranks']} | {row['bytes']} | {row['seconds'] * 1e6:.1f} us "
+        f"| {row['predicted_seconds'] * 1e6:.1f} us |"
+    )
+
+
 def report(file: Path) -> DeviceReport:
     """The report of an archive. Raises ArchiveError."""
     archive = read_archive(file)
@@ -136,6 +149,12 @@ def _report(archive: Archive) -> DeviceReport:
         problems=tuple(_problems(archive, results)),
         probes=tuple(_probe_row(index, ns, target) for index, ns in sorted(measured.items())),
         models=tuple(found for task, found in results.items() if part_of(task) == "model"),
+        collectives=tuple(
+            _collective_row(row, int(found["ranks"]), target)
+            for task, found in results.items()
+            if part_of(task) == "ranks"
+            for row in found["rows"]
+        ),
         changes=tuple(changes(clear, target)),
     )
 
@@ -149,6 +168,17 @@ def _probe_row(index: int, measured: float, target: str) -> dict[str, Any]:
         "error": predicted / measured - 1 if measured else float("inf"),
         "tells": PROBES[index].tells,
     }
+
+
+_PREDICTIONS = {"all_reduce": all_reduce, "all_gather": all_gather}
+
+
+def _collective_row(row: dict[str, Any], ranks: int, target: str) -> dict[str, Any]:
+    """What was measured beside what `trnx plan` says of the generation's usual instance."""
+    cluster = interconnect(hardware(target), ranks)
+    predict = _PREDICTIONS[row["collective"]]
+    predicted = predict(cluster, Group(size=ranks, stride=1), float(row["bytes"]))
+    return {**row, "ranks": ranks, "predicted_seconds": predicted}
 
 
 def _problems(archive: Archive, results: dict[str, Any]) -> list[str]:
@@ -166,6 +196,8 @@ def _problems(archive: Archive, results: dict[str, Any]) -> list[str]:
     for task, result in results.items():
         rows = result.get("samples", ()) if part_of(task) == "kernel" else ()
         found += [f"{r['kernel']}, {r['note']}: {r['problem']}" for r in rows if r.get("problem")]
+        rows = result["rows"] if part_of(task) == "ranks" else ()
+        found += [f"{task}: {row['problem']}" for row in rows if row["problem"]]
         if part_of(task) == "model" and result["problem"]:
             found.append(f"{task}: {result['problem']}")
     return found

@@ -8,14 +8,16 @@ from pathlib import Path
 
 from trnx.device.errors import CollectError
 from trnx.device.probes import PROBES
+from trnx.device.ranks import GROUPS
 
 # Part -> seconds that one of its tasks may take; a device compiles every graph and kernel anew.
 LIMITS: Mapping[str, float] = {
     "doctor": 120, "kernel": 1800, "probe": 600, "model": 1800, "cores": 600,
+    "ranks": 900,
 }  # fmt: skip
 LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 # What a part's processes have for that variable, where it is not what the caller has.
-LNC: Mapping[str, str] = {"cores": "2"}
+LNC: Mapping[str, str] = {"cores": "2", "ranks": "1"}
 MODELS = ("mlp", "encoder", "training_step")
 
 
@@ -41,4 +43,5 @@ def all_tasks() -> tuple[str, ...]:
     probes = [f"probe.{i:02}" for i, probe in enumerate(PROBES) if probe.cores == 1]
     cores = [f"cores.{i:02}" for i, probe in enumerate(PROBES) if probe.cores == 2]
     models = (f"model.{name}" for name in MODELS)
-    return ("doctor", *(f"kernel.{k}" for k in kernels), *probes, *models, *cores)
+    ranks = (f"ranks.{group}" for group in GROUPS)
+    return ("doctor", *(f"kernel.{k}" for k in kernels), *probes, *models, *cores, *ranks)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trnx.device.records import write_record
+from trnx.device.tasks import part_of
 
 
 def _end_with_parent() -> None:
@@ -27,11 +28,16 @@ def _end_with_parent() -> None:
 
 
 def _result(task: str, target: str) -> dict[str, Any]:
-    """The doctor's does without what the others import: torch, and with it TorchNeuron."""
+    """The doctor's and that of ranks do without what the others import: torch, and with it
+    TorchNeuron, which may claim cores."""
     if task == "doctor":
         from trnx.backend.neuron.doctor import examine
 
         return examine().to_dict()
+    if part_of(task) == "ranks":
+        from trnx.device.ranks import measure_ranks
+
+        return measure_ranks(task.partition(".")[2], target)
     from trnx.device.measures import measure
 
     return measure(task, target)

@@ -20,6 +20,7 @@ from trnx.device import collect as collect_module
 from trnx.device.collect import collect
 from trnx.device.errors import CollectError
 from trnx.device.probes import PROBES
+from trnx.device.ranks import COLLECTIVES, GROUPS, SIZES, group_size
 from trnx.device.report import report
 from trnx.device.tasks import LIMITS, all_tasks
 from trnx.nki_kernels.registry import kernels
@@ -233,3 +234,29 @@ def test_an_archive_names_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert {name.count("/") for name in members} == {1, 2}
     # What explains a difference is there.
     assert members["trnx-device/about.json"]["versions"]["torch"].startswith("2.")
+
+
+@pytest.mark.usefixtures("device_machine")
+def test_collectives_of_ranks_are_timed_and_compared(tmp_path: Path) -> None:
+    found = collect(tmp_path / "found", "trn2", tasks=("ranks.pair",))
+    assert found.ok, _records(tmp_path / "found")
+    page = report(found.archive)
+    assert page.problems == ()
+    assert {(row["collective"], row["bytes"]) for row in page.collectives} == {
+        (collective, nbytes) for collective in COLLECTIVES for nbytes in SIZES
+    }
+    assert all(row["ranks"] == 2 and row["predicted_seconds"] > 0 for row in page.collectives)
+
+
+@pytest.mark.usefixtures("device_machine")
+def test_ranks_end_with_the_time_of_their_task(tmp_path: Path) -> None:
+    limits = {**LIMITS, "ranks": 0.5}
+    found = collect(tmp_path / "found", "trn2", tasks=("ranks.pair",), limits=limits)
+    assert found.statuses == {"ranks.pair": "timeout"}
+
+
+def test_a_group_has_the_ranks_that_the_machine_has(tmp_path: Path) -> None:
+    for name in ("neuron0", "neuron1", "neuron15", "neuron_sysfs"):
+        (tmp_path / name).touch()
+    assert [group_size(group, "trn2", tmp_path) for group in GROUPS] == [2, 8, 24]
+    assert group_size("instance", "trn1", tmp_path / "none") == 2
