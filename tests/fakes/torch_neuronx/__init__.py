@@ -1,5 +1,5 @@
-"""The documented part of torch-neuronx 2.13: `nki_op`, `wrap_nki`, and `neuron` as a backend of Dynamo
-and of process groups."""
+"""The documented part of torch-neuronx 2.13: `nki_op`, `wrap_nki`, and `neuron` as a backend of
+Dynamo and of process groups."""
 
 from __future__ import annotations
 
