@@ -3,8 +3,8 @@
 Addresses are static, so this needs no values. The common cases cost a set look-up: a storage that
 was written as a whole, or a region that was seen before. Other questions are answered by the bounds
 of what is marked, and of its columns where it has rows of one length (the halves that the programs
-of a launch take). Only what is left needs a byte map, which is made then: of many storages nobody
-ever asks so much, arguments that are only read above all.
+of a launch take), then by the boxes of which it consists. Only what is left needs a map, which is
+made then: of many storages nobody ever asks so much, arguments that are only read above all.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from enum import Enum
 
 import torch
 
+from trnx.simulator.language.boxes import RegionKey, is_filled
 from trnx.simulator.language.tensor_view import TensorView
 from trnx.simulator.memory.views import Shape
 
-# What `TensorView.region_key` gives: offset, shape, strides, bytes of an element.
-_Key = tuple[int, Shape, Shape, int]
+# Questions that boxes answer, each from all of them; a storage that is asked more gets its map.
+_BY_BOXES = 8
 
 
 class Covered(Enum):
@@ -37,7 +38,7 @@ def _row_bytes(shape: Shape, strides: Shape, itemsize: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def _columns(key: _Key, row: int) -> tuple[int, int] | None:
+def _columns(key: RegionKey, row: int) -> tuple[int, int] | None:
     """The bytes of a row that a region covers at most; None where it goes beyond rows' ends."""
     offset, shape, strides, itemsize = key
     inner = itemsize
@@ -52,6 +53,7 @@ class HbmShadow:
     """A set of marked elements of one storage."""
 
     __slots__ = (
+        "_asked",
         "_granule",
         "_left",
         "_map",
@@ -68,9 +70,10 @@ class HbmShadow:
         self._nbytes = nbytes
         self._granule = granule
         self._map: torch.Tensor | None = None
+        self._asked = 0
         # Regions that are marked, and those of them that are not in the map yet.
-        self._regions: set[_Key] = set()
-        self._new: list[_Key] = []
+        self._regions: set[RegionKey] = set()
+        self._new: list[RegionKey] = []
         # Bytes between which everything marked lies; the same within rows of `_row` bytes, where
         # that is known (-1: the regions have no such rows).
         self._range = (nbytes, 0)
@@ -86,10 +89,19 @@ class HbmShadow:
         low, high, _, _ = tensor.span()
         if low < self._range[0] or high > self._range[1] or self._is_beside(tensor):
             return False
-        if not bool(self._map_view(tensor).amin()):
-            return False
-        self._remember(tensor)
-        return True
+        answer = self._by_boxes(tensor)
+        if answer is None:
+            answer = bool(self._map_view(tensor).amin())
+        if answer:
+            self._remember(tensor)
+        return answer
+
+    def _by_boxes(self, tensor: TensorView) -> bool | None:
+        """Whether the view is covered, None where boxes cannot tell."""
+        if self._map is not None or self._asked == _BY_BOXES:
+            return None
+        self._asked += 1
+        return is_filled(tensor.region_key(), self._new, self._nbytes)
 
     def state(self, tensor: TensorView) -> Covered:
         """Whether none, some or all elements of the view are marked."""
@@ -116,7 +128,7 @@ class HbmShadow:
         self._range = (min(self._range[0], low), max(self._range[1], high))
         self._note_columns(key)
 
-    def _note_columns(self, key: _Key) -> None:
+    def _note_columns(self, key: RegionKey) -> None:
         if self._row == 0:
             self._row = _row_bytes(*key[1:]) or -1
         columns = _columns(key, self._row) if self._row > 0 else None
@@ -192,7 +204,7 @@ class HbmShadow:
         for key in new:
             self._view(key).fill_(1)
 
-    def _view(self, key: _Key) -> torch.Tensor:
+    def _view(self, key: RegionKey) -> torch.Tensor:
         """The map over a region."""
         offset, sizes, strides, itemsize = key
         if self._map is None:
