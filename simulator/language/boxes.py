@@ -21,12 +21,12 @@ _MOST_PIECES = 1 << 20
 
 
 class _Lines(NamedTuple):
-    """`count` runs of bytes, `step` apart; a step of 0 is one run."""
+    """`number` runs of bytes, `step` apart; a step of 0 is one run."""
 
     start: int
     run: int
     step: int
-    count: int
+    number: int
 
 
 class _Box(NamedTuple):
@@ -72,25 +72,25 @@ def _lines(key: RegionKey) -> _Lines | None:
         for size, step in zip(shape, strides, strict=True)
         if size > 1 and step
     )
-    run, step, count = itemsize, 0, 1
+    run, step, number = itemsize, 0, 1
     for distance, size in dims:
         if not step and distance == run:
             run *= size
         elif not step and distance > run:
-            step, count = distance, size
-        elif step and distance == step * count:
-            count *= size
+            step, number = distance, size
+        elif step and distance == step * number:
+            number *= size
         else:
             return None
-    return _Lines(offset * itemsize, run, step, count)
+    return _Lines(offset * itemsize, run, step, number)
 
 
 def _box(lines: _Lines, row: int) -> _Box | None:
     """The runs as rows and columns of them; None where one goes beyond the end of a row."""
     top, left = divmod(lines.start, row)
     if left + lines.run <= row:
-        return _Box(top, top + lines.count, left, left + lines.run)
-    if left == 0 and lines.run % row == 0 and lines.count == 1:
+        return _Box(top, top + lines.number, left, left + lines.run)
+    if left == 0 and lines.run % row == 0 and lines.number == 1:
         return _Box(top, top + lines.run // row, 0, row)
     return None
 
