@@ -3,8 +3,8 @@
 The table is torch's core ATen decompositions, norms over channels, and ops on lists, minus
 * the operators in the registered kernels' patterns, so that a new kernel needs no entry here;
 * `KEPT`: ops whose decomposition loses something that no pass can restore;
-and plus Dynamo's fused multiply-add, as the ATen op that it was before, and rolls of tensors that
-are not row-major, whose layout the op's meta function does not know.
+and plus Dynamo's fused multiply-add, as the ATen op that it was before, and rules for ops whose
+results, by torch's own decomposition or meta function, have other strides than eager's.
 """
 
 from __future__ import annotations
@@ -13,10 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from trnx.backend.foreach_decompositions import FOREACH_DECOMPOSITIONS
 from trnx.backend.norm_decompositions import NORM_DECOMPOSITIONS, NORM_LAYOUTS
-from trnx.backend.torch_internals import FUSED_MULTIPLY_ADD, core_decompositions
+from trnx.backend.torch_internals import (
+    FUSED_MULTIPLY_ADD,
+    core_decompositions,
+    suggest_memory_format,
+)
 from trnx.fx_passes.match import pattern_targets
 from trnx.nki_kernels.spec import Kernel
 
@@ -58,13 +63,42 @@ KEPT = frozenset(
     }
 )
 
+# Eager's results are row-major whatever the operands are; those of torch's decompositions are not.
+ROW_MAJOR = frozenset(
+    {
+        aten.baddbmm.default,
+        aten.log_sigmoid_forward.default,
+        aten.upsample_nearest1d.default,
+        aten._upsample_nearest_exact1d.default,
+    }
+)
+
 
 def decomposition_table(kernels: Iterable[Kernel]) -> dict[Any, Callable[..., Any]]:
     """Operator overload -> decomposition, for these registered kernels."""
     kept = KEPT | pattern_targets(kernels)
     every = core_decompositions() | NORM_DECOMPOSITIONS | FOREACH_DECOMPOSITIONS
+    every |= {op: _row_major(every[op]) for op in ROW_MAJOR}
+    every |= {
+        aten.channel_shuffle.default: _channel_shuffle(every[aten.channel_shuffle.default]),
+        aten.native_dropout_backward.default: _dropout_backward,
+    }
     table = {op: rule for op, rule in every.items() if op not in kept}
     return {**table, **NORM_LAYOUTS, aten.roll.default: _roll, FUSED_MULTIPLY_ADD: _multiply_add}
+
+
+def _row_major(rule: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: tree_map(torch.Tensor.contiguous, rule(*args, **kwargs))
+
+
+def _channel_shuffle(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps channels last, as eager does."""
+    return lambda x, groups: rule(x, groups).contiguous(memory_format=suggest_memory_format(x))
+
+
+def _dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """In the order of the gradient's dimensions, where torch's decomposition makes it row-major."""
+    return grad * (mask.to(grad.dtype) * scale)
 
 
 def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:

@@ -49,28 +49,26 @@ def batch_norm_inference(
     return out, x.new_empty((0,)), x.new_empty((0,))
 
 
-def batch_norm_training(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor,
-    variance: torch.Tensor,
-    *how: float,
-) -> tuple[torch.Tensor, ...]:
-    """`aten._native_batch_norm_legit_functional` of an x in the memory format that eager's result
-    has. The op's meta function gives the result x's strides, whatever they are."""
-    layout = suggest_memory_format(x)
-    if x.is_contiguous(memory_format=layout):
-        return NotImplemented  # type: ignore[no-any-return]  # the op stays as it is
-    op = aten._native_batch_norm_legit_functional.default
-    dense = x.contiguous(memory_format=layout)
-    result: tuple[torch.Tensor, ...] = op(dense, weight, bias, mean, variance, *how)
-    return result
+def _in_layout_of_result(op: Any) -> Callable[..., Any]:
+    """Give the op an x in the memory format that eager's result has; the op's meta function gives
+    the result x's strides, whatever they are."""
+
+    def rule(x: torch.Tensor, *rest: Any) -> Any:
+        layout = suggest_memory_format(x)
+        if x.is_contiguous(memory_format=layout):
+            return NotImplemented  # the op stays as it is
+        return op(x.contiguous(memory_format=layout), *rest)
+
+    return rule
 
 
 # Rewrites of an op to the same op, whether a kernel takes it or not.
 NORM_LAYOUTS: dict[Any, Callable[..., Any]] = {
-    aten._native_batch_norm_legit_functional.default: batch_norm_training,
+    op: _in_layout_of_result(op)
+    for op in (
+        aten._native_batch_norm_legit_functional.default,
+        aten._native_batch_norm_legit.no_stats,
+    )
 }
 NORM_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten._native_batch_norm_legit_no_training.default: batch_norm_inference,
