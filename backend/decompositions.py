@@ -84,7 +84,13 @@ def decomposition_table(kernels: Iterable[Kernel]) -> dict[Any, Callable[..., An
         aten.native_dropout_backward.default: _dropout_backward,
     }
     table = {op: rule for op, rule in every.items() if op not in kept}
-    return {**table, **NORM_LAYOUTS, aten.roll.default: _roll, FUSED_MULTIPLY_ADD: _multiply_add}
+    return {
+        **table,
+        **NORM_LAYOUTS,
+        aten.roll.default: _roll,
+        aten.max_unpool2d.default: _max_unpool2d,
+        FUSED_MULTIPLY_ADD: _multiply_add,
+    }
 
 
 def _row_major(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,6 +105,14 @@ def _channel_shuffle(rule: Callable[..., Any]) -> Callable[..., Any]:
 def _dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     """In the order of the gradient's dimensions, where torch's decomposition makes it row-major."""
     return grad * (mask.to(grad.dtype) * scale)
+
+
+def _max_unpool2d(x: torch.Tensor, indices: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Keeps channels last, as eager does; the op's meta function says row-major."""
+    if x.is_contiguous():
+        return NotImplemented  # type: ignore[no-any-return]  # the op stays as it is
+    result = aten.max_unpool2d.default(x.contiguous(), indices.contiguous(), size)
+    return result.contiguous(memory_format=suggest_memory_format(x))  # type: ignore[no-any-return]
 
 
 def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -128,13 +129,19 @@ def test_the_gradient_of_dropout_keeps_the_order_of_dimensions() -> None:
     assert compared.wrong == []
 
 
-@pytest.mark.parametrize("name", ["baddbmm", "batch_norm"])
-def test_compiled_results_have_eagers_strides(name: str) -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        if name == "baddbmm":
-            return torch.baddbmm(x, x, x)
-        return torch.nn.functional.batch_norm(x, None, None, training=True)
-
-    x = turned(torch.rand(6, 7, 7))
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.baddbmm(x[0], x[0], x[0]),
+        lambda x: F.batch_norm(x, None, None, training=True),
+        lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+    ],
+    ids=["baddbmm", "batch_norm", "max_unpool2d"],
+)
+@pytest.mark.parametrize("change", [turned, channels_last], ids=["turned", "channels_last"])
+def test_compiled_results_have_eagers_strides(
+    change: Callable[[torch.Tensor], torch.Tensor], function: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    x = change(torch.rand(2, 4, 6, 6))
     found = torch.compile(function, backend="trnx")(x)
     torch.testing.assert_close(found, function(x), check_stride=True)
