@@ -9,7 +9,8 @@ from trnx.eks.documents import Manifest, shown_key
 from trnx.eks.errors import Finding
 from trnx.eks.pod_views import Stream
 from trnx.eks.reading import items, mapping, text, title
-from trnx.eks.redaction import has_secret_form, is_secret, is_secret_name, secret_words
+from trnx.eks.redaction import secret_words
+from trnx.eks.secret_forms import has_secret_form, is_secret, is_secret_name
 
 _FIX = "put it into a Secret, and name that in `secrets` (envFrom); AWS: a service account"
 _STANDS = "a secret stands in the manifest, for all to read who may read the object"
