@@ -65,6 +65,7 @@ _REFERENCE = re.compile(
 _PLAIN = re.compile(
     r"\d+(\.\d+)?|true|false|null|none|yes|no|empty|dummy|placeholder|", re.IGNORECASE
 )
+_SHORT = 200
 # Words that make a sentence: longer than a passphrase.
 _PROSE = 7
 # A quote, as JSON inside of JSON writes it too.
@@ -156,10 +157,16 @@ def secret_places(text: str) -> Iterator[Place]:
     """Where secrets stand in a text, in no order; places may overlap."""
     yield from (found.span() for found in _FORMS.finditer(text))
     for pattern in _NAMED:
-        for found in pattern.finditer(text):
+        found = pattern.search(text)
+        while found:
             start, end = _inside(found)
-            if _is_named(found["name"], text[start:end]):
+            hit = _is_named(found["name"], text[start:end])
+            if hit:
                 yield start, end
+            # A value that is none may hold another name and value, as JSON in an annotation does.
+            # Long ones without quotes are not looked at twice: the time would grow as the square.
+            again = not hit and (found["value"][0] in "\"'\\" or len(found["value"]) < _SHORT)
+            found = pattern.search(text, found.start("value") if again else found.end())
     for found in _PLACED.finditer(text):
         start, end = found.span(found.lastgroup or 0)
         if not _REFERENCE.fullmatch(text[start:end]):

@@ -103,6 +103,11 @@ JOBS: list[dict[str, Any]] = [
     {"service_account": SLACK},
     {"overrides": {"JobSet": {"metadata": {"annotations": {"x/token": PLAIN}}}}},
     {"overrides": {"JobSet": {"metadata": {"annotations": {"x/notes": JWT}}}}},
+    {
+        "overrides": {
+            "JobSet": {"metadata": {"annotations": {"x/n": json.dumps({"DB_PASS": PLAIN})}}}
+        }
+    },
     {"overrides": {PLAIN + "!": {"a": 1}}},
     {"instance_facts": {"devices": HF}},
     {GITHUB: 1},
@@ -379,6 +384,7 @@ def test_names_in_every_writing(name: str) -> None:
         f"--{name} \\\n {PLAIN}",
         json.dumps({name: PLAIN}),
         json.dumps({"line": json.dumps({name: PLAIN})}),
+        f"note: '{json.dumps({name: PLAIN})}'",
         json.dumps({"line": json.dumps(["--" + name, PLAIN])}),
     ):
         clean(redact(text))
