@@ -36,9 +36,10 @@ from trnx.eks.levels import Level, level_of
 from trnx.eks.loading import job_from_data
 from trnx.eks.model import OPERATORS, Flavour, Kind
 from trnx.eks.preflight_cli import app as preflight_app
-from trnx.eks.redaction import redact, redacted_output
+from trnx.eks.redaction import redacted_output
 from trnx.eks.render import render_pod
 from trnx.eks.rule_names import RULES
+from trnx.eks.secret_forms import redact
 from trnx.eks.validate import Report, refusals, render_checked, validate
 from trnx.eks.views import as_github, as_sarif, as_text
 

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 # Names of pods are long, and are copied from here: nothing is cut.
 WIDTH = 160
+_VERDICTS = {
+    "yes": "the cluster can run it",
+    "later": "the cluster has no room for it now: it would wait",
+    "unknown": "whether the cluster can run it is not known: see what may not be read",
+    "no": "something has to be mended first",
+}
 
 
 def show_change(state: JobState) -> None:
@@ -54,4 +60,4 @@ def show_diagnosis(found: Diagnosis) -> None:
         typer.echo(f"{check.result:7} {check.name}: {check.message}")
         if check.fix:
             typer.echo(f"        fix: {check.fix}")
-    typer.echo("the cluster can run it" if found.ok else "something has to be mended first")
+    typer.echo(_VERDICTS[found.verdict])

@@ -12,8 +12,8 @@ from dataclasses import InitVar, asdict, dataclass
 from typing import Any
 
 from trnx.eks.levels import Level, level_of
-from trnx.eks.redaction import redact
 from trnx.eks.rule_names import RULES, page_of
+from trnx.eks.secret_forms import redact
 from trnx.simulator.errors import TrnxError
 
 

@@ -1,4 +1,4 @@
-"""Facts of Trainium instance types, as data.
+"""Facts of Trainium and Inferentia2 instance types, as data, each with its source and date.
 
 Counts and EFA interfaces: EC2's DescribeInstanceTypes (NeuronInfo, NetworkInfo.EfaInfo). CPU and
 memory that can be allocated: Karpenter's table of instance types. A type whose name or numbers are
@@ -15,6 +15,17 @@ MI_PER_GI = 1024
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where facts were read, and when (year-month-day)."""
+
+    source: str
+    read: str
+
+
+_JOB_FILE = Origin("the job file", "")
+
+
+@dataclass(frozen=True)
 class Instance:
     """One EC2 type. `cpu` (vCPUs) and `memory_gi` (GiB) are what pods can use, None if unknown."""
 
@@ -26,6 +37,7 @@ class Instance:
     efa: int
     cpu: float | None
     memory_gi: float | None
+    origin: Origin = _JOB_FILE
 
     def __post_init__(self) -> None:
         assert self.physical_cores_per_device % self.default_lnc == 0
@@ -38,7 +50,7 @@ class Instance:
     @property
     def lncs(self) -> tuple[int, ...]:
         """Logical NeuronCore configurations that the type takes."""
-        return (1,) if self.generation == "trn1" else (1, 2)
+        return (1,) if self.generation in ("trn1", "inf2") else (1, 2)
 
     def cores_per_device(self, lnc: int) -> int:
         """Logical NeuronCores of one device."""
@@ -55,16 +67,31 @@ class Instance:
 # Groups of neighbouring devices: the trn1 scheduler extension's and DRA's devicegroup attributes.
 TOPOLOGY_COUNTS = (1, 4, 8, 16)
 
+# EC2's answers of DescribeInstanceTypes, as moto 5.2.5 keeps them; CPU and memory by Karpenter.
+_EC2 = Origin("EC2 DescribeInstanceTypes (moto 5.2.5)", "2026-11-20")
+_KARPENTER = Origin("EC2 DescribeInstanceTypes (moto 5.2.5); Karpenter 1.14.1", "2026-11-20")
+_SAMPLES = Origin("aws-neuron-eks-samples (trn2u node group); Karpenter 1.14.1", "2026-11-20")
 _TABLE = (
-    Instance("trn1.2xlarge", "trn1", 1, 2, 1, 0, 8.0, 32.0),
-    Instance("trn1.32xlarge", "trn1", 16, 2, 1, 8, 127.6, 481894 / MI_PER_GI),
-    Instance("trn1n.32xlarge", "trn1", 16, 2, 1, 16, 128.0, 512.0),
-    Instance("trn2.3xlarge", "trn2", 1, 8, 2, 1, None, None),
-    Instance("trn2.48xlarge", "trn2", 16, 8, 2, 16, 191.45, 1938410 / MI_PER_GI),
-    Instance("trn2u.48xlarge", "trn2", 16, 8, 2, 16, 191.45, 1938410 / MI_PER_GI),
+    Instance("trn1.2xlarge", "trn1", 1, 2, 1, 0, 8.0, 32.0, _KARPENTER),
+    Instance("trn1.32xlarge", "trn1", 16, 2, 1, 8, 127.6, 481894 / MI_PER_GI, _KARPENTER),
+    Instance("trn1n.32xlarge", "trn1", 16, 2, 1, 16, 128.0, 512.0, _KARPENTER),
+    Instance("trn2.3xlarge", "trn2", 1, 8, 2, 1, None, None, _EC2),
+    Instance("trn2.48xlarge", "trn2", 16, 8, 2, 16, 191.45, 1938410 / MI_PER_GI, _KARPENTER),
+    Instance("trn2u.48xlarge", "trn2", 16, 8, 2, 16, 191.45, 1938410 / MI_PER_GI, _SAMPLES),
+)
+# Neuron devices that nothing of trnx runs on: known, so that nodes and manifests can be read.
+_INFERENTIA = (
+    Instance("inf2.xlarge", "inf2", 1, 2, 1, 0, None, None, _EC2),
+    Instance("inf2.8xlarge", "inf2", 1, 2, 1, 0, None, None, _EC2),
+    Instance("inf2.24xlarge", "inf2", 6, 2, 1, 0, None, None, _EC2),
+    Instance("inf2.48xlarge", "inf2", 12, 2, 1, 0, None, None, _EC2),
 )
 
+# What job files may name.
 INSTANCES = {instance.name: instance for instance in _TABLE}
+ALL_INSTANCES = (*_TABLE, *_INFERENTIA)
+# Generations whose types have no published name.
+UNNAMED = {"trn3": Origin("EC2's API model (botocore 1.44.5) has no trn3 type", "2026-11-23")}
 
 # TorchNeuron is the only PyTorch stack from this SDK on, and it has no trn1.
 FIRST_SDK_WITHOUT_TRN1 = (2, 32)

@@ -39,6 +39,12 @@ class Launch:
         return int(value) if re.fullmatch(r"\d{1,6}", value) else None
 
     @property
+    def least_nodes(self) -> int | None:
+        """The smaller number of an elastic --nnodes=2:4."""
+        found = re.fullmatch(r"(\d{1,6}):\d{1,6}", self.flag("nnodes"))
+        return int(found[1]) if found else None
+
+    @property
     def address(self) -> str:
         """The host of rank 0, without its port; an empty text where none is said."""
         where = self.flag("master-addr") or self.flag("rdzv-endpoint")

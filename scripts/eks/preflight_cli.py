@@ -1,10 +1,11 @@
-"""Commands for before a job: `doctor`, `warm-cache` and `instance`."""
+"""Commands for before a job: `doctor`, `warm-cache`, `instance` and `instances`."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,7 +22,7 @@ from trnx.eks.commands import (
     read_job,
 )
 from trnx.eks.errors import EksError
-from trnx.eks.instances import INSTANCES
+from trnx.eks.instances import ALL_INSTANCES, INSTANCES, UNNAMED, Instance
 from trnx.eks.model import Kind, TrnxJob
 from trnx.eks.validate import render_checked
 
@@ -163,3 +164,67 @@ def instance(
         print(json.dumps(block))
     else:
         typer.echo(documents.dump([block]).removeprefix("---\n"), nl=False)
+
+
+def _row(facts: Instance) -> dict[str, Any]:
+    return {
+        "name": facts.name,
+        "devices": facts.devices,
+        "physical_cores_per_device": facts.physical_cores_per_device,
+        "default_lnc": facts.default_lnc,
+        "efa": facts.efa,
+        "cpu": facts.cpu,
+        "memory_gi": None if facts.memory_gi is None else round(facts.memory_gi, 1),
+        "jobs": facts.name in INSTANCES,
+        "source": facts.origin.source,
+        "read": facts.origin.read,
+    }
+
+
+def _unnamed(generation: str) -> dict[str, Any]:
+    origin = UNNAMED[generation]
+    return {"generation": generation, "source": origin.source, "read": origin.read}
+
+
+def _show_table(rows: list[dict[str, Any]], unnamed: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from trnx.eks.cluster_view import WIDTH
+
+    columns = ("type", "devices", "cores each", "lnc", "efa", "cpu", "GiB", "jobs", "source")
+    table = Table(*columns, "read", box=None)
+    for row in rows:
+        shown = ("yes" if row[key] is True else row[key] for key in row)
+        table.add_row(*("-" if value is None or value is False else str(value) for value in shown))
+    for row in unnamed:
+        table.add_row(row["generation"], *"-------", row["source"], row["read"])
+    Console(width=WIDTH, markup=False, highlight=False).print(table)
+
+
+@app.command()
+def instances(
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare the table with EC2; status 1 if they differ.")
+    ] = False,
+    region: RegionOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what trnx knows of instance types, from where and of when."""
+    rows, unnamed = [_row(facts) for facts in ALL_INSTANCES], [_unnamed(name) for name in UNNAMED]
+    found = []
+    if check:
+        from trnx.eks.cluster.ec2 import check_table
+
+        found = check_table(region)
+    failed = any(item.result == "differs" for item in found)
+    if as_json:
+        checks = {"checks": [asdict(item) for item in found], "ok": not failed} if check else {}
+        print(json.dumps({"instances": rows, "unnamed": unnamed, **checks}))
+    else:
+        _show_table(rows, unnamed)
+        for item in found:
+            why = f": {item.message}" if item.message else ""
+            typer.echo(f"{item.result:8} {item.name}{why}")
+    if failed:
+        raise typer.Exit(1)

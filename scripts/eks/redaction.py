@@ -17,98 +17,10 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import TracebackType
 from typing import Any, TextIO
 
-HIDDEN = "[hidden]"
+from trnx.eks.secret_forms import HIDDEN, is_secret, is_secret_name, redact, secret_places
 
-# Published forms of the services' credentials.
-_FORMS = re.compile(
-    r"""
-      (?<![A-Za-z0-9])(?:AKIA|ASIA)[0-9A-Z]{12,}               # AWS
-    | (?<![A-Za-z0-9])hf_(?:(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{6,}|[A-Za-z0-9]{16,})\w*  # Hugging Face
-    | (?<![A-Za-z0-9])gh[opusr]_[A-Za-z0-9]{6,}\w*             # GitHub
-    | (?<![A-Za-z0-9])github_pat_\w{6,}
-    | (?<![A-Za-z0-9])glpat-[\w-]{8,}                          # GitLab
-    | (?<![A-Za-z0-9])sk-(?:[A-Za-z0-9]+-)*(?=[A-Za-z_]*\d)\w{8,}   # OpenAI, Anthropic
-    | (?<![A-Za-z0-9])xox[a-z]-[\w-]{6,}                       # Slack
-    | (?<![A-Za-z0-9])eyJ[\w-]{6,}\.[\w-]+(?:\.[\w-]*)?        # JSON web tokens
-    | -----BEGIN\ [A-Z0-9 ]*PRIVATE\ KEY.*?(?:-----END\ [A-Z0-9 ]*PRIVATE\ KEY-----|\Z)
-    | (?<=://)[^\s/:@'"]*:[^\s@'"]+(?=@)                       # URLs
-    | (?<=[Bb]earer\ )[\w.~+/=-]{6,}
-    """,
-    re.VERBOSE | re.DOTALL,
-)
 _KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY")
 _KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]*PRIVATE KEY-----")
-_NAME = re.compile(
-    r"(^|_)(TOKEN|PASSWORD|PASSWD|PASSPHRASE|PWD|SECRET|API_?KEY|ACCESS_KEY(_ID)?|SECRET_KEY|"
-    r"PRIVATE_KEY|CREDENTIALS?|AUTHORIZATION)$"
-)
-# Tokens of text, and numbers of them: EOS_TOKEN, MAX_TOKEN.
-_TEXT_TOKEN = re.compile(
-    r"(^|_)(BOS|CLS|EOS|END|IMAGE|MASK|MAX|MIN|NEW|NUM|PAD|PER|SEP|SPECIAL|START|STOP|UNK)_TOKEN$"
-)
-_REFERENCE = re.compile(r"\$\(.*\)|\$\w+|\$\{.*\}|<.*>|\{\{.*\}\}|\[hidden\]")
-# EMPTY and dummy are what clients of local servers are given.
-_PLAIN = re.compile(
-    r"\d+(\.\d+)?|true|false|null|none|yes|no|empty|dummy|placeholder|", re.IGNORECASE
-)
-# Words that make a sentence: longer than a passphrase.
-_PROSE = 7
-# NAME=value, --name value, "name": value
-_ASSIGNED = re.compile(
-    r"(?P<before>(?P<name>[A-Za-z_][\w.-]*)=)"
-    r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s&,;\"']+)"
-)
-_FLAG = re.compile(
-    r"(?P<before>(?<![\w-])--?(?P<name>[A-Za-z][\w-]*)(?:\s+|[\"'],\s*[\"']))"
-    r"(?P<value>[^\s\"',;-][^\s\"',;]*)"
-)
-_ENTRY = re.compile(
-    r"(?P<before>[\"']?(?<![\w.])(?<!\] )(?P<name>[A-Z][A-Z0-9_]+|[a-z][a-z_-]*)[\"']?:[ ]*)"
-    r"(?P<value>\"[^\"]+\"|'[^']+'|[^\s\"',{}\[\]]+)"
-)
-_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a variable, flag or key of that name holds a secret: HF_TOKEN, --api-key."""
-    plain = re.sub(r"[^A-Za-z0-9]+", "_", _WORDS.sub("_", name.strip("-"))).upper()
-    return bool(_NAME.search(plain)) and not _TEXT_TOKEN.search(plain)
-
-
-def has_secret_form(text: str) -> bool:
-    """Whether a text holds what has the form of a credential."""
-    return _FORMS.search(text) is not None
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Whether a value is a secret, by its own form or by its name.
-
-    A reference to a variable, a number of tokens, a sentence, true and false are none.
-    """
-    if has_secret_form(value):
-        return True
-    if _REFERENCE.fullmatch(value) or len(value.split()) >= _PROSE:
-        return False
-    numeric_token = is_secret_name(name) and name.upper().endswith("TOKEN")
-    if _PLAIN.fullmatch(value) and (numeric_token or not value[:1].isdigit()):
-        return False
-    return is_secret_name(name)
-
-
-def _hide(found: re.Match[str]) -> str:
-    quote = found["value"][0] if found["value"][0] in "\"'" else ""
-    value = found["value"].strip(quote) if quote else found["value"]
-    if not is_secret(found["name"], value):
-        return found[0]
-    return f"{found['before']}{quote}{HIDDEN}{quote}"
-
-
-def redact(text: str) -> str:
-    """The text with every secret in it replaced by `[hidden]`."""
-    shown = _FORMS.sub(HIDDEN, text)
-    for pattern in (_ASSIGNED, _FLAG, _ENTRY):
-        shown = pattern.sub(_hide, shown)
-    return shown
 
 
 def redacted(value: Any) -> Any:
@@ -127,11 +39,16 @@ def redacted(value: Any) -> Any:
 
 def secret_words(words: Sequence[str]) -> Iterator[int]:
     """Indices of words of a command line that hold a secret."""
+    places = list(secret_places(" ".join(words)))
+    begin = 0
     for index, word in enumerate(words):
+        end = begin + len(word)
         before = words[index - 1] if index else ""
         named = before.startswith("-") and "=" not in before and not word.startswith("-")
-        if redact(word) != word or (named and is_secret(before, word)):
+        hit = any(start < end and stop > begin for start, stop in places)
+        if hit or redact(word) != word or (named and is_secret(before, word)):
             yield index
+        begin = end + 1
 
 
 def texts_at_risk(value: Any, name: str = "") -> Iterator[str]:

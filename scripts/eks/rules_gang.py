@@ -20,13 +20,28 @@ _CLUSTER = ".svc.cluster.local"
 _ADDRESS = re.compile(r"[0-9.]+|.*[$<{].*|\[.*")
 
 
-def gang_size(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: ARG001
+def _launching(pod: PodView, stream: Stream) -> int:
+    """Pods of the controller whose templates start torchrun; drivers beside them do not."""
+    peers = [other for other in stream.pods() if other.manifest is pod.manifest]
+    return sum(other.placement.pods for other in peers if launch_of(other))
+
+
+def gang_size(pod: PodView, stream: Stream) -> Iterator[Finding]:
     """torchrun counts as many nodes as there are pods, and all of them run at the same time."""
     launch = launch_of(pod)
     nodes = launch.nodes if launch else None
+    least = launch.least_nodes if launch else None
+    if launch and least is not None and least > pod.width and pod.kind in _COUNTED:
+        yield Finding(
+            "gang-size",
+            pod.at(f"{launch.place}.args"),
+            f"--nnodes begins at {least}, and the {pod.kind} runs {pod.width} pods: "
+            "torchrun waits for ever",
+            f"write at most {pod.width}, or run {least} pods",
+        )
     if launch is None or nodes is None or nodes < 2 or pod.kind not in _COUNTED:
         return
-    if nodes != pod.width:
+    if nodes not in (pod.width, _launching(pod, stream)):
         yield Finding(
             "gang-size",
             pod.at(f"{launch.place}.args"),

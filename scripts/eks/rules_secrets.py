@@ -9,7 +9,8 @@ from trnx.eks.documents import Manifest, shown_key
 from trnx.eks.errors import Finding
 from trnx.eks.pod_views import Stream
 from trnx.eks.reading import items, mapping, text, title
-from trnx.eks.redaction import has_secret_form, is_secret, is_secret_name, secret_words
+from trnx.eks.redaction import secret_words
+from trnx.eks.secret_forms import has_secret_form, is_secret, is_secret_name, redact
 
 _FIX = "put it into a Secret, and name that in `secrets` (envFrom); AWS: a service account"
 _STANDS = "a secret stands in the manifest, for all to read who may read the object"
@@ -44,7 +45,8 @@ def _secret_places(value: Any, path: Place) -> Iterator[Place]:
             if key == "env" and isinstance(item, list):
                 continue
             by_name = path[-1:] == ("annotations",) and is_secret_name(str(key))
-            if isinstance(item, str) and by_name:
+            noted = path[-1:] == ("annotations",) and isinstance(item, str)
+            if isinstance(item, str) and (by_name or (noted and redact(item) != item)):
                 yield (*path, shown_key(key))
             elif key not in _LINES:
                 yield from _secret_places(item, (*path, shown_key(key)))

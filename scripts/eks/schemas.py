@@ -23,7 +23,7 @@ from trnx.eks.cel import broken_rules
 from trnx.eks.documents import Manifest, shown_key
 from trnx.eks.errors import EksError, Finding, SchemaFolderError
 from trnx.eks.levels import Level
-from trnx.eks.redaction import is_secret_name
+from trnx.eks.secret_forms import is_secret_name
 
 FOLDER_VARIABLE = "TRNX_CRD_SCHEMAS"
 # Made by scripts/reduce_schemas.py; sources and licences stand in its README.md.

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trnx.eks import (
+    rules_api,
     rules_devices,
     rules_gang,
     rules_node,
+    rules_objects,
     rules_pod,
     rules_references,
     rules_secrets,
@@ -31,6 +33,7 @@ PodRule = Callable[[PodView, Stream], Iterator[Finding]]
 
 STREAM_RULES: tuple[StreamRule, ...] = (
     rules_values.words_of_fields,
+    rules_objects.refused_objects,
     rules_workload.names,
     rules_workload.not_suspended,
     rules_workload.trainer_contract,
@@ -42,6 +45,7 @@ STREAM_RULES: tuple[StreamRule, ...] = (
     rules_node.node_pools,
 )
 POD_RULES: tuple[PodRule, ...] = (
+    rules_api.refused_pod,
     rules_devices.requests_equal_limits,
     rules_devices.device_resource,
     rules_devices.plugin_or_claims,

@@ -57,6 +57,7 @@ def _load(name: str) -> ModuleType:
 
 
 stub_server = _load("stub_server")
+_load("manifests_of_others")
 
 
 def _kubeconfig(folder: Path, host: str) -> Path:

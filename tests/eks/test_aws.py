@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 import yaml
+from botocore.stub import Stubber
 from moto import mock_aws
 from typer.testing import CliRunner
 
@@ -272,6 +274,86 @@ def test_instance_command(aws: None) -> None:  # noqa: ARG001
         failed = runner.invoke(app, ["instance", name, "--json"])
         assert isinstance(failed.exception, AwsError)
         assert message in str(failed.exception)
+
+
+def _checks(*arguments: str) -> tuple[int, dict[str, dict[str, str]], dict[str, Any]]:
+    result = runner.invoke(app, ["instances", "--check", *arguments, "--json"])
+    assert isinstance(result.exception, SystemExit | None), result.exception
+    answer = json.loads(result.stdout.splitlines()[-1])
+    return result.exit_code, {item["name"]: item for item in answer["checks"]}, answer
+
+
+def test_table_of_instance_types_has_source_and_date() -> None:
+    answer = json.loads(runner.invoke(app, ["instances", "--json"]).stdout)
+    assert "checks" not in answer
+    names = {row["name"] for row in answer["instances"]}
+    assert names > set(INSTANCES)
+    families = {name.partition(".")[0] for name in names}
+    families |= {row["generation"] for row in answer["unnamed"]}
+    assert families == {"trn1", "trn1n", "trn2", "trn2u", "trn3", "inf2"}
+    for row in [*answer["instances"], *answer["unnamed"]]:
+        assert row["source"]
+        assert date.fromisoformat(row["read"]).year >= 2026
+    assert {row["name"] for row in answer["instances"] if row["jobs"]} == set(INSTANCES)
+    shown = runner.invoke(app, ["instances"]).stdout
+    assert all(name in shown for name in names | {"trn3"})
+
+
+@pytest.mark.usefixtures("aws")
+def test_the_whole_table_is_held_against_ec2() -> None:
+    code, found, answer = _checks()
+    assert (code, answer["ok"]) == (0, True)
+    silent = {name for name, item in found.items() if item["result"] != "same"}
+    # moto's copy of EC2's answer for trn2u says nothing of devices.
+    assert silent == {"trn2u.48xlarge"}
+    assert found["trn2u.48xlarge"]["result"] == "unknown"
+    assert "same     inf2.48xlarge" in runner.invoke(app, ["instances", "--check"]).stdout
+
+
+def test_what_ec2_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(name: str, count: int, efa: int) -> dict[str, Any]:
+        devices = [{"Count": count, "CoreInfo": {"Count": 8, "Version": 3}, "Name": "Trainium2"}]
+        network = {"EfaInfo": {"MaximumEfaInterfaces": efa}}
+        info = {"NeuronDevices": devices}
+        return {"InstanceType": name, "NeuronInfo": info, "NetworkInfo": network}
+
+    keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
+    ec2 = boto3.client("ec2", region_name=REGION, **keys)
+    filters = [{"Name": "instance-type", "Values": ["trn*", "inf2.*"]}]
+    pages = [
+        {"InstanceTypes": [answer("trn2.48xlarge", 8, 32)], "NextToken": "more"},
+        {"InstanceTypes": [answer("trn3.new", 4, 8), answer("trn2.3xlarge", 1, 1)]},
+    ]
+    monkeypatch.setattr("trnx.eks.cluster.ec2.client", lambda *_: ec2)
+    with Stubber(ec2) as stub:
+        stub.add_response("describe_instance_types", pages[0], {"Filters": filters})
+        stub.add_response(
+            "describe_instance_types", pages[1], {"Filters": filters, "NextToken": "more"}
+        )
+        code, found, whole = _checks()
+    assert (code, whole["ok"]) == (1, False)
+    assert found["trn2.48xlarge"] == {
+        "name": "trn2.48xlarge",
+        "result": "differs",
+        "message": "devices: 16 here, 8 by EC2; EFA interfaces: 16 here, 32 by EC2",
+    }
+    assert found["trn2.3xlarge"]["result"] == "same"
+    assert found["trn3.new"]["result"] == "new"
+    assert "trnx eks instance trn3.new" in found["trn3.new"]["message"]
+    assert found["inf2.xlarge"]["message"] == "the region does not offer it"
+
+
+def test_checking_without_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for arguments in (["--json"], []):
+        failed = runner.invoke(app, ["instances", "--check", "--region", REGION, *arguments])
+        assert isinstance(failed.exception, AwsError)
+        assert "no AWS credentials" in str(failed.exception)
+        assert "aws sso login" in str(failed.exception)
 
 
 def test_differences_are_told() -> None:

@@ -57,11 +57,24 @@ def _node(cluster: Cluster, name: str, **changes: Any) -> None:
     ready = [{"type": "Ready", "status": "True" if changes.get("ready", True) else "False"}]
     advertised = {NEURON: changes.get("neuron", "16"), EFA: changes.get("efa", "16")}
     state = {
-        "allocatable": {key: value for key, value in advertised.items() if value},
+        "allocatable": {key: value for key, value in advertised.items() if value}
+        | changes.get("allocatable", {}),
         "conditions": ready,
         "nodeInfo": {"osImage": changes.get("image", "Amazon Linux 2023")},
     }
-    cluster.add("nodes", {"metadata": {"name": name, "labels": labels}, "status": state})
+    spec = {"unschedulable": changes.get("cordoned", False), "taints": changes.get("taints", [])}
+    meta = {"name": name, "labels": labels | changes.get("labels", {})}
+    cluster.add("nodes", {"metadata": meta, "spec": spec, "status": state})
+
+
+def _running(cluster: Cluster, node: str, phase: str = "Running", **asked: str) -> None:
+    """A pod of another namespace, bound to a node; `asked`: neuron, efa, cpu, memory."""
+    names = {"neuron": NEURON, "efa": EFA}
+    requests = {names.get(key, key): value for key, value in asked.items()}
+    spec = {"nodeName": node, "containers": [{"name": "a", "resources": {"requests": requests}}]}
+    name = f"other-{len(cluster.names('pods'))}"
+    meta = {"name": name, "namespace": "elsewhere"}
+    cluster.add("pods", {"metadata": meta, "spec": spec, "status": {"phase": phase}})
 
 
 def _groups(cluster: Cluster, *groups: str, version: str = "") -> None:
@@ -121,7 +134,7 @@ def test_what_a_job_lacks(cluster: Cluster) -> None:
     code, found = _checks(TRAIN, "--set", "service_account=robot")
     assert code == 1
     failed = {name for name, checks in found.items() if any(c["result"] == "fail" for c in checks)}
-    assert failed == {"controllers", "claims", "queue", "account"}
+    assert failed == {"capacity", "controllers", "claims", "queue", "account"}
     assert all(
         check["fix"] for checks in found.values() for check in checks if check["result"] == "fail"
     )
@@ -135,7 +148,7 @@ def test_what_a_job_lacks(cluster: Cluster) -> None:
         ([{"efa": ""}] * 2, "efa", "fail", "aws-efa-k8s-device-plugin"),
         ([{"efa": "8"}, {}], "efa", "warn", "launch template"),
         ([{"neuron": "15"}, {}], "devices", "warn", "neuron-ls"),
-        ([{"zone": "us-west-2a"}, {"zone": "us-west-2b"}], "capacity", "warn", "one zone"),
+        ([{"zone": "us-west-2a"}, {"zone": "us-west-2b"}], "capacity", "fail", "one zone"),
         ([{"ready": False}, {}], "nodes", "warn", "describe node"),
         ([{"image": "amazon-eks-node-al2023-x86_64-standard-1.34"}, {}], "ami", "fail", "neuron"),
         ([{"kind": "trn9.huge"}, {}], "instance", "warn", "trnx eks instance trn9.huge"),
@@ -207,7 +220,157 @@ def test_queue_and_controllers_of_another_version(cluster: Cluster) -> None:
     assert "JobSet serves v1, not v1alpha2" in found["controllers"][0]["message"]
 
 
-def test_what_may_not_be_read_is_skipped(cluster: Cluster) -> None:
+DEDICATED = {"key": "dedicated", "value": "db", "effect": "NoSchedule"}
+OURS = {"key": NEURON, "value": "true", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "text"),
+    [
+        ([{}, {}], {"neuron": "16"}, f"n1: 0 {NEURON} free, a pod asks for 16"),
+        ([{}, {}], {"neuron": "1"}, f"n1: 15 {NEURON} free"),
+        ([{}, {}], {"efa": "16"}, f"n1: 0 {EFA} free"),
+        ([{"allocatable": {"cpu": "191450m"}}] * 2, {"cpu": "100"}, "n1: 91.45 cpu free"),
+        ([{"allocatable": {"memory": "1893Gi"}}] * 2, {"memory": "1Ti"}, "869Gi of memory free"),
+    ],
+)
+def test_what_is_taken_has_no_room(
+    cluster: Cluster, nodes: list[dict[str, Any]], asked: dict[str, str], text: str
+) -> None:
+    _good(cluster)
+    for index, changes in enumerate(nodes):
+        _node(cluster, f"n{index}", **changes)
+    _running(cluster, "n1", "Succeeded", **asked)
+    assert _checks(TRAIN)[1]["capacity"][0]["result"] == "ok"
+    _running(cluster, "n1", **asked)
+    code, found = _checks(TRAIN)
+    (check,) = found["capacity"]
+    assert (code, check["result"]) == (0, "warn")
+    assert "room for 1 now" in check["message"]
+    assert text in check["message"]
+    result = _run("doctor", TRAIN)
+    assert "the cluster has no room for it now: it would wait" in result.stdout
+    assert json.loads(_run("doctor", TRAIN, "--json").stdout)["verdict"] == "later"
+
+
+@pytest.mark.parametrize(
+    ("node", "text"),
+    [
+        ({"cordoned": True}, "n1 is cordoned"),
+        ({"ready": False}, "n1 is not ready"),
+        ({"taints": [OURS, DEDICATED]}, "n1 has the taint dedicated"),
+        ({"zone": "us-west-2a"}, "room for 1 now"),
+        ({"efa": ""}, f"n1: 0 {EFA} free"),
+        ({"neuron": "8"}, f"n1: 8 {NEURON} free"),
+        ({"kind": "trn2.3xlarge"}, "room for 1 now"),
+    ],
+)
+def test_closed_nodes_are_not_counted(cluster: Cluster, node: dict[str, Any], text: str) -> None:
+    _good(cluster)
+    _node(cluster, "n1", **node)
+    code, found = _checks(TRAIN)
+    (check,) = found["capacity"]
+    assert (code, check["result"]) == (1, "fail")
+    assert text in check["message"]
+    _groups(cluster, "jobset.x-k8s.io", "kueue.x-k8s.io", "karpenter.sh")
+    cluster.faults.pop(0)
+    assert _checks(TRAIN)[1]["capacity"][0]["result"] == "warn"
+
+
+def test_taints_that_the_pod_tolerates(cluster: Cluster) -> None:
+    _good(cluster)
+    _node(cluster, "n1", taints=[OURS, {**DEDICATED, "effect": "PreferNoSchedule"}])
+    assert _checks(TRAIN)[1]["capacity"][0]["result"] == "ok"
+
+
+def test_zones_that_a_job_names(cluster: Cluster) -> None:
+    _good(cluster)
+    assert _checks(TRAIN, "--set", "zone=us-west-2d")[1]["capacity"][0]["result"] == "ok"
+    code, found = _checks(TRAIN, "--set", "zone=us-west-2a")
+    (check,) = found["capacity"]
+    assert (code, check["result"]) == (1, "fail")
+    assert "no node in us-west-2a" in check["message"]
+    assert "2 in us-west-2d" in check["message"]
+    _groups(cluster, "jobset.x-k8s.io", "kueue.x-k8s.io", "karpenter.sh")
+    cluster.faults.pop(0)
+    (check,) = _checks(TRAIN, "--set", "zone=us-west-2a")[1]["capacity"]
+    assert "NodePool" in check["fix"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ({"key": "team", "operator": "In", "values": ["a"]}, "ok"),
+        ({"key": "team", "operator": "NotIn", "values": ["a"]}, "fail"),
+        ({"key": "team", "operator": "Exists"}, "ok"),
+        ({"key": "team", "operator": "DoesNotExist"}, "fail"),
+        ({"key": "cores", "operator": "Gt", "values": ["4"]}, "ok"),
+        ({"key": "cores", "operator": "Lt", "values": ["4"]}, "fail"),
+        ({"key": "team", "operator": "Gt", "values": ["4"]}, "fail"),
+    ],
+)
+def test_affinity_selects_nodes(cluster: Cluster, expression: dict[str, Any], result: str) -> None:
+    _good(cluster)
+    for name in ("n0", "n1"):
+        _node(cluster, name, labels={"team": "a", "cores": "8"})
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    job = {"template": {"spec": {"template": {"spec": {"affinity": affinity}}}}, "name": "node"}
+    overrides = {"JobSet": {"spec": {"replicatedJobs": [job]}}}
+    found = _checks(TRAIN, "--set", f"overrides={json.dumps(overrides)}")[1]
+    assert found["capacity"][0]["result"] == result
+
+
+def test_secrets_that_a_job_names(cluster: Cluster) -> None:
+    _good(cluster)
+    named = ["--set", "secrets=[hf-token, wandb]"]
+    value = "c2VjcmV0LXZhbHVl"
+    meta = {"name": "hf-token", "namespace": "default"}
+    cluster.add("secrets", {"metadata": meta, "data": {"HF_TOKEN": value}})
+    code, found = _checks(TRAIN, *named)
+    assert code == 1
+    assert [check["result"] for check in found["secrets"]] == ["ok", "fail"]
+    assert "create secret generic wandb" in found["secrets"][1]["fix"]
+    assert value not in _run("doctor", TRAIN, *named).output
+    forbidden = status(403, "Forbidden", "no")
+    cluster.faults.append(lambda request: forbidden if "/secrets/" in request.path else None)
+    code, found = _checks(TRAIN, *named)
+    assert (code, {check["result"] for check in found["secrets"]}) == (0, {"unknown"})
+
+
+def test_what_is_forbidden_is_not_missing(cluster: Cluster) -> None:
+    _good(cluster)
+    forbidden = status(403, "Forbidden", "no")
+    cluster.faults.insert(0, lambda request: forbidden if request.path == "/apis" else None)
+    code, found = _checks(TRAIN)
+    assert code == 0
+    (check,) = found["controllers"]
+    assert check["result"] == "unknown"
+    assert "JobSet" in check["message"]
+    assert "is not known: see what may not be read" in _run("doctor", TRAIN).stdout
+    cluster.faults.pop(0)
+    cluster.faults.append(lambda request: forbidden if request.path in ("/api/v1/pods",) else None)
+    code, found = _checks(TRAIN)
+    assert (code, found["capacity"][0]["result"]) == (0, "unknown")
+    for name in ("n0", "n1"):
+        _node(cluster, name, neuron="")
+    slices = "/apis/resource.k8s.io/v1/resourceslices"
+    cluster.faults.append(lambda request: forbidden if request.path == slices else None)
+    assert _checks()[1]["plugin-or-dra"][0]["result"] == "unknown"
+
+
+def test_devices_of_claims_are_not_counted(cluster: Cluster) -> None:
+    _good(cluster)
+    for name in ("n0", "n1"):
+        _node(cluster, name, neuron="")
+        spec = {"driver": "neuron.aws.com", "nodeName": name}
+        cluster.add("resourceslices", {"metadata": {"name": name}, "spec": spec})
+    code, found = _checks(TRAIN, "--set", "flavour=auto")
+    assert (code, found["capacity"][0]["result"]) == (0, "unknown")
+    assert "claims (DRA)" in found["capacity"][0]["message"]
+
+
+def test_what_may_not_be_read_is_unknown(cluster: Cluster) -> None:
     _good(cluster)
     forbidden = status(403, "Forbidden", "no")
     hidden = (
@@ -220,8 +383,9 @@ def test_what_may_not_be_read_is_skipped(cluster: Cluster) -> None:
     cluster.faults.append(lambda request: forbidden if request.path.endswith(hidden) else None)
     code, found = _checks(TRAIN)
     assert code == 0
-    skipped = {name for name, checks in found.items() if checks[0]["result"] == "skipped"}
-    assert skipped == {"nodes", "localqueues", "persistentvolumeclaims", "ec2"}
+    unknown = {name for name, checks in found.items() if checks[0]["result"] == "unknown"}
+    assert unknown == {"nodes", "capacity", "localqueues", "persistentvolumeclaims"}
+    assert found["ec2"][0]["result"] == "skipped"
 
 
 def test_a_server_that_does_not_know_who_asks(cluster: Cluster) -> None:

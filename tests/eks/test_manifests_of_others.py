@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import manifests_of_others as others
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -22,15 +21,6 @@ from trnx.eks.rule_names import RULES
 from trnx.eks.rules_security import restricted_problems
 from trnx.eks.validate import render_checked, validate
 from trnx.eks.views import line_of
-
-_SPEC = importlib.util.spec_from_file_location(
-    "manifests_of_others", Path(__file__).parent / "manifests_of_others.py"
-)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-others: Any = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = others
-_SPEC.loader.exec_module(others)
 
 CORRECT: dict[str, Callable[[], list[dict[str, Any]]]] = others.CORRECT
 ROOT = Path(__file__).resolve().parents[2]

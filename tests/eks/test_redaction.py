@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -20,16 +21,14 @@ from trnx.eks.cli import app
 from trnx.eks.errors import EksError, JobRefusedError
 from trnx.eks.loading import job_from_data, load_job
 from trnx.eks.redaction import (
-    HIDDEN,
     RedactedStream,
-    is_secret,
-    is_secret_name,
-    redact,
     redacted_output,
     secret_words,
     texts_at_risk,
     without,
 )
+from trnx.eks.secret_forms import HIDDEN, is_secret, is_secret_name, redact
+from trnx.eks.validate import render_checked
 
 MakeJob = Callable[..., dict[str, Any]]
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,6 +103,11 @@ JOBS: list[dict[str, Any]] = [
     {"service_account": SLACK},
     {"overrides": {"JobSet": {"metadata": {"annotations": {"x/token": PLAIN}}}}},
     {"overrides": {"JobSet": {"metadata": {"annotations": {"x/notes": JWT}}}}},
+    {
+        "overrides": {
+            "JobSet": {"metadata": {"annotations": {"x/n": json.dumps({"DB_PASS": PLAIN})}}}
+        }
+    },
     {"overrides": {PLAIN + "!": {"a": 1}}},
     {"instance_facts": {"devices": HF}},
     {GITHUB: 1},
@@ -344,8 +348,106 @@ def test_forms(secret: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "form",
+    [
+        "wJalrXUtnFEMI/K7MDENG/" + "bPxRfiCYEXAMPLEKEY",
+        "AIza" + "SyA1234567890abcdefghijklmnopqrstuv",
+        "npm" + "_abcdefghijklmnopqrstuvwxyz0123456789",
+        "pypi" + "-AgEIcHlwaS5vcmcCJDU3ZTQ3",
+        "sk" + "_live_4eC39HqLyjWDarjtT1zdp7dc",
+        "nvapi" + "-abcdefghijklmnopqrstuvwxyz0123456789",
+        "dapi" + "0123456789abcdef0123456789abcdef",
+        "SG" + ".abcdefghijklmnopq.abcdefghijklmnopqrstuv",
+    ],
+)
+def test_forms_of_further_services(make_job: MakeJob, form: str) -> None:
+    assert redact(f"see {form}, please") == f"see {HIDDEN}, please"
+    with pytest.raises(JobRefusedError) as caught:
+        render_checked(job_from_data(make_job(env={"ANYTHING": form})))
+    assert {finding.rule for finding in caught.value.findings} == {"plain-secret"}
+
+
+NAMES = (
+    "PGPASSWORD DB_PASS HF_TOKEN_2 API_KEYS OPENAI_KEY ENCRYPTION_KEY accesstoken authToken apiKey "
+    "GITHUB_PAT SLACK_WEBHOOK REDIS_AUTH Cookie JWT X-Amz-Signature sig AccountKey X-Api-Key"
+)
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_names_in_every_writing(name: str) -> None:
+    for text in (
+        f"{name}={PLAIN}",
+        f"{name} = '{PLAIN}'",
+        f"{name}: {PLAIN}",
+        f"{name}={PLAIN};{name}=ab,{PLAIN}",
+        f"?a=b&{name}={PLAIN}",
+        f"--{name} \\\n {PLAIN}",
+        json.dumps({name: PLAIN}),
+        json.dumps({"line": json.dumps({name: PLAIN})}),
+        f"note: '{json.dumps({name: PLAIN})}'",
+        json.dumps({"line": json.dumps(["--" + name, PLAIN])}),
+    ):
+        clean(redact(text))
+        assert redact(redact(text)) == redact(text)
+
+
+PLACED = [
+    f"postgres://me:hunter@{PLAIN}@db",
+    f"https://{PLAIN}abc@github.com/a/b",
+    f"curl -s -u me:{PLAIN} https://example.com",
+    f"machine example.com login me password {PLAIN}",
+    f"aws configure set aws_secret_access_key {PLAIN}",
+    f"mysql -h db -p{PLAIN}",
+    f"sshpass -p {PLAIN} ssh a",
+    f"docker login -u a -p {PLAIN}",
+    f"redis-cli -h a -a {PLAIN}",
+    f"Authorization: token {PLAIN}",
+    f"authorization=Basic {PLAIN}",
+    f'{{"auths": {{"r.io": {{"auth": "{PLAIN}"}}}}}}',
+    f"HF_TOKEN=$(echo {PLAIN})",
+    f"HF_TOKEN=${{HF_TOKEN:-{PLAIN}}}",
+    f"HF_TOKEN=<{PLAIN}>",
+    f"token%3D{PLAIN}",
+]
+
+
+@pytest.mark.parametrize("text", PLACED)
+def test_places_of_secrets(text: str) -> None:
+    clean(redact(text))
+    clean(redact(json.dumps(text)))
+    assert [*secret_words(["sh", "-c", text])] == [2]
+    if text[0] not in "{A":
+        assert [*secret_words(text.split())]
+
+
+def test_redacting_takes_time_in_proportion() -> None:
+    for text in ("curl ", "login ", "machine ", "a=b ", "--a ", "token=a,", "x://a:", "A1a/"):
+        short, long = text * 500, text * 4000
+        times = []
+        for part in (short, long):
+            begin = time.process_time()
+            redact(part)
+            times.append(time.process_time() - begin)
+        assert times[1] < 40 * times[0] + 0.5, text
+
+
+@pytest.mark.parametrize(
     "text",
     [
+        "HF_TOKEN=$(cat /run/secrets/hf)",
+        "HF_TOKEN=${HF_TOKEN:?set it}",
+        "HF_TOKEN=${HF_TOKEN:-$OTHER}",
+        "HF_TOKEN=${HF_TOKEN:-}",
+        "login(token=os.environ['HF_TOKEN'])",
+        "token = self.tokenizer.eos",
+        "if [ $TOKEN = x ]",
+        "--tokens /data/tokens.bin",
+        "--user 1000:1000",
+        "https://registry.example.com:5000/a@sha256:" + "0" * 64,
+        "git+https://github.com/a/b@v1",
+        "/fsx/checkpoints/Llama3/step00012000/abcd",
+        "0123456789abcdef0123456789abcdef01234567",
+        '{"token": null, "max_token": 5}',
         "MAX_TOKEN=4096",
         "EOS_TOKEN=</s>",
         "--max-token 4096",

@@ -17,8 +17,9 @@ import pytest
 from trnx.eks import documents
 from trnx.eks.errors import JobRefusedError
 from trnx.eks.loading import job_from_data, load_job
-from trnx.eks.model import OPERATORS, Flavour, Kind, Operator
+from trnx.eks.model import OPERATORS, Flavour, Kind, Operator, TrnxJob
 from trnx.eks.render import render, render_pod
+from trnx.eks.rules_security import restricted_problems
 from trnx.eks.validate import check_rules, render_checked, validate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +92,98 @@ def test_every_combination_holds(
     assert report.findings == ()
     assert report.unchecked == ()
     assert len(report.manifests) == len(manifests) > 0
+
+
+# A value other than the default for every key that shapes manifests; `None`: leave it out.
+EVERY_KEY: dict[str, list[Any]] = {
+    "namespace": ["team"],
+    "sdk": ["2.33"],
+    "lnc": [1, 2],
+    "cpu": ["8"],
+    "memory": ["64Gi"],
+    "shm": ["4Gi"],
+    "env": [{"STEPS": "10"}],
+    "secrets": [["hf-token"]],
+    "volumes": [
+        [{"name": "data", "claim": "trnx-fsx", "mount": "/data", "driver": "fsx.csi.aws.com"}],
+        [
+            {"name": "data", "claim": "trnx-fsx", "mount": "/data"},
+            {"name": "in", "claim": "text", "mount": "/in", "read_only": True},
+        ],
+    ],
+    "cache": [None],
+    "cache_s3": ["s3://bucket/neff"],
+    "zone": ["us-west-2d"],
+    "queue": ["team"],
+    "deadline_seconds": [3600],
+    "keep_seconds": [60],
+    "grace_seconds": [300],
+    "service_account": ["robot"],
+    "restarts": [0],
+    "resume": [[], ["--continue"]],
+    "instance": ["trn2u.48xlarge"],
+    "image": ["r.example.com/trnx@sha256:" + "0" * 64],
+    "nodes": [2],
+    "devices": [1, 16],
+    "nproc": [64],
+    "shards": [3],
+    "replicas": [3],
+    "port": [9000],
+    "startup_seconds": [60],
+    "health_path": ["/live"],
+    "ready_path": ["/ready"],
+}
+_NOT_ALONE = {"kind", "name", "command", "operator", "flavour", "instance_facts", "overrides"}
+
+
+def _pod_specs(value: Any) -> list[dict[str, Any]]:
+    if isinstance(value, dict):
+        if isinstance(value.get("containers"), list):
+            return [value]
+        return [spec for part in value.values() for spec in _pod_specs(part)]
+    return [spec for part in value for spec in _pod_specs(part)] if isinstance(value, list) else []
+
+
+def _all_hold(manifests: list[Any]) -> None:
+    """No finding of any level, and every pod one that a `restricted` namespace admits."""
+    report = validate(manifests, "1.34")
+    assert (report.findings, report.unchecked) == ((), ())
+    specs = _pod_specs(manifests)
+    assert specs
+    for spec in specs:
+        assert restricted_problems(spec) == []
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in [*spec["containers"], *spec.get("initContainers", [])]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_every_key_is_there() -> None:
+    assert set(EVERY_KEY) | _NOT_ALONE == set(TrnxJob.model_fields)
+
+
+# Keys that only some kinds of jobs take.
+KINDS_OF_KEY = {
+    "cache": set(Kind) - {Kind.WARM_CACHE},
+    "deadline_seconds": set(Kind) - {Kind.SERVE},
+    "nodes": {Kind.TRAIN},
+    "nproc": {Kind.TRAIN},
+    "shards": {Kind.WARM_CACHE},
+    "replicas": {Kind.SERVE},
+}
+
+
+@pytest.mark.parametrize("key", EVERY_KEY)
+def test_every_key_keeps_pods_restricted_and_strictly_valid(make_job: MakeJob, key: str) -> None:
+    for kind in KINDS_OF_KEY.get(key, set(Kind)):
+        for operator in OPERATORS[kind]:
+            for value in EVERY_KEY[key]:
+                data = make_job(kind, operator=operator, **{key: value})
+                if key == "sdk":
+                    data["image"] = "r.example.com/trnx@sha256:" + "0" * 64
+                _all_hold(render_checked(job_from_data(data)))
 
 
 @pytest.mark.parametrize(("kind", "operator", "flavour"), COMBINATIONS, ids=IDS)

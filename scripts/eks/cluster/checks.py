@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from trnx.eks.cluster.fit import is_ready
 from trnx.eks.cluster.pending import allocatable
 from trnx.eks.documents import Manifest
 from trnx.eks.instances import instance_of
 from trnx.eks.pod_views import INSTANCE_LABEL
 from trnx.eks.pods import EFA, NEURON, ZONE_LABEL
-from trnx.eks.reading import items, mapping, text
+from trnx.eks.reading import mapping, text
 
 OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skipped"
+# What may not be read (403): neither there nor missing.
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,10 @@ class Facts:
 
     version: str
     nodes: list[Manifest] | None
-    published: set[str]
-    groups: dict[str, list[str]]
-    device_class: bool
+    published: set[str] | None
+    groups: dict[str, list[str]] | None
+    device_class: bool | None
+    pods: list[Manifest] | None = None
     amis: dict[str, str] = field(default_factory=dict)
 
 
@@ -58,20 +62,13 @@ class NodeRow:
         return dict(self.__dict__)
 
 
-def _ready(node: Manifest) -> bool:
-    return any(
-        found.get("type") == "Ready" and found.get("status") == "True"
-        for found in items(mapping(node, "status"), "conditions")
-    )
-
-
-def _handed_out(node: Manifest, published: set[str]) -> str:
+def _handed_out(node: Manifest, published: set[str] | None) -> str:
     ways = []
     if allocatable(node, NEURON):
         ways.append("device plugin")
-    if text(mapping(node, "metadata"), "name") in published:
+    if text(mapping(node, "metadata"), "name") in (published or ()):
         ways.append("DRA")
-    return " and ".join(ways) or "nothing"
+    return " and ".join(ways) or ("nothing" if published is not None else "unknown")
 
 
 def neuron_nodes(facts: Facts) -> list[NodeRow]:
@@ -90,7 +87,7 @@ def neuron_nodes(facts: Facts) -> list[NodeRow]:
                 text(meta, "name"),
                 instance,
                 str(labels.get(ZONE_LABEL, "")),
-                _ready(node),
+                is_ready(node),
                 allocatable(node, NEURON),
                 allocatable(node, EFA),
                 _handed_out(node, facts.published),
@@ -104,7 +101,7 @@ def check_nodes(facts: Facts) -> list[Check]:
     """There are nodes with devices, ready, and each hands them out in one way."""
     if facts.nodes is None:
         fix = "have an administrator allow to list nodes"
-        return [Check("nodes", SKIP, "nodes may not be read", fix)]
+        return [Check("nodes", UNKNOWN, "nodes may not be read", fix)]
     rows = neuron_nodes(facts)
     if not rows:
         fix = "add a node group or NodePool of a trn type; with Karpenter they come with the job"
@@ -128,6 +125,11 @@ def check_nodes(facts: Facts) -> list[Check]:
             "(draDriver.enabled=true); see that the AMI is a Neuron one"
         )
         checks.append(Check("plugin-or-dra", FAIL, message, fix))
+    hidden = [row.name for row in rows if row.handed_out == "unknown"]
+    if hidden:
+        message = f"no device plugin on {', '.join(hidden)}, and DRA's devices may not be read"
+        fix = "have an administrator allow to list resourceslices (resource.k8s.io)"
+        checks.append(Check("plugin-or-dra", UNKNOWN, message, fix))
     return checks or [Check("nodes", OK, f"{len(rows)} nodes with devices")]
 
 
@@ -192,6 +194,11 @@ def check_controllers(facts: Facts, needed: set[str]) -> list[Check]:
     """Custom resources are served in the version that trnx writes."""
     from trnx.eks.cluster.resources import INSTALL
 
+    if facts.groups is None:
+        fix = "have an administrator allow to get /apis (the role system:discovery)"
+        message = "the kinds that the cluster serves may not be read: "
+        message += ", ".join(name for name, _ in CONTROLLERS.values())
+        return [Check("controllers", UNKNOWN, message, fix)]
     checks = []
     for group, (name, version) in CONTROLLERS.items():
         served = facts.groups.get(group, [])

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from trnx.eks.cluster import checks, ec2, job_checks
+from trnx.eks.cluster import capacity, checks, ec2, job_checks
 from trnx.eks.cluster.api import Api
-from trnx.eks.cluster.checks import OK, SKIP, WARN, Check, Facts, NodeRow, neuron_nodes
+from trnx.eks.cluster.checks import (
+    FAIL,
+    OK,
+    SKIP,
+    UNKNOWN,
+    WARN,
+    Check,
+    Facts,
+    NodeRow,
+    neuron_nodes,
+)
 from trnx.eks.cluster.flavour import dra_nodes
-from trnx.eks.cluster.resources import DEVICE_CLASS, NODE
+from trnx.eks.cluster.resources import DEVICE_CLASS, NODE, POD, Resource
 from trnx.eks.documents import Manifest
 from trnx.eks.errors import AbsentError, AwsError, ForbiddenError, NotInstalledError
 from trnx.eks.instances import INSTANCES
@@ -28,12 +38,23 @@ class Diagnosis:
     @property
     def ok(self) -> bool:
         """Whether nothing failed."""
-        return all(check.result != checks.FAIL for check in self.checks)
+        return all(check.result != FAIL for check in self.checks)
+
+    @property
+    def verdict(self) -> str:
+        """yes; later (there is no room now); unknown (something may not be read); no."""
+        if not self.ok:
+            return "no"
+        if any(check.result == UNKNOWN for check in self.checks):
+            return "unknown"
+        late = any(c.name == "capacity" and c.result == WARN for c in self.checks)
+        return "later" if late else "yes"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
         return {
             "ok": self.ok,
+            "verdict": self.verdict,
             "checks": [check.to_dict() for check in self.checks],
             "nodes": [node.to_dict() for node in self.nodes],
         }
@@ -46,26 +67,31 @@ def _answer(api: Api, path: str) -> Manifest:
         return {}
 
 
-def _groups(api: Api) -> dict[str, list[str]]:
-    answer = _answer(api, "/apis")
+def _groups(api: Api) -> dict[str, list[str]] | None:
+    try:
+        answer = api.request("GET", "/apis")
+    except ForbiddenError:
+        return None
+    except (AbsentError, NotInstalledError):
+        return {}
     return {
         text(group, "name"): [text(version, "version") for version in items(group, "versions")]
         for group in items(answer, "groups")
     }
 
 
-def _nodes(api: Api) -> list[Manifest] | None:
+def _all(api: Api, resource: Resource) -> list[Manifest] | None:
     try:
-        return api.items(NODE, "")
+        return api.items(resource, "")
     except ForbiddenError:
         return None
 
 
-def _device_class(api: Api) -> bool:
+def _device_class(api: Api) -> bool | None:
     try:
         return api.get(DEVICE_CLASS, "", NEURON_CLASS) is not None
     except ForbiddenError:
-        return False
+        return None
 
 
 def gather(api: Api) -> Facts:
@@ -75,7 +101,14 @@ def gather(api: Api) -> Facts:
         ClusterError: the server cannot be asked.
     """
     version = text(_answer(api, "/version"), "gitVersion")
-    return Facts(version, _nodes(api), dra_nodes(api), _groups(api), _device_class(api))
+    return Facts(
+        version,
+        _all(api, NODE),
+        dra_nodes(api),
+        _groups(api),
+        _device_class(api),
+        _all(api, POD),
+    )
 
 
 def _check_ec2(facts: Facts, job: TrnxJob | None, region: str | None) -> tuple[list[Check], Facts]:
@@ -102,10 +135,7 @@ def _check_ec2(facts: Facts, job: TrnxJob | None, region: str | None) -> tuple[l
             results.append(Check("ec2", WARN, f"{name}: {'; '.join(wrong)}", fix))
         else:
             results.append(Check("ec2", OK, f"{name} is as EC2 describes it"))
-    replaced = Facts(
-        facts.version, facts.nodes, facts.published, facts.groups, facts.device_class, amis
-    )
-    return results, replaced
+    return results, replace(facts, amis=amis)
 
 
 def _ami_ids(facts: Facts) -> list[str]:
@@ -115,7 +145,7 @@ def _ami_ids(facts: Facts) -> list[str]:
 
 
 def _check_dra(facts: Facts) -> list[Check]:
-    if facts.published and not facts.device_class:
+    if facts.published and facts.device_class is False:
         fix = "install the Neuron DRA driver's chart again: it brings the class"
         return [Check("dra", WARN, f"no DeviceClass {NEURON_CLASS}, but devices published", fix)]
     if facts.published:
@@ -141,9 +171,12 @@ def diagnose(api: Api, job: TrnxJob | None = None, region: str | None = None) ->
         *from_ec2,
     ]
     if job is not None:
+        job = capacity.with_found_flavour(job, facts)
         found += [
-            *job_checks.check_capacity(facts, job),
+            *capacity.check_capacity(facts, job),
+            *job_checks.check_devices(facts, job),
             *job_checks.check_claims(api, job),
+            *job_checks.check_secrets(api, job),
             *job_checks.check_queue(api, job),
             *job_checks.check_account(api, job),
             *job_checks.check_driver(job),

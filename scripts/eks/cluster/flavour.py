@@ -12,12 +12,14 @@ from trnx.eks.pods import DEVICE_CLASS, NEURON
 from trnx.eks.reading import mapping, text
 
 
-def dra_nodes(api: Api) -> set[str]:
-    """Names of the nodes whose devices the Neuron DRA driver publishes."""
+def dra_nodes(api: Api) -> set[str] | None:
+    """Names of the nodes whose devices the Neuron DRA driver publishes; None: may not be read."""
     try:
         slices = api.items(RESOURCE_SLICE, "")
-    except (ForbiddenError, NotInstalledError):
+    except NotInstalledError:
         return set()
+    except ForbiddenError:
+        return None
     ours = [item for item in slices if text(mapping(item, "spec"), "driver") == DEVICE_CLASS]
     return {text(mapping(item, "spec"), "nodeName") for item in ours} - {""}
 
@@ -42,5 +44,5 @@ def with_flavour(api: Api, job: TrnxJob) -> TrnxJob:
         nodes = api.items(NODE, "")
     except ForbiddenError:
         nodes = []
-    found = decide(nodes, dra_nodes(api), job.instance)
+    found = decide(nodes, dra_nodes(api) or set(), job.instance)
     return job.model_copy(update={"flavour": found})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator
 
 from trnx.eks.cluster.api import Api
-from trnx.eks.cluster.checks import FAIL, OK, SKIP, WARN, Check, Facts, neuron_nodes
-from trnx.eks.cluster.resources import QUEUE, SERVICE_ACCOUNT, VOLUME_CLAIM, Resource
+from trnx.eks.cluster.capacity import pods_of_job
+from trnx.eks.cluster.checks import FAIL, OK, UNKNOWN, WARN, Check, Facts, neuron_nodes
+from trnx.eks.cluster.resources import QUEUE, SECRET, SERVICE_ACCOUNT, VOLUME_CLAIM, Resource
 from trnx.eks.cluster.snapshot import condition
 from trnx.eks.documents import Manifest
 from trnx.eks.errors import ForbiddenError
 from trnx.eks.images import parse_image
 from trnx.eks.model import Flavour, Operator, TrnxJob
+from trnx.eks.pod_views import PodView
 from trnx.eks.reading import items, mapping, text, words
 
 _MANY = {"ReadWriteMany", "ReadOnlyMany"}
@@ -30,28 +32,15 @@ def needed_groups(job: TrnxJob | None) -> set[str]:
     return groups | ({"kueue.x-k8s.io"} if job.queue else set())
 
 
-def check_capacity(facts: Facts, job: TrnxJob) -> list[Check]:
-    """Enough nodes of the type, several of them in one zone, with the job's flavour of devices."""
+def check_devices(facts: Facts, job: TrnxJob) -> list[Check]:
+    """Nodes hand devices out as the job takes them, and all EFA interfaces for several nodes."""
     if facts.nodes is None or not job.the_devices:
         return []
     rows = [row for row in neuron_nodes(facts) if row.instance == job.instance and row.ready]
-    if job.zone:
-        rows = [row for row in rows if row.zone == job.zone]
     checks = []
-    zones = Counter(row.zone for row in rows)
-    most = max(zones.values(), default=0)
-    where = f" in {job.zone}" if job.zone else " in one zone" if job.nodes > 1 else ""
-    if most < job.nodes:
-        shown = ", ".join(f"{count} in {zone or '?'}" for zone, count in sorted(zones.items()))
-        message = f"the job wants {job.nodes} nodes of {job.instance}{where}; ready: {shown or 0}"
-        fix = (
-            "add nodes to one zone, whose pods EFA connects; with Karpenter they come with the job"
-        )
-        checks.append(Check("capacity", WARN, message, fix))
-    else:
-        checks.append(Check("capacity", OK, f"{most} nodes of {job.instance}{where}"))
     wanted = "DRA" if job.flavour == Flavour.DRA else "device plugin"
-    wrong = [row.name for row in rows if wanted not in row.handed_out]
+    known = [row.handed_out for row in rows if row.handed_out != "unknown"]
+    wrong = [handed_out for handed_out in known if wanted not in handed_out]
     if job.flavour != Flavour.AUTO and rows and len(wrong) == len(rows):
         other = Flavour.DEVICE_PLUGIN if job.flavour == Flavour.DRA else Flavour.DRA
         message = f"the job takes devices by {wanted}, and no {job.instance} node has that"
@@ -67,7 +56,7 @@ def _find(api: Api, resource: Resource, job: TrnxJob, name: str) -> Manifest | C
     try:
         return api.get(resource, job.namespace, name)
     except ForbiddenError as error:
-        return Check(resource.plural, SKIP, str(error))
+        return Check(resource.plural, UNKNOWN, str(error))
 
 
 def check_claims(api: Api, job: TrnxJob) -> list[Check]:
@@ -93,6 +82,38 @@ def check_claims(api: Api, job: TrnxJob) -> list[Check]:
             checks.append(Check("claims", WARN, message, fix))
         else:
             checks.append(Check("claims", OK, f"{volume.claim} is bound, {', '.join(modes)}"))
+    return checks
+
+
+def _secret_names(pod: PodView) -> Iterator[str]:
+    """Secrets that the pod cannot start without."""
+    for pull in items(pod.spec, "imagePullSecrets"):
+        yield text(pull, "name")
+    for volume in items(pod.spec, "volumes"):
+        if mapping(volume, "secret").get("optional") is not True:
+            yield text(mapping(volume, "secret"), "secretName")
+    for _, container in pod.containers():
+        references = [mapping(source, "secretRef") for source in items(container, "envFrom")]
+        references += [
+            mapping(variable, "valueFrom", "secretKeyRef") for variable in items(container, "env")
+        ]
+        yield from (text(one, "name") for one in references if one.get("optional") is not True)
+
+
+def check_secrets(api: Api, job: TrnxJob) -> list[Check]:
+    """The Secrets that the pods name are there; nothing in them is looked at."""
+    checks = []
+    names = {name for pod in pods_of_job(job) for name in _secret_names(pod)}
+    for name in sorted(names - {""}):
+        found = _find(api, SECRET, job, name)
+        if isinstance(found, Check):
+            checks.append(found)
+        elif found is None:
+            message = f"namespace {job.namespace} has no Secret {name}"
+            fix = f"kubectl -n {job.namespace} create secret generic {name} --from-env-file=FILE"
+            checks.append(Check("secrets", FAIL, message, fix))
+        else:
+            checks.append(Check("secrets", OK, f"{name} is there"))
     return checks
 
 

@@ -16,9 +16,10 @@ class Resource:
     namespaced: bool = True
 
     def path(self, namespace: str, name: str = "") -> str:
-        """The address of the kind's objects in a namespace, or of one of them."""
+        """The address of the kind's objects in a namespace (all where it is empty), or of one."""
         root = "/apis" if "/" in self.api_version else "/api"
-        place = f"/namespaces/{quote(namespace, safe='')}" if self.namespaced else ""
+        inside = self.namespaced and namespace
+        place = f"/namespaces/{quote(namespace, safe='')}" if inside else ""
         end = f"/{quote(name, safe='')}" if name else ""
         return f"{root}/{self.api_version}{place}/{self.plural}{end}"
 
@@ -35,6 +36,7 @@ EVENT = Resource("v1", "Event", "events")
 NODE = Resource("v1", "Node", "nodes", namespaced=False)
 NAMESPACE = Resource("v1", "Namespace", "namespaces", namespaced=False)
 VOLUME_CLAIM = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+SECRET = Resource("v1", "Secret", "secrets")
 SERVICE_ACCOUNT = Resource("v1", "ServiceAccount", "serviceaccounts")
 DAEMON_SET = Resource("apps/v1", "DaemonSet", "daemonsets")
 DEVICE_CLASS = Resource("resource.k8s.io/v1", "DeviceClass", "deviceclasses", namespaced=False)

@@ -24,7 +24,8 @@ from trnx.eks.errors import (
     UnauthorizedError,
     UnreachableError,
 )
-from trnx.eks.redaction import HIDDEN, texts_at_risk, without
+from trnx.eks.redaction import texts_at_risk, without
+from trnx.eks.secret_forms import HIDDEN
 
 _LONGEST = 600
 _GROUP = re.compile(r" /apis/([^/ ]+)/([^/ ]+)(?:/namespaces/[^/]+)?(?:/([^/ ]+))?")
