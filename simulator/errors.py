@@ -114,4 +114,8 @@ class UnknownNkiNameError(TrnxError, AttributeError):
 
 
 class FindingWarning(UserWarning):
-    """A finding that was asked to be a warning."""
+    """A finding that was asked to be a warning: `finding` as it would have been raised."""
+
+    def __init__(self, message: str, finding: FindingError | None = None) -> None:
+        super().__init__(message)
+        self.finding = finding

@@ -42,7 +42,8 @@ CHECKS = frozenset(
 # Rules on which the sources disagree, or that they leave open, are warnings, whatever was chosen.
 DISPUTED = "kernel-subset-disputed"
 DISPUTED_ORDER = "shared-hbm-order-disputed"
-ALWAYS_WARNINGS = frozenset({DISPUTED, DISPUTED_ORDER})
+DISPUTED_LEGALITY = "legality-disputed"
+ALWAYS_WARNINGS = frozenset({DISPUTED, DISPUTED_ORDER, DISPUTED_LEGALITY})
 # What is right in many kernels and a mistake in others: a warning, where it was asked for.
 CLIPPED_SLICE = "clipped-slice"
 ON_REQUEST = frozenset({CLIPPED_SLICE})
@@ -63,4 +64,4 @@ class Findings:
         if self._strict and finding.check not in self._warn | ALWAYS_WARNINGS:
             raise finding
         self.passed.append(finding)
-        warnings.warn(FindingWarning(str(finding)), stacklevel=2)
+        warnings.warn(FindingWarning(str(finding), finding), stacklevel=2)

@@ -15,7 +15,8 @@ Rows are in `rules/*.toml`, one file a family, in the order of the documentation
     values = true                         # only a run with values shows it
 
 Without `accepted`, the refused kernel is the legal one on the other generations. A row without
-`refused` has `why`, the reason for which no check can hold it, or `open`: a check is missing.
+`refused` has `why`, the reason for which no check can hold it, or `open`: a check is missing. What
+the sources dispute is a warning, whose check ends in "-disputed".
 Kernels have `x`, float32 [128, 512] in HBM, and tiles of zeros: `sb(shape, dtype)` in SBUF,
 `ps(shape, dtype)` in PSUM, `hb(shape, dtype)` in HBM.
 
@@ -47,7 +48,7 @@ from typing import Any
 import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, trace
-from trnx.simulator.errors import FindingError, TrnxError
+from trnx.simulator.errors import FindingError, FindingWarning, TrnxError
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().with_name("rules")
@@ -201,6 +202,8 @@ def _judged(row: Row, finding: Exception | None, line: int, is_refused: bool) ->
         return f"refused: {finding}" if finding is not None else ""
     if finding is None:
         return "accepted"
+    if isinstance(finding, FindingWarning) and finding.finding is not None:
+        finding = finding.finding
     if not isinstance(finding, FindingError):
         return f"{type(finding).__name__}: {finding}"
     if finding.check != row.check:

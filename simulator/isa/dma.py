@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from trnx.simulator.costs.attributes import DmaIssuer, dma_attributes
 from trnx.simulator.costs.dma import accumulating, transposing
 from trnx.simulator.isa.copy import append_copy, append_transpose, is_turned_by_blocks, transposed
+from trnx.simulator.isa.dma_legality import (
+    check_descriptors,
+    check_hwdge_transpose,
+    check_indirect_transpose,
+    check_issuer,
+    check_transpose_destination,
+    mode_of,
+    transpose_index,
+)
 from trnx.simulator.isa.indirect import (
     gather,
     index_view,
@@ -26,10 +35,9 @@ from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.language.enums import DgeMode, Engine, OobMode
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.dtype_conversion import append_load_f32
-from trnx.simulator.memory.storage import DMA_REACHABLE
+from trnx.simulator.memory.storage import DMA_REACHABLE, SBUF
 from trnx.simulator.program.propagation import by_element, transposed_place
 
-_Mode = TypeVar("_Mode", DgeMode, OobMode)
 _SWAPS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 
@@ -46,12 +54,13 @@ def dma_copy(
 ) -> None:
     """dst = src element by element in row-major order; another dtype goes through float32."""
     _check_pair(emit, dst, src)
-    mode = _mode(emit, DgeMode, dge_mode, "dge_mode")
-    _check_issuer(emit, mode, engine, priority)
+    mode = mode_of(emit, DgeMode, dge_mode, "dge_mode")
+    check_issuer(emit, mode, engine, priority)
+    check_descriptors(emit, mode, dst=dst, src=src)
     emit.attributes = dma_attributes(_issuer(engine, mode, dst, src), _class(emit, priority))
     if src.dtype != dst.dtype and mode is DgeMode.hwdge:
         emit.illegal(f"hwdge cannot convert {src.dtype} to {dst.dtype}")
-    skip = _mode(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
+    skip = mode_of(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
     if src.indirection is None and dst.indirection is None:
         source = emit.read(src, "src", shape=dst.shape, buffers=DMA_REACHABLE)
         target = emit.write(dst, "dst", buffers=DMA_REACHABLE)
@@ -83,29 +92,6 @@ def _class(emit: Emit, priority: Any) -> int | None:
     if emit.generation < 4 or not isinstance(priority, int):
         return None
     return min(max(int(priority), 0), 3)
-
-
-def _mode(emit: Emit, modes: type[_Mode], given: Any, name: str) -> _Mode:
-    """A member of an enumeration; kernels also pass its number."""
-    if isinstance(given, modes):
-        return given
-    for mode in modes:
-        if type(given) is int and given == mode.value:
-            return mode
-    names = ", ".join(mode.name for mode in modes)
-    return emit.illegal(f"{name}={given} must be one of {names}")
-
-
-def _check_issuer(emit: Emit, mode: DgeMode, engine: Any, priority: Any) -> None:
-    """hwdge exists from trn2 on, and takes an engine; priorities from trn3 on."""
-    emit.require(mode is not DgeMode.hwdge or emit.generation > 2, "hwdge needs trn2 or newer")
-    issuers = (Engine.unknown, Engine.sync, Engine.scalar) if mode is DgeMode.hwdge else (None,)
-    if engine is not None and engine is not Engine.unknown and engine not in issuers:
-        emit.illegal(f"engine={engine}: hwdge alone takes an engine, sync or scalar")
-    if priority is not None:
-        emit.require(emit.generation > 3, "priority needs trn3")
-        if priority not in (0, 1, 2, 3):
-            emit.illegal(f"priority={priority} must be from 0 to 3, 0 the highest")
 
 
 _ISSUERS = {
@@ -212,9 +198,9 @@ def dma_transpose(
     """Reverse the dimensions of `src`: (1, 0), (2, 1, 0) or (3, 1, 2, 0)."""
     _check_pair(emit, dst, src)
     emit.attributes = dma_attributes(DmaIssuer.unknown, _class(emit, priority))
-    mode = _mode(emit, DgeMode, dge_mode, "dge_mode")
-    skip = _mode(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
-    _check_issuer(emit, mode, None, priority)
+    mode = mode_of(emit, DgeMode, dge_mode, "dge_mode")
+    skip = mode_of(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
+    check_issuer(emit, mode, None, priority)
     if src.ndim not in _SWAPS:
         emit.illegal(f"src has {src.ndim} dimensions; 2, 3 and 4 are possible")
     order = _SWAPS[src.ndim] if axes is None else tuple(axes)
@@ -229,19 +215,11 @@ def dma_transpose(
         emit.illegal(f"dst is {dst.dtype}, src {src.dtype}; they must be equal")
     if src.indirection is not None:
         emit.require(emit.generation >= 3, "an indirect transpose needs trn2 or newer")
-        if not (src.ndim < 4 or 1 in src.shape[1:3]):
-            emit.illegal(
-                f"src is {src.shape}; an indirect transpose needs dimension 1 or 2 of size 1"
-            )
-        if src.dtype.itemsize != 2:
-            emit.illegal(f"an indirect transpose takes 2-byte types, not {src.dtype}")
-        emit.require(
-            mode in (DgeMode.unknown, DgeMode.swdge), "an indirect transpose takes swdge alone"
-        )
+        check_indirect_transpose(emit, src, mode)
         source = _gathered_columns(emit, src, skip).permute(order)
     else:
         emit.require(not skip, "oob_mode.skip is for indirect sources")
-        _check_hwdge_transpose(emit, src, mode)
+        check_hwdge_transpose(emit, src, mode)
         emit.read(src, "src", buffers=DMA_REACHABLE)
         # A view of its own: binding retargets the objects that steps hold, not views of them.
         strides = tuple(src.strides[axis] for axis in order)
@@ -251,40 +229,15 @@ def dma_transpose(
         _append_reversed(emit, src, target)
     else:
         emit.step(target.copy_, source)
-
-
-def _check_hwdge_transpose(emit: Emit, src: NkiTensor, mode: DgeMode) -> None:
-    """A direct transpose by hardware DGE has limits of its own."""
-    # The description names unknown and hwdge, the parameter none as well; public kernels pass it.
-    emit.require(mode is not DgeMode.swdge, "a direct transpose takes hwdge, none or unknown")
-    if mode is not DgeMode.hwdge:
-        return
-    rows = src.shape[0]
-    fits = (
-        rows == 16
-        if src.ndim == 2
-        else (rows in (1, 2, 4, 8, 16) and rows * src.shape[-2] % 16 == 0)
-    )
-    if not fits:
-        emit.illegal(f"hwdge does not transpose {src.shape}: see the limits of src.shape[0]")
-    if src.shape[-1] > 128:
-        emit.illegal(f"hwdge transposes rows of up to 128, not {src.shape[-1]}")
-    if src.dtype.itemsize != 2:
-        emit.illegal(f"hwdge transposes 2-byte types, not {src.dtype}")
+    check_transpose_destination(emit, dst)
 
 
 def _gathered_columns(emit: Emit, src: NkiTensor, skip: bool) -> torch.Tensor:
     """Scratch with the rows of `src` that the index names, which counts down its columns."""
     indirect = src.indirection
     assert indirect is not None
-    index = indirect.index
-    if not isinstance(index, NkiTensor) or index.size < src.shape[0]:
-        emit.illegal(f"src has {src.shape[0]} rows; the index must have as many elements")
-    if not index.dtype.is_integer:
-        emit.illegal(f"the index of src is {index.dtype}, not an integer")
-    if index.ndim != 2:
-        emit.illegal(f"the index of src has {index.ndim} dimensions, not 2")
-    chosen = emit.read(index, "index of src", buffers=DMA_REACHABLE)
+    index = transpose_index(emit, src, indirect)
+    chosen = emit.read(index, "index of src", buffers=SBUF)
     flat = emit.scratch((index.size,), index.dtype.torch)
     emit.step(flat.view(index.shape[1], index.shape[0]).t().copy_, chosen)
     rows, limit = rows_of(emit, src, indirect)
@@ -357,7 +310,7 @@ def dma_compute(
         if len(srcs) != 2:
             emit.illegal(f"an indirect dma_compute takes 2 sources, not {len(srcs)}")
         emit.require(unique_indices, "unique_indices must be True")
-    skip = _mode(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
+    skip = mode_of(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
     emit.require(bool(indirect) or not skip, "oob_mode.skip needs an indirect operand")
     values = [_as_f32(emit, src, dst, skip) for src in srcs]
     total = emit.scratch(dst.shape, torch.float32)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from trnx.simulator.costs.vector import on_gpsimd, per_element
+from trnx.simulator.errors import IllegalInstructionError, Location
 from trnx.simulator.isa.alu import operator, token_name
 from trnx.simulator.isa.arguments import integer, integers
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -295,10 +296,18 @@ def sequence_bounds(
         emit.illegal(f"dst has shape {dst.shape}; expected (1, 2, {length})")
     ids = emit.read(segment_ids, "segment_ids", shape=(length,))
     out = emit.write(dst, "dst", shape=(2, length), elementwise=False)
-    emit.step(_bounds, ids, out)
+    emit.step(_bounds, ids, out, emit.location)
 
 
-def _bounds(ids: torch.Tensor, out: torch.Tensor) -> None:
+def _bounds(ids: torch.Tensor, out: torch.Tensor, where: Location | None) -> None:
+    wrong = ids[(ids < 0) | (ids != ids.trunc())]
+    if wrong.numel():
+        raise IllegalInstructionError(
+            "sequence_bounds",
+            f"sequence_bounds: segment_ids has {float(wrong[0])}; segments are numbered by "
+            "integers from 1, and 0 is padding",
+            where,
+        )
     length = ids.numel()
     position = torch.arange(length, device="cpu")
     starts_here = torch.ones(length, dtype=torch.bool, device="cpu")

@@ -8,6 +8,7 @@ from typing import Any
 from trnx.simulator.costs.attributes import exchange_attributes
 from trnx.simulator.costs.cost import barrier
 from trnx.simulator.costs.dma import exchanging
+from trnx.simulator.findings import DISPUTED_LEGALITY
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.recorder import current
 from trnx.simulator.language.enums import DmaEngine, Engine
@@ -46,6 +47,13 @@ def core_barrier(
         emit.illegal(f"cores must be (0, 1), not {tuple(cores)}")
     emit.check(data, "data", (MemoryRegion.shared_hbm, *ON_CHIP))
     is_shared = data.storage.buffer is MemoryRegion.shared_hbm
+    if not is_shared:
+        emit.finding(
+            DISPUTED_LEGALITY,
+            f"data is in {data.storage.buffer.value}; it must be in shared HBM by "
+            "SDK/nki/api/nki/isa/__init__.py (core_barrier), and nki-library's "
+            "bwmm_shard_on_I_mx.py passes a tile in SBUF; pass the tensor that the cores share",
+        )
     key = data.storage.index if is_shared else "on chip"
     emit.meet(("core_barrier", key), None, data if is_shared else None)
 

@@ -221,6 +221,12 @@ def exponential(
     match_tiles(emit, dst, src=src)
     require_dtype(emit, "src", src, _EXP_SOURCES)
     require_dtype(emit, "dst", dst, _EXP_RESULTS)
+    for operand, tile in (("src", src), ("dst", dst)):
+        if tile.ndim > 4:
+            emit.illegal(
+                f"{operand} has shape {tile.shape}; at most 4 dimensions are possible: merge free "
+                "ones (flatten_dims, reshape)"
+            )
     shape = common_shape(dst, src)
     value = emit.read_f32(src, "src", shape=shape)
     shift = scalar(emit, max_value, "max_value", src, shape)

@@ -21,6 +21,7 @@ from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.program.propagation import by_partition
 
 _MISSING = -1  # all ones, as unsigned
+_MAX_DIMENSIONS = 3
 
 _Positions = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -31,6 +32,16 @@ def _check_data(emit: Emit, data: NkiTensor, operand: str) -> None:
         emit.illegal(
             f"{operand} has {data.free_size} elements per partition; there must be 8 to 16384"
         )
+
+
+def _check_dimensions(emit: Emit, **operands: NkiTensor) -> None:
+    """At most three, as max8 and nc_find_index8 take."""
+    for name, tile in operands.items():
+        if tile.ndim > _MAX_DIMENSIONS:
+            emit.illegal(
+                f"{name} has shape {tile.shape}; at most {_MAX_DIMENSIONS} dimensions are "
+                "possible: merge free ones (flatten_dims, reshape)"
+            )
 
 
 def _check_eight(emit: Emit, tile: NkiTensor, operand: str, like: NkiTensor) -> None:
@@ -44,6 +55,9 @@ def max8(emit: Emit, dst: NkiTensor, src: NkiTensor, name: str | None = None) ->
     """dst[p] = the 8 largest elements of src[p] in descending order, duplicates included."""
     _check_data(emit, src, "src")
     _check_eight(emit, dst, "dst", src)
+    _check_dimensions(emit, src=src)
+    if dst.ndim != 2:
+        emit.illegal(f"dst has shape {dst.shape}; it has two dimensions, ({src.shape[0]}, 8)")
     partitions, length = src.shape[0], src.free_size
     value = emit.read_f32(src, "src", shape=(partitions, length))
     out = emit.write_f32(dst, "dst", shape=(partitions, 8), elementwise=False)
@@ -86,6 +100,7 @@ def nc_find_index8(
     _check_data(emit, data, "data")
     _check_eight(emit, vals, "vals", data)
     _check_eight(emit, dst, "dst", data)
+    _check_dimensions(emit, data=data, vals=vals)
     require_dtype(emit, "dst", dst, ("uint16", "uint32"))
     partitions = data.shape[0]
     value = emit.read_f32(data, "data", shape=(partitions, data.free_size))

@@ -126,7 +126,11 @@ class Loops:
     def fori(self, lower: Bound, upper: Bound, step: int, body: Callable[[Any], Any]) -> None:
         """`for i in range(lower, upper, step): body(i)`."""
         for counter in self.counted(lower, upper, step):
-            body(counter)
+            if body(counter) is not None:
+                self._fail(
+                    "the body of nl.fori_loop returns a value, which nothing receives; write it to "
+                    "a tensor that was declared before the loop (SDK/nki/migration/index.rst)"
+                )
 
     def counted(self, lower: Bound, upper: Bound, step: int) -> Iterator[VirtualRegister]:
         """Yields the counter once, while the body is recorded."""

@@ -317,6 +317,7 @@ def exponential(
     m.tile(src, _SOURCES)
     m.tile(dst, _RESULTS)
     m.same_extent(dst, src)
+    m.require(max(len(src.shape), len(dst.shape)) <= 4, "dimensions")
     command = _command(m, reduce_cmd, ("idle", "reset_reduce", "reduce", "load_reduce"), "idle")
     if command != "load_reduce":
         m.require(not isinstance(reduce_init, View) and reduce_init == 0, "reduce_init is set")

@@ -175,6 +175,10 @@ def dma_copy(
     if mode == "hwdge":
         m.since(3)
         m.require(src.dtype == dst.dtype, "hwdge converts no types")
+    for offset in (dst.offset, src.offset):
+        if offset is not None:
+            m.require(mode != "none", "descriptors that know no address")
+            m.require(mode != "hwdge" or not offset.is_vector, "hwdge gathers no rows")
     used = engine.name if isinstance(engine, Token) else "unknown"
     if engine is not None:
         m.require(isinstance(engine, Token), "the engine")

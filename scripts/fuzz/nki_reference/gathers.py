@@ -223,6 +223,7 @@ def sequence_bounds(m: Machine, dst: View, segment_ids: View, name: Any = None) 
     length = segment_ids.free
     m.require(segment_ids.partitions == 1 and dst.flat == (1, 2 * length), "sizes")
     ids = m.elements(segment_ids)[0]
+    m.require(bool((ids >= 0).all() and (ids == np.trunc(ids)).all()), "no segment's number")
     result = np.zeros((2, length))
     start = 0
     for i in range(length):

@@ -314,7 +314,7 @@ def bn_aggr(m: Machine, dst: View, data: View, name: Any = None) -> None:
 
 def _draw_max8(s: ProgramBuilder) -> None:
     flat = s.extent()[0], s.c.pick((8, 9, 16, 100, 513))
-    src = s.tile(flat, ARITHMETIC)
+    src = s.tile(flat, ARITHMETIC, dims=s.c.pick((2, 3)))
     dst = s.tile((flat[0], 8), ARITHMETIC, dst=True, apart=(src,), dims=2)
     s.call("max8", dst=dst, src=src)
 
@@ -325,5 +325,6 @@ def max8(m: Machine, dst: View, src: View, name: Any = None) -> None:
     m.tile(dst, ARITHMETIC)
     m.tile(src, ARITHMETIC)
     m.require(8 <= src.free <= 16384, "8 to 16384 elements")
+    m.require(len(src.shape) <= 3 and len(dst.shape) == 2, "dimensions")
     m.require(dst.flat == (src.partitions, 8), "size of dst")
     m.store(dst, np.sort(m.f32(src), axis=1)[:, ::-1][:, :8])

@@ -276,7 +276,8 @@ def affine_select(
 def _search_operands(s: ProgramBuilder) -> tuple[View, View]:
     flat = s.extent()[0], s.c.pick((8, 9, 32, 100, 513))
     dtypes = (s.dtype(("float32", "bfloat16", "float16", "int16", "uint8")),)
-    data = s.tile(flat, dtypes, kind=TAME, reuse=False)
+    dims = s.c.pick((2, 3))
+    data = s.tile(flat, dtypes, kind=TAME, reuse=False, dims=dims)
     # Values of which most occur, some of them several times.
     stored = data.storage.values
     assert stored is not None
@@ -287,7 +288,7 @@ def _search_operands(s: ProgramBuilder) -> tuple[View, View]:
         wanted[:, s.c.integer(0, 7)] = np.array(77).astype(STORED[data.dtype])
     if s.c.flag(30):
         wanted[:, 1:5] = wanted[:, :1]
-    return data, s.tile((flat[0], 8), dtypes, values=wanted, reuse=False)
+    return data, s.tile((flat[0], 8), dtypes, values=wanted, reuse=False, dims=dims)
 
 
 def _matches(data: Array, values: Array, order: Any) -> tuple[Array, Array]:
@@ -320,6 +321,7 @@ def _check_search(m: Machine, data: View, vals: View) -> None:
 def nc_find_index8(m: Machine, dst: View, data: View, vals: View, name: Any = None) -> None:
     """Indices of 8 values; duplicates take successive occurrences, missing ones are all ones."""
     _check_search(m, data, vals)
+    m.require(max(len(data.shape), len(vals.shape)) <= 3, "dimensions")
     m.tile(dst, ("uint32", "uint16"))
     m.require(dst.flat == (data.partitions, 8), "size of dst")
     positions, _ = _matches(m.f32(data), m.f32(vals), range(8))

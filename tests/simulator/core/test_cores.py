@@ -58,7 +58,7 @@ def test_one_program_has_no_peer(kernels: ModuleType) -> None:
         trace(kernels.exchanges, [spec], grid=2, target="trn1", warn=("launch-grid",))
 
 
-@pytest.mark.parametrize("what", ["its own tensor", "both", "a tile", "an exchange"])
+@pytest.mark.parametrize("what", ["its own tensor", "both", "an exchange"])
 def test_meetings_that_order_a_tensor(kernels: ModuleType, what: str) -> None:
     x = torch.randn(2, 2)
     with warnings.catch_warnings():
@@ -66,6 +66,15 @@ def test_meetings_that_order_a_tensor(kernels: ModuleType, what: str) -> None:
         assert torch.equal(simulate(kernels.meets_for[2])(x, what), x)
     with pytest.raises(UnorderedAccessError):
         simulate(kernels.meets_for[2])(x, "nothing")
+
+
+def test_a_barrier_on_a_tile_is_disputed(kernels: ModuleType) -> None:
+    x = torch.randn(2, 2)
+    with pytest.warns(FindingWarning, match="legality-disputed.*isa.*bwmm_shard_on_I_mx") as caught:
+        assert torch.equal(simulate(kernels.meets_for[2])(x, "a tile"), x)
+    findings = [warning.message.finding for warning in caught]
+    assert {finding.check for finding in findings} == {"legality-disputed"}
+    assert all(finding.location.file.endswith("core_kernels.py") for finding in findings)
 
 
 def test_a_barrier_on_another_tensor_is_doubtful(kernels: ModuleType) -> None:
