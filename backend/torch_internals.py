@@ -126,6 +126,18 @@ def compile_with_autograd(
     return compiled
 
 
+def fake_results() -> int:
+    """How many results of operators on fake tensors torch remembers in this process."""
+    return len(FakeTensorMode.cache)
+
+
+def bound_fake_results(most: int) -> None:
+    """Forget them all where they are more than `most`: torch keeps those of every shape that was
+    ever compiled, also after `torch.compiler.reset()`; what is asked for again is computed."""
+    if fake_results() > most:
+        FakeTensorMode.cache.clear()
+
+
 def debug_directory() -> Path | None:
     """Where this process leaves artefacts of compilation, `torch_compile_debug/run_*`; None where
     nobody asked for them (`TORCH_COMPILE_DEBUG=1`, `torch._inductor.config.trace.enabled`)."""
