@@ -13,6 +13,7 @@ from torch import fx
 
 from trnx.backend.buckets.choice import choose_padding, note_padding
 from trnx.backend.collectives import CollectiveEngine
+from trnx.backend.debug_folder import DebugFolder
 from trnx.backend.executable import Executable
 from trnx.backend.neuron.choice import Choice
 from trnx.backend.neuron.executable import NeuronExecutable
@@ -78,6 +79,7 @@ class GraphCompiler:
         """The executable of `gm`; its report is published."""
         start = time.perf_counter()
         flops = graph_flops(gm.graph.nodes)
+        debug = DebugFolder(gm)
         engines = make_engines(self._options)
         refused = find_refused(gm.graph)
         device = device_of(gm)
@@ -97,6 +99,7 @@ class GraphCompiler:
                 else self._executable(plan, engines, report, device, padded)
             )
         _publish(report, start)
+        debug.write(plan, report)
         return run
 
     def assemble(self, plan: Plan, kind: str, device: torch.device) -> Callable[..., Any]:

@@ -16,11 +16,18 @@ from trnx.backend.neuron.choice import Choice, choose_runner
 from trnx.backend.options import Options, make_options
 from trnx.backend.pipeline import before_autograd
 from trnx.backend.runners import NeuronRunner
-from trnx.backend.torch_internals import compile_with_autograd, let_threads_load
+from trnx.backend.torch_internals import (
+    bound_fake_results,
+    compile_with_autograd,
+    let_threads_load,
+)
 from trnx.backend.versions import check_versions
 from trnx.fx_passes.metadata import EXAMPLE_VALUE
 from trnx.fx_passes.source import source_line
 from trnx.nki_kernels.registry import kernels
+
+# A large model needs some thousands, of one or two kilobytes each.
+FAKE_RESULTS = 4096
 
 # The name in pyproject.toml.
 let_threads_load("trnx")
@@ -50,6 +57,7 @@ def compile_captured(
 ) -> Callable[..., Any]:
     """Compile one captured graph; without a choice it is planned and reported, and run in eager."""
     check_devices(gm, example_inputs, _wanted_device(gm, example_inputs, choice))
+    bound_fake_results(FAKE_RESULTS)
     compiler = GraphCompiler(options, choice, next_frame_name())
     return compile_with_autograd(
         before_autograd(gm),

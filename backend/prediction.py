@@ -9,16 +9,19 @@ while a model compiles: its time is estimated by `simulator/timing/estimate`.
 from __future__ import annotations
 
 import logging
+import weakref
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from trnx.backend.cache.predictions import kept_seconds
-from trnx.backend.programs import PROGRAMS, ProgramCache, launch_key
+from trnx.backend.programs import PROGRAMS, ProgramCache
 from trnx.backend.torch_internals import without_fake_mode
 from trnx.fx_passes.match import bindings_spec
 from trnx.fx_passes.region import KernelMatch
+from trnx.nki_kernels.keys import key_of
 from trnx.nki_kernels.spec import Bindings, Cost, Launch
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.lru_cache import LruCache
@@ -101,7 +104,7 @@ class Predictions:
         if launch is None:
             return estimated_seconds(None, prediction.cost, hw), "estimate"
         return self._known.get_or_make(
-            launch_key(launch, hw.target), lambda: self._computed(launch, prediction.cost, hw)
+            _key(launch, hw.target), lambda: self._computed(launch, prediction.cost, hw)
         )
 
     def _computed(self, launch: Launch, cost: Cost, hw: Hardware) -> tuple[float, Basis]:
@@ -130,6 +133,16 @@ class Predictions:
 
 
 PREDICTIONS = Predictions()
+
+
+def _key(launch: Launch, target: str) -> Hashable:
+    """Equal for equal launches of a kernel that is still there: the key does not keep it, so that
+    a generated kernel goes with its last Program."""
+    try:
+        kernel: Hashable = weakref.ref(launch.kernel)
+    except TypeError:  # kernels that are no functions may not allow it
+        kernel = launch.kernel
+    return (kernel, key_of(launch.arguments), target)
 
 
 def _as_launched(match: KernelMatch) -> tuple[Bindings, list[int]]:

@@ -16,8 +16,9 @@ from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.program.program import Program
 
-# A large model has some tens of different launches for each shape that it sees.
-CAPACITY = 512
+# For compilation, and for the next model of the same layers: what executables use is found without
+# it. A large model has some tens of different launches for each shape that it sees.
+CAPACITY = 256
 # Programs hold the on-chip tensors of their kernels: some megabytes each, 24 MiB at the most.
 CAPACITY_BYTES = 1 << 30
 

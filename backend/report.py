@@ -72,7 +72,8 @@ class RegionReport:
     @property
     def work(self) -> str:
         """The kernel, or the ops, and the sizes: `linear 128x384x384`."""
-        ops = counted(op.split(".")[-2] for op in self.ops)
+        # `aten.linear.default` -> `linear`; a function of Python has no more than its name.
+        ops = counted(op.split(".")[-2] if "." in op else op for op in self.ops)
         return f"{self.kernel or ', '.join(ops)} {self.shapes}".strip()
 
     @property

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ import torch
 import torch._dynamo.backends.registry
 import torch._dynamo.eval_frame
 import torch._functorch.config
+import torch._inductor.config
 import torch.autograd.forward_ad as forward_ad
 from torch import fx
 from torch._C._distributed_c10d import _resolve_process_group
@@ -27,7 +29,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
-from torch._dynamo.utils import counters, graph_break_reasons
+from torch._dynamo.utils import counters, get_debug_dir, graph_break_reasons
 from torch._export.serde import serialize
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.partitioners import (
@@ -122,6 +124,26 @@ def compile_with_autograd(
         finally:
             TensorifyState.clear()
     return compiled
+
+
+def fake_results() -> int:
+    """How many results of operators on fake tensors torch remembers in this process."""
+    return len(FakeTensorMode.cache)
+
+
+def bound_fake_results(most: int) -> None:
+    """Forget them all where they are more than `most`: torch keeps those of every shape that was
+    ever compiled, also after `torch.compiler.reset()`; what is asked for again is computed."""
+    if fake_results() > most:
+        FakeTensorMode.cache.clear()
+
+
+def debug_directory() -> Path | None:
+    """Where this process leaves artefacts of compilation, `torch_compile_debug/run_*`; None where
+    nobody asked for them (`TORCH_COMPILE_DEBUG=1`, `torch._inductor.config.trace.enabled`)."""
+    if not torch._inductor.config.trace.enabled:
+        return None
+    return Path(get_debug_dir())
 
 
 def is_profiling() -> bool:

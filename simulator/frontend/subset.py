@@ -18,6 +18,7 @@ import builtins
 import functools
 import inspect
 import linecache
+import weakref
 from collections.abc import Callable, Iterator
 from enum import Enum
 from types import FunctionType, ModuleType
@@ -30,6 +31,7 @@ from trnx.simulator.frontend.kernel_sources import is_nki, never_twin
 from trnx.simulator.frontend.subset_rules import PARAMETERS, RULES, Rule
 from trnx.simulator.frontend.twins import load
 from trnx.simulator.language.nki_object import NKIObject
+from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.memory.dtypes import DType
 from trnx.simulator.source import parse
 
@@ -53,12 +55,18 @@ def subset_findings(kernel: Any) -> list[KernelSubsetError]:
     return findings
 
 
-@functools.lru_cache(maxsize=1024)
+# By weak reference: a function keeps its module, and a generated kernel should not stay for this.
+_FINDINGS: LruCache[tuple[KernelSubsetError, ...]] = LruCache(1024)
+
+
 def cached_findings(function: FunctionType) -> tuple[KernelSubsetError, ...]:
     """`subset_findings`, computed once per function; none where there is no source to read."""
-    if not _parsed(function.__code__.co_filename).body:
-        return ()
-    return tuple(subset_findings(function))
+
+    def make() -> tuple[KernelSubsetError, ...]:
+        has_source = bool(_parsed(function.__code__.co_filename).body)
+        return tuple(subset_findings(function)) if has_source else ()
+
+    return _FINDINGS.get_or_make(weakref.ref(function), make)
 
 
 def check_subset(kernel: Any) -> None:
@@ -70,7 +78,11 @@ def check_subset(kernel: Any) -> None:
 def _parsed(file: str) -> ast.Module:
     # Cells of notebooks have no file; linecache knows their source.
     linecache.checkcache(file)
-    return _tree("".join(linecache.getlines(file)), file)
+    was_known = file in linecache.cache
+    source = "".join(linecache.getlines(file))
+    if not was_known:
+        linecache.cache.pop(file, None)  # it never forgets, and generated kernels are many
+    return _tree(source, file)
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,12 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from trnx.backend import entry, report
 from trnx.backend.executable import Executable
+from trnx.backend.programs import PROGRAMS
+from trnx.backend.report import GraphReport
+from trnx.backend.torch_internals import bound_fake_results, fake_results
 
 pytest.importorskip("jax")
 
 from trnx.fallback.exchange import InputSlot
 from trnx.fallback.program import Program
+from trnx.nki_kernels.generator import kernel as generator
 
 # Under "auto" eager would execute the small region of XLA.
 OPTIONS = {"select": "legal", "fallback": "xla"}
@@ -31,9 +36,14 @@ class _Model(torch.nn.Module):
         return torch.sin(F.gelu(self.inner(x)).cumsum(0)) @ self.inner.weight
 
 
-def _alive() -> list[object]:
-    for _ in range(4):  # JAX lets go of Python's objects in a callback of the collector
+def _collect() -> None:
+    # What one collection frees lets go of more; JAX does so in a callback of the collector.
+    for _ in range(4):
         gc.collect()
+
+
+def _alive() -> list[object]:
+    _collect()
     return [o for o in gc.get_objects() if type(o) in (Executable, InputSlot, Program)]
 
 
@@ -55,3 +65,56 @@ def test_a_dropped_model_leaves_no_executable() -> None:
         torch.compiler.reset()
         assert _alive() == []
         assert [p() for p in parameters] == [None] * len(parameters)
+
+
+def _reports() -> list[object]:
+    _collect()
+    return [o for o in gc.get_objects() if type(o) is GraphReport]
+
+
+def test_reports_of_dropped_models_go_but_for_the_newest() -> None:
+    torch.compiler.reset()
+    for _ in range(2):
+        _use_and_drop()
+        torch.compiler.reset()
+    assert len(_reports()) == 1
+
+
+def test_a_dropped_model_leaves_no_generated_kernel() -> None:
+    torch.compiler.reset()
+    PROGRAMS.clear()
+    _collect()
+    before = set(generator._KERNELS)
+    x = torch.randn(7, 43)
+    compiled = torch.compile(lambda x: F.gelu(x) * 3 + 1, backend="trnx", options=OPTIONS)
+    compiled(x)
+    made = [weakref.ref(kernel) for path, kernel in generator._KERNELS.items()
+            if path not in before]  # fmt: skip
+    assert made
+    torch.compiler.reset()
+    del compiled
+    report._journal._last = None  # the newest report has its kernels
+    PROGRAMS.clear()
+    _collect()
+    assert [kernel() for kernel in made] == [None] * len(made)
+    assert set(generator._KERNELS) <= before
+
+
+def _f(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x @ x.t()) * 2 - x.sum()
+
+
+def test_results_of_fake_tensors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    bound_fake_results(0)
+    assert fake_results() == 0
+    monkeypatch.setattr(entry, "FAKE_RESULTS", 40)
+    found = []
+    for width in range(2, 12):
+        compiled = torch.compile(_f, backend="trnx", options=OPTIONS, dynamic=False)
+        x = torch.randn(width, 3)
+        torch.testing.assert_close(compiled(x), _f(x))
+        found.append(fake_results())
+        torch.compiler.reset()
+    assert found[0] > 10
+    assert max(found) <= 40 + 2 * found[0]
