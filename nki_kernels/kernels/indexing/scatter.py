@@ -57,8 +57,9 @@ def reference(
     reduce: str,
 ) -> torch.Tensor:
     """torch.scatter or torch.scatter_reduce"""
-    if values is None:
-        return torch.scatter(base, dim, index, number)  # type: ignore[arg-type]
+    if number is not None:
+        return torch.scatter(base, dim, index, number)
+    assert values is not None
     if reduce:
         return torch.scatter_reduce(base, dim, index, values, reduce)
     return torch.scatter(base, dim, index, values)
