@@ -13,7 +13,7 @@ import trnx
 
 
 class Block(nn.Module):
-    """A transformer block over sorted positions, because sort has no kernel."""
+    """A transformer block of centred positions, because median has no kernel."""
 
     def __init__(self, width: int = 128, heads: int = 4) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [batch, length, width] -> the same shape."""
-        x = x + x.sort(dim=1).values
+        x = x - x.median(dim=1, keepdim=True).values
         y = self.norm(x)
         x = x + self.attention(y, y, y, need_weights=False)[0]
         return x + self.feed_forward(x)

@@ -15,6 +15,7 @@ from trnx.fx_passes.canonicalise.fold_round_trips import FOLD_ROUND_TRIPS
 from trnx.fx_passes.canonicalise.hoist_pointwise import HOIST_POINTWISE
 from trnx.fx_passes.canonicalise.merge_common import MERGE_COMMON
 from trnx.fx_passes.canonicalise.name_attention import NAME_ATTENTION
+from trnx.fx_passes.canonicalise.name_extremes import NAME_EXTREMES
 from trnx.fx_passes.canonicalise.name_factories import NAME_FACTORIES
 from trnx.fx_passes.canonicalise.name_gelu import NAME_GELU
 from trnx.fx_passes.canonicalise.name_grouped_products import NAME_GROUPED_PRODUCTS
@@ -39,6 +40,7 @@ CANONICALISE: tuple[Pass, ...] = (
     NAME_GROUPED_PRODUCTS,
     SPLIT_CONVOLUTION_BACKWARD,
     NORMALISE_DIMS,
+    NAME_EXTREMES,
     SIMPLIFY_VIEWS,
     NORMALISE_CASTS,
     REMOVE_NOOPS,

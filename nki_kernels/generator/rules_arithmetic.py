@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from trnx.nki_kernels.generator import integer_casts, integers
+from trnx.nki_kernels.generator import integer_casts, integer_division, integers
 from trnx.nki_kernels.generator.division import divide
 from trnx.nki_kernels.generator.ir import INTEGER_DTYPES, Builder, Operand, Value
 from trnx.nki_kernels.generator.table import lowers
@@ -73,10 +74,34 @@ def div(b: Builder, x: Operand, y: Operand) -> Value:
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: Any) -> Value | Reject:
+def div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: Any) -> Operand | Reject:
     if rounding_mode is None:
         return divide(b, x, y)
-    return Reject(f"rounding_mode={rounding_mode!r} needs the exact quotient, which NKI lacks")
+    if rounding_mode == "floor":
+        return _of_integers(b, integer_division.floor_divide, x, y)
+    return _of_integers(b, integer_division.truncate_divide, x, y)
+
+
+def _of_integers(
+    b: Builder, divide_them: Callable[..., Operand | Reject], x: Operand, y: Operand
+) -> Operand | Reject:
+    """A rounded quotient, or a remainder, in the dtype of the result."""
+    if b.out not in (torch.int32, torch.int64):
+        return Reject(f"it needs the exact quotient of {b.out}, which NKI lacks")
+    result = divide_them(b, x, y)
+    if isinstance(result, Reject) or b.out is torch.int64:
+        return result
+    return words(b, result).low
+
+
+@lowers(aten.floor_divide, flops=40)
+def floor_divide(b: Builder, x: Operand, y: Operand) -> Operand | Reject:
+    return _of_integers(b, integer_division.floor_divide, x, y)
+
+
+@lowers(aten.remainder, flops=40)
+def remainder(b: Builder, x: Operand, y: Operand) -> Operand | Reject:
+    return _of_integers(b, integer_division.remainder, x, y)
 
 
 @lowers(aten.neg)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from trnx.nki_kernels.generator import integers
+from trnx.nki_kernels.generator import integer_division, integers
 from trnx.nki_kernels.generator.ir import INTEGER_DTYPES, Builder, Lowering, Operand, Value
 from trnx.nki_kernels.generator.table import lowers
+from trnx.nki_kernels.generator.words import words
 from trnx.simulator.errors import Reject
 
 aten = torch.ops.aten
@@ -69,6 +72,22 @@ def bitwise_not(b: Builder, x: Operand) -> Operand:
     if b.out is torch.int64:
         return integers.combine(b, "bitwise_xor", x, -1)
     return b.integer("bitwise_xor", x, -1)
+
+
+def _shift(move: Callable[[Builder, Value, int], Operand]) -> Lowering:
+    def lowering(b: Builder, x: Operand, places: Operand) -> Operand | Reject:
+        if b.out not in (torch.int32, torch.int64) or not isinstance(x, Value):
+            return Reject(f"shifts have rules for tensors of int32 and int64, not for {b.out}")
+        if isinstance(places, Value) or not 0 <= places < 8 * b.out.itemsize:
+            return Reject(f"{b.out} is shifted by numbers of places that it has, not by {places}")
+        moved = move(b, x, int(places))
+        return words(b, moved).low if b.out is torch.int32 else moved
+
+    return lowering
+
+
+lowers(aten.bitwise_left_shift, aten.__lshift__)(_shift(integer_division.shift_left))
+lowers(aten.bitwise_right_shift, aten.__rshift__)(_shift(integer_division.shift_right))
 
 
 def _always(b: Builder, x: Value, answer: bool) -> Value:

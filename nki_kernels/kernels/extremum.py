@@ -9,7 +9,6 @@ bfloat16, float16.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._lines import Lines, lines_of, reject_lines
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -28,7 +28,6 @@ aten = torch.ops.aten
 _INF = float("inf")
 _LONGEST = 16384
 _SHORTEST = 8  # of a search
-_MOST_LOOPS = 256
 _RUN = 64  # lines whose results are stored together
 
 
@@ -121,17 +120,10 @@ def reference(
     return (torch.argmax if largest else torch.argmin)(x, dim, keepdim)
 
 
-def _geometry(b: Bindings) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """(count, stride) of loops, lines and the elements of a line."""
-    x = b.x
+def _lines(b: Bindings) -> Lines:
     if b.dim is None:
-        return (1, 0), (1, 0), (x.numel, 1)
-    dim = b.dim % x.ndim
-    size, inner = x.shape[dim], math.prod(x.shape[dim + 1 :])
-    outer = math.prod(x.shape[:dim])
-    if inner == 1:
-        return (1, 0), (outer, size), (size, 1)
-    return (outer, size * inner), (inner, 1), (size, inner)
+        return (1, 0), (1, 0), (b.x.numel, 1)
+    return lines_of(b.x.shape, b.dim % b.x.ndim)
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
@@ -141,12 +133,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
         return reject
     if b.x.numel == 0 or b.x.ndim == 0:
         return Reject(f"x{b.x.shape} has no dimensions or no elements")
-    loops, _, (size, _) = _geometry(b)
-    if size > _LONGEST:
-        return Reject(f"lines of {size} elements; a search takes {_LONGEST}")
-    if loops[0] > _MOST_LOOPS:
-        return Reject(f"{loops[0]} groups of lines; the kernel takes {_MOST_LOOPS}")
-    return None
+    return reject_lines(_lines(b), _LONGEST, "a search")
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
@@ -159,13 +146,13 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         shape[b.dim] = 1
     else:
         del shape[b.dim]
-    constants = (*_geometry(b), tuple(shape), b.largest, b.gives_values)
+    constants = (*_lines(b), tuple(shape), b.largest, b.gives_values)
     return Launch.of(extremum_kernel, b, ("x",), *constants)
 
 
 def cost(b: Bindings) -> Cost:
     """Four passes of VectorE; x is read once."""
-    results = b.x.numel // _geometry(b)[2][0]
+    results = b.x.numel // _lines(b)[2][0]
     written = results * (8 + (b.x.dtype.itemsize if b.gives_values else 0))
     return Cost(vector_flops=4 * b.x.numel, hbm_bytes=b.x.nbytes + written)
 

@@ -1,5 +1,5 @@
-"""Gathers inside of partitions: `out[..., k, ...] = x[..., index[..., k, ...], ...]` along one
-dimension, by GpSimd.
+"""Lanes: what gathers and scatters along one dimension that stay inside of partitions work on.
+Gathers, `out[..., k, ...] = x[..., index[..., k, ...], ...]`, by GpSimd.
 
 A *lane* is what one partition holds: a line of x along the dimension, or several side by side. The
 dimensions before it (or, where they are fewer, those after it) lie on partitions, what remains is
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import nki
@@ -25,13 +26,14 @@ _LANE_BYTES = 65536  # the longest lane
 _MOST_LOOPS = 256
 _LANES = 128
 
-Steps = tuple[int, int, int]  # strides in x, in the index, in the result
+Steps = tuple[int, int, int]  # strides in x, in the index, in what is given for each index
 Pattern = tuple[tuple[int, int], ...]
 
 
 class Lanes(NamedTuple):
     """`total` lanes, `fold` of them in a partition at a time, for each of the `offsets` in x, index
-    and result. A lane has `extent` lines of `inner` elements, and `chosen` of them are read."""
+    and the third tensor: the result of a gather, the values of a scatter. A lane has `extent` lines
+    of `inner` elements, and `chosen` of them are read or written."""
 
     total: int
     fold: int
@@ -104,10 +106,18 @@ def gather_lanes_kernel(
     return out
 
 
-def lanes_of(x: TensorSpec, dim: int, index: TensorSpec) -> Lanes | None:
-    """How the gather runs in lanes; None where they are too long or too many loops are left."""
-    result = TensorSpec.dense(index.shape, x.dtype)
-    steps = list(zip(x.strides, index.strides, result.strides, strict=True))
+def lanes_of(
+    x: TensorSpec,
+    dim: int,
+    index: TensorSpec,
+    third: TensorSpec,
+    bytes_of: Callable[[int, int, int], int],
+) -> Lanes | None:
+    """How a gather from x or a scatter into it runs in lanes; None where they are too long or too
+    many loops are left. `third` has the strides of the result of a gather, or of the values of a
+    scatter; `bytes_of` says what a lane takes of a partition, by extent, chosen lines, inner size.
+    """
+    steps = list(zip(x.strides, index.strides, third.strides, strict=True))
     axes = [(n, s) for n, s in zip(index.shape, steps, strict=True)]
     before, after = _merged(axes[:dim]), _merged(axes[dim + 1 :])
     extent, chosen = x.shape[dim], index.shape[dim]
@@ -119,7 +129,7 @@ def lanes_of(x: TensorSpec, dim: int, index: TensorSpec) -> Lanes | None:
         forms.append(([*before, *after], 1, (1, 1, 1)))
     best = None
     for loops, inner, step in forms:
-        each = _lane_bytes(x, index, extent, chosen, inner)
+        each = bytes_of(extent, chosen, inner)
         if each > _LANE_BYTES or math.prod(n for n, _ in loops[:-1]) > _MOST_LOOPS:
             continue
         count, lane = loops[-1]
@@ -131,10 +141,15 @@ def lanes_of(x: TensorSpec, dim: int, index: TensorSpec) -> Lanes | None:
     return best
 
 
-def _lane_bytes(x: TensorSpec, index: TensorSpec, extent: int, chosen: int, inner: int) -> int:
-    """What one lane takes of a partition, the tiles of its addresses included."""
-    read = index.dtype.itemsize + 6 * 4 + words_of(x.dtype) * (4 + 4) + x.dtype.itemsize
-    return inner * (extent * x.dtype.itemsize + chosen * read)
+def gather_lanes_of(x: TensorSpec, dim: int, index: TensorSpec) -> Lanes | None:
+    """The lanes of a gather."""
+
+    def bytes_of(extent: int, chosen: int, inner: int) -> int:
+        # The tiles of the addresses, too.
+        read = index.dtype.itemsize + 6 * 4 + words_of(x.dtype) * (4 + 4) + x.dtype.itemsize
+        return inner * (extent * x.dtype.itemsize + chosen * read)
+
+    return lanes_of(x, dim, index, TensorSpec.dense(index.shape, x.dtype), bytes_of)
 
 
 def _merged(axes: list[tuple[int, Steps]]) -> list[tuple[int, Steps]]:

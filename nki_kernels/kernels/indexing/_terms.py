@@ -134,6 +134,17 @@ def axes_of_dim(x: TensorSpec, dim: int, index: TensorSpec) -> tuple[list[Axis],
     return axes, Index(0, words_of(index.dtype), x.shape[dim], strides[dim], wraps=False)
 
 
+def axes_along(x: TensorSpec, dim: int, index: TensorSpec) -> tuple[list[Axis], Index]:
+    """The axes of an `index` with an element for each of a result, which indexes `dim` of x, and
+    the index, which counts from 0."""
+    strides = TensorSpec.dense(x.shape, x.dtype).strides
+    axes = [
+        Axis(n, 0 if d == dim else strides[d], (index.strides[d],))
+        for d, n in enumerate(index.shape)
+    ]
+    return axes, Index(0, words_of(index.dtype), x.shape[dim], strides[dim], wraps=False)
+
+
 def values_pattern(
     values: TensorSpec, axes: Sequence[Axis], words: int
 ) -> tuple[tuple[int, int], ...]:

@@ -15,16 +15,14 @@ import torch
 from trnx.nki_kernels.kernels._copies import meta
 from trnx.nki_kernels.kernels.indexing._lanes import (
     gather_lanes_kernel,
+    gather_lanes_of,
     lanes_constants,
-    lanes_of,
 )
 from trnx.nki_kernels.kernels.indexing._launch import launch_gather, transfer_nanoseconds
 from trnx.nki_kernels.kernels.indexing._terms import (
-    Axis,
-    Index,
+    axes_along,
     reject_index,
     reject_values,
-    words_of,
 )
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
@@ -56,15 +54,11 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     """In lanes, or by a transfer for every 128 elements, whichever takes less time."""
     del hw
     x, dim = b.x, b.dim % b.x.ndim
-    lanes = lanes_of(x, dim, b.index)
+    lanes = gather_lanes_of(x, dim, b.index)
     if lanes is not None and x.nbytes / _BYTES < transfer_nanoseconds(b.index.numel):
         constants = lanes_constants(lanes, x, b.index)
         return Launch(gather_lanes_kernel, (*constants, x, b.index), ("x", "index"))
-    axes = [
-        Axis(n, 0 if d == dim else x.strides[d], (b.index.strides[d],))
-        for d, n in enumerate(b.index.shape)
-    ]
-    index = Index(0, words_of(b.index.dtype), x.shape[dim], x.strides[dim], wraps=False)
+    axes, index = axes_along(x, dim, b.index)
     result = reference(meta(x), dim, meta(b.index), b.sparse_grad)
     return launch_gather(b, "x", ("index",), axes, [index], result)
 

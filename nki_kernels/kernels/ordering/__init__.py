@@ -1,0 +1,1 @@
+"""Kernels that put elements in order."""
