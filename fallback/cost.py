@@ -78,6 +78,15 @@ _SCANS: dict[Any, dict[torch.dtype, int]] = {
     _aten.logcumsumexp.default: dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), 9),
 }
 
+# The same of functions whose range engines do not take as it is (nki_kernels/generator/angles.py).
+_RANGE_REDUCTIONS: dict[Any, int] = {
+    _aten.sin.default: 38,
+    _aten.cos.default: 38,
+    _aten.atan.default: 8,
+    _aten.asin.default: 11,
+    _aten.acos.default: 13,
+}
+
 # Where a convolution has its groups, its input and its weight among the arguments.
 _GROUPS: dict[Any, tuple[int, int, int]] = {
     _aten.convolution.default: (8, 0, 1),
@@ -213,7 +222,8 @@ def _busy(node: fx.Node, cost: Cost, hw: Hardware) -> _Busy:
         return _Busy(0.0, passes * rows, chain_seconds(hw, passes, columns))
     flops = flops_seconds(hw, cost.matmul_flops * _groups_in_a_product(node), dtype)
     elements = math.prod((*outer, columns))
-    steps = _scan_steps(node) + (0 if dtype is torch.bfloat16 else _division_steps(node))
+    steps = _scan_steps(node) + _RANGE_REDUCTIONS.get(node.target, 1) - 1
+    steps += 0 if dtype is torch.bfloat16 else _division_steps(node)
     vector = vector_seconds(hw, cost.vector_flops + steps * elements, dtype)
     return _Busy(flops, vector, chain_seconds(hw, 1 + steps, math.ceil(elements / hw.partitions)))
 

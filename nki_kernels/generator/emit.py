@@ -175,6 +175,8 @@ class _Emitter:
     def view(self, tile: Tile, *, constant: bool, on_bits: bool) -> str:
         """The tile, spread over the axes of `like`."""
         name = self.name(tile.value) + (_BITS if on_bits else "")
+        if tile.seen_as is not None and not on_bits:
+            name += f".view({_DTYPES[tile.seen_as]})"
         if tile.word is not None:
             name += self._word(tile.value, tile.word)
         have = self.axes(tile.value)

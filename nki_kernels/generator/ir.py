@@ -30,7 +30,7 @@ COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", 
 class Value:
     """One node of the DAG: `op` is its kind, `name` the operator, `args` values or numbers."""
 
-    op: str  # load, word, pack, alu, unary, reciprocal, bits, bitwise, either, select, cast, ...
+    op: str  # load, word, view, pack, alu, unary, reciprocal, bits, bitwise, either, select, ...
     name: str
     args: tuple[Operand, ...]
     dtype: torch.dtype
@@ -180,6 +180,10 @@ class Builder:
             return self.make("bits", "", (x,), torch.float32, attribute=(keep, flip))
         word = torch.tensor(x, dtype=torch.float32, device="cpu").view(torch.int32)
         return (word & keep ^ flip).view(torch.float32).item()
+
+    def view(self, x: Value, dtype: torch.dtype) -> Value:
+        """The bits of `x`, a tile of 32-bit elements, as `dtype` of that size; no instruction."""
+        return x if x.dtype is dtype else self.make("view", "", (x,), dtype)
 
     def with_sign(self, x: Value, signed: Operand) -> Value:
         """`x`, which is not negative, with the sign of `signed`, also where one is zero."""

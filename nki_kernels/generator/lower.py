@@ -17,6 +17,7 @@ from trnx.nki_kernels.generator import (  # noqa: F401
     rules_backward,
     rules_logic,
     rules_reduction,
+    rules_trigonometry,
 )
 from trnx.nki_kernels.generator.align import Alignment, align
 from trnx.nki_kernels.generator.ir import STORAGE_DTYPES, Builder, Dims, Operand, Value

@@ -192,8 +192,3 @@ def xlogy(b: Builder, x: Operand, y: Operand) -> Value:
         y = b.constant(float(y), torch.float32, frozenset())
     result = b.select(b.compare("equal", x, 0), 0.0, b.mul(x, b.unary("log", y)))
     return b.select(b.compare("equal", y, y), result, y, torch.float32)
-
-
-@lowers(aten.tan, aten.sinh, aten.cosh, aten.asin, aten.acos, aten.atan, aten.sin, aten.cos)
-def trigonometric(b: Builder, x: Operand) -> Reject:  # noqa: ARG001
-    return Reject("the engines' sine needs arguments in [-pi, pi], and reduction is not exact")

@@ -23,12 +23,13 @@ from trnx.nki_kernels.generator.lower import reachable
 @dataclass(frozen=True)
 class Tile:
     """A value as an argument: spread over the axes of `like`, or as it is where that is None; of an
-    int64 one of its words.
+    int64 one of its words; its bits taken as `seen_as` where that is given.
     """
 
     value: Value
     like: Value | None
     word: int | None = None
+    seen_as: torch.dtype | None = None
 
 
 Argument = Tile | str
@@ -122,7 +123,7 @@ class InstructionSelector:
 
     def _is_deferred(self, value: Value) -> bool:
         """True where the instruction of the only user may compute the value too."""
-        if value.op == "word":
+        if value.op in ("word", "view"):
             return True
         if self._uses[value] != 1:
             return False
@@ -201,7 +202,9 @@ class InstructionSelector:
 
     def _full(self, x: Value, like: Value) -> Tile:
         if x.op == "word":
-            return Tile(self._visit(_loaded(x)), like, x.attribute)
+            return Tile(self._visit(_source(x)), like, x.attribute)
+        if x.op == "view":
+            return Tile(self._visit(_source(x)), like, seen_as=x.dtype)
         return Tile(self._visit(x), like)
 
     def _column(self, x: Operand) -> Argument:
@@ -220,9 +223,12 @@ class InstructionSelector:
         """A tile of its own, for what needs one; others read the word where it was loaded."""
         self._put("tensor_copy", value, [("src", self._full(value, value))])
 
+    _visit_view = _visit_word
+
     def _visit_pack(self, value: Value) -> None:
         for word, part in enumerate(values_of(value.args)):
-            own = self._uses[part] == 1 and part.axes == value.axes and part.op != "word"
+            is_made = part.op not in ("word", "view")
+            own = self._uses[part] == 1 and part.axes == value.axes and is_made
             if not own or self._visit(part) is not part:
                 copy = Instruction("tensor_copy", value, (("src", self._full(part, value)),))
                 self._instructions.append(replace(copy, word=word))
@@ -399,11 +405,25 @@ class InstructionSelector:
                 source = Tile(held, value)
         else:
             source = literal(_stored(chosen, value.dtype))
-        if isinstance(other, Value):
-            self._put("tensor_copy", value, [("src", self._full(other, value))])
-        else:
+        if not isinstance(other, Value):
             self._put("memset", value, [("value", literal(_stored(other, value.dtype)))])
+        elif not self._computes_into(other, value):
+            self._put("tensor_copy", value, [("src", self._full(other, value))])
         self._put("tensor_copy_predicated", value, [("src", source), ("predicate", predicate)])
+
+    def _computes_into(self, source: Value, value: Value) -> bool:
+        """True where `source`, which nothing else reads, is computed in the tile of `value`."""
+        if (
+            source.op not in ("alu", "bits", "bitwise", "either", "reciprocal", "select", "unary")
+            or self._uses[source] != 1
+            or (source.dtype, source.axes) != (value.dtype, value.axes)
+            or self._visit(source) is not source
+        ):
+            return False
+        self._instructions = [
+            replace(i, dst=value) if i.dst is source else i for i in self._instructions
+        ]
+        return True
 
     def _visit_reduce(self, value: Value) -> None:
         (source,) = value.args
@@ -429,8 +449,9 @@ def _is_exact(value: Value) -> bool:
     return value.dtype is torch.int32 and value.attribute is None
 
 
-def _loaded(word: Value) -> Value:
-    (tile,) = values_of(word.args)
+def _source(value: Value) -> Value:
+    """What a word or a view is taken of."""
+    (tile,) = values_of(value.args)
     return tile
 
 

@@ -33,7 +33,8 @@ class _Model(torch.nn.Module):
         self.inner = torch.nn.Linear(16, 16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sin(F.gelu(self.inner(x)).cumsum(0)) @ self.inner.weight
+        inside = torch.tanh(F.gelu(self.inner(x)).cumsum(0)) * 0.5
+        return torch.erfinv(inside) @ self.inner.weight
 
 
 def _collect() -> None:

@@ -78,7 +78,7 @@ def mixed() -> torch.nn.Module:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = torch.nn.functional.gelu(self.first(x))
-            z = self.norm(torch.sin(y) * torch.sigmoid(x) + 0.5)
+            z = self.norm(torch.erfinv(y.tanh() * 0.5) * torch.sigmoid(x) + 0.5)
             return (torch.cumsum(z, -1).flip(-1) * 2).transpose(0, 1), z.median(-1).values
 
     torch.manual_seed(0)
@@ -180,10 +180,10 @@ def test_every_part_of_the_key_counts(change: str, calls: Counter[str]) -> None:
 
 def test_names_and_lines_of_the_user_are_of_the_process_that_asks(calls: Counter[str]) -> None:
     def first(x: torch.Tensor) -> torch.Tensor:
-        return torch.sin(x)
+        return torch.digamma(x)
 
     def second(x: torch.Tensor) -> torch.Tensor:
-        return torch.sin(x)
+        return torch.digamma(x)
 
     x = torch.randn(4, 8)
     compiled(first)(x)
