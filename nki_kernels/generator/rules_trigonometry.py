@@ -52,8 +52,7 @@ def tan(b: Builder, x: Operand) -> Reject:  # noqa: ARG001
     return Reject("next to a pole tan needs more bits of the reduced angle than sin and cos")
 
 
-@lowers(aten.atan, flops=8)
-def atan(b: Builder, x: Operand) -> Value:
+def _arctangent(b: Builder, x: Operand) -> Value:
     # ScalarE takes [-pi / 2, pi / 2]; atan(y) is pi / 2 - atan(1 / y) for y > 0.
     x = _as_value(b, x)
     magnitude = b.unary("abs", x)
@@ -64,17 +63,22 @@ def atan(b: Builder, x: Operand) -> Value:
     return b.with_sign(b.select(is_steep, complement, angle, torch.float32), x)
 
 
+@lowers(aten.atan, flops=8)
+def atan(b: Builder, x: Operand) -> Value:
+    return _arctangent(b, x)
+
+
 @lowers(aten.asin, flops=14)
 def asin(b: Builder, x: Operand) -> Value:
     cosine = b.mul(b.sub(1.0, x), b.add(x, 1.0))
-    return atan(b, b.mul(x, b.reciprocal(b.unary("sqrt", cosine))))
+    return _arctangent(b, b.mul(x, b.reciprocal(b.unary("sqrt", cosine))))
 
 
 @lowers(aten.acos, flops=14)
 def acos(b: Builder, x: Operand) -> Value:
     # Twice the atan of sin / (1 + cos): pi / 2 - asin(x) cancels next to 1.
     sine, cosine = b.unary("sqrt", b.sub(1.0, x)), b.unary("sqrt", b.add(x, 1.0))
-    return b.mul(atan(b, b.mul(sine, b.reciprocal(cosine))), 2.0)
+    return b.mul(_arctangent(b, b.mul(sine, b.reciprocal(cosine))), 2.0)
 
 
 @lowers(aten.sinh, flops=14)

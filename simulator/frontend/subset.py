@@ -59,7 +59,7 @@ def subset_findings(kernel: Any) -> list[KernelSubsetError]:
 _FINDINGS: LruCache[tuple[KernelSubsetError, ...]] = LruCache(1024)
 
 
-def cached_findings(function: FunctionType) -> tuple[KernelSubsetError, ...]:
+def cached_findings(function: Callable[..., Any]) -> tuple[KernelSubsetError, ...]:
     """`subset_findings`, computed once per function; none where there is no source to read."""
 
     def make() -> tuple[KernelSubsetError, ...]:
