@@ -7,22 +7,16 @@ order of the operands' dimensions where they agree on one (`channels_last`), els
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from trnx.nki_kernels.kernels._copies import (
-    MOST_SOURCES,
-    Piece,
-    cost_of_copies,
-    launch_copies,
-    reject_copies,
-)
-from trnx.nki_kernels.kernels._copy_kernels import copy_kernel
+from trnx.nki_kernels.kernels._copies import MOST_SOURCES, Piece, reject_copies
+from trnx.nki_kernels.kernels._copy_spec import copies_spec
+from trnx.nki_kernels.kernels._patterns import pattern_of
 from trnx.nki_kernels.registry import register
-from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
+from trnx.nki_kernels.spec import Bindings, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
@@ -36,13 +30,7 @@ def _pattern(count: int) -> Pattern:
     def function(*values: Any) -> Any:
         return aten.cat.default(list(values[:-1]), values[-1])
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    names = (*_NAMES[:count], "dim")
-    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, kind) for name in names]
-    )
-    function.__annotations__ = {"dim": int}
-    return Pattern(function, dict.fromkeys(_NAMES[count:]))
+    return pattern_of(function, (*_NAMES[:count], "dim"), {"dim": int}, _NAMES[count:])
 
 
 def reference(dim: int, **operands: torch.Tensor | None) -> torch.Tensor:
@@ -64,17 +52,6 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """dtypes."""
     del hw
     return reject_copies(b, _NAMES)
-
-
-def launch(b: Bindings, hw: Hardware) -> Launch:
-    """Where each operand goes."""
-    del hw
-    return launch_copies(b, _NAMES, reference, _pieces)
-
-
-def cost(b: Bindings) -> Cost:
-    """Every byte is read and written."""
-    return cost_of_copies(b, reference)
 
 
 def samples(generator: torch.Generator) -> Iterator[Sample]:
@@ -103,15 +80,13 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
 
 
 register(
-    KernelSpec(
-        name="cat",
-        patterns=tuple(_pattern(count) for count in range(2, MOST_SOURCES + 1)),
+    copies_spec(
+        "cat",
+        tuple(_pattern(count) for count in range(2, MOST_SOURCES + 1)),
+        _NAMES,
         supports=supports,
         reference=reference,
-        cost=cost,
+        pieces=_pieces,
         samples=samples,
-        kernel=copy_kernel,
-        launch=launch,
-        strided=frozenset(_NAMES),
     )
 )

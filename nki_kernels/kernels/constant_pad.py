@@ -13,15 +13,10 @@ from typing import Any
 
 import torch
 
-from trnx.nki_kernels.kernels._copies import (
-    Piece,
-    cost_of_copies,
-    launch_copies,
-    reject_copies,
-)
-from trnx.nki_kernels.kernels._copy_kernels import copy_kernel
+from trnx.nki_kernels.kernels._copies import Piece, reject_copies
+from trnx.nki_kernels.kernels._copy_spec import copies_spec
 from trnx.nki_kernels.registry import register
-from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
+from trnx.nki_kernels.spec import Bindings, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
@@ -84,17 +79,6 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
     return None
 
 
-def launch(b: Bindings, hw: Hardware) -> Launch:
-    """Where x and the number go."""
-    del hw
-    return launch_copies(b, ("x",), reference, _pieces, _number(b))
-
-
-def cost(b: Bindings) -> Cost:
-    """x is read, the result written."""
-    return cost_of_copies(b, reference)
-
-
 def samples(generator: torch.Generator) -> Iterator[Sample]:
     """Each dimension, both sides, images, long and short rows, cuts, numbers, dtypes."""
 
@@ -129,15 +113,14 @@ def _pad(x: torch.Tensor, pad: list[int], value: float) -> Any:
 
 
 register(
-    KernelSpec(
-        name="constant_pad",
-        patterns=(Pattern(_pad),),
+    copies_spec(
+        "constant_pad",
+        (Pattern(_pad),),
+        ("x",),
         supports=supports,
         reference=reference,
-        cost=cost,
+        pieces=_pieces,
         samples=samples,
-        kernel=copy_kernel,
-        launch=launch,
-        strided=frozenset({"x"}),
+        value=_number,
     )
 )

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trnx.nki_kernels.kernels._copies import Piece, cost_of_copies, launch_copies, reject_copies
-from trnx.nki_kernels.kernels._copy_kernels import copy_kernel
+from trnx.nki_kernels.kernels._copies import Piece, reject_copies
+from trnx.nki_kernels.kernels._copy_spec import copies_spec
 from trnx.nki_kernels.registry import register
-from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
+from trnx.nki_kernels.spec import Bindings, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
@@ -107,17 +107,6 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
     return None
 
 
-def launch(b: Bindings, hw: Hardware) -> Launch:
-    """Where x and its frame go."""
-    del hw
-    return launch_copies(b, ("x",), reference, _pieces)
-
-
-def cost(b: Bindings) -> Cost:
-    """x is read, the result written."""
-    return cost_of_copies(b, reference)
-
-
 def samples(generator: torch.Generator) -> Iterator[Sample]:
     """Both kinds, one to three dimensions, short and long rows, cuts, strides, dtypes."""
 
@@ -174,9 +163,9 @@ def _replication_pad3d(x: torch.Tensor, padding: list[int]) -> Any:
 _MIRRORED, _REPEATED = {"mirrored": True}, {"mirrored": False}
 
 register(
-    KernelSpec(
-        name="edge_pad",
-        patterns=(
+    copies_spec(
+        "edge_pad",
+        (
             Pattern(_reflection_pad1d, _MIRRORED),
             Pattern(_reflection_pad2d, _MIRRORED),
             Pattern(_reflection_pad3d, _MIRRORED),
@@ -184,12 +173,10 @@ register(
             Pattern(_replication_pad2d, _REPEATED),
             Pattern(_replication_pad3d, _REPEATED),
         ),
+        ("x",),
         supports=supports,
         reference=reference,
-        cost=cost,
+        pieces=_pieces,
         samples=samples,
-        kernel=copy_kernel,
-        launch=launch,
-        strided=frozenset({"x"}),
     )
 )

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from trnx.nki_kernels.kernels._copies import Piece, cost_of_copies, launch_copies, reject_copies
-from trnx.nki_kernels.kernels._copy_kernels import copy_kernel
+from trnx.nki_kernels.kernels._copies import Piece, reject_copies
+from trnx.nki_kernels.kernels._copy_spec import copies_spec
 from trnx.nki_kernels.registry import register
-from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
+from trnx.nki_kernels.spec import Bindings, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
@@ -55,17 +55,6 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
     return None
 
 
-def launch(b: Bindings, hw: Hardware) -> Launch:
-    """Where the positions of x go."""
-    del hw
-    return launch_copies(b, ("x",), reference, _pieces)
-
-
-def cost(b: Bindings) -> Cost:
-    """x is read, the result written."""
-    return cost_of_copies(b, reference)
-
-
 def samples(generator: torch.Generator) -> Iterator[Sample]:
     """Each dimension, several, short and long rows, dtypes."""
 
@@ -91,15 +80,13 @@ def _flip(x: torch.Tensor, dims: list[int]) -> Any:
 
 
 register(
-    KernelSpec(
-        name="flip",
-        patterns=(Pattern(_flip),),
+    copies_spec(
+        "flip",
+        (Pattern(_flip),),
+        ("x",),
         supports=supports,
         reference=reference,
-        cost=cost,
+        pieces=_pieces,
         samples=samples,
-        kernel=copy_kernel,
-        launch=launch,
-        strided=frozenset({"x"}),
     )
 )

@@ -10,15 +10,10 @@ from typing import Any
 
 import torch
 
-from trnx.nki_kernels.kernels._copies import (
-    Piece,
-    cost_of_copies,
-    launch_copies,
-    reject_copies,
-)
-from trnx.nki_kernels.kernels._copy_kernels import copy_kernel
+from trnx.nki_kernels.kernels._copies import Piece, reject_copies
+from trnx.nki_kernels.kernels._copy_spec import copies_spec
 from trnx.nki_kernels.registry import register
-from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
+from trnx.nki_kernels.spec import Bindings, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
@@ -46,17 +41,6 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
     if 0 in b.repeats:
         return Reject(f"repeats {list(b.repeats)} leave nothing")
     return reject_copies(b, ("x",))
-
-
-def launch(b: Bindings, hw: Hardware) -> Launch:
-    """Where x goes."""
-    del hw
-    return launch_copies(b, ("x",), reference, _pieces)
-
-
-def cost(b: Bindings) -> Cost:
-    """x is read, the result written."""
-    return cost_of_copies(b, reference)
 
 
 def samples(generator: torch.Generator) -> Iterator[Sample]:
@@ -91,15 +75,13 @@ def _repeat(x: torch.Tensor, repeats: list[int]) -> Any:
 
 
 register(
-    KernelSpec(
-        name="repeat",
-        patterns=(Pattern(_repeat),),
+    copies_spec(
+        "repeat",
+        (Pattern(_repeat),),
+        ("x",),
         supports=supports,
         reference=reference,
-        cost=cost,
+        pieces=_pieces,
         samples=samples,
-        kernel=copy_kernel,
-        launch=launch,
-        strided=frozenset({"x"}),
     )
 )

@@ -10,15 +10,10 @@ from typing import Any
 
 import torch
 
-from trnx.nki_kernels.kernels._copies import (
-    Piece,
-    cost_of_copies,
-    launch_copies,
-    reject_copies,
-)
-from trnx.nki_kernels.kernels._copy_kernels import copy_kernel
+from trnx.nki_kernels.kernels._copies import Piece, reject_copies
+from trnx.nki_kernels.kernels._copy_spec import copies_spec
 from trnx.nki_kernels.registry import register
-from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
+from trnx.nki_kernels.spec import Bindings, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
@@ -48,17 +43,6 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
     if not b.base.numel:
         return Reject(f"base{b.base.shape} has no elements")
     return reject_copies(b, _NAMES)
-
-
-def launch(b: Bindings, hw: Hardware) -> Launch:
-    """What comes from where."""
-    del hw
-    return launch_copies(b, _NAMES, reference, _pieces)
-
-
-def cost(b: Bindings) -> Cost:
-    """As many elements are read as written."""
-    return cost_of_copies(b, reference)
 
 
 def samples(generator: torch.Generator) -> Iterator[Sample]:
@@ -94,15 +78,13 @@ def _select_scatter(base: torch.Tensor, source: torch.Tensor, dim: int, index: i
 
 
 register(
-    KernelSpec(
-        name="select_scatter",
-        patterns=(Pattern(_select_scatter),),
+    copies_spec(
+        "select_scatter",
+        (Pattern(_select_scatter),),
+        _NAMES,
         supports=supports,
         reference=reference,
-        cost=cost,
+        pieces=_pieces,
         samples=samples,
-        kernel=copy_kernel,
-        launch=launch,
-        strided=frozenset(_NAMES),
     )
 )

@@ -8,13 +8,13 @@ integers and bools, whose bytes are copied as they are.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from trnx.nki_kernels.kernels._copies import meta
+from trnx.nki_kernels.kernels._patterns import pattern_of
 from trnx.nki_kernels.kernels.indexing._gather_kernels import gather_rows_kernel
 from trnx.nki_kernels.kernels.indexing._launch import launch_gather
 from trnx.nki_kernels.kernels.indexing._terms import (
@@ -38,13 +38,8 @@ def _pattern(count: int) -> Pattern:
     def function(*values: Any) -> Any:
         return aten.index.Tensor(values[0], list(values[1:]))
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    names = ("x", *_NAMES[:count])
-    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, kind) for name in names]
-    )
-    function.__annotations__ = dict.fromkeys(names[1:], torch.Tensor | None)
-    return Pattern(function, dict.fromkeys(_NAMES[count:]))
+    kinds = dict.fromkeys(_NAMES[:count], torch.Tensor | None)
+    return pattern_of(function, ("x", *_NAMES[:count]), kinds, _NAMES[count:])
 
 
 def reference(x: torch.Tensor, **indices: torch.Tensor | None) -> torch.Tensor:

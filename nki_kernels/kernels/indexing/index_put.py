@@ -7,13 +7,13 @@ float32: x is float32, bfloat16 or float16. Indices are those of `index`.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._patterns import pattern_of
 from trnx.nki_kernels.kernels.indexing._launch import launch_scatter
 from trnx.nki_kernels.kernels.indexing._scatter_kernels import put_rows_kernel
 from trnx.nki_kernels.kernels.indexing._terms import (
@@ -38,14 +38,9 @@ def _pattern(count: int) -> Pattern:
         base, *indices, given, accumulate = values
         return aten.index_put.default(base, indices, given, accumulate)
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     names = ("base", *_NAMES[:count], "values", "accumulate")
-    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, kind) for name in names]
-    )
-    kinds = dict.fromkeys(_NAMES[:count], torch.Tensor | None)
-    function.__annotations__ = {**kinds, "accumulate": bool}
-    return Pattern(function, dict.fromkeys(_NAMES[count:]))
+    kinds = {**dict.fromkeys(_NAMES[:count], torch.Tensor | None), "accumulate": bool}
+    return pattern_of(function, names, kinds, _NAMES[count:])
 
 
 def reference(
