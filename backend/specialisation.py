@@ -67,32 +67,23 @@ def plan_places(plan: Plan, symbols: Symbols) -> tuple[dict[fx.Node, Place], lis
     return places, buffers
 
 
-class Specialisation:
-    """Callable with the list of the graph's inputs, which it empties; returns the outputs."""
+class PreparedPlan:
+    """What every specialisation of a plan has: kernels by their regions' names, memory, and the
+    generated function."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        symbols: Symbols,
-        make_kernel: KernelFactory,
-        fallbacks: dict[str, RegionFunction],
-        specs: InputSpecs,
-        checker: RegionChecker | None = None,
+    kernels: dict[str, KernelCall]
+    _frames: FramePool
+    _module: fx.GraphModule
+
+    def _prepare(
+        self, plan: Plan, regions: Iterable[Region], symbols: Symbols, make_kernel: KernelFactory
     ) -> None:
-        self._symbols = symbols
-        self._checker = checker
-        self._inputs = Inputs(specs, symbols)
+        """Prepare the kernels of `regions` and their memory for these sizes."""
         places, buffers = plan_places(plan, symbols)
-        self.kernels = {
-            region.name: make_kernel(region, places, symbols)
-            for region in plan.regions
-            if region.match is not None
-        }
+        self.kernels = {region.name: make_kernel(region, places, symbols) for region in regions}
         # The first call may be in inference mode, a later one not.
         with torch.inference_mode(False):
             self._frames = FramePool(buffers)
-        self._module = self._generate(plan, fallbacks)
-        self._forward = self._module.forward
 
     @property
     def source(self) -> str:
@@ -109,6 +100,27 @@ class Specialisation:
     def buffer_bytes(self) -> int:
         """Bytes of intermediates that one running call owns."""
         return self._frames.nbytes
+
+
+class Specialisation(PreparedPlan):
+    """Callable with the list of the graph's inputs, which it empties; returns the outputs."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        symbols: Symbols,
+        make_kernel: KernelFactory,
+        fallbacks: dict[str, RegionFunction],
+        specs: InputSpecs,
+        checker: RegionChecker | None = None,
+    ) -> None:
+        self._symbols = symbols
+        self._checker = checker
+        self._inputs = Inputs(specs, symbols)
+        matched = [region for region in plan.regions if region.match is not None]
+        self._prepare(plan, matched, symbols, make_kernel)
+        self._module = self._generate(plan, fallbacks)
+        self._forward = self._module.forward
 
     def __call__(self, args: list[Any]) -> list[Any]:
         self._inputs.admit(args)

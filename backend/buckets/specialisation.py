@@ -18,14 +18,13 @@ from trnx.backend.buckets.conversions import Cutter, clear, padder
 from trnx.backend.buckets.numbers import Numbers
 from trnx.backend.inputs import Inputs, InputSpecs
 from trnx.backend.kernel_call import KernelCall, Place
-from trnx.backend.memory import FramePool
 from trnx.backend.shapes import Number, Symbols, SymbolSource, concrete, concrete_spec
 from trnx.backend.specialisation import (
     KernelFactory,
+    PreparedPlan,
     fallback_step,
     kernel_step,
     named,
-    plan_places,
 )
 from trnx.fx_passes.nodes import has_tensor, placeholders
 from trnx.fx_passes.padding import PaddedPlan, PaddedRegion
@@ -34,7 +33,6 @@ from trnx.fx_passes.padding.layouts import Size
 from trnx.fx_passes.region import Plan, Region, RegionFunction
 from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.lru_cache import LruCache
-from trnx.simulator.program.program import Program
 
 # Sets of exact sizes that a specialisation remembers, each with some numbers and specs.
 KNOWN_SIZES = 256
@@ -42,7 +40,7 @@ KNOWN_SIZES = 256
 EXACT_KERNELS = 32
 
 
-class BucketSpecialisation:
+class BucketSpecialisation(PreparedPlan):
     """Callable with the list of the graph's inputs, which it empties, and the exact symbols.
 
     `symbols` are the sizes of the buckets. Raises CannotPadError.
@@ -59,35 +57,13 @@ class BucketSpecialisation:
         specs: InputSpecs,
     ) -> None:
         self._specs = specs
-        places, buffers = plan_places(plan, symbols)
-        self.kernels = {
-            region.name: make_kernel(region, places, symbols)
-            for region in plan.regions
-            if region.name in padded.regions
-        }
-        with torch.inference_mode(False):
-            self._frames = FramePool(buffers)
+        regions = [region for region in plan.regions if region.name in padded.regions]
+        self._prepare(plan, regions, symbols, make_kernel)
         generated = _Generator(plan, padded, sources, symbols, self.kernels, make_kernel, fallbacks)
         self._numbers = generated.numbers
         self._module = generated.run()
         self._forward = self._module.forward
         self._known: LruCache[tuple[tuple[Number, ...], Inputs]] = LruCache(KNOWN_SIZES)
-
-    @property
-    def source(self) -> str:
-        """The generated function."""
-        return str(self._module.code)
-
-    @property
-    def programs(self) -> frozenset[Program]:
-        """The Programs that its kernels replay."""
-        prepared = (kernel.prepared for kernel in self.kernels.values())
-        return frozenset(p.program for p in prepared if p is not None and p.program is not None)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Bytes of intermediates that one running call owns."""
-        return self._frames.nbytes
 
     def __call__(self, args: list[Any], exact: tuple[Number, ...], symbols: Symbols) -> list[Any]:
         numbers, inputs = self._known.get_or_make(exact, lambda: self._of(symbols))
