@@ -173,21 +173,38 @@ def _nproc(job: TrnxJob) -> Iterator[Finding]:
         )
 
 
+_JOBS = (Kind.KERNEL, Kind.TRAIN, Kind.WARM_CACHE)
+# Keys that only some kinds of jobs take.
+_KINDS = {
+    "shards": (Kind.WARM_CACHE,),
+    "replicas": (Kind.SERVE,),
+    "port": (Kind.SERVE,),
+    "startup_seconds": (Kind.SERVE,),
+    "health_path": (Kind.SERVE,),
+    "ready_path": (Kind.SERVE,),
+    "resume": (Kind.TRAIN,),
+    "restarts": _JOBS,
+    "deadline_seconds": _JOBS,
+    "keep_seconds": _JOBS,
+}
+
+
 def _only_for(job: TrnxJob) -> Iterator[Finding]:
-    for field, value, kind in (
-        ("shards", job.shards, Kind.WARM_CACHE),
-        ("replicas", job.replicas, Kind.SERVE),
-    ):
-        if value > 1 and job.kind != kind:
+    given = [key for key in _KINDS if getattr(job, key) != TrnxJob.model_fields[key].default]
+    for key in given:
+        if job.kind not in _KINDS[key]:
             yield Finding(
                 "kind",
-                field,
-                f"only a job of kind {kind} has {field}",
-                f"leave `{field}` out, or write kind: {kind}",
+                key,
+                f"a job of kind {job.kind} has no {key}",
+                f"leave `{key}` out, or write kind: {' or '.join(_KINDS[key])}",
             )
-    if job.deadline_seconds is not None and job.kind == Kind.SERVE:
+    if "keep_seconds" in given and job.the_operator == Operator.TRAINJOB:
         yield Finding(
-            "kind", "deadline_seconds", "a service has no deadline", "leave `deadline_seconds` out"
+            "kind",
+            "keep_seconds",
+            "a TrainJob is kept until it is deleted",
+            "leave `keep_seconds` out, or write operator: jobset",
         )
 
 

@@ -168,22 +168,55 @@ def test_every_key_is_there() -> None:
 KINDS_OF_KEY = {
     "cache": set(Kind) - {Kind.WARM_CACHE},
     "deadline_seconds": set(Kind) - {Kind.SERVE},
+    "keep_seconds": set(Kind) - {Kind.SERVE},
+    "restarts": set(Kind) - {Kind.SERVE},
     "nodes": {Kind.TRAIN},
     "nproc": {Kind.TRAIN},
+    "resume": {Kind.TRAIN},
     "shards": {Kind.WARM_CACHE},
     "replicas": {Kind.SERVE},
+    "port": {Kind.SERVE},
+    "startup_seconds": {Kind.SERVE},
+    "health_path": {Kind.SERVE},
+    "ready_path": {Kind.SERVE},
 }
+# What the operator has no field for.
+OPERATORS_WITHOUT = {"keep_seconds": {Operator.TRAINJOB}}
 
 
 @pytest.mark.parametrize("key", EVERY_KEY)
 def test_every_key_keeps_pods_restricted_and_strictly_valid(make_job: MakeJob, key: str) -> None:
     for kind in KINDS_OF_KEY.get(key, set(Kind)):
-        for operator in OPERATORS[kind]:
+        for operator in set(OPERATORS[kind]) - OPERATORS_WITHOUT.get(key, set()):
             for value in EVERY_KEY[key]:
                 data = make_job(kind, operator=operator, **{key: value})
                 if key == "sdk":
                     data["image"] = "r.example.com/trnx@sha256:" + "0" * 64
                 _all_hold(render_checked(job_from_data(data)))
+
+
+# They may say what follows from other keys.
+FOLLOWING = {"volumes", "instance", "devices", "nproc", "cache"}
+
+
+@pytest.mark.parametrize("key", sorted(set(EVERY_KEY) - FOLLOWING))
+@pytest.mark.parametrize("kind", list(Kind))
+def test_no_key_is_silently_dropped(make_job: MakeJob, kind: Kind, key: str) -> None:
+    for operator in OPERATORS[kind]:
+        plain = render_checked(job_from_data(make_job(kind, operator=operator)))
+        assert any(
+            _fields_refused(make_job(kind, operator=operator, **{key: value}), plain) >= {key}
+            for value in EVERY_KEY[key]
+        )
+
+
+def _fields_refused(data: dict[str, Any], plain: list[Any]) -> set[str]:
+    """The fields of findings that refuse the job; all keys where its manifests are not `plain`."""
+    try:
+        same = render_checked(job_from_data(data)) == plain
+    except JobRefusedError as refused:
+        return {finding.field for finding in refused.findings}
+    return set() if same else set(data)
 
 
 @pytest.mark.parametrize(("kind", "operator", "flavour"), COMBINATIONS, ids=IDS)
