@@ -198,6 +198,9 @@ class Builder:
         mask = self.to_bool(mask)
         if not isinstance(mask, Value):
             mask = self.constant(bool(mask), torch.bool, frozenset())
+        if dtype is torch.int32 and not isinstance(a, Value) and abs(a) > 2**24:
+            # An instruction takes a number in float32, `memset` in the tile's dtype.
+            a = self.constant(a, torch.int32, frozenset())
         return self.make("select", "", (mask, a, b), dtype)
 
     @staticmethod

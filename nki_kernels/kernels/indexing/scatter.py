@@ -77,9 +77,17 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
         return Reject(f"index{b.index.shape} has no elements")
     if reject := reject_index("index", b.index, b.base.shape[b.dim]):
         return reject
+    if b.number is not None and not _is_written_exactly(b.number, b.base.dtype):
+        return Reject(f"instructions take numbers in float32, which does not have {b.number}")
     if b["values"] is not None and b.base.dtype is not b["values"].dtype:
         return Reject(f"base is {b.base.dtype}, values {b['values'].dtype}")
     return _reject_reduction(b)
+
+
+def _is_written_exactly(number: float, dtype: torch.dtype) -> bool:
+    if dtype.is_floating_point:
+        return True  # rounded as eager rounds it, or to float32, whose bits the base has
+    return torch.tensor(number, dtype=torch.float32).item() == number
 
 
 def _reject_reduction(b: Bindings) -> Reject | None:

@@ -128,6 +128,20 @@ def test_choices(region: Build) -> None:
     exactly(region, lambda x: aten.threshold.default(x, 7, 2**40), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("number", [2**24, 2**24 + 1, -(2**24) - 3, 2**31 - 127, 1 - 2**31])
+def test_numbers_that_float32_does_not_have_are_chosen(
+    region: Build, dtype: torch.dtype, number: int
+) -> None:
+    x = torch.arange(-64, 66, dtype=dtype)
+    exactly(region, lambda m, x: aten.where.ScalarSelf(m, number, x), x > 3, x)
+    exactly(region, lambda m, x: aten.where.ScalarOther(m, x, number), x > 3, x)
+    exactly(
+        region, lambda m, x: aten.add.Tensor(aten.where.Scalar(m, number, number - 1), x), x > 3, x
+    )
+    exactly(region, lambda m, x: aten.masked_fill.Scalar(x, m, number), x > 3, x)
+
+
 def test_with_floats_eager_promotes(region: Build) -> None:
     x, y = pairs(60)
     exactly(region, lambda x: aten.mul.Tensor(x, 0.5), x)

@@ -132,3 +132,10 @@ def test_refusals(shape: tuple[int, ...], dtype: torch.dtype, reduce: str, reaso
     )
     assert isinstance(refusal, Reject)
     assert reason in refusal.reason
+
+
+@pytest.mark.parametrize("number", [2**24, 2**24 + 1, -(2**31), 2**31 - 1])
+def test_integers_that_float32_does_not_have_are_left_to_others(number: int) -> None:
+    x, i = torch.zeros(9, 6, dtype=torch.int32), at(6, 9, 4)
+    result = compiled(lambda x, i: x.scatter(1, i, number), x, i, fallback="xla")
+    assert torch.equal(result, x.scatter(1, i, number))
