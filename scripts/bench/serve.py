@@ -1,9 +1,12 @@
 """The service under load: many clients at once, bad requests among them, then SIGTERM.
 
 Starts scripts/jobs/serve.py on a free port, waits until it is ready, and lets `--clients` clients
-send one request after another for `--seconds`. Bars: no good request fails; every bad request gets
-the status that docs/jobs.md says; a burst of requests that is in flight at SIGTERM is answered, and
-the process ends with status 0. `--json` prints one object as the last line; exit status 0 means
+send one request after another for `--seconds`: sentences to /embed, prompts to /generate, and
+prompts whose text streams from /v1/completions, of which every tenth client goes away. Bars: no
+good request fails; streamed text is that of the model in eager, token by token; every bad request
+gets the status that docs/jobs.md says; in the second half the service's memory grows by no more
+than 5 % (where a run takes a minute); a burst of requests that is in flight at SIGTERM is answered,
+and the process ends with status 0. `--json` prints one object as the last line; exit status 0 means
 that the bars hold.
 
     python scripts/bench/serve.py --clients 64 --seconds 60 --json
@@ -27,6 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
+
+from trnx.jobs.engines import GenerationEngine
 
 SERVE = Path(__file__).resolve().parents[1] / "jobs" / "serve.py"
 WORDS = ("tensor", "engine", "compiles", "every", "kernel", "before", "batches", "arrive")
@@ -42,8 +48,17 @@ BAD: tuple[tuple[str, bytes, int], ...] = (
     ("/embed", b'{"inputs": "' + b"a" * (1 << 20) + b'"}', 413),
     ("/generate", b"{}", 422),
     ("/generate", b'{"prompt": "a", "max_new_tokens": 100000}', 422),
+    ("/v1/completions", b'{"prompt": "a"}', 422),
+    ("/v1/completions", b'{"model": "other", "prompt": "a"}', 404),
+    ("/v1/completions", b'{"model": "llama-tiny", "prompt": "a", "max_tokens": 99999}', 422),
+    ("/v1/chat/completions", b'{"model": "llama-tiny", "messages": []}', 422),
     ("/nothing", b"{}", 404),
 )
+MODEL = "llama-tiny"
+_MOST_STREAMED = 16
+_GROWTH = 0.05
+# A shorter run ends before allocators have what they need.
+_SETTLED_SECONDS = 60
 
 
 @dataclass
@@ -51,6 +66,10 @@ class Load:
     """What the clients saw."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"/embed": [], "/generate": []})
+    first_token: list[float] = field(default_factory=list)
+    between_tokens: list[float] = field(default_factory=list)
+    streams: int = 0
+    left: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     bad: int = 0
     bad_wrong: list[str] = field(default_factory=list)
@@ -86,6 +105,57 @@ async def _one(
         load.seconds[path].append(time.perf_counter() - start)
 
 
+def expected_texts() -> dict[str, list[str]]:
+    """Prompt -> texts of 1, 2, ... tokens, by the model in eager, without cache or batches."""
+    engine = GenerationEngine(MODEL, "eager", None, torch.device("cpu"))
+    return {prompt: _texts(engine, prompt) for prompt in WORDS}
+
+
+@torch.no_grad()
+def _texts(engine: GenerationEngine, prompt: str) -> list[str]:
+    tokens, made = engine.tokens(prompt), []
+    texts: list[str] = []
+    while len(texts) < _MOST_STREAMED:
+        logits = engine.module(input_ids=torch.tensor([tokens + made])).logits
+        token = int(logits[0, -1].argmax())
+        if token == engine.end:
+            return texts + [engine.text(made)] * (_MOST_STREAMED - len(texts))
+        made.append(token)
+        texts.append(engine.text(made))
+    return texts
+
+
+async def _stream(
+    client: httpx.AsyncClient, load: Load, chance: random.Random, expected: dict[str, list[str]]
+) -> None:
+    """One stream; one in ten is left after its first piece."""
+    prompt, most = chance.choice(WORDS), chance.randint(1, _MOST_STREAMED)
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": most, "stream": True}
+    leaves, text, last = chance.random() < 0.1, "", time.perf_counter()
+    times = load.first_token
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            if answer.status_code != 200:
+                load.errors[f"stream {answer.status_code}"] += 1
+                return
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                now = time.perf_counter()
+                times.append(now - last)
+                times, last = load.between_tokens, now
+                text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+                if leaves:
+                    load.left += 1
+                    return
+    except httpx.HTTPError as error:
+        load.errors[f"stream {type(error).__name__}"] += 1
+        return
+    load.streams += 1
+    if text != expected[prompt][most - 1]:
+        load.errors["stream: another text than eager"] += 1
+
+
 async def _bad(
     client: httpx.AsyncClient, load: Load, path: str, content: bytes, expected: int
 ) -> None:
@@ -101,24 +171,42 @@ async def _bad(
 
 
 async def _client(
-    client: httpx.AsyncClient, load: Load, number: int, end: float, options: argparse.Namespace
+    client: httpx.AsyncClient,
+    load: Load,
+    number: int,
+    end: float,
+    options: argparse.Namespace,
+    expected: dict[str, list[str]],
 ) -> None:
     chance = random.Random(number)
     while time.perf_counter() < end:
         if chance.random() < options.bad_share:
-            path, content, expected = chance.choice(BAD)
-            await _bad(client, load, path, content, expected)
+            await _bad(client, load, *chance.choice(BAD))
+            continue
+        if chance.random() < options.stream_share:
+            await _stream(client, load, chance, expected)
             continue
         await _one(client, load, *_good(chance, options.generate_share))
 
 
-async def _many(url: str, options: argparse.Namespace, load: Load) -> None:
+async def _many(
+    url: str, options: argparse.Namespace, load: Load, expected: dict[str, list[str]]
+) -> None:
     end = time.perf_counter() + options.seconds
     limits = httpx.Limits(max_connections=options.clients)
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
         await asyncio.gather(
-            *(_client(client, load, number, end, options) for number in range(options.clients))
+            *(
+                _client(client, load, number, end, options, expected)
+                for number in range(options.clients)
+            )
         )
+
+
+def _memory(process: subprocess.Popen[str]) -> int:
+    """Resident bytes of the service."""
+    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 async def _burst(url: str, clients: int, load: Load, stop: Callable[[], None]) -> None:
@@ -143,6 +231,10 @@ def _percentile(values: list[float], part: float) -> float | None:
     return ordered[min(int(len(ordered) * part), len(ordered) - 1)] if ordered else None
 
 
+def _percentiles(values: list[float]) -> dict[str, float | None]:
+    return {name: _percentile(values, part) for name, part in _PARTS.items()}
+
+
 def _events(process: subprocess.Popen[str], wanted: str) -> dict[str, Any]:
     assert process.stdout is not None
     for line in process.stdout:
@@ -154,7 +246,7 @@ def _events(process: subprocess.Popen[str], wanted: str) -> dict[str, Any]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run everything; what was seen."""
-    command = [sys.executable, str(SERVE), "--port", "0", "--generate", "llama-tiny"]
+    command = [sys.executable, str(SERVE), "--port", "0", "--generate", MODEL]
     command += ["--batch-sizes", "8", "--lengths", "32", "--timeout-seconds", "120"]
     command += ["--queue", str(8 * options.clients), "--backend", options.backend]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -163,9 +255,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             port = _events(process, "listening")["port"]
             ready = _events(process, "ready")
             url = f"http://127.0.0.1:{port}"
-            load, burst = Load(), Load()
+            load, burst, expected = Load(), Load(), expected_texts()
             start = time.perf_counter()
-            asyncio.run(_many(url, options, load))
+            options.seconds /= 2
+            asyncio.run(_many(url, options, load, expected))
+            half = _memory(process)
+            asyncio.run(_many(url, options, load, expected))
+            growth = _memory(process) / half - 1
             elapsed = time.perf_counter() - start
             stop = lambda: process.send_signal(signal.SIGTERM)  # noqa: E731
             asyncio.run(_burst(url, options.clients, burst, stop))
@@ -173,7 +269,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             status = process.wait(timeout=120)
         finally:
             process.kill()
-    return _result(options, load, burst, elapsed, ready, stopped, status)
+    return _result(options, load, burst, elapsed, ready, stopped, status, growth)
 
 
 def _result(
@@ -184,11 +280,12 @@ def _result(
     ready: dict[str, Any],
     stopped: dict[str, Any],
     status: int,
+    growth: float,
 ) -> dict[str, Any]:
     everything = [seconds for values in load.seconds.values() for seconds in values]
-    held = bool(everything) and not (
-        load.errors or load.bad_wrong or burst.errors or stopped["cut"] or status
-    )
+    failed = load.errors or load.bad_wrong or burst.errors or stopped["cut"] or status
+    flat = growth <= _GROWTH or elapsed < _SETTLED_SECONDS
+    held = bool(everything and load.streams) and flat and not failed
     return {
         "clients": options.clients,
         "seconds": elapsed,
@@ -199,10 +296,12 @@ def _result(
         "bad_answered_wrongly": load.bad_wrong,
         "warm_up_seconds": ready["seconds"],
         "nki_share": ready["nki_share"],
-        "latency": {
-            path: {name: _percentile(values, part) for name, part in _PARTS.items()}
-            for path, values in load.seconds.items()
-        },
+        "latency": {path: _percentiles(values) for path, values in load.seconds.items()},
+        "streams": load.streams,
+        "streams_left": load.left,
+        "first_token_seconds": _percentiles(load.first_token),
+        "between_tokens_seconds": _percentiles(load.between_tokens),
+        "memory_growth": growth,
         "p99_seconds": _percentile(everything, 0.99),
         "drained": options.clients - sum(burst.errors.values()),
         "drain_errors": dict(burst.errors),
@@ -220,7 +319,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--generate-share", type=float, default=0.2, help="of good requests")
+    parser.add_argument(
+        "--generate-share", type=float, default=0.2, help="of those that do not stream"
+    )
+    parser.add_argument("--stream-share", type=float, default=0.3, help="of good requests")
     parser.add_argument("--bad-share", type=float, default=0.1, help="of all requests")
     parser.add_argument("--backend", default="trnx", choices=("trnx", "eager"))
     parser.add_argument("--json", action="store_true", help="print one object as the last line")

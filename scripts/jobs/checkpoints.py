@@ -2,9 +2,10 @@
 atomic and checked.
 
 A checkpoint is written to `step-N.partial`, with checksums of all its files, and renamed when all
-ranks have finished, so a killed job leaves no folder that looks complete. The folder must be one
-that all ranks see and that can rename (a disk, FSx for Lustre, EFS; not Mountpoint for S3). The
-newest `keep` are kept. What is damaged gives way to the one before, and is never removed.
+ranks have finished, so a killed job leaves no folder that looks complete. All of that goes on
+beside training (`checkpoint_writer.py`). The folder must be one that all ranks see and that can
+rename (a disk, FSx for Lustre, EFS; not Mountpoint for S3). The newest `keep` are kept. What is
+damaged gives way to the one before, and is never removed.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from trnx.jobs.checkpoint_reader import METADATA, SafePlanner, SafeReader, read_metadata
+from trnx.jobs.checkpoint_writer import CheckpointWriter
 from trnx.jobs.checksums import (
     CHECKSUMS,
     Entry,
@@ -57,7 +58,7 @@ _RUN = "run.json"
 
 @contextmanager
 def _one_process_is_meant() -> Iterator[None]:
-    """torch warns of every checkpoint that is written or read without a process group."""
+    """torch warns of every checkpoint that is read without a process group."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or")
         yield
@@ -189,8 +190,8 @@ def _is_finite(value: torch.Tensor) -> bool:
 
 
 class Checkpoints:
-    """Checkpoints of one run; `run` is what must be equal for a resumed run to be the same one,
-    `facts` are kept with it for other readers."""
+    """Checkpoints of one run, made by all ranks at a time; `run` is what must be equal for a
+    resumed run to be the same one, `facts` are kept with it for other readers."""
 
     def __init__(
         self,
@@ -206,30 +207,61 @@ class Checkpoints:
         self._facts = dict(facts)
         self._ranks = ranks
         self._damaged: set[Path] = set()
+        self._writer = CheckpointWriter(ranks)
+        self._begun: Path | None = None
 
     def save(self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Path:
-        """Write the state after `step` steps; all ranks call this, and none returns before the
-        checkpoint is complete. Older ones are removed only then.
+        """Write the state after `step` steps, and wait until that is done: `begin`, `finish`."""
+        self.begin(step, model, optimizer)
+        folder = self.finish()
+        assert folder is not None
+        return folder
 
-        Raises NotFiniteError, and SaveError where files cannot be written, on all ranks; then
-        nothing was removed.
+    def begin(self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Copy the state after `step` steps and write it in the background; all ranks call this. It
+        waits for the checkpoint before, so that there is one copy. Older checkpoints are removed
+        once this one is complete.
+
+        Raises NotFiniteError, and what `finish` raises of the checkpoint before, on all ranks.
         """
+        self.finish()
         state = {**_state(model, optimizer), **_random_state(self._ranks)}
         self._require_finite(step, state)
         final = self._root / f"step-{step:08d}"
         partial = final.with_name(final.name + ".partial")
-        try:
+        self._begun = final
+        with self._named_refusal():
             first_does(self._ranks, lambda: _make_empty(partial))
-            entries = self._write(partial, state)
-            first_does(self._ranks, lambda: self._complete(partial, final, entries))
+            self._writer.begin(
+                partial, state, lambda entries: self._complete(partial, final, entries)
+            )
+
+    def finish(self) -> Path | None:
+        """Wait for the checkpoint that was begun; its folder, None where there is none.
+
+        Raises SaveError where files cannot be written, on all ranks; then nothing was removed.
+        """
+        if self._begun is None:
+            return None
+        with self._named_refusal():
+            self._writer.finish()
+        final, self._begun = self._begun, None
+        return final
+
+    @contextmanager
+    def _named_refusal(self) -> Iterator[None]:
+        """A SaveError names the checkpoint, of which nothing is left."""
+        try:
+            yield
         except SaveError as error:
+            assert self._begun is not None
+            final, self._begun = self._begun, None
             if self._ranks.is_first:
-                shutil.rmtree(partial, ignore_errors=True)
+                shutil.rmtree(final.with_name(final.name + ".partial"), ignore_errors=True)
             raise SaveError(
                 f"{final} cannot be written: {error}; older checkpoints are kept. Make room, or "
                 "name another --checkpoint-dir"
             ) from None
-        return final
 
     def _require_finite(self, step: int, state: Mapping[str, Any]) -> None:
         mine = next((name for name, value in _tensors(state) if not _is_finite(value)), None)
@@ -240,24 +272,6 @@ class Checkpoints:
                     "saved, and nothing removed. Go on from the newest checkpoint with a smaller "
                     "--learning-rate or --clip, or look at the data of these steps"
                 )
-
-    def _write(self, partial: Path, state: dict[str, Any]) -> dict[str, Entry]:
-        """Write the state; entries of all ranks' data files. Raises SaveError."""
-        problem, own = None, {}
-        try:
-            with _one_process_is_meant():
-                save(state, checkpoint_id=partial, no_dist=not dist.is_initialized())
-            own = entries_of(partial.glob(f"__{self._ranks.rank}_*"))
-        except CheckpointException as error:
-            problem = "; ".join(sorted({str(reason) for reason, _ in error.failures.values()}))
-        except OSError as error:
-            problem = str(error)
-        entries: dict[str, Entry] = {}
-        for found, theirs in gathered((problem, own)):
-            if found is not None:
-                raise SaveError(found)
-            entries |= theirs
-        return entries
 
     def _complete(self, partial: Path, final: Path, entries: Mapping[str, Entry]) -> None:
         run = {**self._run, **self._facts, "world": self._ranks.world}

@@ -1,15 +1,21 @@
-"""Training text: local files -> tokens -> a sample for every number, the same in every run.
+"""Training tokens: local files -> tokens on disk -> a sample for every number, always the same.
 
 Tokens are the bytes of the files, in the order of their paths, one zero byte behind each; or those
-of a given tokenizer. The tokens are cut into windows of `length + 1` that overlap by one. Sample
-`n` is a pure function of the tokens, the seed and `n`: each epoch shuffles the windows anew. So a
-resumed run, or one with another number of processes, sees the same data.
+of a given tokenizer, with its end-of-sequence token behind each file; or an array of numpy that is
+on disk already. They are cut into windows of `length + 1` that overlap by one: sequences are packed
+without padding. Sample `n` is a pure function of the tokens, the seed and `n`: each epoch shuffles
+the windows anew. So a resumed run, or one with another number of processes, sees the same data.
+
+What stands in memory does not grow with the text: tokens are mapped from a file without a name in
+the folder for temporary files (`TMPDIR`), and the order of an epoch is computed, not kept.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +23,14 @@ import numpy as np
 import torch
 
 from trnx.jobs.errors import DataError, ModelError
+from trnx.jobs.shuffle import shuffled
 
 BYTES = "bytes"
 BYTE_VOCABULARY = 256
-_PERMUTATIONS_KEPT = 2
+_PIECE = 1 << 20
+# Characters; a tokenizer needs more than a hundred times their size while it works.
+_TEXT_PIECE = 1 << 18
+Tokens = np.ndarray[Any, Any]
 
 
 def text_files(path: Path) -> list[Path]:
@@ -35,8 +45,12 @@ def text_files(path: Path) -> list[Path]:
     return files
 
 
-def _byte_tokens(files: list[Path]) -> np.ndarray[Any, Any]:
-    return np.frombuffer(b"".join(file.read_bytes() + b"\0" for file in files), dtype=np.uint8)
+def _byte_pieces(files: Iterable[Path]) -> Iterator[Tokens]:
+    for file in files:
+        with file.open("rb") as opened:
+            while piece := opened.read(_PIECE):
+                yield np.frombuffer(piece, dtype=np.uint8)
+        yield np.zeros(1, dtype=np.uint8)
 
 
 def load_tokenizer(folder: str, flag: str) -> Any:
@@ -52,24 +66,65 @@ def load_tokenizer(folder: str, flag: str) -> Any:
         raise ModelError(f"{flag} {folder}: no tokenizer can be read there ({error})") from None
 
 
-def _tokenizer_tokens(files: list[Path], tokenizer: Any) -> np.ndarray[Any, Any]:
-    tokens: list[int] = []
+def _tokenizer_pieces(files: Iterable[Path], tokenizer: Any) -> Iterator[Tokens]:
+    """Text is cut behind lines, so that no more than a piece is in a tokenizer at a time."""
     for file in files:
         try:
-            text = file.read_text(encoding="utf-8")
+            with file.open(encoding="utf-8") as opened:
+                while lines := opened.readlines(_TEXT_PIECE):
+                    text = "".join(lines)
+                    found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+                    yield np.asarray(found, dtype=np.int32)
         except UnicodeDecodeError as error:
             raise DataError(f"{file} is not UTF-8 ({error}); --tokenizer bytes takes it") from None
-        tokens.extend(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         if tokenizer.eos_token_id is not None:
-            tokens.append(tokenizer.eos_token_id)
-    return np.asarray(tokens, dtype=np.int32)
+            yield np.asarray([tokenizer.eos_token_id], dtype=np.int32)
+
+
+def _on_disk(pieces: Iterable[Tokens]) -> Tokens:
+    """The pieces one behind another, mapped from a file that ends with the process."""
+    dtype, count = np.dtype(np.uint8), 0
+    with tempfile.TemporaryFile(prefix="trnx-tokens-") as file:
+        for piece in pieces:
+            file.write(piece.tobytes())
+            dtype, count = piece.dtype, count + len(piece)
+        file.flush()
+        return np.memmap(file, dtype, mode="r", shape=count) if count else np.empty(0, dtype)
+
+
+def _token_file(path: Path, vocabulary: int) -> Tokens:
+    """A one-dimensional array of integers that `numpy.save` wrote, mapped. Raises DataError."""
+    try:
+        tokens: Tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"--data {path}: no array of numpy can be read there ({error})") from None
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise DataError(
+            f"--data {path}: tokens are integers in one dimension, this is {tokens.dtype} "
+            f"{list(tokens.shape)}"
+        )
+    for first in range(0, len(tokens), _PIECE):
+        piece = tokens[first : first + _PIECE]
+        if piece.min() < 0 or piece.max() >= vocabulary:
+            raise DataError(
+                f"--data {path}: it has tokens from {piece.min()} to {piece.max()}, and the "
+                f"vocabulary {vocabulary}; name their tokenizer with --tokenizer"
+            )
+    return tokens
+
+
+def _digest(tokens: Tokens) -> str:
+    digest = hashlib.sha256()
+    for first in range(0, len(tokens), _PIECE):
+        digest.update(np.ascontiguousarray(tokens[first : first + _PIECE]).data)
+    return digest.hexdigest()[:16]
 
 
 class Corpus:
     """`batch(first, count)` gives samples `first` to `first + count - 1` as int64
     [count, length + 1]; `digest` tells corpora apart."""
 
-    def __init__(self, tokens: np.ndarray[Any, Any], vocabulary: int, length: int, seed: int):
+    def __init__(self, tokens: Tokens, vocabulary: int, length: int, seed: int):
         self.vocabulary = vocabulary
         self._tokens = tokens
         self._length = length
@@ -80,8 +135,7 @@ class Corpus:
                 f"the training text has {len(tokens)} tokens; --sequence-length {length} needs at "
                 f"least {length + 1}"
             )
-        self.digest = hashlib.sha256(np.ascontiguousarray(tokens).tobytes()).hexdigest()[:16]
-        self._permutations: dict[int, torch.Tensor] = {}
+        self.digest = _digest(tokens)
 
     @property
     def windows(self) -> int:
@@ -94,24 +148,20 @@ class Corpus:
 
     def _sample(self, number: int) -> torch.Tensor:
         epoch, place = divmod(number, self._windows)
-        start = int(self._permutation(epoch)[place]) * self._length
+        start = shuffled(place, self._windows, self._seed, epoch) * self._length
         window = self._tokens[start : start + self._length + 1]
         return torch.from_numpy(window.astype(np.int64))
 
-    def _permutation(self, epoch: int) -> torch.Tensor:
-        if epoch not in self._permutations:
-            while len(self._permutations) >= _PERMUTATIONS_KEPT:
-                self._permutations.pop(next(iter(self._permutations)))
-            entropy = np.random.SeedSequence([self._seed, epoch]).generate_state(1, np.uint64)
-            generator = torch.Generator().manual_seed(int(entropy[0] >> np.uint64(1)))
-            self._permutations[epoch] = torch.randperm(self._windows, generator=generator)
-        return self._permutations[epoch]
-
 
 def load_corpus(path: Path, tokenizer: str, length: int, seed: int) -> Corpus:
-    """The corpus of a file or folder. Raises DataError or ModelError."""
+    """The corpus of a text file, a folder of them, or a `.npy` file of tokens.
+
+    Raises DataError or ModelError.
+    """
+    loaded = None if tokenizer == BYTES else load_tokenizer(tokenizer, "--tokenizer")
+    vocabulary = BYTE_VOCABULARY if loaded is None else len(loaded)
+    if path.suffix == ".npy" and path.is_file():
+        return Corpus(_token_file(path, vocabulary), vocabulary, length, seed)
     files = text_files(path)
-    if tokenizer == BYTES:
-        return Corpus(_byte_tokens(files), BYTE_VOCABULARY, length, seed)
-    loaded = load_tokenizer(tokenizer, "--tokenizer")
-    return Corpus(_tokenizer_tokens(files, loaded), len(loaded), length, seed)
+    pieces = _byte_pieces(files) if loaded is None else _tokenizer_pieces(files, loaded)
+    return Corpus(_on_disk(pieces), vocabulary, length, seed)

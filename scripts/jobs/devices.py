@@ -86,9 +86,10 @@ def trnx_options(platform: Platform, target: str | None, runner: str | None) -> 
     given = {"target": target, "runner": "neuron" if on_neuron else runner}
     options = {key: value for key, value in given.items() if value is not None}
     if on_neuron:
-        chosen = make_options(options).target
-        choose_runner("neuron", chosen)
-        check_cores("trnx's kernels are", 1, chosen, os.environ.get(LNC_VARIABLE))
+        chosen = make_options(options)
+        choose_runner("neuron", chosen.target)
+        configured = os.environ.get(LNC_VARIABLE)
+        check_cores("trnx's kernels are", chosen.lnc, chosen.target, configured)
     return options
 
 

@@ -105,7 +105,14 @@ class GenerationEngine:
         if folder is not None:
             load_weights(folder, model)
         self._device = device
-        self._model = _compile(model.eval().to(device), backend, options)
+        # As it is, for continuous batching, which compiles it with what is around it.
+        self.module = model.eval().to(device)
+        self._model = _compile(self.module, backend, options)
+
+    @property
+    def end(self) -> int | None:
+        """The token that ends a text, None without one."""
+        return 0 if self._tokenizer is None else self._tokenizer.eos_token_id
 
     @staticmethod
     def _find(source: str) -> tuple[dict[str, Any], Path | None]:
@@ -128,6 +135,16 @@ class GenerationEngine:
             return list(text.encode())
         numbers: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return numbers
+
+    def chat_tokens(self, messages: list[dict[str, str]]) -> list[int]:
+        """Tokens of a chat, by the tokenizer's template; without one a line for each turn."""
+        if self._tokenizer is not None and self._tokenizer.chat_template is not None:
+            numbers: list[int] = self._tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+            return numbers
+        turns = [f"{message['role']}: {message['content']}\n" for message in messages]
+        return self.tokens("".join([*turns, "assistant:"]))
 
     def text(self, tokens: list[int]) -> str:
         """The text of tokens."""
@@ -156,8 +173,7 @@ class GenerationEngine:
 
     def _extend(self, item: Item, logits: torch.Tensor) -> dict[str, Any] | None:
         request, made = item.request, item.state.setdefault("made", [])
-        token = self._sample(item, logits)
-        end = 0 if self._tokenizer is None else self._tokenizer.eos_token_id
+        token, end = self._sample(item, logits), self.end
         if token != end:
             made.append(token)
             item.tokens.append(token)

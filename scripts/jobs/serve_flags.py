@@ -28,6 +28,7 @@ class ServeSettings:
     max_wait: float
     queue: int
     timeout: float
+    read_timeout: float
     grace: float
     drain_delay: float
     max_body: int
@@ -53,7 +54,14 @@ class ServeSettings:
             )
         if self.buckets.lengths[0] < 2:
             raise FlagError("--lengths must be at least 2")
-        for name in ("queue", "timeout", "max_body", "max_inputs", "max_new_tokens"):
+        for name in (
+            "queue",
+            "timeout",
+            "read_timeout",
+            "max_body",
+            "max_inputs",
+            "max_new_tokens",
+        ):
             if getattr(self, name) <= 0:
                 raise FlagError(f"--{name.replace('_', '-')} must be positive")
         for name in ("max_wait", "grace", "drain_delay"):
@@ -74,8 +82,9 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add("--batch-sizes", type=_numbers, default=(1, 8), help="rows of the compiled shapes")
     add("--lengths", type=_numbers, default=(32, 128), help="tokens of the compiled shapes")
     add("--max-wait-ms", type=float, default=5, help="how long a first request waits for others")
-    add("--queue", type=int, default=256, help="rows that wait or run; more get status 503")
+    add("--queue", type=int, default=256, help="rows that wait or run; more get status 429")
     add("--timeout-seconds", type=float, default=30, help="of a request, then status 504")
+    add("--read-timeout-seconds", type=float, default=30, help="for a body, then status 408")
     add("--grace-seconds", type=float, default=60, help="for requests in flight at SIGTERM")
     add(
         "--drain-delay-seconds",
@@ -105,6 +114,7 @@ def parse(description: str, arguments: Sequence[str] | None = None) -> ServeSett
         max_wait=given.max_wait_ms / 1000,
         queue=given.queue,
         timeout=given.timeout_seconds,
+        read_timeout=given.read_timeout_seconds,
         grace=given.grace_seconds,
         drain_delay=given.drain_delay_seconds,
         max_body=given.max_body_bytes,

@@ -16,11 +16,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 import trnx
 from trnx.jobs import devices
+from trnx.jobs.continuous import ContinuousEngine
+from trnx.jobs.devices import Platform
 from trnx.jobs.engines import EmbeddingEngine, GenerationEngine
 from trnx.jobs.errors import FlagError, NoGraphWarning
+from trnx.jobs.openai_api import add_openai_paths
 from trnx.jobs.serve_flags import NONE, ServeSettings
 from trnx.jobs.service import Service, make_app
 
@@ -51,12 +55,17 @@ def _listen(settings: ServeSettings) -> socket.socket:
     return listener
 
 
-def _load(settings: ServeSettings) -> list[EmbeddingEngine | GenerationEngine]:
+def _compilation(settings: ServeSettings) -> tuple[Platform, str, dict[str, str] | None]:
+    """(platform, backend, its options)."""
     platform = devices.detect(settings.runner)
     backend = devices.resolve_backend(settings.backend, platform)
-    options = None
-    if backend == "trnx":
-        options = devices.trnx_options(platform, settings.target, settings.runner)
+    if backend != "trnx":
+        return platform, backend, None
+    return platform, backend, devices.trnx_options(platform, settings.target, settings.runner)
+
+
+def _load(settings: ServeSettings) -> list[EmbeddingEngine | GenerationEngine]:
+    platform, backend, options = _compilation(settings)
     engines: list[EmbeddingEngine | GenerationEngine] = []
     if settings.embed != NONE:
         engines.append(EmbeddingEngine(settings.embed, backend, options, platform.device))
@@ -65,9 +74,11 @@ def _load(settings: ServeSettings) -> list[EmbeddingEngine | GenerationEngine]:
     return engines
 
 
-def _runs_on_trnx(settings: ServeSettings) -> bool:
-    platform = devices.detect(settings.runner)
-    return devices.resolve_backend(settings.backend, platform) == "trnx"
+def _continuous(settings: ServeSettings, engine: GenerationEngine) -> ContinuousEngine:
+    _, backend, options = _compilation(settings)
+    rows, longest = settings.buckets.batch_sizes[-1], settings.buckets.lengths[-1]
+    longest = min(longest, engine.limit)
+    return ContinuousEngine(engine.module, rows, longest, settings.queue, backend, options)
 
 
 async def _warm_up(service: Service) -> None:
@@ -77,7 +88,11 @@ async def _warm_up(service: Service) -> None:
         engines = await asyncio.to_thread(_load, service.settings)
         for engine in engines:
             await service.add(engine).warm_up(engine.warm_up)
-    on_trnx = _runs_on_trnx(service.settings)
+            if isinstance(engine, GenerationEngine):
+                text = _continuous(service.settings, engine)
+                await asyncio.to_thread(text.warm_up)
+                service.add_text(text)
+    on_trnx = _compilation(service.settings)[1] == "trnx"
     if on_trnx and not reports:
         warnings.warn(
             "the models were compiled for trnx, and ran without a graph: TorchDynamo captured "
@@ -91,6 +106,8 @@ async def _warm_up(service: Service) -> None:
     service.metrics.nki_share.set(share or 0.0)
     for scheduler in service.schedulers.values():
         scheduler.start()
+    if service.text is not None:
+        service.text.start()
     service.set_ready(True)
     _say("ready", seconds=seconds, engines=list(service.schedulers), nki_share=share)
 
@@ -110,12 +127,18 @@ async def _wait_for_end(
         asked.cancel()
 
 
+def _app(service: Service) -> FastAPI:
+    app = make_app(service)
+    add_openai_paths(app, service)
+    return app
+
+
 async def run(settings: ServeSettings) -> int:
     """Serve until SIGTERM or SIGINT; the exit status. Raises TrnxError."""
     listener = _listen(settings)
     service = Service(settings)
     config = uvicorn.Config(
-        make_app(service),
+        _app(service),
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -149,4 +172,6 @@ async def run(settings: ServeSettings) -> int:
         os._exit(0)
     for scheduler in service.schedulers.values():
         await scheduler.stop()
+    if service.text is not None:
+        await asyncio.to_thread(service.text.stop)
     return 1 if service.cut else 0

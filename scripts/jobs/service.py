@@ -7,10 +7,12 @@
 | /metrics | GET | Prometheus text |
 | /embed | POST `{"inputs": "text" or [...]}` | `{"embeddings": [[...]], "tokens": n}` |
 | /generate | POST `{"prompt", "max_new_tokens", "temperature", "seed"}` | `{"text", ...}` |
+| /v1/... | | `openai_api.py` |
 
-An error is `{"error": {"code", "message"}}`: 400 no JSON, 404 no such path or model, 405, 413 body
-too large, 422 fields that are missing, wrong, empty or too long, 503 with Retry-After where the
-service is not ready or its queue is full, 504 after the timeout.
+An error is `{"error": {"code", "message", "type", "param"}}`: 400 no JSON, 404 no such path or
+model, 405, 408 a body that comes too slowly, 413 body too large, 422 fields that are missing,
+wrong, empty or too long, 429 with Retry-After where the queue is full, 503 with Retry-After where
+the service is not ready, 504 after the timeout.
 """
 
 from __future__ import annotations
@@ -19,23 +21,36 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trnx.jobs.continuous import ContinuousEngine
 from trnx.jobs.engines import EmbeddingEngine, GenerationEngine
 from trnx.jobs.scheduler import BatchScheduler, QueueFullError
-from trnx.jobs.serve_flags import ServeSettings
+from trnx.jobs.serve_flags import NONE, ServeSettings
 from trnx.jobs.service_metrics import ServiceMetrics
+from trnx.jobs.service_types import EmbedRequest, GenerateRequest
+from trnx.jobs.text_stream import TextStream
 
 log = logging.getLogger(__name__)
 
-PATHS = ("/health", "/ready", "/metrics", "/embed", "/generate")
+PATHS = (
+    "/health",
+    "/ready",
+    "/metrics",
+    "/embed",
+    "/generate",
+    "/v1/models",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/embeddings",
+)
 _RETRY_SECONDS = "1"
 # The most that is read of a body that is too large.
 _DISCARDED_BYTES = 64 << 20
@@ -43,38 +58,15 @@ _CODES = {
     400: "bad_request",
     404: "not_found",
     405: "method_not_allowed",
+    408: "timeout",
     413: "body_too_large",
     422: "invalid_request",
+    429: "queue_full",
+    499: "client_closed_request",
     500: "internal_error",
     503: "unavailable",
     504: "timeout",
 }
-
-Text = Annotated[StrictStr, Field(min_length=1)]
-
-
-def _listed(value: Any) -> Any:
-    """One text is a list of one."""
-    return [value] if isinstance(value, str) else value
-
-
-class EmbedRequest(BaseModel):
-    """The body of /embed."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    inputs: Annotated[list[Text], Field(min_length=1), BeforeValidator(_listed)]
-
-
-class GenerateRequest(BaseModel):
-    """The body of /generate. Temperature 0 takes the most likely token."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    prompt: Text
-    max_new_tokens: Annotated[StrictInt, Field(ge=1)] = 16
-    temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 0.0
-    seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] | None = None
 
 
 class Service:
@@ -86,6 +78,14 @@ class Service:
         self.schedulers: dict[str, BatchScheduler] = {}
         self.is_ready = False
         self.is_draining = False
+        self.created = int(time.time())
+        # What clients of /v1 call the model of an engine.
+        self.model_names = {
+            name: Path(source).name
+            for name, source in (("embed", settings.embed), ("generate", settings.generate))
+            if source != NONE
+        }
+        self.text: ContinuousEngine | None = None
         self.answered = 0
         self.cut = 0  # requests that were ended without an answer
 
@@ -103,6 +103,13 @@ class Service:
         metrics.waiting.labels(name).set_function(lambda: scheduler.waiting)
         self.schedulers[name] = scheduler
         return scheduler
+
+    def add_text(self, engine: ContinuousEngine) -> None:
+        """Serve /v1/completions and /v1/chat/completions."""
+        self.text = engine
+        text = self.metrics.text_of(self.model_names["generate"])
+        text.running.set_function(lambda: engine.running)
+        text.waiting.set_function(lambda: engine.waiting)
 
     def set_ready(self, ready: bool) -> None:
         """Whether /ready says so."""
@@ -123,15 +130,8 @@ class Service:
     async def results(
         self, scheduler: BatchScheduler, rows: list[tuple[list[int], Any]]
     ) -> list[Any]:
-        """Results of all rows. Raises HTTPException: queue full, or time is up."""
-        try:
-            futures = scheduler.submit(rows)
-        except QueueFullError:
-            raise HTTPException(
-                503,
-                f"the queue of {self.settings.queue} rows is full",
-                {"Retry-After": _RETRY_SECONDS},
-            ) from None
+        """Results of all rows. Raises QueueFullError, and HTTPException where time is up."""
+        futures = scheduler.submit(rows)
         try:
             async with asyncio.timeout(self.settings.timeout):
                 return list(await asyncio.gather(*futures))
@@ -142,15 +142,73 @@ class Service:
             for future in futures:
                 future.cancel()
 
+    async def embeddings(self, texts: list[str]) -> tuple[list[list[float]], int]:
+        """(vectors, tokens) of texts. Raises QueueFullError and HTTPException."""
+        scheduler, settings = self.scheduler("embed"), self.settings
+        engine = scheduler.engine
+        assert isinstance(engine, EmbeddingEngine)
+        if len(texts) > settings.max_inputs:
+            raise HTTPException(
+                422, f"inputs: {len(texts)} texts; at most {settings.max_inputs} are allowed"
+            )
+        # Not in the event loop: a large body takes seconds, in which nobody else would be heard.
+        rows = await asyncio.to_thread(lambda: [engine.tokens(text) for text in texts])
+        for index, row in enumerate(rows):
+            most = min(settings.buckets.lengths[-1], engine.limit)
+            check_length(len(row), most, f"inputs.{index}")
+        vectors = await self.results(scheduler, [(row, None) for row in rows])
+        return vectors, sum(map(len, rows))
+
+    def check_model(self, name: str, model: str) -> None:
+        """Raises HTTPException where the model of an engine has another name."""
+        if self.model_names.get(name) != model:
+            raise HTTPException(404, f"no model {model!r} here; GET /v1/models lists them")
+
+    def writer(self, model: str) -> GenerationEngine:
+        """What reads and writes the tokens of a model. Raises HTTPException."""
+        self.check_model("generate", model)
+        engine = self.scheduler("generate").engine
+        assert isinstance(engine, GenerationEngine)
+        return engine
+
+    def room(self, tokens: list[int]) -> int:
+        """How many tokens may be generated behind `tokens`, at least 1."""
+        room = self._longest() - len(tokens)
+        return max(min(room, self.settings.max_new_tokens), 1)
+
+    def _longest(self) -> int:
+        engine = self.schedulers["generate"].engine
+        assert isinstance(engine, GenerationEngine)
+        return min(self.settings.buckets.lengths[-1], engine.limit)
+
+    def open_stream(self, tokens: list[int], most: int) -> TextStream:
+        """Greedy text behind `tokens`. Raises HTTPException where it would be too long."""
+        if most > self.settings.max_new_tokens:
+            raise HTTPException(
+                422, f"max_tokens: {most}; at most {self.settings.max_new_tokens} are allowed"
+            )
+        check_length(len(tokens) + most, self._longest(), "prompt with max_tokens")
+        name = self.model_names["generate"]
+        writer = self.writer(name)
+        assert self.text is not None
+        return TextStream(writer, self.text, self.metrics.text_of(name), tokens, most)
+
 
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
     code = _CODES.get(status, "error")
-    return JSONResponse({"error": {"code": code, "message": message}}, status, headers)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    error = {"code": code, "message": message, "type": kind, "param": None}
+    return JSONResponse({"error": error}, status, headers)
 
 
 async def _http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return _error(error.status_code, error.detail, dict(error.headers or {}) or None)
+
+
+async def _queue_full(_: Request, error: Exception) -> Response:
+    assert isinstance(error, QueueFullError)
+    return _error(429, "the queue is full: send it again later", {"Retry-After": _RETRY_SECONDS})
 
 
 async def _validation_error(_: Request, error: Exception) -> Response:
@@ -170,15 +228,17 @@ async def _validation_error(_: Request, error: Exception) -> Response:
 
 
 class BodyLimit:
-    """ASGI middleware: a body with more than `most` bytes is refused, announced or not.
+    """ASGI middleware: a body with more than `most` bytes is refused, announced or not, and one
+    that is not there after `seconds`.
 
     What is left of a refused body is read and thrown away, to a limit: a client that still sends
     when the connection closes does not see the answer.
     """
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
+    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
         self._app = app
         self._most = most
+        self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -190,11 +250,20 @@ class BodyLimit:
             await _discard(receive)
             await _error(413, message, {"Connection": "close"})(scope, receive, send)
             return
-        seen = 0
+        seen, whole = 0, False
+        end = asyncio.get_running_loop().time() + self._seconds
 
         async def counted() -> Message:
-            nonlocal seen
-            part = await receive()
+            nonlocal seen, whole
+            try:
+                # Behind the body comes the end of the connection, which has time.
+                async with asyncio.timeout_at(None if whole else end):
+                    part = await receive()
+            except TimeoutError:
+                raise HTTPException(
+                    408, f"no whole body within {self._seconds:g} seconds", {"Connection": "close"}
+                ) from None
+            whole = not part.get("more_body", False)
             seen += len(part.get("body", b""))
             if seen > self._most:
                 if part.get("more_body", False):
@@ -217,9 +286,12 @@ async def _discard(receive: Receive) -> None:
 def make_app(service: Service) -> FastAPI:
     """The application of a service, whose engines may be added later."""
     app = FastAPI(title="trnx", docs_url=None, redoc_url=None)
-    app.add_middleware(BodyLimit, most=service.settings.max_body)
+    app.add_middleware(
+        BodyLimit, most=service.settings.max_body, seconds=service.settings.read_timeout
+    )
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(QueueFullError, _queue_full)
     _add_measurement(app, service)
     _add_probes(app, service)
     _add_models(app, service)
@@ -266,7 +338,8 @@ def _add_probes(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
-def _check_length(tokens: int, most: int, what: str) -> None:
+def check_length(tokens: int, most: int, what: str) -> None:
+    """Raises HTTPException where something has too many tokens."""
     if tokens > most:
         raise HTTPException(422, f"{what} has {tokens} tokens; at most {most} are allowed")
 
@@ -277,18 +350,8 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
     @app.post("/embed")
     async def embed(body: EmbedRequest) -> dict[str, Any]:
-        scheduler = service.scheduler("embed")
-        engine = scheduler.engine
-        assert isinstance(engine, EmbeddingEngine)
-        if len(body.inputs) > settings.max_inputs:
-            raise HTTPException(
-                422, f"inputs: {len(body.inputs)} texts; at most {settings.max_inputs} are allowed"
-            )
-        rows = [engine.tokens(text) for text in body.inputs]
-        for index, row in enumerate(rows):
-            _check_length(len(row), min(longest, engine.limit), f"inputs.{index}")
-        vectors = await service.results(scheduler, [(row, None) for row in rows])
-        return {"embeddings": vectors, "tokens": sum(map(len, rows))}
+        vectors, tokens = await service.embeddings(body.inputs)
+        return {"embeddings": vectors, "tokens": tokens}
 
     @app.post("/generate")
     async def generate(body: GenerateRequest) -> dict[str, Any]:
@@ -301,9 +364,9 @@ def _add_models(app: FastAPI, service: Service) -> None:
                 f"max_new_tokens: {body.max_new_tokens}; at most {settings.max_new_tokens} are "
                 "allowed",
             )
-        tokens = engine.tokens(body.prompt)
+        tokens = await asyncio.to_thread(engine.tokens, body.prompt)
         most = min(longest, engine.limit)
-        _check_length(len(tokens) + body.max_new_tokens, most, "prompt with max_new_tokens")
+        check_length(len(tokens) + body.max_new_tokens, most, "prompt with max_new_tokens")
         (result,) = await service.results(scheduler, [(tokens, body)])
         answer: dict[str, Any] = {**result, "prompt_tokens": len(tokens)}
         return answer

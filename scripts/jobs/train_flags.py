@@ -12,6 +12,7 @@ from trnx.jobs.devices import BACKENDS, RUNNERS
 from trnx.jobs.errors import FlagError
 from trnx.jobs.models import PRESETS
 from trnx.jobs.parallel import MODES
+from trnx.jobs.schedules import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,19 @@ class Settings:
     """What the flags say; see `--help`."""
 
     data: Path
+    eval_data: Path | None
+    eval_every: int
+    eval_batches: int
     tokenizer: str
     preset: str
     model_config: Path | None
+    init_from: Path | None
     sequence_length: int
     dropout: float
     batch: int
     steps: int
     learning_rate: float
+    schedule: str
     warmup: int
     weight_decay: float
     clip: float
@@ -52,12 +58,14 @@ class Settings:
     def __post_init__(self) -> None:
         """Raises FlagError."""
         positive = ("sequence_length", "batch", "steps", "keep_checkpoints", "log_every")
-        for name in (*positive, "tensor_parallel"):
+        for name in (*positive, "tensor_parallel", "eval_batches"):
             if getattr(self, name) < 1:
                 raise FlagError(f"--{name.replace('_', '-')} must be at least 1")
-        for name in ("checkpoint_every", "warmup", "clip", "weight_decay", "seed"):
+        for name in ("checkpoint_every", "eval_every", "warmup", "clip", "weight_decay", "seed"):
             if getattr(self, name) < 0:
                 raise FlagError(f"--{name.replace('_', '-')} must not be negative")
+        if self.init_from is not None and self.model_config is not None:
+            raise FlagError("--init-from brings its own config.json: leave --model-config out")
         if not 0 <= self.dropout < 1:
             raise FlagError("--dropout must be at least 0 and below 1")
         if self.checkpoint_dir is None and self.resume not in ("auto", "never"):
@@ -67,14 +75,23 @@ class Settings:
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and data")
     group.add_argument(
-        "--data", type=Path, required=True, help="a text file, or a folder with *.txt files"
+        "--data",
+        type=Path,
+        required=True,
+        help="a text file, a folder with *.txt files, or tokens.npy",
     )
+    group.add_argument("--eval-data", type=Path, help="as --data, for evaluation")
+    group.add_argument("--eval-every", type=int, default=0, help="steps; 0 for the end alone")
+    group.add_argument("--eval-batches", type=int, default=8, help="batches of an evaluation")
     group.add_argument(
         "--tokenizer", default=BYTES, help="bytes (the default), or a local tokenizer's folder"
     )
     group.add_argument("--preset", default="llama-tiny", choices=tuple(PRESETS))
     group.add_argument(
         "--model-config", type=Path, help="a transformers config.json (llama or gpt2), for --preset"
+    )
+    group.add_argument(
+        "--init-from", type=Path, help="a folder with config.json and *.safetensors to start from"
     )
     group.add_argument("--sequence-length", type=int, default=128)
     group.add_argument("--dropout", type=float, default=0.0)
@@ -86,6 +103,9 @@ def _add_optimizer_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--steps", type=int, default=100)
     group.add_argument("--learning-rate", type=float, default=1e-3)
     group.add_argument("--warmup", type=int, default=0, help="steps of linear warm-up")
+    group.add_argument(
+        "--schedule", default="cosine", choices=tuple(SCHEDULES), help="after the warm-up"
+    )
     group.add_argument("--weight-decay", type=float, default=0.01)
     group.add_argument("--clip", type=float, default=1.0, help="gradient norm; 0 for no limit")
     group.add_argument("--seed", type=int, default=0)

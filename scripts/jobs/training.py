@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,24 +21,15 @@ from trnx.jobs.checkpoints import Checkpoints
 from trnx.jobs.compiling import Compiled, NkiMeter, compile_parts, linear_flops, recompute
 from trnx.jobs.corpus import Corpus, load_corpus
 from trnx.jobs.devices import Platform, Ranks, resolve_backend, trnx_options
-from trnx.jobs.errors import FlagError, SkippedSaveWarning
+from trnx.jobs.errors import FlagError, SaveError, SkippedSaveWarning
 from trnx.jobs.metrics import Metrics, Outcome
 from trnx.jobs.parallel import ParallelDims
+from trnx.jobs.schedules import learning_rate
 from trnx.jobs.together import gathered
 from trnx.jobs.train_flags import Settings
+from trnx.jobs.weights import load_safetensors
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-# The learning rate falls to this part of its peak, along a cosine.
-_FLOOR = 0.1
-
-
-def learning_rate(settings: Settings, step: int) -> float:
-    """Linear warm-up, then a cosine to a tenth: a function of the step, so nothing is saved."""
-    peak = settings.learning_rate
-    if step < settings.warmup:
-        return peak * (step + 1) / settings.warmup
-    done = (step - settings.warmup) / max(settings.steps - settings.warmup, 1)
-    return peak * (_FLOOR + (1 - _FLOOR) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
 @dataclass
@@ -62,7 +52,10 @@ def build(
     settings: Settings, config: Any, layout: ParallelDims, platform: Platform, backend: str
 ) -> Built:
     """The model: split, compiled in parts, then sharded or replicated. Raises FlagError."""
-    model = models.build_model(config, settings.seed).to(platform.device)
+    model = models.build_model(config, settings.seed)
+    if settings.init_from is not None:
+        load_safetensors(settings.init_from, model)
+    model.to(platform.device)
     mesh = parallel.make_mesh(layout, platform)
     if layout.tensor > 1:
         assert mesh is not None
@@ -104,7 +97,10 @@ class Training:
         self._backend = resolve_backend(settings.backend, platform)
         length = settings.sequence_length
         self._corpus = load_corpus(settings.data, settings.tokenizer, length, settings.seed)
-        keys = models.read_config(settings.preset, settings.model_config)
+        self._held_out: Corpus | None = None
+        if settings.eval_data is not None:
+            self._held_out = load_corpus(settings.eval_data, settings.tokenizer, length, 0)
+        keys = models.read_config(settings.preset, settings.init_from or settings.model_config)
         config = models.build_config(keys, self._corpus.vocabulary, length, settings.dropout)
         self._checkpoints = _checkpoints(settings, keys, self._corpus, ranks)
         self._built = build(settings, config, self._layout, platform, self._backend)
@@ -122,7 +118,7 @@ class Training:
         metrics.write(event="start", process=os.getpid(), **self._facts())
         outcome = Outcome(self._resume(metrics))
         last = 1 if self._settings.warm_only else self._settings.steps
-        with self._meter() as meter, graph_breaks() as broken:
+        with self._saves_finished(outcome), self._meter() as meter, graph_breaks() as broken:
             since, began = outcome.first_step, time.perf_counter()
             for step in range(outcome.first_step, last):
                 loss, norm = self._step(step)
@@ -134,6 +130,7 @@ class Training:
                     self._log(metrics, outcome, done, value, float(norm), seconds, share)
                     outcome.stopped = stopped and done < last
                     since, began = done, time.perf_counter()
+                self._evaluate(metrics, done, last)
                 self._save(outcome, done, last, loss)
                 if outcome.stopped:
                     break
@@ -175,21 +172,53 @@ class Training:
             return nullcontext()
         return torch.autocast(self._platform.device.type, _DTYPES[self._settings.dtype])
 
-    def _step(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step of the optimizer; (this rank's loss, norm of the gradient)."""
-        local = self._settings.batch // self._layout.data
-        first = step * self._settings.batch + self._layout.data_rank * local
-        tokens = self._corpus.batch(first, local).to(self._platform.device)
+    def _loss(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Mean loss of int64 [sequences, length + 1]."""
         with self._autocast():
             logits = self._built.model(input_ids=tokens[:, :-1].contiguous()).logits
-        loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+        return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+
+    def _local_batch(self, corpus: Corpus, number: int) -> torch.Tensor:
+        """This rank's part of a batch."""
+        local = self._settings.batch // self._layout.data
+        first = number * self._settings.batch + self._layout.data_rank * local
+        return corpus.batch(first, local).to(self._platform.device)
+
+    def _evaluate(self, metrics: Metrics, done: int, last: int) -> None:
+        """Log the mean loss on the same held-out batches each time; no random number is drawn."""
+        every = self._settings.eval_every
+        due = done == last or (every > 0 and done % every == 0)
+        if self._held_out is None or not due:
+            return
+        # Parameters stay what they are, and with them their gradients, which are none here.
+        self._built.model.eval()
+        with torch.no_grad():
+            losses = [
+                self._loss(self._local_batch(self._held_out, number))
+                for number in range(self._settings.eval_batches)
+            ]
+        self._built.model.train()
+        mean = torch.stack(losses).mean()
+        if dist.is_initialized():
+            dist.all_reduce(mean)
+            mean /= dist.get_world_size()
+        value = mean.item()
+        metrics.write(event="evaluation", step=done, eval_loss=value)
+
+    def _step(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step of the optimizer; (this rank's loss, norm of the gradient)."""
+        loss = self._loss(self._local_batch(self._corpus, step))
         torch.autograd.backward(loss)
         norm = parallel.clip_gradients(self._built.model, self._settings.clip)
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self._settings, step)
+            group["lr"] = self._learning_rate(step)
         self._optimizer.step()
         self._optimizer.zero_grad()
         return loss.detach(), norm
+
+    def _learning_rate(self, step: int) -> float:
+        given = self._settings
+        return learning_rate(given.schedule, given.learning_rate, given.warmup, given.steps, step)
 
     def _agree(self, loss: torch.Tensor, stop: Stop) -> tuple[float, bool]:
         """The loss of the whole batch, and whether any rank was asked to stop."""
@@ -218,7 +247,7 @@ class Training:
         metrics.write(
             step=step,
             loss=loss,
-            learning_rate=learning_rate(self._settings, step - 1),
+            learning_rate=self._learning_rate(step - 1),
             gradient_norm=norm,
             tokens_per_second=speed,
             seconds=seconds,
@@ -237,7 +266,25 @@ class Training:
                 stacklevel=2,
             )
         else:
-            folder = self._checkpoints.save(done, self._built.model, self._optimizer)
+            self._finish_save(outcome)
+            self._checkpoints.begin(done, self._built.model, self._optimizer)
+
+    @contextmanager
+    def _saves_finished(self, outcome: Outcome) -> Iterator[None]:
+        """Ends when the last checkpoint is complete, also where training fails. What it failed of
+        is the error to tell then: ranks that are gone make the checkpoint fail, too."""
+        try:
+            yield
+        except BaseException:
+            with suppress(SaveError, RuntimeError):
+                self._finish_save(outcome)
+            raise
+        self._finish_save(outcome)
+
+    def _finish_save(self, outcome: Outcome) -> None:
+        """Wait for the checkpoint that is being written. Raises SaveError."""
+        folder = self._checkpoints.finish() if self._checkpoints is not None else None
+        if folder is not None:
             outcome.checkpoint = str(folder)
 
 

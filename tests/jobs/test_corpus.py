@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from trnx.backend import demo
 from trnx.errors import DataError
 from trnx.jobs.corpus import BYTES, load_corpus, load_tokenizer
+from trnx.jobs.shuffle import shuffled
 
 
 def written(folder: Path, **files: bytes) -> Path:
@@ -79,3 +83,99 @@ def test_text_that_is_too_short_is_a_named_error(tmp_path: Path) -> None:
     assert load_corpus(tmp_path, BYTES, 3, 0).windows == 1
     with pytest.raises(DataError, match="has 4 tokens; --sequence-length 4 needs at least 5"):
         load_corpus(tmp_path, BYTES, 4, 0)
+
+
+def test_tokens_of_a_numpy_file_are_those_of_the_text(tmp_path: Path) -> None:
+    written(tmp_path, a=bytes(range(1, 201)))
+    expected = load_corpus(tmp_path, BYTES, 4, 0)
+    for dtype in (np.uint8, np.int32, np.int64):
+        path = tmp_path / "tokens.npy"
+        np.save(path, np.array([*range(1, 201), 0], dtype=dtype))
+        corpus = load_corpus(path, BYTES, 4, 0)
+        assert corpus.windows == expected.windows
+        assert torch.equal(corpus.batch(0, 60), expected.batch(0, 60))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (np.array([1, 2, 300] * 9), "tokens from 1 to 300, and the vocabulary 256"),
+        (np.array([1, -2, 3] * 9), "tokens from -2 to 3"),
+        (np.zeros((4, 9), dtype=np.int32), r"tokens are integers in one dimension.*\[4, 9\]"),
+        (np.zeros(40), "tokens are integers in one dimension, this is float64"),
+        (np.array([{}] * 9), "no array of numpy can be read there"),
+        (np.array([], dtype=np.int32), "the training text has 0 tokens"),
+    ],
+)
+def test_numpy_file_that_holds_no_tokens_is_a_named_error(
+    tokens: np.ndarray, message: str, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "tokens.npy", tokens)
+    with pytest.raises(DataError, match=message):
+        load_corpus(tmp_path / "tokens.npy", BYTES, 4, 0)
+
+
+def test_long_text_is_tokenised_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(demo.model_folder())
+    written(tmp_path, a=b"tensor engines multiply\nmatrices and vectors\n" * 40)
+    whole = load_corpus(tmp_path, folder, 3, 0)
+    monkeypatch.setattr("trnx.jobs.corpus._TEXT_PIECE", 50)
+    pieces = load_corpus(tmp_path, folder, 3, 0)
+    assert pieces.digest == whole.digest
+    assert torch.equal(pieces.batch(0, whole.windows), whole.batch(0, whole.windows))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 127, 128, 129, 1000])
+def test_shuffle_has_every_number_once(size: int) -> None:
+    orders = [[shuffled(place, size, 0, epoch) for place in range(size)] for epoch in range(2)]
+    for order in orders:
+        assert sorted(order) == list(range(size))
+    if size > 5:
+        assert orders[0] != orders[1]
+        assert orders[0] != list(range(size))
+        assert orders[0] != [shuffled(place, size, 1, 0) for place in range(size)]
+
+
+def test_shuffle_spreads_neighbours() -> None:
+    size = 4096
+    order = np.array([shuffled(place, size, 3, 0) for place in range(size)])
+    # Ranks of a random permutation correlate by about 1 / sqrt(size); fixed points: about one.
+    assert abs(np.corrcoef(order, np.arange(size))[0, 1]) < 5 / size**0.5
+    assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < 5 / size**0.5
+    assert (order == np.arange(size)).sum() < 10
+
+
+_GROWTH = """
+import resource, sys
+from pathlib import Path
+from trnx.jobs.corpus import load_corpus
+
+small, large, tokenizer = sys.argv[1:]
+load_corpus(Path(small), tokenizer, 16, 0).batch(0, 64)
+# Private memory that can be written alone: pages of a mapped file are the system's to take back.
+pages = int(Path("/proc/self/statm").read_text().split()[5])
+limit = pages * resource.getpagesize() + (96 << 20)
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+load_corpus(Path(large), tokenizer, 16, 0).batch(0, 64)
+"""
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "folder"])
+def test_memory_does_not_grow_with_the_text(tokenizer: str, tmp_path: Path) -> None:
+    name = BYTES if tokenizer == "bytes" else str(demo.model_folder())
+    line = b"tensor engines multiply matrices and vectors\n"
+    # Kept as a list or an array of int64, either needs more than the 96 MB that are allowed.
+    copies = {"small": 1 << 20, "large": (128 if tokenizer == "bytes" else 3) << 20}
+    for part, size in copies.items():
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "a.txt").write_bytes(line * (size // len(line)))
+    command = [
+        sys.executable,
+        "-c",
+        _GROWTH,
+        str(tmp_path / "small"),
+        str(tmp_path / "large"),
+        name,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -67,7 +67,7 @@ def test_training_with_trnx_on_a_neuron_device(text: Path, tmp_path: Path) -> No
 
     done = started("2")
     assert done.returncode == 1
-    assert "NeuronLncError: trnx's kernels are written for 1" in done.stderr
+    assert "NeuronLncError: trnx's kernels are launched on 1" in done.stderr
     assert "export NEURON_LOGICAL_NC_CONFIG=1" in done.stderr
     assert "Traceback" not in done.stderr
 

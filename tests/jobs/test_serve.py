@@ -211,15 +211,15 @@ def held(monkeypatch: pytest.MonkeyPatch, embedder: EmbeddingEngine) -> Held:
     return control
 
 
-def test_full_queue_is_503_with_retry_after(held: Any) -> None:
+def test_full_queue_is_429_with_retry_after(held: Any) -> None:
     async def body(client: httpx.AsyncClient, service: Service) -> None:
         first = asyncio.create_task(client.post("/embed", json={"inputs": ["a", "b", "c"]}))
         while service.schedulers["embed"].waiting < 3:
             await asyncio.sleep(0.001)
         refused = await client.post("/embed", json={"inputs": "d"})
-        assert refused.status_code == 503
+        assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"
-        assert "the queue of 3 rows is full" in refused.json()["error"]["message"]
+        assert "the queue is full" in refused.json()["error"]["message"]
         held.go.set()
         assert (await first).status_code == 200
 

@@ -20,15 +20,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from trnx.errors import CheckpointError
 from trnx.jobs import models
 from trnx.jobs.checkpoint_reader import read_metadata
-from trnx.jobs.checkpoints import finished
+from trnx.jobs.checkpoints import finished, load_weights
 from trnx.jobs.checksums import seal
 from trnx.jobs.compiling import compile_parts, linear_flops, recompute
+from trnx.jobs.corpus import load_corpus
 from trnx.jobs.errors import NoGraphWarning, ResumeWarning
 from trnx.jobs.metrics import Summary
 from trnx.jobs.parallel import clip_gradients, linear_sizes
+from trnx.jobs.schedules import SCHEDULES, learning_rate
 from trnx.jobs.train import STOPPED, holds
-from trnx.jobs.train_flags import parse
-from trnx.jobs.training import learning_rate
 
 Train = Callable[..., tuple[int, list[dict[str, Any]], str]]
 SMALL = ("--sequence-length", "16", "--batch", "2", "--backend", "eager", "--json")
@@ -344,11 +344,78 @@ def test_clipping_equals_that_of_torch(limit: float) -> None:
 
 
 def test_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
-    settings = parse("", ["--data", "x", "--steps", "10", "--warmup", "4", "--learning-rate", "1"])
-    rates = [learning_rate(settings, step) for step in range(11)]
-    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert rates[4:] == sorted(rates[4:], reverse=True)
-    assert rates[10] == pytest.approx(0.1)
+    rates = {
+        name: [learning_rate(name, 1.0, 4, 10, step) for step in range(12)] for name in SCHEDULES
+    }
+    for found in rates.values():
+        assert found[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    for name in ("cosine", "linear"):
+        assert rates[name][4:11] == sorted(rates[name][4:11], reverse=True)
+        assert rates[name][10] == rates[name][11] == pytest.approx(0.1)
+    assert rates["linear"][7] == rates["cosine"][7] == pytest.approx(0.55)
+    assert rates["linear"][5] < rates["cosine"][5]
+    assert set(rates["constant"][3:]) == {1.0}
+    assert learning_rate("linear", 1.0, 0, 0, 0) == 1.0
+
+
+def test_evaluation_is_the_loss_on_held_out_text_and_changes_nothing(
+    train: Train, text: Path, tmp_path: Path
+) -> None:
+    common = ("--data", str(text), *SMALL, "--dropout", "0.2", "--steps", "4")
+    held_out = ("--eval-data", str(text / "b.txt"), "--eval-every", "2", "--eval-batches", "3")
+    _, plain, _ = train(*common)
+    status, lines, _ = train(*common, *held_out, "--checkpoint-dir", str(tmp_path))
+    assert status == 0
+    assert losses(lines) == losses(plain)
+    found = [line for line in lines if line.get("event") == "evaluation"]
+    assert [line["step"] for line in found] == [2, 4]
+    config = models.build_config(models.PRESETS["llama-tiny"], 256, 16, 0.2)
+    model = models.build_model(config, 1).eval()
+    load_weights(tmp_path / "step-00000004", model)
+    tokens = load_corpus(text / "b.txt", "bytes", 16, 0).batch(0, 6)
+    with torch.no_grad():
+        expected = model(input_ids=tokens[:, :-1]).logits.flatten(0, 1)
+    loss = torch.nn.functional.cross_entropy(expected, tokens[:, 1:].flatten())
+    assert found[1]["eval_loss"] == pytest.approx(loss.item(), rel=1e-6)
+    assert found[0]["eval_loss"] != found[1]["eval_loss"]
+
+
+@pytest.mark.parametrize("preset", ["llama-tiny", "gpt2-tiny"])
+def test_training_starts_from_safetensors(
+    preset: str, train: Train, text: Path, tmp_path: Path
+) -> None:
+    config = models.build_config(models.PRESETS[preset], 256, 16, 0.0)
+    model = models.build_model(config, 5)
+    model.save_pretrained(tmp_path / "hf", max_shard_size="50KB")  # type: ignore[operator]
+    assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
+    flags = ("--data", str(text), *SMALL, "--steps", "1", "--init-from", str(tmp_path / "hf"))
+    status, lines, errors = train(*flags)
+    assert status == 0, errors
+    tokens = load_corpus(text, "bytes", 16, 0).batch(0, 2)
+    logits = model(input_ids=tokens[:, :-1]).logits.flatten(0, 1)
+    loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
+    assert losses(lines)[1] == pytest.approx(loss.item(), rel=1e-6)
+
+
+def test_safetensors_that_do_not_fit_are_named(train: Train, text: Path, tmp_path: Path) -> None:
+    config = models.build_config(models.PRESETS["llama-tiny"], 128, 16, 0.0)
+    folder = tmp_path / "hf"
+    models.build_model(config, 5).save_pretrained(folder)  # type: ignore[operator]
+    flags = ("--data", str(text), *SMALL, "--steps", "1", "--init-from", str(folder))
+    status, _, errors = train(*flags)
+    assert status == 1
+    assert "embed_tokens.weight is [128, 64], and [256, 64] in the model" in errors
+    keys = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**keys, "num_hidden_layers": 3}))
+    assert "it has no model.layers.2." in train(*flags)[2]
+    (folder / "config.json").write_text(json.dumps({**keys, "num_hidden_layers": 1}))
+    assert "it has model.layers.1." in train(*flags)[2]
+    (weights,) = folder.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert "model.safetensors cannot be read" in train(*flags)[2]
+    weights.unlink()
+    assert "no *.safetensors file in this folder" in train(*flags)[2]
+    assert "leave --model-config out" in train(*flags, "--model-config", str(folder))[2]
 
 
 @pytest.mark.parametrize(
