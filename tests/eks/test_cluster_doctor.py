@@ -359,15 +359,52 @@ def test_what_is_forbidden_is_not_missing(cluster: Cluster) -> None:
     assert _checks()[1]["plugin-or-dra"][0]["result"] == "unknown"
 
 
-def test_devices_of_claims_are_not_counted(cluster: Cluster) -> None:
+def _slice(cluster: Cluster, node: str, devices: int, generation: int = 1) -> None:
+    spec = {
+        "driver": "neuron.aws.com",
+        "nodeName": node,
+        "pool": {"name": node, "generation": generation, "resourceSliceCount": 1},
+        "devices": [{"name": f"neuron-{number}"} for number in range(devices)],
+    }
+    cluster.add("resourceslices", {"metadata": {"name": f"{node}-{generation}"}, "spec": spec})
+
+
+def _device_claim(cluster: Cluster, name: str, pool: str, devices: int, **values: object) -> None:
+    results = [
+        {"driver": "neuron.aws.com", "pool": pool, "device": f"neuron-{number}", **values}
+        for number in range(devices)
+    ]
+    allocated = {"status": {"allocation": {"devices": {"results": results}}}}
+    meta = {"name": name, "namespace": "others"}
+    cluster.add("resourceclaims", {"metadata": meta, **allocated})
+
+
+def test_devices_that_claims_hold_are_not_free(cluster: Cluster) -> None:
     _good(cluster)
+    arguments = (TRAIN, "--set", "flavour=auto")
     for name in ("n0", "n1"):
         _node(cluster, name, neuron="")
-        spec = {"driver": "neuron.aws.com", "nodeName": name}
-        cluster.add("resourceslices", {"metadata": {"name": name}, "spec": spec})
-    code, found = _checks(TRAIN, "--set", "flavour=auto")
+        _slice(cluster, name, 16, generation=2)
+        # Of an older generation of the pool, and so out of date.
+        _slice(cluster, name, 99)
+    code, found = _checks(*arguments)
+    assert (code, found["capacity"][0]["result"]) == (0, "ok")
+    # What another driver gave, and what only looks, hold nothing.
+    _device_claim(cluster, "network", "n1", 16, driver="dra.net")
+    _device_claim(cluster, "watcher", "n1", 16, adminAccess=True)
+    assert _checks(*arguments)[1]["capacity"][0]["result"] == "ok"
+    _device_claim(cluster, "training", "n1", 15)
+    code, found = _checks(*arguments)
+    assert (code, found["capacity"][0]["result"]) == (0, "warn")
+    message = found["capacity"][0]["message"]
+    assert "room for 1 now: n1: 1 devices free of claims (DRA), a pod asks for 16" in message
+    forbidden = status(403, "Forbidden", "no")
+    cluster.faults.append(
+        lambda request: forbidden if request.path.endswith("/resourceclaims") else None
+    )
+    code, found = _checks(*arguments)
     assert (code, found["capacity"][0]["result"]) == (0, "unknown")
-    assert "claims (DRA)" in found["capacity"][0]["message"]
+    assert "what claims hold is not known" in found["capacity"][0]["message"]
 
 
 def test_what_may_not_be_read_is_unknown(cluster: Cluster) -> None:

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from trnx.eks.cluster.checks import FAIL, OK, UNKNOWN, WARN, Check, Facts
-from trnx.eks.cluster.fit import closed, is_selected, labels_of, room
+from trnx.eks.cluster.dra_devices import DraDevices, count_devices
+from trnx.eks.cluster.fit import Room, closed, is_selected, labels_of, room
 from trnx.eks.cluster.flavour import decide
 from trnx.eks.cluster.resources import RUNTIME
 from trnx.eks.documents import Manifest
@@ -43,18 +44,32 @@ def pods_of_job(job: TrnxJob) -> list[PodView]:
     return [pod for pod in Stream(render(job)).pods() if pod.complete and pod.kind != RUNTIME.kind]
 
 
-def _count(pod: PodView, nodes: list[Manifest], running: list[Manifest]) -> _Count:
+def _with_claims(fits: Room, devices: int, free: int) -> Room:
+    """Room for pods that ask for devices by a claim, where a node has `free` of them."""
+    pods = free // devices
+    if pods >= fits.pods:
+        return fits
+    return Room(pods, f"{free} devices free of claims (DRA), a pod asks for {devices}")
+
+
+def _count(
+    pod: PodView, nodes: list[Manifest], running: list[Manifest], devices: int, dra: DraDevices
+) -> _Count:
+    """`devices`: what each pod asks for by claims."""
     count = _Count()
     for node in nodes:
         zone, name = str(labels_of(node).get(ZONE_LABEL, "")), name_of(node)
         why = closed(pod, node)
-        fits = room(pod, node, running)
+        fits, whole = room(pod, node, running), room(pod, node, [])
+        if devices:
+            fits = _with_claims(fits, devices, dra.free[name])
+            whole = _with_claims(whole, devices, dra.published[name])
         if not why and fits.pods:
             count.free[zone] += fits.pods
         else:
             count.reasons.append(f"{name} {why}" if why else f"{name}: {fits.short}")
         if not why:
-            count.later[zone] += room(pod, node, []).pods
+            count.later[zone] += whole.pods
     return count
 
 
@@ -111,16 +126,20 @@ def check_capacity(facts: Facts, job: TrnxJob) -> list[Check]:
     if not nodes:
         return [_no_node(facts, job, where)]
     many = max(job.nodes, job.shards, job.replicas)
-    count = _count(pod, nodes, facts.pods or [])
+    by_claims = job.the_devices if pod.claims else 0
+    if by_claims and facts.dra is None:
+        message = "ResourceSlices and ResourceClaims may not be read: what claims hold is not known"
+        fix = "have an administrator allow to list both (resource.k8s.io) in all namespaces"
+        return [Check("capacity", UNKNOWN, message, fix)]
+    dra = facts.dra or count_devices([], [])
+    count = _count(pod, nodes, facts.pods or [], by_claims, dra)
     ready = _most(count.free, one_zone=gang)
     wanted = f"{many} pod{'s' if many > 1 else ''} on {job.instance if pod.on_neuron else 'CPUs'}"
     wanted += where
     if ready < many:
         waits = _most(count.later, one_zone=gang) >= many
         return [_short(facts, count, wanted, ready, waits=waits)]
-    if facts.pods is None or pod.claims:
-        what = "devices that claims (DRA) hold" if pod.claims else "pods of other namespaces"
-        message = f"nodes for {wanted} are there; {what} may not be counted"
-        fix = "allow to list pods in all namespaces" if facts.pods is None else ""
-        return [Check("capacity", UNKNOWN, message, fix)]
+    if facts.pods is None:
+        message = f"nodes for {wanted} are there; pods of other namespaces may not be counted"
+        return [Check("capacity", UNKNOWN, message, "allow to list pods in all namespaces")]
     return [Check("capacity", OK, f"{wanted}: room for {ready} now")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from trnx.eks.cluster.dra_devices import DraDevices
 from trnx.eks.cluster.fit import is_ready
 from trnx.eks.cluster.pending import allocatable
 from trnx.eks.documents import Manifest
@@ -41,6 +42,7 @@ class Facts:
     groups: dict[str, list[str]] | None
     device_class: bool | None
     pods: list[Manifest] | None = None
+    dra: DraDevices | None = None
     amis: dict[str, str] = field(default_factory=dict)
 
 

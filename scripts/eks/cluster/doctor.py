@@ -18,8 +18,9 @@ from trnx.eks.cluster.checks import (
     NodeRow,
     neuron_nodes,
 )
-from trnx.eks.cluster.flavour import dra_nodes
-from trnx.eks.cluster.resources import DEVICE_CLASS, NODE, POD, Resource
+from trnx.eks.cluster.dra_devices import DraDevices, count_devices
+from trnx.eks.cluster.flavour import neuron_slices, nodes_of
+from trnx.eks.cluster.resources import DEVICE_CLAIM, DEVICE_CLASS, NODE, POD, Resource
 from trnx.eks.documents import Manifest
 from trnx.eks.errors import AbsentError, AwsError, ForbiddenError, NotInstalledError
 from trnx.eks.instances import INSTANCES
@@ -101,14 +102,22 @@ def gather(api: Api) -> Facts:
         ClusterError: the server cannot be asked.
     """
     version = text(_answer(api, "/version"), "gitVersion")
+    slices = neuron_slices(api)
     return Facts(
         version,
         _all(api, NODE),
-        dra_nodes(api),
+        None if slices is None else nodes_of(slices),
         _groups(api),
         _device_class(api),
         _all(api, POD),
+        _dra_devices(api, slices),
     )
+
+
+def _dra_devices(api: Api, slices: list[Manifest] | None) -> DraDevices | None:
+    """None where slices or claims may not be read."""
+    claims = _all(api, DEVICE_CLAIM) if slices else []
+    return None if slices is None or claims is None else count_devices(slices, claims)
 
 
 def _check_ec2(facts: Facts, job: TrnxJob | None, region: str | None) -> tuple[list[Check], Facts]:

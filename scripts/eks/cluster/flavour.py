@@ -12,16 +12,20 @@ from trnx.eks.pods import DEVICE_CLASS, NEURON
 from trnx.eks.reading import mapping, text
 
 
-def dra_nodes(api: Api) -> set[str] | None:
-    """Names of the nodes whose devices the Neuron DRA driver publishes; None: may not be read."""
+def neuron_slices(api: Api) -> list[Manifest] | None:
+    """What the Neuron DRA driver publishes; None: may not be read."""
     try:
         slices = api.items(RESOURCE_SLICE, "")
     except NotInstalledError:
-        return set()
+        return []
     except ForbiddenError:
         return None
-    ours = [item for item in slices if text(mapping(item, "spec"), "driver") == DEVICE_CLASS]
-    return {text(mapping(item, "spec"), "nodeName") for item in ours} - {""}
+    return [item for item in slices if text(mapping(item, "spec"), "driver") == DEVICE_CLASS]
+
+
+def nodes_of(slices: list[Manifest]) -> set[str]:
+    """Names of the nodes whose devices are published."""
+    return {text(mapping(item, "spec"), "nodeName") for item in slices} - {""}
 
 
 def decide(nodes: list[Manifest], published: set[str], instance: str) -> Flavour:
@@ -44,5 +48,5 @@ def with_flavour(api: Api, job: TrnxJob) -> TrnxJob:
         nodes = api.items(NODE, "")
     except ForbiddenError:
         nodes = []
-    found = decide(nodes, dra_nodes(api) or set(), job.instance)
+    found = decide(nodes, nodes_of(neuron_slices(api) or []), job.instance)
     return job.model_copy(update={"flavour": found})

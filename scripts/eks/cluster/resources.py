@@ -31,6 +31,7 @@ RUNTIME = Resource("trainer.kubeflow.org/v1alpha1", "TrainingRuntime", "training
 DEPLOYMENT = Resource("apps/v1", "Deployment", "deployments")
 SERVICE = Resource("v1", "Service", "services")
 CLAIM_TEMPLATE = Resource("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
+DEVICE_CLAIM = Resource("resource.k8s.io/v1", "ResourceClaim", "resourceclaims")
 POD = Resource("v1", "Pod", "pods")
 EVENT = Resource("v1", "Event", "events")
 NODE = Resource("v1", "Node", "nodes", namespaced=False)
