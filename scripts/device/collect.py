@@ -28,6 +28,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
+from trnx.backend.neuron.stack import TARGETS
 from trnx.device.errors import CollectError
 from trnx.device.records import TASKS, read_records, write_record, write_whole
 from trnx.device.redaction import redacted
@@ -78,6 +79,7 @@ def collect(
     say: Callable[[str], None] = lambda line: None,  # noqa: ARG005
 ) -> Collected:
     """Run what is not in `folder` yet, and write `folder`.tar.gz. Raises CollectError."""
+    _check_target(target)
     wanted = tuple(all_tasks() if tasks is None else tasks)
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder) as lock:
@@ -91,6 +93,14 @@ def collect(
         archive = folder.with_name(folder.name + ".tar.gz")
         write_whole(archive, _packed(folder, wanted))
     return Collected(archive, {task: str(found[task]["status"]) for task in wanted})
+
+
+def _check_target(target: str) -> None:
+    if target not in TARGETS:
+        raise CollectError(
+            f"TorchNeuron runs on Trn2 and Trn3, and the target is {target}: name that of the "
+            "instance with --target"
+        )
 
 
 @contextmanager

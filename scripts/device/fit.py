@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -57,15 +58,39 @@ def _program(index: int, factor: int, target: str) -> Program:
     return trace(kernel, [*specs, *probe.arguments(factor)], target=target, values=False)
 
 
-@cache
+class _Noting:
+    """Constants, and the values of those that were read."""
+
+    def __init__(self, constants: Timing) -> None:
+        self.constants = constants
+        self.read: dict[str, float] = {}
+
+    def __getattr__(self, name: str) -> float:
+        self.read[name] = found = float(getattr(self.constants, name))
+        return found
+
+
+# Probe and target -> what was read of the constants, and the prediction that follows from it.
+_predictions: dict[tuple[int, str], list[tuple[dict[str, float], float]]] = {}
+
+
 def predicted_ns(index: int, target: str, constants: Timing | None = None) -> float:
-    """Nanoseconds of one instruction of probe `index`, as the difference of two counts."""
+    """Nanoseconds of one instruction of probe `index`, as the difference of two counts.
+
+    It is computed anew only where a constant that it depends on has a value that is new.
+    """
     hw = hardware(target)
+    noting: Any = _Noting(constants or timing(hw))
+    known = _predictions.setdefault((index, target), [])
+    for read, ns in known:
+        if all(getattr(noting.constants, name) == value for name, value in read.items()):
+            return ns
     whole = [
-        schedule(_program(index, factor, target).rows, hw, constants=constants).total_ps / 1000
+        schedule(_program(index, factor, target).rows, hw, constants=noting).total_ps / 1000
         for factor in FACTORS
     ]
-    return (whole[1] - whole[0]) / PROBES[index].between
+    known.append((noting.read, (whole[1] - whole[0]) / PROBES[index].between))
+    return known[-1][1]
 
 
 def changes(measured: Mapping[int, float], target: str) -> list[Change]:
@@ -116,8 +141,8 @@ def _fitting(
     if not now:
         return None
     center = min((1.0, *_SCALES), key=off)
-    for step in (0.1, 0.02, 0.005):
-        center = min((center * (1 + step * i) for i in range(-5, 6)), key=off)
+    for step in (0.15, 0.04, 0.01):
+        center = min((center * (1 + step * i) for i in range(-3, 4)), key=off)
     return float(f"{now * center:.4g}")
 
 

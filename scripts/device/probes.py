@@ -49,10 +49,10 @@ def _repeat(
     return Probe(name, "repeat", tensors, (kind,), count, (is_chain,), tells)
 
 
-def _product(dtype: str, columns: int, moving: int) -> Probe:
+def _product(dtype: str, columns: int, moving: int, tells: str) -> Probe:
     name = f"product, {dtype} 128 x {columns} by {moving}"
     tensors = ((dtype, (128, columns)), (dtype, (128, moving)))
-    return Probe(name, "products", tensors, (), 256, (), "matmul_min_columns, weights_cycles")
+    return Probe(name, "products", tensors, (), 256, (), tells)
 
 
 def _alternate(second: str) -> Probe:
@@ -88,12 +88,12 @@ PROBES = (
       for n in (16, 64, 256, 512, 1024, 2048, 4096)),
     _repeat("add on gpsimd", 512, False, "gpsimd_start_cycles"),
     _repeat("copy", 512, False, "vector_issue_cycles"),
-    _repeat("copy", 512, True, "vector_latency_cycles, handoff_ns"),
+    _repeat("copy", 16, True, "vector_latency_cycles, handoff_ns"),
     _repeat("copy", 512, False, "vector_half_width", dtype="bfloat16"),
     _repeat("add", 512, False, "vector_issue_cycles"),
     *(_alternate(name) for name in ("gelu", "tanh", "rsqrt", "silu", "square")),
     _repeat("copy on gpsimd", 512, False, "gpsimd_start_cycles"),
-    _repeat("load by software", 512, False, "dma_software_issue_ns", count=64),
+    _repeat("load by software", 64, False, "dma_software_issue_ns", count=64),
     _repeat("load by scalar", 512, False, "dma_issue_ns", count=64),
     *(_strided(step) for step in (2, 4, 8)),
     Probe(
@@ -101,11 +101,9 @@ PROBES = (
         "out_of_psum", (("bfloat16", (128, 512)),), (), 128, (), "half precision out of PSUM",
     ),
     *(_turns(is_anew) for is_anew in (True, False)),
-    _product("bfloat16", 128, 512),
-    _product("bfloat16", 128, 64),
-    _product("bfloat16", 96, 16),
-    _product("float32", 128, 512),
-    _product("float32", 128, 64),
+    *(_product("bfloat16", columns, moving, "matmul_min_columns, weights_cycles")
+      for columns, moving in ((128, 512), (128, 64), (96, 16))),
+    *(_product("float32", 128, moving, "weights_fp32_cycles") for moving in (512, 64)),
     _both("load", "HBM under two cores", 64),
     _both("exchange", "the time of an exchange between cores", 32),
     _both("barrier", "meeting_ns", 32),

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trnx.backend.neuron.stack import TARGETS
 from trnx.backend.plan.cluster import interconnect
 from trnx.backend.plan.collectives import Group, all_gather, all_reduce
 from trnx.device.collect import ABOUT, FORMAT, VERSION
@@ -45,6 +46,8 @@ def read_archive(file: Path) -> Archive:
         about = found.pop(ABOUT)
         if (about["format"], about["version"]) != (FORMAT, VERSION):
             raise ValueError(f"its format is {about['format']!r} {about['version']!r}")
+        if about["target"] not in TARGETS:
+            raise ValueError(f"nothing can be collected on {about['target']!r}")
         records = {str(record["task"]): record for record in found.values()}
         return Archive(about, records)
     except (OSError, EOFError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
@@ -67,9 +70,14 @@ class DeviceReport:
     collectives: tuple[dict[str, Any], ...]
     changes: tuple[Change, ...]
 
+    @property
+    def ok(self) -> bool:
+        """Whether everything ended well and nothing contradicts the timing model."""
+        return not self.problems and not self.changes
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return asdict(self)
+        return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {v}" for name, v in self.versions.items() if v)
@@ -128,7 +136,7 @@ def report(file: Path) -> DeviceReport:
     archive = read_archive(file)
     try:
         return _report(archive)
-    except (KeyError, TypeError, ValueError, TrnxError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, TrnxError) as error:
         raise ArchiveError(
             f"{file} has a record that cannot be read ({type(error).__name__}: {error})"
         ) from error
@@ -148,7 +156,7 @@ def _report(archive: Archive) -> DeviceReport:
         statuses={task: str(record["status"]) for task, record in archive.records.items()},
         problems=tuple(_problems(archive, results)),
         probes=tuple(_probe_row(index, ns, target) for index, ns in sorted(measured.items())),
-        models=tuple(found for task, found in results.items() if part_of(task) == "model"),
+        models=tuple(_model_row(r) for task, r in results.items() if part_of(task) == "model"),
         collectives=tuple(
             _collective_row(row, int(found["ranks"]), target)
             for task, found in results.items()
@@ -170,6 +178,11 @@ def _probe_row(index: int, measured: float, target: str) -> dict[str, Any]:
     }
 
 
+def _model_row(found: dict[str, Any]) -> dict[str, Any]:
+    numbers = {key: float(found[key]) for key in ("seconds", "predicted_seconds", "largest")}
+    return {**found, "model": str(found["model"]), **numbers}
+
+
 _PREDICTIONS = {"all_reduce": all_reduce, "all_gather": all_gather}
 
 
@@ -178,7 +191,8 @@ def _collective_row(row: dict[str, Any], ranks: int, target: str) -> dict[str, A
     cluster = interconnect(hardware(target), ranks)
     predict = _PREDICTIONS[row["collective"]]
     predicted = predict(cluster, Group(size=ranks, stride=1), float(row["bytes"]))
-    return {**row, "ranks": ranks, "predicted_seconds": predicted}
+    seconds = float(row["seconds"])
+    return {**row, "ranks": ranks, "seconds": seconds, "predicted_seconds": predicted}
 
 
 def _problems(archive: Archive, results: dict[str, Any]) -> list[str]:

@@ -199,6 +199,12 @@ def test_results_of_another_target_are_not_mixed(tmp_path: Path) -> None:
         collect(tmp_path / "found", "trn3", tasks=())
 
 
+def test_trn1_has_no_device_to_collect_on(tmp_path: Path) -> None:
+    with pytest.raises(CollectError, match="runs on Trn2 and Trn3, and the target is trn1"):
+        collect(tmp_path / "found", "trn1", tasks=())
+    assert not (tmp_path / "found").exists()
+
+
 @pytest.mark.usefixtures("device_machine")
 def test_half_a_secret_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the end of a long message begins within a secret."""

@@ -74,6 +74,9 @@ SLOW: list[dict[str, float]] = [
     {"dma_issue_ns": 1.5},
     {"matmul_min_columns": 1.5},
     {"stride_limit_bytes": 0.5},
+    {"handoff_ns": 1.7},
+    {"meeting_ns": 0.55},
+    {"weights_fp32_cycles": 1.7},
 ]
 
 
@@ -104,6 +107,7 @@ def test_names_the_constants_that_are_off(
 def test_names_none_where_the_model_holds(noise: float, tmp_path: Path) -> None:
     found = report(_archive(tmp_path, _probes("trn2", noise=noise)))
     assert found.changes == ()
+    assert found.ok
     assert "None: what was measured is what is predicted." in str(found)
     assert [abs(row["error"]) <= 1.1 * noise + 1e-9 for row in found.probes] == [True] * len(PROBES)
 
@@ -144,8 +148,21 @@ def test_the_page_names_what_went_wrong(tmp_path: Path) -> None:
     assert "3 of 4 tasks ended with a result." in page
     assert "| mlp | 1.000 ms | 0.100 ms | 0.1 |" in page
     shown = CliRunner().invoke(app, ["device", "report", str(tmp_path / "a.tar.gz"), "--json"])
-    assert shown.exit_code == 0
+    assert shown.exit_code == 1
     assert json.loads(shown.output)["problems"] == list(found.problems)
+
+
+_MODEL = {"model": "mlp", "problem": "", "seconds": 1.0, "predicted_seconds": 1.0, "largest": 0.0}
+_ROW = {"collective": "all_reduce", "bytes": 4, "seconds": 1.0, "problem": ""}
+# What no task has found: kind -> task and result.
+_RESULTS: dict[str, tuple[str, Any]] = {
+    "a result of text": ("doctor", "x"),
+    "samples of text": ("kernel.softmax", {"samples": ["x"]}),
+    "a model without a time": ("model.mlp", {**_MODEL, "seconds": None}),
+    "a model without a name": ("model.mlp", {k: v for k, v in _MODEL.items() if k != "model"}),
+    "a model with text": ("model.mlp", {**_MODEL, "largest": []}),
+    "a collective with text": ("ranks.pair", {"ranks": 2, "rows": [{**_ROW, "seconds": "x"}]}),
+}
 
 
 def _foreign(kind: str, folder: Path) -> Path:
@@ -165,10 +182,15 @@ def _foreign(kind: str, folder: Path) -> Path:
         return _archive(folder, {}, version=VERSION + 1)
     elif kind == "other target":
         return _archive(folder, _probes("trn2"), target="gpu")
+    elif kind == "a target without TorchNeuron":
+        return _archive(folder, {}, target="trn1")
     elif kind == "no such probe":
         return _archive(folder, {"probe.99": {"status": "ok", "result": {"name": "x", "ns": 1.0}}})
     elif kind == "no status":
         return _archive(folder, {"doctor": {}})
+    elif kind in _RESULTS:
+        task, result = _RESULTS[kind]
+        return _archive(folder, {task: {"status": "ok", "result": result}})
     return file
 
 
@@ -176,7 +198,8 @@ def _foreign(kind: str, folder: Path) -> Path:
     "kind",
     [
         *("cut", "text", "outside", "no json", "nothing", "newer", "other target"),
-        *("no such probe", "no status", "missing"),
+        *("a target without TorchNeuron", "no such probe", "no status", "missing"),
+        *_RESULTS,
     ],
 )
 def test_what_is_no_archive_is_refused_by_name(kind: str, tmp_path: Path) -> None:
