@@ -43,6 +43,7 @@ def read_archive(file: Path) -> Archive:
         zipfile.BadZipFile,
         KeyError,
         TypeError,
+        AttributeError,
         ValueError,
         RuntimeError,
         EOFError,

@@ -18,7 +18,7 @@ from torch import fx
 from trnx.backend.exported.archive import MADE
 from trnx.backend.exported.archive_reader import Archive
 from trnx.backend.exported.errors import DamagedFolderError
-from trnx.backend.torch_internals import archive_codes, fake_mode
+from trnx.backend.torch_internals import archive_codes, fake_mode, is_dispatched
 from trnx.fx_passes.metadata import VAL
 from trnx.nki_kernels import canonical_ops  # noqa: F401  registers the trnx:: ops
 
@@ -26,8 +26,8 @@ _DTYPES, _LAYOUTS, _FORMATS = archive_codes()
 _TARGET = re.compile(r"torch\.ops\.(aten|prims|trnx)\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
-# They write to nothing that a schema shows, and map files into memory.
-_REFUSED = frozenset({"from_file"})
+# They write to nothing that a schema shows: a file mapped into memory, lines on the terminal.
+_REFUSED = frozenset({"from_file", "_print"})
 
 Json = Mapping[str, Any]
 
@@ -212,6 +212,9 @@ def _target(name: Any) -> Any:
     overload = getattr(getattr(getattr(torch.ops, found[1]), found[2]), found[3])
     if not isinstance(overload, torch._ops.OpOverload) or overload._schema.is_mutable:
         raise ValueError(f"{name!r} writes to its arguments, and a plan does not")
+    # The namespace has TorchScript's functions as well: `aten::save` writes a file.
+    if not is_dispatched(overload):
+        raise ValueError(f"{name!r} is no operator on tensors, and a plan calls no other")
     return overload
 
 

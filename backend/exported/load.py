@@ -56,9 +56,15 @@ def load(folder: str | Path, *, runner: str | None = None) -> Loaded:
     if options.fallback == "auto":
         plan = _without_xla(plan)
     compiler = GraphCompiler(options, choice, f"{next_frame_name()}.{place.name}")
-    with torch.no_grad():
-        run = compiler.assemble(plan, "inference", device)
-    return Loaded(run, _Signature(manifest, archive), archive, device)
+    try:
+        signature = _Signature(manifest, archive)
+        with torch.no_grad():
+            run = compiler.assemble(plan, "inference", device)
+        return Loaded(run, signature, archive, device)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, StopIteration) as error:
+        raise DamagedFolderError(
+            f"the plan in {place} cannot be run ({type(error).__name__}: {error}); export anew"
+        ) from error
 
 
 def _verify(plan: Plan, manifest: Manifest, archive: Archive) -> None:
@@ -99,7 +105,6 @@ class _Signature:
 
     def __init__(self, manifest: Manifest, archive: Archive) -> None:
         self.inputs, self.outputs = manifest.inputs, manifest.outputs
-        self.constants = {int(k): decode(v, {}) for k, v in manifest.constants.items()}
         signature = archive.program["graph_module"]["signature"]
         self.state: list[str] = []
         self.arguments: list[str] = []
@@ -109,6 +114,7 @@ class _Signature:
                 self.arguments.append(_name_of(one))
             elif not (kind == "tensor_constant" and one["tensor_constant_name"].startswith(MADE)):
                 self.state.append(_target_of(one))
+        self.constants = _constants(manifest.constants, len(self.arguments))
         # Result -> the place of what it is written to: among the state, or the arguments.
         self.writes_state: dict[int, int] = {}
         self.writes_argument: dict[int, int] = {}
@@ -125,6 +131,13 @@ class _Signature:
                 self.returned.append(place)
             else:
                 raise DamagedFolderError(f"the graph has a result of kind {kind}; export anew")
+
+
+def _constants(given: Mapping[str, Any], arguments: int) -> dict[int, Any]:
+    """The values of arguments that are no tensors, by their places."""
+    if not isinstance(given, dict) or not given.keys() <= {str(n) for n in range(arguments)}:
+        raise DamagedFolderError("the manifest's constants are no arguments; export anew")
+    return {int(place): decode(value, {}) for place, value in given.items()}
 
 
 def _name_of(spec: Mapping[str, Any]) -> str:

@@ -73,7 +73,7 @@ def read_plan(
     try:
         found = tuple(nodes[s] if isinstance(s, str) else _region(s, nodes, hw) for s in steps)
         entries = tuple(LedgerEntry(**entry) for entry in ledger)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise DamagedFolderError(
             f"the manifest's plan cannot be read ({type(error).__name__}: {error}); export anew"
         ) from error
@@ -91,6 +91,8 @@ def _region(given: Mapping[str, Any], nodes: Mapping[str, fx.Node], hw: Hardware
     if (given["engine"] == "nki") != ("kernel" in given):
         raise ValueError(f"{given['region']} and its kernel do not fit together")
     match = None if "kernel" not in given else _match(given, parts, nodes, hw)
+    if match is not None and not set(parts[2]) <= set(match.results):
+        raise ValueError(f"{given['region']} has results that its kernel does not give")
     return Region(str(given["region"]), given["engine"], *parts, match)
 
 

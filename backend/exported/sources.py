@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trnx.backend.kernel_call import concrete_bindings
+from trnx.backend.prediction import PREDICTIONS
 from trnx.fx_passes.region import KernelMatch
 from trnx.nki_kernels import registry
 from trnx.nki_kernels.generator.kernel import FusedKernel
@@ -34,7 +35,8 @@ def kernel_sources(match: KernelMatch, hw: Hardware) -> Mapping[str, Path]:
     """Name in a folder -> file: the kernel's own, the one that chooses how it is launched, and the
     helpers that they import. Raises what planning the launch raises."""
     kernel = match.kernel
-    files = {_file_of(kernel.launch(concrete_bindings(match, {})[0], hw).kernel)}
+    launch = PREDICTIONS.launch(kernel, concrete_bindings(match, {})[0], hw)
+    files = {_file_of(launch.kernel)}
     if isinstance(kernel, FusedKernel):
         return {f"generated/{file.name}": file for file in files}
     spec = registry.kernels().file_of(kernel.name)

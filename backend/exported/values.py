@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ def decode(value: Any, nodes: Mapping[str, fx.Node]) -> Any:
     if isinstance(value, dict) and len(value) == 1:
         ((kind, inner),) = value.items()
         if kind == "float" and isinstance(inner, str):
-            return float(inner)
+            with suppress(ValueError):
+                return float(inner)
         if kind == "dtype" and inner in _DTYPES:
             return _DTYPES[inner]
         if kind == "node" and inner in nodes:

@@ -136,7 +136,11 @@ def _write(
     whole = _stablehlo(_whole(plan), options, made, "model")
     return Manifest(
         target=options.target,
-        options={"fallback": options.fallback, "select": options.select},
+        options={
+            "fallback": options.fallback,
+            "select": options.select,
+            "lnc": str(options.lnc),
+        },
         inputs=inputs,
         outputs=_outputs(program),
         constants=_constants(program, given),

@@ -216,6 +216,10 @@ _HARM: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a lookup": (_set("tanh.default", target="torch.ops.aten.__class__.x"), "cannot be read"),
     "another library": (_set("tanh.default", target="torch.ops.mkldnn._x.default"), "no operator"),
     "a file": (_set("tanh.default", target="torch.ops.aten.from_file.default"), "is no operator"),
+    "a file of TorchScript": (
+        _set("tanh.default", target="torch.ops.aten.save.default"),
+        "no operator on tensors",
+    ),
     "a write": (_set("tanh.default", target="torch.ops.aten.tanh_.default"), "writes to"),
     "no such operator": (_set("tanh.default", target="torch.ops.aten.nothing.default"), "nothing"),
     "a name": (_set("tanh.default", name="x = __import__('os')._exit(3)"), "is no name"),
@@ -235,6 +239,21 @@ def test_harm_in_the_graph(case: str, copy: Path, seal: Seal) -> None:
     _with_graph(copy, change)
     seal(copy)
     with pytest.raises(DamagedFolderError, match=what):
+        _load(copy)
+
+
+_SIGNATURES: dict[str, Callable[[dict[str, Any]], None]] = {
+    "an input of no kind": lambda s: s["input_specs"].__setitem__(2, {"node": "linear"}),
+    "a buffer without a name": lambda s: s["output_specs"][0].update(buffer_mutation={}),
+    "another buffer": lambda s: s["input_specs"][2]["buffer"].update(buffer_name=0),
+}
+
+
+@pytest.mark.parametrize("case", _SIGNATURES)
+def test_harm_in_the_signature(case: str, copy: Path, seal: Seal) -> None:
+    _with_graph(copy, lambda graph: _SIGNATURES[case](graph["signature"]))
+    seal(copy)
+    with pytest.raises(DamagedFolderError, match="cannot be"):
         _load(copy)
 
 
@@ -277,6 +296,13 @@ _PLANS: dict[str, Callable[[dict[str, Any]], None]] = {
     "the inputs": lambda m: m.update(inputs={"leaf": 99}),
     "the outputs": lambda m: m.update(outputs={"class": "os.system"}),
     "the files": lambda m: m.update(files=[]),
+    "a file elsewhere": lambda m: m["files"].update({"../../x": {"bytes": 1, "sha256": "0"}}),
+    "a constant's place": lambda m: m.update(constants={"x": 1}),
+    "a constant too many": lambda m: m.update(constants={"9": 1}),
+    "a constant's number": lambda m: m.update(constants={"0": {"float": "1/0"}}),
+    "a tensor that is text": lambda m: _kernel(m)["bindings"].update(residual="x"),
+    "a kernel without results": lambda m: _kernel(m).update(results=[]),
+    "no constants": lambda m: m.update(constants=None),
 }
 
 
