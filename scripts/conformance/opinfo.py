@@ -5,8 +5,11 @@ bool and int64 where the op has them, two samples each, forward. Values, dtypes,
 are compared within `torch.testing.assert_close`'s own tolerances. Where float32 values are not
 close to eager's, they must be as close as that to what eager computes in float64 (a sum near zero
 is right in one order of its terms and rounded away in another). A failure counts unless
-`backend="aot_eager"` fails on the same sample too. Bars: no failure, and at least 120 ops with an
+`backend="aot_eager"` fails on the same sample too. Bars: no failure, and at least 380 ops with an
 NKI region in the second run.
+
+With `--backward` the samples are the float32 ones of ops that support autograd; what is compared
+are the results and the gradients of all inputs that require one, for tangents drawn at random.
 
 Run it in an environment with `trnx[test]`, from anywhere:
 
@@ -21,6 +24,7 @@ line. Exit status 0 if and only if the bars hold.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import multiprocessing
@@ -39,7 +43,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves
 
-NKI_OPS_BAR = 120
+NKI_OPS_BAR = 380
 DTYPES = (torch.float32, torch.bool, torch.int64)
 SELECTS = ("profit", "legal")
 SAMPLES = 2
@@ -80,11 +84,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Case:
-    """One sample of one op; `make` builds fresh inputs each time, since ops may write to them."""
+    """One sample of one op; `make` builds fresh inputs each time, since ops may write to them.
+
+    `backward` says that gradients are compared too.
+    """
 
     dtype: torch.dtype
     index: int
     make: Callable[[], Any]
+    backward: bool = False
 
 
 def full_name(op: Any) -> str:
@@ -92,16 +100,18 @@ def full_name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
-def cases(op: Any, samples: int) -> Iterator[Case]:
-    """The first samples of each dtype that the op has."""
-    for dtype in DTYPES:
+def cases(op: Any, samples: int, backward: bool = False) -> Iterator[Case]:
+    """The first samples of each dtype that the op has; with gradients those of float32."""
+    if backward and not op.supports_autograd:
+        return
+    for dtype in DTYPES[:1] if backward else DTYPES:
         if dtype not in op.supported_dtypes("cpu"):
             continue
 
         def sample(index: int, dtype: torch.dtype = dtype) -> Any:
             torch.manual_seed(SEED)
             random.seed(SEED)
-            for i, found in enumerate(op.sample_inputs("cpu", dtype, requires_grad=False)):
+            for i, found in enumerate(op.sample_inputs("cpu", dtype, requires_grad=backward)):
                 if i == index:
                     return found
             return None
@@ -109,7 +119,8 @@ def cases(op: Any, samples: int) -> Iterator[Case]:
         for index in range(samples):
             if sample(index) is None:
                 break
-            yield Case(dtype, index, lambda index=index, sample=sample: sample(index))  # type: ignore[misc]
+            make = functools.partial(sample, index)
+            yield Case(dtype, index, make, backward)
 
 
 def call(function: Callable[..., Any], case: Case, dtype: torch.dtype | None = None) -> list[Any]:
@@ -118,20 +129,48 @@ def call(function: Callable[..., Any], case: Case, dtype: torch.dtype | None = N
     if dtype is not None:
         sample = sample.transform(lambda x: _as_float(x, dtype))
     torch.manual_seed(SEED)
-    with torch.no_grad():
-        return list(tree_leaves(function(sample.input, *sample.args, **sample.kwargs)))
+    with torch.set_grad_enabled(case.backward):
+        results = function(sample.input, *sample.args, **sample.kwargs)
+        gradients = _gradients(sample, results) if case.backward else []
+    return [*_detached(results), *gradients]
+
+
+def _gradients(sample: Any, results: Any) -> list[torch.Tensor | None]:
+    """Those of all inputs that require one, for tangents drawn at random; None where the results do
+    not depend on an input.
+    """
+    # Of decompositions the part that does not depend on the choice of a basis.
+    outputs = [x for x in tree_leaves(sample.output_process_fn_grad(results)) if _requires_grad(x)]
+    given = (sample.input, sample.args, sample.kwargs)
+    inputs = [x for x in tree_leaves(given) if _requires_grad(x)]
+    if not outputs or not inputs:
+        return []
+    generator = torch.Generator().manual_seed(SEED)
+    tangents = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in outputs]
+    return list(torch.autograd.grad(outputs, inputs, tangents, allow_unused=True))
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _detached(results: Any) -> list[Any]:
+    return [x.detach() if isinstance(x, torch.Tensor) else x for x in tree_leaves(results)]
 
 
 def _as_float(value: Any, dtype: torch.dtype) -> Any:
     floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.to(dtype) if floating else value
+    return value.detach().to(dtype).requires_grad_(value.requires_grad) if floating else value
 
 
 def exact(op: Any, case: Case) -> list[Any] | None:
     """What eager gives in float64, rounded at the end; None where there is nothing more exact."""
     if case.dtype != torch.float32 or torch.float64 not in op.supported_dtypes("cpu"):
         return None
-    return [_as_float(x, torch.float32) for x in call(op.op, case, torch.float64)]
+    try:
+        return [_as_float(x, torch.float32) for x in call(op.op, case, torch.float64)]
+    except RuntimeError:  # a sample's own function may name float32
+        return None
 
 
 def differs(actual: list[Any], expected: list[Any], undefined: bool) -> str | None:
@@ -140,7 +179,7 @@ def differs(actual: list[Any], expected: list[Any], undefined: bool) -> str | No
         return f"{len(actual)} results in place of {len(expected)}"
     for a, e in zip(actual, expected, strict=True):
         if not isinstance(e, torch.Tensor):
-            if a != e and not (a != a and e != e):
+            if (a is None) != (e is None) or (a != e and not (a != a and e != e)):
                 return f"value {a!r} in place of {e!r}"
             continue
         if not isinstance(a, torch.Tensor) or (a.shape, a.dtype) != (e.shape, e.dtype):
@@ -212,16 +251,16 @@ def _on_alarm(*_: Any) -> None:
     raise OpTimeoutError
 
 
-def run_cases(op: Any, outcome: Outcome, samples: int = SAMPLES) -> Outcome:
+def run_cases(op: Any, outcome: Outcome, samples: int = SAMPLES, backward: bool = False) -> Outcome:
     """All samples of one op, added to `outcome`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for case in cases(op, samples):
+        for case in cases(op, samples, backward):
             run_case(op, case, outcome)
     return outcome
 
 
-def run_op(position: int) -> Outcome:
+def run_op(position: int, backward: bool = False) -> Outcome:
     """All samples of one op of the database, within the time limit."""
     op = op_db[position]
     outcome = Outcome(full_name(op))
@@ -229,7 +268,7 @@ def run_op(position: int) -> Outcome:
     signal.signal(signal.SIGALRM, _on_alarm)
     signal.alarm(OP_SECONDS)
     try:
-        run_cases(op, outcome)
+        run_cases(op, outcome, backward=backward)
     except OpTimeoutError:
         reason = f"took longer than {OP_SECONDS} s"
         outcome.failures.append(Failure(outcome.op, "-", "-", -1, reason))
@@ -253,17 +292,18 @@ def _prepare() -> None:
     torch._dynamo.config.suppress_errors = False
 
 
-def run_all(positions: list[int], jobs: int) -> Iterator[Outcome]:
+def run_all(positions: list[int], jobs: int, backward: bool = False) -> Iterator[Outcome]:
     """Outcomes as they come, from `jobs` processes."""
+    run = functools.partial(run_op, backward=backward)
     if jobs == 1:
         _prepare()
-        yield from map(run_op, positions)
+        yield from map(run, positions)
         return
     # Processes are renewed, so that compiled programs of hundreds of ops do not pile up.
     context = multiprocessing.get_context("spawn")
     missing = {full_name(op_db[position]) for position in positions}
     with context.Pool(jobs, initializer=_prepare, maxtasksperchild=RENEWED_AFTER) as pool:
-        outcomes = pool.imap_unordered(run_op, positions)
+        outcomes = pool.imap_unordered(run, positions)
         while missing:
             try:
                 outcome = outcomes.next(timeout=2 * OP_SECONDS)
@@ -291,17 +331,18 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="so many ops, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
     parser.add_argument("--ops", help="regular expression on the op's name")
+    parser.add_argument("--backward", action="store_true", help="gradients too, float32 alone")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     arguments = parser.parse_args()
     positions = choose(arguments.ops, arguments.sample, arguments.seed)
     outcomes = []
-    for outcome in run_all(positions, arguments.jobs):
+    for outcome in run_all(positions, arguments.jobs, arguments.backward):
         outcomes.append(outcome)
         show(outcome, len(outcomes), len(positions))
     failures = [f for o in outcomes for f in o.failures]
     nki = {s: sum(o.nki.get(s, False) for o in outcomes) for s in SELECTS}
-    whole = len(positions) == len(op_db)
+    whole = len(positions) == len(op_db) and not arguments.backward
     passed = bool(outcomes) and not failures and (not whole or nki["legal"] >= NKI_OPS_BAR)
     counts = Counter(f.op for f in failures)
     print(

@@ -1,9 +1,19 @@
 """KernelBench's problems (levels 1 to 3) from a checkout, at sizes that a CPU runs.
 
 A problem is a module with `Model`, `get_inputs` and `get_init_inputs`, whose sizes are integers
-and tuples at its top level. They are cut to limits by their names: batches to 4, images to 64
-(volumes to 16), sequences to 512, features to 1024, channels to 128. Nothing is made larger, and
-numbers inside functions stay. A problem that does not run at the smaller sizes keeps its own.
+and tuples at its top level. They are cut to limits by their names; to the second number where the
+sizes are to be small:
+
+| names | cut to | small |
+|---|---|---|
+| batches | 4 | 2 |
+| images | 64 (volumes 16) | 16 (8) |
+| sequences | 512 | 64 |
+| channels | 128 | 32 |
+| features | 1024 | 128 |
+
+Nothing is made larger, and numbers inside functions stay. A problem that does not run at the small
+sizes has the larger ones, and its own where it does not run at these either.
 """
 
 from __future__ import annotations
@@ -21,26 +31,33 @@ import torch
 
 from suites.case import Built, Case
 
-_LIMITS: tuple[tuple[re.Pattern[str], int], ...] = (
-    (re.compile(r"batch"), 4),
-    (re.compile(r"depth|height|width|image_size|resolution"), 64),
-    (re.compile(r"seq|length"), 512),
-    (re.compile(r"channels|embed"), 128),
-    (re.compile(r"features|classes|input_size|hidden_size|output_size|dim|^[nmkl]$|shape"), 1024),
+_NAMES = (
+    (re.compile(r"batch"), "batch"),
+    (re.compile(r"depth|height|width|image_size|resolution"), "image"),
+    (re.compile(r"seq|length"), "sequence"),
+    (re.compile(r"channels|embed"), "channels"),
+    (
+        re.compile(r"features|classes|input_size|hidden_size|output_size|dim|^[nmkl]$|shape"),
+        "features",
+    ),
 )
-_VOLUME = 16
+Limits = dict[str, int]
+_LIMITS = {
+    "batch": 4, "image": 64, "volume": 16, "sequence": 512, "channels": 128, "features": 1024,
+}  # fmt: skip
+_SMALL = {"batch": 2, "image": 16, "volume": 8, "sequence": 64, "channels": 32, "features": 128}
 _PROBLEM = re.compile(r"KernelBench/(level[123])/(\d+)_(.*)\.py$")
 
 
-def _limit(name: str, is_volume: bool) -> int | None:
-    for pattern, limit in _LIMITS:
+def _limit(name: str, limits: Limits, is_volume: bool) -> int | None:
+    for pattern, kind in _NAMES:
         if pattern.search(name.lower()):
-            return _VOLUME if is_volume and limit == 64 else limit
+            return limits["volume" if is_volume and kind == "image" else kind]
     return None
 
 
-def _cut(name: str, value: Any, is_volume: bool) -> Any:
-    limit = _limit(name, is_volume)
+def _cut(name: str, value: Any, limits: Limits, is_volume: bool) -> Any:
+    limit = _limit(name, limits, is_volume)
     if limit is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -50,20 +67,20 @@ def _cut(name: str, value: Any, is_volume: bool) -> Any:
     return value
 
 
-def load(source: str, name: str, *, shrink: bool) -> ModuleType:
-    """The problem as a module, its sizes cut where `shrink` says so."""
+def load(source: str, name: str, limits: Limits | None) -> ModuleType:
+    """The problem as a module, its sizes cut to `limits`."""
     module = ModuleType(name)
     module.__file__ = name
     is_volume = re.search(r"\bdepth\w*\s*=\s*\d|3[dD]\b", source) is not None
     for statement in ast.parse(source).body:
         code = compile(ast.Module([statement], []), name, "exec")
         exec(code, vars(module))
-        if shrink and isinstance(statement, ast.Assign):
+        if limits is not None and isinstance(statement, ast.Assign):
             names = [n.id for n in ast.walk(statement) if isinstance(n, ast.Name)]
             for assigned in names:
                 if assigned in vars(module):
                     value = vars(module)[assigned]
-                    vars(module)[assigned] = _cut(assigned, value, is_volume)
+                    vars(module)[assigned] = _cut(assigned, value, limits, is_volume)
     return module
 
 
@@ -73,14 +90,16 @@ def _built(module: ModuleType, train: bool) -> Built:
     return Built(model, tuple(module.get_inputs()))
 
 
-def _build(train: bool, *, source: str, name: str) -> Built:
-    try:
-        built = _built(load(source, name, shrink=True), train)
-        with torch.no_grad():
-            built.model(*built.args)
-    except Exception:  # noqa: BLE001 - whatever does not go at these sizes
-        return _built(load(source, name, shrink=False), train)
-    return _built(load(source, name, shrink=True), train)
+def _build(train: bool, *, source: str, name: str, small: bool) -> Built:
+    for limits in (_SMALL, _LIMITS) if small else (_LIMITS,):
+        try:
+            built = _built(load(source, name, limits), train)
+            with torch.no_grad():
+                built.model(*built.args)
+        except Exception:  # noqa: BLE001 - whatever does not go at these sizes
+            continue
+        return _built(load(source, name, limits), train)
+    return _built(load(source, name, None), train)
 
 
 def _sources(checkout: Path) -> Iterator[tuple[str, str]]:
@@ -99,13 +118,13 @@ def _sources(checkout: Path) -> Iterator[tuple[str, str]]:
         yield name, shown.stdout.decode()
 
 
-def cases(checkout: Path) -> list[Case]:
+def cases(checkout: Path, *, small: bool = False) -> list[Case]:
     """The problems of levels 1 to 3, by level and number."""
     found: list[tuple[str, int, Case]] = []
     for path, source in _sources(checkout):
         if matched := _PROBLEM.search(path):
             level, number, title = matched.groups()
             name = f"{level}/{number}_{title.strip('_')}"
-            case = Case(name, partial(_build, source=source, name=name))
+            case = Case(name, partial(_build, source=source, name=name, small=small))
             found.append((level, int(number), case))
     return [case for _, _, case in sorted(found, key=lambda item: item[:2])]

@@ -1,0 +1,88 @@
+"""The fuzzer of the compiler: some programs, and that it finds and makes small what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch_programs.builder import build
+from torch_programs.differential import check
+from torch_programs.program import Input, Line, Program
+from torch_programs.shrink import shrink
+
+Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
+
+
+def program(*lines: str, outputs: tuple[str, ...] = ("v1",)) -> Program:
+    x = Input("x0", ("S0", 8), "F32", "dense", 1)
+    texts = [Line(text, text.partition(" = ")[0], ("x0",)) for text in lines]
+    return Program((x,), tuple(texts), outputs, ({"S0": 129},), {"select": "legal"})
+
+
+def wrong(change: Callable[[Any], Any]) -> Backend:
+    """A Dynamo backend whose first result is changed."""
+
+    def backend(graph: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            first, *others = graph(*arguments)
+            return [change(first), *others]
+
+        return run
+
+    return backend
+
+
+def test_programs_agree() -> None:
+    found = {number: check(build(20261123, number)) for number in range(10)}
+    assert {number: one for number, one in found.items() if one.is_failure} == {}
+    assert sum(one.status == "agreed" for one in found.values()) >= 8
+
+
+@pytest.mark.slow
+def test_many_programs_agree() -> None:
+    found = {number: check(build(7, number)) for number in range(400)}
+    assert {number: one for number, one in found.items() if one.is_failure} == {}
+
+
+def test_equal_seeds_make_equal_programs() -> None:
+    assert [build(3, number) for number in range(20)] == [build(3, number) for number in range(20)]
+    assert build(3, 0) != build(4, 0)
+
+
+def test_programs_are_of_every_kind() -> None:
+    programs = [build(5, number) for number in range(200)]
+    assert any(one.has_gradients for one in programs)
+    assert any(one.is_dynamic for one in programs)
+    assert any(line.gives is None for one in programs for line in one.lines)
+    assert {made.layout for one in programs for made in one.inputs} >= {"transposed", "expanded"}
+    assert {made.dtype for one in programs for made in one.inputs} >= {"BF16", "I64", "BOOL"}
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        (lambda x: x + 1e-3, "values"),
+        (lambda x: x.double(), "dtype"),
+        (lambda x: x[:1], "shape"),
+        (lambda x: x.t().contiguous().t(), "strides"),
+    ],
+)
+def test_a_wrong_backend_is_found(change: Callable[[Any], Any], status: str) -> None:
+    assert check(program("v1 = torch.exp(x0)"), wrong(change)).status == status
+
+
+def test_a_copy_in_place_of_a_view_is_found() -> None:
+    a_view = program("v1 = x0.t()")
+    assert check(a_view, "eager").status == "agreed"
+    torch._dynamo.reset()
+    copies = wrong(lambda x: x.clone())
+    assert check(a_view, copies).status == "aliasing"
+
+
+def test_a_program_is_made_small() -> None:
+    long = program("v0 = torch.exp(x0)", "v1 = torch.tanh(x0)", "v2 = x0 * 2", outputs=("v0", "v1"))
+    found = shrink(long, lambda one: "v1" in one.outputs)
+    assert [line.gives for line in found.lines] == ["v1"]
+    assert found.outputs == ("v1",)
