@@ -62,3 +62,31 @@ def test_whole_kernels_hold_their_bars() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     guide = (ROOT / "docs/timing.md").read_text()
     assert all(row in guide for row in done.stdout.splitlines() if row.startswith("| C"))
+
+
+def test_plan_against_published_throughput(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts/calibrate"))
+    from throughput import Result, holds
+    from throughput_points import points
+
+    from trnx.backend.plan.description import describe
+    from trnx.backend.plan.mesh import meshes
+
+    found = list(points())
+    assert len(found) >= 15
+    assert len({point.name for point in found}) == len(found)
+    for point in found:
+        allowed = list(meshes(describe(point.config), point.cluster, point.work))
+        assert point.mesh in allowed, point.name
+    guide = (ROOT / "docs/plan.md").read_text()
+    assert all(f"| {point.name} |" in guide for point in found)
+    # Two of ten beyond 40 % are allowed, a median beyond 20 % is not.
+
+    def judged(errors: list[float]) -> bool:
+        published = found[0].published
+        return holds([Result(found[0], published * (1 + error)) for error in errors])
+
+    assert judged([0.1] * 8 + [0.5] * 2)
+    assert not judged([0.1] * 7 + [0.5] * 3)
+    assert not judged([0.1] * 4 + [-0.3] * 5)
+    assert judged([-0.2] * 5 + [0.3] * 4)
