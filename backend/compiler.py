@@ -153,6 +153,7 @@ class GraphCompiler:
             kind=kind,
             target=self._options.target,
             runner=self._runner.name if self._runner else "none",
+            lnc=self._options.lnc,
             runner_reason=self._choice.reason if self._choice else "",
             flops_total=flops,
         )

@@ -15,11 +15,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from trnx.backend.composite_decompositions import COMPOSITE_DECOMPOSITIONS
 from trnx.backend.foreach_decompositions import FOREACH_DECOMPOSITIONS
+from trnx.backend.indexing_decompositions import INDEXING_DECOMPOSITIONS
 from trnx.backend.norm_decompositions import NORM_DECOMPOSITIONS, NORM_LAYOUTS
 from trnx.backend.torch_internals import (
     FUSED_MULTIPLY_ADD,
     core_decompositions,
+    every_decomposition,
     suggest_memory_format,
 )
 from trnx.fx_passes.match import pattern_targets
@@ -43,19 +46,18 @@ KEPT = frozenset(
         aten.embedding_dense_backward.default,
         aten.nll_loss_forward.default,
         aten.nll_loss_backward.default,
+        # The variance of large float32 values has no float32, but its root in eager.
+        aten.std.correction,
+        aten.std_mean.correction,
         # Eager raises for values that their decompositions take, or raises another error.
         aten.binary_cross_entropy.default,
-        aten.index_add.default,
         aten.index_copy.default,
-        aten.index_fill.int_Scalar,
-        aten.index_fill.int_Tensor,
         aten.masked_fill.Scalar,
         aten.max_unpool2d.default,
         aten.max_unpool3d.default,
         aten.multi_margin_loss.default,
         aten.multilabel_margin_loss_forward.default,
         aten.nll_loss2d_forward.default,
-        aten.take.default,
         # Its decomposition draws other random numbers than eager for the same seed.
         aten.bernoulli.default,
         # Attention that the rewrite left alone: the decomposition materialises the scores.
@@ -86,11 +88,38 @@ def decomposition_table(kernels: Iterable[Kernel]) -> dict[Any, Callable[..., An
     table = {op: rule for op, rule in every.items() if op not in kept}
     return {
         **table,
+        **_windows(),
+        **COMPOSITE_DECOMPOSITIONS,
+        **INDEXING_DECOMPOSITIONS,
         **NORM_LAYOUTS,
         aten.roll.default: _roll,
         aten.max_unpool2d.default: _max_unpool2d,
         FUSED_MULTIPLY_ADD: _multiply_add,
     }
+
+
+def _windows() -> dict[Any, Callable[..., Any]]:
+    """Torch's own rules for ops that no kernel takes whole."""
+    rules = every_decomposition()
+    mean, largest = aten._adaptive_avg_pool2d.default, aten.adaptive_max_pool2d.default
+    grid = aten.grid_sampler_2d.default
+    return {
+        mean: _where_windows_differ(rules[mean]),
+        largest: rules[largest],
+        grid: _row_major(rules[grid]),
+    }
+
+
+def _where_windows_differ(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Windows of one size are a kernel's."""
+
+    def pool(x: torch.Tensor, size: Sequence[int]) -> Any:
+        differ = any(n % out for n, out in zip(x.shape[-2:], size, strict=True))
+        if not differ or not x.numel():
+            return NotImplemented
+        return rule(x, size).contiguous(memory_format=suggest_memory_format(x))
+
+    return pool
 
 
 def _row_major(rule: Callable[..., Any]) -> Callable[..., Any]:

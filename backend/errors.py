@@ -62,6 +62,10 @@ class KernelRefusedError(BackendError):
     """A kernel does not take the sizes of this call, and `fallback="error"` forbids others."""
 
 
+class SharedResultError(BackendError):
+    """Several programs would run a kernel that reads its results, and knows of one program."""
+
+
 class KernelFailedError(BackendError):
     """A kernel failed when it was traced or run, and `fallback="error"` forbids others."""
 

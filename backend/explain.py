@@ -187,6 +187,8 @@ def _graph_lines(report: GraphReport) -> list[str]:
     if sized := [region for region in report.regions if region.padding]:
         lines.append("dynamic sizes:")
         lines += [f"  {line}" for line in counted(_padding_line(region) for region in sized)]
+    if report.lnc > 1:
+        lines += _core_lines(report)
     if report.fallbacks:
         lines.append("not on NKI:")
         lines += [f"  {line}" for line in ledger_lines(report.fallbacks)]
@@ -197,6 +199,15 @@ def _graph_lines(report: GraphReport) -> list[str]:
         lines.append("on NKI, but not in a bigger kernel:")
         lines += [f"  {line}" for line in ledger_lines(report.near_misses)]
     return lines
+
+
+def _core_lines(report: GraphReport) -> list[str]:
+    """Which kernels' work both cores share, and why one core has that of the others."""
+    kernels = [region for region in report.regions if region.engine == "nki"]
+    alone = [f"one core of two: {r.work}: {r.alone}" for r in kernels if r.alone]
+    shared = len(kernels) - len(alone)
+    lines = [f"logical cores of {report.lnc}: {shared} of {len(kernels)} kernels on both"]
+    return lines + [f"  {line}" for line in counted(alone)]
 
 
 def _padding_line(region: RegionReport) -> str:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trnx.backend.options import on_cores
 from trnx.backend.prediction import Prediction
 from trnx.backend.programs import launch_key
 from trnx.backend.report import GraphReport, RegionReport, counted
 from trnx.simulator.errors import Location
-from trnx.simulator.hardware import Hardware, hardware
+from trnx.simulator.hardware import Hardware
 from trnx.simulator.timing.band import error_band
 from trnx.simulator.timing.profile import PICOSECONDS, Profile
 from trnx.simulator.timing.summary import band_dict
@@ -27,7 +28,8 @@ ENGINES = ("nki", "xla", "eager", "collective")
 @dataclass(frozen=True)
 class RegionTime:
     """One region: `by` is `schedule` or `estimate`; `profile` is there for scheduled ones. `work`
-    is the kernel (or the ops of a fallback) with its sizes, `label` the same after the layer."""
+    is the kernel (or the ops of a fallback) with its sizes, `label` the same after the layer.
+    `cores` share the work; `alone` says why one of two has it."""
 
     graph: str
     name: str
@@ -41,14 +43,16 @@ class RegionTime:
     work: str
     label: str
     reads: tuple[str, ...] = ()
+    cores: int = 1
+    alone: str = ""
 
 
 @dataclass(frozen=True)
 class ModelProfile:
     """The prediction for one run of each graph; `runs` says how often each ran, 0 if not at all.
 
-    `mfu` and `mbu` are those of the whole time, launches included, on one core; FLOPs and bytes are
-    those of scheduled kernels.
+    `mfu` and `mbu` are those of the whole time, launches included, on one logical core of `lnc`
+    physical ones; FLOPs and bytes are those of scheduled kernels.
     """
 
     name: str
@@ -57,10 +61,11 @@ class ModelProfile:
     regions: tuple[RegionTime, ...]
     graphs: tuple[str, ...]
     runs: tuple[int, ...]
+    lnc: int = 1
 
     def __add__(self, other: ModelProfile) -> ModelProfile:
         """Both, under the name of the first; for the same target."""
-        assert self.target == other.target
+        assert (self.target, self.lnc) == (other.target, other.lnc)
         return ModelProfile(
             self.name,
             self.target,
@@ -68,12 +73,13 @@ class ModelProfile:
             self.regions + other.regions,
             self.graphs + other.graphs,
             self.runs + other.runs,
+            self.lnc,
         )
 
     @property
     def chip(self) -> Hardware:
-        """The target's record."""
-        return hardware(self.target)
+        """The target's record, with the cores of a logical core."""
+        return on_cores(self.target, self.lnc)
 
     @property
     def total_seconds(self) -> float:
@@ -118,13 +124,14 @@ class ModelProfile:
     def mfu(self) -> float:
         """Share of the bfloat16 peak."""
         total = self.total_seconds
-        return self.matmul_flops / (total * self.chip.peak_bf16_flops) if total else 0.0
+        peak = self.lnc * self.chip.peak_bf16_flops
+        return self.matmul_flops / (total * peak) if total else 0.0
 
     @property
     def mbu(self) -> float:
         """Share of the DMA rate."""
         total = self.total_seconds
-        return self.hbm_bytes / (total * self.chip.dma_bytes_per_second) if total else 0.0
+        return self.hbm_bytes / (total * self.chip.stream_bytes_per_second) if total else 0.0
 
     @property
     def queues(self) -> dict[str, tuple[float, float]]:
@@ -154,6 +161,7 @@ class ModelProfile:
         return {
             "name": self.name,
             "target": self.target,
+            "lnc": self.lnc,
             "chip": _chip_dict(self.chip),
             "total_seconds": total,
             "range_seconds": None if bounds is None else list(bounds),
@@ -300,6 +308,8 @@ def _region_dict(region: RegionTime, total: float) -> dict[str, Any]:
         "share": region.seconds / total if total else 0.0,
         "work": region.work,
         "by": region.by,
+        "cores": region.cores,
+        "alone": region.alone,
     }
 
 
@@ -310,11 +320,11 @@ def _scheduled_dict(profile: Profile | None) -> dict[str, int | None]:
 
 
 def _chip_dict(chip: Hardware) -> dict[str, float]:
-    """The limits of one core."""
+    """The limits of one logical core."""
     return {
-        "peak_bf16_flops": chip.peak_bf16_flops,
-        "peak_fp32_flops": chip.peak_fp32_flops,
-        "dma_bytes_per_second": chip.dma_bytes_per_second,
+        "peak_bf16_flops": chip.cores * chip.peak_bf16_flops,
+        "peak_fp32_flops": chip.cores * chip.peak_fp32_flops,
+        "dma_bytes_per_second": chip.stream_bytes_per_second,
         "sbuf_partition_bytes": chip.sbuf_partition_bytes,
         "psum_partition_bytes": chip.psum_partition_bytes,
     }
@@ -340,6 +350,7 @@ def model_profile(name: str, target: str, reports: Iterable[GraphReport]) -> Mod
         tuple(_region(report, entry, profile_of) for report in found for entry in report.regions),
         tuple(report.name for report in found),
         tuple(report.runs for report in found),
+        found[0].lnc if found else 1,
     )
 
 
@@ -361,4 +372,6 @@ def _region(
         entry.work,
         entry.label,
         entry.reads,
+        entry.cores,
+        entry.alone,
     )

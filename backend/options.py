@@ -11,12 +11,14 @@
 | runner | auto, neuron, simulator, reference | the device (auto: if there is one), or a stand-in |
 | check | none, eager, float64 | compare every region with its ops, and raise where it differs |
 | buckets | auto, exact, or a list of sizes | what dynamic sizes are padded to, where safe |
+| lnc | 1, 2 (not on trn1) | physical cores of a logical core, which share each kernel's work |
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from trnx.backend.buckets.sizes import Buckets, parse_buckets
@@ -48,6 +50,7 @@ class Options:
     runner: Runner = "auto"
     check: Check = "none"
     buckets: Buckets = "auto"
+    lnc: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, str):
@@ -61,6 +64,11 @@ class Options:
         if buckets is None:
             raise InvalidOptionError("buckets", self.buckets, _BUCKETS)
         object.__setattr__(self, "buckets", buckets)
+        allowed = hardware(self.target).lnc
+        lnc = parse_lnc(self.lnc)
+        if lnc not in allowed:
+            raise InvalidOptionError(f"lnc on {self.target}", self.lnc, tuple(map(str, allowed)))
+        object.__setattr__(self, "lnc", lnc)
         if self.check != "none" and self.runner == "auto":
             object.__setattr__(self, "runner", "simulator")
         if self.check != "none" and self.runner == "neuron":
@@ -71,8 +79,20 @@ class Options:
 
     @property
     def hardware(self) -> Hardware:
-        """The record of the target."""
-        return hardware(self.target)
+        """The record of the target, with the cores of a logical core."""
+        return on_cores(self.target, self.lnc)
+
+
+@functools.cache
+def on_cores(target: str, lnc: int) -> Hardware:
+    """The record of `target` for kernels on `lnc` physical cores."""
+    return replace(hardware(target), cores=lnc)
+
+
+def parse_lnc(given: Any) -> int | None:
+    """The number of cores, also from its text in a variable; None for anything else."""
+    text = str(given)
+    return int(text) if text.isdecimal() else None
 
 
 def option_names() -> tuple[str, ...]:
@@ -100,4 +120,6 @@ def make_options(
             raise InvalidOptionError(PREFIX + name.upper(), defaults[name], choices)
     if "buckets" in defaults and parse_buckets(defaults["buckets"]) is None:
         raise InvalidOptionError(PREFIX + "BUCKETS", defaults["buckets"], _BUCKETS)
+    if "lnc" in defaults and parse_lnc(defaults["lnc"]) is None:
+        raise InvalidOptionError(PREFIX + "LNC", defaults["lnc"], ("1", "2"))
     return Options(**{**defaults, **(given or {})})

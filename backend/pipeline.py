@@ -17,6 +17,7 @@ from trnx.backend.prediction import PREDICTIONS
 from trnx.fallback.eager import EagerEngine
 from trnx.fallback.xla import XlaEngine
 from trnx.fx_passes.canonicalise import CANONICAL, CANONICALISE, canonicalise
+from trnx.fx_passes.expand_interpolate import EXPAND_INTERPOLATE
 from trnx.fx_passes.functionalise_collectives import FUNCTIONALISE_COLLECTIVES
 from trnx.fx_passes.partition import partition
 from trnx.fx_passes.passes import Pass, check_order, run_passes
@@ -27,7 +28,11 @@ from trnx.nki_kernels import generator
 from trnx.nki_kernels.generator.kernel import keep_sources_in
 from trnx.nki_kernels.registry import kernels
 
-BEFORE_AUTOGRAD: tuple[Pass, ...] = (REWRITE_COMPOSITES, FUNCTIONALISE_COLLECTIVES)
+BEFORE_AUTOGRAD: tuple[Pass, ...] = (
+    REWRITE_COMPOSITES,
+    EXPAND_INTERPOLATE,
+    FUNCTIONALISE_COLLECTIVES,
+)
 
 keep_sources_in(kept_source)
 check_order(CANONICALISE, check_order(BEFORE_AUTOGRAD), wanted=CANONICAL)

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from trnx.backend.cache.predictions import kept_seconds
+from trnx.backend.cores import Choice, choose, launches_of
 from trnx.backend.programs import PROGRAMS, ProgramCache
 from trnx.backend.torch_internals import without_fake_mode
 from trnx.fx_passes.match import bindings_spec
 from trnx.fx_passes.region import KernelMatch
 from trnx.nki_kernels.keys import key_of
-from trnx.nki_kernels.spec import Bindings, Cost, Launch
+from trnx.nki_kernels.spec import Bindings, Cost, Kernel, Launch
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.memory.tensor_spec import TensorSpec
@@ -49,15 +50,25 @@ _INSTRUCTION = Cost(2 * 128 * 128 * 512, 128 * 512, 64 * 1024)
 class Prediction:
     """Time of a kernel as a region of a launched graph; computed when it is first asked for.
 
-    `copy_seconds` make operands contiguous that the kernel does not take as they are. `launch` is
-    None where the kernel cannot plan one.
+    `copy_seconds` make operands contiguous that the kernel does not take as they are. `launches`
+    are the ways to launch it, none where the kernel cannot plan one.
     """
 
     hardware: Hardware
     cost: Cost
-    launch: Launch | None
+    launches: tuple[Launch, ...]
     copy_seconds: float
     owner: Predictions = field(repr=False)
+
+    @property
+    def launch(self) -> Launch | None:
+        """The fastest launch."""
+        return None if self.choice is None else self.choice.launch
+
+    @property
+    def choice(self) -> Choice | None:
+        """The fastest launch, and why it has fewer cores than there are."""
+        return self.owner.choice(self.launches, self.cost, self.hardware) if self.launches else None
 
     @property
     def seconds(self) -> float:
@@ -89,33 +100,45 @@ class Predictions:
         """The prediction for the sizes seen at capture."""
         b, copied = _as_launched(match)
         try:
-            launch = match.kernel.launch(b, hw)
+            launches = launches_of(match.kernel, b, hw)
         except Exception:  # the fallback boundary: the executable meets it, and says so
             log.info("kernel %s cannot be planned for a prediction", match.kernel.name,
                      exc_info=True)  # fmt: skip
-            launch = None
+            launches = ()
         # A copy reads and writes once, and is a region of its own.
         copies = sum(hw.region_seconds + 2 * hbm_seconds(hw, size) for size in copied)
-        return Prediction(hw, match.kernel.cost(b), launch, copies, self)
+        return Prediction(hw, match.kernel.cost(b), launches, copies, self)
 
     def seconds(self, prediction: Prediction) -> tuple[float, Basis]:
         """Seconds without copies, and their basis."""
         launch, hw = prediction.launch, prediction.hardware
         if launch is None:
             return estimated_seconds(None, prediction.cost, hw), "estimate"
+        return self._of_launch(launch, prediction.cost, hw)
+
+    def choice(self, launches: Sequence[Launch], cost: Cost, hw: Hardware) -> Choice:
+        """The fastest of some launches of one kernel."""
+        return choose(launches, cost, hw, lambda launch: self._of_launch(launch, cost, hw)[0])
+
+    def launch(self, kernel: Kernel, b: Bindings, hw: Hardware) -> Launch:
+        """How a kernel is launched for these bindings. Raises what its `launch` raises."""
+        launches = launches_of(kernel, b, hw)
+        return self.choice(launches, kernel.cost(b), hw).launch
+
+    def _of_launch(self, launch: Launch, cost: Cost, hw: Hardware) -> tuple[float, Basis]:
         return self._known.get_or_make(
-            _key(launch, hw.target), lambda: self._computed(launch, prediction.cost, hw)
+            _key(launch, hw.target), lambda: self._computed(launch, cost, hw)
         )
 
     def _computed(self, launch: Launch, cost: Cost, hw: Hardware) -> tuple[float, Basis]:
         if _instructions(cost) > LONGEST:
-            return estimated_seconds(launch, cost, hw), "estimate"
+            return estimated_seconds(launch, cost, replace(hw, cores=launch.cores)), "estimate"
         try:
             return kept_seconds(launch, hw.target, lambda: self._scheduled(launch, hw)), "schedule"
         except Exception:  # the fallback boundary: no prediction is worth a failed compilation
             log.warning("kernel %s has no schedule; its time is estimated", launch.kernel,
                         exc_info=True)  # fmt: skip
-            return estimated_seconds(launch, cost, hw), "estimate"
+            return estimated_seconds(launch, cost, replace(hw, cores=launch.cores)), "estimate"
 
     def _scheduled(self, launch: Launch, hw: Hardware) -> float:
         from trnx.simulator.timing.profile import predicted_seconds
@@ -142,7 +165,7 @@ def _key(launch: Launch, target: str) -> Hashable:
         kernel: Hashable = weakref.ref(launch.kernel)
     except TypeError:  # kernels that are no functions may not allow it
         kernel = launch.kernel
-    return (kernel, key_of(launch.arguments), target)
+    return (kernel, key_of(launch.arguments), launch.grid, target)
 
 
 def _as_launched(match: KernelMatch) -> tuple[Bindings, list[int]]:

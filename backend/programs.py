@@ -9,6 +9,7 @@ from collections.abc import Collection, Hashable
 
 import torch
 
+from trnx.backend.errors import SharedResultError
 from trnx.nki_kernels.keys import key_of
 from trnx.nki_kernels.spec import Launch
 from trnx.simulator import trace
@@ -25,7 +26,30 @@ CAPACITY_BYTES = 1 << 30
 
 def launch_key(launch: Launch, target: str) -> Hashable:
     """Equal launches on one target have equal keys."""
-    return (launch.kernel, key_of(launch.arguments), target)
+    return (launch.kernel, key_of(launch.arguments), launch.grid, target)
+
+
+def traced(launch: Launch, target: str) -> Program:
+    """The Program of `launch`, from shapes alone. Raises what tracing raises, and
+    SharedResultError."""
+    # A kernel without a grid of its own, so that a user's `kernel[2]` stays what it is.
+    grid = launch.grid if launch.grid > 1 else None
+    program = trace(launch.kernel, launch.arguments, target=target, grid=grid)
+    if grid is not None and not launch.knows_cores:
+        check_repeatable(launch, program)
+    return program
+
+
+def check_repeatable(launch: Launch, program: Program) -> None:
+    """Raises SharedResultError for a kernel that all programs run alike, and that reads what it
+    writes to shared HBM: there another program may have been faster."""
+    if program.rows.reads_back():
+        name = getattr(launch.kernel, "__name__", "kernel")
+        raise SharedResultError(
+            f"{name} reads what it writes to nl.shared_hbm, and {launch.grid} programs would run "
+            "it at once: keep what is read again in nl.private_hbm, or give the kernel a last "
+            "parameter `cores: int = 1` and share the work (docs/adding_a_kernel.md)"
+        )
 
 
 def host_bytes(programs: Collection[Program]) -> int:
@@ -41,7 +65,7 @@ class _Turn:
 
 
 class ProgramCache:
-    """(kernel, arguments, target) -> Program; bounded, the least recently used leaves first.
+    """(kernel, arguments, grid, target) -> Program; bounded, the least recently used leaves first.
 
     What has left is still found while an executable uses it, so that a graph with more than fits
     is not traced again and again. Threads that ask for the same Program at once trace it once.
@@ -78,7 +102,7 @@ class ProgramCache:
         try:
             # Its storage outlives the call: it must be writable outside inference mode too.
             with torch.inference_mode(False), torch.no_grad():
-                program = trace(launch.kernel, launch.arguments, target=target)
+                program = traced(launch, target)
             with self._lock:
                 self.traced += 1
                 self._in_use[key] = program

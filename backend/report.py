@@ -93,6 +93,18 @@ class RegionReport:
         return "estimate" if self.prediction is None else self.prediction.basis
 
     @property
+    def alone(self) -> str:
+        """Where one core of two has all the work of a kernel: why."""
+        choice = None if self.prediction is None else self.prediction.choice
+        return "" if choice is None else choice.reason
+
+    @property
+    def cores(self) -> int:
+        """Physical cores that share the work."""
+        launch = None if self.prediction is None else self.prediction.launch
+        return 1 if launch is None else launch.cores
+
+    @property
     def flops(self) -> int:
         """FLOPs of the model that the region does: a kernel's matrix products that stand for other
         work (a sum as a product with ones, a recomputation) do not count."""
@@ -120,6 +132,8 @@ class RegionReport:
             "host_engine": self.host_engine,
             "host_reason": self.host_reason,
             "padding": self.padding,
+            "cores": self.cores,
+            "alone": self.alone,
             "predicted_seconds": self.predicted_seconds,
             "predicted_by": self.predicted_by,
         }
@@ -129,8 +143,8 @@ class RegionReport:
 class GraphReport:
     """One compiled graph. `kind` is forward, backward or inference; `name` is unique.
 
-    `runner_reason` says why the runner was chosen. `runs` counts the calls of the graph while
-    somebody collected reports.
+    `lnc` are the physical cores of a logical core. `runner_reason` says why the runner was chosen.
+    `runs` counts the calls of the graph while somebody collected reports.
     `collectives` are those between ranks, which are neither.
     `fallbacks` are the ops that do not run on NKI, `near_misses` those that do, but not in the
     bigger kernel that nearly took them. `flops_total` counts the matrix products of the graph as
@@ -142,6 +156,7 @@ class GraphReport:
     kind: str
     target: str
     runner: str
+    lnc: int = 1
     runner_reason: str = ""
     regions: list[RegionReport] = field(default_factory=list)
     fallbacks: list[LedgerEntry] = field(default_factory=list)

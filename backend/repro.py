@@ -19,6 +19,7 @@ import torch
 
 from trnx.backend.errors import ReproError
 from trnx.backend.options import Options
+from trnx.backend.prediction import PREDICTIONS
 from trnx.backend.region_check import Differences, Failure
 from trnx.fx_passes.extract import region_module
 from trnx.fx_passes.region import KernelMatch
@@ -84,7 +85,7 @@ def write_repro(folder: Path, failure: Failure, found: Differences, options: Opt
         difference=str(failure.difference).replace("\\", "/").replace('"""', "'''"),
         name=folder.name,
         imports="\n".join(_imports(code.globals)),
-        options=json.dumps({**given, "runner": options.runner}),
+        options=json.dumps({**given, "lnc": options.lnc, "runner": options.runner}),
         forward="\n".join(f"    {line}" for line in code.src.strip("\n").splitlines()) + "\n",
         load=load,
         against=found.against,
@@ -125,7 +126,7 @@ def _kernel_source(match: KernelMatch, failure: Failure, options: Options) -> st
         for name, value in match.bindings.items()
     }
     try:
-        launch = match.kernel.launch(Bindings(bindings), options.hardware)
+        launch = PREDICTIONS.launch(match.kernel, Bindings(bindings), options.hardware)
         return Path(inspect.getfile(launch.kernel.function)).read_text()
     except Exception as error:  # noqa: BLE001  for reading only; the program above is complete
         return f"the source of {match.kernel.name} was not found: {error}\n"

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from trnx.backend.prediction import PREDICTIONS
 from trnx.backend.programs import PROGRAMS, ProgramCache
 from trnx.nki_kernels.spec import Bindings, Kernel
 from trnx.simulator.hardware import Hardware
@@ -88,7 +89,7 @@ class SimulatorRunner:
 
     def prepare(self, kernel: Kernel, b: Bindings, hw: Hardware) -> Prepared:
         """Trace the kernel, or find its Program."""
-        launch = kernel.launch(b, hw)
+        launch = PREDICTIONS.launch(kernel, b, hw)
         program = self._programs.get(launch, hw.target)
         names = tensor_names(b)
         order = [names.index(name) for name in launch.tensor_names]

@@ -24,7 +24,7 @@ import torch._inductor.config
 import torch.autograd.forward_ad as forward_ad
 from torch import fx
 from torch._C._distributed_c10d import _resolve_process_group
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
@@ -178,6 +178,11 @@ def core_decompositions() -> dict[Any, Callable[..., Any]]:
     return dict(core_aten_decompositions())
 
 
+def every_decomposition() -> dict[Any, Callable[..., Any]]:
+    """Operator overload -> its decomposition, those that core ATen leaves out included."""
+    return dict(decomposition_table)
+
+
 def partition_by_min_cut(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
     """Split a joint graph so that little is saved for backward, by recomputing cheap ops."""
     return min_cut_rematerialization_partition(joint, inputs, **kwargs)
@@ -318,6 +323,12 @@ def archive_codes() -> tuple[dict[int, torch.dtype], dict[int, Any], dict[int, A
         {int(code): layout for layout, code in serialize._TORCH_TO_SERIALIZE_LAYOUT.items()},
         {int(c): form for form, c in serialize._TORCH_TO_SERIALIZE_MEMORY_FORMAT.items()},
     )
+
+
+def is_dispatched(overload: Any) -> bool:
+    """Whether an operator of `torch.ops` is the dispatcher's. Others are TorchScript's, which may
+    have effects that no schema shows."""
+    return bool(torch._C._dispatch_has_kernel(overload.name()))
 
 
 def without_modes() -> AbstractContextManager[Any]:

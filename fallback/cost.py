@@ -2,10 +2,11 @@
 
 On the device the NKI and the XLA regions of a graph are compiled into one executable, which is
 launched once. An XLA region moves what enters and leaves it, and the operands and results of matrix
-products; its products are whole tiles, and its busiest engine decides, or the chain of instructions
-that need each other (`simulator/timing/estimate` has the rates). An eager region cuts that graph:
-it pays one more launch, a dispatch per op, and moves every operand through HBM. Nothing is known of
-how AWS's compiler schedules a region, so the band of the calibrated model does not hold for these.
+products and convolutions; its products are whole tiles, and its busiest engine decides, or the
+chain of instructions that need each other (`simulator/timing/estimate` has the rates). An eager
+region cuts that graph: it pays one more launch, a dispatch per op, and moves every operand through
+HBM. Nothing is known of how AWS's compiler schedules a region, so the band of the calibrated model
+does not hold for these.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _aten, _trnx = torch.ops.aten, torch.ops.trnx
 # Passes of VectorE over the rows, where an op takes more than one.
 _PASSES: dict[Any, int] = {
     _aten.native_layer_norm.default: 8,
+    _aten.native_group_norm.default: 8,
     _aten._softmax.default: 5,
     _aten._log_softmax.default: 5,
     _trnx.rms_norm.default: 4,
@@ -69,6 +71,7 @@ _DIVISORS: dict[Any, int | None] = {
 # (nki_kernels/generator/division.py): who is compared with our kernels must give the same values.
 # What AWS's compiler emits for a division is not published (inferred).
 _DIVIDE_BY_TENSOR, _DIVIDE_BY_NUMBER = 42, 26
+_DIVIDE_TOTAL = 8  # of a mean
 # The same of scans: instructions that each element passes in a kernel with eager's values, by the
 # scan and the type of what it takes (nki_kernels/kernels/cumsum.py and its neighbours).
 _SCANS: dict[Any, dict[torch.dtype, int]] = {
@@ -214,8 +217,9 @@ def _busy(node: fx.Node, cost: Cost, hw: Hardware) -> _Busy:
     if formula is not None:
         shapes = [_shape(a) for a in node.args if isinstance(a, fx.Node) and _has_shape(a)]
         return _products_busy(node, formula(*shapes), dtype, hw)
-    shapes = [tuple(map(hint_int, t.shape)) for t in _tensors(node.meta.get("val"))]
-    (*outer, columns) = (shapes and shapes[0]) or (1,)
+    if node.target is _aten.convolution.default:
+        return _products_busy(node, [_convolution(node)], dtype, hw)
+    (*outer, columns) = _rows(node)
     passes = _PASSES.get(node.target)
     if passes is not None:
         rows = rows_seconds(hw, 1, math.prod(outer), columns, dtype)
@@ -226,6 +230,33 @@ def _busy(node: fx.Node, cost: Cost, hw: Hardware) -> _Busy:
     steps += 0 if dtype is torch.bfloat16 else _division_steps(node)
     vector = vector_seconds(hw, cost.vector_flops + steps * elements, dtype)
     return _Busy(flops, vector, chain_seconds(hw, 1 + steps, math.ceil(elements / hw.partitions)))
+
+
+def _rows(node: fx.Node) -> Shape:
+    """The first result's shape, whose last dimension runs along a row: of a group, for its norm."""
+    shapes = [tuple(map(hint_int, t.shape)) for t in _tensors(node.meta.get("val"))]
+    first = (shapes and shapes[0]) or (1,)
+    if node.target is _aten.native_group_norm.default:
+        groups: Any = node.args[6]
+        rows = first[0] * hint_int(groups)
+        return (rows, math.prod(first) // max(1, rows))
+    return first
+
+
+def _convolution(node: fx.Node) -> Product:
+    """The product of the weight with what the kernel's positions see, groups that share one with
+    zeros between them; of a transposed one, with the image, whose results are added up.
+    """
+    image, weight = _shape(node.args[0]), _shape(node.args[1])
+    (_, _, *result), positions = _shape(node), math.prod(weight[2:])
+    given: Any = node.args[8]
+    groups, together = hint_int(given), _groups_in_a_product(node)
+    batch = math.ceil(groups / together)
+    if node.args[6]:
+        inner, columns = weight[0] // groups, weight[1] * positions
+        return batch, image[0] * math.prod(image[2:]), together * inner, together * columns
+    inner, columns = weight[1] * positions, weight[0] // groups
+    return batch, image[0] * math.prod(result), together * inner, together * columns
 
 
 def _groups_in_a_product(node: fx.Node) -> int:
@@ -262,7 +293,8 @@ def _division_steps(node: fx.Node) -> int:
         return _DIVIDE_BY_TENSOR - 1
     # The product with the reciprocal of a power of two is the quotient.
     exact = isinstance(divisor, (int, float)) and abs(math.frexp(divisor)[0]) == 0.5
-    return 0 if exact else _DIVIDE_BY_NUMBER - 1
+    steps = _DIVIDE_TOTAL if place is None else _DIVIDE_BY_NUMBER
+    return 0 if exact else steps - 1
 
 
 def _products_busy(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
 import torch
@@ -23,6 +23,9 @@ from trnx.nki_kernels.errors import KernelSpecError
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
+
+# The last parameter of a kernel that shares its work between the programs of a launch.
+CORES = "cores"
 
 
 class Bindings(Mapping[str, Any]):
@@ -79,12 +82,19 @@ class Launch:
     name of its binding in `tensor_names`, same order), anything else is a trace-time constant.
     The kernel returns exactly what the pattern's root returns: same number of tensors, shapes,
     dtypes; where `result_orders` is given, with the dimensions of each result in that order.
+
+    `grid` is how many programs run it, one on each physical core of the logical core; `cores` of
+    them share its work. Where that is one, the others do nothing if the kernel knows of cores
+    (`knows_cores`), and the same as the first if it does not.
     """
 
     kernel: Any
     arguments: tuple[Any, ...]
     tensor_names: tuple[str, ...]
     result_orders: tuple[tuple[int, ...], ...] = ()
+    grid: int = 1
+    cores: int = 1
+    knows_cores: bool = False
 
     @classmethod
     def of(cls, kernel: Any, b: Bindings, names: Iterable[str], *constants: Any) -> Launch:
@@ -92,6 +102,23 @@ class Launch:
         bound = {name: b[name] for name in names}
         tensors = tuple(name for name, value in bound.items() if isinstance(value, TensorSpec))
         return cls(kernel, (*bound.values(), *constants), tensors)
+
+    def on(self, grid: int, cores: int) -> Launch:
+        """The same by `grid` programs, `cores` of which share the work; a kernel has the number in
+        its last parameter, `cores`, or cannot share. One program is told nothing. What a kernel's
+        own `launch` said already stays."""
+        if grid == 1 or self.grid > 1:
+            return self
+        parameters = list(kernel_parameters(self.kernel).values())
+        if not parameters or parameters[-1].name != CORES:
+            return replace(self, grid=grid)
+        left_out = (parameter.default for parameter in parameters[len(self.arguments) : -1])
+        given = (*self.arguments, *left_out, cores)
+        return replace(self, arguments=given, grid=grid, cores=cores, knows_cores=True)
+
+    def on_first(self, grid: int) -> Launch:
+        """The same by `grid` programs, of which the kernel lets the first do all."""
+        return self if grid == 1 else replace(self, grid=grid, knows_cores=True)
 
 
 class Kernel(Protocol):
@@ -159,7 +186,23 @@ class LaunchByName:
     def __call__(self, b: Bindings, hw: Hardware) -> Launch:
         """`kernel` with the bindings as its arguments."""
         del hw
-        return Launch.of(self.kernel, b, kernel_parameters(self.kernel))
+        names = (name for name in kernel_parameters(self.kernel) if name != CORES)
+        return Launch.of(self.kernel, b, names)
+
+
+@dataclass(frozen=True)
+class LaunchOnCores:
+    """The launch that `given` makes, by as many programs as the logical core has cores."""
+
+    given: Callable[[Bindings, Hardware], Launch]
+
+    def __call__(self, b: Bindings, hw: Hardware) -> Launch:
+        """All cores share the work where the kernel can."""
+        return self.given(b, hw).on(hw.cores, hw.cores)
+
+    def on_one(self, b: Bindings, hw: Hardware) -> Launch:
+        """The first core does the work, planned for one, and the others nothing."""
+        return self.given(b, replace(hw, cores=1)).on(hw.cores, 1)
 
 
 # Former name of an argument of `KernelSpec` -> its name.
@@ -171,7 +214,8 @@ class KernelSpec:
     """A hand-written kernel, a `Kernel`. See the module's docstring, and `docs/adding_a_kernel.md`.
 
     `kernel` is the `@nki.jit` function; its parameters are named like the bindings, unless `launch`
-    computes its arguments (kernel variant, layout flags) from them.
+    computes its arguments (kernel variant, layout flags) from them. A last parameter `cores: int =
+    1` is the number of programs that share the work (`kernels/_cores.py`).
     `samples(generator)` yields seeded inputs with edge shapes.
     """
 
@@ -198,5 +242,13 @@ class KernelSpec:
 
     def __post_init__(self) -> None:
         given: Any = self.launch
-        if given is None:
-            object.__setattr__(self, "launch", LaunchByName(self.kernel))
+        if isinstance(given, LaunchOnCores):  # of a spec that `replace` copies
+            return
+        found = LaunchByName(self.kernel) if given is None else given
+        object.__setattr__(self, "launch", LaunchOnCores(found))
+
+    def launch_on_one(self, b: Bindings, hw: Hardware) -> Launch:
+        """The launch in which one core has all the work, of a kernel that knows of cores."""
+        launch: Any = self.launch
+        found: Launch = launch.on_one(b, hw)
+        return found

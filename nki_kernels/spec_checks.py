@@ -15,7 +15,15 @@ from dataclasses import replace
 from typing import Any
 
 from trnx.nki_kernels.errors import KernelSpecError
-from trnx.nki_kernels.spec import Bindings, KernelSpec, LaunchByName, Pattern, kernel_parameters
+from trnx.nki_kernels.spec import (
+    CORES,
+    Bindings,
+    KernelSpec,
+    LaunchByName,
+    LaunchOnCores,
+    Pattern,
+    kernel_parameters,
+)
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
@@ -33,7 +41,7 @@ def checked_spec(spec: KernelSpec) -> KernelSpec:
     for pattern in spec.patterns:
         names = _binding_names(pattern)
         _check_reference(spec, names)
-        if isinstance(spec.launch, LaunchByName):
+        if isinstance(spec.launch, LaunchOnCores) and isinstance(spec.launch.given, LaunchByName):
             _check_kernel(spec, names)
     return replace(spec, supports=_with_checked_answer(spec))
 
@@ -43,7 +51,7 @@ def _binding_names(pattern: Pattern) -> set[str]:
 
 
 def _check_kernel(spec: KernelSpec, names: set[str]) -> None:
-    parameters = set(kernel_parameters(spec.kernel))
+    parameters = set(kernel_parameters(spec.kernel)) - {CORES}
     if missing := sorted(parameters - names):
         raise KernelSpecError(
             f"kernel {spec.name}: its parameter {missing[0]!r} is no binding of the pattern, which "

@@ -26,12 +26,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import multiprocessing
 import re
-import resource
 import sys
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -40,6 +36,7 @@ from typing import Any
 
 import torch
 from suites import hugging_face, kernelbench
+from suites.apart import run_apart
 from suites.case import Case
 
 import trnx
@@ -120,40 +117,10 @@ def off_nki(reports: Iterable[Any]) -> dict[str, Op]:
     return dict(ops)
 
 
-def _work(pipe: Any, case: Case, train: bool, gigabytes: int) -> None:
-    """In the process of its own."""
-    size = gigabytes << 30
-    resource.setrlimit(resource.RLIMIT_DATA, (size, size))
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            outcome = measure(case, train)
-    except Exception as error:  # noqa: BLE001 - whatever a model raises is what is reported
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        outcome = Outcome(case.name, train, error=text)
-    pipe.send(asdict(outcome))
-
-
-def run_apart(case: Case, train: bool, seconds: int, gigabytes: int) -> Outcome:
+def run(case: Case, train: bool, seconds: int, gigabytes: int) -> Outcome:
     """One model in a process of its own."""
-    context = multiprocessing.get_context("fork")  # what is imported stays so; no thread runs here
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(there, case, train, gigabytes))
-    process.start()
-    there.close()
-    try:
-        if here.poll(seconds):
-            return read(here.recv())
-        return Outcome(case.name, train, error=f"took longer than {seconds} s")
-    except EOFError:
-        process.join()
-        reason = f"its process ended with status {process.exitcode} (memory: {gigabytes} GiB)"
-        return Outcome(case.name, train, error=reason)
-    finally:
-        process.kill()
-        process.join()
+    outcome, error = run_apart(lambda: measure(case, train), seconds, gigabytes)
+    return Outcome(case.name, train, error=error) if error else outcome
 
 
 def read(values: dict[str, Any]) -> Outcome:
@@ -173,7 +140,7 @@ def run_all(cases: Sequence[Case], arguments: argparse.Namespace) -> Iterator[Ou
     for number, case in enumerate(cases, start=1):
         found = known.get((case.name, arguments.train))
         if found is None:
-            found = run_apart(case, arguments.train, arguments.seconds, arguments.gigabytes)
+            found = run(case, arguments.train, arguments.seconds, arguments.gigabytes)
             if path is not None:
                 with path.open("a") as file:
                     file.write(json.dumps(asdict(found)) + "\n")

@@ -47,6 +47,7 @@ class Hardware:
     # chip's rate divided evenly elsewhere (inferred).
     cores_per_hbm_stack: int = 2
     lnc: tuple[int, ...] = (1, 2)  # physical cores that a logical core may have
+    cores: int = 1  # and that the one has for which kernels are launched
     neuronlink_bytes_per_second: float = 1280e9  # of one chip, all its links
     peak_fp32_flops: float = 20e12
     # float8 with double_row on trn2, MXFP8 on trn3; where 0, float8 runs at the rate of bfloat16.
@@ -65,6 +66,8 @@ class Hardware:
     region_seconds: float = 2.6e-6
 
     def __post_init__(self) -> None:
+        if self.cores not in self.lnc:
+            raise AssertionError(f"{self.target}: no logical core has {self.cores} physical ones")
         computed = 2 * self.partitions * self.partitions * self.pe_clock
         if abs(computed - self.peak_bf16_flops) > 0.02 * self.peak_bf16_flops:
             raise AssertionError(f"{self.target}: peak FLOP/s do not follow from the PE clock")
@@ -95,13 +98,25 @@ class Hardware:
         """Achievable DMA rate of one core, all engines together."""
         return self.dma_engines * self.dma_engine_rate
 
+    @property
+    def stream_bytes_per_second(self) -> float:
+        """What the logical core reads and writes: the DMA engines of its physical cores, as far as
+        their HBM stack feeds them."""
+        rate = self.cores * self.dma_bytes_per_second
+        return rate if self.cores == 1 else min(rate, self.hbm_stack_bytes_per_second)
+
+    @property
+    def region_bytes_per_second(self) -> float:
+        """The same with the share of the chip's HBM that the physical cores have at the least."""
+        return min(self.cores * self.hbm_bytes_per_second, self.stream_bytes_per_second)
+
     def roofline_seconds(self, matmul_flops: float, vector_flops: float, hbm_bytes: float) -> float:
         """Lower bound of the time of one region: the slowest of PE, VectorE and HBM traffic."""
         vector_rate = self.partitions * self.vector_clock
         return max(
-            matmul_flops / self.peak_bf16_flops,
-            vector_flops / vector_rate,
-            hbm_bytes / min(self.hbm_bytes_per_second, self.dma_bytes_per_second),
+            matmul_flops / self.peak_bf16_flops / self.cores,
+            vector_flops / vector_rate / self.cores,
+            hbm_bytes / self.region_bytes_per_second,
         )
 
 

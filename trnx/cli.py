@@ -371,11 +371,15 @@ def device_report(
     archive: Annotated[Path, typer.Argument(help="What `trnx device collect` wrote.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Measured against predicted, as a page, and which constants of the timing model to change."""
+    """Measured against predicted, as a page, and which constants of the timing model to change.
+
+    Status 1: something failed, or a constant is to change.
+    """
     from trnx.device.report import report
 
     found = report(archive)
     print(json.dumps(found.to_dict()) if as_json else found)
+    raise typer.Exit(0 if found.ok else 1)
 
 
 @app.command(

@@ -53,6 +53,7 @@ def plan_key(gm: fx.GraphModule, options: Options, kernels: Registry) -> Key | N
             **versions(),
             "jax": jax_version(),
             "target": options.target,
+            "lnc": str(options.lnc),
             "fallback": options.fallback,
             "select": options.select,
             "kernels": users,

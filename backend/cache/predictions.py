@@ -20,6 +20,7 @@ def prediction_key(launch: Launch, target: str) -> Key | None:
     if kernel is None or not is_told(arguments):
         return None
     parts = {"target": target, "kernel": kernel, "arguments": arguments}
+    parts["grid"] = str(launch.grid)
     return Key(PREDICTION, {**versions(), **parts})
 
 

@@ -28,7 +28,8 @@ def kept_source(key: str, make: Callable[[], Made]) -> Made:
 def _encode(made: Made) -> Any:
     if isinstance(made, Refusal):
         return {"reason": made.reason, "index": made.index}
-    return {"source": made.source, "orders": [list(order) for order in made.orders]}
+    orders = [list(order) for order in made.orders]
+    return {"source": made.source, "orders": orders, "cores": made.cores}
 
 
 def _decode(given: Any) -> Made:
@@ -40,7 +41,7 @@ def _decode(given: Any) -> Made:
     orders = tuple(tuple(int(dim) for dim in order) for order in given["orders"])
     if not isinstance(given["source"], str):
         raise DamagedEntryError("a source that is no text")
-    return Generated(given["source"], orders)
+    return Generated(given["source"], orders, int(given["cores"]))
 
 
 _CODEC = Codec(_encode, _decode)

@@ -18,11 +18,20 @@ from trnx.backend.kernel_checks.native import native_difference, native_simulato
 from trnx.backend.kernel_checks.report import CheckReport, KernelReport, Time
 from trnx.backend.kernel_checks.selection import missed
 from trnx.backend.kernel_samples import operands
+from trnx.backend.options import on_cores
 from trnx.backend.prediction import estimated_seconds
+from trnx.backend.programs import traced
 from trnx.backend.runners import as_spec
 from trnx.nki_kernels.errors import KernelCheckError
-from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern, Sample
-from trnx.simulator import trace
+from trnx.nki_kernels.spec import (
+    CORES,
+    Bindings,
+    KernelSpec,
+    Launch,
+    Pattern,
+    Sample,
+    kernel_parameters,
+)
 from trnx.simulator.errors import FindingError, TrnxError
 from trnx.simulator.frontend.subset import check_subset
 from trnx.simulator.hardware import Hardware, hardware
@@ -85,6 +94,7 @@ class _Check:
         self.report = KernelReport(spec.name)
         self.patterns: dict[Case, Pattern] = {}
         self.accepted: dict[str, list[Case]] = {target: [] for target in targets}
+        self.parameters = kernel_parameters(spec.kernel)
         self.native = native_simulator()
 
     def run(self) -> KernelReport:
@@ -99,10 +109,18 @@ class _Check:
         for case in cases_of(self.spec, samples):
             expected = self._expected(case)
             if expected is not None:
-                for target in self.targets:
-                    self._try(case, expected, hardware(target))
+                for hw in self._machines(case):
+                    self._try(case, expected, hw)
         self._after()
         return self.report
+
+    def _machines(self, case: Case) -> Iterator[Hardware]:
+        """The targets; for samples of a kernel that shares its work also with both cores."""
+        for target in self.targets:
+            chip = hardware(target)
+            yield chip
+            if case.check == "samples" and 2 in chip.lnc and CORES in self.parameters:
+                yield on_cores(target, 2)
 
     def _everywhere(self, check: str, message: str = "") -> None:
         for target in self.targets:
@@ -185,7 +203,7 @@ class _Check:
             self.report.refuse(hw.target, refusal.reason)
             return
         self.report.tried(case.check, hw.target)
-        if case.check == "samples":
+        if case.check == "samples" and hw.cores == 1:
             self.accepted[hw.target].append(case)
         try:
             found = self._traced(b, hw)
@@ -198,12 +216,13 @@ class _Check:
         launch = self.spec.launch(b, hw)
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            program = trace(launch.kernel, launch.arguments, target=hw.target)
+            program = traced(launch, hw.target)
         for check in ("capacity", "races", "guard"):
             self.report.tried(check, hw.target)
         self._check_source(launch, hw)
         self._check_aliasing(launch, program, hw)
-        self._time(b, launch, program, hw)
+        if hw.cores == 1:
+            self._time(b, launch, program, hw)
         return _Traced(launch, program)
 
     def _check_source(self, launch: Launch, hw: Hardware) -> None:

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from trnx.backend.neuron.errors import NeuronDeviceError, NeuronError
-from trnx.backend.neuron.stack import Stack, find_stack
+from trnx.backend.neuron.stack import TARGETS, Stack, find_stack
 from trnx.backend.runners import NeuronRunner, Runner, make_runner
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,7 @@ def choose_runner(name: str, target: str, stack: Stack | None = None) -> Choice:
 
 
 def _unsupported(target: str) -> NeuronDeviceError | None:
-    """TorchNeuron is for Trn2 and Trn3 (torch/get-started/quickstart-torch-neuron.rst)."""
-    if target in ("trn2", "trn3"):
+    if target in TARGETS:
         return None
     return NeuronDeviceError(
         f"TorchNeuron runs on Trn2 and Trn3, and the target is {target}",

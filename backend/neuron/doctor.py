@@ -18,7 +18,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from trnx.backend.environment import option_defaults
 from trnx.backend.neuron.stack import LNC_VARIABLE, Stack, find_stack
+from trnx.backend.options import Options, option_names
 from trnx.backend.supported import PYTHON, TORCH, Version
 
 Status = Literal["ok", "note", "problem"]
@@ -212,10 +214,13 @@ def _devices(here: Machine, stack: Stack) -> Check:
 
 def _lnc(here: Machine, stack: Stack) -> Check:
     have = here.variables.get(LNC_VARIABLE, "")
-    if have == "1" or not _is_meant_for_neuron(here, stack):
+    kernels = option_defaults(option_names(), here.variables).get("lnc", str(Options.lnc))
+    if have == kernels or not _is_meant_for_neuron(here, stack):
         return Check("logical cores", "ok", f"{LNC_VARIABLE}={have}" if have else "not set")
-    found = f"{LNC_VARIABLE} is {have or 'not set, which means 2 on trn2'}; kernels are for 1"
-    return Check("logical cores", "problem", found, f"export {LNC_VARIABLE}=1")
+    found = f"{LNC_VARIABLE} is {have or 'not set, which means 2 on trn2'}; "
+    found += f"kernels are for {kernels}"
+    wanted = f"export {LNC_VARIABLE}={kernels}, or TRNX_LNC={have or 2}"
+    return Check("logical cores", "problem", found, wanted)
 
 
 def _compiler(here: Machine, stack: Stack) -> Check:

@@ -31,6 +31,7 @@ from trnx.backend.neuron.errors import NeuronDtypeError, NeuronError, NeuronShap
 from trnx.backend.neuron.inputs import DeviceInput
 from trnx.backend.neuron.kernel_form import as_operand, as_result
 from trnx.backend.neuron.region_op import RegionOp, check_dense, check_lnc, region_op
+from trnx.backend.prediction import PREDICTIONS
 from trnx.backend.programs import PROGRAMS
 from trnx.backend.shapes import (
     Number,
@@ -254,7 +255,7 @@ class _Writer:
             reason = f"{kernel.name} refuses contiguous operands: {rejected.reason}"
             return self.refuse(KernelRefusedError, reason, op, line)
         try:
-            launch = kernel.launch(b, self.hw)
+            launch = PREDICTIONS.launch(kernel, b, self.hw)
             check_lnc(launch, kernel.name, self.hw.target, self.lnc)
             with without_fake_mode():
                 program = PROGRAMS.get(launch, self.hw.target)

@@ -54,8 +54,8 @@ _lock = threading.Lock()
 
 
 def lnc_of(launch: Launch) -> int:
-    """The logical cores that a launch asks for: its grid, 1 where it has none."""
-    grid = getattr(launch.kernel, "grid", None) or (1,)
+    """The physical cores of a logical one that a launch asks for: its grid, or the kernel's own."""
+    grid = getattr(launch.kernel, "grid", None) or (launch.grid,)
     total = 1
     for size in grid:
         total *= int(size)
@@ -63,19 +63,20 @@ def lnc_of(launch: Launch) -> int:
 
 
 def check_lnc(launch: Launch, name: str, target: str, configured: str | None) -> None:
-    """Raises NeuronLncError where the runtime's LNC is another than the kernel's."""
+    """Raises NeuronLncError where the runtime's LNC is another than the launch's."""
     check_cores(f"kernel {name} is", lnc_of(launch), target, configured)
 
 
 def check_cores(who: str, wanted: int, target: str, configured: str | None) -> None:
     """Raises NeuronLncError where logical cores (`configured`, the value of
-    NEURON_LOGICAL_NC_CONFIG) are not of `wanted` physical ones, for which `who` written."""
+    NEURON_LOGICAL_NC_CONFIG) are not of `wanted` physical ones, on which `who` launched."""
     have = configured or str(_DEFAULT_LNC.get(target, 2))
     if have != str(wanted):
         set_to = f"is {configured}" if configured else f"is not set, which means {have} on {target}"
         raise NeuronLncError(
-            f"{who} written for {wanted} logical core(s), and {LNC_VARIABLE} {set_to}: "
-            f"export {LNC_VARIABLE}={wanted} before Python starts"
+            f"{who} launched on {wanted} physical core(s), and {LNC_VARIABLE} {set_to}: "
+            f"export {LNC_VARIABLE}={wanted} before Python starts, or compile with "
+            f"options={{'lnc': {have}}}"
         )
 
 

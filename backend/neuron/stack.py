@@ -33,6 +33,8 @@ Version = tuple[int, int]
 PYTHON: tuple[Version, Version] = ((3, 12), (3, 14))
 TORCH: tuple[Version, ...] = ((2, 13), (2, 14))
 LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
+# torch/get-started/quickstart-torch-neuron.rst, prerequisites.
+TARGETS = ("trn2", "trn3")
 INSTALL = "install torch-neuronx 2.13 or later as AWS's quickstart for TorchNeuron says"
 
 

@@ -104,8 +104,10 @@ class Attention(nn.Module):
         q, k, v = (self._heads(part(x)) for part in (self.q, self.k, self.v))
         if not shard.model.encoder:
             q, k = self._rotated(q), self._rotated(k)
-        keys, values = cache or (k, v)
-        causal = shard.model.causal and not cache
+        # TorchDynamo traces no truth of a tuple: the graph would end before attention.
+        decodes = len(cache) > 0
+        keys, values = cache if decodes else (k, v)
+        causal = shard.model.causal and not decodes
         y = F.scaled_dot_product_attention(
             q, keys, values, is_causal=causal, enable_gqa=shard.heads != shard.kv_heads
         )

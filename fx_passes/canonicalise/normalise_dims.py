@@ -22,12 +22,13 @@ _ALL_IF_EMPTY = frozenset(
 
 
 def _rank(node: fx.Node) -> int | None:
-    """Number of dimensions of the first tensor argument."""
+    """Number of dimensions of the first tensor argument; the most of a list, because `cat` lets an
+    empty one-dimensional tensor stand among others."""
     for argument in node.args:
-        item = argument[0] if isinstance(argument, (list, tuple)) and argument else argument
-        if has_tensor(item):
-            assert isinstance(item, fx.Node)
-            return len(item.meta["val"].shape)
+        items: Any = argument if isinstance(argument, list | tuple) else [argument]
+        ranks: list[int] = [item.meta["val"].ndim for item in items if has_tensor(item)]
+        if ranks:
+            return max(ranks)
     return None
 
 

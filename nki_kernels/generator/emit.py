@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import torch
 
 from trnx.nki_kernels.generator.emit_calls import TileCalls, indent
+from trnx.nki_kernels.generator.geometry import Axis
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
 from trnx.nki_kernels.generator.tile import TiledRegion
 
-_DTYPES = {
+DTYPES = {
     torch.float32: "nl.float32",
     torch.bfloat16: "nl.bfloat16",
     torch.float16: "nl.float16",
@@ -27,24 +28,14 @@ _DTYPES = {
     torch.int64: "nl.int32",  # two words, in a last dimension
 }
 _BITS = ".view(nl.int32)"
-_DECORATOR = "@nki.jit"
+DECORATOR = "@nki.jit"
 _LINE = 92  # before the indentation of the function's body
-
-
-def emit(name: str, summary: str, parameters: Mapping[str, str], region: TiledRegion) -> str:
-    """The source text. `parameters` are the names that the kernel's inputs have in it."""
-    return module_text(summary, _Emitter(name, parameters, region, [_DECORATOR]).functions())
-
-
-def emit_part(name: str, parameters: Mapping[str, str], region: TiledRegion) -> list[str]:
-    """The lines of a plain function for the region, which a kernel calls as `name`."""
-    return _Emitter(name, parameters, region, [], prefix=name).functions()
 
 
 def emit_calls(name: str, count: int, calls: Sequence[PartCall]) -> list[str]:
     """The lines of a kernel of `count` inputs that calls a function for each part of it."""
     results = sum(len(call.results) for call in calls)
-    lines = ["", _DECORATOR, f"def {name}({', '.join(f'x{i}' for i in range(count))}):"]
+    lines = ["", DECORATOR, f"def {name}({', '.join(f'x{i}' for i in range(count))}):"]
     for call in calls:
         taken = ", ".join(f"x{i}" for i in call.inputs)
         given = ", ".join(f"out{i}" for i in call.results)
@@ -81,17 +72,20 @@ class PartCall:
     results: Sequence[int]
 
 
-class _Emitter:
+class Emitter:
+    """The lines of one region's functions; see the module's docstring."""
+
     def __init__(
         self,
         name: str,
         parameters: Mapping[str, str],
         region: TiledRegion,
         decorators: Sequence[str],
+        cores: int,
         prefix: str = "",
     ) -> None:
         self.kernel, self.parameters = name, parameters
-        self.decorators, self.prefix = decorators, prefix
+        self.decorators, self.cores, self.prefix = decorators, cores, prefix
         self.region = region
         self.g = region.geometry
         self.names: dict[Value, str] = {}
@@ -113,11 +107,7 @@ class _Emitter:
         for instruction in self.region.instructions:
             written = instruction.writes()
             fixed = all(not v.axes & self.g.moving for v in written)
-            if (
-                instruction.call != "all_partitions"
-                and fixed
-                and known.issuperset(instruction.reads())
-            ):
+            if fixed and known.issuperset(instruction.reads()):
                 known.update(written)
                 shared.append(instruction)
         return shared
@@ -176,7 +166,7 @@ class _Emitter:
         """The tile, spread over the axes of `like`."""
         name = self.name(tile.value) + (_BITS if on_bits else "")
         if tile.seen_as is not None and not on_bits:
-            name += f".view({_DTYPES[tile.seen_as]})"
+            name += f".view({DTYPES[tile.seen_as]})"
         if tile.word is not None:
             name += self._word(tile.value, tile.word)
         have = self.axes(tile.value)
@@ -204,15 +194,16 @@ class _Emitter:
         *,
         constant: bool,
         led: bool = True,
+        step: int = 1,
     ) -> str:
         """`pattern=..., offset=...` of the tile's elements in HBM; where not `led`, of those of the
-        first element of the lead.
+        first element of the lead; with a `step`, of the runs that hold them.
         """
         words = 2 if value.dtype is torch.int64 else 1
         strides = {label: stride * words for label, stride in strides.items()}
-        step = strides.get(self.g.partition, 0)
+        row = strides.get(self.g.partition, 0)
         fold = "k" if not constant else str(self.g.count(self.g.partition))
-        lane = f"{_times(fold, step)}" if self.g.folded and step else str(step)
+        lane = f"{_times(fold, row)}" if self.g.folded and row else str(row)
         pattern = [f"[{lane}, {rows}]"]
         lead = self.g.lead
         if lead is not None and led:
@@ -222,7 +213,9 @@ class _Emitter:
         pattern += [
             f"[{strides.get(d, 0)}, {self.count(d, constant=constant)}]" for d in self.axes(value)
         ]
-        terms = [_times("r", step)] if step and not constant else []
+        if step > 1:
+            pattern[-1] = f"[1, {_run(self.count(self.axes(value)[-1], constant=constant), step)}]"
+        terms = [_times("r", row)] if row and not constant else []
         for axis in self.g.loops:
             if strides.get(axis.label, 0):
                 terms.append(_times(f"i{self.position[axis.label]}", strides[axis.label]))
@@ -235,81 +228,90 @@ class _Emitter:
 
     # -- instructions ----------------------------------------------------------------------------
 
-    def lines(self, instruction: Instruction, *, shared: bool) -> list[str]:
-        rows = str(self.full) if shared else "p"
+    def lines(self, instruction: Instruction, *, rows: str, constant: bool) -> list[str]:
+        """The instruction on tiles of so many partitions; where `constant`, sizes are numbers."""
         lines = [
-            f"{self.name(v)} = nl.ndarray({self.shape(v, rows, constant=shared)}, "
-            f"dtype={_DTYPES[v.dtype]}, buffer=nl.sbuf)"
+            f"{self.name(v)} = nl.ndarray({self.shape(v, rows, constant=constant)}, "
+            f"dtype={DTYPES[v.dtype]}, buffer=nl.sbuf)"
             for v in instruction.writes()
             if v not in self.declared
         ]
         self.declared.update(instruction.writes())
         dst = self.written(instruction)
+        if instruction.call == "load" and self.region.load_step(instruction.dst) > 1:
+            return self._load_runs(instruction.dst, rows, constant=constant)
         if instruction.call == "load":
             value = instruction.dst
-            where = self.address(self.region.load_strides[value], value, rows, constant=shared)
+            where = self.address(self.region.load_strides[value], value, rows, constant=constant)
             source = f"src={self.parameters[value.name]}.ap({where})"
-            return [*lines, *_call("nisa.dma_copy", [f"dst={dst}", source])]
-        if instruction.call == "all_partitions":
-            return lines + self._all_partitions(instruction)
+            return [*lines, *call("nisa.dma_copy", [f"dst={dst}", source])]
         on_bits = instruction.on_bits
         arguments = [f"dst={dst}{_BITS if on_bits else ''}"]
         for key, argument in instruction.arguments:
             text = argument
             if isinstance(argument, Tile):
-                text = self.view(argument, constant=shared, on_bits=on_bits)
+                text = self.view(argument, constant=constant, on_bits=on_bits)
             arguments.append(f"{key}={text}")
         if instruction.result is not None:
             arguments.append(f"reduce_res={self.name(instruction.result)}")
         if instruction.engine is not None:
             arguments.append(f"engine=nisa.engine.{instruction.engine}")
         if instruction.call == "tensor_reduce":
-            arguments[-1] += self._reduced_last(instruction)
-            arguments.append(f"axis={self._reduced_axes(instruction)}")
-        return [*lines, *_call(f"nisa.{instruction.call}", arguments)]
+            source_tile = instruction.reads()[0]
+            arguments[-1] += self._turned(source_tile, instruction.dst)
+            arguments.append(f"axis={self._axes_of(source_tile, instruction.dst)}")
+        return [*lines, *call(f"nisa.{instruction.call}", arguments)]
 
-    def _reduced_axes(self, instruction: Instruction) -> str:
-        source = instruction.reads()[0]
+    def _load_runs(self, value: Value, rows: str, *, constant: bool) -> list[str]:
+        """Load the runs that hold every so many elements; the tile is a view of these."""
+        name, step = self.name(value), self.region.load_step(value)
+        *outer, last = [self.count(label, constant=constant) for label in self.axes(value)]
+        strides = self.region.load_strides[value]
+        where = self.address(strides, value, rows, constant=constant, step=step)
+        shape = ", ".join([rows, *outer, _times(last, step)])
+        run = f"{':, ' * (len(outer) + 1)}0 : {_run(last, step)}"
+        runs = f"{name.removesuffix('_tile')}_runs"
+        source = f"src={self.parameters[value.name]}.ap({where})"
+        return [
+            f"{runs} = nl.ndarray(({shape}), dtype={DTYPES[value.dtype]}, buffer=nl.sbuf)",
+            *call("nisa.dma_copy", [f"dst={runs}[{run}]", source]),
+            f"{name} = {runs}[{run} : {step}]",
+        ]
+
+    def _axes_of(self, source: Value, reduced: Value) -> str:
+        """The axes of `source`, turned, that `reduced` lacks."""
         rank = len(self.axes(source))
-        count = sum(d not in instruction.dst.axes for d in self.axes(source))
+        count = sum(d not in reduced.axes for d in self.axes(source))
         # Without free axes a partition has one element.
         axes = [str(i) for i in range(rank - count + 1, rank + 1)] or ["1"]
         return f"({', '.join(axes)},)" if len(axes) == 1 else f"({', '.join(axes)})"
 
-    def _reduced_last(self, instruction: Instruction) -> str:
+    def _turned(self, source: Value, reduced: Value) -> str:
         """The permutation of a tile whose reduced axes are not the last ones: NKI wants them so."""
-        places = list(enumerate(self.axes(instruction.reads()[0]), 1))
-        kept = [i for i, d in places if d in instruction.dst.axes]
-        order = [0, *kept, *(i for i, d in places if d not in instruction.dst.axes)]
+        places = list(enumerate(self.axes(source), 1))
+        kept = [i for i, d in places if d in reduced.axes]
+        order = [0, *kept, *(i for i, d in places if d not in reduced.axes)]
         if order == sorted(order):
             return ""
         return f".permute(({', '.join(map(str, order))}))"
 
-    def _all_partitions(self, instruction: Instruction) -> list[str]:
-        """Reduce across partitions: every partition reads the partial results of all from HBM."""
-        op, data = dict(instruction.arguments)["op"], instruction.reads()[0]
-        stem = self.name(instruction.dst).removesuffix("_tile")
-        return [
-            f"{stem}_parts = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.private_hbm)",
-            f"nisa.dma_copy(dst={stem}_parts, src={self.name(data)})",
-            f"{stem}_all = nl.ndarray((p, p), dtype=nl.float32, buffer=nl.sbuf)",
-            f"nisa.dma_copy(dst={stem}_all, src={stem}_parts.ap(pattern=[[0, p], [1, p]]))",
-            f"nisa.tensor_reduce(dst={stem}_tile, op={op}, data={stem}_all, axis=(1,))",
-        ]
-
-    def store(self, index: int) -> list[str]:
+    def store(
+        self, index: int, *, loops: Sequence[Axis] | None = None, rows: bool = True
+    ) -> list[str]:
+        """The store of a result inside `loops`, by default all, and the loop over the rows."""
         output = self.region.outputs[index]
         held = self.region.held[output.value]
         strides = self.region.output_strides[index]
-        once = [f"i{self.position[a.label]} == 0" for a in self.g.loops if a.label not in held.axes]
+        inside = self.g.loops if loops is None else loops
+        once = [f"i{self.position[a.label]} == 0" for a in inside if a.label not in held.axes]
         whole = self.g.partition in held.axes
-        if not whole and self._many_rows():
+        if not whole and rows and self._many_rows():
             once.insert(0, "r == 0")
         led = self.g.lead is not None and self.g.lead.label in held.axes
-        rows = "1" if not whole else "p" if led or self.g.lead is None else "m"
-        where = self.address(strides, held, rows, constant=False, led=led)
-        source = self.name(held) if rows == "p" else f"{self.name(held)}[0:{rows}]"
-        lines = _call("nisa.dma_copy", [f"dst=out{index}.ap({where})", f"src={source}"])
+        lanes = "1" if not whole else "p" if led or self.g.lead is None else "m"
+        where = self.address(strides, held, lanes, constant=False, led=led)
+        source = self.name(held) if lanes == "p" else f"{self.name(held)}[0:{lanes}]"
+        lines = call("nisa.dma_copy", [f"dst=out{index}.ap({where})", f"src={source}"])
         return [f"if {' and '.join(once)}:", *indent(lines)] if once else lines
 
     def _many_rows(self) -> bool:
@@ -319,7 +321,8 @@ class _Emitter:
 
     def functions(self) -> list[str]:
         """The functions of the tiles, and the one that loops over them: the kernel's body."""
-        shared = [line for i in self.shared for line in self.lines(i, shared=True)]
+        full = str(self.full)
+        shared = [line for i in self.shared for line in self.lines(i, rows=full, constant=True)]
         bodies = [self._body(stage) for stage in range(self.stages)]
         lines: list[str] = []
         arguments = [self._stage_parameters(body) for body in bodies]
@@ -329,9 +332,19 @@ class _Emitter:
         lines += ["", *self.decorators]
         lines.append(f"def {self.kernel}({', '.join(self.parameters.values())}):")
         calls = TileCalls(self.g, self.position, [self._stage_name(i) for i in range(self.stages)])
+        shares = [calls.lines(share, arguments) for share in self.g.shares]
         return lines + indent(
-            [*self._allocations(), *shared, *calls.lines(arguments), self._return()]
+            [*self._allocations(), *self._on_cores(shared, shares), self._return()]
         )
+
+    def _on_cores(self, shared: list[str], shares: list[list[str]]) -> list[str]:
+        """What every program does, and its share of the tiles; a program without does nothing."""
+        if self.cores == 1:
+            return shared + shares[0]
+        first = "if nl.program_id(0) == 0:"
+        if len(shares) == 1:
+            return [first, *indent(shared + shares[0])]
+        return [*shared, first, *indent(shares[0]), "else:", *indent(shares[1])]
 
     def _stage_name(self, stage: int) -> str:
         return f"{self.prefix}_stage{stage}" if self.stages > 1 else f"{self.prefix}_tile"
@@ -341,7 +354,7 @@ class _Emitter:
         lines: list[str] = []
         for instruction, at in zip(self.region.instructions, self.region.stages, strict=True):
             if at == stage and instruction not in self.shared:
-                lines += self.lines(instruction, shared=False)
+                lines += self.lines(instruction, rows="p", constant=False)
         for index, at in enumerate(self.region.store_stages()):
             if at == stage:
                 lines += self.store(index)
@@ -380,7 +393,7 @@ class _Emitter:
             words = (2,) if output.spec.dtype is torch.int64 else ()
             shape = (*output.returned_shape, *words) or (1,)
             text = f"({shape[0]},)" if len(shape) == 1 else str(shape)
-            dtype = _DTYPES[output.spec.dtype]
+            dtype = DTYPES[output.spec.dtype]
             lines.append(f"out{i} = nl.ndarray({text}, dtype={dtype}, buffer=nl.shared_hbm)")
         return lines
 
@@ -388,12 +401,17 @@ class _Emitter:
         return f"return {', '.join(f'out{i}' for i in range(len(self.region.outputs)))}"
 
 
-def _call(name: str, arguments: list[str]) -> list[str]:
+def call(name: str, arguments: list[str]) -> list[str]:
     """A call, one argument a line where one line would be long."""
     line = f"{name}({', '.join(arguments)})"
     if len(line) <= _LINE:
         return [line]
     return [f"{name}(", *(f"    {argument}," for argument in arguments), ")"]
+
+
+def _run(count: str, step: int) -> str:
+    """The length of the run from the first to the last of `count` elements, `step` apart."""
+    return f"{_times(count, step)} - {step - 1}"
 
 
 def _times(factor: str, number: int) -> str:

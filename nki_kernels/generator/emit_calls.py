@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from trnx.nki_kernels.generator.geometry import Geometry, RowTiles
+from trnx.nki_kernels.generator.geometry import Geometry, RowTiles, Share
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,16 @@ class TileCalls:
     position: Mapping[int, int]
     names: list[str]
 
-    def lines(self, arguments: list[list[str]]) -> list[str]:
-        """The loops; `arguments` are the names of the parameters of each function."""
+    def lines(self, share: Share, arguments: list[list[str]]) -> list[str]:
+        """The loops of a core; `arguments` are the names of the parameters of each function."""
         lines: list[str] = []
         depth = ""
-        for axis in self.g.loops:
+        for number, axis in enumerate(self.g.loops):
             i = self.position[axis.label]
-            lines.append(f"{depth}for i{i} in range(0, {axis.size}, {axis.block}):")
+            turns = range(0, axis.size, axis.block)
+            if number == 0 and share.outer is not None:
+                turns = share.outer
+            lines.append(f"{depth}for i{i} in range({turns.start}, {turns.stop}, {turns.step}):")
             depth += "    "
             if axis.block > 1:
                 left = f"{axis.size} - i{i}"
@@ -40,7 +43,7 @@ class TileCalls:
             for a in (*self.g.free, *([] if lead is None else [lead]))
             if a.block == a.size
         }
-        for rows in self.g.rows:
+        for rows in share.rows:
             values = {"p": str(rows.count), "m": str(rows.count), "k": str(rows.fold), **fixed}
             if lead is not None:
                 even = lead.size % lead.block == 0

@@ -25,9 +25,10 @@ from trnx.nki_kernels.generator.select_instructions import (
     Tile,
 )
 from trnx.simulator.costs.constants import timing
+from trnx.simulator.costs.vector import table_of
 from trnx.simulator.hardware import Hardware
 
-VECTOR, SCALAR, GPSIMD = "vector", "scalar", "gpsimd"
+VECTOR, SCALAR, GPSIMD, TENSOR = "vector", "scalar", "gpsimd", "tensor"
 _PORT, _DMA = "port", "dma"
 _HALVES = (torch.bfloat16, torch.float16)
 # Calls whose tiles VectorE walks in its fast modes.
@@ -60,6 +61,11 @@ class EngineCosts:
         size = max(self.elements(v) for v in (*instruction.reads(), *instruction.writes()))
         if instruction.call == "load":
             return {_DMA: self.dma(instruction.dst)}
+        if engine == TENSOR:  # a product with ones, at twice the rate of other float32 ones
+            columns = (
+                1 if instruction.reads()[0].dtype in _HALVES else chip.fp32_cycles_per_column / 2
+            )
+            return {TENSOR: size * columns * 1e9 / chip.pe_clock}
         if engine == SCALAR:
             cycles = size + constants.scalar_issue_cycles
             return {SCALAR: cycles * 1e9 / chip.scalar_clock}
@@ -96,16 +102,30 @@ class EngineCosts:
         return 1 / 2 if two else 1
 
 
+def table_loads(instructions: Sequence[Instruction]) -> int:
+    """How often ScalarE loads a table of functions in every tile of many."""
+    given = (dict(i.arguments)["op"] for i in instructions if i.call == "activation")
+    tables = [table_of(op.removeprefix("nl.")) for op in given if isinstance(op, str)]
+    needed = [table for table in tables if table]
+    return sum(a != b for a, b in zip(needed, [*needed[1:], *needed[:1]], strict=True))
+
+
 def assign_engines(
-    instructions: Sequence[Instruction], costs: EngineCosts, stored: Sequence[Value]
+    instructions: Sequence[Instruction],
+    costs: EngineCosts,
+    stored: Sequence[Value],
+    fixed: frozenset[Value] = frozenset(),
 ) -> list[Instruction]:
-    """`instructions` with their engines; `stored` are the values that DMA writes back."""
+    """`instructions` with their engines; `stored` are the values that DMA writes back. What gives
+    one of `fixed` stays where it is.
+    """
     placed = list(instructions)
     total: Counter[str] = Counter()
     for instruction in placed:
         total.update(costs.load(instruction, engine_of(instruction)))
     total.update({_DMA: sum(costs.dma(v) for v in stored)})
-    while (move := _best_move(placed, costs, total)) is not None:
+    total.update({SCALAR: table_loads(placed) * timing(costs.hardware).scalar_table_ns})
+    while (move := _best_move(placed, costs, total, fixed)) is not None:
         index, new = move
         total = _moved(total, costs, placed[index], new)
         placed[index : index + 1] = new
@@ -145,7 +165,10 @@ def _moved(
 
 
 def _best_move(
-    placed: Sequence[Instruction], costs: EngineCosts, total: Counter[str]
+    placed: Sequence[Instruction],
+    costs: EngineCosts,
+    total: Counter[str],
+    fixed: frozenset[Value],
 ) -> tuple[int, tuple[Instruction, ...]] | None:
     """The instruction and what to run in its place so that the busiest engine has the least to
     do, if that is less than now.
@@ -154,6 +177,8 @@ def _best_move(
     if best == total[_DMA]:
         return None
     for index, instruction in enumerate(placed):
+        if instruction.dst in fixed:
+            continue
         for new in _alternatives(instruction, costs.hardware):
             busiest = max(_moved(total, costs, instruction, new).values())
             if busiest < best - 1e-6:

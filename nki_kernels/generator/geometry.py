@@ -5,16 +5,15 @@ leaves partitions empty, or would be cut into short runs, several elements of an
 `lead`, lie on them too. Other dimensions lie in the free size as far as they fit, the rest is
 looped over. Neighbouring dimensions are one where every tensor runs through them with one stride;
 neighbours are those of the memory, so that a dense tensor is flat in any order of its dims.
-Reduced dimensions are whole in a tile; if all dimensions are reduced, the space is cut into equal
-parts, one a partition. Of all cuts the one is chosen that takes the least time by the length of its
-DMA runs, its padding and its number of tiles.
+Reduced dimensions are whole in a tile; `across.py` cuts them too. Of all cuts the one is chosen
+that takes the least time by the length of its DMA runs, its padding and its number of tiles.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trnx.nki_kernels.generator.ir import Dims
 
@@ -54,10 +53,20 @@ class RowTiles:
 
 
 @dataclass(frozen=True)
+class Share:
+    """The tiles of one physical core: its rows, and where it has not the whole outermost loop, its
+    part of that."""
+
+    rows: tuple[RowTiles, ...]
+    outer: range | None = None
+
+
+@dataclass(frozen=True)
 class Geometry:
     """How a space is cut into tiles. `free` are a tile's axes without the fold, which stands before
     `free[fold_at]`; `loops` are the axes looped over. `lead.block` elements of the axis `lead` lie
-    on the partitions, outside of the rows; it is looped over where it is longer."""
+    on the partitions, outside of the rows; it is looped over where it is longer. `shares` are the
+    tiles of each core that has some."""
 
     partition: int
     folded: bool
@@ -67,6 +76,7 @@ class Geometry:
     reduced: frozenset[int]
     fold_at: int = 0
     lead: Axis | None = None
+    shares: tuple[Share, ...] = ()
 
     @property
     def moving(self) -> frozenset[int]:
@@ -109,6 +119,11 @@ class Geometry:
         """How many tiles there are."""
         rows = sum(len(r.starts) for r in self.rows)
         return rows * math.prod(-(-a.size // a.block) for a in self.loops)
+
+    @property
+    def tiles_of_core(self) -> int:
+        """How many of them a core has at the most."""
+        return -(-self.tiles // max(1, len(self.shares)))
 
 
 def memory_order(order: Dims, accesses: Sequence[tuple[Strides, int]]) -> Dims:
@@ -163,16 +178,21 @@ def cut(
     reduced: frozenset[int],
     budget: int,
     stored: Sequence[frozenset[int]] = (),
+    cores: int = 1,
 ) -> Geometry | None:
-    """The cut that takes the least time, of free sizes up to `budget`; None where none is.
+    """The cut that takes the least time, of free sizes up to `budget`; None where none is. Its
+    tiles are shared by `cores`.
 
     `stored` are the labels along which each result varies: one that varied along the lead alone
     would lie in every so many partitions, from where DMA does not store.
     """
     outer = tuple(d for d in order if d not in reduced)
     inner = tuple(d for d in order if d in reduced)
+    if not order:
+        rows = (RowTiles(range(1), 1, 1),)
+        return Geometry(NOTHING, False, rows, (), (), reduced, shares=(Share(rows),))
     if not outer:
-        return _cut_whole(inner, sizes, reduced, budget)
+        return None
     row = math.prod(sizes[d] for d in inner)
     if row > budget:
         return None
@@ -181,14 +201,14 @@ def cut(
     while runs_across(order, reduced) and budgets[-1] // 2 >= max(row, _LEAST_FREE_SIZE):
         budgets.append(budgets[-1] // 2)
     candidates = [
-        _cut_along(partition, lead, order, sizes, reduced, room)
+        cut_along(partition, lead, order, sizes, reduced, room, cores)
         for room in budgets
         for partition in outer
-        for lead in (None, *_leads(partition, outer, sizes, runs_across(order, reduced)))
+        for lead in (None, *leads(partition, outer, sizes, runs_across(order, reduced)))
         if lead is None or all(partition in s for s in stored if lead.label in s)
     ]
     # Of equal cuts the outermost partition dimension comes first.
-    return min(candidates, key=lambda g: _estimate(g, order, sizes))
+    return min(candidates, key=lambda g: seconds_of(g, order, sizes))
 
 
 def runs_across(order: Dims, reduced: frozenset[int]) -> bool:
@@ -196,7 +216,7 @@ def runs_across(order: Dims, reduced: frozenset[int]) -> bool:
     return bool(reduced) and order[-1] not in reduced
 
 
-def _leads(partition: int, outer: Dims, sizes: Mapping[int, int], across: bool) -> list[Axis]:
+def leads(partition: int, outer: Dims, sizes: Mapping[int, int], across: bool) -> list[Axis]:
     """Blocks of other dimensions that may share the partitions with `partition`: where it leaves
     some empty, or where runs `across` a reduced dimension are the longer, the fewer it takes.
     """
@@ -212,7 +232,7 @@ def _leads(partition: int, outer: Dims, sizes: Mapping[int, int], across: bool) 
     ]
 
 
-def _estimate(geometry: Geometry, order: Dims, sizes: Mapping[int, int]) -> float:
+def seconds_of(geometry: Geometry, order: Dims, sizes: Mapping[int, int]) -> float:
     """The time of a cut, in elements of one partition; one tile more, because the load of the
     first and the store of the last overlap with nothing.
     """
@@ -223,38 +243,64 @@ def _estimate(geometry: Geometry, order: Dims, sizes: Mapping[int, int]) -> floa
             break
     elements = math.prod(geometry.count(label) for label in geometry.free_labels)
     slower = max(1.0, _EFFICIENT_RUN / run)
-    return (geometry.tiles + 1) * (elements * slower + _TILE_OVERHEAD)
+    return (geometry.tiles_of_core + 1) * (elements * slower + _TILE_OVERHEAD)
 
 
-def _cut_whole(
-    inner: Dims, sizes: Mapping[int, int], reduced: frozenset[int], budget: int
-) -> Geometry | None:
-    if not inner:
-        rows = (RowTiles(range(1), 1, 1),)
-        return Geometry(NOTHING, False, rows, (), (), reduced)
-    if len(inner) > 1:
-        return None
-    total = sizes[inner[0]]
-    parts = next(p for p in range(PARTITIONS, 0, -1) if total % p == 0)
-    if total // parts > budget:
-        return None
-    rows = (RowTiles(range(0, total, total), parts, total // parts),)
-    return Geometry(inner[0], True, rows, (), (), reduced)
-
-
-def _cut_along(
+def cut_along(
     partition: int,
     lead: Axis | None,
     order: Dims,
     sizes: Mapping[int, int],
     reduced: frozenset[int],
     budget: int,
+    cores: int = 1,
 ) -> Geometry:
+    """The cut along `partition`. Cores share what is looped over where there is one tile of rows,
+    else the rows."""
+    whole = _cut_for_one(partition, lead, order, sizes, reduced, budget, sizes[partition])
+    if cores == 1:
+        return replace(whole, shares=(Share(whole.rows),))
+    if whole.loops and sum(len(rows.starts) for rows in whole.rows) == 1:
+        return replace(whole, shares=_loop_shares(whole, cores))
+    total = sizes[partition]
+    part = -(-total // cores)
+    cut = _cut_for_one(partition, lead, order, sizes, reduced, budget, part)
+    lanes = PARTITIONS if lead is None else PARTITIONS // lead.block
+    fold = max(rows.fold for rows in cut.rows)
+    shares = tuple(
+        Share(cut_rows(min(part, total - first), fold, lanes, first))
+        for first in range(0, total, part)
+    )
+    rows = tuple(rows for share in shares for rows in share.rows)
+    return replace(cut, rows=rows, folded=any(r.fold > 1 for r in rows), shares=shares)
+
+
+def _loop_shares(geometry: Geometry, cores: int) -> tuple[Share, ...]:
+    """The outermost loop, in blocks, by cores."""
+    axis = geometry.loops[0]
+    blocks = math.ceil(axis.size / axis.block)
+    each = math.ceil(blocks / cores) * axis.block
+    return tuple(
+        Share(geometry.rows, range(first, min(axis.size, first + each), axis.block))
+        for first in range(0, axis.size, each)
+    )
+
+
+def _cut_for_one(
+    partition: int,
+    lead: Axis | None,
+    order: Dims,
+    sizes: Mapping[int, int],
+    reduced: frozenset[int],
+    budget: int,
+    length: int,
+) -> Geometry:
+    """The cut along the first `length` elements of `partition`."""
     inner = [d for d in order if d in reduced]
     on_partitions = {partition} if lead is None else {partition, lead.label}
     rest = [d for d in order if d not in on_partitions]
     lanes = PARTITIONS if lead is None else PARTITIONS // lead.block
-    each = -(-sizes[partition] // lanes)
+    each = -(-length // lanes)
     room = budget // math.prod(sizes[d] for d in inner)
     blocks = {d: sizes[d] for d in inner}
     fold = 1
@@ -273,7 +319,7 @@ def _cut_along(
     axes = [Axis(d, sizes[d], blocks[d]) for d in rest]
     free = tuple(a for a in axes if a.block > 1)
     before = order[: order.index(partition)]
-    rows = cut_rows(sizes[partition], fold, lanes)
+    rows = cut_rows(length, fold, lanes)
     looped = [*axes] if lead is None else [lead, *axes]
     return Geometry(
         partition,
@@ -292,12 +338,14 @@ def _even(size: int, block: int) -> int:
     return -(-size // -(-size // block))
 
 
-def cut_rows(size: int, fold: int, partitions: int = PARTITIONS) -> tuple[RowTiles, ...]:
-    """`size` elements along that many `partitions`, at most `fold` in each."""
+def cut_rows(
+    size: int, fold: int, partitions: int = PARTITIONS, start: int = 0
+) -> tuple[RowTiles, ...]:
+    """`size` elements from `start` along that many `partitions`, at most `fold` in each."""
     rows: list[RowTiles] = []
-    start = 0
-    while start < size:
-        left = size - start
+    end = start + size
+    while start < end:
+        left = end - start
         each = _even(-(-left // partitions), min(fold, -(-left // partitions)))
         count = min(partitions, left // each)
         step = count * each

@@ -111,6 +111,13 @@ class Builder:
             return float(x)
         return self.cast(x, torch.float32) if x.dtype is torch.int32 else x
 
+    def float_value(self, x: Operand) -> Value:
+        """`x` as a value of float arithmetic, a number too."""
+        found = self.to_float(x)
+        return (
+            found if isinstance(found, Value) else self.constant(found, torch.float32, frozenset())
+        )
+
     def to_bool(self, x: Operand) -> Operand:
         """1 where `x` is not zero (NaN counts as not zero)."""
         if not isinstance(x, Value):

@@ -24,13 +24,8 @@ from torch import fx
 
 from trnx.nki_kernels.errors import GeneratorError
 from trnx.nki_kernels.generator import source_cache
-from trnx.nki_kernels.generator.emit import (
-    PartCall,
-    emit,
-    emit_calls,
-    emit_part,
-    module_text,
-)
+from trnx.nki_kernels.generator.emit import PartCall, emit_calls, module_text
+from trnx.nki_kernels.generator.emitters import emit, emit_part
 from trnx.nki_kernels.generator.lower import specs_of_bindings, specs_of_metadata
 from trnx.nki_kernels.generator.parts import Part, parts_of
 from trnx.nki_kernels.generator.table import entry_of
@@ -55,10 +50,11 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Generated:
-    """A kernel's source, and `Launch.result_orders`."""
+    """A kernel's source, `Launch.result_orders`, and how many cores share its tiles."""
 
     source: str
     orders: tuple[tuple[int, ...], ...]
+    cores: int = 1
 
 
 Made = Generated | Refusal
@@ -116,7 +112,8 @@ def supports_node(node: fx.Node, hw: Hardware) -> Reject | None:
         if refusal is not None:
             return refusal
     specs = specs_of_metadata([*node.all_input_nodes, node])
-    key = (_call_key(node, node.all_input_nodes.index), key_of(list(specs.values())), hw.target)
+    call = _call_key(node, node.all_input_nodes.index)
+    key = (call, key_of(list(specs.values())), hw.target, hw.cores)
 
     def reason() -> str | None:
         found = tile_region([node], [node], specs, hw)
@@ -200,25 +197,29 @@ class FusedKernel:
         found = self._generated(b, hw)
         return self._reject(found) if isinstance(found, Refusal) else None
 
-    def _generated(self, b: Mapping[str, Any], hw: Hardware) -> Generated | Refusal:
-        def make() -> Generated | Refusal:
+    def _generated(self, b: Mapping[str, Any], hw: Hardware, share: int = 0) -> Made:
+        """Tiles for `share` of the cores, all where it is 0."""
+        tiled_for = replace(hw, cores=share or hw.cores)
+
+        def make() -> Made:
             if self._parts:
-                return self._generated_by_parts(b, hw)
+                return self._generated_by_parts(b, tiled_for, hw.cores)
             specs = specs_of_bindings(self._gm.graph, b)
-            region = tile_region(self._nodes, _outputs(self._gm), specs, hw)
+            region = tile_region(self._nodes, _outputs(self._gm), specs, tiled_for)
             if not isinstance(region, Reject):
-                source = emit(self._name, self._summary(b), self._parameters(b), region)
+                summary, parameters = self._summary(b), self._parameters(b)
+                source = emit(self._name, summary, parameters, region, hw.cores)
                 orders = [output.order for output in region.outputs]
-                return Generated(source, _unless_plain(orders))
+                return Generated(source, _unless_plain(orders), len(region.geometry.shares))
             nodes = list(self._gm.graph.nodes)
             return Refusal(
                 region.reason, nodes.index(region.node) if region.node in nodes else None
             )
 
-        key = (self._key(b), hw.target)
+        key = (self._key(b), hw.target, hw.cores, tiled_for.cores)
         return _SOURCES.get_or_make(key, lambda: _kept(key, make))
 
-    def _generated_by_parts(self, b: Mapping[str, Any], hw: Hardware) -> Generated | Refusal:
+    def _generated_by_parts(self, b: Mapping[str, Any], hw: Hardware, programs: int) -> Made:
         """A function for each part that differs from those before, and a kernel that calls them."""
         names: dict[Hashable, str] = {}
         functions: list[str] = []
@@ -236,14 +237,16 @@ class FusedKernel:
                     return Refusal(found.reason, None)
                 tiled[key] = found
                 names[key] = f"_part{len(names)}"
-                functions += [*emit_part(names[key], kernel._parameters(b), found), ""]
+                parameters = kernel._parameters(b)
+                functions += [*emit_part(names[key], parameters, found, programs), ""]
             inputs = [tensors[name] for name in kernel._inputs(b)]
             calls.append(PartCall(names[key], inputs, part.outputs))
             region_orders = (output.order for output in tiled[key].outputs)
             orders.update(zip(part.outputs, region_orders, strict=True))
         functions += emit_calls(self._name, len(tensors), calls)
         text = module_text(self._summary(b), functions)
-        return Generated(text, _unless_plain([orders[i] for i in range(len(orders))]))
+        shares = max(len(region.geometry.shares) for region in tiled.values())
+        return Generated(text, _unless_plain([orders[i] for i in range(len(orders))]), shares)
 
     def _reject(self, refusal: Refusal) -> Reject:
         index = refusal.index
@@ -275,8 +278,8 @@ class FusedKernel:
         """The kernel's source for these sizes."""
         return self._accepted(b, hw).source
 
-    def _accepted(self, b: Mapping[str, Any], hw: Hardware) -> Generated:
-        found = self._generated(b, hw)
+    def _accepted(self, b: Mapping[str, Any], hw: Hardware, share: int = 0) -> Generated:
+        found = self._generated(b, hw, share)
         if isinstance(found, Generated):
             return found
         raise GeneratorError(
@@ -295,11 +298,20 @@ class FusedKernel:
         return tuple(n for n in self._names if isinstance(b[n], TensorSpec))
 
     def launch(self, b: Bindings, hw: Hardware) -> Launch:
-        """The kernel for these sizes, from its file in the cache folder."""
-        found = self._accepted(b, hw)
+        """The kernel for these sizes, from its file in the cache folder; cores share its tiles."""
+        return self._launched(self._accepted(b, hw), b, hw)
+
+    def launch_on_one(self, b: Bindings, hw: Hardware) -> Launch:
+        """The same, and the first core has all tiles."""
+        return self._launched(self._accepted(b, hw, 1), b, hw)
+
+    def _launched(self, found: Generated, b: Bindings, hw: Hardware) -> Launch:
         path = source_cache.write(self._name, found.source)
         launch = Launch.of(_kernel_of(path, self._name), b, self._inputs(b))
-        return replace(launch, result_orders=found.orders)
+        launch = replace(launch, result_orders=found.orders)
+        if hw.cores == 1:
+            return launch
+        return replace(launch, grid=hw.cores, cores=found.cores, knows_cores=True)
 
     def reference(self, **values: Any) -> Any:
         """The region in eager."""

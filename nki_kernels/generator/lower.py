@@ -15,8 +15,10 @@ from trnx.nki_kernels.generator import (  # noqa: F401
     rules_activation,
     rules_arithmetic,
     rules_backward,
+    rules_gamma,
     rules_logic,
     rules_reduction,
+    rules_special,
     rules_trigonometry,
 )
 from trnx.nki_kernels.generator.align import Alignment, align
@@ -141,7 +143,7 @@ def _lower_nodes(
         if not isinstance(spec, TensorSpec):
             return spec  # type: ignore[no-any-return]  # a number that the call was given
         dims = alignment.uses[node, user]
-        return builder.load(node.name, spec.dtype, _varying(dims, spec.shape), dims)
+        return builder.load(node.name, spec.dtype, _stepped(dims, spec), dims)
 
     for node in nodes:
         entry = entry_of(node.target)
@@ -167,6 +169,12 @@ def _lower_nodes(
 
 def _varying(dims: Dims, shape: tuple[int, ...]) -> frozenset[int]:
     return frozenset(label for label, size in zip(dims, shape, strict=True) if size != 1)
+
+
+def _stepped(dims: Dims, spec: TensorSpec) -> frozenset[int]:
+    """The labels along which a tensor in memory varies: an expanded one is loaded once."""
+    steps = zip(dims, spec.shape, spec.strides, strict=True)
+    return frozenset(label for label, size, stride in steps if size != 1 and stride != 0)
 
 
 def _reduced(node: fx.Node, specs: SpecOf, alignment: Alignment) -> tuple[frozenset[int], int]:

@@ -11,7 +11,6 @@ from trnx.nki_kernels import canonical_ops  # noqa: F401  registers torch.ops.tr
 from trnx.nki_kernels.generator.ir import INTEGER_DTYPES, Builder, Lowering, Operand, Value
 from trnx.nki_kernels.generator.rules_arithmetic import arithmetic, choose
 from trnx.nki_kernels.generator.table import lowers
-from trnx.simulator.errors import Reject
 
 aten = torch.ops.aten
 
@@ -37,11 +36,6 @@ lowers(aten.mish)(_function("mish"))
 @lowers(aten.relu)
 def relu(b: Builder, x: Operand) -> Operand:
     return arithmetic(b, "maximum", x, 0) if b.out in INTEGER_DTYPES else b.maximum(x, 0.0)
-
-
-@lowers(aten.erfc, flops=2)
-def erfc(b: Builder, x: Operand) -> Reject:  # noqa: ARG001
-    return Reject("1 - erf(x) loses the tail of erfc, and NKI has no erfc")
 
 
 @lowers(aten.log2, flops=2)

@@ -9,7 +9,7 @@ import torch
 from trnx.nki_kernels.generator import integer_division, integers
 from trnx.nki_kernels.generator.ir import INTEGER_DTYPES, Builder, Lowering, Operand, Value
 from trnx.nki_kernels.generator.table import lowers
-from trnx.nki_kernels.generator.words import words
+from trnx.nki_kernels.generator.words import bitwise, compare_small, words
 from trnx.simulator.errors import Reject
 
 aten = torch.ops.aten
@@ -116,10 +116,16 @@ def isfinite(b: Builder, x: Value) -> Value:
 
 
 @lowers(aten.signbit)
-def signbit(b: Builder, x: Value) -> Value | Reject:
+def signbit(b: Builder, x: Value) -> Value:
     if x.dtype in INTEGER_DTYPES:
         return b.compare("less", x, 0)
-    return Reject("the sign of -0.0 is invisible to the engines' comparisons")
+    return is_signed(b, x)
+
+
+def is_signed(b: Builder, x: Value) -> Value:
+    """1 where the float `x` has a sign, -0.0 included, to which comparisons are blind."""
+    sign = bitwise(b, b.view(b.cast(x, torch.float32), torch.int32), ("right_shift", 31))
+    return compare_small(b, "not_equal", sign, 0)
 
 
 @lowers(aten.heaviside, flops=3)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from trnx.nki_kernels.generator import integers
-from trnx.nki_kernels.generator.division import divide
+from trnx.nki_kernels.generator.division import divide_total
 from trnx.nki_kernels.generator.ir import INTEGER_DTYPES, Builder, Operand, Value
 from trnx.nki_kernels.generator.table import along, dims_at, lowers, whole
 from trnx.nki_kernels.generator.words import is_integral, is_small, range_of
@@ -34,7 +34,7 @@ def total(b: Builder, x: Operand, *_: Any, **__: Any) -> Operand | Reject:
 @lowers(aten.mean.dim, reduction=dims_at(), flops=2)
 @lowers(aten.mean.default, reduction=whole, flops=2)
 def mean(b: Builder, x: Operand, *_: Any, **__: Any) -> Value | Reject:
-    return divide(b, b.reduce("add", x), b.count)
+    return divide_total(b, b.reduce("add", x), b.count)
 
 
 @lowers(aten.amax, reduction=dims_at())
@@ -89,7 +89,7 @@ def std(b: Builder, x: Operand, *_: Any, correction: Any = None, **__: Any) -> V
 
 
 @lowers(aten.linalg_vector_norm, reduction=dims_at(2, 3), flops=3)
-def vector_norm(b: Builder, x: Operand, order: Any = 2, *_: Any, **__: Any) -> Value | Reject:
+def vector_norm(b: Builder, x: Operand, order: Any = 2, *_: Any, **__: Any) -> Value:
     size = b.unary("abs", x)
     if order == math.inf:
         return b.reduce("maximum", size)
@@ -101,7 +101,7 @@ def vector_norm(b: Builder, x: Operand, order: Any = 2, *_: Any, **__: Any) -> V
         return b.reduce("add", size)
     if order == 2:
         return b.unary("sqrt", b.reduce("add", b.mul(x, x)))
-    return Reject(f"a vector norm of order {order} takes powers that are no square")
+    return b.alu("power", b.reduce("add", b.alu("power", size, float(order))), 1.0 / order)
 
 
 @lowers(aten._softmax, reduction=along(), flops=5)

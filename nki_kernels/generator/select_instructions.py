@@ -436,6 +436,7 @@ class InstructionSelector:
         partial = value
         if across:
             partial = Value("reduce", value.name, value.args, torch.float32, value.axes)
+        # Along the partitions, tiles add to `partial`; the emitter writes how.
         self._put("tensor_reduce", partial, [("op", f"nl.{value.name}"), ("data", data)])
         if across:
             across_op: Argument = f"nl.{value.name}"

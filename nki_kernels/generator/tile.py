@@ -4,15 +4,20 @@ stages, until it fits."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
-from trnx.nki_kernels.generator.engines import EngineCosts, assign_engines
+from trnx.nki_kernels.generator.across import Across, cut_across
+from trnx.nki_kernels.generator.engines import TENSOR, EngineCosts, assign_engines, table_loads
+from trnx.nki_kernels.generator.estimate import Estimate
 from trnx.nki_kernels.generator.geometry import (
+    PARTITIONS,
     Geometry,
     Strides,
     cut,
@@ -33,6 +38,10 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 _FREE_SIZE = 2048
 # Where a reduced dimension is not the innermost one, so that its length shortens the runs of DMA.
 _ACROSS_FREE_SIZE = 16384
+# Up to this step between elements a load takes all that lie between them: the bytes of a run cost
+# less than a descriptor an element.
+_LARGEST_STEP = 4
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,15 @@ class TiledRegion:
     load_strides: Mapping[Value, Strides]
     output_strides: tuple[Strides, ...]
     stages: Sequence[int] = ()
+    keeps: str = "none"
+
+    @property
+    def across(self) -> Across | None:
+        """The region by phases where it is reduced along the partitions."""
+        if self.geometry.partition not in self.geometry.reduced:
+            return None
+        results = [self.held[output.value] for output in self.outputs]
+        return Across(self.instructions, results, self.geometry)
 
     def store_stages(self) -> list[int]:
         """The stage that stores each output: the last one that writes its tile."""
@@ -77,11 +95,24 @@ class TiledRegion:
             for boundary in range(max(self.stages, default=0))
         ]
 
+    def estimated_ns(self, hw: Hardware) -> float:
+        """What all tiles take (`estimate.py`)."""
+        estimate = Estimate(hw, self.geometry, lambda value: elements(value, self.geometry))
+        held = [self.held[output.value] for output in self.outputs]
+        stores = list(zip(held, self.output_strides, strict=True))
+        if self.across is not None:
+            return estimate.across(self.across, self.keeps, self.load_strides, stores)
+        is_staged = max(self.stages, default=0) > 0
+        return estimate.rows(self.instructions, self.load_strides, stores, is_staged=is_staged)
+
     def bytes_in_work(self) -> int:
         """Bytes of SBUF per partition of two tiles, so that loads overlap with work, and of what
         is carried from one stage to the next.
         """
         copies = 2 if self.geometry.tiles > 1 else 1
+        if self.across is not None:
+            kept = sum(map(self._bytes, self.across.kept_values(self.keeps)))
+            return copies * self.bytes_per_partition() + self.across.steps * kept
         carried = sum(self._bytes(value) for values in self.carried() for value in values)
         return copies * self.bytes_per_partition() + carried
 
@@ -107,7 +138,20 @@ class TiledRegion:
         return peak
 
     def _bytes(self, value: Value) -> int:
-        return value.dtype.itemsize * elements(value, self.geometry)
+        return value.dtype.itemsize * elements(value, self.geometry) * self.load_step(value)
+
+    def load_step(self, value: Value) -> int:
+        """How many elements a load takes for each one that it wants: every second to fourth of a
+        run is read with its neighbours, because DMA is slow with runs of one element.
+        """
+        strides = self.load_strides.get(value)
+        if strides is None or value.dtype not in _FLOATS or self.across is not None:
+            return 1
+        inner = [d for d in self.geometry.free_labels if d in value.axes]
+        if not inner or self.geometry.count(inner[-1]) == 1:
+            return 1
+        step = strides[inner[-1]]
+        return step if 1 < step <= _LARGEST_STEP else 1
 
 
 def elements(value: Value, geometry: Geometry) -> int:
@@ -130,7 +174,7 @@ def tile_region(
     groups = [v.axes & long for v in values] + [lowered.reduced]
     accesses = [*strides[0].values(), *strides[1]]
     order, sizes = merge(lowered.order, lowered.sizes, accesses, groups)
-    return _fit(lowered, (order, sizes), strides, hw, nodes[-1])
+    return _Cuts(lowered, order, sizes, strides, hw).best(nodes[-1])
 
 
 def _as_in_memory(lowered: Lowered, specs: Mapping[fx.Node, Any]) -> Lowered:
@@ -143,65 +187,136 @@ def _as_in_memory(lowered: Lowered, specs: Mapping[fx.Node, Any]) -> Lowered:
     return dataclasses.replace(lowered, order=order, outputs=outputs)
 
 
-def _fit(
-    lowered: Lowered,
-    space: tuple[tuple[int, ...], dict[int, int]],
-    strides: tuple[Mapping[Value, Strides], tuple[Strides, ...]],
-    hw: Hardware,
-    node: fx.Node,
-) -> TiledRegion | Reject:
-    """The region in the largest tiles of which two fit, so that loads overlap with work."""
-    roots = tuple(dict.fromkeys(o.value for o in lowered.outputs))
-    order, sizes = space
-    reduced = frozenset(d for d in order if d in lowered.reduced)
-    row = _row(order, sizes, reduced)
-    budget = max(_FREE_SIZE, row)
-    if runs_across(order, reduced):
-        budget = max(row, _ACROSS_FREE_SIZE)
-    stored = [frozenset(output) & set(order) for output in strides[1]]
-    tries = [(budget, MOST_STAGES), (budget // 2, MOST_STAGES)]
-    tries += [(budget >> i, FEW_STAGES) for i in range(budget.bit_length())]
-    for free_size, most in tries:
-        geometry = cut(order, sizes, reduced, free_size, stored) if free_size else None
-        if geometry is None:
-            continue
-        selector = InstructionSelector(roots, geometry, scalar_bias=hw.generation > 2)
-        whole = TiledRegion(lowered.outputs, geometry, *selector.run(), *strides)
-        region = _staged(whole, hw, most)
-        if region.bytes_in_work() <= hw.sbuf_partition_bytes * 7 // 8:
-            return region
-    return Reject("a reduced row and its temporaries do not fit in SBUF", node)
+@dataclass(frozen=True)
+class _Cuts:
+    """The ways to cut a lowered graph into tiles: `order` and `sizes` are its space, `strides`
+    those of its loads and results."""
 
+    lowered: Lowered
+    order: tuple[int, ...]
+    sizes: Mapping[int, int]
+    strides: tuple[Mapping[Value, Strides], tuple[Strides, ...]]
+    hw: Hardware
 
-def _staged(region: TiledRegion, hw: Hardware, most: int) -> TiledRegion:
-    """`region` with engines and at most `most` stages, where tiles are many."""
-    if region.geometry.tiles < LEAST_TILES:
+    @property
+    def reduced(self) -> frozenset[int]:
+        """The labels that are reduced."""
+        return frozenset(d for d in self.order if d in self.lowered.reduced)
+
+    def best(self, node: fx.Node) -> TiledRegion | Reject:
+        """Of the cut with whole rows and that with reduced dimensions along the partitions the one
+        that takes less time."""
+        found = _of_sizes(self.with_whole_rows)
+        if self.reduced and self._reduces_as_floats() and not any(map(_is_full, found)):
+            for whole in (False, True):
+                found += _of_sizes(functools.partial(self.across, whole=whole))
+        if not found:
+            return Reject("a reduced row and its temporaries do not fit in SBUF", node)
+        return min(found, key=lambda region: region.estimated_ns(self.hw))
+
+    def with_whole_rows(self, free_size: int) -> TiledRegion | None:
+        """The region in the largest tiles of which two fit, so that loads overlap with work."""
+        row = math.prod(self.sizes[d] for d in self.reduced)
+        is_across = runs_across(self.order, self.reduced)
+        budget = max(row, _ACROSS_FREE_SIZE if is_across else free_size)
+        stored = [frozenset(output) & set(self.order) for output in self.strides[1]]
+        tries = [(budget, MOST_STAGES), (budget // 2, MOST_STAGES)]
+        tries += [(budget >> i, FEW_STAGES) for i in range(budget.bit_length())]
+        for room, most in tries:
+            if not room:
+                continue
+            geometry = cut(self.order, self.sizes, self.reduced, room, stored, self.hw.cores)
+            if geometry is None:
+                continue
+            region = _staged(self._selected(geometry), self.hw, most)
+            if self._fits(region):
+                return region
+        return None
+
+    def across(self, free_size: int, *, whole: bool) -> TiledRegion | None:
+        """The region in the largest tiles of which two fit beside what phases keep."""
+        budget = free_size
+        while budget:
+            geometry = cut_across(self.order, self.sizes, self.reduced, budget, whole=whole)
+            if geometry is None or (whole and len(self.reduced) == len(self.order)):
+                return None  # the same as the other one
+            placed = _placed(self._selected(geometry), self.hw)
+            for keeps in ("all", "loads", "none"):
+                region = dataclasses.replace(placed, keeps=keeps)
+                if self._fits(region):
+                    return region
+            budget //= 2
+        return None
+
+    def _reduces_as_floats(self) -> bool:
+        """Whether phases can add up all reductions: in float32."""
+        values = reachable(tuple(output.value for output in self.lowered.outputs))
+        return all(v.dtype.is_floating_point for v in values if v.op == "reduce")
+
+    def _selected(self, geometry: Geometry) -> TiledRegion:
+        outputs = self.lowered.outputs
+        roots = tuple(dict.fromkeys(o.value for o in outputs))
+        selector = InstructionSelector(roots, geometry, scalar_bias=self.hw.generation > 2)
+        region = TiledRegion(outputs, geometry, *selector.run(), *self.strides)
         return dataclasses.replace(region, stages=[0] * len(region.instructions))
+
+    def _fits(self, region: TiledRegion) -> bool:
+        return region.bytes_in_work() <= self.hw.sbuf_partition_bytes * 7 // 8
+
+
+def _is_full(region: TiledRegion) -> bool:
+    """Whether whole rows fill the partitions of so many tiles that no other cut can be better."""
     geometry = region.geometry
+    is_last = not geometry.free or geometry.free[-1].label in geometry.reduced
+    return geometry.tiles >= LEAST_TILES and geometry.partitions == PARTITIONS and is_last
+
+
+def _of_sizes(make: Callable[[int], TiledRegion | None]) -> list[TiledRegion]:
+    """The region in tiles of the usual size; in smaller ones too where those of one size are few,
+    so that engines overlap; in larger ones too where each tile loads tables of functions again.
+    """
+    usual = make(_FREE_SIZE)
+    if usual is None:
+        return []
+    others = []
+    if max(len(rows.starts) for rows in usual.geometry.rows) < LEAST_TILES:
+        others.append(make(_FREE_SIZE // 4))
+    elif table_loads(usual.instructions):
+        others.append(make(4 * _FREE_SIZE))
+    return [usual, *(region for region in others if region is not None)]
+
+
+def _placed(region: TiledRegion, hw: Hardware) -> TiledRegion:
+    """`region` with the engines of its instructions."""
+    geometry, across = region.geometry, region.across
+    instructions = [
+        dataclasses.replace(i, engine=TENSOR) if across and across.sums_on_tensor(i) else i
+        for i in region.instructions
+    ]
+    region = dataclasses.replace(region, instructions=instructions)
 
     def repeated(value: Value) -> int:
         return elements(value, geometry) if value.axes & geometry.moving else 0
 
-    costs = EngineCosts(hw, repeated)
     stored = [region.held[output.value] for output in region.outputs]
-    placed = assign_engines(region.instructions, costs, stored)
-    across = any(i.call == "all_partitions" for i in placed)
-    starts = max(len(rows.starts) for rows in region.geometry.rows)
-    stages = [0] * len(placed)
-    if starts >= LEAST_TILES and not across:
-        stages = cut_stages(placed, min(most, starts - 1), lambda v: bool(v.axes & geometry.moving))
-    return dataclasses.replace(region, instructions=placed, stages=stages)
+    fixed: frozenset[Value] = across.once() if across else frozenset()
+    placed = assign_engines(instructions, EngineCosts(hw, repeated), stored, fixed)
+    return dataclasses.replace(region, instructions=placed, stages=[0] * len(placed))
 
 
-def _row(order: tuple[int, ...], sizes: Mapping[int, int], reduced: frozenset[int]) -> int:
-    """Elements that one partition must hold because a reduction needs them."""
-    total = 1
-    for label in order:
-        total *= sizes[label] if label in reduced else 1
-    if len(reduced) == len(order) and order:
-        parts = next(p for p in range(128, 0, -1) if total % p == 0)
-        return total // parts
-    return total
+def _staged(region: TiledRegion, hw: Hardware, most: int) -> TiledRegion:
+    """`region` with engines and at most `most` stages, where tiles are many."""
+    geometry = region.geometry
+    if geometry.tiles < LEAST_TILES:
+        return region
+    region = _placed(region, hw)
+    starts = max(len(rows.starts) for rows in geometry.rows)
+    if starts < LEAST_TILES:
+        return region
+    stages = cut_stages(
+        region.instructions, min(most, starts - 1), lambda v: bool(v.axes & geometry.moving)
+    )
+    return dataclasses.replace(region, stages=stages)
 
 
 def _strides(

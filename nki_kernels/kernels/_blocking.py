@@ -29,6 +29,9 @@ _LARGEST_COLUMNS = 4096  # wider blocks would only lengthen the row tiles of the
 _DEEP_ROWS = 1024
 _DEEP_COLUMNS = 1024
 _DEEP_BYTES = 4096  # of K per row: what saturates a DMA
+# Products of fewer columns are not shared by columns, and those of more at multiples of this.
+_LEAST_COLUMNS = 256
+COLUMN_UNIT = 128
 
 
 def float32_per_bank(hw: Hardware) -> int:
@@ -86,3 +89,16 @@ def block_sizes(
     keep = count > 1 and all_rows * row_bytes <= half // 3
     fitting = half // 4 // row_bytes // hw.partitions * hw.partitions
     return min(all_rows, max(fitting, hw.partitions), 512), width, depth, keep
+
+
+def shares_rows(rows: int, columns: int) -> bool:
+    """Whether the cores of a logical core share the rows of a product, or its columns: the other
+    operand is loaded by each of them."""
+    return rows >= columns or columns <= _LEAST_COLUMNS
+
+
+def part_sizes(rows: int, columns: int, cores: int) -> tuple[int, int]:
+    """Rows and columns of a core's part of a product."""
+    if shares_rows(rows, columns):
+        return -(-rows // cores), columns
+    return rows, _up(-(-columns // cores), COLUMN_UNIT)

@@ -6,6 +6,8 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._cores import share_of
+
 PIECE = 2048  # elements of one load per partition: 8 KiB of float32
 
 
@@ -23,10 +25,12 @@ def channel_norm_kernel(
     group: int,
     stats_shape: tuple[int, ...],
     keep: bool,
+    cores: int = 1,
 ) -> tuple[nl.NkiTensor, ...]:
     """x of `images * channels` planes -> (out, mean, rstd), and new running statistics.
 
     Normalised are `images` planes of `group` neighbouring channels; weight and bias repeat.
+    `cores` share the channels.
     """
     pmax = nl.tile_size.pmax
     length = x.size // (images * channels)
@@ -43,12 +47,14 @@ def channel_norm_kernel(
     if running_mean is not None:
         for _ in range(2):
             moved.append(nl.ndarray(stats_shape, dtype=stats_dtype, buffer=nl.shared_hbm))
-    tiles, moments = _load_moments(source[0 : min(channels, lanes)], keep)
-    for start in range(0, channels, lanes):
+    first, last = share_of(channels, cores, group)
+    if first < last:
+        tiles, moments = _load_moments(source[first : min(last, first + lanes)], keep)
+    for start in range(first, last, lanes):
         # The next channels are loaded before anything waits for what these need last.
         fresh, ahead = tiles, moments
-        if start + lanes < channels:
-            end = min(channels, start + 2 * lanes)
+        if start + lanes < last:
+            end = min(last, start + 2 * lanes)
             fresh, ahead = _load_moments(source[start + lanes : end], keep)
         p = moments.shape[0]
         if group > 1:

@@ -8,6 +8,8 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._cores import is_first, share_of
+
 Pattern = tuple[tuple[int, int], ...]  # (stride, count) of each dimension, outermost first
 
 
@@ -33,17 +35,24 @@ def copy_kernel(
     x13: nl.NkiTensor | None = None,
     x14: nl.NkiTensor | None = None,
     x15: nl.NkiTensor | None = None,
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """The result of `shape`. `copies`: (operand, its offset, its pattern, offset and pattern of the
     result); `fills`: (offset, pattern, the pattern of the constant); `filling`: how many elements
-    of the number make the constant.
+    of the number make the constant. `cores` share each copy; the first has the fills.
     """
     sources = (x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15)  # type: Any
     out = nl.ndarray(shape, dtype=x0.dtype, buffer=nl.shared_hbm)
     for index, start, pattern, place, goal in copies:
-        source = sources[index].ap(pattern=pattern, offset=start)
-        nisa.dma_copy(dst=out.ap(pattern=goal, offset=place), src=source)
-    if len(fills) > 0:
+        # Both have the same counts.
+        first, end = share_of(pattern[0][1], cores)
+        if first < end:
+            here = ((pattern[0][0], end - first),) + pattern[1:]
+            there = ((goal[0][0], end - first),) + goal[1:]
+            source = sources[index].ap(pattern=here, offset=start + first * pattern[0][0])
+            target = out.ap(pattern=there, offset=place + first * goal[0][0])
+            nisa.dma_copy(dst=target, src=source)
+    if len(fills) > 0 and is_first():
         tile = nl.ndarray((1, filling[0]), dtype=x0.dtype, buffer=nl.sbuf)
         nisa.memset(dst=tile, value=filling[1])
         constant = nl.ndarray((1, filling[0]), dtype=x0.dtype, buffer=nl.private_hbm)
@@ -77,19 +86,21 @@ def assembly_kernel(
     x13: nl.NkiTensor | None = None,
     x14: nl.NkiTensor | None = None,
     x15: nl.NkiTensor | None = None,
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """The result of `shape`, which is `sizes` of rows, their width, and rows in a partition.
 
     `loads`: (operand, offset, stride of rows, pattern in a row, elements of a row); `moves`: (load,
-    its pattern, offset and pattern in a row of the result); `fills`: (offset, pattern).
+    its pattern, offset and pattern in a row of the result); `fills`: (offset, pattern). `cores`
+    share the rows.
     """
     sources = (x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15)  # type: Any
     out = nl.ndarray(shape, dtype=x0.dtype, buffer=nl.shared_hbm)
     rows, width, fold = sizes
-    done = 0
-    while done < rows:
-        partitions = min(nl.tile_size.pmax, rows - done)
-        run = min(fold, (rows - done) // partitions)
+    done, end = share_of(rows, cores)
+    while done < end:
+        partitions = min(nl.tile_size.pmax, end - done)
+        run = min(fold, (end - done) // partitions)
         tiles = []  # type: list[nl.NkiTensor]
         for index, start, step, pattern, size in loads:
             tile = nl.ndarray((partitions, run, size), dtype=x0.dtype, buffer=nl.sbuf)

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._blocking import DMA, ROWS
+from trnx.nki_kernels.kernels._blocking import COLUMN_UNIT, DMA, ROWS, shares_rows
+from trnx.nki_kernels.kernels._cores import share_of
 
 # Bytes per partition of rows loaded before they are transposed: a DMA is efficient from 2 KiB per
 # partition on, and nothing is gained beyond a few times that.
@@ -51,6 +52,26 @@ class Epilogue(NamedTuple):
     bias: nl.NkiTensor | None
     residual: nl.NkiTensor | None
     activation: str
+
+
+class Part(NamedTuple):
+    """Rows `row .. end_row` and columns `col .. end_col` of a product."""
+
+    row: int
+    end_row: int
+    col: int
+    end_col: int
+
+
+def own_part(rows: int, columns: int, cores: int) -> Part:
+    """This program's part, where `cores` share the rows or the columns."""
+    if not shares_rows(rows, columns):
+        col, end_col = share_of(columns, cores, COLUMN_UNIT)
+        return Part(0, rows, col, end_col)
+    row, end_row = share_of(rows, cores)
+    if row == end_row:
+        return Part(0, 0, 0, 0)
+    return Part(row, end_row, 0, columns)
 
 
 def segments_of(tensor: nl.NkiTensor, merged: bool) -> list[nl.NkiTensor]:
@@ -274,30 +295,35 @@ def _part(tile: nl.NkiTensor | None, rows: int, left: int, width: int) -> nl.Nki
 
 
 def product(
-    out: nl.NkiTensor, x: MatmulOperand, w: MatmulOperand, blocks: Blocks, then: Epilogue
+    out: nl.NkiTensor,
+    x: MatmulOperand,
+    w: MatmulOperand,
+    blocks: Blocks,
+    then: Epilogue,
+    part: Part,
 ) -> None:
-    """`out[M, N] = activation(x[M, K] @ w[N, K].T + bias[N]) + residual[M, N]`."""
+    """`out[M, N] = activation(x[M, K] @ w[N, K].T + bias[N]) + residual[M, N]`, a part of it."""
     depth = w.segments[0].shape[1]
     kept = []
-    for col in range(0, out.shape[1], blocks.columns):
-        cols = min(blocks.columns, out.shape[1] - col)
+    for col in range(part.col, part.end_col, blocks.columns):
+        cols = min(blocks.columns, part.end_col - col)
         bias = None
         if then.bias is not None:
             bias = load_broadcast(then.bias, col, cols, min(nl.tile_size.pmax, out.shape[0]))
         weights = None
         if depth <= blocks.depth:
             weights = load_operand(w, col, cols, 0, depth)
-        for row in range(0, out.shape[0], blocks.rows):
-            rows = min(blocks.rows, out.shape[0] - row)
+        for row in range(part.row, part.end_row, blocks.rows):
+            rows = min(blocks.rows, part.end_row - row)
             if weights is None:
                 _deep_block(out, row, rows, col, cols, x, w, blocks.depth, bias, then)
                 continue
-            if col == 0 or not blocks.keep:
+            if col == part.col or not blocks.keep:
                 data = load_operand(x, row, rows, 0, depth)
                 if blocks.keep:
                     kept.append(data)
             else:
-                data = kept[row // blocks.rows]
+                data = kept[(row - part.row) // blocks.rows]
             _block(out, row, col, data, weights, depth, bias, then)
 
 

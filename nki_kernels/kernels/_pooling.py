@@ -16,6 +16,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
@@ -88,9 +89,11 @@ def pool_kernel(
     block: int,
     is_max: bool,
     scales: tuple[tuple[tuple[int, int, float], ...], ...],
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """x `[..., *sizes]` -> `out_shape`, which ends in `counts`; `block` outputs of the first
-    dimension at a time. `scales` are applied along each dimension to sums.
+    dimension at a time. `scales` are applied along each dimension to sums. `cores`
+    share the planes.
     """
     pmax = nl.tile_size.pmax
     out = nl.ndarray(out_shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -98,8 +101,9 @@ def pool_kernel(
     source = x.reshape((rows, sizes[0], sizes[1], sizes[2]))
     result = out.reshape((rows, counts[0], counts[1], counts[2]))
     size, stride, padding, dilation = windows[0]
-    for start in range(0, rows, pmax):
-        p = min(pmax, rows - start)
+    begin, end = share_of(rows, cores)
+    for start in range(begin, end, pmax):
+        p = min(pmax, end - start)
         for first in range(0, counts[0], block):
             n = min(block, counts[0] - first)
             low = max(0, first * stride - padding)

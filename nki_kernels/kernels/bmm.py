@@ -23,13 +23,17 @@ from trnx.nki_kernels.kernels._blocking import (
     float32_per_bank,
     leading_dims_merge,
     operand_layout,
+    part_sizes,
 )
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._matmul import (
     Blocks,
     Epilogue,
     MatmulOperand,
+    Part,
     load_operand,
     multiply,
+    own_part,
     product,
     segments_of,
 )
@@ -41,6 +45,7 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 
 _GROUP_BYTES = 32768  # of both operands of a group, per partition
 _LARGEST_GROUP = 32
+_MANY = 16  # batches that cores share whatever their number
 aten = torch.ops.aten
 
 
@@ -57,22 +62,31 @@ def bmm_kernel(
     block_columns: int,
     block_depth: int,
     keep: bool,
+    by_batch: bool,
+    cores: int = 1,
 ) -> nl.NkiTensor:
-    """a `[B, M, K]`, b `[B, K, N]` -> `[B, M, N]`; `group` batches together, 0: one by one."""
+    """a `[B, M, K]`, b `[B, K, N]` -> `[B, M, N]`; `group` batches together, 0: one by one. `cores`
+    share the batches if `by_batch`, else each product."""
     out = nl.ndarray((a.shape[0], a.shape[1], b.shape[2]), dtype=a.dtype, buffer=nl.shared_hbm)
     w = b.permute((0, 2, 1))
+    start, end = 0, a.shape[0]
+    part = own_part(a.shape[1], b.shape[2], cores)
+    if by_batch:
+        start, end = share_of(a.shape[0], cores)
+        part = Part(0, a.shape[1], 0, b.shape[2])
     if group == 0:
-        for batch in range(a.shape[0]):
+        for one in range(start, end):
             product(
-                out[batch],
-                MatmulOperand([a[batch]], a_layout),
-                MatmulOperand([w[batch]], b_layout),
+                out[one],
+                MatmulOperand([a[one]], a_layout),
+                MatmulOperand([w[one]], b_layout),
                 Blocks(block_rows, block_columns, block_depth, keep),
                 Epilogue(None, None, "none"),
+                part,
             )
         return out
-    for first in range(0, a.shape[0], group):
-        count = min(group, a.shape[0] - first)
+    for first in range(start, end, group):
+        count = min(group, end - first)
         data = _load_group(a, a_layout, a_merged, first, count)
         weights = _load_group(w, b_layout, b_merged, first, count)
         _multiply_group(out[first : first + count], data, weights, a.shape[2])
@@ -143,11 +157,16 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     strides = (b.b.strides[0], b.b.strides[2], b.b.strides[1])
     w = TensorSpec((batch, columns, depth), b.b.dtype, strides)
     itemsize = b.a.dtype.itemsize
+    group = _group(-(-batch // hw.cores), rows, columns, depth, itemsize, hw)
+    # Odd batches that are few would leave a core idle for a long time.
+    by_batch = group > 0 or batch % hw.cores == 0 or batch > _MANY
+    part_rows, part_columns = (rows, columns) if by_batch else part_sizes(rows, columns, hw.cores)
     constants = (
         *(operand_layout(b.a, hw), leading_dims_merge(b.a)),
         *(operand_layout(w, hw), leading_dims_merge(w)),
-        _group(batch, rows, columns, depth, itemsize, hw),
-        *block_sizes(rows, columns, depth, itemsize, hw),
+        group,
+        *block_sizes(part_rows, part_columns, depth, itemsize, hw),
+        by_batch,
     )
     return Launch.of(bmm_kernel, b, ("a", "b"), *constants)
 

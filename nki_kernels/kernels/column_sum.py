@@ -20,6 +20,7 @@ import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -34,19 +35,27 @@ aten = torch.ops.aten
 
 @nki.jit
 def column_sum_kernel(
-    x: nl.NkiTensor, out_shape: tuple[int, ...], columns: int, width: int, run: int, side: int
+    x: nl.NkiTensor,
+    out_shape: tuple[int, ...],
+    columns: int,
+    width: int,
+    run: int,
+    side: int,
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """x `[..., columns]` -> `out_shape`, which has `columns` elements.
 
-    `width` columns at a time, `run` rows per partition and load, `side` rows side by side.
+    `width` columns at a time, `run` rows per partition and load, `side` rows side by side. `cores`
+    share the columns.
     """
     pmax = nl.tile_size.pmax
     out = nl.ndarray(out_shape, dtype=x.dtype, buffer=nl.shared_hbm)
     flat = x.reshape((x.size // columns, columns))
     ones = nl.ndarray((pmax, 1), dtype=x.dtype, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
-    for col in range(0, columns, width):
-        cols = min(width, columns - col)
+    first, end = share_of(columns, cores)
+    for col in range(first, end, width):
+        cols = min(width, end - col)
         total = _sum_columns(flat[:, col : col + cols], ones, run, side, out.dtype)
         nisa.dma_copy(dst=out.reshape((1, columns))[:, col : col + cols], src=total)
     return out
@@ -94,18 +103,19 @@ def _sum_columns(
 
 @nki.jit
 def few_rows_kernel(
-    x: nl.NkiTensor, out_shape: tuple[int, ...], columns: int, width: int
+    x: nl.NkiTensor, out_shape: tuple[int, ...], columns: int, width: int, cores: int = 1
 ) -> nl.NkiTensor:
-    """x `[..., columns]` -> `out_shape`; at most `width` columns in a partition at a time."""
+    """x `[..., columns]` -> `out_shape`; at most `width` columns in a partition at a time. `cores`
+    share the columns."""
     pmax = nl.tile_size.pmax
     out = nl.ndarray(out_shape, dtype=x.dtype, buffer=nl.shared_hbm)
     rows = x.size // columns
     flat = x.reshape((rows, columns))
     line = out.reshape((columns,))
-    done = 0
-    while done < columns:
-        cols = min(width, (columns - done + pmax - 1) // pmax)
-        partitions = min(pmax, (columns - done) // cols)
+    done, last = share_of(columns, cores)
+    while done < last:
+        cols = min(width, (last - done + pmax - 1) // pmax)
+        partitions = min(pmax, (last - done) // cols)
         end = done + partitions * cols
         data = nl.ndarray((partitions, rows, cols), dtype=x.dtype, buffer=nl.sbuf)
         source = flat[:, done:end].reshape_dim(1, (partitions, cols))
@@ -141,7 +151,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     if rows <= _FEW and columns >= _LONG_ROW:
         width = _LOAD_BYTES // b.x.dtype.itemsize // rows
         return Launch.of(few_rows_kernel, b, ("x",), shape, columns, width)
-    width = min(columns, _WIDTH)
+    width = min(-(-columns // hw.cores), _WIDTH)
     side = max(1, min(float32_per_bank(hw) // width, rows // hw.partitions))
     run = max(1, _LOAD_BYTES // (width * b.x.dtype.itemsize) // side) * side
     return Launch.of(column_sum_kernel, b, ("x",), shape, columns, width, run, side)

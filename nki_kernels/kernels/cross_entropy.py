@@ -16,6 +16,7 @@ import nki.language as nl
 import torch
 
 import trnx.nki_kernels.canonical_ops  # noqa: F401  registers trnx::cross_entropy
+from trnx.nki_kernels.kernels._cores import is_first, share_of, sum_over_cores
 from trnx.nki_kernels.kernels._labels import (
     MEAN,
     NONE,
@@ -44,9 +45,10 @@ _cross_entropy = torch.ops.trnx.cross_entropy.default
 
 @nki.jit
 def cross_entropy_kernel(
-    x: nl.NkiTensor, target: nl.NkiTensor, reduction: int, ignore_index: int
+    x: nl.NkiTensor, target: nl.NkiTensor, reduction: int, ignore_index: int, cores: int = 1
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
-    """x `[N, C]`, target `[N]` or `[N, 2]` -> (loss, weight, top, total), as the op has them."""
+    """x `[N, C]`, target `[N]` or `[N, 2]` -> (loss, weight, top, total), as the op has them;
+    `cores` share the rows."""
     rows = x.shape[0]
     length = rows if reduction == NONE else 1
     loss = nl.ndarray((length,), dtype=x.dtype, buffer=nl.shared_hbm)
@@ -56,9 +58,9 @@ def cross_entropy_kernel(
     # Per partition: the sum of losses, and how many there are.
     sums = nl.ndarray((nl.tile_size.pmax, 2), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=sums, value=0.0)
-    done = 0
-    while done < rows:
-        partitions, tiles = group_of(rows, done)
+    done, end = share_of(rows, cores)
+    while done < end:
+        partitions, tiles = group_of(end, done)
         labels = load_labels(target, done, partitions, tiles, rows)
         lowest, totals = _row_sums(x, done, partitions, tiles)
         chosen = gather_logits(x, labels, done, ignore_index)
@@ -71,7 +73,9 @@ def cross_entropy_kernel(
         _add_up(sums[0:partitions, 0:1], losses)
         _add_up(sums[0:partitions, 1:2], counted(labels, ignore_index, nl.float32))
         done = done + partitions * tiles
-    _store_sums(loss, weight, sums, reduction)
+    total_sums = sum_over_cores(sums, cores)
+    if is_first():
+        _store_sums(loss, weight, total_sums, reduction)
     return loss, weight, top, total
 
 

@@ -16,6 +16,7 @@ import nki.language as nl
 import torch
 
 import trnx.nki_kernels.canonical_ops  # noqa: F401  registers trnx::cross_entropy_backward
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._labels import (
     MEAN,
     NONE,
@@ -48,6 +49,7 @@ def cross_entropy_backward_kernel(
     total: nl.NkiTensor,
     reduction: int,
     ignore_index: int,
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """x `[N, C]`, top and total `[N]`, grad `[N]` or `[1]`, weight `[1]` -> dx like x."""
     rows, classes = x.shape
@@ -56,9 +58,9 @@ def cross_entropy_backward_kernel(
         (nl.tile_size.pmax, 1, min(PIECE, classes)), dtype=nl.float32, buffer=nl.sbuf
     )
     nisa.iota(dst=columns, pattern=[[1, min(PIECE, classes)]])
-    done = 0
-    while done < rows:
-        partitions, tiles = group_of(rows, done)
+    done, end = share_of(rows, cores)
+    while done < end:
+        partitions, tiles = group_of(end, done)
         labels = load_labels(target, done, partitions, tiles, rows)
         slopes = _slopes(grad, weight, done, labels, reduction, ignore_index)
         lowest = _load(by_tile(top, done, partitions, tiles))

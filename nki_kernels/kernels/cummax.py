@@ -15,6 +15,7 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._scan_plan import constants_of, reject_scan
 from trnx.nki_kernels.kernels._scans import lanes, places, scan
 from trnx.nki_kernels.registry import register
@@ -34,14 +35,16 @@ def cumulative_extreme_kernel(
     groups: tuple[Any, ...],
     words: tuple[int, ...],
     is_largest: bool,
+    cores: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Values and positions, whose words have the shape `words`; `sizes` are length, inner size and
-    block, `groups` those of `cut`.
+    block, `groups` those of `cut`; `cores` share their tiles.
     """
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     where = nl.ndarray(words, dtype=nl.int32, buffer=nl.shared_hbm)
     for group in groups:
-        for tile in range(group[1]):
+        first, end = share_of(group[1], cores)
+        for tile in range(first, end):
             _extreme_tile(out, where, x, group, tile, sizes, is_largest)
     return out, where
 

@@ -18,6 +18,7 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import FLOAT_DTYPES
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._scan_plan import constants_of, reject_scan
 from trnx.nki_kernels.kernels._scans import lanes, places, scan
 from trnx.nki_kernels.registry import register
@@ -34,12 +35,18 @@ _MOST_BITS = 2**24
 
 @nki.jit
 def cumsum_kernel(
-    x: nl.NkiTensor, shape: tuple[int, ...], sizes: tuple[int, ...], groups: tuple[Any, ...]
+    x: nl.NkiTensor,
+    shape: tuple[int, ...],
+    sizes: tuple[int, ...],
+    groups: tuple[Any, ...],
+    cores: int = 1,
 ) -> nl.NkiTensor:
-    """The sums of float `x`; `sizes` are length, inner size and block, `groups` those of `cut`."""
+    """The sums of float `x`; `sizes` are length, inner size and block, `groups` those of `cut`;
+    `cores` share their tiles."""
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     for group in groups:
-        for tile in range(group[1]):
+        first, end = share_of(group[1], cores)
+        for tile in range(first, end):
             _sum_tile(out, x, group, tile, sizes)
     return out
 
@@ -99,14 +106,19 @@ def _lost(sums: nl.NkiTensor, data: nl.NkiTensor) -> nl.NkiTensor:
 
 @nki.jit
 def cumsum_words_kernel(
-    x: nl.NkiTensor, shape: tuple[int, ...], sizes: tuple[int, ...], groups: tuple[Any, ...]
+    x: nl.NkiTensor,
+    shape: tuple[int, ...],
+    sizes: tuple[int, ...],
+    groups: tuple[Any, ...],
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """The sums of integers in int64; `sizes` are length, inner size, block, and the digits of x: 8
     of int64, 4 of int32, 1 of bool.
     """
     out = nl.ndarray(shape, dtype=nl.int32, buffer=nl.shared_hbm)
     for group in groups:
-        for tile in range(group[1]):
+        first, end = share_of(group[1], cores)
+        for tile in range(first, end):
             _sum_words(out, x, group, tile, sizes)
     return out
 

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -31,11 +32,12 @@ aten = torch.ops.aten
 
 @nki.jit
 def embedding_kernel(
-    weight: nl.NkiTensor, indices: nl.NkiTensor, words: int, run: int, width: int
+    weight: nl.NkiTensor, indices: nl.NkiTensor, words: int, run: int, width: int, cores: int = 1
 ) -> nl.NkiTensor:
     """weight `[V, D]`, indices `[...]` (`words` 1) or `[..., 2]` (2) -> `[..., D]`.
 
     A partition takes up to `run` consecutive indices at a time, and `width` columns of their rows.
+    `cores` share the indices.
     """
     pmax = nl.tile_size.pmax
     shape = indices.shape
@@ -45,10 +47,10 @@ def embedding_kernel(
     total = indices.size // words
     flat_out = out.reshape((total, weight.shape[1]))
     flat_indices = indices.reshape((total, words))
-    done = 0
-    while done < total:
-        partitions = min(pmax, total - done)
-        length = min(run, (total - done) // partitions)
+    done, end = share_of(total, cores)
+    while done < end:
+        partitions = min(pmax, end - done)
+        length = min(run, (end - done) // partitions)
         count = partitions * length
         chosen = nl.ndarray((partitions, length, words), dtype=indices.dtype, buffer=nl.sbuf)
         here = flat_indices[done : done + count].reshape_dim(0, (partitions, length))

@@ -18,6 +18,7 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._lines import Lines, lines_of, reject_lines
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
@@ -40,9 +41,11 @@ def extremum_kernel(
     shape: tuple[int, ...],
     largest: bool,
     gives_values: bool,
+    cores: int = 1,
 ) -> Any:
     """`loops`, `lines` and `line` are (count, stride): groups of lines, lines of a group on
     partitions, elements of a line. Results of `shape`: values where asked for, int64 indices.
+    `cores` share the lines of a group.
     """
     count, step = lines
     indices = nl.ndarray(shape + (2,), dtype=nl.int32, buffer=nl.shared_hbm)
@@ -55,11 +58,12 @@ def extremum_kernel(
         flat_values = values.reshape((loops[0] * count, 1))
     ones = nl.ndarray((nl.tile_size.pmax, 8), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
+    first_line, end_line = share_of(count, cores)
     for group in range(loops[0]):
-        done = 0
-        while done < count:
-            partitions = min(nl.tile_size.pmax, count - done)
-            run = min(_RUN, (count - done) // partitions)
+        done = first_line
+        while done < end_line:
+            partitions = min(nl.tile_size.pmax, end_line - done)
+            run = min(_RUN, (end_line - done) // partitions)
             found = nl.ndarray((partitions, run, 2), dtype=nl.int32, buffer=nl.sbuf)
             nisa.memset(dst=found, value=0)
             best = nl.ndarray((partitions, run), dtype=x.dtype, buffer=nl.sbuf)

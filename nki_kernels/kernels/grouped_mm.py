@@ -20,6 +20,7 @@ import torch
 from trnx.nki_kernels import canonical_ops  # noqa: F401  registers torch.ops.trnx
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._blocking import operand_layout
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._matmul import MatmulOperand, load_operand, multiply
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
@@ -43,19 +44,26 @@ def grouped_mm_kernel(
     w_layout: str,
     block_rows: int,
     block_columns: int,
+    cores: int = 1,
 ) -> nl.NkiTensor:
-    """x `[S, K]`, weight `[E, K, N]`, offsets `[E]` or `[E, 2]` words -> `[S, N]`."""
+    """x `[S, K]`, weight `[E, K, N]`, offsets `[E]` or `[E, 2]` words -> `[S, N]`.
+
+    `cores` share the columns.
+    """
     count, depth = x.shape
     experts, _, columns = weight.shape
     out = nl.ndarray((count, columns), dtype=x.dtype, buffer=nl.shared_hbm)
     matrices = weight.permute((0, 2, 1))
     ends = _load_ends(offsets, experts)
+    first, end = share_of(columns, cores, nl.tile_size.pmax)
+    if first == end:
+        count = 0
     for row in range(0, count, block_rows):
         rows = min(block_rows, count - row)
         data = load_operand(MatmulOperand([x], x_layout), row, rows, 0, depth)
         masks = _masks(ends, row, rows, experts)
-        for col in range(0, columns, block_columns):
-            cols = min(block_columns, columns - col)
+        for col in range(first, end, block_columns):
+            cols = min(block_columns, end - col)
             _block(out, data, masks, matrices, w_layout, row, rows, col, cols, depth)
     return out
 

@@ -20,6 +20,7 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._long_rows import (
     add_bias,
     centre,
@@ -66,8 +67,10 @@ def layer_norm_kernel(
     lag: int,
     stats_shape: tuple[int, ...],
     stats_in_float32: bool,
+    cores: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
-    """x and residual of one shape, weight and bias of `columns` -> (out, mean, rstd)."""
+    """x and residual of one shape, weight and bias of `columns` -> (out, mean, rstd);
+    `cores` share the rows."""
     stats_dtype = nl.float32 if stats_in_float32 else x.dtype
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     mean = nl.ndarray(stats_shape, dtype=stats_dtype, buffer=nl.shared_hbm)
@@ -78,16 +81,17 @@ def layer_norm_kernel(
     flat_out = out.reshape((rows, columns))
     epsilon = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=epsilon, value=eps)
+    done, end = share_of(rows, cores)
     if columns > nl.tile_size.bn_stats_fmax:
         parameters = load_parameters(weight, bias, columns, x.dtype)
-        _long_rows(flat, other, flat_out, (mean, rstd), epsilon, parameters, fold, lag)
+        starts = _starts(done, end, fold)
+        _long_rows(flat, other, flat_out, (mean, rstd), epsilon, parameters, starts, lag)
         return out, mean, rstd
     weights = load_vector(weight) if weight is not None else None
     biases = load_vector(bias) if bias is not None else None
-    done = 0
-    while done < rows:
-        partitions = min(nl.tile_size.pmax, rows - done)
-        run = min(fold, (rows - done) // partitions)
+    while done < end:
+        partitions = min(nl.tile_size.pmax, end - done)
+        run = min(fold, (end - done) // partitions)
         data = _load(flat, other, done, partitions, run)
         means = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
         rstds = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
@@ -111,6 +115,17 @@ def _load(
     return add_rows(data, load_rows(residual, start, partitions, run))
 
 
+def _starts(done: int, end: int, fold: int) -> list[tuple[int, int, int]]:
+    """The tiles of rows `done .. end`: their first rows, partitions and rows a partition."""
+    starts = []  # type: list[tuple[int, int, int]]
+    while done < end:
+        partitions = min(nl.tile_size.pmax, end - done)
+        run = min(fold, (end - done) // partitions)
+        starts.append((done, partitions, run))
+        done = done + partitions * run
+    return starts
+
+
 def _long_rows(
     x: nl.NkiTensor,
     residual: nl.NkiTensor | None,
@@ -118,7 +133,7 @@ def _long_rows(
     statistics: tuple[nl.NkiTensor, nl.NkiTensor],
     epsilon: nl.NkiTensor,
     parameters: tuple[nl.NkiTensor, nl.NkiTensor],
-    fold: int,
+    starts: list[tuple[int, int, int]],
     lag: int,
 ) -> None:
     """Tiles in five stages, each of which waits for one engine alone: stage s has the tile that is
@@ -126,13 +141,6 @@ def _long_rows(
     """
     rows = x.shape[0]
     weights, bias = parameters
-    starts = []  # type: list[tuple[int, int, int]]
-    done = 0
-    while done < rows:
-        partitions = min(nl.tile_size.pmax, rows - done)
-        run = min(fold, (rows - done) // partitions)
-        starts.append((done, partitions, run))
-        done = done + partitions * run
     data = []  # type: list[nl.NkiTensor]
     centred = []  # type: list[nl.NkiTensor]
     rstds = []  # type: list[nl.NkiTensor]
@@ -140,7 +148,8 @@ def _long_rows(
     parts = []  # type: list[tuple[nl.NkiTensor, nl.NkiTensor | None]]
     sums = []  # type: list[nl.NkiTensor | None]
     moments = []  # type: list[nl.NkiTensor]
-    for step in range(len(starts) + 4 * lag):
+    steps = 0 if len(starts) == 0 else len(starts) + 4 * lag
+    for step in range(steps):
         if step < len(starts):
             data.append(_load(x, residual, starts[step][0], starts[step][1], starts[step][2]))
             parts.append(partial_statistics(data[step]))
@@ -245,7 +254,7 @@ def _tiling(b: Bindings, hw: Hardware) -> tuple[int, int]:
     fitting = room // (columns * tiles)
     if fitting < 1:
         return run, 0
-    in_partition = b.x.numel // columns // hw.partitions
+    in_partition = b.x.numel // columns // hw.partitions // hw.cores
     return max(1, min(_LONG_TILE // columns, fitting, in_partition // _TILES)), 1
 
 

@@ -18,6 +18,7 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._cores import is_first, share_of, sum_over_cores
 from trnx.nki_kernels.kernels._rows import load_vector, run_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
@@ -41,10 +42,12 @@ def layer_norm_backward_kernel(
     rstd: nl.NkiTensor,
     weight: nl.NkiTensor,
     lag: int,
+    cores: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
     """grad and x of one shape, mean and rstd one value a row -> gradients of x, weight, bias.
 
     Tiles in three stages; stage s has the tile that is `s * lag` behind the one that is loaded.
+    `cores` share the rows.
     """
     pmax = nl.tile_size.pmax
     columns = weight.size
@@ -63,10 +66,11 @@ def layer_norm_backward_kernel(
     centred = []  # type: list[nl.NkiTensor]
     weighted = []  # type: list[nl.NkiTensor]
     totals = []  # type: list[nl.NkiTensor]
-    tiles = (rows + pmax - 1) // pmax
-    for step in range(tiles + 2 * lag):
+    first, last = share_of(rows, cores)
+    tiles = (last - first + pmax - 1) // pmax
+    for step in range(tiles + 2 * lag if tiles > 0 else 0):
         if step < tiles:
-            start, end = step * pmax, min(rows, (step + 1) * pmax)
+            start, end = first + step * pmax, min(last, first + (step + 1) * pmax)
             gradients.append(_load(grad.reshape((rows, columns))[start:end], grad.dtype))
             data = _load(x.reshape((rows, columns))[start:end], x.dtype)
             rstds.append(_load(rstd.reshape((rows, 1))[start:end], nl.float32))
@@ -81,9 +85,14 @@ def layer_norm_backward_kernel(
             totals.append(_row_sums(weighted[i], centred[i], i))
         i = step - 2 * lag
         if i >= 0:
-            _finish(dx, i, (centred[i], weighted[i], rstds[i], totals[i]))
-    _store_sums(dweight.reshape((columns,)), weight_sums)
-    _store_sums(dbias.reshape((columns,)), bias_sums)
+            start = first + i * pmax
+            _finish(dx, i, start, (centred[i], weighted[i], rstds[i], totals[i]))
+    if cores > 1:
+        weight_sums = _of_all_cores(weight_sums, columns, tiles > 0, cores)
+        bias_sums = _of_all_cores(bias_sums, columns, tiles > 0, cores)
+    if is_first():
+        _store_sums(dweight.reshape((columns,)), weight_sums)
+        _store_sums(dbias.reshape((columns,)), bias_sums)
     return dx, dweight, dbias
 
 
@@ -142,6 +151,7 @@ def _row_sums(weighted: nl.NkiTensor, centred: nl.NkiTensor, number: int) -> nl.
 def _finish(
     dx: nl.NkiTensor,
     number: int,
+    start: int,
     tile: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
 ) -> None:
     """Store rstd * (weighted - mean(weighted) - centred * rstd^2 * mean(weighted * centred)) of a
@@ -171,9 +181,20 @@ def _finish(
             dst=result, data=weighted, op0=nl.multiply, operand0=rstd,
             op1=nl.add, operand1=shift.broadcast(1, columns),
         )  # fmt: skip
-    pmax = nl.tile_size.pmax
     flat = dx.reshape((dx.size // columns, columns))
-    nisa.dma_copy(dst=flat[number * pmax : number * pmax + rows], src=result)
+    nisa.dma_copy(dst=flat[start : start + rows], src=result)
+
+
+def _of_all_cores(sums: nl.NkiTensor, columns: int, has_rows: bool, cores: int) -> nl.NkiTensor:
+    """`sums[128, blocks]` of `columns`, added up over the programs."""
+    own = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=own, value=0.0)
+    whole, rest = columns // sums.shape[0], columns % sums.shape[0]
+    if has_rows and whole > 0:
+        nisa.tensor_copy(dst=own[:, 0:whole], src=sums[:, 0:whole])
+    if has_rows and rest > 0:
+        nisa.tensor_copy(dst=own[0:rest, whole : whole + 1], src=sums[0:rest, whole : whole + 1])
+    return sum_over_cores(own, cores)
 
 
 def _store_sums(dst: nl.NkiTensor, sums: nl.NkiTensor) -> None:

@@ -20,8 +20,20 @@ import torch.nn.functional as F
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._activations import ACTIVATIONS
-from trnx.nki_kernels.kernels._blocking import block_sizes, leading_dims_merge, operand_layout
-from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, MatmulOperand, product, segments_of
+from trnx.nki_kernels.kernels._blocking import (
+    block_sizes,
+    leading_dims_merge,
+    operand_layout,
+    part_sizes,
+)
+from trnx.nki_kernels.kernels._matmul import (
+    Blocks,
+    Epilogue,
+    MatmulOperand,
+    own_part,
+    product,
+    segments_of,
+)
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -44,8 +56,10 @@ def linear_kernel(
     block_columns: int,
     block_depth: int,
     keep: bool,
+    cores: int = 1,
 ) -> nl.NkiTensor:
-    """x `[..., K]`, weight `[N, K]`, bias `[N]`, residual `[..., N]` -> `[..., N]`."""
+    """x `[..., K]`, weight `[N, K]`, bias `[N]`, residual `[..., N]` -> `[..., N]`;
+    `cores` share rows or columns."""
     out = nl.ndarray(x.shape[:-1] + (weight.shape[0],), dtype=x.dtype, buffer=nl.shared_hbm)
     rows = x.size // x.shape[-1]
     flat = out.reshape((rows, weight.shape[0]))
@@ -57,6 +71,7 @@ def linear_kernel(
         MatmulOperand([weight], weight_layout),
         Blocks(block_rows, block_columns, block_depth, keep),
         Epilogue(bias, residual, activation),
+        own_part(rows, weight.shape[0], cores),
     )
     return out
 
@@ -87,7 +102,8 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The layouts that the strides of x and weight allow, and the block sizes."""
     rows, depth = b.x.numel // b.x.shape[-1], b.x.shape[-1]
-    blocks = block_sizes(rows, b.weight.shape[0], depth, b.x.dtype.itemsize, hw)
+    part = part_sizes(rows, b.weight.shape[0], hw.cores)
+    blocks = block_sizes(*part, depth, b.x.dtype.itemsize, hw)
     layouts = (operand_layout(b.x, hw), leading_dims_merge(b.x), operand_layout(b.weight, hw))
     names = ("x", "weight", "bias", "residual", "activation")
     return Launch.of(linear_kernel, b, names, *layouts, *blocks)

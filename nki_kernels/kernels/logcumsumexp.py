@@ -17,6 +17,7 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._scan_plan import constants_of, reject_scan
 from trnx.nki_kernels.kernels._scans import lanes, places, scan
 from trnx.nki_kernels.registry import register
@@ -31,12 +32,14 @@ _LARGEST = 3.4028234663852886e38
 
 @nki.jit
 def logcumsumexp_kernel(
-    x: nl.NkiTensor, sizes: tuple[int, ...], groups: tuple[Any, ...]
+    x: nl.NkiTensor, sizes: tuple[int, ...], groups: tuple[Any, ...], cores: int = 1
 ) -> nl.NkiTensor:
-    """`sizes` are length, inner size and block, `groups` those of `cut`."""
+    """`sizes` are length, inner size and block, `groups` those of `cut`; `cores` share
+    their tiles."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     for group in groups:
-        for tile in range(group[1]):
+        first, end = share_of(group[1], cores)
+        for tile in range(first, end):
             _tile(out, x, group, tile, sizes)
     return out
 

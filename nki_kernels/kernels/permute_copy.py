@@ -17,6 +17,7 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -40,20 +41,22 @@ def permute_copy_kernel(
     batch: Dim,
     starts: tuple[tuple[int, int], ...],
     blocks: tuple[int, int],
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """x -> a contiguous copy of `shape`. `across` lies on the partitions and runs in memory of x,
     `along` in that of the result; both are (count, stride in x, stride in the result), and so is
     `batch`. `starts` are offsets in x and in the result, for what is looped over; `blocks` are
-    elements of `batch` and of `along` in a tile.
+    elements of `batch` and of `along` in a tile. `cores` share `along`.
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    first, end = share_of(along[0], cores)
     for source, target in starts:
         for i in range(0, across[0], nl.tile_size.pmax):
             lanes = min(nl.tile_size.pmax, across[0] - i)
             for j in range(0, batch[0], blocks[0]):
                 many = min(blocks[0], batch[0] - j)
-                for k in range(0, along[0], blocks[1]):
-                    run = min(blocks[1], along[0] - k)
+                for k in range(first, end, blocks[1]):
+                    run = min(blocks[1], end - k)
                     tile = nl.ndarray((lanes, many, run), dtype=x.dtype, buffer=nl.sbuf)
                     data = x.ap(
                         pattern=((along[1], run), (batch[1], many), (1, lanes)),

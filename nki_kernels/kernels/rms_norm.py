@@ -18,6 +18,7 @@ import torch
 
 import trnx.nki_kernels.canonical_ops  # noqa: F401  registers trnx::rms_norm
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._rows import (
     add_rows,
     load_rows,
@@ -44,9 +45,10 @@ def rms_norm_kernel(
     eps: float,
     returns_sum: bool,
     fold: int,
+    cores: int = 1,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, nl.NkiTensor]:
     """x and residual `[..., D]`, weight `[D]` -> the same shape and dtype, and the sum if wanted;
-    `fold` rows per partition.
+    `fold` rows per partition; `cores` share the rows.
     """
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm) if returns_sum else None
@@ -58,10 +60,10 @@ def rms_norm_kernel(
     epsilon = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=epsilon, value=eps)
     started = []  # type: list[tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]]
-    done = 0
-    while done < rows:
-        partitions = min(nl.tile_size.pmax, rows - done)
-        run = min(fold, (rows - done) // partitions)
+    done, end = share_of(rows, cores)
+    while done < end:
+        partitions = min(nl.tile_size.pmax, end - done)
+        run = min(fold, (end - done) // partitions)
         data = load_rows(x.reshape((rows, columns)), done, partitions, run)
         if residual is not None:
             other = load_rows(residual.reshape((rows, columns)), done, partitions, run)
@@ -75,7 +77,8 @@ def rms_norm_kernel(
             _finish(started[-1], weights)
         started.append((rows_of(out.reshape((rows, columns)), done, partitions, run), data, rstd))
         done = done + partitions * run
-    _finish(started[-1], weights)
+    if len(started) > 0:
+        _finish(started[-1], weights)
     if total is None:
         return out
     return out, total

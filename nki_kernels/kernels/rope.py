@@ -22,6 +22,7 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -43,19 +44,21 @@ def rope_kernel(
     dims: tuple[int, int, int],
     fold: int,
     heads: int,
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """x, cos and sin -> the sum, of x's shape. Of x as four dims, `dims` are the one that is looped
     over, the one with `heads` elements in a tile, and the one with `fold` elements in a partition.
+    `cores` share the latter.
     """
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     source, target = _arranged(x, dims), _arranged(out, dims)
     tables = _arranged(cos, dims), _arranged(sin, dims)
     looped, middle, positions, _ = source.shape
     started = []  # type: list[tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]]
-    start = 0
-    while start < positions:
-        partitions = min(nl.tile_size.pmax, positions - start)
-        run = min(fold, (positions - start) // partitions)
+    start, end = share_of(positions, cores)
+    while start < end:
+        partitions = min(nl.tile_size.pmax, end - start)
+        run = min(fold, (end - start) // partitions)
         factors = []  # type: list[tuple[nl.NkiTensor, nl.NkiTensor]]
         for i in range(looped):
             for j in range(0, middle, heads):
@@ -71,7 +74,8 @@ def rope_kernel(
                 goal = _tile_of(target, place, partitions, run)
                 started.append((goal, tile[0], tile[1]))
         start = start + partitions * run
-    _add(started[-1], len(started))
+    if len(started) > 0:
+        _add(started[-1], len(started))
     return out
 
 
@@ -189,7 +193,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     middle = max(others, key=lambda i: (factors[i] == 1, shape[i]))
     looped = next(i for i in others if i != middle)
     row = shape[-1] * b.x.dtype.itemsize
-    fold = max(1, min(_TABLE_BYTES // row, -(-shape[positions] // hw.partitions)))
+    fold = max(1, min(_TABLE_BYTES // row, -(-shape[positions] // hw.cores // hw.partitions)))
     heads = max(1, _TILE_BYTES // (row * fold)) if factors[middle] == 1 else 1
     dims = (looped, middle, positions)
     return Launch.of(rope_kernel, b, _TENSORS, dims, fold, min(heads, shape[middle]))

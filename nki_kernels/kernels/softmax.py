@@ -17,6 +17,7 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._pieces import (
     PIECE,
     load_piece,
@@ -42,12 +43,18 @@ _Groups = list[tuple[list[tuple[nl.NkiTensor, ...]], nl.NkiTensor]]
 
 @nki.jit
 def softmax_kernel(
-    x: nl.NkiTensor, is_log: bool, to_float32: bool, fold: int, group: int, is_kept: bool
+    x: nl.NkiTensor,
+    is_log: bool,
+    to_float32: bool,
+    fold: int,
+    group: int,
+    is_kept: bool,
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """x `[..., D]` -> the same shape; `fold` rows per partition, 0 where a row must be cut.
 
     The results of `group` tiles are computed while the next ones are reduced. `is_kept`: the pieces
-    of a row that must be cut stay in SBUF, else they are read again.
+    of a row that must be cut stay in SBUF, else they are read again. `cores` share the rows.
     """
     dtype = nl.float32 if to_float32 else x.dtype
     out = nl.ndarray(x.shape, dtype=dtype, buffer=nl.shared_hbm)
@@ -55,15 +62,15 @@ def softmax_kernel(
     rows = x.size // columns
     flat = x.reshape((rows, columns))
     flat_out = out.reshape((rows, columns))
+    done, end = share_of(rows, cores)
     if fold == 0:
-        _long_rows(flat, flat_out, is_log, is_kept)
+        _long_rows(flat, flat_out, done, end, is_log, is_kept)
         return out
-    done = 0
     groups = []  # type: _Groups
-    while done < rows:
-        partitions = min(nl.tile_size.pmax, rows - done)
-        run = min(fold, (rows - done) // partitions)
-        count = min(group, (rows - done) // (partitions * run))
+    while done < end:
+        partitions = min(nl.tile_size.pmax, end - done)
+        run = min(fold, (end - done) // partitions)
+        count = min(group, (end - done) // (partitions * run))
         totals = nl.ndarray((partitions, count, run), dtype=nl.float32, buffer=nl.sbuf)
         tiles = []
         scales = None
@@ -168,12 +175,14 @@ def _shift(dst: nl.NkiTensor, data: nl.NkiTensor, lowest: nl.NkiTensor, logs: nl
         combine_rows(dst, shifted, logs, nl.subtract)
 
 
-def _long_rows(x: nl.NkiTensor, out: nl.NkiTensor, is_log: bool, is_kept: bool) -> None:
-    """Rows that are cut into pieces, each with a maximum and a sum of its own."""
-    rows, columns = x.shape
+def _long_rows(
+    x: nl.NkiTensor, out: nl.NkiTensor, first: int, last: int, is_log: bool, is_kept: bool
+) -> None:
+    """Rows `first .. last` that are cut into pieces, each with a maximum and a sum of its own."""
+    columns = x.shape[1]
     before = []  # type: list[tuple[Any, ...]]
-    for start in range(0, rows, nl.tile_size.pmax):
-        end = min(rows, start + nl.tile_size.pmax)
+    for start in range(first, last, nl.tile_size.pmax):
+        end = min(last, start + nl.tile_size.pmax)
         lowest = nl.ndarray((end - start, 1, pieces_of(columns)), dtype=nl.float32, buffer=nl.sbuf)
         sums = nl.ndarray(lowest.shape, dtype=nl.float32, buffer=nl.sbuf)
         tiles = []
@@ -187,8 +196,9 @@ def _long_rows(x: nl.NkiTensor, out: nl.NkiTensor, is_log: bool, is_kept: bool) 
         bottom, factors, total = merge_pieces(lowest, sums)
         scales = _piece_scales(factors, total, is_log, is_kept)
         before.append((x[start:end], out[start:end], tiles, bottom, scales))
-    for i in range(pieces_of(columns)):
-        _finish_piece(before[-1], i, is_log, is_kept)
+    if len(before) > 0:
+        for i in range(pieces_of(columns)):
+            _finish_piece(before[-1], i, is_log, is_kept)
 
 
 def _piece_scales(

@@ -17,6 +17,7 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import FLOAT_DTYPES
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -30,18 +31,23 @@ _ELEMENTS = 2048  # of one partition of a tile
 
 @nki.jit
 def triangle_kernel(
-    x: nl.NkiTensor, sizes: tuple[int, int, int, int], diagonal: int, is_lower: bool
+    x: nl.NkiTensor,
+    sizes: tuple[int, int, int, int],
+    diagonal: int,
+    is_lower: bool,
+    cores: int = 1,
 ) -> nl.NkiTensor:
-    """`sizes` are matrices, rows, columns and words of an element."""
+    """`sizes` are matrices, rows, columns and words of an element; `cores` share the rows."""
     matrices, rows, columns, words = sizes
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     wide = min(columns, _ELEMENTS)
     many = max(1, min(matrices, _ELEMENTS // wide))
     sign = 1 if is_lower else -1
+    start, end = share_of(rows, cores)
     for first in range(0, matrices, many):
         m = min(many, matrices - first)
-        for r in range(0, rows, nl.tile_size.pmax):
-            p = min(nl.tile_size.pmax, rows - r)
+        for r in range(start, end, nl.tile_size.pmax):
+            p = min(nl.tile_size.pmax, end - r)
             for c in range(0, columns, wide):
                 n = min(wide, columns - c)
                 pattern = [

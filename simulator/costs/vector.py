@@ -40,6 +40,11 @@ _TABLES = {
 _TABLE_OF = {name: table for table, names in _TABLES.items() for name in names}
 
 
+def table_of(function: str) -> str:
+    """The table that ScalarE needs for a function; empty where it needs none."""
+    return "" if function in _NO_TABLE else _TABLE_OF.get(function, function)
+
+
 # Cycles of work by the operands; SDK 2.26 nki.isa where a declaration names no other source.
 Cycles = Callable[[Hardware, Workload], float]
 
@@ -221,7 +226,7 @@ def _scalar_cost(hardware: Hardware, constants: Timing, instruction: Workload, w
         SCALAR,
         cycles_ps(work + constants.scalar_issue_cycles, hardware.scalar_clock),
         cycles_ps(work + constants.scalar_latency_cycles, hardware.scalar_clock),
-        table="" if name in _NO_TABLE else _TABLE_OF.get(name, name),
+        table=table_of(name),
         ports=_ports(hardware, instruction, PSUM_PORT),
     )
 

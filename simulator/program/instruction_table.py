@@ -177,6 +177,14 @@ class InstructionTable:
         self.kind.extend(self._new_kinds)
         self._new_kinds.clear()
 
+    def reads_back(self) -> bool:
+        """Whether something is read in shared HBM that instructions write."""
+        self.seal()
+        shared = _REGION_CODE[MemoryRegion.shared_hbm] * 2
+        places = zip(self.storage, self.kind, strict=True)
+        touched = {(storage, kind - shared) for storage, kind in places if kind - shared in (0, 1)}
+        return any((storage, 0) in touched for storage, is_write in touched if is_write)
+
     def __getitem__(self, index: int) -> Instruction:
         self.seal()
         first, last = self.first_operand[index], self.first_operand[index + 1]

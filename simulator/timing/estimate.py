@@ -2,7 +2,8 @@
 
 For what has no Program: regions of the fallback, and kernels too long to trace while a model
 compiles. Every engine runs without a gap and tiles are full-sized where the shape allows; nothing
-waits. Times are seconds.
+waits, and the physical cores of a logical one (`Hardware.cores`) share the work evenly. Times are
+seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def product_seconds(
     blocks = math.ceil(still / chip.partitions)
     whole, rest = divmod(moving, _TILE)
     cycles = whole * _TILE + (max(least, rest) if rest else 0)
-    return tiles * blocks * cycles * cycles_per_column(chip, dtype) / chip.pe_clock
+    busy = tiles * blocks * cycles * cycles_per_column(chip, dtype) / chip.pe_clock
+    return busy / chip.cores
 
 
 def cycles_per_column(chip: Hardware, dtype: torch.dtype) -> int:
@@ -44,7 +46,7 @@ def cycles_per_column(chip: Hardware, dtype: torch.dtype) -> int:
 
 def flops_seconds(chip: Hardware, flops: float, dtype: torch.dtype) -> float:
     """TensorE on products of which only the FLOPs are known."""
-    return flops * cycles_per_column(chip, dtype) / chip.peak_bf16_flops
+    return flops * cycles_per_column(chip, dtype) / chip.peak_bf16_flops / chip.cores
 
 
 def vector_seconds(chip: Hardware, elements: float, dtype: torch.dtype) -> float:
@@ -62,7 +64,7 @@ def rows_seconds(chip: Hardware, batch: int, rows: int, columns: int, dtype: tor
     width = min(2, chip.vector_half_width) if dtype in _HALVES else 1
     issue = math.ceil(columns / _TILE) * timing(chip).vector_issue_cycles
     tiles = batch * math.ceil(rows / chip.partitions)
-    return tiles * (columns / width + issue) / chip.vector_clock
+    return tiles * (columns / width + issue) / chip.vector_clock / chip.cores
 
 
 def chain_seconds(chip: Hardware, passes: int, columns: int, products: int = 0) -> float:
@@ -78,5 +80,5 @@ def chain_seconds(chip: Hardware, passes: int, columns: int, products: int = 0) 
 
 
 def hbm_seconds(chip: Hardware, nbytes: float) -> float:
-    """The DMA engines of one core, or its share of HBM."""
-    return nbytes / min(chip.hbm_bytes_per_second, chip.dma_bytes_per_second)
+    """The DMA engines of the logical core, or its share of HBM."""
+    return nbytes / chip.region_bytes_per_second

@@ -20,7 +20,7 @@ from trnx.backend.options import make_options
 from trnx.backend.region_check import Tolerance
 from trnx.nki_kernels import registry
 
-# For erfinv, which no kernel of trnx takes: tanh in its place.
+# For erfinv, which no hand-written kernel of trnx takes: tanh in its place.
 WRONG = """
 import nki, nki.isa as nisa, nki.language as nl
 import torch, trnx

@@ -22,7 +22,9 @@ aten = torch.ops.aten
 SAMPLES = 4
 # Ops whose results have once had other strides, and some of each kind; --slow takes all.
 QUICK = (
-    r"add(mm|bmm|mv|cmul|r)|baddbmm|softmax|logsumexp|std|var|lerp|where|stack|tril|rot90|"
+    r"add(mm|bmm|mv|cmul|r)|baddbmm|softmax|var_mean|round|bucketize|searchsorted|c?dist|median|"
+    r"(narrow|permute|view|as_strided|unbind)_copy|index_(add|fill)|take|put|arg(max|min)|"
+    r"grid_sampler_2d|logsumexp|std|var|lerp|where|stack|tril|rot90|"
     r"nn\.functional\.(logsigmoid|upsample_nearest|interpolate|channel_shuffle|pixel_shuffle|gelu|glu|"
     r"softplus|hardswish|layer_norm|smooth_l1_loss|mse_loss|silu)"
 )

@@ -34,7 +34,7 @@ class _Model(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inside = torch.tanh(F.gelu(self.inner(x)).cumsum(0)) * 0.5
-        return torch.erfinv(inside) @ self.inner.weight
+        return torch.tan(inside) @ self.inner.weight
 
 
 def _collect() -> None:

@@ -58,15 +58,11 @@ OUT_OF_RANGE: dict[str, Case] = {
     "scatter_reduce": (lambda x, i: x.scatter_reduce(1, i, X, "amax") * 2, (X, index(7))),
     "index_select of rows": (lambda x, i: x.index_select(0, i) * 2, (X, ints(0, 9))),
     "index_select of columns": (lambda x, i: x.index_select(1, i) * 2, (X, ints(5))),
-    "take": (lambda x, i: x.take(i) * 2, (X, ints(20))),
-    "take, negative": (lambda x, i: x.take(i) * 2, (X, ints(-21))),
-    "put": (lambda x, i: x.put(i, X[0, :1]) * 2, (X, ints(20))),
     "index_put": (lambda x, i: x.index_put((i,), X[0, 0]) * 2, (X, ints(9))),
     "index_put that adds": (lambda x, i: x.index_put((i,), X[0, 0], True) * 2, (X, ints(9))),
     "index_add": (lambda x, i: x.index_add(0, i, X[:2]) * 2, (X, ints(0, 9))),
     "index_add of a vector": (lambda x, i: x.index_add(0, i, x[:2]) * 2, (X[0], ints(0, 9))),
     "index_copy": (lambda x, i: x.index_copy(0, i, X[:2]) * 2, (X, ints(0, 9))),
-    "index_fill": (lambda x, i: x.index_fill(1, i, 1.0) * 2, (X, ints(-9))),
     "index_reduce": (lambda x, i: x.index_reduce(0, i, X[:2], "amax") * 2, (X, ints(0, 9))),
     "max_unpool2d": (lambda x, i: F.max_unpool2d(x, i, 2), (X[None, :2, :2], index(99, 1, 2, 2))),
 }  # fmt: skip
@@ -134,11 +130,16 @@ OTHERS: dict[str, Case] = {
 }
 
 CASES = OUT_OF_RANGE | LOSSES | ARITHMETIC | OTHERS
-# AOTAutograd has replaced these by other ops, which refuse the same values in their own words.
+# AOTAutograd has replaced these by other ops, which refuse the same values in their own words:
+# `take`, `put` and `index_fill` by indexing.
 OTHER_WORDS: dict[str, Case] = {
     "multi_margin_loss": (lambda x, t: F.multi_margin_loss(x, t) * 2, (X, ints(0, 1, 5, 2))),
     "multilabel_margin_loss": (lambda x, t: F.multilabel_margin_loss(x, t), (X, index(7, 4, 5))),
     "quantile": (lambda x, q: torch.quantile(x, q) * 2, (X[0], torch.tensor([1.5]))),
+    "take": (lambda x, i: x.take(i) * 2, (X, ints(20))),
+    "take, negative": (lambda x, i: x.take(i) * 2, (X, ints(-21))),
+    "put": (lambda x, i: x.put(i, X[0, :1]) * 2, (X, ints(20))),
+    "index_fill": (lambda x, i: x.index_fill(1, i, 1.0) * 2, (X, ints(-9))),
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -183,6 +184,69 @@ def test_workers_of_a_data_loader_and_of_a_pool() -> None:
             sums = pool.map(work, range(4))
         torch.testing.assert_close(sums, found.sum((1, 2))[:4].tolist())
     """)
+
+
+SPAWNING = """
+import multiprocessing
+import torch
+from torch import nn
+import trnx
+
+class Transform(nn.Module):
+    "A product and a norm on NKI, and a function that stays off it."
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(5, 16), nn.GELU(), nn.LayerNorm(16))
+
+    def forward(self, x):
+        return torch.tan(torch.tanh(self.inner(x)) * 0.5)
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, transform):
+        self.transform = transform
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        with torch.no_grad():
+            return self.transform(torch.full((9, 5), float(i)))
+
+def eager_of(transform):
+    plain = Transform()
+    plain.load_state_dict(transform.state_dict())
+    return torch.stack([Data(plain)[i] for i in range(6)])
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    transform = Transform()
+    transform.compile(backend="trnx", options={"select": "legal", "fallback": "xla"})
+    data = Data(transform)
+    with trnx.collect_reports() as reports:
+        torch.testing.assert_close(torch.stack(list(map(data.__getitem__, range(6)))),
+                                   eager_of(transform))
+    assert {r.engine for report in reports for r in report.regions} == {"nki", "xla"}
+    for method in ("spawn", "fork"):
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=3, num_workers=2, multiprocessing_context=method)
+        torch.testing.assert_close(torch.cat(list(loader)), eager_of(transform))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.map(data.__getitem__, range(6))
+    torch.testing.assert_close(torch.stack(found), eager_of(transform))
+"""
+
+
+def test_a_compiled_transform_in_workers_that_are_spawned_and_forked(tmp_path: Path) -> None:
+    script = tmp_path / "workers.py"
+    script.write_text(SPAWNING)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_child_can_drop_regions_and_end() -> None:

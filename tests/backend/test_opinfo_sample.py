@@ -15,7 +15,7 @@ import torch
 SCRIPT = Path(__file__).parents[2] / "scripts" / "conformance" / "opinfo.py"
 OPS, SEED = 25, 3
 # The share of NKI ops that the whole run has to reach, in this sample.
-NKI_OPS = OPS * 120 // 702
+NKI_OPS = OPS * 380 // 702
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +68,29 @@ def test_differences_are_seen(
 ) -> None:
     found = script.differs(actual, expected, False)
     assert found == reason if reason is None else reason in found
+
+
+def test_results_come_with_gradients(script: ModuleType) -> None:
+    op = next(o for o in script.op_db if o.name == "sin")
+    (case, *_) = script.cases(op, 1, backward=True)
+    result, gradient = script.call(op.op, case)
+    x = case.make().input
+    assert x.requires_grad
+    assert not result.requires_grad
+    tangent = torch.randn(x.shape, generator=torch.Generator().manual_seed(script.SEED))
+    torch.testing.assert_close(gradient, tangent * x.detach().cos())
+    doubled = script.call(lambda x: op.op(x) + (x - x.detach()), case)
+    assert script.differs(doubled, [result, gradient], False) is not None
+
+
+def test_gradients_of_compiled_ops_are_those_of_eager(script: ModuleType) -> None:
+    op = next(o for o in script.op_db if o.name == "erfinv")
+    outcome = script.run_cases(op, script.Outcome("erfinv"), samples=1, backward=True)
+    assert outcome.samples == 1
+    assert outcome.failures == []
+    assert outcome.nki["legal"]
+
+
+def test_ops_without_gradients_have_no_backward_cases(script: ModuleType) -> None:
+    op = next(o for o in script.op_db if o.name == "argmax")
+    assert list(script.cases(op, 2, backward=True)) == []

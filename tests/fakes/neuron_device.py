@@ -158,7 +158,8 @@ _aten = torch.library.Library("aten", "IMPL")
 def register() -> None:
     """Make the device `neuron` known to this process, for good."""
     _setup_privateuseone_for_python_backend("neuron", backend_module=_Module())
-    _library.fallback(_fallback, "PrivateUse1")
+    # Operators of a device are not Python to Dynamo, which would trace into these.
+    _library.fallback(torch.compiler.disable(_fallback), "PrivateUse1")
     # What torch calls for convolutions of a device that is not its own.
     _aten.impl("convolution_overrideable", _convolution, "PrivateUse1")
     _aten.impl("convolution_backward_overrideable", _convolution_backward, "PrivateUse1")

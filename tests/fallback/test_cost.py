@@ -132,3 +132,29 @@ def test_groups_of_few_channels_leave_the_array_idle(capture: Any) -> None:
 
     assert seconds(128, 128) == seconds(1, 128)
     assert seconds(2, 256) == pytest.approx(2 * seconds(1, 128), rel=0.1)
+
+
+def test_convolutions_are_products_in_whole_tiles(capture: Any) -> None:
+    """A stem of 3 channels takes what the product of its unfolded image takes."""
+
+    def seconds(function: Callable[..., Any], *inputs: torch.Tensor) -> float:
+        graph = capture(function, *inputs).graph
+        return fused_seconds([n for n in graph.nodes if n.op == "call_function"], TRN2)
+
+    image, weight = torch.randn(2, 3, 64, 64), torch.randn(64, 3, 7, 7)
+    stem = seconds(lambda x, w: F.conv2d(x, w, padding=3), image, weight)
+    product = seconds(F.linear, torch.randn(2 * 64 * 64, 3 * 49), torch.randn(64, 3 * 49))
+    assert stem == pytest.approx(product, rel=0.3)
+    image = torch.randn(2, 64, 64, 64)
+    back = seconds(lambda x, w: F.conv_transpose2d(x, w, padding=3), image, weight)
+    assert back == pytest.approx(stem, rel=0.1), "147 columns are two blocks, as 147 rows were"
+
+
+def test_a_group_norm_takes_the_passes_of_a_layer_norm(capture: Any) -> None:
+    def seconds(function: Callable[..., Any], *inputs: torch.Tensor) -> float:
+        graph = capture(function, *inputs).graph
+        return fused_seconds([n for n in graph.nodes if n.op == "call_function"], TRN2)
+
+    groups = seconds(lambda x: F.group_norm(x, 32), torch.randn(8, 128, 32, 32))
+    rows = seconds(lambda x: F.layer_norm(x, (4096,)), torch.randn(256, 4096))
+    assert groups == pytest.approx(rows, rel=0.1)

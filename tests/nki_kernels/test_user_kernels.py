@@ -37,7 +37,8 @@ def add(name, pattern, kernel, reference, supports=supports, launch=None):
                                     kernel, launch))
 """
 
-# A stand-in for erfinv, which no kernel of trnx takes: `factor` tells the versions apart.
+# A stand-in for erfinv, which no hand-written kernel of trnx takes: `factor` tells the versions
+# apart.
 SCALED = """
 def {name}_pattern(x: torch.Tensor):
     return aten.erfinv.default(x)

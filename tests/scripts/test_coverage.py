@@ -93,7 +93,7 @@ def test_a_model_that_fails_is_listed(coverage: ModuleType) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x @ x
 
-    outcome = coverage.run_apart(small(coverage, Broken()), False, 100, 8)
+    outcome = coverage.run(small(coverage, Broken()), False, 100, 8)
     assert outcome.name == "small"
     assert "RuntimeError" in outcome.error
     assert outcome.reaches() == (False, False, False)

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._cores import share_of
+
 
 class Chunk(NamedTuple):
     """Heads `head .. head+heads` of batch entries `batch .. batch+batches`: `pairs` in all."""
@@ -77,6 +79,46 @@ def heads_of(x: nl.NkiTensor, chunk: Chunk) -> nl.NkiTensor:
 def head_rows(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.NkiTensor:
     """Rows of the chunk's heads in `x[B, H, rows, width]`, as `[rows, batches, heads, width]`."""
     return heads_of(x, chunk)[:, :, row : row + rows].permute((2, 0, 1, 3))
+
+
+class HeadPart(NamedTuple):
+    """Batch entries `batch .. end_batch`, and of each the key heads `source .. end_source`."""
+
+    batch: int
+    end_batch: int
+    source: int
+    end_source: int
+
+
+def own_heads(batches: int, sources: int, cores: int) -> HeadPart:
+    """This program's part, where `cores` share batch entries, or heads where those are odd."""
+    if batches % cores > 0 and (sources % cores == 0 or sources > batches):
+        source, end_source = share_of(sources, cores)
+        return HeadPart(0, batches, source, end_source)
+    batch, end_batch = share_of(batches, cores)
+    return HeadPart(batch, end_batch, 0, sources)
+
+
+def has_heads(part: HeadPart) -> bool:
+    """Whether it is not empty."""
+    return part.batch < part.end_batch and part.source < part.end_source
+
+
+def part_of(x: nl.NkiTensor, part: HeadPart, group: int) -> nl.NkiTensor:
+    """The part of `x[B, H, ...]`, `group` heads of which belong to a key head; dimensions of one
+    element stand for all."""
+    batch, end_batch = part.batch, part.end_batch
+    if x.shape[0] == 1:
+        batch, end_batch = 0, 1
+    head, end_head = part.source * group, part.end_source * group
+    if x.shape[1] == 1:
+        head, end_head = 0, 1
+    return x[batch:end_batch, head:end_head]
+
+
+def mask_part(mask: nl.NkiTensor | None, part: HeadPart, group: int) -> nl.NkiTensor | None:
+    """The same of a mask, if there is one."""
+    return None if mask is None else part_of(mask, part, group)
 
 
 def chunks_of(

@@ -437,11 +437,13 @@ def store_group(p: LongProblem, outputs: LongOutputs, quad: Quad) -> None:
     nisa.dma_copy(dst=target.reshape_dim(0, (group.blocks, pmax)).permute((1, 0, 2)), src=result)
 
 
-def store_long_logs(p: LongProblem, outputs: LongOutputs, lse: nl.NkiTensor) -> None:
-    """Store the logarithms of the sums of all rows: `lse[blocks, 128]`."""
+def store_long_logs(
+    p: LongProblem, outputs: LongOutputs, lse: nl.NkiTensor, start: int, end: int
+) -> None:
+    """Store the logarithms of the sums of the rows of blocks `start .. end`: `lse[blocks, 128]`."""
     pmax = nl.tile_size.pmax
-    for first in range(0, lse.shape[0], pmax):
-        count = min(pmax, lse.shape[0] - first)
+    for first in range(start, end, pmax):
+        count = min(pmax, end - first)
         logs = nl.ndarray((pmax, count), dtype=nl.float32, buffer=nl.sbuf)
         nisa.activation(dst=logs, op=nl.log, data=outputs.inverses[:, first : first + count])
         nisa.scalar_tensor_tensor(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.attention._long_backward import (
     LongGradients,
     QuerySide,
@@ -48,16 +49,18 @@ def differentiate(
     tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
     keys: tuple[nl.NkiTensor, nl.NkiTensor],
     ahead: bool,
+    cores: int,
 ) -> None:
     """All heads of q, grad_out, out and lse, with their keys and values; `ahead`: the next head is
-    loaded while one is computed."""
-    heads = tensors[0].shape[0] * tensors[0].shape[1]
+    loaded while one is computed. `cores` share the heads of keys."""
+    shared = tensors[0].shape[1] // keys[0].shape[1]
+    first, heads = share_of(tensors[0].shape[0] * tensors[0].shape[1], cores, shared)
     blocks = tensors[0].shape[2] // nl.tile_size.pmax
     waiting: list[Turned] = []
     scored: Scored | None = None
     side = None
     following = None
-    for number in range(heads):
+    for number in range(first, heads):
         if following is None:
             side = _load(g, tensors, keys, number, side)
             for block in range(blocks):

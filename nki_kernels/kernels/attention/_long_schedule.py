@@ -128,7 +128,7 @@ def _load(
     group = q.shape[1] // tensors[1].shape[1]
     total = q.shape[2] // pmax
     number = len(work.groups)
-    if place.first == 0 and place.head % group == 0:
+    if number == 0 or (place.first == 0 and place.head % group == 0):
         head = place.head // group
         before = work.groups[number - 1].source if number > 0 else None
         mask = _key_mask(tensors[3], place.batch, before)
@@ -208,9 +208,26 @@ def _combine(
         store_group(p, outputs, before)
 
 
-def attend(p: LongProblem, tensors: Tensors, outputs: LongOutputs) -> None:
-    """All groups of all heads."""
-    places = _places(p, tensors[0], tensors[1])
+def _own_places(places: list[Place], cores: int) -> list[Place]:
+    """Those of this program: neighbours, with an even share of the steps."""
+    total = 0
+    for place in places:
+        total += place.steps
+    own: list[Place] = []
+    done = 0
+    for place in places:
+        # By the middle of its steps.
+        if (2 * done + place.steps) * cores // (2 * total) == nl.program_id(0):
+            own.append(place)
+        done += place.steps
+    return own
+
+
+def attend(p: LongProblem, tensors: Tensors, outputs: LongOutputs, cores: int) -> tuple[int, int]:
+    """All groups of all heads that are this program's; their blocks of queries, `first .. end`."""
+    places = _own_places(_places(p, tensors[0], tensors[1]), cores)
+    if len(places) == 0:
+        return 0, 0
     plan = _plan(places)
     work = Work([], [])
     done = min(plan.due[0], plan.ends[min(TERM_TILES, len(places)) - 1])
@@ -239,3 +256,4 @@ def attend(p: LongProblem, tensors: Tensors, outputs: LongOutputs) -> None:
             _combine(p, outputs, before, steps[half:], turned)
             before = scored
     _combine(p, outputs, before, [], None)
+    return work.groups[0].row, work.groups[-1].row + work.groups[-1].blocks

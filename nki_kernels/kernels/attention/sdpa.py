@@ -15,6 +15,7 @@ with a mask of keys at most, `long_kernel`.
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import nki
 import nki.isa as nisa
@@ -46,7 +47,15 @@ from trnx.nki_kernels.kernels.attention._host import (
     samples,
     supports,
 )
-from trnx.nki_kernels.kernels.attention._layout import chunks_of, head_layout, packs_of
+from trnx.nki_kernels.kernels.attention._layout import (
+    chunks_of,
+    has_heads,
+    head_layout,
+    mask_part,
+    own_heads,
+    packs_of,
+    part_of,
+)
 from trnx.nki_kernels.kernels.attention._long import LongOutputs, long_problem, store_long_logs
 from trnx.nki_kernels.kernels.attention._long_schedule import attend
 from trnx.nki_kernels.kernels.attention._masks import Masks, as_four, heads_as_rows
@@ -77,19 +86,49 @@ def sdpa_kernel(
     causal: bool,
     window: int,
     scale: float,
+    cores: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """`(out, lse)`; `boolean`: attn_mask is 0 or 1, not added; `factor`: of the weights that
-    dropout keeps; `window`: of the keys that `causal` leaves, or 0."""
-    heads = q.shape[1]
-    depth = k.shape[2]
+    dropout keeps; `window`: of the keys that `causal` leaves, or 0. `cores` share the heads."""
+    group = q.shape[1] // k.shape[1]
     out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
     lse = nl.ndarray(q.shape[:-1], dtype=nl.float32, buffer=nl.shared_hbm)
-    outputs = Outputs(out, lse, [])
     mask = None if attn_mask is None else as_four(attn_mask)
+    part = own_heads(k.shape[0], k.shape[1], cores)
+    if has_heads(part):
+        tensors = (part_of(q, part, group), part_of(k, part, 1), part_of(v, part, 1))
+        masks = Masks(mask_part(mask, part, group), boolean, causal, window)
+        dropped = Dropout(mask_part(dropout_mask, part, group), factor)
+        outputs = Outputs(part_of(out, part, group), part_of(lse, part, group), [])
+        _attend(tensors, masks, dropped, scale, outputs)
+    return out, lse
+
+
+class Dropout(NamedTuple):
+    """A mask `[B, H, L, S]`, and the factor of what it keeps."""
+
+    mask: nl.NkiTensor | None
+    factor: float
+
+
+def _attend(
+    tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
+    masks: Masks,
+    dropout: Dropout,
+    scale: float,
+    outputs: Outputs,
+) -> None:
+    """All heads of q, k and v."""
+    q, k, v = tensors
+    mask = masks.mask
+    dropout_mask = dropout.mask
+    causal = masks.causal
+    heads = q.shape[1]
+    depth = k.shape[2]
     group = heads // k.shape[1]
     if group > 1 and q.shape[2] == 1 and not causal:
         q = heads_as_rows(q, group)
-        outputs = Outputs(heads_as_rows(out, group), heads_as_rows(lse, group), [])
+        outputs = Outputs(heads_as_rows(outputs.out, group), heads_as_rows(outputs.lse, group), [])
         mask = heads_as_rows(mask, group)
         dropout_mask = heads_as_rows(dropout_mask, group)
         heads = k.shape[1]
@@ -106,9 +145,9 @@ def sdpa_kernel(
     stored = depth * features.cuts + (depth + pmax - 1) // pmax * v.shape[3]
     tile = min(bank, depth)
     problem = Problem(
-        Masks(mask, boolean, causal, window),
+        Masks(mask, masks.boolean, causal, masks.window),
         dropout_mask,
-        factor,
+        dropout.factor,
         scale,
         group,
         features,
@@ -129,7 +168,6 @@ def sdpa_kernel(
     pipeline = step(problem, outputs, pipeline, None)
     step(problem, outputs, pipeline, None)
     store_logs(problem, outputs)
-    return out, lse
 
 
 @nki.jit
@@ -140,15 +178,36 @@ def decode_kernel(
     attn_mask: nl.NkiTensor | None,
     boolean: bool,
     scale: float,
+    cores: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """`(out, lse)` of a few queries, at most 128 for a key head; `boolean` as in `sdpa_kernel`."""
+    """`(out, lse)` of a few queries, at most 128 for a key head; `boolean` as in `sdpa_kernel`.
+    `cores` share the key heads."""
+    group = q.shape[1] // k.shape[1]
+    out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
+    lse = nl.ndarray(q.shape[:-1], dtype=nl.float32, buffer=nl.shared_hbm)
+    mask = None if attn_mask is None else as_four(attn_mask)
+    part = own_heads(k.shape[0], k.shape[1], cores)
+    if has_heads(part):
+        tensors = (part_of(q, part, group), part_of(k, part, 1), part_of(v, part, 1))
+        results = (part_of(out, part, group), part_of(lse, part, group))
+        _decode(tensors, mask_part(mask, part, group), boolean, scale, results)
+    return out, lse
+
+
+def _decode(
+    tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
+    mask: nl.NkiTensor | None,
+    boolean: bool,
+    scale: float,
+    results: tuple[nl.NkiTensor, nl.NkiTensor],
+) -> None:
+    """All heads of q, k and v."""
+    q, k, v = tensors
+    out, lse = results
     sources = k.shape[1]
     group = q.shape[1] // sources
     rows = group * q.shape[2]
     pmax = nl.tile_size.pmax
-    out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
-    lse = nl.ndarray(q.shape[:-1], dtype=nl.float32, buffer=nl.shared_hbm)
-    mask = None if attn_mask is None else as_four(attn_mask)
     ones = nl.ndarray((pmax, pmax), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
     cuts = (q.shape[3] + pmax - 1) // pmax
@@ -169,7 +228,6 @@ def decode_kernel(
             nisa.activation(dst=unused, op=nl.log, data=ones[0:1, 0:1])
         pipeline = decode_step(problem, (k, v), queries, outputs, pipeline, None)
     store_decode_logs(problem, outputs, lse)
-    return out, lse
 
 
 @nki.jit
@@ -181,9 +239,10 @@ def long_kernel(
     causal: bool,
     window: int,
     scale: float,
+    cores: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """`(out, lse)` of whole blocks of 128 queries and keys of a 2-byte dtype; a mask is the same
-    for all heads and queries."""
+    for all heads and queries. `cores` share the queries."""
     pmax = nl.tile_size.pmax
     out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
     lse = nl.ndarray(q.shape[:-1], dtype=nl.float32, buffer=nl.shared_hbm)
@@ -193,8 +252,8 @@ def long_kernel(
     mask = None if attn_mask is None else as_four(attn_mask)
     problem = long_problem(causal, window, mask is not None, scale, q.shape[3])
     outputs = LongOutputs(out, inverses, negmaxes)
-    attend(problem, (q, k, v, mask), outputs)
-    store_long_logs(problem, outputs, lse.reshape((blocks, pmax)))
+    start, end = attend(problem, (q, k, v, mask), outputs, cores)
+    store_long_logs(problem, outputs, lse.reshape((blocks, pmax)), start, end)
     return out, lse
 
 

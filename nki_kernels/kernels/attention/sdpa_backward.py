@@ -15,6 +15,7 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
+from trnx.nki_kernels.kernels._cores import is_first
 from trnx.nki_kernels.kernels.attention import _host as host
 from trnx.nki_kernels.kernels.attention._backward import (
     BackwardProblem,
@@ -23,7 +24,15 @@ from trnx.nki_kernels.kernels.attention._backward import (
     backward_pack,
     finish_rows,
 )
-from trnx.nki_kernels.kernels.attention._layout import chunks_of, head_layout, packs_of
+from trnx.nki_kernels.kernels.attention._layout import (
+    chunks_of,
+    has_heads,
+    head_layout,
+    mask_part,
+    own_heads,
+    packs_of,
+    part_of,
+)
 from trnx.nki_kernels.kernels.attention._long_backward import long_gradients
 from trnx.nki_kernels.kernels.attention._long_backward_schedule import differentiate
 from trnx.nki_kernels.kernels.attention._masks import Masks, as_four
@@ -43,9 +52,10 @@ _TENSORS = ("grad_out", "q", "k", "v", "out", "lse", "attn_mask", "dropout_mask"
 def _no_mask_gradient(dtype: type) -> nl.NkiTensor:
     """What stands for it where there is none: one zero."""
     dmask = nl.ndarray((1,), dtype=dtype, buffer=nl.shared_hbm)
-    zero = nl.ndarray((1, 1), dtype=dtype, buffer=nl.sbuf)
-    nisa.memset(dst=zero, value=0)
-    nisa.dma_copy(dst=dmask.reshape((1, 1)), src=zero)
+    if is_first():
+        zero = nl.ndarray((1, 1), dtype=dtype, buffer=nl.sbuf)
+        nisa.memset(dst=zero, value=0)
+        nisa.dma_copy(dst=dmask.reshape((1, 1)), src=zero)
     return dmask
 
 
@@ -65,69 +75,88 @@ def sdpa_backward_kernel(
     window: int,
     scale: float,
     mask_grad: bool,
+    cores: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
-    """`(dq, dk, dv, dmask)`; the constants are those of `sdpa_kernel`."""
-    batches = q.shape[0]
-    heads = q.shape[1]
-    width = q.shape[3]
-    depth = k.shape[2]
-    group = heads // k.shape[1]
-    pmax = nl.tile_size.pmax
-    bank = nl.tile_size.psum_bank_fmax
-    fitting = bank // max(width, v.shape[3])  # blocks of 128 keys whose sums share a bank
-    tile = min(bank, pmax * fitting, depth)
-    most = 1
-    if depth <= tile:
-        most = max(1, min(bank // depth, fitting // ((depth + pmax - 1) // pmax)))
-    features = head_layout(width, group == 1, True)
-    values = head_layout(v.shape[3], group == 1, True)
-    keys = head_layout(depth, group == 1 and depth <= pmax // 2, True)
-    problem = BackwardProblem(
-        grad_out,
-        q,
-        k,
-        v,
-        out,
-        lse,
-        Masks(None if attn_mask is None else as_four(attn_mask), boolean, causal, window),
-        dropout_mask,
-        factor,
-        scale,
-        group,
-        features,
-        values,
-        keys,
-        tile,
-    )
+    """`(dq, dk, dv, dmask)`; the constants are those of `sdpa_kernel`. `cores` share the heads,
+    of which there is a sum in a gradient of the mask: then one core has the work."""
+    group = q.shape[1] // k.shape[1]
     dq = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     dk = nl.ndarray(k.shape, dtype=k.dtype, buffer=nl.shared_hbm)
     dv = nl.ndarray(v.shape, dtype=v.dtype, buffer=nl.shared_hbm)
-    dq_sum = None
-    if depth > tile:
-        dq_sum = nl.ndarray(q.shape, dtype=nl.float32, buffer=nl.private_hbm)
+    total = None
     if mask_grad and attn_mask is not None:
         dmask = nl.ndarray(attn_mask.shape, dtype=attn_mask.dtype, buffer=nl.shared_hbm)
         total = dmask
         if attn_mask.dtype != nl.float32:
             total = nl.ndarray(attn_mask.shape, dtype=nl.float32, buffer=nl.private_hbm)
-        gradients = Gradients(dq, dk, dv, dq_sum, as_four(total))
     else:
         dmask = _no_mask_gradient(q.dtype)
-        gradients = Gradients(dq, dk, dv, dq_sum, None)
-    slots = max(features.slots, values.slots, keys.slots)
-    head_chunks = chunks_of(batches, heads, group, most, slots)
-    packs = packs_of(head_chunks, batches, q.shape[2], depth, group)
+    part = own_heads(k.shape[0], k.shape[1], cores)
+    if has_heads(part):
+        mask = None if attn_mask is None else as_four(attn_mask)
+        problem = BackwardProblem(
+            part_of(grad_out, part, group),
+            part_of(q, part, group),
+            part_of(k, part, 1),
+            part_of(v, part, 1),
+            part_of(out, part, group),
+            part_of(lse, part, group),
+            Masks(mask_part(mask, part, group), boolean, causal, window),
+            mask_part(dropout_mask, part, group),
+            factor,
+            scale,
+            group,
+            head_layout(q.shape[3], group == 1, True),
+            head_layout(v.shape[3], group == 1, True),
+            head_layout(k.shape[2], group == 1 and k.shape[2] <= nl.tile_size.pmax // 2, True),
+            _key_tile(q, v, k.shape[2]),
+        )
+        gradients = Gradients(
+            part_of(dq, part, group),
+            part_of(dk, part, 1),
+            part_of(dv, part, 1),
+            None,
+            None if total is None else as_four(total),
+        )
+        _differentiate(problem, gradients)
+        if total is not None and dmask.dtype != nl.float32:
+            nisa.dma_copy(dst=dmask, src=total)
+    return dq, dk, dv, dmask
+
+
+def _key_tile(q: nl.NkiTensor, v: nl.NkiTensor, depth: int) -> int:
+    """Keys that are computed together: the sums of as many blocks of 128 share a bank as fit."""
+    bank = nl.tile_size.psum_bank_fmax  # type: int
+    fitting = bank // max(q.shape[3], v.shape[3])  # type: int
+    most = nl.tile_size.pmax * fitting  # type: int
+    return min(bank, most, depth)
+
+
+def _differentiate(p: BackwardProblem, results: Gradients) -> None:
+    """The gradients of all heads of the problem."""
+    depth = p.k.shape[2]
+    gradients = results
+    if depth > p.tile:
+        dq_sum = nl.ndarray(p.q.shape, dtype=nl.float32, buffer=nl.private_hbm)
+        gradients = Gradients(results.dq, results.dk, results.dv, dq_sum, results.dmask)
+    most = 1
+    if depth <= p.tile:
+        bank = nl.tile_size.psum_bank_fmax
+        pmax = nl.tile_size.pmax
+        fitting = bank // max(p.q.shape[3], p.v.shape[3])
+        most = max(1, min(bank // depth, fitting // ((depth + pmax - 1) // pmax)))
+    slots = max(p.features.slots, p.values.slots, p.keys.slots)
+    batches = p.q.shape[0]
+    head_chunks = chunks_of(batches, p.q.shape[1], p.group, most, slots)
+    packs = packs_of(head_chunks, batches, p.q.shape[2], depth, p.group)
     pipeline = None
     for pack in packs:
-        pipeline = backward_pack(problem, gradients, pack, pipeline)
+        pipeline = backward_pack(p, gradients, pack, pipeline)
     if len(packs) == 0:
         for pair in head_chunks:
-            pipeline = backward_chunk(problem, gradients, pair[0], pair[1], pipeline)
+            pipeline = backward_chunk(p, gradients, pair[0], pair[1], pipeline)
     if pipeline is not None:
-        finish_rows(problem, gradients, pipeline)
-    if gradients.dmask is not None and dmask.dtype != nl.float32:
-        nisa.dma_copy(dst=dmask, src=total)
-    return dq, dk, dv, dmask
+        finish_rows(p, gradients, pipeline)
 
 
 @nki.jit
@@ -143,15 +172,16 @@ def long_backward_kernel(
     window: int,
     scale: float,
     ahead: bool,
+    cores: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
     """`(dq, dk, dv, dmask)` of whole blocks of 128 queries and keys of a 2-byte dtype; a mask is
-    the same for all heads and queries; `ahead`: two heads are in SBUF."""
+    the same for all heads and queries; `ahead`: two heads are in SBUF. `cores` share the heads."""
     dq = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     dk = nl.ndarray(k.shape, dtype=k.dtype, buffer=nl.shared_hbm)
     dv = nl.ndarray(v.shape, dtype=v.dtype, buffer=nl.shared_hbm)
     mask = None if attn_mask is None else as_four(attn_mask)
     gradients = long_gradients(dq, dk, dv, causal, window, scale, mask)
-    differentiate(gradients, (q, grad_out, out, lse), (k, v), ahead)
+    differentiate(gradients, (q, grad_out, out, lse), (k, v), ahead, cores)
     return dq, dk, dv, _no_mask_gradient(q.dtype)
 
 
@@ -215,7 +245,8 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
             return Launch.of(long_backward_kernel, b, _LONG_TENSORS, *numbers)
     kind = (host.has_bool_mask(b), host.dropout_factor(b), b.is_causal, b.window)
     constants = (*kind, b.scale, b.mask_grad)
-    return Launch.of(sdpa_backward_kernel, b, _TENSORS, *constants)
+    launch = Launch.of(sdpa_backward_kernel, b, _TENSORS, *constants)
+    return launch.on(hw.cores, 1) if b.mask_grad else launch
 
 
 register(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, Rows, columns_of
 from trnx.nki_kernels.kernels.convolution._plan import Block, Plan, blocks_of
 from trnx.nki_kernels.kernels.convolution._product import (
@@ -82,24 +83,36 @@ def volumes_of(tensor: nl.NkiTensor | None, count: int) -> list[Any]:
     return views
 
 
-def convolve(given: Operands, groups: int, plan: Plan) -> None:
-    """`given.out` = the convolution of `given.x`, with its epilogue."""
+def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
+    """`given.out` = the convolution of `given.x`, with its epilogue. `cores` share the blocks of
+    outputs, or the output channels where blocks are few."""
     xs = volumes_of(given.x, 1)
     outs = volumes_of(given.out, 1)
     residuals = volumes_of(given.residual, len(xs))
     channels = xs[0].shape[0] // groups
     out_channels = outs[0].shape[0] // groups
     weight = with_planes(given.weight)
+    blocks = blocks_of(plan)
+    first_out, end_out = 0, out_channels
+    if len(blocks) >= cores * plan.streams:
+        start, end = share_of(len(blocks), cores, plan.streams)
+        blocks = blocks[start:end]
+    else:
+        first_out, end_out = share_of(out_channels, cores, nl.tile_size.pmax)
+    if len(blocks) == 0:
+        end_out = first_out
     for group in range(groups):
         size = channels if given.is_turned else out_channels
         part = weight[nl.ds(group * size, size)]
-        for first in range(0, out_channels, plan.out_channels):
-            end = min(first + plan.out_channels, out_channels)
-            chunks = _chunks(first, end, group * out_channels)
+        for first in range(first_out, end_out, plan.out_channels):
+            last = min(first + plan.out_channels, end_out)
+            chunks = _chunks(first, last, group * out_channels)
             ready: list[Ready] = []
             for index in range(len(xs)):
                 x = _source(given.x, xs[index], index, group * channels, channels)
-                _convolve_volume(outs[index], x, residuals[index], part, given, plan, chunks, ready)
+                _convolve_volume(
+                    outs[index], x, residuals[index], part, given, plan, blocks, chunks, ready
+                )
 
 
 def _source(
@@ -154,11 +167,11 @@ def _convolve_volume(
     weight: nl.NkiTensor,
     given: Operands,
     plan: Plan,
+    blocks: list[Block],
     chunks: list[Channels],
     ready: list[Ready],
 ) -> None:
-    """All blocks of one volume; `ready` has what each of `chunks` needs from the first block on."""
-    blocks = blocks_of(plan)
+    """Blocks of one volume; `ready` has what each of `chunks` needs from the first block on."""
     for first in range(0, len(blocks), plan.streams):
         inputs = load_input(x, plan, blocks[first : first + plan.streams])
         start = 0

@@ -52,14 +52,16 @@ def convolution_kernel(
     groups: int,
     shape: tuple[int, ...],
     numbers: tuple[Any, ...],
+    cores: int = 1,
 ) -> nl.NkiTensor:
-    """x `[N, C, ...]`, weight as in torch, vectors `[out channels]`; residual, result: `shape`."""
+    """x `[N, C, ...]`, weight as in torch, vectors `[out channels]`; residual, result: `shape`.
+    `cores` share blocks of outputs, or channels."""
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     norm = None
     if mean is not None:
         norm = Norm(norm_weight, norm_bias, mean, variance, eps)
     given = Operands(out, x, weight, bias, norm, residual, activation, transposed)
-    convolve(given, groups, plan_of(numbers))
+    convolve(given, groups, plan_of(numbers), cores)
     return out
 
 

@@ -7,6 +7,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.indexing._addresses import (
     Term,
     addresses,
@@ -29,11 +30,12 @@ def gather_rows_kernel(
     i3: nl.NkiTensor | None = None,
     i4: nl.NkiTensor | None = None,
     i5: nl.NkiTensor | None = None,
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """The result of `shape`, which is `rows`: how many, elements of one, and of the unit of
     addresses in x. `tile`: partitions, rows in each, and elements of a row at a time.
 
-    A transfer gathers a row for each partition.
+    A transfer gathers a row for each partition. `cores` share the rows.
     """
     operands = (i0, i1, i2, i3, i4, i5)
     positions, width, unit = rows
@@ -45,10 +47,10 @@ def gather_rows_kernel(
     for term in terms:
         indices.append(by_position(term, operands, positions, lanes * run == positions))
     bad = no_bad_index()
-    done = 0
-    while done < positions:
-        partitions = min(lanes, positions - done)
-        length = min(run, (positions - done) // partitions)
+    done, end = _own_rows(positions, lanes * run, cores)
+    while done < end:
+        partitions = min(lanes, end - done)
+        length = min(run, (end - done) // partitions)
         count = partitions * length
         chosen = addresses(
             terms, indices, done, (partitions, length), bad, x.size // unit >= 1 << 24, False
@@ -84,6 +86,7 @@ def gather_table_kernel(
     i3: nl.NkiTensor | None = None,
     i4: nl.NkiTensor | None = None,
     i5: nl.NkiTensor | None = None,
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """As `gather_rows_kernel`, for an x of which every partition holds a copy: GpSimd gathers the
     elements of short rows, which take a descriptor each otherwise.
@@ -103,10 +106,10 @@ def gather_table_kernel(
     columns = nl.ndarray((lanes, width), dtype=nl.int32, buffer=nl.sbuf)
     nisa.iota(dst=columns, pattern=[[1, width]], offset=0, channel_multiplier=0)
     bad = no_bad_index()
-    done = 0
-    while done < positions:
-        partitions = min(lanes, positions - done)
-        length = min(run, (positions - done) // partitions)
+    done, end = _own_rows(positions, lanes * run, cores)
+    while done < end:
+        partitions = min(lanes, end - done)
+        length = min(run, (end - done) // partitions)
         full = (partitions, length, width)
         chosen = addresses(terms, indices, done, (partitions, length), bad, False, False)
         elements = nl.ndarray(full, dtype=nl.uint32, buffer=nl.sbuf)
@@ -126,3 +129,8 @@ def gather_table_kernel(
         done = done + partitions * length
     refuse(bad)
     return out
+
+
+def _own_rows(positions: int, tile: int, cores: int) -> tuple[int, int]:
+    """This program's rows; what one tile has is not cut, as its index may be read in one piece."""
+    return share_of(positions, cores, positions if tile == positions else 1)

@@ -17,6 +17,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.indexing._addresses import checked, no_bad_index, refuse
 from trnx.nki_kernels.kernels.indexing._terms import words_of
 from trnx.simulator.memory.tensor_spec import TensorSpec
@@ -54,10 +55,11 @@ def gather_lanes_kernel(
     offsets: tuple[Steps, ...],
     x: nl.NkiTensor,
     index: nl.NkiTensor,
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """The result of `shape`. `lanes`: how many, how many in a partition, and their strides in x,
     index and result; `sizes`: lines of a lane, of the index, elements of a line, words of one;
-    `patterns`: of a lane in x, index and result.
+    `patterns`: of a lane in x, index and result. `cores` share the lanes.
     """
     count, fold, steps = lanes
     extent, chosen, inner, width = sizes
@@ -72,11 +74,12 @@ def gather_lanes_kernel(
     )
     words = patterns[1][-1][1]
     bad = no_bad_index()
+    first, end = share_of(count, cores)
     for at_x, at_index, at_result in offsets:
-        done = 0
-        while done < count:
-            partitions = min(nl.tile_size.pmax, count - done)
-            length = min(fold, (count - done) // partitions)
+        done = first
+        while done < end:
+            partitions = min(nl.tile_size.pmax, end - done)
+            length = min(fold, (end - done) // partitions)
             full = (partitions, length * chosen * inner, width)
             tile = nl.ndarray((partitions, full[1], words), dtype=nl.int32, buffer=nl.sbuf)
             own = ((steps[1] * length, partitions), (steps[1], length))

@@ -4,6 +4,8 @@ Sums are made of 128 rows at a time: a product with a matrix of ones where two r
 adds up the rows of each address, and every one of them writes the same sum. Infinite and NaN values
 would spread in that product, so they go their own way, as counts: a row gets one where there is one
 at its address.
+
+Writes have the order of the rows, so that the first program of a launch does them all.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._cores import is_first
 from trnx.nki_kernels.kernels.indexing._addresses import (
     Term,
     addresses,
@@ -47,38 +50,39 @@ def put_rows_kernel(
 
     Of rows with one address the last is written last.
     """
-    operands = (i0, i1, i2, i3, i4, i5)
-    positions, width, unit = rows
-    run, cols = tile
     out = nl.ndarray(shape, dtype=base.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=out.reshape((base.size,)), src=base.reshape((base.size,)))
-    units = out.reshape((base.size // unit, unit))
-    source = _rows_of(values, spread, positions, width)
-    indices = []  # type: list[nl.NkiTensor]
-    for term in terms:
-        indices.append(by_position(term, operands, positions, False))
-    bad = no_bad_index()
-    exact = base.size // unit >= 1 << 24
-    done = 0
-    while done < positions:
-        partitions = min(nl.tile_size.pmax, positions - done)
-        length = min(run, (positions - done) // partitions)
-        chosen = addresses(terms, indices, done, (partitions, length), bad, exact, True)
-        for i in range(length):
-            here = source[done + i * partitions : done + (i + 1) * partitions]
-            for col in range(0, width, cols):
-                size = min(cols, width - col)
-                found = nl.ndarray((partitions, size), dtype=base.dtype, buffer=nl.sbuf)
-                nisa.dma_copy(dst=found, src=here[:, col : col + size])
-                goal = units.ap(
-                    pattern=[[unit, partitions], [1, size]],
-                    offset=col,
-                    vector_offset=chosen[:, i : i + 1],
-                    indirect_dim=0,
-                )
-                nisa.dma_copy(dst=goal, src=found)
-        done = done + partitions * length
-    refuse(bad)
+    if is_first():
+        operands = (i0, i1, i2, i3, i4, i5)
+        positions, width, unit = rows
+        run, cols = tile
+        nisa.dma_copy(dst=out.reshape((base.size,)), src=base.reshape((base.size,)))
+        units = out.reshape((base.size // unit, unit))
+        source = _rows_of(values, spread, positions, width)
+        indices = []  # type: list[nl.NkiTensor]
+        for term in terms:
+            indices.append(by_position(term, operands, positions, False))
+        bad = no_bad_index()
+        exact = base.size // unit >= 1 << 24
+        done = 0
+        while done < positions:
+            partitions = min(nl.tile_size.pmax, positions - done)
+            length = min(run, (positions - done) // partitions)
+            chosen = addresses(terms, indices, done, (partitions, length), bad, exact, True)
+            for i in range(length):
+                here = source[done + i * partitions : done + (i + 1) * partitions]
+                for col in range(0, width, cols):
+                    size = min(cols, width - col)
+                    found = nl.ndarray((partitions, size), dtype=base.dtype, buffer=nl.sbuf)
+                    nisa.dma_copy(dst=found, src=here[:, col : col + size])
+                    goal = units.ap(
+                        pattern=[[unit, partitions], [1, size]],
+                        offset=col,
+                        vector_offset=chosen[:, i : i + 1],
+                        indirect_dim=0,
+                    )
+                    nisa.dma_copy(dst=goal, src=found)
+            done = done + partitions * length
+        refuse(bad)
     return out
 
 
@@ -102,48 +106,49 @@ def add_rows_kernel(
     """As `put_rows_kernel`, with the rows added to `base`, or to zeros, in float32; nothing is
     added at the address `skipped`.
     """
-    operands = (i0, i1, i2, i3, i4, i5)
-    positions, width, unit = rows
-    run, cols = tile
     out = nl.ndarray(shape, dtype=values.dtype, buffer=nl.shared_hbm)
-    sums = out
-    if values.dtype != nl.float32:
-        sums = nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm)
-    if base is None:
-        _fill_with_zeros(sums.reshape((sums.size,)))
-    else:
-        nisa.dma_copy(dst=sums.reshape((sums.size,)), src=base.reshape((sums.size,)))
-    units = sums.reshape((sums.size // unit, unit))
-    source = _rows_of(values, spread, positions, width)
-    indices = []  # type: list[nl.NkiTensor]
-    for term in terms:
-        indices.append(by_position(term, operands, positions, False))
-    bad = no_bad_index()
-    done = 0
-    while done < positions:
-        partitions = min(nl.tile_size.pmax, positions - done)
-        length = min(run, (positions - done) // partitions)
-        chosen = addresses(terms, indices, done, (partitions, length), bad, False, True)
-        for i in range(length):
-            address = chosen[:, i : i + 1]
-            ones = _same_address(address, values.dtype, skipped)
-            here = source[done + i * partitions : done + (i + 1) * partitions]
-            for col in range(0, width, cols):
-                size = min(cols, width - col)
-                goal = units.ap(
-                    pattern=[[unit, partitions], [1, size]],
-                    offset=col,
-                    vector_offset=address,
-                    indirect_dim=0,
-                )
-                total = nl.ndarray((partitions, size), dtype=nl.float32, buffer=nl.sbuf)
-                nisa.dma_copy(dst=total, src=goal)
-                _add_up(total, here[:, col : col + size], ones)
-                nisa.dma_copy(dst=goal, src=total)
-        done = done + partitions * length
-    if values.dtype != nl.float32:
-        nisa.dma_copy(dst=out.reshape((out.size,)), src=sums.reshape((out.size,)))
-    refuse(bad)
+    if is_first():
+        operands = (i0, i1, i2, i3, i4, i5)
+        positions, width, unit = rows
+        run, cols = tile
+        sums = out
+        if values.dtype != nl.float32:
+            sums = nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm)
+        if base is None:
+            _fill_with_zeros(sums.reshape((sums.size,)))
+        else:
+            nisa.dma_copy(dst=sums.reshape((sums.size,)), src=base.reshape((sums.size,)))
+        units = sums.reshape((sums.size // unit, unit))
+        source = _rows_of(values, spread, positions, width)
+        indices = []  # type: list[nl.NkiTensor]
+        for term in terms:
+            indices.append(by_position(term, operands, positions, False))
+        bad = no_bad_index()
+        done = 0
+        while done < positions:
+            partitions = min(nl.tile_size.pmax, positions - done)
+            length = min(run, (positions - done) // partitions)
+            chosen = addresses(terms, indices, done, (partitions, length), bad, False, True)
+            for i in range(length):
+                address = chosen[:, i : i + 1]
+                ones = _same_address(address, values.dtype, skipped)
+                here = source[done + i * partitions : done + (i + 1) * partitions]
+                for col in range(0, width, cols):
+                    size = min(cols, width - col)
+                    goal = units.ap(
+                        pattern=[[unit, partitions], [1, size]],
+                        offset=col,
+                        vector_offset=address,
+                        indirect_dim=0,
+                    )
+                    total = nl.ndarray((partitions, size), dtype=nl.float32, buffer=nl.sbuf)
+                    nisa.dma_copy(dst=total, src=goal)
+                    _add_up(total, here[:, col : col + size], ones)
+                    nisa.dma_copy(dst=goal, src=total)
+            done = done + partitions * length
+        if values.dtype != nl.float32:
+            nisa.dma_copy(dst=out.reshape((out.size,)), src=sums.reshape((out.size,)))
+        refuse(bad)
     return out
 
 

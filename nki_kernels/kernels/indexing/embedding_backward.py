@@ -51,14 +51,14 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The rows that are added."""
-    del hw
     width = b["values"].shape[-1]
     steps = zip(b.index.shape, b.index.strides, strict=True)
     axes = [*(Axis(n, 0, (step,)) for n, step in steps), Axis(width, 1, (0,))]
     index = Index(0, words_of(b.index.dtype), b.rows, width, wraps=False)
     skipped = b.padding if 0 <= b.padding < b.rows else -1
     shape = (b.rows, width)
-    return launch_scatter(b, shape, ("index",), axes, [index], adds=True, skipped=skipped)
+    launch = launch_scatter(b, shape, ("index",), axes, [index], adds=True, skipped=skipped)
+    return launch.on_first(hw.cores)
 
 
 def cost(b: Bindings) -> Cost:

@@ -51,9 +51,9 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The rows that are added."""
-    del hw
     axes, index = axes_of_dim(b.base, b.dim, b.index)
-    return launch_scatter(b, b.base.shape, ("index",), axes, [index], adds=True)
+    launch = launch_scatter(b, b.base.shape, ("index",), axes, [index], adds=True)
+    return launch.on_first(hw.cores)
 
 
 def cost(b: Bindings) -> Cost:

@@ -75,9 +75,9 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The rows that are written."""
-    del hw
     axes, indices = axes_of_index(b.base, [b[name] for name in _NAMES])
-    return launch_scatter(b, b.base.shape, _NAMES, axes, indices, adds=b.accumulate)
+    launch = launch_scatter(b, b.base.shape, _NAMES, axes, indices, adds=b.accumulate)
+    return launch.on_first(hw.cores)
 
 
 def cost(b: Bindings) -> Cost:

@@ -122,7 +122,6 @@ def _is_faster(lanes: Lanes, b: Bindings) -> bool:
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """In lanes, or by a transfer for every 128 rows, whichever takes less time."""
-    del hw
     dim, shape = b.dim % b.base.ndim, b.base.shape
     lanes = _in_lanes(b)
     needs_lanes = b["values"] is None or b.reduce not in ("", "sum")
@@ -136,7 +135,8 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         used = names if b["values"] is not None else names[:2]
         return Launch(scatter_lanes_kernel, (shape, *constants, *own, *tensors), used)
     axes, index = axes_along(b.base, dim, b.index)
-    return launch_scatter(b, shape, ("index",), axes, [index], adds=bool(b.reduce))
+    launch = launch_scatter(b, shape, ("index",), axes, [index], adds=bool(b.reduce))
+    return launch.on_first(hw.cores)
 
 
 def cost(b: Bindings) -> Cost:

@@ -14,6 +14,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._lines import Lines
 from trnx.nki_kernels.kernels.ordering._keys import FOUND, write_keys
 
@@ -28,19 +29,22 @@ def first_in_order_kernel(
     fold: int,
     shape: tuple[int, ...],
     largest: bool,
+    cores: int = 1,
 ) -> Any:
     """Values, and indices as two words, of `shape`: the first elements of each line.
 
     `source` are the lines of x, `target` those of the results; a partition holds `fold` lines.
+    `cores` share the lines of a group.
     """
     groups, (total, step), (size, stride) = source
     values = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     indices = nl.ndarray(shape + (2,), dtype=nl.int32, buffer=nl.shared_hbm)
+    first, end = share_of(total, cores)
     for group in range(groups[0]):
-        done = 0
-        while done < total:
-            partitions = min(nl.tile_size.pmax, total - done)
-            run = min(fold, (total - done) // partitions)
+        done = first
+        while done < end:
+            partitions = min(nl.tile_size.pmax, end - done)
+            run = min(fold, (end - done) // partitions)
             pattern = _pattern(source, partitions, run, 1)
             tile = nl.ndarray(_sizes(pattern), dtype=x.dtype, buffer=nl.sbuf)
             start = group * groups[1] + done * step

@@ -46,6 +46,29 @@ def lnc(value: str) -> list[str]:
         os.environ["NEURON_LOGICAL_NC_CONFIG"] = before
 
 
+def both_cores(value: str) -> list[str]:
+    """Kernels for LNC 2 where NEURON_LOGICAL_NC_CONFIG is `value`: a product, a softmax and a
+    generated chain, on both cores, equal eager."""
+    before = os.environ["NEURON_LOGICAL_NC_CONFIG"]
+    os.environ["NEURON_LOGICAL_NC_CONFIG"] = value
+    x, weight = torch.randn(129, 70), torch.randn(66, 70)
+
+    def model(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (F.softmax(F.linear(x, weight), -1) * 3 + 1).tanh()
+
+    try:
+        options = {"runner": "neuron", "lnc": 2, "select": "legal"}
+        compiled = torch.compile(model, backend="trnx", options=options)
+        found = compiled(x.to("neuron"), weight.to("neuron")).cpu()
+        torch.testing.assert_close(found, model(x, weight))
+    except Exception as error:  # noqa: BLE001  the test looks at it
+        cause: BaseException = getattr(error, "inner_exception", error)
+        return [type(cause).__name__, str(cause)]
+    finally:
+        os.environ["NEURON_LOGICAL_NC_CONFIG"] = before
+    return []
+
+
 def kernel_refused() -> list[str]:
     """The compiler of kernels refuses one."""
     _launch.refused["linear_kernel"] = "[NCC_INKI016] Kernel validation exception"

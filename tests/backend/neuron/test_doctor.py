@@ -151,7 +151,7 @@ CASES: dict[str, Case] = {
     ),
     "two logical cores": (
         lambda r: trn2(r, lnc="2"),
-        {"logical cores": "export NEURON_LOGICAL_NC_CONFIG=1"},
+        {"logical cores": "export NEURON_LOGICAL_NC_CONFIG=1, or TRNX_LNC=2"},
         "neuron",
     ),
     "no compiler, no runtime": (

@@ -111,7 +111,7 @@ def test_explain_tells_of_a_missing_device_without_raising() -> None:
 COMPILED: dict[str, tuple[tuple[str, ...], str, list[str]]] = {
     "LNC is 2": (
         ("lnc", "2"), "NeuronLncError",
-        ["kernel linear is written for 1 logical core(s)", "is 2: export NEURON_LOGICAL_NC_"],
+        ["kernel linear is launched on 1 physical core(s)", "is 2: export NEURON_LOGICAL_NC_"],
     ),
     "LNC is not set": (
         ("lnc", ""), "NeuronLncError",
@@ -169,3 +169,11 @@ def test_there_are_at_least_fifteen() -> None:
     assert len(STACKS) + len(COMPILED) >= 15
     kinds = {kind.__name__ for _, kind, _ in STACKS.values()} | {k for _, k, _ in COMPILED.values()}
     assert all(issubclass(getattr(trnx.errors, kind), trnx.errors.TrnxError) for kind in kinds)
+
+
+def test_kernels_on_both_cores(on_fakes: Any) -> None:
+    assert on_fakes("both_cores", "2") == []
+    name, message = on_fakes("both_cores", "1")
+    assert name == "NeuronLncError"
+    assert "launched on 2 physical core(s), and NEURON_LOGICAL_NC_CONFIG is 1" in message
+    assert "compile with options={'lnc': 1}" in message

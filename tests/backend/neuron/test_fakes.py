@@ -9,7 +9,10 @@ import pytest
 # Module, name, signature, and where the documentation of the AWS Neuron SDK has it (file:line; the
 # files of 2.33 have no line numbers here, because its pages were read one by one).
 DOCUMENTED = [
-    ("nki", "jit", "(fn=None, **kwargs)", "nki/api/nki/__init__.py:6"),
+    (
+        "nki", "jit", "(fn=None, *, compile_config=None, specialization_config=None, **kwargs)",
+        "nki/api/generated/nki.jit.html of 2.33.1",
+    ),
     ("nki", "simulate", "(kernel)", "nki/api/nki/__init__.py:33"),
     (
         "torch_neuronx", "nki_op", "(name, fn=None, mutates_args={})",

@@ -5,9 +5,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
-from trnx.backend.plan.block import Shard, shard_of
+from trnx.backend.explain import explain
+from trnx.backend.plan.block import Block, Shard, shard_of, without_data
 from trnx.backend.plan.cluster import Cluster
 from trnx.backend.plan.collectives import Group, all_gather, all_reduce, all_to_all, send
 from trnx.backend.plan.description import ModelDescription, describe
@@ -185,3 +187,31 @@ def test_kernels_are_predicted_from_shapes(experts: int, mode: Mode) -> None:
     cluster = Cluster("trn2.48xlarge", 1)
     least = least_step(model, cluster, mesh, work)
     assert least.total <= step_of(model, cluster, mesh, work).total
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("kind", ["llama", "bert", "mixtral"])
+def test_block_is_predicted_whole(kind: str, mode: Mode) -> None:
+    config = {
+        "model_type": kind, "num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 256, "vocab_size": 512,
+        "num_local_experts": 2, "num_experts_per_tok": 1, "max_position_embeddings": 128,
+    }  # fmt: skip
+    work = Workload(mode, 1, 32)
+    shard = shard_of(describe(config), Mesh(tensor=2), work)
+    with without_data(), torch.set_grad_enabled(work.training):
+        inputs = {
+            name: value.requires_grad_(work.training)
+            for name, value in Block(shard).inputs().items()
+        }
+        found = explain(Block(shard), inputs, options={"target": "trn1"})
+    assert not found.graph_breaks
+
+
+def test_a_longer_cache_takes_longer_to_decode() -> None:
+    model = describe("llama-3-8b")
+    seconds = [
+        block_seconds(shard_of(model, Mesh(tensor=32), work), "trn1", False).forward
+        for work in (Workload(Mode.DECODE, 1, 256), Workload(Mode.DECODE, 1, 4096))
+    ]
+    assert seconds[0] < seconds[1]

@@ -1,4 +1,5 @@
-"""The documented part of nki 0.7: `jit` and `simulate` (nki/api/nki/__init__.py)."""
+"""The documented part of nki 0.7: `jit` and `simulate` (nki/api/generated/nki.jit.html of SDK
+2.33.1, nki/api/nki/__init__.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ class _Kernel:
 
     def __init__(self, fn: Callable[..., Any], lnc: int = 1) -> None:
         self.func = fn
-        self._lnc = lnc
+        self.lnc = lnc
         functools.update_wrapper(self, fn)
 
     def __getitem__(self, lnc: int) -> _Kernel:
@@ -31,12 +32,18 @@ class _Kernel:
 
         if _launch.is_in_kernel():
             return self.func(*args, **kwargs)
-        return _launch.launch(self.func, self._lnc, args, kwargs)
+        return _launch.launch(self.func, self.lnc, args, kwargs)
 
 
-def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
+def jit(
+    fn: Callable[..., Any] | None = None,
+    *,
+    compile_config: Any = None,
+    specialization_config: Any = None,
+    **kwargs: Any,
+) -> Any:
     """Compile a kernel for the device of the tensors that it is called with."""
-    del kwargs
+    del compile_config, specialization_config, kwargs
     return _Kernel if fn is None else _Kernel(fn)
 
 
@@ -44,4 +51,6 @@ def simulate(kernel: Any) -> Callable[..., Any]:
     """The kernel on numpy arrays and on tensors in host memory."""
     from trnx import simulator
 
-    return simulator.simulate(kernel.func if isinstance(kernel, _Kernel) else kernel)
+    if not isinstance(kernel, _Kernel):
+        return simulator.simulate(kernel)
+    return simulator.simulate(kernel.func, grid=kernel.lnc if kernel.lnc > 1 else None)

@@ -109,16 +109,29 @@ def test_transposed_matrices() -> None:
     assert_like_eager(lambda x, y: torch.relu(x.t() + y), x, torch.randn(65, 129))
 
 
-def test_channels_last_keeps_its_coverage() -> None:
-    model = torch.nn.Sequential(
-        torch.nn.Conv2d(8, 16, 3), torch.nn.SiLU(), torch.nn.Conv2d(16, 8, 3), torch.nn.Sigmoid()
-    ).eval()
+def explained_in_both_formats(model: torch.nn.Module) -> tuple[Any, Any]:
+    """Reports of the model for a row-major image, and with all in channels last."""
     x = torch.randn(4, 8, 40, 40)
+    last = torch.channels_last
     with torch.no_grad():
         plain = trnx.explain(model, x).reports
-        last = trnx.explain(
-            model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
-        ).reports
+        return plain, trnx.explain(model.to(memory_format=last), x.to(memory_format=last)).reports
+
+
+def test_channels_last_keeps_its_coverage() -> None:
+    plain, last = explained_in_both_formats(
+        torch.nn.Sequential(
+            torch.nn.Conv2d(8, 16, 3),
+            torch.nn.SiLU(),
+            torch.nn.Conv2d(16, 8, 3),
+            torch.nn.Sigmoid(),
+        ).eval()
+    )
     assert last.bytes_on_nki == plain.bytes_on_nki
     assert plain.bytes_on_nki
+
+
+def test_pointwise_ops_in_channels_last_take_no_longer() -> None:
+    plain, last = explained_in_both_formats(torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Tanh()))
+    assert last.bytes_on_nki == plain.bytes_on_nki == 1.0
     assert last.predicted_seconds == plain.predicted_seconds

@@ -1,0 +1,194 @@
+"""Reductions along the partitions: the cut, and the phases in which the space is run through.
+
+Where a reduced dimension lies on the partitions, and is looped over, a reduction is complete after
+the last tile. So the instructions fall into phases: each runs through all tiles up to what its
+reductions add up, combines the partitions, and the next one begins. What does not vary along a
+reduced dimension is computed once between two of them, in all partitions alike. What a later phase
+reads of a tile stays in SBUF where it fits, else its tensors are loaded and its values computed
+again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trnx.nki_kernels.generator.geometry import (
+    Axis,
+    Geometry,
+    cut_along,
+    leads,
+    seconds_of,
+)
+from trnx.nki_kernels.generator.ir import Dims, Value
+from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
+
+BANK = 512  # float32 values of a partition in a bank of PSUM
+MOST_SUMS = 2048  # four of the eight banks
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def cut_across(
+    order: Dims, sizes: Mapping[int, int], reduced: frozenset[int], budget: int, *, whole: bool
+) -> Geometry | None:
+    """The cut with a dimension of `reduced` along the partitions that takes the least time; the
+    loops over dimensions that stay are the outer ones. There are none of these where such
+    dimensions are `whole` in a tile; None where they do not fit."""
+    inner = tuple(d for d in order if d in reduced)
+    kept = frozenset(order) - reduced if whole else frozenset()
+    if math.prod(sizes[d] for d in kept) > budget:
+        return None
+    found = [
+        cut_along(partition, lead, order, sizes, kept, budget)
+        for partition in inner
+        for lead in (None, *leads(partition, inner, sizes, across=False))
+    ]
+    best = min(found, key=lambda g: seconds_of(g, order, sizes))
+    loops = sorted(best.loops, key=lambda axis: axis.label in reduced)
+    return dataclasses.replace(best, reduced=reduced, loops=tuple(loops))
+
+
+@dataclass(frozen=True)
+class Phase:
+    """`once` is computed before the tiles, `each` in every tile, `combines` after them. `held` is
+    what earlier phases left of a tile, `kept` what this one leaves."""
+
+    once: Sequence[Instruction]
+    each: Sequence[Instruction]
+    combines: Sequence[Instruction]
+    stores: Sequence[int]
+    held: Sequence[Value]
+    kept: Sequence[Value]
+
+
+@dataclass(frozen=True)
+class Across:
+    """The instructions of one tile, the results that are stored, and the geometry."""
+
+    instructions: Sequence[Instruction]
+    results: Sequence[Value]
+    geometry: Geometry
+
+    def phases(self, keeps: str) -> list[Phase]:
+        """The phases; `keeps` of a tile is `all` that is read later, `loads` alone, or `none`."""
+        at = self._phase_of_values()
+        count = 1 + max((at[i.dst] for i in self._combines()), default=0)
+        goals = [self._goals(phase, at) for phase in range(count)]
+        bodies: list[list[Instruction]] = []
+        held: list[list[Value]] = []
+        for phase in range(count):
+            done = {v for body in bodies for i in body for v in i.writes()}
+            if keeps == "loads":
+                done = {i.dst for body in bodies for i in body if i.call == "load"}
+            body, found = self._closure(goals[phase], done if keeps != "none" else set())
+            bodies.append(body)
+            held.append(found)
+        last = {v: phase for phase, values in enumerate(held) for v in values}
+        result = []
+        for phase, body in enumerate(bodies):
+            kept = [v for v in last if last[v] > phase and any(v in i.writes() for i in body)]
+            stores = [n for n, v in enumerate(self.results) if at[v] == phase]
+            combines = [i for i in self._combines() if at[i.dst] == phase + 1]
+            once = [i for i in self.instructions if self._is_once(i) and at[i.dst] == phase]
+            result.append(Phase(once, body, combines, stores, held[phase], kept))
+        return result
+
+    def varies(self, value: Value) -> bool:
+        """Whether tiles of one reduction differ in `value`."""
+        return bool(value.axes & self.geometry.reduced)
+
+    def free(self, value: Value) -> tuple[list[int], list[int]]:
+        """The free axes of a tile that are reduced, and those that stay."""
+        labels = [label for label in self.geometry.free_labels if label in value.axes]
+        reduced = [d for d in labels if d in self.geometry.reduced]
+        return reduced, [d for d in labels if d not in self.geometry.reduced]
+
+    def size(self, labels: Sequence[int]) -> int:
+        """The largest number of elements of `labels` in a partition."""
+        return math.prod(self.geometry.count(d) for d in labels)
+
+    def sums_on_tensor(self, instruction: Instruction) -> bool:
+        """Whether TensorE adds up what an instruction reduces: floats, and the axes that stay lie
+        together at one end of the tile."""
+        if instruction.dst not in self._partials():
+            return False
+        data = dict(instruction.arguments)["data"]
+        if not isinstance(data, Tile) or data.word is not None or data.seen_as is not None:
+            return False
+        source = data.value
+        reduced, kept = self.free(source)
+        labels = [label for label in self.geometry.free_labels if label in source.axes]
+        most = MOST_SUMS if labels == reduced + kept else BANK
+        return (
+            ("op", "nl.add") in instruction.arguments
+            and source.dtype in _FLOATS
+            and self.size(kept) <= most
+            and labels in (reduced + kept, kept + reduced)
+        )
+
+    def loops(self, *, reduced: bool) -> list[Axis]:
+        """The loops over reduced dimensions, or those over the others."""
+        return [a for a in self.geometry.loops if (a.label in self.geometry.reduced) == reduced]
+
+    @property
+    def steps(self) -> int:
+        """Tiles of one phase."""
+        rows = sum(len(rows.starts) for rows in self.geometry.rows)
+        return rows * math.prod(-(-a.size // a.block) for a in self.loops(reduced=True))
+
+    def _combines(self) -> list[Instruction]:
+        return [i for i in self.instructions if i.call == "all_partitions"]
+
+    def _partials(self) -> set[Value]:
+        return {v for i in self._combines() for v in i.reads()}
+
+    def once(self) -> frozenset[Value]:
+        """What is computed between phases: a chain, in which changing engines takes time."""
+        return frozenset(v for i in self.instructions if self._is_once(i) for v in i.writes())
+
+    def _is_once(self, instruction: Instruction) -> bool:
+        if instruction.call == "all_partitions" or instruction.dst in self._partials():
+            return False
+        return not any(self.varies(v) for v in instruction.writes())
+
+    def _phase_of_values(self) -> dict[Value, int]:
+        at: dict[Value, int] = {}
+        for i in self.instructions:
+            touched = [at[v] for v in (*i.reads(), *i.writes()) if v in at]
+            phase = max(touched, default=0) + (i.call == "all_partitions")
+            at.update(dict.fromkeys(i.writes(), phase))
+        return at
+
+    def _goals(self, phase: int, at: Mapping[Value, int]) -> list[Value]:
+        stored = [v for v in self.results if at[v] == phase and self.varies(v)]
+        partials = [i.reads()[0] for i in self._combines() if at[i.dst] == phase + 1]
+        return [*stored, *partials]
+
+    def _closure(
+        self, goals: Sequence[Value], done: set[Value]
+    ) -> tuple[list[Instruction], list[Value]]:
+        """The instructions of a tile that lead to `goals`, and those of `done` that they read."""
+        needed = dict.fromkeys(goals)
+        held: dict[Value, None] = {}
+        partials = self._partials()
+        body: list[Instruction] = []
+        for i in reversed(self.instructions):
+            written = [v for v in i.writes() if v in needed]
+            if not written or i.call == "all_partitions" or self._is_once(i):
+                continue
+            if all(v in done for v in written):
+                held.update(dict.fromkeys(written))
+                continue
+            body.append(i)
+            needed.update((v, None) for v in i.reads() if self.varies(v) or v in partials)
+        return body[::-1], list(held)
+
+    def kept_values(self, keeps: str) -> list[Value]:
+        """What stays of every tile."""
+        kept = itertools.chain.from_iterable(phase.kept for phase in self.phases(keeps))
+        return list(dict.fromkeys(kept))

@@ -1,0 +1,404 @@
+"""The source of a kernel whose reductions run along the partitions: a function for the tile of each
+phase (`across.py`), and the kernel, which loops over the tiles of one phase after the other.
+
+A sum of floats is a product with ones on TensorE, which adds up all tiles in PSUM and leaves the
+total in every partition. Any other reduction runs in each partition on VectorE, tile by tile; then
+TensorE transposes the partial results, VectorE reduces them, and TensorE transposes them back.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+
+import torch
+
+from trnx.nki_kernels.generator.across import BANK, Across, Phase
+from trnx.nki_kernels.generator.emit import DTYPES, Emitter, call
+from trnx.nki_kernels.generator.emit_calls import indent
+from trnx.nki_kernels.generator.engines import TENSOR
+from trnx.nki_kernels.generator.geometry import Axis
+from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
+
+_IDENTITY = {"add": "0.0", "multiply": "1.0", "maximum": "-INF", "minimum": "INF"}
+# From this many kept elements side by side on, they are reduced in place, row by row.
+_WIDE = 64
+
+
+class AcrossEmitter(Emitter):
+    """See the module's docstring."""
+
+    def _shared(self) -> list[Instruction]:
+        """Nothing: what all tiles share is computed in the phase that needs it."""
+        return []
+
+    @functools.cached_property
+    def across(self) -> Across:
+        """The region by phases."""
+        assert self.region.across is not None
+        return self.region.across
+
+    @functools.cached_property
+    def phases(self) -> list[Phase]:
+        """Its phases, with what the region keeps between them."""
+        return self.across.phases(self.region.keeps)
+
+    @functools.cached_property
+    def once(self) -> list[Value]:
+        """What is computed between phases, or combined."""
+        computed = [v for p in self.phases for i in p.once for v in i.writes()]
+        return computed + [i.dst for p in self.phases for i in p.combines]
+
+    def functions(self) -> list[str]:
+        """The functions of the tiles, and the kernel."""
+        bodies = [self._phase_body(n) for n in range(len(self.phases))]
+        arguments = [self._phase_parameters(body) for body in bodies]
+        lines: list[str] = []
+        for n, body in enumerate(bodies):
+            if self.phases[n].each:
+                lines += ["", f"def {self._phase_name(n)}({', '.join(arguments[n])}):"]
+                lines += [*indent(body), ""]
+        lines += ["", *self.decorators]
+        lines.append(f"def {self.kernel}({', '.join(self.parameters.values())}):")
+        body = [*self._ones(), *self._hoisted()]
+        depth = ""
+        for axis in self.across.loops(reduced=False):
+            body += [depth + line for line in self._loop(axis)]
+            depth += "    "
+        for n in range(len(self.phases)):
+            body += [depth + line for line in self._phase(n, arguments[n])]
+        counts = [
+            f"{name} = {count}"
+            for name, count in self._counts().items()
+            if re.search(rf"\b{name}\b", "\n".join(body))
+        ]
+        # Phases wait for all tiles, so one core has them.
+        work = self._on_cores([], [[*counts, *body]])
+        return lines + indent([*self._allocations(), *work, self._return()])
+
+    # -- the kernel ------------------------------------------------------------------------------
+
+    def _phase(self, n: int, arguments: list[str]) -> list[str]:
+        phase = self.phases[n]
+        hoisted = set(self._hoistable())
+        self.declared = {v for i in hoisted for v in i.writes()}
+        lines: list[str] = []
+        for i in phase.once:
+            if i not in hoisted:
+                lines += self.lines(i, rows=str(self.full), constant=False)
+        lines += [line for i in phase.combines for line in self._accumulator(i)]
+        if phase.kept:
+            lines.append(f"kept{n} = []")
+        if phase.each:
+            lines += self._tiles(n, arguments)
+        lines += [line for i in phase.combines for line in self._combined(i)]
+        for index in phase.stores:
+            if not self.across.varies(self.region.held[self.region.outputs[index].value]):
+                lines += self.store(index, loops=self.across.loops(reduced=False), rows=False)
+        return lines
+
+    def _hoistable(self) -> list[Instruction]:
+        """What is computed once for all: it varies over no loop."""
+        known: set[Value] = set()
+        found = []
+        for i in self.phases[0].once:
+            fixed = not any(v.axes & self.looped for v in i.writes())
+            if fixed and known.issuperset(i.reads()):
+                known.update(i.writes())
+                found.append(i)
+        return found
+
+    def _hoisted(self) -> list[str]:
+        self.declared = set()
+        return [
+            line
+            for i in self._hoistable()
+            for line in self.lines(i, rows=str(self.full), constant=True)
+        ]
+
+    def _loop(self, axis: Axis) -> list[str]:
+        i = self.position[axis.label]
+        lines = [f"for i{i} in range(0, {axis.size}, {axis.block}):"]
+        if axis.block > 1:
+            exact = axis.size % axis.block == 0
+            count = axis.block if exact else f"min({axis.block}, {axis.size} - i{i})"
+            lines.append(f"    n{i} = {count}")
+        return lines
+
+    def _tiles(self, n: int, arguments: list[str]) -> list[str]:
+        """Calls of the phase's function for all tiles of a reduction."""
+        phase, depth = self.phases[n], ""
+        counted = any(v in p.kept for v in phase.held for p in self.phases)
+        lines = ["at = 0"] if counted else []
+        for axis in self.across.loops(reduced=True):
+            lines += [depth + line for line in self._loop(axis)]
+            depth += "    "
+        for rows in self.g.rows:
+            values = self._counts() | {"k": str(rows.fold), "m": str(rows.count)}
+            values["p"] = str(rows.count)
+            lead = self.g.lead
+            if lead is not None:
+                many = self.lead_count(constant=False)
+                values["p"] = f"{values.get(many, many)} * {rows.count}"
+            taken = ", ".join(values.get(x, x) for x in arguments)
+            call = f"{self._phase_name(n)}({taken})"
+            body = [f"kept{n}.append({call})" if phase.kept else call]
+            if counted:
+                body.append("at = at + 1")
+            starts = rows.starts
+            lines.append(f"{depth}for r in range({starts.start}, {starts.stop}, {starts.step}):")
+            lines += [depth + line for line in indent(body)]
+        return lines
+
+    def _counts(self) -> dict[str, str]:
+        """Names of counts that are the same in all tiles."""
+        axes = [*self.g.free, *([] if self.g.lead is None else [self.g.lead])]
+        return {f"n{self.position[a.label]}": str(a.size) for a in axes if a.block == a.size}
+
+    # -- the function of a tile ------------------------------------------------------------------
+
+    def _phase_name(self, n: int) -> str:
+        return f"{self.prefix}_phase{n}" if len(self.phases) > 1 else f"{self.prefix}_tile"
+
+    def _phase_body(self, n: int) -> list[str]:
+        phase = self.phases[n]
+        self.declared = set()
+        combined = {i.reads()[0]: i for i in phase.combines}
+        lines: list[str] = []
+        for source in range(n):
+            values = self.phases[source].kept
+            if any(v in phase.held for v in values):
+                names = ", ".join(map(self.name, values))
+                lines.append(f"{names} = kept{source}[at]")
+        for i in phase.each:
+            if i.dst in combined:
+                lines += self._partial(i)
+            else:
+                lines += self.lines(i, rows="p", constant=False)
+        for index in phase.stores:
+            if self.across.varies(self.region.held[self.region.outputs[index].value]):
+                lines += self.store(index)
+        if phase.kept:
+            lines.append(f"return {', '.join(map(self.name, phase.kept))}")
+        if not self.g.even:
+            text = "\n".join(lines)
+            once = dict.fromkeys(map(self.name, self.once))
+            used = [name for name in once if re.search(rf"\b{name}\b", text)]
+            lines = [*(f"{name} = {name}[0:p]" for name in used), *lines]
+        return lines
+
+    def _phase_parameters(self, body: list[str]) -> list[str]:
+        """What a function of `body` takes, in a fixed order."""
+        combines = [i for phase in self.phases for i in phase.combines]
+        once = [*self.once, *(v for i in self._hoistable() for v in i.writes())]
+        tiles = list(dict.fromkeys(map(self.name, once)))
+        held = [x for n in range(len(self.phases)) for x in (f"kept{n}",)]
+        sums = [x for i in combines for x in (f"{self._stem(i)}_acc", f"{self._stem(i)}_sums")]
+        results = [f"out{i}" for i in range(len(self.region.outputs))]
+        axes = [*self.g.free, *([] if self.g.lead is None else [self.g.lead])]
+        counts = [f"n{self.position[a.label]}" for a in axes]
+        starts = [f"i{self.position[a.label]}" for a in self.g.loops]
+        names = [*self.parameters.values(), *tiles, *held, *sums, *self._ones_names(), *results]
+        text = "\n".join(body)
+        every = dict.fromkeys([*names, "at", "r", "p", "m", "k", *counts, *starts])
+        return [name for name in every if re.search(rf"\b{name}\b", text)]
+
+    # -- reductions ------------------------------------------------------------------------------
+
+    def _stem(self, combine: Instruction) -> str:
+        return self.name(combine.dst).removesuffix("_tile")
+
+    def _product(self, labels: Sequence[int]) -> str:
+        return " * ".join(self.count(d) for d in labels) or "1"
+
+    def _partial_of(self, combine: Instruction) -> Instruction:
+        (partial,) = combine.reads()
+        return next(i for p in self.phases for i in p.each if i.dst is partial)
+
+    def _source(self, combine: Instruction) -> Value:
+        """What is reduced."""
+        return self._partial_of(combine).reads()[0]
+
+    def _by_ones(self, combine: Instruction) -> bool:
+        return self._partial_of(combine).engine == TENSOR
+
+    def _op(self, combine: Instruction) -> str:
+        op = dict(combine.arguments)["op"]
+        assert isinstance(op, str)
+        return op
+
+    def _ones_names(self) -> list[str]:
+        return [f"ones_{str(dtype)[6:]}" for dtype in self._ones_dtypes()]
+
+    def _ones_dtypes(self) -> list[torch.dtype]:
+        kinds: dict[torch.dtype, None] = {}
+        for combine in (i for phase in self.phases for i in phase.combines):
+            if self._op(combine) == "nl.add":
+                by_ones = self._by_ones(combine)
+                kinds[self._source(combine).dtype if by_ones else torch.float32] = None
+        return list(kinds)
+
+    def _ones(self) -> list[str]:
+        lines = []
+        for dtype, name in zip(self._ones_dtypes(), self._ones_names(), strict=True):
+            shape = f"({self.full}, {self.full})"
+            lines.append(f"{name} = nl.ndarray({shape}, dtype={DTYPES[dtype]}, buffer=nl.sbuf)")
+            lines.append(f"nisa.memset(dst={name}, value=1.0)")
+        return lines
+
+    def _accumulator(self, combine: Instruction) -> list[str]:
+        """What the tiles of a phase add to."""
+        stem = self._stem(combine)
+        if self._by_ones(combine):
+            kept = self._product(self.across.free(self._source(combine))[1])
+            run = self._run(combine)
+            return [
+                f"{stem}_sums = []",
+                f"for left in range(0, {kept}, {BANK}):",
+                f"    width = min({BANK}, {kept} - left)",
+                f"    bank = nl.ndarray(({self.full}, {run} * width), dtype=nl.float32,"
+                " buffer=nl.psum)",
+                f"    {stem}_sums.append(bank)",
+            ]
+        shape = self.shape(combine.dst, str(self.full))
+        return [
+            f"{stem}_acc = nl.ndarray({shape}, dtype=nl.float32, buffer=nl.sbuf)",
+            f"nisa.memset(dst={stem}_acc, value={_IDENTITY[self._op(combine)[3:]]})",
+        ]
+
+    def _run(self, combine: Instruction) -> int:
+        """How many groups of kept elements lie side by side in a bank."""
+        reduced, kept = self.across.free(self._source(combine))
+        return max(1, min(BANK // self.across.size(kept), self.across.size(reduced)))
+
+    def _partial(self, instruction: Instruction) -> list[str]:
+        """What a tile adds to its accumulator."""
+        combine = next(
+            i for p in self.phases for i in p.combines if i.reads()[0] is instruction.dst
+        )
+        stem, source = self._stem(combine), instruction.reads()[0]
+        if self._by_ones(combine):
+            return self._products(combine, stem, source)
+        data = dict(instruction.arguments)["data"]
+        assert isinstance(data, Tile)
+        return self._in_place(combine, stem, data)
+
+    def _products(self, combine: Instruction, stem: str, source: Value) -> list[str]:
+        reduced, kept = self.across.free(source)
+        ones = f"ones_{str(source.dtype)[6:]}"
+        groups, width, run = self._product(reduced), self._product(kept), self._run(combine)
+        name = self.name(source)
+        kept_first = bool(kept) and self.axes(source) != reduced + kept
+        shape = f"(p, {width}, {groups})" if kept_first else f"(p, {groups}, {width})"
+        lines = [f"flat = {name}.reshape({shape})"]
+        lines.append(f"for first in range(0, {groups}, {run}):")
+        lines.append(f"    many = min({run}, {groups} - first)")
+        lines.append(f"    for bank in range(len({stem}_sums)):")
+        lines.append(f"        left = bank * {BANK}")
+        lines.append(f"        wide = {stem}_sums[bank].shape[1] // {run}")
+        if kept_first:
+            lines.append(f"        goal = {stem}_sums[bank].reshape(({self.full}, wide, {run}))")
+            lines += [
+                "        goal = goal[:, :, 0:many]",
+                "        moving = flat[:, left : left + wide, first : first + many]",
+            ]
+        else:
+            lines.append(f"        goal = {stem}_sums[bank].reshape(({self.full}, {run}, wide))")
+            lines += [
+                "        goal = goal[:, 0:many]",
+                "        moving = flat[:, first : first + many, left : left + wide]",
+            ]
+        arguments = ["dst=goal", f"stationary={ones}[0:p]", "moving=moving"]
+        product = call("nisa.nc_matmul", [*arguments, "is_stationary_onezero=True"])
+        return [*lines, *indent(indent(product))]
+
+    def _in_place(self, combine: Instruction, stem: str, data: Tile) -> list[str]:
+        source = data.value
+        reduced, kept = self.across.free(source)
+        op, name = self._op(combine), self.view(data, constant=False, on_bits=False)
+        acc = f"{stem}_acc[0:p]"
+
+        def add(data: str) -> str:
+            return f"nisa.tensor_tensor(dst={acc}, data1={acc}, data2={data}, op={op})"
+
+        if not reduced:
+            return [add(name)]
+        is_plain = data.word is None and data.seen_as is None
+        wide = self.across.size(kept) >= _WIDE and self.axes(source) == reduced + kept
+        if wide and is_plain:
+            groups = self._product(reduced)
+            shape = ", ".join(["p", groups, *(self.count(d) for d in kept)])
+            rows = [f"flat = {name}.reshape(({shape}))", f"for first in range({groups}):"]
+            return [*rows, f"    {add('flat[:, first]')}"]
+        partial = f"{stem}_part"
+        (old,) = combine.reads()
+        shape = self.shape(old, "p")
+        axes = self._axes_of(source, old)
+        view = name + self._turned(source, old)
+        return [
+            f"{partial} = nl.ndarray({shape}, dtype=nl.float32, buffer=nl.sbuf)",
+            f"nisa.tensor_reduce(dst={partial}, op={op}, data={view}, axis={axes})",
+            add(partial),
+        ]
+
+    def _combined(self, combine: Instruction) -> list[str]:
+        """The total, alike in all partitions."""
+        stem, dst = self._stem(combine), combine.dst
+        width = self._product(self.axes(dst))
+        shape = self.shape(dst, str(self.full))
+        lines = [
+            f"{stem}_tile = nl.ndarray({shape}, dtype={DTYPES[dst.dtype]}, buffer=nl.sbuf)",
+            f"total = {stem}_tile.reshape(({self.full}, {width}))",
+        ]
+        if self._by_ones(combine):
+            return lines + self._out_of_psum(combine, stem)
+        lines.append(f"parts = {stem}_acc.reshape(({self.full}, {width}))")
+        if self._op(combine) == "nl.add":
+            return lines + self._summed(width)
+        return lines + self._turned_and_reduced(combine, width)
+
+    def _out_of_psum(self, combine: Instruction, stem: str) -> list[str]:
+        source, run = self._source(combine), self._run(combine)
+        reduced, kept = self.across.free(source)
+        kept_first = bool(kept) and self.axes(source) != reduced + kept
+        full = self.full
+        lines = [f"for bank in range(len({stem}_sums)):"]
+        lines.append(f"    wide = {stem}_sums[bank].shape[1] // {run}")
+        lines.append(f"    goal = total[:, bank * {BANK} : bank * {BANK} + wide]")
+        if run == 1:
+            return [*lines, f"    nisa.tensor_copy(dst=goal, src={stem}_sums[bank])"]
+        if kept_first:
+            view = f"{stem}_sums[bank].reshape(({full}, wide, {run}))"
+        else:
+            view = f"{stem}_sums[bank].reshape(({full}, {run}, wide)).permute((0, 2, 1))"
+        return [*lines, f"    nisa.tensor_reduce(dst=goal, op=nl.add, data={view}, axis=(2,))"]
+
+    def _summed(self, width: str) -> list[str]:
+        return [
+            f"for left in range(0, {width}, {BANK}):",
+            f"    wide = min({BANK}, {width} - left)",
+            f"    bank = nl.ndarray(({self.full}, wide), dtype=nl.float32, buffer=nl.psum)",
+            "    nisa.nc_matmul(",
+            "        dst=bank, stationary=ones_float32, moving=parts[:, left : left + wide],",
+            "        is_stationary_onezero=True,",
+            "    )",
+            "    nisa.tensor_copy(dst=total[:, left : left + wide], src=bank)",
+        ]
+
+    def _turned_and_reduced(self, combine: Instruction, width: str) -> list[str]:
+        full, op = self.full, self._op(combine)
+        return [
+            f"for left in range(0, {width}, {full}):",
+            f"    wide = min({full}, {width} - left)",
+            f"    turned = nl.ndarray((wide, {full}), dtype=nl.float32, buffer=nl.psum)",
+            "    nisa.nc_transpose(dst=turned, data=parts[:, left : left + wide])",
+            f"    line = nl.ndarray((wide, {full}), dtype=nl.float32, buffer=nl.sbuf)",
+            "    column = nl.ndarray((wide, 1), dtype=nl.float32, buffer=nl.sbuf)",
+            f"    nisa.tensor_reduce(dst=column, op={op}, data=turned, axis=(1,))",
+            f"    nisa.tensor_copy(dst=line, src=column.broadcast(1, {full}))",
+            f"    back = nl.ndarray(({full}, wide), dtype=nl.float32, buffer=nl.psum)",
+            "    nisa.nc_transpose(dst=back, data=line)",
+            "    nisa.tensor_copy(dst=total[:, left : left + wide], src=back)",
+        ]

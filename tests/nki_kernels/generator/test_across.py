@@ -1,0 +1,96 @@
+"""Reductions along the partitions: values, phases, what stays in SBUF between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+aten = torch.ops.aten
+Build = Callable[..., Any]
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def draw(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def sums(x: Any) -> Any:
+    return aten.sum.dim_IntList(x, [0], True)
+
+
+def extremes(x: Any) -> Any:
+    return aten.amax.default(x, [0], True), aten.amin.default(x, [0], True)
+
+
+def softmax(x: Any) -> Any:
+    """Three phases, of which the last one reads what the second one computed."""
+    weights = aten.exp.default(aten.sub.Tensor(x, aten.amax.default(x, [0], True)))
+    return aten.div.Tensor(weights, aten.sum.dim_IntList(weights, [0], True))
+
+
+@pytest.mark.parametrize("function", [sums, extremes, softmax])
+@pytest.mark.parametrize(
+    ("shape", "target"),
+    [
+        ((127, 3), "trn2"),
+        ((40001,), "trn2"),
+        ((1290, 3, 40), "trn1"),
+        ((1290, 3, 40), "trn2"),
+        ((1290, 3, 40), "trn3"),
+    ],
+)
+def test_values(
+    region: Build, function: Callable[..., Any], shape: tuple[int, ...], target: str
+) -> None:
+    region(function, draw(*shape)).check(target, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("columns", [1, 127, 129, 513, 2049])
+@pytest.mark.parametrize("function", [sums, extremes])
+def test_columns_that_fill_banks_and_blocks(
+    region: Build, function: Callable[..., Any], columns: int
+) -> None:
+    region(function, draw(300, columns, dtype=BF16)).check(rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("dims", [[0, 1], [0, 2], [1, 2], [0, 1, 2]])
+def test_a_mean_over_several_axes_comes_back(region: Build, dims: list[int]) -> None:
+    def centre(x: Any, w: Any) -> Any:
+        return aten.mul.Tensor(aten.sub.Tensor(x, aten.mean.dim(x, dims, True)), w)
+
+    region(centre, draw(60, 7, 129), draw(1, 7, 1)).check(rtol=1e-5, atol=1e-5)
+
+
+def test_permuted_operands(region: Build) -> None:
+    def function(x: Any, y: Any) -> Any:
+        return aten.amax.default(aten.add.Tensor(x, y), [0, 2], False)
+
+    region(function, draw(30, 5, 90).permute(2, 1, 0), draw(90, 5, 30)).check()
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize("function", [sums, extremes])
+def test_special_values_reach_their_column_alone(
+    region: Build, function: Callable[..., Any], value: float
+) -> None:
+    x = draw(1000, 3)
+    x[700, 1] = value
+    region(function, x).check(rtol=1e-5, atol=1e-4)
+
+
+def test_what_a_phase_reads_again_is_loaded_once(region: Build) -> None:
+    x = draw(200_000)
+    made = region(softmax, x)
+    assert "kept0 = []" in made.source()
+    assert made.program().hbm_bytes <= 2.1 * x.nbytes
+
+
+def test_a_tensor_beyond_sbuf_is_loaded_again(region: Build) -> None:
+    """Of 40 MB, SBUF has 28 on trn2."""
+    source = region(softmax, torch.empty(10_000_000)).source()
+    assert source.count("src=x0.ap(") == 3
+    assert "kept" not in source
