@@ -34,6 +34,53 @@ class DynamicSlice:
 
 def index_view(tensor: NkiTensor, key: Any) -> NkiTensor:
     """The view `tensor[key]`."""
+    view = _plain_view(tensor, key if type(key) is tuple else (key,))
+    return _any_view(tensor, key) if view is None else view
+
+
+def _plain_view(tensor: NkiTensor, items: tuple[Any, ...]) -> NkiTensor | None:
+    """The view by integers and by slices that lie within their dimensions, which nearly every key
+    of a kernel is, without a call per dimension; None for any other key.
+    """
+    storage, is_on_chip = tensor.storage, tensor.storage.is_on_chip
+    if tensor.indirection is not None or len(items) > len(tensor.shape):
+        return None
+    offset = tensor.offset
+    shape: list[int] = []
+    strides: list[int] = []
+    for item, size, stride in zip(items, tensor.shape, tensor.strides, strict=False):
+        kind = type(item)
+        if kind is int:
+            if not 0 <= item < size:
+                return None
+            offset += item * stride
+            if is_on_chip and not shape:
+                shape.append(1)
+                strides.append(stride)
+            continue
+        if kind is DynamicSlice:
+            start = item.start
+            stop = start + item.size if type(start) is int else None
+        elif kind is slice and item.step is None:
+            start = 0 if item.start is None else item.start
+            stop = size if item.stop is None else item.stop
+        else:
+            return None
+        if type(start) is not int or type(stop) is not int or not 0 <= start < stop <= size:
+            return None
+        offset += start * stride
+        shape.append(stop - start)
+        strides.append(stride)
+    shape += tensor.shape[len(items) :]
+    strides += tensor.strides[len(items) :]
+    while len(shape) < (2 if is_on_chip else 1):
+        shape.append(1)
+        strides.append(1)
+    return type(tensor)(storage, tensor.dtype, tuple(shape), tuple(strides), offset, tensor.name)
+
+
+def _any_view(tensor: NkiTensor, key: Any) -> NkiTensor:
+    """The view by any key, or the finding that it is none."""
     shape: list[int] = []
     strides: list[int] = []
     offset = tensor.offset
