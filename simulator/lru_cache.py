@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable
 from typing import Generic, TypeVar
 
@@ -19,7 +18,8 @@ def _no_bytes(values: Collection[object]) -> int:  # noqa: ARG001
 class LruCache(Generic[Value]):
     """At most `most` values, and `most_bytes` by `bytes_of(values)`; the newest one always stays.
 
-    Safe under threads and in a forked child. What leaves dies outside of the lock.
+    Safe under threads and in a forked child, and where comparing keys is interrupted, which leaves
+    an OrderedDict damaged. What leaves dies outside of the lock.
     """
 
     def __init__(
@@ -31,7 +31,8 @@ class LruCache(Generic[Value]):
         self._most = most
         self._most_bytes = most_bytes
         self._bytes_of = bytes_of
-        self._kept: OrderedDict[Hashable, Value] = OrderedDict()
+        # The least recently used first.
+        self._kept: dict[Hashable, Value] = {}
         self._lock = fork_lock(self, threading.Lock)
 
     def get(self, key: Hashable) -> Value | None:
@@ -46,7 +47,7 @@ class LruCache(Generic[Value]):
             dropped.append(self._kept.pop(key, None))
             self._kept[key] = value
             while len(self._kept) > 1 and self._is_too_much():
-                dropped.append(self._kept.popitem(last=False)[1])
+                dropped.append(self._kept.pop(next(iter(self._kept))))
 
     def get_or_make(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """The value for `key`, by `make` where there is none; threads at once may each make one."""
@@ -65,15 +66,15 @@ class LruCache(Generic[Value]):
     def clear(self) -> None:
         """Forget all values."""
         with self._lock:
-            dropped, self._kept = self._kept, OrderedDict()
+            dropped, self._kept = self._kept, {}
         del dropped
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def _found(self, key: Hashable) -> Value:
-        self._kept.move_to_end(key)
-        return self._kept[key]
+        value = self._kept[key] = self._kept.pop(key)
+        return value
 
     def _is_too_much(self) -> bool:
         if len(self._kept) > self._most:

@@ -104,3 +104,45 @@ def test_threads_share_it() -> None:
         thread.join()
     assert not wrong
     assert len(cache) <= 8
+
+
+class _Key:
+    """All share a bucket of a dict; comparing and hashing may be interrupted."""
+
+    calls_left = -1
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def _called(self) -> None:
+        _Key.calls_left -= 1
+        if _Key.calls_left == 0:
+            raise KeyboardInterrupt
+
+    def __hash__(self) -> int:
+        self._called()
+        return 7
+
+    def __eq__(self, other: object) -> bool:
+        self._called()
+        return isinstance(other, _Key) and other.name == self.name
+
+
+@pytest.mark.parametrize("calls", range(1, 21))
+def test_an_interrupt_while_keys_are_compared_leaves_a_cache_that_works(calls: int) -> None:
+    cache: LruCache[str] = LruCache(2)
+    cache.put(_Key("a"), "a")
+    cache.put(_Key("b"), "b")
+    _Key.calls_left = calls
+    try:
+        cache.get(_Key("a"))
+        cache.put(_Key("a"), "x")
+        cache.put(_Key("c"), "c")
+    except KeyboardInterrupt:
+        pass
+    finally:
+        _Key.calls_left = -1
+    for name in "def":
+        cache.put(_Key(name), name)
+    assert kept(cache) == "ef"
+    assert cache.get(_Key("e")) == "e"
