@@ -37,6 +37,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -315,6 +316,27 @@ def run_all(positions: list[int], jobs: int, backward: bool = False) -> Iterator
         yield Outcome(name, failures=[Failure(name, "-", "-", -1, "its process died")])
 
 
+def run_kept(
+    positions: list[int], jobs: int, backward: bool, path: Path | None
+) -> Iterator[Outcome]:
+    """Outcomes that the file holds, then those of the ops that are left, which it gets."""
+    lines = path.read_text().splitlines() if path is not None and path.exists() else []
+    known = {outcome.op: outcome for outcome in map(_read, lines)}
+    names = {position: full_name(op_db[position]) for position in positions}
+    yield from (known[name] for name in names.values() if name in known)
+    for outcome in run_all([p for p in positions if names[p] not in known], jobs, backward):
+        if path is not None:
+            with path.open("a") as file:
+                file.write(json.dumps(asdict(outcome)) + "\n")
+        yield outcome
+
+
+def _read(line: str) -> Outcome:
+    """An outcome from its line."""
+    values = json.loads(line)
+    return Outcome(**{**values, "failures": [Failure(**f) for f in values["failures"]]})
+
+
 def show(outcome: Outcome, done: int, total: int) -> None:
     """One line for an op, and one for the first failure of each run."""
     verdict = "FAIL" if outcome.failures else "ok"
@@ -333,11 +355,12 @@ def main() -> int:
     parser.add_argument("--ops", help="regular expression on the op's name")
     parser.add_argument("--backward", action="store_true", help="gradients too, float32 alone")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
+    parser.add_argument("--results", type=Path, help="a file that keeps outcomes")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     arguments = parser.parse_args()
     positions = choose(arguments.ops, arguments.sample, arguments.seed)
     outcomes = []
-    for outcome in run_all(positions, arguments.jobs, arguments.backward):
+    for outcome in run_kept(positions, arguments.jobs, arguments.backward, arguments.results):
         outcomes.append(outcome)
         show(outcome, len(outcomes), len(positions))
     failures = [f for o in outcomes for f in o.failures]

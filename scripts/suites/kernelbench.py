@@ -32,8 +32,8 @@ import torch
 from suites.case import Built, Case
 
 _NAMES = (
-    (re.compile(r"batch"), "batch"),
-    (re.compile(r"depth|height|width|image_size|resolution"), "image"),
+    (re.compile(r"batch|^b$"), "batch"),
+    (re.compile(r"depth|height|width|image_size|resolution|^[ij]$"), "image"),
     (re.compile(r"seq|length"), "sequence"),
     (re.compile(r"channels|embed"), "channels"),
     (

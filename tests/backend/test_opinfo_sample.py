@@ -94,3 +94,23 @@ def test_gradients_of_compiled_ops_are_those_of_eager(script: ModuleType) -> Non
 def test_ops_without_gradients_have_no_backward_cases(script: ModuleType) -> None:
     op = next(o for o in script.op_db if o.name == "argmax")
     assert list(script.cases(op, 2, backward=True)) == []
+
+
+def test_what_the_file_of_results_holds_does_not_run_again(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    positions = script.choose(ops="^(sin|cos)$")
+    failure = script.Failure("sin", "legal", "float32", 0, "its values differ")
+    first = {p: script.Outcome(script.full_name(script.op_db[p]), samples=2) for p in positions}
+    first[positions[0]].failures.append(failure)
+    ran = []
+
+    def run(left: list[int], *_: Any) -> Iterator[Any]:
+        ran.extend(left)
+        yield from (first[p] for p in left)
+
+    monkeypatch.setattr(script, "run_all", run)
+    path = tmp_path / "results"
+    assert list(script.run_kept(positions[:1], 1, False, path)) == [first[positions[0]]]
+    assert list(script.run_kept(positions, 1, False, path)) == [first[p] for p in positions]
+    assert ran == positions
