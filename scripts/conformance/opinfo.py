@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo.utils import counters
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves
 
@@ -51,6 +52,9 @@ SAMPLES = 2
 OP_SECONDS = 300
 SEED = 1234
 RENEWED_AFTER = 60  # ops that one process runs
+
+# How Dynamo calls a backend's error about fake tensors, after which it runs eager.
+COMPILER_BROKE = "Backend compiler exception"
 
 # Ops whose values nobody defines: shape, dtype and strides are compared.
 UNDEFINED = re.compile(r"(new_)?empty(_like|_strided|_permuted)?$")
@@ -205,9 +209,12 @@ def _kind(value: Any) -> str:
 def attempt(op: Any, case: Case, expected: list[Any], backend: str, **settings: Any) -> str | None:
     """Compile and run one sample; why it is not what eager gives."""
     torch._dynamo.reset()
+    counters.clear()
     try:
         compiled = torch.compile(op.op, backend=backend, **settings)
         actual = call(compiled, case)
+        if refused := _refused():
+            return refused
         reason = differs(actual, expected, bool(UNDEFINED.match(op.name)))
         if reason is not None and (finer := exact(op, case)) is not None:
             reason = reason if differs(actual, finer, False) else None
@@ -216,6 +223,12 @@ def attempt(op: Any, case: Case, expected: list[Any], backend: str, **settings: 
         raise
     except Exception as error:  # noqa: BLE001 - whatever a backend raises is what is reported
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _refused() -> str | None:
+    """The backend's own error, of which Dynamo made a graph break, so that eager ran."""
+    breaks = counters["unimplemented"]
+    return next((" ".join(b.split())[:300] for b in breaks if b.startswith(COMPILER_BROKE)), None)
 
 
 def nki_ran(reports: Any) -> bool:

@@ -114,3 +114,14 @@ def test_what_the_file_of_results_holds_does_not_run_again(
     assert list(script.run_kept(positions[:1], 1, False, path)) == [first[positions[0]]]
     assert list(script.run_kept(positions, 1, False, path)) == [first[p] for p in positions]
     assert ran == positions
+
+
+def test_a_backend_error_that_becomes_a_graph_break_counts(script: ModuleType) -> None:
+    def broken(*_: Any) -> Any:
+        raise torch._subclasses.fake_tensor.DataDependentOutputException(torch.ops.aten.item)
+
+    op = next(o for o in script.op_db if o.name == "sin")
+    (case, *_) = script.cases(op, 1)
+    reason = script.attempt(op, case, script.call(op.op, case), broken)
+    assert reason is not None
+    assert reason.startswith(script.COMPILER_BROKE)
