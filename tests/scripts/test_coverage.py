@@ -41,11 +41,13 @@ def small(coverage: ModuleType, model: Any) -> Any:
     return coverage.Case("small", lambda train: built(model.train(train), (torch.randn(3, 8),)))
 
 
-def test_the_page_has_a_row_for_every_model(coverage: ModuleType) -> None:
-    rows = re.findall(r"^\| (\w+) \| (.*) \|$", PAGE, re.MULTILINE)
-    found = {name: cells.split(" | ") for name, cells in rows if name in names(coverage)}
-    assert list(found) == names(coverage)
-    for name, cells in found.items():
+@pytest.mark.parametrize("section", ["## Models", "### Training"])
+def test_the_page_has_a_row_for_every_model(coverage: ModuleType, section: str) -> None:
+    (text,) = re.findall(rf"^{section}\n(.*?)^##", PAGE, re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| (\w+) \| (.*) \|$", text, re.MULTILINE)
+    found = [(name, cells.split(" | ")) for name, cells in rows if name in names(coverage)]
+    assert [name for name, _ in found] == names(coverage)
+    for name, cells in found:
         assert len(cells) == 4, name
         assert all(re.fullmatch(r"\d+ %|-", cell) for cell in cells[:3]), name
         assert re.fullmatch(r"-|(`[\w.:]+`(, )?)+", cells[3]), name
