@@ -32,7 +32,8 @@ class Shard:
     """Sizes of one rank: what a mesh leaves of a block, for `sequences` of `rows` tokens.
 
     `norm_rows` are the tokens of a sequence that norms and residuals see; `cached` those in the KV
-    cache. Meshes with equal shards have equal blocks.
+    cache; `laid_out` whether weights lie as products read them. Meshes with equal shards have equal
+    blocks.
     """
 
     model: ModelDescription
@@ -48,6 +49,7 @@ class Shard:
     cached: int
     dtype: torch.dtype
     cuts_output: bool
+    laid_out: bool
 
     @property
     def gathers(self) -> bool:
@@ -74,7 +76,32 @@ def shard_of(model: ModelDescription, mesh: Mesh, work: Workload) -> Shard:
         cached=work.sequence if work.mode is Mode.DECODE else 0,
         dtype=work.dtype,
         cuts_output=tensor > 1,
+        laid_out=not work.training,
     )
+
+
+class LaidOutLinear(nn.Module):
+    """nn.Linear with a weight `[inner, columns]`, which products read without transposing it.
+
+    Inference lays its weights out once, when it loads them: torch_neuronx.trace has them in the
+    compiled file, NxD Inference's "weight layout optimization" and transformers-neuronx's weight
+    tiling do it for shards (SDK/libraries/nxd-inference/api-guides/api-guide.rst and
+    developer_guides/migrate-from-tnx-to-nxdi.rst).
+    """
+
+    def __init__(self, inner: int, columns: int, bias: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(inner, columns, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(columns, dtype=dtype)) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., inner] -> [..., columns]."""
+        return F.linear(x, self.weight.t(), self.bias)
+
+
+def _linear(shard: Shard, inner: int, columns: int, bias: bool) -> nn.Module:
+    kind = LaidOutLinear if shard.laid_out else nn.Linear
+    return kind(inner, columns, bias, dtype=shard.dtype)
 
 
 class Attention(nn.Module):
@@ -88,10 +115,10 @@ class Attention(nn.Module):
         model, dim = shard.model, shard.model.head_dim
         bias, dtype = model.qkv_bias or model.encoder, shard.dtype
         self.shard = shard
-        self.q = nn.Linear(model.hidden, shard.heads * dim, bias, dtype=dtype)
-        self.k = nn.Linear(model.hidden, shard.kv_heads * dim, bias, dtype=dtype)
-        self.v = nn.Linear(model.hidden, shard.kv_heads * dim, bias, dtype=dtype)
-        self.o = nn.Linear(shard.heads * dim, model.hidden, model.encoder, dtype=dtype)
+        self.q = _linear(shard, model.hidden, shard.heads * dim, bias)
+        self.k = _linear(shard, model.hidden, shard.kv_heads * dim, bias)
+        self.v = _linear(shard, model.hidden, shard.kv_heads * dim, bias)
+        self.o = _linear(shard, shard.heads * dim, model.hidden, model.encoder)
         if not model.encoder:
             self.register_buffer("cos", torch.empty(shard.rows, dim, dtype=dtype), False)
             self.register_buffer("sin", torch.empty(shard.rows, dim, dtype=dtype), False)
@@ -128,10 +155,10 @@ class Mlp(nn.Module):
 
     def __init__(self, shard: Shard) -> None:
         super().__init__()
-        hidden, encoder, dtype = shard.model.hidden, shard.model.encoder, shard.dtype
-        self.gate = None if encoder else nn.Linear(hidden, shard.ffn, False, dtype=dtype)
-        self.up = nn.Linear(hidden, shard.ffn, encoder, dtype=dtype)
-        self.down = nn.Linear(shard.ffn, hidden, encoder, dtype=dtype)
+        hidden, encoder = shard.model.hidden, shard.model.encoder
+        self.gate = None if encoder else _linear(shard, hidden, shard.ffn, False)
+        self.up = _linear(shard, hidden, shard.ffn, encoder)
+        self.down = _linear(shard, shard.ffn, hidden, encoder)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., hidden] -> [..., hidden]."""
@@ -168,9 +195,7 @@ class Block(nn.Module):
         self.norm2 = norm(model.hidden, dtype=dtype)
         self.mlp = Mlp(shard) if model.experts == 1 else Experts(shard)
         self.router = (
-            None
-            if model.experts == 1
-            else nn.Linear(model.hidden, model.experts, False, dtype=dtype)
+            None if model.experts == 1 else _linear(shard, model.hidden, model.experts, False)
         )
 
     def inputs(self) -> dict[str, torch.Tensor]:
@@ -225,12 +250,10 @@ class Head(nn.Module):
         super().__init__()
         model, dtype = shard.model, shard.dtype
         self.training_loss = training
-        self.transform = (
-            nn.Linear(model.hidden, model.hidden, dtype=dtype) if model.encoder else None
-        )
+        self.transform = _linear(shard, model.hidden, model.hidden, True) if model.encoder else None
         norm = nn.LayerNorm if model.encoder else nn.RMSNorm
         self.norm = norm(model.hidden, dtype=dtype)
-        self.out = nn.Linear(model.hidden, shard.vocab, model.encoder, dtype=dtype)
+        self.out = _linear(shard, model.hidden, shard.vocab, model.encoder)
 
     def forward(self, x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] and [tokens] -> the loss, or logits [tokens, vocabulary]."""

@@ -53,7 +53,7 @@ class ScaleUp:
         chip = self.chip
         own = min(chip.dma_bytes_per_second, chip.hbm_bytes_per_second)
         link = min(own, chip.neuronlink_bytes_per_second / chip.cores_per_chip)
-        return (("chip", chip.cores_per_chip, own), ("NeuronLink", sys.maxsize, link))
+        return (("chip", chip.cores_per_chip, own), ("switch", sys.maxsize, link))
 
 
 @dataclass(frozen=True)

@@ -83,11 +83,21 @@ def test_collectives_never_beat_the_links(instance: str, nodes: int) -> None:
             assert all_to_all(cluster, group, nbytes) >= (size - 1) / size * nbytes / own
 
 
-def test_collectives_inside_a_chip_are_rings() -> None:
+def test_collectives_inside_a_chip_take_one_hop() -> None:
     rate = TRN2.levels()[0][2]
-    expected = 7 * 1.5e-6 + 7 / 8 * 1e9 / rate
+    expected = 1.5e-6 + 7 / 8 * 1e9 / rate
     assert all_gather(TRN2, Group(8, 1), 1e9) == pytest.approx(expected)
     assert all_gather(TRN2, Group(1, 1), 1e9) == all_to_all(TRN2, Group(1, 1), 1e9) == 0
+
+
+def test_small_collectives_are_meshes_and_large_ones_rings() -> None:
+    cluster = Cluster("trn1.32xlarge", 1)
+    (_, _, own), (_, _, link) = cluster.levels()[:2]
+    # A hop inside the chip and one between chips, where two of a 4 x 4 torus are 32/15 links apart.
+    small = 2 * 1.5e-6 + 1 / 2 * 1e4 / own + 32 / 15 * 15 / 16 * 1e4 / 2 / link
+    assert all_gather(cluster, Group(32, 1), 1e4) == pytest.approx(small)
+    large = 16 * 1.5e-6 + 1 / 2 * 1e9 / own + 15 / 16 * 1e9 / 2 / link
+    assert all_gather(cluster, Group(32, 1), 1e9) == pytest.approx(large)
 
 
 def test_farther_links_are_slower() -> None:
