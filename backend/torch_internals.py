@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch._dynamo.backends.registry
@@ -48,6 +48,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trnx.fx_passes.source import users_name
 from trnx.simulator.memory.tensor_spec import TensorSpec
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 # `fma(a, b, c)`: what Dynamo writes for `addcmul_`, `addcdiv_` and `add_` with a factor.
 FUSED_MULTIPLY_ADD = inductor_prims.fma
@@ -441,6 +444,17 @@ def process_group_ranks(group: Any) -> tuple[int, ...]:
     if isinstance(found, str):
         found = _resolve_process_group(GroupName(found))
     return tuple(torch.distributed.get_process_group_ranks(found))
+
+
+def local_part(tensor: DTensor) -> tuple[slice, ...]:
+    """Where this rank's part of a sharded tensor lies in the whole one."""
+    # torch.distributed.tensor takes long to import, and a single process has no use for it.
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sizes, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
 
 
 def register_artifact(

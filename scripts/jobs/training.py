@@ -27,7 +27,7 @@ from trnx.jobs.parallel import ParallelDims
 from trnx.jobs.schedules import learning_rate
 from trnx.jobs.together import gathered
 from trnx.jobs.train_flags import Settings
-from trnx.jobs.weights import load_safetensors
+from trnx.jobs.weights import load_safetensors, make_weights, without_weights
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -51,11 +51,13 @@ class Built:
 def build(
     settings: Settings, config: Any, layout: ParallelDims, platform: Platform, backend: str
 ) -> Built:
-    """The model: split, compiled in parts, then sharded or replicated. Raises FlagError."""
-    model = models.build_model(config, settings.seed)
-    if settings.init_from is not None:
-        load_safetensors(settings.init_from, model)
-    model.to(platform.device)
+    """The model: split, compiled in parts, then sharded or replicated; weights of files are read
+    once each rank knows its part. Raises FlagError and ModelError."""
+    read = settings.init_from is not None
+    with without_weights() if read else nullcontext():
+        model = models.build_model(config, settings.seed)
+    if not read:
+        model.to(platform.device)
     mesh = parallel.make_mesh(layout, platform)
     if layout.tensor > 1:
         assert mesh is not None
@@ -77,7 +79,11 @@ def build(
     if layout.mode == "fsdp":
         assert mesh is not None
         model = parallel.shard(model, config, mesh, _DTYPES[settings.dtype])
-    elif layout.mode == "ddp":
+    if settings.init_from is not None:
+        make_weights(model, platform.device)
+        load_safetensors(settings.init_from, model)
+        model.to(platform.device)
+    if layout.mode == "ddp":
         model = parallel.replicate(model)
     return Built(model, compiled, flops)
 

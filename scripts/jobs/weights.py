@@ -1,15 +1,51 @@
 """Weights of a folder as `save_pretrained` writes it: `*.safetensors`, read tensor by tensor.
 
-One tensor at a time is in memory beside the model. Nothing is run: safetensors holds numbers alone.
+A model that gets its weights from files is made without any (`without_weights`), divided over the
+ranks, and then given memory for what this rank keeps (`make_weights`); of each tensor a rank reads
+its own part. Nothing is run: safetensors holds numbers alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 
+from trnx.backend.torch_internals import local_part
 from trnx.jobs.errors import ModelError
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Parameters made inside are on the meta device; buffers, which no file has, are real."""
+    register = nn.Module.register_parameter
+
+    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, param)
+        if param is not None and not param.is_meta:  # a tied one stays the same object
+            self._parameters[name] = nn.Parameter(param.to("meta"), param.requires_grad)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def make_weights(model: nn.Module, device: torch.device) -> None:
+    """Memory for the parameters that are on the meta device, with no values yet; tied ones stay
+    tied."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, old in list(module.named_parameters(recurse=False)):
+            if old.is_meta and old not in made:
+                made[old] = nn.Parameter(torch.empty_like(old, device=device), old.requires_grad)
+            if old in made:
+                setattr(module, name, made[old])
 
 
 def _files_of(folder: Path) -> dict[str, Path]:
@@ -39,7 +75,7 @@ def _wanted(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def load_safetensors(folder: Path, model: torch.nn.Module) -> None:
-    """Fill the parameters of a model in one piece; dtypes are converted to the model's.
+    """Fill the parameters of a model, divided or not; dtypes are converted to the model's.
 
     Raises ModelError where a tensor is missing, unknown, or of another shape.
     """
@@ -53,10 +89,13 @@ def load_safetensors(folder: Path, model: torch.nn.Module) -> None:
         raise ModelError(f"--init-from {folder}: it {what}; is config.json that of these weights?")
     for name, target in wanted.items():
         with safe_open(files[name], framework="pt") as file:
-            value = file.get_tensor(name)
-        if value.shape != target.shape:
-            raise ModelError(
-                f"--init-from {folder}: {name} is {list(value.shape)}, and {list(target.shape)} in "
-                "the model: the tokenizer (--tokenizer) gives the vocabulary, config.json the rest"
-            )
-        target.copy_(value)
+            found = file.get_slice(name)
+            if (shape := list(found.get_shape())) != list(target.shape):
+                raise ModelError(
+                    f"--init-from {folder}: {name} is {shape}, and {list(target.shape)} in the "
+                    "model: the tokenizer (--tokenizer) gives the vocabulary, config.json the rest"
+                )
+            if isinstance(target, DTensor):
+                target.to_local().copy_(found[local_part(target)])
+            else:
+                target.copy_(file.get_tensor(name))

@@ -14,11 +14,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
 from trnx.errors import CheckpointError
-from trnx.jobs import models
+from trnx.jobs import models, parallel
 from trnx.jobs.checkpoint_reader import read_metadata
 from trnx.jobs.checkpoints import finished, load_weights
 from trnx.jobs.checksums import seal
@@ -29,6 +33,7 @@ from trnx.jobs.metrics import Summary
 from trnx.jobs.parallel import clip_gradients, linear_sizes
 from trnx.jobs.schedules import SCHEDULES, learning_rate
 from trnx.jobs.train import STOPPED, holds
+from trnx.jobs.weights import load_safetensors, make_weights, without_weights
 
 Train = Callable[..., tuple[int, list[dict[str, Any]], str]]
 SMALL = ("--sequence-length", "16", "--batch", "2", "--backend", "eager", "--json")
@@ -395,6 +400,46 @@ def test_training_starts_from_safetensors(
     logits = model(input_ids=tokens[:, :-1]).logits.flatten(0, 1)
     loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
     assert losses(lines)[1] == pytest.approx(loss.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("preset", ["llama-tiny", "gpt2-tiny"])
+def test_model_without_weights_becomes_the_one_of_the_files(preset: str, tmp_path: Path) -> None:
+    config = models.build_config(models.PRESETS[preset], 256, 16, 0.0)
+    expected = models.build_model(config, 5)
+    expected.save_pretrained(tmp_path)  # type: ignore[operator]
+    with without_weights():
+        model = models.build_model(config, 6)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    make_weights(model, torch.device("cpu"))
+    load_safetensors(tmp_path, model)
+    assert len(list(model.parameters())) == len(list(expected.parameters()))
+    for found in (model.state_dict(), dict(model.named_buffers())):
+        wanted = expected.state_dict() | dict(expected.named_buffers())
+        assert all(torch.equal(value, wanted[name]) for name, value in found.items())
+    # Nothing is left of the change to torch.nn.
+    assert not torch.nn.Linear(1, 1).weight.is_meta
+
+
+def test_rank_reads_its_own_part_of_each_tensor(tmp_path: Path) -> None:
+    # One rank alone: torch remembers the place of a process in a mesh. The last one has fewer rows.
+    rank = 2
+    config = models.build_config(models.PRESETS["llama-tiny"], 256, 16, 0.0)
+    expected = models.build_model(config, 5)
+    expected.save_pretrained(tmp_path)  # type: ignore[operator]
+    dist.init_process_group("fake", rank=rank, world_size=3, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (3, 1), mesh_dim_names=("data", "tensor"))
+        with without_weights():
+            model = models.build_model(config, 6)
+        sharded = parallel.shard(model, config, mesh, torch.float32)
+        make_weights(sharded, torch.device("cpu"))
+        load_safetensors(tmp_path, sharded)
+        for name, value in sharded.named_parameters():
+            assert isinstance(value, DTensor)
+            parts = torch.chunk(expected.get_parameter(name), 3)
+            assert torch.equal(value.to_local(), parts[rank])
+    finally:
+        dist.destroy_process_group()
 
 
 def test_safetensors_that_do_not_fit_are_named(train: Train, text: Path, tmp_path: Path) -> None:
