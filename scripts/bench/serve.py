@@ -1,15 +1,15 @@
 """The service under load: many clients at once, bad requests among them, then SIGTERM.
 
 Starts scripts/jobs/serve.py on a free port, waits until it is ready, and lets `--clients` clients
-send one request after another for `--seconds`: sentences to /embed, prompts to /generate, and
-prompts whose text streams from /v1/completions, of which every tenth client goes away. Bars: no
-good request fails; streamed text is that of the model in eager, token by token; every bad request
-gets the status that docs/jobs.md says; in the second half the service's memory grows by no more
-than 5 % (where a run takes a minute); a burst of requests that is in flight at SIGTERM is answered,
-and the process ends with status 0. `--json` prints one object as the last line; exit status 0 means
-that the bars hold.
+send one request after another for `--seconds`: prompts of mixed lengths whose text streams from
+/v1/completions, of which every tenth client goes away, sentences to /embed, and prompts to
+/generate. Bars: no good request fails; streamed text is that of the model in eager, token by token;
+every bad request, each sent once and then at random, gets the status that docs/jobs.md says; in the
+second half the service's memory grows by no more than 5 % (where a run takes a minute); a burst of
+requests that is in flight at SIGTERM is answered, and the process ends with status 0. `--json`
+prints one object as the last line; exit status 0 means that the bars hold.
 
-    python scripts/bench/serve.py --clients 64 --seconds 60 --json
+    python scripts/bench/serve.py --clients 64 --seconds 120 --json
 """
 
 from __future__ import annotations
@@ -36,7 +36,16 @@ from trnx.jobs.engines import GenerationEngine
 
 SERVE = Path(__file__).resolve().parents[1] / "jobs" / "serve.py"
 WORDS = ("tensor", "engine", "compiles", "every", "kernel", "before", "batches", "arrive")
+PROMPTS = (*WORDS, "a", "two words", "tensor engine", "every kernel")
 JSON = {"content-type": "application/json"}
+MODEL = "llama-tiny"
+# What /v1/completions refuses of a body that is good else.
+_WRONG: tuple[dict[str, Any], ...] = (
+    {"model": 7}, {"prompt": ""}, {"prompt": None}, {"prompt": [1, 2]}, {"prompt": "a" * 40},
+    {"max_tokens": 0}, {"max_tokens": -1}, {"max_tokens": "4"}, {"max_tokens": 1.5},
+    {"temperature": 0.7}, {"temperature": -1}, {"n": 2}, {"stream": "yes"}, {"best_of": 3},
+    {"stream_options": {"other": 1}}, {"top_p": 0},
+)  # fmt: skip
 # (path, body, expected status): what clients do wrong.
 BAD: tuple[tuple[str, bytes, int], ...] = (
     ("/embed", b'{"inputs": ', 400),
@@ -53,8 +62,11 @@ BAD: tuple[tuple[str, bytes, int], ...] = (
     ("/v1/completions", b'{"model": "llama-tiny", "prompt": "a", "max_tokens": 99999}', 422),
     ("/v1/chat/completions", b'{"model": "llama-tiny", "messages": []}', 422),
     ("/nothing", b"{}", 404),
+    *(
+        ("/v1/completions", json.dumps({"model": MODEL, "prompt": "a", **wrong}).encode(), 422)
+        for wrong in _WRONG
+    ),
 )
-MODEL = "llama-tiny"
 _MOST_STREAMED = 16
 _GROWTH = 0.05
 # A shorter run ends before allocators have what they need.
@@ -108,7 +120,7 @@ async def _one(
 def expected_texts() -> dict[str, list[str]]:
     """Prompt -> texts of 1, 2, ... tokens, by the model in eager, without cache or batches."""
     engine = GenerationEngine(MODEL, "eager", None, torch.device("cpu"))
-    return {prompt: _texts(engine, prompt) for prompt in WORDS}
+    return {prompt: _texts(engine, prompt) for prompt in PROMPTS}
 
 
 @torch.no_grad()
@@ -129,7 +141,7 @@ async def _stream(
     client: httpx.AsyncClient, load: Load, chance: random.Random, expected: dict[str, list[str]]
 ) -> None:
     """One stream; one in ten is left after its first piece."""
-    prompt, most = chance.choice(WORDS), chance.randint(1, _MOST_STREAMED)
+    prompt, most = chance.choice(PROMPTS), chance.randint(1, _MOST_STREAMED)
     body = {"model": MODEL, "prompt": prompt, "max_tokens": most, "stream": True}
     leaves, text, last = chance.random() < 0.1, "", time.perf_counter()
     times = load.first_token
@@ -179,6 +191,8 @@ async def _client(
     expected: dict[str, list[str]],
 ) -> None:
     chance = random.Random(number)
+    for bad in BAD[number :: options.clients]:
+        await _bad(client, load, *bad)
     while time.perf_counter() < end:
         if chance.random() < options.bad_share:
             await _bad(client, load, *chance.choice(BAD))
@@ -318,11 +332,11 @@ def main() -> int:
     """Command line: 0 where the bars hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument(
         "--generate-share", type=float, default=0.2, help="of those that do not stream"
     )
-    parser.add_argument("--stream-share", type=float, default=0.3, help="of good requests")
+    parser.add_argument("--stream-share", type=float, default=0.9, help="of good requests")
     parser.add_argument("--bad-share", type=float, default=0.1, help="of all requests")
     parser.add_argument("--backend", default="trnx", choices=("trnx", "eager"))
     parser.add_argument("--json", action="store_true", help="print one object as the last line")

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import os
-import random
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +16,8 @@ from trnx.jobs.checkpoints import Checkpoints, finished
 from trnx.jobs.checksums import problem_of
 from trnx.jobs.devices import Ranks
 from trnx.jobs.errors import NotFiniteError, SaveError
-from trnx.jobs.train import main
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -154,66 +149,32 @@ def _flags(text: Path, steps: int = 3) -> tuple[str, ...]:
     return (*common, "--backend", "eager", "--steps", str(steps))
 
 
-def _child(arguments: tuple[str, ...], out: str) -> None:
-    with open(out, "a", buffering=1) as file:
-        sys.stdout = sys.stderr = file
-        sys.exit(main(arguments))
-
-
-def _lines(metrics: Path) -> list[dict[str, Any]]:
-    """What was logged; a kill may cut the last line of a process short."""
-    found = []
-    for line in metrics.read_text().splitlines() if metrics.exists() else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
-
-
-def _losses(lines: list[dict[str, Any]]) -> list[tuple[int, float]]:
-    return [(line["step"], line["loss"]) for line in lines if "loss" in line]
+def _slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
-    ("kills", "last"), [(3, 40), pytest.param(20, 200, marks=pytest.mark.slow)]
+    ("kills", "steps", "ranks", "backend"),
+    [
+        (3, 40, 1, "eager"),
+        _slow(3, 40, 2, "eager"),
+        _slow(20, 200, 1, "eager"),
+        _slow(20, 200, 2, "eager"),
+        _slow(20, 200, 1, "trnx"),
+        _slow(20, 200, 2, "trnx"),
+    ],
 )
 def test_killed_at_random_points_and_resumed_is_the_same_run_bit_by_bit(
-    kills: int, last: int, train: Callable[..., Any], text: Path, tmp_path: Path
+    kills: int,
+    steps: int,
+    ranks: int,
+    backend: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _, whole, _ = train(*_flags(text, last))
-    expected = dict(_losses(whole))
-    assert sorted(expected) == list(range(1, last + 1))
+    monkeypatch.syspath_prepend(str(ROOT / "scripts/bench"))
+    from resume import measure, options_of
 
-    # Children of a server that has imported everything: twenty starts take seconds.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trnx.jobs.train", "transformers.models.llama.modeling_llama"])
-    folder, metrics = tmp_path / "ckpt", tmp_path / "metrics" / "rank-0.jsonl"
-    arguments = (*_flags(text, last), "--checkpoint-dir", str(folder), "--checkpoint-every", "2")
-    arguments += ("--metrics-dir", str(metrics.parent))
-    out = str(tmp_path / "out")
-    chance = random.Random(0)
-    for _ in range(kills):
-        before = len(_losses(_lines(metrics)))
-        # At least three steps, so that every second one of them ends in a checkpoint.
-        steps, delay = chance.randint(3, 5), chance.uniform(0, 0.03)
-        child = context.Process(target=_child, args=(arguments, out))
-        child.start()
-        while child.is_alive() and len(_losses(_lines(metrics))) < before + steps:
-            time.sleep(0.002)
-        time.sleep(delay)
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
-        child.join()
-        assert child.exitcode == -signal.SIGKILL, Path(out).read_text()
-        # Whatever has its name is whole.
-        assert all(problem_of(found) is None for found in finished(folder))
-    status, rest, errors = train(*arguments)
-    assert status == 0, errors
-    everything = _lines(metrics)
-    resumed = [line["step"] for line in everything if line.get("event") == "resume"]
-    assert len(resumed) >= kills // 2
-    assert resumed == sorted(resumed)
-    assert all(loss == expected[step] for step, loss in _losses(everything))
-    assert {step for step, _ in _losses(everything)} == set(expected)
-    assert rest[-1]["step"] == last
+    flags = f"--kills {kills} --steps {steps} --ranks {ranks} --backend {backend}"
+    found = measure(options_of(flags.split()), tmp_path)
+    assert found["bars_hold"], found

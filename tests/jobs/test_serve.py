@@ -329,15 +329,15 @@ def assert_bars(status: int, seen: dict[str, Any]) -> None:
     assert seen["clients"] == seen["drained"] == 64
     assert seen["errors"] == seen["drain_errors"] == {}
     assert seen["bad_answered_wrongly"] == []
-    assert seen["bad_requests"] > 0
-    assert seen["requests"] >= 64
+    assert seen["bad_requests"] >= 30
+    assert seen["requests"] + seen["streams"] >= 64
     assert seen["p99_seconds"] > 0
     assert seen["exit_status"] == seen["cut"] == 0
     assert seen["nki_share"] >= 0.9
 
 
 def test_64_clients_for_a_short_time() -> None:
-    assert_bars(*load_test("--seconds", "8"))
+    assert_bars(*load_test("--seconds", "8", "--stream-share", "0.3"))
 
 
 @pytest.mark.slow
