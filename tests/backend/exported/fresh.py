@@ -47,12 +47,15 @@ trace, programs.trace = programs.trace, counted
 compiler.plan_graph = planned
 model = trnx.load(folder, runner="simulator")
 found = [model(*saved["args"], **saved["kwargs"]) for _ in range(2)][-1]
-expected = saved["expected"]
+expected, exact = saved["expected"], saved["exact"]
 assert found.keys() == expected.keys()
 print(
     json.dumps(
         {
-            "gaps": [float((found[k] - expected[k]).abs().max()) for k in expected],
+            "errors": [
+                [float((values[k] - exact[k]).abs().max()) for values in (found, expected)]
+                for k in expected
+            ],
             "same": [
                 (found[k].dtype, found[k].stride()) == (expected[k].dtype, expected[k].stride())
                 for k in expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -26,8 +27,9 @@ def _fresh(
     """What `fresh.py` saw of the model, exported to `folder`."""
     with torch.no_grad():
         expected = dict(model(*args, **kwargs))
+        exact = dict(copy.deepcopy(model).double()(*args, **kwargs))
     trnx.export(model, args, folder, kwargs=kwargs)
-    saved = {"args": args, "kwargs": dict(kwargs), "expected": expected}
+    saved = {"args": args, "kwargs": dict(kwargs), "expected": expected, "exact": exact}
     torch.save(saved, folder.with_suffix(".saved"))
     done = subprocess.run(
         [sys.executable, str(FRESH), str(folder)],
@@ -58,10 +60,10 @@ def _gpt2() -> tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]:
 
 @pytest.mark.parametrize("make", [_demo, _gpt2])
 def test_fresh_process(make: Any, tmp_path: Path) -> None:
-    """The bar: equal eager; no Dynamo, no pass, nothing unpickled or executed from the folder, no
-    kernel traced twice."""
+    """The bar: as near to float64 as eager, whose own error differs by processor; no Dynamo, no
+    pass, nothing unpickled or executed from the folder, no kernel traced twice."""
     found = _fresh(*make(), tmp_path / "model")
-    assert max(found["gaps"]) < 2e-5
+    assert all(gap <= 2 * eager for gap, eager in found["errors"])
     assert all(found["same"])
     assert found["seen"] == []
     assert set(found["traced"]) == {1}
