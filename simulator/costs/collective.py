@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from trnx.simulator.costs.attributes import CollectiveAttributes
 from trnx.simulator.costs.constants import Timing
-from trnx.simulator.costs.cost import DMA_LOAD, Cost, EngineCost, Workload, picoseconds
+from trnx.simulator.costs.cost import ANY_ENGINE, DMA_LOAD, Cost, EngineCost, Workload, picoseconds
 from trnx.simulator.costs.operands import Operand
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.language.enums import Engine
@@ -59,6 +59,7 @@ def _collective_cost(
         picoseconds(constants.dma_issue_ns),
         picoseconds(constants.dma_done_ns + hops * hop_ns),
         hardware.dma_engines,
+        ANY_ENGINE,
         round(nbytes * 1e12 / rate),
         sum(_bytes(operand) for operand in instruction.operands if operand.buffer in HBM),
         _total(instruction),

@@ -31,6 +31,9 @@ COMPUTE_QUEUES = SYNC + 1
 # bus of VectorE's fast modes and GpSimd, and a bank of PSUM.
 SBUF_PORT, PSUM_PORT, PSUM_BANK = 1, 2, 4
 
+# A transfer that no partition binds to some of the DMA engines.
+ANY_ENGINE = -1
+
 # Queues of a core, queue numbers are core * COUNT + queue.
 COUNT = len(QUEUES)
 
@@ -49,14 +52,16 @@ def cycles_ps(cycles: float, clock: float) -> int:
 class Cost:
     """Times in ps. `interval` is how long the queue is taken, `latency` until results are visible.
 
-    A DMA has `dma_engines`, those that it uses, and `transfer`, the time of the slowest of them;
-    its latency counts from the end of the transfer.
+    A DMA has `dma_engines`, how many it uses, and `transfer`, the time of the slowest of them; its
+    latency counts from the end of the transfer. `first_engine` is the first of them, which its
+    partitions decide; `ANY_ENGINE` where it takes those that are free first.
     """
 
     queue: int
     interval: int
     latency: int
     dma_engines: int = 0
+    first_engine: int = ANY_ENGINE
     transfer: int = 0
     hbm_bytes: int = 0
     dma_bytes: int = 0

@@ -1,10 +1,18 @@
-"""DMA: 16 engines, each taking the rows of 8 partitions; a row is at least one descriptor."""
+"""DMA: 16 engines, each taking the rows of 8 partitions; a row is at least one descriptor.
+
+From NeuronCore-v3 on the engine of a partition is fixed: "each DMA engine corresponds to 8
+partition lanes" (nki-dma-overview.rst, measured there on 4 and on 128 partitions). Two transfers of
+the same 64 partitions take turns at 8 engines, and a row of one partition never has more than one.
+On NeuronCore-v2 "Neuron Compiler is responsible for [...] assigning these transfers to different
+DMA engines" (trainium_inferentia2_arch.rst); they are taken to be those that are free first.
+"""
 
 from __future__ import annotations
 
 from trnx.simulator.costs.attributes import DmaAttributes, DmaIssuer, ExchangeAttributes
 from trnx.simulator.costs.constants import Timing
 from trnx.simulator.costs.cost import (
+    ANY_ENGINE,
     DMA_GPSIMD,
     DMA_LOAD,
     DMA_STORE,
@@ -71,7 +79,7 @@ def _transfer(
         priority = 0  # one class
     moved = _moved(instruction)
     nbytes = max(_bytes(operand) for operand in moved)
-    lanes, share, row = _split(hardware, moved, nbytes)
+    lanes, first, share, row = _split(hardware, moved, nbytes)
     run = max(1, min([row, *(_run(operand) for operand in moved)]))
     transfer = share / row * _row_time(hardware, constants, row) / factor
     if has_descriptors:
@@ -81,6 +89,7 @@ def _transfer(
         picoseconds(trigger),
         picoseconds(constants.dma_done_ns + done_ns),
         lanes,
+        first,
         picoseconds(transfer),
         sum(_bytes(operand) for operand in moved if operand.buffer in HBM),
         nbytes,
@@ -131,18 +140,33 @@ def _moved(instruction: Workload) -> list[Operand]:
     return [o for o, size in zip(instruction.operands, sizes, strict=True) if size == most]
 
 
-def _split(hardware: Hardware, moved: list[Operand], nbytes: int) -> tuple[int, float, int]:
-    """(engines, bytes of each, bytes of a row)."""
+def _split(hardware: Hardware, moved: list[Operand], nbytes: int) -> tuple[int, int, float, int]:
+    """(engines, the first of them, bytes of the busiest, bytes of a row)."""
     on_chip = [operand for operand in moved if operand.buffer not in HBM]
     if on_chip:
-        partitions = max(operand.partitions for operand in on_chip)
-        lanes = min(hardware.dma_engines, -(-partitions // _PARTITIONS_PER_ENGINE))
-        row = max(1, nbytes // partitions)
-        return lanes, float(min(partitions, _PARTITIONS_PER_ENGINE) * row), row
+        # Within SBUF where it writes (inferred: nothing is said about two sides on chip).
+        widest = max(on_chip, key=lambda operand: (operand.partitions, operand.is_write))
+        row = max(1, nbytes // widest.partitions)
+        first, lanes, rows = _engines(hardware, widest.start_partition, widest.partitions)
+        return lanes, first, float(rows * row), row
     # HBM to HBM: default packets (4 KiB, compute-comm-overlap.rst) over all engines.
     packets = -(-nbytes // 4096)
     lanes = min(hardware.dma_engines, packets)
-    return lanes, nbytes / lanes, nbytes
+    return lanes, ANY_ENGINE, nbytes / lanes, nbytes
+
+
+def _engines(hardware: Hardware, start: int, partitions: int) -> tuple[int, int, int]:
+    """(first engine, engines, rows of the busiest) of adjacent partitions."""
+    each = _PARTITIONS_PER_ENGINE
+    if hardware.generation == 2:
+        lanes = min(hardware.dma_engines, -(-partitions // each))
+        return ANY_ENGINE, lanes, min(partitions, each)
+    first, before = divmod(start, each)
+    last, after = divmod(start + partitions - 1, each)
+    if first == last:
+        return first, 1, partitions
+    lanes = last - first + 1
+    return first, lanes, each if lanes > 2 else max(each - before, after + 1)
 
 
 def _row_time(hardware: Hardware, constants: Timing, row: int) -> float:

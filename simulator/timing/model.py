@@ -1,7 +1,7 @@
 """`CostModel`: the cost of a row, by the rule that its instruction declares or its engine has.
 
-Costs depend on sizes, dtypes, buffers and access patterns, never on values or addresses, so equal
-instructions share one Cost.
+Costs depend on sizes, dtypes, buffers and access patterns, never on values or addresses within a
+partition, so equal instructions share one Cost. That of a DMA depends on its partitions, too.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def _classes(rows: InstructionTable) -> _Words:
         rows.kind, rows.dtype, rows.partitions, rows.free_size, rows.pattern, rows.dynamic,
     ):  # fmt: skip
         operand = _mixed(operand, np.frombuffer(column, column.typecode))
+    operand = _mixed(operand, _partitions_of_transfers(rows))
     first = np.frombuffer(rows.first_operand, np.uint32).astype(np.int64)
     counts = np.diff(first)
     found = counts.astype(np.uint64)
@@ -92,6 +93,15 @@ def _classes(rows: InstructionTable) -> _Words:
         has = np.flatnonzero(counts > n)
         found[has] = _mixed(found[has], operand[first[has] + n])
     return found
+
+
+def _partitions_of_transfers(rows: InstructionTable) -> npt.NDArray[np.int64]:
+    """Of each operand of a DMA the first partition, which decides about engines; else 0."""
+    names = np.array([name == Engine.dma.name for name in rows.engines()])
+    is_transfer = names[np.frombuffer(rows.engine, np.uint8)]
+    counts = np.diff(np.frombuffer(rows.first_operand, np.uint32).astype(np.int64))
+    starts = np.frombuffer(rows.start_partition, np.uint16).astype(np.int64)
+    return np.where(np.repeat(is_transfer, counts), starts, 0)
 
 
 def _mixed(hashes: _Words, column: npt.NDArray[Any]) -> _Words:

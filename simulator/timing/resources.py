@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from trnx.simulator.costs.cost import Cost
+from collections.abc import Sequence
+
+from trnx.simulator.costs.cost import ANY_ENGINE, Cost
 
 # Half steps of a picosecond: the throttle halves rates.
 _HALVES = 2
@@ -109,37 +111,39 @@ class PeTiles:
 
 
 class DmaEngines:
-    """The DMA engines of a core: a transfer takes those that are free first.
+    """The DMA engines of a core: a transfer takes those of its partitions, or as many that are free
+    first.
 
     A transfer of a class (0 goes first) waits for those of its own class and of higher ones that
     were issued before it. Packets that a lower class has under way already are not delayed.
     """
 
-    __slots__ = ("_count", "_free", "_staggers")
+    __slots__ = ("_every", "_free", "_staggers")
 
     def __init__(self, count: int, classes: int, stagger: int) -> None:
-        self._count = count
+        self._every = range(count)
         self._free = [[0] * count for _ in range(classes)]
         self._staggers = [i * stagger for i in range(count)]
 
     def take(self, cost: Cost, begin: int) -> tuple[int, int]:
         """(first byte, last byte) of a transfer that may begin at `begin`."""
-        count, transfer = cost.dma_engines, cost.transfer
-        free = self._free[min(cost.priority, len(self._free) - 1)]
+        classes = self._free[min(cost.priority, len(self._free) - 1) :]
+        free, transfer = classes[0], cost.transfer
+        engines = self._engines(cost, free)
         starts = [
-            lane if lane > begin + stagger else begin + stagger
-            for lane, stagger in zip(free[:count], self._staggers, strict=False)
+            free[engine] if free[engine] > begin + stagger else begin + stagger
+            for engine, stagger in zip(engines, self._staggers, strict=False)
         ]
-        ends = [start + transfer for start in starts]
-        for lower in self._free[min(cost.priority, len(self._free) - 1) :]:
-            if lower is free:
-                continue
-            lower[:count] = [max(*pair) + transfer for pair in zip(lower, starts, strict=False)]
-            lower.sort()
-        free[:count] = ends
-        if count < self._count:
-            free.sort()
-        return starts[0], ends[-1]
+        for lower in classes:
+            for engine, start in zip(engines, starts, strict=True):
+                lower[engine] = max(lower[engine], start) + transfer
+        return min(starts), max(starts) + transfer
+
+    def _engines(self, cost: Cost, free: list[int]) -> Sequence[int]:
+        count, first = cost.dma_engines, cost.first_engine
+        if first == ANY_ENGINE:
+            return sorted(self._every, key=free.__getitem__)[:count]
+        return self._every[first : first + count]
 
     def state(self, now: int) -> tuple[tuple[int, ...], ...]:
         """Free times relative to `now`, before which nothing can begin."""

@@ -265,6 +265,39 @@ def test_a_higher_class_overtakes(kernels: ModuleType) -> None:
     assert json.dumps(urgent.total_ps)
 
 
+def _load_rate(kernels: ModuleType, rows: int, first: int, target: str) -> float:
+    """Bytes a second of 16 loads of `rows` rows of 8 KiB."""
+    arguments = [_spec(128, 32768), rows, first, 2048]
+    result = schedule(trace(kernels.loads_of_rows, arguments, target=target).rows, hardware(target))
+    loads = range(len(result.order) - 1)
+    taken = max(result.last[p] for p in loads) - min(result.begin[p] for p in loads)
+    return sum(result.cost(p).dma_bytes for p in loads) / taken * 1e12
+
+
+@pytest.mark.parametrize("target", ["trn2", "trn3"])
+@pytest.mark.parametrize(
+    ("rows", "first", "engines"),
+    [
+        # The busiest engine has 8 rows at most, so 9 rows take no longer than 16.
+        *((1, 0, 1), (8, 0, 1), (8, 4, 2), (9, 0, 9 / 8), (16, 4, 2), (64, 0, 8), (64, 64, 8)),
+        *((127, 0, 127 / 8), (127, 1, 127 / 8), (128, 0, 16)),
+    ],
+)
+def test_partitions_are_bound_to_dma_engines(
+    kernels: ModuleType, target: str, rows: int, first: int, engines: float
+) -> None:
+    rate = _load_rate(kernels, rows, first, target)
+    most = engines * hardware(target).dma_engine_rate
+    assert rate <= most * 1.001
+    if rows > 1:  # a trigger takes longer than one row
+        assert rate == pytest.approx(most, rel=0.1)
+
+
+def test_trn1_gives_transfers_the_engines_that_are_free(kernels: ModuleType) -> None:
+    few, many = (_load_rate(kernels, rows, 0, "trn1") for rows in (64, 128))
+    assert few == pytest.approx(many, rel=0.1)
+
+
 def test_the_same_bank_of_psum_serves_one_engine(kernels: ModuleType) -> None:
     together = schedule(trace(kernels.two_readers, [_spec(128, 128), True]).rows, hardware("trn2"))
     apart = schedule(trace(kernels.two_readers, [_spec(128, 128), False]).rows, hardware("trn2"))

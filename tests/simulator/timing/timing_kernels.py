@@ -318,3 +318,15 @@ def cleared_twice(x):
     nisa.memset(dst=tile, value=0.0)
     nisa.dma_copy(dst=out, src=tile)
     return out
+
+
+@nki.jit
+def loads_of_rows(x, rows, first, width):
+    """A load of `rows` rows for each `width` columns, into partitions from `first` on."""
+    out = nl.ndarray((rows, x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray((128, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+    for start in range(0, x.shape[1], width):
+        end = start + width
+        nisa.dma_copy(dst=tile[first : first + rows, start:end], src=x[0:rows, start:end])
+    nisa.dma_copy(dst=out, src=tile[first : first + rows])
+    return out
