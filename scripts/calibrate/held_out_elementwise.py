@@ -147,45 +147,40 @@ def resize_nearest(x, rows, columns):
 
 @nki.jit
 def average_pool(x, size):
-    """x [images, channels, height, width] to size x size: channels on the partitions, the rows of a
-    window at a time (at most 64), one sum for each result.
+    """x [images, channels, height, width] to size x size: images and channels on the partitions, a
+    load for each window, its sum added to an accumulator that was cleared, divided by its count.
     """
     images, channels, height, width = x.shape
-    out = nl.ndarray((images, channels, size, size), dtype=x.dtype, buffer=nl.shared_hbm)
-    for image in range(images):
-        for start in range(0, channels, 128):
-            end = min(start + 128, channels)
-            result = _tile((end - start, size, size), x.dtype)
-            for i in range(size):
-                top, bottom = i * height // size, -(-(i + 1) * height // size)
-                _pool_row(result[:, i], x[image, start:end, top:bottom])
-            nisa.tensor_scalar(
-                dst=result, data=result, op0=nl.multiply,
-                operand0=float(size * size) / (height * width),
-            )  # fmt: skip
-            nisa.dma_copy(dst=out[image, start:end], src=result)
+    rows = images * channels
+    out = nl.ndarray((rows, size, size), dtype=x.dtype, buffer=nl.shared_hbm)
+    flat = x.reshape((rows, height, width))
+    for start in range(0, rows, 128):
+        end = min(start + 128, rows)
+        result = _tile((end - start, size, size), x.dtype)
+        for i in range(size):
+            top, bottom = i * height // size, -(-(i + 1) * height // size)
+            for j in range(size):
+                left, right = j * width // size, -(-(j + 1) * width // size)
+                window = flat[start:end, top:bottom, left:right]
+                _pool_window(result[:, i, j : j + 1], window)
+        nisa.dma_copy(dst=out[start:end], src=result)
     return out
 
 
-def _pool_row(result, rows):
-    """Sums over windows of a [channels, rows, width] source in HBM, 64 rows at a time."""
-    count, size = result.shape
-    _, height, width = rows.shape
-    parts = []
-    for first in range(0, height, 64):
-        last = min(first + 64, height)
-        tile = _tile((count, last - first, width), rows.dtype)
-        nisa.dma_copy(dst=tile, src=rows[:, first:last])
-        part = _tile((count, size), nl.float32)
-        for j in range(size):
-            left, right = j * width // size, -(-(j + 1) * width // size)
-            nisa.tensor_reduce(
-                dst=part[:, j : j + 1], op=nl.add, data=tile[:, :, left:right], axis=(1, 2)
-            )
-        parts.append(part)
-    for i in range(1, len(parts)):
-        nisa.tensor_tensor(dst=parts[0], data1=parts[0], data2=parts[i], op=nl.add)
-    nisa.tensor_copy(dst=result, src=parts[0], engine=nisa.vector_engine)
+def _pool_window(result, window):
+    """The mean of a window [rows, height, width] in HBM, at most 128 x 128 of it at a time."""
+    rows, height, width = window.shape
+    acc = _tile((rows, 1), nl.float32)
+    nisa.memset(dst=acc, value=0.0)
+    for top in range(0, height, 128):
+        for left in range(0, width, 128):
+            part = window[:, top : min(top + 128, height), left : min(left + 128, width)]
+            tile = _tile(part.shape, window.dtype)
+            nisa.dma_copy(dst=tile, src=part)
+            total = _tile((rows, 1), nl.float32)
+            nisa.tensor_reduce(dst=total, op=nl.add, data=tile, axis=(1, 2))
+            nisa.tensor_tensor(dst=acc, data1=acc, data2=total, op=nl.add)
+    nisa.tensor_scalar(dst=result, data=acc, op0=nl.multiply, operand0=1.0 / (height * width))
 
 
 def _product(data1, data2, op, engine=nisa.vector_engine):

@@ -58,9 +58,11 @@ _KDA = "Jerry2423/kda-for-trainium workspaces/{}/candidates.jsonl, VectorE's sha
 
 POINTS = (
     Point("B3-1", "trn1", "tensor_tensor multiply fp32 N=8192", 14987,
-          ("latency", "multiply", 8192, "float32"), f"{_GUIDE} fig10"),
+          ("latency", "multiply", 8192, "float32"), f"{_GUIDE} fig10",
+          sets="vector_latency_cycles"),
     Point("B3-2", "trn1", "tensor_tensor add fp32 N=8192, 64 partitions", 14968,
-          ("latency", "add", 8192, "float32", False, 64), f"{_GUIDE} fig17"),
+          ("latency", "add", 8192, "float32", False, 64), f"{_GUIDE} fig17",
+          tells=("vector_latency_cycles",)),
     Point("B3-3", "trn1", "activation copy fp32 N=1", 159,
           ("latency", "identity", 1, "float32"), f"{_GUIDE} fig16", sets="scalar_latency_cycles"),
     Point("B3-3b", "trn1", "the same, from one to the next that needs it", 189,

@@ -131,9 +131,16 @@ class Timing:
 # What differs between generations: name -> (value, kind, source).
 _Own = dict[str, tuple[float, str, str]]
 _TRN1_OWN: _Own = {
+    "vector_latency_cycles": (
+        401, "measured", "row B3-1: 14987 ns, 14629 of them work; judged by B3-2 and C-II pool"
+    ),
     "scalar_latency_cycles": (222, "measured", "row B3-3: 159 ns for one element"),
     "throttle_ns": (0, "documented", "the guides describe the throttle from trn2 on"),
     "dma_issue_ns": (8, "inferred", "descriptors are written ahead; HWDGE came with trn2"),
+    "dma_descriptor_ns": (
+        21.1, "measured", "C-II pool of 4096 channels: 288 loads of 1408 rows of 44 bytes in "
+        "564 us; judged by its other cases (16 and 32 bytes); fig29 has 7 ns for one of 4 bytes",
+    ),
     "dma_small_row_bytes": (
         2048, "measured", "C5-blocked: its rows of 2 KiB move at the rate of C5-tiled, too; larger "
         "rows take no less than one of 2 KiB",

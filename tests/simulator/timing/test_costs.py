@@ -137,9 +137,7 @@ def test_dma_spreads_rows_over_engines(chip: Hardware) -> None:
     assert large.transfer == pytest.approx(8 * 32768 / (chip.dma_engine_rate / 1e12))
     assert large.hbm_bytes == 128 * 8192 * 4
     # Four bytes a row: descriptors decide, not bytes.
-    assert cost(128, 1).transfer == pytest.approx(
-        1000 * max(8 * 7, 32 / 6.48 if chip is TRN1 else 0)
-    )
+    assert cost(128, 1).transfer == pytest.approx(8000 * timing(chip).dma_descriptor_ns)
 
 
 @pytest.mark.parametrize("chip", CHIPS)
