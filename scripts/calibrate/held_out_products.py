@@ -191,31 +191,79 @@ def rmsnorm_matmul(x, w):
 
 
 @nki.jit
-def double_row_matmul(lhs_t, rhs):
-    """fp8, 256 rows of K per product: lhs_t [K / 2, 2, M], rhs [K / 2, 2, N]; lhs_t stays."""
-    half, _, height = lhs_t.shape
-    columns = rhs.shape[2]
-    out = nl.ndarray((height, columns), dtype=nl.bfloat16, buffer=nl.shared_hbm)
-    stationary = []
-    for k in range(0, half, 128):
-        tile = _tile((128, 2, height), lhs_t.dtype)
-        nisa.dma_copy(dst=tile, src=lhs_t[k : k + 128])
-        stationary.append(tile)
-    for n in range(0, columns, 512):
-        moving = []
-        for k in range(0, half, 128):
-            tile = _tile((128, 2, 512), rhs.dtype)
-            nisa.dma_copy(dst=tile, src=rhs[k : k + 128, :, n : n + 512])
-            moving.append(tile)
-        for m in range(0, height, 128):
-            acc = _sum(128, 512)
-            for a, b in zip(stationary, moving, strict=True):
-                nisa.nc_matmul(
-                    dst=acc, stationary=a[:, :, m : m + 128], moving=b, perf_mode="double_row"
+def double_row_matmul(x, weights, scales):
+    """x [M, K] bf16 by weights [K / 256, 128, 2, N] fp8 with a scale for each column [128, N]: blocks
+    of 256 rows and 2048 of K, in which x is quantised to fp8 row by row and transposed by TensorE;
+    products of 256 rows of K; sums of a block get their rows' scales, sums of all their columns'.
+    """
+    rows, depth = x.shape
+    columns = weights.shape[3]
+    out = nl.ndarray((rows, columns), dtype=nl.bfloat16, buffer=nl.shared_hbm)
+    for m in range(0, rows, 256):
+        totals = []
+        for row in range(2):
+            total = _tile((128, columns), nl.bfloat16)
+            nisa.memset(dst=total, value=0.0)
+            totals.append(total)
+        for k in range(0, depth, 2048):
+            quantised = [_quantised(x[m + r : m + r + 128, k : k + 2048]) for r in (0, 128)]
+            moving = []
+            for pair in range(k // 256, k // 256 + 8):
+                tile = _tile((128, 2, columns), weights.dtype)
+                nisa.dma_copy(dst=tile, src=weights[pair])
+                moving.append(tile)
+            for row in range(2):
+                sums = _double_row_sums(quantised[row][0], moving, columns)
+                scaled = _tile((128, columns), nl.bfloat16)
+                nisa.tensor_scalar(
+                    dst=scaled, data=sums, op0=nl.multiply, operand0=quantised[row][1]
                 )
-            tile = _evict(acc, nl.bfloat16, nisa.vector_engine)
-            nisa.dma_copy(dst=out[m : m + 128, n : n + 512], src=tile)
+                nisa.tensor_tensor(dst=totals[row], data1=totals[row], data2=scaled, op=nl.add)
+        factors = _tile((128, columns), nl.bfloat16)
+        nisa.dma_copy(dst=factors, src=scales)
+        for row in range(2):
+            result = _tile((128, columns), nl.bfloat16)
+            nisa.tensor_tensor(dst=result, data1=totals[row], data2=factors, op=nl.multiply)
+            nisa.dma_copy(dst=out[m + 128 * row : m + 128 * row + 128], src=result)
     return out
+
+
+def _quantised(source):
+    """([128 of K, tile of K, 128 rows] fp8, the scales of the rows) of a block [128, K]."""
+    count, depth = source.shape
+    tile = _tile((count, depth), source.dtype)
+    nisa.dma_copy(dst=tile, src=source)
+    size = _tile((count, depth), source.dtype)
+    nisa.activation(dst=size, op=nl.abs, data=tile)
+    scale = _tile((count, 1), nl.float32)
+    nisa.tensor_reduce(dst=scale, op=nl.maximum, data=size, axis=1)
+    nisa.tensor_scalar(dst=scale, data=scale, op0=nl.multiply, operand0=1.0 / 240.0)
+    inverse = _tile((count, 1), nl.float32)
+    nisa.reciprocal(dst=inverse, data=scale)
+    narrow = _tile((count, depth), nl.bfloat16)
+    nisa.tensor_scalar(dst=narrow, data=tile, op0=nl.multiply, operand0=inverse)
+    turned = _tile((128, depth // 128, count), nl.float8_e5m2)
+    for i in range(depth // 128):
+        acc = nl.ndarray((128, count), dtype=nl.bfloat16, buffer=nl.psum)
+        nisa.nc_transpose(
+            dst=acc, data=narrow[:, 128 * i : 128 * i + 128], engine=nisa.tensor_engine
+        )
+        nisa.tensor_copy(dst=turned[:, i], src=acc, engine=nisa.vector_engine)
+    return turned, scale
+
+
+def _double_row_sums(stationary, moving, columns):
+    """One block's sums [128, columns] in bf16."""
+    sums = _tile((128, columns), nl.bfloat16)
+    for n in range(0, columns, 512):
+        acc = _sum(128, 512)
+        for i, tile in enumerate(moving):
+            nisa.nc_matmul(
+                dst=acc, stationary=stationary[:, 2 * i : 2 * i + 2],
+                moving=tile[:, :, n : n + 512], perf_mode="double_row",
+            )  # fmt: skip
+        nisa.tensor_copy(dst=sums[:, n : n + 512], src=acc, engine=nisa.vector_engine)
+    return sums
 
 
 @nki.jit

@@ -17,7 +17,10 @@ from trnx.simulator.costs.cost import COUNT, TENSOR
 from trnx.simulator.hardware import hardware
 from trnx.simulator.timing.scheduler import schedule
 
-_FILES = ("held_out_elementwise.py", "held_out_products.py", "held_out_attention.py")
+_FILES = (
+    "held_out_elementwise.py", "held_out_products.py", "held_out_attention.py",
+    "held_out_attention_cte.py",
+)  # fmt: skip
 
 
 @functools.cache
