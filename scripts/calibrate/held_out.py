@@ -112,7 +112,7 @@ def _quantise(us: float, rows: int, has_norm: bool) -> HeldOut:
     return HeldOut(
         "C-III rmsnorm_quant", "trn2",
         f"[{rows}, 16384] bf16 to fp8, two cores{'' if has_norm else ', no norm'}", us * 1e3,
-        "rmsnorm_quant", ((BF16, (rows, 16384)), (BF16, (16384,)), has_norm),
+        "rmsnorm_quant", ((BF16, (rows, 16384)), (BF16, (1, 16384)), has_norm),
         f"{_LIBRARY}/test_rmsnorm_quant.py", grid=2,
     )  # fmt: skip
 
@@ -170,7 +170,8 @@ HELD_OUT = (
             (586, 5120, 128, BF16, ", allocated"),
         )
     ),
-    HeldOut("C-II double_row", "trn2", "fp8 matmul 512 x 16384 x 1024, rows quantised in the kernel", 320e3, "double_row_matmul",
+    HeldOut("C-II double_row", "trn2", "fp8 matmul 512 x 16384 x 1024, quantises", 320e3,
+            "double_row_matmul",
             ((BF16, (512, 16384)), (F8, (64, 128, 2, 1024)), (BF16, (128, 1024))),
             f"{_SAMPLES}/test_double_row_matmul.py, kernel in reference/double_row_matmul.py"),
     *(

@@ -61,14 +61,14 @@ def attention_cte(q, k, v, is_causal):
                 pending = before[0] if len(before) == 2 else None
                 scores, maxima = _scores(query, turned, end - first, offset, pending, values)
                 if pending is not None:
-                    _finish(pending, out[head], most, sums)
+                    _finish(pending, out[head], sums)
                     before = [before[1]]
                 state = (i, row, first == 0, last)
-                before.append(_weigh(scores, maxima, end - first, most, state))
+                before.append(_weigh(scores, maxima, most, state))
             for pending in before:
                 for large in range(len(pending[0])):
                     _accumulate(pending, large, values)
-                _finish(pending, out[head], most, sums)
+                _finish(pending, out[head], sums)
     return out
 
 
@@ -126,7 +126,7 @@ def _score(query, moving, part, column, diagonal):
     )  # fmt: skip
 
 
-def _weigh(scores, maxima, size, most, state):
+def _weigh(scores, maxima, most, state):
     """(transposed weights by 2048 keys, sums by 512, factor of what was before, a list for the
     values, state of the group).
     """
@@ -176,7 +176,7 @@ def _accumulate(pending, large, values):
         nisa.tensor_copy(dst=total[0], src=acc, engine=nisa.vector_engine)
 
 
-def _finish(pending, out, most, sums):
+def _finish(pending, out, sums):
     """The group's part of a section, with what the sections before it left in HBM."""
     _, parts, fade, total, state = pending
     i, row, _, is_last = state

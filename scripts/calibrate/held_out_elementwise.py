@@ -83,16 +83,16 @@ def adamw_columns(theta, grad, first, second, width):
 
 @nki.jit
 def rmsnorm_quant(x, gamma, has_norm):
-    """x [rows, columns] bf16, the rows shared out to the programs: RMS norm with gamma, then fp8
-    with one scale per row.
+    """x [rows, columns] bf16, the rows shared out to programs: RMS norm with gamma [1, columns], then
+    fp8 with one scale per row. TensorE copies gamma to all partitions, 512 columns at a time.
     """
     rows, columns = x.shape
     out = nl.ndarray(x.shape, dtype=nl.float8_e4m3, buffer=nl.shared_hbm)
     scales = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.shared_hbm)
     share = rows // nl.num_programs(0)
     own = nl.program_id(0) * share
-    weights = _tile((128, columns), x.dtype)
-    nisa.dma_copy(dst=weights, src=gamma.ap([[0, 128], [1, columns]]))
+    ones = _tile((1, 128), x.dtype)
+    nisa.memset(dst=ones, value=1.0)
     epsilon = _tile((128, 1), nl.float32)
     nisa.memset(dst=epsilon, value=1e-6)
     for start in range(own, own + share, 128):
@@ -101,31 +101,41 @@ def rmsnorm_quant(x, gamma, has_norm):
         tile = _tile((count, columns), x.dtype)
         nisa.dma_copy(dst=tile, src=x[start:end])
         if has_norm:
-            square = _tile((count, columns), x.dtype)
-            total = _tile((count, 1), nl.float32)
-            nisa.activation_reduce(
-                dst=square, op=nl.square, data=tile, reduce_op=nl.add, reduce_res=total
-            )
-            scale = _tile((count, 1), nl.float32)
-            nisa.activation(
-                dst=scale, op=nl.rsqrt, data=total, scale=1.0 / columns, bias=epsilon[0:count]
-            )
-            nisa.scalar_tensor_tensor(
-                dst=tile, data=tile, op0=nl.multiply, operand0=scale, op1=nl.multiply,
-                operand1=weights[0:count],
-            )  # fmt: skip
+            _normalise(tile, gamma, ones[:, 0:count], epsilon[0:count])
+        size = _tile((count, columns), x.dtype)
         most = _tile((count, 1), nl.float32)
-        nisa.tensor_reduce(dst=most, op=nl.maximum, data=tile, axis=1)
+        nisa.tensor_scalar_reduce(
+            dst=size, data=tile, op0=nl.abs, operand0=0.0, reduce_op=nl.maximum, reduce_res=most
+        )
+        nisa.activation(dst=most, op=nl.copy, data=most, scale=1 / 240)
+        nisa.tensor_scalar(dst=most, data=most, op0=nl.maximum, operand0=1e-6)
         inverse = _tile((count, 1), nl.float32)
         nisa.reciprocal(dst=inverse, data=most)
         narrow = _tile((count, columns), nl.float8_e4m3)
         nisa.tensor_scalar(
-            dst=narrow, data=tile, op0=nl.multiply, operand0=inverse, op1=nl.multiply,
-            operand1=240.0,
-        )  # fmt: skip
-        nisa.dma_copy(dst=scales[start:end], src=most)
+            dst=narrow, data=tile, op0=nl.multiply, operand0=inverse, engine=nisa.vector_engine
+        )
         nisa.dma_copy(dst=out[start:end], src=narrow)
+        nisa.dma_copy(dst=scales[start:end], src=most)
     return out, scales
+
+
+def _normalise(tile, gamma, ones, epsilon):
+    """RMS norm of a tile in place."""
+    count, columns = tile.shape
+    weights = _tile((1, columns), gamma.dtype)
+    nisa.dma_copy(dst=weights, src=gamma)
+    square = _tile((count, columns), nl.float32)
+    scale = _tile((count, 1), nl.float32)
+    nisa.activation_reduce(dst=square, op=nl.square, data=tile, reduce_op=nl.add, reduce_res=scale)
+    nisa.activation(dst=scale, op=nl.rsqrt, data=scale, scale=1.0 / columns, bias=epsilon)
+    for n in range(0, columns, 512):
+        acc = nl.ndarray((count, 512), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(dst=acc, stationary=ones, moving=weights[:, n : n + 512])
+        part = tile[:, n : n + 512]
+        nisa.scalar_tensor_tensor(
+            dst=part, data=part, op0=nl.multiply, operand0=scale, op1=nl.multiply, operand1=acc
+        )
 
 
 @nki.jit

@@ -192,8 +192,8 @@ def rmsnorm_matmul(x, w):
 
 @nki.jit
 def double_row_matmul(x, weights, scales):
-    """x [M, K] bf16 by weights [K / 256, 128, 2, N] fp8 with a scale for each column [128, N]: blocks
-    of 256 rows and 2048 of K, in which x is quantised to fp8 row by row and transposed by TensorE;
+    """x [M, K] bf16 by weights [K / 256, 128, 2, N] fp8, scales of the columns [128, N]: blocks of
+    256 rows and 2048 of K, in which x is quantised to fp8 row by row and transposed by TensorE;
     products of 256 rows of K; sums of a block get their rows' scales, sums of all their columns'.
     """
     rows, depth = x.shape
@@ -201,7 +201,7 @@ def double_row_matmul(x, weights, scales):
     out = nl.ndarray((rows, columns), dtype=nl.bfloat16, buffer=nl.shared_hbm)
     for m in range(0, rows, 256):
         totals = []
-        for row in range(2):
+        for _ in range(2):
             total = _tile((128, columns), nl.bfloat16)
             nisa.memset(dst=total, value=0.0)
             totals.append(total)
