@@ -25,7 +25,7 @@ from trnx.fx_passes.region import FallbackEngine, Plan
 from trnx.fx_passes.rewrite import REWRITE_COMPOSITES
 from trnx.fx_passes.verify import verify_functional, verify_graph, verify_plan
 from trnx.nki_kernels import generator
-from trnx.nki_kernels.generator.kernel import keep_sources_in
+from trnx.nki_kernels.generator.kernel import judge_by, keep_sources_in
 from trnx.nki_kernels.registry import kernels
 
 BEFORE_AUTOGRAD: tuple[Pass, ...] = (
@@ -35,6 +35,7 @@ BEFORE_AUTOGRAD: tuple[Pass, ...] = (
 )
 
 keep_sources_in(kept_source)
+judge_by(PREDICTIONS.scheduled_seconds)
 check_order(CANONICALISE, check_order(BEFORE_AUTOGRAD), wanted=CANONICAL)
 
 

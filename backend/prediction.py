@@ -116,6 +116,11 @@ class Predictions:
             return estimated_seconds(None, prediction.cost, hw), "estimate"
         return self._of_launch(launch, prediction.cost, hw)
 
+    def scheduled_seconds(self, launch: Launch, cost: Cost, hw: Hardware) -> float | None:
+        """Seconds by the schedule of a launch, None where it is only estimated."""
+        seconds, basis = self._of_launch(launch, cost, hw)
+        return seconds if basis == "schedule" else None
+
     def choice(self, launches: Sequence[Launch], cost: Cost, hw: Hardware) -> Choice:
         """The fastest of some launches of one kernel."""
         return choose(launches, cost, hw, lambda launch: self._of_launch(launch, cost, hw)[0])

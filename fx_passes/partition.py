@@ -22,7 +22,9 @@ from torch import fx
 from trnx.fx_passes import advice
 from trnx.fx_passes.errors import FallbackForbiddenError, UnsupportedOpError
 from trnx.fx_passes.form_generated import generated_units
+from trnx.fx_passes.leave_to_fusion import without_fusible
 from trnx.fx_passes.ledger import Refusals
+from trnx.fx_passes.match import GraphMatch
 from trnx.fx_passes.merge_alike import merge_alike
 from trnx.fx_passes.nodes import is_compute, op_name
 from trnx.fx_passes.numbers import run_time_numbers
@@ -101,15 +103,35 @@ def _kernel_units(
 ) -> list[Unit]:
     barred = read_after_write(graph) | unsized
     matches = find_kernels(graph, kernels, hardware, profit, refusals, barred)
-    units = [Unit("nki", m.nodes, m.match) for m in matches]
     if generator is None:
-        return units
+        return _as_units(matches)
+
+    def units_of(matches: Sequence[GraphMatch], refusals: Refusals) -> list[Unit]:
+        units = _as_units(matches)
+        order = _order_around(graph, units)
+        return [*units, *generated_units(order, generator, hardware, profit, refusals, barred)]
+
+    def cost(matches: Sequence[GraphMatch]) -> tuple[int, float]:
+        """Nodes that no kernel takes, then the predicted seconds of the others."""
+        units = units_of(matches, Refusals())
+        return len(_rest(graph, units)), sum(profit.nki_seconds(unit.payload) for unit in units)
+
+    fewer = without_fusible(matches, generator, hardware)
+    if len(fewer) < len(matches) and cost(fewer) < cost(matches):
+        matches = fewer
+    units = units_of(matches, refusals)
+    merged = merge_alike(units[len(matches) :], _order_around(graph, units), generator, hardware)
+    return [*units[: len(matches)], *merged]
+
+
+def _as_units(matches: Iterable[GraphMatch]) -> list[Unit]:
+    return [Unit("nki", match.nodes, match.match) for match in matches]
+
+
+def _order_around(graph: fx.Graph, units: Sequence[Unit]) -> Order:
+    """The order of `units` and of every other op by itself."""
     kinds = dict.fromkeys(_rest(graph, units), "compute")
-    order = Order(graph, single_units(graph, units, kinds))
-    generated = generated_units(order, generator, hardware, profit, refusals, barred)
-    kinds = dict.fromkeys(_rest(graph, [*units, *generated]), "compute")
-    order = Order(graph, single_units(graph, [*units, *generated], kinds))
-    return [*units, *merge_alike(generated, order, generator, hardware)]
+    return Order(graph, single_units(graph, units, kinds))
 
 
 def _unsized(graph: fx.Graph) -> frozenset[fx.Node]:

@@ -7,6 +7,7 @@ Tiles are named after the inputs and the operators that made them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from trnx.nki_kernels.generator.emit_calls import TileCalls, indent
+from trnx.nki_kernels.generator.engines import table_loads, table_of_call
 from trnx.nki_kernels.generator.geometry import Axis
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
@@ -245,6 +247,8 @@ class Emitter:
             where = self.address(self.region.load_strides[value], value, rows, constant=constant)
             source = f"src={self.parameters[value.name]}.ap({where})"
             return [*lines, *call("nisa.dma_copy", [f"dst={dst}", source])]
+        if instruction.dst in self.region.halved:
+            return [*lines, *self._halves(instruction, rows, constant=constant)]
         on_bits = instruction.on_bits
         arguments = [f"dst={dst}{_BITS if on_bits else ''}"]
         for key, argument in instruction.arguments:
@@ -277,6 +281,43 @@ class Emitter:
             *call("nisa.dma_copy", [f"dst={runs}[{run}]", source]),
             f"{name} = {runs}[{run} : {step}]",
         ]
+
+    def _halves(self, instruction: Instruction, rows: str, *, constant: bool) -> list[str]:
+        """A reduction by halves: the second half of the rows is added to the first, again and
+        again, so that VectorE walks along what lies side by side."""
+        found = self.region.rows_of(instruction)
+        assert found is not None
+        (source,) = instruction.reads()
+        op = dict(instruction.arguments)["op"]
+        outer, count, inner = (
+            " * ".join(self.count(d, constant=constant) for d in labels) or "1" for labels in found
+        )
+        dtype = "nl.float32" if op == "nl.add" else DTYPES[source.dtype]
+
+        def add(dst: str, first: str, second: str) -> list[str]:
+            return call("nisa.tensor_tensor", [f"dst={dst}", f"data1={first}", f"data2={second}",
+                                               f"op={op}"])  # fmt: skip
+
+        lines = [
+            f"flat = {self.name(source)}.reshape(({rows}, {outer}, {count}, {inner}))",
+            f"goal = {self.name(instruction.dst)}.reshape(({rows}, {outer}, 1, {inner}))",
+        ]
+        size = math.prod(map(self.g.count, found[1]))
+        if size == 2:
+            return [*lines, *add("goal", "flat[:, :, 0:1]", "flat[:, :, 1:2]")]
+        half, left = size // 2, size - size // 2
+        shape = f"({rows}, {outer}, {left}, {inner})"
+        lines.append(f"part = nl.ndarray({shape}, dtype={dtype}, buffer=nl.sbuf)")
+        lines += add(f"part[:, :, 0:{half}]", f"flat[:, :, 0:{half}]", f"flat[:, :, {left}:{size}]")
+        if left > half:
+            middle = f"[:, :, {half}:{left}]"
+            lines.append(f"nisa.tensor_copy(dst=part{middle}, src=flat{middle})")
+        while left > 2:
+            half = left // 2
+            first = f"part[:, :, 0:{half}]"
+            lines += add(first, first, f"part[:, :, {left - half}:{left}]")
+            left -= half
+        return [*lines, *add("goal", "part[:, :, 0:1]", "part[:, :, 1:2]")]
 
     def _axes_of(self, source: Value, reduced: Value) -> str:
         """The axes of `source`, turned, that `reduced` lacks."""
@@ -331,11 +372,28 @@ class Emitter:
             lines += ["", f"def {name}({taken}):", *indent(body), ""]
         lines += ["", *self.decorators]
         lines.append(f"def {self.kernel}({', '.join(self.parameters.values())}):")
-        calls = TileCalls(self.g, self.position, [self._stage_name(i) for i in range(self.stages)])
+        names = [self._stage_name(i) for i in range(self.stages)]
+        alternates = table_loads(self.region.instructions) > 0
+        calls = TileCalls(self.g, self.position, names, alternates)
         shares = [calls.lines(share, arguments) for share in self.g.shares]
+        before = [*self._table("", self.region.instructions), *shared]
         return lines + indent(
-            [*self._allocations(), *self._on_cores(shared, shares), self._return()]
+            [*self._allocations(), *self._on_cores(before, shares), self._return()]
         )
+
+    def _table(self, loaded: str, instructions: Sequence[Instruction]) -> list[str]:
+        """Load the first table of functions that ScalarE needs for these, where another one is
+        `loaded`, by an activation that waits for nothing: it takes longer than the engine needs
+        for thousands of elements."""
+        first = next((i for i in instructions if table_of_call(i)), None)
+        # A kernel of many parts would do it for each.
+        if first is None or table_of_call(first) == loaded or self.prefix:
+            return []
+        return [
+            "one = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)",
+            "nisa.memset(dst=one, value=1.0)",
+            f"nisa.activation(dst=one, op={dict(first.arguments)['op']}, data=one)",
+        ]
 
     def _on_cores(self, shared: list[str], shares: list[list[str]]) -> list[str]:
         """What every program does, and its share of the tiles; a program without does nothing."""

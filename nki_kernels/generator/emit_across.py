@@ -17,7 +17,7 @@ import torch
 from trnx.nki_kernels.generator.across import BANK, Across, Phase
 from trnx.nki_kernels.generator.emit import DTYPES, Emitter, call
 from trnx.nki_kernels.generator.emit_calls import indent
-from trnx.nki_kernels.generator.engines import TENSOR
+from trnx.nki_kernels.generator.engines import TENSOR, table_of_call
 from trnx.nki_kernels.generator.geometry import Axis
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
@@ -62,7 +62,8 @@ class AcrossEmitter(Emitter):
                 lines += [*indent(body), ""]
         lines += ["", *self.decorators]
         lines.append(f"def {self.kernel}({', '.join(self.parameters.values())}):")
-        body = [*self._ones(), *self._hoisted()]
+        first = [i for phase in self.phases for i in (*phase.once, *phase.each)]
+        body = [*self._table("", first), *self._ones(), *self._hoisted()]
         depth = ""
         for axis in self.across.loops(reduced=False):
             body += [depth + line for line in self._loop(axis)]
@@ -93,11 +94,20 @@ class AcrossEmitter(Emitter):
             lines.append(f"kept{n} = []")
         if phase.each:
             lines += self._tiles(n, arguments)
+        if phase.combines:
+            lines += self._next_table(n)
         lines += [line for i in phase.combines for line in self._combined(i)]
         for index in phase.stores:
             if not self.across.varies(self.region.held[self.region.outputs[index].value]):
                 lines += self.store(index, loops=self.across.loops(reduced=False), rows=False)
         return lines
+
+    def _next_table(self, n: int) -> list[str]:
+        """Load the table of the phase after `n` while the partitions are combined."""
+        before = [i for phase in self.phases[: n + 1] for i in (*phase.once, *phase.each)]
+        used = [table for table in map(table_of_call, before) if table]
+        after = [i for phase in self.phases[n + 1 :] for i in (*phase.once, *phase.each)]
+        return self._table(used[-1] if used else "", after) if used else []
 
     def _hoistable(self) -> list[Instruction]:
         """What is computed once for all: it varies over no loop."""

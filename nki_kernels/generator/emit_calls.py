@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trnx.nki_kernels.generator.geometry import Geometry, RowTiles, Share
@@ -11,12 +11,15 @@ from trnx.nki_kernels.generator.geometry import Geometry, RowTiles, Share
 @dataclass(frozen=True)
 class TileCalls:
     """Calls of the functions `names`, one a stage, for all tiles of a geometry. `position` are the
-    numbers of axes in the names of their counts (`n0`) and starts (`i0`).
+    numbers of axes in the names of their counts (`n0`) and starts (`i0`). Where it `alternates`,
+    every other step runs its stages in reverse, so that one table of functions serves the last
+    stage of a step and the first one of the next.
     """
 
     g: Geometry
     position: Mapping[int, int]
     names: list[str]
+    alternates: bool = False
 
     def lines(self, share: Share, arguments: list[list[str]]) -> list[str]:
         """The loops of a core; `arguments` are the names of the parameters of each function."""
@@ -43,59 +46,110 @@ class TileCalls:
             for a in (*self.g.free, *([] if lead is None else [lead]))
             if a.block == a.size
         }
-        for rows in share.rows:
-            values = {"p": str(rows.count), "m": str(rows.count), "k": str(rows.fold), **fixed}
-            if lead is not None:
-                even = lead.size % lead.block == 0
-                ragged = f"n{self.position[lead.label]} * {rows.count}"
-                values["p"] = str(lead.block * rows.count) if even else ragged
-            lines += [depth + line for line in self._row_calls(rows, arguments, values)]
-        return lines
+        rows = [(rows, fixed | self._counts(rows)) for rows in share.rows]
+        return [*lines, *(depth + line for line in self._row_calls(rows, arguments))]
+
+    def _counts(self, rows: RowTiles) -> dict[str, str]:
+        """The numbers that names of counts stand for in tiles of these rows."""
+        values = {"p": str(rows.count), "m": str(rows.count), "k": str(rows.fold)}
+        lead = self.g.lead
+        if lead is not None:
+            even = lead.size % lead.block == 0
+            ragged = f"n{self.position[lead.label]} * {rows.count}"
+            values["p"] = str(lead.block * rows.count) if even else ragged
+        return values
 
     def _row_calls(
-        self, rows: RowTiles, arguments: list[list[str]], values: Mapping[str, str]
+        self, groups: Sequence[tuple[RowTiles, Mapping[str, str]]], arguments: list[list[str]]
     ) -> list[str]:
-        """The tiles of one size, one after another: in step t stage s computes tile t - s."""
-        starts, behind = rows.starts, len(self.names) - 1
+        """The tiles, one after another: in step t stage s computes tile t - s."""
+        tiles = [_Row(start, rows, values) for rows, values in groups for start in rows.starts]
+        depth = len(self.names)
+        lines: list[str] = []
+        step = 0
+        while step < len(tiles) + depth - 1:
+            at = [step - s for s in range(depth)]
+            found = [tiles[t] if 0 <= t < len(tiles) else None for t in at]
+            alike = self._alike(tiles, step)
+            period = 2 if self.alternates else 1
+            if alike >= 2 * period:
+                turns = alike // period
+                lines += self._loop(found, turns, period, step, arguments)
+                step += turns * period
+                continue
+            rows = [None if x is None else str(x.start) for x in found]
+            lines += self._step(rows, found, step, arguments)
+            step += 1
+        return lines
 
-        def calls(row_of: Callable[[int], str | None]) -> list[str]:
-            return self._step({s: row_of(s) for s in range(len(self.names))}, arguments, values)
+    def _alike(self, tiles: Sequence[_Row], step: int) -> int:
+        """How many steps from `step` on have all stages in tiles of one group."""
+        first = step - len(self.names) + 1
+        if first < 0 or step >= len(tiles):
+            return 0
+        group = tiles[first].rows
+        last = next((i for i in range(first, len(tiles)) if tiles[i].rows is not group), len(tiles))
+        return max(0, last - step)
 
-        def loop(first: int) -> list[str]:
-            step = starts.step
-            if first == len(starts) - 1:
-                return calls(lambda s: str(starts[first - s]))
-            body = calls(lambda s: f"r - {s * step}" if s else "r")
-            return [f"for r in range({starts[first]}, {starts.stop}, {step}):", *indent(body)]
-
-        def single(t: int) -> list[str]:
-            return calls(lambda s: str(starts[t - s]) if 0 <= t - s < len(starts) else None)
-
-        if len(starts) <= behind:
-            return [line for t in range(len(starts) + behind) for line in single(t)]
-        fill = [line for t in range(behind) for line in single(t)]
-        drain = [line for t in range(len(starts), len(starts) + behind) for line in single(t)]
-        return [*fill, *loop(behind), *drain]
+    def _loop(
+        self,
+        found: Sequence[_Row | None],
+        turns: int,
+        period: int,
+        step: int,
+        arguments: list[list[str]],
+    ) -> list[str]:
+        """`turns` times as many steps as there are in a period, in tiles of one group."""
+        assert found[0] is not None
+        first, apart = found[0].start, found[0].rows.starts.step
+        body: list[str] = []
+        for i in range(period):
+            offsets = [(i - s) * apart for s in range(len(self.names))]
+            rows: list[str | None] = [_moved("r", offset) for offset in offsets]
+            body += self._step(rows, found, step + i, arguments)
+        end = first + turns * period * apart
+        return [f"for r in range({first}, {end}, {period * apart}):", *indent(body)]
 
     def _step(
-        self, rows: Mapping[int, str | None], arguments: list[list[str]], values: Mapping[str, str]
+        self,
+        rows: Sequence[str | None],
+        tiles: Sequence[_Row | None],
+        step: int,
+        arguments: list[list[str]],
     ) -> list[str]:
         """The stages that have a row to start at, first ones first; what one hands on is kept
         apart until the next stage, which still has the tile before, is done.
         """
         lines: list[str] = []
         turned: list[str] = []
-        for stage, row in rows.items():
-            if row is None:
-                continue
-            taken = ", ".join({**values, "r": row}.get(x, x) for x in arguments[stage])
+        stages = [stage for stage, row in enumerate(rows) if row is not None]
+        # Forwards when the pipeline is first full: the fill ends with the first stage's functions.
+        backwards = self.alternates and (step - len(self.names)) % 2 == 0
+        for stage in reversed(stages) if backwards else stages:
+            tile, row = tiles[stage], rows[stage]
+            assert tile is not None
+            assert row is not None
+            taken = ", ".join({**tile.values, "r": row}.get(x, x) for x in arguments[stage])
             target = ""
             if stage < len(self.names) - 1:
-                busy = rows[stage + 1] is not None
+                busy = stage + 1 in stages
                 target = f"{'next' if busy else 'tiles'}{stage} = "
                 turned += [f"tiles{stage} = next{stage}"] if busy else []
             lines.append(f"{target}{self.names[stage]}({taken})")
         return lines + turned
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A tile: the row where it starts, the group of tiles like it, the numbers of its counts."""
+
+    start: int
+    rows: RowTiles
+    values: Mapping[str, str]
+
+
+def _moved(name: str, offset: int) -> str:
+    return f"{name} {'-' if offset < 0 else '+'} {abs(offset)}" if offset else name
 
 
 def indent(lines: list[str]) -> list[str]:

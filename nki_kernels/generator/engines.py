@@ -102,11 +102,17 @@ class EngineCosts:
         return 1 / 2 if two else 1
 
 
+def table_of_call(instruction: Instruction) -> str:
+    """The table of functions that ScalarE needs for an instruction; empty where it needs none."""
+    if instruction.call != "activation":
+        return ""
+    op = dict(instruction.arguments)["op"]
+    return table_of(op.removeprefix("nl.")) if isinstance(op, str) else ""
+
+
 def table_loads(instructions: Sequence[Instruction]) -> int:
     """How often ScalarE loads a table of functions in every tile of many."""
-    given = (dict(i.arguments)["op"] for i in instructions if i.call == "activation")
-    tables = [table_of(op.removeprefix("nl.")) for op in given if isinstance(op, str)]
-    needed = [table for table in tables if table]
+    needed = [table for table in map(table_of_call, instructions) if table]
     return sum(a != b for a, b in zip(needed, [*needed[1:], *needed[:1]], strict=True))
 
 

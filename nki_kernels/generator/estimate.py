@@ -36,11 +36,15 @@ Elements = Callable[[Value], int]
 
 
 class Estimate:
-    """Estimates for one geometry; `elements` are those of a value in a partition of a tile."""
+    """Estimates for one geometry; `elements` are those of a value in a partition of a tile,
+    `halved` the reductions that take no strides."""
 
-    def __init__(self, hw: Hardware, geometry: Geometry, elements: Elements) -> None:
+    def __init__(
+        self, hw: Hardware, geometry: Geometry, elements: Elements, halved: frozenset[Value]
+    ) -> None:
         self._hw, self._geometry, self._elements = hw, geometry, elements
         self._costs = EngineCosts(hw, elements)
+        self._halved = halved
 
     def rows(
         self,
@@ -93,7 +97,10 @@ class Estimate:
         is_staged: bool,
     ) -> Counter[str]:
         instructions = list(instructions)
-        tables = table_loads(instructions) * timing(self._hw).scalar_table_ns
+        changes = table_loads(instructions)
+        # Stages in turns: the last table of a tile is the first one of the next.
+        changes = max(0, changes - 1) if is_staged else changes
+        tables = changes * timing(self._hw).scalar_table_ns
         total: Counter[str] = Counter({SCALAR: tables})
         issue = timing(self._hw).dma_issue_ns
         for i in instructions:
@@ -124,7 +131,7 @@ class Estimate:
 
     def _is_strided(self, instruction: Instruction) -> bool:
         """Whether a reduction walks in steps, at half the rate."""
-        if instruction.call != "tensor_reduce":
+        if instruction.call != "tensor_reduce" or instruction.dst in self._halved:
             return False
         labels = [d for d in self._geometry.free_labels if d in instruction.reads()[0].axes]
         return bool(labels) and labels[-1] in instruction.dst.axes

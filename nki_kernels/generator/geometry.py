@@ -267,8 +267,9 @@ def cut_along(
     cut = _cut_for_one(partition, lead, order, sizes, reduced, budget, part)
     lanes = PARTITIONS if lead is None else PARTITIONS // lead.block
     fold = max(rows.fold for rows in cut.rows)
+    row = math.prod(a.block for a in cut.free)
     shares = tuple(
-        Share(cut_rows(min(part, total - first), fold, lanes, first))
+        Share(cut_rows(min(part, total - first), fold, lanes, first, row))
         for first in range(0, total, part)
     )
     rows = tuple(rows for share in shares for rows in share.rows)
@@ -319,7 +320,8 @@ def _cut_for_one(
     axes = [Axis(d, sizes[d], blocks[d]) for d in rest]
     free = tuple(a for a in axes if a.block > 1)
     before = order[: order.index(partition)]
-    rows = cut_rows(length, fold, lanes)
+    row = math.prod(a.block for a in free)
+    rows = cut_rows(length, fold, lanes, row=row)
     looped = [*axes] if lead is None else [lead, *axes]
     return Geometry(
         partition,
@@ -339,17 +341,27 @@ def _even(size: int, block: int) -> int:
 
 
 def cut_rows(
-    size: int, fold: int, partitions: int = PARTITIONS, start: int = 0
+    size: int, fold: int, partitions: int = PARTITIONS, start: int = 0, row: int = 1
 ) -> tuple[RowTiles, ...]:
-    """`size` elements from `start` along that many `partitions`, at most `fold` in each."""
+    """`size` rows of `row` elements from `start` along that many `partitions`, at most `fold` in
+    each: tiles all alike where these leave few partitions empty, else tiles of all partitions,
+    which differ by one row in each at the most, and one of what is left, a row in each."""
+    tiles = max(1, -(-size // (fold * partitions)))
+    each, left = divmod(size, tiles * partitions)
+    wide, rest = divmod(left, partitions)
+    groups = [(wide, partitions, each + 1), (tiles - wide, partitions, each), (1, rest, 1)]
+    groups = [group for group in groups if all(group)]
+    alike = [
+        [(count, lanes, size // (count * lanes))]
+        for count in range(tiles, tiles + tiles // 8 + 1)
+        for lanes in range(min(partitions, size), partitions // 2, -1)
+        if size % (count * lanes) == 0 and size // (count * lanes) <= fold
+    ]
+    # Of equal ones the first.
+    best = min([*alike, groups], key=lambda g: sum(n * (f * row + _TILE_OVERHEAD) for n, _, f in g))
     rows: list[RowTiles] = []
-    end = start + size
-    while start < end:
-        left = end - start
-        each = _even(-(-left // partitions), min(fold, -(-left // partitions)))
-        count = min(partitions, left // each)
-        step = count * each
-        tiles = left // step
-        rows.append(RowTiles(range(start, start + tiles * step, step), count, each))
-        start += tiles * step
+    for count, lanes, length in best:
+        step = lanes * length
+        rows.append(RowTiles(range(start, start + count * step, step), lanes, length))
+        start += count * step
     return tuple(rows)

@@ -11,6 +11,7 @@ names of their nodes, and share one kernel.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import weakref
@@ -29,7 +30,7 @@ from trnx.nki_kernels.generator.emitters import emit, emit_part
 from trnx.nki_kernels.generator.lower import specs_of_bindings, specs_of_metadata
 from trnx.nki_kernels.generator.parts import Part, parts_of
 from trnx.nki_kernels.generator.table import entry_of
-from trnx.nki_kernels.generator.tile import TiledRegion, tile_region
+from trnx.nki_kernels.generator.tile import TiledRegion, tile_region, tilings
 from trnx.nki_kernels.keys import key_of
 from trnx.nki_kernels.spec import Bindings, Cost, Launch
 from trnx.simulator.errors import Reject
@@ -38,6 +39,8 @@ from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
 _MAX_NODES = 100
+# With so many times the time of its bytes a kernel is near its limit.
+_CLOSE = 1.15
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,19 @@ class SourceStore(Protocol):
         """What was made for `key`, which is equal for equal regions, sizes and targets."""
 
 
+class Judge(Protocol):
+    """What predicts kernels' times."""
+
+    def __call__(self, launch: Launch, cost: Cost, hw: Hardware) -> float | None:
+        """Seconds by the schedule of the launch's instructions; None where it has too many."""
+
+
 # Some kilobytes of source each.
 _SOURCES: LruCache[Generated | Refusal] = LruCache(2048)
 _COSTS: LruCache[Cost] = LruCache(4096)
 _NODES: LruCache[str | None] = LruCache(4096)
 _stores: list[SourceStore] = []
+_judges: list[Judge] = []
 _KERNELS: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
 _LOADING = threading.Lock()
 
@@ -79,6 +90,11 @@ _LOADING = threading.Lock()
 def keep_sources_in(store: SourceStore) -> None:
     """Ask `store` before a source is generated."""
     _stores[:] = [store]
+
+
+def judge_by(judge: Judge) -> None:
+    """Ask `judge` which of several tilings is the fastest."""
+    _judges[:] = [judge]
 
 
 def _kept(key: Hashable, make: Callable[[], Made]) -> Made:
@@ -205,19 +221,41 @@ class FusedKernel:
             if self._parts:
                 return self._generated_by_parts(b, tiled_for, hw.cores)
             specs = specs_of_bindings(self._gm.graph, b)
-            region = tile_region(self._nodes, _outputs(self._gm), specs, tiled_for)
-            if not isinstance(region, Reject):
-                summary, parameters = self._summary(b), self._parameters(b)
-                source = emit(self._name, summary, parameters, region, hw.cores)
-                orders = [output.order for output in region.outputs]
-                return Generated(source, _unless_plain(orders), len(region.geometry.shares))
+            found = tilings(self._nodes, _outputs(self._gm), specs, tiled_for)
+            if not isinstance(found, Reject):
+                return self._fastest(found, b, hw)
             nodes = list(self._gm.graph.nodes)
-            return Refusal(
-                region.reason, nodes.index(region.node) if region.node in nodes else None
-            )
+            return Refusal(found.reason, nodes.index(found.node) if found.node in nodes else None)
 
         key = (self._key(b), hw.target, hw.cores, tiled_for.cores)
         return _SOURCES.get_or_make(key, lambda: _kept(key, make))
+
+    def _fastest(self, tilings: Sequence[TiledRegion], b: Mapping[str, Any], hw: Hardware) -> Made:
+        """The kernel of the tiling that takes the least time by its schedule, or by estimate where
+        nobody schedules. No more are tried after one that comes close to the time of its bytes."""
+        summary, parameters = self._summary(b), self._parameters(b)
+        made: dict[str, Generated] = {}
+        for region in tilings:
+            source = emit(self._name, summary, parameters, region, hw.cores)
+            orders = [output.order for output in region.outputs]
+            shares = len(region.geometry.shares)
+            made.setdefault(source, Generated(source, _unless_plain(orders), shares))
+        best, *others = made.values()
+        if not others or not _judges:
+            return best
+        bindings = Bindings(b)
+        cost = self.cost(bindings)
+        enough = _CLOSE * hw.roofline_seconds(0, 0, cost.hbm_bytes) + hw.region_seconds
+        least = math.inf
+        for one in made.values():
+            seconds = _judges[0](self._launched(one, bindings, hw), cost, hw)
+            if seconds is None:
+                break
+            if seconds < least:
+                best, least = one, seconds
+            if least <= enough:
+                break
+        return best
 
     def _generated_by_parts(self, b: Mapping[str, Any], hw: Hardware, programs: int) -> Made:
         """A function for each part that differs from those before, and a kernel that calls them."""

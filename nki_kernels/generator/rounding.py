@@ -6,12 +6,15 @@ there depends on its last bit as `round(x / scale)` does. A product with the rec
 two roundings of such a quotient, where the correct one (`division.py`) takes thirty instructions
 more. A root lies in [2^-75, 2^64] or is zero or infinite, so its reciprocal neither overflows nor
 loses bits.
+
+A softmax written out divides exponentials, whose last bit no engine rounds correctly, by a sum that
+is at least 1, as the largest exponential is. `aten._softmax` multiplies by the reciprocal, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -31,6 +34,9 @@ def loose_quotients(nodes: Sequence[fx.Node], specs: Mapping[fx.Node, Any]) -> f
         divisor = _divisor(node)
         if divisor is None:
             continue
+        if _is_softmax(node, inside):
+            found.add(node)
+            continue
         scaled = _down_to_the_root(divisor, inside, specs)
         if scaled is None or specs[node].dtype is not torch.float32:
             continue
@@ -39,6 +45,25 @@ def loose_quotients(nodes: Sequence[fx.Node], specs: Mapping[fx.Node, Any]) -> f
             found.update(n for n in scaled if n.target is aten.div.Tensor and len(n.users) == 1)
             found.add(node)
     return frozenset(found)
+
+
+def _is_softmax(node: fx.Node, inside: frozenset[fx.Node]) -> bool:
+    """Whether a quotient is `e / e.sum(dims)` with `e = (x - x.amax(dims)).exp()`."""
+    weights, total = node.args[:2]
+    if not _calls(total, aten.sum.dim_IntList, inside) or total.args[0] is not weights:
+        return False
+    if not _calls(weights, aten.exp.default, inside):
+        return False
+    shifted = weights.args[0]
+    if not _calls(shifted, aten.sub.Tensor, inside):
+        return False
+    x, most = shifted.args[:2]
+    dims = total.args[1]
+    return _calls(most, aten.amax.default, inside) and most.args[:2] == (x, dims)
+
+
+def _calls(x: Any, target: Any, inside: frozenset[fx.Node]) -> TypeGuard[fx.Node]:
+    return isinstance(x, fx.Node) and x in inside and x.target is target
 
 
 def _divisor(node: fx.Node) -> fx.Node | None:

@@ -2,14 +2,15 @@
 
 Engines take their instructions in order. Where an engine reads what another one gives, it would
 wait for that tile before it could begin the next one. So a new stage begins there, and the kernel
-runs the first stage of a tile before the second one of the tile before (software pipelining).
+runs the first stage of a tile before the second one of the tile before (software pipelining). One
+begins too where ScalarE needs another table of functions (`TileCalls.alternates`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trnx.nki_kernels.generator.engines import engine_of
+from trnx.nki_kernels.generator.engines import engine_of, table_of_call
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.select_instructions import Instruction
 
@@ -28,7 +29,8 @@ def cut_stages(
     tiles, so that one can wait for them.
     """
     made: dict[Value, tuple[int, str]] = {}
-    stages = [_place(instruction, made, most, repeats) for instruction in instructions]
+    tables: dict[int, str] = {}
+    stages = [_place(instruction, made, tables, most, repeats) for instruction in instructions]
     first: dict[Value, int] = {}
     for instruction, stage in zip(instructions, stages, strict=True):
         for value in instruction.reads():
@@ -42,11 +44,12 @@ def cut_stages(
 def _place(
     instruction: Instruction,
     made: dict[Value, tuple[int, str]],
+    tables: dict[int, str],
     most: int,
     repeats: Callable[[Value], bool],
 ) -> int:
     """The stage of an instruction whose operands are in `made`, as (stage, engine), to which its
-    results are added.
+    results are added; `tables` are those of ScalarE's functions in each stage.
     """
     if instruction.call == "load":
         return 0
@@ -56,5 +59,8 @@ def _place(
     engine = engine_of(instruction)
     waits = any(at == stage and other != engine for at, other in sources)
     stage = min(stage + waits, most - 1)
+    table = table_of_call(instruction)
+    while table and tables.setdefault(stage, table) != table and stage < most - 1:
+        stage += 1
     made.update({v: (stage, engine) for v in instruction.writes() if repeats(v)})
     return stage

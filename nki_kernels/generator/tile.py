@@ -27,7 +27,7 @@ from trnx.nki_kernels.generator.geometry import (
 )
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.lower import Lowered, Output, lower, reachable
-from trnx.nki_kernels.generator.select_instructions import Instruction, InstructionSelector
+from trnx.nki_kernels.generator.select_instructions import Instruction, InstructionSelector, Tile
 from trnx.nki_kernels.generator.stages import FEW_STAGES, LEAST_TILES, MOST_STAGES, cut_stages
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
@@ -36,11 +36,19 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 # Elements of one partition in a tile: long enough to hide the fixed cost of an instruction and of a
 # DMA (2 KiB a partition), short enough that the temporaries of a long chain fit.
 _FREE_SIZE = 2048
+_SIZES = (_FREE_SIZE, _FREE_SIZE // 4, _FREE_SIZE // 2, 2 * _FREE_SIZE, 4 * _FREE_SIZE)
 # Where a reduced dimension is not the innermost one, so that its length shortens the runs of DMA.
 _ACROSS_FREE_SIZE = 16384
 # Up to this step between elements a load takes all that lie between them: the bytes of a run cost
 # less than a descriptor an element.
 _LARGEST_STEP = 4
+# How many tilings are scheduled, and how much slower than the best one they are by estimate.
+MOST_TILINGS = 4
+_WORTH_A_TRY = 2.0
+# VectorE walks in larger steps at half its rate (trainium_inferentia2_arch.rst).
+_NEAR_BYTES = 16
+# What one step of halving takes besides its elements: the latency of an instruction that waits.
+_HALVING_ELEMENTS = 180
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -49,7 +57,7 @@ class TiledRegion:
     """A region cut into tiles, with the instructions of one tile.
 
     `held` gives for every result the value whose tile holds it, `stages` the stage of every
-    instruction.
+    instruction; `halved` are the reductions that add halves of their rows, again and again.
     """
 
     outputs: tuple[Output, ...]
@@ -60,6 +68,7 @@ class TiledRegion:
     output_strides: tuple[Strides, ...]
     stages: Sequence[int] = ()
     keeps: str = "none"
+    halved: frozenset[Value] = frozenset()
 
     @property
     def across(self) -> Across | None:
@@ -97,7 +106,8 @@ class TiledRegion:
 
     def estimated_ns(self, hw: Hardware) -> float:
         """What all tiles take (`estimate.py`)."""
-        estimate = Estimate(hw, self.geometry, lambda value: elements(value, self.geometry))
+        sizes = functools.partial(elements, geometry=self.geometry)
+        estimate = Estimate(hw, self.geometry, sizes, self.halved)
         held = [self.held[output.value] for output in self.outputs]
         stores = list(zip(held, self.output_strides, strict=True))
         if self.across is not None:
@@ -133,9 +143,46 @@ class TiledRegion:
                 live += size
                 end = max(index, last.get(value, index))
                 ends[end] = ends.get(end, 0) + size
-            peak = max(peak, live)
+            halves = instruction.dst in self.halved
+            peak = max(peak, live + (self._bytes_of_halves(instruction) if halves else 0))
             live -= ends.get(index, 0)
         return peak
+
+    def _bytes_of_halves(self, instruction: Instruction) -> int:
+        """Those of the partial results, half as many as there are rows."""
+        (source,) = instruction.reads()
+        return (elements(source, self.geometry) // 2 + elements(instruction.dst, self.geometry)) * 4
+
+    def rows_of(self, instruction: Instruction) -> tuple[list[int], list[int], list[int]] | None:
+        """The free axes of what a `tensor_reduce` reads: those that stay, the reduced ones, and
+        those that stay inside of them; None where they lie in another order."""
+        (source,) = instruction.reads()
+        labels = [d for d in self.geometry.free_labels if d in source.axes]
+        at = [i for i, d in enumerate(labels) if d not in instruction.dst.axes]
+        if not at or at != list(range(at[0], at[-1] + 1)):
+            return None
+        return labels[: at[0]], labels[at[0] : at[-1] + 1], labels[at[-1] + 1 :]
+
+    def is_faster_in_halves(self, instruction: Instruction) -> bool:
+        """Whether a reduction walks in steps, at half the rate, and adding up the halves of its
+        rows, which lie side by side, takes less: VectorE reads two tiles in one cycle since trn2.
+        """
+        if instruction.call != "tensor_reduce" or self.across is not None:
+            return False
+        data = dict(instruction.arguments)["data"]
+        assert isinstance(data, Tile)
+        found = self.rows_of(instruction)
+        plain = data.word is None and data.seen_as is None and data.value.axes == _like(data).axes
+        if found is None or not plain or data.value.dtype not in _FLOATS:
+            return False
+        if self.load_step(data.value) > 1 or instruction.dst.dtype not in _FLOATS:
+            return False
+        rows = math.prod(map(self.geometry.count, found[1]))
+        inner = math.prod(map(self.geometry.count, found[2])) if found[2] else 0
+        steps = rows.bit_length() * _HALVING_ELEMENTS
+        far = inner * data.value.dtype.itemsize > _NEAR_BYTES
+        named = ("op", "nl.multiply") not in instruction.arguments
+        return named and far and rows > 1 and elements(data.value, self.geometry) > steps
 
     def _bytes(self, value: Value) -> int:
         return value.dtype.itemsize * elements(value, self.geometry) * self.load_step(value)
@@ -154,6 +201,10 @@ class TiledRegion:
         return step if 1 < step <= _LARGEST_STEP else 1
 
 
+def _like(tile: Tile) -> Value:
+    return tile.value if tile.like is None else tile.like
+
+
 def elements(value: Value, geometry: Geometry) -> int:
     """How many elements of `value` one partition of a tile has."""
     labels = (label for label in geometry.free_labels if label in value.axes)
@@ -164,6 +215,15 @@ def tile_region(
     nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: Mapping[fx.Node, Any], hw: Hardware
 ) -> TiledRegion | Reject:
     """The region of `nodes`, in topological order, cut so that it fits into SBUF."""
+    found = tilings(nodes, outputs, specs, hw)
+    return found if isinstance(found, Reject) else found[0]
+
+
+def tilings(
+    nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: Mapping[fx.Node, Any], hw: Hardware
+) -> list[TiledRegion] | Reject:
+    """The ways to cut the region that may be the fastest, at most MOST_TILINGS: the best one by
+    estimate first."""
     lowered = lower(nodes, outputs, specs)
     if isinstance(lowered, Reject):
         return lowered
@@ -174,7 +234,20 @@ def tile_region(
     groups = [v.axes & long for v in values] + [lowered.reduced]
     accesses = [*strides[0].values(), *strides[1]]
     order, sizes = merge(lowered.order, lowered.sizes, accesses, groups)
-    return _Cuts(lowered, order, sizes, strides, hw).best(nodes[-1])
+    cuts = _Cuts(lowered, order, sizes, strides, hw)
+    found = cuts.all()
+    if found and len(order) < len(lowered.order) and _leaves_empty(found, cuts.reduced):
+        # A dimension of its own may lie on the partitions that others leave empty.
+        found += _Cuts(lowered, lowered.order, lowered.sizes, strides, hw).all()
+    if not found:
+        return Reject("a reduced row and its temporaries do not fit in SBUF", nodes[-1])
+    estimates = [region.estimated_ns(hw) for region in found]
+    best = sorted(range(len(found)), key=estimates.__getitem__)[:MOST_TILINGS]
+    return [found[i] for i in best if estimates[i] <= _WORTH_A_TRY * estimates[best[0]]]
+
+
+def _leaves_empty(regions: Sequence[TiledRegion], reduced: frozenset[int]) -> bool:
+    return bool(reduced) and max(r.geometry.partitions for r in regions) <= PARTITIONS * 3 // 4
 
 
 def _as_in_memory(lowered: Lowered, specs: Mapping[fx.Node, Any]) -> Lowered:
@@ -203,16 +276,13 @@ class _Cuts:
         """The labels that are reduced."""
         return frozenset(d for d in self.order if d in self.lowered.reduced)
 
-    def best(self, node: fx.Node) -> TiledRegion | Reject:
-        """Of the cut with whole rows and that with reduced dimensions along the partitions the one
-        that takes less time."""
+    def all(self) -> list[TiledRegion]:
+        """The cuts with whole rows and those with reduced dimensions along the partitions."""
         found = _of_sizes(self.with_whole_rows)
         if self.reduced and self._reduces_as_floats() and not any(map(_is_full, found)):
             for whole in (False, True):
                 found += _of_sizes(functools.partial(self.across, whole=whole))
-        if not found:
-            return Reject("a reduced row and its temporaries do not fit in SBUF", node)
-        return min(found, key=lambda region: region.estimated_ns(self.hw))
+        return found
 
     def with_whole_rows(self, free_size: int) -> TiledRegion | None:
         """The region in the largest tiles of which two fit, so that loads overlap with work."""
@@ -258,7 +328,11 @@ class _Cuts:
         roots = tuple(dict.fromkeys(o.value for o in outputs))
         selector = InstructionSelector(roots, geometry, scalar_bias=self.hw.generation > 2)
         region = TiledRegion(outputs, geometry, *selector.run(), *self.strides)
-        return dataclasses.replace(region, stages=[0] * len(region.instructions))
+        region = dataclasses.replace(region, stages=[0] * len(region.instructions))
+        if self.hw.generation == 2:
+            return region
+        halved = (i.dst for i in region.instructions if region.is_faster_in_halves(i))
+        return dataclasses.replace(region, halved=frozenset(halved))
 
     def _fits(self, region: TiledRegion) -> bool:
         return region.bytes_in_work() <= self.hw.sbuf_partition_bytes * 7 // 8
@@ -272,18 +346,16 @@ def _is_full(region: TiledRegion) -> bool:
 
 
 def _of_sizes(make: Callable[[int], TiledRegion | None]) -> list[TiledRegion]:
-    """The region in tiles of the usual size; in smaller ones too where those of one size are few,
-    so that engines overlap; in larger ones too where each tile loads tables of functions again.
+    """The region in tiles of the usual size, and of others: small ones overlap better, large ones
+    have fewer instructions and load tables of functions less often.
     """
-    usual = make(_FREE_SIZE)
-    if usual is None:
-        return []
-    others = []
-    if max(len(rows.starts) for rows in usual.geometry.rows) < LEAST_TILES:
-        others.append(make(_FREE_SIZE // 4))
-    elif table_loads(usual.instructions):
-        others.append(make(4 * _FREE_SIZE))
-    return [usual, *(region for region in others if region is not None)]
+    found: dict[tuple[Geometry, str], TiledRegion] = {}
+    for size in _SIZES:
+        region = make(size)
+        if region is None:
+            continue
+        found.setdefault((region.geometry, region.keeps), region)
+    return list(found.values())
 
 
 def _placed(region: TiledRegion, hw: Hardware) -> TiledRegion:
@@ -305,13 +377,16 @@ def _placed(region: TiledRegion, hw: Hardware) -> TiledRegion:
 
 
 def _staged(region: TiledRegion, hw: Hardware, most: int) -> TiledRegion:
-    """`region` with engines and at most `most` stages, where tiles are many."""
+    """`region` with engines and at most `most` stages, where tiles are many, or two where ScalarE
+    changes its table of functions."""
     geometry = region.geometry
-    if geometry.tiles < LEAST_TILES:
+    least = 2 if table_loads(region.instructions) else LEAST_TILES
+    if geometry.tiles < least:
         return region
-    region = _placed(region, hw)
-    starts = max(len(rows.starts) for rows in geometry.rows)
-    if starts < LEAST_TILES:
+    if geometry.tiles >= LEAST_TILES:
+        region = _placed(region, hw)
+    starts = max(sum(len(rows.starts) for rows in share.rows) for share in geometry.shares)
+    if starts < least:
         return region
     stages = cut_stages(
         region.instructions, min(most, starts - 1), lambda v: bool(v.axes & geometry.moving)

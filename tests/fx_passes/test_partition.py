@@ -10,12 +10,15 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from trnx.backend.prediction import PREDICTIONS
 from trnx.fx_passes.canonicalise import canonicalise
 from trnx.fx_passes.errors import FallbackForbiddenError, UnsupportedOpError
 from trnx.fx_passes.grow import joined
 from trnx.fx_passes.partition import partition
 from trnx.fx_passes.region import Plan
 from trnx.fx_passes.verify import verify_plan
+from trnx.nki_kernels import generator
+from trnx.nki_kernels.registry import kernels
 from trnx.nki_kernels.spec import Cost
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import hardware
@@ -362,3 +365,21 @@ def test_unfilled_tensors_are_glue_and_stay_apart(
     factories = [node for node in gm.graph.nodes if "empty" in node.name]
     assert len(factories) == 2
     assert coverage(made).total == 2
+
+
+def test_a_sum_is_left_to_the_kernel_that_computes_its_operand() -> None:
+    """Not where the operand comes from memory: there the kernel of the registry is taken."""
+
+    def kernels_of(function: Callable[..., Any], *args: Any) -> list[str]:
+        gm = canonicalise(make_fx(function, tracing_mode="fake")(*args))
+        made = partition(
+            gm, kernels=kernels(), hardware=hardware("trn2"), engines=[],
+            generator=generator, predictor=lambda match: PREDICTIONS.of(match, chip).seconds,
+        )  # fmt: skip
+        verify_plan(made)
+        return [region.match.kernel.name for region in made.regions if region.match]
+
+    chip = hardware("trn2")
+    x = torch.randn(1500, 256)
+    assert kernels_of(lambda x: x.sum(0), x) == ["column_sum"]
+    assert kernels_of(lambda x: (x * 2).tanh().sum(0), x) == ["fused_mul_tanh_sum"]

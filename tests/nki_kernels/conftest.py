@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import fx
 
+import trnx.backend.pipeline  # noqa: F401  its predictions choose among tilings, as for users
 from trnx import simulator
 from trnx.nki_kernels.generator import FusedKernel
 from trnx.nki_kernels.spec import Bindings, Launch

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from trnx.nki_kernels.generator.geometry import cut
+import pytest
+
+from trnx.nki_kernels.generator.geometry import cut, cut_rows
 
 BUDGET = 2048
 
@@ -50,3 +52,24 @@ def test_reduced_dimensions_stay_innermost() -> None:
     geometry = cut((0, 1, 2), {0: 4, 1: 1280, 2: 64}, frozenset({2}), BUDGET)
     assert geometry is not None
     assert geometry.free_labels[-1] == 2
+
+
+@pytest.mark.parametrize("fold", [1, 2, 7, 2048])
+@pytest.mark.parametrize("size", [1, 2, 127, 128, 129, 200, 257, 437, 3000, 65_537, 465_965])
+def test_rows_are_cut_without_gaps_into_few_tiles(size: int, fold: int) -> None:
+    rows = cut_rows(size, fold, start=5)
+    at = 5
+    for group in rows:
+        assert group.starts.start == at
+        assert group.starts.step == group.count * group.fold
+        assert 1 <= group.count <= 128
+        assert 1 <= group.fold <= fold
+        at = group.starts.stop
+    assert at == 5 + size
+    least = -(-size // (128 * fold))
+    assert sum(len(group.starts) for group in rows) <= least + least // 8 + 1
+
+
+def test_rows_that_divide_evenly_are_tiles_all_alike() -> None:
+    (group,) = cut_rows(200, 2)
+    assert (len(group.starts), group.count, group.fold) == (1, 100, 2)

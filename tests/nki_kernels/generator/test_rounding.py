@@ -57,3 +57,33 @@ def test_other_quotients_are_those_of_eager(region: Build, function: Any) -> Non
     built = region(function, draw(0), draw(1).square(), draw(2).square())
     (ours,) = built.run()
     torch.testing.assert_close(ours, *built.eager(), rtol=0, atol=0, equal_nan=True)
+
+
+def softmax(x: Any, *, shifted_by: Any = aten.amax.default, of: Any = None) -> Any:
+    most = shifted_by(x if of is None else of, [1], True)
+    weights = aten.exp.default(aten.sub.Tensor(x, most))
+    return aten.div.Tensor(weights, aten.sum.dim_IntList(weights, [1], True))
+
+
+def test_a_softmax_written_out_multiplies_by_the_reciprocal(region: Build) -> None:
+    x = draw(3)[:9000].reshape(90, 100).clamp(-80, 80)
+    x[0, :3] = torch.tensor([float("inf"), 1.0, -float("inf")])
+    x[1] = -float("inf")
+    x[2, 5] = float("nan")
+    x[3, 1:] = -float("inf")
+    built = region(lambda x: softmax(x), x)
+    assert "nl.bitwise_and" not in built.source()
+    built.check(rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: softmax(x, shifted_by=aten.amin.default),
+        lambda x: softmax(x, of=aten.neg.default(x)),
+        lambda x: aten.div.Tensor(x, aten.sum.dim_IntList(x, [1], True)),
+    ],
+)
+def test_sums_that_may_be_small_keep_the_rounding(region: Build, function: Any) -> None:
+    built = region(function, torch.rand(90, 100) + 0.5)
+    assert "nl.bitwise_and" in built.source()
