@@ -79,16 +79,24 @@ def block_sizes(
     row_bytes = -(-depth // hw.partitions) * itemsize  # of one row, per partition
     all_rows, width = _up(rows, hw.partitions), _up(columns, bank)
     count = 1
+    few = rows * row_bytes <= half // 3
     if width > _LARGEST_COLUMNS or width * row_bytes > half:
-        widest = min(half // 2 // row_bytes // bank * bank, _LARGEST_COLUMNS)
-        if widest == 0:
+        # Few rows are kept for all columns, so that narrow blocks read nothing again.
+        unit = next((u for u in _units(bank, few) if half // 2 // row_bytes >= u), 0)
+        if unit == 0:
             step = min(_DEEP_BYTES // itemsize, depth)
             return _DEEP_ROWS, _DEEP_COLUMNS, step, False
+        widest = min(half // 2 // row_bytes // unit * unit, _LARGEST_COLUMNS)
         count = -(-columns // widest)
-        width = _up(-(-columns // count), bank)
-    keep = count > 1 and all_rows * row_bytes <= half // 3
+        width = _up(-(-columns // count), unit)
+    keep = count > 1 and few
     fitting = half // 4 // row_bytes // hw.partitions * hw.partitions
     return min(all_rows, max(fitting, hw.partitions), 512), width, depth, keep
+
+
+def _units(bank: int, few: bool) -> tuple[int, ...]:
+    """What the columns of a block are a multiple of, best first."""
+    return (bank, bank // 2, bank // 4) if few else (bank,)
 
 
 def shares_rows(rows: int, columns: int) -> bool:
