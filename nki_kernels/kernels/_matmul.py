@@ -16,7 +16,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._blocking import COLUMN_UNIT, DMA, ROWS, shares_rows
+from trnx.nki_kernels.kernels._blocking import COLUMN_UNIT, DMA, ONE_ROW, ROWS, shares_rows
 from trnx.nki_kernels.kernels._cores import share_of
 
 # Bytes per partition of rows loaded before they are transposed: a DMA is efficient from 2 KiB per
@@ -201,12 +201,23 @@ def load_operand(operand: MatmulOperand, row: int, rows: int, k: int, ks: int) -
     By several DMAs where there is much, so that products start with the first chunks.
     """
     pmax = nl.tile_size.pmax
-    chunks = (ks + pmax - 1) // pmax
+    shape = (min(ks, pmax), (ks + pmax - 1) // pmax, rows)
+    dst = nl.ndarray(shape, dtype=operand.segments[0].dtype, buffer=nl.sbuf)
+    fill_operand(dst, operand, row, k, ks)
+    return dst
+
+
+def fill_operand(dst: nl.NkiTensor, operand: MatmulOperand, row: int, k: int, ks: int) -> None:
+    """The same into `dst[128, chunks, rows]`, of whose last chunk a part may stay as it is."""
+    pmax = nl.tile_size.pmax
     segments = operand.segments
-    dst = nl.ndarray((min(ks, pmax), chunks, rows), dtype=segments[0].dtype, buffer=nl.sbuf)
+    rows = dst.shape[2]
     if operand.layout == ROWS:
         _load_and_transpose(dst, segments, row, rows, k, ks)
-        return dst
+        return
+    if operand.layout == ONE_ROW:
+        _load_row(dst, segments[0][row : row + 1, k : k + ks])
+        return
     full = ks // pmax
     at_once = piece_rows(operand, rows, pmax) // pmax
     done = 0
@@ -221,7 +232,25 @@ def load_operand(operand: MatmulOperand, row: int, rows: int, k: int, ks: int) -
             _turn(part, whole.reshape_dim(1, (count, pmax)), operand.layout)
         if ks % pmax > 0:
             _turn(target[0 : ks % pmax, full, :], source[:, full * pmax : ks], operand.layout)
-    return dst
+
+
+def _load_row(dst: nl.NkiTensor, row: nl.NkiTensor) -> None:
+    """`dst[128, chunks, 1]` <- `row[1, K]`: chunks side by side on the partitions are turned by
+    TensorE, since a DMA that turns them would move two bytes a descriptor.
+    """
+    pmax = nl.tile_size.pmax
+    ks = row.shape[1]
+    for chunk in range(0, ks // pmax, pmax):
+        count = min(pmax, ks // pmax - chunk)
+        data = nl.ndarray((count, pmax), dtype=dst.dtype, buffer=nl.sbuf)
+        source = row[:, chunk * pmax : (chunk + count) * pmax]
+        nisa.dma_copy(dst=data, src=source.reshape((count, pmax)))
+        bank = nl.ndarray((pmax, count), dtype=dst.dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=bank, data=data, engine=nisa.engine.tensor)
+        nisa.tensor_copy(dst=dst[:, chunk : chunk + count, 0], src=bank)
+    if ks % pmax > 0:
+        rest = row[:, ks // pmax * pmax : ks]
+        nisa.dma_copy(dst=dst[0 : ks % pmax, ks // pmax, :], src=rest.permute((1, 0)))
 
 
 def _turn(dst: nl.NkiTensor, src: nl.NkiTensor, layout: str) -> None:
@@ -363,6 +392,29 @@ def product(
                 if first:
                     load_pieces(weights, w, col, cols, depth)
             _block(out, (row, rows), (col, cols), data, weights, depth, bias, then)
+
+
+def product_of_tile(
+    out: nl.NkiTensor,
+    data: nl.NkiTensor,
+    w: MatmulOperand,
+    block_columns: int,
+    then: Epilogue,
+    columns: tuple[int, int],
+) -> None:
+    """The same of few rows that are in SBUF already, `data[128, chunks, M]`: the columns from the
+    first of `columns` to the second.
+    """
+    depth = w.segments[0].shape[1]
+    rows = data.shape[2]
+    for col in range(columns[0], columns[1], block_columns):
+        cols = min(block_columns, columns[1] - col)
+        bias = None
+        if then.bias is not None:
+            bias = load_broadcast(then.bias, col, cols, rows)
+        weights = Pieces(piece_rows(w, depth, nl.tile_size.psum_bank_fmax), [])
+        load_pieces(weights, w, col, cols, depth)
+        _block(out, (0, rows), (col, cols), Pieces(rows, [data]), weights, depth, bias, then)
 
 
 def _block(
