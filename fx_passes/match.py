@@ -163,6 +163,8 @@ class Matcher:
         ]
         for base in (n for n in near if isinstance(n, fx.Node)):
             for candidate in base.users:
+                if candidate in found.calls.values():
+                    continue  # alike results are nodes of their own
                 mark = found.mark()
                 if self._same(result, candidate, found):
                     return True

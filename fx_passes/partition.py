@@ -21,6 +21,7 @@ from torch import fx
 
 from trnx.fx_passes import advice
 from trnx.fx_passes.errors import FallbackForbiddenError, UnsupportedOpError
+from trnx.fx_passes.extract import extract, inputs_of
 from trnx.fx_passes.form_generated import generated_units
 from trnx.fx_passes.leave_to_fusion import without_fusible
 from trnx.fx_passes.ledger import Refusals
@@ -34,6 +35,7 @@ from trnx.fx_passes.region import (
     Engine,
     FallbackEngine,
     Generator,
+    KernelMatch,
     LedgerEntry,
     Plan,
     Predictor,
@@ -102,7 +104,13 @@ def _kernel_units(
     unsized: frozenset[fx.Node],
 ) -> list[Unit]:
     barred = read_after_write(graph) | unsized
-    matches = find_kernels(graph, kernels, hardware, profit, refusals, barred)
+    every = tuple(kernels)
+
+    def apart(match: GraphMatch) -> float | None:
+        others = [kernel for kernel in every if kernel is not match.match.kernel]
+        return _seconds_with(others, match, hardware, profit, generator)
+
+    matches = find_kernels(graph, every, hardware, profit, refusals, barred, apart)
     if generator is None:
         return _as_units(matches)
 
@@ -132,6 +140,25 @@ def _order_around(graph: fx.Graph, units: Sequence[Unit]) -> Order:
     """The order of `units` and of every other op by itself."""
     kinds = dict.fromkeys(_rest(graph, units), "compute")
     return Order(graph, single_units(graph, units, kinds))
+
+
+def _seconds_with(
+    kernels: Iterable[Kernel],
+    match: GraphMatch,
+    hardware: Hardware,
+    profit: Profit,
+    generator: Generator | None,
+) -> float | None:
+    """Predicted seconds of the nodes of a match on these and generated kernels; None where some
+    are left."""
+    results = [node for node in match.match.results if node is not None]
+    graph = extract(match.nodes, inputs_of(match.nodes), results).graph
+    none: frozenset[fx.Node] = frozenset()
+    units = _kernel_units(graph, kernels, hardware, profit, Refusals(), generator, none)
+    if _rest(graph, units):
+        return None
+    found = [unit.payload for unit in units if isinstance(unit.payload, KernelMatch)]
+    return sum(map(profit.nki_seconds, found))
 
 
 def _unsized(graph: fx.Graph) -> frozenset[fx.Node]:

@@ -1,9 +1,12 @@
-"""Legality: which kernels of the registry fit where. Biggest patterns first, from the outputs."""
+"""Legality: which kernels of the registry fit where. Biggest patterns first, from the outputs.
+
+A kernel that `fuses` what others do apart is taken only where it is predicted to be faster.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 from torch import fx
@@ -17,6 +20,10 @@ from trnx.nki_kernels.spec import Kernel
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
+# Predicted seconds of the kernels that would run the nodes of a match without its own one; None
+# where they do not run all of them.
+Apart = Callable[[GraphMatch], float | None]
+
 
 def find_kernels(
     graph: fx.Graph,
@@ -24,7 +31,8 @@ def find_kernels(
     hardware: Hardware,
     profit: Profit,
     refusals: Refusals,
-    barred: Set[fx.Node] = frozenset(),
+    barred: Set[fx.Node],
+    apart: Apart,
 ) -> tuple[GraphMatch, ...]:
     """Matches that do not overlap in compute nodes; `barred` nodes may not be fused with others.
 
@@ -41,7 +49,7 @@ def find_kernels(
             if node in claimed:
                 continue
             taken = claimed | barred if barred else claimed
-            tries = [_try(matcher, node, hardware, profit, taken) for matcher in rivals]
+            tries = [_try(matcher, node, hardware, profit, taken, apart) for matcher in rivals]
             fits = [match for match in tries if isinstance(match, GraphMatch)]
             fitting = {match.match.kernel.name for match in fits}
             for reject in tries:
@@ -88,7 +96,12 @@ def _is_builtin(match: GraphMatch) -> bool:
 
 
 def _try(
-    matcher: Matcher, node: fx.Node, hardware: Hardware, profit: Profit, taken: Set[fx.Node]
+    matcher: Matcher,
+    node: fx.Node,
+    hardware: Hardware,
+    profit: Profit,
+    taken: Set[fx.Node],
+    apart: Apart,
 ) -> GraphMatch | Reject | None:
     match = matcher.match(node)
     if not isinstance(match, GraphMatch):
@@ -100,4 +113,19 @@ def _try(
         name = matcher.kernel.name
         todo = reject.advice or advice.LIMIT
         return Reject(f"kernel {name}: {reject.reason}", node, name, todo)
-    return profit.refuse(match.match, match.nodes) or match
+    return profit.refuse(match.match, match.nodes) or _slower(match, profit, apart) or match
+
+
+def _slower(match: GraphMatch, profit: Profit, apart: Apart) -> Reject | None:
+    """A Reject where a kernel that fuses takes longer than what it fuses."""
+    kernel = match.match.kernel
+    if profit.select == "legal" or not getattr(kernel, "fuses", False):
+        return None
+    others, own = apart(match), profit.nki_seconds(match.match)
+    if others is None or own < others:
+        return None
+    reason = (
+        f"kernel {kernel.name} is predicted to take {own * 1e6:.1f} us, "
+        f"the kernels that it fuses {others * 1e6:.1f} us"
+    )
+    return Reject(reason, match.root, kernel.name, advice.PROFIT)

@@ -216,7 +216,8 @@ class KernelSpec:
     `kernel` is the `@nki.jit` function; its parameters are named like the bindings, unless `launch`
     computes its arguments (kernel variant, layout flags) from them. A last parameter `cores: int =
     1` is the number of programs that share the work (`kernels/_cores.py`).
-    `samples(generator)` yields seeded inputs with edge shapes.
+    `samples(generator)` yields seeded inputs with edge shapes. `fuses`: smaller kernels can do the
+    same one after another, and this one is chosen where it is predicted to be faster than they.
     """
 
     name: str
@@ -228,6 +229,7 @@ class KernelSpec:
     kernel: Any
     launch: Callable[[Bindings, Hardware], Launch] = None  # type: ignore[assignment]  # by name
     strided: frozenset[str] = frozenset()
+    fuses: bool = False
     builtin: bool = False  # set by the registry: a kernel of this package
 
     def __new__(cls, *_: Any, **parts: Any) -> Self:

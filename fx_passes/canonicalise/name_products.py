@@ -3,6 +3,7 @@
     mm(a, t(w))                              linear(a, w)
     mm(a, b)                                 linear(a, transpose(b))
     addmm(bias, a, t(w))                     linear(a, w, bias)
+    bmm(a, expand(w))                        linear(a, transpose(w)), of one matrix for all
     baddbmm(c, a, b)                         bmm(a, b) + c
 
 `addmm` and `baddbmm` with factors other than 1 (or 0 for what is added) stay as they are.
@@ -49,6 +50,19 @@ def _addmm(node: fx.Node) -> fx.Node | None:
     return call_if_same(node, aten.add.Tensor, (product, added))
 
 
+def _bmm(node: fx.Node) -> fx.Node | None:
+    a, b = node.args
+    assert isinstance(a, fx.Node)
+    assert isinstance(b, fx.Node)
+    if b.target is not aten.expand.default or len({val(a).dtype, val(b).dtype}) != 1:
+        return None
+    matrix = b.args[0]
+    assert isinstance(matrix, fx.Node)
+    if val(matrix).ndim != 2:
+        return None
+    return call_if_same(node, aten.linear.default, (a, _weight(node, matrix), None))
+
+
 def _baddbmm(node: fx.Node) -> fx.Node | None:
     added, a, b, beta, alpha = call_arguments(node)
     if alpha != 1 or beta not in (0, 1):
@@ -61,7 +75,14 @@ def _baddbmm(node: fx.Node) -> fx.Node | None:
 
 NAME_PRODUCTS = Pass(
     "name_products",
-    rule_run({aten.mm.default: _mm, aten.addmm.default: _addmm, aten.baddbmm.default: _baddbmm}),
+    rule_run(
+        {
+            aten.mm.default: _mm,
+            aten.addmm.default: _addmm,
+            aten.bmm.default: _bmm,
+            aten.baddbmm.default: _baddbmm,
+        }
+    ),
     requires=("dims_named", "one_view_spelling", "no_noops", "no_round_trips"),
     ensures=("one_product",),
 )

@@ -12,6 +12,8 @@ A layout says how K, the last dimension of an operand `[rows, K]`, gets to the p
 * `DMA`: K is adjacent; the DMA engines transpose on the way in, which leaves TensorE, and the
   eviction of PSUM, to the product. From trn2 on it reaches 90 % of DMA throughput for types of 2
   and 4 bytes; on trn1 it is slow.
+* `ONE_ROW`: of a long row, 128 chunks are loaded next to each other, and TensorE transposes them; a
+  row of few has as many descriptors as elements, which takes less.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 COLUMNS = "columns"
 ROWS = "rows"
 DMA = "dma"
+ONE_ROW = "one row"
 
 _LARGEST_COLUMNS = 4096  # wider blocks would only lengthen the row tiles of the output
 _DEEP_ROWS = 1024
 _DEEP_COLUMNS = 1024
 _DEEP_BYTES = 4096  # of K per row: what saturates a DMA
+# 2048 descriptors take 0.9 us of 16 DMA engines, a transpose and its eviction 0.5 us.
+_LONG_ROW = 2048
 # Products of fewer columns are not shared by columns, and those of more at multiples of this.
 _LEAST_COLUMNS = 256
 COLUMN_UNIT = 128
@@ -56,7 +61,9 @@ def leading_dims_merge(spec: TensorSpec) -> bool:
 def operand_layout(spec: TensorSpec, hw: Hardware) -> str:
     """How K, the last dimension of `spec`, gets to the partitions."""
     if spec.numel == spec.shape[-1]:
-        return COLUMNS  # one row: one descriptor per element, and no transposes
+        # A transpose on trn1 is a product, which spreads a NaN.
+        is_long = spec.numel >= _LONG_ROW and spec.strides[-1] == 1 and hw.generation >= 3
+        return ONE_ROW if is_long else COLUMNS
     steps = [t for n, t in zip(spec.shape[:-1], spec.strides[:-1], strict=True) if n != 1]
     if steps[-1] == 1 and spec.strides[-1] != 1:
         return COLUMNS
@@ -79,16 +86,24 @@ def block_sizes(
     row_bytes = -(-depth // hw.partitions) * itemsize  # of one row, per partition
     all_rows, width = _up(rows, hw.partitions), _up(columns, bank)
     count = 1
+    few = rows * row_bytes <= half // 3
     if width > _LARGEST_COLUMNS or width * row_bytes > half:
-        widest = min(half // 2 // row_bytes // bank * bank, _LARGEST_COLUMNS)
-        if widest == 0:
+        # Few rows are kept for all columns, so that narrow blocks read nothing again.
+        unit = next((u for u in _units(bank, few) if half // 2 // row_bytes >= u), 0)
+        if unit == 0:
             step = min(_DEEP_BYTES // itemsize, depth)
             return _DEEP_ROWS, _DEEP_COLUMNS, step, False
+        widest = min(half // 2 // row_bytes // unit * unit, _LARGEST_COLUMNS)
         count = -(-columns // widest)
-        width = _up(-(-columns // count), bank)
-    keep = count > 1 and all_rows * row_bytes <= half // 3
+        width = _up(-(-columns // count), unit)
+    keep = count > 1 and few
     fitting = half // 4 // row_bytes // hw.partitions * hw.partitions
     return min(all_rows, max(fitting, hw.partitions), 512), width, depth, keep
+
+
+def _units(bank: int, few: bool) -> tuple[int, ...]:
+    """What the columns of a block are a multiple of, best first."""
+    return (bank, bank // 2, bank // 4) if few else (bank,)
 
 
 def shares_rows(rows: int, columns: int) -> bool:

@@ -16,9 +16,14 @@ def share_of(count: int, cores: int, unit: int = 1) -> tuple[int, int]:
 
     Parts are even, but for cuts at multiples of `unit` alone; the last ones may be empty.
     """
+    return share_of_program(count, cores, unit, nl.program_id(0))
+
+
+def share_of_program(count: int, cores: int, unit: int, program: int) -> tuple[int, int]:
+    """The part of another program."""
     units = (count + unit - 1) // unit
     each = (units + cores - 1) // cores * unit
-    first = min(count, nl.program_id(0) * each)
+    first = min(count, program * each)
     return first, min(count, first + each)
 
 

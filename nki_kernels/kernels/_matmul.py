@@ -16,12 +16,14 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._blocking import COLUMN_UNIT, DMA, ROWS, shares_rows
+from trnx.nki_kernels.kernels._blocking import COLUMN_UNIT, DMA, ONE_ROW, ROWS, shares_rows
 from trnx.nki_kernels.kernels._cores import share_of
 
 # Bytes per partition of rows loaded before they are transposed: a DMA is efficient from 2 KiB per
 # partition on, and nothing is gained beyond a few times that.
 _STAGING_BYTES = 16384
+# Of an operand, loaded by one DMA: far more than moves while the next one is triggered (600 ns).
+_PIECE_BYTES = 1024 * 1024
 
 
 class MatmulOperand(NamedTuple):
@@ -171,35 +173,93 @@ def _transpose_bank(
     )
 
 
+class Pieces(NamedTuple):
+    """Rows of an operand in SBUF: tiles `[128, chunks, step]`, the last may have fewer rows."""
+
+    step: int
+    tiles: list[nl.NkiTensor]
+
+
+def piece_rows(operand: MatmulOperand, depth: int, unit: int) -> int:
+    """Rows of a piece: a multiple of `unit`, whose DMA takes longer than the trigger of the next
+    one.
+    """
+    row_bytes = depth * 4 if operand.segments[0].dtype == nl.float32 else depth * 2
+    return max(1, _PIECE_BYTES // (row_bytes * unit)) * unit
+
+
+def load_pieces(pieces: Pieces, operand: MatmulOperand, row: int, rows: int, depth: int) -> None:
+    """More rows, `row ..`, with the whole contraction."""
+    for first in range(0, rows, pieces.step):
+        count = min(pieces.step, rows - first)
+        pieces.tiles.append(load_operand(operand, row + first, count, 0, depth))
+
+
 def load_operand(operand: MatmulOperand, row: int, rows: int, k: int, ks: int) -> nl.NkiTensor:
-    """Rows `row ..` and indices `k ..` of the contraction as `[128, chunks, rows]` in SBUF."""
+    """Rows `row ..` and indices `k ..` of the contraction as `[128, chunks, rows]` in SBUF.
+
+    By several DMAs where there is much, so that products start with the first chunks.
+    """
     pmax = nl.tile_size.pmax
-    chunks = (ks + pmax - 1) // pmax
+    shape = (min(ks, pmax), (ks + pmax - 1) // pmax, rows)
+    dst = nl.ndarray(shape, dtype=operand.segments[0].dtype, buffer=nl.sbuf)
+    fill_operand(dst, operand, row, k, ks)
+    return dst
+
+
+def fill_operand(dst: nl.NkiTensor, operand: MatmulOperand, row: int, k: int, ks: int) -> None:
+    """The same into `dst[128, chunks, rows]`, of whose last chunk a part may stay as it is."""
+    pmax = nl.tile_size.pmax
     segments = operand.segments
-    dst = nl.ndarray((min(ks, pmax), chunks, rows), dtype=segments[0].dtype, buffer=nl.sbuf)
+    rows = dst.shape[2]
     if operand.layout == ROWS:
         _load_and_transpose(dst, segments, row, rows, k, ks)
-        return dst
+        return
+    if operand.layout == ONE_ROW:
+        _load_row(dst, segments[0][row : row + 1, k : k + ks])
+        return
     full = ks // pmax
-    rest = ks % pmax
+    at_once = piece_rows(operand, rows, pmax) // pmax
     done = 0
     for piece in pieces_of(segments, row, rows):
         source = piece[0][piece[1] : piece[1] + piece[2], k : k + ks]
         target = dst[:, :, done : done + piece[2]]
         done = done + piece[2]
-        if full > 0:
-            whole = source[:, 0 : full * pmax].reshape_dim(1, (full, pmax))
-            if operand.layout == DMA:
-                nisa.dma_transpose(dst=target[:, 0:full, :], src=whole, axes=(2, 1, 0))
-            else:
-                nisa.dma_copy(dst=target[:, 0:full, :], src=whole.permute((2, 1, 0)))
-        if rest > 0:
-            ragged = source[:, full * pmax : ks]
-            if operand.layout == DMA:
-                nisa.dma_transpose(dst=target[0:rest, full, :], src=ragged, axes=(1, 0))
-            else:
-                nisa.dma_copy(dst=target[0:rest, full, :], src=ragged.permute((1, 0)))
-    return dst
+        for chunk in range(0, full, at_once):
+            count = min(at_once, full - chunk)
+            whole = source[:, chunk * pmax : (chunk + count) * pmax]
+            part = target[:, chunk : chunk + count, :]
+            _turn(part, whole.reshape_dim(1, (count, pmax)), operand.layout)
+        if ks % pmax > 0:
+            _turn(target[0 : ks % pmax, full, :], source[:, full * pmax : ks], operand.layout)
+
+
+def _load_row(dst: nl.NkiTensor, row: nl.NkiTensor) -> None:
+    """`dst[128, chunks, 1]` <- `row[1, K]`: chunks side by side on the partitions are turned by
+    TensorE, since a DMA that turns them would move two bytes a descriptor.
+    """
+    pmax = nl.tile_size.pmax
+    ks = row.shape[1]
+    for chunk in range(0, ks // pmax, pmax):
+        count = min(pmax, ks // pmax - chunk)
+        data = nl.ndarray((count, pmax), dtype=dst.dtype, buffer=nl.sbuf)
+        source = row[:, chunk * pmax : (chunk + count) * pmax]
+        nisa.dma_copy(dst=data, src=source.reshape((count, pmax)))
+        bank = nl.ndarray((pmax, count), dtype=dst.dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=bank, data=data, engine=nisa.engine.tensor)
+        nisa.tensor_copy(dst=dst[:, chunk : chunk + count, 0], src=bank)
+    if ks % pmax > 0:
+        rest = row[:, ks // pmax * pmax : ks]
+        nisa.dma_copy(dst=dst[0 : ks % pmax, ks // pmax, :], src=rest.permute((1, 0)))
+
+
+def _turn(dst: nl.NkiTensor, src: nl.NkiTensor, layout: str) -> None:
+    """`dst` <- `src` with its two or three dimensions reversed, by DMA."""
+    axes = (1, 0) if len(src.shape) == 2 else (2, 1, 0)
+    if layout == DMA:
+        nisa.dma_transpose(dst=dst, src=src, axes=axes)
+    else:
+        nisa.dma_copy(dst=dst, src=src.permute(axes))
 
 
 def _load_and_transpose(
@@ -310,36 +370,68 @@ def product(
         bias = None
         if then.bias is not None:
             bias = load_broadcast(then.bias, col, cols, min(nl.tile_size.pmax, out.shape[0]))
-        weights = None
-        if depth <= blocks.depth:
-            weights = load_operand(w, col, cols, 0, depth)
+        weights = Pieces(piece_rows(w, depth, nl.tile_size.psum_bank_fmax), [])
         for row in range(part.row, part.end_row, blocks.rows):
             rows = min(blocks.rows, part.end_row - row)
-            if weights is None:
+            if depth > blocks.depth:
                 _deep_block(out, row, rows, col, cols, x, w, blocks.depth, bias, then)
                 continue
+            first = row == part.row
             if col == part.col or not blocks.keep:
-                data = load_operand(x, row, rows, 0, depth)
+                data = Pieces(piece_rows(x, depth, nl.tile_size.pmax), [])
+                # The first product of all reads one piece of x and one of w.
+                head = min(rows, data.step) if first else rows
+                load_pieces(data, x, row, head, depth)
+                if first:
+                    load_pieces(weights, w, col, cols, depth)
+                    load_pieces(data, x, row + head, rows - head, depth)
                 if blocks.keep:
                     kept.append(data)
             else:
                 data = kept[(row - part.row) // blocks.rows]
-            _block(out, row, col, data, weights, depth, bias, then)
+                if first:
+                    load_pieces(weights, w, col, cols, depth)
+            _block(out, (row, rows), (col, cols), data, weights, depth, bias, then)
+
+
+def product_of_tile(
+    out: nl.NkiTensor,
+    data: nl.NkiTensor,
+    w: MatmulOperand,
+    block_columns: int,
+    then: Epilogue,
+    columns: tuple[int, int],
+) -> None:
+    """The same of few rows that are in SBUF already, `data[128, chunks, M]`: the columns from the
+    first of `columns` to the second.
+    """
+    depth = w.segments[0].shape[1]
+    rows = data.shape[2]
+    for col in range(columns[0], columns[1], block_columns):
+        cols = min(block_columns, columns[1] - col)
+        bias = None
+        if then.bias is not None:
+            bias = load_broadcast(then.bias, col, cols, rows)
+        weights = Pieces(piece_rows(w, depth, nl.tile_size.psum_bank_fmax), [])
+        load_pieces(weights, w, col, cols, depth)
+        _block(out, (0, rows), (col, cols), Pieces(rows, [data]), weights, depth, bias, then)
 
 
 def _block(
     out: nl.NkiTensor,
-    row: int,
-    col: int,
-    data: nl.NkiTensor,
-    weights: nl.NkiTensor,
+    row_range: tuple[int, int],
+    col_range: tuple[int, int],
+    data: Pieces,
+    weights: Pieces,
     depth: int,
     bias: nl.NkiTensor | None,
     then: Epilogue,
 ) -> None:
-    """One block whose whole contraction is in SBUF: row tiles are finished straight from PSUM."""
-    rows = data.shape[2]
-    cols = weights.shape[2]
+    """One block, `(first, count)` of rows and columns, whose whole contraction is in SBUF: row
+    tiles are finished straight from PSUM.
+    """
+    row, rows = row_range
+    col, cols = col_range
     for start in range(0, rows, nl.tile_size.pmax):
         count = min(nl.tile_size.pmax, rows - start)
         target = out[row + start : row + start + count, col : col + cols]
@@ -348,7 +440,14 @@ def _block(
         for left in range(0, cols, nl.tile_size.psum_bank_fmax):
             width = min(nl.tile_size.psum_bank_fmax, cols - left)
             bank = nl.ndarray((count, width), dtype=nl.float32, buffer=nl.psum)
-            multiply(bank, data, start, weights, left, depth)
+            multiply(
+                bank,
+                data.tiles[start // data.step],
+                start % data.step,
+                weights.tiles[left // weights.step],
+                left % weights.step,
+                depth,
+            )
             apply_epilogue(
                 tile[:, left : left + width],
                 bank,

@@ -58,11 +58,13 @@ def linear_kernel(
     keep: bool,
     cores: int = 1,
 ) -> nl.NkiTensor:
-    """x `[..., K]`, weight `[N, K]`, bias `[N]`, residual `[..., N]` -> `[..., N]`;
+    """x `[..., K]`, weight `[N, K]`, bias `[N]` or `[1, N]`, residual `[..., N]` -> `[..., N]`;
     `cores` share rows or columns."""
     out = nl.ndarray(x.shape[:-1] + (weight.shape[0],), dtype=x.dtype, buffer=nl.shared_hbm)
     rows = x.size // x.shape[-1]
     flat = out.reshape((rows, weight.shape[0]))
+    if bias is not None:
+        bias = bias.reshape((weight.shape[0],))
     if residual is not None:
         residual = residual.reshape((rows, weight.shape[0]))
     product(
@@ -91,9 +93,10 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
         return Reject(f"x{b.x.shape} and weight{b.weight.shape} differ in their last dimension")
     if b.x.numel == 0 or b.weight.numel == 0:
         return Reject(f"an empty product: x{b.x.shape}, weight{b.weight.shape}")
-    if b.bias is not None and b.bias.shape != (b.weight.shape[0],):
-        return Reject(f"bias has shape {b.bias.shape}, not ({b.weight.shape[0]},)")
     result = (*b.x.shape[:-1], b.weight.shape[0])
+    ones = (1,) * (0 if b.bias is None else min(b.bias.ndim, len(result)) - 1)
+    if b.bias is not None and b.bias.shape != (*ones, b.weight.shape[0]):
+        return Reject(f"bias has shape {b.bias.shape}, not ({b.weight.shape[0]},)")
     if b.residual is not None and b.residual.shape != result:
         return Reject(f"the added tensor has shape {b.residual.shape}, the product {result}")
     return None
@@ -131,7 +134,8 @@ def reference(
     activation: str,
 ) -> torch.Tensor:
     """The same in float32, rounded once."""
-    result = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    vector = None if bias is None else bias.float().view(-1)
+    result = F.linear(x.float(), weight.float(), vector)
     result = ACTIVATIONS[activation](result)
     if residual is not None:
         result = result + residual.float()
@@ -167,6 +171,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("residual", values(3, 50, 64), values(96, 64), residual=values(3, 50, 96))
     more = {"bias": values(96), "residual": values(150, 96)}
     yield sample("bias and residual", values(150, 64), values(96, 64), **more)
+    yield sample("bias [1, N]", values(3, 50, 64), values(66, 64), bias=values(1, 66))
     yield sample("one dimension", values(200), values(66, 200), bias=values(66))
     yield sample("four dimensions", values(2, 3, 5, 64), values(66, 64))
     yield sample("weight [K, N]", values(130, 200), transposed(200, 140), bias=values(140))
@@ -190,6 +195,13 @@ def _with_residual(
     return aten.add.Tensor(aten.linear.default(x, weight, bias), residual)
 
 
+def _with_added_bias(activation: str) -> Pattern:
+    def pattern(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+        return ACTIVATIONS[activation](aten.add.Tensor(aten.linear.default(x, weight, None), bias))
+
+    return Pattern(pattern, {"residual": None, "activation": activation})
+
+
 def _with_activation(activation: str) -> Pattern:
     def pattern(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
         return ACTIVATIONS[activation](aten.linear.default(x, weight, bias))
@@ -202,6 +214,7 @@ register(
         name="linear",
         patterns=(
             Pattern(_with_residual, {"activation": "none"}),
+            *map(_with_added_bias, ACTIVATIONS),
             *map(_with_activation, ACTIVATIONS),
         ),
         supports=supports,

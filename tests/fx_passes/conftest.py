@@ -36,6 +36,7 @@ class FakeKernel:
     refuse: Callable[[Any], Reject | None] = lambda b: None
     work: Cost = field(default_factory=Cost)
     strided: frozenset[str] = frozenset()
+    fuses: bool = False
 
     @property
     def patterns(self) -> tuple[Pattern, ...]:

@@ -57,6 +57,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Any, ...]
         (torch.randn(2, 3, 6), W, B),
         [(aten.linear.default,)],
     ),
+    "one matrix for a batch": (
+        torch.matmul,
+        (torch.randn(2, 6, 3).mT, torch.randn(6, 5)),
+        [(aten.transpose.int, 0, 1), (aten.linear.default, None)],
+    ),
     "baddbmm": (
         torch.baddbmm,
         (torch.randn(2, 3, 5), torch.randn(2, 3, 4), torch.randn(2, 4, 5)),

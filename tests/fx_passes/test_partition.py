@@ -383,3 +383,22 @@ def test_a_sum_is_left_to_the_kernel_that_computes_its_operand() -> None:
     x = torch.randn(1500, 256)
     assert kernels_of(lambda x: x.sum(0), x) == ["column_sum"]
     assert kernels_of(lambda x: (x * 2).tanh().sum(0), x) == ["fused_mul_tanh_sum"]
+
+
+@pytest.mark.parametrize(("seconds", "names"), [(1.9, ["both"]), (2.1, ["exp", "exp"])])
+def test_a_kernel_that_fuses_is_chosen_by_its_time(
+    plan: Any, trnx: Any, seconds: float, names: list[str]
+) -> None:
+    def twice(x: torch.Tensor) -> Any:
+        return aten.exp.default(aten.exp.default(x))
+
+    kernels = [trnx.FakeKernel("both", twice, fuses=True), trnx.FakeKernel("exp", exp)]
+    times = {"both": seconds, "exp": 1.0}
+    made = plan(
+        lambda x: _tuple(twice(x)), X, kernels=kernels, engines=[trnx.FakeEngine(seconds=9.0)],
+        select="profit", predictor=lambda match: times[match.kernel.name],
+    )  # fmt: skip
+
+    assert [region.match.kernel.name for region in made.regions] == names
+    reasons = " ".join(entry.reason for entry in made.ledger)
+    assert ("kernels that it fuses" in reasons) == (len(names) == 2)

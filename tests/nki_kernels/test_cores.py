@@ -24,7 +24,7 @@ shares: Any = load_module(Path(registry.__file__).parent / "kernels" / "_cores.p
 # simulated, depend on their number of rows in the last bit.
 _INEXACT = {
     *("bmm", "column_sum", "convolution", "cross_entropy", "grouped_mm", "layer_norm_backward"),
-    *("linear", "sdpa", "sdpa_backward"),
+    *("gated_mlp", "linear", "norm_linear", "sdpa", "sdpa_backward"),
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import trnx
 from trnx import simulator
 from trnx.nki_kernels import registry
 from trnx.nki_kernels.spec import Bindings
@@ -15,6 +16,7 @@ from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.program.program import Program
+from trnx.simulator.timing.profile import predicted_seconds
 
 LINEAR = registry.kernels()["linear"]
 
@@ -112,3 +114,23 @@ def test_refusals(change: dict[str, torch.Tensor], reason: str) -> None:
     refusal = LINEAR.supports(b, hardware("trn2"))
     assert isinstance(refusal, Reject)
     assert reason in refusal.reason
+
+
+def test_products_start_with_the_first_piece_of_the_weights() -> None:
+    """A matrix that takes 87 us to read is multiplied while it arrives."""
+    b = bindings(*(meta(*shape, dtype=torch.bfloat16) for shape in ((4, 4096), (4096, 4096))))
+    chip = hardware("trn2")
+    seconds = predicted_seconds(traced(b), chip)
+    assert seconds < 1.15 * b.weight.nbytes / (0.9 * chip.dma_bytes_per_second)
+
+
+def test_a_bias_that_is_added_is_the_products() -> None:
+    x, weight, bias = torch.randn(2, 40, 129).mT, torch.randn(40, 66), torch.randn(1, 66)
+
+    def project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x @ weight + bias)
+
+    with trnx.collect_reports() as reports:
+        found = torch.compile(project, backend="trnx")(x, weight, bias)
+    assert [region.kernel for report in reports for region in report.regions] == ["linear"]
+    torch.testing.assert_close(found, project(x, weight, bias), rtol=1e-5, atol=1e-4)

@@ -1,0 +1,105 @@
+"""An RMS norm and the products of it as one kernel: chosen by torch.compile, rows that are odd."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import trnx
+from trnx.nki_kernels import registry
+from trnx.nki_kernels.spec import Bindings
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import hardware
+from trnx.simulator.memory.tensor_spec import TensorSpec
+
+SPEC = registry.kernels()["norm_linear"]
+
+
+class Projected(nn.Module):
+    """What stands in front of attention."""
+
+    def __init__(self, hidden: int, *columns: int, bias: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(hidden, eps=1e-6)
+        self.products = nn.ModuleList(nn.Linear(hidden, one, bias=bias) for one in columns)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        normed = self.norm(x)
+        return tuple(product(normed) for product in self.products)
+
+
+def compiled_kernels(model: nn.Module, x: torch.Tensor, **options: Any) -> list[str | None]:
+    """The kernels of the plan; results are compared with eager's."""
+    torch._dynamo.reset()
+    with torch.no_grad(), trnx.collect_reports() as reports:
+        found = torch.compile(model, backend="trnx", options=options)(x)
+        wanted = model(x)
+    rounding = 16 * torch.finfo(x.dtype).eps
+    for have, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(
+            have, want, rtol=rounding, atol=rounding, check_stride=True, equal_nan=True
+        )
+    return [region.kernel for report in reports for region in report.regions]
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+@pytest.mark.parametrize("rows", [1, 127, 128])
+def test_query_key_and_value_are_one_kernel(rows: int, lnc: int) -> None:
+    torch.manual_seed(0)
+    model = Projected(256, 512, 130, 128).bfloat16()
+    x = torch.randn(1, rows, 256).bfloat16()
+    assert compiled_kernels(model, x, lnc=lnc) == ["norm_linear"]
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+def test_one_product_with_a_bias(target: str) -> None:
+    torch.manual_seed(0)
+    model = Projected(300, 129, bias=True)
+    assert compiled_kernels(model, torch.randn(2, 5, 300), target=target) == ["norm_linear"]
+
+
+def test_more_rows_or_products_stay_apart() -> None:
+    torch.manual_seed(0)
+    many = compiled_kernels(Projected(64, 96), torch.randn(129, 64))
+    two = compiled_kernels(Projected(64, 96, 32), torch.randn(4, 64))
+    assert "norm_linear" not in many
+    assert "norm_linear" not in two
+
+
+def test_odd_rows_stay_among_themselves() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 200)
+    x[0, 3], x[1, 7], x[2] = math.nan, math.inf, 3e19  # the squares of the last overflow
+    x[3] = 0.0
+    assert compiled_kernels(Projected(200, 66), x) == ["norm_linear"]
+
+
+def test_refusals_name_the_limit() -> None:
+    def bindings(rows: int, depth: int, bias: int = 64) -> Bindings:
+        def spec(*shape: int) -> TensorSpec:
+            return TensorSpec.dense(shape, torch.float32)
+
+        weights = {"weight": spec(64, depth), "weight_1": None, "weight_2": None}
+        return Bindings(
+            {"x": spec(rows, depth), "norm_weight": spec(depth), **weights, "bias": spec(bias)}
+        )
+
+    cases = ((bindings(129, 64), "rows"), (bindings(0, 64), "empty"), (bindings(4, 64, 1), "bias"))
+    for b, word in (*cases, (bindings(128, 65536), "SBUF")):
+        reject = SPEC.supports(b, hardware("trn2"))
+        assert isinstance(reject, Reject)
+        assert word in reject.reason
+
+
+def test_functional_norm_without_weight() -> None:
+    class Plain(Projected):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (self.products[0](F.rms_norm(x, (x.shape[-1],))),)
+
+    torch.manual_seed(0)
+    assert compiled_kernels(Plain(128, 64), torch.randn(3, 128)) == ["norm_linear"]
