@@ -232,14 +232,14 @@ def _down(
     for col in range(share.columns[0], share.columns[1], columns):
         cols = min(columns, share.columns[1] - col)
         tiles = []
-        for place in range(len(parts)):
-            part = share.inner[place]
+        for core in range(len(parts)):
+            part = share.inner[core]
             for first in range(part[0], part[1], inner):
                 count = min(inner, part[1] - first)
                 if number == len(loaded.down):
                     loaded.down.append(load_operand(weights.down, col, cols, first, count))
                 chunk = (first - part[0]) // pmax
-                tiles.append((parts[place][:, chunk:, :], loaded.down[number], count))
+                tiles.append((parts[core][:, chunk:, :], loaded.down[number], count))
                 number = number + 1
         for start in range(0, rows, pmax):
             count = min(pmax, rows - start)

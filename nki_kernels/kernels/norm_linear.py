@@ -185,7 +185,7 @@ def _norm_bytes(b: Bindings, hw: Hardware) -> int:
     """Of x as it is loaded, of squares and scaled in float32, and of the result, a partition."""
     chunks = -(-b.x.shape[-1] // hw.partitions)
     rows = b.x.numel // b.x.shape[-1]
-    return chunks * rows * int(2 * b.x.dtype.itemsize + 8)
+    return int(chunks * rows * (2 * b.x.dtype.itemsize + 8))
 
 
 def _block_columns(b: Bindings, hw: Hardware) -> tuple[int, ...]:
