@@ -83,8 +83,8 @@ def adamw_columns(theta, grad, first, second, width):
 
 @nki.jit
 def rmsnorm_quant(x, gamma, has_norm):
-    """x [rows, columns] bf16, the rows shared out to programs: RMS norm with gamma [1, columns], then
-    fp8 with one scale per row. TensorE copies gamma to all partitions, 512 columns at a time.
+    """x [rows, columns] bf16, rows shared out to programs: RMS norm with gamma [1, columns], then
+    fp8, one scale per row. TensorE copies gamma to all partitions, 512 columns at a time.
     """
     rows, columns = x.shape
     out = nl.ndarray(x.shape, dtype=nl.float8_e4m3, buffer=nl.shared_hbm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 import torch
 from held_out import PREAMBLE_NS, HeldOut
+from leave_family_out import Without
 
 from trnx.nki_kernels.registry import kernels
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator import Program, TensorSpec, load_module, trace
+from trnx.simulator.costs.constants import timing
 from trnx.simulator.costs.cost import COUNT, TENSOR
 from trnx.simulator.hardware import hardware
 from trnx.simulator.timing.scheduler import schedule
@@ -53,11 +56,23 @@ def program(point: HeldOut) -> Program:
     return trace(_kernel(point.kernel), arguments, target=point.target, grid=point.grid)
 
 
-def predict(point: HeldOut) -> float:
-    """Predicted ns."""
-    result = schedule(program(point).rows, hardware(point.target))
+def predict(point: HeldOut, without: Without | None = None) -> float:
+    """Predicted ns; `without` replaces what the point's family set."""
+    chip = hardware(point.target)
+    constants = timing(chip)
+    if without is not None:
+        chip = dataclasses.replace(chip, **without.hardware)
+        constants = dataclasses.replace(constants, **without.constants)
+    result = schedule(program(point).rows, chip, constants=constants)
     if point.quantity == "tensor":
         busy = result.busy_ps
         return max(busy.get(core * COUNT + TENSOR, 0) for core in result.cores) / 1000
-    preamble = PREAMBLE_NS[point.target, point.grid or 1] if point.has_preamble else 0.0
-    return result.total_ps / 1000 + preamble
+    return result.total_ps / 1000 + _preamble(point, without)
+
+
+def _preamble(point: HeldOut, without: Without | None) -> float:
+    if not point.has_preamble:
+        return 0.0
+    cores = point.grid or 1
+    usual = PREAMBLE_NS[point.target, cores]
+    return usual if without is None else without.preamble.get(cores, usual)

@@ -2,7 +2,8 @@
 
 Three tables. Judged rows: measured, predicted, error, bar. Constants: each measured one derived
 again from every other row that tells it, and how far the rest is off then (leave one out). Held-out
-kernels: published times that no constant was taken from; their errors are the band that predictions
+kernels by family, each without what was taken from it, against the bars of `leave_family_out.py`;
+then one by one. The errors of those that no constant was taken from are the band that predictions
 are given with (`simulator/timing/band.py`, written anew by `--write-band`).
 
 Exit status 0 means that every bar holds and that the band is the one in the package. `--quick`
@@ -23,6 +24,7 @@ from typing import Any
 
 from band_data import band_file, is_current, write
 from held_out import HELD_OUT, HeldOut
+from leave_family_out import WITHOUT, judge_families
 from leave_out import Derived, leave_out, predicted
 from measures import Chip
 from points import POINTS, Point
@@ -129,35 +131,47 @@ def _rest(point: HeldOut) -> str:
 
 
 def family_table(errors: Sequence[tuple[HeldOut, float]]) -> str:
-    """The errors of the band by kernel and chip."""
+    """Errors by kernel and chip, each family without what was taken from it."""
     families: dict[tuple[str, str], list[float]] = {}
     for point, error in errors:
-        if point.judges:
-            families.setdefault((point.name, point.target), []).append(error)
-    header = ("kernels", "chip", "points", "least", "middle", "most")
+        families.setdefault((point.name, point.target), []).append(error)
+    header = ("kernels", "chip", "points", "least", "middle", "mean", "most", "instead of its own")
     rows = [
         (
             name, target, str(len(found)), f"{min(found):+.0%}", f"{statistics.median(found):+.0%}",
-            f"{max(found):+.0%}",
+            f"{statistics.fmean(found):+.0%}", f"{max(found):+.0%}",
+            WITHOUT[name].source if name in WITHOUT else "",
         )
         for (name, target), found in families.items()
     ]  # fmt: skip
     return _markdown(header, rows)
 
 
-def held_out_errors(points: Sequence[HeldOut]) -> list[tuple[HeldOut, float]]:
-    """Relative errors, positive where the prediction is too slow."""
+Errors = list[tuple[HeldOut, float]]
+
+
+def held_out_errors(points: Sequence[HeldOut]) -> tuple[Errors, Errors]:
+    """Relative errors, positive where the prediction is too slow: with the model as it is, and
+    without what the family of a point set.
+    """
+    whole, without = [], []
     with warnings.catch_warnings():
         # Findings of our own kernels' source that a device's front end may judge otherwise.
         warnings.simplefilter("ignore")
-        return [(point, predict(point) / point.ns - 1) for point in points]
+        for point in points:
+            error = predict(point) / point.ns - 1
+            whole.append((point, error))
+            if point.name in WITHOUT:
+                error = predict(point, WITHOUT[point.name]) / point.ns - 1
+            without.append((point, error))
+    return whole, without
 
 
-def _print_whole(
-    errors: list[tuple[HeldOut, float]], derived: list[Derived], write_band: bool
-) -> bool:
-    tables = (constants_table(derived), family_table(errors), held_out_table(errors))
+def _print_whole(errors: Errors, without: Errors, derived: list[Derived], write_band: bool) -> bool:
+    tables = (constants_table(derived), family_table(without), held_out_table(errors))
     print("".join(f"\n{text}\n" for text in tables))
+    for judged in judge_families(without):
+        print(f"{judged.line()}: {'holds' if judged.holds else 'FAILS'}")
     text = band_file([(p.target, e) for p, e in errors if p.judges])
     if write_band:
         write(text)
@@ -176,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     points = [p for p in POINTS if not (options.quick and p.measure[0] == "matmul")]
     results = judge(points)
     derived = leave_out(points)
-    errors = [] if options.quick else held_out_errors(HELD_OUT)
+    errors, without = ([], []) if options.quick else held_out_errors(HELD_OUT)
     constants = free_constants()
     failed = [result.point.name for result in results if result.holds is False]
     print(table(results))
@@ -184,7 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.quick:
         print(f"\n{constants_table(derived)}")
     else:
-        current = _print_whole(errors, derived, options.write_band)
+        current = _print_whole(errors, without, derived, options.write_band)
+    families = judge_families(without)
+    failed += [f"families on {judged.target}" for judged in families if not judged.holds]
     print(f"\nfree constants (not documented by AWS): {len(constants)}")
     for constant in constants:
         print(f"* {constant}")
@@ -198,6 +214,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                  "error": error, "source": p.source, "in_band": p.judges}
                 for p, error in errors
             ],
+            "leave_one_family_out": [
+                {"name": p.name, "target": p.target, "what": p.what, "error": error}
+                for p, error in without
+            ],
+            "families": [judged.to_dict() for judged in families],
             "free_constants": constants,
             "free_constant_count": len(constants),
             "band_is_current": current,

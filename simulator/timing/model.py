@@ -101,7 +101,8 @@ def _partitions_of_transfers(rows: InstructionTable) -> npt.NDArray[np.int64]:
     is_transfer = names[np.frombuffer(rows.engine, np.uint8)]
     counts = np.diff(np.frombuffer(rows.first_operand, np.uint32).astype(np.int64))
     starts = np.frombuffer(rows.start_partition, np.uint16).astype(np.int64)
-    return np.where(np.repeat(is_transfer, counts), starts, 0)
+    found: npt.NDArray[np.int64] = np.where(np.repeat(is_transfer, counts), starts, 0)
+    return found
 
 
 def _mixed(hashes: _Words, column: npt.NDArray[Any]) -> _Words:
