@@ -122,7 +122,8 @@ def _kernel_units(
     def cost(matches: Sequence[GraphMatch]) -> tuple[int, float]:
         """Nodes that no kernel takes, then the predicted seconds of the others."""
         units = units_of(matches, Refusals())
-        return len(_rest(graph, units)), sum(profit.nki_seconds(unit.payload) for unit in units)
+        found = [unit.payload for unit in units if isinstance(unit.payload, KernelMatch)]
+        return len(_rest(graph, units)), sum(map(profit.nki_seconds, found))
 
     fewer = without_fusible(matches, generator, hardware)
     if len(fewer) < len(matches) and cost(fewer) < cost(matches):
