@@ -90,13 +90,17 @@ _RANGE_REDUCTIONS: dict[Any, int] = {
     _aten.acos.default: 13,
 }
 
-# Where pooling has the sizes of its window: along each dimension, an instruction for each position.
+# Where pooling has the sizes of its window: along each dimension, an instruction for each position;
+# a comparison and two selections where the places of maxima are read, or written to.
 _WINDOWS: dict[Any, int] = {
     _aten.max_pool2d_with_indices.default: 1,
     _aten.max_pool3d_with_indices.default: 1,
     _aten.avg_pool2d.default: 1,
     _aten.avg_pool3d.default: 1,
+    _aten.max_pool2d_with_indices_backward.default: 2,
+    _aten.max_pool3d_with_indices_backward.default: 2,
 }
+_PLACED = 3
 
 # Where a convolution has its groups, its input and its weight among the arguments.
 _GROUPS: dict[Any, tuple[int, int, int]] = {
@@ -297,7 +301,8 @@ def _window_steps(node: fx.Node) -> int:
     if place is None:
         return 0
     sizes: Any = node.args[place]
-    return max(0, sum(map(hint_int, sizes)) - 1)
+    is_placed = place == 2 or any(user.args[1:] == (1,) for user in node.users)
+    return max(0, sum(map(hint_int, sizes)) * (_PLACED if is_placed else 1) - 1)
 
 
 def _division_steps(node: fx.Node) -> int:

@@ -8,7 +8,6 @@ Two-dimensional pooling is three-dimensional with a middle dimension of size 1.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from trnx.simulator.hardware import Hardware
 
 # Of the input per partition in a tile: DMA and VectorE are busy for about 5 us with it.
 _TILE_BYTES = 16384
+MOST_PLACES = 2**24  # of a plane or a volume, as VectorE compares them in float32
 
 Window = tuple[int, int, int, int]  # size, stride, padding, dilation
 Scale = tuple[int, int, float]  # outputs `start` to `stop` are multiplied by this
@@ -118,10 +118,10 @@ def pool_kernel(
         p = min(pmax, end - start)
         for first in range(0, counts[0], blocks[0]):
             n = min(blocks[0], counts[0] - first)
-            low, high = _inputs(windows[0], sizes[0], first, n)
+            low, high = inputs_of(windows[0], sizes[0], first, n)
             for row in range(0, counts[1], blocks[1]):
                 m = min(blocks[1], counts[1] - row)
-                top, bottom = _inputs(windows[1], sizes[1], row, m)
+                top, bottom = inputs_of(windows[1], sizes[1], row, m)
                 shape = (p, high - low, bottom - top, sizes[2])
                 data = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
                 nisa.dma_copy(dst=data, src=source[start : start + p, low:high, top:bottom])
@@ -137,7 +137,7 @@ def pool_kernel(
     return out
 
 
-def _inputs(window: tuple[int, ...], size: int, first: int, count: int) -> tuple[int, int]:
+def inputs_of(window: tuple[int, ...], size: int, first: int, count: int) -> tuple[int, int]:
     """The inputs of `size` that outputs `first .. first+count` see, at least one."""
     reach, stride, padding, dilation = window
     low = min(size - 1, max(0, first * stride - padding))

@@ -101,10 +101,7 @@ def _product(
         banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
     for start in range(0, count, pmax):
         tile = start // pmax
-        if len(tiles) > 0:
-            pair = tiles[tile]
-        else:
-            pair = (_load(left, start), _load(right, start))
+        pair = tiles[tile] if len(tiles) > 0 else (_load(left, start), _load(right, start))
         mask = masks[0 : pair[0].shape[0], tile : tile + 1]
         stationary = _own_rows(pair[0], mask)
         moving = _own_rows(pair[1], mask)

@@ -1,8 +1,8 @@
 """`max_pool`: the largest value of each window over the last two or three dimensions.
 
 `x[..., H, W]` or `x[..., D, H, W]` in float32, bfloat16 or float16, any size, stride, padding and
-dilation of the window; NaN wins, as in eager. The indices of the maxima are int64, which NKI has
-not: where they are used (the backward pass), the fallback takes the op.
+dilation of the window; NaN wins, as in eager. Where the indices of the maxima are used, it is
+`max_pool_indices`.
 """
 
 from __future__ import annotations
