@@ -1,5 +1,6 @@
 """Normalisation over channels as pointwise ops, which generated kernels fuse with what is near;
-of rows that no partition holds, as a group norm; the gradients of weight norm.
+layer norm of rows that no partition holds as a group norm, group norm of rows as a layer norm; the
+gradients of weight norm.
 
 `x` is `[N, C, ...]`, statistics and weights are `[C]`; they become `[1, C, 1, ...]` by views, so
 that the whole is one iteration space. Computed in float32 and rounded once, as eager does.
@@ -85,6 +86,35 @@ def layer_norm_of_long_rows(
     return out, mean.view(statistics), rstd.view(statistics)
 
 
+def group_norm_of_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    rows: int,
+    channels: int,
+    length: int,
+    groups: int,
+    eps: float,
+) -> Any:
+    """`aten.native_group_norm` of channels of one element each, as a layer norm of each group.
+
+    In float32 alone: half precision would round before the weight is applied.
+    """
+    each = channels // groups
+    if length != 1 or x.dtype is not torch.float32 or not x.numel() or each > _LONGEST_ROW:
+        return NotImplemented
+    if any(v is not None and v.dtype is not x.dtype for v in (weight, bias)):
+        return NotImplemented
+    pieces = x.reshape(rows * groups, each)
+    out, mean, rstd = aten.native_layer_norm.default(pieces, [each], None, None, eps)
+    out = out.view(rows, channels)
+    if weight is not None:
+        out = out * weight
+    if bias is not None:
+        out = out + bias
+    return out.view(x.shape), mean.view(rows, groups), rstd.view(rows, groups)
+
+
 def weight_norm_backward(
     grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,8 +150,9 @@ NORM_LAYOUTS: dict[Any, Callable[..., Any]] = {
         aten._native_batch_norm_legit.no_stats,
     )
 }
-# Whether a kernel takes the op or not: a rule says where.
-LONG_ROWS: dict[Any, Callable[..., Any]] = {
+# Norms as norms over other dimensions, where the kernels of those fit better.
+NORMS_AS_OTHERS: dict[Any, Callable[..., Any]] = {
+    aten.native_group_norm.default: group_norm_of_rows,
     aten.native_layer_norm.default: layer_norm_of_long_rows,
 }
 NORM_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {

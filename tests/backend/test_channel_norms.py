@@ -151,6 +151,17 @@ def test_layer_norm_of_rows_that_no_partition_holds(
         assert_same(compiled(x), norm(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(("shape", "groups"), [((3, 12), 4), ((129, 1024), 16), ((5, 6, 1, 1), 6)])
+def test_group_norm_of_rows(shape: tuple[int, ...], groups: int, affine: bool) -> None:
+    norm = randomised(nn.GroupNorm(groups, shape[1], affine=affine))
+    x = draw(*shape) + 2
+    x[0, 0], x[1, 1] = float("nan"), float("inf")
+    compiled = torch.compile(norm, backend="trnx", options=ALL_ON_NKI)
+    with torch.no_grad():
+        assert_same(compiled(x), norm(x), rtol=1e-5, atol=1e-5)
+
+
 def test_gradients_of_layer_norm_of_long_rows() -> None:
     norm = randomised(nn.LayerNorm(12352))
     x, grad = draw(3, 12352), draw(3, 12352) * 2
