@@ -63,8 +63,8 @@ def max_pool_indices_kernel(
         for row in range(0, counts[1], blocks[1]):
             m = min(blocks[1], counts[1] - row)
             top, bottom = inputs_of(windows[1], sizes[1], row, m)
-            shape = (min(pmax, end - begin), high - low, bottom - top, sizes[2])
-            where = _places(shape, sizes, low, top) if begin < end else None
+            shape = (max(1, min(pmax, end - begin)), high - low, bottom - top, sizes[2])
+            where = _places(shape, sizes, low, top)
             for start in range(begin, end, pmax):
                 p = min(pmax, end - start)
                 data = nl.ndarray((p,) + shape[1:], dtype=x.dtype, buffer=nl.sbuf)
