@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from trnx.backend.composite_decompositions import COMPOSITE_DECOMPOSITIONS
 from trnx.backend.foreach_decompositions import FOREACH_DECOMPOSITIONS
 from trnx.backend.indexing_decompositions import INDEXING_DECOMPOSITIONS
-from trnx.backend.norm_decompositions import NORM_DECOMPOSITIONS, NORM_LAYOUTS
+from trnx.backend.norm_decompositions import NORM_DECOMPOSITIONS, NORM_LAYOUTS, NORMS_AS_OTHERS
 from trnx.backend.torch_internals import (
     FUSED_MULTIPLY_ADD,
     core_decompositions,
@@ -92,6 +92,7 @@ def decomposition_table(kernels: Iterable[Kernel]) -> dict[Any, Callable[..., An
         **COMPOSITE_DECOMPOSITIONS,
         **INDEXING_DECOMPOSITIONS,
         **NORM_LAYOUTS,
+        **NORMS_AS_OTHERS,
         aten.roll.default: _roll,
         aten.max_unpool2d.default: _max_unpool2d,
         FUSED_MULTIPLY_ADD: _multiply_add,

@@ -1,4 +1,6 @@
-"""Normalisation over channels as pointwise ops, which generated kernels fuse with what is near.
+"""Normalisation over channels as pointwise ops, which generated kernels fuse with what is near;
+layer norm of rows that no partition holds as a group norm, group norm of rows as a layer norm; the
+gradients of weight norm.
 
 `x` is `[N, C, ...]`, statistics and weights are `[C]`; they become `[1, C, 1, ...]` by views, so
 that the whole is one iteration space. Computed in float32 and rounded once, as eager does.
@@ -6,7 +8,8 @@ that the whole is one iteration space. Computed in float32 and rounded once, as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +17,10 @@ import torch
 from trnx.backend.torch_internals import suggest_memory_format
 
 aten = torch.ops.aten
+
+# Elements of a row that the kernel `layer_norm` holds in a partition at most, with its parameters.
+_LONGEST_ROW = 12288
+_MOST_CHANNELS = 128  # of a group of the kernel `group_norm`
 
 
 def _by_channel(vector: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -49,6 +56,79 @@ def batch_norm_inference(
     return out, x.new_empty((0,)), x.new_empty((0,))
 
 
+def layer_norm_of_long_rows(
+    x: torch.Tensor,
+    shape: Sequence[int],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> Any:
+    """`aten.native_layer_norm` as the norm of one group of channels, pieces of each row.
+
+    In float32 alone: half precision would round before the weight is applied.
+    """
+    length = math.prod(shape)
+    channels = math.gcd(length, _MOST_CHANNELS)
+    if x.dtype is not torch.float32 or length <= _LONGEST_ROW or channels < _MOST_CHANNELS // 4:
+        return NotImplemented
+    rows = x.numel() // length
+    if not rows or any(v is not None and v.dtype is not x.dtype for v in (weight, bias)):
+        return NotImplemented
+    pieces = x.reshape(rows, channels, length // channels)
+    sizes = (rows, channels, length // channels)
+    out, mean, rstd = aten.native_group_norm.default(pieces, None, None, *sizes, 1, eps)
+    out = out.view(x.shape)
+    if weight is not None:
+        out = out * weight
+    if bias is not None:
+        out = out + bias
+    statistics = [*x.shape[: x.ndim - len(shape)], *[1] * len(shape)]
+    return out, mean.view(statistics), rstd.view(statistics)
+
+
+def group_norm_of_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    rows: int,
+    channels: int,
+    length: int,
+    groups: int,
+    eps: float,
+) -> Any:
+    """`aten.native_group_norm` of channels of one element each, as a layer norm of each group.
+
+    In float32 alone: half precision would round before the weight is applied.
+    """
+    each = channels // groups
+    if length != 1 or x.dtype is not torch.float32 or not x.numel() or each > _LONGEST_ROW:
+        return NotImplemented
+    if any(v is not None and v.dtype is not x.dtype for v in (weight, bias)):
+        return NotImplemented
+    pieces = x.reshape(rows * groups, each)
+    out, mean, rstd = aten.native_layer_norm.default(pieces, [each], None, None, eps)
+    out = out.view(rows, channels)
+    if weight is not None:
+        out = out * weight
+    if bias is not None:
+        out = out + bias
+    return out.view(x.shape), mean.view(rows, groups), rstd.view(rows, groups)
+
+
+def weight_norm_backward(
+    grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`aten._weight_norm_interface_backward`, the gradients of v and g of `v * (g / norms)`."""
+    if v.dtype is torch.float64:
+        return NotImplemented  # type: ignore[no-any-return]
+    dims = [d for d in range(v.ndim) if d != dim]
+    wide_v, wide_g, wide = v.float(), g.float(), grad.float()
+    along = (wide * wide_v).sum(dims, keepdim=True)
+    grad_g = along / norms
+    grad_v = (wide - wide_v * (grad_g / norms)) * (wide_g / norms)
+    return grad_v.to(v.dtype).contiguous(), grad_g.to(g.dtype).contiguous()
+
+
 def _in_layout_of_result(op: Any) -> Callable[..., Any]:
     """Give the op an x in the memory format that eager's result has; the op's meta function gives
     the result x's strides, whatever they are."""
@@ -70,6 +150,12 @@ NORM_LAYOUTS: dict[Any, Callable[..., Any]] = {
         aten._native_batch_norm_legit.no_stats,
     )
 }
+# Norms as norms over other dimensions, where the kernels of those fit better.
+NORMS_AS_OTHERS: dict[Any, Callable[..., Any]] = {
+    aten.native_group_norm.default: group_norm_of_rows,
+    aten.native_layer_norm.default: layer_norm_of_long_rows,
+}
 NORM_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten._native_batch_norm_legit_no_training.default: batch_norm_inference,
 }

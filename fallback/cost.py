@@ -90,6 +90,18 @@ _RANGE_REDUCTIONS: dict[Any, int] = {
     _aten.acos.default: 13,
 }
 
+# Where pooling has the sizes of its window: along each dimension, an instruction for each position;
+# a comparison and two selections where the places of maxima are read, or written to.
+_WINDOWS: dict[Any, int] = {
+    _aten.max_pool2d_with_indices.default: 1,
+    _aten.max_pool3d_with_indices.default: 1,
+    _aten.avg_pool2d.default: 1,
+    _aten.avg_pool3d.default: 1,
+    _aten.max_pool2d_with_indices_backward.default: 2,
+    _aten.max_pool3d_with_indices_backward.default: 2,
+}
+_PLACED = 3
+
 # Where a convolution has its groups, its input and its weight among the arguments.
 _GROUPS: dict[Any, tuple[int, int, int]] = {
     _aten.convolution.default: (8, 0, 1),
@@ -226,7 +238,7 @@ def _busy(node: fx.Node, cost: Cost, hw: Hardware) -> _Busy:
         return _Busy(0.0, passes * rows, chain_seconds(hw, passes, columns))
     flops = flops_seconds(hw, cost.matmul_flops * _groups_in_a_product(node), dtype)
     elements = math.prod((*outer, columns))
-    steps = _scan_steps(node) + _RANGE_REDUCTIONS.get(node.target, 1) - 1
+    steps = _scan_steps(node) + _window_steps(node) + _RANGE_REDUCTIONS.get(node.target, 1) - 1
     steps += 0 if dtype is torch.bfloat16 else _division_steps(node)
     vector = vector_seconds(hw, cost.vector_flops + steps * elements, dtype)
     return _Busy(flops, vector, chain_seconds(hw, 1 + steps, math.ceil(elements / hw.partitions)))
@@ -281,6 +293,16 @@ def _scan_steps(node: fx.Node) -> int:
         return 0
     (scanned,) = _tensors(node.all_input_nodes[0].meta.get("val"))
     return counts.get(scanned.dtype, 1) - 1
+
+
+def _window_steps(node: fx.Node) -> int:
+    """Instructions of pooling besides the first, for windows reduced dimension by dimension."""
+    place = _WINDOWS.get(node.target)
+    if place is None:
+        return 0
+    sizes: Any = node.args[place]
+    is_placed = place == 2 or any(user.args[1:] == (1,) for user in node.users)
+    return max(0, sum(map(hint_int, sizes)) * (_PLACED if is_placed else 1) - 1)
 
 
 def _division_steps(node: fx.Node) -> int:

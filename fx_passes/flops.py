@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
 from trnx.fx_passes.nodes import schema_of
-from trnx.nki_kernels.grouped_ops import GROUPED_PRODUCTS
+from trnx.nki_kernels.grouped_ops import GROUPED_BACKWARD, GROUPED_PRODUCTS
 from trnx.nki_kernels.hints import hint, hint_int
 
 Shape = Sequence[int]
@@ -29,6 +29,11 @@ def _grouped(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
     """Every row is in one group; of a batch of x and one weight, every column of the weight."""
     rows = prod(x[1:]) if len(weight) < len(x) else prod(x)
     return 2 * rows * weight[-1]
+
+
+def _grouped_backward(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    """The gradients of both operands."""
+    return 2 * _grouped(x, weight)
 
 
 def _attention(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
@@ -47,6 +52,7 @@ def _formulas() -> dict[Any, Callable[..., int]]:
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
         torch.ops.trnx.grouped_mm: _grouped,
+        torch.ops.trnx.grouped_mm_weight_gradient: _grouped,
         torch.ops.trnx.sdpa: _attention,
         torch.ops.trnx.sdpa_backward: _attention_backward,
     }
@@ -65,6 +71,8 @@ def node_flops(node: fx.Node) -> int:
     schema = schema_of(node)
     if schema is not None and schema.name in GROUPED_PRODUCTS:
         formula = _grouped
+    elif schema is not None and schema.name == GROUPED_BACKWARD:
+        formula = _grouped_backward
     if node.op != "call_function" or formula is None:
         return 0
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))

@@ -9,6 +9,7 @@
     trnx::cross_entropy_backward(grad, x, target, weight, top, total, reduction, ignore_index) -> dx
     trnx::quick_gelu(x) -> Tensor
     trnx::grouped_mm(x, weight, offsets) -> Tensor, see `grouped_ops.py`
+    trnx::grouped_mm_weight_gradient(x, grad, offsets) -> Tensor, the same
 
 Shapes: q [B, Hq, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv], Hq a multiple of Hkv (grouped query
 attention: query head h reads head h // (Hq // Hkv)). `attn_mask` broadcasts to [B, Hq, L, S]: bool

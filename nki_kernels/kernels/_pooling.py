@@ -8,7 +8,6 @@ Two-dimensional pooling is three-dimensional with a middle dimension of size 1.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from trnx.simulator.hardware import Hardware
 
 # Of the input per partition in a tile: DMA and VectorE are busy for about 5 us with it.
 _TILE_BYTES = 16384
+MOST_PLACES = 2**24  # of a plane or a volume, as VectorE compares them in float32
 
 Window = tuple[int, int, int, int]  # size, stride, padding, dilation
 Scale = tuple[int, int, float]  # outputs `start` to `stop` are multiplied by this
@@ -58,23 +58,36 @@ def _three(items: Sequence[Any]) -> tuple[Any, Any, Any]:
     return first, second, third
 
 
-def block_of(windows: Windows, itemsize: int, hw: Hardware) -> int:
-    """Outputs of the first dimension in one tile; 0 where not even one fits."""
+def blocks_of(windows: Windows, itemsize: int, hw: Hardware) -> tuple[int, int]:
+    """Outputs of the first and of the middle dimension in one tile; 0 where not even one fits."""
+    first = _block_of(windows, windows.sizes[1], itemsize, hw)
+    middle = windows.counts[1]
+    while first == 0 and middle > 1:
+        # Rows that two tiles need are loaded twice, so a tile has as many as fit.
+        middle = -(-middle // 2)
+        size, stride, _, dilation = windows.windows[1]
+        rows = (middle - 1) * stride + (size - 1) * dilation + 1
+        first = _block_of(windows, min(rows, windows.sizes[1]), itemsize, hw)
+    return first, middle
+
+
+def _block_of(windows: Windows, rows: int, itemsize: int, hw: Hardware) -> int:
+    """Outputs of the first dimension in a tile with so many inputs of the middle one."""
     size, stride, _, dilation = windows.windows[0]
-    plane = math.prod(windows.sizes[1:]) * itemsize
+    plane = rows * windows.sizes[2] * itemsize
     reach = (size - 1) * dilation + 1
     # The input, and what the passes give, twice: loads overlap with work.
     if plane * reach * 4 > hw.sbuf_partition_bytes * 7 // 8:
         return 0
-    rows = max(reach, _TILE_BYTES // plane)
-    return min(windows.counts[0], (rows - reach) // stride + 1)
+    count = max(reach, _TILE_BYTES // plane)
+    return min(windows.counts[0], (count - reach) // stride + 1)
 
 
 def reject_windows(windows: Windows, itemsize: int, hw: Hardware) -> Reject | None:
     """A Reject where a window's rows do not fit into a partition."""
     if 0 in windows.sizes or 0 in windows.counts:
         return Reject(f"pooling of {windows.sizes} to {windows.counts} is empty")
-    if block_of(windows, itemsize, hw) == 0:
+    if blocks_of(windows, itemsize, hw)[0] == 0:
         return Reject(f"the rows of one window over {windows.sizes} do not fit into a partition")
     return None
 
@@ -86,13 +99,13 @@ def pool_kernel(
     sizes: tuple[int, ...],
     counts: tuple[int, ...],
     windows: tuple[tuple[int, ...], ...],
-    block: int,
+    blocks: tuple[int, int],
     is_max: bool,
     scales: tuple[tuple[tuple[int, int, float], ...], ...],
     cores: int = 1,
 ) -> nl.NkiTensor:
-    """x `[..., *sizes]` -> `out_shape`, which ends in `counts`; `block` outputs of the first
-    dimension at a time. `scales` are applied along each dimension to sums. `cores`
+    """x `[..., *sizes]` -> `out_shape`, which ends in `counts`; `blocks` outputs of the first two
+    dimensions at a time. `scales` are applied along each dimension to sums. `cores`
     share the planes.
     """
     pmax = nl.tile_size.pmax
@@ -100,25 +113,36 @@ def pool_kernel(
     rows = x.size // (sizes[0] * sizes[1] * sizes[2])
     source = x.reshape((rows, sizes[0], sizes[1], sizes[2]))
     result = out.reshape((rows, counts[0], counts[1], counts[2]))
-    size, stride, padding, dilation = windows[0]
     begin, end = share_of(rows, cores)
     for start in range(begin, end, pmax):
         p = min(pmax, end - start)
-        for first in range(0, counts[0], block):
-            n = min(block, counts[0] - first)
-            low = max(0, first * stride - padding)
-            high = min(sizes[0], (first + n - 1) * stride - padding + (size - 1) * dilation + 1)
-            data = nl.ndarray((p, high - low, sizes[1], sizes[2]), dtype=x.dtype, buffer=nl.sbuf)
-            nisa.dma_copy(dst=data, src=source[start : start + p, low:high])
-            last = _pass(data, 3, 0, counts[2], 0, windows[2], is_max, scales[2])
-            middle = _pass(last, 2, 0, counts[1], 0, windows[1], is_max, scales[1])
-            done = _pass(middle, 1, first, n, low, windows[0], is_max, scales[0])
-            if done.dtype != x.dtype:
-                rounded = nl.ndarray(done.shape, dtype=x.dtype, buffer=nl.sbuf)
-                nisa.tensor_copy(dst=rounded, src=done)
-                done = rounded
-            nisa.dma_copy(dst=result[start : start + p, first : first + n], src=done)
+        for first in range(0, counts[0], blocks[0]):
+            n = min(blocks[0], counts[0] - first)
+            low, high = inputs_of(windows[0], sizes[0], first, n)
+            for row in range(0, counts[1], blocks[1]):
+                m = min(blocks[1], counts[1] - row)
+                top, bottom = inputs_of(windows[1], sizes[1], row, m)
+                shape = (p, high - low, bottom - top, sizes[2])
+                data = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
+                nisa.dma_copy(dst=data, src=source[start : start + p, low:high, top:bottom])
+                last = _pass(data, 3, 0, counts[2], 0, windows[2], is_max, scales[2])
+                middle = _pass(last, 2, row, m, top, windows[1], is_max, scales[1])
+                done = _pass(middle, 1, first, n, low, windows[0], is_max, scales[0])
+                if done.dtype != x.dtype:
+                    rounded = nl.ndarray(done.shape, dtype=x.dtype, buffer=nl.sbuf)
+                    nisa.tensor_copy(dst=rounded, src=done)
+                    done = rounded
+                target = result[start : start + p, first : first + n, row : row + m]
+                nisa.dma_copy(dst=target, src=done)
     return out
+
+
+def inputs_of(window: tuple[int, ...], size: int, first: int, count: int) -> tuple[int, int]:
+    """The inputs of `size` that outputs `first .. first+count` see, at least one."""
+    reach, stride, padding, dilation = window
+    low = min(size - 1, max(0, first * stride - padding))
+    last = (first + count - 1) * stride - padding + (reach - 1) * dilation
+    return low, max(low + 1, min(size, last + 1))
 
 
 def _pass(

@@ -19,7 +19,7 @@ from trnx.nki_kernels.kernels._pooling import (
     Scale,
     Window,
     Windows,
-    block_of,
+    blocks_of,
     pool_kernel,
     reject_windows,
     windows_of,
@@ -106,10 +106,10 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
-    """The windows, and how many outputs of the first dimension a tile has."""
+    """The windows, and how many outputs of the first dimensions a tile has."""
     windows = _windows(b)
-    block = block_of(windows, b.x.dtype.itemsize, hw)
-    constants = (_result(b), windows.sizes, windows.counts, windows.windows, block, False)
+    blocks = blocks_of(windows, b.x.dtype.itemsize, hw)
+    constants = (_result(b), windows.sizes, windows.counts, windows.windows, blocks, False)
     return Launch.of(pool_kernel, b, ("x",), *constants, _scales(windows, b))
 
 

@@ -41,11 +41,13 @@ def extremum_kernel(
     shape: tuple[int, ...],
     largest: bool,
     gives_values: bool,
+    turns: bool,
     cores: int = 1,
 ) -> Any:
     """`loops`, `lines` and `line` are (count, stride): groups of lines, lines of a group on
     partitions, elements of a line. Results of `shape`: values where asked for, int64 indices.
-    `cores` share the lines of a group.
+    `turns`: lines are neighbours in memory, and DMA transposes them. `cores` share the lines of a
+    group.
     """
     count, step = lines
     indices = nl.ndarray(shape + (2,), dtype=nl.int32, buffer=nl.shared_hbm)
@@ -69,18 +71,31 @@ def extremum_kernel(
             best = nl.ndarray((partitions, run), dtype=x.dtype, buffer=nl.sbuf)
             for i in range(run):
                 tile = nl.ndarray((partitions, line[0]), dtype=x.dtype, buffer=nl.sbuf)
-                source = x.ap(
-                    pattern=[[step * run, partitions], [line[1], line[0]]],
-                    offset=group * loops[1] + (done + i) * step,
-                )
-                nisa.dma_copy(dst=tile, src=source)
+                offset = group * loops[1] + (done + i) * step
+                rows = [step * run, partitions]
+                columns = [line[1], line[0]]
+                if turns:
+                    # Neighbours of neighbours: line `done + i * partitions + p` in partition p.
+                    offset = group * loops[1] + done + i * partitions
+                    across = x.ap(pattern=[columns, [1, partitions]], offset=offset)
+                    nisa.dma_transpose(dst=tile, src=across, axes=(1, 0))
+                else:
+                    nisa.dma_copy(dst=tile, src=x.ap(pattern=[rows, columns], offset=offset))
                 _search(tile, best[:, i : i + 1], found[:, i, 0:1], ones, largest)
             first = group * count + done
-            part = flat_indices[first : first + partitions * run]
-            nisa.dma_copy(dst=part.reshape_dim(0, (partitions, run)), src=found)
+            places = flat_indices[first : first + partitions * run]
+            if turns:
+                places = places.reshape_dim(0, (run, partitions)).permute((1, 0, 2))
+            else:
+                places = places.reshape_dim(0, (partitions, run))
+            nisa.dma_copy(dst=places, src=found)
             if gives_values:
                 part = flat_values[first : first + partitions * run]
-                nisa.dma_copy(dst=part.reshape((partitions, run)), src=best)
+                if turns:
+                    part = part.reshape((run, partitions)).permute((1, 0))
+                else:
+                    part = part.reshape((partitions, run))
+                nisa.dma_copy(dst=part, src=best)
             done = done + partitions * run
     if gives_values:
         return values, indices
@@ -141,8 +156,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
-    """Where lines lie."""
-    del hw
+    """Where lines lie, and whether they are transposed on their way, which trn1 does slowly."""
     shape = list(b.x.shape)
     if b.dim is None:
         shape = [1] * len(shape) if b.keepdim else []
@@ -150,7 +164,9 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         shape[b.dim] = 1
     else:
         del shape[b.dim]
-    constants = (*_lines(b), tuple(shape), b.largest, b.gives_values)
+    lines = _lines(b)
+    turns = hw.generation >= 3 and lines[1][1] == 1 and lines[2][1] > 1 and lines[1][0] > 1
+    constants = (*lines, tuple(shape), b.largest, b.gives_values, turns)
     return Launch.of(extremum_kernel, b, ("x",), *constants)
 
 
@@ -187,6 +203,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         yield from sample(f"{size} columns", (5, size), -1, keepdim=True)
     yield from sample("the middle", (4, 9, 70), 1)
     yield from sample("the first", (30, 140), 0)
+    yield from sample("many columns", (2, 30, 70, 9), 1)
     yield from sample("infinities", (5, 30), 1, special=True)
     yield from sample("columns with infinities", (30, 5), 0, special=True)
     yield from sample("everything", (7, 30), None)

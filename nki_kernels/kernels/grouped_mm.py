@@ -18,9 +18,9 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels import canonical_ops  # noqa: F401  registers torch.ops.trnx
-from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._blocking import operand_layout
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._groups import load_ends, masks_before, reject_groups
 from trnx.nki_kernels.kernels._matmul import MatmulOperand, load_operand, multiply
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
@@ -31,7 +31,6 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 _ROW_BYTES = 49152  # of a block of rows, per partition
 _MATRIX_BYTES = 16384  # of a block of columns of one matrix, per partition
 _TILES = 8  # of 128 rows in a block
-_MOST_ROWS = 2**24  # VectorE compares in float32
 _LARGEST_DEPTH = 8192
 
 
@@ -54,39 +53,18 @@ def grouped_mm_kernel(
     experts, _, columns = weight.shape
     out = nl.ndarray((count, columns), dtype=x.dtype, buffer=nl.shared_hbm)
     matrices = weight.permute((0, 2, 1))
-    ends = _load_ends(offsets, experts)
+    ends = load_ends(offsets, experts)
     first, end = share_of(columns, cores, nl.tile_size.pmax)
     if first == end:
         count = 0
     for row in range(0, count, block_rows):
         rows = min(block_rows, count - row)
         data = load_operand(MatmulOperand([x], x_layout), row, rows, 0, depth)
-        masks = _masks(ends, row, rows, experts)
+        masks = masks_before(ends, row, rows, experts)
         for col in range(first, end, block_columns):
             cols = min(block_columns, end - col)
             _block(out, data, masks, matrices, w_layout, row, rows, col, cols, depth)
     return out
-
-
-def _load_ends(offsets: nl.NkiTensor, experts: int) -> nl.NkiTensor:
-    """The low words of `offsets` on every partition, `[128, E]`."""
-    words = offsets.size // experts
-    ends = nl.ndarray((nl.tile_size.pmax, experts, words), dtype=nl.int32, buffer=nl.sbuf)
-    source = offsets.reshape((1, experts, words)).broadcast(0, nl.tile_size.pmax)
-    nisa.dma_copy(dst=ends, src=source)
-    return ends[:, :, 0]
-
-
-def _masks(ends: nl.NkiTensor, row: int, rows: int, experts: int) -> nl.NkiTensor:
-    """`[128, tiles, E]`: whether row `row + 128 * tile + partition` lies before a group's end."""
-    pmax = nl.tile_size.pmax
-    tiles = (rows + pmax - 1) // pmax
-    masks = nl.ndarray((pmax, tiles, experts), dtype=nl.uint8, buffer=nl.sbuf)
-    for tile in range(tiles):
-        place = nl.ndarray((pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.iota(dst=place, pattern=[[1, 1]], offset=row + tile * pmax, channel_multiplier=1)
-        nisa.tensor_scalar(dst=masks[:, tile, :], data=ends, op0=nl.greater, operand0=place)
-    return masks
 
 
 def _block(
@@ -129,16 +107,8 @@ def _block(
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """Sizes that are not zero, a contraction that fits SBUF, one dtype."""
     del hw
-    if reject := reject_dtypes(b, "x"):
+    if reject := reject_groups(b, "weight"):
         return reject
-    if b.weight.dtype != b.x.dtype:
-        return Reject(f"x is {b.x.dtype} but weight is {b.weight.dtype}; one dtype is needed")
-    if b.offsets.dtype not in (torch.int32, torch.int64):
-        return Reject(f"offsets are {b.offsets.dtype}, neither int32 nor int64")
-    if b.x.numel == 0 or b.weight.numel == 0:
-        return Reject(f"an empty product: x{b.x.shape}, weight{b.weight.shape}")
-    if b.x.shape[0] >= _MOST_ROWS:
-        return Reject(f"{b.x.shape[0]} rows are not numbers that float32 holds exactly")
     if b.x.shape[1] > _LARGEST_DEPTH:
         return Reject(f"K = {b.x.shape[1]} is more than {_LARGEST_DEPTH}, which SBUF holds")
     return None

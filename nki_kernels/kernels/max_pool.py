@@ -1,8 +1,8 @@
 """`max_pool`: the largest value of each window over the last two or three dimensions.
 
 `x[..., H, W]` or `x[..., D, H, W]` in float32, bfloat16 or float16, any size, stride, padding and
-dilation of the window; NaN wins, as in eager. The indices of the maxima are int64, which NKI has
-not: where they are used (the backward pass), the fallback takes the op.
+dilation of the window; NaN wins, as in eager. Where the indices of the maxima are used, it is
+`max_pool_indices`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._pooling import (
     Windows,
-    block_of,
+    blocks_of,
     pool_kernel,
     reject_windows,
     windows_of,
@@ -55,10 +55,10 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
-    """The windows, and how many outputs of the first dimension a tile has."""
+    """The windows, and how many outputs of the first dimensions a tile has."""
     windows = _windows(b)
-    block = block_of(windows, b.x.dtype.itemsize, hw)
-    constants = (_result(b), windows.sizes, windows.counts, windows.windows, block, True)
+    blocks = blocks_of(windows, b.x.dtype.itemsize, hw)
+    constants = (_result(b), windows.sizes, windows.counts, windows.windows, blocks, True)
     return Launch.of(pool_kernel, b, ("x",), *constants, _NO_SCALES)
 
 
@@ -115,6 +115,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("one window", 2, 3, 5, 5, size=5, stride=5, padding=0)
     yield sample("a window larger than the plane", 2, 3, 2, 2, size=4, stride=2, padding=2)
     yield sample("three dimensions", 2, 3, 6, 9, 8, spatial=3)
+    yield sample("planes that do not fit", 1, 2, 7, 96, 150, size=3, dilation=3, spatial=3)
     special = sample("infinities", 2, 3, 9, 9)
     special.values["x"][0, 1], special.values["x"][1, 0, 2] = float("-inf"), float("inf")
     yield special

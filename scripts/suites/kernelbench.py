@@ -7,6 +7,7 @@ sizes are to be small:
 | names | cut to | small |
 |---|---|---|
 | batches | 4 | 2 |
+| batches of problems that take rows alone | 1024 | 16 |
 | images | 64 (volumes 16) | 16 (8) |
 | sequences | 512 | 64 |
 | channels | 128 | 32 |
@@ -43,9 +44,13 @@ _NAMES = (
 )
 Limits = dict[str, int]
 _LIMITS = {
-    "batch": 4, "image": 64, "volume": 16, "sequence": 512, "channels": 128, "features": 1024,
+    "batch": 4, "rows": 1024, "image": 64, "volume": 16, "sequence": 512, "channels": 128,
+    "features": 1024,
 }  # fmt: skip
-_SMALL = {"batch": 2, "image": 16, "volume": 8, "sequence": 64, "channels": 32, "features": 128}
+_SMALL = {
+    "batch": 2, "rows": 16, "image": 16, "volume": 8, "sequence": 64, "channels": 32,
+    "features": 128,
+}  # fmt: skip
 _PROBLEM = re.compile(r"KernelBench/(level[123])/(\d+)_(.*)\.py$")
 
 
@@ -90,9 +95,18 @@ def _built(module: ModuleType, train: bool) -> Built:
     return Built(model, tuple(module.get_inputs()))
 
 
+def _limits_of(source: str, name: str, limits: Limits) -> Limits:
+    """`limits`, or those of batches of rows where no input has more dimensions."""
+    inputs = [x for x in load(source, name, limits).get_inputs() if isinstance(x, torch.Tensor)]
+    if any(x.ndim > 2 for x in inputs):
+        return limits
+    return limits | {"batch": limits["rows"]}
+
+
 def _build(train: bool, *, source: str, name: str, small: bool) -> Built:
-    for limits in (_SMALL, _LIMITS) if small else (_LIMITS,):
+    for given in (_SMALL, _LIMITS) if small else (_LIMITS,):
         try:
+            limits = _limits_of(source, name, given)
             built = _built(load(source, name, limits), train)
             with torch.no_grad():
                 built.model(*built.args)

@@ -136,3 +136,55 @@ def test_the_forward_pass_is_one_kernel(norm: nn.Module, kernel: str) -> None:
         text = str(trnx.explain(norm, draw(4, 64, 56, 56)))
     assert kernel in text
     assert "not on NKI" not in text
+
+
+@pytest.mark.parametrize("has_parameters", [True, False])
+@pytest.mark.parametrize("shape", [(3, 64, 30, 16), (130, 12352), (1, 40000)])
+def test_layer_norm_of_rows_that_no_partition_holds(
+    shape: tuple[int, ...], has_parameters: bool
+) -> None:
+    norm = randomised(nn.LayerNorm(shape[1:], elementwise_affine=has_parameters))
+    x = draw(*shape) + 3
+    x.view(shape[0], -1)[-1, 0] = float("inf")
+    compiled = torch.compile(norm, backend="trnx", options=ALL_ON_NKI)
+    with torch.no_grad():
+        assert_same(compiled(x), norm(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(("shape", "groups"), [((3, 12), 4), ((129, 1024), 16), ((5, 6, 1, 1), 6)])
+def test_group_norm_of_rows(shape: tuple[int, ...], groups: int, affine: bool) -> None:
+    norm = randomised(nn.GroupNorm(groups, shape[1], affine=affine))
+    x = draw(*shape) + 2
+    x[0, 0], x[1, 1] = float("nan"), float("inf")
+    compiled = torch.compile(norm, backend="trnx", options=ALL_ON_NKI)
+    with torch.no_grad():
+        assert_same(compiled(x), norm(x), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_layer_norm_of_long_rows() -> None:
+    norm = randomised(nn.LayerNorm(12352))
+    x, grad = draw(3, 12352), draw(3, 12352) * 2
+    results = []
+    for run in (norm, torch.compile(norm, backend="trnx")):
+        given = x.clone().requires_grad_()
+        inputs = (given, norm.weight, norm.bias)
+        results.append(torch.autograd.grad(run(given), inputs, grad))
+    for theirs, ours in zip(*results, strict=True):
+        assert_same(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [0, 2])
+def test_gradients_of_weight_norm(dim: int, dtype: torch.dtype) -> None:
+    v, g, grad = draw(5, 6, 7), draw(5, 1, 1) if dim == 0 else draw(1, 1, 7), draw(5, 7, 6)
+    v[1, 2, 3], grad[3, 1, 2] = float("inf"), float("nan")
+    grad = grad.transpose(1, 2)
+    results = []
+    compiled = torch.compile(torch._weight_norm, backend="trnx", options=ALL_ON_NKI)
+    for run in (torch._weight_norm, compiled):
+        inputs = [t.to(dtype).requires_grad_() for t in (v, g)]
+        results.append(torch.autograd.grad(run(*inputs, dim), inputs, grad.to(dtype)))
+    for theirs, ours in zip(*results, strict=True):
+        tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+        assert_same(ours, theirs, rtol=tolerance, atol=tolerance)

@@ -47,6 +47,7 @@ def test_kernels_take_about_what_their_work_is_estimated_to(
         (lambda v: F.layer_norm(v, (768,)), (x,)),
         (lambda v: F.gelu(v) * 2, (x,)),
         (lambda q: F.scaled_dot_product_attention(q, q, q), (heads,)),
+        (lambda v: F.max_pool2d(v, 3, 2, 1), (torch.randn(4, 128, 64, 64, dtype=dtype),)),
     ]
     for function, inputs in cases:
         (kernel,), (fallback,) = _regions(function, target, *inputs)

@@ -147,6 +147,29 @@ def get_init_inputs():
 """
 
 
+ROWS = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        return x * y
+batch_size = 32768
+input_shape = (4096,)
+def get_inputs():
+    return [torch.rand(batch_size, *input_shape), torch.rand(input_shape)]
+def get_init_inputs():
+    return []
+"""
+
+
+def test_a_batch_of_rows_is_larger(coverage: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "KernelBench" / "level1"
+    folder.mkdir(parents=True)
+    (folder / "1_rows.py").write_text(ROWS)
+    for small, shape in ((False, (1024, 1024)), (True, (16, 128))):
+        (case,) = coverage.kernelbench.cases(tmp_path, small=small)
+        assert case.build(False).args[0].shape == shape
+
+
 def test_problems_are_cut_to_sizes_that_run(coverage: ModuleType, tmp_path: Path) -> None:
     folder = tmp_path / "KernelBench" / "level1"
     folder.mkdir(parents=True)

@@ -27,6 +27,7 @@ _INPUT_BYTES = 16384
 _WEIGHT_BYTES = 65536
 _STORE_BYTES = 2048  # of a partition, that are worth a transfer of their own
 _BLOCKS = 4  # that a convolution is cut into, so that loads, products and stores overlap
+_RESULT_BYTES = 32768  # of a partition, for the outputs of a block of all phases
 
 
 class Window(NamedTuple):
@@ -164,12 +165,20 @@ def _axis(window: Window, fold: int, block: int, tile: int) -> tuple[object, ...
     return low, high, -(-window.kernel // fold), window.out, window.step, block, tile, phases
 
 
-def _bank(problem: Problem, hw: Hardware) -> tuple[int, int, int]:
+def _planes_of_a_stream(problem: Problem, sharing: Sharing) -> int:
+    """Planes of outputs of a phase that one stream has at most: those of a volume, whose blocks
+    are the streams, are shared evenly.
+    """
+    planes = -(-problem.planes.out // problem.planes.step)
+    return planes if problem.planes.kernel == 1 else -(-planes // sharing.streams)
+
+
+def _bank(problem: Problem, sharing: Sharing, hw: Hardware) -> tuple[int, int, int]:
     """Planes, rows and columns of a phase in one PSUM bank, in parts of nearly the same size."""
     left = hw.psum_bank_bytes // 4
     sizes = []
-    for window in (problem.columns, problem.rows, problem.planes):
-        outputs = -(-window.out // window.step)
+    counts = [-(-window.out // window.step) for window in (problem.columns, problem.rows)]
+    for outputs in (*counts, _planes_of_a_stream(problem, sharing)):
         pieces = -(-outputs // max(1, left))
         size = -(-outputs // pieces)
         sizes.append(size)
@@ -200,13 +209,16 @@ def _blocks(
     block = [bank[0], bank[1]]
 
     def fits(grown: list[int]) -> bool:
-        return input_bytes(problem, grown[0], grown[1], fold, hw) <= _INPUT_BYTES
+        needed = input_bytes(problem, grown[0], grown[1], fold, hw)
+        return needed <= _INPUT_BYTES and result_bytes(problem, grown) <= _RESULT_BYTES
 
     wanted = max(_BLOCKS, 2 * sharing.streams)
     if fold > 1:
         # All images first: what is special at the border is done for all of them together.
-        while block[0] < planes and fits([block[0] + bank[0], block[1]]):
+        images = _planes_of_a_stream(problem, sharing)
+        while block[0] < images and fits([block[0] + bank[0], block[1]]):
             block[0] += bank[0]
+        block[0] = min(block[0], images)
         most = -(-rows // wanted) if block[0] >= planes else 0
     else:
         most = -(-rows // max(1, wanted // planes))
@@ -248,7 +260,7 @@ def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
     """The fields of the kernel's `Plan`; `layout` is that of the weight as a matrix."""
     sharing = sharing_of(problem, hw)
     fold = sharing.fold
-    bank = _bank(problem, hw)
+    bank = _bank(problem, sharing, hw)
     block = _blocks(problem, bank, sharing, hw)
     each = weight_bytes(problem, hw.partitions, fold, hw)
     return (
@@ -269,7 +281,7 @@ def plan_bytes(problem: Problem, has_residual: bool, hw: Hardware) -> int:
     """Bytes of a partition that weights, input and result of a block take."""
     sharing = sharing_of(problem, hw)
     fold = sharing.fold
-    planes, rows = _blocks(problem, _bank(problem, hw), sharing, hw)
+    planes, rows = _blocks(problem, _bank(problem, sharing, hw), sharing, hw)
     each = weight_bytes(problem, hw.partitions, fold, hw)
     weights = max(each, min(_WEIGHT_BYTES, weight_bytes(problem, problem.out_channels, fold, hw)))
     result = max(_STORE_BYTES, result_bytes(problem, [planes, rows]))

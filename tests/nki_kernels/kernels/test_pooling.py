@@ -63,18 +63,52 @@ def test_layouts_and_special_values(pool: nn.Module, layout: str) -> None:
     assert result.stride() == pool(x).stride()
 
 
-def test_indices_and_gradients_are_the_fallbacks() -> None:
-    x = draw(2, 3, 8, 8).relu()  # ties at zero
-    inputs = [x.clone().requires_grad_() for _ in range(2)]
-    pool = nn.MaxPool2d(2, return_indices=True)
-    compiled = torch.compile(pool, backend="trnx")
-    for function, value in ((compiled, inputs[0]), (pool, inputs[1])):
-        function(value)[0].square().sum().backward()
-    assert torch.equal(compiled(x)[1], pool(x)[1])
-    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
-    explanation = trnx.explain(pool, x).to_dict()
-    reasons = [entry["reason"] for entry in explanation["graphs"][0]["fallbacks"]]
-    assert any("max_pool" in reason for reason in reasons)
+@pytest.mark.parametrize("layout", ["ties", "special", "channels_last", "bfloat16"])
+@pytest.mark.parametrize(
+    "pool",
+    [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(3, 1, 1, 2), nn.MaxPool2d((2, 5), 3)],
+    ids=str,
+)
+def test_indices_and_gradients_are_eagers(pool: nn.MaxPool2d, layout: str) -> None:
+    pool.return_indices = True
+    x = draw(2, 3, 11, 13).relu()  # ties at zero
+    if layout == "channels_last":
+        x = x.contiguous(memory_format=torch.channels_last)
+    elif layout == "special":
+        nan, inf = float("nan"), float("inf")
+        x[0, 0, 3, 3:6], x[0, 1, 3:5, 3], x[1, 0], x[1, 1, ::4, ::4] = nan, inf, -inf, nan
+    elif layout == "bfloat16":
+        x = x.bfloat16()
+    results = []
+    for run in (pool, torch.compile(pool, backend="trnx", options={"select": "legal"})):
+        given = x.clone().requires_grad_()
+        values, indices = run(given)
+        grad = draw(*values.shape).to(x.dtype)
+        grad[0, 0, 0, 0], grad[0, 1, 1, 1] = float("inf"), float("nan")
+        (gradient,) = torch.autograd.grad(values, given, grad)
+        results.append((values.detach(), indices, gradient))
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True, check_stride=True)
+
+
+def test_pooling_in_training_runs_on_nki() -> None:
+    x = draw(2, 3, 6, 9, 8).requires_grad_()
+    torch._dynamo.reset()
+    compiled = torch.compile(nn.MaxPool3d(3, 2, 1), backend="trnx", options=ALL_ON_NKI)
+    with trnx.collect_reports() as reports:
+        compiled(x).sum().backward()
+    kernels = [region.kernel for report in reports for region in report.regions]
+    assert "max_pool_indices" in kernels
+    assert "max_pool_backward" in kernels
+
+
+@pytest.mark.parametrize("size", [(2, 2), (2, 5), (5, 2)])
+def test_a_window_that_sees_padding_alone_is_eagers(size: tuple[int, int]) -> None:
+    pool = nn.MaxPool2d(2, 1, 1, 3, return_indices=True)
+    x = draw(1, 2, *size)
+    compiled = torch.compile(pool, backend="trnx", options={"select": "legal"})
+    for ours, theirs in zip(compiled(x), pool(x), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_a_window_whose_rows_do_not_fit_is_refused() -> None:
