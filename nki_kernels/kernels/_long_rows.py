@@ -1,11 +1,11 @@
 """Layer norm of rows that are too long for one `bn_stats`, on three engines at once.
 
 A tile is `[partitions, run, columns]`. VectorE takes the statistics with `bn_stats`, which centres
-as it goes; in half precision, where DMA takes half of the time, ScalarE takes about half of them
-(whole rows where a partition has several, else columns), so that the three engines are as busy.
-ScalarE centres, VectorE scales, GpSimd adds the bias. None of VectorE's instructions is in a fast
-mode, which would wait for the port that GpSimd holds. TensorE could add the bias, but its sums run
-over the rows of a tile: one NaN would spread to all of them.
+as it goes; in half precision, where DMA takes half of the time, ScalarE takes those of the last
+half or so of the columns, so that the three engines are about as busy. ScalarE centres, VectorE
+scales, GpSimd adds the bias. None of VectorE's instructions is in a fast mode, which would wait for
+the port that GpSimd holds. TensorE could add the bias, but its sums run over the rows of a tile:
+one NaN would spread to all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from trnx.nki_kernels.kernels._rows import load_vector, over_rows
 
 _ON_SCALAR = 47  # percent of the statistics, in half precision
 _CHUNK = 2048  # elements per partition that one engine passes to the next
-_SHIFT = 64  # elements from whose mean ScalarE takes the distances of a row
 _TRIPLE = 3  # count, mean and variance * count, as `bn_stats` gives and `bn_aggr` takes them
 
 
@@ -36,25 +35,19 @@ def load_parameters(
     return vectors[0], vectors[1]
 
 
-def scalar_part(data: nl.NkiTensor) -> tuple[int, int]:
-    """How many of the last rows of each partition, or of the last columns where there is one row,
-    are ScalarE's; at most one of the two is not 0.
-    """
-    _, run, columns = data.shape
-    if data.dtype == nl.float32:
-        return 0, 0
-    if run == 1:
-        return 0, columns * _ON_SCALAR // 100
-    return (run * _ON_SCALAR + 50) // 100, 0
+def scalar_columns(data: nl.NkiTensor) -> int:
+    """How many of the last columns' statistics ScalarE takes; the same for every tile, so that a
+    row has the same result wherever it stands."""
+    return 0 if data.dtype == nl.float32 else data.shape[2] * _ON_SCALAR // 100
 
 
 def partial_statistics(data: nl.NkiTensor) -> nl.NkiTensor:
-    """`bn_stats` of the pieces of VectorE's part of each row, with a free triple for ScalarE's
-    columns if it has any; of its rows, those of the first elements.
+    """`bn_stats` of the pieces of VectorE's columns of each row, with a free triple for ScalarE's
+    columns if it has any.
     """
     partitions, run, columns = data.shape
     most = nl.tile_size.bn_stats_fmax
-    last_rows, last = scalar_part(data)
+    last = scalar_columns(data)
     first = columns - last
     pieces = (first + most - 1) // most
     size = 2 * _TRIPLE * pieces + (_TRIPLE if last > 0 else 0)
@@ -62,36 +55,30 @@ def partial_statistics(data: nl.NkiTensor) -> nl.NkiTensor:
     if last > 0:
         count = parts[:, :, size - 3]
         nisa.memset(dst=count, value=float(last), engine=nisa.engine.gpsimd)
-    for r in range(run - last_rows, run):
-        nisa.bn_stats(dst=parts[:, r, 0 : 2 * _TRIPLE], data=data[:, r, 0:_SHIFT])
-    for i in range(pieces):
-        start, end = i * first // pieces, (i + 1) * first // pieces
-        for r in range(run - last_rows):
+    for r in range(run):
+        for i in range(pieces):
+            start, end = i * first // pieces, (i + 1) * first // pieces
             place = parts[:, r, 2 * _TRIPLE * i : 2 * _TRIPLE * (i + 1)]
             nisa.bn_stats(dst=place, data=data[:, r, start:end])
     return parts
 
 
 def shifted_sums(data: nl.NkiTensor, parts: nl.NkiTensor) -> nl.NkiTensor | None:
-    """`[partitions, 2, rows]`: the sums of ScalarE's part of its rows and of their squares, if it
-    has one, as distances of the elements from a mean of some others, so that neither a large mean
-    nor an outlier costs accuracy.
+    """`[partitions, 2, run]`: the sums of ScalarE's columns and of their squares, if it has some,
+    as distances of the elements from a mean of some others, so that neither a large mean nor an
+    outlier costs accuracy.
     """
     partitions, run, columns = data.shape
-    rows, last = scalar_part(data)
-    if rows == 0 and last == 0:
+    last = scalar_columns(data)
+    if last == 0:
         return None
-    if rows == 0:
-        rows = run
-    first = columns - last if last > 0 else 0
-    unused = nl.ndarray((partitions, columns - first), dtype=data.dtype, buffer=nl.sbuf)
-    sums = nl.ndarray((partitions, 2, rows), dtype=nl.float32, buffer=nl.sbuf)
-    for i in range(rows):
-        r = run - rows + i
-        for j, op in ((0, nl.copy), (1, nl.square)):
+    unused = nl.ndarray((partitions, last), dtype=data.dtype, buffer=nl.sbuf)
+    sums = nl.ndarray((partitions, 2, run), dtype=nl.float32, buffer=nl.sbuf)
+    for r in range(run):
+        for i, op in ((0, nl.copy), (1, nl.square)):
             nisa.activation(
-                dst=unused, op=op, data=data[:, r, first:columns], scale=-1.0,
-                bias=parts[:, r, 1:2], reduce_op=nl.add, reduce_res=sums[:, j, i : i + 1],
+                dst=unused, op=op, data=data[:, r, columns - last : columns], scale=-1.0,
+                bias=parts[:, r, 1:2], reduce_op=nl.add, reduce_res=sums[:, i, r : r + 1],
                 reduce_cmd=nisa.reduce_cmd.reset_reduce,
             )  # fmt: skip
     return sums
@@ -100,38 +87,23 @@ def shifted_sums(data: nl.NkiTensor, parts: nl.NkiTensor) -> nl.NkiTensor | None
 def row_moments(data: nl.NkiTensor, parts: nl.NkiTensor, sums: nl.NkiTensor | None) -> nl.NkiTensor:
     """Mean and variance of each row, `[partitions, run, 2]`, from its statistics."""
     partitions, run, size = parts.shape
-    rows, last = scalar_part(data)
+    if sums is not None:
+        last = scalar_columns(data)
+        mean, spread = parts[:, :, size - 2], parts[:, :, size - 1]
+        nisa.scalar_tensor_tensor(
+            dst=mean, data=sums[:, 0], op0=nl.multiply, operand0=-1.0 / last,
+            op1=nl.add, operand1=parts[:, :, 1],
+        )  # fmt: skip
+        product = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=product, data=sums[:, 0], op0=nl.multiply, operand0=-1.0 / last,
+            op1=nl.multiply, operand1=sums[:, 0],
+        )  # fmt: skip
+        nisa.tensor_tensor(dst=spread, data1=sums[:, 1], data2=product, op=nl.add)
     moments = nl.ndarray((partitions, run, 2), dtype=nl.float32, buffer=nl.sbuf)
-    if rows > 0:
-        first = run - rows
-        factor = 1.0 / data.shape[2]
-        _from_sums(moments[:, first:run], parts[:, first:run, 1], sums, factor, factor)
-    elif sums is not None:
-        _from_sums(parts[:, :, size - 2 : size], parts[:, :, 1], sums, 1.0 / last, 1.0)
-    for r in range(run - rows):
+    for r in range(run):
         nisa.bn_aggr(dst=moments[:, r], data=parts[:, r])
     return moments
-
-
-def _from_sums(
-    moments: nl.NkiTensor, shifts: nl.NkiTensor, sums: nl.NkiTensor, share: float, factor: float
-) -> None:
-    """Mean and factor / share * variance, `[.., 2]`, of 1 / share elements, of whose distances from
-    `shifts` there are the sums."""
-    total = sums[:, 0]
-    nisa.scalar_tensor_tensor(
-        dst=moments[:, :, 0], data=total, op0=nl.multiply, operand0=-share,
-        op1=nl.add, operand1=shifts,
-    )  # fmt: skip
-    product = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=product, data=total, op0=nl.multiply, operand0=-share * factor,
-        op1=nl.multiply, operand1=total,
-    )  # fmt: skip
-    nisa.scalar_tensor_tensor(
-        dst=moments[:, :, 1], data=sums[:, 1], op0=nl.multiply, operand0=factor,
-        op1=nl.add, operand1=product,
-    )  # fmt: skip
 
 
 def inverse_deviations(moments: nl.NkiTensor, epsilon: nl.NkiTensor) -> nl.NkiTensor:

@@ -21,6 +21,8 @@ import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._few_rows import parts_of
+from trnx.nki_kernels.kernels._few_rows_layer_norm import few_rows_layer_norm_kernel
 from trnx.nki_kernels.kernels._long_rows import (
     centre,
     inverse_deviations,
@@ -271,11 +273,17 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
-    """Rows per partition from the size of a row, and the statistics' shape and dtype."""
+    """Rows per partition from the size of a row, or partitions per row where there are few; and
+    the statistics' shape and dtype."""
     columns = math.prod(b.normalized_shape)
     kept = b.x.ndim - len(b.normalized_shape)
     stats_shape = b.x.shape[:kept] + (1,) * len(b.normalized_shape)
-    constants = (columns, *_tiling(b, hw), stats_shape, _stats_in_float32(b))
+    statistics = (stats_shape, _stats_in_float32(b))
+    parts = parts_of(b.x.numel // columns, columns, hw)
+    if parts > 1:
+        names = (*_TENSORS, "eps")
+        return Launch.of(few_rows_layer_norm_kernel, b, names, columns, parts, *statistics)
+    constants = (columns, *_tiling(b, hw), *statistics)
     return Launch.of(layer_norm_kernel, b, (*_TENSORS, "eps"), *constants)
 
 
