@@ -52,14 +52,14 @@ def partial_statistics(data: nl.NkiTensor) -> nl.NkiTensor:
     pieces = (first + most - 1) // most
     size = 2 * _TRIPLE * pieces + (_TRIPLE if last > 0 else 0)
     parts = nl.ndarray((partitions, run, size), dtype=nl.float32, buffer=nl.sbuf)
-    if last > 0:
-        count = parts[:, :, size - 3]
-        nisa.memset(dst=count, value=float(last), engine=nisa.engine.gpsimd)
     for r in range(run):
         for i in range(pieces):
             start, end = i * first // pieces, (i + 1) * first // pieces
             place = parts[:, r, 2 * _TRIPLE * i : 2 * _TRIPLE * (i + 1)]
             nisa.bn_stats(dst=place, data=data[:, r, start:end])
+    if last > 0:  # VectorE would wait for it before the rest
+        count = parts[:, :, size - 3]
+        nisa.memset(dst=count, value=float(last), engine=nisa.engine.gpsimd)
     return parts
 
 
