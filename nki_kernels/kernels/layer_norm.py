@@ -21,15 +21,16 @@ import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._few_rows import parts_of
+from trnx.nki_kernels.kernels._few_rows_layer_norm import few_rows_layer_norm_kernel
 from trnx.nki_kernels.kernels._long_rows import (
-    add_bias,
     centre,
     inverse_deviations,
     load_parameters,
     negative_means,
     partial_statistics,
     row_moments,
-    scale,
+    scale_and_shift,
     shifted_sums,
 )
 from trnx.nki_kernels.kernels._rows import (
@@ -83,9 +84,8 @@ def layer_norm_kernel(
     nisa.memset(dst=epsilon, value=eps)
     done, end = share_of(rows, cores)
     if columns > nl.tile_size.bn_stats_fmax:
-        parameters = load_parameters(weight, bias, columns, x.dtype)
         starts = _starts(done, end, fold)
-        _long_rows(flat, other, flat_out, (mean, rstd), epsilon, parameters, starts, lag)
+        _long_rows(flat, other, flat_out, (mean, rstd), epsilon, (weight, bias), starts, lag)
         return out, mean, rstd
     weights = load_vector(weight) if weight is not None else None
     biases = load_vector(bias) if bias is not None else None
@@ -132,48 +132,45 @@ def _long_rows(
     out: nl.NkiTensor,
     statistics: tuple[nl.NkiTensor, nl.NkiTensor],
     epsilon: nl.NkiTensor,
-    parameters: tuple[nl.NkiTensor, nl.NkiTensor],
+    parameters: tuple[nl.NkiTensor | None, nl.NkiTensor | None],
     starts: list[tuple[int, int, int]],
     lag: int,
 ) -> None:
-    """Tiles in five stages, each of which waits for one engine alone: stage s has the tile that is
-    `s * lag` behind the one that is loaded.
+    """Tiles in three stages, so that no engine waits for what another one does now: stage s has the
+    tile that is `s * lag` behind the one that is loaded.
     """
-    rows = x.shape[0]
-    weights, bias = parameters
+    rows, columns = x.shape
     data = []  # type: list[nl.NkiTensor]
-    centred = []  # type: list[nl.NkiTensor]
     rstds = []  # type: list[nl.NkiTensor]
     shifts = []  # type: list[nl.NkiTensor]
-    parts = []  # type: list[tuple[nl.NkiTensor, nl.NkiTensor | None]]
+    parts = []  # type: list[nl.NkiTensor]
     sums = []  # type: list[nl.NkiTensor | None]
-    moments = []  # type: list[nl.NkiTensor]
-    steps = 0 if len(starts) == 0 else len(starts) + 4 * lag
+    steps = 0 if len(starts) == 0 else len(starts) + 2 * lag
     for step in range(steps):
         if step < len(starts):
             data.append(_load(x, residual, starts[step][0], starts[step][1], starts[step][2]))
             parts.append(partial_statistics(data[step]))
+        if step == lag:  # behind the tiles with which the engines begin
+            vectors = load_parameters(parameters[0], parameters[1], columns, x.dtype)
         # Before the sums, for which ScalarE would wait.
         i = step - 2 * lag
-        if lag > 0 and i >= 0 and i < len(starts):
-            centred.append(centre(data[i], shifts[i]))
+        centred = None
+        if lag > 0 and i >= 0:
+            centred = centre(data[i], shifts[i])
         if step < len(starts):
-            sums.append(shifted_sums(data[step], parts[step][1]))
+            sums.append(shifted_sums(data[step], parts[step]))
         i = step - lag
         if i >= 0 and i < len(starts):
-            moments.append(row_moments(data[i], parts[i][0], sums[i]))
-            rstds.append(inverse_deviations(moments[i], epsilon))
-            shifts.append(negative_means(moments[i]))
-            _store_statistics(statistics[0], moments[i][:, :, 0], rows, starts[i][0])
+            moments = row_moments(data[i], parts[i], sums[i])
+            rstds.append(inverse_deviations(moments, epsilon))
+            shifts.append(negative_means(moments))
+            _store_statistics(statistics[0], moments[:, :, 0], rows, starts[i][0])
             _store_statistics(statistics[1], rstds[i], rows, starts[i][0])
+        i = step - 2 * lag
         if lag == 0:
-            centred.append(centre(data[step], shifts[step]))
-        i = step - 3 * lag
-        if i >= 0 and i < len(starts):
-            scale(centred[i], rstds[i], weights)
-        i = step - 4 * lag
+            centred = centre(data[i], shifts[i])
         if i >= 0:
-            result = add_bias(centred[i], bias, x.dtype)
+            result = scale_and_shift(centred, rstds[i], vectors[0], vectors[1], x.dtype)
             nisa.dma_copy(dst=rows_of(out, starts[i][0], starts[i][1], starts[i][2]), src=result)
 
 
@@ -276,11 +273,17 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
-    """Rows per partition from the size of a row, and the statistics' shape and dtype."""
+    """Rows per partition from the size of a row, or partitions per row where there are few; and
+    the statistics' shape and dtype."""
     columns = math.prod(b.normalized_shape)
     kept = b.x.ndim - len(b.normalized_shape)
     stats_shape = b.x.shape[:kept] + (1,) * len(b.normalized_shape)
-    constants = (columns, *_tiling(b, hw), stats_shape, _stats_in_float32(b))
+    statistics = (stats_shape, _stats_in_float32(b))
+    parts = parts_of(b.x.numel // columns, columns, hw)
+    if parts > 1:
+        names = (*_TENSORS, "eps")
+        return Launch.of(few_rows_layer_norm_kernel, b, names, columns, parts, *statistics)
+    constants = (columns, *_tiling(b, hw), *statistics)
     return Launch.of(layer_norm_kernel, b, (*_TENSORS, "eps"), *constants)
 
 

@@ -19,6 +19,8 @@ import torch
 import trnx.nki_kernels.canonical_ops  # noqa: F401  registers trnx::rms_norm
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._few_rows import parts_of
+from trnx.nki_kernels.kernels._few_rows_rms_norm import few_rows_rms_norm_kernel
 from trnx.nki_kernels.kernels._rows import (
     add_rows,
     load_rows,
@@ -128,8 +130,12 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
-    """Rows per partition from the size of a row."""
+    """Rows per partition from the size of a row, or partitions per row where there are few."""
     names = ("x", "residual", "weight", "eps", "returns_sum")
+    columns = b.x.shape[-1]
+    parts = parts_of(b.x.numel // columns, columns, hw)
+    if parts > 1:
+        return Launch.of(few_rows_rms_norm_kernel, b, names, parts)
     return Launch.of(rms_norm_kernel, b, names, _run(b, hw))
 
 

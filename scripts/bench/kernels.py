@@ -42,9 +42,9 @@ _FASTER_BY_ENGINES = 1.8
 @dataclass(frozen=True)
 class Case:
     """One workload: `function(*inputs)`, what it must do at least, and the share of that limit
-    which is asked for. `flops` are those of products, of the rate of `dtype`; `exponentials` count
-    elements; `nbytes` cross HBM. `trains`: the backward pass is part of it. Of a `family`, 80 % of
-    the rows are to hold.
+    which is asked for, or instead of it the share `otherwise` of TensorE's. `flops` are those of
+    products, of the rate of `dtype`; `exponentials` count elements; `nbytes` cross HBM. `trains`:
+    the backward pass is part of it. Of a `family`, 80 % of the rows are to hold.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Case:
     dtype: torch.dtype = BF16
     trains: bool = False
     family: str = ""
+    otherwise: float | None = None
 
     def limits(self, chip: Hardware) -> dict[str, float]:
         """Seconds of each resource."""
@@ -66,6 +67,12 @@ class Case:
             "ScalarE": self.exponentials / (_LANES * chip.scalar_clock),
             "DMA": self.nbytes / chip.dma_bytes_per_second,
         }
+
+    def reaches(self, limits: dict[str, float], seconds: float) -> bool:
+        """Whether `seconds` are near enough to the limit."""
+        if self.otherwise is not None and limits["TensorE"] >= self.otherwise * seconds:
+            return True
+        return max(limits.values()) >= self.bar * seconds
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,7 @@ class Result:
     limit: str
     share: float
     bar: float
+    reached: bool
     regions: int
     busiest: str
     missing: tuple[str, ...]
@@ -101,11 +109,11 @@ class Result:
     @property
     def holds(self) -> bool:
         """Whether the bars hold."""
-        return not self.missing and self.share >= self.bar and self.pays
+        return not self.missing and self.reached and self.pays
 
     def text(self) -> str:
         """A line of the table."""
-        verdict = "holds" if self.share >= self.bar and not self.missing else "FAILS"
+        verdict = "holds" if self.reached and not self.missing else "FAILS"
         note = f" off NKI: {', '.join(self.missing)}" if self.missing else ""
         return (
             f"{self.name:<46}{self.us:10.1f}{self.limit_us:10.1f} {self.limit:<8}{self.share:6.0%}"
@@ -129,7 +137,14 @@ def _tensors(*shapes: tuple[int, ...], dtype: torch.dtype = BF16) -> Callable[[]
     return make
 
 
-def _attention(heads: int, length: int, width: int, bar: float, trains: bool = False) -> Case:
+def _attention(
+    heads: int,
+    length: int,
+    width: int,
+    bar: float,
+    trains: bool = False,
+    otherwise: float | None = None,
+) -> Case:
     """Causal: half of the scores. Backward has five products where forward has two."""
     shape = (1, heads, length, width)
     scores = heads * length * length / 2
@@ -144,6 +159,7 @@ def _attention(heads: int, length: int, width: int, bar: float, trains: bool = F
         exponentials=scores * (2 if trains else 1),
         nbytes=tensors * heads * length * width * 2,
         trains=trains,
+        otherwise=otherwise,
     )
 
 
@@ -326,7 +342,7 @@ def cases() -> Iterator[Case]:
     """All rows."""
     yield _attention(8, 2048, 128, 0.45)
     yield _attention(8, 4096, 128, 0.55)
-    yield _attention(12, 1024, 64, 0.40)
+    yield _attention(12, 1024, 64, 0.75, otherwise=0.40)
     yield _attention(8, 2048, 128, 0.45, trains=True)
     yield _decode(8, 8, 1, 4096, 128)
     yield _decode(8, 8, 1, 8192, 128)
@@ -428,8 +444,9 @@ def measure(case: Case, target: str) -> Result:
     alone = () if two is None else tuple(f"{r.work}: {r.alone}" for r in two.regions if r.alone)
     return Result(
         case.name, target, seconds * 1e6, limits[limit] * 1e6, limit, limits[limit] / seconds,
-        case.bar, len(profile.regions), ", ".join(f"{n} {queues[n]:.0%}" for n in busiest),
-        tuple(sorted(off)), case.family, two_us, alone,
+        case.bar, case.reaches(limits, seconds), len(profile.regions),
+        ", ".join(f"{n} {queues[n]:.0%}" for n in busiest), tuple(sorted(off)), case.family, two_us,
+        alone,
     )  # fmt: skip
 
 

@@ -250,6 +250,11 @@ def search(p: LongProblem, outputs: LongOutputs, s: Search) -> None:
         _lay_out(p, outputs, group)
 
 
+def _search_all(p: LongProblem, outputs: LongOutputs, steps: list[Search]) -> None:
+    for step in steps:
+        search(p, outputs, step)
+
+
 def _lay_out(p: LongProblem, outputs: LongOutputs, group: QueryGroup) -> None:
     """The negated maxima of a group as terms along the free dimension: column 32 i + j of a block
     is its term j. GpSimd has time for that."""
@@ -302,9 +307,12 @@ def score_quad(
     products: list[nl.NkiTensor],
 ) -> Quad:
     """Weights of the blocks of keys from `key` on. Who asks for memory gets what was left first, so
-    `steps` of a search are done in between: the next scores get what these leave."""
+    `steps` of a search are done in between: the next scores get what these leave. The first quad of
+    a group waits for its maxima, and with narrow heads, where TensorE has time, the steps keep
+    VectorE busy meanwhile."""
     pmax = nl.tile_size.pmax
     count = min(QUAD, group.seen - key)
+    waits = p.narrow > 0 and key == group.start
     scores = []
     skipped = []
     stopped = []
@@ -323,6 +331,8 @@ def score_quad(
         scores.append(tile)
         skipped.append(skip)
         stopped.append(stop)
+    if waits:
+        _search_all(p, outputs, steps)
     for block in range(count):
         row = block * _ROWS
         nisa.nc_matmul(
@@ -344,9 +354,8 @@ def score_quad(
         if p.window > 0:
             _hide_before(tile, (key + block - group.first) * pmax + p.window - skipped[block])
         weights.append(tile)
-        if block + 1 == (count + 1) // 2:
-            for step in steps:
-                search(p, outputs, step)
+        if not waits and block + 1 == (count + 1) // 2:
+            _search_all(p, outputs, steps)
     return Quad(group, key, weights, skipped, stopped, products, key + count == group.seen)
 
 

@@ -75,15 +75,16 @@ def test_layer_norm_needs_few_instructions_a_tile() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("width", [300, 1030])
-def test_layer_norm_is_as_accurate_as_in_eager(dtype: torch.dtype, width: int) -> None:
-    """On usual rows, on constant ones, large and tiny ones, on outliers, and on large means."""
-    x = draw(130, width)
+@pytest.mark.parametrize(("rows", "width"), [(130, 300), (130, 1030), (6300, 700)])
+def test_layer_norm_is_as_accurate_as_in_eager(dtype: torch.dtype, rows: int, width: int) -> None:
+    """On usual rows, on constant ones, large and tiny ones, on outliers, and on large means; with
+    one row in a partition, and with several."""
+    x = draw(rows, width)
     x[1] = 3.0
     x[2] *= 1e4
     x[3] *= 1e-4
     x[4, 7] = 3e4
-    x[5:9] += 50.0
+    x[100:130] += 50.0
     x[9] = 0.0
     x = x.to(dtype)
     values = layer_values(x, weight=draw(width).to(dtype), bias=(draw(width) * 3).to(dtype))
@@ -95,9 +96,28 @@ def test_layer_norm_is_as_accurate_as_in_eager(dtype: torch.dtype, width: int) -
     ours, theirs = ((r.double() - exact).abs() for r in (program.run(inputs)[0], eager))
     # Where eager is exact by chance, half a unit in the last place is as near as the dtype allows.
     half = torch.finfo(dtype).eps / 2
-    for rows in (*(slice(i, i + 1) for i in (1, 2, 3, 4, 9)), slice(5, 9), slice(10, 130)):
-        least = half * exact[rows].abs().max()
-        assert ours[rows].max() <= 2 * max(theirs[rows].max(), least)
+    usual = [*range(10, 100), *range(130, rows)]
+    for part in ([1], [2], [3], [4], [9], list(range(100, 130)), usual):
+        least = half * exact[part].abs().max()
+        assert ours[part].max() <= 2 * max(theirs[part].max(), least)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "width"), [(130, 1030), (6300, 700), (130, 8190)])
+def test_statistics_of_rows_with_an_outlier(dtype: torch.dtype, rows: int, width: int) -> None:
+    """Wherever it stands: the sums of half precision are distances from some elements' mean."""
+    x = draw(rows, width)
+    places = (0, 1, width // 2, width - 1)
+    for i, column in enumerate(places):
+        x[10 + 2 * i : 12 + 2 * i, column] = 3e4
+    x = x.to(dtype)
+    program, inputs = traced(LAYER_NORM, layer_values(x))
+    mean, rstd = (moment[10 : 10 + 2 * len(places), 0] for moment in program.run(inputs)[1:])
+    wide = x[10 : 10 + 2 * len(places)].double()
+    exact = 1 / (wide.var(1, correction=0) + 1e-5).sqrt()
+    assert mean.dtype == rstd.dtype == torch.float32
+    assert ((mean - wide.mean(1)) * exact).abs().max() < 2e-6
+    assert (rstd / exact - 1).abs().max() < 2e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
