@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.backend.buckets.choice import choose_padding, note_padding
+from trnx.backend.buckets.choice import choose_padding, may_pad, note_padding
 from trnx.backend.collectives import CollectiveEngine
 from trnx.backend.debug_folder import DebugFolder
 from trnx.backend.executable import Executable
@@ -86,7 +86,9 @@ class GraphCompiler:
         is_kept = bool(refused) or (self._runner is None and device.type != "cpu")
         given = copy_graph_module(gm) if is_kept else gm
         with seen_on_host(gm):
-            plan = plan_graph(gm, self._options, engines)
+            on_device = isinstance(self._runner, NeuronRunner)
+            for_buckets = not on_device and may_pad(self._options)
+            plan = plan_graph(gm, self._options, engines, for_buckets)
             padded = self._padding(plan)
             report = self._report(plan, kind, engines, flops, padded)
             if refused:

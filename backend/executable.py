@@ -32,6 +32,7 @@ from trnx.backend.shapes import (
     Number,
     Symbols,
     UnknownSizeError,
+    concrete,
     specialised_symbols,
     symbol_sources,
 )
@@ -136,10 +137,15 @@ class Executable:
     def _route(self, key: tuple[Number, ...]) -> _Route:
         assert self._padded is not None
         symbols = {s.symbol: n for s, n in zip(self._sources, key, strict=True)}
+        ties = self._padded.ties
+        if any(symbols[one] != concrete(other, symbols) for one, other in ties.items()):
+            return _Route(symbols, None)
         sizes = {symbol: int(symbols[symbol]) for symbol in self._padded.symbols}
         found = bucketed(sizes, self._options.buckets)
         if found is None:
             return _Route(symbols, None)
+        known = {**symbols, **found}
+        found |= {one: int(concrete(other, known)) for one, other in ties.items()}
         # A tuple of a tuple, so that no set of exact sizes has the same key.
         return _Route(symbols, (tuple({**symbols, **found}.values()),))
 

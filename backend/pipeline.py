@@ -19,6 +19,7 @@ from trnx.fallback.xla import XlaEngine
 from trnx.fx_passes.canonicalise import CANONICAL, CANONICALISE, canonicalise
 from trnx.fx_passes.expand_interpolate import EXPAND_INTERPOLATE
 from trnx.fx_passes.functionalise_collectives import FUNCTIONALISE_COLLECTIVES
+from trnx.fx_passes.mask_keys import MASK_KEYS
 from trnx.fx_passes.partition import partition
 from trnx.fx_passes.passes import Pass, check_order, run_passes
 from trnx.fx_passes.region import FallbackEngine, Plan
@@ -34,9 +35,12 @@ BEFORE_AUTOGRAD: tuple[Pass, ...] = (
     FUNCTIONALISE_COLLECTIVES,
 )
 
+FOR_BUCKETS: tuple[Pass, ...] = (MASK_KEYS,)
+
 keep_sources_in(kept_source)
 judge_by(PREDICTIONS.scheduled_seconds)
 check_order(CANONICALISE, check_order(BEFORE_AUTOGRAD), wanted=CANONICAL)
+check_order(FOR_BUCKETS, CANONICAL)
 
 
 def before_autograd(gm: fx.GraphModule) -> fx.GraphModule:
@@ -52,10 +56,18 @@ def make_engines(options: Options) -> tuple[FallbackEngine, ...]:
     return (XlaEngine(options.hardware), eager)
 
 
-def plan_graph(gm: fx.GraphModule, options: Options, engines: Sequence[FallbackEngine]) -> Plan:
+def plan_graph(
+    gm: fx.GraphModule,
+    options: Options,
+    engines: Sequence[FallbackEngine],
+    for_buckets: bool = False,
+) -> Plan:
     """The plan of a functional ATen graph, which the passes may change: from the compile cache, or
-    made. Graph and plan are verified, which takes some thousandths of the time."""
+    made. Graph and plan are verified, which takes some thousandths of the time. `for_buckets`: its
+    sizes may be padded."""
     gm = canonicalise(gm)
+    if for_buckets:
+        gm = run_passes(gm, FOR_BUCKETS)
     verify_graph(gm, "canonicalise")
     verify_functional(gm, "canonicalise")
     return kept_plan(gm, options, kernels(), lambda: _partition(gm, options, engines))

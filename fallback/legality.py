@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -161,12 +161,24 @@ def _failure(node: fx.Node) -> str | None:
     refused = _eager_error(node)
     if refused is not None:
         return f"eager refuses {node.target} for these arguments: {refused}"
+    abstract = [values[n] for n in arrays]
+    # JAX keeps what it traces of every jitted function inside, for each shape, for the life of the
+    # process; without jit there is nothing to keep. A loop of no turns traces with it alone.
+    reason = _trace_error(function, abstract, disable_jit=True)
+    if reason is not None:
+        reason = _trace_error(function, abstract, disable_jit=False)
+    return None if reason is None else f"{node.target} does not trace: {reason}"
+
+
+def _trace_error(
+    function: Callable[..., Any], abstract: Sequence[Any], *, disable_jit: bool
+) -> str | None:
     token = CHECKS.set([])
     try:
-        with own_settings():
-            jax.eval_shape(function, *(values[n] for n in arrays))
+        with own_settings(), jax.disable_jit(disable_jit):
+            jax.eval_shape(function, *abstract)
     except Exception as error:  # noqa: BLE001 - the fallback boundary: whatever fails, eager runs
-        return f"{node.target} does not trace: {error}"
+        return str(error)
     finally:
         CHECKS.reset(token)
     return None

@@ -10,8 +10,9 @@ from typing import Any
 from trnx.backend.buckets.sizes import bucket_of
 from trnx.backend.options import Options
 from trnx.backend.report import RegionReport
-from trnx.backend.shapes import specialised_symbols, symbol_sources
-from trnx.fx_passes.nodes import has_tensor, val
+from trnx.backend.shapes import concrete, specialised_symbols, symbol_sources
+from trnx.backend.torch_internals import expression
+from trnx.fx_passes.nodes import has_tensor, placeholders, val
 from trnx.fx_passes.padding import PaddedPlan, analyse_padding
 from trnx.fx_passes.region import Plan, Region
 from trnx.fx_passes.symbolic import is_symbolic, symbols_of
@@ -20,10 +21,15 @@ from trnx.nki_kernels.hints import hint_int
 log = logging.getLogger(__name__)
 
 
+def may_pad(options: Options) -> bool:
+    """Whether any size may be padded under these options."""
+    return options.buckets != "exact" and options.check == "none" and options.runner != "neuron"
+
+
 def choose_padding(plan: Plan, options: Options) -> PaddedPlan | None:
     """Which regions of the plan run on buckets; None where all sizes are the same in all calls, or
     exact sizes are asked for."""
-    if options.buckets == "exact" or options.check != "none" or options.runner == "neuron":
+    if not may_pad(options):
         return None
     if any(region.engine == "collective" for region in plan.regions):
         # They write memory while other regions run.
@@ -38,7 +44,9 @@ def choose_padding(plan: Plan, options: Options) -> PaddedPlan | None:
         names = [region.name for region in plan.regions if region.match is not None]
         reason = f"the analysis failed: {type(error).__name__}: {error}"
         return PaddedPlan({}, dict.fromkeys(names, reason), {}, frozenset())
-    if padded.symbols <= {source.symbol for source in sources}:
+    read = {source.symbol for source in sources}
+    tied = {symbol for form in padded.ties.values() for symbol in form.free_symbols}
+    if padded.symbols | padded.ties.keys() | tied <= read:
         return padded
     reason = "a size is known only as a part of others"
     exact = {**dict.fromkeys(padded.regions, reason), **padded.exact}
@@ -53,13 +61,14 @@ def note_padding(
 ) -> None:
     """Say in the reports of NKI regions with symbolic sizes what their buckets are, by the sizes
     seen at capture, or why they have none."""
+    seen = {} if padded is None else _seen_buckets(plan, padded, options)
     for region in plan.regions:
         if region.match is None or not any(map(_is_dynamic, _values(region))):
             continue
         if padded is None:
             text = f"exact: {_why_exact(plan, options)}"
         elif region.name in padded.regions:
-            text = _buckets(region, padded, options)
+            text = _buckets(region, padded, seen)
         else:
             text = "; ".join([f"exact: {padded.exact[region.name]}", *_kept(region, padded)])
         reports[region.name].padding = text
@@ -83,14 +92,26 @@ def _is_dynamic(value: Any) -> bool:
     return any(is_symbolic(number) for number in (*value.shape, *value.stride()))
 
 
-def _buckets(region: Region, padded: PaddedPlan, options: Options) -> str:
+def _seen_buckets(plan: Plan, padded: PaddedPlan, options: Options) -> dict[Any, int]:
+    """The bucket of each symbol by the size seen at capture; that size where it has none."""
+    values = [val(node) for node in placeholders(plan.graph_module) if has_tensor(node)]
+    sizes = [size for value in values for size in value.shape if is_symbolic(size)]
+    hints = {expression(size): hint_int(size) for size in sizes}
+    padded_hints = {one: hints[one] for one in padded.symbols if one in hints}
+    buckets = {one: bucket_of(size, options.buckets) or size for one, size in padded_hints.items()}
+    return hints | buckets
+
+
+def _buckets(region: Region, padded: PaddedPlan, seen: Mapping[Any, int]) -> str:
     """`s27 100 to 112: 12 % padding`."""
-    sizes = [size for value in _values(region) for size in value.shape if is_symbolic(size)]
-    hints = {str(size): hint_int(size) for size in sizes}
-    simple = sorted(str(one) for one in padded.symbols if str(one) in hints)
-    pairs = [(name, hints[name], bucket_of(hints[name], options.buckets)) for name in simple]
-    listed = ", ".join(f"{name} {size} to {bucket or size}" for name, size, bucket in pairs)
-    more = prod((bucket or size) / max(size, 1) for _, size, bucket in pairs) - 1
+    found = {padded.padded.form(s): s for value in _values(region) for s in value.shape}
+    symbolic = sorted((str(form), form, size) for form, size in found.items() if is_symbolic(size))
+    simple = [one for one in symbolic if one[1] in padded.symbols] or [
+        one for one in symbolic if padded.padded.enter(one[2])
+    ]
+    pairs = [(name, hint_int(size), int(concrete(form, seen))) for name, form, size in simple]
+    listed = ", ".join(f"{name} {size} to {bucket}" for name, size, bucket in pairs)
+    more = prod(bucket / max(size, 1) for _, size, bucket in pairs) - 1
     parts = [f"{listed}: {100 * more:.0f} % padding"] if pairs else ["padded strides"]
     return "; ".join([*parts, *_kept(region, padded)])
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.backend.buckets.conversions import Cutter, clear, padder
+from trnx.backend.buckets.conversions import Cutter, Parts, clear, padder
 from trnx.backend.buckets.numbers import Numbers
 from trnx.backend.inputs import Inputs, InputSpecs
 from trnx.backend.kernel_call import KernelCall, Place
@@ -28,8 +28,7 @@ from trnx.backend.specialisation import (
 )
 from trnx.fx_passes.nodes import has_tensor, placeholders
 from trnx.fx_passes.padding import PaddedPlan, PaddedRegion
-from trnx.fx_passes.padding.analyse import has_symbols
-from trnx.fx_passes.padding.layouts import Size
+from trnx.fx_passes.padding.layouts import Axis, Layout, Size
 from trnx.fx_passes.region import Plan, Region, RegionFunction
 from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.lru_cache import LruCache
@@ -168,7 +167,7 @@ class _Generator:
             if self._is_number(node):
                 return self._number(node.meta["val"])
             made = self._padded[node]
-            if has_symbols(node.meta["val"], self._padding.symbols):
+            if self._padding.padded.enter_tensor(node.meta["val"]):
                 cut = named(f"cut_{node.name}", self._cutter(node))
                 made = self._emit(cut, made, self._call, name=f"{node.name}_exact")
             self._exact[node] = made
@@ -181,21 +180,44 @@ class _Generator:
             self._padded[node] = self._pad(node)
         return self._padded[node]
 
-    def _pad(self, node: fx.Node) -> Any:
+    def _pad(self, node: fx.Node, layout: Layout = ()) -> Any:
+        """The exact value, padded at the end of its dimensions or to a layout."""
         made = self._exact_value(node)
-        if not has_symbols(node.meta.get("val"), self._padding.symbols):
+        if not self._padding.padded.enter_tensor(node.meta.get("val")):
             return made
-        pad = named(f"pad_{node.name}", padder(concrete_spec(node.meta["val"], self._symbols)))
-        return self._emit(pad, made, name=f"{node.name}_padded")
+        parts = {d: axis[0] for d, axis in self._parts(layout).items()}
+        spec = concrete_spec(node.meta["val"], self._symbols)
+        fill = next((axis.fill for axis in layout if axis.fill is not None), 0)
+        pad = named(f"pad_{node.name}", padder(spec, parts, fill))
+        numbers = (self._call,) if parts else ()
+        return self._emit(pad, made, *numbers, name=f"{node.name}_padded")
 
     def _cutter(self, node: fx.Node) -> Cutter:
         value, layout = node.meta["val"], self._padding.layouts[node]
         return Cutter(
-            [[int(concrete(_form(size), self._symbols)) for size in axis.sizes] for axis in layout],
+            [[self._padded_size(size) for size in axis.sizes] for axis in layout],
             [[self.numbers.place(_form(size)) for size in axis.sizes] for axis in layout],
             [self.numbers.place(size) for size in value.shape],
             [self.numbers.place(step) for step in value.stride()],
+            self._parts(layout),
         )
+
+    def _padded_size(self, size: int | Size) -> int:
+        return int(concrete(_form(size), self._symbols))
+
+    def _parts(self, layout: Layout) -> dict[int, dict[int, Parts]]:
+        """The parts of sizes that have some, by dimension and place in it."""
+        return {dim: found for dim, axis in enumerate(layout) if (found := self._parts_of(axis))}
+
+    def _parts_of(self, axis: Axis) -> dict[int, Parts]:
+        return {
+            place: (
+                tuple(self._padded_size(part) for part in size.parts),
+                tuple(self.numbers.place(_form(part)) for part in size.parts),
+            )
+            for place, size in enumerate(axis.sizes)
+            if isinstance(size, Size) and size.parts
+        }
 
     # ---- steps
 
@@ -221,7 +243,7 @@ class _Generator:
         if not has_tensor(node):
             return self._padded_value(node)
         if node in padding.renewed:
-            return self._pad(node)
+            return self._pad(node, padding.renewed[node])
         made = self._padded_value(node)
         if node not in padding.cleared:
             return made

@@ -7,7 +7,7 @@ where something exact reads a padded one. Fallback regions and what the graph re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,8 +16,18 @@ from torch import fx
 
 from trnx.fx_passes.aliasing import storage_root
 from trnx.fx_passes.nodes import aten, has_tensor, is_getitem, is_view, val
-from trnx.fx_passes.padding.layouts import Axis, Layout, RefusedError, padded_with_zeros
+from trnx.fx_passes.padding.layouts import (
+    Axis,
+    Fill,
+    Layout,
+    PaddedSymbols,
+    RefusedError,
+    padded_with_zeros,
+    same_sizes,
+    with_fill,
+)
 from trnx.fx_passes.padding.rules import apply_rule
+from trnx.fx_passes.padding.ties import find_ties
 from trnx.fx_passes.region import Plan, Region
 from trnx.fx_passes.symbolic import depends_on_data, symbols_of
 
@@ -27,12 +37,12 @@ class PaddedRegion:
     """What happens to the inputs of a padded region before it runs.
 
     `cleared`: input -> dimensions whose padding is set to zero where it lies. `renewed` are those
-    that are cut to their exact sizes and padded again, because others may read their memory or
-    because their padding has to be valid as an index.
+    that are cut to their exact sizes and padded again to a layout, because others may read their
+    memory, or because their padding has to be valid as an index, or to lie at other places.
     """
 
     cleared: Mapping[fx.Node, tuple[int, ...]] = field(default_factory=dict)
-    renewed: frozenset[fx.Node] = frozenset()
+    renewed: Mapping[fx.Node, Layout] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,8 @@ class PaddedPlan:
     """`regions` are the padded ones by name, `exact` says why of all other NKI regions.
 
     `layouts` has the values that are padded as they come, `symbols` what is padded in them; `kept`
-    says why of the symbols that are padded nowhere.
+    says why of the symbols that are padded nowhere. All of it holds for calls in which each symbol
+    of `ties` is its expression.
     """
 
     regions: Mapping[str, PaddedRegion]
@@ -48,6 +59,12 @@ class PaddedPlan:
     layouts: Mapping[fx.Node, Layout]
     symbols: frozenset[Any]
     kept: Mapping[Any, str] = field(default_factory=dict)
+    ties: Mapping[Any, Any] = field(default_factory=dict)
+
+    @property
+    def padded(self) -> PaddedSymbols:
+        """What is padded in a size."""
+        return PaddedSymbols(self.symbols, self.ties)
 
 
 # A symbol that more regions than one of so many refuse is not worth its buckets: the others would
@@ -57,27 +74,25 @@ LEAST_PADDED = 8
 _UNCHANGED = "padding does not change its sizes"
 
 
-def has_symbols(value: Any, symbols: Set[Any]) -> bool:
-    """True for a tensor with one of the symbols in its sizes or strides."""
-    return isinstance(value, torch.Tensor) and any(
-        symbols_of(number) & symbols for number in (*value.shape, *value.stride())
-    )
-
-
 def analyse_padding(plan: Plan) -> PaddedPlan:
     """Decide for every region of the plan.
 
     A symbol is padded where there are LEAST_PADDED regions that allow it for one that does not: a
     model may sum over its length once, but over the width of its rows everything sums.
     """
-    alone = {symbol: _analysed(plan, frozenset({symbol})) for symbol in _symbols(plan)}
+    ties = find_ties(plan)
+    alone = {
+        symbol: _analysed(plan, PaddedSymbols(frozenset({symbol}), ties))
+        for symbol in _symbols(plan)
+        if symbol not in ties
+    }
     kept = {symbol: _why_exact(one) for symbol, one in alone.items() if not _is_worth_it(one)}
     symbols = frozenset(alone.keys() - kept.keys())
-    analysis = _analysed(plan, symbols)
+    analysis = _analysed(plan, PaddedSymbols(symbols, ties))
     if shared := _shared_outputs(plan, analysis.layouts):
         names = [*analysis.regions, *analysis.exact]
         return PaddedPlan({}, dict.fromkeys(names, shared), {}, frozenset())
-    return PaddedPlan(analysis.regions, analysis.exact, analysis.layouts, symbols, kept)
+    return PaddedPlan(analysis.regions, analysis.exact, analysis.layouts, symbols, kept, ties)
 
 
 def _is_worth_it(alone: _Analysis) -> bool:
@@ -94,8 +109,8 @@ def _why_exact(alone: _Analysis) -> str:
     return reasons[0] if reasons else _UNCHANGED
 
 
-def _analysed(plan: Plan, symbols: frozenset[Any]) -> _Analysis:
-    analysis = _Analysis(symbols)
+def _analysed(plan: Plan, padded: PaddedSymbols) -> _Analysis:
+    analysis = _Analysis(padded)
     for step in plan.steps:
         if isinstance(step, Region):
             analysis.add_region(step)
@@ -124,8 +139,8 @@ def _shared_outputs(plan: Plan, layouts: Mapping[fx.Node, Layout]) -> str:
 class _Analysis:
     """Goes through the steps of a plan in their order."""
 
-    def __init__(self, symbols: frozenset[Any]) -> None:
-        self.symbols = symbols
+    def __init__(self, padded: PaddedSymbols) -> None:
+        self.padded = padded
         self.layouts: dict[fx.Node, Layout] = {}
         self.regions: dict[str, PaddedRegion] = {}
         self.exact: dict[str, str] = {}
@@ -136,7 +151,7 @@ class _Analysis:
         if base not in self.layouts or not (is_view(node) and has_tensor(node)):
             return
         try:
-            found = apply_rule(node, _View(self.layouts, self.symbols))
+            found = apply_rule(node, _View(self.layouts, self.padded))
         except RefusedError:
             return
         self.layouts[node] = found  # type: ignore[assignment]  # a view has one result
@@ -145,14 +160,14 @@ class _Analysis:
         if region.match is None:
             return
         try:
-            inside = _Inside(region, self.layouts, self.symbols)
+            inside = _Inside(region, self.layouts, self.padded)
             results = inside.run()
         except RefusedError as refused:
             self.exact[region.name] = str(refused)
             return
         self.regions[region.name] = PaddedRegion(
             {node: tuple(sorted(dims)) for node, dims in inside.cleared.items()},
-            frozenset(inside.renewed),
+            inside.renewed,
         )
         self.layouts.update(results)
 
@@ -162,7 +177,7 @@ class _View:
     """Operands of a view outside of regions: nothing can be asked of them."""
 
     layouts: Mapping[fx.Node, Layout]
-    padded: frozenset[Any]
+    padded: PaddedSymbols
 
     def layout(self, node: Any) -> Layout:
         return self.layouts[node]
@@ -173,19 +188,23 @@ class _View:
     def need_valid(self, node: fx.Node) -> None:
         raise RefusedError(f"{node.name} is an index with padding")
 
+    def need_like(self, node: fx.Node, dim: int, axis: Axis) -> None:
+        del axis
+        raise RefusedError(f"{node.name} has its padding along dimension {dim} at another place")
+
 
 class _Inside:
     """The ops of one region, and what they ask of its inputs."""
 
     def __init__(
-        self, region: Region, layouts: Mapping[fx.Node, Layout], symbols: frozenset[Any]
+        self, region: Region, layouts: Mapping[fx.Node, Layout], padded: PaddedSymbols
     ) -> None:
         self._region = region
-        self.padded = symbols
+        self.padded = padded
         self._native = layouts
         self._found: dict[fx.Node, Layout | tuple[Layout, ...]] = {}
         self.cleared: dict[fx.Node, set[int]] = {}
-        self.renewed: set[fx.Node] = set()
+        self.renewed: dict[fx.Node, Layout] = {}
         assert region.match is not None
         bound = [n for n in region.match.bindings.values() if has_tensor(n)]
         if not set(bound) <= set(region.inputs):
@@ -194,7 +213,7 @@ class _Inside:
     def run(self) -> dict[fx.Node, Layout]:
         """Layouts of the region's results. Raises RefusedError, also where there is no padding."""
         tensors = [node for node in self._region.inputs if has_tensor(node)]
-        if not any(has_symbols(val(node), self.padded) for node in tensors):
+        if not any(self.padded.enter_tensor(val(node)) for node in tensors):
             raise RefusedError(_UNCHANGED)
         for node in self._region.nodes:
             self._check(node)
@@ -219,8 +238,10 @@ class _Inside:
         """See `Operands`."""
         if node in self._found:
             return self._found[node]  # type: ignore[return-value]
+        if node in self.renewed:
+            return self.renewed[node]
         found = self._native.get(node)
-        if node in self.renewed or found is None:
+        if found is None:
             return padded_with_zeros(val(node), self.padded)
         cleared = self.cleared.get(node, ())
         return tuple(replace(a, fill=0) if d in cleared else a for d, a in enumerate(found))
@@ -235,7 +256,7 @@ class _Inside:
         if self._can_be_cleared(node, axis, dim):
             self.cleared.setdefault(node, set()).add(dim)
             return
-        self._renew(node)
+        self._renew(node, self.layout(node))
         if self.layout(node)[dim].fill != 0:
             raise RefusedError("a sum goes over padding that repeats other elements")
 
@@ -246,14 +267,26 @@ class _Inside:
                 "an index is made in the region itself, where its padding may be invalid"
             )
         if node in self._native:
-            self._renew(node)
+            self._renew(node, self.layout(node))
 
-    def _renew(self, node: fx.Node) -> None:
+    def need_like(self, node: fx.Node, dim: int, axis: Axis) -> None:
+        """See `Operands`."""
+        given = self.layout(node)
+        if same_sizes(given[dim], axis):
+            return
+        if not _have_one_form(given[dim], axis) or node not in self._region.inputs:
+            raise RefusedError("operands have their padding at different places")
+        if sum(node in reader.all_input_nodes for reader in self._region.nodes) > 1:
+            raise RefusedError("its padding is asked for at different places")
+        fill = given[dim].fill  # as in a mask of -inf
+        self._renew(node, (*given[:dim], axis, *given[dim + 1 :]), 0 if fill is None else fill)
+
+    def _renew(self, node: fx.Node, layout: Layout, fill: Fill = 0) -> None:
         """Layouts that were asked for before must stay true."""
-        if any(not axis.is_one_size and axis.is_padded for axis in self.layout(node)):
+        if any(len(axis.sizes) > 1 and axis.is_padded for axis in layout):
             raise RefusedError("its padding lies between other elements and cannot be renewed")
         self.cleared.pop(node, None)
-        self.renewed.add(node)
+        self.renewed[node] = with_fill(val(node), layout, fill)
 
     def _can_be_cleared(self, node: fx.Node, axis: Axis, dim: int) -> bool:
         """Whether zeros may be written where the padding lies: it is a region's own memory, of
@@ -267,6 +300,12 @@ class _Inside:
         while steps[-1] is not root:
             steps.append(steps[-1].args[0])  # type: ignore[arg-type]
         return all(step.target is not aten.expand.default for step in steps)
+
+
+def _have_one_form(a: Axis, b: Axis) -> bool:
+    """True where both have one symbolic size, and it is the same but for where its padding lies."""
+    forms = [[getattr(size, "form", None) for size in axis.sizes] for axis in (a, b)]
+    return len(a.sizes) == 1 and forms[0] == forms[1] != [None]
 
 
 def _is_dense(value: torch.Tensor) -> bool:

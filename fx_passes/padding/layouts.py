@@ -3,13 +3,15 @@
 The invariant of every padded value: the elements at places below the exact sizes ("good" elements)
 are those of the exact value. A dimension is made of sizes, outermost first: `[B, s, 64]` viewed as
 `[B * s, 64]` has the axes `(B, s)` and `(64,)`. Padding of an axis are the places at which one of
-its symbolic sizes is exceeded.
+its symbolic sizes is exceeded. A size may have parts, one behind the other, each with its padding:
+`cat` of a cache `[s, 64]` and of new rows `[t, 64]` has the parts `s` and `t`, so that its good
+elements are not the first ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import sympy  # type: ignore[import-untyped]
@@ -17,7 +19,7 @@ import torch
 from torch import fx
 
 from trnx.fx_passes.nodes import has_tensor, op_name
-from trnx.fx_passes.symbolic import depends_on_data
+from trnx.fx_passes.symbolic import depends_on_data, is_symbolic
 
 Fill = bool | int | float
 
@@ -31,10 +33,12 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """A symbolic size: a sympy expression, and whether a symbol in it is padded."""
+    """A symbolic size: a sympy expression, and whether a symbol in it is padded. Its `parts` are
+    not empty where each of them has its padding behind it."""
 
     form: Any
     is_padded: bool
+    parts: tuple[int | Size, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,12 @@ class Axis:
     @property
     def is_one_size(self) -> bool:
         """True where the good elements are the first ones."""
-        return len(self.sizes) == 1
+        return len(self.sizes) == 1 and not self.has_parts
+
+    @property
+    def has_parts(self) -> bool:
+        """True where padding lies between parts of a size."""
+        return any(isinstance(size, Size) and size.parts for size in self.sizes)
 
 
 Layout = tuple[Axis, ...]
@@ -66,7 +75,7 @@ class Operands(Protocol):
     """What a rule asks of the analysis."""
 
     @property
-    def padded(self) -> frozenset[Any]:
+    def padded(self) -> PaddedSymbols:
         """The symbols that are padded."""
 
     def layout(self, node: Any) -> Layout:
@@ -78,6 +87,9 @@ class Operands(Protocol):
     def need_valid(self, node: fx.Node) -> None:
         """All padding has to hold a copy of good elements, or zeros."""
 
+    def need_like(self, node: fx.Node, dim: int, axis: Axis) -> None:
+        """The padding along `dim` has to lie where that of `axis` does. Raises RefusedError."""
+
 
 def _form(size: Any) -> Any:
     """A size as a number, or as the expression of a symbolic one."""
@@ -85,10 +97,35 @@ def _form(size: Any) -> Any:
     return int(form) if isinstance(form, (int, sympy.Integer)) else form
 
 
-def size_of(size: Any, padded: Set[Any]) -> int | Size:
-    """A size of a tensor where the symbols `padded` are padded."""
-    form = _form(size)
-    return form if isinstance(form, int) else Size(form, bool(form.free_symbols & padded))
+@dataclass(frozen=True)
+class PaddedSymbols:
+    """The symbols that are padded, and `ties`: symbols that are as expressions of others."""
+
+    symbols: frozenset[Any]
+    ties: Mapping[Any, Any] = field(default_factory=dict)
+
+    def form(self, size: Any) -> Any:
+        """A size as a number or an expression of symbols that are not tied."""
+        form = _form(size)
+        return form if isinstance(form, int) else _form(form.xreplace(self.ties))
+
+    def size(self, size: Any) -> int | Size:
+        """A size of a tensor."""
+        form = self.form(size)
+        return form if isinstance(form, int) else Size(form, bool(form.free_symbols & self.symbols))
+
+    def enter(self, number: Any) -> bool:
+        """True where one of them is in a symbolic number."""
+        if not is_symbolic(number):
+            return False
+        form = sympy.sympify(number.node.expr).xreplace(self.ties)
+        return bool(form.free_symbols & self.symbols)
+
+    def enter_tensor(self, value: Any) -> bool:
+        """True for a tensor with one of them in its sizes or strides."""
+        return isinstance(value, torch.Tensor) and any(
+            self.enter(number) for number in (*value.shape, *value.stride())
+        )
 
 
 def axis_of(sizes: Iterable[int | Size], fill: Fill | None = None) -> Axis:
@@ -102,18 +139,23 @@ def axis_of(sizes: Iterable[int | Size], fill: Fill | None = None) -> Axis:
     return Axis(tuple(found), fill)
 
 
-def padded_with_zeros(value: torch.Tensor, padded: Set[Any]) -> Layout:
+def padded_with_zeros(value: torch.Tensor, padded: PaddedSymbols) -> Layout:
     """The layout of an exact value after it was padded: its last elements are zeros, but along
     dimensions of stride 0, which repeat what there is."""
     if value.is_neg() or value.is_conj():
         raise RefusedError("its memory does not hold its values (negative or conjugate bit)")
     if any(depends_on_data(number) for number in (*value.shape, *value.stride())):
         raise RefusedError("its sizes depend on data")
-    strides = zip(value.shape, value.stride(), strict=True)
-    axes = [
-        axis_of((size_of(size, padded),), None if _form(step) == 0 else 0) for size, step in strides
-    ]
-    return tuple(axis if axis.is_padded else replace(axis, fill=None) for axis in axes)
+    return with_fill(value, tuple(axis_of((padded.size(size),)) for size in value.shape), 0)
+
+
+def with_fill(value: torch.Tensor, layout: Layout, fill: Fill) -> Layout:
+    """The layout after `fill` was written to all padding that repeats nothing."""
+    steps = zip(layout, value.stride(), strict=True)
+    return tuple(
+        replace(axis, fill=fill if axis.is_padded and _form(step) != 0 else None)
+        for axis, step in steps
+    )
 
 
 def same_sizes(a: Axis, b: Axis) -> bool:
@@ -135,14 +177,14 @@ def no_padding_in(arguments: Any, operands: Operands, node: fx.Node) -> None:
             raise RefusedError(f"a padded tensor is a parameter of {op_name(node)}")
 
 
-def reshaped(layout: Layout, shape: Sequence[Any]) -> Layout:
+def reshaped(layout: Layout, shape: Sequence[Any], padded: PaddedSymbols) -> Layout:
     """The layout of a view with the same elements in row-major order. Raises RefusedError where a
     symbolic size would be cut."""
     left: list[tuple[int | Size, Fill | None]] = []
     for axis in layout:
-        fill = axis.fill if axis.is_one_size else None
+        fill = axis.fill if len(axis.sizes) == 1 else None
         left += [(size, fill) for size in axis.sizes]
-    axes = [_take(left, _form(size)) for size in shape]
+    axes = [_take(left, padded.form(size)) for size in shape]
     if left:
         raise RefusedError("a view cuts a padded size")
     return tuple(axes)

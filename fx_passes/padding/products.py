@@ -80,8 +80,10 @@ def sdpa(node: fx.Node, operands: Operands) -> tuple[Layout, ...]:
         raise RefusedError("operands have their padding at different places")
     if not same_sizes(keys[2], values[2]):
         raise RefusedError("keys and values have their padding at different places")
+    if is_causal and (queries[2].has_parts or keys[2].has_parts):
+        raise RefusedError("causal attention goes by places, which lie apart in the padded keys")
     if mask is not None:
-        _check_mask(operands.layout(mask), queries, keys)
+        _check_mask(operands, mask, queries, keys)
     if keys[2].is_padded:
         _check_keys(operands, mask, is_causal, queries[2], keys[2])
         operands.need_zeros(k, 2)  # type: ignore[arg-type]
@@ -91,11 +93,11 @@ def sdpa(node: fx.Node, operands: Operands) -> tuple[Layout, ...]:
     return plain, plain[:3]
 
 
-def _check_mask(mask: Layout, queries: Layout, keys: Layout) -> None:
-    wanted = (queries[0], queries[1], queries[2], keys[2])
-    for axis, other in zip(mask, wanted[len(wanted) - len(mask) :], strict=True):
-        if axis.is_padded and not same_sizes(axis, other):
-            raise RefusedError("the mask has its padding at another place")
+def _check_mask(operands: Operands, mask: Any, queries: Layout, keys: Layout) -> None:
+    wanted = (queries[0], queries[1], queries[2], keys[2])[4 - val(mask).ndim :]
+    for dim, other in enumerate(wanted):
+        if operands.layout(mask)[dim].is_padded:
+            operands.need_like(mask, dim, other)
 
 
 def _check_keys(

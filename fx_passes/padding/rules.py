@@ -23,6 +23,7 @@ from torch import fx
 
 from trnx.fx_passes.metadata import real_values
 from trnx.fx_passes.nodes import aten, has_tensor, is_pointwise, is_random, op_name, val
+from trnx.fx_passes.padding.joined import cat
 from trnx.fx_passes.padding.layouts import (
     Axis,
     Fill,
@@ -35,10 +36,9 @@ from trnx.fx_passes.padding.layouts import (
     padded_with_zeros,
     reshaped,
     same_sizes,
-    size_of,
 )
 from trnx.fx_passes.padding.products import bmm, embedding, linear, sdpa
-from trnx.fx_passes.symbolic import same_number, symbols_of
+from trnx.fx_passes.symbolic import same_number
 from trnx.nki_kernels import canonical_ops  # noqa: F401  registers the trnx:: ops
 
 Result = Layout | tuple[Layout, ...]
@@ -65,7 +65,7 @@ def _has_padded(arguments: Any, operands: Operands) -> bool:
     found: list[Any] = []
     fx.node.map_aggregate(arguments, found.append)
     values = [one.meta.get("val") if isinstance(one, fx.Node) else one for one in found]
-    return any(symbols_of(value) & operands.padded for value in values)
+    return any(operands.padded.enter(value) for value in values)
 
 
 # ---- elementwise
@@ -139,7 +139,7 @@ def _folded(node: fx.Node, operands: Operands, dim: int) -> Fill | None:
 
 
 def _view(node: fx.Node, operands: Operands) -> Layout:
-    return reshaped(operands.layout(node.args[0]), val(node).shape)
+    return reshaped(operands.layout(node.args[0]), val(node).shape, operands.padded)
 
 
 def _transpose(node: fx.Node, operands: Operands) -> Layout:
@@ -180,7 +180,7 @@ def _slice(node: fx.Node, operands: Operands) -> Layout:
 
 
 def _axis(value: torch.Tensor, dim: int, operands: Operands) -> Axis:
-    return axis_of((size_of(value.shape[dim], operands.padded),))
+    return axis_of((operands.padded.size(value.shape[dim]),))
 
 
 def _select(node: fx.Node, operands: Operands) -> Layout:
@@ -202,21 +202,6 @@ def _same(node: fx.Node, operands: Operands) -> Layout:
 
 
 # ---- along dimensions without padding
-
-
-def _cat(node: fx.Node, operands: Operands) -> Layout:
-    dim = int(node.args[1]) if len(node.args) > 1 else 0  # type: ignore[arg-type]
-    given = [operands.layout(arg) for arg in node.args[0]]  # type: ignore[union-attr]
-    for layout in given:
-        if len(layout) != len(given[0]):
-            raise RefusedError("operands have different numbers of dimensions")
-        no_padding(layout, [dim], op_name(node))
-        rest = zip(layout, given[0], strict=True)
-        if any(not same_sizes(a, b) for d, (a, b) in enumerate(rest) if d != dim):
-            raise RefusedError("operands have their padding at different places")
-    axes = [replace(axis, fill=None) for axis in given[0]]
-    axes[dim] = _axis(val(node), dim, operands)
-    return tuple(axes)
 
 
 def _rows(node: fx.Node, operands: Operands) -> Layout:
@@ -279,7 +264,7 @@ _RULES: dict[Any, Rule] = {
     aten.select.int: _select,
     aten.alias.default: _same,
     aten.detach.default: _same,
-    aten.cat.default: _cat,
+    aten.cat.default: cat,
     aten._softmax.default: _rows,
     aten._log_softmax.default: _rows,
     trnx_ops.rms_norm.default: _last_rows,

@@ -74,6 +74,20 @@ def test_merged_dimensions_are_cut_in_both_sizes() -> None:
     assert torch.equal(cut(padded, (3, 5, 2, 15, 1)), want)
 
 
+@pytest.mark.parametrize("exact", [(5, 1), (8, 2), (1, 1), (0, 1), (7, 2)])
+def test_parts_keep_their_places(exact: tuple[int, int]) -> None:
+    """Two parts of 8 and 2 places: good elements lie at the front of each."""
+    x = torch.randn(3, sum(exact), 4)
+    parts = ((8, 2), (1, 2))
+    numbers = (3, *exact, 4, sum(exact), *x.stride())
+    made = padder(TensorSpec((3, 10, 4), x.dtype, (40, 4, 1)), {1: parts}, -torch.inf)(x, numbers)
+    assert torch.equal(made[:, : exact[0]], x[:, : exact[0]])
+    assert torch.equal(made[:, 8 : 8 + exact[1]], x[:, exact[0] :])
+    assert int(made.isinf().sum()) == 3 * (10 - sum(exact)) * 4
+    cut = Cutter([(3,), (10,), (4,)], [(0,), (4,), (3,)], (0, 4, 3), (5, 6, 7), {1: {0: parts}})
+    assert torch.equal(cut(made, numbers), x)
+
+
 def test_memory_that_overlaps_is_refused() -> None:
     with pytest.raises(CannotPadError, match="overlaps"):
         padder(TensorSpec((4, 3), torch.float32, (1, 1)))

@@ -54,6 +54,43 @@ def attend(x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, **kwargs)
 
 
+def gram_of_parts(x: torch.Tensor) -> torch.Tensor:
+    rows = torch.cat([log_rows(x), x], 1)
+    return torch.bmm(rows.transpose(1, 2), torch.cat([torch.rsqrt(x), x], 1))
+
+
+def cached(length: int) -> tuple[torch.Tensor, ...]:
+    """A query, new keys and values, and a cache whose tensors have symbols of their own."""
+    query, new_keys, new_values = torch.rand(3, 2, 4, 1, 32).unbind()
+    keys, values = torch.randn(2, 2, 4, length, 32).unbind()
+    return query, new_keys, new_values, keys, values
+
+
+def positive_cache(length: int) -> tuple[torch.Tensor, ...]:
+    return tuple(one.abs() + 0.5 for one in cached(length))
+
+
+def cached_with_mask(length: int) -> tuple[torch.Tensor, ...]:
+    """The mask has the length of the cache and one more."""
+    mask = torch.rand(2, 1, 1, length + 1) > 0.4
+    mask[0] = False
+    mask[..., -1] = True
+    return *cached(length), mask
+
+
+def decode(
+    query: torch.Tensor,
+    new_keys: torch.Tensor,
+    new_values: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """A step of generation: the cache grows, and the caller gets it back."""
+    keys, values = torch.cat([keys, new_keys], 2), torch.cat([values, new_values], 2)
+    return F.scaled_dot_product_attention(query, keys, values, mask), keys, values
+
+
 def float_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return attend(x, attn_mask=torch.where(mask, 0.0, -torch.inf))
 
@@ -79,6 +116,20 @@ PADDED: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = 
     "causal": (lambda x, _: attend(x, is_causal=True), attention),
     "bool_mask": (lambda x, mask: attend(x, attn_mask=mask), attention),
     "float_mask": (float_mask, attention),
+    "no_mask": (lambda x, _: attend(x), attention),
+    "cat_along_it": (lambda x: torch.cat([log_rows(x), x], 1), batched),
+    "cat_of_three": (lambda x: torch.cat([x, TABLE.expand(2, -1, -1), log_rows(x)], 1), batched),
+    "cat_with_a_legacy_empty": (lambda x: torch.cat([torch.empty(0), log_rows(x)], 1), batched),
+    "sum_of_parts": (lambda x: torch.cat([log_rows(x), x], 1).sum(1), batched),
+    "product_of_parts": (lambda x: gram_of_parts(x), batched),
+    "norm_of_parts": (lambda x: F.layer_norm(torch.cat([log_rows(x), x], 1), (8,)), batched),
+    "merged_parts": (
+        lambda x: F.linear(torch.cat([log_rows(x), x], 1).reshape(-1, 8), WEIGHT).relu(),
+        batched,
+    ),
+    "cache": (lambda *args: decode(*args), cached),
+    "cache_of_nan": (lambda *args: decode(*args[:3], *map(log_rows, args[3:])), positive_cache),
+    "cache_and_mask": (lambda *args: decode(*args), cached_with_mask),
 }
 
 EXACT: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = {
@@ -87,7 +138,6 @@ EXACT: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = {
     "softmax_over_it": (lambda x: torch.softmax(x, 0), tokens),
     "size_in_values": (lambda x: x * x.shape[0], tokens),
     "batch_norm": (lambda x: F.batch_norm(x, None, None, training=True), tokens),
-    "no_mask": (lambda x, _: attend(x), attention),
     "finite_mask": (
         lambda x, mask: attend(x, attn_mask=torch.where(mask, 0.0, -3.0e38)),
         attention,
@@ -98,7 +148,6 @@ EXACT: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = {
 CUT: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = {
     "last": (lambda x: torch.relu(x)[:, -1] * 2, batched),
     "strided": (lambda x: torch.relu(torch.relu(x)[:, ::2]), batched),
-    "cat_along_it": (lambda x: torch.cat([torch.relu(x), x], 1), batched),
     "product": (lambda x: torch.relu(x).cumprod(1), batched),
 }
 

@@ -1,0 +1,85 @@
+"""A cache that grows by a token a call: few specialisations, and the values that eager has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import trnx
+
+TOKENS = 24
+
+
+def step(
+    x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Two layers' worth of rows around attention; padding of keys and values is NaN inside."""
+    keys = torch.cat([keys, torch.log(x)], -2)
+    values = torch.cat([values, torch.rsqrt(x)], -2)
+    seen = F.scaled_dot_product_attention(torch.relu(x), torch.log(keys.exp()), values, mask)
+    return seen * 2, keys, values
+
+
+def generated(function: Any, is_masked: bool, mark: bool) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    shape = (2, 4, 9, 32)
+    keys, values = torch.randn(shape), torch.randn(shape)
+    found = []
+    for _ in range(TOKENS):
+        x = torch.rand(2, 4, 1, 32) + 0.5
+        mask = torch.rand(2, 1, 1, keys.shape[2] + 1) > 0.3 if is_masked else None
+        if mark:  # each of them gets a symbol of its own
+            for one in (keys, values):
+                torch._dynamo.mark_dynamic(one, 2)
+            if mask is not None:
+                torch._dynamo.mark_dynamic(mask, 3)
+        out, keys, values = function(x, keys, values, mask)
+        found += [out, keys, values]
+    return found
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize("runner", ["simulator", "reference"])
+def test_symbols_of_their_own_share_buckets(is_masked: bool, runner: str) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend="trnx", options={"select": "legal", "runner": runner})
+    with trnx.collect_reports() as reports, torch.no_grad():
+        got = generated(compiled, is_masked, mark=True)
+        want = generated(step, is_masked, mark=False)
+    for a, b in zip(got, want, strict=True):
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    # 9 to 32 tokens have the buckets 10, 12, 16, 20, 24, 32.
+    assert [report.shapes for report in reports] == [6]
+
+
+def test_sizes_that_differ_are_refused_as_in_eager() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend="trnx", options={"select": "legal"})
+    x, keys, values = torch.rand(2, 4, 1, 32), torch.rand(2, 4, 9, 32), torch.rand(2, 4, 9, 32)
+    mask = torch.ones(2, 1, 1, 10, dtype=torch.bool)
+    for one, dim in ((keys, 2), (values, 2), (mask, 3)):
+        torch._dynamo.mark_dynamic(one, dim)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, keys, values, mask), step(x, keys, values, mask))
+        for function in (step, compiled):
+            with pytest.raises(RuntimeError, match="size"):
+                function(x, keys, values, mask[..., :7])
+
+
+def test_causal_attention_over_parts_is_exact() -> None:
+    """Its mask goes by places, and the places of new keys are others in the padded tensor."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        both = torch.cat([x, x * 2], 2)
+        return F.scaled_dot_product_attention(both, both, both, is_causal=True)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="trnx", dynamic=True, options={"select": "legal"})
+    with torch.no_grad():
+        for length in (9, 10, 13, 11):
+            x = torch.randn(2, 4, length, 32)
+            torch.testing.assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-5)
