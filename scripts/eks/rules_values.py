@@ -49,13 +49,11 @@ _OBJECTS: dict[str, tuple[tuple[str, dict[str, tuple[str, ...]]], ...]] = {
             {"pathType": ("Exact", "ImplementationSpecific", "Prefix")},
         ),
     ),
-    "HorizontalPodAutoscaler": tuple(
-        place
-        for way in ("scaleUp", "scaleDown")
-        for place in (
-            (f"spec.behavior.{way}.policies.*", {"type": ("Pods", "Percent")}),
-            (f"spec.behavior.{way}", {"selectPolicy": ("Max", "Min", "Disabled")}),
-        )
+    "HorizontalPodAutoscaler": (
+        ("spec.behavior.scaleUp", {"selectPolicy": ("Max", "Min", "Disabled")}),
+        ("spec.behavior.scaleDown", {"selectPolicy": ("Max", "Min", "Disabled")}),
+        ("spec.behavior.scaleUp.policies.*", {"type": ("Pods", "Percent")}),
+        ("spec.behavior.scaleDown.policies.*", {"type": ("Pods", "Percent")}),
     ),
     "Service": (
         ("spec", {"type": ("ClusterIP", "ExternalName", "LoadBalancer", "NodePort")}),
