@@ -21,7 +21,7 @@ _CONTAINER = {
     "imagePullPolicy": ("Always", "IfNotPresent", "Never"),
     "terminationMessagePolicy": ("File", "FallbackToLogsOnError"),
 }
-_MEDIUM = {"medium": ("Memory", "HugePages", "")}
+_MEDIUM: dict[str, tuple[str, ...]] = {"medium": ("Memory", "HugePages", "")}
 _TOLERATION = {
     "effect": ("NoSchedule", "PreferNoSchedule", "NoExecute", ""),
     "operator": ("Exists", "Equal", ""),
