@@ -32,8 +32,8 @@ class Shard:
     """Sizes of one rank: what a mesh leaves of a block, for `sequences` of `rows` tokens.
 
     `norm_rows` are the tokens of a sequence that norms and residuals see; `cached` those in the KV
-    cache; `laid_out` whether weights lie as products read them. Meshes with equal shards have equal
-    blocks.
+    cache; `laid_out` whether weights lie as products read them, with q, k and v in one. Meshes with
+    equal shards have equal blocks.
     """
 
     model: ModelDescription
@@ -115,9 +115,11 @@ class Attention(nn.Module):
         model, dim = shard.model, shard.model.head_dim
         bias, dtype = model.qkv_bias or model.encoder, shard.dtype
         self.shard = shard
-        self.q = _linear(shard, model.hidden, shard.heads * dim, bias)
-        self.k = _linear(shard, model.hidden, shard.kv_heads * dim, bias)
-        self.v = _linear(shard, model.hidden, shard.kv_heads * dim, bias)
+        self.sizes = [heads * dim for heads in (shard.heads, shard.kv_heads, shard.kv_heads)]
+        # One product where weights are laid out once: "larger matrices allow for more efficient
+        # data movement" (SDK/libraries/nxd-inference/developer_guides/feature-guide.rst).
+        widths = [sum(self.sizes)] if shard.laid_out else self.sizes
+        self.qkv = nn.ModuleList(_linear(shard, model.hidden, width, bias) for width in widths)
         self.o = _linear(shard, shard.heads * dim, model.hidden, model.encoder)
         if not model.encoder:
             self.register_buffer("cos", torch.empty(shard.rows, dim, dtype=dtype), False)
@@ -128,7 +130,9 @@ class Attention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The sum, and the keys and values of x; `cache` has those of all tokens, in decode."""
         shard = self.shard
-        q, k, v = (self._heads(part(x)) for part in (self.q, self.k, self.v))
+        parts = [part(x) for part in self.qkv]
+        parts = parts if len(parts) == 3 else parts[0].split(self.sizes, -1)
+        q, k, v = map(self._heads, parts)
         if not shard.model.encoder:
             q, k = self._rotated(q), self._rotated(k)
         # TorchDynamo traces no truth of a tuple: the graph would end before attention.

@@ -110,9 +110,11 @@ class PodView:
 
     @property
     def instance_names(self) -> tuple[str, ...]:
-        """The instance types that selector or affinity name."""
+        """The EC2 instance types that selector or affinity name; SageMaker HyperPod's nodes have
+        those of SageMaker, `ml.trn1.32xlarge`."""
         found = self.node_labels()
-        return tuple(name for label in _TYPE_LABELS for name in found.get(label, ()))
+        names = (name for label in _TYPE_LABELS for name in found.get(label, ()))
+        return tuple(name.removeprefix("ml.") for name in names)
 
     @property
     def instance_name(self) -> str:

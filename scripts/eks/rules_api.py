@@ -21,6 +21,8 @@ _FIELD = re.compile(
     r"metadata\.(name|namespace|uid|(labels|annotations)(\['[^']+'\])?)"
     r"|spec\.(nodeName|serviceAccountName)|status\.(hostIPs?|podIPs?)"
 )
+# Kinds whose pods do not end.
+_LASTING = ("DaemonSet", "Deployment", "ReplicaSet", "StatefulSet")
 _ENV_NAME = re.compile(r"[ -<>-~]+")
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
@@ -46,11 +48,24 @@ def _resources(place: str, container: Manifest) -> Iterator[Problem]:
             if number is None or number < 0:
                 field = f"{place}.resources.{part}.{shown_key(key)}"
                 yield field, "is no quantity", "write one such as 8, 500m or 32Gi"
+    yield from _huge_pages(place, requests, limits)
     for key, value in requests.items():
         asked, limit = amount(value), amount(limits.get(key))
         if "/" not in str(key) and asked is not None and limit is not None and asked > limit:
             field = f"{place}.resources.requests.{shown_key(key)}"
             yield field, "is more than the limit", "write a request of at most the limit"
+
+
+def _huge_pages(place: str, requests: Manifest, limits: Manifest) -> Iterator[Problem]:
+    """Kubernetes' documentation, "Manage HugePages": requests equal limits, with CPU or memory."""
+    pages = sorted({str(k) for k in (*requests, *limits) if str(k).startswith("hugepages-")})
+    for key in pages:
+        asked = requests.get(key, limits.get(key))
+        if amount(asked) != amount(limits.get(key)):
+            field = f"{place}.resources.limits.{shown_key(key)}"
+            yield field, "is not what is requested", "write the same in requests and limits"
+    if pages and not {"cpu", "memory"} & {*requests, *limits}:
+        yield f"{place}.resources", "has huge pages alone", "ask for CPU or memory too"
 
 
 def _environment(place: str, container: Manifest) -> Iterator[Problem]:
@@ -92,6 +107,15 @@ def _ports(place: str, container: Manifest) -> Iterator[Problem]:
             yield f"{field}.name", "is longer than 15 characters", "write a shorter name"
 
 
+def _host_ports(place: str, container: Manifest, pod: Manifest) -> Iterator[Problem]:
+    for index, port in enumerate(items(container, "ports")):
+        host = whole(port.get("hostPort"))
+        differs = host is not None and host != whole(port.get("containerPort"))
+        if pod.get("hostNetwork") is True and differs:
+            message = "differs from containerPort, and the pod is on the host's network"
+            yield f"{place}.ports.{index}.hostPort", message, "write the same port, or none"
+
+
 def _context(place: str, container: Manifest, pod: Manifest) -> Iterator[Problem]:
     own, whole_pod = mapping(container, "securityContext"), mapping(pod, "securityContext")
     field = f"{place}.securityContext"
@@ -120,8 +144,23 @@ def _container(place: str, container: Manifest, pod: Manifest) -> Iterator[Probl
     yield from _environment(place, container)
     yield from _mounts(place, container)
     yield from _ports(place, container)
+    yield from _host_ports(place, container, pod)
     yield from _context(place, container, pod)
     yield from _probes(place, container)
+
+
+def _projections(place: str, volume: Manifest) -> Iterator[Problem]:
+    """Paths of files inside of a volume."""
+    parts = [(f"{place}.{key}", mapping(volume, key)) for key in ("configMap", "secret")]
+    for number, source in enumerate(items(mapping(volume, "projected"), "sources")):
+        at = f"{place}.projected.sources.{number}"
+        parts += [(f"{at}.{key}", mapping(source, key)) for key in ("configMap", "secret")]
+    for field, part in parts:
+        for index, item in enumerate(items(part, "items")):
+            path = text(item, "path")
+            if path.startswith("/") or ".." in path.split("/"):
+                fix = "write a path inside, without / in front and .."
+                yield f"{field}.items.{index}.path", "leads out of the volume", fix
 
 
 def _volumes(spec: Manifest) -> Iterator[Problem]:
@@ -131,6 +170,7 @@ def _volumes(spec: Manifest) -> Iterator[Problem]:
         sources = sorted(set(map(str, volume)) - {"name"})
         if len(sources) > 1:
             yield f"volumes.{index}", f"has {len(sources)} sources", "keep one of them"
+        yield from _projections(f"volumes.{index}", volume)
         size = mapping(volume, "emptyDir").get("sizeLimit")
         if size is not None and amount(size) is None:
             fix = "write one such as 8Gi"
@@ -163,5 +203,7 @@ def refused_pod(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: ARG
     found = list(_pod(pod.spec))
     for place, container in pod.containers():
         found += _container(place, container, pod.spec)
+    if pod.kind in _LASTING and "activeDeadlineSeconds" in pod.spec:
+        found.append(("activeDeadlineSeconds", f"is not for pods of a {pod.kind}", "remove it"))
     for field, message, fix in found:
         yield Finding("schema", pod.at(field), message, fix, Level.ERROR)

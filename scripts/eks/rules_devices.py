@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trnx.eks.documents import shown_key
 from trnx.eks.errors import Finding
-from trnx.eks.instances import INSTANCES, TOPOLOGY_COUNTS, Instance, instance_of
+from trnx.eks.instances import ALL_INSTANCES, INSTANCES, TOPOLOGY_COUNTS, Instance, instance_of
 from trnx.eks.launch import launch_of, one_program
 from trnx.eks.levels import Level
 from trnx.eks.pod_views import INSTANCE_LABEL, PodView, Stream, neuron_requests
@@ -127,6 +127,15 @@ def device_count(pod: PodView, stream: Stream) -> Iterator[Finding]:
             f"{instance.name} places pods of {counts} devices, not of {count}",
             f"ask for one of {counts}",
             Level.ERROR if count > instance.devices else Level.WARNING,
+        )
+    named = [facts for facts in ALL_INSTANCES if facts.name in pod.instance_names]
+    most = max((facts.devices for facts in named), default=0)
+    if count and instance is None and len(named) == len(pod.instance_names) and count > most > 0:
+        yield Finding(
+            "device-count",
+            pod.at(""),
+            f"{', '.join(facts.name for facts in named)} has {most} devices, not {count}",
+            f"ask for at most {most}",
         )
 
 

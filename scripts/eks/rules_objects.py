@@ -1,7 +1,7 @@
 """What the API server refuses of objects around pods though their schemas take it.
 
-Source: Kubernetes' API reference, and its validation of Job, CronJob, Service, PodDisruptionBudget
-and HorizontalPodAutoscaler; JobSet's webhook.
+Source: Kubernetes' API reference, and its validation of these kinds; the webhooks of JobSet and
+LeaderWorkerSet; what the operators of Kubeflow validate before they make pods.
 """
 
 from __future__ import annotations
@@ -28,6 +28,14 @@ _NOT_NEGATIVE = (
     "replicas",
     "ttlSecondsAfterFinished",
 )
+# Why a Job failed, as its condition says.
+_REASONS = (
+    "BackoffLimitExceeded",
+    "DeadlineExceeded",
+    "FailedIndexes",
+    "MaxFailedIndexesExceeded",
+    "PodFailurePolicy",
+)
 _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SCHEDULE = re.compile(r"@(yearly|annually|monthly|weekly|daily|midnight|hourly|every \S+)")
@@ -43,11 +51,80 @@ def _job(place: str, spec: Manifest) -> Iterator[Problem]:
         if spec.get(key) is not None and not indexed:
             fix = "write completionMode: Indexed"
             yield f"{place}.{key}", "is for Indexed Jobs alone", fix
+    yield from _job_rules(place, spec)
+
+
+def _job_rules(place: str, spec: Manifest) -> Iterator[Problem]:
+    """Policies of success and failure."""
+    indexed = text(spec, "completionMode") == "Indexed"
+    if spec.get("successPolicy") is not None and not indexed:
+        yield f"{place}.successPolicy", "is for Indexed Jobs alone", "write completionMode: Indexed"
+    count = whole(spec.get("completions"))
+    for index, rule in enumerate(items(mapping(spec, "successPolicy"), "rules")):
+        named = [int(n) for n in re.findall(r"\d+", text(rule, "succeededIndexes"))]
+        if count is not None and named and max(named) >= count:
+            field = f"{place}.successPolicy.rules.{index}.succeededIndexes"
+            yield field, f"the last index is {count - 1}", "write indexes that the Job has"
+    policy = items(mapping(spec, "podFailurePolicy"), "rules")
+    pod = mapping(spec, "template", "spec")
+    if policy and text(pod, "restartPolicy") == "OnFailure":
+        fix = "write restartPolicy: Never"
+        yield f"{place}.podFailurePolicy", "is for pods that are not restarted in place", fix
+    for index, rule in enumerate(policy):
+        field = f"{place}.podFailurePolicy.rules.{index}"
+        if text(rule, "action") == "FailIndex" and spec.get("backoffLimitPerIndex") is None:
+            yield f"{field}.action", "FailIndex needs backoffLimitPerIndex", "write it, such as 0"
+        codes = mapping(rule, "onExitCodes")
+        if text(codes, "operator") == "In" and "0" in words(codes, "values"):
+            yield f"{field}.onExitCodes.values", "0 is no failure", "remove the 0"
+
+
+def _depends(jobs: list[Manifest]) -> Iterator[Problem]:
+    before: list[str] = []
+    for index, job in enumerate(jobs):
+        for name in (text(item, "name") for item in items(job, "dependsOn")):
+            if name not in before:
+                field = f"spec.replicatedJobs.{index}.dependsOn"
+                message = f"no replicated job {shown_key(name)} stands before this one"
+                yield field, message, "name a replicated job that is written above it"
+        before.append(text(job, "name"))
+
+
+def _coordinator(spec: Manifest) -> Iterator[Problem]:
+    """JobSet's webhook: a replicated job, an index of its Jobs and one of a Job's pods."""
+    chosen = mapping(spec, "coordinator")
+    if not chosen:
+        return
+    jobs = {text(job, "name"): job for job in items(spec, "replicatedJobs")}
+    job = jobs.get(text(chosen, "replicatedJob"))
+    if job is None:
+        fix = f"one of {', '.join(map(shown_key, jobs))}"
+        yield "spec.coordinator.replicatedJob", "there is no such replicated job", fix
+        return
+    inner = mapping(job, "template", "spec")
+    for key, count in (
+        ("jobIndex", whole(job.get("replicas", 1))),
+        ("podIndex", whole(inner.get("completions", inner.get("parallelism", 1)))),
+    ):
+        index = whole(chosen.get(key, 0))
+        if index is not None and count is not None and index >= count:
+            yield f"spec.coordinator.{key}", f"the last index is {count - 1}", "write one that is"
 
 
 def _jobset(manifest: Manifest) -> Iterator[Problem]:
     spec = mapping(manifest, "spec")
-    names = [text(job, "name") for job in items(spec, "replicatedJobs")]
+    jobs = items(spec, "replicatedJobs")
+    names = [text(job, "name") for job in jobs]
+    yield from _depends(jobs)
+    yield from _coordinator(spec)
+    for index, job in enumerate(jobs):
+        place = f"spec.replicatedJobs.{index}.template.spec"
+        yield from _job_rules(place, mapping(job, "template", "spec"))
+    for index, rule in enumerate(items(mapping(spec, "failurePolicy"), "rules")):
+        for reason in words(rule, "onJobFailureReasons"):
+            if reason not in _REASONS:
+                field = f"spec.failurePolicy.rules.{index}.onJobFailureReasons"
+                yield field, "is no reason of a failed Job", f"one of {', '.join(_REASONS)}"
     for name, count in Counter(names).items():
         if name and count > 1:
             message = f"the name {shown_key(name)} stands {count} times"
@@ -75,7 +152,8 @@ def _cron(manifest: Manifest) -> Iterator[Problem]:
     schedule = text(mapping(manifest, "spec"), "schedule")
     if schedule and not (_SCHEDULE.fullmatch(schedule) or _FIVE.fullmatch(schedule.strip())):
         yield "spec.schedule", "is no schedule of cron", 'five fields, such as "0 3 * * *"'
-    yield from _job("spec.jobTemplate.spec", mapping(manifest, "spec", "jobTemplate", "spec"))
+    spec = mapping(manifest, "spec", "jobTemplate", "spec")
+    yield from _job("spec.jobTemplate.spec", spec)
 
 
 def _budget(manifest: Manifest) -> Iterator[Problem]:
@@ -91,7 +169,66 @@ def _scaler(manifest: Manifest) -> Iterator[Problem]:
         yield "spec.minReplicas", "is more than maxReplicas", "write at most that many"
 
 
+def _deployment(manifest: Manifest) -> Iterator[Problem]:
+    strategy = mapping(manifest, "spec", "strategy")
+    if text(strategy, "type") == "Recreate" and strategy.get("rollingUpdate") is not None:
+        yield "spec.strategy.rollingUpdate", "is not for Recreate", "remove it"
+
+
+def _mpi(manifest: Manifest) -> Iterator[Problem]:
+    launcher = mapping(manifest, "spec", "mpiReplicaSpecs", "Launcher")
+    if launcher and whole(launcher.get("replicas", 1)) != 1:
+        yield "spec.mpiReplicaSpecs.Launcher.replicas", "is not 1", "one pod launches"
+
+
+def _pytorch(manifest: Manifest) -> Iterator[Problem]:
+    for role, replica in mapping(manifest, "spec", "pytorchReplicaSpecs").items():
+        place = f"spec.pytorchReplicaSpecs.{shown_key(role)}"
+        if role == "Master" and whole(mapping(replica).get("replicas", 1)) != 1:
+            yield f"{place}.replicas", "there is one master alone", "write 1, and more workers"
+        containers = items(mapping(replica, "template", "spec"), "containers")
+        if containers and not any(text(c, "name") == "pytorch" for c in containers):
+            field = f"{place}.template.spec.containers"
+            yield field, "none is called pytorch: the operator refuses it", "name it pytorch"
+
+
+def _group(manifest: Manifest) -> Iterator[Problem]:
+    size = whole(mapping(manifest, "spec", "leaderWorkerTemplate").get("size", 1))
+    if size is not None and size < 1:
+        field = "spec.leaderWorkerTemplate.size"
+        yield field, "is less than 1", "write the pods of a group, the leader among them"
+
+
+def _binding(manifest: Manifest) -> Iterator[Problem]:
+    for index, subject in enumerate(items(manifest, "subjects")):
+        if text(subject, "kind") == "ServiceAccount" and not text(subject, "namespace"):
+            fix = "write the account's namespace"
+            yield f"subjects.{index}.namespace", "is missing", fix
+
+
+def _volume(manifest: Manifest) -> Iterator[Problem]:
+    if not mapping(manifest, "spec", "capacity"):
+        yield "spec.capacity", "is missing", "write capacity: {storage: 1200Gi}"
+
+
+def _claims(manifest: Manifest) -> Iterator[Problem]:
+    devices = mapping(manifest, "spec", "spec", "devices") or mapping(manifest, "spec", "devices")
+    for index, request in enumerate(items(devices, "requests")):
+        exactly = mapping(request, "exactly")
+        if text(exactly, "allocationMode") == "All" and exactly.get("count"):
+            field = f"devices.requests.{index}.exactly.count"
+            yield field, "is not for allocationMode All", "remove one of the two"
+
+
 _KINDS = {
+    "ClusterRoleBinding": _binding,
+    "Deployment": _deployment,
+    "LeaderWorkerSet": _group,
+    "MPIJob": _mpi,
+    "PersistentVolume": _volume,
+    "PyTorchJob": _pytorch,
+    "ResourceClaim": _claims,
+    "ResourceClaimTemplate": _claims,
     "CronJob": _cron,
     "HorizontalPodAutoscaler": _scaler,
     "Job": lambda manifest: _job("spec", mapping(manifest, "spec")),

@@ -8,10 +8,11 @@ from trnx.eks.documents import Manifest, shown_key
 from trnx.eks.errors import Finding
 from trnx.eks.levels import Level
 from trnx.eks.pod_views import PodView, Stream
-from trnx.eks.reading import items, mapping, name_of, text, title
+from trnx.eks.reading import items, mapping, name_of, text, title, words
 from trnx.eks.rules_workload import selected
 
 _QUEUE = "kueue.x-k8s.io/queue-name"
+_BUILT_IN = ("admin", "cluster-admin", "edit", "view")
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 # (place, kind, name)
 Reference = tuple[str, str, str]
@@ -63,6 +64,15 @@ def _object_references(manifest: Manifest) -> Iterator[Reference]:
             for number, flavor in enumerate(items(group, "flavors")):
                 place = f"spec.resourceGroups.{index}.flavors.{number}.name"
                 yield place, "ResourceFlavor", text(flavor, "name")
+        for index, check in enumerate(words(spec, "admissionChecks")):
+            yield f"spec.admissionChecks.{index}", "AdmissionCheck", check
+    if kind in ("RoleBinding", "ClusterRoleBinding"):
+        role = mapping(manifest, "roleRef")
+        # Roles that Kubernetes brings are in no file.
+        if text(role, "name") not in _BUILT_IN:
+            yield "roleRef.name", text(role, "kind"), text(role, "name")
+    if kind == "Ingress":
+        yield from _backends(spec)
     if kind == "TrainJob":
         reference = mapping(spec, "runtimeRef")
         target = text(reference, "kind") or "ClusterTrainingRuntime"
@@ -72,6 +82,49 @@ def _object_references(manifest: Manifest) -> Iterator[Reference]:
         yield "spec.volumeName", "PersistentVolume", text(spec, "volumeName")
     if kind == "StatefulSet":
         yield "spec.serviceName", "Service", text(spec, "serviceName")
+
+
+def _backends(spec: Manifest) -> Iterator[Reference]:
+    name = text(mapping(spec, "defaultBackend", "service"), "name")
+    yield "spec.defaultBackend.service.name", "Service", name
+    for index, rule in enumerate(items(spec, "rules")):
+        for number, path in enumerate(items(mapping(rule, "http"), "paths")):
+            place = f"spec.rules.{index}.http.paths.{number}.backend.service.name"
+            yield place, "Service", text(mapping(path, "backend", "service"), "name")
+
+
+def _keys(pod: PodView) -> Iterator[tuple[str, str, str]]:
+    """(place, ConfigMap, key) of each key of a ConfigMap that the pod cannot start without."""
+    for index, volume in enumerate(items(pod.spec, "volumes")):
+        source = mapping(volume, "configMap")
+        if source.get("optional") is not True:
+            for number, item in enumerate(items(source, "items")):
+                place = f"volumes.{index}.configMap.items.{number}.key"
+                yield place, text(source, "name"), text(item, "key")
+    for place, container in pod.containers():
+        for index, variable in enumerate(items(container, "env")):
+            source = mapping(variable, "valueFrom", "configMapKeyRef")
+            if source.get("optional") is not True:
+                where = f"{place}.env.{index}.valueFrom.configMapKeyRef.key"
+                yield where, text(source, "name"), text(source, "key")
+
+
+def keys_of_config_maps(stream: Stream) -> Iterator[Finding]:
+    """A key that a pod needs is in the ConfigMap, where the file has that."""
+    for pod in stream.pods():
+        for place, name, key in _keys(pod):
+            config = stream.named("ConfigMap", name)
+            if config is None or not key:
+                continue
+            there = {**mapping(config, "data"), **mapping(config, "binaryData")}
+            if key not in there:
+                yield Finding(
+                    "reference",
+                    pod.at(place),
+                    f"ConfigMap {shown_key(name)} has no key {shown_key(key)}: no container starts",
+                    f"write one of {', '.join(map(shown_key, sorted(there)))}",
+                    Level.ERROR,
+                )
 
 
 def references(stream: Stream) -> Iterator[Finding]:

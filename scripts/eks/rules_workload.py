@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ from trnx.eks.errors import Finding
 from trnx.eks.launch import launch_of, line_of
 from trnx.eks.levels import Level
 from trnx.eks.pod_views import PodView, Stream
+from trnx.eks.pods import NEURON
 from trnx.eks.reading import items, mapping, name_of, text, title, whole, words
 from trnx.eks.rules_job import SHORTEST_GRACE
 
@@ -86,16 +88,35 @@ def not_suspended(stream: Stream) -> Iterator[Finding]:
             )
 
 
+def _needs_processes(job: Manifest, trainer: Manifest, stream: Stream) -> Level | None:
+    """How grave it is that a TrainJob does not count its processes: an error on Neuron devices,
+    nothing without, advice where a runtime of elsewhere says what the nodes are."""
+    name = text(mapping(job, "spec", "runtimeRef"), "name")
+    runtimes = [
+        runtime
+        for runtime in stream.of_kind("TrainingRuntime", "ClusterTrainingRuntime")
+        if name_of(runtime) == name
+    ]
+    for place in (trainer, *runtimes):
+        if f'"{NEURON}"' in json.dumps(place, default=str):
+            return Level.ERROR
+    known = bool(runtimes) or bool(mapping(trainer, "resourcesPerNode"))
+    return None if known else Level.ADVICE
+
+
 def trainer_contract(stream: Stream) -> Iterator[Finding]:
     """Trainer v2 knows no Neuron devices, and goes by the name `node`."""
     for manifest in stream.of_kind("TrainJob"):
-        if mapping(manifest, "spec", "trainer").get("numProcPerNode") is None:
+        trainer = mapping(manifest, "spec", "trainer")
+        level = _needs_processes(manifest, trainer, stream)
+        if trainer.get("numProcPerNode") is None and level is not None:
             yield Finding(
                 "trainjob-processes",
                 f"{title(manifest)} spec.trainer.numProcPerNode",
                 "missing: Trainer counts only resources named gpu, and else starts a process "
                 "for each CPU",
                 "write the number of logical cores of the pod's devices, such as 64",
+                level,
             )
     for manifest in stream.of_kind("TrainingRuntime", "ClusterTrainingRuntime"):
         jobs = items(mapping(manifest, "spec", "template", "spec"), "replicatedJobs")
@@ -111,8 +132,8 @@ def trainer_contract(stream: Stream) -> Iterator[Finding]:
 
 
 def selectors_match(stream: Stream) -> Iterator[Finding]:
-    """A Deployment selects its own pods; a Service selects pods of the same stream."""
-    for manifest in stream.of_kind("Deployment", "StatefulSet"):
+    """A controller selects its own pods; a Service selects pods of the same stream."""
+    for manifest in stream.of_kind("DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"):
         wanted = mapping(manifest, "spec", "selector", "matchLabels")
         labels = mapping(manifest, "spec", "template", "metadata", "labels")
         if not wanted.items() <= labels.items():
@@ -168,11 +189,17 @@ def selected(service: Manifest, stream: Stream) -> Iterator[PodView]:
     }
     pods = [*stream.pods()]
     for pod in pods:
-        if wanted.items() <= _labels(pod).items():
+        if wanted.items() <= _labels(pod).items() and not _apart(service, pod.manifest):
             yield pod
     if not pods:
         # Alone in its file: what it selects stands elsewhere.
         yield PodView(service, "spec", {}, {})
+
+
+def _apart(one: Manifest, other: Manifest) -> bool:
+    """Whether two objects are written to be in different namespaces."""
+    spaces = [text(mapping(item, "metadata"), "namespace") for item in (one, other)]
+    return all(spaces) and spaces[0] != spaces[1]
 
 
 def _handles_disruption(spec: Manifest) -> bool:

@@ -2,7 +2,8 @@
 
 Core kinds: the PyPI package `kubernetes-validate`. Custom resources: `*.openapi.json.gz`, one for
 each group, version and kind, in the folder named by TRNX_CRD_SCHEMAS, which
-`python -m trnx.eks.fetch_schemas FOLDER` makes, else in `crds`, which trnx brings.
+`python -m trnx.eks.fetch_schemas FOLDER` makes, else in `crds`, which trnx brings, else in
+`written_schemas.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from trnx.eks.cel import broken_rules
 from trnx.eks.documents import Manifest, shown_key
 from trnx.eks.errors import EksError, Finding, SchemaFolderError
 from trnx.eks.levels import Level
-from trnx.eks.secret_forms import is_secret_name
+from trnx.eks.secret_forms import HIDDEN, is_secret_name
+from trnx.eks.written_schemas import written_schema
 
 FOLDER_VARIABLE = "TRNX_CRD_SCHEMAS"
 # Made by scripts/reduce_schemas.py; sources and licences stand in its README.md.
@@ -77,11 +79,27 @@ def strict_schema(schema: Any) -> Any:
     return strict
 
 
+_Checked = tuple[Any, jsonschema.Draft202012Validator]
+
+
 @cache
-def _custom_schema(path: Path) -> tuple[Any, jsonschema.Draft202012Validator]:
+def _custom_schema(path: Path) -> _Checked:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         schema = json.load(file)
     return schema, jsonschema.Draft202012Validator(strict_schema(schema))
+
+
+def _schema_of(group: str, version: str, kind: str) -> _Checked | None:
+    """Of the user's folder, else what trnx brings; None where neither has the kind."""
+    name = f"{group}_{version}_{kind}.openapi.json.gz"
+    folders = [folder for folder in (schema_folder(), SHIPPED) if folder is not None]
+    for folder in folders:
+        if (folder / name).is_file():
+            return _custom_schema(folder / name)
+    written = written_schema(group, version, kind)
+    if written is None:
+        return None
+    return written, jsonschema.Draft202012Validator(strict_schema(written))
 
 
 # A wrong value that can be shown where a schema wants something else: one short word, no secret.
@@ -99,11 +117,21 @@ def _shown(error: jsonschema.ValidationError) -> str:
     return f"{value} " if isinstance(value, int | float) else ""
 
 
+_FIELD_NAME = re.compile(
+    r"[A-Za-z]+(?:[A-Za-z0-9]|_(?=[a-z])){0,2}[A-Za-z_]*|[a-z0-9.-]+\.[a-z]+/[A-Za-z0-9._-]+"
+)
+
+
 def _extra_keys(error: jsonschema.ValidationError) -> str:
     schema: Any = error.schema
     known = schema.get("properties", {})
     instance: Any = error.instance
-    found = [shown_key(key) for key in instance if key not in known]
+    # A field's name is letters; what is not could be a value that stands where a key should.
+    found = [
+        shown_key(key) if _FIELD_NAME.fullmatch(str(key)) else HIDDEN
+        for key in instance
+        if key not in known
+    ]
     return f"the kind has no field {', '.join(map(repr, found))} here"
 
 
@@ -175,12 +203,10 @@ def _is_filled_in(manifest: Manifest, error: jsonschema.ValidationError) -> bool
 
 def _check_custom(manifest: Manifest, where: str) -> list[Finding] | None:
     group, _, version = manifest["apiVersion"].partition("/")
-    name = f"{group}_{version}_{manifest['kind']}.openapi.json.gz"
-    folders = [folder for folder in (schema_folder(), SHIPPED) if folder is not None]
-    path = next((folder / name for folder in folders if (folder / name).is_file()), None)
-    if path is None:
+    found = _schema_of(group, version, manifest["kind"])
+    if found is None:
         return None
-    schema, validator = _custom_schema(path)
+    schema, validator = found
     errors = [e for e in validator.iter_errors(manifest) if not _is_filled_in(manifest, e)]
     findings = [_finding(where, error) for error in errors]
     if findings:

@@ -83,6 +83,10 @@ _NAMED = (
         r"(?<![\w.$-])(?P<name>[A-Za-z_][\w.-]*)[ ]+=[ ]+"
         rf"(?P<value>{_IN_QUOTES}|(?=\S*\d)[^\s&,;\"'\\]+)"
     ),
+    # ["name"] = "value", as programs set their environment
+    re.compile(rf"\[{_QUOTE}(?P<name>[A-Za-z_][\w.-]*){_QUOTE}\]\s*=\s*(?P<value>{_IN_QUOTES})"),
+    # <name>value</name>
+    re.compile(r"<(?P<name>[A-Za-z][\w.-]*)>(?P<value>[^<>\s]+)</"),
     # --name value
     re.compile(
         rf"(?<![\w-])--?(?P<name>[A-Za-z][\w-]*)(?:(?:\s|\\\n)+|{_QUOTE},\s*{_QUOTE})"
@@ -90,7 +94,7 @@ _NAMED = (
     ),
     # "name": value
     re.compile(
-        rf"(?:{_QUOTE})?(?<![\w.-])(?<!\] )(?P<name>[A-Za-z][\w-]*)(?:{_QUOTE})?:[ ]*"
+        rf"(?:{_QUOTE})?(?<![\w.:-])(?<!\] )(?P<name>[A-Za-z][\w-]*)(?:{_QUOTE})?:[ ]*"
         rf"(?P<value>{_IN_QUOTES}|(?:[^\s\"',{{}}\[\]\\]|\\(?![\"'])|,(?=[^\s\"'{{}}\[\]])"
         r"(?![\w.-]+:))+)"
     ),
@@ -106,10 +110,12 @@ _PLACED = re.compile(
     | \bsshpass\s+-p\s*["']?(?P<sshpass>[^\s"']+)
     | \blogin\b[^\n|;]{0,200}?\s-p[ =]?["']?(?P<login>[^\s"']+)
     | \bmysql(?:admin|dump)?\b[^\n|;]{0,200}?\s-p["']?(?P<mysql>[^\s"']+)
+    | \becho\s+["']?(?P<piped>[^\s"'|]+)["']?\s*\|[^\n|;]{0,200}?--password-stdin\b
+    | ^[^\s:#]+:(?:\d+|\*):[^\s:]+:[^\s:]+:(?P<pgpass>[^\s:]+)$
     | \bredis-cli\b[^\n|;]{0,200}?\s-a\s+["']?(?P<redis>[^\s"']+)
     | \bwandb\s+login\s+(?:--?[\w-]+\s+)*["']?(?P<wandb>[0-9a-f]{40})\b
     """,
-    re.VERBOSE | re.IGNORECASE,
+    re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _NUMBER = re.compile(r"_?\d+$")

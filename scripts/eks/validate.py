@@ -13,6 +13,7 @@ from trnx.eks import (
     rules_gang,
     rules_node,
     rules_objects,
+    rules_placement,
     rules_pod,
     rules_references,
     rules_secrets,
@@ -41,11 +42,13 @@ STREAM_RULES: tuple[StreamRule, ...] = (
     rules_devices.claim_groups,
     rules_secrets.no_secrets,
     rules_references.references,
+    rules_references.keys_of_config_maps,
     rules_references.ports,
     rules_node.node_pools,
 )
 POD_RULES: tuple[PodRule, ...] = (
     rules_api.refused_pod,
+    rules_placement.refused_placement,
     rules_devices.requests_equal_limits,
     rules_devices.device_resource,
     rules_devices.plugin_or_claims,

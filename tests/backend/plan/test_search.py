@@ -54,6 +54,25 @@ def _work(name: str, mode: Mode) -> Workload:
     return Workload(mode, 512, 512 if name == "bert-large" else 4096)
 
 
+@pytest.mark.parametrize(("mode", "products"), [(Mode.TRAIN, 3), (Mode.DECODE, 1)])
+def test_inference_has_one_product_of_query_key_and_value(mode: Mode, products: int) -> None:
+    shard = shard_of(describe("llama-3-8b"), Mesh(tensor=4), Workload(mode, 1, 256))
+    with without_data():
+        block = Block(shard)
+        assert len(block.attention.qkv) == products
+        inner = sum(parameter.numel() for parameter in block.attention.qkv.parameters())
+        assert inner == 4096 * (32 + 2 * 8) * 128 // 4
+        _, keys, values = block.attention(*_attention_inputs(block))
+        kept = (1, 2, shard.rows, 128)
+        assert tuple(keys.shape) == tuple(values.shape) == kept
+
+
+def _attention_inputs(block: Block) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    inputs = block.inputs()
+    cache = (inputs["keys"], inputs["values"]) if "keys" in inputs else ()
+    return torch.empty(1, block.shard.rows, 4096, dtype=torch.bfloat16), cache
+
+
 @pytest.mark.parametrize("instance", sorted(INSTANCES))
 def test_each_known_instance_is_a_cluster(instance: str) -> None:
     cluster = Cluster(instance, 1)
