@@ -75,9 +75,10 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         with _package("tensorboard", "--tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
+        writer: Any = SummaryWriter  # torch types it where tensorboard is installed
         try:
             # Into the file at every line: one that waits in memory is lost to a kill.
-            self._writer: Any = SummaryWriter(str(folder), max_queue=1)  # type: ignore[no-untyped-call]
+            self._writer = writer(str(folder), max_queue=1)
         except OSError as error:
             raise TrackerError(f"--tensorboard {folder}: {error.strerror}") from None
 
