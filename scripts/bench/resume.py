@@ -31,8 +31,9 @@ from trnx.jobs.devices import end_rank
 from trnx.jobs.train import main as train
 
 PRELOADED = ["trnx.jobs.train", "transformers.models.llama.modeling_llama"]
-# Of a start: the steps that are logged before the kill. Every second ends in a checkpoint.
-_LEAST, _MOST = 3, 5
+# Of a start: the steps that are logged before the kill. Every second begins a checkpoint, which is
+# complete before the fifth is logged, however slow the machine: the next one waits for it.
+_LEAST, _MOST = 5, 8
 _LATEST_SECONDS = 0.03
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
@@ -54,6 +56,9 @@ from trnx.jobs.together import first_does, from_first, gathered
 
 _NAME = re.compile(r"step-(\d{8})")
 _RUN = "run.json"
+# Frozen weights are not in a checkpoint: they are where they came from. What is missing else is
+# found before these options are asked.
+_TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 
 
 @contextmanager
@@ -143,9 +148,10 @@ def _load(wanted: dict[str, Any], folder: Path) -> None:
 def load_weights(folder: Path, model: torch.nn.Module) -> None:
     """The weights alone, into a model in one process. Raises CheckpointError, also for damage."""
     _require_whole(folder, problem_of(folder))
-    wanted = {"model": get_model_state_dict(model)}
+    weights = get_model_state_dict(model, options=_TRAINED)
+    wanted = {"model": _without_frozen(weights, model)}
     _load(wanted, folder)
-    set_model_state_dict(model, wanted["model"])
+    set_model_state_dict(model, wanted["model"], options=_TRAINED)
 
 
 def _remove(folder: Path) -> None:
@@ -158,6 +164,12 @@ def _remove(folder: Path) -> None:
 def _make_empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+
+
+def _try_out(root: Path) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=root):
+        pass
 
 
 def _make_way(folder: Path) -> None:
@@ -210,6 +222,16 @@ class Checkpoints:
         self._writer = CheckpointWriter(ranks)
         self._begun: Path | None = None
 
+    def prepare(self) -> None:
+        """Make the folder, and try whether it can be written, before hours of training count on it.
+
+        Raises SaveError on all ranks.
+        """
+        try:
+            first_does(self._ranks, lambda: _try_out(self._root))
+        except SaveError as error:
+            raise SaveError(f"--checkpoint-dir {self._root}: {error}") from None
+
     def save(self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Path:
         """Write the state after `step` steps, and wait until that is done: `begin`, `finish`."""
         self.begin(step, model, optimizer)
@@ -225,7 +247,7 @@ class Checkpoints:
         Raises NotFiniteError, and what `finish` raises of the checkpoint before, on all ranks.
         """
         self.finish()
-        state = {**_state(model, optimizer), **_random_state(self._ranks)}
+        state = {**_state(model, optimizer), **_random_state(self._ranks, model)}
         self._require_finite(step, state)
         final = self._root / f"step-{step:08d}"
         partial = final.with_name(final.name + ".partial")
@@ -342,8 +364,9 @@ class Checkpoints:
         """
         saved = self._check(folder)
         state = _state(model, optimizer)
+        self._tell_changes(folder, saved.get("flags", {}))
         same_world = saved.get("world") == self._ranks.world
-        random = _random_state(self._ranks) if same_world else {}
+        random = _random_state(self._ranks, model) if same_world else {}
         wanted = {**state, **random}
         _load(wanted, folder)
         set_state_dict(
@@ -351,9 +374,13 @@ class Checkpoints:
             optimizer,
             model_state_dict=wanted["model"],
             optim_state_dict=wanted["optimizer"],
+            options=_TRAINED,
         )
         if same_world:
-            torch.set_rng_state(wanted[_random_key(self._ranks)])
+            key = _random_key(self._ranks)
+            torch.set_rng_state(wanted[key])
+            if (module := _device_generator(model)) is not None:
+                module.set_rng_state(wanted[f"device_{key}"])
         elif self._ranks.is_first:
             warnings.warn(
                 f"{folder} was written by {saved.get('world')} processes, this run has "
@@ -362,6 +389,22 @@ class Checkpoints:
                 stacklevel=2,
             )
         return step_of(folder)
+
+    def _tell_changes(self, folder: Path, flags: Mapping[str, Any]) -> None:
+        """A ResumeWarning names flags that are others than those of the checkpoint."""
+        own = self._facts.get("flags", {})
+        changed = [
+            f"--{name.replace('_', '-')} {own[name]} (was {value})"
+            for name, value in flags.items()
+            if name in own and own[name] != value
+        ]
+        if changed and self._ranks.is_first:
+            warnings.warn(
+                f"{folder} was written with other flags: this run goes on with "
+                f"{', '.join(changed)}, and has another loss curve",
+                ResumeWarning,
+                stacklevel=3,
+            )
 
     def _check(self, folder: Path) -> dict[str, Any]:
         saved = read_run(folder)
@@ -375,13 +418,32 @@ class Checkpoints:
 
 
 def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    weights, moments = get_state_dict(model, optimizer)
-    return {"model": weights, "optimizer": moments}
+    weights, moments = get_state_dict(model, optimizer, options=_TRAINED)
+    return {"model": _without_frozen(weights, model), "optimizer": moments}
+
+
+def _without_frozen(weights: dict[str, Any], model: torch.nn.Module) -> dict[str, Any]:
+    """torch leaves out a frozen parameter that is tied under the first of its names alone."""
+    found = model.named_parameters(remove_duplicate=False)
+    frozen = {name.removeprefix("module.") for name, value in found if not value.requires_grad}
+    return {name: value for name, value in weights.items() if name not in frozen}
 
 
 def _random_key(ranks: Ranks) -> str:
     return f"random_{ranks.rank}"
 
 
-def _random_state(ranks: Ranks) -> dict[str, Any]:
-    return {_random_key(ranks): torch.get_rng_state()}
+def _random_state(ranks: Ranks, model: torch.nn.Module) -> dict[str, Any]:
+    """States of the generators that a step draws from: the CPU's, and that of the model's device
+    where it has its own."""
+    states = {_random_key(ranks): torch.get_rng_state()}
+    if (module := _device_generator(model)) is not None:
+        states[f"device_{_random_key(ranks)}"] = module.get_rng_state().cpu()
+    return states
+
+
+def _device_generator(model: torch.nn.Module) -> Any:
+    """The module of torch for the model's device (`torch.cuda`, say), where it has a generator."""
+    device = next(model.parameters()).device
+    module = None if device.type == "cpu" else torch.get_device_module(device)
+    return module if hasattr(module, "get_rng_state") else None

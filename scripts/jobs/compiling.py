@@ -97,8 +97,17 @@ def recompute(module: torch.nn.Module) -> None:
     module.forward = recomputed
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Of one step on this rank: the share of linear FLOPs on NKI, and the seconds that the graphs
+    are predicted to take on the target."""
+
+    share: float
+    predicted: float
+
+
 class NkiMeter:
-    """Share of a model's linear FLOPs that ran on NKI since the last reading.
+    """Share of a model's linear FLOPs that ran on NKI since the last reading, and predicted time.
 
     The denominator counts what the model's linear layers need: it does not know what was captured,
     so that a layer that Dynamo skipped lowers the share.
@@ -109,14 +118,20 @@ class NkiMeter:
         self._flops = flops_per_step
         self._runs: dict[int, int] = {}
 
-    def read(self, steps: int = 1) -> float:
-        """The share over the last `steps` steps."""
-        done = 0
+    @property
+    def target(self) -> str | None:
+        """The generation that predictions are for; None before a graph ran."""
+        return self._reports[0].target if self._reports else None
+
+    def read(self, steps: int = 1) -> Reading:
+        """Over the last `steps` steps."""
+        done, predicted = 0, 0.0
         for report in self._reports:
             runs = report.runs - self._runs.get(id(report), 0)
             self._runs[id(report)] = report.runs
             done += runs * _linear_flops(report.regions)
-        return done / (self._flops * steps)
+            predicted += runs * report.predicted_seconds
+        return Reading(done / (self._flops * steps), predicted / steps)
 
 
 def _linear_flops(regions: Iterable[Any]) -> int:
@@ -128,11 +143,16 @@ def _linear_flops(regions: Iterable[Any]) -> int:
 
 
 def linear_flops(
-    sizes: Iterable[tuple[str, int]], tokens: int, recomputed: Iterable[str] = ()
+    sizes: Iterable[tuple[str, int]],
+    tokens: int,
+    recomputed: Iterable[str] = (),
+    passes: Mapping[str, int] | None = None,
 ) -> int:
-    """FLOPs of linear layers in a training step: forward, and backward for input and weight; one
-    more forward below the paths `recomputed`."""
+    """FLOPs of linear layers in a training step: forward, and backward for input and weight, or
+    `passes` by path; one more forward below the paths `recomputed`."""
     again = tuple(f"{path}." for path in recomputed)
+    counts = passes or {}
     return sum(
-        2 * tokens * size * (4 if again and name.startswith(again) else 3) for name, size in sizes
+        2 * tokens * size * (counts.get(name, 3) + bool(again and name.startswith(again)))
+        for name, size in sizes
     )

@@ -2,9 +2,11 @@
 
 Tokens are the bytes of the files, in the order of their paths, one zero byte behind each; or those
 of a given tokenizer, with its end-of-sequence token behind each file; or an array of numpy that is
-on disk already. They are cut into windows of `length + 1` that overlap by one: sequences are packed
-without padding. Sample `n` is a pure function of the tokens, the seed and `n`: each epoch shuffles
-the windows anew. So a resumed run, or one with another number of processes, sees the same data.
+on disk already. Texts of a dataset (`arrow_data.py`) are as files are, rows of tokens are
+taken as they stand. All are cut into windows of `length + 1` that overlap by one: sequences are
+packed without padding. Sample `n` is a pure function of the tokens, the seed and `n`: each epoch
+shuffles the windows anew. So a resumed run, or one with another number of processes, sees the same
+data.
 
 What stands in memory does not grow with the text: tokens are mapped from a file without a name in
 the folder for temporary files (`TMPDIR`), and the order of an epoch is computed, not kept.
@@ -16,12 +18,15 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from functools import partial
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 
+from trnx.jobs.arrow_data import Rows, is_arrow_data, open_rows
 from trnx.jobs.errors import DataError, ModelError
 from trnx.jobs.shuffle import shuffled
 
@@ -41,7 +46,7 @@ def text_files(path: Path) -> list[Path]:
         raise DataError(f"--data {path}: no such file or folder")
     files = sorted(file for file in path.rglob("*.txt") if file.is_file())
     if not files:
-        raise DataError(f"--data {path}: no *.txt file in this folder")
+        raise DataError(f"--data {path}: no *.txt file in this folder, and no dataset")
     return files
 
 
@@ -66,30 +71,73 @@ def load_tokenizer(folder: str, flag: str) -> Any:
         raise ModelError(f"{flag} {folder}: no tokenizer can be read there ({error})") from None
 
 
-def _tokenizer_pieces(files: Iterable[Path], tokenizer: Any) -> Iterator[Tokens]:
+def _lines(file: Path) -> Iterator[list[str]]:
     """Text is cut behind lines, so that no more than a piece is in a tokenizer at a time."""
-    for file in files:
-        try:
-            with file.open(encoding="utf-8") as opened:
-                while lines := opened.readlines(_TEXT_PIECE):
-                    text = "".join(lines)
-                    found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-                    yield np.asarray(found, dtype=np.int32)
-        except UnicodeDecodeError as error:
-            raise DataError(f"{file} is not UTF-8 ({error}); --tokenizer bytes takes it") from None
+    try:
+        with file.open(encoding="utf-8") as opened:
+            while lines := opened.readlines(_TEXT_PIECE):
+                yield lines
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8 ({error}); --tokenizer bytes takes it") from None
+
+
+def _tokenizer_pieces(texts: Iterable[Iterable[list[str]]], tokenizer: Any) -> Iterator[Tokens]:
+    for pieces in texts:
+        for lines in pieces:
+            text = "".join(lines)
+            found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            yield np.asarray(found, dtype=np.int32)
         if tokenizer.eos_token_id is not None:
             yield np.asarray([tokenizer.eos_token_id], dtype=np.int32)
 
 
+def _row_pieces(rows: Rows, tokenizer: Any, vocabulary: int) -> Iterator[Tokens]:
+    """Tokens of a dataset's rows."""
+    if rows.has_tokens:
+        for row in rows:
+            tokens = np.asarray(row, dtype=np.int64)
+            _check_vocabulary(tokens, vocabulary, rows.path)
+            yield tokens.astype(np.int32)
+    elif tokenizer is None:
+        for row in rows:
+            yield np.frombuffer(row.encode() + b"\0", dtype=np.uint8)
+    else:
+        texts = (iter(partial(StringIO(row).readlines, _TEXT_PIECE), []) for row in rows)
+        yield from _tokenizer_pieces(texts, tokenizer)
+
+
 def _on_disk(pieces: Iterable[Tokens]) -> Tokens:
-    """The pieces one behind another, mapped from a file that ends with the process."""
+    """The pieces one behind another, mapped from a file that ends with the process.
+
+    Raises DataError where they find no room.
+    """
     dtype, count = np.dtype(np.uint8), 0
-    with tempfile.TemporaryFile(prefix="trnx-tokens-") as file:
+    # Without a buffer: what could not be written is not tried again when the file is closed.
+    with tempfile.TemporaryFile(prefix="trnx-tokens-", buffering=0) as file:
         for piece in pieces:
-            file.write(piece.tobytes())
+            _write(file, piece.tobytes())
             dtype, count = piece.dtype, count + len(piece)
-        file.flush()
         return np.memmap(file, dtype, mode="r", shape=count) if count else np.empty(0, dtype)
+
+
+def _write(file: IO[bytes], content: bytes) -> None:
+    try:
+        while content:
+            content = content[file.write(content) :]
+    except OSError as error:
+        raise DataError(
+            f"tokens cannot be written to {tempfile.gettempdir()}: {error.strerror}; TMPDIR names "
+            "a folder with room"
+        ) from None
+
+
+def _check_vocabulary(tokens: Tokens, vocabulary: int, path: Path) -> None:
+    """Raises DataError for tokens that are none of the vocabulary."""
+    if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocabulary):
+        raise DataError(
+            f"--data {path}: it has tokens from {tokens.min()} to {tokens.max()}, and the "
+            f"vocabulary {vocabulary}; name their tokenizer with --tokenizer"
+        )
 
 
 def _token_file(path: Path, vocabulary: int) -> Tokens:
@@ -104,12 +152,7 @@ def _token_file(path: Path, vocabulary: int) -> Tokens:
             f"{list(tokens.shape)}"
         )
     for first in range(0, len(tokens), _PIECE):
-        piece = tokens[first : first + _PIECE]
-        if piece.min() < 0 or piece.max() >= vocabulary:
-            raise DataError(
-                f"--data {path}: it has tokens from {piece.min()} to {piece.max()}, and the "
-                f"vocabulary {vocabulary}; name their tokenizer with --tokenizer"
-            )
+        _check_vocabulary(tokens[first : first + _PIECE], vocabulary, path)
     return tokens
 
 
@@ -153,8 +196,16 @@ class Corpus:
         return torch.from_numpy(window.astype(np.int64))
 
 
-def load_corpus(path: Path, tokenizer: str, length: int, seed: int) -> Corpus:
-    """The corpus of a text file, a folder of them, or a `.npy` file of tokens.
+def load_corpus(
+    path: Path,
+    tokenizer: str,
+    length: int,
+    seed: int,
+    split: str = "train",
+    column: str | None = None,
+) -> Corpus:
+    """The corpus of a text file, a folder of them, a dataset (which `split` and `column` are of),
+    or a `.npy` file of tokens.
 
     Raises DataError or ModelError.
     """
@@ -162,6 +213,12 @@ def load_corpus(path: Path, tokenizer: str, length: int, seed: int) -> Corpus:
     vocabulary = BYTE_VOCABULARY if loaded is None else len(loaded)
     if path.suffix == ".npy" and path.is_file():
         return Corpus(_token_file(path, vocabulary), vocabulary, length, seed)
+    if is_arrow_data(path):
+        rows = open_rows(path, split, column)
+        return Corpus(_on_disk(_row_pieces(rows, loaded, vocabulary)), vocabulary, length, seed)
+    if column is not None:
+        raise DataError(f"--data {path}: --data-column is for datasets, and this is none")
     files = text_files(path)
-    pieces = _byte_pieces(files) if loaded is None else _tokenizer_pieces(files, loaded)
+    texts = map(_lines, files)
+    pieces = _byte_pieces(files) if loaded is None else _tokenizer_pieces(texts, loaded)
     return Corpus(_on_disk(pieces), vocabulary, length, seed)

@@ -11,10 +11,12 @@ import torch
 
 from trnx.backend import demo
 from trnx.jobs import models
+from trnx.jobs.adapters import add_lora, digest_of, merge_lora
 from trnx.jobs.checkpoints import is_complete, load_weights, newest_readable, read_run
 from trnx.jobs.corpus import BYTE_VOCABULARY, BYTES, load_tokenizer
 from trnx.jobs.errors import ModelError
 from trnx.jobs.scheduler import Item
+from trnx.jobs.weights import load_safetensors
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 MINILM = "minilm"
@@ -80,6 +82,16 @@ class EmbeddingEngine:
         return demo.embeddings(self._model, on_device).cpu()
 
 
+def _add_base(model: torch.nn.Module, run: Mapping[str, Any]) -> None:
+    """What a checkpoint of adapters was trained beside. Raises ModelError where it has changed."""
+    add_lora(model, run["lora"], run["seed"])
+    if run["init_from"] is not None:
+        folder = Path(run["init_from"])
+        load_safetensors(folder, model)
+        if digest_of(folder) != run["base"]:
+            raise ModelError(f"{folder}: not the weights that the adapters were trained beside")
+
+
 class GenerationEngine:
     """Text from a model that train.py saved, or from random weights of a preset.
 
@@ -102,8 +114,12 @@ class GenerationEngine:
         self.limit = int(run["sequence_length"])
         config = models.build_config(run["model"], run["vocabulary"], self.limit, dropout=0.0)
         model = models.build_model(config, run.get("seed", 0))
+        if run.get("lora") is not None:
+            _add_base(model, run)
         if folder is not None:
             load_weights(folder, model)
+        if run.get("lora") is not None:
+            merge_lora(model)
         self._device = device
         # As it is, for continuous batching, which compiles it with what is around it.
         self.module = model.eval().to(device)

@@ -37,12 +37,20 @@ class SaveError(CheckpointError):
     """A checkpoint that could not be written: a full disk, a quota, a folder that is gone."""
 
 
+class TrackerError(JobError):
+    """Metrics that cannot go where the flags send them."""
+
+
 class NotFiniteError(JobError):
     """Parameters or moments that are no numbers any more: no later step can mend them."""
 
 
 class SkippedSaveWarning(UserWarning):
     """A checkpoint that was not written, because the loss is no finite number."""
+
+
+class LostMetricsWarning(UserWarning):
+    """A place for metrics that cannot be written any more; training goes on."""
 
 
 class NoGraphWarning(UserWarning):

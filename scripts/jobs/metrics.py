@@ -5,32 +5,29 @@ from __future__ import annotations
 import json
 import statistics
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 import torch.distributed as dist
 
 from trnx.jobs.devices import Ranks
+from trnx.jobs.trackers import Trackers
 
 
 class Metrics:
-    """JSON lines: every rank's own in `folder`, those of the first rank on standard output too."""
+    """JSON lines: those of the first rank on standard output, and every rank's own in its
+    trackers."""
 
-    def __init__(self, folder: Path | None, ranks: Ranks) -> None:
+    def __init__(self, trackers: Trackers, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._file: TextIO | None = None
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = (folder / f"rank-{ranks.rank}.jsonl").open("a", buffering=1)
+        self._trackers = trackers
 
     def write(self, **values: Any) -> None:
         """One line."""
-        line = json.dumps({**values, "rank": self._ranks.rank})
-        if self._file is not None:
-            print(line, file=self._file)
+        line = {**values, "rank": self._ranks.rank}
+        self._trackers.write(line)
         if self._ranks.is_first:
-            print(line, flush=True)
+            print(json.dumps(line), flush=True)
 
     def __enter__(self) -> Self:
         return self
@@ -41,28 +38,36 @@ class Metrics:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._trackers.close()
 
 
 @dataclass
 class Outcome:
     """What a run did on one rank: losses (equal on all ranks), the share of linear FLOPs on NKI and
-    tokens per second of each logged step. `skipped` are modules that ran without a graph."""
+    tokens per second of each logged step, and the seconds that its graphs are predicted to take on
+    the target. `skipped` are modules that ran without a graph."""
 
     first_step: int
     losses: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
     speeds: list[float] = field(default_factory=list)
+    predicted: list[float] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     graph_breaks: int = 0
     stopped: bool = False
     checkpoint: str | None = None
 
+    @property
+    def speed(self) -> float | None:
+        """Tokens per second: the median. The first logged speed is that of compilation, and counts
+        only where there is no other."""
+        speeds = self.speeds[1:] or self.speeds
+        return statistics.median(speeds) if speeds else None
+
 
 @dataclass(frozen=True)
 class Summary:
-    """A run over all ranks. The first speed is that of compilation and does not count."""
+    """A run over all ranks."""
 
     first_step: int
     steps: int
@@ -90,13 +95,12 @@ def summarize(outcome: Outcome) -> Summary:
         dist.all_gather_object(everyone, mine)
     shares = [share for share, _, _ in everyone]
     known = [share for share in shares if share is not None]
-    speeds = outcome.speeds[1:] or outcome.speeds
     return Summary(
         first_step=outcome.first_step,
         steps=len(outcome.losses),
         loss_first=outcome.losses[0] if outcome.losses else None,
         loss_last=outcome.losses[-1] if outcome.losses else None,
-        tokens_per_second=statistics.median(speeds) if speeds else None,
+        tokens_per_second=outcome.speed,
         nki_share_min=min(known, default=None),
         nki_share_by_rank=shares,
         skipped=sorted({name for _, names, _ in everyone for name in names}),

@@ -82,9 +82,20 @@ _COLUMNS = (
 _ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
 
-def _tensor_plan() -> dict[str, ParallelStyle]:
-    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in _COLUMNS}
-    return plan | {name: RowwiseParallel() for name in _ROWS}
+# Parts of a layer with an adapter (peft's names) that are split as the layer is; the other factor
+# of its two has the rank's few rows or columns, and is whole on every rank.
+_SPLIT_COLUMNS = ("base_layer", "lora_B.default")
+_SPLIT_ROWS = ("base_layer", "lora_A.default")
+
+
+def _tensor_plan(block: torch.nn.Module) -> dict[str, ParallelStyle]:
+    def parts(names: tuple[str, ...], inner: tuple[str, ...]) -> Iterator[str]:
+        for name in names:
+            adapted = hasattr(block.get_submodule(name), "base_layer")
+            yield from (f"{name}.{part}" for part in inner) if adapted else (name,)
+
+    plan: dict[str, ParallelStyle] = {n: ColwiseParallel() for n in parts(_COLUMNS, _SPLIT_COLUMNS)}
+    return plan | {name: RowwiseParallel() for name in parts(_ROWS, _SPLIT_ROWS)}
 
 
 def _check_tensor(config: Any, size: int) -> None:
@@ -109,7 +120,7 @@ def split_tensors(
     _check_tensor(config, layout.tensor)
     where = architecture(config)
     for block in model.get_submodule(where.blocks).children():
-        parallelize_module(block, mesh, _tensor_plan())
+        parallelize_module(block, mesh, _tensor_plan(block))
     parallelize_module(model, mesh, {where.head: ColwiseParallel(output_layouts=Replicate())})
 
 
@@ -139,16 +150,24 @@ def replicate(model: torch.nn.Module) -> torch.nn.Module:
     return DistributedDataParallel(model)
 
 
-def linear_sizes(model: torch.nn.Module) -> Iterator[tuple[str, int]]:
-    """(path, elements of the local weight) of every linear layer; after `split_tensors`, before
-    `shard`."""
+def linear_layers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """(path, module) of every linear layer."""
     from transformers.pytorch_utils import Conv1D
 
     for name, module in model.named_modules():
         if isinstance(module, (torch.nn.Linear, Conv1D)):
-            weight = module.weight
-            local = weight.to_local() if isinstance(weight, DTensor) else weight
-            yield name, int(local.numel())
+            yield name, module
+
+
+def local_size(weight: torch.Tensor) -> int:
+    """Elements that this rank has."""
+    return int((weight.to_local() if isinstance(weight, DTensor) else weight).numel())
+
+
+def linear_sizes(model: torch.nn.Module) -> Iterator[tuple[str, int]]:
+    """(path, elements of the local weight) of every linear layer; after `split_tensors`, before
+    `shard`."""
+    return ((name, local_size(module.weight)) for name, module in linear_layers(model))
 
 
 def _full(value: torch.Tensor) -> torch.Tensor:

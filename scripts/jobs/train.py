@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 from trnx.jobs import devices
 from trnx.jobs.metrics import Metrics, Summary, summarize
+from trnx.jobs.trackers import make_trackers
 from trnx.jobs.train_flags import Settings, parse
 from trnx.jobs.training import Stop, Training
 from trnx.simulator.errors import TrnxError
@@ -50,7 +51,10 @@ def train(settings: Settings) -> int:
     ranks = devices.join(platform)
     try:
         training = Training(settings, platform, ranks)
-        with Metrics(settings.metrics_dir, ranks) as metrics:
+        trackers = make_trackers(
+            settings.metrics_dir, settings.tensorboard, settings.wandb, ranks, settings.to_dict()
+        )
+        with Metrics(trackers, ranks) as metrics:
             summary = summarize(training.run(metrics, stop))
     finally:
         devices.leave()

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trnx.jobs.corpus import BYTES
 from trnx.jobs.devices import BACKENDS, RUNNERS
@@ -20,7 +21,10 @@ class Settings:
     """What the flags say; see `--help`."""
 
     data: Path
+    data_split: str
+    data_column: str | None
     eval_data: Path | None
+    eval_split: str
     eval_every: int
     eval_batches: int
     tokenizer: str
@@ -29,6 +33,10 @@ class Settings:
     init_from: Path | None
     sequence_length: int
     dropout: float
+    lora_rank: int
+    lora_alpha: float
+    lora_dropout: float
+    lora_targets: str | None
     batch: int
     steps: int
     learning_rate: float
@@ -50,6 +58,8 @@ class Settings:
     keep_checkpoints: int
     resume: str
     metrics_dir: Path | None
+    tensorboard: Path | None
+    wandb: str | None
     log_every: int
     min_nki_share: float
     warm_only: bool
@@ -61,15 +71,35 @@ class Settings:
         for name in (*positive, "tensor_parallel", "eval_batches"):
             if getattr(self, name) < 1:
                 raise FlagError(f"--{name.replace('_', '-')} must be at least 1")
-        for name in ("checkpoint_every", "eval_every", "warmup", "clip", "weight_decay", "seed"):
+        counts = ("checkpoint_every", "eval_every", "warmup", "clip", "weight_decay", "seed")
+        for name in (*counts, "lora_rank"):
             if getattr(self, name) < 0:
                 raise FlagError(f"--{name.replace('_', '-')} must not be negative")
         if self.init_from is not None and self.model_config is not None:
             raise FlagError("--init-from brings its own config.json: leave --model-config out")
-        if not 0 <= self.dropout < 1:
-            raise FlagError("--dropout must be at least 0 and below 1")
+        for name in ("dropout", "lora_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise FlagError(f"--{name.replace('_', '-')} must be at least 0 and below 1")
+        if self.lora_alpha <= 0:
+            raise FlagError("--lora-alpha must be positive")
         if self.checkpoint_dir is None and self.resume not in ("auto", "never"):
             raise FlagError("--resume FOLDER needs --checkpoint-dir for what is saved next")
+
+    @property
+    def lora(self) -> dict[str, Any] | None:
+        """What `adapters.add_lora` takes; None without adapters."""
+        if not self.lora_rank:
+            return None
+        targets = self.lora_targets.split(",") if self.lora_targets is not None else None
+        size = {"rank": self.lora_rank, "alpha": self.lora_alpha}
+        return {**size, "dropout": self.lora_dropout, "targets": targets}
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form: paths as text."""
+        return {
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in vars(self).items()
+        }
 
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -78,9 +108,12 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
         "--data",
         type=Path,
         required=True,
-        help="a text file, a folder with *.txt files, or tokens.npy",
+        help="a text file, a folder with *.txt files, a dataset's folder or file.arrow, tokens.npy",
     )
+    group.add_argument("--data-split", default="train", help="of a dataset that has several")
+    group.add_argument("--data-column", help="of a dataset; input_ids or text where it is left out")
     group.add_argument("--eval-data", type=Path, help="as --data, for evaluation")
+    group.add_argument("--eval-split", default="validation", help="as --data-split")
     group.add_argument("--eval-every", type=int, default=0, help="steps; 0 for the end alone")
     group.add_argument("--eval-batches", type=int, default=8, help="batches of an evaluation")
     group.add_argument(
@@ -95,6 +128,16 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--sequence-length", type=int, default=128)
     group.add_argument("--dropout", type=float, default=0.0)
+
+
+def _add_lora_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("LoRA: adapters are trained, the model is frozen")
+    group.add_argument("--lora-rank", type=int, default=0, help="0 to train the model itself")
+    group.add_argument("--lora-alpha", type=float, default=16.0)
+    group.add_argument("--lora-dropout", type=float, default=0.0)
+    group.add_argument(
+        "--lora-targets", help="names of linear layers with commas; left out, peft chooses"
+    )
 
 
 def _add_optimizer_flags(parser: argparse.ArgumentParser) -> None:
@@ -142,6 +185,10 @@ def _add_output_flags(parser: argparse.ArgumentParser) -> None:
         "--resume", default="auto", help="auto (the newest complete one), never, or a step's folder"
     )
     group.add_argument("--metrics-dir", type=Path, help="rank-N.jsonl of every rank goes there")
+    group.add_argument(
+        "--tensorboard", type=Path, help="a folder for event files, by the first rank"
+    )
+    group.add_argument("--wandb", help="a project of Weights & Biases, by the first rank")
     group.add_argument("--log-every", type=int, default=1, help="steps")
     group.add_argument(
         "--min-nki-share",
@@ -155,6 +202,7 @@ def _add_output_flags(parser: argparse.ArgumentParser) -> None:
 def parse(description: str, arguments: Sequence[str] | None = None) -> Settings:
     """Settings of a command line. Raises FlagError; argparse ends the process with status 2."""
     parser = argparse.ArgumentParser(description=description)
-    for add in (_add_model_flags, _add_optimizer_flags, _add_machine_flags, _add_output_flags):
+    groups = (_add_model_flags, _add_lora_flags, _add_optimizer_flags)
+    for add in (*groups, _add_machine_flags, _add_output_flags):
         add(parser)
     return Settings(**vars(parser.parse_args(arguments)))

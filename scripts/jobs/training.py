@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,18 +19,32 @@ import torch.nn.functional as F
 import trnx
 from trnx.backend.torch_internals import graph_breaks
 from trnx.jobs import models, parallel
+from trnx.jobs.adapters import add_lora, digest_of, passes
 from trnx.jobs.checkpoints import Checkpoints
-from trnx.jobs.compiling import Compiled, NkiMeter, compile_parts, linear_flops, recompute
+from trnx.jobs.compiling import (
+    Compiled,
+    NkiMeter,
+    Reading,
+    compile_parts,
+    linear_flops,
+    recompute,
+)
 from trnx.jobs.corpus import Corpus, load_corpus
 from trnx.jobs.devices import Platform, Ranks, resolve_backend, trnx_options
 from trnx.jobs.errors import FlagError, SaveError, SkippedSaveWarning
 from trnx.jobs.metrics import Metrics, Outcome
 from trnx.jobs.parallel import ParallelDims
 from trnx.jobs.schedules import learning_rate
-from trnx.jobs.together import gathered
+from trnx.jobs.throughput import collective_seconds, optimizer_seconds
+from trnx.jobs.together import from_first, gathered
 from trnx.jobs.train_flags import Settings
 from trnx.jobs.weights import load_safetensors, make_weights, without_weights
 
+# A resumed run may have others, and is another run then.
+_SHAPES_THE_CURVE = (
+    *("learning_rate", "schedule", "warmup", "weight_decay", "clip"),
+    *("dropout", "dtype"),
+)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -58,6 +74,12 @@ def build(
         model = models.build_model(config, settings.seed)
     if not read:
         model.to(platform.device)
+    counts = None
+    if settings.lora is not None:
+        add_lora(model, settings.lora, settings.seed)
+        counts = passes(model)
+        if not read:
+            model.to(platform.device)
     mesh = parallel.make_mesh(layout, platform)
     if layout.tensor > 1:
         assert mesh is not None
@@ -66,7 +88,7 @@ def build(
     blocks = [n for n in parts if n.startswith(f"{models.architecture(config).blocks}.")]
     recomputed = blocks if settings.activation_checkpointing else []
     tokens = settings.batch // layout.data * settings.sequence_length
-    flops = linear_flops(parallel.linear_sizes(model), tokens, recomputed)
+    flops = linear_flops(parallel.linear_sizes(model), tokens, recomputed, counts)
     compiled = None
     if backend != "eager":
         chosen = parts if settings.compile == "blocks" else {"the model": model}
@@ -102,16 +124,22 @@ class Training:
             )
         self._backend = resolve_backend(settings.backend, platform)
         length = settings.sequence_length
-        self._corpus = load_corpus(settings.data, settings.tokenizer, length, settings.seed)
+        load = partial(load_corpus, tokenizer=settings.tokenizer, length=length)
+        column = settings.data_column
+        self._corpus = load(
+            settings.data, seed=settings.seed, split=settings.data_split, column=column
+        )
         self._held_out: Corpus | None = None
         if settings.eval_data is not None:
-            self._held_out = load_corpus(settings.eval_data, settings.tokenizer, length, 0)
+            self._held_out = load(
+                settings.eval_data, seed=0, split=settings.eval_split, column=column
+            )
         keys = models.read_config(settings.preset, settings.init_from or settings.model_config)
         config = models.build_config(keys, self._corpus.vocabulary, length, settings.dropout)
         self._checkpoints = _checkpoints(settings, keys, self._corpus, ranks)
         self._built = build(settings, config, self._layout, platform, self._backend)
         self._optimizer = torch.optim.AdamW(
-            self._built.model.parameters(),
+            [value for value in self._built.model.parameters() if value.requires_grad],
             weight_decay=settings.weight_decay,
             # Tensor parallelism splits some parameters: operations over lists take no mixture.
             foreach=False if self._layout.tensor > 1 else None,
@@ -132,14 +160,16 @@ class Training:
                 if done % self._settings.log_every == 0 or done == last:
                     value, stopped = self._agree(loss, stop)
                     seconds = (time.perf_counter() - began) / (done - since)
-                    share = meter.read(done - since) if meter is not None else None
-                    self._log(metrics, outcome, done, value, float(norm), seconds, share)
+                    reading = meter.read(done - since) if meter is not None else None
+                    self._log(metrics, outcome, done, value, float(norm), seconds, reading)
                     outcome.stopped = stopped and done < last
                     since, began = done, time.perf_counter()
                 self._evaluate(metrics, done, last)
                 self._save(outcome, done, last, loss)
                 if outcome.stopped:
                     break
+            if meter is not None and meter.target is not None and outcome.predicted:
+                self._compare(metrics, outcome, meter.target)
         outcome.graph_breaks = broken.total()
         if self._built.compiled is not None:
             outcome.skipped.extend(self._built.compiled.skipped)
@@ -162,13 +192,37 @@ class Training:
         with trnx.collect_reports() as reports:
             yield NkiMeter(reports, self._built.linear_flops)
 
+    def _compare(self, metrics: Metrics, outcome: Outcome, target: str) -> None:
+        """Log what was measured here beside what is predicted for the target."""
+        parts = {
+            "graphs": statistics.median(outcome.predicted),
+            "collectives": collective_seconds(self._built.model, self._layout, target),
+            "optimizer": optimizer_seconds(self._built.model, target),
+        }
+        tokens = self._settings.batch * self._settings.sequence_length
+        predicted = tokens / sum(parts.values())
+        measured = outcome.speed
+        assert measured is not None
+        metrics.write(
+            event="throughput",
+            target=target,
+            measured_on=self._platform.device.type,
+            predicted_seconds=parts,
+            predicted_tokens_per_second=predicted,
+            measured_tokens_per_second=measured,
+            measured_to_predicted=measured / predicted,
+        )
+
     def _resume(self, metrics: Metrics) -> int:
         if self._checkpoints is None:
             return 0
+        self._checkpoints.prepare()
         folder = self._checkpoints.find(self._settings.resume)
         if folder is None:
             return 0
         step = self._checkpoints.load(folder, self._built.model, self._optimizer)
+        for group in self._optimizer.param_groups:  # the flag's, not that of the checkpoint
+            group["weight_decay"] = self._settings.weight_decay
         metrics.write(event="resume", step=step, checkpoint=str(folder))
         return step
 
@@ -243,13 +297,14 @@ class Training:
         loss: float,
         norm: float,
         seconds: float,
-        share: float | None,
+        reading: Reading | None,
     ) -> None:
         speed = self._settings.batch * self._settings.sequence_length / seconds
         outcome.losses.append(loss)
         outcome.speeds.append(speed)
-        if share is not None:
-            outcome.shares.append(share)
+        if reading is not None:
+            outcome.shares.append(reading.share)
+            outcome.predicted.append(reading.predicted)
         metrics.write(
             step=step,
             loss=loss,
@@ -257,7 +312,7 @@ class Training:
             gradient_norm=norm,
             tokens_per_second=speed,
             seconds=seconds,
-            nki_share=share,
+            nki_share=reading.share if reading is not None else None,
         )
 
     def _save(self, outcome: Outcome, done: int, last: int, loss: torch.Tensor) -> None:
@@ -306,6 +361,11 @@ def _checkpoints(
         "batch": settings.batch,
         "seed": settings.seed,
         "data": corpus.digest,
+        "lora": settings.lora,
     }
-    facts = {"tokenizer": settings.tokenizer}
+    facts: dict[str, Any] = {"tokenizer": settings.tokenizer, "init_from": None}
+    facts["flags"] = {name: getattr(settings, name) for name in _SHAPES_THE_CURVE}
+    if settings.lora is not None and settings.init_from is not None:
+        run["base"] = from_first(digest_of(settings.init_from) if ranks.is_first else None)
+        facts["init_from"] = str(settings.init_from.resolve())
     return Checkpoints(settings.checkpoint_dir, settings.keep_checkpoints, run, facts, ranks)

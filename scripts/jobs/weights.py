@@ -7,7 +7,7 @@ its own part. Nothing is run: safetensors holds numbers alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from trnx.backend.torch_internals import local_part
+from trnx.jobs.adapters import base_name
 from trnx.jobs.errors import ModelError
 
 
@@ -67,10 +68,15 @@ def _files_of(folder: Path) -> dict[str, Path]:
 
 
 def _wanted(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What a file must have: tied weights once, under their first name."""
-    return dict(model.named_parameters()) | {
-        name: value for name, value in model.named_buffers() if name in model.state_dict()
-    }
+    """What a file must have: tied weights once, under their first name; nothing of adapters."""
+    saved = model.state_dict()
+    buffers = {name: value for name, value in model.named_buffers() if name in saved}
+    return _of_base(dict(model.named_parameters()) | buffers)
+
+
+def _of_base(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    named = ((base_name(name), value) for name, value in tensors.items())
+    return {name: value for name, value in named if name is not None}
 
 
 @torch.no_grad()
@@ -82,7 +88,7 @@ def load_safetensors(folder: Path, model: torch.nn.Module) -> None:
     from safetensors import safe_open
 
     files, wanted = _files_of(folder), _wanted(model)
-    known = model.state_dict().keys()
+    known = _of_base(model.state_dict()).keys()
     missing, unknown = sorted(wanted.keys() - files.keys()), sorted(files.keys() - known)
     if missing or unknown:
         what = f"has no {missing[0]}" if missing else f"has {unknown[0]}, which the model has not"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
-import signal
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from trnx.jobs.errors import (
 )
 
 Train = Callable[..., tuple[int, list[dict[str, Any]], str]]
+Limit = Callable[[int], AbstractContextManager[None]]
 SMALL = ("--sequence-length", "16", "--batch", "2", "--backend", "eager", "--json")
 FILES = (".metadata", "__0_0.distcp", "run.json", CHECKSUMS)
 
@@ -246,29 +245,18 @@ def test_training_that_diverges_leaves_the_last_good_checkpoint(
     assert [folder.name for folder in tmp_path.iterdir()] == ["step-00000002"]
 
 
-@contextmanager
-def _largest_file(size: int) -> Iterator[None]:
-    """The system refuses to write more than so many bytes into a file, as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
-
-
 # Nothing fits; a part of the data; all but the metadata or what stands beside it.
 @pytest.mark.parametrize("size", [0, 100, 1000, 4000])
-def test_full_disk_is_named_and_older_ones_are_kept(three: Path, tmp_path: Path, size: int) -> None:
+def test_full_disk_is_named_and_older_ones_are_kept(
+    three: Path, tmp_path: Path, size: int, file_limit: Limit
+) -> None:
     root = tmp_path / "ckpt"
     shutil.copytree(three, root)
     largest = max(path.stat().st_size for path in (root / "step-00000003").iterdir())
     assert size < largest
     run = _checkpoints(root, keep=1)
     with (
-        _largest_file(size),
+        file_limit(size),
         pytest.raises(SaveError, match=r"step-00000004 cannot be written: .*kept"),
     ):
         run.save(4, *_model(4))
@@ -329,3 +317,15 @@ def test_whole_ones_are_loaded_without_a_word(three: Path) -> None:
         assert newest_readable(three) == three / "step-00000003"
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         _checkpoints(three).find(str(three))
+
+
+def test_folder_that_cannot_be_written_is_named_before_training(
+    train: Train, text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        flags = ("--data", str(text), *SMALL, "--steps", "1", "--checkpoint-dir", str(folder))
+        status, lines, errors = train(*flags)
+        assert status == 1
+        assert [line["event"] for line in lines] == ["start"]
+        assert f"SaveError: --checkpoint-dir {folder}: " in errors

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +70,7 @@ def test_tokenizer_of_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "folder"])
 def test_unreadable_text_is_a_named_error(tokenizer: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no \*\.txt file in this folder"):
+    with pytest.raises(DataError, match=r"no \*\.txt file in this folder, and no dataset"):
         load_corpus(tmp_path, BYTES, 4, 0)
     written(tmp_path, a=b"\xff\xfe" * 20)
     if tokenizer == "bytes":
@@ -179,3 +181,11 @@ def test_memory_does_not_grow_with_the_text(tokenizer: str, tmp_path: Path) -> N
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_tokens_that_find_no_room_are_a_named_error(
+    tmp_path: Path, file_limit: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    written(tmp_path, a=b"x" * 5000)
+    with file_limit(1000), pytest.raises(DataError, match=r"cannot be written to .*TMPDIR names"):
+        load_corpus(tmp_path, BYTES, 4, 0)

@@ -270,6 +270,35 @@ def test_service_that_is_not_ready_says_so(embedder: EmbeddingEngine) -> None:
     with_service([embedder], body, ready=False)
 
 
+def test_health_is_answered_while_large_bodies_are_tokenised(
+    embedder: EmbeddingEngine, writer: GenerationEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, busy = threading.Event(), threading.Semaphore(0)
+
+    def slow(_: str) -> list[int]:
+        busy.release()
+        assert go.wait(60)
+        return [1]
+
+    async def body(client: httpx.AsyncClient, _: Service) -> None:
+        monkeypatch.setattr(embedder, "tokens", slow)
+        monkeypatch.setattr(writer, "tokens", slow)
+        large = "tensor " * 10_000
+        posts = [client.post("/embed", json={"inputs": large}) for _ in range(2)]
+        posts += [client.post("/generate", json={"prompt": large}) for _ in range(2)]
+        tasks = [asyncio.create_task(post) for post in posts]
+        for _ in tasks:
+            while not busy.acquire(blocking=False):
+                await asyncio.sleep(0.001)
+        answer = await client.get("/health")
+        assert answer.status_code == 200
+        assert not any(task.done() for task in tasks)
+        go.set()
+        assert [(await task).status_code for task in tasks] == [200] * 4
+
+    with_service([embedder, writer], body)
+
+
 def test_trained_checkpoint_is_served(train: Train, text: Path, tmp_path: Path) -> None:
     flags = ("--data", str(text), "--sequence-length", "32", "--batch", "2", "--steps", "2")
     assert train(*flags, "--backend", "eager", "--checkpoint-dir", str(tmp_path))[0] == 0
