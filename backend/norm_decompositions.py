@@ -65,8 +65,11 @@ def layer_norm_of_long_rows(
 ) -> Any:
     """`aten.native_layer_norm` as the norm of one group of channels, pieces of each row.
 
-    In float32 alone: half precision would round before the weight is applied.
+    In float32 alone: half precision would round before the weight is applied. Not where sizes are
+    symbols: what is decided here would become guards.
     """
+    if not all(type(size) is int for size in (*x.shape, *shape)):
+        return NotImplemented
     length = math.prod(shape)
     channels = math.gcd(length, _MOST_CHANNELS)
     if x.dtype is not torch.float32 or length <= _LONGEST_ROW or channels < _MOST_CHANNELS // 4:

@@ -18,7 +18,7 @@ from trnx.fx_passes.match import call_arguments
 from trnx.fx_passes.metadata import insert_call
 from trnx.fx_passes.nodes import arguments, aten, val
 from trnx.fx_passes.passes import Pass
-from trnx.fx_passes.symbolic import same_number
+from trnx.fx_passes.symbolic import same_number, same_numbers
 
 
 def _weight(node: fx.Node, b: fx.Node) -> fx.Node:
@@ -58,7 +58,7 @@ def _bmm(node: fx.Node) -> fx.Node | None:
         return None
     matrix = b.args[0]
     assert isinstance(matrix, fx.Node)
-    if val(matrix).ndim != 2:
+    if not same_numbers(val(matrix).shape, val(b).shape[1:]):
         return None
     return call_if_same(node, aten.linear.default, (a, _weight(node, matrix), None))
 
