@@ -99,7 +99,8 @@ def _partitions_of_transfers(rows: InstructionTable) -> npt.NDArray[np.int64]:
     """Of each operand of a DMA the first partition, which decides about engines; else 0."""
     names = np.array([name == Engine.dma.name for name in rows.engines()])
     is_transfer = names[np.frombuffer(rows.engine, np.uint8)]
-    counts = np.diff(np.frombuffer(rows.first_operand, np.uint32).astype(np.int64))
+    ends = np.frombuffer(rows.first_operand, np.uint32).astype(np.int64)
+    counts = ends[1:] - ends[:-1]
     starts = np.frombuffer(rows.start_partition, np.uint16).astype(np.int64)
     found: npt.NDArray[np.int64] = np.where(np.repeat(is_transfer, counts), starts, 0)
     return found
