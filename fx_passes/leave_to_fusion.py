@@ -2,18 +2,21 @@
 
 A sum of what a chain of pointwise ops gives, for instance: a kernel of its own reads from memory
 what the chain had to write there. Whether leaving the op to the generator is faster is asked of the
-predictor (`partition.py`).
+predictor (`partition.py`). Where sizes are symbols the op stays: a sum over padding that its own
+region has written is exact, and every size would be a program of its own (`padding/rules.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import fx
 
 from trnx.fx_passes.match import GraphMatch
-from trnx.fx_passes.nodes import is_compute
+from trnx.fx_passes.nodes import is_compute, tensors
 from trnx.fx_passes.region import Generator
+from trnx.fx_passes.symbolic import is_symbolic
 from trnx.simulator.hardware import Hardware
 
 
@@ -35,8 +38,14 @@ def without_fusible(
         if len(compute) != 1:
             return False
         (op,) = compute
+        if any(is_symbolic(size) for source in op.all_input_nodes for size in _sizes(source)):
+            return False
         sources = [n for n in op.all_input_nodes if is_compute(n) and n not in claimed]
         near = [n for n in sources if len(n.users) == 1 or joins(n, op)]
         return bool(near) and generated(op) and all(map(generated, near))
 
     return tuple(match for match in matches if not is_fusible(match))
+
+
+def _sizes(node: fx.Node) -> list[Any]:
+    return [size for tensor in tensors([node.meta.get("val")]) for size in tensor.shape]

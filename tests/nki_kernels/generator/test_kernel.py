@@ -43,6 +43,8 @@ import nki.language as nl
 
 
 def _tile(x0, x1_tile, x2_tile, out0, r, p, n0):
+    x1_tile = x1_tile[0:p]
+    x2_tile = x2_tile[0:p]
     x0_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=x0_tile, src=x0.ap(pattern=[[2048, p], [1, n0]], offset=r * 2048))
     multiply_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
@@ -60,12 +62,13 @@ def fused_mul_add_gelu(x0, x1, x2):
     one = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=one, value=1.0)
     nisa.activation(dst=one, op=nl.gelu, data=one)
-    x1_tile = nl.ndarray((100, 2048), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=x1_tile, src=x1.ap(pattern=[[0, 100], [1, 2048]]))
-    x2_tile = nl.ndarray((100, 2048), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=x2_tile, src=x2.ap(pattern=[[0, 100], [1, 2048]]))
-    for r in range(0, 300, 100):
-        _tile(x0, x1_tile, x2_tile, out0, r, 100, 2048)
+    x1_tile = nl.ndarray((128, 2048), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=x1_tile, src=x1.ap(pattern=[[0, 128], [1, 2048]]))
+    x2_tile = nl.ndarray((128, 2048), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=x2_tile, src=x2.ap(pattern=[[0, 128], [1, 2048]]))
+    for r in range(0, 256, 128):
+        _tile(x0, x1_tile, x2_tile, out0, r, 128, 2048)
+    _tile(x0, x1_tile, x2_tile, out0, 256, 44, 2048)
     return out0
 """,
     )
