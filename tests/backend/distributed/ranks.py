@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from sharded import WAYS, make_case, report_of, whole_gradients, worst
+from stages import buckets, pipeline
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils import _pytree as pytree
 
@@ -223,7 +224,9 @@ def failure(folder: Path) -> dict[str, Any]:
 
 
 TASKS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "buckets": buckets,
     "functions": functions,
+    "pipeline": pipeline,
     "other_plans": other_plans,
     "failure": failure,
 }

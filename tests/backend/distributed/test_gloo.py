@@ -19,7 +19,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which a job of two ranks left what it found."""
     folder = tmp_path_factory.mktemp("ranks")
     cache = str(tmp_path_factory.mktemp("cache"))
-    run_job(folder, [*WAYS, "functions", "other_plans"], TRNX_CACHE_DIR=cache)
+    tasks = [*WAYS, "buckets", "pipeline", "functions", "other_plans"]
+    run_job(folder, tasks, TRNX_CACHE_DIR=cache)
     # Again, with the plans that the first job left in the cache.
     again = folder / "again"
     again.mkdir()
@@ -57,6 +58,28 @@ def test_a_block_has_the_regions_of_one_process(job: Path, way: str) -> None:
         for graph, whole in zip(found["graphs"], alone["graphs"], strict=True):
             regions = graph["engines"].count("nki")
             assert regions <= len(whole["engines"]) + len(graph["collectives"]) + rows
+
+
+@pytest.mark.parametrize("task", ["buckets", "pipeline"])
+def test_models_over_ranks_equal_one_process(job: Path, task: str) -> None:
+    """DDP, whose buckets cut the graph, and two stages of a pipeline under 1F1B."""
+    for found in results(job, task):
+        assert found["output"] <= 1
+        assert found["gradients"] <= 1
+        kinds = {graph["kind"] for graph in found["graphs"]}
+        assert kinds == {"forward", "backward"}
+        for graph in found["graphs"]:
+            on_nki, total = graph["flops"]
+            assert on_nki >= 0.95 * total
+            assert graph["stretches"] <= len(graph["collectives"]) + 1
+            assert graph["fallbacks"] == []
+        assert sum(graph["flops"][1] for graph in found["graphs"]) > 0
+
+
+def test_buckets_cut_graphs(job: Path) -> None:
+    for found in results(job, "buckets"):
+        assert found["input_gradient"] <= 1
+        assert sum(graph["kind"] == "forward" for graph in found["graphs"]) > 1
 
 
 def test_ledger_of_collectives(job: Path) -> None:
