@@ -20,6 +20,7 @@ import torch
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._pooling import MOST_PLACES, Windows, windows_of
+from trnx.nki_kernels.kernels._pooling_samples import window_sample, window_samples
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -219,43 +220,21 @@ def cost(b: Bindings) -> Cost:
 def samples(generator: torch.Generator) -> Iterator[Sample]:
     """Edges of rows and planes, padding, dilation, overlap, infinities, dtypes."""
 
-    def sample(
-        note: str,
-        *shape: int,
-        size: int = 3,
-        stride: int = 2,
-        padding: int = 1,
-        dilation: int = 1,
-        ceil_mode: bool = False,
-        spatial: int = 2,
-        dtype: torch.dtype = torch.float32,
-    ) -> Sample:
+    def tensors(
+        shape: tuple[int, ...], dtype: torch.dtype, lists: dict[str, list[int]], ceil_mode: bool
+    ) -> dict[str, torch.Tensor]:
         x = torch.randn(shape, generator=generator).to(dtype)
-        numbers = {"kernel_size": size, "stride": stride, "padding": padding, "dilation": dilation}
-        lists = {name: [number] * spatial for name, number in numbers.items()}
-        forward = aten.max_pool2d_with_indices if spatial == 2 else aten.max_pool3d_with_indices
+        is_flat = len(lists["stride"]) == 2
+        forward = aten.max_pool2d_with_indices if is_flat else aten.max_pool3d_with_indices
         _, indices = forward.default(x, *lists.values(), ceil_mode)
         grad = torch.randn(indices.shape, generator=generator).to(dtype)
-        tensors = {"grad": grad, "x": x, "indices": indices}
-        return Sample({**tensors, **lists, "ceil_mode": ceil_mode, "spatial": spatial}, note)
+        return {"grad": grad, "x": x, "indices": indices}
 
-    for rows in (1, 127, 128, 129):
-        yield sample(f"{rows} rows", 1, rows, 9, 7)
-    yield sample("no batch", 3, 8, 8, size=2, padding=0)
-    yield sample("several blocks", 2, 3, 150, 112)
-    yield sample("windows that overlap in every input", 2, 3, 13, 13, size=5, stride=1, padding=2)
-    yield sample("windows apart from each other", 2, 3, 16, 16, size=2, stride=3, padding=0)
-    yield sample("dilation", 2, 3, 20, 21, dilation=2, padding=1)
-    yield sample("a row shorter than the window", 2, 3, 20, 3, size=3, dilation=1, padding=1)
-    yield sample("overhanging windows", 2, 3, 10, 11, size=2, padding=0, ceil_mode=True)
-    yield sample("one window", 2, 3, 5, 5, size=5, stride=5, padding=0)
-    yield sample("a window larger than the plane", 2, 3, 2, 2, size=4, stride=2, padding=2)
-    yield sample("three dimensions", 2, 3, 6, 9, 8, spatial=3)
-    special = sample("infinities", 2, 3, 9, 9)
+    yield from window_samples(tensors)
+    yield window_sample(tensors, "a row shorter than the window", 2, 3, 20, 3)
+    special = window_sample(tensors, "infinities", 2, 3, 9, 9)
     special.values["grad"][0, 1, 2, 2], special.values["grad"][1, 0, 2] = math.inf, -math.inf
     yield special
-    for dtype in (torch.bfloat16, torch.float16):
-        yield sample(f"{dtype}", 2, 40, 14, 14, dtype=dtype)
 
 
 def _backward2d(

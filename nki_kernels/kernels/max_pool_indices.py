@@ -27,6 +27,7 @@ from trnx.nki_kernels.kernels._pooling import (
     reject_windows,
     windows_of,
 )
+from trnx.nki_kernels.kernels._pooling_samples import window_sample, window_samples
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -224,39 +225,19 @@ def cost(b: Bindings) -> Cost:
 def samples(generator: torch.Generator) -> Iterator[Sample]:
     """Edges of rows and planes, ties, padding, dilation, overhanging windows, infinities."""
 
-    def sample(
-        note: str,
-        *shape: int,
-        size: int = 3,
-        stride: int = 2,
-        padding: int = 1,
-        dilation: int = 1,
-        ceil_mode: bool = False,
-        spatial: int = 2,
-        dtype: torch.dtype = torch.float32,
-    ) -> Sample:
-        x = torch.randint(-9, 9, shape, generator=generator).to(dtype)  # with ties
-        numbers = {"kernel_size": size, "stride": stride, "padding": padding, "dilation": dilation}
-        lists = {name: [number] * spatial for name, number in numbers.items()}
-        return Sample({"x": x, **lists, "ceil_mode": ceil_mode, "spatial": spatial}, note)
+    def tensors(
+        shape: tuple[int, ...], dtype: torch.dtype, lists: dict[str, list[int]], ceil_mode: bool
+    ) -> dict[str, torch.Tensor]:
+        del lists, ceil_mode
+        return {"x": torch.randint(-9, 9, shape, generator=generator).to(dtype)}  # with ties
 
-    for rows in (1, 127, 128, 129):
-        yield sample(f"{rows} rows", 1, rows, 9, 7)
-    yield sample("no batch", 3, 8, 8, size=2, padding=0)
-    yield sample("several blocks", 2, 3, 150, 112)
-    yield sample("windows that overlap in every input", 2, 3, 13, 13, size=5, stride=1, padding=2)
-    yield sample("windows apart from each other", 2, 3, 16, 16, size=2, stride=3, padding=0)
-    yield sample("dilation", 2, 3, 20, 21, dilation=2, padding=1)
-    yield sample("overhanging windows", 2, 3, 10, 11, size=2, padding=0, ceil_mode=True)
-    yield sample("one window", 2, 3, 5, 5, size=5, stride=5, padding=0)
-    yield sample("a window larger than the plane", 2, 3, 2, 2, size=4, stride=2, padding=2)
-    yield sample("three dimensions", 2, 3, 6, 9, 8, spatial=3)
-    yield sample("planes that do not fit", 1, 2, 7, 96, 100, size=3, dilation=3, spatial=3)
-    special = sample("infinities", 2, 3, 9, 9)
+    yield from window_samples(tensors)
+    yield window_sample(
+        tensors, "planes that do not fit", 1, 2, 7, 96, 100, size=3, dilation=3, spatial=3
+    )
+    special = window_sample(tensors, "infinities", 2, 3, 9, 9)
     special.values["x"][0, 1], special.values["x"][1, 0, 2] = float("-inf"), float("inf")
     yield special
-    for dtype in (torch.bfloat16, torch.float16):
-        yield sample(f"{dtype}", 2, 40, 14, 14, dtype=dtype)
 
 
 def _max_pool2d(
