@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from trnx.simulator.frontend.kernel_sources import is_nki
+
 FOLDER = Path(__file__).resolve().parents[2] / "scripts/bench"
 # Rows one after another: slower than the kernel that `torch.compile` plans.
 KERNEL = """
@@ -42,7 +44,7 @@ def script() -> Iterator[ModuleType]:
     yield versus_aws
     sys.path[:] = path
     for name in set(sys.modules) - set(modules):
-        if name.startswith(("versus_", "_versus_", "nkilib_src")):
+        if is_nki(name) or name.startswith(("versus_", "_versus_", "nkilib_src")):
             del sys.modules[name]
 
 
