@@ -81,15 +81,16 @@ _TABLE = (
 )
 # Neuron devices that nothing of trnx runs on: known, so that nodes and manifests can be read.
 _INFERENTIA = (
-    Instance("inf2.xlarge", "inf2", 1, 2, 1, 0, None, None, _EC2),
-    Instance("inf2.8xlarge", "inf2", 1, 2, 1, 0, None, None, _EC2),
-    Instance("inf2.24xlarge", "inf2", 6, 2, 1, 0, None, None, _EC2),
-    Instance("inf2.48xlarge", "inf2", 12, 2, 1, 0, None, None, _EC2),
+    Instance("inf2.xlarge", "inf2", 1, 2, 1, 0, 3.92, 14162 / MI_PER_GI, _KARPENTER),
+    Instance("inf2.8xlarge", "inf2", 1, 2, 1, 0, 31.85, 118312 / MI_PER_GI, _KARPENTER),
+    Instance("inf2.24xlarge", "inf2", 6, 2, 1, 0, 95.69, 355262 / MI_PER_GI, _KARPENTER),
+    Instance("inf2.48xlarge", "inf2", 12, 2, 1, 0, 191.45, 718987 / MI_PER_GI, _KARPENTER),
 )
 
 # What job files may name.
 INSTANCES = {instance.name: instance for instance in _TABLE}
 ALL_INSTANCES = (*_TABLE, *_INFERENTIA)
+_KNOWN = {instance.name: instance for instance in ALL_INSTANCES}
 # Generations whose types have no published name.
 UNNAMED = {"trn3": Origin("EC2's API model (botocore 1.44.5) has no trn3 type", "2026-11-23")}
 
@@ -123,6 +124,6 @@ def facts_text(instance: Instance) -> str:
 def instance_of(name: str, noted: str = "") -> Instance | None:
     """Facts of a type: the table's, else those that an annotation says."""
     found = _FACTS.fullmatch(noted)
-    if name in INSTANCES or found is None:
-        return INSTANCES.get(name)
+    if name in _KNOWN or found is None:
+        return _KNOWN.get(name)
     return instance_from_facts(name, *map(int, found.groups()))

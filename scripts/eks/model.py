@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trnx.eks.instances import Instance, instance_from_facts, instance_of
+from trnx.eks.instances import INSTANCES, Instance, instance_from_facts
 
 Quantity = Annotated[str, Field(pattern=r"^[1-9]\d*(\.\d+)?(m|Ki|Mi|Gi|Ti|k|M|G|T)?$")]
 Positive = Annotated[int, Field(ge=1, strict=True)]
@@ -148,7 +148,7 @@ class TrnxJob(_Strict):
         """The instance type's facts: the table's, else those of the file."""
         given = self.instance_facts
         if given is None:
-            return instance_of(self.instance)
+            return INSTANCES.get(self.instance)
         return instance_from_facts(
             self.instance,
             given.devices,

@@ -178,6 +178,14 @@ class Stream:
                 return item
         return None
 
+    def beside(self, manifest: Manifest, kind: str, name: str) -> Manifest | None:
+        """The one with a kind and a name in the namespace of a manifest."""
+        space = text(mapping(manifest, "metadata"), "namespace")
+        for item in self.of_kind(kind):
+            if name_of(item) == name and text(mapping(item, "metadata"), "namespace") == space:
+                return item
+        return None
+
     def pods(self) -> Iterator[PodView]:
         """Every pod template; a TrainJob's is its runtime's with the trainer's settings."""
         for manifest in self.manifests:

@@ -194,6 +194,14 @@ def _lnc(pod: PodView, instance: Instance) -> int:
     return instance.default_lnc
 
 
+def logical_cores_of(pod: PodView) -> int | None:
+    """Logical cores of one device of the pod's node; None where that is not known."""
+    instance = pod.instance
+    if instance is None or _lnc(pod, instance) not in instance.lncs:
+        return None
+    return instance.cores_per_device(_lnc(pod, instance))
+
+
 def lnc(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: ARG001
     """The logical NeuronCore configuration is one that the type has."""
     instance = pod.instance
@@ -217,15 +225,9 @@ def _stated_nproc(pod: PodView) -> tuple[str, int] | None:
 
 def nproc(pod: PodView, stream: Stream) -> Iterator[Finding]:
     """One process for each logical core of the pod's devices."""
-    stated, devices, instance = _stated_nproc(pod), stream.devices(pod), pod.instance
-    if (
-        stated is None
-        or not devices
-        or instance is None
-        or _lnc(pod, instance) not in instance.lncs
-    ):
+    stated, devices, cores = _stated_nproc(pod), stream.devices(pod), logical_cores_of(pod)
+    if stated is None or not devices or cores is None:
         return
-    cores = instance.cores_per_device(_lnc(pod, instance))
     # One process may drive all cores.
     if stated[1] not in (1, devices * cores):
         yield Finding(

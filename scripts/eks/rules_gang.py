@@ -61,6 +61,21 @@ def gang_size(pod: PodView, stream: Stream) -> Iterator[Finding]:
         )
 
 
+def started_together(pod: PodView, stream: Stream) -> Iterator[Finding]:  # noqa: ARG001
+    """A StatefulSet starts its pods one after another unless it says Parallel."""
+    launch = launch_of(pod)
+    if launch is None or pod.kind != "StatefulSet" or pod.width < 2 or (launch.nodes or 1) < 2:
+        return
+    if text(mapping(pod.manifest, "spec"), "podManagementPolicy") != "Parallel":
+        yield Finding(
+            "gang-size",
+            f"{title(pod.manifest)} spec.podManagementPolicy",
+            "each pod is started when the one before is ready, and ranks wait for each other",
+            "write podManagementPolicy: Parallel",
+            Level.WARNING,
+        )
+
+
 def _reads_index(pod: PodView) -> str | None:
     """The place where a pod reads the index of a Job's pod."""
     for place, container in pod.containers():

@@ -40,6 +40,9 @@ _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SCHEDULE = re.compile(r"@(yearly|annually|monthly|weekly|daily|midnight|hourly|every \S+)")
 _FIVE = re.compile(r"(TZ=\S+ |CRON_TZ=\S+ )?[\d*/,?A-Za-z-]+( +[\d*/,?A-Za-z-]+){4}")
+# Pods that are deleted when a job of Kubeflow's operators ends.
+CLEAN_POD_POLICIES = ("All", "None", "Running")
+_MPI_V2 = "kubeflow.org/v2beta1"
 Problem = tuple[str, str, str]
 
 
@@ -176,9 +179,25 @@ def _deployment(manifest: Manifest) -> Iterator[Problem]:
 
 
 def _mpi(manifest: Manifest) -> Iterator[Problem]:
-    launcher = mapping(manifest, "spec", "mpiReplicaSpecs", "Launcher")
-    if launcher and whole(launcher.get("replicas", 1)) != 1:
-        yield "spec.mpiReplicaSpecs.Launcher.replicas", "is not 1", "one pod launches"
+    """What the operator refuses before it makes a pod."""
+    spec = mapping(manifest, "spec")
+    for role, replica in mapping(spec, "mpiReplicaSpecs").items():
+        place = f"spec.mpiReplicaSpecs.{shown_key(role)}"
+        count = mapping(replica).get("replicas", 1)
+        if role == "Launcher" and whole(count) != 1:
+            yield f"{place}.replicas", "is not 1", "one pod launches"
+        elif role == "Worker" and whole(count) == 0:
+            yield f"{place}.replicas", "is 0", "write 1 or more, or leave the Worker out"
+        policy = text(mapping(replica), "restartPolicy")
+        if text(manifest, "apiVersion") == _MPI_V2 and policy not in ("", "Never", "OnFailure"):
+            yield f"{place}.restartPolicy", "is no policy of an MPIJob", "write Never or OnFailure"
+    if "mpiReplicaSpecs" in spec and "Launcher" not in mapping(spec, "mpiReplicaSpecs"):
+        yield "spec.mpiReplicaSpecs.Launcher", "is missing", "add the pod that runs mpirun"
+    if text(manifest, "apiVersion") == _MPI_V2:
+        policy = text(mapping(spec, "runPolicy"), "cleanPodPolicy")
+        if policy and policy not in CLEAN_POD_POLICIES:
+            fix = f"write one of {', '.join(CLEAN_POD_POLICIES)}"
+            yield "spec.runPolicy.cleanPodPolicy", "is no word for it", fix
 
 
 def _pytorch(manifest: Manifest) -> Iterator[Problem]:

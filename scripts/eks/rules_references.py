@@ -72,7 +72,8 @@ def _object_references(manifest: Manifest) -> Iterator[Reference]:
         if text(role, "name") not in _BUILT_IN:
             yield "roleRef.name", text(role, "kind"), text(role, "name")
     if kind == "Ingress":
-        yield from _backends(spec)
+        for place, backend in _backends(spec):
+            yield f"{place}.name", "Service", text(backend, "name")
     if kind == "TrainJob":
         reference = mapping(spec, "runtimeRef")
         target = text(reference, "kind") or "ClusterTrainingRuntime"
@@ -84,13 +85,13 @@ def _object_references(manifest: Manifest) -> Iterator[Reference]:
         yield "spec.serviceName", "Service", text(spec, "serviceName")
 
 
-def _backends(spec: Manifest) -> Iterator[Reference]:
-    name = text(mapping(spec, "defaultBackend", "service"), "name")
-    yield "spec.defaultBackend.service.name", "Service", name
+def _backends(spec: Manifest) -> Iterator[tuple[str, Manifest]]:
+    """(place, the Service that an Ingress sends requests to)."""
+    yield "spec.defaultBackend.service", mapping(spec, "defaultBackend", "service")
     for index, rule in enumerate(items(spec, "rules")):
         for number, path in enumerate(items(mapping(rule, "http"), "paths")):
-            place = f"spec.rules.{index}.http.paths.{number}.backend.service.name"
-            yield place, "Service", text(mapping(path, "backend", "service"), "name")
+            place = f"spec.rules.{index}.http.paths.{number}.backend.service"
+            yield place, mapping(path, "backend", "service")
 
 
 def _keys(pod: PodView) -> Iterator[tuple[str, str, str]]:
@@ -113,7 +114,7 @@ def keys_of_config_maps(stream: Stream) -> Iterator[Finding]:
     """A key that a pod needs is in the ConfigMap, where the file has that."""
     for pod in stream.pods():
         for place, name, key in _keys(pod):
-            config = stream.named("ConfigMap", name)
+            config = stream.beside(pod.manifest, "ConfigMap", name)
             if config is None or not key:
                 continue
             there = {**mapping(config, "data"), **mapping(config, "binaryData")}
@@ -178,3 +179,30 @@ def _unknown_port(where: str, name: str, there: set[str]) -> Finding:
         f"write one of {', '.join(sorted(there - {''})) or 'its ports'}, or a number",
         Level.ERROR,
     )
+
+
+# AWS's load balancer controller takes what to do from an annotation.
+_BY_ANNOTATION = "use-annotation"
+
+
+def ingress_ports(stream: Stream) -> Iterator[Finding]:
+    """A port that an Ingress names is one of the Service, where the file has that."""
+    for ingress in stream.of_kind("Ingress"):
+        for place, backend in _backends(mapping(ingress, "spec")):
+            service = stream.beside(ingress, "Service", text(backend, "name"))
+            port = mapping(backend, "port")
+            key, own = ("name", "name") if text(port, "name") else ("number", "port")
+            wanted = str(port.get(key, ""))
+            if service is None or not wanted or wanted == _BY_ANNOTATION:
+                continue
+            ports = items(mapping(service, "spec"), "ports")
+            there = [str(item[own]) for item in ports if own in item]
+            if wanted not in there:
+                yield Finding(
+                    "port",
+                    f"{title(ingress)} {place}.port",
+                    f"Service/{shown_key(name_of(service))} has no port {shown_key(wanted)}: "
+                    "requests end in an error",
+                    f"write one of {', '.join(map(shown_key, there)) or 'its number'}",
+                    Level.ERROR,
+                )

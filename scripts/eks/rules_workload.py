@@ -14,6 +14,7 @@ from trnx.eks.pod_views import PodView, Stream
 from trnx.eks.pods import NEURON
 from trnx.eks.reading import items, mapping, name_of, text, title, whole, words
 from trnx.eks.rules_job import SHORTEST_GRACE
+from trnx.eks.rules_objects import CLEAN_POD_POLICIES
 
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
@@ -118,6 +119,13 @@ def trainer_contract(stream: Stream) -> Iterator[Finding]:
                 "write the number of logical cores of the pod's devices, such as 64",
                 level,
             )
+        if whole(trainer.get("numNodes")) == 0:
+            yield Finding(
+                "trainjob-node",
+                f"{title(manifest)} spec.trainer.numNodes",
+                "0 nodes: no pod is made, so nothing trains",
+                "write the number of nodes",
+            )
     for manifest in stream.of_kind("TrainingRuntime", "ClusterTrainingRuntime"):
         jobs = items(mapping(manifest, "spec", "template", "spec"), "replicatedJobs")
         steps = {text(job, "name"): job for job in jobs}
@@ -128,6 +136,21 @@ def trainer_contract(stream: Stream) -> Iterator[Finding]:
                 f"{title(manifest)} spec.template.spec.replicatedJobs",
                 "Trainer looks for a replicated job `node` with a container `node`",
                 "name both of them node",
+            )
+
+
+def cleaned_pods(stream: Stream) -> Iterator[Finding]:
+    """Which pods of a PyTorchJob are deleted at its end; its operator takes unknown words for All,
+    the one of MPIJobs refuses them."""
+    for manifest in stream.of_kind("PyTorchJob"):
+        policy = text(mapping(manifest, "spec", "runPolicy"), "cleanPodPolicy")
+        if policy and policy not in CLEAN_POD_POLICIES:
+            yield Finding(
+                "schema",
+                f"{title(manifest)} spec.runPolicy.cleanPodPolicy",
+                "is no word for it, and every pod is deleted at the end, its log with it",
+                f"write one of {', '.join(CLEAN_POD_POLICIES)}",
+                Level.WARNING,
             )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from trnx.eks import (
     rules_api,
+    rules_cores,
     rules_devices,
     rules_gang,
     rules_node,
@@ -38,12 +39,14 @@ STREAM_RULES: tuple[StreamRule, ...] = (
     rules_workload.names,
     rules_workload.not_suspended,
     rules_workload.trainer_contract,
+    rules_workload.cleaned_pods,
     rules_workload.selectors_match,
     rules_devices.claim_groups,
     rules_secrets.no_secrets,
     rules_references.references,
     rules_references.keys_of_config_maps,
     rules_references.ports,
+    rules_references.ingress_ports,
     rules_node.node_pools,
 )
 POD_RULES: tuple[PodRule, ...] = (
@@ -58,7 +61,9 @@ POD_RULES: tuple[PodRule, ...] = (
     rules_devices.whole_nodes,
     rules_devices.lnc,
     rules_devices.nproc,
+    rules_cores.cores,
     rules_gang.gang_size,
+    rules_gang.started_together,
     rules_gang.completion_index,
     rules_gang.master_address,
     rules_node.size,

@@ -103,10 +103,10 @@ def deployment(spec: Manifest, name: str = "vllm", **more: Any) -> Manifest:
     return {**made, "spec": body}
 
 
-def server(**more: Any) -> Manifest:
+def server(cores: int = 4, **more: Any) -> Manifest:
     probe = {"httpGet": {"path": "/health", "port": "http"}, "failureThreshold": 240}
     ports = [{"name": "http", "containerPort": 8000}]
-    args = ["serve", "/models/llama", "--tensor-parallel-size=4"]
+    args = ["serve", "/models/llama", f"--tensor-parallel-size={cores}"]
     return box(
         "server", {NEURON: 1}, command=["vllm"], args=args, ports=ports, startupProbe=probe, **more
     )
@@ -458,7 +458,10 @@ CORRECT: dict[str, Callable[[], list[Manifest]]] = {
         kubeflow(
             "MPIJob",
             "v2beta1",
-            {"Worker": {"replicas": 1, "template": template(on_cpu(box(command=None)))}},
+            {
+                "Launcher": {"template": template(on_cpu(box(command=None)))},
+                "Worker": {"replicas": 1, "template": template(on_cpu(box(command=None)))},
+            },
             "mpiReplicaSpecs",
         )
     ],
@@ -518,7 +521,7 @@ CORRECT: dict[str, Callable[[], list[Manifest]]] = {
         core("PodDisruptionBudget", "vllm", "policy/v1", spec={"minAvailable": 1}),
     ],
     "StatefulSet as a ring": statefulset,
-    "a server on Inferentia": lambda: [deployment(pod(server(), on="inf2.8xlarge"))],
+    "a server on Inferentia": lambda: [deployment(pod(server(cores=2), on="inf2.8xlarge"))],
     "a server with shared weights": lambda: [
         claim(),
         deployment(with_claim(pod(server())), replicas=3),

@@ -69,3 +69,21 @@ def test_a_runtime_without_devices_needs_no_count_of_processes() -> None:
     del job["spec"]["trainer"]["resourcesPerNode"]
     levels = [f.level for f in found([job]) if f.rule == "trainjob-processes"]
     assert levels == [Level.ADVICE]
+
+
+def test_ports_are_those_of_the_service_in_the_same_namespace() -> None:
+    manifests = form("vllm_neuron_inf2_deployment")
+    other = {**manifests[2], "metadata": {"name": "neuron-vllm", "namespace": "staging"}}
+    other["spec"] = {**other["spec"], "ports": [{"port": 9090}]}
+    found_with_both = found([manifests[0], other, *manifests[1:]])
+    assert [f for f in found_with_both if f.rule == "port"] == []
+
+
+def test_a_port_by_annotation_is_no_port_of_a_service() -> None:
+    manifests = form("vllm_neuron_inf2_deployment")
+    change(
+        manifests,
+        "3|spec|rules|0|http|paths|0|backend|service|port",
+        {"name": "use-annotation"},
+    )
+    assert [f for f in found(manifests) if f.rule == "port"] == []
