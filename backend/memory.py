@@ -43,7 +43,8 @@ class Buffer:
 def assign_offsets(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
     """Byte offsets such that buffers alive together do not overlap, and the bytes of the block.
 
-    Largest first, each at the lowest place that is free over its lifetime.
+    Largest first, each at the lowest place that is free over its lifetime. The block is a whole
+    number of elements of every dtype, as PyTorch expects of a storage that tensors share.
     """
     offsets = [0] * len(buffers)
     # (offset, end of its bytes, first item, last item) of what is placed, by offset.
@@ -59,7 +60,7 @@ def assign_offsets(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
         offsets[index] = offset
         insort(placed, (offset, offset + nbytes, first, last))
     total = max((o + b.nbytes for o, b in zip(offsets, buffers, strict=True)), default=0)
-    return offsets, total
+    return offsets, _aligned(total)
 
 
 def _aligned(offset: int) -> int:

@@ -347,6 +347,11 @@ def dynamo_backend(name: str) -> Callable[..., Any]:
     return backend
 
 
+def without_disable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What `torch.compiler.disable` was put around; any other function as it is."""
+    return torch._dynamo.eval_frame.innermost_fn(function)
+
+
 class GraphBreak(NamedTuple):
     """Why Dynamo ended a graph (the first line of its reason), and the stack there, outermost
     first: file, line, function."""

@@ -33,6 +33,7 @@ DEFERRED = {
     "trnx.eks.preflight_cli": _CLUSTER,
     "trnx.eks.validate": "schemas are loaded where documents are checked against them",
     "trnx.fallback.xla": "JAX is slow to load, and needs an extra",
+    "trnx.jobs.continuous": _EXTRA,
     "trnx.jobs.serve": "the server's flags are read before what it serves with is loaded",
     "trnx.nki_kernels.generator.kernel": "kernels are loaded when one is first called",
     "trnx.nki_kernels.registry": "kernels are loaded when one is first asked for",

@@ -43,7 +43,7 @@ MODEL = "llama-tiny"
 _WRONG: tuple[dict[str, Any], ...] = (
     {"model": 7}, {"prompt": ""}, {"prompt": None}, {"prompt": [1, 2]}, {"prompt": "a" * 40},
     {"max_tokens": 0}, {"max_tokens": -1}, {"max_tokens": "4"}, {"max_tokens": 1.5},
-    {"temperature": 0.7}, {"temperature": -1}, {"n": 2}, {"stream": "yes"}, {"best_of": 3},
+    {"temperature": 2.5}, {"temperature": -1}, {"n": 2}, {"stream": "yes"}, {"best_of": 3},
     {"stream_options": {"other": 1}}, {"top_p": 0},
 )  # fmt: skip
 # (path, body, expected status): what clients do wrong.
@@ -130,7 +130,7 @@ def _texts(engine: GenerationEngine, prompt: str) -> list[str]:
     while len(texts) < _MOST_STREAMED:
         logits = engine.module(input_ids=torch.tensor([tokens + made])).logits
         token = int(logits[0, -1].argmax())
-        if token == engine.end:
+        if token in engine.ends:
             return texts + [engine.text(made)] * (_MOST_STREAMED - len(texts))
         made.append(token)
         texts.append(engine.text(made))

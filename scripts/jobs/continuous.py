@@ -1,22 +1,25 @@
-"""Greedy text through the continuous batching and the paged cache of transformers.
+"""Text through the continuous batching and the paged cache of transformers.
 
 Its manager joins new prompts to running sequences between two tokens, and cuts long prompts into
 pieces. Every batch is padded to one of few shapes, `[1, n * rows]` tokens over all cached ones, so
 that decoding is one graph and prompts are a few more; the model and the choice of the next token
-are in it.
+are in it. Each shape is compiled twice: greedy, and for batches in which a token is drawn.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator, Mapping
-from itertools import chain, count
+from collections.abc import AsyncGenerator, Collection, Mapping
+from itertools import chain, count, product
+from types import MethodType
 from typing import Any, cast
 
 import torch
 
+from trnx.backend.torch_internals import without_disable
 from trnx.jobs.errors import ModelError
+from trnx.jobs.sampling import GREEDY, Sampling
 from trnx.jobs.scheduler import QueueFullError
 
 _PAGE = 16  # tokens
@@ -42,6 +45,8 @@ class ContinuousEngine:
         """`model` is a causal language model of transformers; a sequence with what is generated
         has at most `longest` tokens."""
         from transformers import CompileConfig, ContinuousBatchingConfig, GenerationConfig
+
+        from trnx.jobs.drawing import Draw
 
         self._limit = limit
         self._shapes = [rows * number for number in range(1, _SHAPES + 1)]
@@ -72,6 +77,8 @@ class ContinuousEngine:
         self._manager = self._model.init_continuous_batching(
             generation_config=generation, continuous_batching_config=config
         )
+        self._draw = Draw(self._shapes[-1], self._model.device)
+        self._manager.logit_processor = self._draw.as_list()
         self._numbers = count()
         self._started: dict[str, bool] = {}
 
@@ -89,14 +96,19 @@ class ContinuousEngine:
     def warm_up(self) -> None:
         """Compile every shape. Raises ModelError where one fails."""
         manager = self._manager
+        manager.batch_processor = manager._create_batch_processor()
+        _let_into_graphs(manager.batch_processor.cache)
         manager.warmup()
         runner = manager.batch_processor.model_runner
-        for tokens in self._shapes if runner.pad_inputs else ():
+        shapes = self._shapes if runner.pad_inputs else []
+        for tokens, drawn in product(shapes, (False, True)):
+            self._draw.always = drawn
             # transformers logs what fails, and goes on.
             if not runner.run_one_warmup(self._model, tokens, 0):
                 raise ModelError(
                     f"continuous batching failed on a batch of {tokens} tokens; the log says why"
                 )
+        self._draw.always = False
         runner.cache.reset()
 
     def start(self) -> None:
@@ -108,10 +120,10 @@ class ContinuousEngine:
         self._manager.stop(block=True, hard_stop=True)
 
     async def stream(
-        self, prompt: list[int], most: int, end: int | None
+        self, prompt: list[int], most: int, ends: Collection[int], sampling: Sampling = GREEDY
     ) -> AsyncGenerator[int, None]:
-        """Up to `most` tokens behind a prompt, with `end` where it comes. To close the iterator
-        cancels the request.
+        """Up to `most` tokens behind a prompt, with the one of `ends` where it comes; greedy
+        without `sampling`. To close the iterator cancels the request.
 
         Raises QueueFullError, and ModelError where the model fails.
         """
@@ -124,7 +136,7 @@ class ContinuousEngine:
         self._manager.register_result_handler(name, results.put_nowait)
         seen = 0
         try:
-            self._submit(prompt, name, most, end)
+            self._submit(prompt, name, most, ends, sampling)
             finished = False
             while not finished:
                 result = await results.get()
@@ -139,13 +151,21 @@ class ContinuousEngine:
             del self._started[name]
             self._cancel(name)
 
-    def _submit(self, prompt: list[int], name: str, most: int, end: int | None) -> None:
+    def _submit(
+        self,
+        prompt: list[int],
+        name: str,
+        most: int,
+        ends: Collection[int],
+        sampling: Sampling,
+    ) -> None:
         taken = self._manager.add_request(
             prompt,
             request_id=name,
             max_new_tokens=most,
             streaming=True,
-            eos_token_id=-1 if end is None else end,
+            eos_token_id=list(ends) or -1,
+            **sampling.arguments(),
         )
         if taken is None:
             raise ModelError("the model failed before, and takes no more requests")
@@ -161,6 +181,11 @@ class ContinuousEngine:
         """Tokens that came behind a cancellation: nobody else takes them from the manager."""
         while not self._manager.output_router.output_queue.empty():
             self._manager.get_result(timeout=0)
+
+
+def _let_into_graphs(cache: Any) -> None:
+    """transformers keeps TorchDynamo out of the cache, so that every layer would be cut in two."""
+    cache.update = MethodType(without_disable(type(cache).update), cache)
 
 
 def _with_own_configuration(model: Any) -> Any:

@@ -92,8 +92,58 @@ def _add_base(model: torch.nn.Module, run: Mapping[str, Any]) -> None:
             raise ModelError(f"{folder}: not the weights that the adapters were trained beside")
 
 
+def _trained(run: Mapping[str, Any], folder: Path | None) -> tuple[torch.nn.Module, Any]:
+    """(model, tokenizer or None for bytes) of a run of train.py. Raises ModelError."""
+    tokenizer = None
+    if run["tokenizer"] != BYTES:
+        tokenizer = load_tokenizer(run["tokenizer"], "the checkpoint's tokenizer")
+    length = int(run["sequence_length"])
+    config = models.build_config(run["model"], run["vocabulary"], length, dropout=0.0)
+    model = models.build_model(config, run.get("seed", 0))
+    if run.get("lora") is not None:
+        _add_base(model, run)
+    if folder is not None:
+        load_weights(folder, model)
+    if run.get("lora") is not None:
+        merge_lora(model)
+    return model, tokenizer
+
+
+def _pretrained(folder: Path) -> tuple[Any, Any]:
+    """(model in the dtype of its weights, tokenizer) of a folder of `save_pretrained`.
+
+    Code of the folder is not run, and weights are safetensors: nothing is unpickled. Raises
+    ModelError.
+    """
+    import transformers
+
+    tokenizer = load_tokenizer(str(folder), "--generate")
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype="auto",
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"--generate {folder}: no model can be read there ({error})") from None
+    return model, tokenizer
+
+
+def _ends_of(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end a text: the tokenizer's, and those of the model's generation settings; for
+    bytes the 0."""
+    if tokenizer is None:
+        return frozenset({0})
+    stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    several = stated if isinstance(stated, list) else [stated]
+    return frozenset({tokenizer.eos_token_id, *several} - {None})
+
+
 class GenerationEngine:
-    """Text from a model that train.py saved, or from random weights of a preset.
+    """Text from a model that train.py or transformers saved, or from random weights of a preset.
 
     There is no cache of keys and values: a step runs the whole sequence, in the shape of its
     bucket, and needs no attention mask, because padding comes behind the last token.
@@ -104,31 +154,25 @@ class GenerationEngine:
     def __init__(
         self, source: str, backend: str, options: Mapping[str, str] | None, device: torch.device
     ) -> None:
-        """`source` is a preset, a checkpoint, or a folder of checkpoints. Raises ModelError."""
-        run, folder = self._find(source)
-        self._tokenizer = (
-            None
-            if run["tokenizer"] == BYTES
-            else load_tokenizer(run["tokenizer"], "the checkpoint's tokenizer")
-        )
-        self.limit = int(run["sequence_length"])
-        config = models.build_config(run["model"], run["vocabulary"], self.limit, dropout=0.0)
-        model = models.build_model(config, run.get("seed", 0))
-        if run.get("lora") is not None:
-            _add_base(model, run)
-        if folder is not None:
-            load_weights(folder, model)
-        if run.get("lora") is not None:
-            merge_lora(model)
+        """`source` is a preset, a checkpoint, a folder of checkpoints, or one of `save_pretrained`.
+
+        Raises ModelError.
+        """
+        pretrained = (Path(source) / "config.json").is_file()
+        if pretrained:
+            model, self._tokenizer = _pretrained(Path(source))
+            self.limit = models.positions(model.config)
+        else:
+            run, folder = self._find(source)
+            model, self._tokenizer = _trained(run, folder)
+            self.limit = int(run["sequence_length"])
+        # train.py learns from text without the tokenizer's marks of a beginning.
+        self._with_marks = pretrained
+        self.ends = _ends_of(model, self._tokenizer)
         self._device = device
         # As it is, for continuous batching, which compiles it with what is around it.
         self.module = model.eval().to(device)
         self._model = _compile(self.module, backend, options)
-
-    @property
-    def end(self) -> int | None:
-        """The token that ends a text, None without one."""
-        return 0 if self._tokenizer is None else self._tokenizer.eos_token_id
 
     @staticmethod
     def _find(source: str) -> tuple[dict[str, Any], Path | None]:
@@ -140,8 +184,8 @@ class GenerationEngine:
         folder = path if is_complete(path) else newest_readable(path)
         if folder is None:
             raise ModelError(
-                f"--generate {source}: no preset ({', '.join(models.PRESETS)}), and no complete "
-                "checkpoint of train.py"
+                f"--generate {source}: no preset ({', '.join(models.PRESETS)}), no complete "
+                "checkpoint of train.py, and no folder with config.json"
             )
         return read_run(folder), folder
 
@@ -149,7 +193,8 @@ class GenerationEngine:
         """Token numbers: bytes, or the tokenizer's."""
         if self._tokenizer is None:
             return list(text.encode())
-        numbers: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        found = self._tokenizer(text, add_special_tokens=self._with_marks, verbose=False)
+        numbers: list[int] = found["input_ids"]
         return numbers
 
     def chat_tokens(self, messages: list[dict[str, str]]) -> list[int]:
@@ -166,7 +211,7 @@ class GenerationEngine:
         """The text of tokens."""
         if self._tokenizer is None:
             return bytes(tokens).decode(errors="replace")
-        return str(self._tokenizer.decode(tokens))
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def warm_up(self, rows: int, length: int) -> None:
         """Compile one shape."""
@@ -189,13 +234,14 @@ class GenerationEngine:
 
     def _extend(self, item: Item, logits: torch.Tensor) -> dict[str, Any] | None:
         request, made = item.request, item.state.setdefault("made", [])
-        token, end = self._sample(item, logits), self.end
-        if token != end:
+        token = self._sample(item, logits)
+        ended = token in self.ends
+        if not ended:
             made.append(token)
             item.tokens.append(token)
-        if token != end and len(made) < request.max_new_tokens:
+        if not ended and len(made) < request.max_new_tokens:
             return None
-        reason = "stop" if token == end else "length"
+        reason = "stop" if ended else "length"
         return {"text": self.text(made), "tokens": len(made), "finish_reason": reason}
 
     @staticmethod

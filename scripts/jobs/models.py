@@ -131,6 +131,11 @@ def build_model(config: Any, seed: int) -> torch.nn.Module:
     return model
 
 
+def positions(config: Any) -> int:
+    """The longest sequence that a model of transformers has positions for."""
+    return int(getattr(config, "max_position_embeddings", None) or config.n_positions)
+
+
 def architecture(config: Any) -> Architecture:
     """Where the model of a configuration keeps its parts."""
     return ARCHITECTURES[config.model_type]

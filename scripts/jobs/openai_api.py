@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 
 from trnx.jobs.openai_types import ChatBody, CompletionBody, EmbeddingBody
 from trnx.jobs.service import Service
-from trnx.jobs.text_stream import TextStream
+from trnx.jobs.text_stream import TextRequest, TextStream
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.1
@@ -86,7 +86,7 @@ def _add_text(app: FastAPI, service: Service) -> None:
     async def completions(body: CompletionBody, request: Request) -> Response:
         writer = service.writer(body.model)
         tokens = await asyncio.to_thread(writer.tokens, body.prompt)
-        stream = service.open_stream(tokens, body.max_tokens)
+        stream = service.open_stream(tokens, _request(body, body.max_tokens))
         return await _answer(request, body, stream, _COMPLETION)
 
     @app.post("/v1/chat/completions")
@@ -95,8 +95,12 @@ def _add_text(app: FastAPI, service: Service) -> None:
         messages = [message.model_dump(exclude_none=True) for message in body.messages]
         tokens = await asyncio.to_thread(writer.chat_tokens, messages)
         most = body.max_completion_tokens or body.max_tokens
-        stream = service.open_stream(tokens, most or service.room(tokens))
+        stream = service.open_stream(tokens, _request(body, most or service.room(tokens)))
         return await _answer(request, body, stream, _CHAT)
+
+
+def _request(body: CompletionBody | ChatBody, most: int) -> TextRequest:
+    return TextRequest(most, body.sampling, tuple(body.stop or ()))
 
 
 async def _answer(

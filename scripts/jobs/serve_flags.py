@@ -78,7 +78,11 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="0.0.0.0 in a container")
     add("--port", type=int, default=8000, help="0 for a free one, which the first line names")
     add("--embed", default=MINILM, help="minilm, a folder with an encoder, or none")
-    add("--generate", default=NONE, help="a preset, a checkpoint of train.py, or none")
+    add(
+        "--generate",
+        default=NONE,
+        help="a preset, a checkpoint of train.py, a folder of save_pretrained, or none",
+    )
     add("--batch-sizes", type=_numbers, default=(1, 8), help="rows of the compiled shapes")
     add("--lengths", type=_numbers, default=(32, 128), help="tokens of the compiled shapes")
     add("--max-wait-ms", type=float, default=5, help="how long a first request waits for others")

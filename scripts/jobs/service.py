@@ -36,7 +36,7 @@ from trnx.jobs.scheduler import BatchScheduler, QueueFullError
 from trnx.jobs.serve_flags import NONE, ServeSettings
 from trnx.jobs.service_metrics import ServiceMetrics
 from trnx.jobs.service_types import EmbedRequest, GenerateRequest
-from trnx.jobs.text_stream import TextStream
+from trnx.jobs.text_stream import TextRequest, TextStream
 
 log = logging.getLogger(__name__)
 
@@ -181,8 +181,9 @@ class Service:
         assert isinstance(engine, GenerationEngine)
         return min(self.settings.buckets.lengths[-1], engine.limit)
 
-    def open_stream(self, tokens: list[int], most: int) -> TextStream:
-        """Greedy text behind `tokens`. Raises HTTPException where it would be too long."""
+    def open_stream(self, tokens: list[int], request: TextRequest) -> TextStream:
+        """Text behind `tokens`. Raises HTTPException where it would be too long."""
+        most = request.most
         if most > self.settings.max_new_tokens:
             raise HTTPException(
                 422, f"max_tokens: {most}; at most {self.settings.max_new_tokens} are allowed"
@@ -191,7 +192,7 @@ class Service:
         name = self.model_names["generate"]
         writer = self.writer(name)
         assert self.text is not None
-        return TextStream(writer, self.text, self.metrics.text_of(name), tokens, most)
+        return TextStream(writer, self.text, self.metrics.text_of(name), tokens, request)
 
 
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:

@@ -9,12 +9,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, S
 Text = Annotated[StrictStr, Field(min_length=1)]
 
 
-def _listed(value: Any) -> Any:
+def listed(value: Any) -> Any:
     """One text is a list of one."""
     return [value] if isinstance(value, str) else value
 
 
-Texts = Annotated[list[Text], Field(min_length=1), BeforeValidator(_listed)]
+Texts = Annotated[list[Text], Field(min_length=1), BeforeValidator(listed)]
 
 
 class EmbedRequest(BaseModel):

@@ -18,7 +18,16 @@ def test_buffers_that_do_not_meet_share_memory() -> None:
     offsets, total = assign_offsets([buffer(100, 0, 1), buffer(100, 2, 3), buffer(100, 1, 2)])
     assert offsets[0] == offsets[1] == 0
     assert offsets[2] == 128
-    assert total == 228
+    assert total == 256
+
+
+def test_the_storage_of_a_frame_is_whole_elements_of_every_dtype() -> None:
+    """PyTorch counts the elements of a view's storage, such as in `copy`."""
+    floats = Buffer(TensorSpec.dense((2, 4), torch.float32), 0, 1)
+    (found, _) = FramePool([floats, buffer(41, 0, 1)]).take()
+    assert found.untyped_storage().nbytes() % 8 == 0
+    column = torch.ops.aten.copy.default(found[:, 0], torch.tensor(0.5))
+    assert column.tolist() == [0.5, 0.5]
 
 
 def test_nothing_needs_nothing() -> None:

@@ -146,7 +146,7 @@ def test_compiled_batches_equal_eager_generation(preset: str) -> None:
     text.start()
 
     async def tokens(prompt: str) -> list[int]:
-        return [token async for token in text.stream(writer.tokens(prompt), 6, None)]
+        return [token async for token in text.stream(writer.tokens(prompt), 6, ())]
 
     async def all_of_them() -> list[list[int]]:
         return await asyncio.gather(*(tokens(prompt) for prompt in prompts))
@@ -190,6 +190,45 @@ def test_chat_and_its_stream(client: openai.OpenAI, writer: GenerationEngine) ->
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 5
+
+
+def test_text_is_drawn_by_temperature_and_seed(client: openai.OpenAI) -> None:
+    body: dict[str, Any] = {"model": "llama-tiny", "prompt": "tensor", "max_tokens": 8}
+
+    def text(**more: Any) -> str:
+        return client.completions.create(**body, **more).choices[0].text
+
+    drawn = text(temperature=1.0, seed=3)
+    assert drawn == text(temperature=1.0, seed=3, top_p=1.0, presence_penalty=0.0)
+    stream = client.completions.create(**body, temperature=1.0, seed=3, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == drawn
+    assert text(temperature=1.0, seed=-4) != drawn
+    assert len({text(temperature=1.0) for _ in range(3)}) == 3
+    # So little of the distribution that only the most likely token is left.
+    assert text(temperature=1.0, top_p=1e-6) == text() != drawn
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_text_ends_before_the_first_stop(
+    client: openai.OpenAI, writer: GenerationEngine, streamed: bool
+) -> None:
+    whole = writer.text(greedy(writer, "matrix", 12))
+    first, later = whole[3:5], whole[6:8]  # texts over several tokens
+    assert whole.index(first) == 3
+    chat: dict[str, Any] = {"model": "llama-tiny", "prompt": "matrix", "max_tokens": 12}
+    stop = [later, "nowhere", first]
+    if streamed:
+        chunks = list(client.completions.create(**chat, stop=stop, stream=True))
+        found = "".join(chunk.choices[0].text for chunk in chunks)
+        reason = chunks[-1].choices[0].finish_reason
+    else:
+        answer = client.completions.create(**chat, stop=stop)
+        assert answer.usage is not None
+        assert 4 <= answer.usage.completion_tokens < 12
+        found, reason = answer.choices[0].text, answer.choices[0].finish_reason
+    assert (found, reason) == (whole[:3], "stop")
+    answer = client.completions.create(**chat, stop="not there")
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (whole, "length")
 
 
 @pytest.mark.parametrize("form", ["float", "base64"])
@@ -238,11 +277,16 @@ BAD: list[tuple[str, bytes, int, str]] = [
     ("completions", _body(max_tokens=64), 422, "has 65 tokens; at most 64"),
     ("completions", _body(prompt="x" * 65), 422, "has 81 tokens; at most 64"),
     ("completions", _body(prompt="x" * 5000), 413, "more than 4000 bytes"),
-    ("completions", _body(temperature=0.7), 422, "temperature: "),
+    ("completions", _body(temperature=2.5), 422, "temperature: "),
     ("completions", _body(temperature=-1), 422, "temperature: "),
     ("completions", _body(n=2), 422, "n: "),
     ("completions", _body(stream="yes"), 422, "stream: "),
-    ("completions", _body(best_of=3), 422, "best_of: Extra inputs"),
+    ("completions", _body(best_of=3), 422, "best_of: "),
+    ("completions", _body(stop=["a"] * 5), 422, "stop: "),
+    ("completions", _body(stop=""), 422, "stop.0: "),
+    ("completions", _body(presence_penalty=1), 422, "presence_penalty: "),
+    ("completions", _body(logprobs=3), 422, "logprobs: "),
+    ("completions", _body(top_k=3), 422, "top_k: Extra inputs"),
     ("completions", _body(stream_options={"other": 1}), 422, "stream_options.other: "),
     ("chat/completions", _body(), 422, "messages: Field required"),
     ("chat/completions", b'{"model": "llama-tiny", "messages": []}', 422, "messages: "),
