@@ -100,6 +100,32 @@ def merge_lora(model: nn.Module) -> None:
         setattr(model.get_submodule(parent), own, layer.get_base_layer())
 
 
+def save_adapters(model: nn.Module, run: Mapping[str, Any], folder: Path) -> None:
+    """Write the adapters of a model as peft does. Raises OSError."""
+    from safetensors.torch import save_file
+
+    keys, layers = run["lora"], dict(_layers(model))
+    config = _peft().LoraConfig(
+        r=keys["rank"],
+        lora_alpha=keys["alpha"],
+        lora_dropout=keys["dropout"],
+        target_modules=sorted({name.rpartition(".")[2] for name in layers}),
+        fan_in_fan_out=any(layer.fan_in_fan_out for layer in layers.values()),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=run["init_from"],
+        inference_mode=True,
+    )
+    config.save_pretrained(folder)
+    tensors = {
+        f"base_model.model.{name}.lora_{part}.weight": getattr(layer, f"lora_{part}")[_ADAPTER]
+        .weight.detach()
+        .contiguous()
+        for name, layer in layers.items()
+        for part in "AB"
+    }
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+
+
 def passes(model: nn.Module) -> dict[str, int]:
     """Path -> matrix products of a training step of every linear layer: one forward, one for the
     gradient of the weight where it is trained, one for that of the input where that needs one."""

@@ -11,12 +11,10 @@ import torch
 
 from trnx.backend import demo
 from trnx.jobs import models
-from trnx.jobs.adapters import add_lora, digest_of, merge_lora
-from trnx.jobs.checkpoints import is_complete, load_weights, newest_readable, read_run
-from trnx.jobs.corpus import BYTE_VOCABULARY, BYTES, load_tokenizer
+from trnx.jobs.corpus import load_tokenizer
 from trnx.jobs.errors import ModelError
 from trnx.jobs.scheduler import Item
-from trnx.jobs.weights import load_safetensors
+from trnx.jobs.trained import find, merged
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 MINILM = "minilm"
@@ -82,33 +80,6 @@ class EmbeddingEngine:
         return demo.embeddings(self._model, on_device).cpu()
 
 
-def _add_base(model: torch.nn.Module, run: Mapping[str, Any]) -> None:
-    """What a checkpoint of adapters was trained beside. Raises ModelError where it has changed."""
-    add_lora(model, run["lora"], run["seed"])
-    if run["init_from"] is not None:
-        folder = Path(run["init_from"])
-        load_safetensors(folder, model)
-        if digest_of(folder) != run["base"]:
-            raise ModelError(f"{folder}: not the weights that the adapters were trained beside")
-
-
-def _trained(run: Mapping[str, Any], folder: Path | None) -> tuple[torch.nn.Module, Any]:
-    """(model, tokenizer or None for bytes) of a run of train.py. Raises ModelError."""
-    tokenizer = None
-    if run["tokenizer"] != BYTES:
-        tokenizer = load_tokenizer(run["tokenizer"], "the checkpoint's tokenizer")
-    length = int(run["sequence_length"])
-    config = models.build_config(run["model"], run["vocabulary"], length, dropout=0.0)
-    model = models.build_model(config, run.get("seed", 0))
-    if run.get("lora") is not None:
-        _add_base(model, run)
-    if folder is not None:
-        load_weights(folder, model)
-    if run.get("lora") is not None:
-        merge_lora(model)
-    return model, tokenizer
-
-
 def _pretrained(folder: Path) -> tuple[Any, Any]:
     """(model in the dtype of its weights, tokenizer) of a folder of `save_pretrained`.
 
@@ -163,8 +134,8 @@ class GenerationEngine:
             model, self._tokenizer = _pretrained(Path(source))
             self.limit = models.positions(model.config)
         else:
-            run, folder = self._find(source)
-            model, self._tokenizer = _trained(run, folder)
+            run, folder = find(source)
+            model, self._tokenizer = merged(run, folder)
             self.limit = int(run["sequence_length"])
         # train.py learns from text without the tokenizer's marks of a beginning.
         self._with_marks = pretrained
@@ -173,21 +144,6 @@ class GenerationEngine:
         # As it is, for continuous batching, which compiles it with what is around it.
         self.module = model.eval().to(device)
         self._model = _compile(self.module, backend, options)
-
-    @staticmethod
-    def _find(source: str) -> tuple[dict[str, Any], Path | None]:
-        if source in models.PRESETS:
-            keys = models.read_config(source, None)
-            vocabulary = {"vocabulary": BYTE_VOCABULARY, "tokenizer": BYTES}
-            return {"model": keys, "sequence_length": 2048, **vocabulary}, None
-        path = Path(source)
-        folder = path if is_complete(path) else newest_readable(path)
-        if folder is None:
-            raise ModelError(
-                f"--generate {source}: no preset ({', '.join(models.PRESETS)}), no complete "
-                "checkpoint of train.py, and no folder with config.json"
-            )
-        return read_run(folder), folder
 
     def tokens(self, text: str) -> list[int]:
         """Token numbers: bytes, or the tokenizer's."""
