@@ -1,6 +1,6 @@
 """Causal language models from a transformers configuration: presets of Llama and GPT-2, or a file.
 
-Weights are random, drawn from the seed; nothing is downloaded.
+Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -119,10 +119,9 @@ def build_config(keys: Mapping[str, Any], vocabulary: int, length: int, dropout:
         raise ModelError(f"transformers refuses the configuration: {error}") from None
 
 
-def build_model(config: Any, seed: int) -> torch.nn.Module:
-    """The model in float32, weights drawn from `seed`. Raises ModelError."""
+def make_model(config: Any) -> torch.nn.Module:
+    """The model in float32 with any weights. Raises ModelError."""
     transformers = _require_transformers()
-    torch.manual_seed(seed)
     try:
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     except (TypeError, ValueError) as error:

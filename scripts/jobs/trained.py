@@ -12,6 +12,7 @@ from trnx.jobs import models
 from trnx.jobs.adapters import add_lora, digest_of, merge_lora
 from trnx.jobs.checkpoints import is_complete, load_weights, newest_readable, read_run
 from trnx.jobs.corpus import BYTE_VOCABULARY, BYTES, load_tokenizer
+from trnx.jobs.drawn_weights import build_model
 from trnx.jobs.errors import ModelError
 from trnx.jobs.weights import load_safetensors
 
@@ -51,7 +52,7 @@ def load(run: Mapping[str, Any], folder: Path | None) -> tuple[torch.nn.Module, 
         tokenizer = load_tokenizer(run["tokenizer"], "the checkpoint's tokenizer")
     length = int(run["sequence_length"])
     config = models.build_config(run["model"], run["vocabulary"], length, dropout=0.0)
-    model = models.build_model(config, run.get("seed", 0))
+    model = build_model(config, run.get("seed", 0))
     if run.get("lora") is not None:
         _add_base(model, run)
     if folder is not None:

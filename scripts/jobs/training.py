@@ -31,6 +31,7 @@ from trnx.jobs.compiling import (
 )
 from trnx.jobs.corpus import Corpus, load_corpus
 from trnx.jobs.devices import Platform, Ranks, resolve_backend, trnx_options
+from trnx.jobs.drawn_weights import draw_weights, undrawn
 from trnx.jobs.errors import FlagError, SaveError, SkippedSaveWarning
 from trnx.jobs.metrics import Metrics, Outcome
 from trnx.jobs.parallel import ParallelDims
@@ -38,7 +39,7 @@ from trnx.jobs.schedules import learning_rate
 from trnx.jobs.throughput import collective_seconds, optimizer_seconds
 from trnx.jobs.together import from_first, gathered
 from trnx.jobs.train_flags import Settings
-from trnx.jobs.weights import load_safetensors, make_weights, without_weights
+from trnx.jobs.weights import load_safetensors, make_weights, parameters_of_base
 
 # A resumed run may have others, and is another run then.
 _SHAPES_THE_CURVE = (
@@ -67,19 +68,14 @@ class Built:
 def build(
     settings: Settings, config: Any, layout: ParallelDims, platform: Platform, backend: str
 ) -> Built:
-    """The model: split, compiled in parts, then sharded or replicated; weights of files are read
+    """The model: split, compiled in parts, then sharded or replicated; weights are read or drawn
     once each rank knows its part. Raises FlagError and ModelError."""
-    read = settings.init_from is not None
-    with without_weights() if read else nullcontext():
-        model = models.build_model(config, settings.seed)
-    if not read:
-        model.to(platform.device)
+    model, units = undrawn(config)
+    made = model
     counts = None
     if settings.lora is not None:
         add_lora(model, settings.lora, settings.seed)
         counts = passes(model)
-        if not read:
-            model.to(platform.device)
     mesh = parallel.make_mesh(layout, platform)
     if layout.tensor > 1:
         assert mesh is not None
@@ -101,10 +97,12 @@ def build(
     if layout.mode == "fsdp":
         assert mesh is not None
         model = parallel.shard(model, config, mesh, _DTYPES[settings.dtype])
+    make_weights(model, platform.device)
     if settings.init_from is not None:
-        make_weights(model, platform.device)
         load_safetensors(settings.init_from, model)
-        model.to(platform.device)
+    else:
+        draw_weights(parameters_of_base(model), made, units, settings.seed)
+    model.to(platform.device)
     if layout.mode == "ddp":
         model = parallel.replicate(model)
     return Built(model, compiled, flops)

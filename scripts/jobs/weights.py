@@ -67,6 +67,19 @@ def _files_of(folder: Path) -> dict[str, Path]:
     return found
 
 
+def copy_part(target: torch.Tensor, whole: torch.Tensor) -> None:
+    """Give a parameter this rank's part of its values."""
+    if isinstance(target, DTensor):
+        target.to_local().copy_(whole[local_part(target)])
+    else:
+        target.copy_(whole)
+
+
+def parameters_of_base(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Name without adapters -> parameter; tied ones under their first name."""
+    return _of_base(dict(model.named_parameters()))
+
+
 def _wanted(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """What a file must have: tied weights once, under their first name; nothing of adapters."""
     saved = model.state_dict()

@@ -17,6 +17,7 @@ from trnx.jobs.adapters import add_lora, merge_lora, passes
 from trnx.jobs.checkpoint_reader import read_metadata
 from trnx.jobs.compiling import linear_flops
 from trnx.jobs.corpus import load_corpus
+from trnx.jobs.drawn_weights import build_model
 from trnx.jobs.engines import GenerationEngine
 from trnx.jobs.errors import ModelError, ResumeWarning
 from trnx.jobs.parallel import linear_sizes
@@ -32,7 +33,7 @@ CPU = torch.device("cpu")
 
 def build(preset: str = "llama-tiny", seed: int = 0, **keys: Any) -> torch.nn.Module:
     config = models.build_config(models.PRESETS[preset], 256, 16, 0.0)
-    model = models.build_model(config, seed)
+    model = build_model(config, seed)
     add_lora(model, {**KEYS, **keys}, seed)
     return model
 
@@ -105,7 +106,7 @@ def test_merged_model_equals_that_with_adapters(preset: str) -> None:
 
 def saved_base(folder: Path, seed: int = 5) -> torch.nn.Module:
     config = models.build_config(models.PRESETS["llama-tiny"], 256, 16, 0.0)
-    model = models.build_model(config, seed)
+    model = build_model(config, seed)
     model.save_pretrained(folder)  # type: ignore[operator]
     return model
 
@@ -136,7 +137,7 @@ def test_model_of_files_is_adapted_and_served(train: Train, text: Path, tmp_path
 def test_adapters_beside_a_model_without_weights_have_values(tmp_path: Path) -> None:
     expected = saved_base(tmp_path)
     with without_weights():
-        model = models.build_model(expected.config, 5)
+        model = models.make_model(expected.config)
     add_lora(model, KEYS, 0)
     make_weights(model, CPU)
     load_safetensors(tmp_path, model)

@@ -18,6 +18,7 @@ import torch
 
 from trnx.backend import demo
 from trnx.jobs import models, serve
+from trnx.jobs.drawn_weights import build_model
 from trnx.jobs.engines import EmbeddingEngine, GenerationEngine
 from trnx.jobs.scheduler import Item
 from trnx.jobs.serve_flags import parse
@@ -83,7 +84,7 @@ def test_embeddings_equal_those_of_the_model_whatever_the_padding(
 def greedy(prompt: str, count: int) -> list[int]:
     """Tokens of the same random model, without padding or batches."""
     config = models.build_config(models.PRESETS["llama-tiny"], 256, 2048, 0.0)
-    model = models.build_model(config, 0).eval()
+    model = build_model(config, 0).eval()
     tokens = list(prompt.encode())
     with torch.no_grad():
         for _ in range(count):

@@ -28,6 +28,7 @@ from trnx.jobs.checkpoints import finished, load_weights
 from trnx.jobs.checksums import seal
 from trnx.jobs.compiling import compile_parts, linear_flops, recompute
 from trnx.jobs.corpus import load_corpus
+from trnx.jobs.drawn_weights import build_model
 from trnx.jobs.errors import NoGraphWarning, ResumeWarning
 from trnx.jobs.metrics import Summary
 from trnx.jobs.parallel import clip_gradients, linear_sizes
@@ -271,7 +272,7 @@ def test_share_below_the_minimum_is_status_1(
 @pytest.mark.parametrize("preset", ["llama-tiny", "gpt2-tiny"])
 def test_linear_flops_are_those_that_torch_counts(preset: str) -> None:
     config = models.build_config(models.PRESETS[preset], 256, 16, 0.0)
-    model = models.build_model(config, 0)
+    model = build_model(config, 0)
     with FlopCounterMode(display=False) as counter:
         model(input_ids=torch.randint(0, 256, (2, 16))).logits.sum().backward()
     counted = counter.get_flop_counts()["Global"]
@@ -375,7 +376,7 @@ def test_evaluation_is_the_loss_on_held_out_text_and_changes_nothing(
     found = [line for line in lines if line.get("event") == "evaluation"]
     assert [line["step"] for line in found] == [2, 4]
     config = models.build_config(models.PRESETS["llama-tiny"], 256, 16, 0.2)
-    model = models.build_model(config, 1).eval()
+    model = build_model(config, 1).eval()
     load_weights(tmp_path / "step-00000004", model)
     tokens = load_corpus(text / "b.txt", "bytes", 16, 0).batch(0, 6)
     with torch.no_grad():
@@ -390,7 +391,7 @@ def test_training_starts_from_safetensors(
     preset: str, train: Train, text: Path, tmp_path: Path
 ) -> None:
     config = models.build_config(models.PRESETS[preset], 256, 16, 0.0)
-    model = models.build_model(config, 5)
+    model = build_model(config, 5)
     model.save_pretrained(tmp_path / "hf", max_shard_size="50KB")  # type: ignore[operator]
     assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
     flags = ("--data", str(text), *SMALL, "--steps", "1", "--init-from", str(tmp_path / "hf"))
@@ -405,10 +406,10 @@ def test_training_starts_from_safetensors(
 @pytest.mark.parametrize("preset", ["llama-tiny", "gpt2-tiny"])
 def test_model_without_weights_becomes_the_one_of_the_files(preset: str, tmp_path: Path) -> None:
     config = models.build_config(models.PRESETS[preset], 256, 16, 0.0)
-    expected = models.build_model(config, 5)
+    expected = build_model(config, 5)
     expected.save_pretrained(tmp_path)  # type: ignore[operator]
     with without_weights():
-        model = models.build_model(config, 6)
+        model = models.make_model(config)
     assert all(parameter.is_meta for parameter in model.parameters())
     make_weights(model, torch.device("cpu"))
     load_safetensors(tmp_path, model)
@@ -424,13 +425,13 @@ def test_rank_reads_its_own_part_of_each_tensor(tmp_path: Path) -> None:
     # One rank alone: torch remembers the place of a process in a mesh. The last one has fewer rows.
     rank = 2
     config = models.build_config(models.PRESETS["llama-tiny"], 256, 16, 0.0)
-    expected = models.build_model(config, 5)
+    expected = build_model(config, 5)
     expected.save_pretrained(tmp_path)  # type: ignore[operator]
     dist.init_process_group("fake", rank=rank, world_size=3, store=FakeStore())
     try:
         mesh = init_device_mesh("cpu", (3, 1), mesh_dim_names=("data", "tensor"))
         with without_weights():
-            model = models.build_model(config, 6)
+            model = models.make_model(config)
         sharded = parallel.shard(model, config, mesh, torch.float32)
         make_weights(sharded, torch.device("cpu"))
         load_safetensors(tmp_path, sharded)
@@ -445,7 +446,7 @@ def test_rank_reads_its_own_part_of_each_tensor(tmp_path: Path) -> None:
 def test_safetensors_that_do_not_fit_are_named(train: Train, text: Path, tmp_path: Path) -> None:
     config = models.build_config(models.PRESETS["llama-tiny"], 128, 16, 0.0)
     folder = tmp_path / "hf"
-    models.build_model(config, 5).save_pretrained(folder)  # type: ignore[operator]
+    build_model(config, 5).save_pretrained(folder)  # type: ignore[operator]
     flags = ("--data", str(text), *SMALL, "--steps", "1", "--init-from", str(folder))
     status, _, errors = train(*flags)
     assert status == 1
