@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from trnx.simulator.migration.source import DELETED, Source
+from trnx.simulator.older_dialects import changed_name
 
 _OLD = "neuronxcc."
 # What nki 0.6 has no module or name for; the use is told, the import goes.
@@ -76,10 +77,22 @@ class Names:
         """True where the file imports `neuronxcc.nki`."""
         return any("neuronxcc" in ast.unparse(one) or _is_nki_jit(one) for one in self._imports)
 
-    def rewrite_imports(self) -> None:
-        """Imports of `neuronxcc.nki` as those of `nki`, and what the new code needs besides."""
+    def leave_kernel(self, node: ast.Import | ast.ImportFrom) -> None:
+        """Move an import out of a kernel, where the device's front end takes none."""
+        above = {_bound(one, alias) for one in self._imports if _is_top(one) for alias in one.names}
+        self._source.replace(node, DELETED)
+        for alias in node.names:
+            if _bound(node, alias) not in above:
+                self._added += _imported(node, alias)
+
+    def rewrite_imports(self) -> str:
+        """Imports of `neuronxcc.nki` as those of `nki`, and what the new code needs besides: the
+        lines for the top of a file that has no import of NKI there.
+        """
         last = None
         for node in self._imports:
+            if self._source.is_replaced(node):
+                continue
             if not _is_top(node) and self._is_repeated(node):
                 self._source.replace(node, DELETED)
                 continue
@@ -91,17 +104,24 @@ class Names:
             if any(self._aliases.get(_bound(node, alias), "").startswith("nki") for alias in
                    node.names) and _is_top(node):  # fmt: skip
                 last = node
-        if self._added and last is not None:
+        added = list(dict.fromkeys(self._added))
+        if last is None:
+            return "".join(f"{line}\n" for line in added)
+        if added:
             before = self._source.render(last)
-            self._source.replace(last, "\n".join([before, *self._added]).lstrip("\n"))
+            self._source.replace(last, "\n".join([before, *added]).lstrip("\n"))
+        return ""
 
     def _is_repeated(self, node: ast.Import | ast.ImportFrom) -> bool:
-        """True for an import of NKI within a function that the module has, too; the device's front
-        end takes none there.
-        """
+        """True for an import of NKI within a function that the module has, too."""
         above = {_bound(one, alias) for one in self._imports if _is_top(one) for alias in one.names}
         names = [_bound(node, alias) for alias in node.names]
         return all(n in above and self._aliases[n].startswith("nki") for n in names)
+
+
+def _split(whole: str) -> tuple[str, str]:
+    parent, _, name = whole.rpartition(".")
+    return parent, name
 
 
 def _is_top(node: ast.stmt) -> bool:
@@ -143,9 +163,7 @@ def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> list[str]:
     if not f"{module}.".startswith(_OLD):
         return _unchanged(node, alias)
     whole = f"{module}.{alias.name}".removeprefix(_OLD)
-    if whole.startswith(_GONE) or whole.rpartition(".")[2] in (
-        "par_dim", "arange", "mgrid", "baremetal", "benchmark", "simulate_kernel", "profile",
-    ):  # fmt: skip
+    if whole.startswith(_GONE) or changed_name(*_split(whole)) is not None:
         return []
     if whole == "nki":
         return [f"import nki{named}"]
