@@ -83,7 +83,11 @@ class KernelRewriter:
 
     def _header(self, statement: ast.For | ast.While | ast.If | ast.With) -> None:
         if isinstance(statement, ast.For):
-            self._expressions.visit(statement.iter)
+            loop = statement.iter
+            if isinstance(loop, ast.Call) and any(k.arg == "directives" for k in loop.keywords):
+                self._source.replace(loop, without(self._source, loop, "directives"))
+                self._expressions.note("for the order of the loop: `with nl.no_reorder():` in it")
+            self._expressions.visit(loop)
         elif isinstance(statement, ast.With):
             for item in statement.items:
                 self._expressions.visit(item.context_expr)
