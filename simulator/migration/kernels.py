@@ -233,11 +233,11 @@ class KernelRewriter:
                 copy = self._names.spelt("nki.isa", "dma_copy")
                 return [f"{copy}(dst={dst}, src={src})"]
             if is_update:
-                return [f"{dst} = {self._cut(call)}"]
+                return [f"{_place(dst)} = {self._cut(call)}"]
             if RESULTS.get(isa, _ANY).buffer == "psum" and not self._is_psum(target):
                 product = expressions.fresh()
                 lines = expressions.instruction(call, product, declares=True)
-                return None if lines is None else [*lines, f"{dst} = {product}"]
+                return None if lines is None else [*lines, f"{_place(dst)} = {product}"]
             return expressions.instruction(call, dst, declares=False)
 
     def _is_psum(self, target: ast.Subscript) -> bool:
@@ -245,10 +245,9 @@ class KernelRewriter:
         return self._expressions.tiles.get(name, Tile()).is_psum
 
     def _assignable(self, target: ast.Subscript) -> None:
-        """Python assigns to subscripts, not to calls of `.ap`."""
         text = self._source.render(target)
-        if text.endswith(")"):
-            self._source.replace(target, f"{text}[...]")
+        if _place(text) != text:
+            self._source.replace(target, _place(text))
 
     def _cut(self, call: ast.Call) -> str:
         """A function of nki.language on the parts of tiles that its mask lets through."""
@@ -286,8 +285,7 @@ class KernelRewriter:
         if isinstance(target, ast.Subscript) and (is_tile or expressions.visit(target)) and name:
             if not self._source.is_replaced(target):
                 expressions.visit(target)
-            place = self._source.render(target)
-            place += "[...]" if place.endswith(")") else ""
+            place = _place(self._source.render(target))
             text = f"{expressions.nl(name)}({place}, {self._source.render(value)})"
             return [f"{place} = {text}"]
         return None
@@ -369,6 +367,11 @@ class KernelRewriter:
         self._source.replace(shape, f"({', '.join(sizes[place:])})")
         expressions.tiles[name] = Tile(blocks=place, is_psum=memory == "psum")
         return _lists(name, sizes[:place], self._source.render(call))
+
+
+def _place(text: str) -> str:
+    """A view as the target of `=`: Python assigns to subscripts, not to calls of `.ap`."""
+    return f"{text}[...]" if text.endswith(")") else text
 
 
 def _size(node: ast.expr) -> ast.expr:

@@ -12,6 +12,7 @@ from trnx.simulator.migration.calls import Spelling, without
 from trnx.simulator.migration.kernels import KernelRewriter
 from trnx.simulator.migration.names import Names
 from trnx.simulator.migration.source import DELETED, Source
+from trnx.simulator.migration.uses import names_of
 from trnx.simulator.older_dialects import changed_parameter
 
 MARK = "# trnx migrate:"
@@ -59,7 +60,7 @@ def migrate(text: str, name: str = "<kernel>") -> Migration:
         _imports(function, names)
         _decorators(function, source, names)
     _calls(source, names, notes)
-    above = names.rewrite_imports()
+    above = names.rewrite_imports(_used(source))
     before = {
         statement: "".join(f"{source.indent(statement)}{MARK} {note}\n" for note in found)
         for statement, found in notes.items()
@@ -70,6 +71,14 @@ def migrate(text: str, name: str = "<kernel>") -> Migration:
     new = _tidy(source.result(before))
     listed = sorted((s.lineno, note) for s, found in notes.items() for note in found)
     return Migration(text, new, tuple(listed))
+
+
+def _used(source: Source) -> set[str]:
+    """The names that the new code reads; all of the old one's where that is no valid Python."""
+    try:
+        return names_of(ast.parse(_tidy(source.result({}))))
+    except SyntaxError:
+        return names_of(source.tree)
 
 
 def _functions(tree: ast.AST) -> list[ast.FunctionDef]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Set
 
 from trnx.simulator.migration.source import DELETED, Source
 from trnx.simulator.older_dialects import changed_name
@@ -20,6 +21,7 @@ class Names:
         self._aliases: dict[str, str] = {}
         self._imports: list[ast.Import | ast.ImportFrom] = []
         self._added: list[str] = []
+        self._used: Set[str] = frozenset()
         for node in ast.walk(source.tree):
             if isinstance(node, ast.Import):
                 self._imports.append(node)
@@ -85,10 +87,12 @@ class Names:
             if _bound(node, alias) not in above:
                 self._added += _imported(node, alias)
 
-    def rewrite_imports(self) -> str:
+    def rewrite_imports(self, used: Set[str]) -> str:
         """Imports of `neuronxcc.nki` as those of `nki`, and what the new code needs besides: the
-        lines for the top of a file that has no import of NKI there.
+        lines for the top of a file that has no import of NKI there. What is gone stays imported
+        where it is among the names `used`, so that its use is told and not a missing name.
         """
+        self._used = used
         last = None
         for node in self._imports:
             if self._source.is_replaced(node):
@@ -96,7 +100,7 @@ class Names:
             if not _is_top(node) and self._is_repeated(node):
                 self._source.replace(node, DELETED)
                 continue
-            new = [text for alias in node.names for text in _imported(node, alias)]
+            new = [text for alias in node.names for text in _imported(node, alias, self._used)]
             if new != [text for alias in node.names for text in _unchanged(node, alias)]:
                 indent = self._source.indent(node)
                 lines = list(dict.fromkeys(new)) or ["pass"] * (not _is_top(node))
@@ -145,7 +149,9 @@ def _unchanged(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> list[str]
     return [f"from {'.' * node.level}{node.module} import {alias.name}{named}"]
 
 
-def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> list[str]:
+def _imported(
+    node: ast.Import | ast.ImportFrom, alias: ast.alias, used: Set[str] = frozenset()
+) -> list[str]:
     """The statements for one alias of an import."""
     named = f" as {alias.asname}" if alias.asname else ""
     if isinstance(node, ast.Import):
@@ -163,7 +169,8 @@ def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> list[str]:
     if not f"{module}.".startswith(_OLD):
         return _unchanged(node, alias)
     whole = f"{module}.{alias.name}".removeprefix(_OLD)
-    if whole.startswith(_GONE) or changed_name(*_split(whole)) is not None:
+    is_told = _split(whole)[0] == "nki" and _bound(node, alias) in used
+    if whole.startswith(_GONE) or (changed_name(*_split(whole)) is not None and not is_told):
         return []
     if whole == "nki":
         return [f"import nki{named}"]

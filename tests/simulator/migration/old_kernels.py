@@ -258,4 +258,21 @@ def kernel(x):
         (_array(64, 32),),
         lambda x: x.T,
     ),
+    "masked_target": Case(
+        """\
+def kernel(x):
+    rows, n = x.shape
+    out = nl.ndarray((rows, n), dtype=x.dtype, buffer=nl.shared_hbm)
+    ip = nl.arange(128)[:, None, None]
+    ia = nl.arange(4)[None, :, None]
+    ib = nl.arange(3)[None, None, :]
+    tile = nl.load(x)
+    turned = nl.zeros((rows, n), dtype=x.dtype, buffer=nl.sbuf)
+    turned[ip, 3 * ia + ib] = nl.copy(tile[ip, ia + 4 * ib], mask=(ip < rows))
+    nl.store(out, value=turned)
+    return out
+""",
+        (_array(100, 12),),
+        lambda x: x.reshape(100, 3, 4).transpose(0, 2, 1).reshape(100, 12),
+    ),
 }
