@@ -84,6 +84,10 @@ class Expressions(Views):
         if not any(is_tile) or not name or len(parts) > 2:
             return False
         texts = ", ".join(self.source.render(part) for part in parts)
+        named = {part.id for part in parts if isinstance(part, ast.Name)}
+        if isinstance(op, ast.Div) and named & self.integers:
+            # Integers have quotients in float32; nl.divide gives the dtype of its operands.
+            texts += f", dtype={self.nl('float32')}"
         self.source.replace(node, f"{self.nl(name)}({texts})")
         return True
 
@@ -382,4 +386,6 @@ class Expressions(Views):
             self.note(f"nisa.{isa}: {error}; {changed_parameter(isa, PARAMETERS[isa][0])}")
             return None
         call = f"{self.source.render(node.func)}{call}"
+        if isa == "iota" and "int" in texts.get("dtype", "int"):
+            self.integers.add(dst)
         return [made, call] if declares else [call]

@@ -50,6 +50,8 @@ class Views:
         # Views of masked loads and stores by name; dtypes that loads of constants give.
         self.views: dict[str, ast.Subscript] = {}
         self.constants: dict[str, str] = {}
+        # Tiles of numbers that nisa.iota counted.
+        self.integers: set[str] = set()
         # Of the statement at hand: lines that come before it, and what is left to its author.
         self.before: list[str] = []
         self.notes: list[str] = []

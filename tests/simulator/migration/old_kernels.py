@@ -275,4 +275,16 @@ def kernel(x):
         (_array(100, 12),),
         lambda x: x.reshape(100, 3, 4).transpose(0, 2, 1).reshape(100, 12),
     ),
+    "quotient_of_integers": Case(
+        """\
+def kernel(x):
+    out = nl.ndarray((64, 1), dtype=nl.float32, buffer=nl.shared_hbm)
+    place = nisa.iota(nl.arange(64)[:, None], dtype=nl.int32)
+    row = nl.floor(place / 5, dtype=nl.int32)
+    nl.store(out, value=nl.add(nl.copy(row, dtype=nl.float32), nl.load(x)))
+    return out
+""",
+        (_array(64, 1),),
+        lambda x: np.arange(64).reshape(64, 1) // 5 + x,
+    ),
 }
