@@ -1,9 +1,10 @@
 """Published times of whole kernels: what the error band is made of, but for the few points that
 constants were taken from.
 
-Three kinds. `C-II`: latency bounds of unit tests of aws-neuron/nki-samples and of the Stanford
-CS149 course, which authors recorded on a device (the chip is trn1 unless named); of the tests the
-first value in the history of the file, which later ones relax because times fluctuate. `C-III`:
+Three kinds. `C-II`: latency bounds of unit tests of aws-neuron/nki-samples, which authors recorded
+on a device (the chip is trn1 unless named), the first value in the history of the file, which later
+ones relax because times fluctuate, with the kernel as it was then; and limits of the Stanford CS149
+course, divided by what they allow above its own kernel. `C-III`:
 expected times in tests of aws-neuron/nki-library (trn2; picoseconds by inference). `C-IV`: device
 times that Jerry2423/kda-for-trainium recorded on trn2; its p50 is half of the profiled time
 (inferred there from raw engine times), so the values here are twice its own.
@@ -20,7 +21,8 @@ from typing import Any
 
 # From the start of the NEFF to the first DMA and from the last store to its end, in ns, by chip and
 # cores: on trn1 what is left of the pool that takes 14 us, less than the 16.5 us of the profile of
-# row B3-23; on trn2 what is left of mlp_tkg and qkv_tkg at no bytes.
+# row B3-23; on trn2 what was left of mlp_tkg and qkv_tkg at no bytes. With H shared out to cores it
+# is 31.7 us for qkv_tkg and 6 to 13 us for mlp_tkg; 28 us fits other families of two cores.
 PREAMBLE_NS = {("trn1", 1): 6100.0, ("trn2", 1): 12000.0, ("trn2", 2): 28000.0}
 
 Tensor = tuple[str, tuple[int, ...]]
@@ -57,7 +59,11 @@ class HeldOut:
 _SAMPLES = "aws-neuron/nki-samples test/unit"
 _LIBRARY = "aws-neuron/nki-library test/integration"
 _KDA = "Jerry2423/kda-for-trainium RESULTS.md, workspaces/*/benchmark.csv"
-_CS149 = "stanford-cs149/asst4-trainium2 part2/test_harness.py"
+# How much slower than the course's own kernel a solution may be, by its README, and where that is.
+_CS149 = {
+    "trn1": (1.5, "stanford-cs149/asst4-trainium README.md, part2/test_harness.py"),
+    "trn2": (1.2, "stanford-cs149/asst4-trainium2 README.md, part2/test_harness.py"),
+}
 F32, BF16, F16, F8 = "float32", "bfloat16", "float16", "float8_e5m2"
 
 
@@ -84,10 +90,15 @@ def _norm_qkv(us: float, rows: int, hidden: int, columns: int, dtype: str) -> He
     )  # fmt: skip
 
 
-def _convolution(us: float, target: str, size: int, dtype: str, rows: int) -> HeldOut:
+def _convolution(us: float, target: str, size: tuple[int, int], dtype: str, rows: int) -> HeldOut:
+    """The limit `us` of a course, as the reference kernel's p99: full credit is up to 1.2 times of
+    that (1.5 times in the year of trn1).
+    """
+    slack, source = _CS149[target]
     return HeldOut(
-        "C-II conv2d", target, f"256 to 256 channels, {size} x {size}, 3 x 3 {dtype}", us * 1e3,
-        "convolution", ((dtype, (256, size, size)), (dtype, (9, 256, 256)), rows), _CS149,
+        "C-II conv2d", target, f"256 to 256 channels, {size[0]} x {size[1]}, 3 x 3 {dtype}",
+        us * 1e3 / slack, "convolution",
+        ((dtype, (256, *size)), (dtype, (256, 256, 3, 3)), (F32, (256,)), rows), source,
     )  # fmt: skip
 
 
@@ -177,7 +188,7 @@ HELD_OUT = (
     *(
         HeldOut("C-II resize_nearest", "trn1", f"({images}, 30, 20, 1280) to (59, 38) {dtype}",
                 us * 1e3, "resize_nearest", ((dtype, (images, 30, 20, 1280)), 59, 38),
-                f"{_SAMPLES}/test_resize_nearest_fixed_dma_kernel.py")
+                f"{_SAMPLES}/test_resize_nearest.py at 05c0769, kernel in reference/vision.py")
         for us, images, dtype in ((1740, 10, F32), (659, 1, F16), (659, 1, BF16))
     ),
     _pool(56, (1, 64, 56, 56), 7),
@@ -189,12 +200,12 @@ HELD_OUT = (
     _pool(103, (8, 64, 32, 32), 4, F16),
     _pool(564, (2, 2048, 32, 32), 3, sets="dma_descriptor_ns"),
     _pool(255, (2, 64, 256, 256), 1),
-    _convolution(4596, "trn2", 224, F32, 18),
-    _convolution(1002, "trn2", 224, F16, 18),
-    _convolution(110, "trn2", 32, F32, 30),
-    _convolution(84, "trn2", 32, F16, 30),
-    _convolution(4300, "trn1", 224, F32, 18),
-    _convolution(1300, "trn1", 224, F16, 18),
+    _convolution(4596, "trn2", (224, 224), F32, 18),
+    _convolution(1002, "trn2", (224, 224), F16, 18),
+    _convolution(110, "trn2", (32, 16), F32, 30),
+    _convolution(84, "trn2", (32, 16), F16, 30),
+    _convolution(4300, "trn1", (224, 224), F32, 18),
+    _convolution(1300, "trn1", (224, 224), F16, 18),
     *(
         _attention("C-III attention_cte", "trn2", us, q, keys, dtype,
                    f"{_LIBRARY}/test_attention_cte.py", cores=cores, is_causal=causal)
@@ -223,6 +234,10 @@ HELD_OUT = (
     _stream("C-III mlp_tkg", 62.2, 2, 1, 8192, 448, _TWO_CORES),
     _stream("C-III mlp_tkg", 153.9, 2, 5, 16384, 832, _TWO_CORES),
     _stream("C-III mlp_tkg", 25.6, 2, 1, 4096, 128),
+    _stream("C-III mlp_tkg", 50.3, 2, 1, 7168, 364),
+    _stream("C-III mlp_tkg", 135.3, 2, 1, 8448, 1408),
+    _stream("C-III mlp_tkg", 179.8, 2, 5, 20480, 832),
+    _stream("C-III mlp_tkg", 292.1, 2, 5, 32768, 896),
     _stream("C-III qkv_tkg", 104.2, 2, 1, 20480, 896, _TWO_CORES),
     _stream("C-III qkv_tkg", 137.7, 2, 1, 32768, 896, _TWO_CORES),
     _stream("C-III qkv_tkg", 62.5, 2, 3, 8192, 512),

@@ -140,56 +140,19 @@ def _normalise(tile, gamma, ones, epsilon):
 
 @nki.jit
 def resize_nearest(x, rows, columns):
-    """x [images, height, width, channels], rows x columns pixels of the result: 128 of them at a
-    time, whose sources are computed from their numbers and gathered.
+    """x [images, height, width, channels] to rows x columns: each pixel of the result is loaded and
+    stored, images on the partitions.
     """
-    images, pixels, channels = x.shape[0], x.shape[1] * x.shape[2], x.shape[3]
+    images, height, width, channels = x.shape
     out = nl.ndarray((images, rows * columns, channels), dtype=x.dtype, buffer=nl.shared_hbm)
-    flat = x.reshape((images * pixels, channels))
-    for image in range(images):
-        for first in range(0, rows * columns, 128):
-            count = min(128, rows * columns - first)
-            chosen = _sources(first, count, (x.shape[1], x.shape[2]), (rows, columns))
-            tile = _tile((count, channels), x.dtype)
-            source = flat.ap(
-                pattern=[[channels, count], [1, channels]], offset=image * pixels * channels,
-                vector_offset=chosen, indirect_dim=0,
-            )  # fmt: skip
-            nisa.dma_copy(dst=tile, src=source)
-            nisa.dma_copy(dst=out[image, first : first + count], src=tile)
+    flat = x.reshape((images, height * width, channels))
+    for row in range(rows):
+        for column in range(columns):
+            source = row * height // rows * width + column * width // columns
+            tile = _tile((images, channels), x.dtype)
+            nisa.dma_copy(dst=tile, src=flat[0:images, source])
+            nisa.dma_copy(dst=out[0:images, row * columns + column], src=tile)
     return out
-
-
-def _sources(first, count, size, wanted):
-    """[count, 1] int32: where the pixels from `first` on of the result come from."""
-    index = _tile((count, 1), nl.float32)
-    nisa.iota(dst=index, pattern=[[1, 1]], offset=first, channel_multiplier=1)
-    row = _floor(index, 1.0 / wanted[1])
-    column = _tile((count, 1), nl.float32)
-    nisa.scalar_tensor_tensor(
-        dst=column, data=row, op0=nl.multiply, operand0=float(-wanted[1]), op1=nl.add,
-        operand1=index,
-    )  # fmt: skip
-    row = _floor(row, size[0] / wanted[0])
-    column = _floor(column, size[1] / wanted[1])
-    source = _tile((count, 1), nl.int32)
-    nisa.scalar_tensor_tensor(
-        dst=source, data=row, op0=nl.multiply, operand0=float(size[1]), op1=nl.add, operand1=column
-    )
-    return source
-
-
-def _floor(data, factor):
-    """The integers of data * factor, as float32: conversions round to the nearest."""
-    scaled = _tile(data.shape, nl.float32)
-    nisa.tensor_scalar(
-        dst=scaled, data=data, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=-0.4999
-    )
-    whole = _tile(data.shape, nl.int32)
-    nisa.tensor_copy(dst=whole, src=scaled, engine=nisa.vector_engine)
-    result = _tile(data.shape, nl.float32)
-    nisa.tensor_copy(dst=result, src=whole, engine=nisa.vector_engine)
-    return result
 
 
 @nki.jit

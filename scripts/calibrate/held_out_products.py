@@ -267,20 +267,19 @@ def _double_row_sums(stationary, moving, columns):
 
 
 @nki.jit
-def convolution(x, w, rows):
-    """3 x 3 without padding: x [C, H, W], w [9, C, O] -> [O, H - 2, W - 2]; `rows` rows of the
-    result at a time, nine shifted products per 128 channels.
+def convolution(x, w, bias, rows):
+    """3 x 3 without padding: x [C, H, W], w [O, C, 3, 3], bias [O] -> [O, H - 2, W - 2]; `rows`
+    rows of the result at a time, nine shifted products per 128 channels. TensorE transposes w.
     """
     channels, height, width = x.shape
-    outputs = w.shape[2]
+    outputs = w.shape[0]
     tall, wide = height - 2, width - 2
     out = nl.ndarray((outputs, tall, wide), dtype=x.dtype, buffer=nl.shared_hbm)
-    weights = []
-    for tap in range(9):
-        for c in range(0, channels, 128):
-            tile = _tile((128, outputs), w.dtype)
-            nisa.dma_copy(dst=tile, src=w[tap, c : c + 128])
-            weights.append(tile)
+    weights, biases = _taps(w), []
+    for o in range(0, outputs, 128):
+        tile = _tile((128, 1), nl.float32)
+        nisa.dma_copy(dst=tile, src=bias.reshape((outputs, 1))[o : o + 128])
+        biases.append(tile)
     for top in range(0, tall, rows):
         count = min(rows, tall - top)
         images = []
@@ -289,11 +288,32 @@ def convolution(x, w, rows):
             nisa.dma_copy(dst=tile, src=x[c : c + 128, top : top + count + 2])
             images.append(tile)
         for o in range(0, outputs, 128):
-            _convolve(out, images, weights, o, top, count, wide)
+            _convolve(out, images, weights, biases[o // 128], (o, top, count, wide))
     return out
 
 
-def _convolve(out, images, weights, o, top, count, wide):
+def _taps(w):
+    """w [O, C, 3, 3] as tiles [128 of C, O], by tap and then by C."""
+    outputs, channels = w.shape[0], w.shape[1]
+    flat = w.reshape((outputs, channels * 9))
+    tiles = []
+    for _ in range(9 * (channels // 128)):
+        tiles.append(_tile((128, outputs), w.dtype))
+    for o in range(0, outputs, 128):
+        loaded = _tile((128, channels * 9), w.dtype)
+        nisa.dma_copy(dst=loaded, src=flat[o : o + 128])
+        for tap in range(9):
+            for c in range(0, channels, 128):
+                first = c * 9 + tap
+                turned = nl.ndarray((128, 128), dtype=w.dtype, buffer=nl.psum)
+                nisa.nc_transpose(dst=turned, data=loaded[:, first : first + 127 * 9 + 1 : 9])
+                target = tiles[tap * (channels // 128) + c // 128][:, o : o + 128]
+                nisa.tensor_copy(dst=target, src=turned, engine=nisa.vector_engine)
+    return tiles
+
+
+def _convolve(out, images, weights, bias, place):
+    o, top, count, wide = place
     per_bank = 512 // wide
     result = _tile((128, count, wide), out.dtype)
     for first in range(0, count, per_bank):
@@ -307,7 +327,7 @@ def _convolve(out, images, weights, o, top, count, wide):
                     stationary=weights[tap * len(images) + c][:, o : o + 128],
                     moving=images[c][:, first + down : last + down, right : right + wide],
                 )
-        nisa.tensor_copy(dst=result[:, first:last], src=acc, engine=nisa.vector_engine)
+        nisa.tensor_scalar(dst=result[:, first:last], data=acc, op0=nl.add, operand0=bias)
     nisa.dma_copy(dst=out[o : o + 128, top : top + count], src=result)
 
 
@@ -391,43 +411,87 @@ def _gated(dst, both):
 
 @nki.jit
 def stream_weights(x, matrices, down):
-    """A few rows x [T, H] through matrices [H, I], whose columns are shared out to the programs,
-    and `down` [I, H] if there is one: the time is that of reading the weights.
+    """A few rows x [T, H] through matrices [H, I] and `down` [I, H] if there is one: the time is
+    that of reading the weights. The programs share H, each partition has rows of a matrix that lie
+    behind one another, 16 to a load, and two programs exchange and add their sums.
     """
     rows, hidden = x.shape
-    columns = matrices[0].shape[1] // nl.num_programs(0)
-    own = nl.program_id(0) * columns
-    shape = (rows, matrices[0].shape[1])
-    if down is not None:
-        shape = (nl.num_programs(0), 128, hidden // 128, rows)
-    out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    stationary = _tile((128, hidden // 128, rows), x.dtype)
-    turned = x.reshape((rows, hidden // 1024, 128, 8))
-    for row in range(rows):
-        nisa.dma_copy(
-            dst=stationary[:, :, row].reshape((128, hidden // 1024, 8)),
-            src=turned[row].permute((1, 0, 2)),
-        )
+    columns = matrices[0].shape[1]
+    share = hidden // nl.num_programs(0)
+    own = nl.program_id(0) * share
+    stationary = _by_partitions(x[:, own : own + share])
+    sums = _tile((rows, len(matrices), columns), nl.float32)
+    for m in range(len(matrices)):
+        _accumulate(sums[:, m], stationary, matrices[m][own : own + share])
+    if nl.num_programs(0) > 1:
+        other = 1 - nl.program_id(0)
+        received = _tile(sums.shape, nl.float32)
+        nisa.sendrecv(src=sums, dst=received, send_to_rank=other, recv_from_rank=other, pipe_id=0)
+        nisa.tensor_tensor(dst=sums, data1=sums, data2=received, op=nl.add)
     held = _tile((rows, columns), x.dtype)
-    for n in range(0, columns, 512):
-        width = min(512, columns - n)
-        both = []
-        for matrix in matrices:
-            both.append(_accumulate(stationary, matrix, own + n, width))
-        if down is None:
-            nisa.tensor_copy(dst=held[:, n : n + width], src=both[0], engine=nisa.vector_engine)
-        else:
-            _gated(held[:, n : n + width], both)
     if down is None:
-        nisa.dma_copy(dst=out[:, own : own + columns], src=held)
+        out = nl.ndarray((rows, columns), dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.tensor_copy(dst=held, src=sums[:, 0], engine=nisa.vector_engine)
+        half = columns // nl.num_programs(0)
+        first = nl.program_id(0) * half
+        nisa.dma_copy(dst=out[:, first : first + half], src=held[:, first : first + half])
         return out
-    _project_columns(out, held, down[own : own + columns])
+    shape = (nl.num_programs(0), 128, share // 128, rows)
+    out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    _gated(held, [sums[:, 0], sums[:, 1]])
+    _project_columns(out, held, down[:, own : own + share])
     return out
+
+
+def _by_partitions(x):
+    """x [T, H] as [128, T, H / 128], a run of H / 128 elements to a partition; up to 2048 columns
+    are loaded as they lie, and transposed by TensorE.
+    """
+    rows, hidden = x.shape
+    inner = hidden // 128
+    tile = _tile((128, rows, inner), x.dtype)
+    if hidden > 2048:
+        nisa.dma_copy(dst=tile, src=x.reshape((rows, 128, inner)).permute((1, 0, 2)))
+        return tile
+    flat = _tile((rows, hidden), x.dtype)
+    nisa.dma_copy(dst=flat, src=x)
+    for i in range(inner):
+        part = flat[:, i : i + 127 * inner + 1 : inner]
+        turned = nl.ndarray((128, rows), dtype=x.dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=turned, data=part)
+        nisa.tensor_copy(dst=tile[:, :, i], src=turned, engine=nisa.vector_engine)
+    return tile
+
+
+def _accumulate(dst, stationary, matrix):
+    """x @ matrix into dst [T, I]; up to 16 rows of the matrix a partition and load."""
+    rows, columns = dst.shape
+    inner = stationary.shape[2]
+    by_partition = matrix.reshape((128, inner, columns))
+    parts = []
+    for n in range(0, columns, 512):
+        parts.append(_sum(rows, min(512, columns - n)))
+    for first in range(0, inner, 16):
+        count = min(16, inner - first)
+        tile = _tile((128, count, columns), matrix.dtype)
+        nisa.dma_copy(dst=tile, src=by_partition[:, first : first + count])
+        for i in range(count):
+            for n in range(len(parts)):
+                nisa.nc_matmul(
+                    dst=parts[n],
+                    stationary=stationary[:, :, first + i],
+                    moving=tile[:, i, 512 * n : 512 * n + parts[n].shape[1]],
+                )
+    for n in range(len(parts)):
+        width = parts[n].shape[1]
+        nisa.tensor_copy(
+            dst=dst[:, 512 * n : 512 * n + width], src=parts[n], engine=nisa.vector_engine
+        )
 
 
 def _project_columns(out, held, down):
     """held [T, I] @ down [I, H] with the columns of H on the partitions: one product of T columns
-    per 128 x 128 weights. Two programs leave their sums side by side.
+    per 128 x 128 weights.
     """
     rows, inner = held.shape
     hidden = down.shape[1]
@@ -435,35 +499,22 @@ def _project_columns(out, held, down):
     for k in range(0, inner, 128):
         inward.append(_transposed(held[:, k : min(k + 128, inner)]))
     for start in range(0, hidden, 4096):
+        columns = min(4096, hidden - start)
         tiles = []
         for k in range(0, inner, 128):
             width = min(128, inner - k)
-            tile = _tile((width, 4096), held.dtype)
-            nisa.dma_copy(dst=tile, src=down[k : k + width, start : start + 4096])
+            tile = _tile((width, columns), held.dtype)
+            nisa.dma_copy(dst=tile, src=down[k : k + width, start : start + columns])
             tiles.append(tile)
-        acc = nl.ndarray((128, 32, rows), dtype=nl.float32, buffer=nl.psum)
-        for n in range(32):
+        acc = nl.ndarray((128, columns // 128, rows), dtype=nl.float32, buffer=nl.psum)
+        for n in range(columns // 128):
             for piece, tile in zip(inward, tiles, strict=True):
                 part = tile[:, 128 * n : 128 * n + 128]
                 nisa.nc_matmul(dst=acc[:, n], stationary=part, moving=piece)
         result = _tile(acc.shape, out.dtype)
         nisa.tensor_copy(dst=result, src=acc, engine=nisa.vector_engine)
         first = start // 128
-        nisa.dma_copy(dst=out[nl.program_id(0), :, first : first + 32], src=result)
-
-
-def _accumulate(stationary, matrix, first, columns):
-    """x @ matrix[:, first : first + columns]; eight rows of the matrix a partition and load."""
-    hidden = matrix.shape[0]
-    acc = _sum(stationary.shape[2], columns)
-    for k in range(0, hidden, 1024):
-        tile = _tile((128, 8, columns), matrix.dtype)
-        block = matrix[k : k + 1024, first : first + columns]
-        nisa.dma_copy(dst=tile, src=block.reshape((128, 8, columns)))
-        for i in range(8):
-            chunk = stationary[:, k // 128 + i]
-            nisa.nc_matmul(dst=acc, stationary=chunk, moving=tile[:, i])
-    return acc
+        nisa.dma_copy(dst=out[nl.program_id(0), :, first : first + columns // 128], src=result)
 
 
 @nki.jit

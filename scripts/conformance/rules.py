@@ -5,6 +5,7 @@ Rows are in `rules/*.toml`, one file a family, in the order of the documentation
     [[rule]]
     id = "nc_matmul.partitions"           # unique
     source = "nki/api/nki/isa/__init__.py:607"     # file and line at SDK 2.32
+    also = ["nki/api/nki/isa/__init__.py:593"]     # other sentences that say the same
     rule = "stationary and moving have as many partitions"    # in our own words
     on = ["trn1"]                         # generations on which it holds; all without it
     check = "nc_matmul"                   # what the finding is called
@@ -18,7 +19,7 @@ Without `accepted`, the refused kernel is the legal one on the other generations
 `refused` has `why`, the reason for which no check can hold it, or `open`: a check is missing. What
 the sources dispute is a warning, whose check ends in "-disputed".
 Kernels have `x`, float32 [128, 512] in HBM, and tiles of zeros: `sb(shape, dtype)` in SBUF,
-`ps(shape, dtype)` in PSUM, `hb(shape, dtype)` in HBM.
+`ps(shape, dtype)` in PSUM, `hb(shape, dtype)` in HBM. `KEPT` is a list of their module.
 
     python scripts/conformance/rules.py --json               # runs the rows
     python scripts/conformance/rules.py --write              # writes docs/nki_rules.md
@@ -59,6 +60,8 @@ import nki
 import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
+
+KEPT = [1]
 
 
 def sb(shape, dtype=nl.float32):
@@ -106,6 +109,7 @@ class Row:
     id: str
     source: str
     rule: str
+    also: tuple[str, ...] = ()
     on: tuple[str, ...] = TARGETS
     check: str = ""
     setup: str = ""
@@ -127,6 +131,8 @@ class Row:
         """What is wrong with the row itself."""
         if not re.fullmatch(r"[\w./-]+\.(py|rst):\d+", self.source):
             yield f"source {self.source!r} is no file and line"
+        if not all(re.fullmatch(r"[\w./-]+\.(py|rst):\d+", source) for source in self.also):
+            yield f"also {self.also!r} are no files and lines"
         if sum(map(bool, (self.refused, self.why, self.open))) != 1:
             yield "a row has one of refused, why and open"
         if self.refused and not self.check:
@@ -147,7 +153,11 @@ def rows() -> list[Row]:
     found = []
     for file in sorted(FOLDER.glob("*.toml")):
         for given in tomllib.loads(file.read_text())["rule"]:
-            given = {**given, "on": tuple(given.get("on", TARGETS))}
+            given = {
+                **given,
+                "on": tuple(given.get("on", TARGETS)),
+                "also": tuple(given.get("also", ())),
+            }
             row = Row(file.stem, **given)
             problems = list(row.problems_of_form())
             if problems:
@@ -248,7 +258,12 @@ def uncovered(checkout: Path, found: list[Row]) -> dict[str, tuple[int, int]]:
     result = {}
     for file in dict.fromkeys(row.source.partition(":")[0] for row in found):
         lines = (checkout / file).read_text().splitlines()
-        known = {int(row.source.partition(":")[2]) for row in found if row.source.startswith(file)}
+        known = {
+            int(source.partition(":")[2])
+            for row in found
+            for source in (row.source, *row.also)
+            if source.startswith(file)
+        }
         told = [number for number, line in enumerate(lines, 1) if _RULE.search(line)]
         missing = [n for n in told if not any(n + d in known for d in range(-3, 4))]
         result[file] = (len(told), len(missing))

@@ -17,8 +17,8 @@ Made = tuple[int, MemoryRegion, int, int, str, tuple[int, int] | None, Line | No
 
 
 class Allocation(NamedTuple):
-    """What capacity checks know of an on-chip tensor: partitions, bytes in each, and the first and
-    the last instruction that use it (-1: none).
+    """What checks know of an on-chip tensor: partitions, bytes in each, the first and the last
+    instruction that use it (-1: none), and its number among the storages of the trace.
     """
 
     core: int
@@ -30,6 +30,7 @@ class Allocation(NamedTuple):
     line: Line | None
     first: int
     last: int
+    number: int
 
 
 class Allocations:
@@ -37,6 +38,9 @@ class Allocations:
 
     def __init__(self) -> None:
         self._made: list[Made | None] = []
+
+    def __len__(self) -> int:
+        return len(self._made)
 
     def add(self, made: Made | None) -> int:
         """A storage is made; its index."""
@@ -47,8 +51,8 @@ class Allocations:
         """The allocations of one program, in order, with their lives in `rows`."""
         first, last = (ends.tolist() for ends in _lives(rows, len(self._made)))
         return [
-            Allocation._make((*made, since, until))
-            for made, since, until in zip(self._made, first, last, strict=True)
+            Allocation._make((*made, since, until, index))
+            for index, (made, since, until) in enumerate(zip(self._made, first, last, strict=True))
             if made is not None and made[0] == core
         ]
 

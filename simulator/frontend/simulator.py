@@ -13,6 +13,7 @@ import torch
 from trnx.simulator.checks.capacity import check_address, peak_bytes
 from trnx.simulator.checks.initialised import InitialisedData
 from trnx.simulator.checks.liveness import Allocations
+from trnx.simulator.checks.loop_scope import check_loop_scope
 from trnx.simulator.checks.psum_groups import PsumGroups
 from trnx.simulator.checks.races import RaceDetector
 from trnx.simulator.errors import IllegalInstructionError, UninitialisedReadError
@@ -196,6 +197,11 @@ class Simulator:
         index = self._allocations.add(None)
         return Storage(index, MemoryRegion.shared_hbm, dtype, 1, size, name, None, slot)
 
+    @property
+    def storage_count(self) -> int:
+        """How many storages the trace has made."""
+        return len(self._allocations)
+
     def engine_state(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """State of an engine that lives across instructions; every run starts with zeros."""
         own = f"{key} of core {self.core.index}"
@@ -337,6 +343,7 @@ class Simulator:
             (loop.first, loop.last, loop.trips, core.index) for loop in core.loops.records
         ]
         allocations = self._allocations.of_core(core.index, self.rows)
+        check_loop_scope(core.loops.records, allocations, self.rows, self.findings)
         sbuf, psum = peak_bytes(self.hardware, allocations, core.loops.records, self.findings)
         self._peaks = (max(self._peaks[0], sbuf), max(self._peaks[1], psum))
 

@@ -35,6 +35,11 @@ from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.memory.dtypes import DType
 from trnx.simulator.source import parse
 
+# Methods that change a list or a dict.
+_CHANGES = (
+    "append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault",
+    "sort", "update",
+)  # fmt: skip
 _LOOPS = ("fori_loop", "while_loop")
 _MODULES = ("math", "numpy")
 _CONSTANTS = (int, float, bool, str, type(None), DType)
@@ -176,10 +181,31 @@ class _Checker:
             yield from self._visit_name(node)
         if isinstance(node, ast.Attribute):
             yield from self._visit_member(node)
+        name = _changed_name(node)
+        if name and self._is_kept(name):
+            yield self._finding(
+                node,
+                f"changes {name!r}, which is kept from call to call; a kernel depends on its "
+                "arguments alone, and the device runs what was compiled for the first call "
+                "(SDK/nki/get-started/nki-language-guide.rst, Kernel Caching)",
+                "kernel-purity",
+            )
         for child in _children(node):
             if isinstance(node, ast.FunctionDef):
                 self._local.update(item.arg for item in node.args.args)
             yield from self._visit(child, bodies)
+
+    def _is_kept(self, name: str) -> bool:
+        """True for a global, and for a parameter whose default is a list or a dict."""
+        given = self._node.args
+        named = [item.arg for item in given.posonlyargs + given.args][::-1]
+        defaults = zip(named, given.defaults[::-1], strict=False)
+        pairs = zip((item.arg for item in given.kwonlyargs), given.kw_defaults, strict=True)
+        if any(
+            name == one and isinstance(d, ast.List | ast.Dict) for one, d in (*defaults, *pairs)
+        ):
+            return True
+        return name not in self._local and name in self._function.__globals__
 
     def _visit_name(self, node: ast.Name) -> Iterator[KernelSubsetError]:
         name = node.id
@@ -212,6 +238,18 @@ class _Checker:
                 "helpers, functions, and constants (int, float, bool, str, None, NKIObject, and "
                 "tuples, lists and dicts of them) can be reached",
             )
+
+
+def _changed_name(node: ast.AST) -> str:
+    """The name of which a node changes a part, or ""."""
+    owner: ast.AST | None = None
+    if isinstance(node, ast.Subscript | ast.Attribute) and not isinstance(node.ctx, ast.Load):
+        owner = node.value
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        owner = node.func.value if node.func.attr in _CHANGES else None
+    while isinstance(owner, ast.Subscript | ast.Attribute):
+        owner = owner.value
+    return owner.id if isinstance(owner, ast.Name) else ""
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:

@@ -26,6 +26,7 @@ from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.frontend.kernel import Kernel
 from trnx.simulator.frontend.kernel_sources import Source, Sources, is_nki, never_twin
 from trnx.simulator.frontend.nki_modules import MARK, nki_modules
+from trnx.simulator.older_dialects import changed_name
 
 # A global of every twin.
 IN_TWIN = "__trnx_twin__"
@@ -229,5 +230,8 @@ def _nki_import(name: str, fromlist: Sequence[str] | None) -> ModuleType:
     """`import nki...` in a twin."""
     modules = nki_modules()
     if name not in modules:
-        raise ModuleNotFoundError(f"No module named {name!r} in the simulator", name=name)
+        parent, _, last = name.removeprefix("neuronxcc.").rpartition(".")
+        change = changed_name(parent, last)
+        what = "" if change is None else f"; {change}"
+        raise ModuleNotFoundError(f"No module named {name!r} in the simulator{what}", name=name)
     return modules[name] if fromlist else modules[name.partition(".")[0]]

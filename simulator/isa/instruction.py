@@ -39,11 +39,11 @@ from typing import Any, NamedTuple, Required, TypedDict, Unpack
 import torch
 
 from trnx.simulator.costs.cost import EngineCost
-from trnx.simulator.errors import TrnxError
+from trnx.simulator.errors import IllegalInstructionError, TrnxError
 from trnx.simulator.isa.access import Access
 from trnx.simulator.isa.arguments import explain_arguments
 from trnx.simulator.isa.recorder import current
-from trnx.simulator.kernel_lines import kernel_line
+from trnx.simulator.kernel_lines import kernel_line, kernel_location
 from trnx.simulator.language.enums import Engine
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.program.interleaved_loops import WaitPoint, complete_rendezvous
@@ -57,7 +57,8 @@ SPECS: dict[str, InstructionSpec] = {}
 
 class NkiInstruction:
     """Handle of a recorded instruction; `depends_on` adds a scheduling edge (program order holds
-    anyway).
+    anyway): a semaphore that is waited for in every turn of a register loop, so that the loops of
+    a producer are loops of its consumer, too.
     """
 
     __slots__ = ("index",)
@@ -66,10 +67,26 @@ class NkiInstruction:
         self.index = index
 
     def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
-        """Make this instruction run after `producers`; returns self."""
+        """Make this instruction run after `producers`; returns self. Raises
+        IllegalInstructionError for one that comes later, or is in a register loop that this
+        instruction is not in.
+        """
+        loops = current("depends_on").loops
         for producer in producers:
             if producer.index > self.index:
-                raise TrnxError("depends_on: a producer must come before its consumer")
+                raise IllegalInstructionError(
+                    "depends_on",
+                    "depends_on: a producer must come before its consumer",
+                    kernel_location(),
+                )
+            if not loops.around(producer.index) <= loops.around(self.index):
+                raise IllegalInstructionError(
+                    "depends_on",
+                    "depends_on: the producer is in a register loop that its consumer is not in, "
+                    "so that the consumer would wait for a turn that may never come; wait within "
+                    "the loop (SDK/nki/api/nki/isa/__init__.py, NkiInstruction)",
+                    kernel_location(),
+                )
         return self
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from trnx.simulator.errors import FindingError, IllegalInstructionError, UninitialisedReadError
+from trnx.simulator.findings import DISPUTED_LEGALITY
 from trnx.simulator.isa.indirect import check_tensor_indirect
 from trnx.simulator.isa.recording import Recording
 from trnx.simulator.language.enums import Engine
@@ -14,6 +15,8 @@ from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.language.tensor_view import Indirect
 from trnx.simulator.memory.dtypes import DType
 from trnx.simulator.memory.storage import ON_CHIP, MemoryRegion
+
+_CORE = 16
 
 
 class Legality(Recording):
@@ -94,7 +97,10 @@ class Legality(Recording):
         if tensor.indirection is not None:
             self._check_indirection(tensor.indirection, operand)
         if storage.is_on_chip and (
-            tensor.offset or storage.start_partition or tensor.shape[0] > 128
+            tensor.offset
+            or storage.start_partition
+            or tensor.shape[0] > 128
+            or tensor.strides[0] != storage.pitch
         ):
             self._check_partitions(tensor, operand)
         return tensor
@@ -108,9 +114,11 @@ class Legality(Recording):
     def _check_partitions(self, tensor: NkiTensor, operand: str) -> None:
         # Partition access rules (SDK/nki/guides/architecture/trainium_inferentia2_arch.rst): 128
         # at most; more than 64 start at 0, 33 to 64 at 0 or 64, up to 32 at a multiple of 32.
+        count, start = tensor.shape[0], tensor.start_partition
+        if count > 1 and tensor.strides[0] != tensor.pitch:
+            self._check_stride(tensor, operand)
         if self.engine is Engine.dma:
             return
-        count, start = tensor.shape[0], tensor.start_partition
         if count > 128:
             self.finding("partitions", f"{operand} has {count} partitions; the maximum is 128")
         step = 32 if count <= 32 else 64 if count <= 64 else 128
@@ -119,4 +127,25 @@ class Legality(Recording):
                 "start-partition",
                 f"{operand} starts at partition {start} with {count} partitions; "
                 f"the start must be a multiple of {step}",
+            )
+
+    def _check_stride(self, tensor: NkiTensor, operand: str) -> None:
+        """Partitions are contiguous. NkiTensor.slice takes a step in any dimension, and queues of
+        DMA may read what it gives; engines have a start and a count of partitions alone. A core of
+        GpSimd has 16, of which nonzero_with_count takes the first.
+        """
+        step = tensor.strides[0] // tensor.pitch
+        if step == _CORE and self.engine is Engine.gpsimd:
+            return
+        what = f"{operand} steps over partitions by {step}; they are contiguous"
+        if self.engine is Engine.dma:
+            self.finding(
+                DISPUTED_LEGALITY,
+                f"{what} by SDK/nki/deep-dives/nki-aps.rst, and NkiTensor.slice takes any step by "
+                "SDK/nki/api/nki/language/__init__.py; a copy through HBM is right by both",
+            )
+        else:
+            self.finding(
+                "partition-stride",
+                f"{what} (SDK/nki/deep-dives/nki-aps.rst); bring them together through HBM",
             )

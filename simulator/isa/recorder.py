@@ -14,6 +14,7 @@ from trnx.simulator.language.shadows import Shadows
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.storage import Storage
 from trnx.simulator.multicore.cores import Cores, GridRecorder
+from trnx.simulator.program.loops import Loops
 from trnx.simulator.program.propagation import Propagation
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Recorder(recorder.Recorder, GridRecorder, Protocol):
     grid: tuple[int, ...]
     cores: Cores
 
+    @property
+    def loops(self) -> Loops: ...
     @property
     def initialised(self) -> InitialisedData: ...
     @property

@@ -11,6 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 _SIMPLE = (ast.Name, ast.Constant, ast.Attribute, ast.Call, ast.Subscript)
+_COMPARED: dict[type[ast.AST], str] = {
+    ast.Lt: "less", ast.LtE: "less_equal", ast.Gt: "greater", ast.GtE: "greater_equal",
+    ast.Eq: "equal", ast.NotEq: "not_equal",
+}  # fmt: skip
 
 
 class NotAffineError(Exception):
@@ -19,9 +23,10 @@ class NotAffineError(Exception):
 
 @dataclass(frozen=True)
 class Iota:
-    """One `nl.arange`: what tells it from others, how many numbers, its axis of how many."""
+    """An `nl.arange` without its start: how many numbers, its axis of how many. Two of one size on
+    one axis are one index, wherever they are written.
+    """
 
-    key: str
     size: str
     axis: int
     rank: int
@@ -38,6 +43,15 @@ class Affine:
     def rank(self) -> int:
         """Dimensions of what it indexes."""
         return max((iota.rank for iota, _ in self.terms), default=0)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`left op right`; `op` is an operator of nki.language."""
+
+    left: Affine
+    op: str
+    right: Affine
 
 
 def operand(text: str) -> str:
@@ -135,11 +149,17 @@ class Indices:
         self._language = language
         self.names: dict[str, Affine] = {}
         self.grids: dict[str, tuple[Affine, ...]] = {}
+        # Masks by name: all of their comparisons hold.
+        self.masks: dict[str, tuple[Comparison, ...]] = {}
+
+    @property
+    def _known(self) -> set[str]:
+        return {*self.names, *self.grids, *self.masks}
 
     def has_index(self, node: ast.AST) -> bool:
         """True where an arange or the name of one is in `node`."""
         return any(
-            (isinstance(one, ast.Name) and (one.id in self.names or one.id in self.grids))
+            (isinstance(one, ast.Name) and one.id in self._known)
             or (isinstance(one, ast.expr) and self._language(one) in ("arange", "mgrid"))
             for one in ast.walk(node)
         )
@@ -154,8 +174,22 @@ class Indices:
             if not isinstance(part, ast.Slice) or part.upper is None or part.step is not None:
                 raise NotAffineError("nl.mgrid of something else than slices")
             start = self._render(part.lower) if part.lower is not None else "0"
-            found.append(_arange(part, start, self._render(part.upper), axis, len(parts)))
+            found.append(_arange(start, self._render(part.upper), axis, len(parts)))
         return tuple(found)
+
+    def comparisons(self, node: ast.expr) -> tuple[Comparison, ...]:
+        """The comparisons that a mask or a predicate joins. Raises NotAffineError."""
+        if isinstance(node, ast.Name) and node.id in self.masks:
+            return self.masks[node.id]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
+            return self.comparisons(node.left) + self.comparisons(node.right)
+        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
+            return tuple(one for part in node.values for one in self.comparisons(part))
+        if not isinstance(node, ast.Compare) or any(type(op) not in _COMPARED for op in node.ops):
+            raise NotAffineError("a mask that is no comparison")
+        values = [self.read(one) for one in (node.left, *node.comparators)]
+        operators = [_COMPARED[type(op)] for op in node.ops]
+        return tuple(map(Comparison, values, operators, values[1:]))
 
     def read(self, node: ast.expr) -> Affine:
         """An expression as sum. Raises NotAffineError."""
@@ -184,7 +218,7 @@ class Indices:
         if len(given) not in (1, 2) or node.keywords:
             raise NotAffineError("an arange with a step")
         start, stop = given if len(given) == 2 else ("0", given[0])
-        return _arange(node, start, stop, 0, 1)
+        return _arange(start, stop, 0, 1)
 
     def _placed(self, node: ast.Subscript) -> Affine:
         """`nl.arange(128)[:, None]`."""
@@ -213,6 +247,5 @@ class Indices:
         raise NotAffineError(f"`{self._render(node)}` is no sum of aranges")
 
 
-def _arange(node: ast.expr, start: str, stop: str, axis: int, rank: int) -> Affine:
-    key = f"{node.lineno}:{node.col_offset}"
-    return Affine(((Iota(key, subtracted(stop, start), axis, rank), "1"),), start)
+def _arange(start: str, stop: str, axis: int, rank: int) -> Affine:
+    return Affine(((Iota(subtracted(stop, start), axis, rank), "1"),), start)

@@ -33,6 +33,16 @@ def arithmetic(op: ast.AST) -> str:
     return _ARITHMETIC.get(type(op), "")
 
 
+def placement(names: Names, node: ast.expr) -> str:
+    """`sbuf` or `psum` where NKI 0.1 gave a tensor its place (`nki.compiler.sbuf.alloc(...)`, also
+    without a call), else "".
+    """
+    whole = names.dotted(node.func if isinstance(node, ast.Call) else node)
+    module, _, rest = whole.removeprefix("nki.compiler.").partition(".")
+    is_one = whole.startswith("nki.compiler.") and rest in ("", "alloc", "mod_alloc", "auto_alloc")
+    return module if is_one and module in ("sbuf", "psum") else ""
+
+
 class Spelling:
     """Rewrites arguments whose spelling alone has changed."""
 
@@ -52,6 +62,9 @@ class Spelling:
             elif parameter == "buffer" and isinstance(value, ast.Constant):
                 if value.value in _BUFFERS:
                     self._use(value, "nki.language", str(value.value))
+            elif parameter == "buffer" and (memory := placement(self._names, value)):
+                # The compiler places what has no address.
+                self._use(value, "nki.language", memory)
             elif parameter in _BY_NUMBER and isinstance(value, ast.Constant):
                 self._numbered(parameter, value)
 

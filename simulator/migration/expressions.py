@@ -41,10 +41,16 @@ class Expressions(Views):
             self._seen[node] = self._visit(node)
         return self._seen[node]
 
+    def visit_alone(self, call: ast.Call) -> None:
+        """Rewrite a call whose result nobody takes: an instruction has its `dst` already."""
+        self._seen[call] = self._call(call, is_alone=True)
+
     def _visit(self, node: ast.expr) -> bool:
         if isinstance(node, ast.Name):
             if node.id in self.indices.names:
                 self.note(f"`{node.id}` is an index expression; write slices or `.ap` instead")
+            if node.id in self.indices.masks:
+                self.note(f"`{node.id}` is a mask of index expressions: use nisa.affine_select")
             return node.id in self.tiles
         if isinstance(node, ast.Subscript):
             return self._subscript(node)
@@ -78,6 +84,10 @@ class Expressions(Views):
         if not any(is_tile) or not name or len(parts) > 2:
             return False
         texts = ", ".join(self.source.render(part) for part in parts)
+        named = {part.id for part in parts if isinstance(part, ast.Name)}
+        if isinstance(op, ast.Div) and named & self.integers:
+            # Integers have quotients in float32; nl.divide gives the dtype of its operands.
+            texts += f", dtype={self.nl('float32')}"
         self.source.replace(node, f"{self.nl(name)}({texts})")
         return True
 
@@ -131,13 +141,13 @@ class Expressions(Views):
 
     # ---- calls ----
 
-    def _call(self, node: ast.Call) -> bool:
+    def _call(self, node: ast.Call, is_alone: bool = False) -> bool:
         language, isa = self.names.language(node.func), self.names.isa(node.func)
         outer = self._bounds
         try:
             if any(keyword.arg == "mask" for keyword in node.keywords) and (language or isa):
                 self._bounds = {**outer, **(self.masked(node) or {})}
-            if isa in PARAMETERS:
+            if isa in PARAMETERS and not is_alone:
                 given = {keyword.arg for keyword in node.keywords}
                 if "dst" not in given:
                     name = self.fresh()
@@ -152,6 +162,8 @@ class Expressions(Views):
             self._bounds = outer
 
     def _other_call(self, node: ast.Call, language: str, isa: str) -> bool:
+        if language == "store" and node.args and isinstance(node.args[0], ast.Name):
+            self._place(node.args[0])
         if language == "load" and self._bounds:
             name = self.fresh()
             self.before += self.masked_load(node, name)
@@ -170,6 +182,10 @@ class Expressions(Views):
             gone += [k.arg for k in node.keywords if k.arg == "dtype"]
         if language == "store":
             self._store(node)
+        if language == "load" and (dtype := self._constant_dtype(node)):
+            text = without(self.source, node, *gone)
+            self.source.replace(node, f"{text[:-1]}, dtype={dtype})")
+            return True
         if language == "rand" and "dtype" not in (bound(("shape", "dtype"), node) or {}):
             text = without(self.source, node)
             self.source.replace(node, f"{text[:-1]}, dtype={self.nl('float32')})")
@@ -185,6 +201,23 @@ class Expressions(Views):
             self._gone(node.func)
         makes_tile = bool(language) and language not in _NO_TILE
         return makes_tile or self._is_tile_method(node)
+
+    def _place(self, name: ast.Name) -> None:
+        """The view that a name stands for, in its place."""
+        view = self.views.get(name.id)
+        if view is not None:
+            parts = list(view.slice.elts) if isinstance(view.slice, ast.Tuple) else [view.slice]
+            text = self.view(self.source.render(view.value), parts, is_whole=True)
+            if text is not None:
+                self.source.replace(name, text)
+
+    def _constant_dtype(self, node: ast.Call) -> str:
+        """The dtype that the load of a constant gave where it names none, else ""."""
+        source = node.args[0] if node.args else None
+        owner = source.value if isinstance(source, ast.Subscript) else source
+        name = owner.id if isinstance(owner, ast.Name) else ""
+        has_dtype = any(keyword.arg == "dtype" for keyword in node.keywords)
+        return "" if has_dtype else self.constants.get(name, "")
 
     def _gone(self, function: ast.expr) -> None:
         module, _, name = self.names.dotted(function).rpartition(".")
@@ -270,7 +303,7 @@ class Expressions(Views):
     def masked_load(self, node: ast.Call, name: str) -> list[str]:
         """A whole tile of which the part that the mask lets through is loaded."""
         given = bound(("src",), node) or {}
-        src = given.get("src")
+        src = self.whole_view(given.get("src"))
         if not isinstance(src, ast.Subscript):
             self.note(f"a load with a mask of a whole tensor; {changed_parameter('*', 'mask')}")
             return []
@@ -281,19 +314,30 @@ class Expressions(Views):
         view = self.view(base, parts, is_whole=True)
         if view is None:
             return []
+        gather = self.gather(base, parts)
+        if gather is not None:
+            shape = f"{gather.rows}.shape[0], {gather.columns.terms[0][0].size}"
+            return self._loaded(name, shape, given.get("dtype"), base, view)
         read = [part for part in map(self.part, parts) if isinstance(part, Affine)]
         sizes = {iota.axis: iota.size for part in read for iota, _ in part.terms}
         if len(sizes) < len(parts) - sum(isinstance(p, Affine) and not p.terms for p in read):
             self.note("a load with a mask and a slice: its tile has the size that is loaded")
-        dtype = given.get("dtype")
+        shape = ", ".join(sizes[axis] for axis in sorted(sizes)) + "," * (len(sizes) == 1)
+        return self._loaded(name, shape, given.get("dtype"), base, view)
+
+    def _loaded(
+        self, name: str, shape: str, dtype: ast.expr | None, base: str, view: str
+    ) -> list[str]:
         kind = self.source.render(dtype) if dtype is not None else f"{base}.dtype"
-        shape = ", ".join(sizes[axis] for axis in sorted(sizes))
         return [
-            f"{name} = {self.nl('ndarray')}(({shape}{',' * (len(sizes) == 1)}), dtype={kind}, "
-            f"buffer={self.nl('sbuf')})",
+            f"{name} = {self.nl('ndarray')}(({shape}), dtype={kind}, buffer={self.nl('sbuf')})",
             f"{self.names.spelt('nki.isa', 'dma_copy')}"
             f"(dst={bounded_tile(name, self._bounds)}, src={view})",
         ]
+
+    def whole_view(self, node: ast.expr | None) -> ast.expr | None:
+        """What the name of a view stands for."""
+        return self.views.get(node.id, node) if isinstance(node, ast.Name) else node
 
     def instruction(self, node: ast.Call, dst: str, declares: bool) -> list[str] | None:
         """The lines of an instruction with `dst` first; `declares` makes it before. None, with a
@@ -335,9 +379,13 @@ class Expressions(Views):
             if isa == "iota":
                 made, call = iota(dst, self.indices.read(main), texts, self.nl)
             else:
-                made, call = affine_select(dst, predicate(main, self.indices), texts, self.nl)
+                made, call = affine_select(
+                    dst, predicate(self.indices.comparisons(main)), texts, self.nl
+                )
         except (NotAffineError, KeyError) as error:
             self.note(f"nisa.{isa}: {error}; {changed_parameter(isa, PARAMETERS[isa][0])}")
             return None
         call = f"{self.source.render(node.func)}{call}"
+        if isa == "iota" and "int" in texts.get("dtype", "int"):
+            self.integers.add(dst)
         return [made, call] if declares else [call]

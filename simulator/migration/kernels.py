@@ -6,15 +6,17 @@ import ast
 from collections.abc import Sequence
 
 from trnx.simulator.migration.affine import NotAffineError
-from trnx.simulator.migration.calls import arithmetic, without
+from trnx.simulator.migration.calls import arithmetic, placement, without
 from trnx.simulator.migration.expressions import Expressions
 from trnx.simulator.migration.names import Names
 from trnx.simulator.migration.results import PARAMETERS, RESULTS, Result, bound
 from trnx.simulator.migration.source import DELETED, Source
 from trnx.simulator.migration.subscripts import bounded_tile
+from trnx.simulator.migration.uses import Uses, names_of
 from trnx.simulator.migration.views import Tile
 
 _ANY = Result((), "", "")
+_ALLOCATIONS = ("ndarray", "zeros", "ones", "full")
 _HBM = ("shared_hbm", "private_hbm", "hbm")
 
 
@@ -27,9 +29,11 @@ class KernelRewriter:
         self._notes = notes
         self._expressions = Expressions(source, names)
         self._returned: set[str] = set()
+        self._uses = Uses(())
 
     def run(self, function: ast.FunctionDef) -> None:
         """Rewrite the body."""
+        self._uses = Uses(tuple(ast.walk(function)))
         for node in ast.walk(function):
             if isinstance(node, ast.Return) and node.value is not None:
                 self._returned |= {
@@ -55,6 +59,9 @@ class KernelRewriter:
                     self._body(body)
             return False
         if isinstance(statement, ast.FunctionDef):
+            if self._uses.are_within(statement.name, self._is_placement):
+                self._source.replace(statement, DELETED)
+                return True
             self._body(statement.body)
             return False
         lines: list[str] | None = None
@@ -63,7 +70,7 @@ class KernelRewriter:
         elif isinstance(statement, ast.AugAssign):
             lines = self._augmented(statement)
         elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            expressions.visit(statement.value)
+            expressions.visit_alone(statement.value)
         elif isinstance(statement, ast.Return | ast.Expr | ast.Assert):
             for child in ast.iter_child_nodes(statement):
                 if isinstance(child, ast.expr):
@@ -76,7 +83,11 @@ class KernelRewriter:
 
     def _header(self, statement: ast.For | ast.While | ast.If | ast.With) -> None:
         if isinstance(statement, ast.For):
-            self._expressions.visit(statement.iter)
+            loop = statement.iter
+            if isinstance(loop, ast.Call) and any(k.arg == "directives" for k in loop.keywords):
+                self._source.replace(loop, without(self._source, loop, "directives"))
+                self._expressions.note("for the order of the loop: `with nl.no_reorder():` in it")
+            self._expressions.visit(loop)
         elif isinstance(statement, ast.With):
             for item in statement.items:
                 self._expressions.visit(item.context_expr)
@@ -108,7 +119,7 @@ class KernelRewriter:
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         target = targets[0]
         expressions, indices = self._expressions, self._expressions.indices
-        if len(targets) == 1 and self._index(target, value):
+        if len(targets) == 1 and (self._index(target, value) or self._view(target, value)):
             return []
         if not isinstance(target, ast.Name | ast.Subscript) or len(targets) > 1:
             expressions.visit(value)
@@ -121,8 +132,11 @@ class KernelRewriter:
             self._assignable(target)
             return None
         indices.names.pop(target.id, None)
-        expressions.tiles.pop(target.id, None)
-        if is_tile:
+        indices.masks.pop(target.id, None)
+        before = expressions.tiles.pop(target.id, None)
+        if isinstance(value, ast.Call) and self._names.language(value.func) in _ALLOCATIONS:
+            expressions.tiles[target.id] = before or Tile()
+        elif is_tile:
             is_view = isinstance(value, ast.Subscript)
             blocks = 0
             if isinstance(value, ast.Name):
@@ -146,19 +160,53 @@ class KernelRewriter:
                 indices.grids[target.id] = grid
                 return True
             if isinstance(target, ast.Name) and not _calls_besides(value, indices.has_index):
-                indices.names[target.id] = indices.read(value)
+                if isinstance(value, ast.Compare | ast.BoolOp) or _joins_masks(value):
+                    indices.masks[target.id] = indices.comparisons(value)
+                else:
+                    indices.names[target.id] = indices.read(value)
                 return True
         except NotAffineError:
             return False
         return False
+
+    def _view(self, target: ast.expr, value: ast.expr) -> bool:
+        """Take up the name of a view that masked loads and stores alone use."""
+        expressions = self._expressions
+        if not (isinstance(target, ast.Name) and isinstance(value, ast.Subscript)):
+            return False
+        is_indexed = expressions.indices.has_index(value.slice)
+        is_fixed = all(self._uses.is_fixed(n) for n in names_of(value)) and self._uses.is_fixed(
+            target.id
+        )
+        if not is_indexed or not is_fixed:
+            return False
+        if not self._uses.are_within(target.id, self._is_masked_access):
+            return False
+        expressions.views[target.id] = value
+        return True
+
+    def _is_masked_access(self, node: ast.AST, name: ast.Name) -> bool:
+        return (
+            isinstance(node, ast.Call)
+            and self._names.language(node.func) in ("load", "store")
+            and node.args[:1] == [name]
+            and any(keyword.arg == "mask" for keyword in node.keywords)
+        )
+
+    def _is_placement(self, node: ast.AST, _: ast.Name) -> bool:
+        """True for `nki.compiler.sbuf.alloc(...)` and its like."""
+        return isinstance(node, ast.Call) and bool(placement(self._names, node))
 
     def _made(self, target: ast.Name | ast.Subscript, call: ast.Call) -> list[str] | None:
         """The lines where the value is a call that needs its target; None for any other."""
         isa, language = self._names.isa(call.func), self._names.language(call.func)
         expressions = self._expressions
         has_dst = any(keyword.arg == "dst" for keyword in call.keywords)
-        if language in ("ndarray", "zeros", "ones", "full") and isinstance(target, ast.Name):
+        if language in _ALLOCATIONS and isinstance(target, ast.Name):
             return self._allocation(target.id, call, language)
+        if language == "shared_constant" and isinstance(target, ast.Name):
+            self._constant(target.id, call)
+            return None
         has_mask = any(keyword.arg == "mask" for keyword in call.keywords)
         is_masked = has_mask and language == "load"
         is_update = has_mask and bool(language) and isinstance(target, ast.Subscript)
@@ -185,11 +233,11 @@ class KernelRewriter:
                 copy = self._names.spelt("nki.isa", "dma_copy")
                 return [f"{copy}(dst={dst}, src={src})"]
             if is_update:
-                return [f"{dst} = {self._cut(call)}"]
+                return [f"{_place(dst)} = {self._cut(call)}"]
             if RESULTS.get(isa, _ANY).buffer == "psum" and not self._is_psum(target):
                 product = expressions.fresh()
                 lines = expressions.instruction(call, product, declares=True)
-                return None if lines is None else [*lines, f"{dst} = {product}"]
+                return None if lines is None else [*lines, f"{_place(dst)} = {product}"]
             return expressions.instruction(call, dst, declares=False)
 
     def _is_psum(self, target: ast.Subscript) -> bool:
@@ -197,10 +245,9 @@ class KernelRewriter:
         return self._expressions.tiles.get(name, Tile()).is_psum
 
     def _assignable(self, target: ast.Subscript) -> None:
-        """Python assigns to subscripts, not to calls of `.ap`."""
         text = self._source.render(target)
-        if text.endswith(")"):
-            self._source.replace(target, f"{text}[...]")
+        if _place(text) != text:
+            self._source.replace(target, _place(text))
 
     def _cut(self, call: ast.Call) -> str:
         """A function of nki.language on the parts of tiles that its mask lets through."""
@@ -238,8 +285,7 @@ class KernelRewriter:
         if isinstance(target, ast.Subscript) and (is_tile or expressions.visit(target)) and name:
             if not self._source.is_replaced(target):
                 expressions.visit(target)
-            place = self._source.render(target)
-            place += "[...]" if place.endswith(")") else ""
+            place = _place(self._source.render(target))
             text = f"{expressions.nl(name)}({place}, {self._source.render(value)})"
             return [f"{place} = {text}"]
         return None
@@ -272,6 +318,23 @@ class KernelRewriter:
 
     # ---- allocation ----
 
+    def _constant(self, name: str, call: ast.Call) -> None:
+        """A constant has the dtype of its values since NKI 0.2; what loads it converts."""
+        given = next((k.value for k in call.keywords if k.arg == "dtype"), None)
+        if given is None:
+            return
+        if not self._uses.are_within(name, self._is_load):
+            self._expressions.note("a shared_constant has the dtype of its values: convert them")
+            return
+        self._expressions.constants[name] = self._source.render(given)
+        self._source.replace(call, without(self._source, call, "dtype"))
+
+    def _is_load(self, node: ast.AST, name: ast.Name) -> bool:
+        if not (isinstance(node, ast.Call) and self._names.language(node.func) == "load"):
+            return False
+        source = node.args[0] if node.args else None
+        return source is name or (isinstance(source, ast.Subscript) and source.value is name)
+
     def _allocation(self, name: str, call: ast.Call, function: str) -> list[str] | None:
         expressions = self._expressions
         expressions.indices.names.pop(name, None)
@@ -282,6 +345,7 @@ class KernelRewriter:
             if not self._source.is_replaced(part):
                 expressions.visit(part)
         memory = buffer.attr if isinstance(buffer, ast.Attribute) else ""
+        memory = (buffer is not None and placement(self._names, buffer)) or memory
         if name in self._returned and buffer is not None and memory in ("hbm", "private_hbm"):
             # Results are in shared HBM since NKI 0.3.
             self._source.replace(buffer, expressions.nl("shared_hbm"))
@@ -305,8 +369,18 @@ class KernelRewriter:
         return _lists(name, sizes[:place], self._source.render(call))
 
 
+def _place(text: str) -> str:
+    """A view as the target of `=`: Python assigns to subscripts, not to calls of `.ap`."""
+    return f"{text}[...]" if text.endswith(")") else text
+
+
 def _size(node: ast.expr) -> ast.expr:
     return node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else node
+
+
+def _joins_masks(value: ast.expr) -> bool:
+    """True for `mask & mask`."""
+    return isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitAnd)
 
 
 def _calls_besides(value: ast.expr, has_index: object) -> bool:

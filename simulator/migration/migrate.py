@@ -12,9 +12,11 @@ from trnx.simulator.migration.calls import Spelling, without
 from trnx.simulator.migration.kernels import KernelRewriter
 from trnx.simulator.migration.names import Names
 from trnx.simulator.migration.source import DELETED, Source
+from trnx.simulator.migration.uses import names_of
 from trnx.simulator.older_dialects import changed_parameter
 
 MARK = "# trnx migrate:"
+_KERNEL_CALLS = ("load", "store")
 _DECORATORS = ("nki.baremetal", "nki.benchmark", "nki.profile", "nki.trace", "nki.jit")
 
 
@@ -55,16 +57,28 @@ def migrate(text: str, name: str = "<kernel>") -> Migration:
     for function in _functions(source.tree):
         if names.is_old or _uses_old(function, names):
             KernelRewriter(source, names, notes).run(function)
+        _imports(function, names)
         _decorators(function, source, names)
     _calls(source, names, notes)
-    names.rewrite_imports()
+    above = names.rewrite_imports(_used(source))
     before = {
         statement: "".join(f"{source.indent(statement)}{MARK} {note}\n" for note in found)
         for statement, found in notes.items()
     }
+    if above:
+        first = source.tree.body[1 if ast.get_docstring(source.tree) else 0]
+        before[first] = f"{above}{before.get(first, '')}"
     new = _tidy(source.result(before))
     listed = sorted((s.lineno, note) for s, found in notes.items() for note in found)
     return Migration(text, new, tuple(listed))
+
+
+def _used(source: Source) -> set[str]:
+    """The names that the new code reads; all of the old one's where that is no valid Python."""
+    try:
+        return names_of(ast.parse(_tidy(source.result({}))))
+    except SyntaxError:
+        return names_of(source.tree)
 
 
 def _functions(tree: ast.AST) -> list[ast.FunctionDef]:
@@ -86,11 +100,30 @@ def _uses_old(function: ast.FunctionDef, names: Names) -> bool:
     )
 
 
+def _imports(function: ast.FunctionDef, names: Names) -> None:
+    """Imports of a kernel, or of a function that kernels call, go to the top of the file."""
+    is_kernel = any(
+        names.dotted(one.func if isinstance(one, ast.Call) else one) in _DECORATORS
+        for one in function.decorator_list
+    )
+    nodes = list(ast.walk(function))
+    is_kernel = is_kernel or any(
+        isinstance(node, ast.Call)
+        and (names.isa(node.func) or names.language(node.func) in _KERNEL_CALLS)
+        for node in nodes
+    )
+    for node in nodes:
+        if is_kernel and isinstance(node, ast.Import | ast.ImportFrom):
+            names.leave_kernel(node)
+
+
 def _decorators(function: ast.FunctionDef, source: Source, names: Names) -> None:
     for decorator in function.decorator_list:
         call = decorator.func if isinstance(decorator, ast.Call) else decorator
         whole = names.dotted(call)
-        if whole in _DECORATORS[:-1] or whole == "torch_neuronx.nki_jit":
+        if whole.startswith("nki.compiler."):
+            source.replace(decorator, DELETED)
+        elif whole in _DECORATORS[:-1] or whole == "torch_neuronx.nki_jit":
             source.replace(decorator, names.spelt("nki", "jit"))
         elif whole == "nki.jit" and isinstance(decorator, ast.Call):
             kept = [k for k in decorator.keywords if k.arg not in ("mode", "platform_target")]
@@ -156,5 +189,5 @@ def _changed_call(node: ast.Call, source: Source, names: Names) -> str:
 
 def _tidy(text: str) -> str:
     """Without the lines of statements that are gone."""
-    text = re.sub(rf"^[ \t]*{DELETED}[ \t]*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(rf"^[ \t]*@?{DELETED}[ \t]*\n", "", text, flags=re.MULTILINE)
     return text.replace(f"{DELETED} ", "").replace(DELETED, "")

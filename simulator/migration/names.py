@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Set
 
 from trnx.simulator.migration.source import DELETED, Source
+from trnx.simulator.older_dialects import changed_name
 
 _OLD = "neuronxcc."
 # What nki 0.6 has no module or name for; the use is told, the import goes.
@@ -19,6 +21,7 @@ class Names:
         self._aliases: dict[str, str] = {}
         self._imports: list[ast.Import | ast.ImportFrom] = []
         self._added: list[str] = []
+        self._used: Set[str] = frozenset()
         for node in ast.walk(source.tree):
             if isinstance(node, ast.Import):
                 self._imports.append(node)
@@ -76,14 +79,28 @@ class Names:
         """True where the file imports `neuronxcc.nki`."""
         return any("neuronxcc" in ast.unparse(one) or _is_nki_jit(one) for one in self._imports)
 
-    def rewrite_imports(self) -> None:
-        """Imports of `neuronxcc.nki` as those of `nki`, and what the new code needs besides."""
+    def leave_kernel(self, node: ast.Import | ast.ImportFrom) -> None:
+        """Move an import out of a kernel, where the device's front end takes none."""
+        above = {_bound(one, alias) for one in self._imports if _is_top(one) for alias in one.names}
+        self._source.replace(node, DELETED)
+        for alias in node.names:
+            if _bound(node, alias) not in above:
+                self._added += _imported(node, alias)
+
+    def rewrite_imports(self, used: Set[str]) -> str:
+        """Imports of `neuronxcc.nki` as those of `nki`, and what the new code needs besides: the
+        lines for the top of a file that has no import of NKI there. What is gone stays imported
+        where it is among the names `used`, so that its use is told and not a missing name.
+        """
+        self._used = used
         last = None
         for node in self._imports:
+            if self._source.is_replaced(node):
+                continue
             if not _is_top(node) and self._is_repeated(node):
                 self._source.replace(node, DELETED)
                 continue
-            new = [text for alias in node.names for text in _imported(node, alias)]
+            new = [text for alias in node.names for text in _imported(node, alias, self._used)]
             if new != [text for alias in node.names for text in _unchanged(node, alias)]:
                 indent = self._source.indent(node)
                 lines = list(dict.fromkeys(new)) or ["pass"] * (not _is_top(node))
@@ -91,17 +108,24 @@ class Names:
             if any(self._aliases.get(_bound(node, alias), "").startswith("nki") for alias in
                    node.names) and _is_top(node):  # fmt: skip
                 last = node
-        if self._added and last is not None:
+        added = list(dict.fromkeys(self._added))
+        if last is None:
+            return "".join(f"{line}\n" for line in added)
+        if added:
             before = self._source.render(last)
-            self._source.replace(last, "\n".join([before, *self._added]).lstrip("\n"))
+            self._source.replace(last, "\n".join([before, *added]).lstrip("\n"))
+        return ""
 
     def _is_repeated(self, node: ast.Import | ast.ImportFrom) -> bool:
-        """True for an import of NKI within a function that the module has, too; the device's front
-        end takes none there.
-        """
+        """True for an import of NKI within a function that the module has, too."""
         above = {_bound(one, alias) for one in self._imports if _is_top(one) for alias in one.names}
         names = [_bound(node, alias) for alias in node.names]
         return all(n in above and self._aliases[n].startswith("nki") for n in names)
+
+
+def _split(whole: str) -> tuple[str, str]:
+    parent, _, name = whole.rpartition(".")
+    return parent, name
 
 
 def _is_top(node: ast.stmt) -> bool:
@@ -125,7 +149,9 @@ def _unchanged(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> list[str]
     return [f"from {'.' * node.level}{node.module} import {alias.name}{named}"]
 
 
-def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> list[str]:
+def _imported(
+    node: ast.Import | ast.ImportFrom, alias: ast.alias, used: Set[str] = frozenset()
+) -> list[str]:
     """The statements for one alias of an import."""
     named = f" as {alias.asname}" if alias.asname else ""
     if isinstance(node, ast.Import):
@@ -143,9 +169,8 @@ def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> list[str]:
     if not f"{module}.".startswith(_OLD):
         return _unchanged(node, alias)
     whole = f"{module}.{alias.name}".removeprefix(_OLD)
-    if whole.startswith(_GONE) or whole.rpartition(".")[2] in (
-        "par_dim", "arange", "mgrid", "baremetal", "benchmark", "simulate_kernel", "profile",
-    ):  # fmt: skip
+    is_told = _split(whole)[0] == "nki" and _bound(node, alias) in used
+    if whole.startswith(_GONE) or (changed_name(*_split(whole)) is not None and not is_told):
         return []
     if whole == "nki":
         return [f"import nki{named}"]

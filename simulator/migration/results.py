@@ -32,6 +32,7 @@ RESULTS: dict[str, Result] = {
     "activation_reduce": _like("data", "op", "data"),
     "bn_aggr": Result(("data",), "({data}.shape[0], 2)", _FLOAT32),
     "bn_stats": Result(("data",), "({data}.shape[0], 6)", _FLOAT32),
+    "dma_transpose": Result(("src",), "({src}.shape[1], {src}.shape[0])", "{src}.dtype"),
     "dropout": _like("data", "data", "prob"),
     "local_gather": Result(
         ("src_buffer", "index", "num_elem_per_idx", "num_valid_indices"),
@@ -126,6 +127,10 @@ def declaration(
     if result is not None:
         shape, kind = _filled(result.shape, texts), _filled(result.dtype, texts) or ""
         buffer = result.buffer or buffer
+        if isa == "nc_transpose" and texts.get("engine", "").endswith(".vector"):
+            buffer = "sbuf"
+        if isa == "dma_transpose" and "axes" in given:
+            shape = None
     elif isa == "memset":
         shape = texts.get("shape")
     else:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 
 from trnx.simulator.migration.affine import (
     Affine,
-    Indices,
+    Comparison,
     Iota,
     NotAffineError,
     added,
@@ -21,28 +20,26 @@ from trnx.simulator.migration.affine import (
 Bounds = Mapping[Iota, str]
 
 
-def bounds_of(mask: ast.expr, indices: Indices) -> dict[Iota, str]:
+def bounds_of(comparisons: Sequence[Comparison]) -> dict[Iota, str]:
     """What `mask=(i + ix < rows) & (iy < cols)` says of each arange. Raises NotAffineError."""
-    if isinstance(mask, ast.BinOp) and isinstance(mask.op, ast.BitAnd):
-        return {**bounds_of(mask.left, indices), **bounds_of(mask.right, indices)}
-    if isinstance(mask, ast.BoolOp) and isinstance(mask.op, ast.And):
-        found: dict[Iota, str] = {}
-        for one in mask.values:
-            found.update(bounds_of(one, indices))
-        return found
-    if not (isinstance(mask, ast.Compare) and len(mask.ops) == 1):
-        raise NotAffineError("a mask that is no comparison")
-    left, right = indices.read(mask.left), indices.read(mask.comparators[0])
-    op = mask.ops[0]
-    if isinstance(op, ast.Gt | ast.GtE):
-        left, right = right, left
-    if not isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE) or right.terms:
-        raise NotAffineError("a mask that is no upper bound of one arange")
-    if len(left.terms) != 1 or left.terms[0][1] != "1":
-        raise NotAffineError("a mask over several aranges")
-    limit = subtracted(right.offset, left.offset)
-    is_open = isinstance(op, ast.Lt | ast.Gt)
-    return {left.terms[0][0]: limit if is_open else added(limit, "1")}
+    found: dict[Iota, str] = {}
+    for one in comparisons:
+        left, right = one.left, one.right
+        if one.op in ("greater", "greater_equal"):
+            left, right = right, left
+        elif one.op not in ("less", "less_equal"):
+            raise NotAffineError("a mask that is no upper bound of one arange")
+        terms = difference(left, right).terms
+        if not terms:
+            raise NotAffineError("a mask without an arange is an `if` around the statement")
+        if len(terms) > 1 or terms[0][1] != "1":
+            raise NotAffineError("a mask that is no upper bound of one arange")
+        limit = subtracted(right.offset, left.offset)
+        if one.op.endswith("equal"):
+            limit = added(limit, "1")
+        iota = terms[0][0]
+        found[iota] = f"min({found[iota]}, {limit})" if iota in found else limit
+    return found
 
 
 def count_of(iota: Iota, bounds: Bounds) -> str:
@@ -59,7 +56,7 @@ def sliced(base: str, parts: Sequence[Affine | str], bounds: Bounds) -> str | No
         if isinstance(part, str) or not part.terms:
             texts.append(part if isinstance(part, str) else part.offset)
             continue
-        if len(part.terms) != 1:
+        if len(part.terms) != 1 or part.terms[0][1] == "0":
             return None
         iota, factor = part.terms[0]
         axes.append(iota.axis)
@@ -83,7 +80,7 @@ def _slice(start: str, factor: str, count: str) -> str | None:
 
 def pattern(base: str, parts: Sequence[Affine], bounds: Bounds, order: Sequence[int] | None) -> str:
     """`base.ap(pattern=[[stride, count], ...], offset=...)` over the whole tensor `base`. `order`
-    gives another order to the axes.
+    gives another order to the axes. Raises NotAffineError.
     """
     strides = [_stride(base, dim, len(parts)) for dim in range(len(parts))]
     rank = max(part.rank for part in parts)
@@ -95,6 +92,8 @@ def pattern(base: str, parts: Sequence[Affine], bounds: Bounds, order: Sequence[
             step = multiplied(factor, stride)
             before = by_axis.get(iota.axis)
             total = step if before is None else added(before[0], step)
+            if total.startswith("-"):
+                raise NotAffineError("an access pattern has no negative strides: reverse the loop")
             by_axis[iota.axis] = (total, count_of(iota, bounds))
     axes = [axis for axis in (order or range(rank)) if axis in by_axis]
     pairs = ", ".join(f"[{by_axis[axis][0]}, {by_axis[axis][1]}]" for axis in axes)
@@ -117,14 +116,12 @@ def bounded_tile(tile: str, bounds: Bounds) -> str:
     return f"{operand(tile)}[{', '.join(parts)}]"
 
 
-def predicate(node: ast.expr, indices: Indices) -> tuple[str, str, str, str]:
+def predicate(comparisons: Sequence[Comparison]) -> tuple[str, str, str, str]:
     """`pattern, offset, channel_multiplier, cmp_op` of `nisa.affine_select` for `ix >= iy`."""
-    names = {ast.Lt: "less", ast.LtE: "less_equal", ast.Gt: "greater", ast.GtE: "greater_equal",
-             ast.Eq: "equal", ast.NotEq: "not_equal"}  # fmt: skip
-    if not (isinstance(node, ast.Compare) and len(node.ops) == 1):
-        raise NotAffineError("a predicate that is no comparison")
-    left, right = indices.read(node.left), indices.read(node.comparators[0])
-    return (*ramp(difference(left, right)), names[type(node.ops[0])])
+    if len(comparisons) != 1:
+        raise NotAffineError("a predicate of several comparisons")
+    (one,) = comparisons
+    return (*ramp(difference(one.left, one.right)), one.op)
 
 
 def ramp(value: Affine) -> tuple[str, str, str]:

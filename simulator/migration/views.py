@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from trnx.simulator.migration.affine import Affine, Indices, Iota, NotAffineError
 from trnx.simulator.migration.names import Names
 from trnx.simulator.migration.source import Source
-from trnx.simulator.migration.subscripts import bounds_of, count_of, pattern, sliced
+from trnx.simulator.migration.subscripts import (
+    bounded_tile,
+    bounds_of,
+    count_of,
+    pattern,
+    sliced,
+)
 from trnx.simulator.older_dialects import changed_parameter
 
 
@@ -23,6 +29,16 @@ class Tile:
     is_psum: bool = False
 
 
+@dataclass(frozen=True)
+class Gather:
+    """Rows of `base`, which are `stride` elements apart, by the row numbers of a tile."""
+
+    base: str
+    stride: str
+    rows: str
+    columns: Affine
+
+
 class Views:
     """The names of a function, the notes of a statement, and the masks of the calls at hand."""
 
@@ -31,6 +47,11 @@ class Views:
         self.names = names
         self.indices = Indices(source.render, names.language)
         self.tiles: dict[str, Tile] = {}
+        # Views of masked loads and stores by name; dtypes that loads of constants give.
+        self.views: dict[str, ast.Subscript] = {}
+        self.constants: dict[str, str] = {}
+        # Tiles of numbers that nisa.iota counted.
+        self.integers: set[str] = set()
         # Of the statement at hand: lines that come before it, and what is left to its author.
         self.before: list[str] = []
         self.notes: list[str] = []
@@ -68,7 +89,7 @@ class Views:
         if not masks or (isinstance(masks[0], ast.Constant) and masks[0].value is None):
             return {}
         try:
-            return bounds_of(masks[0], self.indices)
+            return bounds_of(self.indices.comparisons(masks[0]))
         except NotAffineError as error:
             self.note(f"mask: {error}; {changed_parameter('*', 'mask')}")
             return None
@@ -82,9 +103,9 @@ class Views:
 
     def view(self, base: str, parts: Sequence[ast.expr], is_whole: bool) -> str | None:
         """The text of `base[parts]`; None, with a note, where it is left to the author."""
-        gathered = self._gathered(base, parts, is_whole)
-        if gathered is not None:
-            return gathered
+        gather = self.gather(base, parts) if is_whole else None
+        if gather is not None:
+            return self.gathered(gather)
         try:
             read = [self.part(part) for part in parts]
         except NotAffineError as error:
@@ -97,30 +118,49 @@ class Views:
         if len(whole) < len(read) or not is_whole or not base.replace("[", "").isidentifier():
             self.note("write this access as `.ap(pattern=[[stride, count], ...], offset=...)`")
             return None
-        return pattern(base, whole, self._bounds, self._order)
+        try:
+            return pattern(base, whole, self._bounds, self._order)
+        except NotAffineError as error:
+            self.note(str(error))
+            return None
 
-    def _gathered(self, base: str, parts: Sequence[ast.expr], is_whole: bool) -> str | None:
-        """`base[rows, iy]` where `rows` is a tile of row numbers, or a part of one."""
-        owner = parts[0].value if isinstance(parts[0], ast.Subscript) else parts[0]
-        is_tile = isinstance(owner, ast.Name) and owner.id in self.tiles
-        if not is_tile or not is_whole or not base.isidentifier() or len(parts) != 2:
+    def gather(self, base: str, parts: Sequence[ast.expr]) -> Gather | None:
+        """`base[b, rows, iy]` where `rows` is a tile of row numbers, or a part of one."""
+        if len(parts) < 2 or not base.isidentifier():
+            return None
+        *outer, place, last = parts
+        owner = place.value if isinstance(place, ast.Subscript) else place
+        if not (isinstance(owner, ast.Name) and owner.id in self.tiles):
+            return None
+        if any(isinstance(one, ast.Slice) or self.indices.has_index(one) for one in outer):
             return None
         try:
-            columns = self.indices.read(parts[1])
+            columns = self.indices.read(last)
         except NotAffineError:
             return None
         if len(columns.terms) != 1:
             return None
-        if isinstance(parts[0], ast.Subscript):
-            inner = parts[0].slice
+        rows: str | None = self.source.render(owner)
+        if isinstance(place, ast.Subscript):
+            inner = place.slice
             listed = list(inner.elts) if isinstance(inner, ast.Tuple) else [inner]
             rows = self.view(self.source.render(owner), listed, is_whole=True)
-        else:
-            rows = self.source.render(owner)
-        iota, factor = columns.terms[0]
-        pairs = f"[{base}.shape[1], {rows}.shape[0]], [{factor}, {count_of(iota, self._bounds)}]"
-        offset = "" if columns.offset == "0" else f"offset={columns.offset}, "
-        return f"{base}.ap(pattern=[{pairs}], {offset}vector_offset={rows}, indirect_dim=0)"
+        if rows is None:
+            return None
+        within = f"[{', '.join(map(self.source.render, outer))}]" if outer else ""
+        return Gather(f"{base}{within}", f"{base}.shape[{len(outer) + 1}]", rows, columns)
+
+    def gathered(self, found: Gather) -> str:
+        """The access pattern of a gather, within what masks let through."""
+        rows = [iota for iota in self._bounds if iota.axis == 0]
+        index = bounded_tile(found.rows, {iota: self._bounds[iota] for iota in rows})
+        iota, factor = found.columns.terms[0]
+        count = count_of(iota, self._bounds)
+        offset = found.columns.offset
+        return (
+            f"{found.base}.ap(pattern=[[{found.stride}, {index}.shape[0]], [{factor}, {count}]], "
+            f"{'' if offset == '0' else f'offset={offset}, '}vector_offset={index}, indirect_dim=0)"
+        )
 
     def part(self, part: ast.expr) -> Affine | str:
         """One part of a subscript: an index expression, or the text of anything else."""

@@ -227,6 +227,10 @@ class InstructionTable:
         """The patterns that the column `pattern` numbers."""
         return tuple(self._patterns)
 
+    def location(self, row: int) -> Location:
+        """The kernel's line of one instruction; the rows are complete."""
+        return location_of(self._lines[self.line[row]])
+
     def locations(self) -> tuple[Location, ...]:
         """The source lines that the column `line` numbers."""
         return tuple(location_of(line) for line in self._lines)

@@ -29,18 +29,24 @@ class LoopRecorder(Protocol):
     pool: BufferPool
     findings: Findings
 
+    @property
+    def storage_count(self) -> int: ...
     def append_steps(self, steps: Iterable[Step]) -> None: ...
     def join_loops(self, loop: Loop, with_ranks: bool) -> None: ...
 
 
 @dataclass
 class LoopRecord:
-    """A loop of the Program: instructions `first` to `last` (exclusive) are its body."""
+    """A loop of the Program: instructions `first` to `last` (exclusive) are its body. `tensors` is
+    the range of storages that its body function declares; empty for a `for` or `while` statement,
+    whose names Python keeps.
+    """
 
     first: int
     location: Location | None
     last: int = -1
     trips: int | None = None
+    tensors: range = range(0)
 
 
 @dataclass
@@ -69,6 +75,14 @@ class Loops:
     def depth(self) -> int:
         """How many loops are open."""
         return len(self._open)
+
+    def around(self, instruction: int) -> set[int]:
+        """The loops, by number, in whose bodies an instruction is."""
+        return {
+            number
+            for number, one in enumerate(self.records)
+            if one.first <= instruction and (one.last < 0 or instruction < one.last)
+        }
 
     def extend(self, steps: list[Step]) -> None:
         """Record steps of the innermost open loop."""
@@ -125,12 +139,14 @@ class Loops:
 
     def fori(self, lower: Bound, upper: Bound, step: int, body: Callable[[Any], Any]) -> None:
         """`for i in range(lower, upper, step): body(i)`."""
+        number, before = len(self.records), self._recorder.storage_count
         for counter in self.counted(lower, upper, step):
             if body(counter) is not None:
                 self._fail(
                     "the body of nl.fori_loop returns a value, which nothing receives; write it to "
                     "a tensor that was declared before the loop (SDK/nki/migration/index.rst)"
                 )
+        self.records[number].tensors = range(before, self._recorder.storage_count)
 
     def counted(self, lower: Bound, upper: Bound, step: int) -> Iterator[VirtualRegister]:
         """Yields the counter once, while the body is recorded."""
@@ -154,12 +170,14 @@ class Loops:
         condition = VirtualRegister()
         condition.is_set = True
         loop = WhileLoop(init=init, condition=condition, following=condition)
-        self._begin(loop)
+        before = self._recorder.storage_count
+        record = self._begin(loop).record
         following = body(condition)
         if not isinstance(following, VirtualRegister):
             self._fail("the body of nl.while_loop must return the register of the next condition")
         loop.following = following
         self._end()
+        record.tensors = range(before, self._recorder.storage_count)
 
     def while_condition(self, register: VirtualRegister) -> bool:
         """`while register:`: True opens the loop, the next evaluation closes it."""

@@ -241,3 +241,35 @@ def imports_inside(x):
     import math
 
     return math
+
+
+@nki.jit
+def changes_a_global(x):
+    ROWS.append(3)
+    return x
+
+
+@nki.jit
+def changes_an_item(x):
+    ROWS[0] += 1
+    return x
+
+
+@nki.jit
+def changes_settings(x):
+    DEFAULTS.rows = 3
+    return x
+
+
+@nki.jit
+def changes_a_default(x, made=[]):  # noqa: B006
+    made.append(x)
+    return x
+
+
+@nki.jit
+def changes_its_own(x, made):
+    rows = [1]
+    rows.append(ROWS[0])
+    made.append(x)
+    return x

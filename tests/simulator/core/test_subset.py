@@ -22,6 +22,7 @@ def twin() -> ModuleType:
 def test_a_clean_kernel_has_no_findings(twin: ModuleType) -> None:
     assert subset_findings(twin.clean) == []
     check_subset(twin.clean)
+    check_subset(twin.changes_its_own)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,10 @@ def test_a_clean_kernel_has_no_findings(twin: ModuleType) -> None:
         ("uses_torch", "refers to 'torch'"),
         ("uses_a_set", "refers to 'NAMES', a set"),
         ("reaches_a_bad_helper", "bad_helper refers to 'torch'"),
+        ("changes_a_global", "changes 'ROWS', which is kept"),
+        ("changes_an_item", "changes 'ROWS', which is kept"),
+        ("changes_settings", "changes 'DEFAULTS', which is kept"),
+        ("changes_a_default", "changes 'made', which is kept"),
     ],
 )
 def test_what_is_outside_of_the_subset_is_named(twin: ModuleType, name: str, message: str) -> None:

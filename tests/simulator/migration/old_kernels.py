@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 HEAD = """\
+import functools
 import math
 
 import numpy as np
@@ -157,5 +158,133 @@ def kernel(x, rows):
 """,
         (_array(64, 16), (np.arange(32, dtype=np.int32) * 7 % 64).reshape(32, 1)),
         lambda x, rows: x[rows[:, 0]],
+    ),
+    "mask_by_name": Case(
+        """\
+def kernel(x):
+    rows, n = x.shape
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for i in nl.affine_range(math.ceil(rows / 128)):
+        row = 128 * i + nl.arange(128)[:, None]
+        col = nl.arange(n)[None, :]
+        is_row = (-128 * i - nl.arange(128)[:, None] + (rows - 1) >= 0)
+        both = is_row & (col <= n - 1)
+        tile = nl.load(x[row, col], dtype=np.float32, mask=both)
+        nl.store(out[row, col], value=nl.multiply(tile, 2.0), mask=is_row)
+    return out
+""",
+        (_array(129, 33),),
+        lambda x: 2 * x,
+    ),
+    "imports_inside": Case(
+        """\
+def kernel(x):
+    import math as m
+    import numpy as np
+    import neuronxcc.nki.isa as nisa
+    import neuronxcc.nki.language as nl
+    from neuronxcc.nki import trace
+    from neuronxcc.nki.language import par_dim
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray((par_dim(127), 40), dtype=np.float32, buffer=nl.sbuf)
+    tile[...] = nl.load(x)
+    nl.store(out, value=nisa.activation(op=nl.exp, data=tile, scale=m.sqrt(4)))
+    return out
+""",
+        (_array(127, 40),),
+        lambda x: np.exp(2 * x),
+    ),
+    "no_stride": Case(
+        """\
+def kernel(x, y):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    ip, jf = nl.mgrid[0:100, 0:24]
+    wide = nl.ndarray((100, 24), dtype=x.dtype)
+    nisa.dma_copy(dst=wide[ip, jf], src=y[1 + ip * 0, jf])
+    nl.store(out, value=nl.add(nl.load(x), wide))
+    return out
+""",
+        (_array(100, 24), _array(3, 24)),
+        lambda x, y: x + y[1],
+    ),
+    "places": Case(
+        """\
+def kernel(x):
+    import neuronxcc.nki.compiler as ncc
+    from neuronxcc.nki.language import par_dim
+    out = nl.ndarray((48, 100), dtype=nl.float32, buffer=nl.shared_hbm)
+    unit = nl.shared_constant(np.identity(100, dtype=np.int8), dtype=nl.float32)
+    def psum_addr(banks, idx, pdim_size, fdim_size):
+        return banks[idx], 0, 0
+    tile = nl.ndarray((par_dim(100), 48), dtype=x.dtype, buffer=ncc.sbuf.mod_alloc(base_addr=0))
+    tile[...] = nl.load(x)
+    turned = nl.zeros((par_dim(48), 100), dtype=np.float32,
+                      buffer=ncc.psum.alloc(functools.partial(psum_addr, banks={(): 1})))
+    turned[...] += nisa.nc_matmul(tile, nl.load(unit))
+    nl.store(out, value=turned)
+    return out
+""",
+        (_array(100, 48),),
+        lambda x: x.T,
+    ),
+    "gather_with_mask": Case(
+        """\
+def kernel(x, rows):
+    batch, n, width = x.shape
+    count = rows.shape[1]
+    out = nl.ndarray((batch, count, width), dtype=x.dtype, buffer=nl.shared_hbm)
+    for b in nl.affine_range(batch):
+        for i in nl.affine_range(math.ceil(count / 128)):
+            place = i * 128 + nl.arange(128)[:, None]
+            col = nl.arange(width)[None, :]
+            inside = place < count
+            chosen = nl.load(rows[b, place, nl.arange(1)[None, :]], mask=inside)
+            source = x[b, chosen, col]
+            tile = nl.load(source, mask=inside)
+            nl.store(out[b, place, col], value=tile, mask=inside)
+    return out
+""",
+        (_array(2, 300, 16), (np.arange(258, dtype=np.int32) * 7 % 300).reshape(2, 129, 1)),
+        lambda x, rows: np.stack([x[b, rows[b, :, 0]] for b in range(2)]),
+    ),
+    "turned_by_dma": Case(
+        """\
+def kernel(x):
+    out = nl.ndarray((x.shape[1], x.shape[0]), dtype=x.dtype, buffer=nl.shared_hbm)
+    turned = nisa.dma_transpose(nl.load(x))
+    nl.store(out, value=turned)
+    return out
+""",
+        (_array(64, 32),),
+        lambda x: x.T,
+    ),
+    "masked_target": Case(
+        """\
+def kernel(x):
+    rows, n = x.shape
+    out = nl.ndarray((rows, n), dtype=x.dtype, buffer=nl.shared_hbm)
+    ip = nl.arange(128)[:, None, None]
+    ia = nl.arange(4)[None, :, None]
+    ib = nl.arange(3)[None, None, :]
+    tile = nl.load(x)
+    turned = nl.zeros((rows, n), dtype=x.dtype, buffer=nl.sbuf)
+    turned[ip, 3 * ia + ib] = nl.copy(tile[ip, ia + 4 * ib], mask=(ip < rows))
+    nl.store(out, value=turned)
+    return out
+""",
+        (_array(100, 12),),
+        lambda x: x.reshape(100, 3, 4).transpose(0, 2, 1).reshape(100, 12),
+    ),
+    "quotient_of_integers": Case(
+        """\
+def kernel(x):
+    out = nl.ndarray((64, 1), dtype=nl.float32, buffer=nl.shared_hbm)
+    place = nisa.iota(nl.arange(64)[:, None], dtype=nl.int32)
+    row = nl.floor(place / 5, dtype=nl.int32)
+    nl.store(out, value=nl.add(nl.copy(row, dtype=nl.float32), nl.load(x)))
+    return out
+""",
+        (_array(64, 1),),
+        lambda x: np.arange(64).reshape(64, 1) // 5 + x,
     ),
 }

@@ -93,6 +93,15 @@ def test_changes_of_later_versions(old: str, new: str) -> None:
     assert migrate(head + old).new == head + new
 
 
+def test_what_is_gone_is_imported_where_it_is_still_used() -> None:
+    old = "from neuronxcc.nki import benchmark, trace\n\n\n@trace\ndef k(x): pass\n"
+    assert "import benchmark" not in migrate(old).new
+    used = migrate(f"{old}\n\nrun = benchmark(warmup=1)(k)\n").new
+    assert used.startswith("from nki import benchmark\n")
+    assert "trace" not in used
+    assert "nki.benchmark is gone" in used
+
+
 def test_other_files_stay_as_they_are() -> None:
     for text in ("import numpy as np\nx = np.arange(3)\n", "", "import nki\n\n\nprint(nki)\n"):
         assert migrate(text).new == text
