@@ -103,16 +103,18 @@ class Executable:
             for region in plan.regions
             if region.match is None
         }
+        # What runs every call of a graph without symbols.
+        self._static: Specialisation | None = None
         if not self._sources:
             with without_fake_mode():
-                self._specialise(())
+                self._static = self._specialise(())
 
     def __call__(self, args: list[Any]) -> list[Any]:
         if has_tangents(args):
             return self._transformed(args)
-        key = tuple(source.read(args) for source in self._sources)
+        run = self._static or self._specialised(tuple(one.read(args) for one in self._sources))
         try:
-            return self._specialised(key)(args)
+            return run(args)
         except TransformedInput:
             return self._transformed(args)
 

@@ -31,6 +31,8 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 
 log = logging.getLogger(__name__)
 
+_CPU = torch.device("cpu")
+
 
 def concrete_bindings(match: KernelMatch, symbols: Symbols) -> tuple[Bindings, tuple[str, ...]]:
     """The bindings for `symbols`, and the names of those that are made contiguous first.
@@ -94,7 +96,7 @@ class Place:
         if self.buffer is not None:
             return frame[self.buffer]
         spec = self.spec
-        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu")
+        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=_CPU)
 
 
 class KernelCall:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from trnx.backend.cache.findings import kept_findings
 from trnx.backend.cache.plans import kept_plan
 from trnx.backend.cache.sources import kept_source
 from trnx.backend.options import Options
@@ -28,6 +29,7 @@ from trnx.fx_passes.verify import verify_functional, verify_graph, verify_plan
 from trnx.nki_kernels import generator
 from trnx.nki_kernels.generator.kernel import judge_by, keep_sources_in
 from trnx.nki_kernels.registry import kernels
+from trnx.simulator.frontend.subset import keep_findings_in
 
 BEFORE_AUTOGRAD: tuple[Pass, ...] = (
     REWRITE_COMPOSITES,
@@ -38,6 +40,7 @@ BEFORE_AUTOGRAD: tuple[Pass, ...] = (
 FOR_BUCKETS: tuple[Pass, ...] = (MASK_KEYS,)
 
 keep_sources_in(kept_source)
+keep_findings_in(kept_findings)
 judge_by(PREDICTIONS.scheduled_seconds)
 check_order(CANONICALISE, check_order(BEFORE_AUTOGRAD), wanted=CANONICAL)
 check_order(FOR_BUCKETS, CANONICAL)

@@ -16,7 +16,7 @@ from torch import fx
 
 from trnx.backend.inputs import Inputs, InputSpecs
 from trnx.backend.kernel_call import KernelCall, Place
-from trnx.backend.memory import Buffer, Frame, FramePool
+from trnx.backend.memory import Buffer, FramePool
 from trnx.backend.region_check import RegionChecker
 from trnx.backend.shapes import Symbols, UnknownSizeError, concrete, concrete_spec
 from trnx.backend.torch_internals import is_profiling
@@ -188,7 +188,7 @@ class Specialisation(PreparedPlan):
     ) -> None:
         kernel = self.kernels.get(region.name)
         nodes = region.inputs if kernel is None else kernel.nodes
-        step = fallback_step(fallbacks[region.name]) if kernel is None else kernel_step(kernel)
+        step = fallback_step(fallbacks[region.name]) if kernel is None else kernel
         if self._checker is not None:
             step = self._checker.wrapped(region, nodes, step)
         function = named(region.name, step)
@@ -198,15 +198,6 @@ class Specialisation(PreparedPlan):
             values[node] = graph.create_node(
                 "call_function", operator.getitem, (result, index), name=node.name
             )
-
-
-def kernel_step(kernel: KernelCall) -> Callable[..., Any]:
-    """A kernel's region as a step of a generated function; the first argument is the frame."""
-
-    def run(frame: Frame, *values: Any) -> list[torch.Tensor]:
-        return kernel(frame, *values)
-
-    return run
 
 
 def fallback_step(function: RegionFunction) -> Callable[..., Any]:

@@ -23,7 +23,6 @@ from trnx.backend.specialisation import (
     KernelFactory,
     PreparedPlan,
     fallback_step,
-    kernel_step,
     named,
 )
 from trnx.fx_passes.nodes import has_tensor, placeholders
@@ -234,7 +233,7 @@ class _Generator:
     def _padded_region(self, region: Region, padding: PaddedRegion) -> None:
         kernel = self._kernels[region.name]
         values = [self._input(node, padding) for node in kernel.nodes]
-        step = named(region.name, kernel_step(kernel))
+        step = named(region.name, kernel)
         self._results(
             region, self._emit(step, self._frame, *values, name=region.name), self._padded
         )

@@ -26,7 +26,8 @@ Value = TypeVar("Value")
 PREDICTION = Kind("prediction")
 PLAN = Kind("plan")
 SOURCE = Kind("source", is_code=True)
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (PREDICTION, PLAN, SOURCE)}
+SUBSET = Kind("subset")
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (PREDICTION, PLAN, SOURCE, SUBSET)}
 
 Record = Callable[[str, bytes], None]
 

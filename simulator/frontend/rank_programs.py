@@ -75,16 +75,13 @@ class RankProgram:
             )
         precision = FullPrecision() if self._needs_precision else contextlib.nullcontext()
         with self._lock, precision:
-            made = [
+            bound = [
                 program.bind(tensors, wanted)
                 for program, tensors, wanted in zip(self.programs, inputs, given, strict=True)
             ]
             for step in self._steps:
                 step()
-            return [
-                program.deliver(found, wanted)
-                for program, found, wanted in zip(self.programs, made, given, strict=True)
-            ]
+            return [one.deliver(wanted) for one, wanted in zip(bound, given, strict=True)]
 
     def release(self) -> None:
         """Drop every reference to tensors of the last run."""

@@ -72,7 +72,6 @@ class Replay:
             for one, slot, name in zip(passed, self.program.slots, self.names, strict=False):
                 if slot.is_written:
                     one.give_back(name)
-            self.program.release()
             return self.results.of(values, lambda index: passed[index].original)
 
 

@@ -60,16 +60,29 @@ def subset_findings(kernel: Any) -> list[KernelSubsetError]:
     return findings
 
 
+Found = tuple[KernelSubsetError, ...]
+# Given a function and what finds; where findings are kept between processes.
+FindingStore = Callable[[Callable[..., Any], Callable[[], Found]], Found]
+
 # By weak reference: a function keeps its module, and a generated kernel should not stay for this.
-_FINDINGS: LruCache[tuple[KernelSubsetError, ...]] = LruCache(1024)
+_FINDINGS: LruCache[Found] = LruCache(1024)
+_stores: list[FindingStore] = []
 
 
-def cached_findings(function: Callable[..., Any]) -> tuple[KernelSubsetError, ...]:
+def keep_findings_in(store: FindingStore) -> None:
+    """Ask `store` before a source is read."""
+    _stores[:] = [store]
+
+
+def cached_findings(function: Callable[..., Any]) -> Found:
     """`subset_findings`, computed once per function; none where there is no source to read."""
 
-    def make() -> tuple[KernelSubsetError, ...]:
+    def find() -> Found:
         has_source = bool(_parsed(function.__code__.co_filename).body)
         return tuple(subset_findings(function)) if has_source else ()
+
+    def make() -> Found:
+        return _stores[0](function, find) if _stores else find()
 
     return _FINDINGS.get_or_make(weakref.ref(function), make)
 
@@ -112,16 +125,24 @@ def defined_at(function: Any) -> Location | None:
 
 def _definition(function: FunctionType) -> ast.FunctionDef:
     code = function.__code__
-    for node in ast.walk(_parsed(code.co_filename)):
-        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-            first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
-            if first == code.co_firstlineno:
-                return node
+    found = _definitions(_parsed(code.co_filename)).get((code.co_name, code.co_firstlineno))
+    if found is not None:
+        return found
     raise KernelSubsetError(
         "kernel-subset",
         f"the source of {function.__qualname__} cannot be found",
         Location(code.co_filename, code.co_firstlineno, code.co_name),
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _definitions(tree: ast.Module) -> dict[tuple[str, int], ast.FunctionDef]:
+    """Functions by their names and first lines, which are those of decorators where there are."""
+    return {
+        (node.name, min([node.lineno, *(item.lineno for item in node.decorator_list)])): node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+    }
 
 
 class _Checker:

@@ -9,6 +9,7 @@ copying. A borrowed one is copied when an instruction first writes there.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -47,6 +48,15 @@ def _nothing(dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(0, dtype=dtype, device="cpu")
 
 
+@functools.lru_cache(maxsize=1024)
+def _memory_at(address: int, nbytes: int) -> torch.UntypedStorage:
+    """Memory of somebody else as a storage that does not own it."""
+    if not nbytes:
+        return _nothing(torch.uint8).untyped_storage()
+    memory = (ctypes.c_char * nbytes).from_address(address)
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+
+
 def _same_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the strides of the tensor, which may be any: the memory between is copied too."""
     if tensor.numel() == 0:
@@ -79,7 +89,10 @@ ANYWHERE = (*ON_CHIP, *HBM)
 
 
 class Slot:
-    """Memory that a caller provides: the torch views into it, retargeted by `bind`."""
+    """Memory that a caller provides: the torch views into it, retargeted by `bind`.
+
+    `holder` is the caller's tensor while a kernel is recorded, `address` where a replay was bound.
+    """
 
     __slots__ = ("_nbytes", "_views", "address", "holder", "is_borrowed", "is_written")
 
@@ -121,32 +134,29 @@ class Slot:
         if not self.is_written:
             self.is_written = True
             if self.is_borrowed and self.holder is not None:
-                self.bind(_same_copy(self.holder))
-
-    def is_bound_to(self, address: int) -> bool:
-        """True where the views point there. The owner of the memory may have moved it meanwhile."""
-        return self.address == address and (
-            self.holder is not None and self.holder.data_ptr() == address
-        )
+                copy = _same_copy(self.holder)
+                self.bind(copy)
+                self.holder = copy
 
     def bind(self, tensor: torch.Tensor) -> None:
-        """Point every view into the memory of `tensor`, unless it is there already. Raises
-        MemoryReadError where its storage does not reach as far, whatever checked it before.
+        """Point every view into the memory of `tensor`, unless it is there already. Its owner keeps
+        that memory while steps run; the views do not, so nobody need take them back afterwards.
+        Raises MemoryReadError where its storage does not reach as far, whatever checked it before.
         """
         address = tensor.data_ptr()
-        storage = tensor.untyped_storage()
         base = tensor.storage_offset() * tensor.element_size()
-        if self._nbytes and (not address or storage.nbytes() < base + self._nbytes):
+        held = tensor.untyped_storage().nbytes()
+        if self._nbytes and (not address or held < base + self._nbytes):
             raise MemoryReadError(f"a tensor of the kernel cannot be bound: {unreadable(tensor)}")
-        if self.is_bound_to(address):
+        if self.address == address:
             return
+        memory = _memory_at(address, self._nbytes)
         # An interrupt may leave some views there and some here.
         self.address = -1
-        for (dtype, shape, strides), same in self._views.items():
-            first = base // dtype.itemsize
+        for (_, shape, strides), same in self._views.items():
             for offset, view in same.items():
-                view.set_(storage, first + offset, shape, strides)
-        self.holder = tensor.detach()
+                view.set_(memory, offset, shape, strides)
+        self.holder = None
         self.address = address
 
     def release(self) -> None:

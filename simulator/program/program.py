@@ -1,17 +1,18 @@
 """`Program`: what a kernel does for given sizes, recorded once and replayed on new tensors.
 
 Replay calls the recorded steps in order. Arguments and outputs are not copied: the views that steps
-hold are pointed at the caller's memory, and only when its address changed since the last run.
+hold are pointed at the caller's memory, and only when its address changed since the last run. They
+do not keep that memory: between runs they point at what may be gone, and nobody reads there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -22,6 +23,8 @@ from trnx.simulator.memory.storage import Slot, Step, poison
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.precision import FullPrecision
 from trnx.simulator.program.instruction_table import InstructionTable
+
+_AS_IT_IS = contextlib.nullcontext()
 
 
 class BindingError(TrnxError):
@@ -54,6 +57,22 @@ class Totals:
     host_bytes: int = 0
 
 
+class Bound(NamedTuple):
+    """The tensors of one run: what the steps read, and where they leave the results."""
+
+    inputs: list[torch.Tensor]
+    results: list[torch.Tensor]
+
+    def deliver(self, outputs: Sequence[torch.Tensor] | None) -> tuple[torch.Tensor, ...]:
+        """The results of the run, in `outputs` where given."""
+        if outputs is None:
+            return tuple(self.results)
+        for result, given in zip(self.results, outputs, strict=True):
+            if result is not given:
+                given.copy_(result)
+        return tuple(outputs)
+
+
 class Program:
     """A traced kernel. `inputs` and `outputs` are specs; `rows` are the instructions as columns."""
 
@@ -79,13 +98,9 @@ class Program:
         # One rank's part of a RankProgram.
         self._is_part = is_part
         self._lock = fork_lock(self, threading.Lock)
-        # Weak: what stays bound is memory, not the tensor object with its gradient and its graph.
-        self._bound: list[weakref.ref[torch.Tensor] | None] = [None] * len(slots)
-        # The same tensor object may get other memory or strides: `parameter.data = ...`.
-        self._bound_strides: list[tuple[int, ...]] = [()] * len(slots)
         self._fresh = _fresh_results(results)
-        # Outputs of the last run that are bound as they are, by the identity of the tensors.
-        self._bound_outputs: tuple[weakref.ref[torch.Tensor], ...] = ()
+        # The usual kernel: each result is all of its own memory.
+        self._are_whole = [at for _, (_, at) in self._fresh] == list(range(len(results)))
 
     @property
     def instruction_count(self) -> int:
@@ -124,7 +139,11 @@ class Program:
 
         Inputs need the shapes, dtypes and strides of `self.inputs`. Raises BindingError.
         """
-        return self.replay([self._readable(i, one) for i, one in enumerate(inputs)], outputs)
+        readable = [self._readable(i, one) for i, one in enumerate(inputs)]
+        for output in outputs or ():
+            if reason := unreadable(output):
+                raise BindingError(f"the output cannot be written: {reason}")
+        return self.replay(readable, outputs)
 
     def replay(
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None = None
@@ -133,50 +152,18 @@ class Program:
         if self._is_part:
             raise BindingError(f"{self.name} is one rank's part; run the RankProgram")
         # Products alone depend on the process's setting.
-        precision = FullPrecision() if self.matmul_flops else contextlib.nullcontext()
+        precision = FullPrecision() if self.matmul_flops else _AS_IT_IS
         with self._lock, precision:
-            made = self.bind(inputs, outputs)
+            bound = self.bind(inputs, outputs)
             for step in self._steps:
                 step()
-            return self.deliver(made, outputs)
+        return bound.deliver(outputs)
 
-    def bind(
-        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None
-    ) -> list[torch.Tensor] | None:
-        """Point the steps at the tensors of a run, whose results will be in the tensors returned;
-        None: in `outputs` themselves. For who runs the steps.
+    def bind(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None) -> Bound:
+        """Point the steps at the tensors of a run. For who runs the steps, and keeps what is
+        returned until they have ended.
         """
-        self._bind_inputs(inputs)
-        if outputs is not None and self._has_bound(outputs):
-            return None
-        return self._bind_results(inputs, outputs)
-
-    def deliver(
-        self, made: list[torch.Tensor] | None, outputs: Sequence[torch.Tensor] | None
-    ) -> tuple[torch.Tensor, ...]:
-        """The results of a run that `bind` prepared."""
-        if outputs is None:
-            return tuple(made or ())
-        if made is None:
-            return tuple(outputs)
-        direct = True
-        for result, given in zip(made, outputs, strict=True):
-            if result is not given:
-                direct = False
-                given.copy_(result)
-        if direct and len(self._fresh) == len(self._results):
-            self._bound_outputs = tuple(weakref.ref(given) for given in outputs)
-        return tuple(outputs)
-
-    def _has_bound(self, outputs: Sequence[torch.Tensor]) -> bool:
-        """True where the outputs are those of the last run, with the same memory."""
-        bound = self._bound_outputs
-        return len(outputs) == len(bound) > 0 and all(
-            given is known()
-            and result.slot.is_bound_to(given.data_ptr())
-            and given.stride() == result.spec.strides
-            for given, known, result in zip(outputs, bound, self._results, strict=True)
-        )
+        return Bound(self._bind_inputs(inputs), self._bind_results(inputs, outputs))
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -190,34 +177,29 @@ class Program:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """What a run executes, in order."""
+        """What a run executes, in order; they touch the memory of the last run."""
         return tuple(self._steps)
 
     def release(self) -> None:
-        """Drop every reference to tensors of the last run."""
+        """Drop every reference to tensors that the kernel was recorded with. Runs leave none."""
         with self._lock:
             for slot in self.slots:
                 slot.release()
-            self._bound = [None] * len(self._slots)
-            self._bound_outputs = ()
 
-    def _bind_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
+    def _bind_inputs(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the steps read: the inputs, or dense copies of them."""
         if len(inputs) != len(self._slots):
             raise BindingError(f"{self.name} takes {len(self._slots)} tensors, got {len(inputs)}")
-        for i, tensor in enumerate(inputs):
-            slot, known = self._slots[i], self._bound[i]
+        held = list(inputs)
+        for i, (tensor, spec, slot) in enumerate(zip(inputs, self.inputs, self._slots)):  # noqa: B905  equally many
             if (
-                known is not None
-                and tensor is known()
-                and slot.is_bound_to(tensor.data_ptr())
-                and tensor.stride() == self._bound_strides[i]
+                tensor.stride() != spec.strides
+                or tensor.shape != spec.shape
+                or tensor.dtype is not spec.dtype
             ):
-                continue
-            slot.bind(self._checked(i, tensor))
-            # Where a copy was bound for a tensor with other strides, it is made anew each time.
-            is_itself = tensor.data_ptr() == slot.address
-            self._bound[i] = weakref.ref(tensor) if is_itself else None
-            self._bound_strides[i] = tensor.stride()
+                held[i] = self._checked(i, tensor)
+            slot.bind(held[i])
+        return held
 
     def _readable(self, i: int, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor` with its values in its memory, as a copy where nothing writes there."""
@@ -251,8 +233,7 @@ class Program:
     def _bind_results(
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None
     ) -> list[torch.Tensor]:
-        self._bound_outputs = ()
-        wholes: dict[int, torch.Tensor] = {}
+        wholes = []
         for slot, (spec, at) in self._fresh:
             whole = None if outputs is None or at < 0 else _usable(outputs[at], spec)
             if whole is None:
@@ -261,24 +242,31 @@ class Program:
                     # A loop that makes no turn writes nothing.
                     poison(whole, spec.dtype.is_floating_point)
             slot.bind(whole)
-            wholes[id(slot)] = whole
-        return [self._result(result, inputs, wholes) for result in self._results]
-
-    def _result(
-        self, result: Output, inputs: Sequence[torch.Tensor], wholes: dict[int, torch.Tensor]
-    ) -> torch.Tensor:
-        spec = result.spec
-        whole = inputs[result.argument] if result.argument >= 0 else wholes[id(result.slot)]
-        if spec.shape == tuple(whole.shape) and whole.dtype is spec.dtype and not result.offset:
-            return whole
-        if whole.dtype is not spec.dtype:
-            whole = torch.empty(0, dtype=spec.dtype, device="cpu").set_(
-                whole.untyped_storage(),
-                whole.storage_offset() * whole.element_size() // spec.dtype.itemsize,
-                spec.shape,
-                spec.strides,
+            wholes.append(whole)
+        if self._are_whole:
+            return wholes
+        lies_in = {id(slot): whole for (slot, _), whole in zip(self._fresh, wholes, strict=True)}
+        return [
+            _part(
+                result,
+                inputs[result.argument] if result.argument >= 0 else lies_in[id(result.slot)],
             )
-        return whole.as_strided(spec.shape, spec.strides, whole.storage_offset() + result.offset)
+            for result in self._results
+        ]
+
+
+def _part(result: Output, whole: torch.Tensor) -> torch.Tensor:
+    spec = result.spec
+    if spec.shape == tuple(whole.shape) and whole.dtype is spec.dtype and not result.offset:
+        return whole
+    if whole.dtype is not spec.dtype:
+        whole = torch.empty(0, dtype=spec.dtype, device="cpu").set_(
+            whole.untyped_storage(),
+            whole.storage_offset() * whole.element_size() // spec.dtype.itemsize,
+            spec.shape,
+            spec.strides,
+        )
+    return whole.as_strided(spec.shape, spec.strides, whole.storage_offset() + result.offset)
 
 
 def same_layout(tensor: torch.Tensor, spec: TensorSpec) -> bool:
@@ -291,13 +279,11 @@ def same_layout(tensor: torch.Tensor, spec: TensorSpec) -> bool:
 
 def _usable(given: torch.Tensor, spec: TensorSpec) -> torch.Tensor | None:
     """`given` where it can take the slot's content directly."""
-    if given.dtype is not spec.dtype or tuple(given.shape) != spec.shape:
+    if given.dtype is not spec.dtype or given.shape != spec.shape:
         raise BindingError(
             f"output is {given.dtype} {tuple(given.shape)}; the kernel returns "
             f"{spec.dtype} {spec.shape}"
         )
-    if reason := unreadable(given):
-        raise BindingError(f"the output cannot be written: {reason}")
     return given if given.is_contiguous() and is_plain(given) else None
 
 

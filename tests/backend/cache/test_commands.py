@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 
 import trnx
 from trnx.backend import prediction
-from trnx.backend.cache.cache import KINDS, PLAN, PREDICTION, SOURCE, Cache, Codec
+from trnx.backend.cache.cache import KINDS, PREDICTION, SOURCE, Cache, Codec
 from trnx.backend.cache.current import current
 from trnx.backend.cache.entries import Entry, Key, Kind, read_entry
 from trnx.cli import app
 from trnx.errors import CacheArchiveError, CacheOffError
 from trnx.nki_kernels.generator import kernel as generator
+from trnx.simulator.frontend import subset
 
 PLAIN = Codec(lambda value: value, lambda value: value)
 EXAMPLE = """
@@ -46,7 +47,7 @@ def _own_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 def fresh() -> None:
     torch.compiler.reset()
     prediction.PREDICTIONS.clear()
-    for known in (generator._SOURCES, generator._NODES):
+    for known in (generator._SOURCES, generator._NODES, subset._FINDINGS):
         known.clear()
 
 
@@ -60,7 +61,7 @@ def example(tmp_path: Path) -> str:
 def filled(cache: Cache) -> dict[str, Path]:
     """One entry of each kind."""
     found = {}
-    for kind in (PLAN, PREDICTION, SOURCE):
+    for kind in KINDS.values():
         key = Key(kind, {"part": kind.name})
         cache.get_or_make(key, lambda kind=kind: [kind.name], PLAIN)
         found[kind.name] = cache.folder.place(kind.name, key.digest)
@@ -101,27 +102,26 @@ def test_verify_names_what_is_damaged() -> None:
     damaged = answer("verify", status=1)["damaged"]
     assert damaged.keys() == {str(files["plan"]), str(files["source"])}
     assert answer("verify", "--remove", status=1)["damaged"].keys() == damaged.keys()
-    assert answer("verify") == {**answer("verify"), "entries": 1, "damaged": {}}
-    assert [file.exists() for file in files.values()] == [False, True, False]
+    assert answer("verify") == {**answer("verify"), "entries": 2, "damaged": {}}
+    assert {kind for kind, file in files.items() if file.exists()} == {"prediction", "subset"}
 
 
 def test_gc() -> None:
     filled(ours())
     assert answer("gc")["removed"] == 0
     found = answer("gc", "--megabytes", "0")
-    assert (found["removed"], found["left_bytes"]) == (3, 0)
+    assert (found["removed"], found["left_bytes"]) == (len(KINDS), 0)
 
 
 def test_export_and_import_move_all_but_code(tmp_path: Path) -> None:
     files = filled(ours())
     before = {kind: file.read_bytes() for kind, file in files.items()}
     archive = str(tmp_path / "cache.jsonl")
-    assert answer("export", archive)["entries"] == 2
+    assert answer("export", archive)["entries"] == 3
     answer("gc", "--megabytes", "0")
-    assert answer("import", archive)["entries"] == 2
-    assert files["plan"].read_bytes() == before["plan"]
-    assert files["prediction"].read_bytes() == before["prediction"]
-    assert not files["source"].exists()
+    assert answer("import", archive)["entries"] == 3
+    assert not files.pop("source").exists()
+    assert all(file.read_bytes() == before[kind] for kind, file in files.items())
 
 
 def test_an_import_takes_no_code_and_nothing_damaged(tmp_path: Path) -> None:
@@ -133,7 +133,12 @@ def test_an_import_takes_no_code_and_nothing_damaged(tmp_path: Path) -> None:
     found = answer("import", str(archive))
     assert found["entries"] == 1
     assert sum(found["left_out"].values()) == 3
-    assert answer("stats")["entries"] == {"plan": 0, "prediction": 1, "source": 0}
+    assert answer("stats")["entries"] == {
+        "plan": 0,
+        "prediction": 1,
+        "source": 0,
+        "subset": 0,
+    }
 
 
 @pytest.mark.parametrize("text", [b"", b"{}\n", b"\x80\x04", b'{"format": "trnx-cache-archive"}'])
@@ -157,7 +162,7 @@ def test_explain_names_the_part_that_missed(example: str, folder: Path) -> None:
     cold = answer("explain", example, "--inference")
     assert cold["hits"] == 0
     assert {one["reason"] for one in cold["questions"]} == {
-        f"no {kind} was ever kept here" for kind in ("plan", "prediction")
+        f"no {kind} was ever kept here" for kind in ("plan", "prediction", "subset")
     }
     assert not folder.exists()  # it writes nothing
     fresh()
@@ -182,10 +187,10 @@ def test_explain_names_the_part_that_missed(example: str, folder: Path) -> None:
 def test_explain_names_versions(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
     CliRunner().invoke(app, ["explain", example, "--inference"])
     fresh()
-    from trnx.backend.cache import plans, predictions
+    from trnx.backend.cache import findings, plans, predictions
 
     old = plans.versions()
-    for module in (plans, predictions):
+    for module in (findings, plans, predictions):
         monkeypatch.setattr(module, "versions", lambda: {**old, "trnx": "0.1.0 0123456789abcdef"})
     found = answer("explain", example, "--inference")
     assert {change["part"] for one in found["questions"] for change in one["changes"]} == {"trnx"}
@@ -216,7 +221,7 @@ def test_artefacts_of_torch_carry_the_entries(
     data, info = saved
     kinds = answer("stats")["entries"]
     assert kinds["source"] > 0
-    assert len(info.artifacts["trnx"]) == kinds["plan"] + kinds["prediction"]
+    assert len(info.artifacts["trnx"]) == sum(kinds.values()) - kinds["source"]
 
     (tmp_path / "other").mkdir(mode=0o700)
     monkeypatch.setenv("TRNX_CACHE_DIR", str(tmp_path / "other" / "cache"))

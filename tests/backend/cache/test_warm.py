@@ -24,6 +24,9 @@ from trnx.backend.cache.identity import file_digest
 from trnx.backend.programs import PROGRAMS
 from trnx.nki_kernels import registry
 from trnx.nki_kernels.generator import kernel as generator
+from trnx.simulator import TensorSpec, load_module, trace
+from trnx.simulator.errors import KernelSubsetError
+from trnx.simulator.frontend import subset
 
 Model = Callable[..., Any]
 
@@ -40,7 +43,7 @@ def fresh() -> None:
     torch.compiler.reset()
     prediction.PREDICTIONS.clear()
     PROGRAMS.clear()
-    for known in (generator._SOURCES, generator._NODES, generator._COSTS):
+    for known in (generator._SOURCES, generator._NODES, generator._COSTS, subset._FINDINGS):
         known.clear()
 
 
@@ -64,6 +67,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(profile, "predicted_seconds")
     count(generator, "tile_region")
     count(generator, "emit")
+    count(subset, "subset_findings")
     return found
 
 
@@ -109,7 +113,8 @@ def run(model: torch.nn.Module, *inputs: torch.Tensor) -> tuple[list[Any], list[
 def test_nothing_is_planned_generated_or_scheduled_again(calls: Counter[str]) -> None:
     model, x = mixed(), torch.randn(40, 64)
     cold, plans = run(model, x)
-    assert min(calls[name] for name in ("partition", "predicted_seconds", "tile_region")) > 0
+    done = ("partition", "predicted_seconds", "tile_region", "subset_findings")
+    assert min(calls[name] for name in done) > 0
     calls.clear()
     warm, again = run(model, x)
     assert calls == Counter()
@@ -153,6 +158,54 @@ print(json.dumps([dict(current().counts), y.tolist()]))
     assert cold.keys() == {"miss", "written"}
     assert warm.keys() == {"hit"}
     assert (folder / "plan").is_dir()
+
+
+COPIES = """
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+@nki.jit
+def copies(x):
+    y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    {line}
+    nisa.dma_copy(dst=y, src=x)
+    return y
+"""
+
+
+@pytest.mark.parametrize(("line", "kept"), [("pass", True), ("f = lambda i: i", False)])
+def test_a_clean_kernel_is_read_once_and_one_with_findings_each_time(
+    line: str, kept: bool, tmp_path: Path, folder: Path, calls: Counter[str]
+) -> None:
+    file = tmp_path / "own_kernel.py"
+    file.write_text(COPIES.format(line=line))
+    kernel = load_module(file).copies
+    for _ in range(2):
+        fresh()
+        if kept:
+            trace(kernel, [TensorSpec.dense((4, 4), torch.float32)])
+        else:
+            with pytest.raises(KernelSubsetError, match="lambda"):
+                trace(kernel, [TensorSpec.dense((4, 4), torch.float32)])
+    assert calls["subset_findings"] == (1 if kept else 2)
+    assert len(list((folder / "subset").rglob("*.json"))) == int(kept)
+
+
+def test_an_edited_kernel_and_a_damaged_entry_are_read_again(
+    tmp_path: Path, folder: Path, calls: Counter[str]
+) -> None:
+    file = tmp_path / "own_kernel.py"
+    file.write_text(COPIES.format(line="pass"))
+    trace(load_module(file).copies, [TensorSpec.dense((4, 4), torch.float32)])
+    (entry,) = (folder / "subset").rglob("*.json")
+    entry.write_text("{}")
+    fresh()
+    trace(load_module(file).copies, [TensorSpec.dense((4, 4), torch.float32)])
+    assert calls["subset_findings"] == 2
+    file.write_text(COPIES.format(line="f = lambda i: i"))
+    with pytest.raises(KernelSubsetError, match="lambda"):
+        trace(load_module(file).copies, [TensorSpec.dense((4, 4), torch.float32)])
 
 
 @pytest.mark.parametrize(

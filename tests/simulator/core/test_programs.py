@@ -14,6 +14,7 @@ from trnx.simulator import TensorSpec, simulate, trace
 from trnx.simulator.errors import FindingWarning
 from trnx.simulator.frontend.options import GridError
 from trnx.simulator.frontend.tracing import LaunchError
+from trnx.simulator.memory.host_memory import MemoryReadError
 from trnx.simulator.program.program import BindingError
 
 
@@ -88,15 +89,15 @@ def test_results_of_two_runs_do_not_share_memory(kernels: ModuleType) -> None:
     assert torch.equal(first, kept)
 
 
-def test_release_drops_tensors(kernels: ModuleType) -> None:
+def test_a_run_keeps_no_memory_of_its_caller(kernels: ModuleType) -> None:
     program = trace(kernels.copy, [TensorSpec.dense((5, 4), torch.float32)])
-    x = torch.randn(5, 4)
+    x, out = torch.randn(5, 4), torch.empty(5, 4)
     expected = x.clone()
-    gone = weakref.ref(x.untyped_storage())
+    gone = [weakref.ref(one.untyped_storage()) for one in (x, out)]
     result = program.run([x])[0]
-    program.release()
-    del x
-    assert gone() is None
+    program.run([x], [out])
+    del x, out
+    assert [one() for one in gone] == [None, None]
     assert torch.equal(result, expected)
     again = torch.randn(5, 4)
     assert torch.equal(program.run([again])[0], again)
@@ -321,15 +322,18 @@ def test_given_outputs_may_stay_change_or_move(kernels: ModuleType) -> None:
     assert torch.equal(second, x)
 
 
-def test_a_bound_tensor_is_known_by_a_weak_reference(kernels: ModuleType) -> None:
+def test_memory_that_shrank_since_the_last_run_is_refused(kernels: ModuleType) -> None:
     program = trace(kernels.copy, [TensorSpec.dense((5, 4), torch.float32)])
     x, out = torch.randn(5, 4), torch.empty(5, 4)
-    program.run([x], [out])
-    gone = weakref.ref(x)
-    expected = x.clone()
-    del x
-    assert gone() is None  # the memory is bound until release, not the tensor with its graph
-    assert torch.equal(program.run([expected], [out])[0], expected)
+    program.replay([x], [out])
+    x.untyped_storage().resize_(40)
+    with pytest.raises(MemoryReadError, match="byte 80 of a storage that has 40 bytes"):
+        program.replay([x], [out])
+    y = torch.randn(5, 4)
+    out.untyped_storage().resize_(0)
+    with pytest.raises(MemoryReadError, match="has 0 bytes"):
+        program.replay([y], [out])
+    assert torch.equal(program.run([y])[0], y)
 
 
 def test_a_bound_tensor_whose_memory_moved_is_bound_again(kernels: ModuleType) -> None:
