@@ -229,6 +229,18 @@ def test_keys_are_loaded_once_and_fit(forward: Any, width: int) -> None:
     assert program.peak_psum_bytes <= hardware("trn2").psum_partition_bytes
 
 
+@pytest.mark.parametrize(("depth", "width"), [(15488, 128), (12416, 192), (10368, 256)])
+def test_the_longest_causal_heads_fit(forward: Any, depth: int, width: int) -> None:
+    """The most keys that the kernel takes, and another head that is loaded meanwhile."""
+    values = make_inputs(generator(), 1, 2, depth, depth, width, dtype=BF16, causal=True)
+    assert forward.kernel(values) == "long_kernel"
+    more = make_inputs(generator(), 1, 2, 128 * 5, depth + 128, width, dtype=BF16, causal=True)
+    assert forward.kernel(more) == "sdpa_kernel"
+    program = forward.traced(values)
+    assert program.peak_sbuf_bytes <= hardware("trn2").sbuf_partition_bytes
+    assert program.peak_psum_bytes <= hardware("trn2").psum_partition_bytes
+
+
 def test_a_window_costs_what_it_shows(forward: Any) -> None:
     """With 512 of 4,096 keys a query sees a quarter of what it sees on average without."""
     values = make_inputs(torch.Generator(), 1, 2, 4096, 4096, 128, dtype=BF16, causal=True)
