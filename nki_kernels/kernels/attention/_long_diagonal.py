@@ -23,9 +23,8 @@ def keeps_diagonal(p: LongProblem, first: int, blocks: int, depth: int) -> bool:
     """Whether `blocks` blocks of queries from `first` on are weighed so, of `depth` keys: each has
     its last keys on the diagonal, in blocks that begin with the group."""
     is_square = (first + blocks) * nl.tile_size.pmax <= depth
-    # Where heads are narrow DMA has enough to do, and TensorE has not.
-    pays = p.narrow == 0 or first > 0
-    return p.causal and p.window == 0 and p.scale >= _LEAST_SCALE and is_square and pays
+    # The first group of a head has DMA load its keys and values, which takes as long as its scores.
+    return p.causal and p.window == 0 and p.scale >= _LEAST_SCALE and is_square and first > 0
 
 
 def weigh_diagonal(p: LongProblem, group: QueryGroup, products: list[nl.NkiTensor]) -> Quad:

@@ -101,10 +101,10 @@ def test_the_diagonal_of_wide_heads(forward: Any, scale: float, mask: str) -> No
 def test_keys_on_the_diagonal_that_are_no_numbers(forward: Any) -> None:
     values = make_inputs(generator(), 1, 1, 640, 640, 128, dtype=BF16, causal=True)
     clean, _ = attended(forward, values)
-    values["k"][0, 0, 200, 3] = math.nan
+    values["k"][0, 0, 560, 3] = math.nan
     values["k"][0, 0, 600, 5] = math.inf
     out, _ = attended(forward, values)
-    torch.testing.assert_close(out[:, :, :200], clean[:, :, :200], rtol=0, atol=0)
+    torch.testing.assert_close(out[:, :, :560], clean[:, :, :560], rtol=0, atol=0)
     assert torch.equal(out.isnan(), canonical_ops.sdpa(**values)[0].isnan())
 
 
