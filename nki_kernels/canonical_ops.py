@@ -65,14 +65,30 @@ def _out_like(q: torch.Tensor, v: torch.Tensor, dropped: bool) -> torch.Tensor:
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
-def _empty_grad(x: torch.Tensor) -> torch.Tensor:
-    """An unfilled gradient of q, k or v: [B, H, N, D] in [B, N, H, D] storage."""
-    batch, heads, length, width = x.shape
-    return x.new_empty((batch, length, heads, width)).transpose(1, 2)
+def _is_fused(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropped: bool, mask_grad: bool
+) -> bool:
+    """Whether the gradients are those of torch's fused CPU kernel, not those of single products."""
+    if dropped or mask_grad or q.shape[-1] != v.shape[-1]:
+        return False
+    return all(x.stride(-1) == 1 for x in (q, k, v))
 
 
-def _in_grad_layout(grad: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return _empty_grad(like).copy_(grad)
+def _empty_grads(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, fused: bool
+) -> tuple[torch.Tensor, ...]:
+    """Unfilled gradients of q, k and v, [B, H, N, D], in the layout that torch gives them: fused in
+    [B, N, H, D] storage; else dense, but for that of k, a transposed product unless it is a sum
+    over the heads of a group."""
+    if fused:
+        return tuple(
+            x.new_empty((x.shape[0], x.shape[2], x.shape[1], x.shape[3])).transpose(1, 2)
+            for x in (q, k, v)
+        )
+    dk = k.new_empty(k.shape)
+    if q.shape[1] == k.shape[1]:
+        dk = k.new_empty((*k.shape[:2], k.shape[3], k.shape[2])).transpose(-1, -2)
+    return q.new_empty(q.shape), dk, v.new_empty(v.shape)
 
 
 # ---- sdpa
@@ -238,13 +254,14 @@ def sdpa_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of `sdpa` to q, k, v and, where `mask_grad`, to a float `attn_mask`."""
     dmask = _mask_like(attn_mask, q, mask_grad)
+    results = _empty_grads(q, k, v, _is_fused(q, k, v, dropout_mask is not None, mask_grad))
     attn_mask = _in_window(attn_mask, q, k, window)
     if dropout_mask is None and not mask_grad and _flash_takes(q, k, v, attn_mask):
         bias = None if attn_mask is None else _flash_mask(q, attn_mask)
         grads = _CPU_FLASH_BACKWARD(
             grad_out, q, k, v, out, lse, 0.0, is_causal, attn_mask=bias, scale=scale
         )
-        dq, dk, dv = (_in_grad_layout(g, x) for g, x in zip(grads, (q, k, v), strict=True))
+        dq, dk, dv = (x.copy_(g) for x, g in zip(results, grads, strict=True))
         return dq, dk, dv, dmask
     wide = _wide(q.dtype)
     weights, _ = _probabilities(q, k, attn_mask, is_causal, scale)
@@ -260,7 +277,8 @@ def sdpa_backward(
     dk = _ungroup(dscores.transpose(-1, -2) @ q.to(wide), k.shape[1]) * scale
     if attn_mask is not None and mask_grad:
         dmask.copy_(dscores.sum_to_size(dmask.shape))
-    return _in_grad_layout(dq, q), _in_grad_layout(dk, k), _in_grad_layout(dv, v), dmask
+    dq, dk, dv = (x.copy_(g) for x, g in zip(results, (dq, dk, dv), strict=True))
+    return dq, dk, dv, dmask
 
 
 @sdpa_backward.register_fake
@@ -279,8 +297,10 @@ def _sdpa_backward_fake(
     mask_grad: bool,
     window: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    del grad_out, out, lse, dropout_mask, dropout_p, is_causal, scale, window
-    return _empty_grad(q), _empty_grad(k), _empty_grad(v), _mask_like(attn_mask, q, mask_grad)
+    del grad_out, out, lse, dropout_p, is_causal, scale, window
+    fused = _is_fused(q, k, v, dropout_mask is not None, mask_grad)
+    dq, dk, dv = _empty_grads(q, k, v, fused)
+    return dq, dk, dv, _mask_like(attn_mask, q, mask_grad)
 
 
 def _sdpa_setup(ctx: Any, inputs: Sequence[Any], output: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -138,7 +138,20 @@ def test_gradients_equal_torch(kind: str, values: int, dtype: torch.dtype) -> No
     results = torch.autograd.grad(whole(q, k, v, attn_mask=mask), inputs, grad)
     rtol, atol = TOLERANCES[dtype]
     for result, wanted in zip(results, expected, strict=True):
-        torch.testing.assert_close(result, wanted, rtol=rtol, atol=4 * atol)
+        torch.testing.assert_close(result, wanted, rtol=rtol, atol=4 * atol, check_stride=True)
+
+
+@pytest.mark.parametrize("sources", [4, 2])
+@pytest.mark.parametrize(("values", "p"), [(16, 0.0), (12, 0.0), (16, 0.5), (12, 0.5)])
+def test_layouts_of_gradients_follow_torch(sources: int, values: int, p: float) -> None:
+    """Torch computes the gradients of dropout, and of values of another width, by products."""
+    q, k, v = rand(2, 4, 9, 16), rand(2, sources, 13, 16), rand(2, sources, 13, values)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    expected = F.scaled_dot_product_attention(q, k, v, dropout_p=p, enable_gqa=sources < 4)
+    keep = torch.rand(2, 4, 9, 13) > p if p else None
+    result = sdpa(q, k, v, None, keep, p, False, 0.25)[0]
+    grads = [torch.autograd.grad(out.sum(), leaves) for out in (result, expected)]
+    assert [g.stride() for g in grads[0]] == [g.stride() for g in grads[1]]
 
 
 def test_gradients_are_exact_to_second_order_of_differences() -> None:

@@ -10,7 +10,8 @@ a row is one more column of the values. A mask of keys hides them from the searc
 of the exponential, which has the keys on the partitions.
 
 While one group is weighed, the maxima of the next are found, and the weights of four blocks of keys
-meet their values while those of the next four are computed.
+meet their values while those of the next four are computed. The scores on the diagonal, which the
+search leaves in SBUF, are weighed as they are: `_long_diagonal`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class QueryGroup(NamedTuple):
     """Queries `[d / cuts, cuts, blocks * 128]`, twice as keys are, from block `first` of head
     `head`, which see the blocks `start .. seen` of keys. `maxima[128, blocks, columns]`: of the
     keys of each step of the search; `shift`: the negated maxima in terms, `[128, blocks * 128]`.
-    `number` of the group among all, `row` of its first block among all heads'."""
+    `number` of the group among all, `row` of its first block among all heads'. `keeps`: `diagonal`
+    gets the scores of each block of queries with the keys from its group on, `[128, keys]`, and
+    `bias` is the scaled and negated maxima, `[128, blocks]`."""
 
     batch: int
     head: int
@@ -80,6 +83,10 @@ class QueryGroup(NamedTuple):
     queries: nl.NkiTensor
     maxima: nl.NkiTensor
     shift: nl.NkiTensor
+    scored: int
+    keeps: bool
+    diagonal: list[nl.NkiTensor]
+    bias: nl.NkiTensor
 
 
 class Search(NamedTuple):
@@ -101,12 +108,14 @@ class Search(NamedTuple):
 
 class Quad(NamedTuple):
     """Weights of up to four blocks of keys from `key`, in the order of the blocks, each `[128 keys,
-    queries]` from query `skipped` of the group on, up to query `stopped`. `products` of the group:
-    `[128, its blocks that share a bank, Dv + 1]`, filled from the first block of keys on."""
+    blocks of queries, 128]` from block `skipped` of the group on, up to block `stopped`. `products`
+    of the group: `[128, its blocks that share a bank, Dv + 1]`, filled from the first block of keys
+    on."""
 
     group: QueryGroup
     key: int
-    weights: list[nl.NkiTensor]
+    scores: list[nl.NkiTensor]
+    weights: list[list[nl.NkiTensor]]
     skipped: list[int]
     stopped: list[int]
     products: list[nl.NkiTensor]
@@ -246,13 +255,11 @@ def search(p: LongProblem, outputs: LongOutputs, s: Search) -> None:
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
             reduce_op=nl.maximum,
         )
+        scores = kept
+    if s.crossed and group.keeps:
+        group.diagonal.append(scores)
     if s.last:
         _lay_out(p, outputs, group)
-
-
-def _search_all(p: LongProblem, outputs: LongOutputs, steps: list[Search]) -> None:
-    for step in steps:
-        search(p, outputs, step)
 
 
 def _lay_out(p: LongProblem, outputs: LongOutputs, group: QueryGroup) -> None:
@@ -265,6 +272,10 @@ def _lay_out(p: LongProblem, outputs: LongOutputs, group: QueryGroup) -> None:
         # Where a query sees no key: the scaled maximum stays far above what hides the scores.
         clamp = -CLAMP_FALSE / max(1.0, p.scale)
         nisa.tensor_scalar(dst=negmax, data=negmax, op0=nl.minimum, operand0=clamp)
+    if group.keeps:
+        nisa.tensor_scalar(dst=group.bias, data=negmax, op0=nl.multiply, operand0=p.scale)
+    if group.scored == 0:
+        return
     tile = p.terms[group.number % TERM_TILES][:, 0 : group.blocks, :]
     rest = negmax
     for term in range(_TERMS):
@@ -283,80 +294,60 @@ def _lay_out(p: LongProblem, outputs: LongOutputs, group: QueryGroup) -> None:
                 engine=nisa.engine.gpsimd,
             )
             rest = less
+    nisa.dma_transpose(dst=group.shift.reshape_dim(1, (group.blocks, pmax)), src=tile)
 
 
-def turn_terms(p: LongProblem, group: QueryGroup) -> None:
-    """The terms that are laid out become rows of `shift`."""
-    pmax = nl.tile_size.pmax
-    turned = nl.ndarray(group.shift.shape, dtype=nl.bfloat16, buffer=nl.psum)
-    for block in range(group.blocks):
-        nisa.nc_transpose(
-            dst=turned[:, block * pmax : (block + 1) * pmax],
-            data=p.terms[group.number % TERM_TILES][:, block, :],
-            engine=nisa.engine.tensor,
-        )
-    nisa.activation(dst=group.shift, op=nl.copy, data=turned)
-
-
-def score_quad(
-    p: LongProblem,
-    outputs: LongOutputs,
-    group: QueryGroup,
-    key: int,
-    steps: list[Search],
-    products: list[nl.NkiTensor],
-) -> Quad:
-    """Weights of the blocks of keys from `key` on. Who asks for memory gets what was left first, so
-    `steps` of a search are done in between: the next scores get what these leave. The first quad of
-    a group waits for its maxima, and with narrow heads, where TensorE has time, the steps keep
-    VectorE busy meanwhile."""
+def begin_quad(p: LongProblem, group: QueryGroup, key: int, products: list[nl.NkiTensor]) -> Quad:
+    """The blocks of keys from `key` on: the negated maxima stand where the scores will be."""
     pmax = nl.tile_size.pmax
     count = min(QUAD, group.seen - key)
-    waits = p.narrow > 0 and key == group.start
-    scores = []
-    skipped = []
-    stopped = []
+    quad = Quad(group, key, [], [], [], [], products, key + count == group.seen)
     for block in range(count):
         skip = 0
-        stop = group.blocks * pmax
+        stop = group.blocks
         if p.causal:
-            skip = max(0, key + block - group.first) * pmax
-        first = (key + block) * pmax
+            skip = max(0, key + block - group.first)
         if p.window > 0:
-            last = (first + pmax + p.window - 2) // pmax + 1 - group.first
-            stop = min(group.blocks, last) * pmax
-        tile = nl.ndarray((pmax, stop - skip), dtype=nl.float32, buffer=nl.psum)
-        keys = group.source.keys[:, :, first : first + pmax]
-        _multiply(p, tile, keys, group.queries[:, :, skip:stop], block)
-        scores.append(tile)
-        skipped.append(skip)
-        stopped.append(stop)
-    if waits:
-        _search_all(p, outputs, steps)
-    for block in range(count):
+            last = ((key + block + 1) * pmax + p.window - 2) // pmax + 1 - group.first
+            stop = min(group.blocks, last)
+        tile = nl.ndarray((pmax, (stop - skip) * pmax), dtype=nl.float32, buffer=nl.psum)
         row = block * _ROWS
         nisa.nc_matmul(
-            dst=scores[block],
+            dst=tile,
             stationary=p.ones[row : row + _TERMS, :],
-            moving=group.shift[row : row + _TERMS, skipped[block] : stopped[block]],
+            moving=group.shift[row : row + _TERMS, skip * pmax : stop * pmax],
             tile_position=(row, 0),
             tile_size=(_ROWS, pmax),
         )
-    weights = []
-    for block in range(count):
-        tile = nl.ndarray(scores[block].shape, dtype=group.queries.dtype, buffer=nl.sbuf)
-        bias = p.zeros
-        if group.source.mask is not None:
-            bias = group.source.mask.bias[:, key + block : key + block + 1]
-        nisa.activation(dst=tile, op=nl.exp, data=scores[block], scale=p.scale, bias=bias)
-        if p.causal and key + block >= group.first:
-            _hide(tile[:, 0:pmax])
-        if p.window > 0:
-            _hide_before(tile, (key + block - group.first) * pmax + p.window - skipped[block])
-        weights.append(tile)
-        if not waits and block + 1 == (count + 1) // 2:
-            _search_all(p, outputs, steps)
-    return Quad(group, key, weights, skipped, stopped, products, key + count == group.seen)
+        quad.scores.append(tile)
+        quad.skipped.append(skip)
+        quad.stopped.append(stop)
+    return quad
+
+
+def weigh_block(p: LongProblem, quad: Quad, block: int) -> None:
+    """Weights of one block of keys."""
+    pmax = nl.tile_size.pmax
+    group = quad.group
+    key = quad.key + block
+    skip = quad.skipped[block]
+    scores = quad.scores[block]
+    keys = group.source.keys[:, :, key * pmax : (key + 1) * pmax]
+    queries = group.queries[:, :, skip * pmax : quad.stopped[block] * pmax]
+    _multiply(p, scores, keys, queries, block)
+    tile = nl.ndarray(scores.shape, dtype=group.queries.dtype, buffer=nl.sbuf)
+    bias = p.zeros
+    if group.source.mask is not None:
+        bias = group.source.mask.bias[:, key : key + 1]
+    nisa.activation(dst=tile, op=nl.exp, data=scores, scale=p.scale, bias=bias)
+    if p.causal and key >= group.first:
+        _hide(tile[:, 0:pmax])
+    if p.window > 0:
+        _hide_before(tile, (key - group.first - skip) * pmax + p.window)
+    weights: list[nl.NkiTensor] = []
+    for first in range(0, tile.shape[1], pmax):
+        weights.append(tile[:, first : first + pmax])
+    quad.weights.append(weights)
 
 
 def _hide(weights: nl.NkiTensor) -> None:
@@ -410,22 +401,28 @@ def combine_block(quad: Quad, block: int) -> None:
     together = quad.products[0].shape[1]
     skip = quad.skipped[block]
     values = quad.group.source.values[:, quad.key + block, :]
-    for query in range(skip // pmax, quad.stopped[block] // pmax):
-        first = query * pmax - skip
+    for query in range(skip, quad.stopped[block]):
         nisa.nc_matmul(
             dst=quad.products[query // together][:, query % together, :],
-            stationary=quad.weights[block][:, first : first + pmax],
+            stationary=quad.weights[block][query - skip],
             moving=values,
         )
 
 
-def store_group(p: LongProblem, outputs: LongOutputs, quad: Quad) -> None:
-    """Normalise and store the queries of a group."""
+class Result(NamedTuple):
+    """The products of a group, and where they go once they are normalised: `[128, blocks, Dv]`."""
+
+    group: QueryGroup
+    products: list[nl.NkiTensor]
+    rows: nl.NkiTensor
+
+
+def invert_sums(p: LongProblem, outputs: LongOutputs, quad: Quad) -> Result:
+    """The sums of the rows of a group are complete."""
     pmax = nl.tile_size.pmax
     group = quad.group
     width = outputs.out.shape[3]
     inverse = outputs.inverses[:, group.row : group.row + group.blocks]
-    result = nl.ndarray((pmax, group.blocks, width), dtype=outputs.out.dtype, buffer=nl.sbuf)
     together = quad.products[0].shape[1]
     for first in range(0, group.blocks, together):
         sums = quad.products[first // together][:, :, width]
@@ -434,16 +431,24 @@ def store_group(p: LongProblem, outputs: LongOutputs, quad: Quad) -> None:
             nisa.tensor_scalar(dst=part, data=sums, op0=nl.maximum, operand0=_TINY)
             sums = part
         nisa.reciprocal(dst=part, data=sums)
-    for query in range(group.blocks):
-        data = quad.products[query // together][:, query % together, 0:width]
-        factor = inverse[:, query : query + 1]
-        if query // 2 == 0:
-            nisa.activation(dst=result[:, query, :], op=nl.copy, data=data, scale=factor)
-        else:
-            nisa.tensor_scalar(dst=result[:, query, :], data=data, op0=nl.multiply, operand0=factor)
-    first = group.first * pmax
-    target = outputs.out[group.batch, group.head, first : first + group.blocks * pmax]
-    nisa.dma_copy(dst=target.reshape_dim(0, (group.blocks, pmax)).permute((1, 0, 2)), src=result)
+    rows = nl.ndarray((pmax, group.blocks, width), dtype=outputs.out.dtype, buffer=nl.sbuf)
+    return Result(group, quad.products, rows)
+
+
+def normalise_block(outputs: LongOutputs, result: Result, query: int) -> None:
+    """One block of queries; the last one stores the group."""
+    pmax = nl.tile_size.pmax
+    group = result.group
+    width = outputs.out.shape[3]
+    together = result.products[0].shape[1]
+    data = result.products[query // together][:, query % together, 0:width]
+    factor = outputs.inverses[:, group.row + query : group.row + query + 1]
+    nisa.activation(dst=result.rows[:, query, :], op=nl.copy, data=data, scale=factor)
+    if query + 1 == group.blocks:
+        first = group.first * pmax
+        target = outputs.out[group.batch, group.head, first : first + group.blocks * pmax]
+        target = target.reshape_dim(0, (group.blocks, pmax)).permute((1, 0, 2))
+        nisa.dma_copy(dst=target, src=result.rows)
 
 
 def store_long_logs(

@@ -88,5 +88,9 @@ def load_key_head(
     nisa.memset(dst=values[:, :, v.shape[1] : v.shape[1] + 1], value=1.0, engine=nisa.engine.gpsimd)
     keys = load_rows(k, cuts)
     src = v.reshape_dim(0, (blocks, pmax)).permute((1, 0, 2))
-    nisa.dma_copy(dst=values[:, :, 0 : v.shape[1]], src=src)
+    # By another ring than the transposes, each of which takes the trigger's time of its own.
+    nisa.dma_copy(
+        dst=values[:, :, 0 : v.shape[1]], src=src, dge_mode=nisa.dge_mode.hwdge,
+        engine=nisa.engine.scalar,
+    )  # fmt: skip
     return KeyHead(batch, keys, values, mask)

@@ -1,8 +1,8 @@
 """NKI helpers of attention of long sequences: in which order the work of `_long` is done.
 
-A step of the search takes VectorE as long as the weights of a block of keys take TensorE, so each
-quad of blocks goes with about four steps. The steps run ahead of the quads, by as much as the
-growing groups of causal attention need.
+A turn weighs four blocks of keys of a group, and then the weights of the turn before meet their
+values. In between VectorE gets the scores of the next groups, for their maxima, as evenly as the
+growing groups of causal attention allow: it needs three times as long for them as TensorE.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from trnx.nki_kernels.kernels.attention._long import (
     GROUP,
     LEAST,
     QUAD,
-    TERM_TILES,
     LongOutputs,
     LongProblem,
     Quad,
     QueryGroup,
+    Result,
     Search,
+    begin_quad,
     combine_block,
-    score_quad,
+    invert_sums,
+    normalise_block,
     search,
     searches_of,
-    store_group,
-    turn_terms,
+    weigh_block,
 )
+from trnx.nki_kernels.kernels.attention._long_diagonal import keeps_diagonal, weigh_diagonal
 from trnx.nki_kernels.kernels.attention._long_keys import (
     KeyHead,
     KeyMask,
@@ -40,11 +42,18 @@ from trnx.nki_kernels.kernels.attention._long_keys import (
 from trnx.nki_kernels.kernels.attention._masks import shares
 
 # Steps from the last one of a group to its first weights: the maxima have a way to go.
-_MARGIN = 7
-# Most steps of a quad, where the search has to catch up; else QUAD of them.
-_MOST = 6
-# The block of a quad after whose products the terms of the next group are turned.
-_TURNED = 1
+_MARGIN = 12
+# The same for the first group of all, for which everything waits.
+_FIRST_MARGIN = 10
+# How many groups ahead steps are planned.
+_AHEAD = 5
+# TensorE's time in a turn but for the search: of the scores of a quad, and of the values that its
+# weights meet, and those of a quad on the diagonal; in no unit.
+_SCORES = 4
+_VALUES = 3
+_DIAGONAL_VALUES = 2
+# Pieces of a turn before a result is normalised: ScalarE would wait for VectorE's inverse.
+_NORMALISED = 3
 # A group is loaded when no more steps than these are left: DMA takes as long as they do.
 _LOADED = 12
 
@@ -61,16 +70,29 @@ class Work(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a group is: its batch entry, head and first block; it sees the blocks `start .. seen`
-    of keys, in `quads`, of which the search takes `steps`."""
+    """Where a group is: its batch entry, head, first block and number of blocks; it sees the blocks
+    `start .. seen` of keys, in `quads`, of which the search takes `steps`. `keeps`: the last quad
+    is weighed by `weigh_diagonal`."""
 
     batch: int
     head: int
     first: int
+    blocks: int
     start: int
     seen: int
     quads: int
     steps: int
+    keeps: bool
+
+
+def _scored(place: Place) -> int:
+    """The quads whose scores are computed for the weights."""
+    return place.quads - 1 if place.keeps else place.quads
+
+
+def _turns(place: Place) -> int:
+    """The turns that a group takes: of each scored quad, and one where there is none."""
+    return max(1, _scored(place))
 
 
 def _places(p: LongProblem, q: nl.NkiTensor, k: nl.NkiTensor) -> list[Place]:
@@ -88,32 +110,60 @@ def _places(p: LongProblem, q: nl.NkiTensor, k: nl.NkiTensor) -> list[Place]:
                 start = key_span(first, k.shape[2], p.causal, p.window)[0] // pmax
                 seen = key_span(last - 1, k.shape[2], p.causal, p.window)[1] // pmax
                 quads = (seen - start + QUAD - 1) // QUAD
-                places.append(Place(batch, head, first, start, seen, quads, steps))
+                keeps = keeps_diagonal(p, first, last - first, k.shape[2])
+                places.append(
+                    Place(batch, head, first, last - first, start, seen, quads, steps, keeps)
+                )
     return places
 
 
-class Plan(NamedTuple):
-    """How many steps are at least done before each quad of all groups, and at the end; and how many
-    there are up to the end of each group."""
+def _work_of(places: list[Place]) -> list[int]:
+    """TensorE's time in each turn of all groups but for the search."""
+    work: list[int] = []
+    waiting = 0
+    for place in places:
+        scored = _scored(place)
+        for turn in range(_turns(place)):
+            scores = _SCORES if turn < scored else 0
+            work.append(1 + scores + waiting)
+            waiting = _VALUES if turn < scored else 0
+        if place.keeps:
+            waiting += _DIAGONAL_VALUES
+    return work
 
-    due: list[int]
-    ends: list[int]
 
-
-def _plan(places: list[Place]) -> Plan:
+def _counts(places: list[Place]) -> list[int]:
+    """How many steps of the search go before the first turn, and with each. A turn gets what is the
+    most for its time, up to the start of any of the groups that follow."""
+    work = _work_of(places)
     total = 0
-    ends: list[int] = []
     for place in places:
         total += place.steps
-        ends.append(total)
-    backwards = [total]
-    for number in range(len(places) - 1, -1, -1):
-        for quad in range(places[number].quads - 1, -1, -1):
-            due = max(0, backwards[-1] - _MOST)
-            if quad == 0:
-                due = max(due, min(total, ends[number] + _MARGIN))
-            backwards.append(due)
-    return Plan(backwards[::-1], ends)
+    done = min(total, places[0].steps + _FIRST_MARGIN)
+    counts = [done]
+    up_to_group = places[0].steps
+    for number in range(len(places)):
+        for turn in range(_turns(places[number])):
+            slot = len(counts) - 1
+            count = 0
+            wanted = up_to_group
+            time = 0
+            until = slot
+            first = turn
+            for later in range(number, min(number + _AHEAD, len(places))):
+                for _ in range(first, _turns(places[later])):
+                    time += work[until]
+                    until += 1
+                first = 0
+                if later + 1 < len(places):
+                    wanted += places[later + 1].steps
+                need = min(total, wanted + _MARGIN) - done
+                count = max(count, (need * work[slot] + time - 1) // time)
+            done += count
+            counts.append(count)
+        if number + 1 < len(places):
+            up_to_group += places[number + 1].steps
+    return counts
 
 
 def _load(
@@ -126,7 +176,6 @@ def _load(
     pmax = nl.tile_size.pmax
     q = tensors[0]
     group = q.shape[1] // tensors[1].shape[1]
-    total = q.shape[2] // pmax
     number = len(work.groups)
     if number == 0 or (place.first == 0 and place.head % group == 0):
         head = place.head // group
@@ -136,12 +185,13 @@ def _load(
         source = load_key_head(keys, values, p.cuts, place.batch, mask)
     else:
         source = work.groups[number - 1].source
-    blocks = min(GROUP, total - place.first)
+    blocks = place.blocks
     rows = q[place.batch, place.head, place.first * pmax : (place.first + blocks) * pmax]
     maxima = nl.ndarray((pmax, blocks, place.quads), dtype=nl.float32, buffer=nl.sbuf)
     if p.window > 0:  # the blocks of a group may take different numbers of steps
         nisa.memset(dst=maxima, value=LEAST, engine=nisa.engine.gpsimd)
     shift = nl.ndarray((pmax, blocks * pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
+    bias = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
     loaded = QueryGroup(
         place.batch,
         place.head,
@@ -150,11 +200,15 @@ def _load(
         place.start,
         place.seen,
         number,
-        (place.batch * q.shape[1] + place.head) * total + place.first,
+        (place.batch * q.shape[1] + place.head) * (q.shape[2] // pmax) + place.first,
         source,
         load_rows(rows, p.cuts),
         maxima,
         shift,
+        _scored(place),
+        place.keeps,
+        [],
+        bias,
     )
     work.groups.append(loaded)
     for step in searches_of(p, loaded):
@@ -187,25 +241,44 @@ def _take(
     return taken
 
 
-def _combine(
+def _turn(
     p: LongProblem,
     outputs: LongOutputs,
-    before: Quad | None,
+    quad: Quad | None,
+    weighed: list[Quad],
+    ended: list[Result],
     steps: list[Search],
-    following: QueryGroup | None,
-) -> None:
-    """The weights of a quad meet their values, in between some steps of a search, and the terms of
-    the group that follows become ready."""
-    for block in range(QUAD):
-        if before is not None and block < len(before.weights):
-            combine_block(before, block)
-        first = len(steps) * max(0, block - 1) // (QUAD - 1)
-        for step in steps[first : len(steps) * block // (QUAD - 1)]:
+) -> list[Result]:
+    """The blocks of `quad` are weighed, then those of `weighed` meet their values, with the steps
+    of a search in between; results of groups that `ended` are normalised. Gives those that end."""
+    work: list[tuple[Quad, int, bool]] = []  # a quad, one of its blocks, whether it is weighed now
+    if quad is not None:
+        for block in range(len(quad.scores)):
+            work.append((quad, block, True))
+    for one in weighed:
+        for block in range(len(one.weights)):
+            work.append((one, block, False))
+    pieces = max(GROUP + _NORMALISED, len(work))
+    done = 0
+    for piece in range(pieces):
+        if piece < len(work):
+            if work[piece][2]:
+                weigh_block(p, work[piece][0], work[piece][1])
+            else:
+                combine_block(work[piece][0], work[piece][1])
+        for result in ended:
+            query = piece - _NORMALISED
+            if 0 <= query < result.group.blocks:
+                normalise_block(outputs, result, query)
+        until = len(steps) * (piece + 1) // pieces
+        for step in steps[done:until]:
             search(p, outputs, step)
-        if block == _TURNED and following is not None:
-            turn_terms(p, following)
-    if before is not None and before.last:
-        store_group(p, outputs, before)
+        done = until
+    results: list[Result] = []
+    for one in weighed:
+        if one.last:
+            results.append(invert_sums(p, outputs, one))
+    return results
 
 
 def _own_places(places: list[Place], cores: int) -> list[Place]:
@@ -228,32 +301,34 @@ def attend(p: LongProblem, tensors: Tensors, outputs: LongOutputs, cores: int) -
     places = _own_places(_places(p, tensors[0], tensors[1]), cores)
     if len(places) == 0:
         return 0, 0
-    plan = _plan(places)
+    counts = _counts(places)
     work = Work([], [])
-    done = min(plan.due[0], plan.ends[min(TERM_TILES, len(places)) - 1])
-    for step in _take(p, tensors, places, work, done):
+    for step in _take(p, tensors, places, work, counts[0]):
         search(p, outputs, step)
-    slot = 0
-    before = None
+    slot = 0  # of `counts`
+    weighed: list[Quad] = []
+    ended: list[Result] = []
     for number in range(len(places)):
         group = work.groups[number]
+        scored = _scored(places[number])
         products: list[nl.NkiTensor] = []
-        for key in range(group.start, group.seen, QUAD):
-            if slot == 0:
-                turn_terms(p, group)
-            following = None
-            if key + QUAD >= group.seen and number + 1 < len(places):
-                following = number + 1
+        diagonal: list[Quad] = []
+        if group.keeps:
+            diagonal.append(weigh_diagonal(p, group, products))
+        for turn in range(_turns(places[number])):
             slot += 1
-            # A tile of terms is free again when those of its group are turned.
-            most = plan.ends[min(number + TERM_TILES, len(places) - 1)] - done
-            count = min(max(QUAD, plan.due[slot] - done), most)
-            steps = _take(p, tensors, places, work, count)
-            done += len(steps)
-            half = (len(steps) + 1) // 2
-            scored = score_quad(p, outputs, group, key, steps[:half], products)
-            turned = work.groups[following] if following is not None else None
-            _combine(p, outputs, before, steps[half:], turned)
-            before = scored
-    _combine(p, outputs, before, [], None)
+            steps = _take(p, tensors, places, work, counts[slot])
+            quad = None
+            if turn < scored:
+                quad = begin_quad(p, group, group.start + turn * QUAD, products)
+            ended = _turn(p, outputs, quad, weighed, ended, steps)
+            weighed = []
+            if quad is not None:
+                weighed.append(quad)
+        weighed = weighed + diagonal
+    # After the last exponentials ScalarE loads its table of logarithms, while others work.
+    unused = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=unused, op=nl.log, data=p.ones[0:1, 0:1])
+    ended = _turn(p, outputs, None, weighed, ended, [])
+    _turn(p, outputs, None, [], ended, [])
     return work.groups[0].row, work.groups[-1].row + work.groups[-1].blocks

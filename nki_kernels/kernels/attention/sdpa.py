@@ -71,7 +71,7 @@ _RESIDENT_BYTES = 65536
 _FEW_QUERIES = 8
 _LONG_KEYS = 1024
 # Keys and values of a head for `long_kernel`, bytes per partition: those of two are in SBUF.
-_LONG_BYTES = 65536
+_LONG_BYTES = 62464
 
 
 @nki.jit
