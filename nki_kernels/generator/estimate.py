@@ -79,7 +79,8 @@ class Estimate:
                 self._tile(phase.each, loads, stored, is_staged=False), across.steps
             )
             # Combining is a chain of TensorE and VectorE, and so is what is computed once.
-            steps = len(phase.once) + _COMBINE_STEPS * len(phase.combines)
+            each = _COMBINE_STEPS if self._geometry.crosses else 1
+            steps = len(phase.once) + each * len(phase.combines)
             total += steps * timing(self._hw).vector_latency_cycles * 1e9 / self._hw.vector_clock
         return blocks * total
 

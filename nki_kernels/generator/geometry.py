@@ -79,6 +79,16 @@ class Geometry:
     shares: tuple[Share, ...] = ()
 
     @property
+    def crosses(self) -> bool:
+        """Whether a reduced dimension lies along the partitions."""
+        return self.partition in self.reduced
+
+    @property
+    def in_phases(self) -> bool:
+        """Whether a reduction is complete after several tiles."""
+        return self.crosses or any(axis.label in self.reduced for axis in self.loops)
+
+    @property
     def moving(self) -> frozenset[int]:
         """Labels of the axes along which tiles differ: what varies over none is the same in all."""
         labels = {axis.label for axis in self.loops}

@@ -6,14 +6,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from trnx.nki_kernels.generator.across import Across, cut_across
+from trnx.nki_kernels.generator.across import Across, cut_across, cut_in_steps
 from trnx.nki_kernels.generator.engines import TENSOR, EngineCosts, assign_engines, table_loads
 from trnx.nki_kernels.generator.estimate import Estimate
 from trnx.nki_kernels.generator.geometry import (
@@ -73,10 +73,15 @@ class TiledRegion:
     @property
     def across(self) -> Across | None:
         """The region by phases where it is reduced along the partitions."""
-        if self.geometry.partition not in self.geometry.reduced:
+        if not self.geometry.in_phases:
             return None
         results = [self.held[output.value] for output in self.outputs]
         return Across(self.instructions, results, self.geometry)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for the ways to cut one region that are the same."""
+        return (self.geometry, self.keeps, tuple(i.engine for i in self.instructions))
 
     def store_stages(self) -> list[int]:
         """The stage that stores each output: the last one that writes its tile."""
@@ -143,7 +148,7 @@ class TiledRegion:
                 live += size
                 end = max(index, last.get(value, index))
                 ends[end] = ends.get(end, 0) + size
-            halves = instruction.dst in self.halved
+            halves = instruction.dst in self.halved and instruction.engine != TENSOR
             peak = max(peak, live + (self._bytes_of_halves(instruction) if halves else 0))
             live -= ends.get(index, 0)
         return peak
@@ -167,7 +172,7 @@ class TiledRegion:
         """Whether a reduction walks in steps, at half the rate, and adding up the halves of its
         rows, which lie side by side, takes less: VectorE reads two tiles in one cycle since trn2.
         """
-        if instruction.call != "tensor_reduce" or self.across is not None:
+        if instruction.call != "tensor_reduce":
             return False
         data = dict(instruction.arguments)["data"]
         assert isinstance(data, Tile)
@@ -177,12 +182,17 @@ class TiledRegion:
             return False
         if self.load_step(data.value) > 1 or instruction.dst.dtype not in _FLOATS:
             return False
+        if self.across is not None and found[0]:
+            return False
         rows = math.prod(map(self.geometry.count, found[1]))
         inner = math.prod(map(self.geometry.count, found[2])) if found[2] else 0
         steps = rows.bit_length() * _HALVING_ELEMENTS
         far = inner * data.value.dtype.itemsize > _NEAR_BYTES
         named = ("op", "nl.multiply") not in instruction.arguments
-        return named and far and rows > 1 and elements(data.value, self.geometry) > steps
+        size = elements(data.value, self.geometry)
+        # Rows of all tiles are added up before they are halved.
+        saved = size * (self.across.steps - 1) if self.across is not None else size
+        return named and far and rows > 1 and saved > steps
 
     def _bytes(self, value: Value) -> int:
         return value.dtype.itemsize * elements(value, self.geometry) * self.load_step(value)
@@ -241,6 +251,7 @@ def tilings(
         found += _Cuts(lowered, lowered.order, lowered.sizes, strides, hw).all()
     if not found:
         return Reject("a reduced row and its temporaries do not fit in SBUF", nodes[-1])
+    found = list({region.key: region for region in reversed(found)}.values())[::-1]
     estimates = [region.estimated_ns(hw) for region in found]
     best = sorted(range(len(found)), key=estimates.__getitem__)[:MOST_TILINGS]
     return [found[i] for i in best if estimates[i] <= _WORTH_A_TRY * estimates[best[0]]]
@@ -282,9 +293,10 @@ class _Cuts:
         if self.reduced and self._reduces_as_floats() and not any(map(_is_full, found)):
             for whole in (False, True):
                 found += _of_sizes(functools.partial(self.across, whole=whole))
+            found += _of_sizes(self.in_steps)
         return found
 
-    def with_whole_rows(self, free_size: int) -> TiledRegion | None:
+    def with_whole_rows(self, free_size: int) -> list[TiledRegion]:
         """The region in the largest tiles of which two fit, so that loads overlap with work."""
         row = math.prod(self.sizes[d] for d in self.reduced)
         is_across = runs_across(self.order, self.reduced)
@@ -300,23 +312,37 @@ class _Cuts:
                 continue
             region = _staged(self._selected(geometry), self.hw, most)
             if self._fits(region):
-                return region
-        return None
+                return [region]
+        return []
 
-    def across(self, free_size: int, *, whole: bool) -> TiledRegion | None:
-        """The region in the largest tiles of which two fit beside what phases keep."""
+    def across(self, free_size: int, *, whole: bool) -> list[TiledRegion]:
+        """The region in the largest tiles of which two fit beside what phases keep, for each choice
+        of engines."""
+        if whole and len(self.reduced) == len(self.order):
+            return []  # the same as the other one
+        cut = functools.partial(cut_across, self.order, self.sizes, self.reduced, whole=whole)
+        return self._phased(cut, free_size)
+
+    def in_steps(self, free_size: int) -> list[TiledRegion]:
+        """The same with steps along a reduced dimension, and no reduction across partitions."""
+        cut = functools.partial(cut_in_steps, self.order, self.sizes, self.reduced)
+        return self._phased(cut, free_size)
+
+    def _phased(
+        self, cut: Callable[[int], Geometry | None], free_size: int
+    ) -> list[TiledRegion]:
         budget = free_size
         while budget:
-            geometry = cut_across(self.order, self.sizes, self.reduced, budget, whole=whole)
-            if geometry is None or (whole and len(self.reduced) == len(self.order)):
-                return None  # the same as the other one
-            placed = _placed(self._selected(geometry), self.hw)
+            geometry = cut(budget)
+            if geometry is None:
+                return []
+            placed = _placed_across(self._selected(geometry), self.hw)
             for keeps in ("all", "loads", "none"):
-                region = dataclasses.replace(placed, keeps=keeps)
-                if self._fits(region):
-                    return region
+                regions = [dataclasses.replace(one, keeps=keeps) for one in placed]
+                if fitting := [region for region in regions if self._fits(region)]:
+                    return fitting
             budget //= 2
-        return None
+        return []
 
     def _reduces_as_floats(self) -> bool:
         """Whether phases can add up all reductions: in float32."""
@@ -345,35 +371,42 @@ def _is_full(region: TiledRegion) -> bool:
     return geometry.tiles >= LEAST_TILES and geometry.partitions == PARTITIONS and is_last
 
 
-def _of_sizes(make: Callable[[int], TiledRegion | None]) -> list[TiledRegion]:
+def _of_sizes(make: Callable[[int], list[TiledRegion]]) -> list[TiledRegion]:
     """The region in tiles of the usual size, and of others: small ones overlap better, large ones
     have fewer instructions and load tables of functions less often.
     """
-    found: dict[tuple[Geometry, str], TiledRegion] = {}
+    found: dict[Hashable, TiledRegion] = {}
     for size in _SIZES:
-        region = make(size)
-        if region is None:
-            continue
-        found.setdefault((region.geometry, region.keeps), region)
+        for region in make(size):
+            found.setdefault(region.key, region)
     return list(found.values())
 
 
 def _placed(region: TiledRegion, hw: Hardware) -> TiledRegion:
     """`region` with the engines of its instructions."""
     geometry, across = region.geometry, region.across
-    instructions = [
-        dataclasses.replace(i, engine=TENSOR) if across and across.sums_on_tensor(i) else i
-        for i in region.instructions
-    ]
-    region = dataclasses.replace(region, instructions=instructions)
 
     def repeated(value: Value) -> int:
         return elements(value, geometry) if value.axes & geometry.moving else 0
 
     stored = [region.held[output.value] for output in region.outputs]
     fixed: frozenset[Value] = across.once() if across else frozenset()
-    placed = assign_engines(instructions, EngineCosts(hw, repeated), stored, fixed)
+    placed = assign_engines(region.instructions, EngineCosts(hw, repeated), stored, fixed)
     return dataclasses.replace(region, instructions=placed, stages=[0] * len(placed))
+
+
+def _placed_across(region: TiledRegion, hw: Hardware) -> list[TiledRegion]:
+    """`region` with its engines: TensorE adds up what it can, or VectorE does."""
+    across = region.across
+    assert across is not None
+    on_tensor = [
+        dataclasses.replace(i, engine=TENSOR) if across.sums_on_tensor(i) else i
+        for i in region.instructions
+    ]
+    found = [_placed(dataclasses.replace(region, instructions=on_tensor), hw)]
+    if on_tensor != list(region.instructions):
+        found.append(_placed(region, hw))
+    return found
 
 
 def _staged(region: TiledRegion, hw: Hardware, most: int) -> TiledRegion:
