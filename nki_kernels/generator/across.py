@@ -68,6 +68,24 @@ def cut_in_steps(
     return best if best.in_phases else None
 
 
+def cut_interleaved(
+    partition: int,
+    lead: Axis | None,
+    order: Dims,
+    sizes: Mapping[int, int],
+    reduced: frozenset[int],
+    budget: int,
+    *,
+    whole: bool = False,
+) -> Geometry | None:
+    """The cut along `partition` with interleaved rows; reduced dimensions are `whole`, or it is one
+    in steps along them: None where there are none."""
+    cut = cut_along(partition, lead, order, sizes, reduced if whole else frozenset(), budget)
+    loops = sorted(cut.loops, key=lambda axis: axis.label in reduced)
+    found = dataclasses.replace(cut, reduced=reduced, loops=tuple(loops), interleaved=True)
+    return found if whole or found.in_phases else None
+
+
 def _best(
     found: Sequence[Geometry], order: Dims, sizes: Mapping[int, int], reduced: frozenset[int]
 ) -> Geometry:

@@ -95,9 +95,17 @@ def _stored(number: Number, dtype: torch.dtype) -> Number:
 
 
 class InstructionSelector:
-    """Selects the instructions of one region for one geometry; `run` gives them in order."""
+    """Selects the instructions of one region for one geometry; `run` gives them in order.
+    `sums_in_activations`: activations add up what they give where all of a partition is added."""
 
-    def __init__(self, roots: tuple[Value, ...], geometry: Geometry, *, scalar_bias: bool) -> None:
+    def __init__(
+        self,
+        roots: tuple[Value, ...],
+        geometry: Geometry,
+        *,
+        scalar_bias: bool,
+        sums_in_activations: bool = True,
+    ) -> None:
         self._roots = roots
         self._geometry = geometry
         self._scalar_bias = scalar_bias
@@ -107,9 +115,8 @@ class InstructionSelector:
         self._uses: Counter[Value] = Counter(roots)
         for value in values:
             self._uses.update(values_of(value.args))
-        self._sums = {
-            v.args[0]: v for v in values if v.op == "reduce" and self._is_activation_sum(v)
-        }
+        summed = [v for v in values if v.op == "reduce" and self._is_activation_sum(v)]
+        self._sums = {v.args[0]: v for v in summed if sums_in_activations}
         self._instructions: list[Instruction] = []
         self._done: dict[Value, Value] = {}
 

@@ -13,7 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.nki_kernels.generator.across import Across, cut_across, cut_in_steps
+from trnx.nki_kernels.generator.across import (
+    Across,
+    cut_across,
+    cut_in_steps,
+    cut_interleaved,
+)
 from trnx.nki_kernels.generator.engines import TENSOR, EngineCosts, assign_engines, table_loads
 from trnx.nki_kernels.generator.estimate import Estimate
 from trnx.nki_kernels.generator.geometry import (
@@ -21,6 +26,7 @@ from trnx.nki_kernels.generator.geometry import (
     Geometry,
     Strides,
     cut,
+    leads,
     memory_order,
     merge,
     runs_across,
@@ -43,13 +49,17 @@ _ACROSS_FREE_SIZE = 16384
 # less than a descriptor an element.
 _LARGEST_STEP = 4
 # How many tilings are scheduled, and how much slower than the best one they are by estimate.
-MOST_TILINGS = 4
+MOST_TILINGS = 6
 _WORTH_A_TRY = 2.0
 # VectorE walks in larger steps at half its rate (trainium_inferentia2_arch.rst).
 _NEAR_BYTES = 16
 # What one step of halving takes besides its elements: the latency of an instruction that waits.
 _HALVING_ELEMENTS = 180
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+# What DMA transposes: elements of two and four bytes (trainium2_arch.rst), and up to three free
+# dimensions of a tile (nisa.dma_transpose).
+_TURNED = (*_FLOATS, torch.int32)
+_MOST_TURNED = 3
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,7 @@ class TiledRegion:
     @property
     def key(self) -> Hashable:
         """Equal for the ways to cut one region that are the same."""
-        return (self.geometry, self.keeps, tuple(i.engine for i in self.instructions))
+        return (self.geometry, self.keeps, tuple((i.call, i.engine) for i in self.instructions))
 
     def store_stages(self) -> list[int]:
         """The stage that stores each output: the last one that writes its tile."""
@@ -112,7 +122,8 @@ class TiledRegion:
     def estimated_ns(self, hw: Hardware) -> float:
         """What all tiles take (`estimate.py`)."""
         sizes = functools.partial(elements, geometry=self.geometry)
-        estimate = Estimate(hw, self.geometry, sizes, self.halved)
+        turned = frozenset(filter(self.is_turned, self.load_strides))
+        estimate = Estimate(hw, self.geometry, sizes, self.halved, turned)
         held = [self.held[output.value] for output in self.outputs]
         stores = list(zip(held, self.output_strides, strict=True))
         if self.across is not None:
@@ -204,11 +215,25 @@ class TiledRegion:
         strides = self.load_strides.get(value)
         if strides is None or value.dtype not in _FLOATS or self.across is not None:
             return 1
+        if self.geometry.interleaved:
+            return 1
         inner = [d for d in self.geometry.free_labels if d in value.axes]
         if not inner or self.geometry.count(inner[-1]) == 1:
             return 1
         step = strides[inner[-1]]
         return step if 1 < step <= _LARGEST_STEP else 1
+
+
+    def is_turned(self, value: Value) -> bool:
+        """Whether DMA transposes a tensor on loading: it runs along the partitions in memory."""
+        strides = self.load_strides.get(value, {})
+        free = [d for d in self.geometry.free_labels if d in value.axes]
+        return (
+            strides.get(self.geometry.partition) == 1
+            and (self.geometry.interleaved or not self.geometry.folded)
+            and 1 <= len(free) <= _MOST_TURNED
+            and value.dtype in _TURNED
+        )
 
 
 def _like(tile: Tile) -> Value:
@@ -226,14 +251,14 @@ def tile_region(
 ) -> TiledRegion | Reject:
     """The region of `nodes`, in topological order, cut so that it fits into SBUF."""
     found = tilings(nodes, outputs, specs, hw)
-    return found if isinstance(found, Reject) else found[0]
+    return found if isinstance(found, Reject) else found[0][0]
 
 
 def tilings(
     nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: Mapping[fx.Node, Any], hw: Hardware
-) -> list[TiledRegion] | Reject:
-    """The ways to cut the region that may be the fastest, at most MOST_TILINGS: the best one by
-    estimate first."""
+) -> list[list[TiledRegion]] | Reject:
+    """The ways to cut the region that may be the fastest, at most MOST_TILINGS, and of each the ways
+    to share its work between the engines: the best one by estimate first."""
     lowered = lower(nodes, outputs, specs)
     if isinstance(lowered, Reject):
         return lowered
@@ -251,10 +276,13 @@ def tilings(
         found += _Cuts(lowered, lowered.order, lowered.sizes, strides, hw).all()
     if not found:
         return Reject("a reduced row and its temporaries do not fit in SBUF", nodes[-1])
-    found = list({region.key: region for region in reversed(found)}.values())[::-1]
-    estimates = [region.estimated_ns(hw) for region in found]
-    best = sorted(range(len(found)), key=estimates.__getitem__)[:MOST_TILINGS]
-    return [found[i] for i in best if estimates[i] <= _WORTH_A_TRY * estimates[best[0]]]
+    estimates = {region.key: (region.estimated_ns(hw), region) for region in found}
+    groups: dict[Hashable, list[TiledRegion]] = {}
+    least = min(ns for ns, _ in estimates.values())
+    for ns, region in sorted(estimates.values(), key=lambda pair: pair[0]):
+        if ns <= _WORTH_A_TRY * least:
+            groups.setdefault((region.geometry, region.keeps), []).append(region)
+    return list(groups.values())[:MOST_TILINGS]
 
 
 def _leaves_empty(regions: Sequence[TiledRegion], reduced: frozenset[int]) -> bool:
@@ -294,7 +322,38 @@ class _Cuts:
             for whole in (False, True):
                 found += _of_sizes(functools.partial(self.across, whole=whole))
             found += _of_sizes(self.in_steps)
-        return found
+        return found + _of_sizes(self.turned)
+
+    def turned(self, free_size: int) -> list[TiledRegion]:
+        """The region with a dimension along the partitions that runs in the memory of a tensor which
+        has short runs otherwise, so that DMA transposes it."""
+        row = math.prod(self.sizes[d] for d in self.reduced)
+        found = []
+        for partition in self._runs():
+            order = (partition, *(d for d in self.order if d != partition))
+            others = [d for d in order if (d in self.reduced) == (partition in self.reduced)]
+            for lead in (None, *leads(partition, tuple(others), self.sizes, across=False)):
+                cut = functools.partial(
+                    cut_interleaved, partition, lead, order, self.sizes, self.reduced
+                )
+                if partition in self.reduced:
+                    found += self._phased(cut, free_size) if self._reduces_as_floats() else []
+                    continue
+                if self.reduced and self._reduces_as_floats():
+                    found += self._phased(cut, free_size)
+                geometry = cut(max(row, free_size), whole=True)
+                region = _staged(self._selected(geometry), self.hw, MOST_STAGES)
+                found += [region] if self._fits(region) else []
+        loads = self.strides[0]
+        return [region for region in found if any(map(region.is_turned, loads))]
+
+    def _runs(self) -> list[int]:
+        """The dimensions along which a tensor runs in memory, and the tiles of other cuts do not."""
+        last = self.order[-1:]
+        others = () if last and last[0] in self.reduced or not self.reduced else last
+        long = [s for v, s in self.strides[0].items() if len(set(s) & set(self.order)) > 1]
+        inner = [d for d in self.order if any(s.get(d) == 1 for s in long)]
+        return [d for d in inner if d not in last or d in others]
 
     def with_whole_rows(self, free_size: int) -> list[TiledRegion]:
         """The region in the largest tiles of which two fit, so that loads overlap with work."""
@@ -336,7 +395,11 @@ class _Cuts:
             geometry = cut(budget)
             if geometry is None:
                 return []
-            placed = _placed_across(self._selected(geometry), self.hw)
+            placed = [
+                one
+                for sums_in_activations in (True, False)
+                for one in _placed_across(self._selected(geometry, sums_in_activations), self.hw)
+            ]
             for keeps in ("all", "loads", "none"):
                 regions = [dataclasses.replace(one, keeps=keeps) for one in placed]
                 if fitting := [region for region in regions if self._fits(region)]:
@@ -349,10 +412,15 @@ class _Cuts:
         values = reachable(tuple(output.value for output in self.lowered.outputs))
         return all(v.dtype.is_floating_point for v in values if v.op == "reduce")
 
-    def _selected(self, geometry: Geometry) -> TiledRegion:
+    def _selected(self, geometry: Geometry, sums_in_activations: bool = True) -> TiledRegion:
         outputs = self.lowered.outputs
         roots = tuple(dict.fromkeys(o.value for o in outputs))
-        selector = InstructionSelector(roots, geometry, scalar_bias=self.hw.generation > 2)
+        selector = InstructionSelector(
+            roots,
+            geometry,
+            scalar_bias=self.hw.generation > 2,
+            sums_in_activations=sums_in_activations,
+        )
         region = TiledRegion(outputs, geometry, *selector.run(), *self.strides)
         region = dataclasses.replace(region, stages=[0] * len(region.instructions))
         if self.hw.generation == 2:
