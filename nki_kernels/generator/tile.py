@@ -349,11 +349,10 @@ class _Cuts:
 
     def _runs(self) -> list[int]:
         """The dimensions along which a tensor runs in memory, and the tiles of other cuts do not."""
-        last = self.order[-1:]
-        others = () if last and last[0] in self.reduced or not self.reduced else last
-        long = [s for v, s in self.strides[0].items() if len(set(s) & set(self.order)) > 1]
+        long = [s for s in self.strides[0].values() if len(set(s) & set(self.order)) > 1]
         inner = [d for d in self.order if any(s.get(d) == 1 for s in long)]
-        return [d for d in inner if d not in last or d in others]
+        # One alone, the last one, is where tiles of other cuts run, unless rows are reduced.
+        return inner if len(inner) > 1 or runs_across(self.order, self.reduced) else []
 
     def with_whole_rows(self, free_size: int) -> list[TiledRegion]:
         """The region in the largest tiles of which two fit, so that loads overlap with work."""
