@@ -19,7 +19,7 @@ from trnx.nki_kernels.generator.engines import table_loads, table_of_call
 from trnx.nki_kernels.generator.geometry import Axis
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
-from trnx.nki_kernels.generator.tile import TiledRegion
+from trnx.nki_kernels.generator.tiled_region import TiledRegion
 
 DTYPES = {
     torch.float32: "nl.float32",

@@ -323,8 +323,8 @@ class AcrossEmitter(Emitter):
             ]
         shape = self.shape(combine.dst, self.rows)
         if self._is_wide(combine):
-            reduced, kept = self.across.free(self._source(combine))
-            shape = self._flat_shape(self.rows, str(self.across.size(reduced)), kept)
+            reduced, stays = self.across.free(self._source(combine))
+            shape = self._flat_shape(self.rows, str(self.across.size(reduced)), stays)
         return [
             f"{stem}_acc = nl.ndarray({shape}, dtype=nl.float32, buffer=nl.sbuf)",
             f"nisa.memset(dst={stem}_acc, value={_IDENTITY[self._op(combine)[3:]]})",
@@ -343,14 +343,12 @@ class AcrossEmitter(Emitter):
             return self._products(combine, stem, source)
         data = dict(instruction.arguments)["data"]
         assert isinstance(data, Tile)
-        return self._in_place(instruction, combine, data)
+        return self._in_place(combine, data)
 
     def _add(self, combine: Instruction, data: str) -> str:
         """What adds `data` to the accumulator of a tile's partitions."""
         acc = f"{self._stem(combine)}_acc[0:p]"
-        return (
-            f"nisa.tensor_tensor(dst={acc}, data1={acc}, data2={data}, op={self._op(combine)})"
-        )
+        return f"nisa.tensor_tensor(dst={acc}, data1={acc}, data2={data}, op={self._op(combine)})"
 
     def _products(self, combine: Instruction, stem: str, source: Value) -> list[str]:
         reduced, kept = self.across.free(source)
@@ -381,7 +379,7 @@ class AcrossEmitter(Emitter):
         product = call("nisa.nc_matmul", [*arguments, "is_stationary_onezero=True"])
         return [*lines, *indent(indent(product))]
 
-    def _in_place(self, instruction: Instruction, combine: Instruction, data: Tile) -> list[str]:
+    def _in_place(self, combine: Instruction, data: Tile) -> list[str]:
         source = data.value
         reduced, kept = self.across.free(source)
         name = self.view(data, constant=False, on_bits=False)

@@ -30,7 +30,8 @@ from trnx.nki_kernels.generator.emitters import emit, emit_part
 from trnx.nki_kernels.generator.lower import specs_of_bindings, specs_of_metadata
 from trnx.nki_kernels.generator.parts import Part, parts_of
 from trnx.nki_kernels.generator.table import entry_of
-from trnx.nki_kernels.generator.tile import TiledRegion, tile_region, tilings
+from trnx.nki_kernels.generator.tile import tile_region, tilings
+from trnx.nki_kernels.generator.tiled_region import TiledRegion
 from trnx.nki_kernels.keys import key_of
 from trnx.nki_kernels.spec import Bindings, Cost, Launch
 from trnx.simulator.errors import Reject

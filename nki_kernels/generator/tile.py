@@ -10,17 +10,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
 from trnx.nki_kernels.generator.across import (
-    Across,
     cut_across,
     cut_in_steps,
     cut_interleaved,
 )
 from trnx.nki_kernels.generator.engines import TENSOR, EngineCosts, assign_engines, table_loads
-from trnx.nki_kernels.generator.estimate import Estimate
 from trnx.nki_kernels.generator.geometry import (
     PARTITIONS,
     Geometry,
@@ -32,9 +29,10 @@ from trnx.nki_kernels.generator.geometry import (
     runs_across,
 )
 from trnx.nki_kernels.generator.ir import Value
-from trnx.nki_kernels.generator.lower import Lowered, Output, lower, reachable
-from trnx.nki_kernels.generator.select_instructions import Instruction, InstructionSelector, Tile
+from trnx.nki_kernels.generator.lower import Lowered, lower, reachable
+from trnx.nki_kernels.generator.select_instructions import InstructionSelector
 from trnx.nki_kernels.generator.stages import FEW_STAGES, LEAST_TILES, MOST_STAGES, cut_stages
+from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
@@ -45,205 +43,9 @@ _FREE_SIZE = 2048
 _SIZES = (_FREE_SIZE, _FREE_SIZE // 4, _FREE_SIZE // 2, 2 * _FREE_SIZE, 4 * _FREE_SIZE)
 # Where a reduced dimension is not the innermost one, so that its length shortens the runs of DMA.
 _ACROSS_FREE_SIZE = 16384
-# Up to this step between elements a load takes all that lie between them: the bytes of a run cost
-# less than a descriptor an element.
-_LARGEST_STEP = 4
 # How many tilings are scheduled, and how much slower than the best one they are by estimate.
 MOST_TILINGS = 6
 _WORTH_A_TRY = 2.0
-# VectorE walks in larger steps at half its rate (trainium_inferentia2_arch.rst).
-_NEAR_BYTES = 16
-# What one step of halving takes besides its elements: the latency of an instruction that waits.
-_HALVING_ELEMENTS = 180
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-# What DMA transposes: elements of two and four bytes (trainium2_arch.rst), and up to three free
-# dimensions of a tile (nisa.dma_transpose).
-_TURNED = (*_FLOATS, torch.int32)
-_MOST_TURNED = 3
-
-
-@dataclass(frozen=True)
-class TiledRegion:
-    """A region cut into tiles, with the instructions of one tile.
-
-    `held` gives for every result the value whose tile holds it, `stages` the stage of every
-    instruction; `halved` are the reductions that add halves of their rows, again and again.
-    """
-
-    outputs: tuple[Output, ...]
-    geometry: Geometry
-    instructions: Sequence[Instruction]
-    held: Mapping[Value, Value]
-    load_strides: Mapping[Value, Strides]
-    output_strides: tuple[Strides, ...]
-    stages: Sequence[int] = ()
-    keeps: str = "none"
-    halved: frozenset[Value] = frozenset()
-
-    @property
-    def across(self) -> Across | None:
-        """The region by phases where it is reduced along the partitions."""
-        if not self.geometry.in_phases:
-            return None
-        results = [self.held[output.value] for output in self.outputs]
-        return Across(self.instructions, results, self.geometry)
-
-    @property
-    def key(self) -> Hashable:
-        """Equal for the ways to cut one region that are the same."""
-        return (self.geometry, self.keeps, tuple((i.call, i.engine) for i in self.instructions))
-
-    def store_stages(self) -> list[int]:
-        """The stage that stores each output: the last one that writes its tile."""
-        last = {
-            v: s for i, s in zip(self.instructions, self.stages, strict=True) for v in i.writes()
-        }
-        return [last.get(self.held[o.value], 0) for o in self.outputs]
-
-    def carried(self) -> list[list[Value]]:
-        """For each stage but the last: the values from it or before that a later one touches."""
-        touched = [
-            (stage, value)
-            for instruction, stage in zip(self.instructions, self.stages, strict=True)
-            for value in (*instruction.writes(), *instruction.reads())
-        ]
-        stores = zip(self.store_stages(), self.outputs, strict=True)
-        touched += [(stage, self.held[output.value]) for stage, output in stores]
-        first: dict[Value, int] = {}
-        last: dict[Value, int] = {}
-        for stage, value in touched:
-            first[value] = min(stage, first.get(value, stage))
-            last[value] = max(stage, last.get(value, stage))
-        return [
-            [value for value in first if first[value] <= boundary < last[value]]
-            for boundary in range(max(self.stages, default=0))
-        ]
-
-    def estimated_ns(self, hw: Hardware) -> float:
-        """What all tiles take (`estimate.py`)."""
-        sizes = functools.partial(elements, geometry=self.geometry)
-        turned = frozenset(filter(self.is_turned, self.load_strides))
-        estimate = Estimate(hw, self.geometry, sizes, self.halved, turned)
-        held = [self.held[output.value] for output in self.outputs]
-        stores = list(zip(held, self.output_strides, strict=True))
-        if self.across is not None:
-            return estimate.across(self.across, self.keeps, self.load_strides, stores)
-        is_staged = max(self.stages, default=0) > 0
-        return estimate.rows(self.instructions, self.load_strides, stores, is_staged=is_staged)
-
-    def bytes_in_work(self) -> int:
-        """Bytes of SBUF per partition of two tiles, so that loads overlap with work, and of what
-        is carried from one stage to the next.
-        """
-        copies = 2 if self.geometry.tiles > 1 else 1
-        if self.across is not None:
-            kept = sum(map(self._bytes, self.across.kept_values(self.keeps)))
-            return copies * self.bytes_per_partition() + self.across.steps * kept
-        carried = sum(self._bytes(value) for values in self.carried() for value in values)
-        return copies * self.bytes_per_partition() + carried
-
-    def bytes_per_partition(self) -> int:
-        """Bytes of SBUF per partition that one tile needs at once."""
-        last: dict[Value, int] = {v: len(self.instructions) for v in self.held.values()}
-        for index, instruction in enumerate(self.instructions):
-            for value in instruction.reads():
-                last[value] = max(index, last.get(value, 0))
-        live = peak = 0
-        ends: dict[int, int] = {}
-        written: set[Value] = set()
-        for index, instruction in enumerate(self.instructions):
-            for value in instruction.writes():
-                # Two instructions may write a tile, each a word of it.
-                size = 0 if value in written else self._bytes(value)
-                written.add(value)
-                live += size
-                end = max(index, last.get(value, index))
-                ends[end] = ends.get(end, 0) + size
-            halves = instruction.dst in self.halved and instruction.engine != TENSOR
-            peak = max(peak, live + (self._bytes_of_halves(instruction) if halves else 0))
-            live -= ends.get(index, 0)
-        return peak
-
-    def _bytes_of_halves(self, instruction: Instruction) -> int:
-        """Those of the partial results, half as many as there are rows."""
-        (source,) = instruction.reads()
-        return (elements(source, self.geometry) // 2 + elements(instruction.dst, self.geometry)) * 4
-
-    def rows_of(self, instruction: Instruction) -> tuple[list[int], list[int], list[int]] | None:
-        """The free axes of what a `tensor_reduce` reads: those that stay, the reduced ones, and
-        those that stay inside of them; None where they lie in another order."""
-        (source,) = instruction.reads()
-        labels = [d for d in self.geometry.free_labels if d in source.axes]
-        at = [i for i, d in enumerate(labels) if d not in instruction.dst.axes]
-        if not at or at != list(range(at[0], at[-1] + 1)):
-            return None
-        return labels[: at[0]], labels[at[0] : at[-1] + 1], labels[at[-1] + 1 :]
-
-    def is_faster_in_halves(self, instruction: Instruction) -> bool:
-        """Whether a reduction walks in steps, at half the rate, and adding up the halves of its
-        rows, which lie side by side, takes less: VectorE reads two tiles in one cycle since trn2.
-        """
-        if instruction.call != "tensor_reduce":
-            return False
-        data = dict(instruction.arguments)["data"]
-        assert isinstance(data, Tile)
-        found = self.rows_of(instruction)
-        plain = data.word is None and data.seen_as is None and data.value.axes == _like(data).axes
-        if found is None or not plain or data.value.dtype not in _FLOATS:
-            return False
-        if self.load_step(data.value) > 1 or instruction.dst.dtype not in _FLOATS:
-            return False
-        if self.across is not None and found[0]:
-            return False
-        rows = math.prod(map(self.geometry.count, found[1]))
-        inner = math.prod(map(self.geometry.count, found[2])) if found[2] else 0
-        steps = rows.bit_length() * _HALVING_ELEMENTS
-        far = inner * data.value.dtype.itemsize > _NEAR_BYTES
-        named = ("op", "nl.multiply") not in instruction.arguments
-        size = elements(data.value, self.geometry)
-        # Rows of all tiles are added up before they are halved.
-        saved = size * (self.across.steps - 1) if self.across is not None else size
-        return named and far and rows > 1 and saved > steps
-
-    def _bytes(self, value: Value) -> int:
-        return value.dtype.itemsize * elements(value, self.geometry) * self.load_step(value)
-
-    def load_step(self, value: Value) -> int:
-        """How many elements a load takes for each one that it wants: every second to fourth of a
-        run is read with its neighbours, because DMA is slow with runs of one element.
-        """
-        strides = self.load_strides.get(value)
-        if strides is None or value.dtype not in _FLOATS or self.across is not None:
-            return 1
-        if self.geometry.interleaved:
-            return 1
-        inner = [d for d in self.geometry.free_labels if d in value.axes]
-        if not inner or self.geometry.count(inner[-1]) == 1:
-            return 1
-        step = strides[inner[-1]]
-        return step if 1 < step <= _LARGEST_STEP else 1
-
-
-    def is_turned(self, value: Value) -> bool:
-        """Whether DMA transposes a tensor on loading: it runs along the partitions in memory."""
-        strides = self.load_strides.get(value, {})
-        free = [d for d in self.geometry.free_labels if d in value.axes]
-        return (
-            strides.get(self.geometry.partition) == 1
-            and (self.geometry.interleaved or not self.geometry.folded)
-            and 1 <= len(free) <= _MOST_TURNED
-            and value.dtype in _TURNED
-        )
-
-
-def _like(tile: Tile) -> Value:
-    return tile.value if tile.like is None else tile.like
-
-
-def elements(value: Value, geometry: Geometry) -> int:
-    """How many elements of `value` one partition of a tile has."""
-    labels = (label for label in geometry.free_labels if label in value.axes)
-    return math.prod(geometry.count(label) for label in labels)
 
 
 def tile_region(
@@ -257,8 +59,8 @@ def tile_region(
 def tilings(
     nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: Mapping[fx.Node, Any], hw: Hardware
 ) -> list[list[TiledRegion]] | Reject:
-    """The ways to cut the region that may be the fastest, at most MOST_TILINGS, and of each the ways
-    to share its work between the engines: the best one by estimate first."""
+    """The ways to cut the region that may be the fastest, at most MOST_TILINGS, and of each the
+    ways to share its work between the engines: the best one by estimate first."""
     lowered = lower(nodes, outputs, specs)
     if isinstance(lowered, Reject):
         return lowered
@@ -277,12 +79,12 @@ def tilings(
     if not found:
         return Reject("a reduced row and its temporaries do not fit in SBUF", nodes[-1])
     estimates = {region.key: (region.estimated_ns(hw), region) for region in found}
-    groups: dict[Hashable, list[TiledRegion]] = {}
+    by_cut: dict[Hashable, list[TiledRegion]] = {}
     least = min(ns for ns, _ in estimates.values())
     for ns, region in sorted(estimates.values(), key=lambda pair: pair[0]):
         if ns <= _WORTH_A_TRY * least:
-            groups.setdefault((region.geometry, region.keeps), []).append(region)
-    return list(groups.values())[:MOST_TILINGS]
+            by_cut.setdefault((region.geometry, region.keeps), []).append(region)
+    return list(by_cut.values())[:MOST_TILINGS]
 
 
 def _leaves_empty(regions: Sequence[TiledRegion], reduced: frozenset[int]) -> bool:
@@ -325,8 +127,8 @@ class _Cuts:
         return found + _of_sizes(self.turned)
 
     def turned(self, free_size: int) -> list[TiledRegion]:
-        """The region with a dimension along the partitions that runs in the memory of a tensor which
-        has short runs otherwise, so that DMA transposes it."""
+        """The region with a dimension along the partitions that runs in the memory of a tensor,
+        which has short runs otherwise: DMA transposes it."""
         row = math.prod(self.sizes[d] for d in self.reduced)
         found = []
         for partition in self._runs():
@@ -342,14 +144,15 @@ class _Cuts:
                 if self.reduced and self._reduces_as_floats():
                     found += self._phased(cut, free_size)
                 geometry = cut(max(row, free_size), whole=True)
+                assert geometry is not None
                 region = _staged(self._selected(geometry), self.hw, MOST_STAGES)
                 found += [region] if self._fits(region) else []
         loads = self.strides[0]
         return [region for region in found if any(map(region.is_turned, loads))]
 
     def _runs(self) -> list[int]:
-        """The dimensions along which a tensor runs in memory, and the tiles of other cuts do not."""
-        long = [s for s in self.strides[0].values() if len(set(s) & set(self.order)) > 1]
+        """Dimensions along which a tensor runs in memory, and tiles of other cuts do not."""
+        long = [s for s in self.strides[0].values() if sum(s.get(d, 0) > 0 for d in self.order) > 1]
         inner = [d for d in self.order if any(s.get(d) == 1 for s in long)]
         # One alone, the last one, is where tiles of other cuts run, unless rows are reduced.
         return inner if len(inner) > 1 or runs_across(self.order, self.reduced) else []
@@ -386,9 +189,7 @@ class _Cuts:
         cut = functools.partial(cut_in_steps, self.order, self.sizes, self.reduced)
         return self._phased(cut, free_size)
 
-    def _phased(
-        self, cut: Callable[[int], Geometry | None], free_size: int
-    ) -> list[TiledRegion]:
+    def _phased(self, cut: Callable[[int], Geometry | None], free_size: int) -> list[TiledRegion]:
         budget = free_size
         while budget:
             geometry = cut(budget)

@@ -2,8 +2,8 @@
 
 `clone` of a permuted view, where both that dimension and the one that takes its place have 32
 elements or more, of 2 or 4 bytes. The DMA engines transpose on the way into SBUF, up to 128
-elements of the dimension that runs in memory on the partitions; up to 64 take turns in the halves of
-them, because an engine serves eight partitions. Stores run along the result. Copies
+elements of the dimension that runs in memory on the partitions; up to 64 take turns in
+the halves of them, because an engine serves eight partitions. Stores run along the result. Copies
 that keep the last dimension, or are small, are left to generated kernels, whose access patterns do
 them as well.
 """

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trnx.nki_kernels.generator import kernel, tile
-from trnx.nki_kernels.generator.tile import TiledRegion
+from trnx.nki_kernels.generator.tiled_region import TiledRegion
 from trnx.simulator.hardware import hardware
 from trnx.simulator.lru_cache import LruCache
 
