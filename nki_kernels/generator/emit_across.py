@@ -223,7 +223,7 @@ class AcrossEmitter(Emitter):
                 continue
             lines += self.lines(i, rows="p", constant=False)
             if i.result in combined:
-                lines.append(self._add(self._combine_of(i.result), self.name(i.result)))
+                lines += self._add(self._combine_of(i.result), self.name(i.result))
         for index in phase.stores:
             if self.across.varies(self.region.held[self.region.outputs[index].value]):
                 lines += self.store(index)
@@ -345,10 +345,11 @@ class AcrossEmitter(Emitter):
         assert isinstance(data, Tile)
         return self._in_place(combine, data)
 
-    def _add(self, combine: Instruction, data: str) -> str:
+    def _add(self, combine: Instruction, data: str) -> list[str]:
         """What adds `data` to the accumulator of a tile's partitions."""
         acc = f"{self._stem(combine)}_acc[0:p]"
-        return f"nisa.tensor_tensor(dst={acc}, data1={acc}, data2={data}, op={self._op(combine)})"
+        arguments = [f"dst={acc}", f"data1={acc}", f"data2={data}", f"op={self._op(combine)}"]
+        return call("nisa.tensor_tensor", arguments)
 
     def _products(self, combine: Instruction, stem: str, source: Value) -> list[str]:
         reduced, kept = self.across.free(source)
@@ -384,7 +385,7 @@ class AcrossEmitter(Emitter):
         reduced, kept = self.across.free(source)
         name = self.view(data, constant=False, on_bits=False)
         if not reduced:
-            return [self._add(combine, name)]
+            return self._add(combine, name)
         if self._is_wide(combine):
             groups = self._product(reduced)
             flat = f"{name}.reshape({self._flat_shape('p', groups, kept)})"
@@ -398,7 +399,7 @@ class AcrossEmitter(Emitter):
         return [
             f"{partial} = nl.ndarray({self.shape(old, 'p')}, dtype=nl.float32, buffer=nl.sbuf)",
             f"nisa.tensor_reduce(dst={partial}, op={self._op(combine)}, data={view}, axis={axes})",
-            self._add(combine, partial),
+            *self._add(combine, partial),
         ]
 
     def _combined(self, combine: Instruction) -> list[str]:

@@ -105,7 +105,12 @@ def _phase0(x0, maximum_acc, r, p, n0, i0):
     )
     maximum_part = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=maximum_part, op=nl.maximum, data=multiply_tile, axis=(1,))
-    nisa.tensor_tensor(dst=maximum_acc[0:p], data1=maximum_acc[0:p], data2=maximum_part, op=nl.maximum)
+    nisa.tensor_tensor(
+        dst=maximum_acc[0:p],
+        data1=maximum_acc[0:p],
+        data2=maximum_part,
+        op=nl.maximum,
+    )
     return multiply_tile
 
 
