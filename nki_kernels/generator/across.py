@@ -48,6 +48,48 @@ def cut_across(
         for partition in inner
         for lead in (None, *leads(partition, inner, sizes, across=False))
     ]
+    return _best(found, order, sizes, reduced)
+
+
+def cut_in_steps(
+    order: Dims, sizes: Mapping[int, int], reduced: frozenset[int], budget: int
+) -> Geometry | None:
+    """The cut with a dimension that stays along the partitions, and steps along a reduced one, that
+    takes the least time; None where all reduced ones are whole."""
+    outer = tuple(d for d in order if d not in reduced)
+    found = [
+        cut_along(partition, lead, order, sizes, frozenset(), budget)
+        for partition in outer
+        for lead in (None, *leads(partition, outer, sizes, across=False))
+    ]
+    if not found:
+        return None
+    best = _best(found, order, sizes, reduced)
+    return best if best.in_phases else None
+
+
+def cut_interleaved(
+    partition: int,
+    lead: Axis | None,
+    order: Dims,
+    sizes: Mapping[int, int],
+    reduced: frozenset[int],
+    budget: int,
+    *,
+    whole: bool = False,
+) -> Geometry | None:
+    """The cut along `partition` with interleaved rows; reduced dimensions are `whole`, or it is one
+    in steps along them: None where there are none."""
+    cut = cut_along(partition, lead, order, sizes, reduced if whole else frozenset(), budget)
+    loops = sorted(cut.loops, key=lambda axis: axis.label in reduced)
+    found = dataclasses.replace(cut, reduced=reduced, loops=tuple(loops), interleaved=True)
+    return found if whole or found.in_phases else None
+
+
+def _best(
+    found: Sequence[Geometry], order: Dims, sizes: Mapping[int, int], reduced: frozenset[int]
+) -> Geometry:
+    """The fastest one, with the loops over what stays outside."""
     best = min(found, key=lambda g: seconds_of(g, order, sizes))
     loops = sorted(best.loops, key=lambda axis: axis.label in reduced)
     return dataclasses.replace(best, reduced=reduced, loops=tuple(loops))
@@ -115,6 +157,8 @@ class Across:
     def sums_on_tensor(self, instruction: Instruction) -> bool:
         """Whether TensorE adds up what an instruction reduces: floats, and the axes that stay lie
         together at one end of the tile."""
+        if not self.geometry.crosses or instruction.call != "tensor_reduce":
+            return False
         if instruction.dst not in self._partials():
             return False
         data = dict(instruction.arguments)["data"]
@@ -138,11 +182,11 @@ class Across:
     @property
     def steps(self) -> int:
         """Tiles of one phase."""
-        rows = sum(len(rows.starts) for rows in self.geometry.rows)
+        rows = sum(len(rows.starts) for rows in self.geometry.rows) if self.geometry.crosses else 1
         return rows * math.prod(-(-a.size // a.block) for a in self.loops(reduced=True))
 
     def _combines(self) -> list[Instruction]:
-        return [i for i in self.instructions if i.call == "all_partitions"]
+        return [i for i in self.instructions if i.call == "combine"]
 
     def _partials(self) -> set[Value]:
         return {v for i in self._combines() for v in i.reads()}
@@ -152,15 +196,16 @@ class Across:
         return frozenset(v for i in self.instructions if self._is_once(i) for v in i.writes())
 
     def _is_once(self, instruction: Instruction) -> bool:
-        if instruction.call == "all_partitions" or instruction.dst in self._partials():
+        if instruction.call == "combine":
             return False
-        return not any(self.varies(v) for v in instruction.writes())
+        partials = self._partials()
+        return not any(self.varies(v) or v in partials for v in instruction.writes())
 
     def _phase_of_values(self) -> dict[Value, int]:
         at: dict[Value, int] = {}
         for i in self.instructions:
             touched = [at[v] for v in (*i.reads(), *i.writes()) if v in at]
-            phase = max(touched, default=0) + (i.call == "all_partitions")
+            phase = max(touched, default=0) + (i.call == "combine")
             at.update(dict.fromkeys(i.writes(), phase))
         return at
 
@@ -179,7 +224,7 @@ class Across:
         body: list[Instruction] = []
         for i in reversed(self.instructions):
             written = [v for v in i.writes() if v in needed]
-            if not written or i.call == "all_partitions" or self._is_once(i):
+            if not written or i.call == "combine" or self._is_once(i):
                 continue
             if all(v in done for v in written):
                 held.update(dict.fromkeys(written))

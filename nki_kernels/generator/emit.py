@@ -19,7 +19,7 @@ from trnx.nki_kernels.generator.engines import table_loads, table_of_call
 from trnx.nki_kernels.generator.geometry import Axis
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
-from trnx.nki_kernels.generator.tile import TiledRegion
+from trnx.nki_kernels.generator.tiled_region import TiledRegion
 
 DTYPES = {
     torch.float32: "nl.float32",
@@ -205,28 +205,48 @@ class Emitter:
         strides = {label: stride * words for label, stride in strides.items()}
         row = strides.get(self.g.partition, 0)
         fold = "k" if not constant else str(self.g.count(self.g.partition))
-        lane = f"{_times(fold, row)}" if self.g.folded and row else str(row)
+        in_folds = self.g.folded and row and not self.g.interleaved
+        lane = _times(fold, row) if in_folds else str(row)
         pattern = [f"[{lane}, {rows}]"]
         lead = self.g.lead
         if lead is not None and led:
-            each = "m" if not constant else str(self.full // lead.block)
             count = self.lead_count(constant=constant)
-            pattern = [f"[{strides.get(lead.label, 0)}, {count}]", f"[{lane}, {each}]"]
-        pattern += [
-            f"[{strides.get(d, 0)}, {self.count(d, constant=constant)}]" for d in self.axes(value)
-        ]
+            lanes = self._lanes(rows, constant=constant)
+            pattern = [f"[{strides.get(lead.label, 0)}, {count}]", f"[{lane}, {lanes}]"]
+        pattern += self._free_pattern(strides, value, rows, constant=constant)
         if step > 1:
             pattern[-1] = f"[1, {_run(self.count(self.axes(value)[-1], constant=constant), step)}]"
-        terms = [_times("r", row)] if row and not constant else []
-        for axis in self.g.loops:
-            if strides.get(axis.label, 0):
-                terms.append(_times(f"i{self.position[axis.label]}", strides[axis.label]))
-        offset = f", offset={' + '.join(terms)}" if terms else ""
         if words > 1:
             pattern.append("[1, 2]")
         elif not self.axes(value):
             pattern.append("[1, 1]")
-        return f"pattern=[{', '.join(pattern)}]{offset}"
+        return _pattern(pattern, self._offset(strides, constant=constant))
+
+    def _offset(self, strides: Mapping[int, int], *, constant: bool) -> list[str]:
+        """The terms of the offset of a tile's first element."""
+        row = strides.get(self.g.partition, 0)
+        terms = [_times("r", row)] if row and not constant else []
+        for axis in self.g.loops:
+            if strides.get(axis.label, 0):
+                terms.append(_times(f"i{self.position[axis.label]}", strides[axis.label]))
+        return terms
+
+    def _lanes(self, rows: str, *, constant: bool) -> str:
+        """The partitions of each element of the lead, or all."""
+        if self.g.lead is None:
+            return rows
+        return str(self.full // self.g.lead.block) if constant else "m"
+
+    def _free_pattern(
+        self, strides: Mapping[int, int], value: Value, rows: str, *, constant: bool
+    ) -> list[str]:
+        lanes = self._lanes(rows, constant=constant)
+        return [
+            f"[{_times(lanes, strides.get(d, 0)) if apart else strides.get(d, 0)}, {count}]"
+            for d in self.axes(value)
+            for apart in [self.g.interleaved and d == self.g.partition]
+            for count in [self.count(d, constant=constant)]
+        ]
 
     # -- instructions ----------------------------------------------------------------------------
 
@@ -242,6 +262,8 @@ class Emitter:
         dst = self.written(instruction)
         if instruction.call == "load" and self.region.load_step(instruction.dst) > 1:
             return self._load_runs(instruction.dst, rows, constant=constant)
+        if instruction.call == "load" and self.region.is_turned(instruction.dst):
+            return [*lines, *self._load_turned(instruction.dst, rows, constant=constant)]
         if instruction.call == "load":
             value = instruction.dst
             where = self.address(self.region.load_strides[value], value, rows, constant=constant)
@@ -265,6 +287,27 @@ class Emitter:
             arguments[-1] += self._turned(source_tile, instruction.dst)
             arguments.append(f"axis={self._axes_of(source_tile, instruction.dst)}")
         return [*lines, *call(f"nisa.{instruction.call}", arguments)]
+
+    def _load_turned(self, value: Value, rows: str, *, constant: bool) -> list[str]:
+        """Load what runs along the partitions in memory: DMA transposes it, for each element of the
+        lead."""
+        strides, name = self.region.load_strides[value], self.name(value)
+        first, *others = self._free_pattern(strides, value, rows, constant=constant)
+        # The dimensions of the tile, reversed; of four the middle ones stay (nisa.dma_transpose).
+        middle = others[:-1] if len(others) == 2 else []
+        outer = [*others[-1:], first, *middle] if others else [first]
+        axes = ("(1, 0)", "(2, 1, 0)", "(3, 1, 2, 0)")[len(others)]
+        lanes = self._lanes(rows, constant=constant)
+        pattern, offset = [*outer, f"[1, {lanes}]"], self._offset(strides, constant=constant)
+        lead = self.g.lead
+        if lead is not None and strides.get(lead.label, 0):
+            name += f"[j * {lanes} : (j + 1) * {lanes}]"
+            offset.append(_times("j", strides[lead.label]))
+        source = f"src={self.parameters[value.name]}.ap({_pattern(pattern, offset)})"
+        lines = call("nisa.dma_transpose", [f"dst={name}", source, f"axes={axes}"])
+        if lead is None or not strides.get(lead.label, 0):
+            return lines
+        return [f"for j in range({self.lead_count(constant=constant)}):", *indent(lines)]
 
     def _load_runs(self, value: Value, rows: str, *, constant: bool) -> list[str]:
         """Load the runs that hold every so many elements; the tile is a view of these."""
@@ -465,6 +508,12 @@ def call(name: str, arguments: list[str]) -> list[str]:
     if len(line) <= _LINE:
         return [line]
     return [f"{name}(", *(f"    {argument}," for argument in arguments), ")"]
+
+
+def _pattern(pattern: Sequence[str], offset: Sequence[str]) -> str:
+    """The arguments of an access pattern."""
+    start = f", offset={' + '.join(offset)}" if offset else ""
+    return f"pattern=[{', '.join(pattern)}]{start}"
 
 
 def _run(count: str, step: int) -> str:

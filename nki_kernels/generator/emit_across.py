@@ -18,13 +18,11 @@ from trnx.nki_kernels.generator.across import BANK, Across, Phase
 from trnx.nki_kernels.generator.emit import DTYPES, Emitter, call
 from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.engines import TENSOR, table_of_call
-from trnx.nki_kernels.generator.geometry import Axis
+from trnx.nki_kernels.generator.geometry import Axis, RowTiles
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
 
 _IDENTITY = {"add": "0.0", "multiply": "1.0", "maximum": "-INF", "minimum": "INF"}
-# From this many kept elements side by side on, they are reduced in place, row by row.
-_WIDE = 64
 
 
 class AcrossEmitter(Emitter):
@@ -68,8 +66,13 @@ class AcrossEmitter(Emitter):
         for axis in self.across.loops(reduced=False):
             body += [depth + line for line in self._loop(axis)]
             depth += "    "
-        for n in range(len(self.phases)):
-            body += [depth + line for line in self._phase(n, arguments[n])]
+        for rows in self._rows_of_phases():
+            inner = depth
+            if rows is not None:
+                body += [depth + line for line in self._row_loop(rows)]
+                inner += "    "
+            for n in range(len(self.phases)):
+                body += [inner + line for line in self._phase(n, arguments[n])]
         counts = [
             f"{name} = {count}"
             for name, count in self._counts().items()
@@ -81,14 +84,36 @@ class AcrossEmitter(Emitter):
 
     # -- the kernel ------------------------------------------------------------------------------
 
+    def _rows_of_phases(self) -> Sequence[RowTiles | None]:
+        """The rows that run through all phases together; tiles of a phase run through them where a
+        reduced dimension lies along the partitions."""
+        return [None] if self.g.crosses else self.g.rows
+
+    def _row_loop(self, rows: RowTiles) -> list[str]:
+        starts, lead = rows.starts, self.g.lead
+        many = "" if lead is None else f"{self.lead_count(constant=False)} * "
+        counts = [f"k = {rows.fold}", f"m = {rows.count}", f"p = {many}{rows.count}"]
+        return [f"for r in range({starts.start}, {starts.stop}, {starts.step}):", *indent(counts)]
+
+    @property
+    def rows(self) -> str:
+        """The partitions of what is computed between phases."""
+        return str(self.full) if self.g.crosses else "p"
+
     def _phase(self, n: int, arguments: list[str]) -> list[str]:
         phase = self.phases[n]
         hoisted = set(self._hoistable())
         self.declared = {v for i in hoisted for v in i.writes()}
         lines: list[str] = []
+        rows = self.rows
+        if n and self._needs_one(n - 1):
+            rows = "1"
+            read = dict.fromkeys(v for i in phase.once for v in i.reads())
+            made = {v for i in phase.once for v in i.writes()} | set(self._in_one(n - 1))
+            lines += [f"{self.name(v)} = {self.name(v)}[0:1]" for v in read if v not in made]
         for i in phase.once:
             if i not in hoisted:
-                lines += self.lines(i, rows=str(self.full), constant=False)
+                lines += self.lines(i, rows=rows, constant=False)
         lines += [line for i in phase.combines for line in self._accumulator(i)]
         if phase.kept:
             lines.append(f"kept{n} = []")
@@ -96,10 +121,13 @@ class AcrossEmitter(Emitter):
             lines += self._tiles(n, arguments)
         if phase.combines:
             lines += self._next_table(n)
-        lines += [line for i in phase.combines for line in self._combined(i)]
+        for i in phase.combines:
+            is_one = i.dst in self._in_one(n)
+            lines += self._combined_in_one(i) if is_one else self._combined(i)
         for index in phase.stores:
             if not self.across.varies(self.region.held[self.region.outputs[index].value]):
-                lines += self.store(index, loops=self.across.loops(reduced=False), rows=False)
+                loops = self.across.loops(reduced=False)
+                lines += self.store(index, loops=loops, rows=not self.g.crosses)
         return lines
 
     def _next_table(self, n: int) -> list[str]:
@@ -112,9 +140,12 @@ class AcrossEmitter(Emitter):
     def _hoistable(self) -> list[Instruction]:
         """What is computed once for all: it varies over no loop."""
         known: set[Value] = set()
-        found = []
+        found: list[Instruction] = []
+        moving = self.looped if self.g.crosses else self.looped | {self.g.partition}
+        if not self.g.crosses and not self.g.even:
+            return found
         for i in self.phases[0].once:
-            fixed = not any(v.axes & self.looped for v in i.writes())
+            fixed = not any(v.axes & moving for v in i.writes())
             if fixed and known.issuperset(i.reads()):
                 known.update(i.writes())
                 found.append(i)
@@ -145,6 +176,9 @@ class AcrossEmitter(Emitter):
         for axis in self.across.loops(reduced=True):
             lines += [depth + line for line in self._loop(axis)]
             depth += "    "
+        if not self.g.crosses:
+            taken = ", ".join(self._counts().get(x, x) for x in arguments)
+            return [*lines, *(depth + line for line in self._call(n, taken, counted))]
         for rows in self.g.rows:
             values = self._counts() | {"k": str(rows.fold), "m": str(rows.count)}
             values["p"] = str(rows.count)
@@ -153,14 +187,15 @@ class AcrossEmitter(Emitter):
                 many = self.lead_count(constant=False)
                 values["p"] = f"{values.get(many, many)} * {rows.count}"
             taken = ", ".join(values.get(x, x) for x in arguments)
-            call = f"{self._phase_name(n)}({taken})"
-            body = [f"kept{n}.append({call})" if phase.kept else call]
-            if counted:
-                body.append("at = at + 1")
             starts = rows.starts
             lines.append(f"{depth}for r in range({starts.start}, {starts.stop}, {starts.step}):")
-            lines += [depth + line for line in indent(body)]
+            lines += [depth + line for line in indent(self._call(n, taken, counted))]
         return lines
+
+    def _call(self, n: int, taken: str, counted: bool) -> list[str]:
+        call = f"{self._phase_name(n)}({taken})"
+        lines = [f"kept{n}.append({call})" if self.phases[n].kept else call]
+        return [*lines, "at = at + 1"] if counted else lines
 
     def _counts(self) -> dict[str, str]:
         """Names of counts that are the same in all tiles."""
@@ -175,7 +210,7 @@ class AcrossEmitter(Emitter):
     def _phase_body(self, n: int) -> list[str]:
         phase = self.phases[n]
         self.declared = set()
-        combined = {i.reads()[0]: i for i in phase.combines}
+        combined = {i.reads()[0] for i in phase.combines}
         lines: list[str] = []
         for source in range(n):
             values = self.phases[source].kept
@@ -185,8 +220,10 @@ class AcrossEmitter(Emitter):
         for i in phase.each:
             if i.dst in combined:
                 lines += self._partial(i)
-            else:
-                lines += self.lines(i, rows="p", constant=False)
+                continue
+            lines += self.lines(i, rows="p", constant=False)
+            if i.result in combined:
+                lines += self._add(self._combine_of(i.result), self.name(i.result))
         for index in phase.stores:
             if self.across.varies(self.region.held[self.region.outputs[index].value]):
                 lines += self.store(index)
@@ -225,7 +262,10 @@ class AcrossEmitter(Emitter):
 
     def _partial_of(self, combine: Instruction) -> Instruction:
         (partial,) = combine.reads()
-        return next(i for p in self.phases for i in p.each if i.dst is partial)
+        return next(i for p in self.phases for i in p.each if partial in i.writes())
+
+    def _combine_of(self, partial: Value) -> Instruction:
+        return next(i for p in self.phases for i in p.combines if i.reads()[0] is partial)
 
     def _source(self, combine: Instruction) -> Value:
         """What is reduced."""
@@ -233,6 +273,15 @@ class AcrossEmitter(Emitter):
 
     def _by_ones(self, combine: Instruction) -> bool:
         return self._partial_of(combine).engine == TENSOR
+
+    def _is_wide(self, combine: Instruction) -> bool:
+        """Whether tiles are added as they are, and their rows after the last one: VectorE walks
+        along what lies side by side."""
+        partial = self._partial_of(combine)
+        return partial.dst in self.region.halved and partial.engine != TENSOR
+
+    def _flat_shape(self, rows: str, groups: str, kept: Sequence[int]) -> str:
+        return f"({rows}, {groups}, {self._product(kept)})"
 
     def _op(self, combine: Instruction) -> str:
         op = dict(combine.arguments)["op"]
@@ -272,7 +321,10 @@ class AcrossEmitter(Emitter):
                 " buffer=nl.psum)",
                 f"    {stem}_sums.append(bank)",
             ]
-        shape = self.shape(combine.dst, str(self.full))
+        shape = self.shape(combine.dst, self.rows)
+        if self._is_wide(combine):
+            reduced, stays = self.across.free(self._source(combine))
+            shape = self._flat_shape(self.rows, str(self.across.size(reduced)), stays)
         return [
             f"{stem}_acc = nl.ndarray({shape}, dtype=nl.float32, buffer=nl.sbuf)",
             f"nisa.memset(dst={stem}_acc, value={_IDENTITY[self._op(combine)[3:]]})",
@@ -285,15 +337,19 @@ class AcrossEmitter(Emitter):
 
     def _partial(self, instruction: Instruction) -> list[str]:
         """What a tile adds to its accumulator."""
-        combine = next(
-            i for p in self.phases for i in p.combines if i.reads()[0] is instruction.dst
-        )
+        combine = self._combine_of(instruction.dst)
         stem, source = self._stem(combine), instruction.reads()[0]
         if self._by_ones(combine):
             return self._products(combine, stem, source)
         data = dict(instruction.arguments)["data"]
         assert isinstance(data, Tile)
-        return self._in_place(combine, stem, data)
+        return self._in_place(combine, data)
+
+    def _add(self, combine: Instruction, data: str) -> list[str]:
+        """What adds `data` to the accumulator of a tile's partitions."""
+        acc = f"{self._stem(combine)}_acc[0:p]"
+        arguments = [f"dst={acc}", f"data1={acc}", f"data2={data}", f"op={self._op(combine)}"]
+        return call("nisa.tensor_tensor", arguments)
 
     def _products(self, combine: Instruction, stem: str, source: Value) -> list[str]:
         reduced, kept = self.across.free(source)
@@ -324,50 +380,87 @@ class AcrossEmitter(Emitter):
         product = call("nisa.nc_matmul", [*arguments, "is_stationary_onezero=True"])
         return [*lines, *indent(indent(product))]
 
-    def _in_place(self, combine: Instruction, stem: str, data: Tile) -> list[str]:
+    def _in_place(self, combine: Instruction, data: Tile) -> list[str]:
         source = data.value
         reduced, kept = self.across.free(source)
-        op, name = self._op(combine), self.view(data, constant=False, on_bits=False)
-        acc = f"{stem}_acc[0:p]"
-
-        def add(data: str) -> str:
-            return f"nisa.tensor_tensor(dst={acc}, data1={acc}, data2={data}, op={op})"
-
+        name = self.view(data, constant=False, on_bits=False)
         if not reduced:
-            return [add(name)]
-        is_plain = data.word is None and data.seen_as is None
-        wide = self.across.size(kept) >= _WIDE and self.axes(source) == reduced + kept
-        if wide and is_plain:
+            return self._add(combine, name)
+        if self._is_wide(combine):
             groups = self._product(reduced)
-            shape = ", ".join(["p", groups, *(self.count(d) for d in kept)])
-            rows = [f"flat = {name}.reshape(({shape}))", f"for first in range({groups}):"]
-            return [*rows, f"    {add('flat[:, first]')}"]
-        partial = f"{stem}_part"
+            flat = f"{name}.reshape({self._flat_shape('p', groups, kept)})"
+            acc = f"{self._stem(combine)}_acc[0:p, 0:{groups}]"
+            return call("nisa.tensor_tensor", [f"dst={acc}", f"data1={acc}", f"data2={flat}",
+                                               f"op={self._op(combine)}"])  # fmt: skip
+        partial = f"{self._stem(combine)}_part"
         (old,) = combine.reads()
-        shape = self.shape(old, "p")
         axes = self._axes_of(source, old)
         view = name + self._turned(source, old)
         return [
-            f"{partial} = nl.ndarray({shape}, dtype=nl.float32, buffer=nl.sbuf)",
-            f"nisa.tensor_reduce(dst={partial}, op={op}, data={view}, axis={axes})",
-            add(partial),
+            f"{partial} = nl.ndarray({self.shape(old, 'p')}, dtype=nl.float32, buffer=nl.sbuf)",
+            f"nisa.tensor_reduce(dst={partial}, op={self._op(combine)}, data={view}, axis={axes})",
+            *self._add(combine, partial),
         ]
 
     def _combined(self, combine: Instruction) -> list[str]:
-        """The total, alike in all partitions."""
+        """The total, alike in all partitions where those were reduced."""
         stem, dst = self._stem(combine), combine.dst
         width = self._product(self.axes(dst))
-        shape = self.shape(dst, str(self.full))
+        shape = self.shape(dst, self.rows)
         lines = [
             f"{stem}_tile = nl.ndarray({shape}, dtype={DTYPES[dst.dtype]}, buffer=nl.sbuf)",
-            f"total = {stem}_tile.reshape(({self.full}, {width}))",
+            f"total = {stem}_tile.reshape(({self.rows}, {width}))",
         ]
         if self._by_ones(combine):
             return lines + self._out_of_psum(combine, stem)
-        lines.append(f"parts = {stem}_acc.reshape(({self.full}, {width}))")
+        if self._is_wide(combine):
+            lines += self._narrowed(combine, width)
+        else:
+            lines.append(f"parts = {stem}_acc.reshape(({self.rows}, {width}))")
+        if not self.g.crosses:
+            return [*lines, "nisa.tensor_copy(dst=total, src=parts)"]
         if self._op(combine) == "nl.add":
             return lines + self._summed(width)
         return lines + self._turned_and_reduced(combine, width)
+
+    def _needs_one(self, n: int) -> bool:
+        """Whether one partition has all that is computed after phase `n`."""
+        return bool(self._in_one(n))
+
+    def _in_one(self, n: int) -> list[Value]:
+        """The extrema after phase `n` that one partition has: they need not go back to all."""
+        after = self.phases[n + 1 :]
+        if len(after) != 1 or after[0].each or not self.g.crosses:
+            return []
+        found = self.phases[n].combines
+        return [i.dst for i in found if self._op(i) != "nl.add" and not self.axes(i.dst)]
+
+    def _combined_in_one(self, combine: Instruction) -> list[str]:
+        """The total of one element in the first partition."""
+        stem, op = self._stem(combine), self._op(combine)
+        lines = self._narrowed(combine, "1") if self._is_wide(combine) else []
+        parts = "parts" if self._is_wide(combine) else f"{stem}_acc"
+        return [
+            *lines,
+            f"turned = nl.ndarray((1, {self.full}), dtype=nl.float32, buffer=nl.psum)",
+            f"nisa.nc_transpose(dst=turned, data={parts})",
+            f"{stem}_tile = nl.ndarray((1, 1), dtype={DTYPES[combine.dst.dtype]}, buffer=nl.sbuf)",
+            f"nisa.tensor_reduce(dst={stem}_tile, op={op}, data=turned, axis=(1,))",
+        ]
+
+    def _narrowed(self, combine: Instruction, width: str) -> list[str]:
+        """`parts`: the rows of a wide accumulator added up, the second half of them to the first,
+        again and again."""
+        acc, op = f"{self._stem(combine)}_acc", self._op(combine)
+        left = self.across.size(self.across.free(self._source(combine))[0])
+        lines = []
+        while left > 1:
+            half = left // 2
+            first, second = f"{acc}[:, 0:{half}]", f"{acc}[:, {left - half}:{left}]"
+            lines += call("nisa.tensor_tensor", [f"dst={first}", f"data1={first}",
+                                                 f"data2={second}", f"op={op}"])  # fmt: skip
+            left -= half
+        return [*lines, f"parts = {acc}[:, 0].reshape(({self.rows}, {width}))"]
 
     def _out_of_psum(self, combine: Instruction, stem: str) -> list[str]:
         source, run = self._source(combine), self._run(combine)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from trnx.nki_kernels.generator.emit import DECORATOR, Emitter, module_text
 from trnx.nki_kernels.generator.emit_across import AcrossEmitter
-from trnx.nki_kernels.generator.tile import TiledRegion
+from trnx.nki_kernels.generator.tiled_region import TiledRegion
 
 
 def emit(

@@ -37,14 +37,19 @@ Elements = Callable[[Value], int]
 
 class Estimate:
     """Estimates for one geometry; `elements` are those of a value in a partition of a tile,
-    `halved` the reductions that take no strides."""
+    `halved` the reductions that take no strides, `turned` the loads that DMA transposes."""
 
     def __init__(
-        self, hw: Hardware, geometry: Geometry, elements: Elements, halved: frozenset[Value]
+        self,
+        hw: Hardware,
+        geometry: Geometry,
+        elements: Elements,
+        halved: frozenset[Value],
+        turned: frozenset[Value],
     ) -> None:
         self._hw, self._geometry, self._elements = hw, geometry, elements
         self._costs = EngineCosts(hw, elements)
-        self._halved = halved
+        self._halved, self._turned = halved, turned
 
     def rows(
         self,
@@ -79,7 +84,8 @@ class Estimate:
                 self._tile(phase.each, loads, stored, is_staged=False), across.steps
             )
             # Combining is a chain of TensorE and VectorE, and so is what is computed once.
-            steps = len(phase.once) + _COMBINE_STEPS * len(phase.combines)
+            each = _COMBINE_STEPS if self._geometry.crosses else 1
+            steps = len(phase.once) + each * len(phase.combines)
             total += steps * timing(self._hw).vector_latency_cycles * 1e9 / self._hw.vector_clock
         return blocks * total
 
@@ -104,6 +110,9 @@ class Estimate:
         total: Counter[str] = Counter({SCALAR: tables})
         issue = timing(self._hw).dma_issue_ns
         for i in instructions:
+            if i.dst in self._turned:
+                total.update(self._transpose(i.dst))
+                continue
             if i.call == "load":
                 total.update({_DMA: self._transfer(i.dst, loads[i.dst]), _LOADS: issue})
                 continue
@@ -116,12 +125,22 @@ class Estimate:
             total.update({_DMA: self._transfer(value, strides), _STORES: issue})
         return total
 
+    def _transpose(self, value: Value) -> Mapping[str, float]:
+        """ns of a load that DMA transposes, whatever its runs."""
+        constants, lead = timing(self._hw), self._geometry.lead
+        rate = self._hw.dma_engine_rate / 1e9 * constants.dma_transpose_factor
+        size = self._elements(value) * value.dtype.itemsize
+        lanes = min(_PARTITIONS_PER_ENGINE, self._geometry.partitions)
+        triggers = 1 if lead is None else lead.block
+        return {_DMA: lanes * size / rate, _LOADS: triggers * constants.dma_issue_ns}
+
     def _transfer(self, value: Value, strides: Strides) -> float:
         """ns of the DMA engines, each of which takes the rows of eight partitions."""
         labels = [d for d in self._geometry.free_labels if d in value.axes]
         run = 1
         for label in reversed(labels):
-            if strides.get(label, 0) != run:
+            apart = self._geometry.interleaved and label == self._geometry.partition
+            if strides.get(label, 0) != run or apart:
                 break
             run *= self._geometry.count(label)
         size = self._elements(value) * value.dtype.itemsize

@@ -66,7 +66,8 @@ class Geometry:
     """How a space is cut into tiles. `free` are a tile's axes without the fold, which stands before
     `free[fold_at]`; `loops` are the axes looped over. `lead.block` elements of the axis `lead` lie
     on the partitions, outside of the rows; it is looped over where it is longer. `shares` are the
-    tiles of each core that has some."""
+    tiles of each core that has some. Where rows are `interleaved`, those of a partition lie as many
+    apart as there are partitions: neighbours in memory lie on neighbouring partitions."""
 
     partition: int
     folded: bool
@@ -77,6 +78,17 @@ class Geometry:
     fold_at: int = 0
     lead: Axis | None = None
     shares: tuple[Share, ...] = ()
+    interleaved: bool = False
+
+    @property
+    def crosses(self) -> bool:
+        """Whether a reduced dimension lies along the partitions."""
+        return self.partition in self.reduced
+
+    @property
+    def in_phases(self) -> bool:
+        """Whether a reduction is complete after several tiles."""
+        return self.crosses or any(axis.label in self.reduced for axis in self.loops)
 
     @property
     def moving(self) -> frozenset[int]:

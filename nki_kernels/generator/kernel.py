@@ -30,7 +30,8 @@ from trnx.nki_kernels.generator.emitters import emit, emit_part
 from trnx.nki_kernels.generator.lower import specs_of_bindings, specs_of_metadata
 from trnx.nki_kernels.generator.parts import Part, parts_of
 from trnx.nki_kernels.generator.table import entry_of
-from trnx.nki_kernels.generator.tile import TiledRegion, tile_region, tilings
+from trnx.nki_kernels.generator.tile import tile_region, tilings
+from trnx.nki_kernels.generator.tiled_region import TiledRegion
 from trnx.nki_kernels.keys import key_of
 from trnx.nki_kernels.spec import Bindings, Cost, Launch
 from trnx.simulator.errors import Reject
@@ -230,32 +231,43 @@ class FusedKernel:
         key = (self._key(b), hw.target, hw.cores, tiled_for.cores)
         return _SOURCES.get_or_make(key, lambda: _kept(key, make))
 
-    def _fastest(self, tilings: Sequence[TiledRegion], b: Mapping[str, Any], hw: Hardware) -> Made:
+    def _fastest(
+        self, tilings: Sequence[Sequence[TiledRegion]], b: Mapping[str, Any], hw: Hardware
+    ) -> Made:
         """The kernel of the tiling that takes the least time by its schedule, or by estimate where
-        nobody schedules. No more are tried after one that comes close to the time of its bytes."""
-        summary, parameters = self._summary(b), self._parameters(b)
-        made: dict[str, Generated] = {}
-        for region in tilings:
-            source = emit(self._name, summary, parameters, region, hw.cores)
-            orders = [output.order for output in region.outputs]
-            shares = len(region.geometry.shares)
-            made.setdefault(source, Generated(source, _unless_plain(orders), shares))
-        best, *others = made.values()
-        if not others or not _judges:
-            return best
-        bindings = Bindings(b)
-        cost = self.cost(bindings)
+        nobody schedules: the first of each group of `tilings`, then the others of the best group.
+        No more are tried after one that comes close to the time of its bytes."""
+        cost = self.cost(Bindings(b))
         enough = _CLOSE * hw.roofline_seconds(0, 0, cost.hbm_bytes) + hw.region_seconds
-        least = math.inf
-        for one in made.values():
-            seconds = _judges[0](self._launched(one, bindings, hw), cost, hw)
-            if seconds is None:
-                break
-            if seconds < least:
-                best, least = one, seconds
-            if least <= enough:
-                break
+        times: dict[str, float] = {}
+        best, least, group = self._made(tilings[0][0], b, hw), math.inf, tilings[0]
+
+        def try_out(region: TiledRegion) -> bool:
+            """Whether `region` is the fastest yet."""
+            nonlocal best, least
+            one = self._made(region, b, hw)
+            if least <= enough or one.source in times:
+                return False
+            seconds = _judges[0](self._launched(one, Bindings(b), hw), cost, hw)
+            times[one.source] = math.inf if seconds is None else seconds
+            if times[one.source] >= least:
+                return False
+            best, least = one, times[one.source]
+            return True
+
+        if not _judges or sum(map(len, tilings)) == 1:
+            return best
+        for candidates in tilings:
+            if try_out(candidates[0]):
+                group = candidates
+        for region in group[1:]:
+            try_out(region)
         return best
+
+    def _made(self, region: TiledRegion, b: Mapping[str, Any], hw: Hardware) -> Generated:
+        source = emit(self._name, self._summary(b), self._parameters(b), region, hw.cores)
+        orders = [output.order for output in region.outputs]
+        return Generated(source, _unless_plain(orders), len(region.geometry.shares))
 
     def _generated_by_parts(self, b: Mapping[str, Any], hw: Hardware, programs: int) -> Made:
         """A function for each part that differs from those before, and a kernel that calls them."""

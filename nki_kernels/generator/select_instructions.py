@@ -95,9 +95,17 @@ def _stored(number: Number, dtype: torch.dtype) -> Number:
 
 
 class InstructionSelector:
-    """Selects the instructions of one region for one geometry; `run` gives them in order."""
+    """Selects the instructions of one region for one geometry; `run` gives them in order.
+    `sums_in_activations`: activations add up what they give where all of a partition is added."""
 
-    def __init__(self, roots: tuple[Value, ...], geometry: Geometry, *, scalar_bias: bool) -> None:
+    def __init__(
+        self,
+        roots: tuple[Value, ...],
+        geometry: Geometry,
+        *,
+        scalar_bias: bool,
+        sums_in_activations: bool = True,
+    ) -> None:
         self._roots = roots
         self._geometry = geometry
         self._scalar_bias = scalar_bias
@@ -107,9 +115,8 @@ class InstructionSelector:
         self._uses: Counter[Value] = Counter(roots)
         for value in values:
             self._uses.update(values_of(value.args))
-        self._sums = {
-            v.args[0]: v for v in values if v.op == "reduce" and self._is_activation_sum(v)
-        }
+        summed = [v for v in values if v.op == "reduce" and self._is_activation_sum(v)]
+        self._sums = {v.args[0]: v for v in summed if sums_in_activations}
         self._instructions: list[Instruction] = []
         self._done: dict[Value, Value] = {}
 
@@ -150,7 +157,6 @@ class InstructionSelector:
             and isinstance(source, Value)
             and source.op == "unary"
             and self._is_column(value)
-            and self._geometry.partition not in self._geometry.reduced
         )
 
     def _scalar_form(self, value: Value) -> _Scalar | None:
@@ -329,10 +335,14 @@ class InstructionSelector:
         if bias is not None:
             arguments.append(("bias", self._column(bias)))
         total = self._sums.get(value)
-        if total is not None:
-            arguments += [("reduce_op", "nl.add"), ("reduce_cmd", "nisa.reduce_cmd.reset_reduce")]
-            self._done[total] = total
-        self._put("activation", value, arguments, total)
+        if total is None:
+            self._put("activation", value, arguments)
+            return
+        arguments += [("reduce_op", "nl.add"), ("reduce_cmd", "nisa.reduce_cmd.reset_reduce")]
+        self._done[total] = total
+        partial = self._partial(total)
+        self._put("activation", value, arguments, partial)
+        self._combine(total, partial)
 
     def _affine(self, source: Value) -> tuple[Value, Operand | None, Operand | None]:
         """`source` as data * scale + bias, as far as this saves its own instruction."""
@@ -431,16 +441,22 @@ class InstructionSelector:
         if value.dtype is torch.float32 and self._sums.get(source) is value:
             self._visit(source)
             return
+        partial = self._partial(value)
         data = self._full(source, source)
-        across = self._geometry.partition in self._geometry.reduced
-        partial = value
-        if across:
-            partial = Value("reduce", value.name, value.args, torch.float32, value.axes)
-        # Along the partitions, tiles add to `partial`; the emitter writes how.
         self._put("tensor_reduce", partial, [("op", f"nl.{value.name}"), ("data", data)])
-        if across:
-            across_op: Argument = f"nl.{value.name}"
-            self._put("all_partitions", value, [("op", across_op), ("data", Tile(partial, None))])
+        self._combine(value, partial)
+
+    def _partial(self, total: Value) -> Value:
+        """What a tile gives of a reduction: all of it, or what tiles add up."""
+        if not self._geometry.in_phases:
+            return total
+        return Value("reduce", total.name, total.args, torch.float32, total.axes)
+
+    def _combine(self, total: Value, partial: Value) -> None:
+        """The total of what tiles add to `partial`; the emitter writes how."""
+        if partial is not total:
+            op: Argument = f"nl.{total.name}"
+            self._put("combine", total, [("op", op), ("data", Tile(partial, None))])
 
 
 def _is_exact(value: Value) -> bool:

@@ -6,29 +6,33 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
-from trnx.nki_kernels.generator.across import Across, cut_across
+from trnx.nki_kernels.generator.across import (
+    cut_across,
+    cut_in_steps,
+    cut_interleaved,
+)
 from trnx.nki_kernels.generator.engines import TENSOR, EngineCosts, assign_engines, table_loads
-from trnx.nki_kernels.generator.estimate import Estimate
 from trnx.nki_kernels.generator.geometry import (
     PARTITIONS,
     Geometry,
     Strides,
     cut,
+    leads,
     memory_order,
     merge,
     runs_across,
 )
 from trnx.nki_kernels.generator.ir import Value
-from trnx.nki_kernels.generator.lower import Lowered, Output, lower, reachable
-from trnx.nki_kernels.generator.select_instructions import Instruction, InstructionSelector, Tile
+from trnx.nki_kernels.generator.lower import Lowered, lower, reachable
+from trnx.nki_kernels.generator.select_instructions import InstructionSelector
 from trnx.nki_kernels.generator.stages import FEW_STAGES, LEAST_TILES, MOST_STAGES, cut_stages
+from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
@@ -39,176 +43,9 @@ _FREE_SIZE = 2048
 _SIZES = (_FREE_SIZE, _FREE_SIZE // 4, _FREE_SIZE // 2, 2 * _FREE_SIZE, 4 * _FREE_SIZE)
 # Where a reduced dimension is not the innermost one, so that its length shortens the runs of DMA.
 _ACROSS_FREE_SIZE = 16384
-# Up to this step between elements a load takes all that lie between them: the bytes of a run cost
-# less than a descriptor an element.
-_LARGEST_STEP = 4
 # How many tilings are scheduled, and how much slower than the best one they are by estimate.
-MOST_TILINGS = 4
+MOST_TILINGS = 6
 _WORTH_A_TRY = 2.0
-# VectorE walks in larger steps at half its rate (trainium_inferentia2_arch.rst).
-_NEAR_BYTES = 16
-# What one step of halving takes besides its elements: the latency of an instruction that waits.
-_HALVING_ELEMENTS = 180
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True)
-class TiledRegion:
-    """A region cut into tiles, with the instructions of one tile.
-
-    `held` gives for every result the value whose tile holds it, `stages` the stage of every
-    instruction; `halved` are the reductions that add halves of their rows, again and again.
-    """
-
-    outputs: tuple[Output, ...]
-    geometry: Geometry
-    instructions: Sequence[Instruction]
-    held: Mapping[Value, Value]
-    load_strides: Mapping[Value, Strides]
-    output_strides: tuple[Strides, ...]
-    stages: Sequence[int] = ()
-    keeps: str = "none"
-    halved: frozenset[Value] = frozenset()
-
-    @property
-    def across(self) -> Across | None:
-        """The region by phases where it is reduced along the partitions."""
-        if self.geometry.partition not in self.geometry.reduced:
-            return None
-        results = [self.held[output.value] for output in self.outputs]
-        return Across(self.instructions, results, self.geometry)
-
-    def store_stages(self) -> list[int]:
-        """The stage that stores each output: the last one that writes its tile."""
-        last = {
-            v: s for i, s in zip(self.instructions, self.stages, strict=True) for v in i.writes()
-        }
-        return [last.get(self.held[o.value], 0) for o in self.outputs]
-
-    def carried(self) -> list[list[Value]]:
-        """For each stage but the last: the values from it or before that a later one touches."""
-        touched = [
-            (stage, value)
-            for instruction, stage in zip(self.instructions, self.stages, strict=True)
-            for value in (*instruction.writes(), *instruction.reads())
-        ]
-        stores = zip(self.store_stages(), self.outputs, strict=True)
-        touched += [(stage, self.held[output.value]) for stage, output in stores]
-        first: dict[Value, int] = {}
-        last: dict[Value, int] = {}
-        for stage, value in touched:
-            first[value] = min(stage, first.get(value, stage))
-            last[value] = max(stage, last.get(value, stage))
-        return [
-            [value for value in first if first[value] <= boundary < last[value]]
-            for boundary in range(max(self.stages, default=0))
-        ]
-
-    def estimated_ns(self, hw: Hardware) -> float:
-        """What all tiles take (`estimate.py`)."""
-        sizes = functools.partial(elements, geometry=self.geometry)
-        estimate = Estimate(hw, self.geometry, sizes, self.halved)
-        held = [self.held[output.value] for output in self.outputs]
-        stores = list(zip(held, self.output_strides, strict=True))
-        if self.across is not None:
-            return estimate.across(self.across, self.keeps, self.load_strides, stores)
-        is_staged = max(self.stages, default=0) > 0
-        return estimate.rows(self.instructions, self.load_strides, stores, is_staged=is_staged)
-
-    def bytes_in_work(self) -> int:
-        """Bytes of SBUF per partition of two tiles, so that loads overlap with work, and of what
-        is carried from one stage to the next.
-        """
-        copies = 2 if self.geometry.tiles > 1 else 1
-        if self.across is not None:
-            kept = sum(map(self._bytes, self.across.kept_values(self.keeps)))
-            return copies * self.bytes_per_partition() + self.across.steps * kept
-        carried = sum(self._bytes(value) for values in self.carried() for value in values)
-        return copies * self.bytes_per_partition() + carried
-
-    def bytes_per_partition(self) -> int:
-        """Bytes of SBUF per partition that one tile needs at once."""
-        last: dict[Value, int] = {v: len(self.instructions) for v in self.held.values()}
-        for index, instruction in enumerate(self.instructions):
-            for value in instruction.reads():
-                last[value] = max(index, last.get(value, 0))
-        live = peak = 0
-        ends: dict[int, int] = {}
-        written: set[Value] = set()
-        for index, instruction in enumerate(self.instructions):
-            for value in instruction.writes():
-                # Two instructions may write a tile, each a word of it.
-                size = 0 if value in written else self._bytes(value)
-                written.add(value)
-                live += size
-                end = max(index, last.get(value, index))
-                ends[end] = ends.get(end, 0) + size
-            halves = instruction.dst in self.halved
-            peak = max(peak, live + (self._bytes_of_halves(instruction) if halves else 0))
-            live -= ends.get(index, 0)
-        return peak
-
-    def _bytes_of_halves(self, instruction: Instruction) -> int:
-        """Those of the partial results, half as many as there are rows."""
-        (source,) = instruction.reads()
-        return (elements(source, self.geometry) // 2 + elements(instruction.dst, self.geometry)) * 4
-
-    def rows_of(self, instruction: Instruction) -> tuple[list[int], list[int], list[int]] | None:
-        """The free axes of what a `tensor_reduce` reads: those that stay, the reduced ones, and
-        those that stay inside of them; None where they lie in another order."""
-        (source,) = instruction.reads()
-        labels = [d for d in self.geometry.free_labels if d in source.axes]
-        at = [i for i, d in enumerate(labels) if d not in instruction.dst.axes]
-        if not at or at != list(range(at[0], at[-1] + 1)):
-            return None
-        return labels[: at[0]], labels[at[0] : at[-1] + 1], labels[at[-1] + 1 :]
-
-    def is_faster_in_halves(self, instruction: Instruction) -> bool:
-        """Whether a reduction walks in steps, at half the rate, and adding up the halves of its
-        rows, which lie side by side, takes less: VectorE reads two tiles in one cycle since trn2.
-        """
-        if instruction.call != "tensor_reduce" or self.across is not None:
-            return False
-        data = dict(instruction.arguments)["data"]
-        assert isinstance(data, Tile)
-        found = self.rows_of(instruction)
-        plain = data.word is None and data.seen_as is None and data.value.axes == _like(data).axes
-        if found is None or not plain or data.value.dtype not in _FLOATS:
-            return False
-        if self.load_step(data.value) > 1 or instruction.dst.dtype not in _FLOATS:
-            return False
-        rows = math.prod(map(self.geometry.count, found[1]))
-        inner = math.prod(map(self.geometry.count, found[2])) if found[2] else 0
-        steps = rows.bit_length() * _HALVING_ELEMENTS
-        far = inner * data.value.dtype.itemsize > _NEAR_BYTES
-        named = ("op", "nl.multiply") not in instruction.arguments
-        return named and far and rows > 1 and elements(data.value, self.geometry) > steps
-
-    def _bytes(self, value: Value) -> int:
-        return value.dtype.itemsize * elements(value, self.geometry) * self.load_step(value)
-
-    def load_step(self, value: Value) -> int:
-        """How many elements a load takes for each one that it wants: every second to fourth of a
-        run is read with its neighbours, because DMA is slow with runs of one element.
-        """
-        strides = self.load_strides.get(value)
-        if strides is None or value.dtype not in _FLOATS or self.across is not None:
-            return 1
-        inner = [d for d in self.geometry.free_labels if d in value.axes]
-        if not inner or self.geometry.count(inner[-1]) == 1:
-            return 1
-        step = strides[inner[-1]]
-        return step if 1 < step <= _LARGEST_STEP else 1
-
-
-def _like(tile: Tile) -> Value:
-    return tile.value if tile.like is None else tile.like
-
-
-def elements(value: Value, geometry: Geometry) -> int:
-    """How many elements of `value` one partition of a tile has."""
-    labels = (label for label in geometry.free_labels if label in value.axes)
-    return math.prod(geometry.count(label) for label in labels)
 
 
 def tile_region(
@@ -216,14 +53,14 @@ def tile_region(
 ) -> TiledRegion | Reject:
     """The region of `nodes`, in topological order, cut so that it fits into SBUF."""
     found = tilings(nodes, outputs, specs, hw)
-    return found if isinstance(found, Reject) else found[0]
+    return found if isinstance(found, Reject) else found[0][0]
 
 
 def tilings(
     nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: Mapping[fx.Node, Any], hw: Hardware
-) -> list[TiledRegion] | Reject:
-    """The ways to cut the region that may be the fastest, at most MOST_TILINGS: the best one by
-    estimate first."""
+) -> list[list[TiledRegion]] | Reject:
+    """The ways to cut the region that may be the fastest, at most MOST_TILINGS, and of each the
+    ways to share its work between the engines: the best one by estimate first."""
     lowered = lower(nodes, outputs, specs)
     if isinstance(lowered, Reject):
         return lowered
@@ -241,9 +78,13 @@ def tilings(
         found += _Cuts(lowered, lowered.order, lowered.sizes, strides, hw).all()
     if not found:
         return Reject("a reduced row and its temporaries do not fit in SBUF", nodes[-1])
-    estimates = [region.estimated_ns(hw) for region in found]
-    best = sorted(range(len(found)), key=estimates.__getitem__)[:MOST_TILINGS]
-    return [found[i] for i in best if estimates[i] <= _WORTH_A_TRY * estimates[best[0]]]
+    estimates = {region.key: (region.estimated_ns(hw), region) for region in found}
+    by_cut: dict[Hashable, list[TiledRegion]] = {}
+    least = min(ns for ns, _ in estimates.values())
+    for ns, region in sorted(estimates.values(), key=lambda pair: pair[0]):
+        if ns <= _WORTH_A_TRY * least:
+            by_cut.setdefault((region.geometry, region.keeps), []).append(region)
+    return list(by_cut.values())[:MOST_TILINGS]
 
 
 def _leaves_empty(regions: Sequence[TiledRegion], reduced: frozenset[int]) -> bool:
@@ -282,9 +123,41 @@ class _Cuts:
         if self.reduced and self._reduces_as_floats() and not any(map(_is_full, found)):
             for whole in (False, True):
                 found += _of_sizes(functools.partial(self.across, whole=whole))
-        return found
+            found += _of_sizes(self.in_steps)
+        return found + _of_sizes(self.turned)
 
-    def with_whole_rows(self, free_size: int) -> TiledRegion | None:
+    def turned(self, free_size: int) -> list[TiledRegion]:
+        """The region with a dimension along the partitions that runs in the memory of a tensor,
+        which has short runs otherwise: DMA transposes it."""
+        row = math.prod(self.sizes[d] for d in self.reduced)
+        found = []
+        for partition in self._runs():
+            order = (partition, *(d for d in self.order if d != partition))
+            others = [d for d in order if (d in self.reduced) == (partition in self.reduced)]
+            for lead in (None, *leads(partition, tuple(others), self.sizes, across=False)):
+                cut = functools.partial(
+                    cut_interleaved, partition, lead, order, self.sizes, self.reduced
+                )
+                if partition in self.reduced:
+                    found += self._phased(cut, free_size) if self._reduces_as_floats() else []
+                    continue
+                if self.reduced and self._reduces_as_floats():
+                    found += self._phased(cut, free_size)
+                geometry = cut(max(row, free_size), whole=True)
+                assert geometry is not None
+                region = _staged(self._selected(geometry), self.hw, MOST_STAGES)
+                found += [region] if self._fits(region) else []
+        loads = self.strides[0]
+        return [region for region in found if any(map(region.is_turned, loads))]
+
+    def _runs(self) -> list[int]:
+        """Dimensions along which a tensor runs in memory, and tiles of other cuts do not."""
+        long = [s for s in self.strides[0].values() if sum(s.get(d, 0) > 0 for d in self.order) > 1]
+        inner = [d for d in self.order if any(s.get(d) == 1 for s in long)]
+        # One alone, the last one, is where tiles of other cuts run, unless rows are reduced.
+        return inner if len(inner) > 1 or runs_across(self.order, self.reduced) else []
+
+    def with_whole_rows(self, free_size: int) -> list[TiledRegion]:
         """The region in the largest tiles of which two fit, so that loads overlap with work."""
         row = math.prod(self.sizes[d] for d in self.reduced)
         is_across = runs_across(self.order, self.reduced)
@@ -300,33 +173,54 @@ class _Cuts:
                 continue
             region = _staged(self._selected(geometry), self.hw, most)
             if self._fits(region):
-                return region
-        return None
+                return [region]
+        return []
 
-    def across(self, free_size: int, *, whole: bool) -> TiledRegion | None:
-        """The region in the largest tiles of which two fit beside what phases keep."""
+    def across(self, free_size: int, *, whole: bool) -> list[TiledRegion]:
+        """The region in the largest tiles of which two fit beside what phases keep, for each choice
+        of engines."""
+        if whole and len(self.reduced) == len(self.order):
+            return []  # the same as the other one
+        cut = functools.partial(cut_across, self.order, self.sizes, self.reduced, whole=whole)
+        return self._phased(cut, free_size)
+
+    def in_steps(self, free_size: int) -> list[TiledRegion]:
+        """The same with steps along a reduced dimension, and no reduction across partitions."""
+        cut = functools.partial(cut_in_steps, self.order, self.sizes, self.reduced)
+        return self._phased(cut, free_size)
+
+    def _phased(self, cut: Callable[[int], Geometry | None], free_size: int) -> list[TiledRegion]:
         budget = free_size
         while budget:
-            geometry = cut_across(self.order, self.sizes, self.reduced, budget, whole=whole)
-            if geometry is None or (whole and len(self.reduced) == len(self.order)):
-                return None  # the same as the other one
-            placed = _placed(self._selected(geometry), self.hw)
+            geometry = cut(budget)
+            if geometry is None:
+                return []
+            placed = [
+                one
+                for sums_in_activations in (True, False)
+                for one in _placed_across(self._selected(geometry, sums_in_activations), self.hw)
+            ]
             for keeps in ("all", "loads", "none"):
-                region = dataclasses.replace(placed, keeps=keeps)
-                if self._fits(region):
-                    return region
+                regions = [dataclasses.replace(one, keeps=keeps) for one in placed]
+                if fitting := [region for region in regions if self._fits(region)]:
+                    return fitting
             budget //= 2
-        return None
+        return []
 
     def _reduces_as_floats(self) -> bool:
         """Whether phases can add up all reductions: in float32."""
         values = reachable(tuple(output.value for output in self.lowered.outputs))
         return all(v.dtype.is_floating_point for v in values if v.op == "reduce")
 
-    def _selected(self, geometry: Geometry) -> TiledRegion:
+    def _selected(self, geometry: Geometry, sums_in_activations: bool = True) -> TiledRegion:
         outputs = self.lowered.outputs
         roots = tuple(dict.fromkeys(o.value for o in outputs))
-        selector = InstructionSelector(roots, geometry, scalar_bias=self.hw.generation > 2)
+        selector = InstructionSelector(
+            roots,
+            geometry,
+            scalar_bias=self.hw.generation > 2,
+            sums_in_activations=sums_in_activations,
+        )
         region = TiledRegion(outputs, geometry, *selector.run(), *self.strides)
         region = dataclasses.replace(region, stages=[0] * len(region.instructions))
         if self.hw.generation == 2:
@@ -345,35 +239,42 @@ def _is_full(region: TiledRegion) -> bool:
     return geometry.tiles >= LEAST_TILES and geometry.partitions == PARTITIONS and is_last
 
 
-def _of_sizes(make: Callable[[int], TiledRegion | None]) -> list[TiledRegion]:
+def _of_sizes(make: Callable[[int], list[TiledRegion]]) -> list[TiledRegion]:
     """The region in tiles of the usual size, and of others: small ones overlap better, large ones
     have fewer instructions and load tables of functions less often.
     """
-    found: dict[tuple[Geometry, str], TiledRegion] = {}
+    found: dict[Hashable, TiledRegion] = {}
     for size in _SIZES:
-        region = make(size)
-        if region is None:
-            continue
-        found.setdefault((region.geometry, region.keeps), region)
+        for region in make(size):
+            found.setdefault(region.key, region)
     return list(found.values())
 
 
 def _placed(region: TiledRegion, hw: Hardware) -> TiledRegion:
     """`region` with the engines of its instructions."""
     geometry, across = region.geometry, region.across
-    instructions = [
-        dataclasses.replace(i, engine=TENSOR) if across and across.sums_on_tensor(i) else i
-        for i in region.instructions
-    ]
-    region = dataclasses.replace(region, instructions=instructions)
 
     def repeated(value: Value) -> int:
         return elements(value, geometry) if value.axes & geometry.moving else 0
 
     stored = [region.held[output.value] for output in region.outputs]
     fixed: frozenset[Value] = across.once() if across else frozenset()
-    placed = assign_engines(instructions, EngineCosts(hw, repeated), stored, fixed)
+    placed = assign_engines(region.instructions, EngineCosts(hw, repeated), stored, fixed)
     return dataclasses.replace(region, instructions=placed, stages=[0] * len(placed))
+
+
+def _placed_across(region: TiledRegion, hw: Hardware) -> list[TiledRegion]:
+    """`region` with its engines: TensorE adds up what it can, or VectorE does."""
+    across = region.across
+    assert across is not None
+    on_tensor = [
+        dataclasses.replace(i, engine=TENSOR) if across.sums_on_tensor(i) else i
+        for i in region.instructions
+    ]
+    found = [_placed(dataclasses.replace(region, instructions=on_tensor), hw)]
+    if on_tensor != list(region.instructions):
+        found.append(_placed(region, hw))
+    return found
 
 
 def _staged(region: TiledRegion, hw: Hardware, most: int) -> TiledRegion:

@@ -2,7 +2,8 @@
 
 `clone` of a permuted view, where both that dimension and the one that takes its place have 32
 elements or more, of 2 or 4 bytes. The DMA engines transpose on the way into SBUF, up to 128
-elements of the dimension that runs in memory on the partitions; stores run along the result. Copies
+elements of the dimension that runs in memory on the partitions; up to 64 take turns in
+the halves of them, because an engine serves eight partitions. Stores run along the result. Copies
 that keep the last dimension, or are small, are left to generated kernels, whose access patterns do
 them as well.
 """
@@ -29,6 +30,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
 _LEAST = 32  # elements of the two dimensions that change places
 _LEAST_ELEMENTS = 16384  # below, descriptors for single elements take no longer
 _TILE_BYTES = 16384  # of a tile in one partition
+_HALF = 64  # partitions; tiles of up to so many take turns
 Dim = tuple[int, int, int]  # (count, stride in the source, stride in the result)
 
 
@@ -57,17 +59,22 @@ def permute_copy_kernel(
                 many = min(blocks[0], batch[0] - j)
                 for k in range(first, end, blocks[1]):
                     run = min(blocks[1], end - k)
-                    tile = nl.ndarray((lanes, many, run), dtype=x.dtype, buffer=nl.sbuf)
+                    # Each half of the partitions has DMA engines of its own.
+                    half = 0
+                    if lanes <= _HALF:
+                        half = (k - first) // blocks[1] % 2 * _HALF
+                    tile = nl.ndarray((half + lanes, many, run), dtype=x.dtype, buffer=nl.sbuf)
+                    part = tile[half : half + lanes]
                     data = x.ap(
                         pattern=((along[1], run), (batch[1], many), (1, lanes)),
                         offset=source + i + j * batch[1] + k * along[1],
                     )
-                    nisa.dma_transpose(dst=tile, src=data, axes=(2, 1, 0))
+                    nisa.dma_transpose(dst=part, src=data, axes=(2, 1, 0))
                     goal = out.ap(
                         pattern=((across[2], lanes), (batch[2], many), (1, run)),
                         offset=target + i * across[2] + j * batch[2] + k,
                     )
-                    nisa.dma_copy(dst=goal, src=tile)
+                    nisa.dma_copy(dst=goal, src=part)
     return out
 
 
@@ -132,6 +139,8 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         starts = [(s + i * old, t + i * new) for s, t in starts for i in range(count)]
     most = _TILE_BYTES // b.x.dtype.itemsize
     run = min(plan.along[0], most)
+    if plan.across[0] <= _HALF:
+        run = min(-(-plan.along[0] // 2), most)
     many = min(batch[0], max(1, most // run))
     shape = tuple(b.x.shape[i] for i in plan.order)
     orders = (plan.order,) if plan.order != tuple(range(b.x.ndim)) else ()
@@ -173,6 +182,8 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("heads", (2, 50, 3, 64), 0, 2, 3, 1, dtype=torch.bfloat16)
     yield sample("all reversed", (33, 4, 5, 40), 3, 2, 1, 0)
     yield sample("a long row", (5000, 33), 1, 0)
+    yield sample("half of the partitions", (301, 64), 1, 0)
+    yield sample("more than half of them", (301, 65), 1, 0)
     yield sample("few elements, which are refused", (40, 40), 1, 0)
     yield sample("no run, which is refused", (130, 300), 1, 0, step=2)
     for dtype in (torch.bfloat16, torch.float16, torch.int32):

@@ -170,7 +170,8 @@ def _shape(source: random.Random, dtype: torch.dtype) -> tuple[int, ...]:
     sizes: list[int] = []
     for _ in range(source.randint(1, 4) - 1):
         fitting = [s for s in _SIZES if s * math.prod(sizes) * 2 <= elements]
-        sizes.append(source.choice(fitting))
+        if fitting:
+            sizes.append(source.choice(fitting))
     sizes.append(elements // math.prod(sizes))
     source.shuffle(sizes)
     return tuple(sizes)

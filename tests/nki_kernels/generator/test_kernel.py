@@ -89,16 +89,33 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+INF = float("inf")
 
-def _tile(x0, out0, r, p, n0):
+
+def _phase0(x0, maximum_acc, r, p, n0, i0):
     x0_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=x0_tile, src=x0.ap(pattern=[[1500, p], [1, n0]], offset=r * 1500))
+    nisa.dma_copy(dst=x0_tile, src=x0.ap(pattern=[[1500, p], [1, n0]], offset=r * 1500 + i0))
     multiply_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=multiply_tile, data=x0_tile, op0=nl.multiply, operand0=0.125)
-    maximum_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=maximum_tile, op=nl.maximum, data=multiply_tile, axis=(1,))
-    multiply2_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=multiply2_tile, data=maximum_tile, op0=nl.multiply, operand0=-1.0)
+    nisa.tensor_scalar(
+        dst=multiply_tile,
+        data=x0_tile,
+        op0=nl.multiply,
+        operand0=0.125,
+        engine=nisa.engine.scalar,
+    )
+    maximum_part = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=maximum_part, op=nl.maximum, data=multiply_tile, axis=(1,))
+    nisa.tensor_tensor(
+        dst=maximum_acc[0:p],
+        data1=maximum_acc[0:p],
+        data2=maximum_part,
+        op=nl.maximum,
+    )
+    return multiply_tile
+
+
+def _phase1(multiply2_tile, kept0, add2_acc, at, p, n0):
+    multiply_tile = kept0[at]
     exp_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
     add_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(
@@ -110,8 +127,12 @@ def _tile(x0, out0, r, p, n0):
         reduce_cmd=nisa.reduce_cmd.reset_reduce,
         reduce_res=add_tile,
     )
-    reciprocal_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.reciprocal(dst=reciprocal_tile, data=add_tile)
+    nisa.tensor_tensor(dst=add2_acc[0:p], data1=add2_acc[0:p], data2=add_tile, op=nl.add)
+    return exp_tile
+
+
+def _phase2(reciprocal_tile, kept1, out0, at, r, p, n0, i0):
+    exp_tile = kept1[at]
     multiply3_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=multiply3_tile,
@@ -120,7 +141,7 @@ def _tile(x0, out0, r, p, n0):
         operand0=reciprocal_tile,
     )
     nisa.dma_copy(
-        dst=out0.ap(pattern=[[1500, p], [1, n0]], offset=r * 1500),
+        dst=out0.ap(pattern=[[1500, p], [1, n0]], offset=r * 1500 + i0),
         src=multiply3_tile,
     )
 
@@ -131,8 +152,43 @@ def fused_mul_softmax(x0):
     one = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=one, value=1.0)
     nisa.activation(dst=one, op=nl.exp, data=one)
+    ones_float32 = nl.ndarray((100, 100), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones_float32, value=1.0)
     for r in range(0, 200, 100):
-        _tile(x0, out0, r, 100, 1500)
+        k = 1
+        m = 100
+        p = 100
+        maximum_acc = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=maximum_acc, value=-INF)
+        kept0 = []
+        for i0 in range(0, 1500, 750):
+            n0 = 750
+            kept0.append(_phase0(x0, maximum_acc, r, p, n0, i0))
+        maximum_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
+        total = maximum_tile.reshape((p, 1))
+        parts = maximum_acc.reshape((p, 1))
+        nisa.tensor_copy(dst=total, src=parts)
+        multiply2_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=multiply2_tile, data=maximum_tile, op0=nl.multiply, operand0=-1.0)
+        add2_acc = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=add2_acc, value=0.0)
+        kept1 = []
+        at = 0
+        for i0 in range(0, 1500, 750):
+            n0 = 750
+            kept1.append(_phase1(multiply2_tile, kept0, add2_acc, at, p, n0))
+            at = at + 1
+        add2_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
+        total = add2_tile.reshape((p, 1))
+        parts = add2_acc.reshape((p, 1))
+        nisa.tensor_copy(dst=total, src=parts)
+        reciprocal_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.reciprocal(dst=reciprocal_tile, data=add2_tile)
+        at = 0
+        for i0 in range(0, 1500, 750):
+            n0 = 750
+            _phase2(reciprocal_tile, kept1, out0, at, r, p, n0, i0)
+            at = at + 1
     return out0
 """,
     )

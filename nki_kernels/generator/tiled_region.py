@@ -1,0 +1,215 @@
+"""`TiledRegion`: a region cut into tiles, with the instructions of one tile."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trnx.nki_kernels.generator.across import Across
+from trnx.nki_kernels.generator.engines import TENSOR
+from trnx.nki_kernels.generator.estimate import Estimate
+from trnx.nki_kernels.generator.geometry import Geometry, Strides
+from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.lower import Output
+from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
+from trnx.simulator.hardware import Hardware
+
+# Up to this step between elements a load takes all that lie between them: the bytes of a run cost
+# less than a descriptor an element.
+_LARGEST_STEP = 4
+# VectorE walks in larger steps at half its rate (trainium_inferentia2_arch.rst).
+_NEAR_BYTES = 16
+# What one step of halving takes besides its elements: the latency of an instruction that waits.
+_HALVING_ELEMENTS = 180
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+# What DMA transposes: elements of two and four bytes (trainium2_arch.rst), and up to three free
+# dimensions of a tile (nisa.dma_transpose).
+_TURNED = (*_FLOATS, torch.int32)
+_MOST_TURNED = 3
+
+
+@dataclass(frozen=True)
+class TiledRegion:
+    """A region cut into tiles, with the instructions of one tile.
+
+    `held` gives for every result the value whose tile holds it, `stages` the stage of every
+    instruction; `halved` are the reductions that add halves of their rows, again and again.
+    """
+
+    outputs: tuple[Output, ...]
+    geometry: Geometry
+    instructions: Sequence[Instruction]
+    held: Mapping[Value, Value]
+    load_strides: Mapping[Value, Strides]
+    output_strides: tuple[Strides, ...]
+    stages: Sequence[int] = ()
+    keeps: str = "none"
+    halved: frozenset[Value] = frozenset()
+
+    @property
+    def across(self) -> Across | None:
+        """The region by phases where it is reduced along the partitions."""
+        if not self.geometry.in_phases:
+            return None
+        results = [self.held[output.value] for output in self.outputs]
+        return Across(self.instructions, results, self.geometry)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for the ways to cut one region that are the same."""
+        return (self.geometry, self.keeps, tuple((i.call, i.engine) for i in self.instructions))
+
+    def store_stages(self) -> list[int]:
+        """The stage that stores each output: the last one that writes its tile."""
+        last = {
+            v: s for i, s in zip(self.instructions, self.stages, strict=True) for v in i.writes()
+        }
+        return [last.get(self.held[o.value], 0) for o in self.outputs]
+
+    def carried(self) -> list[list[Value]]:
+        """For each stage but the last: the values from it or before that a later one touches."""
+        touched = [
+            (stage, value)
+            for instruction, stage in zip(self.instructions, self.stages, strict=True)
+            for value in (*instruction.writes(), *instruction.reads())
+        ]
+        stores = zip(self.store_stages(), self.outputs, strict=True)
+        touched += [(stage, self.held[output.value]) for stage, output in stores]
+        first: dict[Value, int] = {}
+        last: dict[Value, int] = {}
+        for stage, value in touched:
+            first[value] = min(stage, first.get(value, stage))
+            last[value] = max(stage, last.get(value, stage))
+        return [
+            [value for value in first if first[value] <= boundary < last[value]]
+            for boundary in range(max(self.stages, default=0))
+        ]
+
+    def estimated_ns(self, hw: Hardware) -> float:
+        """What all tiles take (`estimate.py`)."""
+        sizes = functools.partial(elements, geometry=self.geometry)
+        turned = frozenset(filter(self.is_turned, self.load_strides))
+        estimate = Estimate(hw, self.geometry, sizes, self.halved, turned)
+        held = [self.held[output.value] for output in self.outputs]
+        stores = list(zip(held, self.output_strides, strict=True))
+        if self.across is not None:
+            return estimate.across(self.across, self.keeps, self.load_strides, stores)
+        is_staged = max(self.stages, default=0) > 0
+        return estimate.rows(self.instructions, self.load_strides, stores, is_staged=is_staged)
+
+    def bytes_in_work(self) -> int:
+        """Bytes of SBUF per partition of two tiles, so that loads overlap with work, and of what
+        is carried from one stage to the next.
+        """
+        copies = 2 if self.geometry.tiles > 1 else 1
+        if self.across is not None:
+            kept = sum(map(self._bytes, self.across.kept_values(self.keeps)))
+            return copies * self.bytes_per_partition() + self.across.steps * kept
+        carried = sum(self._bytes(value) for values in self.carried() for value in values)
+        return copies * self.bytes_per_partition() + carried
+
+    def bytes_per_partition(self) -> int:
+        """Bytes of SBUF per partition that one tile needs at once."""
+        last: dict[Value, int] = {v: len(self.instructions) for v in self.held.values()}
+        for index, instruction in enumerate(self.instructions):
+            for value in instruction.reads():
+                last[value] = max(index, last.get(value, 0))
+        live = peak = 0
+        ends: dict[int, int] = {}
+        written: set[Value] = set()
+        for index, instruction in enumerate(self.instructions):
+            for value in instruction.writes():
+                # Two instructions may write a tile, each a word of it.
+                size = 0 if value in written else self._bytes(value)
+                written.add(value)
+                live += size
+                end = max(index, last.get(value, index))
+                ends[end] = ends.get(end, 0) + size
+            halves = instruction.dst in self.halved and instruction.engine != TENSOR
+            peak = max(peak, live + (self._bytes_of_halves(instruction) if halves else 0))
+            live -= ends.get(index, 0)
+        return peak
+
+    def _bytes_of_halves(self, instruction: Instruction) -> int:
+        """Those of the partial results, half as many as there are rows."""
+        (source,) = instruction.reads()
+        return (elements(source, self.geometry) // 2 + elements(instruction.dst, self.geometry)) * 4
+
+    def rows_of(self, instruction: Instruction) -> tuple[list[int], list[int], list[int]] | None:
+        """The free axes of what a `tensor_reduce` reads: those that stay, the reduced ones, and
+        those that stay inside of them; None where they lie in another order."""
+        (source,) = instruction.reads()
+        labels = [d for d in self.geometry.free_labels if d in source.axes]
+        at = [i for i, d in enumerate(labels) if d not in instruction.dst.axes]
+        if not at or at != list(range(at[0], at[-1] + 1)):
+            return None
+        return labels[: at[0]], labels[at[0] : at[-1] + 1], labels[at[-1] + 1 :]
+
+    def is_faster_in_halves(self, instruction: Instruction) -> bool:
+        """Whether a reduction walks in steps, at half the rate, and adding up the halves of its
+        rows, which lie side by side, takes less: VectorE reads two tiles in one cycle since trn2.
+        """
+        if instruction.call != "tensor_reduce":
+            return False
+        data = dict(instruction.arguments)["data"]
+        assert isinstance(data, Tile)
+        found = self.rows_of(instruction)
+        plain = data.word is None and data.seen_as is None and data.value.axes == _like(data).axes
+        if found is None or not plain or data.value.dtype not in _FLOATS:
+            return False
+        if self.load_step(data.value) > 1 or instruction.dst.dtype not in _FLOATS:
+            return False
+        if self.across is not None and found[0]:
+            return False
+        rows = math.prod(map(self.geometry.count, found[1]))
+        inner = math.prod(map(self.geometry.count, found[2])) if found[2] else 0
+        steps = rows.bit_length() * _HALVING_ELEMENTS
+        far = inner * data.value.dtype.itemsize > _NEAR_BYTES
+        named = ("op", "nl.multiply") not in instruction.arguments
+        size = elements(data.value, self.geometry)
+        # Rows of all tiles are added up before they are halved.
+        saved = size * (self.across.steps - 1) if self.across is not None else size
+        return named and far and rows > 1 and saved > steps
+
+    def _bytes(self, value: Value) -> int:
+        return value.dtype.itemsize * elements(value, self.geometry) * self.load_step(value)
+
+    def load_step(self, value: Value) -> int:
+        """How many elements a load takes for each one that it wants: every second to fourth of a
+        run is read with its neighbours, because DMA is slow with runs of one element.
+        """
+        strides = self.load_strides.get(value)
+        if strides is None or value.dtype not in _FLOATS or self.across is not None:
+            return 1
+        if self.geometry.interleaved:
+            return 1
+        inner = [d for d in self.geometry.free_labels if d in value.axes]
+        if not inner or self.geometry.count(inner[-1]) == 1:
+            return 1
+        step = strides[inner[-1]]
+        return step if 1 < step <= _LARGEST_STEP else 1
+
+    def is_turned(self, value: Value) -> bool:
+        """Whether DMA transposes a tensor on loading: it runs along the partitions in memory."""
+        strides = self.load_strides.get(value, {})
+        free = [d for d in self.geometry.free_labels if d in value.axes]
+        return (
+            strides.get(self.geometry.partition) == 1
+            and (self.geometry.interleaved or not self.geometry.folded)
+            and 1 <= len(free) <= _MOST_TURNED
+            and value.dtype in _TURNED
+        )
+
+
+def _like(tile: Tile) -> Value:
+    return tile.value if tile.like is None else tile.like
+
+
+def elements(value: Value, geometry: Geometry) -> int:
+    """How many elements of `value` one partition of a tile has."""
+    labels = (label for label in geometry.free_labels if label in value.axes)
+    return math.prod(geometry.count(label) for label in labels)

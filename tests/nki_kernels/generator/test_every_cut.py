@@ -1,0 +1,105 @@
+"""All ways to cut a region into tiles give the values of eager, not the fastest one alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from trnx.nki_kernels.generator import kernel, tile
+from trnx.nki_kernels.generator.tiled_region import TiledRegion
+from trnx.simulator.hardware import hardware
+from trnx.simulator.lru_cache import LruCache
+
+aten = torch.ops.aten
+Build = Callable[..., Any]
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def draw(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def extremes(x: Any, y: Any, dims: list[int]) -> Any:
+    total = aten.add.Tensor(x, y)
+    return aten.amax.default(total, dims, True), aten.amin.default(total, dims, False)
+
+
+def activated_mean(x: Any, y: Any, dims: list[int]) -> Any:
+    product = aten.tanh.default(aten.mul.Tensor(x, y))
+    return aten.relu.default(aten.mean.dim(product, dims, True))
+
+
+def centred(x: Any, y: Any, dims: list[int]) -> Any:
+    return aten.add.Tensor(aten.sub.Tensor(x, aten.mean.dim(x, dims, True)), y)
+
+
+def logsumexp(x: Any, y: Any, dims: list[int]) -> Any:
+    x = aten.mul.Tensor(x, y)
+    most = aten.amax.default(x, dims, True)
+    total = aten.sum.dim_IntList(aten.exp.default(aten.sub.Tensor(x, most)), dims, True)
+    return aten.add.Tensor(aten.log.default(total), most)
+
+
+def softmax(x: Any, y: Any, dims: list[int]) -> Any:
+    weights = aten.exp.default(aten.sub.Tensor(x, aten.amax.default(x, dims, True)))
+    shares = aten.div.Tensor(weights, aten.sum.dim_IntList(weights, dims, True))
+    return aten.mul.Tensor(shares, y)
+
+
+SPACES = [
+    ((127, 3024), (127, 1), (0, 1), [1]),
+    ((129, 1500), (1, 1500), (0, 1), [0]),
+    ((5, 70, 129), (5, 1, 129), (0, 1, 2), [1]),
+    ((40, 3, 258), (1, 3, 1), (1, 2, 0), [0, 1]),
+    ((33, 3000), (33, 3000), (1, 0), [1]),
+    ((2, 300, 7, 5), (2, 300, 1, 1), (0, 1, 2, 3), [1, 3]),
+    ((400001,), (1,), (0,), [0]),
+    # DMA transposes, with a lead, folds and three free dimensions.
+    ((9, 11, 6, 28), (9, 11, 6, 28), (1, 3, 0, 2), [2]),
+    ((300, 129), (300, 129), (1, 0), [0, 1]),
+    ((3, 700, 5), (3, 700, 5), (1, 2, 0), [0]),
+]
+
+
+@pytest.mark.parametrize("function", [extremes, activated_mean, centred, logsumexp, softmax])
+@pytest.mark.parametrize(("shape", "other", "order", "dims"), SPACES)
+def test_values(
+    region: Build,
+    monkeypatch: pytest.MonkeyPatch,
+    function: Callable[..., Any],
+    shape: tuple[int, ...],
+    other: tuple[int, ...],
+    order: tuple[int, ...],
+    dims: list[int],
+) -> None:
+    lies = draw(*(shape[i] for i in order)).permute([order.index(i) for i in range(len(order))])
+    made = region(lambda x, y: function(x, y, dims), lies, draw(*other))
+    cuts = every_cut(made, monkeypatch)
+    assert len({(region.geometry, region.keeps) for region in cuts}) > 1
+    for cut in cuts:
+        monkeypatch.setattr(kernel, "tilings", lambda *_, cut=cut: [[cut]])
+        monkeypatch.setattr(kernel, "_SOURCES", LruCache(8))
+        made.check(rtol=1e-4, atol=1e-4)
+
+
+def every_cut(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[TiledRegion]:
+    """All that are found, of which users get the fastest one."""
+    monkeypatch.setattr(kernel, "_stores", [])
+    monkeypatch.setattr(tile, "MOST_TILINGS", 1000)
+    monkeypatch.setattr(tile, "_WORTH_A_TRY", math.inf)
+    found: list[TiledRegion] = []
+
+    def tilings(*arguments: Any) -> list[list[TiledRegion]]:
+        for group in tile.tilings(*arguments):
+            found.extend(group)
+        return [found[:1]]
+
+    monkeypatch.setattr(kernel, "_SOURCES", LruCache(8))
+    monkeypatch.setattr(kernel, "tilings", tilings)
+    assert made.kernel.supports(made.bindings, hardware("trn2")) is None
+    return found
