@@ -7,11 +7,11 @@ import difflib
 import re
 from dataclasses import dataclass
 
+from trnx.migration.calls import Spelling, without
+from trnx.migration.kernels import KernelRewriter
+from trnx.migration.names import Names
+from trnx.migration.source import DELETED, Source
 from trnx.simulator.errors import TrnxError
-from trnx.simulator.migration.calls import Spelling, without
-from trnx.simulator.migration.kernels import KernelRewriter
-from trnx.simulator.migration.names import Names
-from trnx.simulator.migration.source import DELETED, Source
 from trnx.simulator.older_dialects import changed_parameter
 
 MARK = "# trnx migrate:"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 
-from trnx.simulator.migration.affine import (
+from trnx.migration.affine import (
     Affine,
     Indices,
     Iota,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from trnx.simulator.migration.source import DELETED, Source
+from trnx.migration.source import DELETED, Source
 
 _OLD = "neuronxcc."
 # What nki 0.6 has no module or name for; the use is told, the import goes.
