@@ -23,7 +23,7 @@ def migrate(
 
     What an author must decide gets a comment `# trnx migrate: ...` above the line.
     """
-    from trnx.simulator.migration.migrate import migrate as rewrite
+    from trnx.migration.migrate import migrate as rewrite
 
     if write and check:
         raise typer.BadParameter("--write and --check exclude each other")

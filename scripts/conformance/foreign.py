@@ -33,8 +33,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trnx.migration.migrate import migrate
 from trnx.simulator.errors import TrnxError
-from trnx.simulator.migration.migrate import migrate
 
 _NKI = re.compile(r"^\s*(from|import)\s+(neuronxcc|nki)\b|nki_jit", re.MULTILINE)
 _RUNS = re.compile(r"^(if __name__|class \w+\(unittest|def test_|class Test|assert )", re.MULTILINE)

@@ -20,7 +20,7 @@ from trnx.simulator.language.shadows import Shadows
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.storage import Storage
 from trnx.simulator.program.observer import Observer, Recorded
-from trnx.simulator.program.propagation import Missing, Propagation
+from trnx.simulator.program.propagation import Propagation
 
 
 class InitialisedData(Observer):
@@ -39,8 +39,7 @@ class InitialisedData(Observer):
 
     def covers(self, tensor: NkiTensor) -> bool:
         """True where every element of a view holds something."""
-        written = self.written.of(tensor.storage)
-        return written.full or written.covers(tensor)
+        return self.written.covers(tensor)
 
     def undefined(self, tensor: NkiTensor) -> FindingError | None:
         """The read from which elements have their lack of a value, if one was propagated."""
@@ -64,22 +63,17 @@ class InitialisedData(Observer):
     def on_instruction(self, instruction: Recorded) -> None:
         """What it writes holds something from now on, but for what its reads lack."""
         for tensor in instruction.writes:
-            storage = tensor.storage
-            if storage.place is not None:
+            if tensor.storage.place is not None:
                 self.overlap.overwrite(tensor)
-            written = self.written.get(storage.index) or self.written.make(storage)
-            if tensor.indirection is None:
-                written.mark(tensor)
-            else:
-                written.mark_everything()
+            self.written.mark(tensor)
+        if instruction.missing:
+            self._propagate(instruction)
 
-    def propagate(
-        self, propagation: Propagation, reads: Sequence[Missing], writes: Sequence[NkiTensor]
-    ) -> None:
-        """After an instruction: what its reads miss is missing in what it wrote."""
-        for missing, operand, finding in reads:
-            for target in writes:
-                mask = propagation.place(operand, missing, target)
+    def _propagate(self, instruction: Recorded) -> None:
+        """What its reads miss is missing in what it writes."""
+        for missing, operand, finding in instruction.missing:
+            for target in instruction.writes:
+                mask = instruction.propagation.place(operand, missing, target)
                 if mask is None or target.indirection is not None:
                     self._findings.report(finding)
                 elif bool(mask.any()):

@@ -27,10 +27,6 @@ class PsumGroups(Observer):
         """Whether none, some or all of a view's locations hold a product."""
         return self.products.of(tensor.storage).state(tensor)
 
-    def mark(self, tensor: NkiTensor) -> None:
-        """A product is written there."""
-        self.products.of(tensor.storage).mark(tensor)
-
     def is_modified(self, tensor: NkiTensor) -> bool:
         """True where another instruction has overwritten a product in the view."""
         modified = self._modified.get(tensor.storage.index)
@@ -42,6 +38,8 @@ class PsumGroups(Observer):
 
     def on_instruction(self, instruction: Recorded) -> None:
         """Another engine's write ends what the Tensor engine accumulates there."""
+        for tensor in instruction.products:
+            self.products.of(tensor.storage).mark(tensor)
         for tensor in instruction.writes:
             storage = tensor.storage
             products = self.products.get(storage.index)

@@ -74,7 +74,8 @@ def ndarray(
     address: tuple[int, int] | None = None,
 ) -> NkiTensor:
     """A new tensor with unknown content; `address` is (first partition, byte in the partition)."""
-    return current("ndarray").allocate(shape, dtype, region(buffer), name, address)
+    where = buffer if type(buffer) is MemoryRegion else region(buffer)
+    return current("ndarray").allocate(shape, dtype, where, name, address)
 
 
 def full(

@@ -22,7 +22,7 @@ from trnx.simulator.frontend.options import TraceOptions
 from trnx.simulator.hardware import hardware
 from trnx.simulator.isa.copy import memset, tensor_copy
 from trnx.simulator.isa.dma import dma_copy
-from trnx.simulator.isa.recording import Recording
+from trnx.simulator.isa.template_lookup import Templates
 from trnx.simulator.kernel_lines import kernel_line, kernel_location
 from trnx.simulator.language import recorder
 from trnx.simulator.language.registers import VirtualRegister
@@ -67,6 +67,7 @@ class Simulator:
         self.is_interactive = False
         self.pool = BufferPool()
         self.rows = InstructionTable()
+        self.templates = Templates()
         self.steps: list[Step] = []
         self.matmul_flops = 0
         self.hbm_bytes = 0
@@ -138,7 +139,7 @@ class Simulator:
         address: tuple[int, int] | None = None,
     ) -> NkiTensor:
         """`nl.ndarray`: a new tensor with unknown content."""
-        kind = resolve(dtype)
+        kind = dtype if type(dtype) is DType else resolve(dtype)
         if self.options.stores_float32 and kind.is_float:
             kind = resolve("float32")
         layout = self._layouts.layout(shape, kind, buffer)
@@ -165,6 +166,7 @@ class Simulator:
             None,
             place,
             self._freed,
+            layout,
         )
         if self.values:
             storage.poison()
@@ -223,25 +225,26 @@ class Simulator:
 
     # ---- recording ----
 
-    def record(self, emit: Recording) -> int:
-        """Append one instruction; executes its steps when the trace has values."""
-        index = emit.index = self.rows.count
-        emit.core = self.core.index
-        for notify in self._told.get(emit.spec) or self._who_watches(emit.spec):
-            notify(emit)
-        if emit.missing:
-            self.initialised.propagate(emit.propagation, emit.missing, emit.writes)
-        for tensor in emit.writes:
+    def record(self, instruction: Recorded, steps: Sequence[Step]) -> int:
+        """Append one instruction with its steps, which are `shared`; executes them when the trace
+        has values. The index of the instruction.
+        """
+        index = instruction.index = self.rows.count
+        instruction.core = self.core.index
+        spec = instruction.spec
+        for notify in self._told.get(spec) or self._who_watches(spec):
+            notify(instruction)
+        for tensor in instruction.writes:
             storage = tensor.storage
             storage.writes += 1
             if storage.slot is not None:
                 storage.slot.begin_writing()
-        self.append_steps(emit.steps)
-        self.rows.append(emit, len(self.steps))
-        if emit.flops:
-            self.matmul_flops += emit.flops
-        if emit.hbm_bytes:
-            self.hbm_bytes += emit.hbm_bytes
+        self._append(steps)
+        self.rows.append(instruction, len(self.steps))
+        if instruction.flops:
+            self.matmul_flops += instruction.flops
+        if instruction.hbm_bytes:
+            self.hbm_bytes += instruction.hbm_bytes
         return index
 
     def _who_watches(self, spec: InstructionSpec) -> tuple[Callable[[Recorded], None], ...]:
@@ -263,10 +266,12 @@ class Simulator:
             observer.on_freed(freed)
 
     def append_steps(self, steps: Iterable[Step]) -> None:
-        """Record steps; with values, outside of loops, execute them.
+        """Record steps; with values, outside of loops, execute them."""
+        self._append(self.shared(steps))
 
-        A step that was recorded before with the same function and operands is recorded again: the
-        turns of a kernel's loop repeat most of their steps.
+    def shared(self, steps: Iterable[Step]) -> list[Step]:
+        """The steps; in place of one with the same function and operands as one before, that one:
+        the turns of a kernel's loop repeat most of their steps.
         """
         shared: list[Step] = []
         for step in steps:
@@ -276,13 +281,16 @@ class Simulator:
                     key = (*key, *named, *map(id, named.values()))
                 step = self._steps_by_key.setdefault(key, step)
             shared.append(step)
+        return shared
+
+    def _append(self, steps: Sequence[Step]) -> None:
         loops = self.core.loops
         if loops.is_open:
-            loops.extend(shared)
+            loops.extend(steps)
             return
-        self.steps.extend(shared)
+        self.steps += steps
         if self.values:
-            for step in shared:
+            for step in steps:
                 step()
 
     @property
@@ -359,6 +367,7 @@ class Simulator:
         self.pool = BufferPool()
         self.steps = []
         self._prologue = []
+        self.templates.forget()
         for held in (self._shared, self._state, self._steps_by_key, self._derived, self.identities):
             held.clear()
 

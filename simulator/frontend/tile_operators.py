@@ -20,7 +20,7 @@ from trnx.simulator.isa.copy import tensor_copy
 from trnx.simulator.isa.instruction import INSTRUCTIONS
 from trnx.simulator.isa.tile_map import tile_map
 from trnx.simulator.kernel_lines import kernel_location
-from trnx.simulator.language.operators.table import OPERATORS, Operator
+from trnx.simulator.language.operators.table import OPERATORS, Operator, Token
 from trnx.simulator.language.tensor import RESULT, NkiTensor
 from trnx.simulator.memory.dtypes import DType, resolve
 from trnx.simulator.memory.storage import MemoryRegion
@@ -37,7 +37,7 @@ def _signature(operands: tuple[str, ...]) -> inspect.Signature:
 _SIGNATURES = {1: _signature(("x",)), 2: _signature(("x", "y"))}
 
 
-class Op:
+class Op(Token):
     """One operator of nki.language; calling it computes on tiles at once."""
 
     __slots__ = ("__name__", "__signature__", "arity", "name")

@@ -52,7 +52,7 @@ class Access(Legality):
         view = self._direct_view(checked, operand, wanted)
         if view is None:
             copy = self.scratch(checked.shape, checked.dtype.torch)
-            self.step(copy.copy_, checked.torch_view())
+            self.step(copy.copy_, self._whole_view(checked))
             return copy.view(wanted)
         return view
 
@@ -92,7 +92,9 @@ class Access(Legality):
         """Every element that is read must have been written."""
         initialised = self._recorder.initialised
         if initialised.covers(tensor):
+            self.required.append(tensor)
             return
+        self.is_repeatable = False
         lost_to = initialised.lost_to(tensor)
         if lost_to is not None:
             other, where = lost_to
@@ -120,12 +122,21 @@ class Access(Legality):
     ) -> torch.Tensor | None:
         """The operand in the wanted shape; None where only a copy has it."""
         if wanted == tensor.shape:
-            return tensor.torch_view()
-        self._require_size(tensor, operand, wanted)
-        strides = reshape_strides(tensor.shape, tensor.strides, wanted)
-        if strides is None or not tensor.storage.has_view(tensor.dtype, wanted, strides):
-            return None
-        return tensor.storage.view(tensor.dtype, wanted, strides, tensor.offset)
+            view, strides = tensor.torch_view(), tensor.strides
+        else:
+            self._require_size(tensor, operand, wanted)
+            found = reshape_strides(tensor.shape, tensor.strides, wanted)
+            if found is None or not tensor.storage.has_view(tensor.dtype, wanted, found):
+                return None
+            view, strides = tensor.storage.view(tensor.dtype, wanted, found, tensor.offset), found
+        self.views.append((view, tensor, wanted, strides))
+        return view
+
+    def _whole_view(self, tensor: NkiTensor) -> torch.Tensor:
+        """The operand in its own shape."""
+        view = tensor.torch_view()
+        self.views.append((view, tensor, tensor.shape, tensor.strides))
+        return view
 
     def _require_size(self, tensor: NkiTensor, operand: str, wanted: Sequence[int]) -> None:
         size = math.prod(wanted)
@@ -164,7 +175,8 @@ class Access(Legality):
         if view is not None and not self._must_buffer(checked, elementwise):
             return view
         copy = self.scratch(wanted, checked.dtype.torch)
-        self._finish.append(functools.partial(checked.torch_view().copy_, copy.view(checked.shape)))
+        target = self._whole_view(checked)
+        self._finish.append(functools.partial(target.copy_, copy.view(checked.shape)))
         return copy
 
     def _discarded(self, tensor: NkiTensor, wanted: tuple[int, ...]) -> torch.Tensor:
@@ -236,14 +248,14 @@ class Access(Legality):
         checked = self._direct_destination(tensor, operand, buffers)
         self.keeps = True
         self.require_written(checked, operand)
-        return checked.torch_view()
+        return self._whole_view(checked)
 
     def overwrite_some(
         self, tensor: Any, operand: str, *, buffers: Sequence[MemoryRegion] = ON_CHIP
     ) -> torch.Tensor:
         """A destination of which values decide what is written; all of it counts as written."""
         self.keeps = True
-        return self._direct_destination(tensor, operand, buffers).torch_view()
+        return self._whole_view(self._direct_destination(tensor, operand, buffers))
 
     def _direct_destination(
         self, tensor: Any, operand: str, buffers: Sequence[MemoryRegion]

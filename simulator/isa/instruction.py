@@ -43,6 +43,7 @@ from trnx.simulator.errors import IllegalInstructionError, TrnxError
 from trnx.simulator.isa.access import Access
 from trnx.simulator.isa.arguments import explain_arguments
 from trnx.simulator.isa.recorder import current
+from trnx.simulator.isa.template_lookup import remember, repeat
 from trnx.simulator.kernel_lines import kernel_line, kernel_location
 from trnx.simulator.language.enums import Engine
 from trnx.simulator.language.tensor import NkiTensor
@@ -158,6 +159,7 @@ class Emit(Access):
         """What was recorded so far belongs before the rendezvous; who comes last may write all that
         this instruction writes.
         """
+        self.is_repeatable = False
         for tensor in self.writes:
             if tensor.storage.slot is not None:
                 tensor.storage.slot.begin_writing()
@@ -212,8 +214,9 @@ class Emit(Access):
     def commit(self) -> NkiInstruction:
         """Record the instruction; executes its steps when the trace has values."""
         self.steps.extend(self._finish)
-        index = self._recorder.record(self)
-        for buffer in self._scratch:
+        self.steps = self._recorder.shared(self.steps)
+        index = self._recorder.record(self, self.steps)
+        for buffer in self.scratch_buffers:
             self._recorder.pool.give_back(buffer)
         return NkiInstruction(index)
 
@@ -255,17 +258,31 @@ def recorded(**facts: Unpack[Facts]) -> Callable[[Callable[..., None]], NkiCall]
 def _call_of(spec: InstructionSpec) -> NkiCall:
     """The function that a kernel calls for an instruction, wherever it finds it."""
     name, function, generation = spec.name, spec.function, spec.generation
+    has_templates = function.__module__.rpartition(".")[0] == __package__ and not spec.meets
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> NkiInstruction:
-        emit = Emit(spec, current(name), kernel_line(sys._getframe(1)))
+        recorder = current(name)
+        line = kernel_line(sys._getframe(1))
+        assert line is not None, "the kernel that calls"
+        repeated = None
+        if has_templates:
+            repeated = recorder.templates.call(spec, line, recorder.core.index, args, kwargs)
+        if repeated is not None:
+            index = repeat(repeated, recorder, spec, line)
+            if index is not None:
+                return NkiInstruction(index)
+        emit = Emit(spec, recorder, line)
         if emit.generation < generation:
             emit.needs_generation(generation)
         try:
             function(emit, *args, **kwargs)
         except (TypeError, AttributeError, ValueError) as error:
             explain_arguments(emit, function, args, kwargs, error)
-        return emit.commit()
+        done = emit.commit()
+        if repeated is not None:
+            remember(repeated, emit)
+        return done
 
     parameters = list(inspect.signature(function).parameters.values())[1:]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

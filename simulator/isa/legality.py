@@ -28,6 +28,7 @@ class Legality(Recording):
         self, check: str, message: str, kind: type[FindingError] = IllegalInstructionError
     ) -> None:
         """Report what a check found at the kernel's line; the instruction goes on if it returns."""
+        self.is_repeatable = False
         self._recorder.findings.report(kind(check, f"{self.name}: {message}", self.location))
 
     def illegal(self, message: str) -> NoReturn:

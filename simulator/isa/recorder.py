@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, cast
 
 import torch
 
 from trnx.simulator.errors import FindingError, Location
+from trnx.simulator.isa.template_lookup import Templates
 from trnx.simulator.language import recorder
 from trnx.simulator.language.hbm_shadow import Covered
 from trnx.simulator.language.shadows import Shadows
 from trnx.simulator.language.tensor import NkiTensor
-from trnx.simulator.memory.storage import Storage
+from trnx.simulator.memory.storage import Step, Storage
 from trnx.simulator.multicore.cores import Cores, GridRecorder
 from trnx.simulator.program.loops import Loops
+from trnx.simulator.program.observer import Recorded
 from trnx.simulator.program.propagation import Propagation
-
-if TYPE_CHECKING:
-    from trnx.simulator.isa.recording import Recording
 
 
 class InitialisedData(Protocol):
@@ -40,7 +39,6 @@ class PsumGroups(Protocol):
     @property
     def products(self) -> Shadows: ...
     def state(self, tensor: NkiTensor) -> Covered: ...
-    def mark(self, tensor: NkiTensor) -> None: ...
     def is_modified(self, tensor: NkiTensor) -> bool: ...
 
 
@@ -49,6 +47,7 @@ class Recorder(recorder.Recorder, GridRecorder, Protocol):
 
     grid: tuple[int, ...]
     cores: Cores
+    templates: Templates
 
     @property
     def loops(self) -> Loops: ...
@@ -60,7 +59,8 @@ class Recorder(recorder.Recorder, GridRecorder, Protocol):
     def keeps_copies(self) -> bool: ...
     @property
     def compares_turns(self) -> bool: ...
-    def record(self, instruction: Recording) -> int: ...
+    def record(self, instruction: Recorded, steps: Sequence[Step]) -> int: ...
+    def shared(self, steps: Iterable[Step]) -> list[Step]: ...
     def rendezvous(self, about: Storage | None) -> None: ...
     def derived(self, function: Callable[[torch.Tensor], Any], view: torch.Tensor) -> Any: ...
     def engine_state(

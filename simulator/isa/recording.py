@@ -12,7 +12,9 @@ import torch
 from trnx.simulator.costs.attributes import NONE
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.isa.recorder import InitialisedData, PsumGroups, Recorder
+from trnx.simulator.isa.templates import Derivation, KeptCopy, OperandView, copy_region
 from trnx.simulator.kernel_lines import Line
+from trnx.simulator.language.hbm_shadow import Covered
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.dtype_conversion import append_store_f32
 from trnx.simulator.memory.dtypes import DType
@@ -20,7 +22,6 @@ from trnx.simulator.memory.pool import Buffer
 from trnx.simulator.memory.storage import Step
 from trnx.simulator.memory.tensor_spec import contiguous_strides
 from trnx.simulator.program.observer import Recorded
-from trnx.simulator.program.propagation import Missing
 from trnx.simulator.program.specification import InstructionSpec
 
 
@@ -31,18 +32,21 @@ class Recording(Recorded):
         "_finish",
         "_owns_scratch",
         "_recorder",
-        "_scratch",
+        "copies",
+        "derivations",
         "generation",
         "hardware",
-        "missing",
-        "propagation",
+        "is_repeatable",
+        "product_states",
+        "required",
+        "scratch_buffers",
         "steps",
+        "views",
     )
 
-    def __init__(self, spec: InstructionSpec, recorder: Recorder, line: Line | None) -> None:
+    def __init__(self, spec: InstructionSpec, recorder: Recorder, line: Line) -> None:
         self.spec = spec
         self.name = spec.name
-        assert line is not None, "the kernel that calls"
         self.line = line
         self.engine = spec.engine
         self.steps: list[Step] = []
@@ -57,13 +61,22 @@ class Recording(Recorded):
         self._recorder = recorder
         self.operands = []
         self.writes = []
-        # Operands that were read with elements that nothing has written.
-        self.missing: list[Missing] = []
+        self.missing = []
         # Another than the declared one, where it depends on the arguments.
         self.propagation = spec.undefined
+        self.products = []
         self._finish: list[Step] = []
-        self._scratch: list[Buffer] = []
         self._owns_scratch = False
+        # For `templates`: False once the function asked for what changes while a kernel is
+        # recorded, but for these: reads that have to hold something, where products were, views of
+        # operands, copies of them that are kept, what was derived from them, temporaries.
+        self.is_repeatable = True
+        self.required: list[NkiTensor] = []
+        self.product_states: list[tuple[NkiTensor, Covered]] = []
+        self.views: list[OperandView] = []
+        self.copies: list[KeptCopy] = []
+        self.derivations: list[Derivation] = []
+        self.scratch_buffers: list[Buffer] = []
 
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Append one step: `function(*args, **kwargs)`, its result ignored."""
@@ -85,22 +98,35 @@ class Recording(Recorded):
             buffer = self._recorder.pool.take_own(nbytes)
         else:
             buffer = self._recorder.pool.take_scratch(nbytes)
-            self._scratch.append(buffer)
+            self.scratch_buffers.append(buffer)
         return buffer.view(dtype, sizes, contiguous_strides(sizes), 0)
 
     @property
     def initialised(self) -> InitialisedData:
         """Which elements hold something."""
+        self.is_repeatable = False
         return self._recorder.initialised
 
     @property
     def psum_groups(self) -> PsumGroups:
         """Where products lie."""
+        self.is_repeatable = False
         return self._recorder.psum_groups
+
+    def product_state(self, tensor: NkiTensor) -> Covered:
+        """Whether none, some or all of a view's locations hold a product."""
+        state = self._recorder.psum_groups.state(tensor)
+        self.product_states.append((tensor, state))
+        return state
+
+    def is_product_modified(self, tensor: NkiTensor) -> bool:
+        """True where another instruction has overwritten a product in the view."""
+        return self._recorder.psum_groups.is_modified(tensor)
 
     @property
     def is_in_loop(self) -> bool:
         """True in a register loop."""
+        self.is_repeatable = False
         return bool(self._recorder.core.loops.depth)
 
     def own_scratch(self) -> None:
@@ -115,18 +141,22 @@ class Recording(Recorded):
         """
         sizes = tuple(shape)
         if self._recorder.keeps_copies and tensor.indirection is None:
-            region = (*tensor.region_key(), tensor.dtype, sizes)
-            found = tensor.storage.kept_copy(region, math.prod(sizes) * 4)
+            found = tensor.storage.kept_copy(*copy_region(tensor, sizes))
             if found is not None:
                 memory, is_there = found
-                return memory.view(torch.float32, sizes, contiguous_strides(sizes), 0), is_there
+                copy = memory.view(torch.float32, sizes, contiguous_strides(sizes), 0)
+                self.copies.append((copy, tensor, sizes, is_there))
+                return copy, is_there
+        self.is_repeatable = False
         return self.scratch(sizes), False
 
     def derived(self, function: Callable[[torch.Tensor], Any], view: torch.Tensor) -> Any:
         """Another object for the memory of a view on chip: `function(view)`, made once, so that
         equal steps stay equal.
         """
-        return self._recorder.derived(function, view)
+        found = self._recorder.derived(function, view)
+        self.derivations.append((function, view, found))
+        return found
 
     def turned(self, view: torch.Tensor) -> torch.Tensor:
         """`view.t()`, the same object for the same view."""

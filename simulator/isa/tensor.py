@@ -130,7 +130,7 @@ def append_matmul(
             # No view has this shape, so `out` is a buffer, which is copied to `dst` at the end.
             emit.step(out.view(dst.shape).copy_, dst.torch_view())
         _append_product(emit, out, a, b, mode, dst)
-    emit.psum_groups.mark(dst)
+    emit.products.append(dst)
     emit.flops = 2 * k * m * n
 
 
@@ -159,7 +159,7 @@ def _append_scattered(
         emit.step(torch.add, value, before.view(value.shape), out=value)
     out = emit.write(dst, "dst", shape=value.shape, buffers=PSUM)
     emit.step(out.copy_, value)
-    emit.psum_groups.mark(base)
+    emit.products.append(base)
 
 
 def _operand_shape(rows: int, free: int, double_row: bool) -> tuple[int, ...]:
@@ -269,8 +269,8 @@ def _accumulation(emit: Emit, dst: NkiTensor, accumulate: bool | None) -> Covere
     """Which locations keep their content: ALL accumulate, NONE are overwritten."""
     if accumulate is False:
         return Covered.NONE
-    state = emit.psum_groups.state(dst)
-    if emit.generation < 4 and emit.psum_groups.is_modified(dst):
+    state = emit.product_state(dst)
+    if emit.generation < 4 and emit.is_product_modified(dst):
         emit.finding(
             "matmul-accumulate",
             f"accumulates onto {dst.describe()}, where another instruction has overwritten the "
@@ -339,7 +339,7 @@ def _append_matmul_transpose(
     source = emit.read(stationary, "stationary", shape=(k, m), buffers=SBUF)
     append_transpose(emit, source, emit.write(dst, "dst", shape=(m, k), buffers=PSUM))
     scattered = dst.indirection.base if dst.indirection is not None else None
-    emit.psum_groups.mark(scattered or dst)
+    emit.products.append(scattered or dst)
 
 
 @instruction(
@@ -371,4 +371,4 @@ def nc_transpose(
     target = emit.write(dst, "dst", shape=(f, p), elementwise=False)
     append_transpose(emit, source, target)
     if chosen is Engine.tensor:
-        emit.psum_groups.mark(dst)
+        emit.products.append(dst)

@@ -49,6 +49,12 @@ def _columns(key: RegionKey, row: int) -> tuple[int, int] | None:
     return (left, left + inner) if left + inner <= row else None
 
 
+def _hull(bounds: tuple[int, int], low: int, high: int) -> tuple[int, int]:
+    """The bounds of two ranges together."""
+    first, last = bounds
+    return (low if low < first else first, high if high > last else last)
+
+
 class HbmShadow:
     """A set of marked elements of one storage."""
 
@@ -125,8 +131,9 @@ class HbmShadow:
         self._regions.add(key)
         self._new.append(key)
         low, high, _, _ = tensor.span()
-        self._range = (min(self._range[0], low), max(self._range[1], high))
-        self._note_columns(key)
+        self._range = _hull(self._range, low, high)
+        if self._row >= 0:
+            self._note_columns(key)
 
     def _note_columns(self, key: RegionKey) -> None:
         if self._row == 0:
@@ -135,7 +142,7 @@ class HbmShadow:
         if columns is None:
             self._row = -1
         else:
-            self._left = (min(self._left[0], columns[0]), max(self._left[1], columns[1]))
+            self._left = _hull(self._left, *columns)
 
     def _is_beside(self, tensor: TensorView) -> bool:
         """True where the view has none of the columns of what is marked."""

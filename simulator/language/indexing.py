@@ -50,7 +50,13 @@ def _plain_view(tensor: NkiTensor, items: tuple[Any, ...]) -> NkiTensor | None:
     strides: list[int] = []
     for item, size, stride in zip(items, tensor.shape, tensor.strides, strict=False):
         kind = type(item)
-        if kind is int:
+        if kind is slice and item.step is None:
+            start, stop = item.start, item.stop
+            if start is None:
+                start = 0
+            if stop is None:
+                stop = size
+        elif kind is int:
             if not 0 <= item < size:
                 return None
             offset += item * stride
@@ -58,12 +64,9 @@ def _plain_view(tensor: NkiTensor, items: tuple[Any, ...]) -> NkiTensor | None:
                 shape.append(1)
                 strides.append(stride)
             continue
-        if kind is DynamicSlice:
+        elif kind is DynamicSlice:
             start = item.start
             stop = start + item.size if type(start) is int else None
-        elif kind is slice and item.step is None:
-            start = 0 if item.start is None else item.start
-            stop = size if item.stop is None else item.stop
         else:
             return None
         if type(start) is not int or type(stop) is not int or not 0 <= start < stop <= size:
@@ -71,8 +74,9 @@ def _plain_view(tensor: NkiTensor, items: tuple[Any, ...]) -> NkiTensor | None:
         offset += start * stride
         shape.append(stop - start)
         strides.append(stride)
-    shape += tensor.shape[len(items) :]
-    strides += tensor.strides[len(items) :]
+    if len(items) < len(tensor.shape):
+        shape += tensor.shape[len(items) :]
+        strides += tensor.strides[len(items) :]
     while len(shape) < (2 if is_on_chip else 1):
         shape.append(1)
         strides.append(1)

@@ -51,6 +51,7 @@ class SbufShadow:
 
     def __init__(self, partitions: int, width: int) -> None:
         """`width` counts the bytes of a partition."""
+        # Where it is set, masks and regions say nothing.
         self.full = False
         self._width = width
         # Band i ends before partition `_ends[i]`, and starts where the one before it ends.
@@ -81,10 +82,13 @@ class SbufShadow:
 
     def mark(self, tensor: TensorView) -> None:
         """Mark every element of the view."""
-        if self.full or tensor.region_key() in self._regions:
+        if self.full:
             return
-        if self._is_whole(tensor):
-            self.mark_everything()
+        form = tensor.form
+        if form.is_gapless and form.size * tensor.dtype.itemsize == self._width * self._ends[-1]:
+            self.full = True
+            return
+        if tensor.region_key() in self._regions:
             return
         wanted = byte_mask(tensor)
         for first, last in _spans(tensor):
@@ -96,9 +100,6 @@ class SbufShadow:
     def mark_everything(self) -> None:
         """Mark the whole storage: what is written depends on values."""
         self.full = True
-        self._ends = [self._ends[-1]]
-        self._marks = [0]
-        self._regions.clear()
 
     @property
     def is_empty(self) -> bool:
@@ -170,14 +171,9 @@ class SbufShadow:
     def _materialise(self) -> None:
         """Hold the marks in the masks alone, where they can be taken away."""
         if self.full:
-            self._marks = [(1 << self._width) - 1]
+            self._ends, self._marks = [self._ends[-1]], [(1 << self._width) - 1]
             self.full = False
         self._regions.clear()
-
-    def _is_whole(self, tensor: TensorView) -> bool:
-        form = tensor.form
-        whole = self._width * self._ends[-1]
-        return form.is_gapless and form.size * tensor.dtype.itemsize == whole
 
     def _band(self, partition: int) -> int:
         """The band of a partition."""

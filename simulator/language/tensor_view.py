@@ -64,6 +64,7 @@ class TensorView:
         "_view",
         "dtype",
         "form",
+        "form_number",
         "indirection",
         "name",
         "offset",
@@ -94,8 +95,9 @@ class TensorView:
         self._key: tuple[Any, ...] | None = None
         self._span: Span | None = None
         self.form = form(shape, strides)
-        # Its row in the instruction table, once it has one.
+        # Its row in the instruction table, once it has one, and its number in `isa.templates`.
         self.row: tuple[int, ...] | None = None
+        self.form_number = 0
 
     @property
     def buffer(self) -> MemoryRegion:

@@ -80,9 +80,13 @@ class BufferPool:
         for buffer in held:
             self.put(buffer)
 
+    def can_keep(self, nbytes: int) -> bool:
+        """False where there are enough copies."""
+        return self._kept_bytes + nbytes <= _KEPT_BYTES
+
     def take_kept(self, nbytes: int) -> Buffer | None:
         """A buffer for a copy that is kept; None where there are enough of them."""
-        if self._kept_bytes + nbytes > _KEPT_BYTES:
+        if not self.can_keep(nbytes):
             return None
         self._kept_bytes += nbytes
         return self.take(nbytes)
@@ -99,6 +103,14 @@ class BufferPool:
             return free.pop()
         self.allocated_bytes += nbytes
         return Buffer(nbytes)
+
+    def has_free_scratch(self, buffers: list[Buffer]) -> bool:
+        """True where `take_scratch` would give these, the last one first; all are of one size."""
+        return self._scratch[buffers[0].nbytes][-len(buffers) :] == buffers
+
+    def reorder_scratch(self, buffers: list[Buffer]) -> None:
+        """These were taken, and given back in this order."""
+        self._scratch[buffers[0].nbytes][-len(buffers) :] = buffers
 
     def take_own(self, nbytes: int) -> Buffer:
         """A buffer for a temporary that is never given back, and that nobody had before."""

@@ -24,6 +24,7 @@ from trnx.simulator.memory.views import Shape, last_element
 
 if TYPE_CHECKING:
     from trnx.simulator.memory.placed import AddressRange
+    from trnx.simulator.memory.tile_layouts import TileLayout
 
 # Rows of as many bytes, a multiple of 2 KiB, are padded by a cache line: a column of dense ones
 # would fall into few cache sets, and products read them slowly. Shorter rows stay dense, as
@@ -186,7 +187,6 @@ class Storage:
         "_copies",
         "_freed",
         "_is_fresh",
-        "_memory",
         "_padding",
         "_pool",
         "buffer",
@@ -194,6 +194,8 @@ class Storage:
         "dtype",
         "index",
         "is_on_chip",
+        "layout",
+        "memory",
         "name",
         "partitions",
         "pitch",
@@ -216,12 +218,15 @@ class Storage:
         slot: Slot | None = None,
         place: AddressRange | None = None,
         freed: list[int] | None = None,
+        layout: TileLayout | None = None,
     ) -> None:
         # What `__del__` looks at.
         self._pool = pool
         # Where its index goes in the end.
         self._freed = freed
-        self._memory: Buffer | None = None
+        self.memory: Buffer | None = None
+        # What it was made with, on chip.
+        self.layout = layout
         self.index = index
         self.buffer = buffer
         # What the kernel is told. A caller's tensor is in shared HBM, and can be a result, but to
@@ -244,30 +249,38 @@ class Storage:
         # Bytes from the end of a row to the next one; tensors of one address share their memory.
         self._padding = 0
         if pool is not None and place is not None:
-            self._memory, self._is_fresh = place.enter(pool)
+            self.memory, self._is_fresh = place.enter(pool)
         elif pool is not None:
             row = pitch * dtype.itemsize
             if row >= _PADDED_FROM and row % 2048 == 0 and self.is_on_chip:
                 self._padding = _PADDING
-            self._memory = pool.take((row + self._padding) * partitions)
+            self.memory = pool.take((row + self._padding) * partitions)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole allocation."""
         return self.partitions * self.pitch * self.dtype.itemsize
 
+    @property
+    def address(self) -> int:
+        """Where its memory, or what the caller's tensor is a view of, begins in this process."""
+        if self.slot is None:
+            assert self.memory is not None
+            return self.memory.raw.data_ptr()
+        return 0 if self.slot.holder is None else self.slot.holder.untyped_storage().data_ptr()
+
     def view(self, dtype: DType, shape: Shape, strides: Shape, offset: int) -> torch.Tensor:
         """A torch view; offset and strides in elements of `dtype`. It `has_view`."""
         if self.slot is not None:
             return self.slot.view(dtype.torch, shape, strides, offset)
-        assert self._memory is not None
+        assert self.memory is not None
         if self._padding:
             pitch = self.pitch * self.dtype.itemsize // dtype.itemsize
             gap = self._padding // dtype.itemsize
             # A stride of a row and more leads to other partitions.
             strides = tuple(stride + stride // pitch * gap for stride in strides)
             offset += offset // pitch * gap
-        return self._memory.view(dtype.torch, shape, strides, offset)
+        return self.memory.view(dtype.torch, shape, strides, offset)
 
     def has_view(self, dtype: DType, shape: Shape, strides: Shape) -> bool:
         """False where padding lies between elements that a stride takes for neighbours."""
@@ -289,10 +302,17 @@ class Storage:
         self._copies[region] = (self.writes, memory)
         return memory, writes == self.writes
 
+    def has_copy(self, region: tuple[Any, ...], nbytes: int) -> bool | None:
+        """Whether `kept_copy` would find one that is up to date; None where it would give none."""
+        writes, memory = self._copies.get(region, (-1, None))
+        if memory is None and (self._pool is None or not self._pool.can_keep(nbytes)):
+            return None
+        return writes == self.writes
+
     def poison(self) -> None:
         """Fill fresh memory with NaN or a recognisable integer."""
-        if self._memory is not None and self._is_fresh:
-            poison(self._memory.raw, self.dtype.is_float)
+        if self.memory is not None and self._is_fresh:
+            poison(self.memory.raw, self.dtype.is_float)
 
     def keep(self) -> None:
         """Make it a constant: its memory is never reused, and no instruction may write it."""
@@ -302,7 +322,7 @@ class Storage:
     def __del__(self) -> None:
         if self._freed is not None:
             self._freed.append(self.index)
-        pool, memory = self._pool, self._memory
+        pool, memory = self._pool, self.memory
         if pool is not None and memory is not None:
             if self.place is None or self.place.leave():
                 pool.put(memory)

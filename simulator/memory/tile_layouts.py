@@ -19,10 +19,11 @@ from trnx.simulator.memory.tensor_spec import contiguous_strides
 from trnx.simulator.memory.views import Shape
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TileLayout:
     """A dense tensor: its numbers as integers, and what its storage gets. HBM is one partition;
-    `pitch` counts the elements of a partition, `row_bytes` their bytes.
+    `pitch` counts the elements of a partition, `row_bytes` their bytes. Compared by identity: that
+    of another dtype or buffer is another.
     """
 
     shape: Shape
@@ -41,6 +42,8 @@ class TileLayouts:
 
     def layout(self, shape: Sequence[int], dtype: DType, buffer: MemoryRegion) -> TileLayout:
         """Raises IllegalInstructionError for a shape that the buffer does not take."""
+        if type(shape) is list and all(type(size) is int for size in shape):
+            shape = tuple(shape)
         if type(shape) is not tuple:
             return self._layout(shape, dtype, buffer)
         key = (shape, dtype, buffer)

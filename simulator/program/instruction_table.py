@@ -61,6 +61,7 @@ class InstructionTable:
         self._heads: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._attributes: dict[Attributes, int] = {NONE: 0}
         self._patterns: dict[AccessPattern, int] = {}
+        self._forms: dict[tuple[object, ...], tuple[int, int, int, int]] = {}
         # Register loops: (first instruction, end, times; None where only a run knows; core). Those
         # of two cores that meet in them overlap: each has the instructions of its core.
         self.loops: list[tuple[int, int, int | None, int]] = []
@@ -144,23 +145,29 @@ class InstructionTable:
     def _operand_row(self, tensor: NkiTensor) -> tuple[int, ...]:
         """How the columns have an operand; its kind, where it is read, comes last."""
         low, high, start, partitions = tensor.byte_range()
-        storage, dtype, shape = tensor.storage, tensor.dtype, tensor.shape
-        form, is_on_chip = tensor.form, storage.is_on_chip
-        pattern = access_pattern(shape, tensor.strides, dtype.itemsize, is_on_chip)
+        storage = tensor.storage
+        form = (tensor.dtype, tensor.shape, tensor.strides, storage.buffer)
+        dtype, size, pattern, region = self._forms.get(form) or self._form(tensor, form)
         if storage.place is not None:
             self.placed.add(storage.index)
+        is_dynamic = tensor.indirection is not None
         return (
-            storage.index,
+            *(storage.index, dtype, start, partitions, size),
+            *(low, high, pattern, is_dynamic, region),
+        )
+
+    def _form(self, tensor: NkiTensor, form: tuple[object, ...]) -> tuple[int, int, int, int]:
+        """What rows of operands of one form have in common: dtype, size, pattern, region."""
+        storage, dtype = tensor.storage, tensor.dtype
+        is_on_chip = storage.is_on_chip
+        pattern = access_pattern(tensor.shape, tensor.strides, dtype.itemsize, is_on_chip)
+        found = self._forms[form] = (
             _DTYPE_CODE[dtype],
-            start,
-            partitions,
-            form.free_size if is_on_chip else form.size,
-            low,
-            high,
+            tensor.free_size if is_on_chip else tensor.size,
             self._patterns.setdefault(pattern, len(self._patterns)),
-            tensor.indirection is not None,
             _REGION_CODE[storage.buffer] * 2,
         )
+        return found
 
     def seal(self) -> None:
         """Bring the columns up to date; they are filled by the thousand."""

@@ -8,7 +8,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -84,7 +84,7 @@ class Loops:
             if one.first <= instruction and (one.last < 0 or instruction < one.last)
         }
 
-    def extend(self, steps: list[Step]) -> None:
+    def extend(self, steps: Sequence[Step]) -> None:
         """Record steps of the innermost open loop."""
         loop = self._open[-1].loop
         loop.steps += steps

@@ -24,6 +24,7 @@ from trnx.simulator.kernel_lines import Line, location_of
 from trnx.simulator.language.enums import Engine
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.storage import Storage
+from trnx.simulator.program.propagation import Missing, Propagation
 from trnx.simulator.program.specification import InstructionSpec
 
 
@@ -33,7 +34,9 @@ class Recorded:
 
     `spec` is its declaration, `name` what rows call it, `index` its place among the instructions of
     all programs, `core` the program. `flops` are those of matrix products. `keeps`: something of
-    what it writes over stays, as sums and elements that it skips do.
+    what it writes over stays, as sums and elements that it skips do. `products` are the tensors
+    that hold matrix products now. `missing` are reads of elements that nothing has written, which
+    `propagation` places in the results.
     """
 
     __slots__ = (
@@ -45,8 +48,11 @@ class Recorded:
         "index",
         "keeps",
         "line",
+        "missing",
         "name",
         "operands",
+        "products",
+        "propagation",
         "spec",
         "writes",
     )
@@ -63,6 +69,9 @@ class Recorded:
     flops: int
     hbm_bytes: int
     keeps: bool
+    products: list[NkiTensor]
+    missing: list[Missing]
+    propagation: Propagation
 
     @property
     def location(self) -> Location:

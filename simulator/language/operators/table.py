@@ -23,6 +23,12 @@ from trnx.simulator.language.operators.functions import Function
 from trnx.simulator.language.operators.reductions import Reduction
 
 
+class Token:
+    """What kernels pass for an operator; it never changes."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, eq=False)
 class Operator:
     """One operator of `arity` 1 or 2.

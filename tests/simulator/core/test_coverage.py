@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trnx.simulator.frontend.options import TraceOptions
 from trnx.simulator.frontend.simulator import Simulator
 from trnx.simulator.language.hbm_shadow import Covered
-from trnx.simulator.language.shadows import new_shadow
+from trnx.simulator.language.shadows import Shadows
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.storage import MemoryRegion
 
@@ -34,7 +34,7 @@ def test_coverage_is_exact(
 ) -> None:
     tensor = Simulator(TraceOptions()).allocate((64,), "int32", MemoryRegion.private_hbm)
     seen = torch.zeros(256, dtype=torch.bool)
-    coverage = new_shadow(tensor.storage)
+    coverage = Shadows().of(tensor.storage)
 
     def bytes_of(pattern: list[tuple[int, int]], offset: int, dtype: str) -> torch.Tensor:
         # The offset of `ap` counts elements of the new type from the view's start, which is 0.
@@ -59,7 +59,7 @@ def test_coverage_is_exact(
 
 def test_halves_of_rows_are_told_apart_by_their_columns() -> None:
     tensor = Simulator(TraceOptions()).allocate((8, 6), "float32", MemoryRegion.private_hbm)
-    coverage = new_shadow(tensor.storage)
+    coverage = Shadows().of(tensor.storage)
     coverage.mark(tensor[0:4, 0:3])
     coverage.mark(tensor[6:8, 1:3])
     assert coverage.state(tensor[0:8, 3:6]) is Covered.NONE
@@ -77,7 +77,7 @@ def test_halves_of_rows_are_told_apart_by_their_columns() -> None:
 
 def test_as_many_elements_as_the_storage_may_still_leave_gaps() -> None:
     tensor = Simulator(TraceOptions()).allocate((16,), "int32", MemoryRegion.private_hbm)
-    written = new_shadow(tensor.storage)
+    written = Shadows().of(tensor.storage)
     written.mark(tensor.ap([[1, 4], [1, 4]]))
     assert not written.covers(tensor)
     assert written.covers(tensor[:7])
@@ -86,7 +86,7 @@ def test_as_many_elements_as_the_storage_may_still_leave_gaps() -> None:
 
 def test_a_permuted_whole_is_whole() -> None:
     tensor = Simulator(TraceOptions()).allocate((4, 6), "int32", MemoryRegion.private_hbm)
-    written = new_shadow(tensor.storage)
+    written = Shadows().of(tensor.storage)
     written.mark(tensor.permute((1, 0)))
     assert written.full
 
@@ -126,7 +126,7 @@ def _tile_view(tile: NkiTensor, view: tuple) -> tuple[NkiTensor, torch.Tensor]: 
 )
 def test_coverage_on_chip_is_exact(writes: list[tuple], reads: list[tuple], random: Random) -> None:  # type: ignore[type-arg]
     tile = Simulator(TraceOptions()).allocate((8, 40), "int32", MemoryRegion.sbuf)
-    coverage = new_shadow(tile.storage)
+    coverage = Shadows().of(tile.storage)
     seen = torch.zeros(8 * 40 * 4, dtype=torch.bool)
     for what, given_view in writes:
         view, places = _tile_view(tile, given_view)
@@ -160,7 +160,7 @@ def test_coverage_on_chip_is_exact(writes: list[tuple], reads: list[tuple], rand
 
 def test_a_whole_tile_loses_what_is_erased() -> None:
     tile = Simulator(TraceOptions()).allocate((128, 24), "bfloat16", MemoryRegion.sbuf)
-    coverage = new_shadow(tile.storage)
+    coverage = Shadows().of(tile.storage)
     coverage.mark(tile)
     coverage.erase(tile[64:128, 3:5])
     assert coverage.covers(tile[0:64])

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from trnx.simulator.migration.affine import Affine, Indices, Iota, NotAffineError
-from trnx.simulator.migration.names import Names
-from trnx.simulator.migration.source import Source
-from trnx.simulator.migration.subscripts import (
+from trnx.migration.affine import Affine, Indices, Iota, NotAffineError
+from trnx.migration.names import Names
+from trnx.migration.source import Source
+from trnx.migration.subscripts import (
     bounded_tile,
     bounds_of,
     count_of,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from trnx.simulator.migration.affine import NotAffineError
-from trnx.simulator.migration.calls import arithmetic, placement, without
-from trnx.simulator.migration.expressions import Expressions
-from trnx.simulator.migration.names import Names
-from trnx.simulator.migration.results import PARAMETERS, RESULTS, Result, bound
-from trnx.simulator.migration.source import DELETED, Source
-from trnx.simulator.migration.subscripts import bounded_tile
-from trnx.simulator.migration.uses import Uses, names_of
-from trnx.simulator.migration.views import Tile
+from trnx.migration.affine import NotAffineError
+from trnx.migration.calls import arithmetic, placement, without
+from trnx.migration.expressions import Expressions
+from trnx.migration.names import Names
+from trnx.migration.results import PARAMETERS, RESULTS, Result, bound
+from trnx.migration.source import DELETED, Source
+from trnx.migration.subscripts import bounded_tile
+from trnx.migration.uses import Uses, names_of
+from trnx.migration.views import Tile
 
 _ANY = Result((), "", "")
 _ALLOCATIONS = ("ndarray", "zeros", "ones", "full")

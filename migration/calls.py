@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from trnx.simulator.migration.names import Names
-from trnx.simulator.migration.source import Source
+from trnx.migration.names import Names
+from trnx.migration.source import Source
 
 # What older NKI took from numpy as an operator; the rest have the same name in nki.language.
 _OPERATORS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Set
 
-from trnx.simulator.migration.source import DELETED, Source
+from trnx.migration.source import DELETED, Source
 from trnx.simulator.older_dialects import changed_name
 
 _OLD = "neuronxcc."

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import trnx.simulator
 from trnx.cli import app
+from trnx.migration.migrate import MARK, NotPythonError, migrate
 from trnx.simulator.errors import FindingError, TrnxError
-from trnx.simulator.migration.migrate import MARK, NotPythonError, migrate
 from trnx.simulator.older_dialects import GUIDE, NAMES, PARAMETERS
 
 _OLD = runpy.run_path(str(Path(__file__).with_name("old_kernels.py")))

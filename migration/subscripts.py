@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trnx.simulator.migration.affine import (
+from trnx.migration.affine import (
     Affine,
     Comparison,
     Iota,

@@ -8,8 +8,8 @@ import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from trnx.simulator.migration.affine import Affine
-from trnx.simulator.migration.subscripts import ramp
+from trnx.migration.affine import Affine
+from trnx.migration.subscripts import ramp
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ast
 
-from trnx.simulator.migration.affine import Affine, NotAffineError
-from trnx.simulator.migration.calls import Spelling, arithmetic, without
-from trnx.simulator.migration.names import Names
-from trnx.simulator.migration.results import PARAMETERS, affine_select, bound, declaration, iota
-from trnx.simulator.migration.source import Source
-from trnx.simulator.migration.subscripts import (
+from trnx.migration.affine import Affine, NotAffineError
+from trnx.migration.calls import Spelling, arithmetic, without
+from trnx.migration.names import Names
+from trnx.migration.results import PARAMETERS, affine_select, bound, declaration, iota
+from trnx.migration.source import Source
+from trnx.migration.subscripts import (
     bounded_tile,
     predicate,
 )
-from trnx.simulator.migration.views import Tile, Views
+from trnx.migration.views import Tile, Views
 from trnx.simulator.older_dialects import changed_name, changed_parameter
 
 _ALLOCATIONS = ("ndarray", "zeros", "ones", "full", "empty_like", "zeros_like", "rand")

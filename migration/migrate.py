@@ -7,12 +7,12 @@ import difflib
 import re
 from dataclasses import dataclass
 
+from trnx.migration.calls import Spelling, without
+from trnx.migration.kernels import KernelRewriter
+from trnx.migration.names import Names
+from trnx.migration.source import DELETED, Source
+from trnx.migration.uses import names_of
 from trnx.simulator.errors import TrnxError
-from trnx.simulator.migration.calls import Spelling, without
-from trnx.simulator.migration.kernels import KernelRewriter
-from trnx.simulator.migration.names import Names
-from trnx.simulator.migration.source import DELETED, Source
-from trnx.simulator.migration.uses import names_of
 from trnx.simulator.older_dialects import changed_parameter
 
 MARK = "# trnx migrate:"
