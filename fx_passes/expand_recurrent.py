@@ -33,7 +33,8 @@ def _direction(
     of_inputs, of_state = parameters[:2]
     biases = parameters[2:] or (None, None)
     steps, batch = x.shape[1:]
-    gates = F.linear(of_inputs, x.flatten(1).t()).unflatten(1, (steps, batch))
+    columns = x.permute(1, 2, 0).flatten(0, 1)
+    gates = F.linear(of_inputs, columns).unflatten(1, (steps, batch))
     cells = state[1] if len(state) > 1 else None
     out, c_n, _, _ = torch.ops.trnx.recurrent(
         gates, of_state, *biases, state[0], cells, cell, reverse

@@ -91,18 +91,31 @@ def load_steps(
     tensor: nl.NkiTensor, slots: tuple[int, ...], hidden: int, block: Block
 ) -> nl.NkiTensor:
     """A block of steps; slot s holds the `slots[s]`-th H rows."""
+    tile = empty_steps(tensor.dtype, len(slots), hidden, block)
+    for s in range(len(slots)):
+        fill_steps(tile[:, s], tensor, slots[s], hidden, block)
+    return tile
+
+
+def empty_steps(dtype: object, slots: int, hidden: int, block: Block) -> nl.NkiTensor:
+    """`[P, slots, chunks, steps, columns]`, zeros where no rows will be."""
     pmax = nl.tile_size.pmax
-    shape = (min(hidden, pmax), len(slots), chunks_of(hidden), block.steps, block.columns)
-    tile = nl.ndarray(shape, dtype=tensor.dtype, buffer=nl.sbuf)
+    shape = (min(hidden, pmax), slots, chunks_of(hidden), block.steps, block.columns)
+    tile = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
     if hidden > pmax and hidden % pmax > 0:
         nisa.memset(dst=tile[:, :, hidden // pmax], value=0.0)
-    for s in range(len(slots)):
-        for first, chunks, partitions, row in _parts(hidden):
-            nisa.dma_copy(
-                dst=tile[0:partitions, s, first : first + chunks],
-                src=_place(tensor, slots[s] * hidden + row, chunks, partitions, block),
-            )
     return tile
+
+
+def fill_steps(
+    dst: nl.NkiTensor, tensor: nl.NkiTensor, slot: int, hidden: int, block: Block
+) -> None:
+    """`dst[P, chunks, steps, columns]` <- the `slot`-th H rows of `tensor`."""
+    for first, chunks, partitions, row in _parts(hidden):
+        nisa.dma_copy(
+            dst=dst[0:partitions, first : first + chunks],
+            src=_place(tensor, slot * hidden + row, chunks, partitions, block),
+        )
 
 
 def store_steps(

@@ -18,7 +18,6 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
-from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._blocking import ROWS
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._matmul import MatmulOperand, fill_operand
@@ -35,6 +34,7 @@ from trnx.nki_kernels.kernels._recurrence import (
     store_steps,
     zeros,
 )
+from trnx.nki_kernels.kernels._recurrence_host import block_sizes, reject_recurrence
 from trnx.nki_kernels.recurrent_ops import SAVED
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
@@ -387,44 +387,9 @@ def _keep(dst: nl.NkiTensor, src: nl.NkiTensor) -> None:
     nisa.tensor_copy(dst=dst, src=slots, engine=nisa.engine.gpsimd)
 
 
-# Elements of a partition in a block of steps, and the most steps and products of one.
-_BLOCK_ELEMENTS, _BLOCK_STEPS, _BLOCK_PRODUCTS = 2048, 16, 1024
-# Of SBUF, for the weights; the rest is for blocks of steps and what is loaded to be transposed.
-_WEIGHTS_SHARE = 0.67
-
-
-def sizes(gates: int, hidden: int, steps: int, batch: int) -> tuple[int, int]:
-    """Steps of a block, and sequences at a time: what fits into a bank of PSUM and into SBUF."""
-    chunks = -(-hidden // 128)
-    most = min(512, max(1, _BLOCK_ELEMENTS // (gates * chunks)))
-    columns = -(-batch // -(-batch // most))
-    fitting = _BLOCK_ELEMENTS // (gates * chunks * columns)
-    block = min(_BLOCK_STEPS, fitting, _BLOCK_PRODUCTS // (gates * chunks * chunks), steps)
-    return max(1, block), columns
-
-
-def weight_bytes(rows: int, hidden: int, itemsize: int) -> int:
-    """Bytes of a partition of SBUF that the weights take; `rows` in multiples of H."""
-    chunks = -(-hidden // 128)
-    return rows * chunks * chunks * min(hidden, 128) * itemsize
-
-
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """One dtype, no empty tensors, weights that fit into SBUF."""
-    names = [name for name in ("gates", "weight", "bias_ih", "bias_hh", "h0", "c0") if b[name]]
-    if reject := reject_dtypes(b, "gates"):
-        return reject
-    for name in names:
-        if b[name].dtype != b.gates.dtype:
-            return Reject(f"{name} is {b[name].dtype}, gates are {b.gates.dtype}")
-        if b[name].numel == 0:
-            return Reject(f"{name}{b[name].shape} has no elements")
-    rows, hidden = b.weight.shape
-    most = int(hw.sbuf_partition_bytes * _WEIGHTS_SHARE)
-    needed = weight_bytes(rows // hidden, hidden, b.weight.dtype.itemsize)
-    if needed > most:
-        return Reject(f"weight{b.weight.shape} takes {needed} bytes of a partition, at most {most}")
-    return None
+    return reject_recurrence(b, "gates", ("bias_ih", "bias_hh", "h0", "c0"), hw)
 
 
 def cost(b: Bindings) -> Cost:
@@ -447,7 +412,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     names = (
         "gates", "weight", "bias_ih", "bias_hh", "h0", "c0", "cell", "reverse", "keeps_end", "saves"
     )  # fmt: skip
-    block, columns = sizes(rows // hidden, hidden, steps, -(-batch // hw.cores))
+    block, columns = block_sizes(rows // hidden, hidden, steps, -(-batch // hw.cores))
     return Launch.of(recurrent_kernel, b, names, block, columns)
 
 
