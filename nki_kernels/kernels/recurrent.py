@@ -66,9 +66,10 @@ class Tiles(NamedTuple):
 
 
 class Results(NamedTuple):
-    """The results in HBM; those that nobody reads are None."""
+    """The results in HBM, those that nobody reads are None; and H."""
 
-    out: nl.NkiTensor
+    hidden: int
+    out: nl.NkiTensor | None
     c_n: nl.NkiTensor | None
     cells: nl.NkiTensor | None
     acts: nl.NkiTensor | None
@@ -92,17 +93,19 @@ def recurrent_kernel(
     c0: nl.NkiTensor | None,
     cell: str,
     reverse: bool,
-    keeps_end: bool,
+    gives_out: bool,
+    gives_c: bool,
     saves: bool,
     block: int,
     columns: int,
     cores: int = 1,
 ) -> tuple[nl.NkiTensor, ...]:
-    """gates `[G * H, T, B]`, weight `[G * H, H]` -> hidden states `[H, T, B]`; with `keeps_end` the
-    last cell state, with `saves` what gradients need (see `recurrent_ops.py`); `block` steps in a
-    turn of the loop, `columns` sequences at a time. `cores` share the sequences."""
+    """gates `[G * H, T, B]`, weight `[G * H, H]` -> with `gives_out` hidden states `[H, T, B]`,
+    with `gives_c` the last cell state, with `saves` what gradients need (see `recurrent_ops.py`);
+    `block` steps in a turn of the loop, `columns` sequences at a time. `cores` share the sequences.
+    """
     kind = _cell(cell)
-    results = _results(gates, weight.shape[1], kind, keeps_end, saves)
+    results = _results(gates, weight.shape[1], kind, gives_out, gives_c, saves)
     first, end = share_of(gates.shape[2], cores)
     if first < end:
         fixed = _load_weights(kind, weight, bias_ih, bias_hh)
@@ -116,26 +119,30 @@ def recurrent_kernel(
                 nisa.tensor_scalar(dst=c, data=c, op0=nl.multiply, operand0=2.0)
             tiles = Tiles(fixed[0], fixed[1], fixed[2], h, c)
             _all_steps(kind, gates, tiles, results, reverse, block, column)
-    returned = [results.out]
-    for result in (results.c_n, results.cells, results.acts):
+    returned = []  # type: list[nl.NkiTensor]
+    for result in (results.out, results.c_n, results.cells, results.acts):
         if result is not None:
             returned.append(result)
     return returned[0] if len(returned) == 1 else tuple(returned)
 
 
-def _results(gates: nl.NkiTensor, hidden: int, kind: Cell, keeps_end: bool, saves: bool) -> Results:
+def _results(
+    gates: nl.NkiTensor, hidden: int, kind: Cell, gives_out: bool, gives_c: bool, saves: bool
+) -> Results:
     _, steps, batch = gates.shape
-    out = nl.ndarray((hidden, steps, batch), dtype=gates.dtype, buffer=nl.shared_hbm)
+    out = None
     c_n = None
     cells = None
     acts = None
-    if keeps_end:
+    if gives_out:
+        out = nl.ndarray((hidden, steps, batch), dtype=gates.dtype, buffer=nl.shared_hbm)
+    if gives_c:
         c_n = nl.ndarray((hidden, batch), dtype=gates.dtype, buffer=nl.shared_hbm)
     if saves and kind.is_doubled:
         cells = nl.ndarray((hidden, steps, batch), dtype=gates.dtype, buffer=nl.shared_hbm)
     if saves:
         acts = nl.ndarray((4 * hidden, steps, batch), dtype=gates.dtype, buffer=nl.shared_hbm)
-    return Results(out, c_n, cells, acts)
+    return Results(hidden, out, c_n, cells, acts)
 
 
 def _factor(kind: Cell, slot: int) -> float:
@@ -279,10 +286,10 @@ def _store(
     block: Block,
 ) -> None:
     """The results of a block, without the factors that its steps left in them."""
-    hidden, dtype = results.out.shape[0], results.out.dtype
-    if not kind.is_doubled:
+    hidden, dtype = results.hidden, states.dtype
+    if results.out is not None and not kind.is_doubled:
         store_steps(results.out, 0, hidden, block, states)
-    else:
+    elif results.out is not None:
         halves = nl.ndarray(states.shape, dtype=dtype, buffer=nl.sbuf)
         halve(halves, states)
         store_steps(results.out, 0, hidden, block, halves)
@@ -410,17 +417,23 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     rows, hidden = b.weight.shape
     _, steps, batch = b.gates.shape
     names = (
-        "gates", "weight", "bias_ih", "bias_hh", "h0", "c0", "cell", "reverse", "keeps_end", "saves"
+        "gates", "weight", "bias_ih", "bias_hh", "h0", "c0", "cell", "reverse", "gives_out",
+        "gives_c", "saves",
     )  # fmt: skip
     block, columns = block_sizes(rows // hidden, hidden, steps, -(-batch // hw.cores))
     return Launch.of(recurrent_kernel, b, names, block, columns)
 
 
-def reference(keeps_end: bool, saves: bool, **arguments: Any) -> Any:
+def reference(gives_out: bool, gives_c: bool, saves: bool, **arguments: Any) -> Any:
     """The op in float32, rounded to the dtype of the results."""
     out, c_n, cells, acts = _op(**arguments)
     is_lstm = arguments["cell"] == "lstm"
-    returned = [out, *[c_n] * keeps_end, *[cells] * (saves and is_lstm), *[acts] * saves]
+    returned = [
+        *[out] * gives_out,
+        *[c_n] * gives_c,
+        *[cells] * (saves and is_lstm),
+        *[acts] * saves,
+    ]
     return returned[0] if len(returned) == 1 else tuple(returned)
 
 
@@ -438,7 +451,8 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         reverse: bool = False,
         biased: bool = True,
         saves: bool = False,
-        keeps_end: bool = False,
+        gives_c: bool = False,
+        gives_out: bool = True,
     ) -> Sample:
         hidden, steps, batch = sizes
         rows = {"lstm": 4, "gru": 3}.get(cell, 1) * hidden
@@ -449,7 +463,8 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
             "bias_hh": draw(rows, dtype=dtype) if biased else None,
             "h0": draw(batch, hidden, dtype=dtype),
             "c0": draw(batch, hidden, dtype=dtype) if cell == "lstm" else None,
-            "cell": cell, "reverse": reverse, "keeps_end": keeps_end, "saves": saves,
+            "cell": cell, "reverse": reverse, "gives_out": gives_out, "gives_c": gives_c,
+            "saves": saves,
         }  # fmt: skip
         # A state that is rounded the other way goes on through the next steps, damped; the biases
         # are added in another order.
@@ -464,16 +479,16 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         yield sample("bfloat16", cell, (128, 5, 4), torch.bfloat16)
     for cell in ("lstm", "gru"):
         is_lstm = cell == "lstm"
-        yield sample("for gradients", cell, (130, 19, 3), saves=True, keeps_end=is_lstm)
+        yield sample("for gradients", cell, (130, 19, 3), saves=True, gives_c=is_lstm)
         yield sample("for gradients, backwards", cell, (7, 20, 2), reverse=True, saves=True)
         yield sample("float16", cell, (40, 6, 2), torch.float16, saves=True)
-    yield sample("the last cell state", "lstm", (64, 5, 2), keeps_end=True)
+    yield sample("the last cell state", "lstm", (64, 5, 2), gives_c=True)
+    yield sample("nothing else", "lstm", (64, 18, 2), gives_c=True, gives_out=False)
     yield sample("many sequences", "lstm", (16, 2, 1100))
 
 
 def _pattern(cell: str, read: tuple[int, ...]) -> Pattern:
-    """A call of which the results `read` are used: hidden states always, and what is behind them
-    together or not at all."""
+    """A call of which the results `read` are used."""
 
     def function(
         gates: torch.Tensor,
@@ -485,9 +500,9 @@ def _pattern(cell: str, read: tuple[int, ...]) -> Pattern:
         reverse: bool,
     ) -> Any:
         results = _op(gates, weight, bias_ih, bias_hh, h0, c0, cell, reverse)
-        return results[0] if read == (0,) else tuple(results[i] for i in read)
+        return results[read[0]] if len(read) == 1 else tuple(results[i] for i in read)
 
-    constants = {"cell": cell, "keeps_end": 1 in read, "saves": 3 in read}
+    constants = {"cell": cell, "gives_out": 0 in read, "gives_c": 1 in read, "saves": 3 in read}
     return Pattern(function, constants)
 
 
@@ -495,7 +510,7 @@ _READ = {
     "relu": ((0,),),
     "tanh": ((0,),),
     "gru": ((0,), (0, 3)),
-    "lstm": ((0,), (0, 1), (0, 2, 3), (0, 1, 2, 3)),
+    "lstm": ((0,), (1,), (0, 1), (0, 2, 3), (0, 1, 2, 3)),
 }
 
 register(

@@ -191,6 +191,19 @@ def test_a_long_sequence_is_one_small_program(cell: str) -> None:
     assert counts[512] == counts[48] < 1000
 
 
+@pytest.mark.parametrize("wanted", ["h", "c", "out"])
+def test_one_result_alone(wanted: str) -> None:
+    rnn = layer("lstm", 6, 9, num_layers=2)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        out, (h, c) = rnn(x)
+        return {"out": out, "h": h, "c": c}[wanted]
+
+    with torch.no_grad():
+        x = draw(8, 2, 6)
+        assert_same(compiled(function)(x), function(x), rtol=1e-4, atol=2e-6)
+
+
 def test_sizes_that_change() -> None:
     rnn = layer("lstm", 6, 9, batch_first=True)
     run = compiled(rnn)
