@@ -4,7 +4,8 @@ of all steps and one `trnx::recurrent`.
 
 AOTAutograd would write every step out, thousands of nodes. A call stays as it is where torch has to
 raise its own error or `trnx::recurrent` does not mean the same: packed sequences, LSTMs with
-projections, dtypes other than float32, bfloat16 and float16 or more than one, no elements.
+projections, dtypes other than float32, bfloat16 and float16 or more than one, no elements, and
+autocast, under which eager rounds some of a step's ops.
 
 Results lie in memory as eager's: steps, then the batch, whatever `batch_first` says.
 """
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from trnx.fx_passes.metadata import EXAMPLE_VALUE
 from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.rewrite import COMPUTED, is_transformed, plain_tensor
 from trnx.fx_passes.symbolic import known_equal, same_number
@@ -123,6 +125,8 @@ def _is_plain(node: fx.Node) -> bool:
     if any(t is None or known_equal(t.numel(), 0) for t in tensors):
         return False
     known = [t for t in tensors if t is not None]
+    if torch.is_autocast_enabled(known[0].device.type):
+        return False
     dtype = known[0].dtype
     if dtype not in COMPUTED or any(t.dtype != dtype for t in known) or _result(node) != dtype:
         return False
@@ -133,14 +137,20 @@ def _is_plain(node: fx.Node) -> bool:
 
 
 def _result(node: fx.Node) -> torch.dtype | None:
-    """The dtype of the result; autocast may have changed it."""
-    value = node.meta.get("example_value")
+    value = node.meta.get(EXAMPLE_VALUE)
     return value[0].dtype if isinstance(value, (list, tuple)) else None
+
+
+def _has_autocast(graph: fx.Graph) -> bool:
+    """Whether a part of the graph runs under autocast."""
+    return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in graph.nodes)
 
 
 def _run(gm: fx.GraphModule) -> fx.GraphModule:
     for module in gm.modules():
-        if isinstance(module, fx.GraphModule) and not is_transformed(module.graph):
+        if not isinstance(module, fx.GraphModule) or is_transformed(module.graph):
+            continue
+        if not _has_autocast(module.graph):
             for node in module.graph.nodes:
                 if node.op == "call_function" and node.target in _EXPANDED and _is_plain(node):
                     node.target = _EXPANDED[node.target]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -229,6 +230,59 @@ def test_what_the_kernel_does_not_take_equals_eager(more: dict[str, Any]) -> Non
     x = draw(4, 2, 6, dtype=more.get("dtype", torch.float32))
     with torch.no_grad():
         assert_same(torch.compile(rnn, backend="trnx")(x), rnn(x), rtol=1e-4, atol=2e-6)
+
+
+def test_packed_sequences_equal_eager() -> None:
+    rnn = layer("lstm", 6, 9, batch_first=True)
+
+    def function(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(rnn(packed)[0], batch_first=True)[0] * 2
+
+    x, lengths = draw(3, 5, 6), torch.tensor([5, 3, 1])
+    with torch.no_grad():
+        ours = torch.compile(function, backend="trnx")(x, lengths)
+        assert_same(ours, function(x, lengths), rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_under_autocast_equals_eager(cell: str, inside: bool) -> None:
+    rnn = layer(cell, 6, 9)
+
+    def function(x: torch.Tensor) -> Any:
+        if not inside:
+            return rnn(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            return rnn(x)
+
+    x = draw(4, 2, 6)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+        ours, theirs = torch.compile(function, backend="trnx")(x), function(x)
+    assert_same(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes self._flat_weights")
+def test_an_exported_layer_equals_eager(tmp_path: Path) -> None:
+    rnn = layer("lstm", 6, 9).eval()
+    x = draw(7, 2, 6)
+    with torch.no_grad():
+        exported = trnx.export(rnn, (x,), tmp_path / "plan")
+        assert_same(trnx.load(tmp_path / "plan")(x), rnn(x), rtol=1e-4, atol=2e-6)
+    regions = exported.to_dict()["regions"]
+    assert "recurrent" in [region.get("kernel") for region in regions]
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_both_cores_share_the_sequences(cell: str) -> None:
+    rnn = layer(cell, 6, 9, bidirectional=True)
+    for batch in (1, 5):
+        x = draw(7, batch, 6)
+        ours = compiled(rnn, lnc=2)(x)[0]
+        assert_same(ours, rnn(x)[0], rtol=1e-4, atol=2e-6)
+        parameters = list(rnn.parameters())
+        for a, b in zip(gradients(ours, parameters), gradients(rnn(x)[0], parameters), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * float(b.abs().max()))
 
 
 def test_errors_stay_eagers() -> None:
