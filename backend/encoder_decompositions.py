@@ -75,8 +75,9 @@ def _layer(
         return NotImplemented
     first, second = (norm_weight_1, norm_bias_1), (norm_weight_2, norm_bias_2)
 
-    def norm(x: torch.Tensor, parameters: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        return F.layer_norm(x, (embed_dim,), *parameters, eps)
+    def norm(x: torch.Tensor, parameters: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        weight, bias = parameters
+        return F.layer_norm(x, (embed_dim,), weight, bias, eps)
 
     x = norm(src, first) if norm_first else src
     x = F.linear(_attention(x, num_heads, (qkv_weight, qkv_bias), kept), proj_weight, proj_bias)

@@ -36,7 +36,7 @@ def _direction(
     biases = parameters[2:] or (None, None)
     steps, batch = x.shape[1:]
     columns = x.permute(1, 2, 0).flatten(0, 1)
-    gates = F.linear(of_inputs, columns).unflatten(1, (steps, batch))
+    gates = F.linear(of_inputs, columns).view(of_inputs.shape[0], steps, batch)
     cells = state[1] if len(state) > 1 else None
     out, c_n, _, _ = torch.ops.trnx.recurrent(
         gates, of_state, *biases, state[0], cells, cell, reverse
@@ -116,9 +116,10 @@ def _is_plain(node: fx.Node) -> bool:
     """Whether the call is one of dense sequences, of the sizes that its arguments promise."""
     if len(node.args) != _ARGUMENTS or node.kwargs or not isinstance(node.args[2], (list, tuple)):
         return False
-    input, hx, params, has_biases, layers, _, _, bidirectional, _ = node.args
+    arguments: Any = node.args
+    input, hx, params, has_biases, layers, _, _, bidirectional, _ = arguments
     is_lstm = node.target is torch.lstm
-    if isinstance(hx, (list, tuple)) != is_lstm or (is_lstm and len(hx) != 2):  # type: ignore[arg-type]
+    if isinstance(hx, (list, tuple)) != is_lstm or (is_lstm and len(hx) != 2):
         return False
     states: Any = hx if is_lstm else [hx]
     tensors = [plain_tensor(one) for one in (input, *states, *params)]
@@ -132,8 +133,8 @@ def _is_plain(node: fx.Node) -> bool:
         return False
     if known[0].ndim != 3 or (is_lstm and not same_number(known[1].shape[2], known[2].shape[2])):
         return False
-    count = layers * (2 if bidirectional else 1)  # type: ignore[operator]
-    return len(params) == count * (4 if has_biases else 2)
+    wanted: int = layers * (2 if bidirectional else 1) * (4 if has_biases else 2)
+    return len(params) == wanted
 
 
 def _result(node: fx.Node) -> torch.dtype | None:

@@ -71,7 +71,8 @@ def _size(node: fx.Node, tensor: fx.Node, dim: int) -> Any:
 def _in_layout(node: fx.Node, target: Any, source: fx.Node, options: Any) -> fx.Node | None:
     """The copy made row-major in the order in which the result's dimensions lie in memory."""
     known = val(node)
-    order = sorted(range(known.ndim), key=lambda i: -hint_int(known.stride(i)))
+    strides = known.stride()
+    order = sorted(range(known.ndim), key=lambda i: -hint_int(strides[i]))
     turned = insert_call(node, aten.permute.default, (source, order))
     if target is aten._to_copy.default:
         turned = insert_call(node, target, (turned,), options)

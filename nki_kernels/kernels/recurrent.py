@@ -219,7 +219,7 @@ def _all_steps(
         last = Block(0 if reverse else steps - rest, rest, column, columns, None)
         inputs = _load_inputs(kind, gates, tiles, last)
         _steps(kind, inputs, tiles, results, reverse, last)
-    if results.c_n is not None:
+    if results.c_n is not None and tiles.c is not None:
         end = nl.ndarray(tiles.c.shape, dtype=results.c_n.dtype, buffer=nl.sbuf)
         halve(end, tiles.c)
         store_state(results.c_n, column, end)
