@@ -78,7 +78,8 @@ def _network(
         x = torch.cat(outs) if bidirectional else outs[0]
         if train and dropout > 0 and layer < num_layers - 1:
             x = _dropped(x, dropout)
-    out = x.permute(1, 2, 0).contiguous()
+    # A clone: where sizes are 1, `contiguous` would keep other strides than eager's.
+    out = x.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)
     finals = [torch.stack(every) for every in zip(*last, strict=True)]
     return (out.transpose(0, 1) if batch_first else out, *finals)
 
