@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from trnx.backend.composite_decompositions import COMPOSITE_DECOMPOSITIONS
+from trnx.backend.encoder_decompositions import ENCODER_DECOMPOSITIONS
 from trnx.backend.foreach_decompositions import FOREACH_DECOMPOSITIONS
 from trnx.backend.indexing_decompositions import INDEXING_DECOMPOSITIONS
 from trnx.backend.norm_decompositions import NORM_DECOMPOSITIONS, NORM_LAYOUTS, NORMS_AS_OTHERS
@@ -90,6 +91,7 @@ def decomposition_table(kernels: Iterable[Kernel]) -> dict[Any, Callable[..., An
         **table,
         **_windows(),
         **COMPOSITE_DECOMPOSITIONS,
+        **ENCODER_DECOMPOSITIONS,
         **INDEXING_DECOMPOSITIONS,
         **NORM_LAYOUTS,
         **NORMS_AS_OTHERS,

@@ -53,6 +53,10 @@ _NOTHING = {
 }
 
 
+# What ends a graph (as Dynamo's reason begins) and need not.
+_FIXES = {"Attempted to wrap RNN": "set torch._dynamo.config.allow_rnn = True"}
+
+
 @dataclass(frozen=True)
 class Explanation:
     """The reports of all graphs, and where Dynamo ended one: (reason, user's line) -> how often.
@@ -229,9 +233,14 @@ def _break_lines(breaks: Mapping[tuple[str, str], int]) -> list[str]:
     """Most frequent first."""
     rows = sorted(breaks.items(), key=lambda item: -item[1])
     return [
-        f"  {count} x {reason}" + (f" at {source}" if source else "")
+        f"  {count} x {reason}" + (f" at {source}" if source else "") + _fix_of(reason)
         for (reason, source), count in rows
     ]
+
+
+def _fix_of(reason: str) -> str:
+    fix = next((fix for start, fix in _FIXES.items() if reason.startswith(start)), "")
+    return f" -> {fix}" if fix else ""
 
 
 def _by_line(breaks: Mapping[GraphBreak, int]) -> dict[tuple[str, str], int]:

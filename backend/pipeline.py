@@ -19,6 +19,7 @@ from trnx.fallback.eager import EagerEngine
 from trnx.fallback.xla import XlaEngine
 from trnx.fx_passes.canonicalise import CANONICAL, CANONICALISE, canonicalise
 from trnx.fx_passes.expand_interpolate import EXPAND_INTERPOLATE
+from trnx.fx_passes.expand_recurrent import EXPAND_RECURRENT
 from trnx.fx_passes.functionalise_collectives import FUNCTIONALISE_COLLECTIVES
 from trnx.fx_passes.mask_keys import MASK_KEYS
 from trnx.fx_passes.partition import partition
@@ -34,6 +35,7 @@ from trnx.simulator.frontend.subset import keep_findings_in
 BEFORE_AUTOGRAD: tuple[Pass, ...] = (
     REWRITE_COMPOSITES,
     EXPAND_INTERPOLATE,
+    EXPAND_RECURRENT,
     FUNCTIONALISE_COLLECTIVES,
 )
 

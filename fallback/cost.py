@@ -102,6 +102,13 @@ _WINDOWS: dict[Any, int] = {
 }
 _PLACED = 3
 
+# Ops of one step, at least: a product, a bias or a sum, an activation, a copy to the result
+# (nki_kernels/recurrent_ops.py); steps are the second dimension of the first operand.
+_STEPPED: dict[Any, int] = {
+    _trnx.recurrent.default: 4,
+    _trnx.recurrent_backward.default: 4,
+}
+
 # Where a convolution has its groups, its input and its weight among the arguments.
 _GROUPS: dict[Any, tuple[int, int, int]] = {
     _aten.convolution.default: (8, 0, 1),
@@ -343,8 +350,17 @@ def eager_seconds(nodes: Sequence[fx.Node], hw: Hardware) -> float:
         cost = node_cost(node)
         if cost != Cost():
             busy = _busy(node, cost, hw)
-            total += max(EAGER_OP_SECONDS, busy.with_traffic(hbm_seconds(hw, cost.hbm_bytes)))
+            dispatches = EAGER_OP_SECONDS * _eager_ops(node)
+            total += max(dispatches, busy.with_traffic(hbm_seconds(hw, cost.hbm_bytes)))
     return total
+
+
+def _eager_ops(node: fx.Node) -> int:
+    """How many ops eager runs for the node: those of every step for a recurrent layer."""
+    if node.target not in _STEPPED:
+        return 1
+    gates: Any = node.all_input_nodes[0].meta["val"]
+    return _STEPPED[node.target] * hint_int(gates.shape[1])
 
 
 def fused_seconds(nodes: Sequence[fx.Node], hw: Hardware) -> float:

@@ -46,6 +46,18 @@ def _attention_backward(_: Shape, q: Shape, k: Shape, v: Shape, *__: Any, **___:
     return 2 * prod(q[:-1]) * k[-2] * (3 * q[-1] + 2 * v[-1])
 
 
+def _recurrent(gates: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    """A product with the weights in every step."""
+    return 2 * prod(gates) * weight[1]
+
+
+def _recurrent_backward(
+    grad_out: Shape, _: Any, __: Any, weight: Shape, *___: Any, **____: Any
+) -> int:
+    """The same with the weights turned."""
+    return 2 * prod(grad_out) * weight[0]
+
+
 def _formulas() -> dict[Any, Callable[..., int]]:
     return {
         torch.ops.aten.linear: _linear,
@@ -53,6 +65,8 @@ def _formulas() -> dict[Any, Callable[..., int]]:
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
         torch.ops.trnx.grouped_mm: _grouped,
         torch.ops.trnx.grouped_mm_weight_gradient: _grouped,
+        torch.ops.trnx.recurrent: _recurrent,
+        torch.ops.trnx.recurrent_backward: _recurrent_backward,
         torch.ops.trnx.sdpa: _attention,
         torch.ops.trnx.sdpa_backward: _attention_backward,
     }

@@ -27,12 +27,13 @@ from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.symbolic import is_symbolic, known_equal, same_number
 from trnx.nki_kernels import canonical_ops  # noqa: F401  registers the trnx:: ops
 
-_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+# What the kernels of composites compute in.
+COMPUTED = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def _run(gm: fx.GraphModule) -> fx.GraphModule:
     for module in gm.modules():
-        if isinstance(module, fx.GraphModule) and not _is_transformed(module.graph):
+        if isinstance(module, fx.GraphModule) and not is_transformed(module.graph):
             _rewrite_graph(module.graph)
             module.recompile()
     return gm
@@ -41,7 +42,7 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
 REWRITE_COMPOSITES = Pass("rewrite_composites", _run, ensures=("composites_whole",))
 
 
-def _is_transformed(graph: fx.Graph) -> bool:
+def is_transformed(graph: fx.Graph) -> bool:
     """True under torch.func: the `trnx::` ops have no rules for vmap and its like."""
     return any(
         "functorch" in (getattr(node.target, "__module__", None) or "")
@@ -64,7 +65,7 @@ def _insert(before: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: A
     return insert_call(before, target, args, kwargs, key=EXAMPLE_VALUE)
 
 
-def _value(node: Any) -> torch.Tensor | None:
+def plain_tensor(node: Any) -> torch.Tensor | None:
     """The fake tensor behind an argument, or None where it is anything but a plain dense tensor."""
     value = node.meta.get(EXAMPLE_VALUE) if isinstance(node, fx.Node) else None
     plain = type(value) in (FakeTensor, torch.Tensor, torch.nn.Parameter)
@@ -113,7 +114,7 @@ def _all_same(*sizes: Any) -> bool:
 
 def _mask_fits(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> bool:
     """True where `mask` broadcasts to the scores and has a dtype that attention takes."""
-    if mask.dtype != torch.bool and mask.dtype not in _DTYPES:
+    if mask.dtype != torch.bool and mask.dtype not in COMPUTED:
         return False
     scores = (*q.shape[:-1], k.shape[-2])
     if not 2 <= mask.ndim <= len(scores):
@@ -128,8 +129,8 @@ def _is_number(value: Any, low: float, high: float) -> bool:
 
 def _attention_is_plain(a: dict[str, Any]) -> bool:
     """True where `trnx::sdpa` means what the call means."""
-    q, k, v = (_value(a[name]) for name in ("query", "key", "value"))
-    if q is None or k is None or v is None or any(x.dtype not in _DTYPES for x in (q, k, v)):
+    q, k, v = (plain_tensor(a[name]) for name in ("query", "key", "value"))
+    if q is None or k is None or v is None or any(x.dtype not in COMPUTED for x in (q, k, v)):
         return False
     if not isinstance(a["is_causal"], bool) or not isinstance(a["enable_gqa"], bool):
         return False
@@ -139,7 +140,7 @@ def _attention_is_plain(a: dict[str, Any]) -> bool:
         return False
     if a["attn_mask"] is None:
         return True
-    mask = _value(a["attn_mask"])
+    mask = plain_tensor(a["attn_mask"])
     return mask is not None and not a["is_causal"] and _mask_fits(mask, q, k)
 
 
@@ -199,8 +200,8 @@ def _cast(node: fx.Node, tensor: Any, dtype: torch.dtype) -> Any:
 
 def _rewrite_attention(node: fx.Node) -> fx.Node | None:
     a = _sdpa_arguments(*node.args, **node.kwargs)
-    before = _value(node)
-    if before is None or before.dtype not in _DTYPES or not _attention_is_plain(a):
+    before = plain_tensor(node)
+    if before is None or before.dtype not in COMPUTED or not _attention_is_plain(a):
         return None
     rank = a["query"].meta[EXAMPLE_VALUE].ndim
     q, k, v = (
@@ -235,14 +236,14 @@ def _rms_norm_arguments(
 
 def _rewrite_rms_norm(node: fx.Node) -> fx.Node | None:
     a = _rms_norm_arguments(*node.args, **node.kwargs)
-    x, before = _value(a["input"]), _value(node)
-    if x is None or before is None or x.dtype not in _DTYPES or before.dtype != x.dtype:
+    x, before = plain_tensor(a["input"]), plain_tensor(node)
+    if x is None or before is None or x.dtype not in COMPUTED or before.dtype != x.dtype:
         return None
     shape = a["normalized_shape"]
     if not isinstance(shape, (list, tuple)) or len(shape) != 1 or x.ndim < 1:
         return None
     if a["weight"] is not None:
-        weight = _value(a["weight"])
+        weight = plain_tensor(a["weight"])
         if weight is None or weight.ndim != 1 or weight.dtype != x.dtype:
             return None
         if not same_number(weight.shape[0], x.shape[-1]):
@@ -274,10 +275,10 @@ def _cross_entropy_arguments(
 
 def _rewrite_cross_entropy(node: fx.Node) -> fx.Node | None:
     a = _cross_entropy_arguments(*node.args, **node.kwargs)
-    x, target, before = _value(a["input"]), _value(a["target"]), _value(node)
+    x, target, before = plain_tensor(a["input"]), plain_tensor(a["target"]), plain_tensor(node)
     if x is None or target is None or before is None:
         return None
-    if x.dtype not in _DTYPES or before.dtype != x.dtype or target.dtype != torch.int64:
+    if x.dtype not in COMPUTED or before.dtype != x.dtype or target.dtype != torch.int64:
         return None
     if x.ndim != 2 or target.ndim != 1 or not same_number(x.shape[0], target.shape[0]):
         return None

@@ -10,6 +10,7 @@
     trnx::quick_gelu(x) -> Tensor
     trnx::grouped_mm(x, weight, offsets) -> Tensor, see `grouped_ops.py`
     trnx::grouped_mm_weight_gradient(x, grad, offsets) -> Tensor, the same
+    trnx::recurrent, trnx::recurrent_backward: see `recurrent_ops.py`
 
 Shapes: q [B, Hq, L, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv], Hq a multiple of Hkv (grouped query
 attention: query head h reads head h // (Hq // Hkv)). `attn_mask` broadcasts to [B, Hq, L, S]: bool
@@ -47,7 +48,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from trnx.nki_kernels import grouped_ops  # noqa: F401  registers its op
+from trnx.nki_kernels import (  # noqa: F401  registers their ops
+    grouped_ops,
+    recurrent_ops,
+)
 
 _CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _CPU_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default

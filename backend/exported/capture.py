@@ -121,11 +121,16 @@ _FUNCTIONS: Mapping[Any, tuple[Any, Callable[..., tuple[Sequence[Any], dict[str,
     aten.scaled_dot_product_attention.default: (F.scaled_dot_product_attention, _unchanged),
     aten.rms_norm.default: (F.rms_norm, _unchanged),
     aten.cross_entropy_loss.default: (F.cross_entropy, _cross_entropy),
+    aten.lstm.input: (torch.lstm, _unchanged),
+    aten.gru.input: (torch.gru, _unchanged),
+    aten.rnn_tanh.input: (torch.rnn_tanh, _unchanged),
+    aten.rnn_relu.input: (torch.rnn_relu, _unchanged),
 }
 
 
 def _name_composites(gm: fx.GraphModule) -> None:
-    """Attention, RMS norms and cross-entropy as the `trnx::` ops, as for a compiled model."""
+    """Attention, RMS norms, cross-entropy and recurrent layers as the `trnx::` ops, as for a
+    compiled model."""
     spelled: dict[fx.Node, tuple[Any, Any, Any]] = {}
     for node in gm.graph.nodes:
         if VAL in node.meta:
@@ -138,7 +143,7 @@ def _name_composites(gm: fx.GraphModule) -> None:
         return
     before_autograd(gm)
     for node in gm.graph.nodes:
-        if node in spelled:
+        if node in spelled and node.target is _FUNCTIONS[spelled[node][0]][0]:
             node.target, node.args, node.kwargs = spelled[node]
         if VAL not in node.meta and EXAMPLE_VALUE in node.meta:
             node.meta[VAL] = node.meta[EXAMPLE_VALUE]

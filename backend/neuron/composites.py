@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from trnx.backend.shapes import Symbols, concrete_spec
 from trnx.backend.torch_internals import implementation, trace_on_meta
@@ -22,7 +23,7 @@ def decomposed(
 
     `args` are the call's arguments in `graph`.
     """
-    tensors = [a for a in node.args if isinstance(a, fx.Node)]
+    tensors = _nodes(node.args)
     given = [concrete_spec(a.meta["val"], symbols) for a in tensors]
 
     def call(*values: torch.Tensor) -> Any:
@@ -30,7 +31,7 @@ def decomposed(
         return implementation(node.target)(*fx.map_arg(node.args, known.__getitem__))
 
     traced = trace_on_meta(call, given)
-    values = iter([a for a in args if isinstance(a, fx.Node)])
+    values = iter(_nodes(args))
     copies: dict[fx.Node, Any] = {}
     for inner in traced.graph.nodes:
         if inner.op == "placeholder":
@@ -44,3 +45,8 @@ def decomposed(
             )
             copies[inner].meta = copied_meta(node)
     raise AssertionError("a traced graph has an output")
+
+
+def _nodes(args: Any) -> list[fx.Node]:
+    """The nodes in arguments, those of lists included, in order."""
+    return [a for a in tree_leaves(args) if isinstance(a, fx.Node)]

@@ -29,6 +29,7 @@ from trnx.fx_passes.canonicalise.pass_numbers import PASS_NUMBERS
 from trnx.fx_passes.canonicalise.remove_dead import REMOVE_DEAD
 from trnx.fx_passes.canonicalise.remove_noops import REMOVE_NOOPS
 from trnx.fx_passes.canonicalise.simplify_views import SIMPLIFY_VIEWS
+from trnx.fx_passes.canonicalise.split_cats import SPLIT_CATS
 from trnx.fx_passes.canonicalise.split_convolution_backward import SPLIT_CONVOLUTION_BACKWARD
 from trnx.fx_passes.canonicalise.widen_products import WIDEN_PRODUCTS
 from trnx.fx_passes.passes import Pass, run_passes
@@ -55,6 +56,7 @@ CANONICALISE: tuple[Pass, ...] = (
     SIMPLIFY_VIEWS,
     WIDEN_PRODUCTS,
     HOIST_POINTWISE,
+    SPLIT_CATS,
     SIMPLIFY_VIEWS,
     REMOVE_NOOPS,
     FOLD_ROUND_TRIPS,

@@ -1,4 +1,4 @@
-"""`cat`: up to 16 tensors one after another along any dimension, as transfers alone.
+"""`cat`: 1 to 16 tensors one after another along any dimension, as transfers alone.
 
 Floats, integers and bools of one dtype, any strides, pieces of any size; empty ones are left out.
 `stack` is a `cat` of views in the canonical graph. The result lies in memory as in eager: in the
@@ -74,6 +74,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("an empty one of one dimension", 1, draw(0), draw(3, 4), draw(3, 2))
     yield sample("transposed", 1, draw(7, 130).t(), draw(130, 7)[:, ::2])
     yield sample("expanded", 2, draw(4, 1, 6).expand(4, 9, 6), draw(4, 9, 1))
+    yield sample("one", 0, draw(5, 130).t())
     yield sample("sixteen", 1, *(draw(129, i + 1) for i in range(MOST_SOURCES)))
     for dtype in (torch.bfloat16, torch.float16, torch.int32, torch.bool, torch.uint8):
         yield sample(f"{dtype}", 1, draw(130, 3, dtype=dtype), draw(130, 4, dtype=dtype))
@@ -82,7 +83,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
 register(
     copies_spec(
         "cat",
-        tuple(_pattern(count) for count in range(2, MOST_SOURCES + 1)),
+        tuple(_pattern(count) for count in range(1, MOST_SOURCES + 1)),
         _NAMES,
         supports=supports,
         reference=reference,

@@ -90,6 +90,7 @@ def load(source: str, name: str, limits: Limits | None) -> ModuleType:
 
 
 def _built(module: ModuleType, train: bool) -> Built:
+    torch._dynamo.config.allow_rnn = True  # as users of recurrent layers set it
     torch.manual_seed(0)
     model = module.Model(*module.get_init_inputs()).train(train)
     return Built(model, tuple(module.get_inputs()))

@@ -125,6 +125,17 @@ def test_graph_breaks_are_reported() -> None:
     assert "graph breaks" in str(explanation)
 
 
+def test_a_break_that_a_setting_avoids_names_it() -> None:
+    layer = torch.nn.GRU(4, 4)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return layer(x + 1)[0]
+
+    wanted = r"RNN, GRU, or LSTM at \S+ in function -> set torch._dynamo.config.allow_rnn = True"
+    with pytest.raises(ExampleError, match=wanted):
+        trnx.explain(function, torch.ones(3, 2, 4))
+
+
 def test_a_coverage_gate() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.fft.fft(x).real @ x

@@ -146,6 +146,23 @@ def gradients_of_composites() -> list[str]:
     return [_same(there.grad, here.grad)]
 
 
+def recurrent_layer() -> list[str]:
+    """A GRU and its gradients, with no kernel."""
+    torch._dynamo.config.allow_rnn = True
+    here = torch.nn.GRU(5, 6)
+    there = torch.nn.GRU(5, 6)
+    there.load_state_dict(here.state_dict())
+    there = there.to("neuron")
+    x = torch.arange(4 * 2 * 5.0).view(4, 2, 5).sin()
+    options = {"runner": "neuron", "select": "none"}
+    expected = here(x)[0]
+    found = torch.compile(there, backend="trnx", options=options)(_on_device(x))[0]
+    expected.square().sum().backward()
+    found.square().sum().backward()
+    pairs = zip(there.parameters(), here.parameters(), strict=True)
+    return [_same(found, expected), *(_same(a.grad, b.grad) for a, b in pairs)]
+
+
 def mutation() -> dict[str, Any]:
     """A buffer and an argument that the function writes to."""
 

@@ -40,6 +40,10 @@ def test_gradients_of_composites(on_fakes: Any) -> None:
     assert on_fakes("gradients_of_composites") == [""]
 
 
+def test_a_recurrent_layer_without_a_kernel(on_fakes: Any) -> None:
+    assert on_fakes("recurrent_layer") == [""] * 5
+
+
 def test_a_saved_tensor_with_other_strides_is_copied(on_fakes: Any) -> None:
     assert on_fakes("hooks", "strides") == [""]
 
