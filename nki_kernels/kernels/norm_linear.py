@@ -1,8 +1,8 @@
 """`norm_linear`: an RMS norm of few rows, and one product or three (query, key, value) of it.
 
-x `[..., K]`, norm_weight `[K]` or None, weights `[N, K]`, bias `[N]` or None for one product; up to
-128 rows of one dtype with the weights: float32, bfloat16 or float16. The weights stream while the
-norm is computed. K is on the partitions from the start, as the products read it, so that the norm
+x `[..., K]`, norm_weight `[K]` or None, weights `[N, K]`, biases `[N]` or None; up to 128 rows of
+one dtype with the weights: float32, bfloat16 or float16. The weights stream while the norm is
+computed. K is on the partitions from the start, as the products read it, so that the norm
 of one row uses all of them, and nothing is transposed: a product with ones adds up the squares of
 all partitions, and gives all of them the sum. Sums are float32; the norm is rounded to the dtype of
 x, as what it stands for rounds.
@@ -37,6 +37,7 @@ from trnx.nki_kernels.kernels._matmul import (
     product_of_tile,
     segments_of,
 )
+from trnx.nki_kernels.kernels._rows import offset_vector
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -46,6 +47,7 @@ aten = torch.ops.aten
 _rms_norm = torch.ops.trnx.rms_norm.default
 _MOST_ROWS = 128
 _WEIGHTS = ("weight", "weight_1", "weight_2")
+_BIASES = ("bias", "bias_1", "bias_2")
 
 
 @nki.jit
@@ -56,7 +58,11 @@ def norm_linear_kernel(
     weight_1: nl.NkiTensor | None,
     weight_2: nl.NkiTensor | None,
     bias: nl.NkiTensor | None,
+    bias_1: nl.NkiTensor | None,
+    bias_2: nl.NkiTensor | None,
     eps: float,
+    offset: float,
+    rounds: bool,
     x_layout: str,
     x_merged: bool,
     vector_layout: str,
@@ -64,8 +70,8 @@ def norm_linear_kernel(
     block_columns: tuple[int, ...],
     cores: int = 1,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """x `[..., K]`, norm_weight `[K]`, weights `[N, K]`, bias `[N]` of the first -> `[..., N]` for
-    each weight; `cores` share the columns.
+    """x `[..., K]`, norm_weight `[K]`, weights `[N, K]`, biases `[N]` -> `[..., N]` for each
+    weight; `cores` share the columns.
     """
     depth = x.shape[-1]
     rows = x.size // depth
@@ -90,14 +96,16 @@ def norm_linear_kernel(
         if norm_weight is not None:
             row = norm_weight.reshape((1, depth))
             vector = _columns_of(MatmulOperand([row], vector_layout), 1, depth)
-        data = _normalised(data, vector, depth, eps)
+            vector = offset_vector(vector, offset)
+        data = _normalised(data, vector, depth, eps, rounds)
+        biases = [bias, bias_1, bias_2]
         for number in range(len(weights)):
             product_of_tile(
                 outs[number].reshape((rows, weights[number].shape[0])),
                 data,
                 MatmulOperand([weights[number]], layouts[number]),
                 block_columns[number],
-                Epilogue(bias if number == 0 else None, None, "none"),
+                Epilogue(biases[number], None, "none"),
                 parts[number],
             )
     if len(outs) == 1:
@@ -118,7 +126,7 @@ def _columns_of(operand: MatmulOperand, rows: int, depth: int) -> nl.NkiTensor:
 
 
 def _normalised(
-    data: nl.NkiTensor, vector: nl.NkiTensor | None, depth: int, eps: float
+    data: nl.NkiTensor, vector: nl.NkiTensor | None, depth: int, eps: float, rounds: bool
 ) -> nl.NkiTensor:
     """`data / sqrt(mean(data^2) + eps) * vector`, all with K on partitions and chunks."""
     partitions, chunks, rows = data.shape
@@ -141,7 +149,8 @@ def _normalised(
     if vector is None:
         nisa.tensor_tensor(dst=result, data1=data, data2=over_chunks, op=nl.multiply)
         return result
-    scaled = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
+    dtype = data.dtype if rounds else nl.float32
+    scaled = nl.ndarray(data.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=scaled, data1=data, data2=over_chunks, op=nl.multiply)
     over_rows = vector.broadcast(2, rows)
     nisa.tensor_tensor(dst=result, data1=scaled, data2=over_rows, op=nl.multiply)
@@ -152,12 +161,17 @@ def _weights(b: Bindings) -> list[Any]:
     return [b[name] for name in _WEIGHTS if b[name] is not None]
 
 
+def _biases(b: Bindings) -> list[Any]:
+    """One for each weight, None where there is none."""
+    return [b[name] for name in _BIASES[: len(_weights(b))]]
+
+
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """Up to 128 rows, K as far as the norm and a block of weights fit in SBUF, one dtype."""
     if reject := reject_dtypes(b, "x", "norm_weight"):
         return reject
     weights = _weights(b)
-    for spec in (*weights, b.bias):
+    for spec in (*weights, *_biases(b)):
         if spec is not None and spec.dtype != b.x.dtype:
             return Reject(f"a weight is {spec.dtype} but x is {b.x.dtype}; one dtype is needed")
     if b.x.ndim == 0 or any(spec.ndim != 2 for spec in weights):
@@ -169,8 +183,9 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
         return Reject(f"x{b.x.shape} and a weight differ in their last dimension")
     if b.norm_weight is not None and b.norm_weight.shape != (depth,):
         return Reject(f"norm_weight{b.norm_weight.shape} is not the last dimension of x{b.x.shape}")
-    if b.bias is not None and b.bias.shape != (b.weight.shape[0],):
-        return Reject(f"bias has shape {b.bias.shape}, not ({b.weight.shape[0]},)")
+    for spec, bias in zip(weights, _biases(b), strict=True):
+        if bias is not None and bias.shape != (spec.shape[0],):
+            return Reject(f"a bias has shape {bias.shape}, not ({spec.shape[0]},)")
     rows = b.x.numel // depth
     if rows > _MOST_ROWS:
         return Reject(f"{rows} rows; more than {_MOST_ROWS} are normalised faster by themselves")
@@ -206,7 +221,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     if b.norm_weight is not None:
         vector = operand_layout(b.norm_weight, hw)
     layouts = tuple(operand_layout(spec, hw) for spec in _weights(b))
-    names = ("x", "norm_weight", *_WEIGHTS, "bias", "eps")
+    names = ("x", "norm_weight", *_WEIGHTS, *_BIASES, "eps", "offset", "rounds")
     given = (operand_layout(b.x, hw), leading_dims_merge(b.x), vector, layouts)
     return Launch.of(norm_linear_kernel, b, names, *given, _block_columns(b, hw))
 
@@ -215,7 +230,7 @@ def cost(b: Bindings) -> Cost:
     """Two FLOPs per multiply-add, four operations an element of x; all operands cross HBM once."""
     rows = b.x.numel // max(b.x.shape[-1], 1)
     columns = sum(spec.shape[0] for spec in _weights(b))
-    tensors = (b.x, b.norm_weight, b.bias, *_weights(b))
+    tensors = (b.x, b.norm_weight, *_biases(b), *_weights(b))
     return Cost(
         matmul_flops=2 * b.x.numel * columns,
         vector_flops=4 * b.x.numel + rows * columns,
@@ -231,15 +246,21 @@ def reference(
     weight_1: torch.Tensor | None,
     weight_2: torch.Tensor | None,
     bias: torch.Tensor | None,
+    bias_1: torch.Tensor | None,
+    bias_2: torch.Tensor | None,
     eps: float,
+    offset: float,
+    rounds: bool,
 ) -> Any:
     """trnx::rms_norm, rounded, and the products in float32, rounded once."""
-    normed = _rms_norm(x, norm_weight, eps).float()
-    added = None if bias is None else bias.float()
-    first = F.linear(normed, weight.float(), added).to(x.dtype)
-    more = [w for w in (weight_1, weight_2) if w is not None]
-    results = (first, *(F.linear(normed, w.float()).to(x.dtype) for w in more))
-    return results if more else first
+    normed = _rms_norm(x, norm_weight, eps, offset, rounds).float()
+
+    def product(w: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(normed, w.float(), None if added is None else added.float()).to(x.dtype)
+
+    pairs = ((weight, bias), (weight_1, bias_1), (weight_2, bias_2))
+    results = tuple(product(w, added) for w, added in pairs if w is not None)
+    return results[0] if len(results) == 1 else results
 
 
 def samples(generator: torch.Generator) -> Iterator[Sample]:
@@ -254,6 +275,8 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         turned: bool = False,
         bias: bool = False,
         scaled: bool = True,
+        offset: float = 0.0,
+        rounds: bool = False,
     ) -> Sample:
         def matrix(count: int) -> torch.Tensor:
             w = (torch.randn(count, depth, generator=generator) / math.sqrt(depth)).to(dtype)
@@ -263,13 +286,14 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         gamma = torch.randn(depth, generator=generator).to(dtype) if scaled else None
         weights = [matrix(count) for count in columns]
         named = dict(zip(_WEIGHTS, [*weights, None, None], strict=False))
-        added = torch.randn(columns[0], generator=generator).to(dtype) if bias else None
+        added = [torch.randn(n, generator=generator).to(dtype) if bias else None for n in columns]
         # An element of the norm may round to either neighbour.
-        normed = _rms_norm(x, gamma, 1e-6).float().abs()
+        normed = _rms_norm(x, gamma, 1e-6, offset, rounds).float().abs()
         spread = max(F.linear(normed, w.float().abs()).max().item() for w in weights)
-        error = torch.finfo(dtype).eps * spread
-        values = {"x": x, "norm_weight": gamma, **named, "bias": added, "eps": 1e-6}
-        return Sample(values, note, error)
+        error = (1 + rounds) * torch.finfo(dtype).eps * spread
+        named |= zip(_BIASES, [*added, None, None], strict=False)
+        how = {"eps": 1e-6, "offset": offset, "rounds": rounds}
+        return Sample({"x": x, "norm_weight": gamma, **named, **how}, note, error)
 
     for rows in (1, 2, 127, 128):
         yield sample(f"{rows} rows", (rows,), 130, 66)
@@ -279,9 +303,13 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     for columns in (1, 127, 129, 513):
         yield sample(f"N = {columns}", (2, 5), 66, columns, scaled=False)
     yield sample("query, key and value", (1, 4), 200, 320, 64, 64)
+    yield sample("query, key and value with biases", (1, 4), 200, 320, 64, 66, bias=True)
+    yield sample("1 + weight", (3,), 200, 140, offset=1.0)
     for dtype in (torch.bfloat16, torch.float16):
         yield sample(f"{dtype}", (2, 20), 300, 140, dtype=dtype, turned=True)
         yield sample(f"{dtype}, three", (1,), 2100, 320, 70, 66, dtype=dtype)
+        yield sample(f"{dtype}, 1 + weight", (5,), 300, 140, dtype=dtype, offset=1.0)
+        yield sample(f"{dtype}, rounded twice", (5,), 300, 320, 70, 66, dtype=dtype, rounds=True)
     yield sample("one dimension", (), 96, 64)
 
 
@@ -291,8 +319,10 @@ def _one(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     eps: float,
+    offset: float,
+    rounds: bool,
 ) -> Any:
-    return aten.linear.default(_rms_norm(x, norm_weight, eps), weight, bias)
+    return aten.linear.default(_rms_norm(x, norm_weight, eps, offset, rounds), weight, bias)
 
 
 def _three(
@@ -301,13 +331,18 @@ def _three(
     weight: torch.Tensor,
     weight_1: torch.Tensor,
     weight_2: torch.Tensor,
+    bias: torch.Tensor | None,
+    bias_1: torch.Tensor | None,
+    bias_2: torch.Tensor | None,
     eps: float,
+    offset: float,
+    rounds: bool,
 ) -> Any:
-    normed = _rms_norm(x, norm_weight, eps)
+    normed = _rms_norm(x, norm_weight, eps, offset, rounds)
     return (
-        aten.linear.default(normed, weight, None),
-        aten.linear.default(normed, weight_1, None),
-        aten.linear.default(normed, weight_2, None),
+        aten.linear.default(normed, weight, bias),
+        aten.linear.default(normed, weight_1, bias_1),
+        aten.linear.default(normed, weight_2, bias_2),
     )
 
 
@@ -315,8 +350,8 @@ register(
     KernelSpec(
         name="norm_linear",
         patterns=(
-            Pattern(_one, {"weight_1": None, "weight_2": None}),
-            Pattern(_three, {"bias": None}),
+            Pattern(_one, dict.fromkeys((*_WEIGHTS[1:], *_BIASES[1:]))),
+            Pattern(_three),
         ),
         supports=supports,
         reference=reference,

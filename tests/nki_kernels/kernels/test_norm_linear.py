@@ -63,6 +63,59 @@ def test_one_product_with_a_bias(target: str) -> None:
     assert compiled_kernels(model, torch.randn(2, 5, 300), target=target) == ["norm_linear"]
 
 
+@pytest.mark.parametrize("lnc", [1, 2])
+def test_query_key_and_value_with_biases(lnc: int) -> None:
+    torch.manual_seed(0)
+    model = Projected(256, 512, 130, 128, bias=True).bfloat16()
+    assert compiled_kernels(model, torch.randn(1, 3, 256).bfloat16(), lnc=lnc) == ["norm_linear"]
+
+
+class LlamaNorm(nn.Module):
+    """Written out, as Hugging Face's Llama, Qwen and Mistral have it."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(hidden) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.to(torch.float32)
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * h.to(x.dtype)
+
+
+class GemmaNorm(LlamaNorm):
+    """Written out, as Hugging Face's Gemma has it: the weight is the distance from 1."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.float()
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return (h * (1.0 + self.weight.float())).type_as(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("norm", [LlamaNorm, GemmaNorm])
+@pytest.mark.parametrize("columns", [(129,), (128, 66, 64)])
+def test_a_norm_written_out(norm: type[LlamaNorm], dtype: torch.dtype, columns: Any) -> None:
+    torch.manual_seed(0)
+    model = Projected(192, *columns)
+    model.norm = norm(192)
+    model.to(dtype)
+    assert compiled_kernels(model, torch.randn(2, 1, 192).to(dtype)) == ["norm_linear"]
+    assert "rms_norm" in compiled_kernels(model, torch.randn(130, 1, 192).to(dtype))
+
+
+def test_a_norm_written_out_and_its_gradients() -> None:
+    torch.manual_seed(0)
+    model, x = Projected(64, 32), torch.randn(5, 64, requires_grad=True)
+    model.norm = LlamaNorm(64)
+    leaves = [x, *model.parameters()]
+    wanted = torch.autograd.grad(model(x)[0].square().sum(), leaves)
+    compiled = torch.compile(model, backend="trnx")
+    found = torch.autograd.grad(compiled(x)[0].square().sum(), leaves)
+    for have, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-4)
+
+
 def test_more_rows_or_products_stay_apart() -> None:
     torch.manual_seed(0)
     many = compiled_kernels(Projected(64, 96), torch.randn(129, 64))
@@ -84,10 +137,9 @@ def test_refusals_name_the_limit() -> None:
         def spec(*shape: int) -> TensorSpec:
             return TensorSpec.dense(shape, torch.float32)
 
-        weights = {"weight": spec(64, depth), "weight_1": None, "weight_2": None}
-        return Bindings(
-            {"x": spec(rows, depth), "norm_weight": spec(depth), **weights, "bias": spec(bias)}
-        )
+        given = {"x": spec(rows, depth), "norm_weight": spec(depth)}
+        absent = dict.fromkeys(("weight_1", "weight_2", "bias_1", "bias_2"))
+        return Bindings({**given, "weight": spec(64, depth), "bias": spec(bias), **absent})
 
     cases = ((bindings(129, 64), "rows"), (bindings(0, 64), "empty"), (bindings(4, 64, 1), "bias"))
     for b, word in (*cases, (bindings(128, 65536), "SBUF")):
