@@ -25,9 +25,9 @@ from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._blocking import (
     COLUMN_UNIT,
     COLUMNS,
-    block_sizes,
     leading_dims_merge,
     operand_layout,
+    tile_columns,
 )
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._matmul import (
@@ -205,14 +205,8 @@ def _norm_bytes(b: Bindings, hw: Hardware) -> int:
 
 def _block_columns(b: Bindings, hw: Hardware) -> tuple[int, ...]:
     """Columns of a block of each weight, 0 where K is too deep for one."""
-    rows, depth = b.x.numel // b.x.shape[-1], b.x.shape[-1]
-    found = []
-    for spec in _weights(b):
-        units = -(-spec.shape[0] // COLUMN_UNIT)
-        own = -(-units // hw.cores) * COLUMN_UNIT
-        _, columns, block_depth, _ = block_sizes(rows, own, depth, b.x.dtype.itemsize, hw)
-        found.append(columns if block_depth >= depth else 0)
-    return tuple(found)
+    rows, depth, itemsize = b.x.numel // b.x.shape[-1], b.x.shape[-1], b.x.dtype.itemsize
+    return tuple(tile_columns(rows, w.shape[0], depth, itemsize, hw) for w in _weights(b))
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
