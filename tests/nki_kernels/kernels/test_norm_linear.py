@@ -70,6 +70,55 @@ def test_query_key_and_value_with_biases(lnc: int) -> None:
     assert compiled_kernels(model, torch.randn(1, 3, 256).bfloat16(), lnc=lnc) == ["norm_linear"]
 
 
+@pytest.mark.parametrize("lnc", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("columns", [(768,), (128, 66, 64)])
+def test_a_layer_norm(columns: Any, dtype: torch.dtype, lnc: int) -> None:
+    torch.manual_seed(0)
+    model = Projected(300, *columns, bias=True)
+    model.norm = nn.LayerNorm(300)
+    nn.init.uniform_(model.norm.bias)
+    x = torch.randn(2, 3, 300)
+    assert compiled_kernels(model.to(dtype), x.to(dtype), lnc=lnc) == ["norm_linear"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_errors_of_rows_that_cancel_are_those_of_eager(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Projected(300, 768, bias=True).to(dtype)
+    model.norm = nn.LayerNorm(300, dtype=dtype)
+    x = (torch.randn(6, 300) + 5.0).to(dtype)
+    x[0, 0], x[1] = 1e3, x[1] + 100.0
+    with torch.no_grad(), trnx.collect_reports() as reports:
+        found = torch.compile(model, backend="trnx")(x)[0]
+        wanted = model(x)[0]
+        exact = model.double()(x.double())[0]
+    assert [region.kernel for report in reports for region in report.regions] == ["norm_linear"]
+    ours, eager = ((y.double() - exact).abs().amax(-1) for y in (found, wanted))
+    assert (ours <= 2 * eager).all()
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_an_activation_behind_the_product(norm: type[nn.Module]) -> None:
+    class Activated(Projected):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (F.gelu(self.products[0](self.norm(x))),)
+
+    torch.manual_seed(0)
+    model = Activated(256, 640, bias=True)
+    model.norm = norm(256)
+    assert compiled_kernels(model, torch.randn(3, 256)) == ["norm_linear"]
+
+
+def test_rows_of_a_layer_norm_that_are_not_finite() -> None:
+    torch.manual_seed(0)
+    model = Projected(200, 66)
+    model.norm = nn.LayerNorm(200)
+    x = torch.randn(5, 200)
+    x[0, 3], x[1, 7], x[3] = math.nan, math.inf, 2.0
+    assert compiled_kernels(model, x) == ["norm_linear"]
+
+
 class LlamaNorm(nn.Module):
     """Written out, as Hugging Face's Llama, Qwen and Mistral have it."""
 
@@ -137,9 +186,11 @@ def test_refusals_name_the_limit() -> None:
         def spec(*shape: int) -> TensorSpec:
             return TensorSpec.dense(shape, torch.float32)
 
-        given = {"x": spec(rows, depth), "norm_weight": spec(depth)}
-        absent = dict.fromkeys(("weight_1", "weight_2", "bias_1", "bias_2"))
-        return Bindings({**given, "weight": spec(64, depth), "bias": spec(bias), **absent})
+        given: dict[str, Any] = {"x": spec(rows, depth), "norm_weight": spec(depth)}
+        names = ("weight_1", "weight_2", "bias_1", "bias_2", "norm_bias", "normalized_shape")
+        absent = dict.fromkeys(names)
+        given |= {"weight": spec(64, depth), "bias": spec(bias)}
+        return Bindings({**given, **absent, "centres": False})
 
     cases = ((bindings(129, 64), "rows"), (bindings(0, 64), "empty"), (bindings(4, 64, 1), "bias"))
     for b, word in (*cases, (bindings(128, 65536), "SBUF")):
