@@ -4,7 +4,7 @@
         -> (out, lse)
     trnx::sdpa_backward(grad_out, q, k, v, out, lse, attn_mask, dropout_mask, dropout_p, is_causal,
                         scale, mask_grad, window=0) -> (dq, dk, dv, dmask)
-    trnx::rms_norm(x, weight, eps) -> Tensor
+    trnx::rms_norm(x, weight, eps, offset, rounds) -> Tensor
     trnx::cross_entropy(x, target, reduction, ignore_index) -> (loss, weight, top, total)
     trnx::cross_entropy_backward(grad, x, target, weight, top, total, reduction, ignore_index) -> dx
     trnx::quick_gelu(x) -> Tensor
@@ -333,31 +333,49 @@ sdpa.register_autograd(_sdpa_autograd, setup_context=_sdpa_setup)
 @torch.library.custom_op(
     "trnx::rms_norm",
     mutates_args=(),
-    schema="(Tensor x, Tensor? weight, float eps) -> Tensor",
+    schema="(Tensor x, Tensor? weight, float eps, float offset=0.0, bool rounds=False) -> Tensor",
 )
-def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x ** 2, -1) + eps) * weight, computed in float32 (float64 for float64)."""
-    if weight is None or weight.dtype == x.dtype:
-        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    offset: float = 0.0,
+    rounds: bool = False,
+) -> torch.Tensor:
+    """x / sqrt(mean(x ** 2, -1) + eps) * (weight + offset), computed in float32 (float64 for
+    float64); what weight multiplies is rounded to the dtype of x first where it `rounds`.
+    """
+    shape = (x.shape[-1],)
+    if weight is None or (weight.dtype == x.dtype and offset == 0.0 and not rounds):
+        return F.rms_norm(x, shape, weight, eps)
     wide = _wide(x.dtype)
-    return F.rms_norm(x.to(wide), (x.shape[-1],), weight.to(wide), eps).to(x.dtype)
+    factor = weight.to(wide) + offset
+    if rounds:
+        return (F.rms_norm(x, shape, None, eps).to(wide) * factor).to(x.dtype)
+    return F.rms_norm(x.to(wide), shape, factor, eps).to(x.dtype)
 
 
 @rms_norm.register_fake
-def _rms_norm_fake(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    del weight, eps
+def _rms_norm_fake(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    offset: float = 0.0,
+    rounds: bool = False,
+) -> torch.Tensor:
+    del weight, eps, offset, rounds
     return x.new_empty(x.shape)
 
 
 def _rms_norm_setup(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
     del output
-    x, weight, ctx.eps = inputs
+    x, weight, ctx.eps, ctx.offset, ctx.rounds = inputs
     ctx.save_for_backward(x, weight)
 
 
 def _rms_norm_autograd(
     ctx: Any, grad: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+) -> tuple[torch.Tensor, torch.Tensor | None, None, None, None]:
     x, weight = ctx.saved_tensors
     wide = _wide(x.dtype)
     x_wide, scaled = x.to(wide), grad.to(wide)
@@ -366,10 +384,11 @@ def _rms_norm_autograd(
     dweight = None
     if weight is not None:
         if ctx.needs_input_grad[1]:
-            dweight = (scaled * normal).reshape(-1, x.shape[-1]).sum(0).to(weight.dtype)
-        scaled = scaled * weight.to(wide)
+            factor = normal.to(x.dtype).to(wide) if ctx.rounds else normal
+            dweight = (scaled * factor).reshape(-1, x.shape[-1]).sum(0).to(weight.dtype)
+        scaled = scaled * (weight.to(wide) + ctx.offset)
     dx = rstd * (scaled - normal * (scaled * normal).mean(-1, keepdim=True))
-    return dx.to(x.dtype), dweight, None
+    return dx.to(x.dtype), dweight, None, None, None
 
 
 rms_norm.register_autograd(_rms_norm_autograd, setup_context=_rms_norm_setup)

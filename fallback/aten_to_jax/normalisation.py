@@ -227,8 +227,11 @@ def _rms(x: Any, dims: Any, weight: Any, eps: float) -> tuple[Any, Any]:
 
 
 @register("trnx::rms_norm")
-def _rms_norm(x: Any, weight: Any, eps: float) -> Any:
-    return _rms(wide(x), -1, weight, eps)[0]
+def _rms_norm(x: Any, weight: Any, eps: float, offset: float = 0.0, rounds: bool = False) -> Any:
+    factor = weight if weight is None or offset == 0.0 else wide(weight) + offset
+    if rounds:
+        return _affine(wide(cast(_rms(wide(x), -1, None, eps)[0], x.dtype)), factor, None)
+    return _rms(wide(x), -1, factor, eps)[0]
 
 
 @register("_fused_rms_norm")

@@ -22,6 +22,7 @@ from trnx.fx_passes.canonicalise.name_grouped_products import NAME_GROUPED_PRODU
 from trnx.fx_passes.canonicalise.name_groups import NAME_GROUPS
 from trnx.fx_passes.canonicalise.name_masks import NAME_MASKS
 from trnx.fx_passes.canonicalise.name_products import NAME_PRODUCTS
+from trnx.fx_passes.canonicalise.name_rms_norm import NAME_RMS_NORM
 from trnx.fx_passes.canonicalise.normalise_casts import NORMALISE_CASTS
 from trnx.fx_passes.canonicalise.normalise_dims import NORMALISE_DIMS
 from trnx.fx_passes.canonicalise.normalise_overloads import NORMALISE_OVERLOADS
@@ -52,6 +53,7 @@ CANONICALISE: tuple[Pass, ...] = (
     EVALUATE_CONSTANTS,
     FOLD_CONSTANTS,
     NAME_GELU,
+    NAME_RMS_NORM,
     NAME_PRODUCTS,
     SIMPLIFY_VIEWS,
     WIDEN_PRODUCTS,

@@ -29,6 +29,15 @@ def rule_run(rules: Mapping[Any, Rule]) -> Callable[[fx.GraphModule], fx.GraphMo
     return run
 
 
+def erase_unused(node: fx.Node) -> None:
+    """Erase `node`, which nothing uses, and what only it used."""
+    sources = node.all_input_nodes
+    node.graph.erase_node(node)
+    for source in sources:
+        if source.op == "call_function" and not source.users:
+            erase_unused(source)
+
+
 def removal_run(source_of: Rule) -> Callable[[fx.GraphModule], fx.GraphModule]:
     """What a pass runs that lets users of a node read `source_of(node)`, an equal value, where
     aliasing allows.

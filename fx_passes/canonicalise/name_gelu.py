@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.fx_passes.canonicalise._rules import Rule, call_if_same, rule_run
+from trnx.fx_passes.canonicalise._rules import Rule, call_if_same, erase_unused, rule_run
 from trnx.fx_passes.nodes import arguments, aten, has_tensor, val
 from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.symbolic import same_numbers
@@ -193,18 +193,9 @@ def _name(function: fx.Node) -> fx.Node | None:
             new = call_if_same(root, form.target, (x,), dict(form.kwargs))
             if new is not None:
                 root.replace_all_uses_with(new)
-                _erase(root)
+                erase_unused(root)
             return None
     return None
-
-
-def _erase(node: fx.Node) -> None:
-    """Erase what only `node` used, and `node`; the function is left to the caller's loop."""
-    sources = node.all_input_nodes
-    node.graph.erase_node(node)
-    for source in sources:
-        if source.op == "call_function" and not source.users:
-            _erase(source)
 
 
 _RULES: dict[Any, Rule] = dict.fromkeys(_FORMS, _name)

@@ -112,6 +112,14 @@ def shares_rows(rows: int, columns: int) -> bool:
     return rows >= columns or columns <= _LEAST_COLUMNS
 
 
+def tile_columns(rows: int, columns: int, depth: int, itemsize: int, hw: Hardware) -> int:
+    """Columns of a block of weights for few rows that are in SBUF; 0 where K is too deep for one.
+    Cores share the columns."""
+    own = _up(-(-columns // hw.cores), COLUMN_UNIT)
+    _, width, block_depth, _ = block_sizes(rows, own, depth, itemsize, hw)
+    return width if block_depth >= depth else 0
+
+
 def part_sizes(rows: int, columns: int, cores: int) -> tuple[int, int]:
     """Rows and columns of a core's part of a product."""
     if shares_rows(rows, columns):

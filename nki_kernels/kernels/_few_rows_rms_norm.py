@@ -15,7 +15,12 @@ from trnx.nki_kernels.kernels._few_rows import (
     store_parts,
     to_parts,
 )
-from trnx.nki_kernels.kernels._rows import add_rows, scale_rows, sum_of_squares
+from trnx.nki_kernels.kernels._rows import (
+    add_rows,
+    offset_vector,
+    scale_rows,
+    sum_of_squares,
+)
 
 
 @nki.jit
@@ -24,6 +29,8 @@ def few_rows_rms_norm_kernel(
     residual: nl.NkiTensor | None,
     weight: nl.NkiTensor | None,
     eps: float,
+    offset: float,
+    rounds: bool,
     returns_sum: bool,
     parts: int,
     cores: int = 1,
@@ -42,13 +49,15 @@ def few_rows_rms_norm_kernel(
             store_parts(
                 total.reshape((rows, columns)), first, data, 0, data.shape[1], parts
             )  # fmt: skip
-        weights = load_vector_parts(weight, end - first, parts) if weight is not None else None
+        weights = None
+        if weight is not None:
+            weights = offset_vector(load_vector_parts(weight, end - first, parts), offset)
         rstds = _inverse_roots(data, parts, eps)
         result = nl.ndarray(data.shape, dtype=x.dtype, buffer=nl.sbuf)
         for start, stop in chunks_of(data.shape[1]):
             factors = weights[:, start:stop] if weights is not None else None
             part = data[:, start:stop].expand_dim(1)
-            scale_rows(result[:, start:stop].expand_dim(1), part, rstds, factors)
+            scale_rows(result[:, start:stop].expand_dim(1), part, rstds, factors, rounds)
             store_parts(out.reshape((rows, columns)), first, result, start, stop, parts)
     if total is None:
         return out

@@ -22,8 +22,9 @@ from trnx.nki_kernels.kernels._cores import share_of
 # Bytes per partition of rows loaded before they are transposed: a DMA is efficient from 2 KiB per
 # partition on, and nothing is gained beyond a few times that.
 _STAGING_BYTES = 16384
-# Of an operand, loaded by one DMA: far more than moves while the next one is triggered (600 ns).
-_PIECE_BYTES = 1024 * 1024
+# Of an operand, loaded by one DMA: little, so that the first product starts early, and more than
+# moves while the next one is triggered (600 ns). By schedule; 256 KiB are slower for long rows.
+_PIECE_BYTES = 384 * 1024
 
 
 class MatmulOperand(NamedTuple):

@@ -53,6 +53,15 @@ def load_vector(vector: nl.NkiTensor) -> nl.NkiTensor:
     return tile
 
 
+def offset_vector(tile: nl.NkiTensor, offset: float) -> nl.NkiTensor:
+    """`tile + offset` in float32; the tile itself where there is nothing to add."""
+    if offset == 0.0:
+        return tile
+    total = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=total, data=tile, op0=nl.add, operand0=offset)
+    return total
+
+
 def add_rows(data: nl.NkiTensor, other: nl.NkiTensor) -> nl.NkiTensor:
     """data + other, in their dtype as the addition of a pattern rounds it."""
     total = nl.ndarray(data.shape, dtype=data.dtype, buffer=nl.sbuf)
@@ -97,12 +106,17 @@ def sum_of_squares(total: nl.NkiTensor, data: nl.NkiTensor) -> None:
 
 
 def scale_rows(
-    dst: nl.NkiTensor, data: nl.NkiTensor, per_row: nl.NkiTensor, weight: nl.NkiTensor | None
+    dst: nl.NkiTensor,
+    data: nl.NkiTensor,
+    per_row: nl.NkiTensor,
+    weight: nl.NkiTensor | None,
+    rounds: bool = False,
 ) -> None:
-    """dst = data * per_row, times the vector tile `weight` if there is one."""
+    """dst = data * per_row, times the vector tile `weight` if there is one; what that multiplies is
+    rounded to the dtype of dst where it `rounds`."""
     if weight is None:
         combine_rows(dst, data, per_row, nl.multiply)
-    elif data.shape[1] == 1:
+    elif data.shape[1] == 1 and not rounds:
         nisa.scalar_tensor_tensor(
             dst=dst,
             data=data,
@@ -112,6 +126,7 @@ def scale_rows(
             operand1=over_rows(weight, data),
         )
     else:
-        scaled = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
+        dtype = dst.dtype if rounds else nl.float32
+        scaled = nl.ndarray(data.shape, dtype=dtype, buffer=nl.sbuf)
         combine_rows(scaled, data, per_row, nl.multiply)
         nisa.tensor_tensor(dst=dst, data1=scaled, data2=over_rows(weight, data), op=nl.multiply)

@@ -1,14 +1,16 @@
-"""`rms_norm`: x / sqrt(mean(x^2) + eps) * weight over the last dimension, maybe of a sum with a
-residual.
+"""`rms_norm`: x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension, maybe of a sum
+with a residual.
 
-Patterns `trnx::rms_norm(x, weight | None, eps)`, the same of `x + residual`, and the same that also
-returns the sum, as models with residual streams do. x and residual `[..., D]` of one dtype, weight
-`[D]`; float32, bfloat16 or float16; float32 inside; D as far as two rows fit in a partition.
+Patterns `trnx::rms_norm(x, weight | None, eps, offset, rounds)`, the same of `x + residual`, and
+the same that also returns the sum, as models with residual streams do. x and residual `[..., D]` of
+one dtype, weight `[D]`; float32, bfloat16 or float16; float32 inside, but what weight multiplies is
+rounded where it `rounds`; D as far as two rows fit in a partition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import nki
@@ -25,6 +27,7 @@ from trnx.nki_kernels.kernels._rows import (
     add_rows,
     load_rows,
     load_vector,
+    offset_vector,
     rows_of,
     run_of,
     scale_rows,
@@ -45,6 +48,8 @@ def rms_norm_kernel(
     residual: nl.NkiTensor | None,
     weight: nl.NkiTensor | None,
     eps: float,
+    offset: float,
+    rounds: bool,
     returns_sum: bool,
     fold: int,
     cores: int = 1,
@@ -58,7 +63,7 @@ def rms_norm_kernel(
     rows = x.size // columns
     weights = None
     if weight is not None:
-        weights = load_vector(weight)
+        weights = offset_vector(load_vector(weight), offset)
     epsilon = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=epsilon, value=eps)
     started = []  # type: list[tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]]
@@ -76,11 +81,11 @@ def rms_norm_kernel(
         rstd = _inverse_root(data, epsilon)
         # The sum of the next tile comes before this tile's result, so that VectorE need not wait.
         if len(started) > 0:
-            _finish(started[-1], weights)
+            _finish(started[-1], weights, rounds)
         started.append((rows_of(out.reshape((rows, columns)), done, partitions, run), data, rstd))
         done = done + partitions * run
     if len(started) > 0:
-        _finish(started[-1], weights)
+        _finish(started[-1], weights, rounds)
     if total is None:
         return out
     return out, total
@@ -99,18 +104,23 @@ def _inverse_root(data: nl.NkiTensor, epsilon: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _finish(
-    tile: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor], weights: nl.NkiTensor | None
+    tile: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
+    weights: nl.NkiTensor | None,
+    rounds: bool,
 ) -> None:
     """Store data * rstd * weights of a tile (target, data, rstd)."""
     target, data, rstd = tile
     result = nl.ndarray(data.shape, dtype=target.dtype, buffer=nl.sbuf)
-    scale_rows(result, data, rstd, weights)
+    scale_rows(result, data, rstd, weights, rounds)
     nisa.dma_copy(dst=target, src=result)
 
 
 def _run(b: Bindings, hw: Hardware) -> int:
     vector_bytes = b.weight.dtype.itemsize if b.weight is not None else 0
+    if b.offset != 0.0:
+        vector_bytes += 4
     tiles = 1 if b.residual is None else 3
+    tiles += b.rounds
     return run_of(b.x.shape[-1], hw, tiles * b.x.dtype.itemsize + 4, vector_bytes)
 
 
@@ -131,7 +141,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """Rows per partition from the size of a row, or partitions per row where there are few."""
-    names = ("x", "residual", "weight", "eps", "returns_sum")
+    names = ("x", "residual", "weight", "eps", "offset", "rounds", "returns_sum")
     columns = b.x.shape[-1]
     parts = parts_of(b.x.numel // columns, columns, hw)
     if parts > 1:
@@ -152,11 +162,13 @@ def reference(
     residual: torch.Tensor | None,
     weight: torch.Tensor | None,
     eps: float,
+    offset: float,
+    rounds: bool,
     returns_sum: bool,
 ) -> Any:
     """trnx::rms_norm of the sum, and the sum."""
     total = x if residual is None else x + residual
-    result = _rms_norm(total, weight, eps)
+    result = _rms_norm(total, weight, eps, offset, rounds)
     return (result, total) if returns_sum else result
 
 
@@ -170,14 +182,20 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         weight: torch.dtype | None = torch.float32,
         residual: bool = False,
         returns_sum: bool = False,
+        offset: float = 0.0,
+        rounds: bool = False,
     ) -> Sample:
         x = torch.randn(shape, generator=generator).to(dtype)
         other = torch.randn(shape, generator=generator).to(dtype) if residual else None
         w = None
         if weight is not None:
             w = torch.randn(shape[-1], generator=generator).to(weight)
-        values = {"x": x, "residual": other, "weight": w, "eps": 1e-6}
-        return Sample({**values, "returns_sum": returns_sum}, note)
+        values: dict[str, Any] = {"x": x, "residual": other, "weight": w, "eps": 1e-6}
+        values |= {"offset": offset, "rounds": rounds, "returns_sum": returns_sum}
+        error = 0.0
+        if rounds:  # to either neighbour
+            error = torch.finfo(dtype).eps * float(reference(**values).abs().max())
+        return Sample(values, note, error)
 
     for rows in (1, 127, 128, 129, 513):
         yield sample(f"{rows} rows", rows, 70)
@@ -194,23 +212,44 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     bf16 = torch.bfloat16
     yield sample("bfloat16, residual", 2, 70, 600, dtype=bf16, weight=bf16, residual=True)
     yield sample("bfloat16, residual and sum", 130, 70, dtype=bf16, residual=True, returns_sum=True)
+    for rows, columns in ((130, 70), (130, 600), (3, 4096)):
+        note = f"{rows} rows of {columns}"
+        yield sample(f"1 + weight, {note}", rows, columns, offset=1.0)
+        for dtype in (torch.bfloat16, torch.float16):
+            half = partial(sample, dtype=dtype, weight=dtype)
+            yield half(f"{dtype}, 1 + weight, {note}", rows, columns, offset=1.0)
+            yield half(f"{dtype}, rounded twice, {note}", rows, columns, rounds=True)
+    yield sample("residual, 1 + weight", 2, 70, 600, dtype=bf16, residual=True, offset=1.0)
+    yield sample("residual, rounded twice", 70, 60, dtype=bf16, residual=True, rounds=True)
 
 
-def _pattern(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> Any:
-    return _rms_norm(x, weight, eps)
+def _pattern(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, offset: float, rounds: bool
+) -> Any:
+    return _rms_norm(x, weight, eps, offset, rounds)
 
 
 def _add_pattern(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    offset: float,
+    rounds: bool,
 ) -> Any:
-    return _rms_norm(aten.add.Tensor(x, residual), weight, eps)
+    return _rms_norm(aten.add.Tensor(x, residual), weight, eps, offset, rounds)
 
 
 def _add_and_keep_pattern(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    offset: float,
+    rounds: bool,
 ) -> Any:
     total = aten.add.Tensor(x, residual)
-    return _rms_norm(total, weight, eps), total
+    return _rms_norm(total, weight, eps, offset, rounds), total
 
 
 register(

@@ -6,8 +6,9 @@ Their kernels come from the checkouts (nki-library is patched in a scratch copy,
 `scripts/conformance/nki_library`), ours are what `torch.compile` plans for the same function. Both
 are traced for trn2 from shapes alone, on one core or as two programs of a logical core, and
 scheduled. `published` is a time that a test of nki-library expects on a device, start of the NEFF
-included. `--rows TEXT ...` takes the rows whose name contains one of the texts; `--json` prints one
-object as the last line.
+included. `--rows TEXT ...` takes the rows whose name contains one of the texts; `--keep FILE` adds
+each row to a file, as a line of JSON, and takes from it those that are there, so that a run that
+was cut off goes on; `--json` prints one object as the last line.
 
 Bars, on the same LNC: at least 60 problems of which both sides have a time, ours not slower on
 90 % of the rows, never by more than 10 %, and the median of ours over theirs at most 0.85. A row of
@@ -54,6 +55,11 @@ class Time:
     regions: int = 1
 
 
+def row_name(problem: str, lnc: int) -> str:
+    """Of a row, unique."""
+    return f"{problem}, LNC {lnc}"
+
+
 @dataclass(frozen=True)
 class Row:
     """A problem on one LNC; `refused` is why their kernel has no time."""
@@ -68,7 +74,7 @@ class Row:
     @property
     def name(self) -> str:
         """Unique."""
-        return f"{self.problem}, LNC {self.lnc}"
+        return row_name(self.problem, self.lnc)
 
     @property
     def ratio(self) -> float | None:
@@ -168,6 +174,31 @@ def compared(checkouts: Checkouts, problem: Problem, lnc: int) -> Row:
         return Row(**row, ours=own, theirs=None, refused=why)
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Rows in a file, one JSON object a line; without a path nothing is kept."""
+
+    path: Path | None
+
+    def rows(self) -> dict[str, Row]:
+        """By name."""
+        lines = self.path.read_text().splitlines() if self.path and self.path.exists() else []
+        found = map(_row, map(json.loads, lines))
+        return {row.name: row for row in found}
+
+    def add(self, row: Row) -> None:
+        """One more."""
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps(asdict(row)) + "\n")
+
+
+def _row(values: Mapping[str, Any]) -> Row:
+    own, other = values["ours"], values["theirs"]
+    own = Time(**{**own, "off_nki": tuple(own["off_nki"])})
+    return Row(**{**values, "ours": own, "theirs": None if other is None else Time(**other)})
+
+
 def verdict(rows: Sequence[Row]) -> Mapping[str, Any]:
     """The numbers of the bars, and whether each holds."""
     known = [row for row in rows if row.ratio is not None]
@@ -190,6 +221,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkout", type=Path, required=True, action="append")
     parser.add_argument("--rows", nargs="+", default=[""], help="texts in the names of rows")
+    parser.add_argument("--keep", type=Path, help="a file of rows, which a later run goes on with")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -197,8 +229,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="versus_aws_") as scratch:
         checkouts = Checkouts(options.checkout, Path(scratch))
         rows = []
+        kept = Kept(options.keep)
+        known = kept.rows()
         for problem, lnc in _chosen(checkouts, options.rows):
-            rows.append(compared(checkouts, problem, lnc))
+            row = known.get(row_name(problem.name, lnc))
+            if row is None:
+                row = compared(checkouts, problem, lnc)
+                kept.add(row)
+            rows.append(row)
             print(rows[-1].text(), flush=True)
     numbers = verdict(rows)
     slower = [row for row in rows if row.is_slower]
@@ -221,7 +259,7 @@ def _chosen(checkouts: Checkouts, texts: Sequence[str]) -> list[tuple[Problem, i
     for problem in problems():
         place = problem.kernel.partition(":")[0]
         for lnc in problem.lncs:
-            name = f"{problem.name}, LNC {lnc}"
+            name = row_name(problem.name, lnc)
             if checkouts.has(place) and any(text in name for text in texts):
                 found.append((problem, lnc))
     return found

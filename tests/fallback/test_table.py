@@ -320,6 +320,8 @@ def _by_hand() -> list[tuple[str, Call]]:
         ("trnx::quick_gelu", (x.bfloat16(),)),
         ("trnx::rms_norm", (x, r(4), 1e-6)),
         ("trnx::rms_norm", (x.bfloat16(), None, 1e-6)),
+        ("trnx::rms_norm", (x.bfloat16(), r(4), 1e-6, 1.0)),
+        ("trnx::rms_norm", (x.bfloat16(), r(4).bfloat16(), 1e-6, 0.0, True)),
         *(("trnx::cross_entropy", (x, labels, how, 1)) for how in (0, 1, 2)),
         *(("trnx::cross_entropy_backward",
            (loss, x, labels, *saved, how, 1))

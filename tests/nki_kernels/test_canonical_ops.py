@@ -217,10 +217,21 @@ def test_rms_norm_of_mixed_dtypes_and_strides() -> None:
     assert set(opcheck(rms_norm, (x, weight, 1e-5)).values()) == {"SUCCESS"}
 
 
+def test_rms_norm_rounds_what_the_weight_multiplies() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 40).bfloat16(), torch.randn(40).bfloat16()
+    normal = F.rms_norm(x, (40,), None, 1e-5)
+    assert torch.equal(rms_norm(x, weight, 1e-5, 0.0, True), normal * weight)
+    once = F.rms_norm(x.float(), (40,), weight.float() + 1.0, 1e-5).bfloat16()
+    assert torch.equal(rms_norm(x, weight, 1e-5, 1.0), once)
+    assert set(opcheck(rms_norm, (x, weight, 1e-5, 0.0, True)).values()) == {"SUCCESS"}
+
+
 def test_rms_norm_gradients() -> None:
     x = rand(3, 5, dtype=torch.float64).requires_grad_()
     weight = rand(5, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(lambda *t: rms_norm(*t, 1e-5), (x, weight))
+    assert torch.autograd.gradcheck(lambda *t: rms_norm(*t, 1e-5, 1.0), (x, weight))
 
 
 def graphs_of(function: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool) -> list[fx.Graph]:

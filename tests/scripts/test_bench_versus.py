@@ -116,6 +116,28 @@ def test_only_rows_that_are_asked_for(
     assert [row["problem"] for row in numbers["rows"]] == [found[1].name]
 
 
+def test_a_run_that_was_cut_off_goes_on(
+    script: ModuleType, checkouts: list[Path], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path,
+) -> None:  # fmt: skip
+    found = [problem("core.doubled:double"), problem("core.doubled:double", 32, limit=16)]
+    kept = ("--keep", str(tmp_path / "rows"))
+    monkeypatch.setattr(script, "problems", lambda: iter(found))
+    run(script, checkouts, monkeypatch, "--rows", "LNC 1", *kept)
+    assert len((tmp_path / "rows").read_text().splitlines()) == 2
+    capsys.readouterr()
+    measured = []
+    compared = script.compared
+    monkeypatch.setattr(script, "compared", lambda *of: measured.append(of[2]) or compared(*of))
+    run(script, checkouts, monkeypatch, *kept)
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert measured == [2, 2]
+    monkeypatch.setattr(script, "compared", compared)
+    run(script, checkouts, monkeypatch)
+    anew = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert again == anew
+
+
 @pytest.mark.usefixtures("script")
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
     from versus_checkouts import Checkouts, MissingCheckoutError

@@ -28,7 +28,7 @@ def values_of(name: str, x: torch.Tensor, **changes: Any) -> dict[str, Any]:
         bias = draw(width, dtype=x.dtype, seed=2)
         values.update(bias=bias, normalized_shape=[width], eps=1e-5)
     else:
-        values.update(eps=1e-6, returns_sum=False)
+        values.update(eps=1e-6, offset=0.0, rounds=False, returns_sum=False)
     return {**values, **changes}
 
 

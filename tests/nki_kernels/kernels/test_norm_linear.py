@@ -63,6 +63,108 @@ def test_one_product_with_a_bias(target: str) -> None:
     assert compiled_kernels(model, torch.randn(2, 5, 300), target=target) == ["norm_linear"]
 
 
+@pytest.mark.parametrize("lnc", [1, 2])
+def test_query_key_and_value_with_biases(lnc: int) -> None:
+    torch.manual_seed(0)
+    model = Projected(256, 512, 130, 128, bias=True).bfloat16()
+    assert compiled_kernels(model, torch.randn(1, 3, 256).bfloat16(), lnc=lnc) == ["norm_linear"]
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("columns", [(768,), (128, 66, 64)])
+def test_a_layer_norm(columns: Any, dtype: torch.dtype, lnc: int) -> None:
+    torch.manual_seed(0)
+    model = Projected(300, *columns, bias=True)
+    model.norm = nn.LayerNorm(300)
+    nn.init.uniform_(model.norm.bias)
+    x = torch.randn(2, 3, 300)
+    assert compiled_kernels(model.to(dtype), x.to(dtype), lnc=lnc) == ["norm_linear"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_errors_of_rows_that_cancel_are_those_of_eager(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Projected(300, 768, bias=True).to(dtype)
+    model.norm = nn.LayerNorm(300, dtype=dtype)
+    x = (torch.randn(6, 300) + 5.0).to(dtype)
+    x[0, 0], x[1] = 1e3, x[1] + 100.0
+    with torch.no_grad(), trnx.collect_reports() as reports:
+        found = torch.compile(model, backend="trnx")(x)[0]
+        wanted = model(x)[0]
+        exact = model.double()(x.double())[0]
+    assert [region.kernel for report in reports for region in report.regions] == ["norm_linear"]
+    ours, eager = ((y.double() - exact).abs().amax(-1) for y in (found, wanted))
+    assert (ours <= 2 * eager).all()
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_an_activation_behind_the_product(norm: type[nn.Module]) -> None:
+    class Activated(Projected):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (F.gelu(self.products[0](self.norm(x))),)
+
+    torch.manual_seed(0)
+    model = Activated(256, 640, bias=True)
+    model.norm = norm(256)
+    assert compiled_kernels(model, torch.randn(3, 256)) == ["norm_linear"]
+
+
+def test_rows_of_a_layer_norm_that_are_not_finite() -> None:
+    torch.manual_seed(0)
+    model = Projected(200, 66)
+    model.norm = nn.LayerNorm(200)
+    x = torch.randn(5, 200)
+    x[0, 3], x[1, 7], x[3] = math.nan, math.inf, 2.0
+    assert compiled_kernels(model, x) == ["norm_linear"]
+
+
+class LlamaNorm(nn.Module):
+    """Written out, as Hugging Face's Llama, Qwen and Mistral have it."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(hidden) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.to(torch.float32)
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * h.to(x.dtype)
+
+
+class GemmaNorm(LlamaNorm):
+    """Written out, as Hugging Face's Gemma has it: the weight is the distance from 1."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.float()
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return (h * (1.0 + self.weight.float())).type_as(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("norm", [LlamaNorm, GemmaNorm])
+@pytest.mark.parametrize("columns", [(129,), (128, 66, 64)])
+def test_a_norm_written_out(norm: type[LlamaNorm], dtype: torch.dtype, columns: Any) -> None:
+    torch.manual_seed(0)
+    model = Projected(192, *columns)
+    model.norm = norm(192)
+    model.to(dtype)
+    assert compiled_kernels(model, torch.randn(2, 1, 192).to(dtype)) == ["norm_linear"]
+    assert "rms_norm" in compiled_kernels(model, torch.randn(130, 1, 192).to(dtype))
+
+
+def test_a_norm_written_out_and_its_gradients() -> None:
+    torch.manual_seed(0)
+    model, x = Projected(64, 32), torch.randn(5, 64, requires_grad=True)
+    model.norm = LlamaNorm(64)
+    leaves = [x, *model.parameters()]
+    wanted = torch.autograd.grad(model(x)[0].square().sum(), leaves)
+    compiled = torch.compile(model, backend="trnx")
+    found = torch.autograd.grad(compiled(x)[0].square().sum(), leaves)
+    for have, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-4)
+
+
 def test_more_rows_or_products_stay_apart() -> None:
     torch.manual_seed(0)
     many = compiled_kernels(Projected(64, 96), torch.randn(129, 64))
@@ -84,10 +186,11 @@ def test_refusals_name_the_limit() -> None:
         def spec(*shape: int) -> TensorSpec:
             return TensorSpec.dense(shape, torch.float32)
 
-        weights = {"weight": spec(64, depth), "weight_1": None, "weight_2": None}
-        return Bindings(
-            {"x": spec(rows, depth), "norm_weight": spec(depth), **weights, "bias": spec(bias)}
-        )
+        given: dict[str, Any] = {"x": spec(rows, depth), "norm_weight": spec(depth)}
+        names = ("weight_1", "weight_2", "bias_1", "bias_2", "norm_bias", "normalized_shape")
+        absent = dict.fromkeys(names)
+        given |= {"weight": spec(64, depth), "bias": spec(bias)}
+        return Bindings({**given, **absent, "centres": False})
 
     cases = ((bindings(129, 64), "rows"), (bindings(0, 64), "empty"), (bindings(4, 64, 1), "bias"))
     for b, word in (*cases, (bindings(128, 65536), "SBUF")):

@@ -41,7 +41,7 @@ def backward_values(grad: torch.Tensor, x: torch.Tensor) -> dict[str, Any]:
 
 def rms_values(x: torch.Tensor, **changes: Any) -> dict[str, Any]:
     values = {"x": x, "residual": None, "weight": draw(x.shape[-1]), "eps": 1e-6}
-    return {**values, "returns_sum": False, **changes}
+    return {**values, "offset": 0.0, "rounds": False, "returns_sum": False, **changes}
 
 
 def bindings(values: dict[str, Any]) -> Bindings:

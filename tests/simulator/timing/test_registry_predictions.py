@@ -111,7 +111,14 @@ def _row_kernel(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Bindin
     x, vector = TensorSpec.dense(shape, dtype), TensorSpec.dense(shape[-1:], dtype)
     rest = {
         "softmax": {"dim": len(shape) - 1, "half_to_float": False, "is_log": False},
-        "rms_norm": {"residual": None, "weight": vector, "eps": 1e-6, "returns_sum": False},
+        "rms_norm": {
+            "residual": None,
+            "weight": vector,
+            "eps": 1e-6,
+            "offset": 0.0,
+            "rounds": False,
+            "returns_sum": False,
+        },
     }[name]
     return Bindings({"x": x, **rest})
 

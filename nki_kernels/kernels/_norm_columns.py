@@ -1,0 +1,101 @@
+"""RMS and layer norm of few rows with K on the partitions, `[128, chunks, rows]`, as products read
+them (`norm_linear.py`): all partitions work, and a product with ones adds up what they have.
+
+Behind the last element of K the last chunk holds zeros, which products do not read.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from trnx.nki_kernels.kernels._matmul import MatmulOperand, fill_operand
+
+
+def columns_of(operand: MatmulOperand, rows: int, depth: int) -> nl.NkiTensor:
+    """All rows as `[128, chunks, rows]`, zeros behind the last element."""
+    pmax = nl.tile_size.pmax
+    chunks = (depth + pmax - 1) // pmax
+    shape = (min(depth, pmax), chunks, rows)
+    data = nl.ndarray(shape, dtype=operand.segments[0].dtype, buffer=nl.sbuf)
+    if depth > pmax and depth % pmax > 0:
+        nisa.memset(dst=data[:, chunks - 1, :], value=0.0)
+    fill_operand(data, operand, 0, 0, depth)
+    return data
+
+
+def centred(data: nl.NkiTensor, depth: int) -> nl.NkiTensor:
+    """`data - mean(data)` of each row in float32."""
+    total = _sums(data)
+    mean = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=mean, data=total, op0=nl.multiply, operand0=1.0 / depth)
+    result = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
+    pmax = nl.tile_size.pmax
+    chunks = data.shape[1]
+    full = chunks if depth % pmax == 0 or depth < pmax else chunks - 1
+    if full < chunks:
+        nisa.memset(dst=result[:, full, :], value=0.0)
+        _subtract(result[0 : depth % pmax, full:chunks], data[0 : depth % pmax, full:chunks], mean)
+    if full > 0:
+        _subtract(result[:, 0:full], data[:, 0:full], mean)
+    return result
+
+
+def _subtract(dst: nl.NkiTensor, data: nl.NkiTensor, mean: nl.NkiTensor) -> None:
+    rows = mean[0 : data.shape[0]].expand_dim(1).broadcast(1, data.shape[1])
+    nisa.tensor_tensor(dst=dst, data1=data, data2=rows, op=nl.subtract)
+
+
+def scaled(
+    data: nl.NkiTensor,
+    weight: nl.NkiTensor | None,
+    bias: nl.NkiTensor | None,
+    dtype: object,
+    depth: int,
+    eps: float,
+    rounds: bool,
+) -> nl.NkiTensor:
+    """`data / sqrt(mean(data^2) + eps) * weight + bias` in `dtype`; vectors `[128, chunks, 1]`.
+    What the weight multiplies is rounded first where it `rounds`.
+    """
+    partitions, chunks, rows = data.shape
+    squares = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=squares, op=nl.square, data=data)
+    total = _sums(squares)
+    epsilon = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=epsilon, value=eps)
+    rstd = nl.ndarray((partitions, rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=rstd, op=nl.rsqrt, data=total, scale=1.0 / depth, bias=epsilon)
+    over_chunks = rstd.expand_dim(1).broadcast(1, chunks)
+    last = dtype if rounds or (weight is None and bias is None) else nl.float32
+    result = nl.ndarray(data.shape, dtype=last, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=result, data1=data, data2=over_chunks, op=nl.multiply)
+    if weight is not None:
+        last = dtype if bias is None else nl.float32
+        result = _with_vector(result, weight, last, nl.multiply)
+    if bias is not None:
+        result = _with_vector(result, bias, dtype, nl.add)
+    return result
+
+
+def _with_vector(
+    data: nl.NkiTensor, vector: nl.NkiTensor, dtype: object, op: object
+) -> nl.NkiTensor:
+    result = nl.ndarray(data.shape, dtype=dtype, buffer=nl.sbuf)
+    over_rows = vector.broadcast(2, data.shape[2])
+    nisa.tensor_tensor(dst=result, data1=data, data2=over_rows, op=op)
+    return result
+
+
+def _sums(data: nl.NkiTensor) -> nl.NkiTensor:
+    """The sum of each row, in every partition: `[128, rows]` in float32."""
+    partitions, _, rows = data.shape
+    sums = nl.ndarray((partitions, rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=sums, op=nl.add, data=data.permute((0, 2, 1)), axis=2)
+    ones = nl.ndarray((partitions, partitions), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    bank = nl.ndarray((partitions, rows), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=bank, stationary=ones, moving=sums)
+    total = nl.ndarray((partitions, rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=total, src=bank)
+    return total
