@@ -134,7 +134,7 @@ class GenerationEngine:
             model, self._tokenizer = _pretrained(Path(source))
             self.limit = models.positions(model.config)
         else:
-            run, folder = find(source)
+            run, folder = find(source, f"--generate {source}")
             model, self._tokenizer = merged(run, folder)
             self.limit = int(run["sequence_length"])
         # train.py learns from text without the tokenizer's marks of a beginning.

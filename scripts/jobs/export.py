@@ -30,7 +30,7 @@ def export(source: str, target: Path, *, merge: bool) -> None:
     """
     if target.exists():
         raise FlagError(f"{target} is there already: name a folder that is not")
-    run, folder = find(source)
+    run, folder = find(source, source)
     alone = run.get("lora") is not None and not merge
     model, tokenizer = (load if alone else merged)(run, folder)
     # A folder that looks whole is whole.

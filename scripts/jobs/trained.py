@@ -17,9 +17,9 @@ from trnx.jobs.errors import ModelError
 from trnx.jobs.weights import load_safetensors
 
 
-def find(source: str) -> tuple[dict[str, Any], Path | None]:
-    """(what a run says of its model, folder of the checkpoint or None for a preset). Raises
-    ModelError."""
+def find(source: str, named: str) -> tuple[dict[str, Any], Path | None]:
+    """(what a run says of its model, folder of the checkpoint or None for a preset); `named` is how
+    the user wrote it. Raises ModelError."""
     if source in models.PRESETS:
         keys = models.read_config(source, None)
         vocabulary = {"vocabulary": BYTE_VOCABULARY, "tokenizer": BYTES}
@@ -28,7 +28,7 @@ def find(source: str) -> tuple[dict[str, Any], Path | None]:
     folder = path if is_complete(path) else newest_readable(path)
     if folder is None:
         raise ModelError(
-            f"{source}: no preset ({', '.join(models.PRESETS)}), no complete "
+            f"{named}: no preset ({', '.join(models.PRESETS)}), no complete "
             "checkpoint of train.py, and no folder with config.json"
         )
     return read_run(folder), folder

@@ -15,7 +15,7 @@ from trnx.cli import app
 from trnx.nki_kernels import registry
 from trnx.nki_kernels.errors import KernelCheckError
 
-# x * rsqrt(mean(x^2) + eps) * weight + bias over the last axis, right.
+# x / (2 * sqrt(mean(x^2) + eps)) * weight + bias over the last axis, right.
 NORM = """
 import nki, nki.isa as nisa, nki.language as nl
 import torch, trnx
@@ -45,7 +45,9 @@ def norm(x, weight, bias, eps):
         nisa.activation(
             dst=rstd, op=nl.rsqrt, data=total, scale=1.0 / columns, bias=epsilon[0:count]
         )
-        nisa.tensor_scalar(dst=work, data=tile, op0=nl.multiply, operand0=rstd)
+        nisa.tensor_scalar(
+            dst=work, data=tile, op0=nl.multiply, operand0=rstd, op1=nl.multiply, operand1=0.5
+        )
         nisa.tensor_tensor(dst=work, data1=work, data2=scale[0:count], op=nl.multiply)
         nisa.tensor_tensor(dst=tile, data1=work, data2=shift[0:count], op=nl.add)
         nisa.dma_copy(dst=out[start : start + count, :], src=tile)
@@ -53,7 +55,8 @@ def norm(x, weight, bias, eps):
 
 def pattern(x, weight, bias, eps: float):
     mean = aten.mean.dim(aten.mul.Tensor(x, x), [1], True)
-    scaled = aten.mul.Tensor(x, aten.rsqrt.default(aten.add.Tensor(mean, eps)))
+    half = aten.mul.Tensor(aten.rsqrt.default(aten.add.Tensor(mean, eps)), 0.5)
+    scaled = aten.mul.Tensor(x, half)
     return aten.add.Tensor(aten.mul.Tensor(scaled, weight), bias)
 
 def supports(b, hw):
@@ -67,7 +70,7 @@ def supports(b, hw):
     return None
 
 def reference(x, weight, bias, eps):
-    return x * torch.rsqrt((x * x).mean(1, keepdim=True) + eps) * weight + bias
+    return x * (torch.rsqrt((x * x).mean(1, keepdim=True) + eps) * 0.5) * weight + bias
 
 def cost(b):
     return Cost(vector_flops=6 * b.x.numel, hbm_bytes=2 * b.x.nbytes)

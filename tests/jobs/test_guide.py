@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trnx.jobs import kernel_bench_flags, serve_flags, train_flags
+from trnx.jobs import export, kernel_bench_flags, serve_flags, train_flags
 from trnx.jobs.service import PATHS
 
 Train = Callable[..., tuple[int, list[dict[str, Any]], str]]
@@ -61,6 +61,9 @@ def test_every_flag_that_the_guide_names_exists(capsys: pytest.CaptureFixture[st
         with pytest.raises(SystemExit):
             flags.parse("", ["--help"])
         known |= set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
+    with pytest.raises(SystemExit):
+        export.main(["--help"])
+    known |= set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
     named = set(re.findall(r"--[a-z][a-z-]+", GUIDE))
     assert named - known == set()
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import random
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_programs.operations import OPERATIONS, Operation
 from torch_programs.program import DTYPES, Input, Line, Program
+from trnx.backend.torch_internals import fake_mode
 
 SIZES = (1, 2, 3, 4, 5, 8, 16, 17, 32, 64, 96, 127, 128, 129, 130, 200, 513, 1025)
 LAYOUTS = ("dense",) * 5 + ("transposed", "strided", "offset", "expanded")
@@ -152,15 +154,44 @@ class Builder:
     def _with_other_sizes(self, program: Program) -> Program:
         """Called with two sets of sizes, where eager takes the second too."""
         sizes = {name: self._draw.choice(SIZES[1:]) for name in self._dims}
+        arguments = program.arguments(sizes, DTYPES)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                values = program.function(DTYPES)(*program.arguments(sizes, DTYPES))
+                _require_small(program.function(DTYPES), arguments)
+                values = program.function(DTYPES)(*arguments)
         except Exception:  # noqa: BLE001  (eager does not take these sizes)
             return program
         if not all(_is_usable(value) for value in values):
             return program
         return replace(program, dims=(*program.dims, sizes), is_dynamic=True)
+
+
+class _TooLargeError(Exception):
+    """A value between has more elements than a program should."""
+
+
+class _Sizes(TorchDispatchMode):
+    """Ends what makes a value that is too large."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        made = func(*args, **(kwargs or {}))
+        leaves = torch.utils._pytree.tree_leaves(made)
+        if any(isinstance(x, torch.Tensor) and x.numel() > 100 * LARGEST for x in leaves):
+            raise _TooLargeError
+        return made
+
+
+def _require_small(function: Callable[..., Any], arguments: Sequence[torch.Tensor]) -> None:
+    """Raises _TooLargeError before memory is asked for. What only values tell is not seen."""
+    try:
+        with fake_mode() as mode, _Sizes():
+            function(*map(mode.from_tensor, arguments))
+    except _TooLargeError:
+        raise
+    except Exception:  # noqa: BLE001  (sizes that depend on values)
+        pass
 
 
 def _is_usable(value: torch.Tensor) -> bool:
