@@ -23,8 +23,10 @@ from trnx.nki_kernels.kernels._cores import share_of
 # partition on, and nothing is gained beyond a few times that.
 _STAGING_BYTES = 16384
 # Of an operand, loaded by one DMA: little, so that the first product starts early, and more than
-# moves while the next one is triggered (600 ns). By schedule; 256 KiB are slower for long rows.
+# moves while the next one is triggered (600 ns). By schedule; 256 KiB are slower for long rows, and
+# on trn1, where a DMA costs more, whatever is less than 1 MiB.
 _PIECE_BYTES = 384 * 1024
+_PIECE_BYTES_GEN2 = 1024 * 1024
 
 
 class MatmulOperand(NamedTuple):
@@ -186,7 +188,9 @@ def piece_rows(operand: MatmulOperand, depth: int, unit: int) -> int:
     one.
     """
     row_bytes = depth * 4 if operand.segments[0].dtype == nl.float32 else depth * 2
-    return max(1, _PIECE_BYTES // (row_bytes * unit)) * unit
+    is_gen2 = nisa.get_nc_version() == nisa.nc_version.gen2
+    piece = _PIECE_BYTES_GEN2 if is_gen2 else _PIECE_BYTES
+    return max(1, piece // (row_bytes * unit)) * unit
 
 
 def load_pieces(pieces: Pieces, operand: MatmulOperand, row: int, rows: int, depth: int) -> None:
