@@ -49,7 +49,9 @@ def _nothing(dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(0, dtype=dtype, device="cpu")
 
 
-@functools.lru_cache(maxsize=1024)
+# Few: what is kept for addresses of one call alone lies between the memory of others, which the
+# allocator then cannot give back.
+@functools.lru_cache(maxsize=128)
 def _memory_at(address: int, nbytes: int) -> torch.UntypedStorage:
     """Memory of somebody else as a storage that does not own it."""
     if not nbytes:
