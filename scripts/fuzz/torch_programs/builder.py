@@ -184,14 +184,9 @@ class _Sizes(TorchDispatchMode):
 
 
 def _require_small(function: Callable[..., Any], arguments: Sequence[torch.Tensor]) -> None:
-    """Raises _TooLargeError before memory is asked for. What only values tell is not seen."""
-    try:
-        with fake_mode() as mode, _Sizes():
-            function(*map(mode.from_tensor, arguments))
-    except _TooLargeError:
-        raise
-    except Exception:  # noqa: BLE001  (sizes that depend on values)
-        pass
+    """Raises _TooLargeError before memory is asked for, and what eager raises of these sizes."""
+    with fake_mode() as mode, _Sizes():
+        function(*map(mode.from_tensor, arguments))
 
 
 def _is_usable(value: torch.Tensor) -> bool:
