@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from trnx.backend import demo
 from trnx.jobs import models
 from trnx.jobs.corpus import load_tokenizer
 from trnx.jobs.errors import ModelError
+from trnx.jobs.sampling import draw, number_of
 from trnx.jobs.scheduler import Item
 from trnx.jobs.trained import find, merged
 
@@ -31,6 +33,30 @@ def _compile(
     )
 
 
+def _pretrained(folder: Path, flag: str, kind: str) -> tuple[Any, Any]:
+    """(model in the dtype of its weights, tokenizer) of a folder of `save_pretrained`, which `flag`
+    names; `kind` is the class of transformers that reads it.
+
+    Code of the folder is not run, and weights are safetensors: nothing is unpickled. Raises
+    ModelError.
+    """
+    import transformers
+
+    tokenizer = load_tokenizer(str(folder), flag)
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model = getattr(transformers, kind).from_pretrained(
+            folder,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype="auto",
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{flag} {folder}: no model can be read there ({error})") from None
+    return model, tokenizer
+
+
 class EmbeddingEngine:
     """Mean-pooled, normalised sentence embeddings of a BERT-like encoder in a local folder."""
 
@@ -40,15 +66,8 @@ class EmbeddingEngine:
         self, source: str, backend: str, options: Mapping[str, str] | None, device: torch.device
     ) -> None:
         """`source` is "minilm" or a folder with a transformers model. Raises ModelError."""
-        import transformers
-
         folder = demo.model_folder() if source == MINILM else Path(source)
-        self.tokenizer = load_tokenizer(str(folder), "--embed")
-        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        try:
-            model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise ModelError(f"--embed {source}: no model can be read there ({error})") from None
+        model, self.tokenizer = _pretrained(folder, "--embed", "AutoModel")
         self.limit = int(model.config.max_position_embeddings)
         self._device = device
         self._model = _compile(model.eval().to(device), backend, options)
@@ -80,29 +99,6 @@ class EmbeddingEngine:
         return demo.embeddings(self._model, on_device).cpu()
 
 
-def _pretrained(folder: Path) -> tuple[Any, Any]:
-    """(model in the dtype of its weights, tokenizer) of a folder of `save_pretrained`.
-
-    Code of the folder is not run, and weights are safetensors: nothing is unpickled. Raises
-    ModelError.
-    """
-    import transformers
-
-    tokenizer = load_tokenizer(str(folder), "--generate")
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype="auto",
-        )
-    except (OSError, ValueError) as error:
-        raise ModelError(f"--generate {folder}: no model can be read there ({error})") from None
-    return model, tokenizer
-
-
 def _ends_of(model: Any, tokenizer: Any) -> frozenset[int]:
     """Tokens that end a text: the tokenizer's, and those of the model's generation settings; for
     bytes the 0."""
@@ -131,7 +127,7 @@ class GenerationEngine:
         """
         pretrained = (Path(source) / "config.json").is_file()
         if pretrained:
-            model, self._tokenizer = _pretrained(Path(source))
+            model, self._tokenizer = _pretrained(Path(source), "--generate", "AutoModelForCausalLM")
             self.limit = models.positions(model.config)
         else:
             run, folder = find(source, f"--generate {source}")
@@ -205,13 +201,8 @@ class GenerationEngine:
         request = item.request
         if request.temperature == 0:
             return int(logits.argmax())
-        generator = item.state.get("generator")
-        if generator is None:
-            generator = torch.Generator()
-            if request.seed is None:
-                generator.seed()
-            else:
-                generator.manual_seed(request.seed)
-            item.state["generator"] = generator
-        chances = torch.softmax(logits / request.temperature, dim=-1)
-        return int(torch.multinomial(chances, 1, generator=generator))
+        if "seed" not in item.state:
+            drawn_anew = request.seed is None
+            item.state["seed"] = secrets.randbits(64) if drawn_anew else request.seed
+        asked = request.temperature, 1.0, number_of(item.state["seed"], len(item.tokens))
+        return int(draw(logits[None], *(torch.tensor([[value]]) for value in asked)).argmax())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -67,12 +68,13 @@ def _files_of(folder: Path) -> dict[str, Path]:
     return found
 
 
-def copy_part(target: torch.Tensor, whole: torch.Tensor) -> None:
-    """Give a parameter this rank's part of its values."""
+def copy_part(target: torch.Tensor, whole: Any) -> None:
+    """Give a parameter this rank's part of its values: a tensor, or a slice of safetensors, of
+    which no more is read."""
     if isinstance(target, DTensor):
         target.to_local().copy_(whole[local_part(target)])
     else:
-        target.copy_(whole)
+        target.copy_(whole[...])
 
 
 def parameters_of_base(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -114,7 +116,4 @@ def load_safetensors(folder: Path, model: torch.nn.Module) -> None:
                     f"--init-from {folder}: {name} is {shape}, and {list(target.shape)} in the "
                     "model: the tokenizer (--tokenizer) gives the vocabulary, config.json the rest"
                 )
-            if isinstance(target, DTensor):
-                target.to_local().copy_(found[local_part(target)])
-            else:
-                target.copy_(file.get_tensor(name))
+            copy_part(target, found)

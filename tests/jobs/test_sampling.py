@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from trnx.jobs.continuous import ContinuousEngine
-from trnx.jobs.drawing import draw
 from trnx.jobs.engines import GenerationEngine
-from trnx.jobs.sampling import GREEDY, Sampling, number_of
+from trnx.jobs.sampling import GREEDY, Sampling, draw, number_of
 
 CPU = torch.device("cpu")
 DRAWS = 4000
