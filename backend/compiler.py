@@ -15,6 +15,7 @@ from trnx.backend.buckets.choice import choose_padding, may_pad, note_padding
 from trnx.backend.collectives import CollectiveEngine
 from trnx.backend.debug_folder import DebugFolder
 from trnx.backend.executable import Executable
+from trnx.backend.garbage import new_objects_only
 from trnx.backend.neuron.choice import Choice
 from trnx.backend.neuron.executable import NeuronExecutable
 from trnx.backend.neuron.host_view import device_of, seen_on_host
@@ -70,7 +71,7 @@ class GraphCompiler:
         """The function that AOTAutograd calls for graphs of `kind`."""
 
         def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            with without_guards(inputs), with_torch_function():
+            with new_objects_only(), without_guards(inputs), with_torch_function():
                 return self.compile(gm, kind)
 
         return compile_graph

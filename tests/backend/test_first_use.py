@@ -127,3 +127,22 @@ def test_threads_share_the_modules_and_twins_of_nki(tmp_path: Path) -> None:
         "    found.append((id(nki_modules()['nki']), id(load(threads_kernel.kernel))))\n"
     )
     run(tmp_path, program + "\nrun()\nassert len(set(found)) == 1, found\nfailures.clear()\n")
+
+
+WITHOUT_JAX = """
+def use(index):
+    import trnx
+    def function(x, y):
+        return torch.softmax(torch.tanh(x @ y) * 2, -1)
+    x, y = torch.randn(index + 1, 16), torch.randn(16, 16)
+    with trnx.collect_reports() as reports:
+        got = torch.compile(function, backend="trnx")(x, y)
+    torch.testing.assert_close(got, function(x, y), rtol=1e-4, atol=1e-4)
+    assert reports.nodes_on_nki == 1.0
+    assert "jax" not in sys.modules
+"""
+
+
+def test_models_that_run_on_nki_import_no_jax(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    run(tmp_path, WITHOUT_JAX)

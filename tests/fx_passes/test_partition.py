@@ -283,6 +283,27 @@ def test_a_kernel_that_does_not_pay_is_refused(plan: Any, trnx: Any) -> None:
     assert [r.engine for r in by_legality.regions] == ["nki"]
 
 
+@pytest.mark.parametrize(("seconds", "is_asked"), [(1e-3, True), (1e3, False)])
+def test_an_engine_that_is_no_faster_is_not_asked(
+    plan: Any, trnx: Any, monkeypatch: pytest.MonkeyPatch, seconds: float, is_asked: bool
+) -> None:
+    engine, asked = trnx.FakeEngine(seconds=seconds), []
+    supports = type(engine).supports
+
+    def noting(self: Any, node: fx.Node) -> Any:
+        asked.append(node.target)
+        return supports(self, node)
+
+    monkeypatch.setattr(type(engine), "supports", noting)
+    slow = trnx.FakeKernel("exp", exp, work=Cost(hbm_bytes=1 << 40))
+    made = plan(
+        lambda x: _tuple(torch.exp(x)), X, select="profit", kernels=[slow], engines=[engine]
+    )
+
+    assert [r.engine for r in made.regions] == ["eager" if is_asked else "nki"]
+    assert bool(asked) == is_asked
+
+
 def test_every_entry_has_the_users_line(check: Any) -> None:
     seen = check(lambda x: torch.cumsum(x, 0), X)
 

@@ -1,0 +1,85 @@
+"""What Python's collector visits while trnx compiles."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from trnx.backend.compiler import GraphCompiler
+from trnx.backend.garbage import new_objects_only
+
+
+@pytest.fixture
+def nothing_frozen() -> Any:
+    assert gc.get_freeze_count() == 0
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_what_was_there_is_not_visited_inside() -> None:
+    before = [[]]
+    with new_objects_only():
+        inside = [[]]
+        tracked = {id(one) for one in gc.get_objects()}
+        assert id(inside) in tracked
+        assert id(before) not in tracked
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_garbage_made_inside_is_collected_inside() -> None:
+    class Node:
+        alive = 0
+
+        def __init__(self) -> None:
+            Node.alive += 1
+            self.itself = self
+
+        def __del__(self) -> None:
+            Node.alive -= 1
+
+    with new_objects_only():
+        Node()
+        assert Node.alive == 1
+        gc.collect()
+        assert Node.alive == 0
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_an_error_and_a_block_within_leave_nothing_frozen() -> None:
+    with pytest.raises(KeyError), new_objects_only():
+        with new_objects_only():
+            pass
+        assert gc.get_freeze_count() > 0
+        raise KeyError
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_what_the_user_has_frozen_stays_frozen() -> None:
+    gc.freeze()
+    with new_objects_only():
+        pass
+    assert gc.get_freeze_count() > 0
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_graphs_compile_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = []
+    original = GraphCompiler.compile
+
+    def noting(self: GraphCompiler, *arguments: Any) -> Any:
+        frozen.append(gc.get_freeze_count())
+        return original(self, *arguments)
+
+    monkeypatch.setattr(GraphCompiler, "compile", noting)
+    torch._dynamo.reset()
+    x = torch.randn(3, 5, requires_grad=True)
+    torch.compile(lambda x: torch.tanh(x) + 1, backend="trnx")(x).sum().backward()
+    assert len(frozen) == 2
+    assert min(frozen) > 0
+    assert gc.get_freeze_count() == 0
