@@ -22,6 +22,7 @@ from trnx.backend.neuron.host_view import device_of, seen_on_host
 from trnx.backend.options import Options
 from trnx.backend.pipeline import make_engines, plan_graph
 from trnx.backend.prediction import PREDICTIONS
+from trnx.backend.programs import PROGRAMS
 from trnx.backend.report import GraphReport, RegionReport, publish, ran
 from trnx.backend.runners import NeuronRunner
 from trnx.backend.torch_internals import (
@@ -72,7 +73,9 @@ class GraphCompiler:
 
         def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             with new_objects_only(), without_guards(inputs), with_torch_function():
-                return self.compile(gm, kind)
+                run = self.compile(gm, kind)
+            PROGRAMS.trim()
+            return run
 
         return compile_graph
 

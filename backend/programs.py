@@ -17,9 +17,11 @@ from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.program.program import Program
 
-# For compilation, and for the next model of the same layers: what executables use is found without
-# it. A large model has some tens of different launches for each shape that it sees.
+# While a graph compiles: kernels are traced to predict them, and most of those are not chosen.
 CAPACITY = 256
+# After that, for the next model of the same layers: what executables use is found without them. A
+# large model has some tens of different launches for each shape that it sees.
+KEPT = 64
 # Programs hold the on-chip tensors of their kernels: some megabytes each, 24 MiB at the most.
 CAPACITY_BYTES = 1 << 30
 
@@ -111,6 +113,10 @@ class ProgramCache:
         finally:
             with self._lock:
                 self._tracing.pop(key, None)
+
+    def trim(self, most: int = KEPT) -> None:
+        """Drop what nothing uses, but for the `most` newest: a graph has compiled."""
+        self._programs.trim(most)
 
     def clear(self) -> None:
         """Drop every Program that nothing uses, for measurements."""

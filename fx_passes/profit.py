@@ -56,7 +56,7 @@ class Profit:
             return None
         nki = self.nki_seconds(match)
         for engine, other in offers:
-            # An engine that is no faster is not asked: XLA imports JAX and traces each op to answer.
+            # XLA imports JAX and traces each op to answer: ask only where it matters.
             if other * MARGIN < nki and not any(engine.supports(node) for node in nodes):
                 return Reject(
                     f"kernel {match.kernel.name} is predicted to take {nki * 1e6:.0f} us, "

@@ -63,6 +63,14 @@ class LruCache(Generic[Value]):
         with self._lock:
             return tuple(self._kept.values())
 
+    def trim(self, most: int) -> None:
+        """Forget all but the `most` newest values."""
+        dropped = []
+        with self._lock:
+            while len(self._kept) > most:
+                dropped.append(self._kept.pop(next(iter(self._kept))))
+        del dropped
+
     def clear(self) -> None:
         """Forget all values."""
         with self._lock:

@@ -8,9 +8,11 @@ and backward; one function that is compiled anew for every shape, eight of them 
 at a time. Memory is read after each tenth of them, without garbage and without what malloc
 keeps for later.
 
-Bar: after the first 20 it grows by no more than 5 %. aot_eager's growth in the same run stands
-beside it, and takes nothing off: it tells what Dynamo and AOTAutograd keep. `--json`
-prints one object as the last line; exit status 0 means that the bar holds.
+Bar: after the first 20 it grows by no more than 5 %, besides what Dynamo and AOTAutograd keep
+whatever the backend is (guards of global objects, generated sources, metrics): by the growth of
+aot_eager, run in the same way. torch's cache of fake results is no part of that: trnx bounds it,
+and for aot_eager it is emptied before every reading. Both whole growths are printed as well.
+`--json` prints one object as the last line; exit status 0 means that the bar holds.
 Times are of no interest, so that the machine may be busy.
 """
 
@@ -28,6 +30,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from simulator_measures import settled_bytes
+
+from trnx.backend.torch_internals import bound_fake_results
 
 BAR = 1.05
 FIRST = 20
@@ -122,18 +126,29 @@ class Growth:
         """Memory at the end relative to that after the first 20."""
         return self.last / self.after_first
 
+    def beyond(self, torchs: Growth) -> float:
+        """The same without what torch alone has kept meanwhile."""
+        return self.ratio - (torchs.last - torchs.after_first) / self.after_first
+
+
+def read_bytes(kind: str) -> int:
+    """Memory of this process now; the fake results are kept by trnx's rule, or not at all."""
+    if OPTIONS[kind] is None:
+        bound_fake_results(0)
+    return settled_bytes()
+
 
 def measure(use: str, kind: str, with_xla: bool, count: int) -> Growth:
     """In this process."""
     turns = USES[use](kind, with_xla)
     for _ in range(FIRST):
         next(turns)
-    first = settled_bytes()
+    first = read_bytes(kind)
     read = []
     for turn in range(FIRST, count):
         next(turns)
         if (turn + 1) % max(count // 10, 1) == 0 or turn + 1 == count:
-            read.append(settled_bytes())
+            read.append(read_bytes(kind))
     return Growth(use, "xla" if with_xla else "nki", kind, count, first, max(read), read[-1])
 
 
@@ -170,11 +185,14 @@ def main() -> int:
             count = getattr(arguments, use)
             ours = measured_apart(use, "xla" if with_xla else "nki", with_xla, count)
             theirs = measured_apart(use, "aot_eager", with_xla, count)
-            holds &= ours.ratio <= BAR
-            rows.append({**asdict(ours), "ratio": ours.ratio, "aot_eager": theirs.ratio})
+            beyond = ours.beyond(theirs)
+            holds &= beyond <= BAR
+            ratios = {"ratio": ours.ratio, "aot_eager": theirs.ratio, "beyond_torch": beyond}
+            rows.append({**asdict(ours), **ratios})
             print(
                 f"{count} {use}, {ours.regions} regions: {ours.after_first >> 20} -> "
-                f"{ours.last >> 20} MiB, {ours.ratio:.3f} (aot_eager {theirs.ratio:.3f})",
+                f"{ours.last >> 20} MiB, {ours.ratio:.3f} (aot_eager {theirs.after_first >> 20} -> "
+                f"{theirs.last >> 20} MiB, {theirs.ratio:.3f}); beyond torch's {beyond:.3f}",
                 flush=True,
             )
     if arguments.json:

@@ -1,14 +1,16 @@
 """Speed of the default run on the CPU, one thread for both: models compiled by trnx against eager.
 
 Bars: the demo's model from the second call <= 5x eager and its first call <= 60 s;
-BERT-base 8x128 float32 forward <= 8x eager; explain's prediction for the demo's model on each
-target, kernels traced and scheduled anew, <= 2 s after it has compiled; trnx's part of compiling a
-step of AdamW over 300 parameters of ten shapes <= 2.3x that over 150 (it is linear), and the first
-such step <= 2.5x that of aot_eager; ResNet-18 2x3x224x224 forward and training step <= 1.6x eager;
-a step of a mixture of experts with a new routing <= 1.3x the same with `fallback="eager"`, for
-inference and training; a call with a new Python integer <= 5 ms; a call of a two-layer BERT with a
-new length <= 0.5 s; a call of one small pointwise kernel <= 25 us more than by aot_eager, of 300
-pointwise ops <= 1.2x aot_eager. Medians of runs that alternate with eager's in one process.
+BERT-base 8x128 float32 forward <= 1.3x eager, GPT-2 1x512 <= 1.5x; explain's prediction for the
+demo's model on each target, kernels traced and scheduled anew, <= 2 s after it has compiled; trnx's
+part of compiling a step of AdamW over 300 parameters of ten shapes <= 2.3x that over 150 (it is
+linear), and the first such step <= 2.5x that of aot_eager; ResNet-18 2x3x224x224 forward and
+training step <= 1.6x eager; a step of a mixture of experts with a new routing <= 1.3x the same with
+`fallback="eager"`, for inference and training; a call with a new Python integer <= 5 ms; a call of
+a two-layer BERT with a new length <= 0.5 s; a call of one small kernel, whichever of those in
+`small_calls.py`, <= 25 us more than by aot_eager, of 300 pointwise ops <= 1.2x aot_eager.
+Medians of runs that alternate with
+eager's in one process; a ratio is the median of those of two runs in a row.
 `--json` prints one object as the last line; exit status 0 means that the bars hold.
 
 `--predict` prints the predicted time of whole models on the chip instead, and the shares of their
@@ -37,7 +39,8 @@ import trnx
 
 DEMO_RATIO = 5.0
 DEMO_FIRST_SECONDS = 60.0
-BERT_BASE_RATIO = 8.0
+BERT_BASE_RATIO = 1.3
+GPT2_RATIO = 1.5
 PREDICTION_SECONDS = 2.0
 OPTIMIZER_GROWTH = 2.3
 OPTIMIZER_RATIO = 2.5
@@ -59,15 +62,16 @@ def _seconds(call: Callable[[], Any]) -> float:
 def alternate(
     ours: Callable[[], Any], theirs: Callable[[], Any], runs: int, first: float
 ) -> dict[str, float]:
-    """Medians of `runs` alternating calls, in seconds; `ratio` is trnx / eager."""
+    """Medians of `runs` alternating calls, in seconds; `ratio` is that of trnx / eager."""
     theirs()
     pairs = [(_seconds(theirs), _seconds(ours)) for _ in range(runs)]
     eager, trnx = (statistics.median(column) for column in zip(*pairs, strict=True))
-    return {"first": first, "eager": eager, "trnx": trnx, "ratio": trnx / eager}
+    ratio = statistics.median(ours / theirs for theirs, ours in pairs)
+    return {"first": first, "eager": eager, "trnx": trnx, "ratio": ratio}
 
 
 def compare(model: torch.nn.Module, inputs: dict[str, torch.Tensor], runs: int) -> dict[str, float]:
-    """First call, then medians of `runs` alternating calls, in seconds; `ratio` is trnx / eager."""
+    """Seconds of the first call, then of `runs` calls that `alternate`."""
     compiled = torch.compile(model, backend="trnx")
     with torch.no_grad():
         first = _seconds(lambda: compiled(**inputs))
@@ -111,7 +115,17 @@ def bert_base() -> dict[str, float]:
         "input_ids": torch.randint(0, 30000, (8, 128)),
         "attention_mask": torch.ones(8, 128, dtype=torch.int64),
     }
-    return compare(BertModel(BertConfig()).eval(), inputs, runs=3)
+    return compare(BertModel(BertConfig()).eval(), inputs, runs=7)
+
+
+def gpt2() -> dict[str, float]:
+    """GPT-2 small (12 layers, 768 wide, random weights) with its head, one sequence of 512
+    tokens."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    inputs = {"input_ids": torch.randint(0, 50000, (1, 512))}
+    return compare(GPT2LMHeadModel(GPT2Config(use_cache=False)).eval(), inputs, runs=7)
 
 
 def predictions() -> dict[str, float]:
@@ -167,6 +181,7 @@ def _first_step(count: int, backend: str) -> float:
 MEASURES: dict[str, Callable[[], dict[str, float]]] = {
     "demo": demo_model,
     "bert_base_8x128": bert_base,
+    "gpt2_1x512": gpt2,
     "demo_prediction": predictions,
     "adamw": optimizer,
     "resnet18": resnet,
@@ -183,6 +198,7 @@ MEASURES: dict[str, Callable[[], dict[str, float]]] = {
 BARS: dict[str, Callable[[dict[str, float]], bool]] = {
     "demo": lambda row: row["ratio"] <= DEMO_RATIO and row["first"] <= DEMO_FIRST_SECONDS,
     "bert_base_8x128": lambda row: row["ratio"] <= BERT_BASE_RATIO,
+    "gpt2_1x512": lambda row: row["ratio"] <= GPT2_RATIO,
     "demo_prediction": lambda row: all(
         row[f"{target}_seconds"] <= PREDICTION_SECONDS for target in TARGETS
     ),
@@ -193,7 +209,7 @@ BARS: dict[str, Callable[[dict[str, float]], bool]] = {
     "experts_training": lambda row: row["ratio"] <= EXPERTS_RATIO,
     "new_number_ms": lambda row: row["worst"] <= NEW_NUMBER_MS,
     "new_length": lambda row: row["new"] <= NEW_LENGTH_SECONDS,
-    "tiny_region_us": lambda row: row["pointwise"] <= TINY_REGION_US,
+    "tiny_region_us": lambda row: max(row.values()) <= TINY_REGION_US,
     "pointwise_300": lambda row: row["ratio"] <= POINTWISE_RATIO,
 }
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from trnx.backend import entry, report
 from trnx.backend.executable import Executable
-from trnx.backend.programs import PROGRAMS
+from trnx.backend.programs import PROGRAMS, ProgramCache
 from trnx.backend.report import GraphReport
 from trnx.backend.torch_internals import bound_fake_results, fake_results
 
@@ -99,6 +99,32 @@ def test_a_dropped_model_leaves_no_generated_kernel() -> None:
     _collect()
     assert [kernel() for kernel in made] == [None] * len(made)
     assert set(generator._KERNELS) <= before
+
+
+def test_programs_of_dropped_models_are_bounded_and_those_in_use_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.compiler.reset()
+    PROGRAMS.clear()
+    _collect()
+    monkeypatch.setattr(ProgramCache.trim, "__defaults__", (3,))
+    living = [torch.compile(torch.nn.Linear(11, 16 + k), backend="trnx") for k in range(5)]
+    x = torch.randn(4, 11)
+    with torch.no_grad():
+        for model in living:
+            torch.testing.assert_close(model(x), model._orig_mod(x))
+        _collect()
+        assert len(PROGRAMS) == 3
+        assert len(PROGRAMS._in_use) == 5
+        before = PROGRAMS.traced
+        again = torch.compile(torch.nn.Linear(11, 16), backend="trnx")
+        torch.testing.assert_close(again(x), again._orig_mod(x))
+        assert PROGRAMS.traced == before
+    del living, model, again
+    torch.compiler.reset()
+    report._journal._last = None
+    _collect()
+    assert len(PROGRAMS._in_use) == len(PROGRAMS) == 3
 
 
 def _f(x: torch.Tensor) -> torch.Tensor:

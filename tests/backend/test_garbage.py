@@ -51,11 +51,15 @@ def test_garbage_made_inside_is_collected_inside() -> None:
 
 @pytest.mark.usefixtures("nothing_frozen")
 def test_an_error_and_a_block_within_leave_nothing_frozen() -> None:
-    with pytest.raises(KeyError), new_objects_only():
+    def fail() -> None:
         with new_objects_only():
-            pass
-        assert gc.get_freeze_count() > 0
-        raise KeyError
+            with new_objects_only():
+                pass
+            assert gc.get_freeze_count() > 0
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert gc.get_freeze_count() == 0
 
 

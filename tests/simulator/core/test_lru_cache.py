@@ -45,6 +45,21 @@ def test_bytes_bound_it_and_the_newest_stays() -> None:
     assert kept(cache) == "e"
 
 
+def test_trimming_leaves_the_newest() -> None:
+    cache: LruCache[str] = LruCache(9)
+    for key in "abcd":
+        cache.put(key, key)
+    assert cache.get("a") == "a"
+    cache.trim(2)
+    assert kept(cache) == "da"
+    cache.trim(2)
+    assert kept(cache) == "da"
+    cache.put("e", "e")
+    assert kept(cache) == "dae"
+    cache.trim(0)
+    assert len(cache) == 0
+
+
 def test_none_is_a_value_and_is_made_once() -> None:
     cache: LruCache[None] = LruCache(2)
     made: list[int] = []
