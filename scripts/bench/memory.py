@@ -1,6 +1,7 @@
 """Resident memory of a process that compiles, calls and drops models, NKI and XLA regions apart.
 
-    python scripts/bench/memory.py [--models 200] [--calls 2000] [--recompiles 200] [--json]
+    python scripts/bench/memory.py [--models 200] [--calls 2000] [--recompiles 200] [--only USE]
+        [--json]
 
 Three things, each with NKI regions and with XLA regions, each in a process of its own: models of
 another width each, compiled, trained for a step and dropped; calls of one compiled model, forward
@@ -172,6 +173,7 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=200)
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--recompiles", type=int, default=200)
+    parser.add_argument("--only", choices=tuple(USES), help="one use alone")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -180,7 +182,7 @@ def main() -> int:
         print(json.dumps(asdict(measure(*json.loads(arguments.measure)))))
         return 0
     rows, holds = [], True
-    for use in USES:
+    for use in [arguments.only] if arguments.only else USES:
         for with_xla in (False, True):
             count = getattr(arguments, use)
             ours = measured_apart(use, "xla" if with_xla else "nki", with_xla, count)

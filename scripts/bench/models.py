@@ -9,9 +9,11 @@ training step <= 1.6x eager; a step of a mixture of experts with a new routing <
 `fallback="eager"`, for inference and training; a call with a new Python integer <= 5 ms; a call of
 a two-layer BERT with a new length <= 0.5 s; a call of one small kernel, whichever of those in
 `small_calls.py`, <= 25 us more than by aot_eager, of 300 pointwise ops <= 1.2x aot_eager.
-Medians of runs that alternate with
-eager's in one process; a ratio is the median of those of two runs in a row.
-`--json` prints one object as the last line; exit status 0 means that the bars hold.
+
+Seconds are those of CPU, of all threads of the process: other work on the machine counts little.
+Medians of runs that alternate with eager's in one process; a ratio is the median of the ratios of
+two runs in a row. `--json` prints one object as the last line; exit status 0 means that the bars
+hold.
 
 `--predict` prints the predicted time of whole models on the chip instead, and the shares of their
 limits: `predicted_models.py` has the models, the bars and how the limits are counted.
@@ -54,9 +56,9 @@ TARGETS = ("trn1", "trn2", "trn3")
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     call()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def alternate(
