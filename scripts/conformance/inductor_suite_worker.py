@@ -31,6 +31,8 @@ MEMORY_BYTES = 8 << 30
 
 def replace_inductor(suite: ModuleType, backend: str) -> None:
     """`backend` wherever the tests compile with Inductor; its modes and options are left out."""
+    # Loads all backends; else the first compilation does, and finds the name taken.
+    registry.lookup_backend(INDUCTOR)
     chosen = registry.lookup_backend(backend)
     registry._COMPILER_FNS[INDUCTOR] = chosen
     suite.__dict__["compile_fx"] = chosen

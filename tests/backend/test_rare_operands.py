@@ -40,6 +40,10 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[torch.Tensor]]] = {
         lambda x, e: (torch.cat([x, e], -2), torch.cat([e, x, e, x], -1), torch.cat([e, e], 0)),
         (torch.randn(3, 129), torch.empty(0)),
     ),
+    "adaptive pooling to no windows": (
+        lambda x: [nn.functional.adaptive_avg_pool2d(x, size) for size in (0, (0, 3), (3, 0))],
+        (torch.randn(2, 3, 7, 8),),
+    ),
 }
 
 
