@@ -110,6 +110,8 @@ def _cdist(x: torch.Tensor, y: torch.Tensor, p: float, mode: int | None) -> Any:
     if math.prod(batch) * rows * others * x.shape[-1] > _MOST_DIFFERENCES:
         return NotImplemented
     differences = x.contiguous().unsqueeze(-2) - y.contiguous().unsqueeze(-3)
+    if p == 0:  # a NaN counts as NaN, where a norm counts it as not zero
+        return differences.abs().ceil().clamp(max=1).sum(-1)
     return aten.linalg_vector_norm.default(differences, p, [-1])
 
 

@@ -117,8 +117,8 @@ def _where_windows_differ(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Windows of one size are a kernel's."""
 
     def pool(x: torch.Tensor, size: Sequence[int]) -> Any:
-        differ = any(n % out for n, out in zip(x.shape[-2:], size, strict=True))
-        if not differ or not x.numel():
+        differ = any(out and n % out for n, out in zip(x.shape[-2:], size, strict=True))
+        if not differ or 0 in (*x.shape, *size):
             return NotImplemented
         return rule(x, size).contiguous(memory_format=suggest_memory_format(x))
 

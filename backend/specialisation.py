@@ -21,6 +21,7 @@ from trnx.backend.region_check import RegionChecker
 from trnx.backend.shapes import Symbols, UnknownSizeError, concrete, concrete_spec
 from trnx.backend.torch_internals import is_profiling
 from trnx.fx_passes.aliasing import storage_root
+from trnx.fx_passes.assertions import asserted_numbers
 from trnx.fx_passes.nodes import placeholders
 from trnx.fx_passes.order import read_nodes
 from trnx.fx_passes.region import Plan, Region, RegionFunction
@@ -134,6 +135,7 @@ class Specialisation(PreparedPlan):
         graph = fx.Graph()
         frame, args = graph.placeholder("frame"), graph.placeholder("args")
         values: dict[fx.Node, Any] = {}
+        asserted = asserted_numbers(plan.graph_module.graph)
         for index, node in enumerate(placeholders(plan.graph_module)):
             values[node] = self._number(node)
             if values[node] is None:
@@ -148,7 +150,9 @@ class Specialisation(PreparedPlan):
             if isinstance(step, Region):
                 self._emit_region(graph, step, frame, values, fallbacks)
             else:
-                self._emit_glue(graph, step, values)
+                values[step] = None if step in asserted else self._number(step)
+                if values[step] is None:
+                    values[step] = self._glue(graph, step, values)
         graph.output(self._resolved(list(plan.graph_module.graph.output_node().args[0]), values))  # type: ignore[arg-type]
         return fx.GraphModule(plan.graph_module, graph, class_name="Specialisation")
 
@@ -171,12 +175,9 @@ class Specialisation(PreparedPlan):
         mapped = fx.map_arg(value, lambda node: values[node])
         return fx.node.map_aggregate(mapped, leaf)
 
-    def _emit_glue(self, graph: fx.Graph, node: fx.Node, values: dict[fx.Node, Any]) -> None:
-        values[node] = self._number(node)
-        if values[node] is None:
-            args = self._resolved(node.args, values)
-            kwargs = self._resolved(node.kwargs, values)
-            values[node] = graph.create_node(node.op, node.target, args, kwargs, name=node.name)
+    def _glue(self, graph: fx.Graph, node: fx.Node, values: dict[fx.Node, Any]) -> fx.Node:
+        args, kwargs = self._resolved(node.args, values), self._resolved(node.kwargs, values)
+        return graph.create_node(node.op, node.target, args, kwargs, name=node.name)
 
     def _emit_region(
         self,

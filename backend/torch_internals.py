@@ -44,6 +44,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
 from torch.distributed.distributed_c10d import GroupName
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.graph import _register_custom_builtin
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trnx.fx_passes.source import users_name
@@ -57,6 +58,10 @@ FUSED_MULTIPLY_ADD = inductor_prims.fma
 # What Dynamo writes of a line and of a function that it gave up.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ([^\s,]+)')
 _SKIPPED = re.compile(r"frame skipped: (\S+) \((.+) line (\d+)\)")
+
+# Generated code has complex numbers as Python shows them, `(nan+nanj)`: the names in them.
+for _name in ("infj", "nanj"):
+    _register_custom_builtin(_name, f"{_name} = complex({_name!r})", complex(_name))
 
 GraphCompiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 PartitionFunction = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]

@@ -25,6 +25,7 @@ from trnx.backend.specialisation import (
     fallback_step,
     named,
 )
+from trnx.fx_passes.assertions import asserted_numbers
 from trnx.fx_passes.nodes import has_tensor, placeholders
 from trnx.fx_passes.padding import PaddedPlan, PaddedRegion
 from trnx.fx_passes.padding.layouts import Axis, Layout, Size
@@ -96,6 +97,7 @@ class _Generator:
         self._kernels = kernels
         self._make_kernel = make_kernel
         self._fallbacks = fallbacks
+        self._asserted = asserted_numbers(plan.graph_module.graph)
         self.numbers = Numbers()
         # The symbols come first, so that exact kernels find them.
         self._sources = [source.symbol for source in sources]
@@ -138,7 +140,9 @@ class _Generator:
     def _is_number(self, node: fx.Node) -> bool:
         """A number that the inputs' sizes determine."""
         value = node.meta.get("val")
-        return is_symbolic(value) and Numbers.is_known(value, self._symbols)
+        if node in self._asserted or not is_symbolic(value):
+            return False
+        return Numbers.is_known(value, self._symbols)
 
     def _number(self, value: Any) -> fx.Node:
         """The exact value of a symbolic number."""

@@ -99,9 +99,13 @@ def _cross(a: Any, b: Any, *, dim: int = -1) -> Any:
 
 @register("_cdist_forward")
 def _cdist(a: Any, b: Any, p: float, mode: int | None = None) -> Any:
-    gap = jnp.abs(wide(a)[..., :, None, :] - wide(b)[..., None, :, :])
+    return _norm(jnp.abs(wide(a)[..., :, None, :] - wide(b)[..., None, :, :]), p)
+
+
+def _norm(gap: Any, p: float) -> Any:
+    """The p-norm over the last axis of what is not negative."""
     if p == 0:
-        return jnp.sum(gap != 0, -1)
+        return jnp.sum(jnp.minimum(jnp.ceil(gap), 1), -1)  # a NaN counts as NaN
     if p == float("inf"):
         return jnp.max(gap, -1) if gap.shape[-1] else jnp.sum(gap, -1)
     if p == 1:
@@ -117,12 +121,7 @@ def _euclidean_dist(a: Any, b: Any) -> Any:
 @register("_pdist_forward")
 def _pdist(x: Any, p: float = 2.0) -> Any:
     rows, columns = jnp.triu_indices(x.shape[0], 1)
-    gap = jnp.abs(x[rows] - x[columns])
-    if p == 0:
-        return jnp.sum(gap != 0, -1)
-    if p == float("inf"):
-        return jnp.max(gap, -1)
-    return jnp.sqrt(jnp.sum(gap * gap, -1)) if p == 2 else jnp.sum(gap**p, -1) ** (1 / p)
+    return _norm(jnp.abs(x[rows] - x[columns]), p)
 
 
 @register("linalg_solve_triangular")

@@ -1,18 +1,20 @@
 """PyTorch's own suite for Inductor, its tests for the CPU, with trnx in Inductor's place.
 
     python scripts/conformance/inductor_suite.py --checkout PYTORCH [--json] [--jobs N]
-        [--sample N --seed S] [--tests REGEX] [--results FILE]
+        [--sample N --seed S] [--tests REGEX] [--dynamic] [--results FILE]
 
 PYTORCH is a checkout of the release that is installed (`test/inductor` is enough). Every test of
 `test_torchinductor.py` runs with `backend="trnx"`; one that fails runs again with `aot_eager`:
 
-* passed;
+* passed; where float32 results of the test's model are not close to eager's, their error against
+  eager in float64 is at most twice eager's own (sums of another order);
 * skipped: by the suite itself, with its reason;
 * not ours: it fails with aot_eager too;
 * internals: it passes with aot_eager, and its source names what only Inductor has (the generated
   code, counts of kernels, lowerings), which is printed;
 * failed: anything else, also a test that ends its process or takes too long.
 
+With `--dynamic` sizes are symbols, as in the suite's own `test_torchinductor_dynamic_shapes.py`.
 Tests run in processes of a few each, with a limit of memory and of time for a test. `--results`
 keeps what is known in a file of lines of JSON: a later run with the same file goes on from there.
 `--json` prints one object as the last line; exit status 0 if and only if none failed and some ran.
@@ -91,10 +93,19 @@ def next_line(stream: IO[bytes], seconds: float) -> bytes | None:
     return stream.readline() if ready else None
 
 
-def run_some(checkout: Path, backend: str, tests: Sequence[str]) -> Iterator[Result]:
+@dataclass(frozen=True)
+class Suite:
+    """The suite in a checkout; `dynamic` says that sizes are symbols."""
+
+    checkout: Path
+    dynamic: bool
+
+
+def run_some(suite: Suite, backend: str, tests: Sequence[str]) -> Iterator[Result]:
     """The first tests in a process of their own: all, or those up to one that ends it."""
+    sizes = "dynamic" if suite.dynamic else "static"
     process = subprocess.Popen(
-        [sys.executable, str(WORKER), str(checkout), backend],
+        [sys.executable, str(WORKER), str(suite.checkout), backend, sizes],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
@@ -105,7 +116,7 @@ def run_some(checkout: Path, backend: str, tests: Sequence[str]) -> Iterator[Res
         process.stdin.write("\n".join(tests).encode())
         process.stdin.close()
         if not next_line(process.stdout, START_SECONDS):
-            raise SystemExit(f"the suite in {checkout} cannot be loaded; see above")
+            raise SystemExit(f"the suite in {suite.checkout} cannot be loaded; see above")
         for test in tests:
             line = next_line(process.stdout, TEST_SECONDS)
             if not line:
@@ -118,24 +129,24 @@ def run_some(checkout: Path, backend: str, tests: Sequence[str]) -> Iterator[Res
         process.wait()
 
 
-def run_all(checkout: Path, backend: str, tests: Sequence[str]) -> Iterator[Result]:
+def run_all(suite: Suite, backend: str, tests: Sequence[str]) -> Iterator[Result]:
     """Every test, with as many processes, one after the other, as it takes."""
     left = list(tests)
     while left:
-        for result in run_some(checkout, backend, left[:TESTS_OF_A_PROCESS]):
+        for result in run_some(suite, backend, left[:TESTS_OF_A_PROCESS]):
             left.remove(result.test)
             yield result
 
 
-def classified(checkout: Path, tests: Sequence[str], sources: dict[str, str]) -> Iterator[Result]:
+def classified(suite: Suite, tests: Sequence[str], sources: dict[str, str]) -> Iterator[Result]:
     """What became of each test, by the rules at the top."""
     failed = {}
-    for result in run_all(checkout, "trnx", tests):
+    for result in run_all(suite, "trnx", tests):
         if result.status == "failed":
             failed[result.test] = result
         else:
             yield result
-    for result in run_all(checkout, "aot_eager", list(failed)):
+    for result in run_all(suite, "aot_eager", list(failed)):
         named = internals(sources[result.test])
         if result.status != "passed":
             yield Result(result.test, "not ours", result.reason)
@@ -179,9 +190,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Result]:
     done = known(arguments.results)
     sources = test_sources(arguments.checkout)
     tests = chosen(arguments, sources)
+    suite = Suite(arguments.checkout, arguments.dynamic)
 
     def of_chunk(chunk: Sequence[str]) -> None:
-        for result in classified(arguments.checkout, chunk, sources):
+        for result in classified(suite, chunk, sources):
             done[result.test] = result
             show(result)
             if arguments.results is not None:
@@ -201,6 +213,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tests", default="")
+    parser.add_argument("--dynamic", action="store_true")
     parser.add_argument("--results", type=Path)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 """One process of `inductor_suite.py`: runs tests of the suite with a backend in Inductor's place.
 
-    python inductor_suite_worker.py CHECKOUT BACKEND < names
+    python inductor_suite_worker.py CHECKOUT BACKEND static|dynamic < names
 
 Prints "ready", then a line of JSON for each test: its name, "passed", "skipped" or "failed", and
 why; of a parametrised one, the worst of its cases. What the tests themselves print is dropped.
@@ -8,6 +8,7 @@ why; of a parametrised one, the worst of its cases. What the tests themselves pr
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import os
@@ -19,10 +20,16 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._dynamo.backends.registry as registry
 from inductor_suite import MODULE, SUITE, test_sources
+from torch.utils._pytree import tree_leaves, tree_map
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from suites.exact import is_as_exact
 
 INDUCTOR = "inductor"
 READY = "ready"
@@ -31,6 +38,8 @@ MEMORY_BYTES = 8 << 30
 
 def replace_inductor(suite: ModuleType, backend: str) -> None:
     """`backend` wherever the tests compile with Inductor; its modes and options are left out."""
+    # Loads all backends; else the first compilation does, and finds the name taken.
+    registry.lookup_backend(INDUCTOR)
     chosen = registry.lookup_backend(backend)
     registry._COMPILER_FNS[INDUCTOR] = chosen
     suite.__dict__["compile_fx"] = chosen
@@ -51,11 +60,58 @@ def replace_inductor(suite: ModuleType, backend: str) -> None:
     torch.compile = replaced
 
 
+def forgive_rounding(check_model: Callable[..., None]) -> Callable[..., None]:
+    """`check_model`, to which results that are as exact as eager's are close to eager's."""
+
+    def check(self: unittest.TestCase, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> None:
+        doubled = tree_map(_double, copy.deepcopy((list(inputs), kwargs.get("kwargs") or {})))
+        assert_equal = self.assertEqual
+
+        def compare(actual: Any, expected: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                assert_equal(actual, expected, *args, **kwargs)
+            except AssertionError:
+                if not _are_as_exact(actual, expected, model, doubled):
+                    raise
+
+        with mock.patch.object(self, "assertEqual", compare):
+            check_model(self, model, inputs, *args, **kwargs)
+
+    return check
+
+
+def _double(value: Any) -> Any:
+    is_single = isinstance(value, torch.Tensor) and value.dtype == torch.float32
+    return value.detach().double() if is_single else value
+
+
+def _are_as_exact(actual: Any, expected: Any, model: Any, doubled: tuple[Any, Any]) -> bool:
+    """Whether float32 results have the layout of eager's, and errors like those of eager's."""
+    wide = copy.deepcopy(model).double() if isinstance(model, torch.nn.Module) else model
+    try:
+        exact = tree_leaves(wide(*doubled[0], **doubled[1]))
+    except (RuntimeError, TypeError):  # float32 is written into the model
+        return False
+    found, wanted = tree_leaves(actual), tree_leaves(expected)
+    if not len(found) == len(wanted) == len(exact):
+        return False
+    return all(_is_as_exact(a, e, x) for a, e, x in zip(found, wanted, exact, strict=True))
+
+
+def _is_as_exact(actual: Any, expected: Any, exact: Any) -> bool:
+    if not all(isinstance(value, torch.Tensor) for value in (actual, expected, exact)):
+        return bool(actual == expected)
+    one, other = ((x.shape, x.dtype, x.stride()) for x in (actual, expected))
+    if one != other or expected.dtype != torch.float32:
+        return torch.equal(actual, expected)
+    return is_as_exact(actual, expected, exact)
+
+
 def load(checkout: Path) -> tuple[ModuleType, type[unittest.TestCase]]:
     """The suite, and its tests for the CPU."""
     sys.path.insert(0, str(checkout / SUITE))
     suite = importlib.import_module(MODULE)
-    body = {"common": suite.check_model, "device": "cpu"}
+    body = {"common": forgive_rounding(suite.check_model), "device": "cpu"}
     tests: type[unittest.TestCase] = type("CpuTests", (suite.TestCase,), body)
     suite.copy_tests(suite.CommonTemplate, tests, "cpu")
     return suite, tests
@@ -83,7 +139,7 @@ def outcome(result: unittest.TestResult) -> tuple[str, str]:
 
 def main() -> None:
     """Run the tests named on the standard input."""
-    checkout, backend = sys.argv[1:]
+    checkout, backend, sizes = sys.argv[1:]
     report = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
@@ -92,6 +148,7 @@ def main() -> None:
     suite, tests = load(Path(checkout))
     sources = test_sources(Path(checkout))
     replace_inductor(suite, backend)
+    torch._dynamo.config.assume_static_by_default = sizes == "static"
     print(READY, file=report, flush=True)
     # The suite tells here why it cannot be loaded; what tests write is of no interest.
     os.dup2(1, 2)

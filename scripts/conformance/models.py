@@ -40,11 +40,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from suites import hugging_face, kernelbench
 from suites.apart import run_apart
 from suites.case import Built, Case
+from suites.exact import is_as_exact
 
 SECONDS = 900
 GIGABYTES = 16
 RTOL, ATOL = 1e-4, 1e-4
-FINER = 2.0  # times eager's own error
 SEED = 0
 Values = dict[str, torch.Tensor]
 
@@ -109,14 +109,6 @@ def is_close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     finite = expected[expected.isfinite()].abs()
     scale = finite.max().item() if finite.numel() else 0.0
     return torch.allclose(actual, expected, RTOL, ATOL * scale, equal_nan=True)
-
-
-def is_as_exact(actual: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor | None) -> bool:
-    """Whether the error against float64 is at most `FINER` times eager's."""
-    if exact is None or exact.shape != expected.shape or not expected.is_floating_point():
-        return False
-    own = (expected.double() - exact).abs().max().item()
-    return (actual.double() - exact).abs().max().item() <= FINER * own
 
 
 def layout_differs(name: str, actual: torch.Tensor, expected: torch.Tensor) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -96,3 +96,36 @@ def test_strides_that_depend_on_data_are_told_when_the_kernel_is_bound(fallback:
             torch.testing.assert_close(compiled(x), function(x), check_stride=True)
     reasons = [entry.reason for entry in reports[0].fallbacks]
     assert any("strides that depend on data" in reason for reason in reasons), reasons
+
+
+def four_found(x: torch.Tensor) -> torch.Tensor:
+    found = x.nonzero()
+    torch._check(found.size(0) == 4)
+    return found * 3
+
+
+def a_value_of_four(x: torch.Tensor) -> torch.Tensor:
+    count = x.sum().item()
+    torch._check(count == 4)
+    return torch.ones(4) * count
+
+
+def a_value_of_an_input(x: torch.Tensor) -> torch.Tensor:
+    count = x.max().item()
+    torch._check(count == 1)
+    return torch.arange(count + 2) + x.sum()
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("function", [four_found, a_value_of_four, a_value_of_an_input])
+def test_what_the_user_asserts_is_tested_at_each_call(
+    function: Callable[[torch.Tensor], torch.Tensor], dynamic: bool
+) -> None:
+    right, wrong = torch.tensor([1, 1, 0, 1, 0, 1, 0]), torch.tensor([1, 1, 2, 1, 0, 1, 0])
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(function, backend="trnx", fullgraph=True, dynamic=dynamic)
+        torch.testing.assert_close(compiled(right), function(right))
+        for refused in (wrong, torch.zeros_like(right)):
+            with pytest.raises(RuntimeError):
+                compiled(refused)
+        torch.testing.assert_close(compiled(right), function(right))

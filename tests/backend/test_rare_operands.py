@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,21 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[torch.Tensor]]] = {
     "cat with a legacy empty tensor": (
         lambda x, e: (torch.cat([x, e], -2), torch.cat([e, x, e, x], -1), torch.cat([e, e], 0)),
         (torch.randn(3, 129), torch.empty(0)),
+    ),
+    "complex constants that are not finite": (
+        torch.logaddexp,
+        (torch.randn(3, 5, dtype=torch.complex64), torch.randn(3, 5, dtype=torch.complex64)),
+    ),
+    "distances of NaN and infinity": (
+        lambda x, y: [torch.cdist(x, y, p=p) for p in (0.0, 1.0, 2.0, 3.0)],
+        (
+            torch.tensor([[math.nan, 1.0], [math.inf, 2.0], [math.inf, 0.0], [1.0, 1.0]]),
+            torch.tensor([[1.0, 1.0], [math.inf, 2.0], [-math.inf, 2.0], [math.nan, math.nan]]),
+        ),
+    ),
+    "adaptive pooling to no windows": (
+        lambda x: [nn.functional.adaptive_avg_pool2d(x, size) for size in (0, (0, 3), (3, 0))],
+        (torch.randn(2, 3, 7, 8),),
     ),
 }
 
