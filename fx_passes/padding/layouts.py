@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from trnx.fx_passes.nodes import has_tensor, op_name
-from trnx.fx_passes.symbolic import depends_on_data, is_symbolic
+from trnx.fx_passes.symbolic import depends_on_data, is_symbolic, symbols_of
 
 Fill = bool | int | float
 
@@ -118,8 +118,12 @@ class PaddedSymbols:
         """True where one of them is in a symbolic number."""
         if not is_symbolic(number):
             return False
-        form = sympy.sympify(number.node.expr).xreplace(self.ties)
-        return bool(form.free_symbols & self.symbols)
+        return self.among(symbols_of(number))
+
+    def among(self, symbols: Iterable[Any]) -> bool:
+        """True where one of the symbols is padded, or tied to one that is."""
+        forms = (self.ties.get(symbol, symbol) for symbol in symbols)
+        return any(form.free_symbols & self.symbols for form in forms)
 
     def enter_tensor(self, value: Any) -> bool:
         """True for a tensor with one of them in its sizes or strides."""
