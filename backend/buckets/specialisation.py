@@ -117,6 +117,7 @@ class _Generator:
         )
         self._exact: dict[fx.Node, Any] = {}
         self._padded: dict[fx.Node, Any] = {}
+        self._renewed: dict[tuple[fx.Node, Layout], Any] = {}
         self._read: dict[int, fx.Node] = {}
 
     def run(self) -> fx.GraphModule:
@@ -201,6 +202,13 @@ class _Generator:
         numbers = (self._call,) if parts else ()
         return self._emit(pad, made, *numbers, name=f"{node.name}_padded")
 
+    def _renewed_value(self, node: fx.Node, layout: Layout) -> Any:
+        """Padded once for all regions that ask for this layout, as layers do of one mask."""
+        key = (node, layout)
+        if key not in self._renewed:
+            self._renewed[key] = self._pad(node, layout)
+        return self._renewed[key]
+
     def _cutter(self, node: fx.Node) -> Cutter:
         value, layout = node.meta["val"], self._padding.layouts[node]
         return Cutter(
@@ -252,7 +260,7 @@ class _Generator:
         if not has_tensor(node):
             return self._padded_value(node)
         if node in padding.renewed:
-            return self._pad(node, padding.renewed[node])
+            return self._renewed_value(node, padding.renewed[node])
         made = self._padded_value(node)
         if node not in padding.cleared:
             return made

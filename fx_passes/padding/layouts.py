@@ -87,6 +87,9 @@ class Operands(Protocol):
     def need_valid(self, node: fx.Node) -> None:
         """All padding has to hold a copy of good elements, or zeros."""
 
+    def need_fill(self, node: fx.Node, dim: int, fill: Fill) -> None:
+        """The padding along `dim` has to hold `fill`. Raises RefusedError where it cannot."""
+
     def need_like(self, node: fx.Node, dim: int, axis: Axis) -> None:
         """The padding along `dim` has to lie where that of `axis` does. Raises RefusedError."""
 

@@ -119,6 +119,16 @@ PADDED: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = 
     "causal": (lambda x, _: attend(x, is_causal=True), attention),
     "bool_mask": (lambda x, mask: attend(x, attn_mask=mask), attention),
     "float_mask": (float_mask, attention),
+    "finite_mask": (
+        lambda x, mask: attend(x, attn_mask=torch.where(mask, 0.0, -3.0e38)),
+        attention,
+    ),
+    "finite_mask_of_an_input": (
+        lambda x, mask: attend(x, attn_mask=mask.float().log().clamp(min=-3.0e38)),
+        attention,
+    ),
+    "cumsum": (lambda x: log_rows(x).cumsum(1), batched),
+    "full_like": (lambda x: torch.full_like(x, 2.5) * log_rows(x), batched),
     "no_mask": (lambda x, _: attend(x), attention),
     "cat_along_it": (lambda x: torch.cat([log_rows(x), x], 1), batched),
     "cat_of_three": (lambda x: torch.cat([x, TABLE.expand(2, -1, -1), log_rows(x)], 1), batched),
@@ -141,10 +151,6 @@ EXACT: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = {
     "softmax_over_it": (lambda x: torch.softmax(x, 0), tokens),
     "size_in_values": (lambda x: x * x.shape[0], tokens),
     "batch_norm": (lambda x: F.batch_norm(x, None, None, training=True), tokens),
-    "finite_mask": (
-        lambda x, mask: attend(x, attn_mask=torch.where(mask, 0.0, -3.0e38)),
-        attention,
-    ),
 }
 
 # A region is padded, and what reads it is exact.
