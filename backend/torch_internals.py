@@ -27,7 +27,6 @@ from torch._C._distributed_c10d import _resolve_process_group
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import innermost_backend
-from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.utils import counters, get_debug_dir, graph_break_reasons
 from torch._export.serde import serialize
@@ -46,6 +45,7 @@ from torch.distributed.distributed_c10d import GroupName
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import _register_custom_builtin
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from trnx.fx_passes.source import users_name
 from trnx.simulator.memory.tensor_spec import TensorSpec
@@ -119,19 +119,28 @@ def compile_with_autograd(
         decompositions=dict(decompositions),
         keep_inference_input_mutations=False,
     )
+    _make_constants_of_floats(example_inputs)
     try:
         compiled: Callable[..., Any] = compiler(gm, example_inputs)
-    except TensorifyScalarRestartAnalysis:
-        # With dynamic shapes a module's float attributes (`eps`, `norm_type`) are symbols.
-        # AOTAutograd asks Dynamo to start again with those as constants that it cannot turn into
-        # tensors. It has noted which they are, and makes them constants itself, with a guard, when
-        # it is called again.
+    finally:
         # The notes are names that other functions' symbols have too, so they must not stay.
-        try:
-            compiled = compiler(gm, example_inputs)
-        finally:
-            TensorifyState.clear()
+        TensorifyState.clear()
     return compiled
+
+
+def _make_constants_of_floats(example_inputs: Sequence[Any]) -> None:
+    """Let AOTAutograd make constants, with a guard, of the floats that it cannot turn into tensors.
+
+    With dynamic shapes a module's float attributes (`eps`, `norm_type`) are symbols. AOTAutograd
+    notes those that have to be constants, and asks Dynamo to start again where one was not noted
+    before it traced the graph; it reads the notes for nothing else. So all are noted.
+    """
+    mode = detect_fake_mode(example_inputs)
+    if mode is None or mode.shape_env is None:
+        return
+    for symbol in mode.shape_env.backed_var_to_val:
+        if symbol_is_type(symbol, SymT.FLOAT):
+            TensorifyState.specialize(str(symbol))
 
 
 def fake_results() -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from trnx.fx_passes.region import Region
 from trnx.fx_passes.symbolic import depends_on_data, is_symbolic, symbols_of
 
 Number = bool | int | float
@@ -30,12 +31,16 @@ def size_symbols(graph: fx.Graph) -> frozenset[Any]:
 
     Not those that depend on data: no program is made for their values.
     """
-    return _union(
-        frozenset() if depends_on_data(number) else symbols_of(number)
-        for node in graph.nodes
-        for tensor in _tensors(node.meta.get("val"))
-        for number in (*tensor.shape, *_strides(tensor))
-    )
+    return _union(map(_size_symbols, graph.nodes))
+
+
+def region_symbols(region: Region) -> frozenset[Any]:
+    """The symbols that a kernel of the region may be made for: those of the sizes, strides and
+    numbers that it reads or gives."""
+    nodes = (*region.inputs, *region.nodes)
+    arguments = [(*node.args, *node.kwargs.values()) for node in region.nodes]
+    bound = region.match.bindings.values() if region.match is not None else ()
+    return _union(map(_size_symbols, nodes)) | symbols_read([*nodes, *arguments, *bound])
 
 
 def run_time_numbers(graph: fx.Graph) -> frozenset[fx.Node]:
@@ -58,6 +63,14 @@ def _symbols_in(value: Any) -> frozenset[Any]:
         return symbols_read(value)
     found = value.meta.get("val") if isinstance(value, fx.Node) else value
     return symbols_of(found) if is_symbolic(found) else frozenset()
+
+
+def _size_symbols(node: fx.Node) -> frozenset[Any]:
+    return _union(
+        frozenset() if depends_on_data(number) else symbols_of(number)
+        for tensor in _tensors(node.meta.get("val"))
+        for number in (*tensor.shape, *_strides(tensor))
+    )
 
 
 def _union(sets: Iterable[frozenset[Any]]) -> frozenset[Any]:

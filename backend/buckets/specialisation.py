@@ -2,7 +2,8 @@
 
 The generated function has two forms of a value, made where a step first asks for them: the padded
 one, which padded regions read and write, and the exact one, for everything else. NKI regions that
-must see exact sizes are prepared for those of a call, and kept.
+must see exact sizes are prepared for those of a call, and kept; those that no padded size enters
+serve all calls.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from trnx.backend.specialisation import (
 )
 from trnx.fx_passes.assertions import asserted_numbers
 from trnx.fx_passes.nodes import has_tensor, placeholders
+from trnx.fx_passes.numbers import region_symbols
 from trnx.fx_passes.padding import PaddedPlan, PaddedRegion
 from trnx.fx_passes.padding.layouts import Axis, Layout, Size
 from trnx.fx_passes.region import Plan, Region, RegionFunction
@@ -56,7 +58,7 @@ class BucketSpecialisation(PreparedPlan):
         specs: InputSpecs,
     ) -> None:
         self._specs = specs
-        regions = [region for region in plan.regions if region.name in padded.regions]
+        regions = [region for region in plan.regions if _is_of_the_buckets(region, padded)]
         self._prepare(plan, regions, symbols, make_kernel)
         generated = _Generator(plan, padded, sources, symbols, self.kernels, make_kernel, fallbacks)
         self._numbers = generated.numbers
@@ -76,6 +78,14 @@ class BucketSpecialisation(PreparedPlan):
 
     def _of(self, symbols: Symbols) -> tuple[tuple[Number, ...], Inputs]:
         return self._numbers.evaluate(symbols), Inputs(self._specs, symbols)
+
+
+def _is_of_the_buckets(region: Region, padded: PaddedPlan) -> bool:
+    """True for an NKI region whose kernel serves all sizes of the buckets: it is padded, or no
+    padded size enters it."""
+    if region.match is None:
+        return False
+    return region.name in padded.regions or not padded.padded.among(region_symbols(region))
 
 
 class _Generator:
@@ -109,6 +119,7 @@ class _Generator:
         )
         self._exact: dict[fx.Node, Any] = {}
         self._padded: dict[fx.Node, Any] = {}
+        self._renewed: dict[tuple[fx.Node, Layout], Any] = {}
         self._read: dict[int, fx.Node] = {}
 
     def run(self) -> fx.GraphModule:
@@ -195,6 +206,13 @@ class _Generator:
         numbers = (self._call,) if parts else ()
         return self._emit(pad, made, *numbers, name=f"{node.name}_padded")
 
+    def _renewed_value(self, node: fx.Node, layout: Layout) -> Any:
+        """Padded once for all regions that ask for this layout, as layers do of one mask."""
+        key = (node, layout)
+        if key not in self._renewed:
+            self._renewed[key] = self._pad(node, layout)
+        return self._renewed[key]
+
     def _cutter(self, node: fx.Node) -> Cutter:
         value, layout = node.meta["val"], self._padding.layouts[node]
         return Cutter(
@@ -246,7 +264,7 @@ class _Generator:
         if not has_tensor(node):
             return self._padded_value(node)
         if node in padding.renewed:
-            return self._pad(node, padding.renewed[node])
+            return self._renewed_value(node, padding.renewed[node])
         made = self._padded_value(node)
         if node not in padding.cleared:
             return made
@@ -257,13 +275,15 @@ class _Generator:
         return self._emit(clear, made, self._call, dims, name=f"{node.name}_cleared")
 
     def _exact_region(self, region: Region) -> None:
+        kernel = self._kernels.get(region.name)
         if region.match is None:
             step = fallback_step(self._fallbacks[region.name])
-            nodes: tuple[fx.Node, ...] = region.inputs
-            values = [self._exact_value(node) for node in nodes]
+            values = [self._exact_value(node) for node in region.inputs]
+        elif kernel is not None:
+            step = kernel
+            values = [self._frame, *map(self._exact_value, kernel.nodes)]
         else:
-            kernels = _ExactKernels(region, self._sources, self._make_kernel)
-            step = kernels
+            step = kernels = _ExactKernels(region, self._sources, self._make_kernel)
             values = [self._call, *map(self._exact_value, kernels.nodes)]
         result = self._emit(named(region.name, step), *values, name=region.name)
         self._results(region, result, self._exact)
@@ -278,23 +298,25 @@ def _form(size: int | Size) -> Any:
 
 
 class _ExactKernels:
-    """A region that must see exact sizes: a kernel for each set of them, the last ones kept."""
+    """A region that must see exact sizes: a kernel for each set of those that it reads, the last
+    ones kept."""
 
     def __init__(self, region: Region, symbols: list[Any], make_kernel: KernelFactory) -> None:
         assert region.match is not None
         self._region = region
-        self._symbols = symbols
+        read = region_symbols(region)
+        self._symbols = [(i, symbol) for i, symbol in enumerate(symbols) if symbol in read]
         self._make = make_kernel
         bound = [node for node in region.match.bindings.values() if has_tensor(node)]
         self.nodes: tuple[fx.Node, ...] = tuple(dict.fromkeys((*bound, *region.inputs)))
         self._known: LruCache[KernelCall] = LruCache(EXACT_KERNELS)
 
     def __call__(self, numbers: tuple[Number, ...], *values: Any) -> list[torch.Tensor]:
-        key = numbers[: len(self._symbols)]
+        key = tuple(numbers[place] for place, _ in self._symbols)
         return self._known.get_or_make(key, lambda: self._kernel(key))([], *values)
 
     def _kernel(self, key: tuple[Number, ...]) -> KernelCall:
-        symbols = dict(zip(self._symbols, key, strict=True))
+        symbols = {s: number for (_, s), number in zip(self._symbols, key, strict=True)}
         assert self._region.match is not None
         places = {
             node: Place(concrete_spec(node.meta["val"], symbols), None)

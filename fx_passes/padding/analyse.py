@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from trnx.fx_passes.aliasing import storage_root
-from trnx.fx_passes.nodes import aten, has_tensor, is_getitem, is_view, val
+from trnx.fx_passes.nodes import aten, has_tensor, is_getitem, is_view, op_name, val
 from trnx.fx_passes.padding.layouts import (
     Axis,
     Fill,
@@ -188,6 +188,9 @@ class _View:
     def need_valid(self, node: fx.Node) -> None:
         raise RefusedError(f"{node.name} is an index with padding")
 
+    def need_fill(self, node: fx.Node, dim: int, fill: Fill) -> None:
+        raise RefusedError(f"the padding of {node.name} along dimension {dim} may not be {fill}")
+
     def need_like(self, node: fx.Node, dim: int, axis: Axis) -> None:
         del axis
         raise RefusedError(f"{node.name} has its padding along dimension {dim} at another place")
@@ -269,6 +272,20 @@ class _Inside:
         if node in self._native:
             self._renew(node, self.layout(node))
 
+    def need_fill(self, node: fx.Node, dim: int, fill: Fill) -> None:
+        """See `Operands`."""
+        axis = self.layout(node)[dim]
+        if axis.fill is not None and axis.fill == fill:
+            return
+        if node not in self._region.inputs or self._is_read_twice(node):
+            raise RefusedError(f"nothing proves that the padding of {op_name(node)} is {fill}")
+        self._renew(node, self.layout(node), fill)
+        if self.layout(node)[dim].fill != fill:
+            raise RefusedError(f"padding that repeats other elements cannot be {fill}")
+
+    def _is_read_twice(self, node: fx.Node) -> bool:
+        return sum(node in reader.all_input_nodes for reader in self._region.nodes) > 1
+
     def need_like(self, node: fx.Node, dim: int, axis: Axis) -> None:
         """See `Operands`."""
         given = self.layout(node)
@@ -276,7 +293,7 @@ class _Inside:
             return
         if not _have_one_form(given[dim], axis) or node not in self._region.inputs:
             raise RefusedError("operands have their padding at different places")
-        if sum(node in reader.all_input_nodes for reader in self._region.nodes) > 1:
+        if self._is_read_twice(node):
             raise RefusedError("its padding is asked for at different places")
         fill = given[dim].fill  # as in a mask of -inf
         self._renew(node, (*given[:dim], axis, *given[dim + 1 :]), 0 if fill is None else fill)

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from trnx.fx_passes.nodes import has_tensor, op_name
-from trnx.fx_passes.symbolic import depends_on_data, is_symbolic
+from trnx.fx_passes.symbolic import depends_on_data, is_symbolic, symbols_of
 
 Fill = bool | int | float
 
@@ -87,6 +87,9 @@ class Operands(Protocol):
     def need_valid(self, node: fx.Node) -> None:
         """All padding has to hold a copy of good elements, or zeros."""
 
+    def need_fill(self, node: fx.Node, dim: int, fill: Fill) -> None:
+        """The padding along `dim` has to hold `fill`. Raises RefusedError where it cannot."""
+
     def need_like(self, node: fx.Node, dim: int, axis: Axis) -> None:
         """The padding along `dim` has to lie where that of `axis` does. Raises RefusedError."""
 
@@ -118,8 +121,12 @@ class PaddedSymbols:
         """True where one of them is in a symbolic number."""
         if not is_symbolic(number):
             return False
-        form = sympy.sympify(number.node.expr).xreplace(self.ties)
-        return bool(form.free_symbols & self.symbols)
+        return self.among(symbols_of(number))
+
+    def among(self, symbols: Iterable[Any]) -> bool:
+        """True where one of the symbols is padded, or tied to one that is."""
+        forms = (self.ties.get(symbol, symbol) for symbol in symbols)
+        return any(form.free_symbols & self.symbols for form in forms)
 
     def enter_tensor(self, value: Any) -> bool:
         """True for a tensor with one of them in its sizes or strides."""

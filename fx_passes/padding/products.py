@@ -108,7 +108,7 @@ def _check_keys(
         return  # a query sees the keys up to its own place; a window hides some of them
     if mask is None:
         raise RefusedError("attention has neither a mask over its padded keys nor as many queries")
-    axis = operands.layout(mask)[-1]
+    if not operands.layout(mask)[-1].is_padded:
+        raise RefusedError("the mask of attention is one for all of its padded keys")
     hides = -torch.inf if val(mask).dtype.is_floating_point else False
-    if not axis.is_padded or axis.fill is None or axis.fill != hides:
-        raise RefusedError("nothing proves that the mask of attention hides the padding")
+    operands.need_fill(mask, val(mask).ndim - 1, hides)

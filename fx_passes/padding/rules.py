@@ -135,6 +135,14 @@ def _folded(node: fx.Node, operands: Operands, dim: int) -> Fill | None:
         return known
 
 
+def _full_like(node: fx.Node, operands: Operands) -> Layout:
+    """One number everywhere, as far as the operand reaches."""
+    value = node.args[1]
+    fill = value if isinstance(value, (bool, int, float)) else None
+    layout = operands.layout(node.args[0])
+    return tuple(replace(axis, fill=fill if axis.is_padded else None) for axis in layout)
+
+
 # ---- views
 
 
@@ -245,6 +253,18 @@ def _reduction(node: fx.Node, operands: Operands) -> Layout:
     return tuple(axis for d, axis in enumerate(kept) if keep or d not in reduced)
 
 
+def _cumsum(node: fx.Node, operands: Operands) -> Layout:
+    """Good elements come first, and kernels add products with zero of those that come later."""
+    operand, dim = node.args[:2]
+    layout = operands.layout(operand)
+    axis = layout[dim]  # type: ignore[index]
+    if axis.is_padded:
+        if not axis.is_one_size:
+            raise RefusedError(f"{op_name(node)} goes by places, and its padding lies between them")
+        operands.need_zeros(operand, dim % len(layout))  # type: ignore[arg-type,operator]
+    return tuple(replace(axis, fill=None) for axis in layout)
+
+
 # The rules; every other elementwise op has `_pointwise`.
 _RULES: dict[Any, Rule] = {
     aten._to_copy.default: _pointwise,
@@ -264,6 +284,8 @@ _RULES: dict[Any, Rule] = {
     aten.select.int: _select,
     aten.alias.default: _same,
     aten.detach.default: _same,
+    aten.full_like.default: _full_like,
+    aten.cumsum.default: _cumsum,
     aten.cat.default: cat,
     aten._softmax.default: _rows,
     aten._log_softmax.default: _rows,

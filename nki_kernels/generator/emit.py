@@ -300,12 +300,13 @@ class Emitter:
         lanes = self._lanes(rows, constant=constant)
         pattern, offset = [*outer, f"[1, {lanes}]"], self._offset(strides, constant=constant)
         lead = self.g.lead
-        if lead is not None and strides.get(lead.label, 0):
+        if lead is not None:
             name += f"[j * {lanes} : (j + 1) * {lanes}]"
-            offset.append(_times("j", strides[lead.label]))
+            step = strides.get(lead.label, 0)  # 0 where each element has the same tile
+            offset += [_times("j", step)] if step else []
         source = f"src={self.parameters[value.name]}.ap({_pattern(pattern, offset)})"
         lines = call("nisa.dma_transpose", [f"dst={name}", source, f"axes={axes}"])
-        if lead is None or not strides.get(lead.label, 0):
+        if lead is None:
             return lines
         return [f"for j in range({self.lead_count(constant=constant)}):", *indent(lines)]
 

@@ -175,6 +175,20 @@ def test_a_float_attribute_that_changes() -> None:
         torch.testing.assert_close(compiled(x), model(x))
 
 
+def test_a_graph_with_float_attributes_is_traced_once() -> None:
+    """Dynamo makes symbols of them, and AOTAutograd constants of those that enter no tensor."""
+    counters = torch._dynamo.utils.counters["aot_autograd"]
+    counters.clear()
+    model = torch.nn.Sequential(torch.nn.LayerNorm(8, eps=0.25), torch.nn.LeakyReLU(0.3))
+    compiled = torch.compile(model, backend="trnx", dynamic=True)
+    for slope, traced in ((0.3, 1), (0.6, 2)):
+        model[1].negative_slope = slope
+        for rows in (3, 127, 128, 129):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(compiled(x), model(x))
+        assert counters["total"] == traced
+
+
 @pytest.mark.parametrize(
     "function",
     [

@@ -14,6 +14,9 @@ import torch
 import torch.nn.functional as F
 
 import trnx
+from trnx.backend.executable import Executable
+from trnx.backend.kernel_call import KernelCall
+from trnx.fx_passes.region import Region
 
 LENGTHS = (9, 13, 16, 7, 10, 11)
 Function = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
@@ -116,6 +119,16 @@ PADDED: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = 
     "causal": (lambda x, _: attend(x, is_causal=True), attention),
     "bool_mask": (lambda x, mask: attend(x, attn_mask=mask), attention),
     "float_mask": (float_mask, attention),
+    "finite_mask": (
+        lambda x, mask: attend(x, attn_mask=torch.where(mask, 0.0, -3.0e38)),
+        attention,
+    ),
+    "finite_mask_of_an_input": (
+        lambda x, mask: attend(x, attn_mask=mask.float().log().clamp(min=-3.0e38)),
+        attention,
+    ),
+    "cumsum": (lambda x: log_rows(x).cumsum(1), batched),
+    "full_like": (lambda x: torch.full_like(x, 2.5) * log_rows(x), batched),
     "no_mask": (lambda x, _: attend(x), attention),
     "cat_along_it": (lambda x: torch.cat([log_rows(x), x], 1), batched),
     "cat_of_three": (lambda x: torch.cat([x, TABLE.expand(2, -1, -1), log_rows(x)], 1), batched),
@@ -138,10 +151,6 @@ EXACT: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = {
     "softmax_over_it": (lambda x: torch.softmax(x, 0), tokens),
     "size_in_values": (lambda x: x * x.shape[0], tokens),
     "batch_norm": (lambda x: F.batch_norm(x, None, None, training=True), tokens),
-    "finite_mask": (
-        lambda x, mask: attend(x, attn_mask=torch.where(mask, 0.0, -3.0e38)),
-        attention,
-    ),
 }
 
 # A region is padded, and what reads it is exact.
@@ -214,6 +223,42 @@ def test_the_option_says_which_buckets_there_are(buckets: Any, shapes: int) -> N
 def test_a_size_above_the_buckets_is_exact() -> None:
     reports = compare(*PADDED["linear"], (9, 17, 18), buckets=[16])
     assert [report.shapes for report in reports] == [3]
+
+
+def test_exact_kernels_are_made_for_the_sizes_that_they_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None of a call for what no padded size enters; one a size for what is exact."""
+    made: list[str] = []
+    make = Executable._make_kernel
+
+    def counted(self: Executable, region: Region, *rest: Any) -> KernelCall:
+        made.append(region.name)
+        return make(self, region, *rest)
+
+    def function(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        products = [z @ weight for weight in weights]
+        return y @ VECTOR + 1, torch.log(x), torch.softmax(z, 0), y.exp().sum(), *products
+
+    weights = torch.randn(9, 8, 4).unbind()  # for one region that refuses
+    monkeypatch.setattr(Executable, "_make_kernel", counted)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="trnx", options={"select": "legal"})
+    y = torch.randn(4, 8)
+    with trnx.collect_reports() as reports:
+        for rows, columns in ((127, 9), (126, 10), (125, 10), (128, 9), (126, 9)):
+            x, z = torch.rand(rows, 8) + 0.5, torch.rand(columns, 8) + 0.5
+            torch._dynamo.mark_dynamic(x, 0)
+            torch._dynamo.mark_dynamic(z, 0)
+            with torch.no_grad():
+                for got, want in zip(compiled(x, y, z), function(x, y, z), strict=True):
+                    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    found = {region.name: region for region in reports[0].regions}
+    exact = [name for name, one in found.items() if one.padding.startswith("exact")]
+    assert len(exact) == 1
+    for name in found:  # 9 and 10 columns
+        assert made.count(name) == (2 if name in exact else 1), name
+    assert [report.shapes for report in reports] == [1]
 
 
 def test_an_input_is_never_written() -> None:

@@ -103,3 +103,18 @@ def every_cut(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[TiledRegion]:
     monkeypatch.setattr(kernel, "tilings", tilings)
     assert made.kernel.supports(made.bindings, hardware("trn2")) is None
     return found
+
+
+@pytest.mark.parametrize("length", [20, 127, 128, 129])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_heads_that_come_last_in_memory_repeat_over_a_batch(
+    region: Build, monkeypatch: pytest.MonkeyPatch, length: int, dtype: torch.dtype
+) -> None:
+    """A position bias from a table (T5, MPNet), and a mask for each sequence of the batch."""
+    bias = draw(length, length, 4, dtype=dtype).permute(2, 0, 1)[None]
+    seen = draw(2, 1, 1, length) > 0
+    made = region(lambda seen, bias: aten.where.ScalarOther(seen, bias, -2.0), seen, bias)
+    for cut in every_cut(made, monkeypatch):
+        monkeypatch.setattr(kernel, "tilings", lambda *_, cut=cut: [[cut]])
+        monkeypatch.setattr(kernel, "_SOURCES", LruCache(8))
+        made.check(rtol=0, atol=0)
