@@ -33,7 +33,7 @@ _PARTITIONS_PER_ENGINE = 8  # of DMA: 128 partitions over 16 engines, trainium_i
 _LOADS, _STORES = "load queue", "store queue"
 # Tiles of a loop, and blocks of phases, whose ops are run; an even number, because every other tile
 # may run its stages backwards.
-_MOST_TILES, _MOST_BLOCKS, _PACE = 8, 2, 4
+_MOST_TILES, _MOST_BLOCKS, _PACE = 6, 2, 4
 
 Elements = Callable[[Value, Geometry], int]
 Stores = Sequence[tuple[Value, Strides]]
@@ -105,17 +105,18 @@ class Estimate:
                         self._store(value, strides, step - s, waits=is_last)
                 if s == depth - 1:
                     ends.append(len(self._ops) - 1)
-        return self._extrapolated(ends, tiles)
+        # With as many tiles behind them in work as in the middle of many.
+        pace = self._pace(ends[: count - depth + 1]) if tiles > count else 0.0
+        return self._end() + (tiles - count) * pace
 
-    def _extrapolated(self, ends: Sequence[int], tiles: int) -> float:
-        """The end of the last op, and what tiles that were not run take at the pace of the last
-        ones."""
-        seen = visible_times(self._ops, timing(self._hw))
-        left = tiles - len(ends)
-        if not left:
-            return max(seen)
-        done = [max(seen[: end + 1]) for end in (ends[-1 - _PACE], ends[-1])]
-        return max(seen) + left * (done[1] - done[0]) / _PACE
+    def _end(self, last: int | None = None) -> float:
+        """When the ops up to `last`, by default all, have ended."""
+        ops = self._ops if last is None else self._ops[: last + 1]
+        return max(visible_times(ops, timing(self._hw)), default=0.0)
+
+    def _pace(self, ends: Sequence[int]) -> float:
+        """What one more tile takes; `ends` are the last ops of tiles."""
+        return (self._end(ends[-1]) - self._end(ends[-1 - _PACE])) / _PACE
 
     # -- phases ----------------------------------------------------------------------------------
 
@@ -160,17 +161,12 @@ class Estimate:
                     if not across.varies(across.results[n]):
                         self._store(across.results[n], strides[across.results[n]], (block, None))
             ends.append(len(self._ops) - 1)
-        seen = visible_times(self._ops, timing(self._hw))
-        left = across.steps - _MOST_TILES
-        more = [0.0] * len(ends)
-        for n, mark in enumerate(marks):
-            if left > 0 and mark:
-                pace = (max(seen[: mark[-1] + 1]) - max(seen[: mark[-1 - _PACE] + 1])) / _PACE
-                more[n // len(phases)] += left * pace
-        total = max(seen) + sum(more)
+        left = max(0, across.steps - _MOST_TILES)
+        more = [left * self._pace(mark) if left and mark else 0.0 for mark in marks]
+        total = self._end() + sum(more)
         if blocks > len(ends):
-            pace = max(seen) - max(seen[: ends[-2] + 1]) + more[-1]
-            total += (blocks - len(ends)) * pace
+            block = self._end() - self._end(ends[-2]) + sum(more[-len(phases) :])
+            total += (blocks - len(ends)) * block
         return total
 
     def _combine(self, combine: Instruction, block: int) -> None:
@@ -312,7 +308,9 @@ class Estimate:
         else:
             transfer = self._transfer(value, strides)
         issue = triggers * constants.dma_issue_ns
-        return Op(_LOADS, issue, constants.dma_done_ns, transfer=transfer)
+        # The last transfer is triggered after the others.
+        done = issue - constants.dma_issue_ns + constants.dma_done_ns
+        return Op(_LOADS, issue, done, transfer=transfer)
 
     def _compute(self, instruction: Instruction) -> Op:
         constants, engine = timing(self._hw), engine_of(instruction)

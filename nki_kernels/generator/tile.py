@@ -154,7 +154,9 @@ class _Cuts:
             yield region
         if any(len(region.geometry.rows) > 1 for region in found):
             yield from _of_sizes(functools.partial(self.with_whole_rows, overlap=True))
-        if self.reduced and self._reduces_as_floats() and not any(map(_is_full, found)):
+        is_across = runs_across(self.order, self.reduced)
+        is_full = not is_across and any(map(_is_full, found))
+        if self.reduced and self._reduces_as_floats() and not is_full:
             for whole in (False, True):
                 yield from _of_sizes(functools.partial(self.across, whole=whole))
             yield from _of_sizes(self.in_steps)
