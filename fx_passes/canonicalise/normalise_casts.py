@@ -89,7 +89,9 @@ def _summed(node: fx.Node) -> fx.Node | None:
     dtype = node.kwargs.get("dtype")
     x, dim = node.args[:2]
     assert isinstance(x, fx.Node)
-    if dtype is torch.int32 and not val(x).is_floating_point():
+    if dtype is torch.int32:
+        if val(x).is_floating_point():
+            x = insert_call(node, aten._to_copy.default, (x,), {"dtype": dtype})
         total = insert_call(node, aten.cumsum.default, (x, dim))
         return call_if_same(node, aten._to_copy.default, (total,), {"dtype": dtype})
     if dtype not in _SUMMED:

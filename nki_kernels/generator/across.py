@@ -26,7 +26,7 @@ from trnx.nki_kernels.generator.geometry import (
     seconds_of,
 )
 from trnx.nki_kernels.generator.ir import Dims, Value
-from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
+from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction, Tile
 
 BANK = 512  # float32 values of a partition in a bank of PSUM
 MOST_SUMS = 2048  # four of the eight banks
@@ -80,7 +80,8 @@ def cut_interleaved(
 ) -> Geometry | None:
     """The cut along `partition` with interleaved rows; reduced dimensions are `whole`, or it is one
     in steps along them: None where there are none."""
-    cut = cut_along(partition, lead, order, sizes, reduced if whole else frozenset(), budget)
+    within = reduced if whole else frozenset()
+    cut = cut_along(partition, lead, order, sizes, within, budget)
     loops = sorted(cut.loops, key=lambda axis: axis.label in reduced)
     found = dataclasses.replace(cut, reduced=reduced, loops=tuple(loops), interleaved=True)
     return found if whole or found.in_phases else None
@@ -142,7 +143,16 @@ class Across:
 
     def varies(self, value: Value) -> bool:
         """Whether tiles of one reduction differ in `value`."""
-        return bool(value.axes & self.geometry.reduced)
+        return bool(value.axes & (self.geometry.reduced | {EACH_TILE}))
+
+    def in_one_phase(self, combine: Instruction) -> tuple[Value, Value] | None:
+        """Where `combine` adds up sums of exp(x - m), with an m for each tile: the value of -m, and
+        the maximum of all tiles."""
+        if len(combine.reads()) == 1:
+            return None
+        below = combine.reads()[1]
+        most = below.args[0]
+        return below, next(i.dst for i in self._combines() if i.reads()[0] is most)
 
     def free(self, value: Value) -> tuple[list[int], list[int]]:
         """The free axes of a tile that are reduced, and those that stay."""

@@ -56,9 +56,10 @@ def divide_total(b: Builder, total: Value, count: int) -> Value:
 
     The reciprocal is the sum of one of 12 bits and the rest, and so is the total: the product of
     the first halves is exact, the others are 2^-12 of it. Eight instructions, five of them in a
-    chain, where `divide` takes 26.
+    chain, where `divide` takes 26. Half precision rounds the product with the reciprocal to the
+    same: it is within 2^-22.
     """
-    if _inverts_exactly(count):
+    if _inverts_exactly(count) or b.out in (torch.bfloat16, torch.float16):
         return b.mul(total, 1.0 / count)
     leading = b.bits(total, _LEADING, 0)
     high = b.bits(1.0 / count, _LEADING, 0)

@@ -132,7 +132,7 @@ class Emitter:
         return self.names[value]
 
     def axes(self, value: Value) -> list[int]:
-        return [label for label in self.g.free_labels if label in value.axes]
+        return list(self.region.labels(value))
 
     def count(self, label: int, *, constant: bool = False) -> str:
         if label == self.g.partition:
@@ -176,6 +176,10 @@ class Emitter:
         if have == want:
             return name
         chain = name
+        order = [label for label in want if label in have]
+        if order != have:
+            places = [0, *(have.index(label) + 1 for label in order)]
+            chain += f".permute(({', '.join(map(str, places))}))"
         # A tile without free axes has a single element there, which stands for the last axis.
         present = set(have) if have else {want[-1]}
         for i, label in enumerate(want, 1):

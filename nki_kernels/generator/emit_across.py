@@ -20,7 +20,7 @@ from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.engines import TENSOR, table_of_call
 from trnx.nki_kernels.generator.geometry import Axis, RowTiles
 from trnx.nki_kernels.generator.ir import Value
-from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
+from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction, Tile
 
 _IDENTITY = {"add": "0.0", "multiply": "1.0", "maximum": "-INF", "minimum": "INF"}
 
@@ -119,7 +119,7 @@ class AcrossEmitter(Emitter):
             lines.append(f"kept{n} = []")
         if phase.each:
             lines += self._tiles(n, arguments)
-        if phase.combines:
+        if phase.combines and not any(map(self.across.in_one_phase, phase.combines)):
             lines += self._next_table(n)
         for i in phase.combines:
             is_one = i.dst in self._in_one(n)
@@ -172,6 +172,7 @@ class AcrossEmitter(Emitter):
         """Calls of the phase's function for all tiles of a reduction."""
         phase, depth = self.phases[n], ""
         counted = any(v in p.kept for v in phase.held for p in self.phases)
+        counted = counted or any(map(self.across.in_one_phase, phase.combines))
         lines = ["at = 0"] if counted else []
         for axis in self.across.loops(reduced=True):
             lines += [depth + line for line in self._loop(axis)]
@@ -217,13 +218,15 @@ class AcrossEmitter(Emitter):
             if any(v in phase.held for v in values):
                 names = ", ".join(map(self.name, values))
                 lines.append(f"{names} = kept{source}[at]")
+        scaled = self._name_columns(phase)
         for i in phase.each:
-            if i.dst in combined:
+            if i.dst in combined and EACH_TILE not in i.dst.axes:
                 lines += self._partial(i)
                 continue
             lines += self.lines(i, rows="p", constant=False)
-            if i.result in combined:
-                lines += self._add(self._combine_of(i.result), self.name(i.result))
+            for part in i.writes():
+                if part in combined and part not in scaled:
+                    lines += self._add(self._combine_of(part), self.name(part))
         for index in phase.stores:
             if self.across.varies(self.region.held[self.region.outputs[index].value]):
                 lines += self.store(index)
@@ -236,13 +239,27 @@ class AcrossEmitter(Emitter):
             lines = [*(f"{name} = {name}[0:p]" for name in used), *lines]
         return lines
 
+    def _name_columns(self, phase: Phase) -> set[Value]:
+        """What sums in one phase leave of each tile: columns of tiles of their own."""
+        found: set[Value] = set()
+        for combine in phase.combines:
+            if pair := self.across.in_one_phase(combine):
+                stem = self._stem(combine)
+                columns = {combine.reads()[0]: f"{stem}_sums", pair[0]: f"{stem}_below"}
+                for value, name in columns.items():
+                    self.names[value] = f"{name}[0:p, at : at + 1]"
+                found |= set(columns)
+        self.declared |= found
+        return found
+
     def _phase_parameters(self, body: list[str]) -> list[str]:
         """What a function of `body` takes, in a fixed order."""
         combines = [i for phase in self.phases for i in phase.combines]
         once = [*self.once, *(v for i in self._hoistable() for v in i.writes())]
         tiles = list(dict.fromkeys(map(self.name, once)))
         held = [x for n in range(len(self.phases)) for x in (f"kept{n}",)]
-        sums = [x for i in combines for x in (f"{self._stem(i)}_acc", f"{self._stem(i)}_sums")]
+        endings = ("acc", "sums", "below")
+        sums = [f"{self._stem(i)}_{ending}" for i in combines for ending in endings]
         results = [f"out{i}" for i in range(len(self.region.outputs))]
         axes = [*self.g.free, *([] if self.g.lead is None else [self.g.lead])]
         counts = [f"n{self.position[a.label]}" for a in axes]
@@ -261,7 +278,7 @@ class AcrossEmitter(Emitter):
         return " * ".join(self.count(d) for d in labels) or "1"
 
     def _partial_of(self, combine: Instruction) -> Instruction:
-        (partial,) = combine.reads()
+        partial = combine.reads()[0]
         return next(i for p in self.phases for i in p.each if partial in i.writes())
 
     def _combine_of(self, partial: Value) -> Instruction:
@@ -310,6 +327,17 @@ class AcrossEmitter(Emitter):
     def _accumulator(self, combine: Instruction) -> list[str]:
         """What the tiles of a phase add to."""
         stem = self._stem(combine)
+        if self.across.in_one_phase(combine):
+            shape = f"({self.rows}, {self.across.steps})"
+            lowest = torch.finfo(torch.float32).min
+            return [
+                line
+                for name, value in ((f"{stem}_sums", 0.0), (f"{stem}_below", -lowest))
+                for line in (
+                    f"{name} = nl.ndarray({shape}, dtype=nl.float32, buffer=nl.sbuf)",
+                    f"nisa.memset(dst={name}, value={value!r})",
+                )
+            ]
         if self._by_ones(combine):
             kept = self._product(self.across.free(self._source(combine))[1])
             run = self._run(combine)
@@ -397,7 +425,8 @@ class AcrossEmitter(Emitter):
         axes = self._axes_of(source, old)
         view = name + self._turned(source, old)
         return [
-            f"{partial} = nl.ndarray({self.shape(old, 'p')}, dtype=nl.float32, buffer=nl.sbuf)",
+            f"{partial} = nl.ndarray({self.shape(old, 'p')}, dtype={DTYPES[old.dtype]},"
+            " buffer=nl.sbuf)",
             f"nisa.tensor_reduce(dst={partial}, op={self._op(combine)}, data={view}, axis={axes})",
             *self._add(combine, partial),
         ]
@@ -413,10 +442,7 @@ class AcrossEmitter(Emitter):
         ]
         if self._by_ones(combine):
             return lines + self._out_of_psum(combine, stem)
-        if self._is_wide(combine):
-            lines += self._narrowed(combine, width)
-        else:
-            lines.append(f"parts = {stem}_acc.reshape(({self.rows}, {width}))")
+        lines += self._parts(combine, width)
         if not self.g.crosses:
             return [*lines, "nisa.tensor_copy(dst=total, src=parts)"]
         if self._op(combine) == "nl.add":
@@ -428,24 +454,68 @@ class AcrossEmitter(Emitter):
         return bool(self._in_one(n))
 
     def _in_one(self, n: int) -> list[Value]:
-        """The extrema after phase `n` that one partition has: they need not go back to all."""
+        """What is reduced in phase `n` and one partition has: it need not go back to all."""
         after = self.phases[n + 1 :]
         if len(after) != 1 or after[0].each or not self.g.crosses:
             return []
         found = self.phases[n].combines
-        return [i.dst for i in found if self._op(i) != "nl.add" and not self.axes(i.dst)]
+        # All partitions need the maximum by which sums are scaled.
+        scaled_by = [pair[1] for i in found if (pair := self.across.in_one_phase(i))]
+        return [
+            i.dst
+            for i in found
+            if not self._by_ones(i) and not self.axes(i.dst) and i.dst not in scaled_by
+        ]
 
     def _combined_in_one(self, combine: Instruction) -> list[str]:
         """The total of one element in the first partition."""
         stem, op = self._stem(combine), self._op(combine)
-        lines = self._narrowed(combine, "1") if self._is_wide(combine) else []
-        parts = "parts" if self._is_wide(combine) else f"{stem}_acc"
+        lines = self._parts(combine, "1")
+        one = f"{stem}_tile = nl.ndarray((1, 1), dtype={DTYPES[combine.dst.dtype]}, buffer=nl.sbuf)"
+        if op == "nl.add":
+            # The weights are one column; those of a product that all partitions get are as many as
+            # there are partitions, and take longer to load than the product.
+            return [
+                *lines,
+                "turned = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.psum)",
+                "nisa.nc_matmul(",
+                "    dst=turned, stationary=parts, moving=ones_float32[:, 0:1],",
+                "    is_moving_onezero=True,",
+                ")",
+                one,
+                f"nisa.tensor_copy(dst={stem}_tile, src=turned)",
+            ]
         return [
             *lines,
             f"turned = nl.ndarray((1, {self.full}), dtype=nl.float32, buffer=nl.psum)",
-            f"nisa.nc_transpose(dst=turned, data={parts})",
-            f"{stem}_tile = nl.ndarray((1, 1), dtype={DTYPES[combine.dst.dtype]}, buffer=nl.sbuf)",
+            "nisa.nc_transpose(dst=turned, data=parts)",
+            one,
             f"nisa.tensor_reduce(dst={stem}_tile, op={op}, data=turned, axis=(1,))",
+        ]
+
+    def _parts(self, combine: Instruction, width: str) -> list[str]:
+        """`parts`: what each partition has of a total."""
+        if pair := self.across.in_one_phase(combine):
+            return self._scaled(combine, pair[1])
+        if self._is_wide(combine):
+            return self._narrowed(combine, width)
+        return [f"parts = {self._stem(combine)}_acc.reshape(({self.rows}, {width}))"]
+
+    def _scaled(self, combine: Instruction, most: Value) -> list[str]:
+        """`parts`: the sums of all tiles, each times exp(its maximum - that of all)."""
+        stem, rows = self._stem(combine), self.rows
+        n = next(n for n, phase in enumerate(self.phases) if combine in phase.combines)
+        return [
+            f"shift = nl.ndarray(({rows}, 1), dtype=nl.float32, buffer=nl.sbuf)",
+            "nisa.tensor_scalar(",
+            f"    dst=shift, data={self.name(most)}, op0=nl.multiply, operand0=-1.0,",
+            ")",
+            f"scales = nl.ndarray(({rows}, {self.across.steps}), dtype=nl.float32, buffer=nl.sbuf)",
+            f"nisa.activation(dst=scales, op=nl.exp, data={stem}_below, scale=-1.0, bias=shift)",
+            *self._next_table(n),
+            f"nisa.tensor_tensor(dst=scales, data1=scales, data2={stem}_sums, op=nl.multiply)",
+            f"parts = nl.ndarray(({rows}, 1), dtype=nl.float32, buffer=nl.sbuf)",
+            "nisa.tensor_reduce(dst=parts, op=nl.add, data=scales, axis=(1,))",
         ]
 
     def _narrowed(self, combine: Instruction, width: str) -> list[str]:

@@ -29,7 +29,7 @@ from trnx.simulator.costs.vector import table_of
 from trnx.simulator.hardware import Hardware
 
 VECTOR, SCALAR, GPSIMD, TENSOR = "vector", "scalar", "gpsimd", "tensor"
-_PORT, _DMA = "port", "dma"
+PORT, _DMA = "port", "dma"
 _HALVES = (torch.bfloat16, torch.float16)
 # Calls whose tiles VectorE walks in its fast modes.
 _FAST = ("tensor_scalar", "tensor_copy", "memset")
@@ -72,11 +72,11 @@ class EngineCosts:
         if engine == GPSIMD:
             work = size * max(1, self._tiles_read(instruction, size))
             taken = (work + constants.gpsimd_start_cycles) * 1e9 / chip.gpsimd_clock
-            return {GPSIMD: taken, _PORT: taken}
+            return {GPSIMD: taken, PORT: taken}
         width = self._width(instruction, size)
         taken = (size / width + constants.vector_issue_cycles) * 1e9 / chip.vector_clock
         shares = width > 1 or chip.generation == 2
-        return {VECTOR: taken, _PORT: taken} if shares else {VECTOR: taken}
+        return {VECTOR: taken, PORT: taken} if shares else {VECTOR: taken}
 
     def dma(self, value: Value) -> float:
         """ns that a load or store of a tile takes at the full rate."""
@@ -98,6 +98,8 @@ class EngineCosts:
             tiles = [v for v in (instruction.dst, *instruction.reads()) if self.elements(v) == size]
             short = all(v.dtype in _HALVES for v in tiles)
             return chip.vector_half_width if short else chip.vector_other_width
+        if instruction.call == "tensor_reduce" and instruction.dst.dtype in _HALVES:
+            return 2 if instruction.reads()[0].dtype in _HALVES else 1
         two = chip.generation == 2 and self._tiles_read(instruction, size) > 1
         return 1 / 2 if two else 1
 
@@ -121,16 +123,17 @@ def assign_engines(
     costs: EngineCosts,
     stored: Sequence[Value],
     fixed: frozenset[Value] = frozenset(),
+    tables: int = 0,
 ) -> list[Instruction]:
     """`instructions` with their engines; `stored` are the values that DMA writes back. What gives
-    one of `fixed` stays where it is.
+    one of `fixed` stays where it is. ScalarE loads so many `tables` in every tile.
     """
     placed = list(instructions)
     total: Counter[str] = Counter()
     for instruction in placed:
         total.update(costs.load(instruction, engine_of(instruction)))
     total.update({_DMA: sum(costs.dma(v) for v in stored)})
-    total.update({SCALAR: table_loads(placed) * timing(costs.hardware).scalar_table_ns})
+    total.update({SCALAR: tables * timing(costs.hardware).scalar_table_ns})
     while (move := _best_move(placed, costs, total, fixed)) is not None:
         index, new = move
         total = _moved(total, costs, placed[index], new)

@@ -1,144 +1,355 @@
-"""What a cut of a region takes, from the loads of engines and DMA: no Program is traced.
+"""What a cut of a region takes: the first tiles as `timeline.py` runs them, the rest at their pace.
 
-The busiest resource decides, and the first tile overlaps with nothing. DMA counts the runs of each
-access pattern and the triggers of each queue, VectorE the strides of what it reduces.
+DMA counts the runs of each access pattern and the triggers of each queue, VectorE the strides of
+what it reduces. No Program is traced.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-from trnx.nki_kernels.generator.across import Across
+from trnx.nki_kernels.generator.across import BANK, Across
 from trnx.nki_kernels.generator.engines import (
     GPSIMD,
+    PORT,
     SCALAR,
     TENSOR,
     VECTOR,
     EngineCosts,
     engine_of,
     table_loads,
+    table_of_call,
 )
 from trnx.nki_kernels.generator.geometry import Geometry, Strides
-from trnx.nki_kernels.generator.ir import Value
-from trnx.nki_kernels.generator.select_instructions import Instruction
+from trnx.nki_kernels.generator.ir import Dims, Value
+from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction
+from trnx.nki_kernels.generator.timeline import Op, visible_times
 from trnx.simulator.costs.constants import timing
 from trnx.simulator.hardware import Hardware
 
 _PARTITIONS_PER_ENGINE = 8  # of DMA: 128 partitions over 16 engines, trainium_inferentia2_arch.rst
-_DMA, _LOADS, _STORES = "dma", "load queue", "store queue"
-_CHAIN = "chain"  # of instructions that wait for each other
-# Latencies of VectorE in which the partitions are combined.
-_COMBINE_STEPS = 12
+_LOADS, _STORES = "load queue", "store queue"
+# Tiles of a loop, and blocks of phases, whose ops are run; an even number, because every other tile
+# may run its stages backwards.
+_MOST_TILES, _MOST_BLOCKS, _PACE = 6, 2, 4
 
-Elements = Callable[[Value], int]
+Elements = Callable[[Value, Geometry], int]
+Stores = Sequence[tuple[Value, Strides]]
+_Key = tuple[Hashable, Hashable]
 
 
 class Estimate:
     """Estimates for one geometry; `elements` are those of a value in a partition of a tile,
-    `halved` the reductions that take no strides, `turned` the loads that DMA transposes."""
+    `labels` its free axes in the order of the tile, `halved` the reductions that take no strides,
+    `turned` the loads that DMA transposes."""
 
     def __init__(
         self,
         hw: Hardware,
         geometry: Geometry,
         elements: Elements,
+        labels: Callable[[Value], Dims],
         halved: frozenset[Value],
         turned: frozenset[Value],
     ) -> None:
-        self._hw, self._geometry, self._elements = hw, geometry, elements
-        self._costs = EngineCosts(hw, elements)
+        self._hw, self._geometry, self._labels = hw, geometry, labels
+        self._elements = functools.partial(elements, geometry=geometry)
+        self._costs = EngineCosts(hw, self._elements)
         self._halved, self._turned = halved, turned
+        self._ops: list[Op] = []
+        self._made: dict[_Key, int] = {}
+        self._known: dict[Instruction, Op] = {}
+        self._stored: dict[Value, int] = {}
+        self._last: Hashable = None
+        # What is left of the rows may be a tile of its own, of a row in each partition.
+        self._left: Estimate | None = None
+        rest = geometry.rows[-1]
+        if len(geometry.rows) > 1 and rest.fold < geometry.rows[0].fold and not geometry.in_phases:
+            few = dataclasses.replace(geometry, rows=(rest,))
+            self._left = Estimate(hw, few, elements, labels, halved, turned)
+
+    # -- whole rows ------------------------------------------------------------------------------
 
     def rows(
         self,
-        instructions: Iterable[Instruction],
+        instructions: Sequence[Instruction],
+        stages: Sequence[int],
         loads: Mapping[Value, Strides],
-        stores: Iterable[tuple[Value, Strides]],
-        *,
-        is_staged: bool,
+        stores: Sequence[tuple[Value, Strides, int]],
     ) -> float:
-        """ns of a core's tiles, each of which runs all instructions; `is_staged` where several are
-        in work at a time."""
+        """ns of a core's tiles, each of which runs all instructions; `stores` have their stage."""
         moving = self._geometry.moving
-        repeated = [i for i in instructions if any(v.axes & moving for v in i.writes())]
-        tile = self._tile(repeated, loads, stores, is_staged=is_staged)
-        return self._seconds(tile, self._geometry.tiles_of_core)
+        repeated = [any(v.axes & moving for v in i.writes()) for i in instructions]
+        self._first_table(instructions)
+        for i, again in zip(instructions, repeated, strict=True):
+            if not again:
+                self._add(i, loads, None)
+        depth = max(stages, default=0) + 1
+        alternates = table_loads(instructions) > 0
+        tiles = self._geometry.tiles_of_core
+        count = min(tiles, _MOST_TILES + depth)
+        self._last = count - 1 if count > 1 else None
+        ends: list[int] = []
+        for step in range(count + depth - 1):
+            at = [s for s in range(depth) if 0 <= step - s < count]
+            for s in reversed(at) if alternates and (step - depth) % 2 == 0 else at:
+                for i, stage, again in zip(instructions, stages, repeated, strict=True):
+                    if stage == s and again:
+                        self._add(i, loads, step - s)
+                # It waits for the tile whose rows it writes once more.
+                is_last = step - s == count - 1 and self._geometry.overlaps
+                for value, strides, stage in stores:
+                    if stage == s and (value.axes & moving or step == s):
+                        self._store(value, strides, step - s, waits=is_last)
+                if s == depth - 1:
+                    ends.append(len(self._ops) - 1)
+        # With as many tiles behind them in work as in the middle of many.
+        pace = self._pace(ends[: count - depth + 1]) if tiles > count else 0.0
+        return self._end() + (tiles - count) * pace
+
+    def _end(self, last: int | None = None) -> float:
+        """When the ops up to `last`, by default all, have ended."""
+        ops = self._ops if last is None else self._ops[: last + 1]
+        return max(visible_times(ops, timing(self._hw)), default=0.0)
+
+    def _pace(self, ends: Sequence[int]) -> float:
+        """What one more tile takes; `ends` are the last ops of tiles."""
+        return (self._end(ends[-1]) - self._end(ends[-1 - _PACE])) / _PACE
+
+    # -- phases ----------------------------------------------------------------------------------
 
     def across(
         self,
         across: Across,
         keeps: str,
         loads: Mapping[Value, Strides],
-        stores: Iterable[tuple[Value, Strides]],
+        stores: Stores,
     ) -> float:
         """ns of all phases, one after another."""
+        blocks = max(1, self._geometry.tiles // across.steps)
+        phases = across.phases(keeps)
+        self._first_table([i for p in phases for i in (*p.once, *p.each)])
         strides = dict(stores)
-        blocks = self._geometry.tiles // across.steps
-        total = 0.0
-        for phase in across.phases(keeps):
-            results = [across.results[n] for n in phase.stores]
-            stored = [(v, strides[v]) for v in results if across.varies(v)]
-            total += self._seconds(
-                self._tile(phase.each, loads, stored, is_staged=False), across.steps
-            )
-            # Combining is a chain of TensorE and VectorE, and so is what is computed once.
-            each = _COMBINE_STEPS if self._geometry.crosses else 1
-            steps = len(phase.once) + each * len(phase.combines)
-            total += steps * timing(self._hw).vector_latency_cycles * 1e9 / self._hw.vector_clock
-        return blocks * total
-
-    def _seconds(self, tile: Counter[str], tiles: int) -> float:
-        """The first tile overlaps with nothing."""
-        latency = sum(ns for name, ns in tile.items() if name != _CHAIN)
-        return (tiles - 1) * max(tile.values(), default=0.0) + latency
-
-    def _tile(
-        self,
-        instructions: Iterable[Instruction],
-        loads: Mapping[Value, Strides],
-        stores: Iterable[tuple[Value, Strides]],
-        *,
-        is_staged: bool,
-    ) -> Counter[str]:
-        instructions = list(instructions)
-        changes = table_loads(instructions)
-        # Stages in turns: the last table of a tile is the first one of the next.
-        changes = max(0, changes - 1) if is_staged else changes
-        tables = changes * timing(self._hw).scalar_table_ns
-        total: Counter[str] = Counter({SCALAR: tables})
-        issue = timing(self._hw).dma_issue_ns
-        for i in instructions:
-            if i.dst in self._turned:
-                total.update(self._transpose(i.dst))
-                continue
-            if i.call == "load":
-                total.update({_DMA: self._transfer(i.dst, loads[i.dst]), _LOADS: issue})
-                continue
-            load = self._costs.load(i, engine_of(i))
-            factor = 2 if VECTOR in load and self._is_strided(i) else 1
-            total.update({name: factor * ns for name, ns in load.items()})
-        if not is_staged and _comes_back(instructions):
-            total[_CHAIN] = sum(total[engine] for engine in (VECTOR, SCALAR, GPSIMD, TENSOR))
-        for value, strides in stores:
-            total.update({_DMA: self._transfer(value, strides), _STORES: issue})
+        marks: list[list[int]] = []
+        ends: list[int] = []
+        for block in range(min(blocks, _MOST_BLOCKS)):
+            for phase in phases:
+                for i in phase.once:
+                    self._add(i, loads, (block, None))
+                marks.append([])
+                partials = {i.reads()[0] for i in phase.combines}
+                for step in range(min(across.steps, _MOST_TILES) if phase.each else 0):
+                    for i in phase.each:
+                        self._add(i, loads, (block, step), partials)
+                    for n in phase.stores:
+                        if across.varies(across.results[n]):
+                            self._store(across.results[n], strides[across.results[n]],
+                                        (block, step))  # fmt: skip
+                    marks[-1].append(len(self._ops) - 1)
+                one_phase = any(len(i.reads()) > 1 for i in phase.combines)
+                later = phases[phases.index(phase) + 1 :]
+                following = [i for p in later for i in (*p.once, *p.each)]
+                if not one_phase:
+                    self._first_table(following)
+                for i in phase.combines:
+                    self._combine(i, block)
+                if one_phase:
+                    self._first_table(following)
+                for n in phase.stores:
+                    if not across.varies(across.results[n]):
+                        self._store(across.results[n], strides[across.results[n]], (block, None))
+            ends.append(len(self._ops) - 1)
+        left = max(0, across.steps - _MOST_TILES)
+        more = [left * self._pace(mark) if left and mark else 0.0 for mark in marks]
+        total = self._end() + sum(more)
+        if blocks > len(ends):
+            block = self._end() - self._end(ends[-2]) + sum(more[-len(phases) :])
+            total += (blocks - len(ends)) * block
         return total
 
-    def _transpose(self, value: Value) -> Mapping[str, float]:
-        """ns of a load that DMA transposes, whatever its runs."""
+    def _combine(self, combine: Instruction, block: int) -> None:
+        """What gives the total of all tiles: a chain."""
+        partial = combine.reads()[0]
+        width = self._elements(combine.dst)
+        last = self._made.get((("sum", partial), block))
+        after = () if last is None else (last,)
+        if len(combine.reads()) > 1:
+            # Sums of tiles are scaled by the maximum of all.
+            most = combine.reads()[1].args[0]
+            scaled_by = (self._made[("total", most), block],)
+            for engine in (VECTOR, SCALAR):
+                scaled_by = (self._chain(engine, 1, scaled_by),)
+            after += scaled_by
+            for _ in range(2):
+                after = (self._chain(VECTOR, self._geometry.tiles, after),)
+        if last is not None and self._ops[last].queue == TENSOR:
+            (source,) = (v for v in partial.args if isinstance(v, Value))
+            runs = max(1, min(BANK // width, self._elements(source) // width))
+            for left in range(0, width, BANK):
+                after = (self._chain(VECTOR, runs * min(BANK, width - left), after),)
+        elif not self._geometry.crosses:
+            after = self._narrowed(partial, width, after)
+            after = (self._chain(VECTOR, width, after),)
+        elif ("op", "nl.add") in combine.arguments:
+            after = self._narrowed(partial, width, after)
+            for left in range(0, width, BANK):
+                product = self._chain(TENSOR, 2 * min(BANK, width - left), after)
+                after = (self._chain(VECTOR, min(BANK, width - left), (product,)),)
+        else:
+            lanes, after = self._geometry.partitions, self._narrowed(partial, width, after)
+            for left in range(0, width, self._hw.partitions):
+                many = min(self._hw.partitions, width - left)
+                turned = self._chain(TENSOR, 2 * lanes, after)
+                column = self._chain(VECTOR, lanes, (turned,))
+                line = self._chain(VECTOR, lanes, (column,))
+                back = self._chain(TENSOR, 2 * many, (line,))
+                after = (self._chain(VECTOR, many, (back,)),)
+        self._made[combine.dst, (block, None)] = after[0]
+        self._made[("total", partial), block] = after[0]
+
+    def _chain(self, engine: str, size: int, after: tuple[int, ...]) -> int:
+        """An op of `size` cycles of work."""
+        constants = timing(self._hw)
+        if engine == TENSOR:
+            cycles = max(size, constants.matmul_min_columns) * 1e9 / self._hw.pe_clock
+            drain = constants.matmul_latency_cycles + self._hw.partitions
+            op = Op(engine, cycles, cycles + drain * 1e9 / self._hw.pe_clock, after)
+        elif engine == SCALAR:
+            clock = 1e9 / self._hw.scalar_clock
+            interval = (size + constants.scalar_issue_cycles) * clock
+            latency = (size + constants.scalar_latency_cycles) * clock
+            op = Op(engine, interval, latency, after, table="exp")
+        else:
+            clock = 1e9 / self._hw.vector_clock
+            op = Op(
+                engine,
+                (size + constants.vector_issue_cycles) * clock,
+                (size + constants.vector_latency_cycles) * clock,
+                after,
+            )
+        self._ops.append(op)
+        return len(self._ops) - 1
+
+    # -- instructions ----------------------------------------------------------------------------
+
+    def _first_table(self, instructions: Iterable[Instruction]) -> None:
+        table = next(filter(None, map(table_of_call, instructions)), "")
+        if table:
+            self._ops.append(Op(SCALAR, 0.0, 0.0, table=table))
+
+    def _found(self, value: Value, tile: Hashable) -> int | None:
+        """The op that gave a value: of this tile, of its block, or of all tiles."""
+        block = (tile[0], None) if isinstance(tile, tuple) else None
+        for key in ((value, tile), (value, block), (value, None)):
+            if key in self._made:
+                return self._made[key]
+        return None
+
+    def _add(
+        self,
+        instruction: Instruction,
+        loads: Mapping[Value, Strides],
+        tile: Hashable,
+        partials: Iterable[Value] = (),
+    ) -> None:
+        """The op of an instruction in a tile; one of `partials` is added to what tiles gave."""
+        touched = (*instruction.reads(), *instruction.writes())
+        after = tuple(at for v in touched if (at := self._found(v, tile)) is not None)
+        costs = self._left if tile == self._last and self._left is not None else self
+        op = costs._op(instruction, loads)
+        self._ops.append(dataclasses.replace(op, after=after))
+        for value in instruction.writes():
+            self._made[value, tile] = len(self._ops) - 1
+            if value in partials:
+                assert isinstance(tile, tuple)
+                key = (("sum", value), tile[0])
+                adds = op.queue != TENSOR and value not in self._halved
+                if adds and not (instruction.result is value and EACH_TILE in value.axes):
+                    before = self._made.get(key)
+                    chain = (len(self._ops) - 1, *(() if before is None else (before,)))
+                    self._chain(VECTOR, self._elements(value), chain)
+                self._made[key] = len(self._ops) - 1
+
+    def _store(
+        self, value: Value, strides: Strides, tile: Hashable, *, waits: bool = False
+    ) -> None:
+        at = self._found(value, tile)
+        constants = timing(self._hw)
+        after = () if at is None else (at,)
+        if waits and value in self._stored:
+            after += (self._stored[value],)
+        self._stored[value] = len(self._ops)
+        costs = self._left if tile == self._last and self._left is not None else self
+        transfer = costs._transfer(value, strides)
+        self._ops.append(
+            Op(_STORES, constants.dma_issue_ns, constants.dma_done_ns, after, transfer)
+        )
+
+    def _op(self, instruction: Instruction, loads: Mapping[Value, Strides]) -> Op:
+        """The op of an instruction, without what it waits for."""
+        if instruction not in self._known:
+            if instruction.call == "load":
+                self._known[instruction] = self._load(instruction.dst, loads[instruction.dst])
+            else:
+                self._known[instruction] = self._compute(instruction)
+        return self._known[instruction]
+
+    def _load(self, value: Value, strides: Strides) -> Op:
         constants, lead = timing(self._hw), self._geometry.lead
-        rate = self._hw.dma_engine_rate / 1e9 * constants.dma_transpose_factor
-        size = self._elements(value) * value.dtype.itemsize
-        lanes = min(_PARTITIONS_PER_ENGINE, self._geometry.partitions)
-        triggers = 1 if lead is None else lead.block
-        return {_DMA: lanes * size / rate, _LOADS: triggers * constants.dma_issue_ns}
+        triggers, transfer = 1, 0.0
+        if value in self._turned:
+            # DMA transposes it, whatever its runs.
+            rate = self._hw.dma_engine_rate / 1e9 * constants.dma_transpose_factor
+            lanes = min(_PARTITIONS_PER_ENGINE, self._geometry.partitions)
+            transfer = lanes * self._elements(value) * value.dtype.itemsize / rate
+            triggers = 1 if lead is None else lead.block
+        else:
+            transfer = self._transfer(value, strides)
+        issue = triggers * constants.dma_issue_ns
+        # The last transfer is triggered after the others.
+        done = issue - constants.dma_issue_ns + constants.dma_done_ns
+        return Op(_LOADS, issue, done, transfer=transfer)
+
+    def _compute(self, instruction: Instruction) -> Op:
+        constants, engine = timing(self._hw), engine_of(instruction)
+        load = self._costs.load(instruction, engine)
+        taken = load[engine]
+        if engine == TENSOR:
+            drain = constants.matmul_latency_cycles + self._hw.partitions
+            return Op(engine, taken, taken + drain * 1e9 / self._hw.pe_clock)
+        if engine == GPSIMD:
+            return Op(engine, taken, taken, port=True)
+        if engine == SCALAR:
+            more = (constants.scalar_latency_cycles - constants.scalar_issue_cycles) * 1e9
+            latency = taken + more / self._hw.scalar_clock
+            return Op(engine, taken, latency, table=table_of_call(instruction))
+        cycle = 1e9 / self._hw.vector_clock
+        if self._is_strided(instruction):
+            taken += taken - constants.vector_issue_cycles * cycle
+        if instruction.dst in self._halved and not self._geometry.in_phases:
+            (source,) = instruction.reads()
+            steps = (self._elements(source) // max(1, self._elements(instruction.dst))).bit_length()
+            taken += steps * constants.vector_latency_cycles * cycle
+        more = constants.vector_latency_cycles - constants.vector_issue_cycles
+        return Op(engine, taken, taken + more * cycle, port=PORT in load)
+
+    def _narrowed(self, partial: Value, width: int, after: tuple[int, ...]) -> tuple[int, ...]:
+        """What adds up the rows of a wide accumulator, in halves."""
+        if partial not in self._halved:
+            return after
+        (source,) = (v for v in partial.args if isinstance(v, Value))
+        left = self._elements(source) // max(1, width)
+        while left > 1:
+            after = (self._chain(VECTOR, left // 2 * width, after),)
+            left -= left // 2
+        return after
 
     def _transfer(self, value: Value, strides: Strides) -> float:
         """ns of the DMA engines, each of which takes the rows of eight partitions."""
-        labels = [d for d in self._geometry.free_labels if d in value.axes]
         run = 1
-        for label in reversed(labels):
+        for label in reversed(self._labels(value)):
             apart = self._geometry.interleaved and label == self._geometry.partition
             if strides.get(label, 0) != run or apart:
                 break
@@ -154,10 +365,3 @@ class Estimate:
             return False
         labels = [d for d in self._geometry.free_labels if d in instruction.reads()[0].axes]
         return bool(labels) and labels[-1] in instruction.dst.axes
-
-
-def _comes_back(instructions: Iterable[Instruction]) -> bool:
-    """Whether a tile comes back to an engine that it left, which waits for it."""
-    engines = [engine_of(i) for i in instructions if i.call != "load"]
-    runs = [engine for engine, _ in itertools.groupby(engines)]
-    return len(runs) > len(set(runs))

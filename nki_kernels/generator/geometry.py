@@ -127,6 +127,12 @@ class Geometry:
         return next((a.block for a in self.free if a.label == label), 1)
 
     @property
+    def overlaps(self) -> bool:
+        """Whether the last tile of rows of a core computes some of the one before once more."""
+        pairs = [share.rows[-2:] for share in self.shares if len(share.rows) > 1]
+        return any(before.starts.stop > last.starts.start for before, last in pairs)
+
+    @property
     def tiles(self) -> int:
         """How many tiles there are."""
         rows = sum(len(r.starts) for r in self.rows)
@@ -191,6 +197,8 @@ def cut(
     budget: int,
     stored: Sequence[frozenset[int]] = (),
     cores: int = 1,
+    *,
+    overlap: bool = False,
 ) -> Geometry | None:
     """The cut that takes the least time, of free sizes up to `budget`; None where none is. Its
     tiles are shared by `cores`.
@@ -213,7 +221,7 @@ def cut(
     while runs_across(order, reduced) and budgets[-1] // 2 >= max(row, _LEAST_FREE_SIZE):
         budgets.append(budgets[-1] // 2)
     candidates = [
-        cut_along(partition, lead, order, sizes, reduced, room, cores)
+        cut_along(partition, lead, order, sizes, reduced, room, cores, overlap=overlap)
         for room in budgets
         for partition in outer
         for lead in (None, *leads(partition, outer, sizes, runs_across(order, reduced)))
@@ -266,22 +274,24 @@ def cut_along(
     reduced: frozenset[int],
     budget: int,
     cores: int = 1,
+    *,
+    overlap: bool = False,
 ) -> Geometry:
     """The cut along `partition`. Cores share what is looped over where there is one tile of rows,
-    else the rows."""
-    whole = _cut_for_one(partition, lead, order, sizes, reduced, budget, sizes[partition])
+    else the rows. The last tile of a core may `overlap` the one before."""
+    whole = _cut_for_one(partition, lead, order, sizes, reduced, budget, sizes[partition], overlap)
     if cores == 1:
         return replace(whole, shares=(Share(whole.rows),))
     if whole.loops and sum(len(rows.starts) for rows in whole.rows) == 1:
         return replace(whole, shares=_loop_shares(whole, cores))
     total = sizes[partition]
     part = -(-total // cores)
-    cut = _cut_for_one(partition, lead, order, sizes, reduced, budget, part)
+    cut = _cut_for_one(partition, lead, order, sizes, reduced, budget, part, overlap)
     lanes = PARTITIONS if lead is None else PARTITIONS // lead.block
     fold = max(rows.fold for rows in cut.rows)
     row = math.prod(a.block for a in cut.free)
     shares = tuple(
-        Share(cut_rows(min(part, total - first), fold, lanes, first, row))
+        Share(cut_rows(min(part, total - first), fold, lanes, first, row, overlap=overlap))
         for first in range(0, total, part)
     )
     rows = tuple(rows for share in shares for rows in share.rows)
@@ -307,6 +317,7 @@ def _cut_for_one(
     reduced: frozenset[int],
     budget: int,
     length: int,
+    overlap: bool,
 ) -> Geometry:
     """The cut along the first `length` elements of `partition`."""
     inner = [d for d in order if d in reduced]
@@ -333,7 +344,7 @@ def _cut_for_one(
     free = tuple(a for a in axes if a.block > 1)
     before = order[: order.index(partition)]
     row = math.prod(a.block for a in free)
-    rows = cut_rows(length, fold, lanes, row=row)
+    rows = cut_rows(length, fold, lanes, row=row, overlap=overlap)
     looped = [*axes] if lead is None else [lead, *axes]
     return Geometry(
         partition,
@@ -353,11 +364,18 @@ def _even(size: int, block: int) -> int:
 
 
 def cut_rows(
-    size: int, fold: int, partitions: int = PARTITIONS, start: int = 0, row: int = 1
+    size: int,
+    fold: int,
+    partitions: int = PARTITIONS,
+    start: int = 0,
+    row: int = 1,
+    *,
+    overlap: bool = False,
 ) -> tuple[RowTiles, ...]:
     """`size` rows of `row` elements from `start` along that many `partitions`, at most `fold` in
-    each: tiles all alike where these leave few partitions empty, else tiles of all partitions,
-    which differ by one row in each at the most, and one of what is left, a row in each."""
+    each: tiles all alike where these leave few partitions empty, or where the last one may
+    `overlap` the one before, whose rows it computes once more; else tiles of all partitions, which
+    differ by one row in each at the most, and one of what is left, a row in each."""
     tiles = max(1, -(-size // (fold * partitions)))
     each, left = divmod(size, tiles * partitions)
     wide, rest = divmod(left, partitions)
@@ -369,11 +387,20 @@ def cut_rows(
         for lanes in range(min(partitions, size), partitions // 2, -1)
         if size % (count * lanes) == 0 and size // (count * lanes) <= fold
     ]
+    ways = [*alike, groups]
+    if overlap and tiles > 1:
+        length = -(-size // (tiles * partitions))
+        lanes = -(-size // (tiles * length))
+        ways.append([(tiles, lanes, length)])
     # Of equal ones the first.
-    best = min([*alike, groups], key=lambda g: sum(n * (f * row + _TILE_OVERHEAD) for n, _, f in g))
+    best = min(ways, key=lambda g: sum(n * (f * row + _TILE_OVERHEAD) for n, _, f in g))
     rows: list[RowTiles] = []
+    end = start + size
     for count, lanes, length in best:
         step = lanes * length
-        rows.append(RowTiles(range(start, start + count * step, step), lanes, length))
-        start += count * step
+        whole = min(count, (end - start) // step)
+        rows += [RowTiles(range(start, start + whole * step, step), lanes, length)] if whole else []
+        start += whole * step
+        if whole < count:
+            rows.append(RowTiles(range(end - step, end, step), lanes, length))
     return tuple(rows)

@@ -30,7 +30,7 @@ from trnx.nki_kernels.generator.emitters import emit, emit_part
 from trnx.nki_kernels.generator.lower import specs_of_bindings, specs_of_metadata
 from trnx.nki_kernels.generator.parts import Part, parts_of
 from trnx.nki_kernels.generator.table import entry_of
-from trnx.nki_kernels.generator.tile import tile_region, tilings
+from trnx.nki_kernels.generator.tile import refuse_region, tile_region, tilings
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 from trnx.nki_kernels.keys import key_of
 from trnx.nki_kernels.spec import Bindings, Cost, Launch
@@ -42,6 +42,9 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 _MAX_NODES = 100
 # With so many times the time of its bytes a kernel is near its limit.
 _CLOSE = 1.15
+# Instructions of the tilings that are scheduled besides the one that is the best by estimate: about
+# half a second of tracing.
+_MOST_TRIED = 2000
 
 
 @dataclass(frozen=True)
@@ -133,8 +136,8 @@ def supports_node(node: fx.Node, hw: Hardware) -> Reject | None:
     key = (call, key_of(list(specs.values())), hw.target, hw.cores)
 
     def reason() -> str | None:
-        found = tile_region([node], [node], specs, hw)
-        return found.reason if isinstance(found, Reject) else None
+        found = refuse_region([node], [node], specs, hw)
+        return None if found is None else found.reason
 
     refused = _NODES.get_or_make(key, reason)
     return None if refused is None else Reject(refused, node)
@@ -236,18 +239,24 @@ class FusedKernel:
     ) -> Made:
         """The kernel of the tiling that takes the least time by its schedule, or by estimate where
         nobody schedules: the first of each group of `tilings`, then the others of the best group.
-        No more are tried after one that comes close to the time of its bytes."""
+        No more are tried after one that comes close to the time of its bytes, and none that would
+        take long to trace."""
         cost = self.cost(Bindings(b))
         enough = _CLOSE * hw.roofline_seconds(0, 0, cost.hbm_bytes) + hw.region_seconds
         times: dict[str, float] = {}
         best, least, group = self._made(tilings[0][0], b, hw), math.inf, tilings[0]
+        left = _MOST_TRIED
 
         def try_out(region: TiledRegion) -> bool:
             """Whether `region` is the fastest yet."""
-            nonlocal best, least
-            one = self._made(region, b, hw)
-            if least <= enough or one.source in times:
+            nonlocal best, least, left
+            many = region.geometry.tiles_of_core * len(region.instructions)
+            if times and (least <= enough or many > left):
                 return False
+            one = self._made(region, b, hw)
+            if one.source in times:
+                return False
+            left -= many if times else 0
             seconds = _judges[0](self._launched(one, Bindings(b), hw), cost, hw)
             times[one.source] = math.inf if seconds is None else seconds
             if times[one.source] >= least:

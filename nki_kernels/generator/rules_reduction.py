@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from trnx.nki_kernels import canonical_ops  # noqa: F401  defines trnx::rms_norm
 from trnx.nki_kernels.generator import integers
 from trnx.nki_kernels.generator.division import divide_total
 from trnx.nki_kernels.generator.ir import INTEGER_DTYPES, Builder, Operand, Value
-from trnx.nki_kernels.generator.table import along, dims_at, lowers, whole
+from trnx.nki_kernels.generator.table import along, dims_at, last, lowers, whole
 from trnx.nki_kernels.generator.words import is_integral, is_small, range_of
 from trnx.simulator.errors import Reject
 
@@ -114,3 +115,22 @@ def softmax(b: Builder, x: Operand, *_: Any) -> Value:
 def log_softmax(b: Builder, x: Operand, *_: Any) -> Value:
     shifted = b.sub(x, b.reduce("maximum", x))
     return b.sub(shifted, b.unary("log", b.reduce("add", b.unary("exp", shifted))))
+
+
+@lowers(torch.ops.trnx.rms_norm.default, reduction=last, flops=5)
+def rms_norm(
+    b: Builder,
+    x: Operand,
+    weight: Operand | None,
+    eps: float,
+    offset: float = 0.0,
+    rounds: bool = False,
+) -> Value:
+    """The op of rows that the registry's kernel does not take: those longer than a partition."""
+    mean = b.mul(b.reduce("add", b.mul(x, x)), 1.0 / b.count)
+    normal = b.mul(x, b.unary("rsqrt", b.add(mean, eps)))
+    if weight is None:
+        return normal
+    if rounds:
+        normal = b.cast(normal, b.out)
+    return b.mul(normal, b.add(weight, offset) if offset else weight)

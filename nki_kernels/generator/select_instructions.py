@@ -32,7 +32,10 @@ class Tile:
     seen_as: torch.dtype | None = None
 
 
+# The label of what tiles of a phase differ in, and no axis of the tile says so.
+EACH_TILE = -2
 Argument = Tile | str
+_HALVES = (torch.bfloat16, torch.float16)
 BIT_OPERATORS = frozenset(
     f"nl.{name}"
     for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift")
@@ -96,7 +99,9 @@ def _stored(number: Number, dtype: torch.dtype) -> Number:
 
 class InstructionSelector:
     """Selects the instructions of one region for one geometry; `run` gives them in order.
-    `sums_in_activations`: activations add up what they give where all of a partition is added."""
+    `sums_in_activations`: activations add up what they give where all of a partition is added.
+    `in_one_phase`: a sum of exp(x - max(x)) does not wait for the maximum of all tiles, but takes
+    that of each, and the sums of tiles are scaled when they are added up."""
 
     def __init__(
         self,
@@ -105,6 +110,7 @@ class InstructionSelector:
         *,
         scalar_bias: bool,
         sums_in_activations: bool = True,
+        in_one_phase: bool = False,
     ) -> None:
         self._roots = roots
         self._geometry = geometry
@@ -119,11 +125,18 @@ class InstructionSelector:
         self._sums = {v.args[0]: v for v in summed if sums_in_activations}
         self._instructions: list[Instruction] = []
         self._done: dict[Value, Value] = {}
+        # The maximum of each sum of exponentials that is computed in one phase, and of its tiles.
+        self._extremes: dict[Value, Value] = {}
+        self._most_of_tile: dict[Value, Value] = {}
+        if in_one_phase and geometry.in_phases:
+            sums = ((total, self._extreme_of(total)) for total in self._sums.values())
+            self._extremes = {total: most for total, most in sums if most is not None}
 
     def run(self) -> tuple[list[Instruction], dict[Value, Value]]:
         """The instructions, and for every root the value whose tile holds it."""
+        shifted = {values_of(values_of(total.args)[0].args)[0] for total in self._extremes}
         for value in self._values:  # operands first, so that visits do not nest deeply
-            if not self._is_deferred(value):
+            if not self._is_deferred(value) and value not in shifted:
                 self._visit(value)
         held = {root: self._visit(root) for root in self._roots}
         return self._instructions, held
@@ -158,6 +171,21 @@ class InstructionSelector:
             and source.op == "unary"
             and self._is_column(value)
         )
+
+    def _extreme_of(self, total: Value) -> Value | None:
+        """max(x) where `total`, which an activation adds up, is the sum of exp(x - max(x)), and
+        nothing else reads the exponentials; in float32, in which eager does not round them."""
+        (weights,) = values_of(total.args)
+        (shifted,) = values_of(weights.args)
+        if weights.name != "exp" or (shifted.op, shifted.name) != ("alu", "subtract"):
+            return None
+        x, most = shifted.args
+        if not isinstance(x, Value) or not isinstance(most, Value):
+            return None
+        is_most = (most.op, most.name, most.args) == ("reduce", "maximum", (x,))
+        alone = self._uses[weights] == 1 and self._uses[shifted] == 1
+        floats = all(v.dtype is torch.float32 for v in (x, most, shifted, weights, total))
+        return most if is_most and alone and floats and self._is_column(most) else None
 
     def _scalar_form(self, value: Value) -> _Scalar | None:
         """`value` as a `tensor_scalar` operation, if it is one."""
@@ -338,11 +366,35 @@ class InstructionSelector:
         if total is None:
             self._put("activation", value, arguments)
             return
+        if total in self._extremes:
+            self._put_sum_in_one_phase(value, total)
+            return
         arguments += [("reduce_op", "nl.add"), ("reduce_cmd", "nisa.reduce_cmd.reset_reduce")]
         self._done[total] = total
         partial = self._partial(total)
         self._put("activation", value, arguments, partial)
         self._combine(total, partial)
+
+    def _put_sum_in_one_phase(self, value: Value, total: Value) -> None:
+        """The sum of exp(x - m), with the maximum m of the tile, and -m, which scales it later. An
+        m of -inf is the lowest number instead: a tile of -inf has the sum 0, and not NaN."""
+        (x,) = values_of(self._extremes[total].args)
+        self._visit(self._extremes[total])
+        most = self._most_of_tile[self._extremes[total]]
+        below = Value("alu", "multiply", (most, -1.0), torch.float32, most.axes)
+        lowest = literal(torch.finfo(torch.float32).min)
+        self._put("tensor_scalar", below, [
+            ("data", Tile(most, below)), ("op0", "nl.maximum"), ("operand0", lowest),
+            ("op1", "nl.multiply"), ("operand1", "-1.0"),
+        ])  # fmt: skip
+        self._done[total] = total
+        partial = Value("reduce", total.name, total.args, torch.float32, most.axes)
+        data, bias = self._full(x, value), Tile(below, None)
+        arguments: list[tuple[str, Argument]] = [("op", "nl.exp"), ("data", data), ("bias", bias)]
+        arguments += [("reduce_op", "nl.add"), ("reduce_cmd", "nisa.reduce_cmd.reset_reduce")]
+        self._put("activation", value, arguments, partial)
+        parts: list[tuple[str, Argument]] = [("op", "nl.add"), ("data", Tile(partial, None))]
+        self._put("combine", total, [*parts, ("below", Tile(below, None))])
 
     def _affine(self, source: Value) -> tuple[Value, Operand | None, Operand | None]:
         """`source` as data * scale + bias, as far as this saves its own instruction."""
@@ -442,6 +494,10 @@ class InstructionSelector:
             self._visit(source)
             return
         partial = self._partial(value)
+        if value in self._extremes.values():
+            axes = value.axes | {EACH_TILE}
+            partial = Value("reduce", value.name, value.args, value.dtype, axes)
+            self._most_of_tile[value] = partial
         data = self._full(source, source)
         self._put("tensor_reduce", partial, [("op", f"nl.{value.name}"), ("data", data)])
         self._combine(value, partial)
@@ -450,7 +506,11 @@ class InstructionSelector:
         """What a tile gives of a reduction: all of it, or what tiles add up."""
         if not self._geometry.in_phases:
             return total
-        return Value("reduce", total.name, total.args, torch.float32, total.axes)
+        # The extreme of half precision is one of its values, which VectorE finds at twice its rate.
+        (source,) = values_of(total.args)
+        is_value = total.name in ("maximum", "minimum") and source.dtype in _HALVES
+        dtype = source.dtype if is_value else torch.float32
+        return Value("reduce", total.name, total.args, dtype, total.axes)
 
     def _combine(self, total: Value, partial: Value) -> None:
         """The total of what tiles add to `partial`; the emitter writes how."""

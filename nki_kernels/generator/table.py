@@ -103,6 +103,11 @@ def along(dim: int = 1) -> ReductionOf:
     return reduction
 
 
+def last(node: fx.Node, rank: int) -> Reduction:  # noqa: ARG001  the protocol's
+    """The reduction of an op that works along the last dimension and keeps the shape."""
+    return Reduction((rank - 1,) if rank else (), True, inner=True)
+
+
 def whole(node: fx.Node, rank: int) -> Reduction:  # noqa: ARG001  the protocol's
     """The reduction of an op that reduces all dimensions."""
     return Reduction(tuple(range(rank)), False)

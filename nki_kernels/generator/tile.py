@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,16 +20,19 @@ from trnx.nki_kernels.generator.across import (
 from trnx.nki_kernels.generator.engines import TENSOR, EngineCosts, assign_engines, table_loads
 from trnx.nki_kernels.generator.geometry import (
     PARTITIONS,
+    Axis,
     Geometry,
     Strides,
     cut,
+    cut_along,
     leads,
     memory_order,
     merge,
     runs_across,
 )
-from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.lower import Lowered, lower, reachable
+from trnx.nki_kernels.generator.permute import in_own_order
 from trnx.nki_kernels.generator.select_instructions import InstructionSelector
 from trnx.nki_kernels.generator.stages import FEW_STAGES, LEAST_TILES, MOST_STAGES, cut_stages
 from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
@@ -44,8 +47,8 @@ _SIZES = (_FREE_SIZE, _FREE_SIZE // 4, _FREE_SIZE // 2, 2 * _FREE_SIZE, 4 * _FRE
 # Where a reduced dimension is not the innermost one, so that its length shortens the runs of DMA.
 _ACROSS_FREE_SIZE = 16384
 # How many tilings are scheduled, and how much slower than the best one they are by estimate.
-MOST_TILINGS = 6
-_WORTH_A_TRY = 2.0
+MOST_TILINGS = 4
+_WORTH_A_TRY = 1.15
 
 
 def tile_region(
@@ -56,11 +59,49 @@ def tile_region(
     return found if isinstance(found, Reject) else found[0][0]
 
 
+def refuse_region(
+    nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: Mapping[fx.Node, Any], hw: Hardware
+) -> Reject | None:
+    """Why the region of `nodes` cannot be cut, None where one way is found."""
+    cuts = _cuts(nodes, outputs, specs, hw)
+    if isinstance(cuts, Reject):
+        return cuts
+    return None if next(iter(cuts[0].all()), None) else _too_long(nodes)
+
+
 def tilings(
     nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: Mapping[fx.Node, Any], hw: Hardware
 ) -> list[list[TiledRegion]] | Reject:
     """The ways to cut the region that may be the fastest, at most MOST_TILINGS, and of each the
     ways to share its work between the engines: the best one by estimate first."""
+    cuts = _cuts(nodes, outputs, specs, hw)
+    if isinstance(cuts, Reject):
+        return cuts
+    merged, whole = cuts
+    found = list(merged.all())
+    if found and len(merged.order) < len(whole.order) and _leaves_empty(found, merged.reduced):
+        # A dimension of its own may lie on the partitions that others leave empty.
+        found += whole.all()
+    if not found:
+        return _too_long(nodes)
+    different = {region.key: region for region in found}
+    estimates = [(region.estimated_ns(hw), region) for region in different.values()]
+    by_cut: dict[Hashable, list[TiledRegion]] = {}
+    least = min(ns for ns, _ in estimates)
+    for ns, region in sorted(estimates, key=lambda pair: pair[0]):
+        if ns <= _WORTH_A_TRY * least:
+            by_cut.setdefault((region.geometry, region.keeps), []).append(region)
+    return list(by_cut.values())[:MOST_TILINGS]
+
+
+def _too_long(nodes: Sequence[fx.Node]) -> Reject:
+    return Reject("a reduced row and its temporaries do not fit in SBUF", nodes[-1])
+
+
+def _cuts(
+    nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: Mapping[fx.Node, Any], hw: Hardware
+) -> tuple[_Cuts, _Cuts] | Reject:
+    """The ways to cut the region with neighbouring dimensions merged, and those without."""
     lowered = lower(nodes, outputs, specs)
     if isinstance(lowered, Reject):
         return lowered
@@ -71,20 +112,8 @@ def tilings(
     groups = [v.axes & long for v in values] + [lowered.reduced]
     accesses = [*strides[0].values(), *strides[1]]
     order, sizes = merge(lowered.order, lowered.sizes, accesses, groups)
-    cuts = _Cuts(lowered, order, sizes, strides, hw)
-    found = cuts.all()
-    if found and len(order) < len(lowered.order) and _leaves_empty(found, cuts.reduced):
-        # A dimension of its own may lie on the partitions that others leave empty.
-        found += _Cuts(lowered, lowered.order, lowered.sizes, strides, hw).all()
-    if not found:
-        return Reject("a reduced row and its temporaries do not fit in SBUF", nodes[-1])
-    estimates = {region.key: (region.estimated_ns(hw), region) for region in found}
-    by_cut: dict[Hashable, list[TiledRegion]] = {}
-    least = min(ns for ns, _ in estimates.values())
-    for ns, region in sorted(estimates.values(), key=lambda pair: pair[0]):
-        if ns <= _WORTH_A_TRY * least:
-            by_cut.setdefault((region.geometry, region.keeps), []).append(region)
-    return list(by_cut.values())[:MOST_TILINGS]
+    merged = _Cuts(lowered, order, sizes, strides, hw)
+    return merged, _Cuts(lowered, lowered.order, lowered.sizes, strides, hw)
 
 
 def _leaves_empty(regions: Sequence[TiledRegion], reduced: frozenset[int]) -> bool:
@@ -117,14 +146,56 @@ class _Cuts:
         """The labels that are reduced."""
         return frozenset(d for d in self.order if d in self.lowered.reduced)
 
-    def all(self) -> list[TiledRegion]:
+    def all(self) -> Iterator[TiledRegion]:
         """The cuts with whole rows and those with reduced dimensions along the partitions."""
-        found = _of_sizes(self.with_whole_rows)
-        if self.reduced and self._reduces_as_floats() and not any(map(_is_full, found)):
+        found = []
+        for region in _of_sizes(self.with_whole_rows):
+            found.append(region)
+            yield region
+        if any(len(region.geometry.rows) > 1 for region in found):
+            yield from _of_sizes(functools.partial(self.with_whole_rows, overlap=True))
+        is_across = runs_across(self.order, self.reduced)
+        is_full = not is_across and any(map(_is_full, found))
+        if self.reduced and self._reduces_as_floats() and not is_full:
             for whole in (False, True):
-                found += _of_sizes(functools.partial(self.across, whole=whole))
-            found += _of_sizes(self.in_steps)
-        return found + _of_sizes(self.turned)
+                yield from _of_sizes(functools.partial(self.across, whole=whole))
+            yield from _of_sizes(self.in_steps)
+        yield from _of_sizes(self.turned)
+        yield from _of_sizes(self.permuted)
+
+    def permuted(self, free_size: int) -> list[TiledRegion]:
+        """The region in tiles of whole rows that some tensor has in another order than they are
+        computed in, for each order in which tensors lie: `cut` looks at one order alone."""
+        orders = self._orders()
+        found: list[TiledRegion] = []
+        for order in orders if len(orders) > 1 else ():
+            outer = [d for d in order if d not in self.reduced]
+            row = math.prod(self.sizes[d] for d in self.reduced)
+            for partition in outer:
+                for lead in (None, *leads(partition, tuple(outer), self.sizes, across=False)):
+                    if not self._stores_along(partition, lead):
+                        continue
+                    geometry = cut_along(
+                        partition, lead, order, self.sizes, self.reduced,
+                        max(row, free_size), self.hw.cores,
+                    )  # fmt: skip
+                    region = self._selected(geometry)
+                    if region.layouts:
+                        found += self._fitting(_staged(region, self.hw, MOST_STAGES))
+        return found
+
+    def _orders(self) -> list[Dims]:
+        """The order of the space, and those of tensors along all of it."""
+        every = (*self.strides[0].values(), *self.strides[1])
+        whole = [s for s in every if all(s.get(d, 0) > 0 for d in self.order)]
+        own = (tuple(sorted(self.order, key=lambda d: -s[d])) for s in whole)
+        return list(dict.fromkeys((self.order, *own)))
+
+    def _stores_along(self, partition: int, lead: Axis | None) -> bool:
+        """Whether no result varies along the lead alone: it would lie in every so many partitions,
+        from where DMA does not store."""
+        stored = [frozenset(output) & set(self.order) for output in self.strides[1]]
+        return lead is None or all(partition in s for s in stored if lead.label in s)
 
     def turned(self, free_size: int) -> list[TiledRegion]:
         """The region with a dimension along the partitions that runs in the memory of a tensor,
@@ -145,8 +216,7 @@ class _Cuts:
                     found += self._phased(cut, free_size)
                 geometry = cut(max(row, free_size), whole=True)
                 assert geometry is not None
-                region = _staged(self._selected(geometry), self.hw, MOST_STAGES)
-                found += [region] if self._fits(region) else []
+                found += self._fitting(_staged(self._selected(geometry), self.hw, MOST_STAGES))
         loads = self.strides[0]
         return [region for region in found if any(map(region.is_turned, loads))]
 
@@ -157,23 +227,27 @@ class _Cuts:
         # One alone, the last one, is where tiles of other cuts run, unless rows are reduced.
         return inner if len(inner) > 1 or runs_across(self.order, self.reduced) else []
 
-    def with_whole_rows(self, free_size: int) -> list[TiledRegion]:
-        """The region in the largest tiles of which two fit, so that loads overlap with work."""
+    def with_whole_rows(self, free_size: int, *, overlap: bool = False) -> list[TiledRegion]:
+        """The region in the largest tiles of which two fit, so that loads overlap with work. The
+        last one may `overlap` the one before, and has as many rows then."""
         row = math.prod(self.sizes[d] for d in self.reduced)
         is_across = runs_across(self.order, self.reduced)
-        budget = max(row, _ACROSS_FREE_SIZE if is_across else free_size)
+        # Where it runs across, long tiles make long runs, and small ones overlap.
+        long = is_across and free_size == _FREE_SIZE
+        budget = max(row, _ACROSS_FREE_SIZE if long else free_size)
         stored = [frozenset(output) & set(self.order) for output in self.strides[1]]
         tries = [(budget, MOST_STAGES), (budget // 2, MOST_STAGES)]
         tries += [(budget >> i, FEW_STAGES) for i in range(budget.bit_length())]
         for room, most in tries:
             if not room:
                 continue
-            geometry = cut(self.order, self.sizes, self.reduced, room, stored, self.hw.cores)
+            geometry = cut(
+                self.order, self.sizes, self.reduced, room, stored, self.hw.cores, overlap=overlap
+            )
             if geometry is None:
                 continue
-            region = _staged(self._selected(geometry), self.hw, most)
-            if self._fits(region):
-                return [region]
+            if found := self._fitting(_staged(self._selected(geometry), self.hw, most)):
+                return found
         return []
 
     def across(self, free_size: int, *, whole: bool) -> list[TiledRegion]:
@@ -195,14 +269,16 @@ class _Cuts:
             geometry = cut(budget)
             if geometry is None:
                 return []
+            ways = [self._selected(geometry, sums) for sums in (True, False)]
+            ways.append(self._selected(geometry, in_one_phase=True))
             placed = [
                 one
-                for sums_in_activations in (True, False)
-                for one in _placed_across(self._selected(geometry, sums_in_activations), self.hw)
+                for way in {way.key: way for way in ways}.values()
+                for one in _placed_across(way, self.hw)
             ]
             for keeps in ("all", "loads", "none"):
                 regions = [dataclasses.replace(one, keeps=keeps) for one in placed]
-                if fitting := [region for region in regions if self._fits(region)]:
+                if fitting := self._fitting(regions):
                     return fitting
             budget //= 2
         return []
@@ -212,7 +288,9 @@ class _Cuts:
         values = reachable(tuple(output.value for output in self.lowered.outputs))
         return all(v.dtype.is_floating_point for v in values if v.op == "reduce")
 
-    def _selected(self, geometry: Geometry, sums_in_activations: bool = True) -> TiledRegion:
+    def _selected(
+        self, geometry: Geometry, sums_in_activations: bool = True, *, in_one_phase: bool = False
+    ) -> TiledRegion:
         outputs = self.lowered.outputs
         roots = tuple(dict.fromkeys(o.value for o in outputs))
         selector = InstructionSelector(
@@ -220,13 +298,18 @@ class _Cuts:
             geometry,
             scalar_bias=self.hw.generation > 2,
             sums_in_activations=sums_in_activations,
+            in_one_phase=in_one_phase,
         )
         region = TiledRegion(outputs, geometry, *selector.run(), *self.strides)
         region = dataclasses.replace(region, stages=[0] * len(region.instructions))
+        region = in_own_order(region)
         if self.hw.generation == 2:
             return region
         halved = (i.dst for i in region.instructions if region.is_faster_in_halves(i))
         return dataclasses.replace(region, halved=frozenset(halved))
+
+    def _fitting(self, regions: Sequence[TiledRegion]) -> list[TiledRegion]:
+        return [region for region in regions if self._fits(region)]
 
     def _fits(self, region: TiledRegion) -> bool:
         return region.bytes_in_work() <= self.hw.sbuf_partition_bytes * 7 // 8
@@ -239,15 +322,12 @@ def _is_full(region: TiledRegion) -> bool:
     return geometry.tiles >= LEAST_TILES and geometry.partitions == PARTITIONS and is_last
 
 
-def _of_sizes(make: Callable[[int], list[TiledRegion]]) -> list[TiledRegion]:
+def _of_sizes(make: Callable[[int], list[TiledRegion]]) -> Iterator[TiledRegion]:
     """The region in tiles of the usual size, and of others: small ones overlap better, large ones
     have fewer instructions and load tables of functions less often.
     """
-    found: dict[Hashable, TiledRegion] = {}
     for size in _SIZES:
-        for region in make(size):
-            found.setdefault(region.key, region)
-    return list(found.values())
+        yield from make(size)
 
 
 def _placed(region: TiledRegion, hw: Hardware) -> TiledRegion:
@@ -259,7 +339,10 @@ def _placed(region: TiledRegion, hw: Hardware) -> TiledRegion:
 
     stored = [region.held[output.value] for output in region.outputs]
     fixed: frozenset[Value] = across.once() if across else frozenset()
-    placed = assign_engines(region.instructions, EngineCosts(hw, repeated), stored, fixed)
+    # Phases load a table once; in stages the last one of a tile is the first one of the next.
+    tables = 0 if across else max(0, table_loads(region.instructions) - 1)
+    costs = EngineCosts(hw, repeated)
+    placed = assign_engines(region.instructions, costs, stored, fixed, tables)
     return dataclasses.replace(region, instructions=placed, stages=[0] * len(placed))
 
 
@@ -271,28 +354,32 @@ def _placed_across(region: TiledRegion, hw: Hardware) -> list[TiledRegion]:
         dataclasses.replace(i, engine=TENSOR) if across.sums_on_tensor(i) else i
         for i in region.instructions
     ]
-    found = [_placed(dataclasses.replace(region, instructions=on_tensor), hw)]
+    every = [dataclasses.replace(region, instructions=on_tensor)]
     if on_tensor != list(region.instructions):
-        found.append(_placed(region, hw))
-    return found
+        every.append(region)
+    return [one for way in every for one in (_placed(way, hw), way)]
 
 
-def _staged(region: TiledRegion, hw: Hardware, most: int) -> TiledRegion:
-    """`region` with engines and at most `most` stages, where tiles are many, or two where ScalarE
-    changes its table of functions."""
+def _staged(region: TiledRegion, hw: Hardware, most: int) -> list[TiledRegion]:
+    """The ways to run the instructions of `region`: one tile after another, and where tiles are
+    many, or two where ScalarE changes its table of functions, in at most `most` stages, on the
+    engines that balance the work or on those that are the default."""
     geometry = region.geometry
     least = 2 if table_loads(region.instructions) else LEAST_TILES
-    if geometry.tiles < least:
-        return region
-    if geometry.tiles >= LEAST_TILES:
-        region = _placed(region, hw)
     starts = max(sum(len(rows.starts) for rows in share.rows) for share in geometry.shares)
+    placed = [region, _placed(region, hw)] if geometry.tiles > 1 else [region]
     if starts < least:
-        return region
-    stages = cut_stages(
-        region.instructions, min(most, starts - 1), lambda v: bool(v.axes & geometry.moving)
-    )
-    return dataclasses.replace(region, stages=stages)
+        return placed
+    staged = [
+        dataclasses.replace(
+            one,
+            stages=cut_stages(
+                one.instructions, min(most, starts - 1), lambda v: bool(v.axes & geometry.moving)
+            ),
+        )
+        for one in placed
+    ]
+    return [*staged, *placed]
 
 
 def _strides(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,7 +12,7 @@ from trnx.nki_kernels.generator.across import Across
 from trnx.nki_kernels.generator.engines import TENSOR
 from trnx.nki_kernels.generator.estimate import Estimate
 from trnx.nki_kernels.generator.geometry import Geometry, Strides
-from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.lower import Output
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
 from trnx.simulator.hardware import Hardware
@@ -22,7 +21,7 @@ from trnx.simulator.hardware import Hardware
 # less than a descriptor an element.
 _LARGEST_STEP = 4
 # VectorE walks in larger steps at half its rate (trainium_inferentia2_arch.rst).
-_NEAR_BYTES = 16
+NEAR_BYTES = 16
 # What one step of halving takes besides its elements: the latency of an instruction that waits.
 _HALVING_ELEMENTS = 180
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -38,6 +37,7 @@ class TiledRegion:
 
     `held` gives for every result the value whose tile holds it, `stages` the stage of every
     instruction; `halved` are the reductions that add halves of their rows, again and again.
+    `layouts` are the free axes of the tiles that lie in an order of their own (`permute.py`).
     """
 
     outputs: tuple[Output, ...]
@@ -49,6 +49,13 @@ class TiledRegion:
     stages: Sequence[int] = ()
     keeps: str = "none"
     halved: frozenset[Value] = frozenset()
+    layouts: Mapping[Value, Dims] = field(default_factory=dict)
+
+    def labels(self, value: Value) -> Dims:
+        """The free axes of a value's tile, in its order."""
+        if value in self.layouts:
+            return self.layouts[value]
+        return tuple(d for d in self.geometry.free_labels if d in value.axes)
 
     @property
     def across(self) -> Across | None:
@@ -61,7 +68,9 @@ class TiledRegion:
     @property
     def key(self) -> Hashable:
         """Equal for the ways to cut one region that are the same."""
-        return (self.geometry, self.keeps, tuple((i.call, i.engine) for i in self.instructions))
+        calls = tuple((i.call, i.engine) for i in self.instructions)
+        order = tuple(self.layouts.values())
+        return (self.geometry, self.keeps, calls, order, tuple(self.stages))
 
     def store_stages(self) -> list[int]:
         """The stage that stores each output: the last one that writes its tile."""
@@ -91,15 +100,14 @@ class TiledRegion:
 
     def estimated_ns(self, hw: Hardware) -> float:
         """What all tiles take (`estimate.py`)."""
-        sizes = functools.partial(elements, geometry=self.geometry)
         turned = frozenset(filter(self.is_turned, self.load_strides))
-        estimate = Estimate(hw, self.geometry, sizes, self.halved, turned)
+        estimate = Estimate(hw, self.geometry, elements, self.labels, self.halved, turned)
         held = [self.held[output.value] for output in self.outputs]
         stores = list(zip(held, self.output_strides, strict=True))
         if self.across is not None:
             return estimate.across(self.across, self.keeps, self.load_strides, stores)
-        is_staged = max(self.stages, default=0) > 0
-        return estimate.rows(self.instructions, self.load_strides, stores, is_staged=is_staged)
+        staged = [(*s, stage) for s, stage in zip(stores, self.store_stages(), strict=True)]
+        return estimate.rows(self.instructions, self.stages, self.load_strides, staged)
 
     def bytes_in_work(self) -> int:
         """Bytes of SBUF per partition of two tiles, so that loads overlap with work, and of what
@@ -168,7 +176,7 @@ class TiledRegion:
         rows = math.prod(map(self.geometry.count, found[1]))
         inner = math.prod(map(self.geometry.count, found[2])) if found[2] else 0
         steps = rows.bit_length() * _HALVING_ELEMENTS
-        far = inner * data.value.dtype.itemsize > _NEAR_BYTES
+        far = inner * data.value.dtype.itemsize > NEAR_BYTES
         named = ("op", "nl.multiply") not in instruction.arguments
         size = elements(data.value, self.geometry)
         # Rows of all tiles are added up before they are halved.
@@ -187,7 +195,7 @@ class TiledRegion:
             return 1
         if self.geometry.interleaved:
             return 1
-        inner = [d for d in self.geometry.free_labels if d in value.axes]
+        inner = self.labels(value)
         if not inner or self.geometry.count(inner[-1]) == 1:
             return 1
         step = strides[inner[-1]]

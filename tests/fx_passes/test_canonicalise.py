@@ -198,6 +198,16 @@ def test_what_follows_from_a_returned_constant_is_computed_too() -> None:
     assert aten.cumsum.default not in [node.target for node in gm.graph.nodes]
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, torch.int32])
+def test_a_running_sum_with_a_dtype_casts_first(source: torch.dtype, dtype: torch.dtype) -> None:
+    x = (torch.arange(-30, 30).view(4, 15) * 1.75).to(source)
+    gm = _graph(lambda x: x.cumsum(1, dtype=dtype), x)
+
+    assert all("dtype" not in n.kwargs for n in gm.graph.nodes if n.target is aten.cumsum.default)
+    assert torch.equal(gm(x), x.cumsum(1, dtype=dtype))
+
+
 def test_a_copy_from_before_a_write_stays() -> None:
     def function(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         old = state.clone()

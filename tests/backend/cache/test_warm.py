@@ -65,7 +65,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     count(pipeline, "partition")
     count(profile, "predicted_seconds")
-    count(generator, "tile_region")
+    count(generator, "tilings")
     count(generator, "emit")
     count(subset, "subset_findings")
     return found
@@ -113,7 +113,7 @@ def run(model: torch.nn.Module, *inputs: torch.Tensor) -> tuple[list[Any], list[
 def test_nothing_is_planned_generated_or_scheduled_again(calls: Counter[str]) -> None:
     model, x = mixed(), torch.randn(40, 64)
     cold, plans = run(model, x)
-    done = ("partition", "predicted_seconds", "tile_region", "subset_findings")
+    done = ("partition", "predicted_seconds", "tilings", "subset_findings")
     assert min(calls[name] for name in done) > 0
     calls.clear()
     warm, again = run(model, x)

@@ -94,3 +94,24 @@ def test_a_tensor_beyond_sbuf_is_loaded_again(region: Build) -> None:
     source = region(softmax, torch.empty(10_000_000)).source()
     assert source.count("src=x0.ap(") == 3
     assert "kept" not in source
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_an_rms_norm_of_a_row_beyond_a_partition(
+    region: Build, offset: float, rounds: bool, dtype: torch.dtype
+) -> None:
+    def norm(x: Any, w: Any) -> Any:
+        return torch.ops.trnx.rms_norm.default(x, w, 1e-5, offset, rounds)
+
+    tolerance = 1e-5 if dtype is F32 else 2e-2
+    inputs = (draw(2, 70_001, dtype=dtype), draw(70_001, dtype=dtype))
+    region(norm, *inputs).check(rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e30])
+def test_an_rms_norm_without_weights_of_special_values(region: Build, value: float) -> None:
+    x = draw(3, 60_001)
+    x[1, 5] = value
+    region(lambda x: torch.ops.trnx.rms_norm.default(x, None, 1e-5), x).check(rtol=1e-5, atol=1e-5)

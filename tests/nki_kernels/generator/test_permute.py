@@ -1,0 +1,114 @@
+"""Tensors in another order than their tiles: DMA in long runs, a copy inside a partition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from trnx.nki_kernels.generator import kernel, tile
+from trnx.nki_kernels.generator.tiled_region import TiledRegion
+from trnx.simulator.hardware import hardware
+from trnx.simulator.lru_cache import LruCache
+from trnx.simulator.timing.profile import predicted_seconds
+
+aten = torch.ops.aten
+Build = Callable[..., Any]
+Order = tuple[int, ...]
+F32, BF16, I32, I64 = torch.float32, torch.bfloat16, torch.int32, torch.int64
+
+
+def draw(shape: Order, order: Order, dtype: torch.dtype = F32) -> torch.Tensor:
+    """Values that lie in this order, the first ones special."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    lies = torch.randn([shape[i] for i in order], generator=generator) * 100
+    special = torch.tensor([math.inf, -math.inf, math.nan, -0.0, 1e-40])
+    if dtype.is_floating_point:
+        lies.view(-1)[: len(special)] = special[: lies.numel()]
+    return lies.to(dtype).permute([order.index(i) for i in range(len(order))])
+
+
+def copy(x: Any) -> Any:
+    return aten.clone.default(x, memory_format=torch.contiguous_format)
+
+
+def permuted(made: Any, monkeypatch: pytest.MonkeyPatch, target: str) -> list[TiledRegion]:
+    """The ways to cut a region that move a tensor in an order of its own."""
+    monkeypatch.setattr(kernel, "_stores", [])
+    monkeypatch.setattr(tile, "MOST_TILINGS", 1000)
+    monkeypatch.setattr(tile, "_WORTH_A_TRY", math.inf)
+    found: list[TiledRegion] = []
+
+    def tilings(*arguments: Any) -> list[list[TiledRegion]]:
+        for group in tile.tilings(*arguments):
+            found.extend(group)
+        return [found[:1]]
+
+    monkeypatch.setattr(kernel, "_SOURCES", LruCache(8))
+    monkeypatch.setattr(kernel, "tilings", tilings)
+    assert made.kernel.supports(made.bindings, hardware(target)) is None
+    return [one for one in found if one.layouts]
+
+
+def check_all(made: Any, monkeypatch: pytest.MonkeyPatch, target: str = "trn2") -> None:
+    """One of each geometry and order is equal to eager."""
+    cuts = permuted(made, monkeypatch, target)
+    different = {(cut.geometry, cut.keeps, tuple(cut.layouts.values())): cut for cut in cuts}
+    assert different
+    for cut in different.values():
+        monkeypatch.setattr(kernel, "tilings", lambda *_, cut=cut: [[cut]])
+        monkeypatch.setattr(kernel, "_SOURCES", LruCache(8))
+        made.check(target, rtol=1e-5, atol=1e-3)
+
+
+COPIES = [
+    ((96, 2, 7, 256), (0, 2, 3, 1)),
+    ((64, 7, 36, 8), (1, 2, 0, 3)),
+    ((14, 57, 9, 8), (1, 2, 0, 3)),
+    ((129, 109, 12), (0, 2, 1)),
+    ((127, 3, 1, 20), (0, 3, 2, 1)),
+]
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize("dtype", [F32, BF16, I32, torch.bool])
+@pytest.mark.parametrize(("shape", "order"), COPIES[:2])
+def test_copies_of_all_dtypes(
+    region: Build, monkeypatch: pytest.MonkeyPatch, shape: Order, order: Order,
+    dtype: torch.dtype, target: str,
+) -> None:  # fmt: skip
+    check_all(region(copy, draw(shape, order, dtype)), monkeypatch, target)
+
+
+@pytest.mark.parametrize(("shape", "order"), COPIES)
+def test_copies_of_ragged_sizes(
+    region: Build, monkeypatch: pytest.MonkeyPatch, shape: Order, order: Order
+) -> None:
+    check_all(region(copy, draw(shape, order)), monkeypatch)
+
+
+def test_a_copy_of_int64_stays_in_one_order(region: Build) -> None:
+    region(copy, draw((96, 2, 7, 25), (0, 2, 3, 1), I64)).check()
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("dims", [[1], [2], [3], [1, 3]])
+def test_operands_in_two_orders_that_are_reduced(
+    region: Build, monkeypatch: pytest.MonkeyPatch, dims: list[int], dtype: torch.dtype
+) -> None:
+    def function(x: Any, y: Any) -> Any:
+        return aten.amax.default(aten.maximum.default(x, y), dims, True)
+
+    shape = (130, 5, 12, 9)
+    made = region(function, draw(shape, (0, 3, 1, 2), dtype), draw(shape, (0, 1, 2, 3), dtype))
+    check_all(made, monkeypatch)
+
+
+def test_a_copy_within_partitions_is_predicted_near_the_rate_of_its_bytes(region: Build) -> None:
+    built = region(copy, torch.empty(7, 256, 64, 8, device="meta").permute(2, 0, 1, 3))
+    seconds = predicted_seconds(built.program(), hardware("trn2"))
+    nbytes = 2 * 4 * 64 * 7 * 256 * 8
+    assert seconds < 1.4 * nbytes / hardware("trn2").dma_bytes_per_second
