@@ -214,7 +214,7 @@ def _multiply(
 
 
 def _zero(bank: nl.NkiTensor, dtype: object) -> None:
-    """A product of zeros, so that locations which no kernel position reaches are 0."""
+    """A product of zeros, so that locations which no kernel position reaches at first are 0."""
     size = bank.shape[1] * bank.shape[2] * bank.shape[3]
     zeros = nl.ndarray((1, bank.shape[0] + size), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0)
@@ -278,6 +278,15 @@ def _parts_of(plan: Plan, block: Block) -> list[BankPart]:
     return parts
 
 
+def _reached(parts: list[BankPart]) -> list[BankPart]:
+    """Those that a kernel position may reach: a stride beyond the kernel leaves out others."""
+    found = []
+    for part in parts:
+        if len(part[0][0][2]) > 0 and len(part[1][0][2]) > 0 and len(part[2][0][2]) > 0:
+            found.append(part)
+    return found
+
+
 def convolve_blocks(
     results: list[nl.NkiTensor],
     added: list[nl.NkiTensor | None],
@@ -290,9 +299,15 @@ def convolve_blocks(
     """Blocks side by side: for each `results[out channels, planes, rows, columns]` in SBUF."""
     parts = []
     longest = 0
-    for block in inputs.blocks:
-        parts.append(_parts_of(plan, block))
-        longest = max(longest, len(parts[-1]))
+    is_plain = then.scale is None and then.shift is None and then.activation == "none"
+    for index in range(len(inputs.blocks)):
+        its = _parts_of(plan, inputs.blocks[index])
+        reached = _reached(its)
+        if is_plain and added[index] is None and 0 < len(reached) < len(its):
+            nisa.memset(dst=results[index], value=0.0, engine=nisa.engine.vector)
+            its = reached
+        parts.append(its)
+        longest = max(longest, len(its))
     for number in range(longest):
         banks = []
         positions = []

@@ -97,6 +97,11 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
                  output_padding=[1], **up)  # fmt: skip
     yield sample("transposed 2x2", (1, 8, 5, 6), (8, 7, 2, 2), bf16, stride=[2], **up)
     yield sample("transposed, gaps", (1, 8, 4, 3), (8, 7, 2, 1), stride=[3, 2], bias=True, **up)
+    yield sample("transposed 1x1, gaps", (2, 129, 5, 3), (129, 7, 1, 1), bf16, stride=[3, 2],
+                 padding=[1], output_padding=[1], **up)  # fmt: skip
+    yield sample("transposed, an empty phase first", (1, 8, 2, 3), (8, 7, 1, 1), stride=[2],
+                 padding=[1], output_padding=[1], **up)  # fmt: skip
+    yield sample("transposed, gaps of volumes", (2, 6, 3, 2, 4), (6, 5, 1, 2, 1), stride=[2], **up)
     yield sample("transposed 1d", (2, 130, 9), (130, 7, 4), stride=[2], padding=[1], **up)
     yield sample("transposed 3d", (1, 6, 2, 3, 4), (6, 5, 2, 3, 2), stride=[2], **up)
     yield sample("transposed, groups", (1, 32, 4, 5), (32, 16, 3, 3), groups=2, **up)
