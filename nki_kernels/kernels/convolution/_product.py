@@ -120,13 +120,14 @@ def _load_shifted(
         first = min(rows, max(0, (step - 1 - begin) // step))
         firsts.append(first)
         lasts.append(max(first, min(rows, (x.rows - 1 - begin) // step + 1)))
-    # The rows that all parts have come with one transfer, others are zeros first.
+    # The rows that all parts have come with one transfer, others are zeros first: by GpSimdE, as
+    # the other engines still work on the block before.
     inner = firsts[0]
     outer = max(inner, lasts[-1])
     if inner > 0:
-        nisa.memset(dst=tile[:, 0, :, 0:inner, :], value=0.0)
+        nisa.memset(dst=tile[:, 0, :, 0:inner, :], value=0.0, engine=nisa.engine.gpsimd)
     if outer < rows:
-        nisa.memset(dst=tile[:, 0, :, outer:rows, :], value=0.0)
+        nisa.memset(dst=tile[:, 0, :, outer:rows, :], value=0.0, engine=nisa.engine.gpsimd)
     if inner < outer:
         _load_rows(tile, x, front, (inner, outer), (base, step), (0, plan.fold, shift))
     for j in range(plan.fold):
@@ -287,6 +288,25 @@ def _reached(parts: list[BankPart]) -> list[BankPart]:
     return found
 
 
+def _zero_unreached(result: nl.NkiTensor, plan: Plan, block: Block) -> None:
+    """Zeros in the outputs of a block that belong to a phase without kernel positions."""
+    axes = (plan.planes, plan.rows, plan.columns)
+    firsts = (block.plane, block.row, 0)
+    for i in range(3):
+        axis = axes[i]
+        for phase in axis.phases:
+            count = min(firsts[i] + axis.block, phase[1]) - firsts[i]
+            if len(phase[2]) == 0 and count > 0:
+                where = _outputs(axis, (phase, firsts[i], count), firsts[i] * axis.step)
+                if i == 0:
+                    part = result[:, where]
+                elif i == 1:
+                    part = result[:, :, where]
+                else:
+                    part = result[:, :, :, where]
+                nisa.memset(dst=part, value=0.0, engine=nisa.engine.gpsimd)
+
+
 def convolve_blocks(
     results: list[nl.NkiTensor],
     added: list[nl.NkiTensor | None],
@@ -304,7 +324,7 @@ def convolve_blocks(
         its = _parts_of(plan, inputs.blocks[index])
         reached = _reached(its)
         if is_plain and added[index] is None and 0 < len(reached) < len(its):
-            nisa.memset(dst=results[index], value=0.0, engine=nisa.engine.vector)
+            _zero_unreached(results[index], plan, inputs.blocks[index])
             its = reached
         parts.append(its)
         longest = max(longest, len(its))

@@ -262,9 +262,7 @@ def _sum_positions(
                     left = _left(tiles, place, number, work)
                     right: list[Segment] = []
                     for index in range(len(work.columns)):
-                        _add_segments(
-                            right, index, windows[volume], tile, its, place, firsts, work
-                        )
+                        _add_segments(right, index, windows[volume], tile, its, place, firsts, work)
                     waiting.append(Ready(work, left, right, False))
                     number = number + 1
                     if len(waiting) > _AHEAD:
@@ -389,9 +387,7 @@ def _add_segments(
             if len(tile) == 0:
                 loaded = load_window(window, columns, axes, firsts)
                 tile.append(flattened(loaded, axes) if work.is_flat else loaded)
-            values = transposed_window(
-                tile[0], axes, place, plane, row, work.is_flat, key
-            )
+            values = transposed_window(tile[0], axes, place, plane, row, work.is_flat, key)
             known[key] = values
         moving = values[0 : size_of(place), :, :, nl.ds(tap % width, end - tap)]
         segments.append(Segment(index, tap - columns.tap, moving))
