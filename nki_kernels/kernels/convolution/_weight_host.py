@@ -20,7 +20,7 @@ from trnx.simulator.hardware import Hardware
 aten = torch.ops.aten
 
 # Bytes of a partition for a block of the window, and for one of the gradient.
-_BLOCK_BYTES = 8192
+_BLOCK_BYTES = 4096
 _FLAT_BYTES = 12288
 _MOST_BYTES = 49152
 # For transposes that several passes over the positions use: of the gradient, and of the window.

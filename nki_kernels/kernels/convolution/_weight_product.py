@@ -146,7 +146,7 @@ def load_window(
     part = part.reshape_dim(0, (columns.chunks, columns.lanes)).permute((1, 0, 2, 3, 4))
     nisa.dma_copy(dst=data, src=part)
     if is_padded:
-        nisa.tensor_copy(dst=inner, src=data, engine=nisa.engine.vector)
+        nisa.tensor_copy(dst=inner, src=data, engine=nisa.engine.gpsimd)
     return tile
 
 
@@ -158,7 +158,7 @@ def _zero(tile: nl.NkiTensor, axis: int, first: int, end: int) -> None:
         part = tile[:, :, :, first:end]
     else:
         part = tile[:, :, :, :, first:end]
-    nisa.memset(dst=part, value=0.0, engine=nisa.engine.vector)
+    nisa.memset(dst=part, value=0.0, engine=nisa.engine.gpsimd)
 
 
 def is_inside(axes: tuple[WindowAxis, ...]) -> bool:

@@ -262,7 +262,9 @@ def _sum_positions(
                     left = _left(tiles, place, number, work)
                     right: list[Segment] = []
                     for index in range(len(work.columns)):
-                        _add_segments(right, index, windows[volume], tile, its, place, firsts, work)
+                        _add_segments(
+                            right, index, windows[volume], tile, its, place, firsts, number, work
+                        )
                     waiting.append(Ready(work, left, right, False))
                     number = number + 1
                     if len(waiting) > _AHEAD:
@@ -368,6 +370,7 @@ def _add_segments(
     known: Windows,
     place: Place,
     firsts: tuple[int, ...],
+    number: int,
     work: Work,
 ) -> None:
     """The right operands for bank `index` of the columns, one for each kernel row in it. `tile` is
@@ -387,7 +390,8 @@ def _add_segments(
             if len(tile) == 0:
                 loaded = load_window(window, columns, axes, firsts)
                 tile.append(flattened(loaded, axes) if work.is_flat else loaded)
-            values = transposed_window(tile[0], axes, place, plane, row, work.is_flat, key)
+            turn = number + index + 1
+            values = transposed_window(tile[0], axes, place, plane, row, work.is_flat, turn)
             known[key] = values
         moving = values[0 : size_of(place), :, :, nl.ds(tap % width, end - tap)]
         segments.append(Segment(index, tap - columns.tap, moving))
