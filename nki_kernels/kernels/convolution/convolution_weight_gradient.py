@@ -13,6 +13,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.convolution._convolve import volumes_of
 from trnx.nki_kernels.kernels.convolution._weight_host import (
     cost,
@@ -104,9 +105,10 @@ def convolution_weight_gradient_kernel(
     together: int,
     numbers: tuple[tuple[int, ...], ...],
     keeps: tuple[bool, bool],
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """grad and x `[N, C, ...]` -> `shape`, that of the weight. `together` groups are one product,
-    of which the blocks on the diagonal are wanted.
+    of which the blocks on the diagonal are wanted. `cores` share the blocks of the result.
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     grads = volumes_of(x if transposed else grad, 1)
@@ -124,7 +126,8 @@ def convolution_weight_gradient_kernel(
             its_grads.append(grads[volume][nl.ds(group * rows, some * rows)])
             its_windows.append(windows[volume][nl.ds(group * shape[1], some * shape[1])])
         part = flat[nl.ds(group * rows, some * rows)]
-        _gradient(part, its_grads, its_windows, axes, keeps, some, waiting)
+        turn = (group // together, (groups + together - 1) // together, cores)
+        _gradient(part, its_grads, its_windows, axes, keeps, some, turn, waiting)
     for ready in waiting:
         _multiply(ready)
     return out
@@ -137,10 +140,12 @@ def _gradient(
     axes: tuple[WindowAxis, ...],
     keeps: tuple[bool, bool],
     groups: int,
+    turn: tuple[int, int, int],
     waiting: list[Ready],
 ) -> None:
-    """`out[a, b, kernel]` in HBM, of one group or of several in one product; what is left to
-    multiply is in `waiting`.
+    """`out[a, b, kernel]` in HBM, of one group or of several in one product, what of it is this
+    program's; what is left to multiply is in `waiting`. `turn` counts such products: this one, all,
+    and the cores that share them.
     """
     pmax = nl.tile_size.pmax
     taps = out.shape[2]
@@ -156,7 +161,13 @@ def _gradient(
         kept.append([])
     held: list[Windows] = []
     last = -1
-    for first, columns in _passes(out.shape[0], each, tiles, is_kept):
+    passes = _passes(out.shape[0], each, tiles, is_kept)
+    begin_pass, end_pass = share_of(turn[1] * len(passes), turn[2])
+    number = turn[0] * len(passes)
+    for first, columns in passes:
+        number = number + 1
+        if number <= begin_pass or number > end_pass:
+            continue
         channels = min(each, out.shape[0] - first)
         some = max(1, most // ((channels + pmax - 1) // pmax))
         if columns[0].first != last:
