@@ -184,7 +184,7 @@ def _convolve_volume(
                 # Here, so that the first products do not wait for all weights.
                 _load(weight, given, plan, chunks, ready)
             some = chunks[start:end]
-            _convolve_chunks(out, residual, inputs, given, plan, some, ready[start:end])
+            _convolve_chunks(out, residual, inputs, first, given, plan, some, ready[start:end])
             start = end
 
 
@@ -192,19 +192,24 @@ def _convolve_chunks(
     out: nl.NkiTensor,
     residual: nl.NkiTensor | None,
     inputs: Inputs,
+    turn: int,
     given: Operands,
     plan: Plan,
     chunks: list[Channels],
     ready: list[Ready],
 ) -> None:
-    """Some blocks, for output channels that are stored together."""
+    """Some blocks, number `turn` the first, for output channels that are stored together."""
     targets = []
     results = []
     added: list[nl.NkiTensor | None] = []
     for block in inputs.blocks:
         target = _place(out, plan, block, chunks)
         targets.append(target)
-        results.append(nl.ndarray(target.shape, dtype=out.dtype, buffer=nl.sbuf))
+        begin = 0 if residual is not None else _partition(target.shape[0], turn + len(results))
+        size = target.shape
+        whole = (begin + size[0], size[1], size[2], size[3], size[4])
+        tile = nl.ndarray(whole, dtype=out.dtype, buffer=nl.sbuf)
+        results.append(tile[nl.ds(begin, target.shape[0])])
         added.append(None)
         if residual is not None:
             added[-1] = nl.ndarray(target.shape, dtype=out.dtype, buffer=nl.sbuf)
@@ -221,6 +226,18 @@ def _convolve_chunks(
         convolve_blocks(parts, more, inputs, its.weights, plan, then, index)
     for number in range(len(results)):
         nisa.dma_copy(dst=targets[number], src=results[number])
+
+
+def _partition(channels: int, turn: int) -> int:
+    """Where the results of few channels start: each DMA engine serves some partitions, and results
+    of several blocks leave by all of them.
+    """
+    pmax = nl.tile_size.pmax
+    if channels <= pmax // 4:
+        return turn % 4 * (pmax // 4)
+    if channels <= pmax // 2:
+        return turn % 2 * (pmax // 2)
+    return 0
 
 
 def _place(tensor: nl.NkiTensor, plan: Plan, block: Block, chunks: list[Channels]) -> nl.NkiTensor:

@@ -2,9 +2,10 @@
 
 TensorE would use one of its 128 columns for a channel, and zeros beside it would make NaN of a
 channel next to one with an infinity. So channels lie on the partitions, also of several images
-where there are few, and kernel positions are multiplied and added one after the other: blocks of
-outputs by VectorE in one instruction a position, others by ScalarE, which multiplies, and GpSimdE,
-which adds. Sums are float32, rounded once.
+where there are few, and kernel positions are multiplied and added one after the other: some blocks
+of outputs by VectorE in one instruction a position, others by ScalarE, which multiplies, and
+GpSimdE, which adds. A round of blocks takes its positions in turns, so that no instruction waits
+for the one before it. Sums are float32, rounded once.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, Rows, columns_of, finish
 
 # Time of a kernel position on VectorE against that on GpSimdE (`tensor_tensor` of two tiles).
 _VECTOR_TIME, _GPSIMD_TIME = 10, 15
-# Blocks whose epilogue waits: ScalarE multiplies for the next ones, and does not wait for sums.
-_BEHIND = 2
+# Blocks of a round: three on VectorE take as long as two on GpSimdE.
+ROUND = 5
 
 
 class DepthwiseAxis(NamedTuple):
@@ -52,13 +54,31 @@ class Part(NamedTuple):
     high: int
 
 
-class Ready(NamedTuple):
-    """The sums of a block: where they belong, what is added, and what is done with them."""
+class Lanes(NamedTuple):
+    """Up to 128 channels on the partitions: the first one, how many, their float32 kernels
+    `[lanes, many, taps]`, and the epilogues of the `many` outputs of each.
+    """
 
+    first: int
+    count: int
+    columns: nl.NkiTensor
+    thens: list[Epilogue]
+
+
+class Job(NamedTuple):
+    """The sums of a block: its input and kernels, where it belongs, what is added, and what is done
+    with them; `positions` are the kernel positions that reach it, the first one all of it where it
+    `is_whole`.
+    """
+
+    tile: nl.NkiTensor
+    columns: nl.NkiTensor
     where: nl.NkiTensor
     sums: nl.NkiTensor
     added: nl.NkiTensor | None
     then: Epilogue
+    positions: list[tuple[int, list[Reached]]]
+    is_whole: bool
     is_vector: bool
 
 
@@ -79,10 +99,11 @@ def depthwise_kernel(
     shape: tuple[int, ...],
     numbers: tuple[tuple[int, ...], ...],
     has_images: bool,
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """x `[N, groups, ...]`, weight `[groups * m, 1, ...]` or `[groups, m, ...]` where `transposed`,
     vectors `[groups * m]`; residual, result: `shape`. `has_images`: the first axis is that of the
-    images, else they share the partitions with the channels.
+    images, else they share the partitions with the channels. `cores` share the blocks of outputs.
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     many = shape[1] // groups
@@ -97,51 +118,70 @@ def depthwise_kernel(
     norm = None
     if mean is not None:
         norm = Norm(norm_weight, norm_bias, mean, variance, eps)
-    busy = [0, 0]
-    waiting: list[Ready] = []
-    for first in range(0, source.shape[0], nl.tile_size.pmax):
-        lanes = min(nl.tile_size.pmax, source.shape[0] - first)
-        columns = _load_kernels(kernels, first, lanes)
-        thens = []
-        for index in range(many):
-            scale, shift = columns_of(bias, norm, Rows(first, lanes, groups, many, index))
-            thens.append(Epilogue(scale, shift, activation))
-        here = nl.ds(first, lanes)
-        for parts in _blocks(axes, transposed):
-            tile = _load_input(source[here], parts)
+    blocks = _blocks(axes, transposed)
+    tiles = (source.shape[0] + nl.tile_size.pmax - 1) // nl.tile_size.pmax
+    begin, end = share_of(tiles * len(blocks), cores)
+    lanes: list[Lanes] = []
+    jobs: list[Job] = []
+    waiting: list[Job] = []
+    for item in range(begin, end):
+        first = item // len(blocks) * nl.tile_size.pmax
+        parts = blocks[item % len(blocks)]
+        if len(lanes) == 0 or lanes[-1].first != first:
+            count = min(nl.tile_size.pmax, source.shape[0] - first)
+            thens = []
             for index in range(many):
-                places = (
-                    slice(parts[0].first, parts[0].end),
-                    slice(parts[1].first, parts[1].end),
-                    slice(parts[2].first, parts[2].end),
-                )
-                where = target[here, index, places[0], places[1], places[2]]
-                more = None
-                if added is not None:
-                    more = nl.ndarray(where.shape, dtype=x.dtype, buffer=nl.sbuf)
-                    part = added[here, index, places[0], places[1], places[2]]
-                    nisa.dma_copy(dst=more, src=part)
-                # The engine that is done first.
-                is_vector = busy[0] + _VECTOR_TIME <= busy[1] + _GPSIMD_TIME
-                if is_vector:
-                    busy[0] = busy[0] + _VECTOR_TIME
-                else:
-                    busy[1] = busy[1] + _GPSIMD_TIME
-                sums = _sum(tile, columns[:, index, :], axes, parts, transposed, is_vector)
-                waiting.append(Ready(where, sums, more, thens[index], is_vector))
-                if len(waiting) > _BEHIND:
-                    _store(waiting.pop(0))
-    for ready in waiting:
-        _store(ready)
+                scale, shift = columns_of(bias, norm, Rows(first, count, groups, many, index))
+                thens.append(Epilogue(scale, shift, activation))
+            lanes.append(Lanes(first, count, _load_kernels(kernels, first, count), thens))
+        here = nl.ds(first, lanes[-1].count)
+        tile = _load_input(source[here], parts)
+        positions, is_whole = _positions(axes, parts, transposed)
+        for index in range(many):
+            where = _outputs(target[here, index], parts)
+            more = None
+            if added is not None:
+                more = nl.ndarray(where.shape, dtype=x.dtype, buffer=nl.sbuf)
+                nisa.dma_copy(dst=more, src=_outputs(added[here, index], parts))
+            sums = nl.ndarray(where.shape, dtype=nl.float32, buffer=nl.sbuf)
+            columns, then = lanes[-1].columns[:, index, :], lanes[-1].thens[index]
+            is_vector = _is_vector(jobs)
+            jobs.append(Job(tile, columns, where, sums, more, then, positions, is_whole, is_vector))
+            if len(jobs) == ROUND:
+                _sum(jobs)
+                _store(waiting)
+                waiting = jobs
+                jobs = []
+    _sum(jobs)
+    _store(waiting)
+    _store(jobs)
     return out
 
 
-def _store(ready: Ready) -> None:
-    """The epilogue of a block; VectorE does as much of its own sums as it can."""
-    where = ready.where
-    result = nl.ndarray(where.shape, dtype=where.dtype, buffer=nl.sbuf)
-    finish(result, ready.sums, ready.added, ready.then, 1 if ready.is_vector else 0)
-    nisa.dma_copy(dst=where, src=result)
+def _is_vector(jobs: list[Job]) -> bool:
+    """Whether VectorE takes the next block of a round: the engine that is done first."""
+    vector = 0
+    gpsimd = 0
+    for job in jobs:
+        if job.is_vector:
+            vector = vector + _VECTOR_TIME
+        else:
+            gpsimd = gpsimd + _GPSIMD_TIME
+    return vector + _VECTOR_TIME <= gpsimd + _GPSIMD_TIME
+
+
+def _outputs(tensor: nl.NkiTensor, parts: tuple[Part, Part, Part]) -> nl.NkiTensor:
+    """A block of `tensor[lanes, ...]`."""
+    a, b, c = parts
+    return tensor[:, a.first : a.end, b.first : b.end, c.first : c.end]
+
+
+def _store(jobs: list[Job]) -> None:
+    """The epilogues of a round; VectorE does as much of its own sums as it can."""
+    for job in jobs:
+        result = nl.ndarray(job.where.shape, dtype=job.where.dtype, buffer=nl.sbuf)
+        finish(result, job.sums, job.added, job.then, 1 if job.is_vector else 0)
+        nisa.dma_copy(dst=job.where, src=result)
 
 
 def _axis_of(numbers: tuple[int, ...]) -> DepthwiseAxis:
@@ -274,42 +314,37 @@ def _positions(
     return found, is_whole
 
 
-def _sum(
-    tile: nl.NkiTensor,
-    columns: nl.NkiTensor,
-    axes: tuple[DepthwiseAxis, ...],
-    parts: tuple[Part, Part, Part],
-    transposed: bool,
-    is_vector: bool,
-) -> nl.NkiTensor:
-    """The float32 sums of a block, `[lanes, ...]`; `columns` are the kernels, `[lanes, taps]`."""
-    shape = (
-        tile.shape[0],
-        parts[0].end - parts[0].first,
-        parts[1].end - parts[1].first,
-        parts[2].end - parts[2].first,
-    )
-    sums = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    positions, is_whole = _positions(axes, parts, transposed)
-    if not is_whole:
-        nisa.memset(dst=sums, value=0.0)
-    for number in range(len(positions)):
-        tap, reached = positions[number]
-        data = tile[:, reached[0].source, reached[1].source, reached[2].source]
-        total = sums[:, reached[0].target, reached[1].target, reached[2].target]
-        weight = columns[:, nl.ds(tap, 1)]
-        if number == 0 and is_whole and is_vector:
-            nisa.tensor_scalar(dst=total, data=data, op0=nl.multiply, operand0=weight)
-        elif number == 0 and is_whole:
-            nisa.activation(dst=total, op=nl.copy, data=data, scale=weight)
-        elif is_vector:
-            nisa.scalar_tensor_tensor(
-                dst=total, data=data, op0=nl.multiply, operand0=weight, op1=nl.add, operand1=total
-            )
-        else:
-            product = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
-            nisa.activation(dst=product, op=nl.copy, data=data, scale=weight)
-            nisa.tensor_tensor(
-                dst=total, data1=total, data2=product, op=nl.add, engine=nisa.engine.gpsimd
-            )
-    return sums
+def _sum(jobs: list[Job]) -> None:
+    """The float32 sums of a round of blocks, `[lanes, ...]`."""
+    longest = 0
+    for job in jobs:
+        longest = max(longest, len(job.positions))
+        if not job.is_whole:
+            nisa.memset(dst=job.sums, value=0.0)
+    for number in range(longest):
+        for job in jobs:
+            if number < len(job.positions):
+                _add_position(job, number)
+
+
+def _add_position(job: Job, number: int) -> None:
+    """What one kernel position adds to the sums of a block."""
+    tap, reached = job.positions[number]
+    data = job.tile[:, reached[0].source, reached[1].source, reached[2].source]
+    total = job.sums[:, reached[0].target, reached[1].target, reached[2].target]
+    weight = job.columns[:, nl.ds(tap, 1)]
+    is_first = number == 0 and job.is_whole
+    if is_first and job.is_vector:
+        nisa.tensor_scalar(dst=total, data=data, op0=nl.multiply, operand0=weight)
+    elif is_first:
+        nisa.activation(dst=total, op=nl.copy, data=data, scale=weight)
+    elif job.is_vector:
+        nisa.scalar_tensor_tensor(
+            dst=total, data=data, op0=nl.multiply, operand0=weight, op1=nl.add, operand1=total
+        )
+    else:
+        product = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=product, op=nl.copy, data=data, scale=weight)
+        nisa.tensor_tensor(
+            dst=total, data1=total, data2=product, op=nl.add, engine=nisa.engine.gpsimd
+        )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 
+from trnx.nki_kernels.kernels.convolution._depthwise import ROUND
 from trnx.nki_kernels.kernels.convolution._geometry import Window, trivial
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
 
-# Outputs of a block on a partition: instructions so long that their start costs little.
-_OUTPUTS = 2048
+# Outputs of a block on a partition: so many that the start of an instruction costs little, and so
+# few that there is a round of blocks or more.
+_MOST_OUTPUTS, _FEWEST_OUTPUTS = 1024, 256
+_ROUNDS = 1
 # Elements that the start of an instruction of VectorE takes the time of.
 _START = 73
 
@@ -22,7 +25,7 @@ def _has_images(b: Bindings, windows: list[Window], hw: Hardware) -> bool:
     images, channels = b.x.shape[:2]
 
     def work(rows: int, elements: int) -> int:
-        starts = -(-elements // _OUTPUTS) * _START
+        starts = -(-elements // _MOST_OUTPUTS) * _START
         return -(-rows // hw.partitions) * (elements + starts)
 
     return work(channels, images * outputs) <= work(images * channels, outputs)
@@ -33,6 +36,14 @@ def is_depthwise(b: Bindings) -> bool:
     return bool(b.groups == b.x.shape[1] and b.groups > 1)
 
 
+def _outputs(b: Bindings, axes: list[Window], has_images: bool, hw: Hardware) -> int:
+    """Outputs of a block that make `_ROUNDS` rounds for each core, within limits."""
+    rows = b.x.shape[1] * (1 if has_images else b.x.shape[0])
+    every = -(-rows // hw.partitions) * math.prod(axis.out for axis in axes)
+    wanted = every // (_ROUNDS * ROUND * hw.cores)
+    return min(_MOST_OUTPUTS, max(_FEWEST_OUTPUTS, wanted))
+
+
 def depthwise_plan(
     b: Bindings, windows: list[Window], hw: Hardware
 ) -> tuple[tuple[tuple[int, ...], ...], bool]:
@@ -40,7 +51,7 @@ def depthwise_plan(
     has_images = _has_images(b, windows, hw)
     images = trivial(b.x.shape[0] if has_images else 1)
     axes = [images, *[trivial(1)] * (2 - len(windows)), *windows][-3:]
-    left = _OUTPUTS
+    left = _outputs(b, axes, has_images, hw)
     blocks: list[int] = []
     for window in reversed(axes):
         pieces = -(-window.out // max(1, left))
@@ -54,7 +65,9 @@ def depthwise_plan(
 
 
 def depthwise_bytes(b: Bindings, windows: list[Window], hw: Hardware) -> int:
-    """Bytes of a partition for the input, the sums, a product and the results of a block."""
+    """Bytes of a partition for the input, the sums, a product and the results of a block, and for
+    the sums of the round before it.
+    """
     numbers, _ = depthwise_plan(b, windows, hw)
     inputs, outputs, size_of = 1, 1, int(b.x.dtype.itemsize)
     for out, size, kernel, stride, _, dilation, block in numbers:
@@ -64,4 +77,4 @@ def depthwise_bytes(b: Bindings, windows: list[Window], hw: Hardware) -> int:
         outputs *= min(out, block)
     kernels: int = b.weight.numel // b.groups
     results = (2 if b.residual is not None else 1) * size_of
-    return 2 * (inputs * size_of + outputs * (8 + results)) + kernels * 6
+    return ROUND * (inputs * size_of + outputs * (8 + results)) + 2 * outputs * 4 + kernels * 6

@@ -12,6 +12,7 @@ What the kernel gets is made of tuples of numbers alone: the device's front end 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ _INPUT_BYTES = 16384
 _WEIGHT_BYTES = 65536
 _STORE_BYTES = 2048  # of a partition, that are worth a transfer of their own
 _BLOCKS = 4  # that a convolution is cut into, so that loads, products and stores overlap
+# Loads at the borders of an image, each with a trigger of its own, that are few enough.
+_BORDER_TRANSFERS = 12
 _RESULT_BYTES = 32768  # of a partition, for the outputs of a block of all phases
 
 
@@ -63,6 +66,16 @@ class Window(NamedTuple):
             (start, -(-(self.out - start) // self.stride), self._phase_taps(start))
             for start in range(min(self.stride, self.out))
         )
+
+    @property
+    def fold_step(self) -> int:
+        """Kernel positions between two that a fold has on neighbouring parts of the partitions."""
+        return self.stride // math.gcd(self.stride, self.dilation) if self.transposed else 1
+
+    @property
+    def fold_shift(self) -> int:
+        """Inputs between two parts of the partitions."""
+        return self.dilation * self.fold_step // self.step
 
     def _phase_taps(self, start: int) -> tuple[Tap, ...]:
         distances = (start + self.padding - k * self.dilation for k in range(self.kernel))
@@ -119,7 +132,7 @@ def sharing_of(problem: Problem, hw: Hardware) -> Sharing:
     """
     if problem.channels > hw.partitions // 2:
         return Sharing(1, 1, hw.partitions)
-    kernel = 1 if problem.rows.transposed else problem.rows.kernel
+    kernel = max(1, *(len(taps) for _, _, taps in problem.rows.phases()))
     most = max(1, min(kernel, hw.partitions // problem.channels))
     # Row tiles of TensorE: 32 rows from NeuronCore-v3 on, 64 before (nki.isa.nc_matmul).
     least = 32 if hw.generation >= 3 else 64
@@ -139,18 +152,30 @@ def sharing_of(problem: Problem, hw: Hardware) -> Sharing:
 
 
 def _folded(window: Window, fold: int) -> tuple[Phase, ...]:
-    """The one phase of a window with `fold` kernel positions a tap."""
-    ((start, count, taps),) = window.phases()
+    """The phases of a window with `fold` kernel positions a tap, that of the first input first."""
     if is_compact(window, fold):
-        return ((start, count, ((0, 0, 1, len(taps)),)),)
-    groups = [taps[k : k + fold] for k in range(0, len(taps), fold)]
-    joined = tuple((i, g[0][1], g[0][2], len(g)) for i, g in enumerate(groups))
-    return ((start, count, joined),)
+        return ((0, window.out, ((0, 0, 1, window.kernel),)),)
+    folded = []
+    for start, count, taps in window.phases():
+        ordered = sorted(taps, key=lambda tap: tap[1])
+        groups = [ordered[k : k + fold] for k in range(0, len(ordered), fold)]
+        # Weights of a transposed convolution keep their places; others have a slot for a group.
+        joined = tuple(
+            (g[0][0] if window.transposed else i, g[0][1], g[0][2], len(g))
+            for i, g in enumerate(groups)
+        )
+        folded.append((start, count, joined))
+    return tuple(folded)
 
 
 def is_compact(window: Window, fold: int) -> bool:
     """All kernel positions are folded: only the inputs are loaded that an output begins at."""
-    return fold > 1 and fold >= window.kernel
+    return fold > 1 and fold >= window.kernel and not window.transposed
+
+
+def _slots(window: Window, fold: int) -> int:
+    """Places for weights along an axis."""
+    return window.kernel if window.transposed else -(-window.kernel // fold)
 
 
 def _axis(window: Window, fold: int, block: int, tile: int) -> tuple[object, ...]:
@@ -159,10 +184,10 @@ def _axis(window: Window, fold: int, block: int, tile: int) -> tuple[object, ...
     low, high = 0, window.size
     if fold > 1:
         # Folded positions are there together or not at all, so the tile has the padding as well.
-        ((_, count, taps),) = phases
-        low = taps[0][1]
-        high = taps[-1][1] + (count - 1) * taps[-1][2] + 1
-    return low, high, -(-window.kernel // fold), window.out, window.step, block, tile, phases
+        every = [(count, tap) for _, count, taps in phases for tap in taps]
+        low = min(tap[1] for _, tap in every)
+        high = max(tap[1] + (count - 1) * tap[2] + 1 for count, tap in every)
+    return low, high, _slots(window, fold), window.out, window.step, block, tile, phases
 
 
 def _planes_of_a_stream(problem: Problem, sharing: Sharing) -> int:
@@ -197,6 +222,11 @@ def input_bytes(problem: Problem, planes: int, rows: int, fold: int, hw: Hardwar
     return chunks * sizes[0] * sizes[1] * problem.columns.size * problem.itemsize
 
 
+def _border_transfers(window: Window, fold: int) -> int:
+    """Loads of single rows at the borders, where parts of the partitions differ."""
+    return 2 * (fold - 1) if window.padding > 0 or window.transposed else 0
+
+
 def _blocks(
     problem: Problem, bank: tuple[int, int, int], sharing: Sharing, hw: Hardware
 ) -> list[int]:
@@ -213,7 +243,8 @@ def _blocks(
         return needed <= _INPUT_BYTES and result_bytes(problem, grown) <= _RESULT_BYTES
 
     wanted = max(_BLOCKS, 2 * sharing.streams)
-    if fold > 1:
+    borders = _border_transfers(problem.rows, fold)
+    if fold > 1 and (borders > _BORDER_TRANSFERS or problem.planes.kernel > 1):
         # All images first: what is special at the border is done for all of them together.
         images = _planes_of_a_stream(problem, sharing)
         while block[0] < images and fits([block[0] + bank[0], block[1]]):
@@ -234,7 +265,7 @@ def _blocks(
 def weight_bytes(problem: Problem, out_channels: int, fold: int, hw: Hardware) -> int:
     """Bytes of a partition for the weights of so many output channels."""
     chunks = -(-problem.channels * fold // hw.partitions)
-    rows = -(-problem.rows.kernel // fold)
+    rows = _slots(problem.rows, fold)
     taps = problem.planes.kernel * rows * problem.columns.kernel
     return chunks * taps * out_channels * problem.itemsize
 
@@ -253,7 +284,7 @@ def _row_steps(window: Window, fold: int) -> tuple[int, int, int]:
     """
     if is_compact(window, fold):
         return window.stride, -window.padding, window.dilation
-    return 1, 0, window.dilation
+    return 1, 0, window.fold_shift
 
 
 def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
@@ -269,6 +300,7 @@ def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
         _axis(problem.columns, 1, problem.columns.out, bank[2]),
         fold,
         _row_steps(problem.rows, fold),
+        problem.rows.fold_step,
         sharing.streams,
         sharing.array_rows,
         max(1, _WEIGHT_BYTES // each) * hw.partitions,

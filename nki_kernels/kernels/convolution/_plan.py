@@ -30,7 +30,8 @@ class Plan(NamedTuple):
     """The axes, and how many kernel rows a product contracts.
 
     row_steps: of folded rows, the input rows between two of a tile, the input row of row 0, and
-    the input rows between two parts of the partitions; streams, array_rows: blocks that are
+    the input rows between two parts of the partitions; fold_step: the kernel rows between two of
+    these; streams, array_rows: blocks that are
     computed side by side, and rows of the array for each; out_channels: how many have their weights
     in SBUF; together: how many chunks of 128 of them are stored by one transfer; layout: how the
     weights of a 1x1 kernel are loaded, "" for a larger one.
@@ -41,6 +42,7 @@ class Plan(NamedTuple):
     columns: Axis
     fold: int
     row_steps: tuple[int, int, int]
+    fold_step: int
     streams: int
     array_rows: int
     out_channels: int
@@ -59,15 +61,15 @@ class Block(NamedTuple):
 
 def plan_of(numbers: tuple[Any, ...]) -> Plan:
     """The plan that the host has made."""
-    planes, rows, columns, fold, row_steps, streams, array_rows, out_channels, together, layout = (
-        numbers
-    )
+    planes, rows, columns, fold, row_steps, fold_step = numbers[0:6]
+    streams, array_rows, out_channels, together, layout = numbers[6:]
     return Plan(
         _axis_of(planes),
         _axis_of(rows),
         _axis_of(columns),
         fold,
         row_steps,
+        fold_step,
         streams,
         array_rows,
         out_channels,

@@ -120,13 +120,14 @@ def _load_shifted(
         first = min(rows, max(0, (step - 1 - begin) // step))
         firsts.append(first)
         lasts.append(max(first, min(rows, (x.rows - 1 - begin) // step + 1)))
-    # The rows that all parts have come with one transfer, others are zeros first.
+    # The rows that all parts have come with one transfer, others are zeros first: by GpSimdE, as
+    # the other engines still work on the block before.
     inner = firsts[0]
     outer = max(inner, lasts[-1])
     if inner > 0:
-        nisa.memset(dst=tile[:, 0, :, 0:inner, :], value=0.0)
+        nisa.memset(dst=tile[:, 0, :, 0:inner, :], value=0.0, engine=nisa.engine.gpsimd)
     if outer < rows:
-        nisa.memset(dst=tile[:, 0, :, outer:rows, :], value=0.0)
+        nisa.memset(dst=tile[:, 0, :, outer:rows, :], value=0.0, engine=nisa.engine.gpsimd)
     if inner < outer:
         _load_rows(tile, x, front, (inner, outer), (base, step), (0, plan.fold, shift))
     for j in range(plan.fold):
@@ -214,7 +215,7 @@ def _multiply(
 
 
 def _zero(bank: nl.NkiTensor, dtype: object) -> None:
-    """A product of zeros, so that locations which no kernel position reaches are 0."""
+    """A product of zeros, so that locations which no kernel position reaches at first are 0."""
     size = bank.shape[1] * bank.shape[2] * bank.shape[3]
     zeros = nl.ndarray((1, bank.shape[0] + size), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0)
@@ -278,6 +279,34 @@ def _parts_of(plan: Plan, block: Block) -> list[BankPart]:
     return parts
 
 
+def _reached(parts: list[BankPart]) -> list[BankPart]:
+    """Those that a kernel position may reach: a stride beyond the kernel leaves out others."""
+    found = []
+    for part in parts:
+        if len(part[0][0][2]) > 0 and len(part[1][0][2]) > 0 and len(part[2][0][2]) > 0:
+            found.append(part)
+    return found
+
+
+def _zero_unreached(result: nl.NkiTensor, plan: Plan, block: Block) -> None:
+    """Zeros in the outputs of a block that belong to a phase without kernel positions."""
+    axes = (plan.planes, plan.rows, plan.columns)
+    firsts = (block.plane, block.row, 0)
+    for i in range(3):
+        axis = axes[i]
+        for phase in axis.phases:
+            count = min(firsts[i] + axis.block, phase[1]) - firsts[i]
+            if len(phase[2]) == 0 and count > 0:
+                where = _outputs(axis, (phase, firsts[i], count), firsts[i] * axis.step)
+                if i == 0:
+                    part = result[:, where]
+                elif i == 1:
+                    part = result[:, :, where]
+                else:
+                    part = result[:, :, :, where]
+                nisa.memset(dst=part, value=0.0, engine=nisa.engine.gpsimd)
+
+
 def convolve_blocks(
     results: list[nl.NkiTensor],
     added: list[nl.NkiTensor | None],
@@ -290,9 +319,15 @@ def convolve_blocks(
     """Blocks side by side: for each `results[out channels, planes, rows, columns]` in SBUF."""
     parts = []
     longest = 0
-    for block in inputs.blocks:
-        parts.append(_parts_of(plan, block))
-        longest = max(longest, len(parts[-1]))
+    is_plain = then.scale is None and then.shift is None and then.activation == "none"
+    for index in range(len(inputs.blocks)):
+        its = _parts_of(plan, inputs.blocks[index])
+        reached = _reached(its)
+        if is_plain and added[index] is None and 0 < len(reached) < len(its):
+            _zero_unreached(results[index], plan, inputs.blocks[index])
+            its = reached
+        parts.append(its)
+        longest = max(longest, len(its))
     for number in range(longest):
         banks = []
         positions = []

@@ -97,6 +97,21 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
                  output_padding=[1], **up)  # fmt: skip
     yield sample("transposed 2x2", (1, 8, 5, 6), (8, 7, 2, 2), bf16, stride=[2], **up)
     yield sample("transposed, gaps", (1, 8, 4, 3), (8, 7, 2, 1), stride=[3, 2], bias=True, **up)
+    # Few channels: kernel rows of a phase are folded into the contraction.
+    yield sample("transposed, folded", (2, 5, 7, 6), (5, 9, 5, 3), stride=[2, 3], padding=[2, 1],
+                 output_padding=[1, 0], bias=True, **up)  # fmt: skip
+    yield sample("transposed, folded, dilation", (1, 8, 9, 5), (8, 6, 4, 3), bf16, stride=[2, 3],
+                 dilation=[3, 2], padding=[3, 1], **up)  # fmt: skip
+    yield sample("transposed, folded, even steps", (1, 3, 6, 5), (3, 40, 5, 2), stride=[4, 1],
+                 dilation=[2, 1], **up)  # fmt: skip
+    yield sample("transposed 3d, folded groups", (2, 12, 3, 5, 4), (12, 5, 3, 4, 3), stride=[2],
+                 padding=[1], groups=3, **up)  # fmt: skip
+    yield sample("images of few rows, folded", (3, 4, 9, 130), (130, 4, 3, 3), bf16, padding=[1])
+    yield sample("transposed 1x1, gaps", (2, 129, 5, 3), (129, 7, 1, 1), bf16, stride=[3, 2],
+                 padding=[1], output_padding=[1], **up)  # fmt: skip
+    yield sample("transposed, an empty phase first", (1, 8, 2, 3), (8, 7, 1, 1), stride=[2],
+                 padding=[1], output_padding=[1], **up)  # fmt: skip
+    yield sample("transposed, gaps of volumes", (2, 6, 3, 2, 4), (6, 5, 1, 2, 1), stride=[2], **up)
     yield sample("transposed 1d", (2, 130, 9), (130, 7, 4), stride=[2], padding=[1], **up)
     yield sample("transposed 3d", (1, 6, 2, 3, 4), (6, 5, 2, 3, 2), stride=[2], **up)
     yield sample("transposed, groups", (1, 32, 4, 5), (32, 16, 3, 3), groups=2, **up)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._blocking import float32_per_bank
 from trnx.nki_kernels.kernels.convolution._geometry import Window, output_size
 from trnx.nki_kernels.kernels.convolution._weight_product import BANKS
 from trnx.nki_kernels.spec import Bindings, Cost, Sample
@@ -22,6 +23,8 @@ aten = torch.ops.aten
 _BLOCK_BYTES = 4096
 _FLAT_BYTES = 12288
 _MOST_BYTES = 49152
+# For transposes that several passes over the positions use: of the gradient, and of the window.
+_KEPT_BYTES, _KEPT_WINDOW_BYTES = 32768, 49152
 
 
 def _windows(b: Bindings) -> list[Window]:
@@ -77,15 +80,49 @@ def _flat_planes(b: Bindings, hw: Hardware) -> int:
     return min(fits, key=waste)
 
 
+def _even(size: int, most: int) -> int:
+    """The largest of the parts, nearly even, of at most so many."""
+    return -(-size // -(-size // max(1, most)))
+
+
+def _tiles(b: Bindings, axes: list[Window], hw: Hardware) -> list[int]:
+    """Planes, rows and columns that share the partitions: what takes TensorE least time. The rows
+    lie `turns` apart, so that kernel rows share transposes, of which more turns need fewer.
+    """
+    columns = _even(axes[2].out, hw.partitions)
+    pieces = -(-axes[2].out // columns)
+    products = -(-_rows(b, hw) // hw.partitions)
+    width = b.weight.shape[1] * groups_together(b, hw)
+    chunks = -(-width // hw.partitions)
+
+    def columns_taken(planes: int) -> float:
+        rows = 1
+        if pieces == 1:
+            rows = _even(axes[1].out, hw.partitions // (planes * columns))
+        turns = -(-axes[1].out // rows)
+        each = 0.0
+        for turn in range(turns):
+            used = planes * columns * ((axes[1].out - 1 - turn) // turns + 1)
+            # Products of 64 rows of the array or fewer run at half rate (docs/timing.md).
+            slow = 2 if used <= hw.partitions // 2 else 1
+            each += slow * products * width * axes[0].kernel * axes[1].kernel * axes[2].kernel
+            each += products * hw.partitions
+        inputs = (turns - 1) * axes[1].stride + (axes[1].kernel - 1) * axes[1].dilation + 1
+        taken = min(inputs, turns * axes[1].kernel)
+        each += taken * axes[0].kernel * axes[2].kernel * chunks * hw.partitions
+        return -(-axes[0].out // planes) * each
+
+    most = hw.partitions // columns if pieces == 1 else 1
+    several = {_even(axes[0].out, n) for n in range(1, max(1, most) + 1)}
+    planes = min(sorted(several, reverse=True), key=columns_taken)
+    left = hw.partitions // (planes * columns) if pieces == 1 else 1
+    return [planes, _even(axes[1].out, left), columns]
+
+
 def plan(b: Bindings, hw: Hardware) -> tuple[tuple[int, ...], ...]:
     """The fields of the kernel's axes."""
     axes = _axes(b)
-    left = hw.partitions
-    tiles: list[int] = []
-    for axis in reversed(axes):
-        pieces = -(-axis.out // max(1, left))
-        tiles.insert(0, -(-axis.out // pieces))
-        left = left // tiles[0] if pieces == 1 else 1
+    tiles = _tiles(b, axes, hw)
     block = [tiles[0], tiles[1]]
     for i in (1, 0):
         while block[i] < axes[i].out and (i == 1 or block[1] >= axes[1].out):
@@ -100,6 +137,25 @@ def plan(b: Bindings, hw: Hardware) -> tuple[tuple[int, ...], ...]:
         (a.out, a.size, a.kernel, a.stride, a.padding, a.dilation, size, tile)
         for a, size, tile in zip(axes, sizes, tiles, strict=True)
     )
+
+
+def keeps(b: Bindings, numbers: tuple[tuple[int, ...], ...], hw: Hardware) -> tuple[bool, bool]:
+    """Whether transposes of the gradient, and of the window, are kept for the next pass."""
+    volumes = b.x.shape[0] if b.x.ndim == 5 else 1
+    itemsize = b.x.dtype.itemsize
+    places = volumes * math.prod(-(-axis[0] // axis[7]) for axis in numbers)
+    channels = min(_rows(b, hw), BANKS * hw.partitions)
+    gradient = places * channels * itemsize
+    # The window's rows, for each of the places that have the same rows.
+    out, _, kernel, stride, _, dilation, block, tile = numbers[1]
+    taps = math.prod(axis[2] for axis in numbers)
+    width = min(hw.partitions, b.weight.shape[1] * groups_together(b, hw))
+    most = max(width, float32_per_bank(hw) // taps)
+    turns = -(-block // tile)
+    rows = -(-out // block) * ((turns - 1) * stride + (kernel - 1) * dilation + 1)
+    others = math.prod(-(-axis[0] // axis[7]) * axis[2] for axis in (numbers[0], numbers[2]))
+    window = volumes * rows * others * most * itemsize
+    return gradient <= _KEPT_BYTES, window <= _KEPT_WINDOW_BYTES
 
 
 def _block_bytes(b: Bindings, block: list[int], hw: Hardware) -> int:

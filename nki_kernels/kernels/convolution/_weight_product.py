@@ -1,10 +1,12 @@
 """NKI helpers of `convolution_weight_gradient`: a product over all images and positions.
 
 `gradient[a, b, k] = sum(grad[a, position] * window[b, position * stride + k * dilation - padding])`
-contracts positions, so both tensors are transposed on TensorE, 128 positions at a time: the
-gradient once, the window once for each kernel position k, as an access pattern on a tile that has
-the padding. The sums of up to `BANKS` PSUM banks, all channels a of some (b, k), stay there while
-the positions of all images stream by.
+contracts positions, so both tensors are transposed on TensorE, up to 128 positions at a time: the
+gradient once, the window once for each column of the kernel, as an access pattern on a tile that
+has the padding. The rows of a block that share the partitions lie as far apart as there are turns
+over the block, so that the next kernel row takes what a later turn does, and is transposed once.
+The sums of up to `BANKS` PSUM banks, all channels a of some (b, k), stay there while the positions
+of all images stream by.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-# Of the eight banks of PSUM: the others take transposes.
-BANKS = 5
+# Of the eight banks of PSUM: the others take transposes, or the sums of the pass before.
+BANKS, OVERLAPPING_BANKS = 5, 3
 
 
 class WindowAxis(NamedTuple):
@@ -51,6 +53,22 @@ def axis_of(numbers: tuple[int, ...]) -> WindowAxis:
     return WindowAxis(out, size, kernel, stride, padding, dilation, block, tile)
 
 
+class Place(NamedTuple):
+    """Positions of a block that share the partitions, rows outermost: where they start, how many,
+    the rows between two of them, and which of the places with the same row this is.
+    """
+
+    starts: tuple[int, int, int]
+    counts: tuple[int, int, int]
+    apart: int
+    index: int
+
+
+def size_of(place: Place) -> int:
+    """How many positions a place has."""
+    return place.counts[0] * place.counts[1] * place.counts[2]
+
+
 def columns_of_banks(channels: int, taps: int) -> list[Columns]:
     """What each bank of sums of 128 channels of the gradient holds."""
     pmax = nl.tile_size.pmax
@@ -68,6 +86,16 @@ def columns_of_banks(channels: int, taps: int) -> list[Columns]:
             columns.append(Columns(first, chunks, count, tap, min(some, taps - tap)))
         first = first + count * chunks
     return columns
+
+
+def tiles_of_columns(columns: list[Columns]) -> list[list[Columns]]:
+    """Columns of the same channels of the window together."""
+    tiles: list[list[Columns]] = []
+    for some in columns:
+        if some.tap == 0:
+            tiles.append([])
+        tiles[-1].append(some)
+    return tiles
 
 
 def load_window(
@@ -94,10 +122,14 @@ def load_window(
         is_padded = is_padded or ends[i] - begins[i] < size
     shape = (columns.lanes, columns.chunks, sizes[0], sizes[1], sizes[2])
     tile = nl.ndarray(shape, dtype=window.dtype, buffer=nl.sbuf)
-    if is_padded:
-        nisa.memset(dst=tile, value=0.0, engine=nisa.engine.gpsimd)
     if ends[0] == begins[0] or ends[1] == begins[1] or ends[2] == begins[2]:
+        nisa.memset(dst=tile, value=0.0, engine=nisa.engine.vector)
         return tile
+    for i in range(3):
+        if begins[i] > lows[i]:
+            _zero(tile, i, 0, begins[i] - lows[i])
+        if ends[i] - lows[i] < sizes[i]:
+            _zero(tile, i, ends[i] - lows[i], sizes[i])
     inner = tile[
         :,
         :,
@@ -116,6 +148,17 @@ def load_window(
     if is_padded:
         nisa.tensor_copy(dst=inner, src=data, engine=nisa.engine.gpsimd)
     return tile
+
+
+def _zero(tile: nl.NkiTensor, axis: int, first: int, end: int) -> None:
+    """Zeros in the planes, rows or columns `first .. end` of `tile[channels, chunks, ...]`."""
+    if axis == 0:
+        part = tile[:, :, first:end]
+    elif axis == 1:
+        part = tile[:, :, :, first:end]
+    else:
+        part = tile[:, :, :, :, first:end]
+    nisa.memset(dst=part, value=0.0, engine=nisa.engine.gpsimd)
 
 
 def is_inside(axes: tuple[WindowAxis, ...]) -> bool:
@@ -148,18 +191,22 @@ def copy_out(dst: nl.NkiTensor, src: nl.NkiTensor, turn: int) -> None:
         nisa.activation(dst=dst, op=nl.copy, data=src)
 
 
-def transposed_gradient(tile: nl.NkiTensor, positions: int, turn: int) -> nl.NkiTensor:
+def transposed_gradient(tile: nl.NkiTensor, place: Place, turn: int) -> nl.NkiTensor:
     """`[positions, channels]` of `tile[channels, chunks, planes, rows, columns]`."""
     channels, chunks = tile.shape[0], tile.shape[1]
-    result = nl.ndarray((positions, chunks * channels), dtype=tile.dtype, buffer=nl.sbuf)
+    starts, counts = place.starts, place.counts
+    rows = slice(starts[1], starts[1] + (counts[1] - 1) * place.apart + 1, place.apart)
+    part = tile[:, :, nl.ds(starts[0], counts[0]), rows, nl.ds(starts[2], counts[2])]
+    part = part.permute((0, 1, 3, 2, 4))
+    result = nl.ndarray((size_of(place), chunks * channels), dtype=tile.dtype, buffer=nl.sbuf)
     together = nl.tile_size.psum_bank_fmax // nl.tile_size.pmax
     for first in range(0, chunks, together):
         some = min(together, chunks - first)
-        bank = nl.ndarray((positions, some * channels), dtype=tile.dtype, buffer=nl.psum)
+        bank = nl.ndarray((size_of(place), some * channels), dtype=tile.dtype, buffer=nl.psum)
         for index in range(some):
             nisa.nc_transpose(
                 dst=bank[:, nl.ds(index * channels, channels)],
-                data=tile[:, first + index],
+                data=part[:, first + index],
                 engine=nisa.engine.tensor,
             )
         copy_out(result[:, nl.ds(first * channels, some * channels)], bank, turn + first)
@@ -168,37 +215,41 @@ def transposed_gradient(tile: nl.NkiTensor, positions: int, turn: int) -> nl.Nki
 
 def transposed_window(
     tile: nl.NkiTensor,
-    columns: Columns,
     axes: tuple[WindowAxis, ...],
-    starts: tuple[int, ...],
-    counts: tuple[int, ...],
+    place: Place,
+    kernel_plane: int,
+    row: int,
     is_flat: bool,
     turn: int,
 ) -> nl.NkiTensor:
-    """`[positions, kernel positions, chunks, channels]` of a tile, positions `starts ..` of the
-    block.
+    """`[positions, chunks, channels, kernel columns]` of `tile[channels, chunks, planes, rows,
+    columns]`: the planes and columns of a place, and from `row` of the tile on its rows, those that
+    the tile has.
     """
-    positions = counts[0] * counts[1] * counts[2]
-    shape = (positions, columns.taps, columns.chunks, columns.lanes)
-    bank = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.psum)
-    for index in range(columns.taps):
-        tap = columns.tap + index
-        taps = (
-            tap // (axes[2].kernel * axes[1].kernel),
-            tap // axes[2].kernel % axes[1].kernel,
-            tap % axes[2].kernel,
-        )
-        slices = []
-        for i in range(3):
-            step = 1 if is_flat else axes[i].stride
-            start = starts[i] * step + taps[i] * axes[i].dilation
-            slices.append(slice(start, start + (counts[i] - 1) * step + 1, step))
-        for chunk in range(columns.chunks):
-            nisa.nc_transpose(
-                dst=bank[:, index, chunk, :],
-                data=tile[:, chunk, slices[0], slices[1], slices[2]],
-                engine=nisa.engine.tensor,
-            )
-    result = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.sbuf)
-    copy_out(result, bank, turn)
+    steps = (1, 1, 1) if is_flat else (axes[0].stride, axes[1].stride, axes[2].stride)
+    apart = place.apart * steps[1]
+    rows = min(axes[1].tile, (tile.shape[3] - 1 - row) // apart + 1)
+    front = place.starts[0] * steps[0] + kernel_plane * axes[0].dilation
+    planes = slice(front, front + (place.counts[0] - 1) * steps[0] + 1, steps[0])
+    part = tile[:, :, planes, slice(row, row + (rows - 1) * apart + 1, apart), :]
+    part = part.permute((0, 1, 3, 2, 4))
+    positions = rows * place.counts[0] * place.counts[2]
+    channels, chunks, taps = tile.shape[0], tile.shape[1], axes[2].kernel
+    result = nl.ndarray((positions, chunks, channels, taps), dtype=tile.dtype, buffer=nl.sbuf)
+    together = nl.tile_size.psum_bank_fmax // (chunks * channels)
+    if tile.dtype != nl.float32:
+        together = together * 2
+    for first in range(0, taps, together):
+        some = min(together, taps - first)
+        bank = nl.ndarray((positions, chunks, channels, some), dtype=tile.dtype, buffer=nl.psum)
+        for index in range(some):
+            left = place.starts[2] * steps[2] + (first + index) * axes[2].dilation
+            columns = slice(left, left + (place.counts[2] - 1) * steps[2] + 1, steps[2])
+            for chunk in range(chunks):
+                nisa.nc_transpose(
+                    dst=bank[:, chunk, :, index],
+                    data=part[:, chunk, :, :, columns],
+                    engine=nisa.engine.tensor,
+                )
+        copy_out(result[:, :, :, nl.ds(first, some)], bank, turn + first)
     return result

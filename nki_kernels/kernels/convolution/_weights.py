@@ -104,12 +104,16 @@ def _transpose_groups(
 
 
 def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) -> Weights:
+    """`weight[channels, out channels, planes, rows, columns]`. Of folded rows, part j of the
+    partitions has the row some kernel rows before that of part 0 in its place.
+    """
     pmax = nl.tile_size.pmax
     channels = weight.shape[0]
     chunks = (channels + pmax - 1) // pmax
-    positions = weight.shape[2] * weight.shape[3] * weight.shape[4]
-    partitions = (plan.streams - 1) * plan.array_rows + min(channels, pmax)
-    tile = nl.ndarray((partitions, chunks, count, positions), dtype=weight.dtype, buffer=nl.sbuf)
+    planes, rows, columns = weight.shape[2:]
+    partitions = (plan.streams - 1) * plan.array_rows + min(channels, pmax) * plan.fold
+    shape = (partitions, chunks, count, planes, rows, columns)
+    tile = nl.ndarray(shape, dtype=weight.dtype, buffer=nl.sbuf)
     full = channels // pmax
     for stream in range(plan.streams):
         # Several chunks a transfer, because a transfer costs its trigger, but not all in one.
@@ -121,5 +125,13 @@ def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) 
         if full < chunks:
             rest = channels - full * pmax
             source = weight[nl.ds(full * pmax, rest), nl.ds(first, count)]
-            nisa.dma_copy(dst=tile[nl.ds(stream * plan.array_rows, rest), full], src=source)
-    return Weights(tile.permute((0, 1, 3, 2)), channels)
+            for part in range(plan.fold):
+                here = nl.ds(stream * plan.array_rows + part * rest, rest)
+                before = part * plan.fold_step
+                if before < rows:
+                    nisa.dma_copy(
+                        dst=tile[here, full, :, :, before:rows, :],
+                        src=source[:, :, :, 0 : rows - before, :],
+                    )
+    flat = tile.reshape((partitions, chunks, count, planes * rows * columns))
+    return Weights(flat.permute((0, 1, 3, 2)), channels)

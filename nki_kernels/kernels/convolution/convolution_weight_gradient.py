@@ -7,17 +7,18 @@ float32, bfloat16, float16; sums are float32, rounded once.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.convolution._convolve import volumes_of
 from trnx.nki_kernels.kernels.convolution._weight_host import (
     cost,
     groups_together,
+    keeps,
     pattern,
     plan,
     reference,
@@ -26,7 +27,9 @@ from trnx.nki_kernels.kernels.convolution._weight_host import (
 )
 from trnx.nki_kernels.kernels.convolution._weight_product import (
     BANKS,
+    OVERLAPPING_BANKS,
     Columns,
+    Place,
     WindowAxis,
     axis_of,
     columns_of_banks,
@@ -34,6 +37,8 @@ from trnx.nki_kernels.kernels.convolution._weight_product import (
     flattened,
     is_inside,
     load_window,
+    size_of,
+    tiles_of_columns,
     transposed_gradient,
     transposed_window,
 )
@@ -43,27 +48,51 @@ from trnx.simulator.hardware import Hardware
 
 # Positions whose transposes are made before the products of the first of them.
 _AHEAD = 6
-# Bytes of a partition for transposes of the gradient that several passes over it use.
-_KEPT_BYTES = 32768
+# Transposes of a block's window, by place, kernel plane and row; None where nothing took it yet.
+Windows = list[nl.NkiTensor | None]
 
-# Starts of some positions in a block, and how many they are, by axis.
-Place = tuple[tuple[int, int, int], tuple[int, int, int]]
+
+class Segment(NamedTuple):
+    """The right operand of a product, and the kernel positions of a bank that it is for."""
+
+    bank: int
+    first: int
+    moving: nl.NkiTensor
 
 
 class Work(NamedTuple):
     """One pass over all positions: channels `first ..` of the gradient, and columns of the window.
 
-    is_flat: a 1x1 kernel, so that all positions of a block are columns; kept: transposes of the
-    gradient, in order, where a pass `keeps` them for the next ones.
+    out: the gradient of the weight, of `groups` groups; results: tiles of it in SBUF, stored when
+    the pass `is_last` of theirs; is_flat: a 1x1 kernel, so that all positions of a block are
+    columns; kept: transposes of the gradient, in order, where a pass keeps them for the next ones;
+    windows: those of the window, by block.
     """
 
+    out: nl.NkiTensor
+    groups: int
     axes: tuple[WindowAxis, ...]
     first: int
     channels: int
     columns: list[Columns]
     is_flat: bool
-    keeps: bool
+    is_last: bool
+    keeps: tuple[bool, bool]
     kept: list[list[nl.NkiTensor]]
+    windows: list[Windows]
+    results: list[nl.NkiTensor]
+    banks: list[nl.NkiTensor]
+
+
+class Ready(NamedTuple):
+    """The operands of the products at a place, all of which are transposed, and whether these are
+    the last ones of the pass.
+    """
+
+    work: Work
+    left: list[nl.NkiTensor]
+    right: list[Segment]
+    is_end: bool
 
 
 @nki.jit
@@ -75,10 +104,11 @@ def convolution_weight_gradient_kernel(
     groups: int,
     together: int,
     numbers: tuple[tuple[int, ...], ...],
-    keeps: bool,
+    keeps: tuple[bool, bool],
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """grad and x `[N, C, ...]` -> `shape`, that of the weight. `together` groups are one product,
-    of which the blocks on the diagonal are wanted.
+    of which the blocks on the diagonal are wanted. `cores` share the blocks of the result.
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     grads = volumes_of(x if transposed else grad, 1)
@@ -87,6 +117,7 @@ def convolution_weight_gradient_kernel(
     taps = axes[0].kernel * axes[1].kernel * axes[2].kernel
     flat = out.reshape((shape[0], shape[1], taps))
     rows = shape[0] // groups
+    waiting: list[Ready] = []
     for group in range(0, groups, together):
         some = min(together, groups - group)
         its_grads = []
@@ -95,7 +126,10 @@ def convolution_weight_gradient_kernel(
             its_grads.append(grads[volume][nl.ds(group * rows, some * rows)])
             its_windows.append(windows[volume][nl.ds(group * shape[1], some * shape[1])])
         part = flat[nl.ds(group * rows, some * rows)]
-        _gradient(part, its_grads, its_windows, axes, keeps, some)
+        turn = (group // together, (groups + together - 1) // together, cores)
+        _gradient(part, its_grads, its_windows, axes, keeps, some, turn, waiting)
+    for ready in waiting:
+        _multiply(ready)
     return out
 
 
@@ -104,35 +138,72 @@ def _gradient(
     grads: list[nl.NkiTensor],
     windows: list[nl.NkiTensor],
     axes: tuple[WindowAxis, ...],
-    keeps: bool,
+    keeps: tuple[bool, bool],
     groups: int,
+    turn: tuple[int, int, int],
+    waiting: list[Ready],
 ) -> None:
-    """`out[a, b, kernel]` in HBM, of one group or of several in one product."""
+    """`out[a, b, kernel]` in HBM, of one group or of several in one product, what of it is this
+    program's; what is left to multiply is in `waiting`. `turn` counts such products: this one, all,
+    and the cores that share them.
+    """
     pmax = nl.tile_size.pmax
     taps = out.shape[2]
     is_flat = taps == 1 and is_inside(axes)
-    columns = columns_of_banks(out.shape[1] * groups, taps)
-    for first in range(0, out.shape[0], BANKS * pmax):
-        # All these channels of the gradient meet the same transposes of the window.
-        channels = min(BANKS * pmax, out.shape[0] - first)
-        some = max(1, BANKS // ((channels + pmax - 1) // pmax))
-        kept: list[list[nl.NkiTensor]] = []
-        results: list[nl.NkiTensor] = []
-        begin = 0
-        while begin < len(columns):
-            end = min(begin + some, len(columns))
-            while columns[end - 1].first != columns[begin].first:
-                end = end - 1
-            work = Work(axes, first, channels, columns[begin:end], is_flat, keeps, kept)
-            if columns[begin].tap == 0:
-                results = _results(out, channels, columns[begin], taps)
-            _sum_positions(results, grads, windows, work)
-            if end == len(columns) or columns[end].tap == 0:
-                if groups > 1:
-                    _store_diagonal(out, results[0], groups)
-                else:
-                    _store(out, results, first, columns[begin].first)
-            begin = end
+    tiles = tiles_of_columns(columns_of_banks(out.shape[1] * groups, taps))
+    # Where nothing is transposed twice, the banks of two passes share PSUM: the first ones are
+    # copied out while the others are in use. Else many channels meet the same transposes.
+    is_kept = keeps[0] and keeps[1]
+    most = OVERLAPPING_BANKS if is_kept else BANKS
+    each = max(1, most // len(tiles[0])) * pmax if is_kept else most * pmax
+    kept: list[list[list[nl.NkiTensor]]] = []
+    for _ in range(0, out.shape[0], each):
+        kept.append([])
+    held: list[Windows] = []
+    last = -1
+    passes = _passes(out.shape[0], each, tiles, is_kept)
+    begin_pass, end_pass = share_of(turn[1] * len(passes), turn[2])
+    number = turn[0] * len(passes)
+    for first, columns in passes:
+        number = number + 1
+        if number <= begin_pass or number > end_pass:
+            continue
+        channels = min(each, out.shape[0] - first)
+        some = max(1, most // ((channels + pmax - 1) // pmax))
+        if columns[0].first != last:
+            held = []
+        last = columns[0].first
+        results = _results(out, channels, columns[0], taps)
+        for begin in range(0, len(columns), some):
+            its = columns[begin : begin + some]
+            banks = []
+            for row in range(0, channels, pmax):
+                for part in its:
+                    size = (min(pmax, channels - row), part.chunks, part.lanes, part.taps)
+                    banks.append(nl.ndarray(size, dtype=nl.float32, buffer=nl.psum))
+            is_last = begin + some >= len(columns)
+            again = kept[first // each]
+            work = Work(
+                out, groups, axes, first, channels, its, is_flat, is_last, keeps, again, held,
+                results, banks,
+            )  # fmt: skip
+            _sum_positions(work, grads, windows, waiting)
+
+
+def _passes(
+    channels: int, each: int, tiles: list[list[Columns]], is_kept: bool
+) -> list[tuple[int, list[Columns]]]:
+    """The first of `each` channels of the gradient, and columns of the window, in order."""
+    passes: list[tuple[int, list[Columns]]] = []
+    if is_kept:
+        for columns in tiles:
+            for first in range(0, channels, each):
+                passes.append((first, columns))
+        return passes
+    for first in range(0, channels, each):
+        for columns in tiles:
+            passes.append((first, columns))
+    return passes
 
 
 def _results(out: nl.NkiTensor, channels: int, columns: Columns, taps: int) -> list[nl.NkiTensor]:
@@ -177,44 +248,57 @@ def _store_diagonal(out: nl.NkiTensor, tile: nl.NkiTensor, groups: int) -> None:
 
 
 def _sum_positions(
-    results: list[nl.NkiTensor], grads: list[nl.NkiTensor], windows: list[nl.NkiTensor], work: Work
+    work: Work, grads: list[nl.NkiTensor], windows: list[nl.NkiTensor], waiting: list[Ready]
 ) -> None:
-    """`results[..][a, chunks, b, kernel]` for the columns of this pass."""
-    pmax = nl.tile_size.pmax
-    axes, columns = work.axes, work.columns
-    banks = []
-    for row in range(0, work.channels, pmax):
-        for some in columns:
-            size = (min(pmax, work.channels - row), some.taps, some.chunks, some.lanes)
-            banks.append(nl.ndarray(size, dtype=nl.float32, buffer=nl.psum))
-    is_flat = work.is_flat
-    # Transposes run ahead of the products, which wait for them to leave PSUM.
-    waiting = []
+    """The transposes of this pass, and products: those of the last places are left `waiting`, so
+    that transposes run ahead of the products, which wait for them to leave PSUM.
+    """
+    axes = work.axes
     number = 0
+    block = 0
     for volume in range(len(grads)):
         grad = grads[volume][nl.ds(work.first, work.channels)]
         for plane in range(0, axes[0].out, axes[0].block):
             for row in range(0, axes[1].out, axes[1].block):
                 firsts = (plane, row, 0)
-                tile = load_window(windows[volume], columns[0], axes, firsts)
-                if is_flat:
-                    tile = flattened(tile, axes)
+                places = _places(axes, firsts, work.is_flat)
+                its = _windows_of(work, block, len(places))
+                block = block + 1
+                # Loaded where something is not kept.
+                tile: list[nl.NkiTensor] = []
                 tiles: list[nl.NkiTensor] = []
-                places = _flat_places(tile.shape[4]) if is_flat else _places(axes, firsts)
                 for place in places:
                     if number >= len(work.kept) and len(tiles) == 0:
-                        tiles = _load_gradient(grad, axes, firsts, is_flat)
-                    waiting.append(_transposed(tile, tiles, place, number, work))
+                        tiles = _load_gradient(grad, axes, firsts, work.is_flat)
+                    left = _left(tiles, place, number, work)
+                    right: list[Segment] = []
+                    for index in range(len(work.columns)):
+                        _add_segments(
+                            right, index, windows[volume], tile, its, place, firsts, number, work
+                        )
+                    waiting.append(Ready(work, left, right, False))
                     number = number + 1
                     if len(waiting) > _AHEAD:
-                        _multiply(banks, waiting.pop(0), len(columns))
-    for pair in waiting:
-        _multiply(banks, pair, len(columns))
-    for row in range(len(results)):
-        for index in range(len(columns)):
-            some = columns[index]
-            target = results[row][:, :, :, nl.ds(some.tap, some.taps)].permute((0, 3, 1, 2))
-            copy_out(target, banks[row * len(columns) + index], row + index)
+                        _multiply(waiting.pop(0))
+    last = waiting.pop()
+    waiting.append(Ready(last.work, last.left, last.right, True))
+
+
+def _rows_of(axes: tuple[WindowAxis, ...]) -> int:
+    """Rows of a window that the outputs of a block take, at most."""
+    return (axes[1].block - 1) * axes[1].stride + (axes[1].kernel - 1) * axes[1].dilation + 1
+
+
+def _windows_of(work: Work, block: int, places: int) -> Windows:
+    """The transposes of a block's window that there are."""
+    if block < len(work.windows):
+        return work.windows[block]
+    found: Windows = []
+    for _ in range(places * work.axes[0].kernel * _rows_of(work.axes)):
+        found.append(None)
+    if work.keeps[1]:
+        work.windows.append(found)
+    return found
 
 
 def _load_gradient(
@@ -248,86 +332,115 @@ def _load_gradient(
     return tiles
 
 
-def _flat_places(positions: int) -> list[Place]:
-    """The places of a block whose positions are all columns."""
-    places: list[Place] = []
-    for first in range(0, positions, nl.tile_size.pmax):
-        counts = (1, 1, min(nl.tile_size.pmax, positions - first))
-        places.append(((0, 0, first), counts))
-    return places
-
-
-def _places(axes: tuple[WindowAxis, ...], firsts: tuple[int, ...]) -> list[Place]:
-    """The positions of a block that share the partitions: (starts in the block, counts)."""
+def _places(axes: tuple[WindowAxis, ...], firsts: tuple[int, ...], is_flat: bool) -> list[Place]:
+    """The places of a block."""
     planes = min(axes[0].block, axes[0].out - firsts[0])
     rows = min(axes[1].block, axes[1].out - firsts[1])
-    places = []
+    places: list[Place] = []
+    if is_flat:
+        positions = planes * rows * axes[2].out
+        for first in range(0, positions, nl.tile_size.pmax):
+            counts = (1, 1, min(nl.tile_size.pmax, positions - first))
+            places.append(Place((0, 0, first), counts, 1, len(places)))
+        return places
+    apart = (rows + axes[1].tile - 1) // axes[1].tile
+    index = 0
     for p in range(0, planes, axes[0].tile):
-        for r in range(0, rows, axes[1].tile):
-            for q in range(0, axes[2].out, axes[2].tile):
+        for q in range(0, axes[2].out, axes[2].tile):
+            for r in range(apart):
                 counts = (
                     min(axes[0].tile, planes - p),
-                    min(axes[1].tile, rows - r),
+                    (rows - 1 - r) // apart + 1,
                     min(axes[2].tile, axes[2].out - q),
                 )
-                places.append(((p, r, q), counts))
+                places.append(Place((p, r, q), counts, apart, index))
+            index = index + 1
     return places
 
 
-def _transposed(
-    tile: nl.NkiTensor, tiles: list[nl.NkiTensor], place: Place, number: int, work: Work
-) -> tuple[list[nl.NkiTensor], list[nl.NkiTensor]]:
-    """The operands of the products of some positions, which are the `number`-th of all: chunks of
-    128 channels of the gradient, and the columns of the window.
-    """
-    starts, counts = place
-    is_flat = work.is_flat
-    turn = number
+def _left(tiles: list[nl.NkiTensor], place: Place, number: int, work: Work) -> list[nl.NkiTensor]:
+    """The gradient at the `number`-th place of all: `[positions, channels]`, 128 channels each."""
     if number < len(work.kept):
-        left = work.kept[number]
-    else:
-        left = []
-        size = counts[0] * counts[1] * counts[2]
-        where = (nl.ds(starts[0], counts[0]), nl.ds(starts[1], counts[1]))
-        for part in tiles:
-            view = part[:, :, where[0], where[1], nl.ds(starts[2], counts[2])]
-            values = transposed_gradient(view, size, turn)
-            for chunk in range(part.shape[1]):
-                left.append(values[:, nl.ds(chunk * part.shape[0], part.shape[0])])
-            turn = turn + 1
-        if work.keeps:
-            work.kept.append(left)
-    right = []
-    for columns in work.columns:
-        right.append(transposed_window(tile, columns, work.axes, starts, counts, is_flat, turn))
-        turn = turn + 1
-    return left, right
+        return work.kept[number]
+    left = []
+    for index in range(len(tiles)):
+        part = tiles[index]
+        values = transposed_gradient(part, place, number + index)
+        for chunk in range(part.shape[1]):
+            left.append(values[:, nl.ds(chunk * part.shape[0], part.shape[0])])
+    if work.keeps[0]:
+        work.kept.append(left)
+    return left
 
 
-def _multiply(
-    banks: list[nl.NkiTensor], pair: tuple[list[nl.NkiTensor], list[nl.NkiTensor]], count: int
+def _add_segments(
+    segments: list[Segment],
+    index: int,
+    window: nl.NkiTensor,
+    tile: list[nl.NkiTensor],
+    known: Windows,
+    place: Place,
+    firsts: tuple[int, ...],
+    number: int,
+    work: Work,
 ) -> None:
-    """Add the products of some positions to the sums."""
-    left, right = pair
-    for row in range(len(left)):
-        for index in range(count):
+    """The right operands for bank `index` of the columns, one for each kernel row in it. `tile` is
+    the window of the block, loaded where it is needed.
+    """
+    axes, columns = work.axes, work.columns[index]
+    width = axes[2].kernel
+    tap = columns.tap
+    while tap < columns.tap + columns.taps:
+        end = min((tap // width + 1) * width, columns.tap + columns.taps)
+        plane, kernel_row = tap // width // axes[1].kernel, tap // width % axes[1].kernel
+        step = 1 if work.is_flat else axes[1].stride
+        row = place.starts[1] * step + kernel_row * axes[1].dilation
+        key = (place.index * axes[0].kernel + plane) * _rows_of(axes) + row
+        values = known[key]
+        if values is None:
+            if len(tile) == 0:
+                loaded = load_window(window, columns, axes, firsts)
+                tile.append(flattened(loaded, axes) if work.is_flat else loaded)
+            turn = number + index + 1
+            values = transposed_window(tile[0], axes, place, plane, row, work.is_flat, turn)
+            known[key] = values
+        moving = values[0 : size_of(place), :, :, nl.ds(tap % width, end - tap)]
+        segments.append(Segment(index, tap - columns.tap, moving))
+        tap = end
+
+
+def _multiply(ready: Ready) -> None:
+    """Add the products at a place to the sums, which leave PSUM after the last one."""
+    work = ready.work
+    count = len(work.columns)
+    for row in range(len(ready.left)):
+        for segment in ready.right:
+            bank = work.banks[row * count + segment.bank]
             nisa.nc_matmul(
-                dst=banks[row * count + index], stationary=left[row], moving=right[index]
+                dst=bank[:, :, :, nl.ds(segment.first, segment.moving.shape[3])],
+                stationary=ready.left[row],
+                moving=segment.moving,
             )
+    if not ready.is_end:
+        return
+    for row in range(len(work.results)):
+        for index in range(count):
+            some = work.columns[index]
+            target = work.results[row][:, :, :, nl.ds(some.tap, some.taps)]
+            copy_out(target, work.banks[row * count + index], row + index)
+    if work.is_last and work.groups > 1:
+        _store_diagonal(work.out, work.results[0], work.groups)
+    elif work.is_last:
+        _store(work.out, work.results, work.first, work.columns[0].first)
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The shape of the weight, and how groups and positions are blocked."""
     names = ("grad", "x", "transposed")
     numbers = plan(b, hw)
-    tiles = math.prod(-(-axis[0] // axis[7]) for axis in numbers)
-    if b.x.ndim == 5:
-        tiles *= b.x.shape[0]
     together = groups_together(b, hw)
-    channels = min(b.weight.shape[0] // b.groups * together, BANKS * hw.partitions)
-    keeps = tiles * channels * b.x.dtype.itemsize <= _KEPT_BYTES
     kernel = convolution_weight_gradient_kernel
-    more = (b.weight.shape, b.groups, together, numbers, keeps)
+    more = (b.weight.shape, b.groups, together, numbers, keeps(b, numbers, hw))
     return Launch.of(kernel, b, names, *more)
 
 

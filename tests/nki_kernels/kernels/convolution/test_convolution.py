@@ -117,10 +117,12 @@ def test_values_that_are_not_finite_stay_in_their_group(groups: int) -> None:
     torch.testing.assert_close(got, function(x, weight), rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
-def test_depthwise_layers_of_image_models_are_on_nki_by_default() -> None:
-    for kernel, channels, size in ((3, 144, 28), (7, 96, 28)):
+@pytest.mark.parametrize("lnc", [1, 2])
+def test_depthwise_layers_of_image_models_are_on_nki_by_default(lnc: int) -> None:
+    for kernel, channels, size in ((3, 144, 28), (7, 96, 28), (7, 384, 14), (3, 192, 28)):
         torch._dynamo.reset()
         layer = torch.nn.Conv2d(channels, channels, kernel, padding="same", groups=channels)
+        x = images(8, channels, size, size).bfloat16()
         with torch.no_grad():
-            found = trnx.explain(layer.bfloat16(), images(8, channels, size, size).bfloat16())
+            found = trnx.explain(layer.bfloat16(), x, options={"lnc": lnc})
         assert [region.engine for region in found.reports[0].regions] == ["nki"]
