@@ -27,6 +27,13 @@ _STAGING_BYTES = 16384
 # on trn1, where a DMA costs more, whatever is less than 1 MiB.
 _PIECE_BYTES = 384 * 1024
 _PIECE_BYTES_GEN2 = 1024 * 1024
+# The first products of a program are those of up to four tiles of 128 rows and two banks of
+# columns, all eight banks of PSUM; two tiles take less time than the loads of the columns.
+_FIRST_BANKS = 2
+_FIRST_ROWS = 256
+# Of K, which each bank of them gets when the others are done with: more time than the bank takes to
+# be evicted.
+_LAST_CHUNKS = 3
 
 
 class MatmulOperand(NamedTuple):
@@ -296,14 +303,21 @@ def multiply(
     depth: int,
 ) -> None:
     """`dst[rows, cols]` in PSUM: rows `row ..` of `x` times rows `col ..` of `w`, both in SBUF."""
+    multiply_chunks(dst, x, row, w, col, 0, depth)
+
+
+def multiply_chunks(
+    dst: nl.NkiTensor, x: nl.NkiTensor, row: int, w: nl.NkiTensor, col: int, k: int, end: int
+) -> None:
+    """The part of the same that indices `k .. end` of the contraction contribute."""
     pmax = nl.tile_size.pmax
     rows, cols = dst.shape
-    for chunk in range((depth + pmax - 1) // pmax):
-        part = min(pmax, depth - chunk * pmax)
+    for first in range(k, end, pmax):
+        part = min(pmax, end - first)
         nisa.nc_matmul(
             dst=dst,
-            stationary=x[0:part, chunk, row : row + rows],
-            moving=w[0:part, chunk, col : col + cols],
+            stationary=x[0:part, first // pmax, row : row + rows],
+            moving=w[0:part, first // pmax, col : col + cols],
         )
 
 
@@ -372,16 +386,31 @@ def product(
     kept = []
     for col in range(part.col, part.end_col, blocks.columns):
         cols = min(blocks.columns, part.end_col - col)
+        rows = min(blocks.rows, part.end_row - part.row)
+        data = Pieces(rows, [])
+        weights = Pieces(piece_rows(w, depth, nl.tile_size.psum_bank_fmax), [])
+        chunked = col == part.col and depth <= blocks.depth and _starts_with_chunks(x, w, rows)
+        if chunked:
+            weights = Pieces(_FIRST_BANKS * nl.tile_size.psum_bank_fmax, [])
+            _load_chunks(data, weights, x, part.row, w, (col, min(weights.step, cols)))
         bias = None
         if then.bias is not None:
             bias = load_broadcast(then.bias, col, cols, min(nl.tile_size.pmax, out.shape[0]))
-        weights = Pieces(piece_rows(w, depth, nl.tile_size.psum_bank_fmax), [])
+        if chunked:
+            load_pieces(weights, w, col + weights.step, cols - weights.step, depth)
         for row in range(part.row, part.end_row, blocks.rows):
             rows = min(blocks.rows, part.end_row - row)
             if depth > blocks.depth:
                 _deep_block(out, row, rows, col, cols, x, w, blocks.depth, bias, then)
                 continue
             first = row == part.row
+            if first and chunked:
+                done = min(weights.step, cols)
+                _block_by_chunks(out, (row, rows), (col, done), data, weights, depth, bias, then)
+                _block(out, (row, rows), (col, cols), data, weights, depth, bias, then, done)
+                if blocks.keep:
+                    kept.append(data)
+                continue
             if col == part.col or not blocks.keep:
                 data = Pieces(piece_rows(x, depth, nl.tile_size.pmax), [])
                 # The first product of all reads one piece of x and one of w.
@@ -397,6 +426,88 @@ def product(
                 if first:
                     load_pieces(weights, w, col, cols, depth)
             _block(out, (row, rows), (col, cols), data, weights, depth, bias, then)
+
+
+def _starts_with_chunks(x: MatmulOperand, w: MatmulOperand, rows: int) -> bool:
+    """Whether the first block is multiplied chunk by chunk of K, as they arrive: TensorE waits for
+    the first of them alone. Few rows take less time than the loads of their weights, which are
+    better done with by columns; what TensorE transposes needs banks of its own.
+    """
+    return rows > _FIRST_ROWS and x.layout != ROWS and w.layout != ROWS
+
+
+def _load_chunks(
+    data: Pieces,
+    weights: Pieces,
+    x: MatmulOperand,
+    row: int,
+    w: MatmulOperand,
+    col_range: tuple[int, int],
+) -> None:
+    """All rows of `data` and the first columns of `weights`, chunks of K of both in turn."""
+    pmax = nl.tile_size.pmax
+    depth = w.segments[0].shape[1]
+    col, cols = col_range
+    shape = (min(depth, pmax), (depth + pmax - 1) // pmax)
+    data.tiles.append(nl.ndarray(shape + (data.step,), dtype=x.segments[0].dtype, buffer=nl.sbuf))
+    weights.tiles.append(nl.ndarray(shape + (cols,), dtype=w.segments[0].dtype, buffer=nl.sbuf))
+    most = piece_rows(w, max(data.step, cols), pmax)
+    k = 0
+    while k < depth:
+        ks = min(pmax if k == 0 else most, depth - k)
+        chunks = (ks + pmax - 1) // pmax
+        fill_operand(data.tiles[0][:, nl.ds(k // pmax, chunks), :], x, row, k, ks)
+        fill_operand(weights.tiles[0][:, nl.ds(k // pmax, chunks), :], w, col, k, ks)
+        k = k + ks
+
+
+def _block_by_chunks(
+    out: nl.NkiTensor,
+    row_range: tuple[int, int],
+    col_range: tuple[int, int],
+    data: Pieces,
+    weights: Pieces,
+    depth: int,
+    bias: nl.NkiTensor | None,
+    then: Epilogue,
+) -> None:
+    """A block whose products are in all banks at a time: first chunk by chunk, as loads arrive,
+    then bank by bank, so that banks are done one after another.
+    """
+    pmax = nl.tile_size.pmax
+    fmax = nl.tile_size.psum_bank_fmax
+    row, rows = row_range
+    col, cols = col_range
+    banks = []
+    for start in range(0, rows, pmax):
+        for left in range(0, cols, fmax):
+            shape = (min(pmax, rows - start), min(fmax, cols - left))
+            banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
+    across = (cols + fmax - 1) // fmax
+    chunks = (depth + pmax - 1) // pmax
+    turn = max(0, chunks - max(chunks // 4, _LAST_CHUNKS)) * pmax
+    for k in range(0, turn, pmax):
+        for number in range(len(banks)):
+            start, left = number // across * pmax, number % across * fmax
+            multiply_chunks(
+                banks[number], data.tiles[0], start, weights.tiles[0], left, k, k + pmax
+            )
+    for start in range(0, rows, pmax):
+        count = min(pmax, rows - start)
+        added = _load_residual(then, row + start, count, col, cols)
+        tile = nl.ndarray((count, cols), dtype=out.dtype, buffer=nl.sbuf)
+        for left in range(0, cols, fmax):
+            bank = banks[start // pmax * across + left // fmax]
+            width = bank.shape[1]
+            multiply_chunks(bank, data.tiles[0], start, weights.tiles[0], left, turn, depth)
+            apply_epilogue(
+                tile[:, left : left + width],
+                bank,
+                _part(bias, count, left, width),
+                _part(added, count, left, width),
+                then.activation,
+            )
+        nisa.dma_copy(dst=out[row + start : row + start + count, col : col + cols], src=tile)
 
 
 def product_of_tile(
@@ -431,18 +542,21 @@ def _block(
     depth: int,
     bias: nl.NkiTensor | None,
     then: Epilogue,
+    done: int = 0,
 ) -> None:
     """One block, `(first, count)` of rows and columns, whose whole contraction is in SBUF: row
-    tiles are finished straight from PSUM.
+    tiles are finished straight from PSUM. `done` columns are there already.
     """
     row, rows = row_range
     col, cols = col_range
+    if done == cols:
+        return
     for start in range(0, rows, nl.tile_size.pmax):
         count = min(nl.tile_size.pmax, rows - start)
-        target = out[row + start : row + start + count, col : col + cols]
-        added = _load_residual(then, row + start, count, col, cols)
-        tile = nl.ndarray((count, cols), dtype=out.dtype, buffer=nl.sbuf)
-        for left in range(0, cols, nl.tile_size.psum_bank_fmax):
+        target = out[row + start : row + start + count, col + done : col + cols]
+        added = _load_residual(then, row + start, count, col + done, cols - done)
+        tile = nl.ndarray((count, cols - done), dtype=out.dtype, buffer=nl.sbuf)
+        for left in range(done, cols, nl.tile_size.psum_bank_fmax):
             width = min(nl.tile_size.psum_bank_fmax, cols - left)
             bank = nl.ndarray((count, width), dtype=nl.float32, buffer=nl.psum)
             multiply(
@@ -454,10 +568,10 @@ def _block(
                 depth,
             )
             apply_epilogue(
-                tile[:, left : left + width],
+                tile[:, left - done : left - done + width],
                 bank,
                 _part(bias, count, left, width),
-                _part(added, count, left, width),
+                _part(added, count, left - done, width),
                 then.activation,
             )
         nisa.dma_copy(dst=target, src=tile)

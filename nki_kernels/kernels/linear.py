@@ -186,6 +186,13 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         values(66, 64, dtype=torch.bfloat16),
     )
     yield sample("blocks of columns", values(70, 768), values(2100, 768), bias=values(2100))
+    more = {"bias": values(1100), "residual": values(300, 1100)}
+    yield sample("three tiles of rows", values(300, 650), values(1100, 650), **more)
+    case = (values(700, 300), values(1030, 300))
+    yield sample("more rows than a block", *case, bias=values(1030), activation="gelu")
+    yield sample("many rows, K = 1", values(400, 1), values(70, 1))
+    case = (values(3, 140, 520, dtype=torch.bfloat16)[:, 1:], transposed(520, 90).bfloat16())
+    yield sample("many rows that do not merge", *case)
     yield sample("deep K", values(130, 8200), values(20, 8200), bias=values(20))
 
 
