@@ -147,6 +147,13 @@ class Matcher:
                 self.kernel.name,
                 advice.HIDDEN,
             )
+        if len(results) > 1 and (late := _needed_inside(inside)):
+            return Reject(
+                f"kernel {self.kernel.name} would need {late.name}, which is made of its results",
+                root,
+                self.kernel.name,
+                advice.HIDDEN,
+            )
         bindings = {name: found.bound.get(name) for name in self._parameters}
         bindings.update(self._constants)
         # The pattern's order is a topological one; the getitems of its root follow.
@@ -282,6 +289,23 @@ def _leak(inside: set[fx.Node], results: set[fx.Node]) -> fx.Node | None:
             continue
         if is_compute(node) or any(_depends_on_compute(a, inside) for a in node.all_input_nodes):
             return node
+    return None
+
+
+def _needed_inside(inside: set[fx.Node]) -> fx.Node | None:
+    """A node outside of the match that it reads, and that depends on what it computes."""
+    first = min(inside)
+    reads = [n for node in inside for n in node.all_input_nodes if n not in inside]
+    seen: set[fx.Node] = set()
+    for start in dict.fromkeys(reads):
+        waiting = [start]
+        while waiting:
+            node = waiting.pop()
+            if node in inside:
+                return start
+            if node not in seen and not node < first:
+                seen.add(node)
+                waiting.extend(node.all_input_nodes)
     return None
 
 

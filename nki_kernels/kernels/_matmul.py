@@ -18,6 +18,7 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._blocking import COLUMN_UNIT, DMA, ONE_ROW, ROWS, shares_rows
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._row_norm import RowNorm, normalise
 
 # Bytes per partition of rows loaded before they are transposed: a DMA is efficient from 2 KiB per
 # partition on, and nothing is gained beyond a few times that.
@@ -59,11 +60,14 @@ class Epilogue(NamedTuple):
     """What is applied to a product before rounding: `activation(product + bias) + residual`.
 
     A residual comes with the activation "none". `bias` is `[N]`, `residual` `[M, N]`, both in HBM.
+    With a `norm` the rows are normalised instead of rounded; blocks have all columns then, and all
+    of K.
     """
 
     bias: nl.NkiTensor | None
     residual: nl.NkiTensor | None
     activation: str
+    norm: RowNorm | None = None
 
 
 class Part(NamedTuple):
@@ -77,7 +81,12 @@ class Part(NamedTuple):
 
 def own_part(rows: int, columns: int, cores: int) -> Part:
     """This program's part, where `cores` share the rows or the columns."""
-    if not shares_rows(rows, columns):
+    return part_of(rows, columns, shares_rows(rows, columns), cores)
+
+
+def part_of(rows: int, columns: int, by_rows: bool, cores: int) -> Part:
+    """The same where it is decided which."""
+    if not by_rows:
         col, end_col = share_of(columns, cores, COLUMN_UNIT)
         return Part(0, rows, col, end_col)
     row, end_row = share_of(rows, cores)
@@ -380,16 +389,23 @@ def product(
     blocks: Blocks,
     then: Epilogue,
     part: Part,
+    kept: list[Pieces],
 ) -> None:
-    """`out[M, N] = activation(x[M, K] @ w[N, K].T + bias[N]) + residual[M, N]`, a part of it."""
+    """`out[M, N] = activation(x[M, K] @ w[N, K].T + bias[N]) + residual[M, N]`, a part of it.
+
+    `kept`: blocks of rows of x that are in SBUF already, none at first; more are added where
+    `blocks.keep` says so.
+    """
     depth = w.segments[0].shape[1]
-    kept = []
     for col in range(part.col, part.end_col, blocks.columns):
         cols = min(blocks.columns, part.end_col - col)
         rows = min(blocks.rows, part.end_row - part.row)
         data = Pieces(rows, [])
         weights = Pieces(piece_rows(w, depth, nl.tile_size.psum_bank_fmax), [])
-        chunked = col == part.col and depth <= blocks.depth and _starts_with_chunks(x, w, rows)
+        chunked = len(kept) == 0 and depth <= blocks.depth and _starts_with_chunks(x, w, rows)
+        chunked = chunked and col == part.col
+        if then.norm is not None and cols > _FIRST_BANKS * nl.tile_size.psum_bank_fmax:
+            chunked = False  # rows are normalised as a whole
         if chunked:
             weights = Pieces(_FIRST_BANKS * nl.tile_size.psum_bank_fmax, [])
             _load_chunks(data, weights, x, part.row, w, (col, min(weights.step, cols)))
@@ -411,7 +427,8 @@ def product(
                 if blocks.keep:
                     kept.append(data)
                 continue
-            if col == part.col or not blocks.keep:
+            number = (row - part.row) // blocks.rows
+            if number >= len(kept):
                 data = Pieces(piece_rows(x, depth, nl.tile_size.pmax), [])
                 # The first product of all reads one piece of x and one of w.
                 head = min(rows, data.step) if first else rows
@@ -422,7 +439,7 @@ def product(
                 if blocks.keep:
                     kept.append(data)
             else:
-                data = kept[(row - part.row) // blocks.rows]
+                data = kept[number]
                 if first:
                     load_pieces(weights, w, col, cols, depth)
             _block(out, (row, rows), (col, cols), data, weights, depth, bias, then)
@@ -486,6 +503,11 @@ def _block_by_chunks(
     across = (cols + fmax - 1) // fmax
     chunks = (depth + pmax - 1) // pmax
     turn = max(0, chunks - max(chunks // 4, _LAST_CHUNKS)) * pmax
+    added = []  # before GpSimd has more to do
+    for start in range(0, rows, pmax):
+        count = min(pmax, rows - start)
+        own = _part(bias, count, 0, cols)
+        added.append(_load_added(then, row + start, col, own, count, cols))
     for k in range(0, turn, pmax):
         for number in range(len(banks)):
             start, left = number // across * pmax, number % across * fmax
@@ -494,8 +516,8 @@ def _block_by_chunks(
             )
     for start in range(0, rows, pmax):
         count = min(pmax, rows - start)
-        added = _load_residual(then, row + start, count, col, cols)
-        tile = nl.ndarray((count, cols), dtype=out.dtype, buffer=nl.sbuf)
+        other = added[start // pmax]
+        tile = _new_tile(out, then, count, cols)
         for left in range(0, cols, fmax):
             bank = banks[start // pmax * across + left // fmax]
             width = bank.shape[1]
@@ -503,11 +525,11 @@ def _block_by_chunks(
             apply_epilogue(
                 tile[:, left : left + width],
                 bank,
-                _part(bias, count, left, width),
-                _part(added, count, left, width),
+                None if other is not None else _part(bias, count, left, width),
+                _part(other, count, left, width),
                 then.activation,
             )
-        nisa.dma_copy(dst=out[row + start : row + start + count, col : col + cols], src=tile)
+        _finish_tile(out, row + start, col, tile, then)
 
 
 def product_of_tile(
@@ -553,9 +575,9 @@ def _block(
         return
     for start in range(0, rows, nl.tile_size.pmax):
         count = min(nl.tile_size.pmax, rows - start)
-        target = out[row + start : row + start + count, col + done : col + cols]
-        added = _load_residual(then, row + start, count, col + done, cols - done)
-        tile = nl.ndarray((count, cols - done), dtype=out.dtype, buffer=nl.sbuf)
+        own = _part(bias, count, done, cols - done)
+        added = _load_added(then, row + start, col + done, own, count, cols - done)
+        tile = _new_tile(out, then, count, cols - done)
         for left in range(done, cols, nl.tile_size.psum_bank_fmax):
             width = min(nl.tile_size.psum_bank_fmax, cols - left)
             bank = nl.ndarray((count, width), dtype=nl.float32, buffer=nl.psum)
@@ -570,19 +592,42 @@ def _block(
             apply_epilogue(
                 tile[:, left - done : left - done + width],
                 bank,
-                _part(bias, count, left, width),
+                None if added is not None else _part(bias, count, left, width),
                 _part(added, count, left - done, width),
                 then.activation,
             )
-        nisa.dma_copy(dst=target, src=tile)
+        _finish_tile(out, row + start, col + done, tile, then)
 
 
-def _load_residual(then: Epilogue, row: int, rows: int, col: int, cols: int) -> nl.NkiTensor | None:
+def _new_tile(out: nl.NkiTensor, then: Epilogue, rows: int, cols: int) -> nl.NkiTensor:
+    """Rows of the result, or of what is normalised, which is not rounded before."""
+    dtype = out.dtype if then.norm is None else nl.float32
+    return nl.ndarray((rows, cols), dtype=dtype, buffer=nl.sbuf)
+
+
+def _finish_tile(out: nl.NkiTensor, row: int, col: int, tile: nl.NkiTensor, then: Epilogue) -> None:
+    if then.norm is not None:
+        normalise(then.norm, out, row, tile)
+    else:
+        rows, cols = tile.shape
+        nisa.dma_copy(dst=out[row : row + rows, col : col + cols], src=tile)
+
+
+def _load_added(
+    then: Epilogue, row: int, col: int, bias: nl.NkiTensor | None, rows: int, cols: int
+) -> nl.NkiTensor | None:
+    """`[rows, cols]`: the residual, if there is one, plus the bias of its columns. By GpSimd, which
+    has nothing else to do.
+    """
     if then.residual is None:
         return None
     tile = nl.ndarray((rows, cols), dtype=then.residual.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=then.residual[row : row + rows, col : col + cols])
-    return tile
+    if bias is None:
+        return tile
+    added = nl.ndarray((rows, cols), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=added, data1=tile, data2=bias, op=nl.add, engine=nisa.engine.gpsimd)
+    return added
 
 
 def _deep_block(
@@ -620,8 +665,10 @@ def _deep_block(
     for tile in range(tiles):
         first = row + tile * pmax
         count = min(pmax, rows - tile * pmax)
-        added = _load_residual(then, first, count, col, cols)
+        own = _part(bias, count, 0, cols)
+        added = _load_added(then, first, col, own, count, cols)
         result = nl.ndarray((count, cols), dtype=out.dtype, buffer=nl.sbuf)
         total = sums[0:count, tile, :]
-        apply_epilogue(result, total, _part(bias, count, 0, cols), added, then.activation)
+        own = None if added is not None else own
+        apply_epilogue(result, total, own, added, then.activation)
         nisa.dma_copy(dst=out[first : first + count, col : col + cols], src=result)

@@ -24,7 +24,8 @@ shares: Any = load_module(Path(registry.__file__).parent / "kernels" / "_cores.p
 # simulated, depend on their number of rows in the last bit.
 _INEXACT = {
     *("bmm", "column_sum", "convolution", "cross_entropy", "gated_mlp", "grouped_mm"),
-    *("grouped_mm_weight_gradient", "layer_norm_backward", "linear", "norm_linear"),
+    *("grouped_mm_weight_gradient", "layer_norm_backward", "linear", "linear_layer_norm"),
+    *("norm_linear", "three_linears"),
     *("sdpa", "sdpa_backward"),
 }
 
