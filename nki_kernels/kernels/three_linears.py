@@ -165,7 +165,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
             values[added] = torch.randn(count, generator=generator).to(dtype) if bias else None
         return Sample(values, note)
 
-    for rows in (1, 127, 129, 300):
+    for rows in (1, 127, 128, 129, 300):
         yield sample(f"{rows} rows", (rows,), 130, (66, 34, 34))
     for depth in (1, 2, 129, 700):
         yield sample(f"K = {depth}", (260,), depth, (70, 70, 70), bias=depth > 1)
