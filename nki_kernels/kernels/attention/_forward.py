@@ -21,6 +21,7 @@ from trnx.nki_kernels.kernels.attention._heads import (
     load_transposed,
     multiply_heads,
     new_weights,
+    store_late,
     turn_weights,
 )
 from trnx.nki_kernels.kernels.attention._layout import (
@@ -351,12 +352,14 @@ def _store_rows(p: Problem, outputs: Outputs, state: State, chunk: Chunk, row: i
     nisa.dma_copy(dst=head_rows(out, chunk, row, rows), src=split_heads(result, chunk))
     outputs.sums.append(RowSums(total, state, chunk, row))
     if len(outputs.sums) == _LOGS_TOGETHER:
-        store_logs(p, outputs)
+        store_logs(p, outputs, False)
 
 
-def store_logs(p: Problem, outputs: Outputs) -> None:
-    """Store the logarithms of all sums that are not stored yet."""
-    for s in outputs.sums:
+def store_logs(p: Problem, outputs: Outputs, final: bool) -> None:
+    """Store the logarithms of all sums that are not stored yet; the `final` ones from both queues,
+    since no loads follow."""
+    for number in range(len(outputs.sums)):
+        s = outputs.sums[number]
         logs = nl.ndarray(s.total.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.activation(dst=logs, op=nl.log, data=s.total)
         nisa.tensor_tensor(dst=logs, data1=logs, data2=s.state.negmax, op=nl.subtract)
@@ -373,7 +376,7 @@ def store_logs(p: Problem, outputs: Outputs) -> None:
         chunk = s.chunk
         end = s.row + logs.shape[0]
         target = heads_of(outputs.lse, chunk)[:, :, s.row : end].permute((2, 0, 1))
-        nisa.dma_copy(dst=target, src=split_heads(logs, chunk))
+        store_late(target, split_heads(logs, chunk), final and number % 2 == 1)
     for _ in range(len(outputs.sums)):
         outputs.sums.pop()
 

@@ -280,6 +280,14 @@ def load_blocks(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> list[nl.N
     return tiles
 
 
+def store_late(dst: nl.NkiTensor, src: nl.NkiTensor, final: bool) -> None:
+    """Store; `final`: from the queue of loads, which are done, so that nothing is ahead of it."""
+    if final and nisa.get_nc_version() != nisa.nc_version.gen2:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync)
+    else:
+        nisa.dma_copy(dst=dst, src=src)
+
+
 def column(vector: nl.NkiTensor, cols: int) -> nl.NkiTensor:
     """`vector[rows, heads]` as `[rows, heads, cols]`."""
     return vector.expand_dim(2).broadcast(2, cols)

@@ -168,7 +168,7 @@ def _attend(
             pipeline = forward_chunk(problem, tensors, outputs, pair[0], pair[1], biases, pipeline)
     for _ in range(STAGES):
         pipeline = step(problem, outputs, pipeline, None)
-    store_logs(problem, outputs)
+    store_logs(problem, outputs, True)
 
 
 @nki.jit
