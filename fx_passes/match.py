@@ -132,7 +132,7 @@ class Matcher:
             return None
         return self._finish(node, found)
 
-    def _finish(self, root: fx.Node, found: _Found) -> GraphMatch | Reject:
+    def _finish(self, root: fx.Node, found: _Found) -> GraphMatch | Reject | None:
         results = [found.calls.get(result) for result in self._results]
         inside = set(found.calls.values())
         if self._whole and (parts := _result_count(root)):
@@ -147,6 +147,8 @@ class Matcher:
                 self.kernel.name,
                 advice.HIDDEN,
             )
+        if any(r is not None and r.users and inside.issuperset(r.users) for r in results[1:]):
+            return None  # a pattern without this result is the one that is there
         if len(results) > 1 and (late := _needed_inside(inside)):
             return Reject(
                 f"kernel {self.kernel.name} would need {late.name}, which is made of its results",

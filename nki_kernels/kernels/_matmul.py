@@ -61,13 +61,15 @@ class Epilogue(NamedTuple):
 
     A residual comes with the activation "none". `bias` is `[N]`, `residual` `[M, N]`, both in HBM.
     With a `norm` the rows are normalised instead of rounded; blocks have all columns then, and all
-    of K.
+    of K. `before` `[M, N]` in HBM gets `product + bias`, rounded, of which the activation is then;
+    blocks have all of K.
     """
 
     bias: nl.NkiTensor | None
     residual: nl.NkiTensor | None
     activation: str
     norm: RowNorm | None = None
+    before: nl.NkiTensor | None = None
 
 
 class Part(NamedTuple):
@@ -518,18 +520,22 @@ def _block_by_chunks(
         count = min(pmax, rows - start)
         other = added[start // pmax]
         tile = _new_tile(out, then, count, cols)
+        before = None if then.before is None else _new_tile(out, then, count, cols)
         for left in range(0, cols, fmax):
             bank = banks[start // pmax * across + left // fmax]
             width = bank.shape[1]
             multiply_chunks(bank, data.tiles[0], start, weights.tiles[0], left, turn, depth)
-            apply_epilogue(
-                tile[:, left : left + width],
+            own = None if other is not None else _part(bias, count, left, width)
+            part = tile[:, left : left + width]
+            _evict(
+                part,
+                _part(before, count, left, width),
                 bank,
-                None if other is not None else _part(bias, count, left, width),
+                own,
                 _part(other, count, left, width),
-                then.activation,
+                then,
             )
-        _finish_tile(out, row + start, col, tile, then)
+        _finish_tile(out, row + start, col, tile, before, then)
 
 
 def product_of_tile(
@@ -578,6 +584,7 @@ def _block(
         own = _part(bias, count, done, cols - done)
         added = _load_added(then, row + start, col + done, own, count, cols - done)
         tile = _new_tile(out, then, count, cols - done)
+        before = None if then.before is None else _new_tile(out, then, count, cols - done)
         for left in range(done, cols, nl.tile_size.psum_bank_fmax):
             width = min(nl.tile_size.psum_bank_fmax, cols - left)
             bank = nl.ndarray((count, width), dtype=nl.float32, buffer=nl.psum)
@@ -589,14 +596,18 @@ def _block(
                 left % weights.step,
                 depth,
             )
-            apply_epilogue(
-                tile[:, left - done : left - done + width],
+            own = None if added is not None else _part(bias, count, left, width)
+            place = left - done
+            part = tile[:, place : place + width]
+            _evict(
+                part,
+                _part(before, count, place, width),
                 bank,
-                None if added is not None else _part(bias, count, left, width),
-                _part(added, count, left - done, width),
-                then.activation,
+                own,
+                _part(added, count, place, width),
+                then,
             )
-        _finish_tile(out, row + start, col + done, tile, then)
+        _finish_tile(out, row + start, col + done, tile, before, then)
 
 
 def _new_tile(out: nl.NkiTensor, then: Epilogue, rows: int, cols: int) -> nl.NkiTensor:
@@ -605,12 +616,37 @@ def _new_tile(out: nl.NkiTensor, then: Epilogue, rows: int, cols: int) -> nl.Nki
     return nl.ndarray((rows, cols), dtype=dtype, buffer=nl.sbuf)
 
 
-def _finish_tile(out: nl.NkiTensor, row: int, col: int, tile: nl.NkiTensor, then: Epilogue) -> None:
+def _evict(
+    dst: nl.NkiTensor,
+    before: nl.NkiTensor | None,
+    bank: nl.NkiTensor,
+    bias: nl.NkiTensor | None,
+    added: nl.NkiTensor | None,
+    then: Epilogue,
+) -> None:
+    """A bank of products to `dst`, and what the activation is of to `before`, both in SBUF."""
+    if before is None:
+        apply_epilogue(dst, bank, bias, added, then.activation)
+    else:
+        apply_epilogue(before, bank, bias, None, "none")
+        activate(dst, before, then.activation)
+
+
+def _finish_tile(
+    out: nl.NkiTensor,
+    row: int,
+    col: int,
+    tile: nl.NkiTensor,
+    before: nl.NkiTensor | None,
+    then: Epilogue,
+) -> None:
+    rows, cols = tile.shape
     if then.norm is not None:
         normalise(then.norm, out, row, tile)
     else:
-        rows, cols = tile.shape
         nisa.dma_copy(dst=out[row : row + rows, col : col + cols], src=tile)
+    if then.before is not None:
+        nisa.dma_copy(dst=then.before[row : row + rows, col : col + cols], src=before)
 
 
 def _load_added(

@@ -25,7 +25,7 @@ shares: Any = load_module(Path(registry.__file__).parent / "kernels" / "_cores.p
 _INEXACT = {
     *("bmm", "column_sum", "convolution", "cross_entropy", "gated_mlp", "grouped_mm"),
     *("grouped_mm_weight_gradient", "layer_norm_backward", "linear", "linear_layer_norm"),
-    "linear_weight_gradient",
+    *("linear_activation", "linear_weight_gradient"),
     *("norm_linear", "three_linears"),
     *("sdpa", "sdpa_backward"),
 }
