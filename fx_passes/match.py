@@ -132,7 +132,7 @@ class Matcher:
             return None
         return self._finish(node, found)
 
-    def _finish(self, root: fx.Node, found: _Found) -> GraphMatch | Reject:
+    def _finish(self, root: fx.Node, found: _Found) -> GraphMatch | Reject | None:
         results = [found.calls.get(result) for result in self._results]
         inside = set(found.calls.values())
         if self._whole and (parts := _result_count(root)):
@@ -143,6 +143,15 @@ class Matcher:
         if leak := _leak(inside, {r for r in results if r is not None}):
             return Reject(
                 f"kernel {self.kernel.name} would hide {leak.name}, which is used outside of it",
+                root,
+                self.kernel.name,
+                advice.HIDDEN,
+            )
+        if any(r is not None and r.users and inside.issuperset(r.users) for r in results[1:]):
+            return None  # a pattern without this result is the one that is there
+        if len(results) > 1 and (late := _needed_inside(inside)):
+            return Reject(
+                f"kernel {self.kernel.name} would need {late.name}, which is made of its results",
                 root,
                 self.kernel.name,
                 advice.HIDDEN,
@@ -282,6 +291,23 @@ def _leak(inside: set[fx.Node], results: set[fx.Node]) -> fx.Node | None:
             continue
         if is_compute(node) or any(_depends_on_compute(a, inside) for a in node.all_input_nodes):
             return node
+    return None
+
+
+def _needed_inside(inside: set[fx.Node]) -> fx.Node | None:
+    """A node outside of the match that it reads, and that depends on what it computes."""
+    first = min(inside)
+    reads = [n for node in inside for n in node.all_input_nodes if n not in inside]
+    seen: set[fx.Node] = set()
+    for start in dict.fromkeys(reads):
+        waiting = [start]
+        while waiting:
+            node = waiting.pop()
+            if node in inside:
+                return start
+            if node not in seen and not node < first:
+                seen.add(node)
+                waiting.extend(node.all_input_nodes)
     return None
 
 

@@ -1,6 +1,8 @@
 """A product keeps the leading dimensions of the tensor that was flattened for it.
 
 view(linear(view(x, [-1, K]), w))        linear(x, w)
+view(linear(view(x, [R, K]), w), [B, S, N]) linear(view(x, [B, S, K]), w), where the view of x merges
+                                         the dimensions of K too (the heads of attention)
 """
 
 from __future__ import annotations
@@ -23,8 +25,13 @@ def _widen(node: fx.Node) -> None:
     x = flat.args[0]
     assert isinstance(x, fx.Node)
     width = val(flat).shape[-1]
-    if val(flat).ndim != 2 or val(x).ndim < 2 or not same_number(val(x).shape[-1], width):
+    if val(flat).ndim != 2 or val(x).ndim < 2:
         return
+    if not same_number(val(x).shape[-1], width):
+        split = _split(node, x, width)
+        if split is None:
+            return
+        x = split
     shape = (*val(x).shape[:-1], val(node).shape[-1])
     views = [user for user in node.users if _is_view_to(user, shape)]
     if not views:
@@ -37,6 +44,18 @@ def _widen(node: fx.Node) -> None:
         replace(node, insert_call(node, aten.view.default, (wide, sizes), value=node.meta["val"]))
     else:
         node.graph.erase_node(node)
+
+
+def _split(node: fx.Node, x: fx.Node, width: Any) -> fx.Node | None:
+    """`x[..., K]` with the leading dimensions of a view of the product, if there is one."""
+    columns = val(node).shape[-1]
+    if is_symbolic(width):
+        return None
+    for user in node.users:
+        shape = val(user).shape if user.target is aten.view.default else ()
+        if len(shape) > 2 and same_number(shape[-1], columns) and not any(map(is_symbolic, shape)):
+            return insert_call(node, aten.view.default, (x, [*shape[:-1], width]))
+    return None
 
 
 def _is_view_to(user: fx.Node, shape: Any) -> bool:

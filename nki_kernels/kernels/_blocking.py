@@ -86,7 +86,7 @@ def block_sizes(
     row_bytes = -(-depth // hw.partitions) * itemsize  # of one row, per partition
     all_rows, width = _up(rows, hw.partitions), _up(columns, bank)
     count = 1
-    few = rows * row_bytes <= half // 3
+    few = stay_in_sbuf(rows, depth, itemsize, hw)
     if width > _LARGEST_COLUMNS or width * row_bytes > half:
         # Few rows are kept for all columns, so that narrow blocks read nothing again.
         unit = next((u for u in _units(bank, few) if half // 2 // row_bytes >= u), 0)
@@ -99,6 +99,11 @@ def block_sizes(
     keep = count > 1 and few
     fitting = half // 4 // row_bytes // hw.partitions * hw.partitions
     return min(all_rows, max(fitting, hw.partitions), 512), width, depth, keep
+
+
+def stay_in_sbuf(rows: int, depth: int, itemsize: int, hw: Hardware) -> bool:
+    """Whether so many rows of K are few enough to be kept beside blocks of weights."""
+    return rows * -(-depth // hw.partitions) * itemsize <= hw.sbuf_partition_bytes // 6
 
 
 def _units(bank: int, few: bool) -> tuple[int, ...]:
@@ -120,8 +125,8 @@ def tile_columns(rows: int, columns: int, depth: int, itemsize: int, hw: Hardwar
     return width if block_depth >= depth else 0
 
 
-def part_sizes(rows: int, columns: int, cores: int) -> tuple[int, int]:
-    """Rows and columns of a core's part of a product."""
-    if shares_rows(rows, columns):
+def part_sizes(rows: int, columns: int, cores: int, by_rows: bool) -> tuple[int, int]:
+    """Rows and columns of a core's part of a product, where cores share its rows or columns."""
+    if by_rows:
         return -(-rows // cores), columns
     return rows, _up(-(-columns // cores), COLUMN_UNIT)

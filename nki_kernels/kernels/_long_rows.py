@@ -174,3 +174,15 @@ def scale_and_shift(
             data2=over_rows(bias[:, start:stop], part), op=nl.add, engine=nisa.engine.gpsimd,
         )  # fmt: skip
     return result
+
+
+def store_statistics(dst: nl.NkiTensor, per_row: nl.NkiTensor, rows: int, start: int) -> None:
+    """Values of rows `start ..` to `dst`, which has `rows` elements."""
+    partitions, run = per_row.shape
+    source = per_row
+    if dst.dtype != nl.float32:
+        source = nl.ndarray(per_row.shape, dtype=dst.dtype, buffer=nl.sbuf)
+        nisa.activation(dst=source, op=nl.copy, data=per_row)
+    flat = dst.reshape((rows,))
+    target = flat[start : start + partitions * run].reshape((partitions, run))
+    nisa.dma_copy(dst=target, src=source)

@@ -18,6 +18,7 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._blocking import COLUMN_UNIT, DMA, ONE_ROW, ROWS, shares_rows
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._row_norm import RowNorm, normalise
 
 # Bytes per partition of rows loaded before they are transposed: a DMA is efficient from 2 KiB per
 # partition on, and nothing is gained beyond a few times that.
@@ -27,6 +28,13 @@ _STAGING_BYTES = 16384
 # on trn1, where a DMA costs more, whatever is less than 1 MiB.
 _PIECE_BYTES = 384 * 1024
 _PIECE_BYTES_GEN2 = 1024 * 1024
+# The first products of a program are those of up to four tiles of 128 rows and two banks of
+# columns, all eight banks of PSUM; two tiles take less time than the loads of the columns.
+_FIRST_BANKS = 2
+_FIRST_ROWS = 256
+# Of K, which each bank of them gets when the others are done with: more time than the bank takes to
+# be evicted.
+_LAST_CHUNKS = 3
 
 
 class MatmulOperand(NamedTuple):
@@ -52,11 +60,16 @@ class Epilogue(NamedTuple):
     """What is applied to a product before rounding: `activation(product + bias) + residual`.
 
     A residual comes with the activation "none". `bias` is `[N]`, `residual` `[M, N]`, both in HBM.
+    With a `norm` the rows are normalised instead of rounded; blocks have all columns then, and all
+    of K. `before` `[M, N]` in HBM gets `product + bias`, rounded, of which the activation is then;
+    blocks have all of K.
     """
 
     bias: nl.NkiTensor | None
     residual: nl.NkiTensor | None
     activation: str
+    norm: RowNorm | None = None
+    before: nl.NkiTensor | None = None
 
 
 class Part(NamedTuple):
@@ -70,7 +83,12 @@ class Part(NamedTuple):
 
 def own_part(rows: int, columns: int, cores: int) -> Part:
     """This program's part, where `cores` share the rows or the columns."""
-    if not shares_rows(rows, columns):
+    return part_of(rows, columns, shares_rows(rows, columns), cores)
+
+
+def part_of(rows: int, columns: int, by_rows: bool, cores: int) -> Part:
+    """The same where it is decided which."""
+    if not by_rows:
         col, end_col = share_of(columns, cores, COLUMN_UNIT)
         return Part(0, rows, col, end_col)
     row, end_row = share_of(rows, cores)
@@ -296,14 +314,21 @@ def multiply(
     depth: int,
 ) -> None:
     """`dst[rows, cols]` in PSUM: rows `row ..` of `x` times rows `col ..` of `w`, both in SBUF."""
+    multiply_chunks(dst, x, row, w, col, 0, depth)
+
+
+def multiply_chunks(
+    dst: nl.NkiTensor, x: nl.NkiTensor, row: int, w: nl.NkiTensor, col: int, k: int, end: int
+) -> None:
+    """The part of the same that indices `k .. end` of the contraction contribute."""
     pmax = nl.tile_size.pmax
     rows, cols = dst.shape
-    for chunk in range((depth + pmax - 1) // pmax):
-        part = min(pmax, depth - chunk * pmax)
+    for first in range(k, end, pmax):
+        part = min(pmax, end - first)
         nisa.nc_matmul(
             dst=dst,
-            stationary=x[0:part, chunk, row : row + rows],
-            moving=w[0:part, chunk, col : col + cols],
+            stationary=x[0:part, first // pmax, row : row + rows],
+            moving=w[0:part, first // pmax, col : col + cols],
         )
 
 
@@ -366,23 +391,46 @@ def product(
     blocks: Blocks,
     then: Epilogue,
     part: Part,
+    kept: list[Pieces],
 ) -> None:
-    """`out[M, N] = activation(x[M, K] @ w[N, K].T + bias[N]) + residual[M, N]`, a part of it."""
+    """`out[M, N] = activation(x[M, K] @ w[N, K].T + bias[N]) + residual[M, N]`, a part of it.
+
+    `kept`: blocks of rows of x that are in SBUF already, none at first; more are added where
+    `blocks.keep` says so.
+    """
     depth = w.segments[0].shape[1]
-    kept = []
     for col in range(part.col, part.end_col, blocks.columns):
         cols = min(blocks.columns, part.end_col - col)
+        rows = min(blocks.rows, part.end_row - part.row)
+        data = Pieces(rows, [])
+        weights = Pieces(piece_rows(w, depth, nl.tile_size.psum_bank_fmax), [])
+        chunked = len(kept) == 0 and depth <= blocks.depth and _starts_with_chunks(x, w, rows)
+        chunked = chunked and col == part.col
+        if then.norm is not None and cols > _FIRST_BANKS * nl.tile_size.psum_bank_fmax:
+            chunked = False  # rows are normalised as a whole
+        if chunked:
+            weights = Pieces(_FIRST_BANKS * nl.tile_size.psum_bank_fmax, [])
+            _load_chunks(data, weights, x, part.row, w, (col, min(weights.step, cols)))
         bias = None
         if then.bias is not None:
             bias = load_broadcast(then.bias, col, cols, min(nl.tile_size.pmax, out.shape[0]))
-        weights = Pieces(piece_rows(w, depth, nl.tile_size.psum_bank_fmax), [])
+        if chunked:
+            load_pieces(weights, w, col + weights.step, cols - weights.step, depth)
         for row in range(part.row, part.end_row, blocks.rows):
             rows = min(blocks.rows, part.end_row - row)
             if depth > blocks.depth:
                 _deep_block(out, row, rows, col, cols, x, w, blocks.depth, bias, then)
                 continue
             first = row == part.row
-            if col == part.col or not blocks.keep:
+            if first and chunked:
+                done = min(weights.step, cols)
+                _block_by_chunks(out, (row, rows), (col, done), data, weights, depth, bias, then)
+                _block(out, (row, rows), (col, cols), data, weights, depth, bias, then, done)
+                if blocks.keep:
+                    kept.append(data)
+                continue
+            number = (row - part.row) // blocks.rows
+            if number >= len(kept):
                 data = Pieces(piece_rows(x, depth, nl.tile_size.pmax), [])
                 # The first product of all reads one piece of x and one of w.
                 head = min(rows, data.step) if first else rows
@@ -393,10 +441,101 @@ def product(
                 if blocks.keep:
                     kept.append(data)
             else:
-                data = kept[(row - part.row) // blocks.rows]
+                data = kept[number]
                 if first:
                     load_pieces(weights, w, col, cols, depth)
             _block(out, (row, rows), (col, cols), data, weights, depth, bias, then)
+
+
+def _starts_with_chunks(x: MatmulOperand, w: MatmulOperand, rows: int) -> bool:
+    """Whether the first block is multiplied chunk by chunk of K, as they arrive: TensorE waits for
+    the first of them alone. Few rows take less time than the loads of their weights, which are
+    better done with by columns; what TensorE transposes needs banks of its own.
+    """
+    return rows > _FIRST_ROWS and x.layout != ROWS and w.layout != ROWS
+
+
+def _load_chunks(
+    data: Pieces,
+    weights: Pieces,
+    x: MatmulOperand,
+    row: int,
+    w: MatmulOperand,
+    col_range: tuple[int, int],
+) -> None:
+    """All rows of `data` and the first columns of `weights`, chunks of K of both in turn."""
+    pmax = nl.tile_size.pmax
+    depth = w.segments[0].shape[1]
+    col, cols = col_range
+    shape = (min(depth, pmax), (depth + pmax - 1) // pmax)
+    data.tiles.append(nl.ndarray(shape + (data.step,), dtype=x.segments[0].dtype, buffer=nl.sbuf))
+    weights.tiles.append(nl.ndarray(shape + (cols,), dtype=w.segments[0].dtype, buffer=nl.sbuf))
+    most = piece_rows(w, max(data.step, cols), pmax)
+    k = 0
+    while k < depth:
+        ks = min(pmax if k == 0 else most, depth - k)
+        chunks = (ks + pmax - 1) // pmax
+        fill_operand(data.tiles[0][:, nl.ds(k // pmax, chunks), :], x, row, k, ks)
+        fill_operand(weights.tiles[0][:, nl.ds(k // pmax, chunks), :], w, col, k, ks)
+        k = k + ks
+
+
+def _block_by_chunks(
+    out: nl.NkiTensor,
+    row_range: tuple[int, int],
+    col_range: tuple[int, int],
+    data: Pieces,
+    weights: Pieces,
+    depth: int,
+    bias: nl.NkiTensor | None,
+    then: Epilogue,
+) -> None:
+    """A block whose products are in all banks at a time: first chunk by chunk, as loads arrive,
+    then bank by bank, so that banks are done one after another.
+    """
+    pmax = nl.tile_size.pmax
+    fmax = nl.tile_size.psum_bank_fmax
+    row, rows = row_range
+    col, cols = col_range
+    banks = []
+    for start in range(0, rows, pmax):
+        for left in range(0, cols, fmax):
+            shape = (min(pmax, rows - start), min(fmax, cols - left))
+            banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
+    across = (cols + fmax - 1) // fmax
+    chunks = (depth + pmax - 1) // pmax
+    turn = max(0, chunks - max(chunks // 4, _LAST_CHUNKS)) * pmax
+    added = []  # before GpSimd has more to do
+    for start in range(0, rows, pmax):
+        count = min(pmax, rows - start)
+        own = _part(bias, count, 0, cols)
+        added.append(_load_added(then, row + start, col, own, count, cols))
+    for k in range(0, turn, pmax):
+        for number in range(len(banks)):
+            start, left = number // across * pmax, number % across * fmax
+            multiply_chunks(
+                banks[number], data.tiles[0], start, weights.tiles[0], left, k, k + pmax
+            )
+    for start in range(0, rows, pmax):
+        count = min(pmax, rows - start)
+        other = added[start // pmax]
+        tile = _new_tile(out, then, count, cols)
+        before = None if then.before is None else _new_tile(out, then, count, cols)
+        for left in range(0, cols, fmax):
+            bank = banks[start // pmax * across + left // fmax]
+            width = bank.shape[1]
+            multiply_chunks(bank, data.tiles[0], start, weights.tiles[0], left, turn, depth)
+            own = None if other is not None else _part(bias, count, left, width)
+            part = tile[:, left : left + width]
+            _evict(
+                part,
+                _part(before, count, left, width),
+                bank,
+                own,
+                _part(other, count, left, width),
+                then,
+            )
+        _finish_tile(out, row + start, col, tile, before, then)
 
 
 def product_of_tile(
@@ -431,18 +570,22 @@ def _block(
     depth: int,
     bias: nl.NkiTensor | None,
     then: Epilogue,
+    done: int = 0,
 ) -> None:
     """One block, `(first, count)` of rows and columns, whose whole contraction is in SBUF: row
-    tiles are finished straight from PSUM.
+    tiles are finished straight from PSUM. `done` columns are there already.
     """
     row, rows = row_range
     col, cols = col_range
+    if done == cols:
+        return
     for start in range(0, rows, nl.tile_size.pmax):
         count = min(nl.tile_size.pmax, rows - start)
-        target = out[row + start : row + start + count, col : col + cols]
-        added = _load_residual(then, row + start, count, col, cols)
-        tile = nl.ndarray((count, cols), dtype=out.dtype, buffer=nl.sbuf)
-        for left in range(0, cols, nl.tile_size.psum_bank_fmax):
+        own = _part(bias, count, done, cols - done)
+        added = _load_added(then, row + start, col + done, own, count, cols - done)
+        tile = _new_tile(out, then, count, cols - done)
+        before = None if then.before is None else _new_tile(out, then, count, cols - done)
+        for left in range(done, cols, nl.tile_size.psum_bank_fmax):
             width = min(nl.tile_size.psum_bank_fmax, cols - left)
             bank = nl.ndarray((count, width), dtype=nl.float32, buffer=nl.psum)
             multiply(
@@ -453,22 +596,74 @@ def _block(
                 left % weights.step,
                 depth,
             )
-            apply_epilogue(
-                tile[:, left : left + width],
+            own = None if added is not None else _part(bias, count, left, width)
+            place = left - done
+            part = tile[:, place : place + width]
+            _evict(
+                part,
+                _part(before, count, place, width),
                 bank,
-                _part(bias, count, left, width),
-                _part(added, count, left, width),
-                then.activation,
+                own,
+                _part(added, count, place, width),
+                then,
             )
-        nisa.dma_copy(dst=target, src=tile)
+        _finish_tile(out, row + start, col + done, tile, before, then)
 
 
-def _load_residual(then: Epilogue, row: int, rows: int, col: int, cols: int) -> nl.NkiTensor | None:
+def _new_tile(out: nl.NkiTensor, then: Epilogue, rows: int, cols: int) -> nl.NkiTensor:
+    """Rows of the result, or of what is normalised, which is not rounded before."""
+    dtype = out.dtype if then.norm is None else nl.float32
+    return nl.ndarray((rows, cols), dtype=dtype, buffer=nl.sbuf)
+
+
+def _evict(
+    dst: nl.NkiTensor,
+    before: nl.NkiTensor | None,
+    bank: nl.NkiTensor,
+    bias: nl.NkiTensor | None,
+    added: nl.NkiTensor | None,
+    then: Epilogue,
+) -> None:
+    """A bank of products to `dst`, and what the activation is of to `before`, both in SBUF."""
+    if before is None:
+        apply_epilogue(dst, bank, bias, added, then.activation)
+    else:
+        apply_epilogue(before, bank, bias, None, "none")
+        activate(dst, before, then.activation)
+
+
+def _finish_tile(
+    out: nl.NkiTensor,
+    row: int,
+    col: int,
+    tile: nl.NkiTensor,
+    before: nl.NkiTensor | None,
+    then: Epilogue,
+) -> None:
+    rows, cols = tile.shape
+    if then.norm is not None:
+        normalise(then.norm, out, row, tile)
+    else:
+        nisa.dma_copy(dst=out[row : row + rows, col : col + cols], src=tile)
+    if then.before is not None:
+        nisa.dma_copy(dst=then.before[row : row + rows, col : col + cols], src=before)
+
+
+def _load_added(
+    then: Epilogue, row: int, col: int, bias: nl.NkiTensor | None, rows: int, cols: int
+) -> nl.NkiTensor | None:
+    """`[rows, cols]`: the residual, if there is one, plus the bias of its columns. By GpSimd, which
+    has nothing else to do.
+    """
     if then.residual is None:
         return None
     tile = nl.ndarray((rows, cols), dtype=then.residual.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=then.residual[row : row + rows, col : col + cols])
-    return tile
+    if bias is None:
+        return tile
+    added = nl.ndarray((rows, cols), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=added, data1=tile, data2=bias, op=nl.add, engine=nisa.engine.gpsimd)
+    return added
 
 
 def _deep_block(
@@ -506,8 +701,10 @@ def _deep_block(
     for tile in range(tiles):
         first = row + tile * pmax
         count = min(pmax, rows - tile * pmax)
-        added = _load_residual(then, first, count, col, cols)
+        own = _part(bias, count, 0, cols)
+        added = _load_added(then, first, col, own, count, cols)
         result = nl.ndarray((count, cols), dtype=out.dtype, buffer=nl.sbuf)
         total = sums[0:count, tile, :]
-        apply_epilogue(result, total, _part(bias, count, 0, cols), added, then.activation)
+        own = None if added is not None else own
+        apply_epilogue(result, total, own, added, then.activation)
         nisa.dma_copy(dst=out[first : first + count, col : col + cols], src=result)

@@ -24,6 +24,7 @@ from trnx.nki_kernels.kernels._blocking import (
     leading_dims_merge,
     operand_layout,
     part_sizes,
+    shares_rows,
 )
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._matmul import (
@@ -83,6 +84,7 @@ def bmm_kernel(
                 Blocks(block_rows, block_columns, block_depth, keep),
                 Epilogue(None, None, "none"),
                 part,
+                [],
             )
         return out
     for first in range(start, end, group):
@@ -160,7 +162,10 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     group = _group(-(-batch // hw.cores), rows, columns, depth, itemsize, hw)
     # Odd batches that are few would leave a core idle for a long time.
     by_batch = group > 0 or batch % hw.cores == 0 or batch > _MANY
-    part_rows, part_columns = (rows, columns) if by_batch else part_sizes(rows, columns, hw.cores)
+    part_rows, part_columns = rows, columns
+    if not by_batch:
+        by_rows = shares_rows(rows, columns)
+        part_rows, part_columns = part_sizes(rows, columns, hw.cores, by_rows)
     constants = (
         *(operand_layout(b.a, hw), leading_dims_merge(b.a)),
         *(operand_layout(w, hw), leading_dims_merge(w)),

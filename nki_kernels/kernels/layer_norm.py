@@ -32,6 +32,7 @@ from trnx.nki_kernels.kernels._long_rows import (
     row_moments,
     scale_and_shift,
     shifted_sums,
+    store_statistics,
 )
 from trnx.nki_kernels.kernels._rows import (
     add_rows,
@@ -100,8 +101,8 @@ def layer_norm_kernel(
         result = nl.ndarray(data.shape, dtype=x.dtype, buffer=nl.sbuf)
         _scale_and_shift(result, centred, rstds, weights, biases)
         nisa.dma_copy(dst=rows_of(flat_out, done, partitions, run), src=result)
-        _store_statistics(mean, means, rows, done)
-        _store_statistics(rstd, rstds, rows, done)
+        store_statistics(mean, means, rows, done)
+        store_statistics(rstd, rstds, rows, done)
         done = done + partitions * run
     return out, mean, rstd
 
@@ -164,8 +165,8 @@ def _long_rows(
             moments = row_moments(data[i], parts[i], sums[i])
             rstds.append(inverse_deviations(moments, epsilon))
             shifts.append(negative_means(moments))
-            _store_statistics(statistics[0], moments[:, :, 0], rows, starts[i][0])
-            _store_statistics(statistics[1], rstds[i], rows, starts[i][0])
+            store_statistics(statistics[0], moments[:, :, 0], rows, starts[i][0])
+            store_statistics(statistics[1], rstds[i], rows, starts[i][0])
         i = step - 2 * lag
         if lag == 0:
             centred = centre(data[i], shifts[i])
@@ -211,17 +212,6 @@ def _scale_and_shift(
         scaled = nl.ndarray(centred.shape, dtype=nl.float32, buffer=nl.sbuf)
         scale_rows(scaled, centred, rstds, weights)
         nisa.tensor_tensor(dst=dst, data1=scaled, data2=over_rows(biases, centred), op=nl.add)
-
-
-def _store_statistics(dst: nl.NkiTensor, per_row: nl.NkiTensor, rows: int, start: int) -> None:
-    partitions, run = per_row.shape
-    source = per_row
-    if dst.dtype != nl.float32:
-        source = nl.ndarray(per_row.shape, dtype=dst.dtype, buffer=nl.sbuf)
-        nisa.activation(dst=source, op=nl.copy, data=per_row)
-    flat = dst.reshape((rows,))
-    target = flat[start : start + partitions * run].reshape((partitions, run))
-    nisa.dma_copy(dst=target, src=source)
 
 
 def _stats_in_float32(b: Bindings) -> bool:

@@ -18,13 +18,13 @@ import nki.language as nl
 import torch
 import torch.nn.functional as F
 
-from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._activations import ACTIVATIONS
 from trnx.nki_kernels.kernels._blocking import (
     block_sizes,
     leading_dims_merge,
     operand_layout,
     part_sizes,
+    shares_rows,
 )
 from trnx.nki_kernels.kernels._matmul import (
     Blocks,
@@ -34,6 +34,7 @@ from trnx.nki_kernels.kernels._matmul import (
     product,
     segments_of,
 )
+from trnx.nki_kernels.kernels._projections import reject_linear
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -74,6 +75,7 @@ def linear_kernel(
         Blocks(block_rows, block_columns, block_depth, keep),
         Epilogue(bias, residual, activation),
         own_part(rows, weight.shape[0], cores),
+        [],
     )
     return out
 
@@ -81,31 +83,14 @@ def linear_kernel(
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """Any sizes but zero; one dtype for all; bias and residual of the shape of the result."""
     del hw
-    operands = {"weight": b.weight, "bias": b.bias, "residual": b.residual}
-    if reject := reject_dtypes(b, "x"):
-        return reject
-    for name, spec in operands.items():
-        if spec is not None and spec.dtype != b.x.dtype:
-            return Reject(f"{name} is {spec.dtype} but x is {b.x.dtype}; one dtype is needed")
-    if b.x.ndim < 1 or b.weight.ndim != 2:
-        return Reject(f"x has {b.x.ndim} and weight has {b.weight.ndim} dimensions, not >= 1 and 2")
-    if b.x.shape[-1] != b.weight.shape[1]:
-        return Reject(f"x{b.x.shape} and weight{b.weight.shape} differ in their last dimension")
-    if b.x.numel == 0 or b.weight.numel == 0:
-        return Reject(f"an empty product: x{b.x.shape}, weight{b.weight.shape}")
-    result = (*b.x.shape[:-1], b.weight.shape[0])
-    ones = (1,) * (0 if b.bias is None else min(b.bias.ndim, len(result)) - 1)
-    if b.bias is not None and b.bias.shape != (*ones, b.weight.shape[0]):
-        return Reject(f"bias has shape {b.bias.shape}, not ({b.weight.shape[0]},)")
-    if b.residual is not None and b.residual.shape != result:
-        return Reject(f"the added tensor has shape {b.residual.shape}, the product {result}")
-    return None
+    return reject_linear(b)
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The layouts that the strides of x and weight allow, and the block sizes."""
     rows, depth = b.x.numel // b.x.shape[-1], b.x.shape[-1]
-    part = part_sizes(rows, b.weight.shape[0], hw.cores)
+    columns = b.weight.shape[0]
+    part = part_sizes(rows, columns, hw.cores, shares_rows(rows, columns))
     blocks = block_sizes(*part, depth, b.x.dtype.itemsize, hw)
     layouts = (operand_layout(b.x, hw), leading_dims_merge(b.x), operand_layout(b.weight, hw))
     names = ("x", "weight", "bias", "residual", "activation")
@@ -186,6 +171,13 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         values(66, 64, dtype=torch.bfloat16),
     )
     yield sample("blocks of columns", values(70, 768), values(2100, 768), bias=values(2100))
+    more = {"bias": values(1100), "residual": values(300, 1100)}
+    yield sample("three tiles of rows", values(300, 650), values(1100, 650), **more)
+    case = (values(700, 300), values(1030, 300))
+    yield sample("more rows than a block", *case, bias=values(1030), activation="gelu")
+    yield sample("many rows, K = 1", values(400, 1), values(70, 1))
+    case = (values(3, 140, 520, dtype=torch.bfloat16)[:, 1:], transposed(520, 90).bfloat16())
+    yield sample("many rows that do not merge", *case)
     yield sample("deep K", values(130, 8200), values(20, 8200), bias=values(20))
 
 

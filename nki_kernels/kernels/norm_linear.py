@@ -38,6 +38,14 @@ from trnx.nki_kernels.kernels._matmul import (
     segments_of,
 )
 from trnx.nki_kernels.kernels._norm_columns import centred, columns_of, scaled
+from trnx.nki_kernels.kernels._projections import (
+    BIASES,
+    WEIGHTS,
+    biases_of,
+    project,
+    reject_projections,
+    weights_of,
+)
 from trnx.nki_kernels.kernels._rows import offset_vector
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
@@ -47,10 +55,8 @@ from trnx.simulator.hardware import Hardware
 aten = torch.ops.aten
 _rms_norm = torch.ops.trnx.rms_norm.default
 _MOST_ROWS = 128
-_WEIGHTS = ("weight", "weight_1", "weight_2")
-_BIASES = ("bias", "bias_1", "bias_2")
 _HOW = ("offset", "rounds", "centres", "activation")
-_ONE = dict.fromkeys((*_WEIGHTS[1:], *_BIASES[1:]))
+_ONE = dict.fromkeys((*WEIGHTS[1:], *BIASES[1:]))
 # What an RMS norm is.
 _RMS = {"norm_bias": None, "normalized_shape": None, "centres": False}
 # What a layer norm is.
@@ -128,38 +134,18 @@ def norm_linear_kernel(
     return outs[0], outs[1], outs[2]
 
 
-def _weights(b: Bindings) -> list[Any]:
-    return [b[name] for name in _WEIGHTS if b[name] is not None]
-
-
-def _biases(b: Bindings) -> list[Any]:
-    """One for each weight, None where there is none."""
-    return [b[name] for name in _BIASES[: len(_weights(b))]]
-
-
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """Up to 128 rows, K as far as the norm and a block of weights fit in SBUF, one dtype."""
     if reject := reject_dtypes(b, "x", "norm_weight", "norm_bias"):
         return reject
-    weights = _weights(b)
-    for spec in (*weights, *_biases(b)):
-        if spec is not None and spec.dtype != b.x.dtype:
-            return Reject(f"a weight is {spec.dtype} but x is {b.x.dtype}; one dtype is needed")
-    if b.x.ndim == 0 or any(spec.ndim != 2 for spec in weights):
-        return Reject(f"x{b.x.shape} has no rows, or a weight is no matrix")
-    if b.x.numel == 0 or any(spec.numel == 0 for spec in weights):
-        return Reject(f"an empty product: x{b.x.shape}")
+    if reject := reject_projections(b):
+        return reject
     depth = b.x.shape[-1]
-    if any(spec.shape[1] != depth for spec in weights):
-        return Reject(f"x{b.x.shape} and a weight differ in their last dimension")
     for name, vector in (("norm_weight", b.norm_weight), ("norm_bias", b.norm_bias)):
         if vector is not None and vector.shape != (depth,):
             return Reject(f"{name}{vector.shape} is not the last dimension of x{b.x.shape}")
     if b.normalized_shape is not None and list(b.normalized_shape) != [depth]:
         return Reject(f"a norm over {b.normalized_shape}, not over the last dimension alone")
-    for spec, bias in zip(weights, _biases(b), strict=True):
-        if bias is not None and bias.shape != (spec.shape[0],):
-            return Reject(f"a bias has shape {bias.shape}, not ({spec.shape[0]},)")
     rows = b.x.numel // depth
     if rows > _MOST_ROWS:
         return Reject(f"{rows} rows; more than {_MOST_ROWS} are normalised faster by themselves")
@@ -182,7 +168,7 @@ def _norm_bytes(b: Bindings, hw: Hardware) -> int:
 def _block_columns(b: Bindings, hw: Hardware) -> tuple[int, ...]:
     """Columns of a block of each weight, 0 where K is too deep for one."""
     rows, depth, itemsize = b.x.numel // b.x.shape[-1], b.x.shape[-1], b.x.dtype.itemsize
-    return tuple(tile_columns(rows, w.shape[0], depth, itemsize, hw) for w in _weights(b))
+    return tuple(tile_columns(rows, w.shape[0], depth, itemsize, hw) for w in weights_of(b))
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
@@ -191,8 +177,8 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         COLUMNS if spec is None else operand_layout(spec, hw)
         for spec in (b.norm_weight, b.norm_bias)
     )
-    layouts = tuple(operand_layout(spec, hw) for spec in _weights(b))
-    names = ("x", "norm_weight", *_WEIGHTS, *_BIASES, "norm_bias", "eps", *_HOW)
+    layouts = tuple(operand_layout(spec, hw) for spec in weights_of(b))
+    names = ("x", "norm_weight", *WEIGHTS, *BIASES, "norm_bias", "eps", *_HOW)
     given = (operand_layout(b.x, hw), leading_dims_merge(b.x), vectors, layouts)
     return Launch.of(norm_linear_kernel, b, names, *given, _block_columns(b, hw))
 
@@ -201,8 +187,8 @@ def cost(b: Bindings) -> Cost:
     """Two FLOPs per multiply-add, four to six operations an element of x; all operands cross HBM
     once."""
     rows = b.x.numel // max(b.x.shape[-1], 1)
-    columns = sum(spec.shape[0] for spec in _weights(b))
-    tensors = (b.x, b.norm_weight, b.norm_bias, *_biases(b), *_weights(b))
+    columns = sum(spec.shape[0] for spec in weights_of(b))
+    tensors = (b.x, b.norm_weight, b.norm_bias, *biases_of(b), *weights_of(b))
     return Cost(
         matmul_flops=2 * b.x.numel * columns,
         vector_flops=(4 + 2 * b.centres) * b.x.numel + rows * columns,
@@ -238,8 +224,7 @@ def reference(
         normed = _rms_norm(x, norm_weight, eps, offset, rounds).float()
 
     def product(w: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
-        result = F.linear(normed, w.float(), None if added is None else added.float())
-        return ACTIVATIONS[activation](result).to(x.dtype)
+        return ACTIVATIONS[activation](project(normed, w, added)).to(x.dtype)
 
     pairs = ((weight, bias), (weight_1, bias_1), (weight_2, bias_2))
     results = tuple(product(w, added) for w, added in pairs if w is not None)
@@ -270,7 +255,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         x = torch.randn((*rows, depth), generator=generator).to(dtype)
         gamma = torch.randn(depth, generator=generator).to(dtype) if scaled else None
         weights = [matrix(count) for count in columns]
-        named = dict(zip(_WEIGHTS, [*weights, None, None], strict=False))
+        named = dict(zip(WEIGHTS, [*weights, None, None], strict=False))
         added = [torch.randn(n, generator=generator).to(dtype) if bias else None for n in columns]
         beta = torch.randn(depth, generator=generator).to(dtype) if scaled and centres else None
         # An element of the norm may round to either neighbour.
@@ -279,7 +264,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
             normed = aten.native_layer_norm.default(x, [depth], gamma, beta, 1e-6)[0].float().abs()
         spread = max(F.linear(normed, w.float().abs()).max().item() for w in weights)
         error = (1 + rounds) * torch.finfo(dtype).eps * spread
-        named |= zip(_BIASES, [*added, None, None], strict=False)
+        named |= zip(BIASES, [*added, None, None], strict=False)
         how = {"eps": 1e-6, "offset": offset, "rounds": rounds, "centres": centres}
         norm: dict[str, Any] = {"norm_weight": gamma, "norm_bias": beta}
         norm["normalized_shape"] = [depth] if centres else None
@@ -401,7 +386,7 @@ register(
         samples=samples,
         kernel=norm_linear_kernel,
         launch=launch,
-        strided=frozenset({"x", *_WEIGHTS}),
+        strided=frozenset({"x", *WEIGHTS}),
         fuses=True,
     )
 )

@@ -57,6 +57,16 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Any, ...]
         (torch.randn(2, 3, 6), W, B),
         [(aten.linear.default,)],
     ),
+    "flattened heads": (
+        lambda x, w, b, r: F.linear(x.transpose(1, 2).reshape(12, 6), w, b).view(4, 3, 5) + r,
+        (torch.randn(4, 3, 2, 3).transpose(1, 2), W, B, torch.randn(4, 3, 5)),
+        [
+            (aten.transpose.int, 1, 2),
+            (aten.view.default, [4, 3, 6]),
+            (aten.linear.default,),
+            (aten.add.Tensor,),
+        ],
+    ),
     "one matrix for a batch": (
         torch.matmul,
         (torch.randn(2, 6, 3).mT, torch.randn(6, 5)),

@@ -24,8 +24,9 @@ shares: Any = load_module(Path(registry.__file__).parent / "kernels" / "_cores.p
 # simulated, depend on their number of rows in the last bit.
 _INEXACT = {
     *("bmm", "column_sum", "convolution", "convolution_weight_gradient", "cross_entropy"),
-    *("gated_mlp", "grouped_mm"),
-    *("grouped_mm_weight_gradient", "layer_norm_backward", "linear", "norm_linear"),
+    *("gated_mlp", "grouped_mm", "grouped_mm_weight_gradient", "layer_norm_backward", "linear"),
+    *("linear_activation", "linear_layer_norm", "linear_weight_gradient", "norm_linear"),
+    *("three_linears",),
     *("sdpa", "sdpa_backward"),
 }
 

@@ -21,7 +21,7 @@ from trnx.nki_kernels.kernels.attention._decode import (
     score_piece,
     turn_piece,
 )
-from trnx.nki_kernels.kernels.attention._heads import column
+from trnx.nki_kernels.kernels.attention._heads import column, store_late
 from trnx.nki_kernels.kernels.attention._masks import CLAMP_FALSE, CLAMP_FLOAT
 
 # The sum of a row that attends to anything is at least 1; this keeps the others finite.
@@ -249,14 +249,6 @@ def _normalised(
     return Normalised(result, run)
 
 
-def _store_late(dst: nl.NkiTensor, src: nl.NkiTensor, final: bool) -> None:
-    """Store; `final`: from the queue of loads, which are done, so that nothing is ahead of it."""
-    if final and nisa.get_nc_version() != nisa.nc_version.gen2:
-        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync)
-    else:
-        nisa.dma_copy(dst=dst, src=src)
-
-
 def _store(p: DecodeProblem, outputs: DecodeOutputs, done: Normalised) -> None:
     """Turn and store the rows of a head."""
     width = done.result.shape[0]
@@ -267,7 +259,7 @@ def _store(p: DecodeProblem, outputs: DecodeOutputs, done: Normalised) -> None:
         )
     rounded = nl.ndarray(turned.shape, dtype=outputs.out.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=rounded, src=turned)
-    _store_late(outputs.out[done.run.batch, done.run.source], rounded, done.run.final)
+    store_late(outputs.out[done.run.batch, done.run.source], rounded, done.run.final)
 
 
 def decode_step(

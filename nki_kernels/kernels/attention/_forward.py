@@ -14,13 +14,15 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels.attention._heads import (
     column,
-    combine_keys,
+    combine_turned,
     load_blocks,
     load_packed,
     load_slotted,
     load_transposed,
     multiply_heads,
     new_weights,
+    store_late,
+    turn_weights,
 )
 from trnx.nki_kernels.kernels.attention._layout import (
     Chunk,
@@ -67,7 +69,7 @@ class Problem(NamedTuple):
 
 
 class KeyTile(NamedTuple):
-    """Keys `start .. start+size` of a chunk: transposed keys, and values by `combine_keys`."""
+    """Keys `start .. start+size` of a chunk: transposed keys, and values by `combine_turned`."""
 
     start: int
     size: int
@@ -115,7 +117,7 @@ class Scored(NamedTuple):
 
 
 class Weighted(NamedTuple):
-    """The weights of a tile of scores, padded for `combine_keys`, and the softmax so far."""
+    """The weights of a tile of scores, padded for `turn_weights`, and the softmax so far."""
 
     scored: Scored
     padded: nl.NkiTensor
@@ -123,15 +125,45 @@ class Weighted(NamedTuple):
     total: nl.NkiTensor
 
 
-class Pipeline(NamedTuple):
-    """Software pipeline of three stages: while TensorE computes the scores of a tile, VectorE and
-    ScalarE compute the weights of the tile before (`scored`), and those of the tile before that
-    (`weighted`) are multiplied by the values. `state` is that of the rows of `weighted` before this
-    tile, None where it is their first."""
+class Prepared(NamedTuple):
+    """Transposed queries, the rows from `row` of a chunk, and the keys that they meet next."""
 
+    queries: nl.NkiTensor
+    tile: KeyTile
+    chunk: Chunk
+    row: int
+    bias: nl.NkiTensor | None
+    last: bool
+
+
+class Turned(NamedTuple):
+    """A tile of weights, and the same transposed."""
+
+    weighted: Weighted
+    tiles: list[nl.NkiTensor]
+
+
+class Pipeline(NamedTuple):
+    """Software pipeline, a tile a stage: while the operands of a tile are transposed, TensorE
+    computes the scores of the tile before (`prepared`), VectorE and ScalarE the weights of the one
+    before that (`scored`), and the older ones are transposed (`weighted`) and multiplied by the
+    values (`turned`). So TensorE never waits for what it has just asked of another engine. `state`
+    is that of the rows of `turned` before this tile, None where it is their first."""
+
+    prepared: Prepared | None
     scored: Scored | None
     weighted: Weighted | None
+    turned: Turned | None
     state: State | None
+
+
+# Steps without a tile that empty the pipeline.
+STAGES = 4
+
+
+def empty_pipeline() -> Pipeline:
+    """Nothing is under way."""
+    return Pipeline(None, None, None, None, None)
 
 
 def load_keys(p: Problem, k: nl.NkiTensor, v: nl.NkiTensor, chunk: Chunk, start: int) -> KeyTile:
@@ -203,19 +235,11 @@ def _combined_max(negmax: nl.NkiTensor, old: nl.NkiTensor | None) -> nl.NkiTenso
     return both
 
 
-def _score(
-    p: Problem,
-    queries: nl.NkiTensor,
-    tile: KeyTile,
-    chunk: Chunk,
-    row: int,
-    bias: nl.NkiTensor | None,
-    last: bool,
-) -> Scored:
-    """One more tile of scores; `queries` is transposed, `row` its first row."""
-    cols = visible(p, row, queries.shape[2], tile.start, tile.size)
-    scores = multiply_heads(queries, tile.keys, chunk.pairs, p.group, cols, p.features)
-    return Scored(scores, bias, tile.values, chunk, row, tile.start, cols, last)
+def _score(p: Problem, t: Prepared) -> Scored:
+    """One more tile of scores."""
+    cols = visible(p, t.row, t.queries.shape[2], t.tile.start, t.tile.size)
+    scores = multiply_heads(t.queries, t.tile.keys, t.chunk.pairs, p.group, cols, p.features)
+    return Scored(scores, t.bias, t.tile.values, t.chunk, t.row, t.tile.start, cols, t.last)
 
 
 def _weigh(p: Problem, dtype: str, s: Scored, oldmax: nl.NkiTensor | None) -> Weighted:
@@ -237,11 +261,12 @@ def _weigh(p: Problem, dtype: str, s: Scored, oldmax: nl.NkiTensor | None) -> We
     return Weighted(s, padded, negmax, total)
 
 
-def _finish(p: Problem, outputs: Outputs, w: Weighted, old: State | None) -> State | None:
+def _finish(p: Problem, outputs: Outputs, t: Turned, old: State | None) -> State | None:
     """The product with the values. Returns the state, None after the rows' last tile, which stores
     the result."""
+    w = t.weighted
     s = w.scored
-    product = combine_keys(w.padded, s.values, s.chunk.pairs, p.group, s.cols, p.keys)
+    product = combine_turned(t.tiles, s.values, s.chunk.pairs, p.group, s.cols, p.keys)
     if old is not None:
         state = _rescale(old, State(w.negmax, w.total, product))
     elif s.last:
@@ -256,18 +281,26 @@ def _finish(p: Problem, outputs: Outputs, w: Weighted, old: State | None) -> Sta
     return None
 
 
-def step(p: Problem, outputs: Outputs, pipeline: Pipeline, scored: Scored | None) -> Pipeline:
-    """Advance each stage by one tile; two steps with `scored` None drain the pipeline."""
+def step(p: Problem, outputs: Outputs, pipeline: Pipeline, prepared: Prepared | None) -> Pipeline:
+    """Advance each stage by one tile; `STAGES` steps with `prepared` None empty the pipeline."""
+    scored = None
+    if pipeline.prepared is not None:
+        scored = _score(p, pipeline.prepared)
     oldmax = None
     if pipeline.weighted is not None and not pipeline.weighted.scored.last:
         oldmax = pipeline.weighted.negmax
     weighted = None
     if pipeline.scored is not None:
         weighted = _weigh(p, outputs.out.dtype, pipeline.scored, oldmax)
-    state = None
+    turned = None
     if pipeline.weighted is not None:
-        state = _finish(p, outputs, pipeline.weighted, pipeline.state)
-    return Pipeline(scored, weighted, state)
+        w = pipeline.weighted
+        heads = w.scored.chunk.pairs
+        turned = Turned(w, turn_weights(w.padded, heads, w.scored.cols, p.keys))
+    state = None
+    if pipeline.turned is not None:
+        state = _finish(p, outputs, pipeline.turned, pipeline.state)
+    return Pipeline(prepared, scored, weighted, turned, state)
 
 
 def _rescale(old: State, new: State) -> State:
@@ -319,12 +352,14 @@ def _store_rows(p: Problem, outputs: Outputs, state: State, chunk: Chunk, row: i
     nisa.dma_copy(dst=head_rows(out, chunk, row, rows), src=split_heads(result, chunk))
     outputs.sums.append(RowSums(total, state, chunk, row))
     if len(outputs.sums) == _LOGS_TOGETHER:
-        store_logs(p, outputs)
+        store_logs(p, outputs, False)
 
 
-def store_logs(p: Problem, outputs: Outputs) -> None:
-    """Store the logarithms of all sums that are not stored yet."""
-    for s in outputs.sums:
+def store_logs(p: Problem, outputs: Outputs, final: bool) -> None:
+    """Store the logarithms of all sums that are not stored yet; the `final` ones from both queues,
+    since no loads follow."""
+    for number in range(len(outputs.sums)):
+        s = outputs.sums[number]
         logs = nl.ndarray(s.total.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.activation(dst=logs, op=nl.log, data=s.total)
         nisa.tensor_tensor(dst=logs, data1=logs, data2=s.state.negmax, op=nl.subtract)
@@ -341,7 +376,7 @@ def store_logs(p: Problem, outputs: Outputs) -> None:
         chunk = s.chunk
         end = s.row + logs.shape[0]
         target = heads_of(outputs.lse, chunk)[:, :, s.row : end].permute((2, 0, 1))
-        nisa.dma_copy(dst=target, src=split_heads(logs, chunk))
+        store_late(target, split_heads(logs, chunk), final and number % 2 == 1)
     for _ in range(len(outputs.sums)):
         outputs.sums.pop()
 
@@ -371,7 +406,7 @@ def bias_of(
     return tile
 
 
-def _score_tile(
+def _prepare(
     p: Problem,
     tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
     sources: Chunk,
@@ -382,8 +417,8 @@ def _score_tile(
     start: int,
     biases: Biases,
     last: bool,
-) -> Scored:
-    """`_score` with the keys from `start`, which are in `tiles` where keys are resident."""
+) -> Prepared:
+    """The keys from `start`, which are in `tiles` where keys are resident, for these queries."""
     if p.resident:
         tile = tiles[start // p.tile]
     else:
@@ -391,7 +426,7 @@ def _score_tile(
     rows = queries.shape[2]
     cols = visible(p, row, rows, start, tile.size)
     bias = bias_of(p, biases, chunk, row, rows, start, cols)
-    return _score(p, queries, tile, chunk, row, bias, last)
+    return Prepared(queries, tile, chunk, row, bias, last)
 
 
 def forward_chunk(
@@ -419,10 +454,10 @@ def forward_chunk(
             first = first_key(p.masks, row) // p.tile * p.tile
             for start in range(first, seen, p.tile):
                 last = start + p.tile >= seen
-                scored = _score_tile(
+                prepared = _prepare(
                     p, tensors, sources, tiles, queries, chunk, row, start, biases, last
                 )
-                pipeline = step(p, outputs, pipeline, scored)
+                pipeline = step(p, outputs, pipeline, prepared)
     return pipeline
 
 
@@ -451,5 +486,5 @@ def forward_pack(
         )
         bias = bias_of(p, biases, chunk, 0, rows, 0, visible(p, 0, rows, 0, cols))
         mine = queries[:, :, entry * rows : (entry + 1) * rows]
-        pipeline = step(p, outputs, pipeline, _score(p, mine, tile, chunk, 0, bias, True))
+        pipeline = step(p, outputs, pipeline, Prepared(mine, tile, chunk, 0, bias, True))
     return pipeline

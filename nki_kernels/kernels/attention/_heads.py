@@ -185,31 +185,54 @@ def new_weights(chunk: Chunk, rows: int, cols: int, keys: HeadLayout, dtype: str
     return tile
 
 
-def combine_keys(
-    weights: nl.NkiTensor,
+def turn_weights(
+    weights: nl.NkiTensor, heads: int, cols: int, keys: HeadLayout
+) -> list[nl.NkiTensor]:
+    """Weights (from `new_weights`), transposed for `combine_turned`: one slotted tile, or the full
+    blocks of 128 keys of all heads and the ragged ones, as far as there are any."""
+    rows = weights.shape[0]
+    if keys.slots > 1:
+        shape = (keys.partitions, groups_of(keys, heads), rows)
+        turned = nl.ndarray(shape, dtype=weights.dtype, buffer=nl.sbuf)
+        transpose_heads(turned, weights, keys)
+        return [turned]
+    pmax = nl.tile_size.pmax
+    full = cols // pmax
+    rest = cols % pmax
+    tiles = []
+    if full > 0:
+        whole = nl.ndarray((pmax, heads * full, rows), dtype=weights.dtype, buffer=nl.sbuf)
+        blocks = weights[:, :, 0 : full * pmax].reshape_dim(2, (full, pmax))
+        transpose_blocks(whole, blocks, keys.scalar)
+        tiles.append(whole)
+    if rest > 0:
+        ragged = nl.ndarray((rest, heads, rows), dtype=weights.dtype, buffer=nl.sbuf)
+        transpose_blocks(ragged, weights[:, :, full * pmax : cols].expand_dim(2), keys.scalar)
+        tiles.append(ragged)
+    return tiles
+
+
+def combine_turned(
+    turned: list[nl.NkiTensor],
     vectors: list[nl.NkiTensor],
     heads: int,
     group: int,
     cols: int,
     keys: HeadLayout,
 ) -> nl.NkiTensor:
-    """`[rows, heads, width]` in PSUM: weights (from `new_weights`) times the vectors of the keys.
+    """`[rows, heads, width]` in PSUM: weights (from `turn_weights`) times the vectors of the keys.
 
     `vectors` is one slotted tile where several heads share a group, else a tile
     `[keys, heads, width]` for each 128 keys.
     """
-    rows = weights.shape[0]
-    width = vectors[0].shape[2]
-    result = nl.ndarray((rows, heads, width), dtype=nl.float32, buffer=nl.psum)
+    shape = (turned[0].shape[2], heads, vectors[0].shape[2])
+    result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
     if keys.slots > 1:
-        shape = (keys.partitions, groups_of(keys, heads), rows)
-        turned = nl.ndarray(shape, dtype=weights.dtype, buffer=nl.sbuf)
-        transpose_heads(turned, weights, keys)
         for head in range(heads):
             start = head % keys.slots * keys.pitch
             matmul_slot(
                 result[:, head, :],
-                turned[start : start + cols, head // keys.slots, :],
+                turned[0][start : start + cols, head // keys.slots, :],
                 vectors[0][start : start + cols, head // keys.slots, :],
                 start,
                 keys,
@@ -218,27 +241,33 @@ def combine_keys(
     pmax = nl.tile_size.pmax
     full = cols // pmax
     rest = cols % pmax
-    if full > 0:
-        whole = nl.ndarray((pmax, heads * full, rows), dtype=weights.dtype, buffer=nl.sbuf)
-        blocks = weights[:, :, 0 : full * pmax].reshape_dim(2, (full, pmax))
-        transpose_blocks(whole, blocks, keys.scalar)
-    if rest > 0:
-        ragged = nl.ndarray((rest, heads, rows), dtype=weights.dtype, buffer=nl.sbuf)
-        transpose_blocks(ragged, weights[:, :, full * pmax : cols].expand_dim(2), keys.scalar)
     for head in range(heads):
         for block in range(full):
             nisa.nc_matmul(
                 dst=result[:, head, :],
-                stationary=whole[:, head * full + block, :],
+                stationary=turned[0][:, head * full + block, :],
                 moving=vectors[block][:, head // group, :],
             )
         if rest > 0:
             nisa.nc_matmul(
                 dst=result[:, head, :],
-                stationary=ragged[:, head, :],
+                stationary=turned[len(turned) - 1][:, head, :],
                 moving=vectors[full][0:rest, head // group, :],
             )
     return result
+
+
+def combine_keys(
+    weights: nl.NkiTensor,
+    vectors: list[nl.NkiTensor],
+    heads: int,
+    group: int,
+    cols: int,
+    keys: HeadLayout,
+) -> nl.NkiTensor:
+    """Both, one right after the other."""
+    turned = turn_weights(weights, heads, cols, keys)
+    return combine_turned(turned, vectors, heads, group, cols, keys)
 
 
 def load_blocks(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> list[nl.NkiTensor]:
@@ -249,6 +278,14 @@ def load_blocks(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> list[nl.N
         count = min(nl.tile_size.pmax, rows - start)
         tiles.append(load_heads(x, chunk, row + start, count, plain))
     return tiles
+
+
+def store_late(dst: nl.NkiTensor, src: nl.NkiTensor, final: bool) -> None:
+    """Store; `final`: from the queue of loads, which are done, so that nothing is ahead of it."""
+    if final and nisa.get_nc_version() != nisa.nc_version.gen2:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync)
+    else:
+        nisa.dma_copy(dst=dst, src=src)
 
 
 def column(vector: nl.NkiTensor, cols: int) -> nl.NkiTensor:

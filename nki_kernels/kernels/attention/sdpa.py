@@ -30,10 +30,11 @@ from trnx.nki_kernels.kernels.attention._decode_softmax import (
     store_decode_logs,
 )
 from trnx.nki_kernels.kernels.attention._forward import (
+    STAGES,
     Biases,
     Outputs,
-    Pipeline,
     Problem,
+    empty_pipeline,
     forward_chunk,
     forward_pack,
     step,
@@ -159,15 +160,15 @@ def _attend(
     head_chunks = chunks_of(q.shape[0], heads, group, most, max(features.slots, keys.slots))
     packs = packs_of(head_chunks, q.shape[0], q.shape[2], depth, group)
     tensors = (q, k, v)
-    pipeline = Pipeline(None, None, None)
+    pipeline = empty_pipeline()
     for pack in packs:
         pipeline = forward_pack(problem, tensors, outputs, pack, biases, pipeline)
     if len(packs) == 0:
         for pair in head_chunks:
             pipeline = forward_chunk(problem, tensors, outputs, pair[0], pair[1], biases, pipeline)
-    pipeline = step(problem, outputs, pipeline, None)
-    step(problem, outputs, pipeline, None)
-    store_logs(problem, outputs)
+    for _ in range(STAGES):
+        pipeline = step(problem, outputs, pipeline, None)
+    store_logs(problem, outputs, True)
 
 
 @nki.jit
