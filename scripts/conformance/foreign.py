@@ -52,6 +52,15 @@ _FALSE = re.compile(r"^(?:E\s+)?(AssertionError|AssertionError: .*)$", re.MULTIL
 _NEWER = re.compile(r"needs trn3 \(NeuronCore-v4\)")
 _MISSING = re.compile(r"(ModuleNotFoundError|ImportError): (.*)")
 _PYTEST = "import sys\nimport pytest\nsys.exit(pytest.main(sys.argv[1:]))\n"
+# Kernels of files with TestCases may be called test_..., which pytest would take for tests.
+_UNITTEST = """\
+import os
+import sys
+import unittest
+sys.path.insert(0, os.getcwd())
+unittest.main(module=None, argv=["unittest", "-f", sys.argv[-1].removesuffix(".py")])
+"""
+_CASES = re.compile(r"^class \w+\((unittest\.)?TestCase\)", re.MULTILINE)
 # End of a file's path -> why its result is no fault of the simulator or of `trnx migrate`.
 KNOWN: dict[str, str] = {
     "test_nki_isa_activation.py": "a bfloat16 result is compared within 1e-5; bfloat16 has 8 bits",
@@ -88,11 +97,12 @@ def run(file: Path, root: Path, seconds: int) -> tuple[bool, str]:
 
 
 def _run_for(target: str, file: Path, root: Path, seconds: int) -> tuple[bool, str]:
-    tests = _TESTS.search(file.read_text(errors="replace"))
-    launcher = root / "run_pytest.py"
-    launcher.write_text(_PYTEST)
+    text = file.read_text(errors="replace")
+    has_cases, tests = _CASES.search(text), _TESTS.search(text)
+    launcher = root / "run_tests.py"
+    launcher.write_text(_UNITTEST if has_cases else _PYTEST)
     options = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "-W", "ignore", "--tb=short"]
-    script = [str(launcher), "--", *options, file.name] if tests else [file.name]
+    script = [str(launcher), "--", *options, file.name] if has_cases or tests else [file.name]
     path = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])
     try:
         done = subprocess.run(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _KERNEL = re.compile(r"^def kernel\(", re.MULTILINE)
@@ -29,24 +30,37 @@ assert np.max(_errors) < {tolerance}, _errors
 """
 
 
-def write_cases(checkouts: Path, folder: Path) -> None:
-    """Write a file to `folder` for each kernel in `checkouts` whose operator has a reference."""
+@dataclass(frozen=True)
+class Case:
+    """A kernel, with the file of its operator's inputs and reference."""
+
+    name: str
+    operator: str
+    kernel: Path
+    reference: Path
+
+
+def cases(checkouts: Path) -> Iterator[Case]:
+    """All kernels in `checkouts` whose operator has a reference."""
     references = {
-        re.split(r"_[A-Z]+\d", path.name)[0]: path
-        for path in sorted(checkouts.glob("*/NKIBench/reference/*.py"))
+        _operator(path): path for path in sorted(checkouts.glob("*/NKIBench/reference/*.py"))
     }
-    for name, operator, kernel in _kernels(checkouts):
-        text = kernel.read_text(errors="replace")
-        if operator in references and _KERNEL.search(text):
-            compared = _COMPARED.format(tolerance=_TOLERANCE.get(operator, 2e-5))
-            parts = (references[operator].read_text(errors="replace"), text, compared)
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{name}.py").write_text("\n".join(parts))
+    found = [(_operator(path), path) for path in checkouts.glob("*/NKIBench/kernels/*.py")]
+    found += [(path.parts[-3], path) for path in checkouts.glob("*/workspaces/*/runs/*.py")]
+    for operator, path in sorted(found):
+        if operator in references and _KERNEL.search(path.read_text(errors="replace")):
+            yield Case(path.stem, operator, path, references[operator])
 
 
-def _kernels(checkouts: Path) -> Iterator[tuple[str, str, Path]]:
-    """Name of the case, operator and file of every kernel."""
-    for path in sorted(checkouts.glob("*/NKIBench/kernels/*.py")):
-        yield path.stem, re.split(r"_[A-Z]+\d", path.name)[0], path
-    for path in sorted(checkouts.glob("*/workspaces/*/runs/*.py")):
-        yield path.stem, path.parts[-3], path
+def _operator(path: Path) -> str:
+    """`rope_single_freq_apply_B1_H64_0.py` -> rope_single_freq_apply."""
+    return re.split(r"_[A-Z]+\d", path.name)[0]
+
+
+def write_cases(checkouts: Path, folder: Path) -> None:
+    """Write a file to `folder` for each case, which compares its values."""
+    for case in cases(checkouts):
+        compared = _COMPARED.format(tolerance=_TOLERANCE.get(case.operator, 2e-5))
+        texts = (path.read_text(errors="replace") for path in (case.reference, case.kernel))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{case.name}.py").write_text("\n".join((*texts, compared)))

@@ -175,7 +175,8 @@ def _trace_here(
         tensors = _returned_tensors(returned, function, simulator)
         _check_arguments(arguments, simulator)
         program = _program(simulator, function, arguments, tensors)
-        results = results_of(tensors, arguments, isinstance(returned, NkiTensor))
+        is_single = isinstance(returned, NkiTensor)
+        results = results_of(tensors, arguments, is_single, options.makes_numpy)
         found = None
         if options.values:
             arguments.write_back()
