@@ -22,6 +22,7 @@ CHECKS = frozenset(
         "dtype",
         "engine",
         "gather-index",
+        "kernel-purity",
         "kernel-subset",
         "launch-grid",
         "legality",

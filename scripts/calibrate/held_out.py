@@ -6,7 +6,8 @@ on a device (the chip is trn1 unless named), the first value in the history of t
 ones relax because times fluctuate, with the kernel as it was then; and limits of the Stanford CS149
 course, divided by what they allow above its own kernel. `C-III`:
 expected times in tests of aws-neuron/nki-library (trn2; picoseconds by inference). `C-IV`: device
-times that Jerry2423/kda-for-trainium recorded on trn2; its p50 is half of the profiled time
+times that Jerry2423/kda-for-trainium recorded on trn2, compiled with `--disable-dge`
+(adapter/nkibench_case.py); its p50 is half of the profiled time
 (inferred there from raw engine times), so the values here are twice its own.
 
 Kernels are our own, written from the descriptions: where theirs does something cleverer, the
@@ -34,7 +35,8 @@ class HeldOut:
     `kernel` is of `held_out_*.py`, or "registry:" and a kernel's name with its bindings.
     `quantity` is "total" or "tensor" (TensorE's busy time). Where nothing says how the kernel works
     (`is_described` false) the error is printed, but it judges our guess and not the model; `sets`
-    names the constants that were taken from a point, which judges nothing then.
+    names the constants that were taken from a point, which judges nothing then. `is_static`: it was
+    compiled with `--disable-dge`, descriptors are written ahead.
     """
 
     name: str
@@ -49,6 +51,7 @@ class HeldOut:
     quantity: str = "total"
     is_described: bool = True
     sets: str = ""
+    is_static: bool = False
 
     @property
     def judges(self) -> bool:
@@ -68,7 +71,9 @@ F32, BF16, F16, F8 = "float32", "bfloat16", "float16", "float8_e5m2"
 
 
 def _kda(name: str, what: str, ms: float, kernel: str, *arguments: Any) -> HeldOut:
-    return HeldOut(name, "trn2", what, 2e6 * ms, kernel, arguments, _KDA, has_preamble=False)
+    return HeldOut(
+        name, "trn2", what, 2e6 * ms, kernel, arguments, _KDA, has_preamble=False, is_static=True
+    )
 
 
 def _pool(
@@ -267,7 +272,7 @@ HELD_OUT = (
          (F32, (2048, 4096)), (F32, (2048, 10944)), 16, 3),
     HeldOut("C-IV lora", "trn2", "4096 x 5120 x 12288, rank 128, fp32: TensorE", 27.67e6, "lora",
             (_X, _W, (F32, (5120, 128)), (F32, (128, 12288)), 4), _KDA, has_preamble=False,
-            quantity="tensor"),
+            quantity="tensor", is_static=True),
     _kda("C-IV rope", "128 x 2^18 fp32, halves apart, tiles of 2048", 0.9445, "rope_halves",
          *_ROPE, 2048),
     _kda("C-IV rope", "packed, tiles of 2048", 0.7801, "rope_packed", *_ROPE, 2048),

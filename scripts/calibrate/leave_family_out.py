@@ -52,19 +52,12 @@ WITHOUT = {
     ),
 }
 
-# (name, a part of what) of a point beyond a factor of two -> its cause.
+# (name, a part of what) of a point beyond a factor of two -> its cause, which a published number
+# shows. A guess is no cause.
 EXPLAINED: dict[tuple[str, str], str] = {
     ("C-III mlp_tkg", "[1, 4096]"): (
         "its 25.6 us are less than the start of the NEFF that other families of two cores have, 28 "
         "us and more"
-    ),
-    ("C-II resize_nearest", "(1, 30"): (
-        "4484 transfers of one row each take 146 ns, a sixteenth of 2.3 us, as if an engine waited "
-        "for each; no published figure says what a transfer of one row costs an engine of trn1"
-    ),
-    ("C-II conv2d", "32 x 16, 3 x 3 float16"): (
-        "both dtypes take 41 to 42 us more than predicted, which no other family of one core does: "
-        "what the start of a NEFF, or the p99 of 20 runs, adds there is not published"
     ),
 }
 

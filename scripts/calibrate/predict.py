@@ -60,6 +60,8 @@ def predict(point: HeldOut, without: Without | None = None) -> float:
     """Predicted ns; `without` replaces what the point's family set."""
     chip = hardware(point.target)
     constants = timing(chip)
+    if point.is_static:
+        constants = dataclasses.replace(constants, dma_issue_ns=constants.dma_static_issue_ns)
     if without is not None:
         chip = dataclasses.replace(chip, **without.hardware)
         constants = dataclasses.replace(constants, **without.constants)

@@ -4,8 +4,9 @@
 
 `FOLDER` has checkouts of repositories with NKI kernels, one a sub-folder: aws-neuron-sdk,
 nki-samples, older commits of both. Every Python file that imports NKI and does something is run in
-a scratch copy with the simulator; where that fails, in a copy of which every file went
-through `trnx migrate`. What became of a file:
+a scratch copy with the simulator, on trn2 or, where it needs it, trn3; where that fails, in a copy
+of which every file went through `trnx migrate`. With AccelOpt's `NKIBench` in `FOLDER`, its kernels
+and those of kda-for-trainium run too (`nki_bench.py`). What became of a file:
 
 * as it is, migrated: it ended with status 0. Where the file itself compares values (an assertion,
   `allclose`, a printed comparison), these were right; else it "has no reference";
@@ -33,6 +34,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from nki_bench import write_cases
+
 from trnx.migration.migrate import migrate
 from trnx.simulator.errors import TrnxError
 
@@ -46,8 +49,18 @@ _NAMED = re.compile(
 )
 _DIFFERS = re.compile(r"\bdiffer\b|do not match|matches\? False|not equal to tolerance|Mismatched")
 _FALSE = re.compile(r"^(?:E\s+)?(AssertionError|AssertionError: .*)$", re.MULTILINE)
+_NEWER = re.compile(r"needs trn3 \(NeuronCore-v4\)")
 _MISSING = re.compile(r"(ModuleNotFoundError|ImportError): (.*)")
 _PYTEST = "import sys\nimport pytest\nsys.exit(pytest.main(sys.argv[1:]))\n"
+# Kernels of files with TestCases may be called test_..., which pytest would take for tests.
+_UNITTEST = """\
+import os
+import sys
+import unittest
+sys.path.insert(0, os.getcwd())
+unittest.main(module=None, argv=["unittest", "-f", sys.argv[-1].removesuffix(".py")])
+"""
+_CASES = re.compile(r"^class \w+\((unittest\.)?TestCase\)", re.MULTILINE)
 # End of a file's path -> why its result is no fault of the simulator or of `trnx migrate`.
 KNOWN: dict[str, str] = {
     "test_nki_isa_activation.py": "a bfloat16 result is compared within 1e-5; bfloat16 has 8 bits",
@@ -77,15 +90,23 @@ def has_reference(file: Path) -> bool:
 
 def run(file: Path, root: Path, seconds: int) -> tuple[bool, str]:
     """Run one file with `trnx sim`: whether it ended with status 0, and what it printed."""
-    tests = _TESTS.search(file.read_text(errors="replace"))
-    launcher = root / "run_pytest.py"
-    launcher.write_text(_PYTEST)
+    is_done, output = _run_for("trn2", file, root, seconds)
+    if not is_done and _NEWER.search(output):
+        return _run_for("trn3", file, root, seconds)
+    return is_done, output
+
+
+def _run_for(target: str, file: Path, root: Path, seconds: int) -> tuple[bool, str]:
+    text = file.read_text(errors="replace")
+    has_cases, tests = _CASES.search(text), _TESTS.search(text)
+    launcher = root / "run_tests.py"
+    launcher.write_text(_UNITTEST if has_cases else _PYTEST)
     options = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "-W", "ignore", "--tb=short"]
-    script = [str(launcher), "--", *options, file.name] if tests else [file.name]
+    script = [str(launcher), "--", *options, file.name] if has_cases or tests else [file.name]
     path = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "trnx.cli", "sim", *script],
+            [sys.executable, "-m", "trnx.cli", "sim", "--target", target, *script],
             cwd=file.parent, env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path},
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
             timeout=seconds, check=False,
@@ -120,15 +141,22 @@ def migrated(source: Path, destination: Path) -> None:
 
 def run_all(checkouts: Path, seconds: int, only: str) -> Iterator[Result]:
     """Results of all files, in order."""
-    for checkout in sorted(path for path in checkouts.iterdir() if path.is_dir()):
-        with tempfile.TemporaryDirectory(prefix="foreign_") as scratch:
-            old, new = Path(scratch) / "old" / checkout.name, Path(scratch) / "new" / checkout.name
-            shutil.copytree(checkout, old, ignore=shutil.ignore_patterns(".git", "__pycache__"))
-            migrated(checkout, new)
-            for file in sorted(old.rglob("*.py")):
-                name = f"{checkout.name}/{file.relative_to(old)}"
-                if only in name and is_run(file):
-                    yield _one(name, file, new / file.relative_to(old), (old, new), seconds)
+    with tempfile.TemporaryDirectory(prefix="foreign_cases_") as cases:
+        write_cases(checkouts, Path(cases) / "nki_bench")
+        for folder in (checkouts, Path(cases)):
+            for checkout in sorted(path for path in folder.iterdir() if path.is_dir()):
+                yield from _run_checkout(checkout, seconds, only)
+
+
+def _run_checkout(checkout: Path, seconds: int, only: str) -> Iterator[Result]:
+    with tempfile.TemporaryDirectory(prefix="foreign_") as scratch:
+        old, new = Path(scratch) / "old" / checkout.name, Path(scratch) / "new" / checkout.name
+        shutil.copytree(checkout, old, ignore=shutil.ignore_patterns(".git", "__pycache__"))
+        migrated(checkout, new)
+        for file in sorted(old.rglob("*.py")):
+            name = f"{checkout.name}/{file.relative_to(old)}"
+            if only in name and is_run(file):
+                yield _one(name, file, new / file.relative_to(old), (old, new), seconds)
 
 
 def _one(name: str, old: Path, new: Path, roots: tuple[Path, Path], seconds: int) -> Result:

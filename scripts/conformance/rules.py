@@ -14,6 +14,7 @@ Rows are in `rules/*.toml`, one file a family, in the order of the documentation
     accepted = "nisa.nc_matmul(p, a, a)"  # the nearest legal one
     grid = 2                              # programs of the launch, on trn2 and trn3
     values = true                         # only a run with values shows it
+    between = "KEPT[0] = 2"               # runs in their module between two calls with values
 
 Without `accepted`, the refused kernel is the legal one on the other generations. A row without
 `refused` has `why`, the reason for which no check can hold it, or `open`: a check is missing. What
@@ -117,6 +118,7 @@ class Row:
     accepted: str = ""
     grid: int | None = None
     values: bool = False
+    between: str = ""
     why: str = ""
     open: str = ""
 
@@ -192,13 +194,17 @@ def _source(setup: str, statement: str) -> tuple[str, int]:
 
 
 def _finding(file: Path, row: Row, target: str) -> Exception | None:
-    kernel = load_module(file).kernel
+    module = load_module(file)
+    kernel = module.kernel
     grid = row.grid if target != "trn1" else None  # its cores have no partners
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            if row.values:
+            if row.values or row.between:
                 simulate(kernel, target, grid)(torch.zeros(128, 512))
+                if row.between:
+                    exec(row.between, vars(module))
+                    simulate(kernel, target, grid)(torch.zeros(128, 512))
             else:
                 argument = TensorSpec.dense((128, 512), torch.float32)
                 trace(kernel, [argument], target=target, grid=grid)

@@ -49,12 +49,17 @@ def warning_of(checks: Collection[str]) -> Iterator[None]:
 
 
 def simulate(kernel: Any) -> Callable[..., Any]:
-    """`nki.simulate(kernel)(*args)`: numpy or torch in, the same kind out.
+    """`nki.simulate(kernel)(*args)`: numpy or torch in, the same kind out; numpy where no argument
+    is a tensor, as AWS's own gives (SDK/nki/guides/nki_simulator.rst, How It Works).
 
     Tensors that the kernel writes into are changed in place.
     """
     options = TraceOptions(
-        chosen_target(kernel), values=True, passing=Passing.dense, warn=_WARN.get()
+        chosen_target(kernel),
+        values=True,
+        passing=Passing.dense,
+        warn=_WARN.get(),
+        makes_numpy=True,
     )
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -41,8 +41,8 @@ class TraceOptions:
     """The parameters of `trace` and `simulate`, checked. Raises UnknownCheckError.
 
     `grid` is None where the kernel has its own (`kernel[2]`). With `stores_float32`, tensors of
-    floating point types below 32 bits are stored as float32. Equal options record alike, but for
-    the rank.
+    floating point types below 32 bits are stored as float32; with `makes_numpy`, a kernel without
+    tensors among its arguments returns numpy arrays. Equal options record alike, but for the rank.
     """
 
     target: str = DEFAULT_TARGET
@@ -53,6 +53,7 @@ class TraceOptions:
     rank: Rank = field(default=SINGLE, compare=False)
     passing: Passing = Passing.as_given
     stores_float32: bool = False
+    makes_numpy: bool = False
 
     def __post_init__(self) -> None:
         if self.grid is not None:

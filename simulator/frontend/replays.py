@@ -10,13 +10,11 @@ Few Programs are kept, those that were called last: see `_MOST_BYTES` and `_MOST
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,10 +22,9 @@ import torch
 
 from trnx.simulator.errors import TrnxError
 from trnx.simulator.frontend.arguments import Passed, pass_array, pass_tensor
-from trnx.simulator.frontend.kernel import Kernel
+from trnx.simulator.frontend.reached import is_kernel_code, is_ours, reads_of
 from trnx.simulator.frontend.results import Results
 from trnx.simulator.frontend.tile_operators import Op
-from trnx.simulator.frontend.twins import IN_TWIN
 from trnx.simulator.isa.mx import is_older_rule
 from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.program.observer import observers
@@ -101,6 +98,15 @@ def _sizes(replays: Collection[Replay]) -> int:
 REPLAYS = Replays()
 
 
+def key_of(args: tuple[Any, ...], kwargs: dict[str, Any], is_dense: bool) -> Hashable:
+    """Equal for arguments that a kernel cannot tell apart; None where nobody could tell."""
+    reader = _Reader(is_dense)
+    try:
+        return reader.key(args), reader.key(kwargs)
+    except (_OpenError, TrnxError, TypeError, ValueError):
+        return None
+
+
 def signature_of(
     function: Callable[..., Any],
     options: Hashable,
@@ -154,57 +160,16 @@ def _constant(value: Any) -> Hashable:
     if isinstance(value, float | np.generic):
         # 0.0 and -0.0 are equal, and NaN is not equal to itself.
         return type(value), repr(value)
-    if isinstance(value, _BY_VALUE) or (isinstance(value, FunctionType) and _is_ours(value)):
+    if isinstance(value, _BY_VALUE) or (isinstance(value, FunctionType) and is_ours(value)):
         return type(value), value
     raise _OpenError
 
 
-def _is_ours(found: Any) -> bool:
-    return str(found.__module__).startswith("trnx.simulator")
-
-
 def _reached(function: Callable[..., Any]) -> Iterator[Hashable]:
     """The code and the constants that a kernel reaches by its globals, defaults and closures."""
-    seen: set[Any] = set()
-    pending: list[Any] = [function]
     reader = _Reader(is_dense=False)
-    while pending:
-        value = pending.pop()
-        found = inspect.unwrap(value.function if isinstance(value, Kernel) else value)
-        if isinstance(found, FunctionType | type) and not _is_ours(found):
-            if found not in seen:
-                seen.add(found)
-                yield found
-                pending += _parts_of(found)
-        else:
-            yield reader.key(found)
+    yield function
+    for _, name, value in reads_of(function):
+        yield name, value if is_kernel_code(value) else reader.key(value)
     if reader.passed:
         raise _OpenError
-
-
-def _parts_of(found: FunctionType | type) -> Iterator[Any]:
-    """What a function or class of kernels reaches directly."""
-    if isinstance(found, type):
-        members = [getattr(member, "__func__", member) for member in vars(found).values()]
-        yield from (member for member in members if isinstance(member, (FunctionType, *_PLAIN)))
-        return
-    yield from (found.__defaults__, found.__kwdefaults__)
-    yield from (cell.cell_contents for cell in found.__closure__ or ())
-    scope, names = found.__globals__, _names_in(found.__code__)
-    for name in names:
-        if name not in scope:
-            continue
-        value = scope[name]
-        yield value
-        if isinstance(value, ModuleType) and IN_TWIN in vars(value):
-            yield from (vars(value)[inner] for inner in names if inner in vars(value))
-
-
-@functools.lru_cache(maxsize=1024)
-def _names_in(code: CodeType) -> tuple[str, ...]:
-    """Names of globals and attributes in a function and those within it, in order."""
-    names = dict.fromkeys(code.co_names)
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            names.update(dict.fromkeys(_names_in(inner)))
-    return tuple(names)

@@ -47,8 +47,12 @@ class Results:
         return to_numpy(value, result.dtype) if self.is_numpy else value
 
 
-def results_of(returned: tuple[NkiTensor, ...], arguments: Arguments, is_single: bool) -> Results:
-    """What the tensors that a kernel returned are for its caller."""
+def results_of(
+    returned: tuple[NkiTensor, ...], arguments: Arguments, is_single: bool, makes_numpy: bool
+) -> Results:
+    """What the tensors that a kernel returned are for its caller; `makes_numpy` is for one that
+    passed none.
+    """
     storages = [tensor.storage for tensor in (*arguments.tensors, *returned)]
     found = []
     for tensor in returned:
@@ -56,4 +60,5 @@ def results_of(returned: tuple[NkiTensor, ...], arguments: Arguments, is_single:
         is_whole = tensor.is_contiguous() and tensor.size == tensor.storage.pitch
         is_copied = not is_whole or storages.count(tensor.storage) > 1
         found.append(Result(next(same, -1), tensor.dtype, is_copied))
-    return Results(tuple(found), is_single, arguments.is_first_numpy)
+    is_numpy = arguments.is_first_numpy or (makes_numpy and not arguments.passed)
+    return Results(tuple(found), is_single, is_numpy)

@@ -23,7 +23,8 @@ from trnx.simulator.findings import Findings
 from trnx.simulator.frontend.arguments import Arguments
 from trnx.simulator.frontend.kernel import Kernel
 from trnx.simulator.frontend.options import Grid, Passing, TraceOptions
-from trnx.simulator.frontend.replays import REPLAYS, Replay, signature_of
+from trnx.simulator.frontend.purity import PURITY, Reads
+from trnx.simulator.frontend.replays import REPLAYS, Replay, key_of, signature_of
 from trnx.simulator.frontend.results import Results, results_of
 from trnx.simulator.frontend.simulator import Simulator
 from trnx.simulator.frontend.subset import cached_findings, defined_at
@@ -156,8 +157,10 @@ def _trace_here(
     function, sizes, is_kernel = _resolve(kernel, options)
     findings = Findings(options.strict, options.warn)
     _check_grid(function, sizes, hardware(options.target), findings)
+    reads = Reads()
     if is_kernel:
-        for finding in cached_findings(function):
+        reads = _reads(function, args, kwargs, options)
+        for finding in (*cached_findings(function), *reads.stale):
             findings.report(finding)
     with torch.inference_mode(False), torch.no_grad(), FullPrecision():
         simulator = Simulator(options, sizes, findings)
@@ -172,15 +175,30 @@ def _trace_here(
         tensors = _returned_tensors(returned, function, simulator)
         _check_arguments(arguments, simulator)
         program = _program(simulator, function, arguments, tensors)
-        results = results_of(tensors, arguments, isinstance(returned, NkiTensor))
+        is_single = isinstance(returned, NkiTensor)
+        results = results_of(tensors, arguments, is_single, options.makes_numpy)
         found = None
         if options.values:
             arguments.write_back()
             # The tensors' own memory, as a Program binds other memory when it runs.
             found = results.of([t.torch_view().detach() for t in tensors], arguments.result)
         simulator.forget()
+        reads.keep()
         is_repeatable = _is_repeatable(simulator, findings)
         return Run(program, results, found, tuple(arguments.names), is_repeatable)
+
+
+def _reads(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: TraceOptions,
+) -> Reads:
+    """What a call of somebody's own reads; regions are compiled anew for each graph."""
+    given = key_of(args, kwargs, options.passing is Passing.dense)
+    if not options.values or options.passing is Passing.borrowed or given is None:
+        return Reads()
+    return PURITY.reads(function, (options.target, options.grid, given))
 
 
 def _is_repeatable(simulator: Simulator, findings: Findings) -> bool:

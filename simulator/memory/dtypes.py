@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - numpy knows its types by name then, which are those of NKI
 import torch
 from torch import dtype as TorchDType
 

@@ -49,6 +49,15 @@ class Lifetime(NamedTuple):
     last: tuple[int, ...]
 
 
+class Changed(NamedTuple):
+    """Numbers of the source lines whose instructions the compiler's passes changed: copies that are
+    not made, tiles that get copies of their own.
+    """
+
+    copies: tuple[int, ...] = ()
+    rewritten: tuple[int, ...] = ()
+
+
 def queue_name(queue: int, has_cores: bool) -> str:
     """ "tensor", or "core 1 tensor" where there are several cores."""
     core, index = divmod(queue, COUNT)
@@ -66,8 +75,8 @@ class Schedule:
 
     `cause` is the position that it waited for last (-1: none), `reason` a `Wait`. `queue` is
     core * 8 + the index in QUEUES. `skipped` counts positions that were not simulated one by one;
-    `assumptions` names what the prediction takes for granted, `rewritten` the numbers of the source
-    lines whose tiles it gives copies of their own.
+    `assumptions` names what the prediction takes for granted, `changed` the source lines that the
+    compiler is taken to change.
     """
 
     order: array[int]
@@ -76,7 +85,7 @@ class Schedule:
     cost_of: array[int]
     lifetimes: Sequence[Lifetime] = ()
     assumptions: tuple[str, ...] = ()
-    rewritten: tuple[int, ...] = ()
+    changed: Changed = field(default_factory=Changed)
     throttled_ps: int = 0
     skipped: int = 0
     start: array[int] = field(init=False)

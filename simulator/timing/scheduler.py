@@ -6,21 +6,25 @@ The same Program gives the same times on any machine: integers in a fixed order.
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from trnx.simulator.costs.constants import Timing, timing
-from trnx.simulator.costs.cost import COUNT
+from trnx.simulator.costs.cost import COUNT, Cost
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.program.instruction_table import InstructionTable
+from trnx.simulator.timing.compiler import USUAL, Pass
 from trnx.simulator.timing.dependencies import Dependencies
+from trnx.simulator.timing.forwarded_copies import forwarded
 from trnx.simulator.timing.machine import Machine
 from trnx.simulator.timing.model import CostModel
 from trnx.simulator.timing.order import interleaved, unroll
+from trnx.simulator.timing.reordered import Reordered, reordered
 from trnx.simulator.timing.rewritten_tiles import as_written, rewritten
-from trnx.simulator.timing.schedule import Schedule
+from trnx.simulator.timing.schedule import Changed, Schedule
 from trnx.simulator.timing.steady_state import SteadyState, signatures
 
 # Programs below this are simulated one by one: looking for repetition would cost more.
@@ -34,45 +38,118 @@ def schedule(
     constants: Timing | None = None,
     unknown_trips: int = 1,
     skips: bool = True,
-    rewrites: bool = True,
+    passes: Collection[Pass] = USUAL,
 ) -> Schedule:
     """Simulate the instructions of `rows` on `hardware`.
 
     `constants` replaces those of the generation, `unknown_trips` is the count of loops that only a
     run knows, `skips=False` simulates repetitions one by one, too (the times are the same).
-    `rewrites=False` takes the kernel in program order, without what the compiler does to tiles that
-    are written anew (see `rewritten_tiles`).
+    `passes` are those of the compiler; `PROGRAM_ORDER` has none.
     """
     numbers = constants or timing(hardware)
     order, assumptions = unroll(rows, unknown_trips)
-    fresh, order, lines = (rewritten if rewrites else as_written)(rows, order)
-    costs, of_row = CostModel(hardware, rows, numbers).table()
-    cost_of = _taken(of_row, order, "I", np.uint32)
-    own = np.array([cost.queue for cost in costs], np.uint16)
-    core = _taken(rows.core, order, "B", np.uint8)
-    queues = (
-        np.frombuffer(core, np.uint8).astype(np.uint16) * COUNT
-        + own[np.frombuffer(cost_of, np.uint32)]
-        if order
-        else np.zeros(0, np.uint16)
-    )
-    queue = array("H", queues.astype(np.uint16).tobytes())
-    graph = Dependencies(rows, order, queue, costs, cost_of, hardware, fresh)
-    permutation = interleaved(core)
-    if permutation is not None:
-        graph.renumber(permutation)
-        order = _taken(order, permutation, "I", np.uint32)
-        cost_of = _taken(cost_of, permutation, "I", np.uint32)
-        queue = _taken(queue, permutation, "H", np.uint16)
-    result = Schedule(order, queue, costs, cost_of, graph.lifetimes, assumptions, lines)
-    machine = Machine(hardware, numbers, graph, result)
-    if skips and len(order) >= _SMALL:
-        machine.run(SteadyState(machine, signatures(graph, result)))
-    else:
-        machine.run()
+    compiled = _compiled(rows, order, passes)
+    costs, of_row = CostModel(hardware, compiled.rows, numbers).table()
+    plain = _Run.of(compiled.rows, compiled.order, compiled.fresh, costs, of_row)
+    machine = _Runner(hardware, numbers, costs, assumptions, compiled.changed, skips)
+    result = machine.simulated(plain)
+    if Pass.reorder in passes:
+        each = [costs[i] for i in plain.cost_of]
+        moved = reordered(*plain[:3], plain.queue, each, hardware, numbers)
+        if moved is not None:
+            # What helps nothing is left as it is.
+            other = machine.simulated(plain.reordered(moved))
+            result = min(result, other, key=lambda one: one.total_ps)
     return result
 
 
-def _taken(column: array[int], order: array[int], code: str, kind: type) -> array[int]:
-    values: npt.NDArray[Any] = np.frombuffer(column, kind)[np.frombuffer(order, np.uint32)]
-    return array(code, values.tobytes())
+class _Run(NamedTuple):
+    """Instructions, their order, the operands that begin a copy of a tile, and of each position the
+    number of its cost and its queue.
+    """
+
+    rows: InstructionTable
+    order: array[int]
+    fresh: array[int]
+    cost_of: array[int]
+    queue: array[int]
+
+    @classmethod
+    def of(
+        cls,
+        rows: InstructionTable,
+        order: array[int],
+        fresh: array[int],
+        costs: Sequence[Cost],
+        of_row: array[int],
+    ) -> _Run:
+        """A run whose rows have these costs."""
+        cost_of = _taken(of_row, order)
+        own = np.array([cost.queue for cost in costs], np.uint16)
+        core = np.frombuffer(_taken(rows.core, order), np.uint8).astype(np.uint16)
+        queues = core * COUNT + own[np.frombuffer(cost_of, np.uint32)] if order else core
+        return cls(rows, order, fresh, cost_of, array("H", queues.astype(np.uint16).tobytes()))
+
+    def reordered(self, moved: Reordered) -> _Run:
+        """The same in another order, each copy of a tile with a storage of its own."""
+        columns = (_taken(one, moved.positions) for one in (self.order, self.cost_of, self.queue))
+        order, cost_of, queue = columns
+        fresh = array("B", bytes(len(moved.rows.storage)))
+        return _Run(moved.rows, order, fresh, cost_of, queue)
+
+
+class _Runner(NamedTuple):
+    """What all simulations of a Program have in common."""
+
+    hardware: Hardware
+    numbers: Timing
+    costs: Sequence[Cost]
+    assumptions: tuple[str, ...]
+    changed: Changed
+    skips: bool
+
+    def simulated(self, run: _Run) -> Schedule:
+        """When the instructions of a run start."""
+        rows, order, fresh, cost_of, queue = run
+        graph = Dependencies(rows, order, queue, self.costs, cost_of, self.hardware, fresh)
+        permutation = interleaved(_taken(rows.core, order))
+        if permutation is not None:
+            graph.renumber(permutation)
+            order, cost_of, queue = (_taken(one, permutation) for one in (order, cost_of, queue))
+        result = Schedule(
+            order, queue, self.costs, cost_of, graph.lifetimes, self.assumptions, self.changed
+        )
+        machine = Machine(self.hardware, self.numbers, graph, result)
+        if self.skips and len(order) >= _SMALL:
+            machine.run(SteadyState(machine, signatures(graph, result)))
+        else:
+            machine.run()
+        return result
+
+
+class _Compiled(NamedTuple):
+    """The instructions, a run of them, the operands that begin a copy of a tile, and the source
+    lines that passes changed.
+    """
+
+    rows: InstructionTable
+    order: array[int]
+    fresh: array[int]
+    changed: Changed
+
+
+def _compiled(rows: InstructionTable, order: array[int], passes: Collection[Pass]) -> _Compiled:
+    copies: tuple[int, ...] = ()
+    if Pass.forward_copies in passes:
+        rows, order, copies = forwarded(rows, order)
+    usual = as_written(rows, order)
+    found = rewritten(rows, order)
+    named = found if Pass.rename_tiles in passes else usual
+    order = found.order if Pass.drop_unread in passes else order
+    changed = Changed(copies, found.lines if passes else ())
+    return _Compiled(rows, order, named.fresh, changed)
+
+
+def _taken(column: array[int], order: array[int]) -> array[int]:
+    values: npt.NDArray[Any] = np.frombuffer(column, column.typecode)
+    return array(column.typecode, values[np.frombuffer(order, np.uint32)].tobytes())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trnx.simulator.errors import Location
 from trnx.simulator.memory.storage import MemoryRegion
 from trnx.simulator.timing.band import error_band
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from trnx.simulator.timing.profile import Profile
 
 _LINES = 10  # of the critical path in the text
-_REWRITTEN = 5  # lines that write a tile anew, in the text
+_REWRITTEN = 5  # lines that the compiler changes, in the text
+_WORTH_TELLING = 0.95  # of the total: what another order takes
 _REASONS = 3  # that a queue waits for, in the text
 _PARTS = 100  # stretches of time of `memory` in the data
 _WIDTH = 110
@@ -116,20 +118,35 @@ def _summary(profile: Profile) -> str:
     if profile.throttled_seconds:
         lines.append(f"TensorE's throttle costs {time_text(profile.throttled_seconds)}")
     lines += [f"assumed: {note}" for note in profile.assumptions]
-    if profile.rewritten:
-        lines.append(_rewritten_text(profile))
+    lines += _compiler_text(profile)
     return "\n".join(lines)
 
 
-def _rewritten_text(profile: Profile) -> str:
-    """What the compiler has to do for the predicted time."""
-    places = [str(place) for place in profile.rewritten]
-    more = f" and {len(places) - _REWRITTEN} more" if len(places) > _REWRITTEN else ""
-    return (
-        f"in program order: {time_text(profile.program_order_seconds)}. The prediction takes it "
-        "that the compiler gives each value of the tiles that are written anew at "
-        f"{', '.join(places[:_REWRITTEN])}{more} a copy; allocate a tile in each turn to be sure"
-    )
+def _compiler_text(profile: Profile) -> Iterator[str]:
+    """What the compiler has to do for the predicted time, and how much more it may do."""
+    if profile.rewritten:
+        yield (
+            f"in program order: {time_text(profile.program_order_seconds)}. The prediction takes "
+            "it that the compiler gives each value of the tiles that are written anew at "
+            f"{_places(profile.rewritten)} a copy; allocate a tile in each turn to be sure"
+        )
+    if profile.copied:
+        yield (
+            f"the copies at {_places(profile.copied)} are taken not to be made; give the "
+            "instruction before its `dst` to be sure"
+        )
+    reordered = profile.reordered_seconds
+    if reordered is not None and reordered < _WORTH_TELLING * profile.total_seconds:
+        yield (
+            f"the compiler may re-order it, down to {time_text(reordered)} (busiest queue: "
+            f"{time_text(profile.busiest_seconds)}): start what the next turn needs before this "
+            "turn's results are stored to be sure"
+        )
+
+
+def _places(found: Sequence[Location]) -> str:
+    more = f" and {len(found) - _REWRITTEN} more" if len(found) > _REWRITTEN else ""
+    return f"{', '.join(map(str, found[:_REWRITTEN]))}{more}"
 
 
 def _part(used: int, limit: int) -> str:
@@ -214,7 +231,10 @@ def profile_dict(profile: Profile) -> dict[str, Any]:
         "assumptions": list(profile.assumptions),
         "is_exact": profile.is_exact,
         "program_order_seconds": profile.program_order_seconds,
+        "reordered_seconds": profile.reordered_seconds,
+        "busiest_seconds": profile.busiest_seconds,
         "rewritten": [str(place) for place in profile.rewritten],
+        "copied": [str(place) for place in profile.copied],
     }
 
 

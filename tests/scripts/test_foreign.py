@@ -52,12 +52,25 @@ FILES = {
     "library.py": "import nki\n\nSIZE = 3\n",
 }
 
+_KERNEL = OLD[: OLD.index("\n\nif __name__")].replace("twice", "test_twice")
+_CASE = """
+
+class Twice(unittest.TestCase):
+    def test_values(self):
+        assert test_twice(np.ones((4, 3), np.float32)).sum() == EXPECTED
+"""
+_TEXT = "import unittest\n\n" + _KERNEL.replace("FACTOR", "2.0") + _CASE
+CASES = {
+    "cases.py": _TEXT.replace("EXPECTED", "24"),
+    "wrong_cases.py": _TEXT.replace("EXPECTED", "25"),
+}
+
 
 def _run(folder: Path, names: list[str]) -> tuple[int, dict[str, str]]:
     checkout = folder / "checkout"
     checkout.mkdir(parents=True)
     for name in names:
-        (checkout / name).write_text(FILES[name])
+        (checkout / name).write_text({**FILES, **CASES}[name])
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--checkouts", str(folder), "--seconds", "60", "--json"],
         capture_output=True,
@@ -86,3 +99,8 @@ def test_good_files_alone_hold_the_bar(tmp_path: Path) -> None:
     status, found = _run(tmp_path / "good", ["old.py", "new.py"])
     assert status == 0
     assert found["checkout/old.py"] == "migrated"
+
+
+def test_a_kernel_that_is_named_like_a_test_is_none(tmp_path: Path) -> None:
+    _, found = _run(tmp_path / "cases", list(CASES))
+    assert found == {"checkout/cases.py": "migrated", "checkout/wrong_cases.py": "wrong values"}

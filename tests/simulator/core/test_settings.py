@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -118,3 +119,14 @@ def test_breakpoint_works_on_every_core(
     x = torch.zeros(2, 3)
     trace(kernels.prints_and_stops, [x, "stops"], grid=2)
     assert stops == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"])
+def test_numpy_takes_dtypes_of_nki_before_any_kernel_ran(name: str) -> None:
+    code = (
+        "import numpy as np\n"
+        "from trnx.simulator.memory import dtypes\n"
+        f"print(np.ones((2, 3), dtype=dtypes.resolve({name!r})).itemsize)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["2" if name == "bfloat16" else "1"], done.stderr

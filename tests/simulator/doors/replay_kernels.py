@@ -29,6 +29,32 @@ def scaled(x, factor=1.0):
     return out
 
 
+class Options(nl.NKIObject):
+    factor: float = 2.0
+
+
+SETTINGS = {"factors": [4.0]}
+OPTIONS = Options(factor=2.0)
+
+
+def product_of(factors, initial=[1.0]):  # noqa: B006 - what the test changes
+    found = initial[0] * len(initial)
+    for factor in factors:
+        found = found * factor
+    return found
+
+
+@nki.jit
+def scaled_by_settings(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x)
+    factor = product_of(SETTINGS["factors"]) * OPTIONS.factor
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=factor)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
 @nki.jit
 def scaled_by(x, config):
     return scaled(x, config.factor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, trace
-from trnx.simulator.errors import FindingWarning, OutOfBoundsError
+from trnx.simulator.errors import FindingWarning, KernelSubsetError, OutOfBoundsError
 from trnx.simulator.frontend.arguments import ArgumentError
 from trnx.simulator.frontend.replays import Replay, Replays, Signature
 from trnx.simulator.frontend.results import Results
@@ -114,14 +115,60 @@ def test_what_the_kernel_reaches_is_part_of_the_signature(
     x = torch.ones(2, 3)
     run = simulate(module.scaled)
     assert torch.equal(run(x, 3.0), 6 * x)
-    monkeypatch.setattr(module, "FACTOR", 5.0)
-    assert torch.equal(run(x, 3.0), 15 * x)
     monkeypatch.setattr(module, "factor_of", lambda _: 1.0)
-    assert torch.equal(run(x, 3.0), 5 * x)
+    assert torch.equal(run(x, 3.0), 2 * x)
     monkeypatch.undo()
-    assert runs() == 3
+    assert runs() == 2
     assert torch.equal(run(x, 3.0), 6 * x)
     assert runs() == 0
+
+
+def test_a_constant_that_changes_between_calls_is_named(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device would run what was compiled for the first call."""
+    x = torch.ones(2, 3)
+    assert torch.equal(simulate(module.scaled)(x, 3.0), 6 * x)
+    monkeypatch.setattr(module, "FACTOR", 5.0)
+    with pytest.raises(KernelSubsetError, match=r"kernel-purity.*scaled reads 'FACTOR'") as caught:
+        simulate(module.scaled)(x, 3.0)
+    line = (Path(__file__).with_name("replay_kernels.py")).read_text().splitlines()
+    assert caught.value.location is not None
+    assert "* FACTOR" in line[caught.value.location.line - 1]
+    with pytest.warns(FindingWarning, match="kernel-purity"):
+        assert torch.equal(simulate(module.scaled, warn=["kernel-purity"])(x, 3.0), 15 * x)
+    # Other arguments and other kernels are compiled now; so is this one for its first constant.
+    assert torch.equal(simulate(module.scaled)(x, 4.0), 20 * x)
+    assert torch.equal(simulate(module.scaled)(x[:1], 3.0), 15 * x[:1])
+    monkeypatch.undo()
+    assert torch.equal(simulate(module.scaled)(x, 3.0), 6 * x)
+
+
+def test_changes_within_what_a_helper_reads_are_named(module: ModuleType) -> None:
+    x = torch.ones(2, 3)
+    assert torch.equal(module.scaled_by_settings(x), 8 * x)
+    for change, name in (
+        (lambda: module.SETTINGS["factors"].append(2.0), "SETTINGS"),
+        (lambda: module.product_of.__defaults__[0].append(2.0), "initial"),
+        (lambda: setattr(module.OPTIONS, "factor", 7.0), "OPTIONS"),
+    ):
+        before = copy.deepcopy(module.SETTINGS)
+        change()
+        with pytest.raises(KernelSubsetError, match=f"'{name}', which has changed"):
+            module.scaled_by_settings(x)
+        module.SETTINGS.update(before)
+        module.product_of.__defaults__[0][:] = [1.0]
+        module.OPTIONS.factor = 2.0
+        assert torch.equal(module.scaled_by_settings(x), 8 * x)
+
+
+def test_a_call_that_failed_left_nothing_to_compare_with(module: ModuleType) -> None:
+    x = torch.ones(2, 3)
+    module.SETTINGS["factors"] = ["no number"]
+    with pytest.raises(TypeError):
+        module.scaled_by_settings(x)
+    module.SETTINGS["factors"] = [4.0]
+    assert torch.equal(module.scaled_by_settings(x), 8 * x)
 
 
 def test_arguments_that_are_written(module: ModuleType, runs: Runs) -> None:

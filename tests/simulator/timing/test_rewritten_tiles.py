@@ -12,6 +12,7 @@ import torch
 import trnx
 from trnx.simulator import TensorSpec, load_module, trace
 from trnx.simulator.hardware import TRN2, hardware
+from trnx.simulator.timing.compiler import PROGRAM_ORDER
 from trnx.simulator.timing.profile import Profile
 from trnx.simulator.timing.scheduler import schedule
 
@@ -53,7 +54,7 @@ def test_a_memset_that_nothing_reads_takes_no_time(kernels: ModuleType) -> None:
     result = schedule(trace(kernels.cleared_twice, [_spec(128, 512)], target="trn2").rows, TRN2)
     assert len(result.order) == 2
     both = trace(kernels.cleared_twice, [_spec(128, 512)], target="trn2").rows
-    assert len(schedule(both, TRN2, rewrites=False).order) == 3
+    assert len(schedule(both, TRN2, passes=PROGRAM_ORDER).order) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,193 @@
+"""Predicted against measured times of other people's kernels, by pass of the compiler.
+
+    python scripts/conformance/nki_bench_times.py --checkouts FOLDER --json
+
+`FOLDER` has checkouts of zhang677/AccelOpt and Jerry2423/kda-for-trainium. Their kernels go through
+`trnx migrate` and are scheduled as they are; times are those of `workspaces/*/benchmark.csv`, whose
+p50 is half of the profiled time (inferred there from raw engine times), of kernels whose values
+were right. They were compiled with `--disable-dge` (adapter/nkibench_case.py): descriptors are
+written ahead.
+
+For each pass the points that it touches: the middle error with it and without it, and how much the
+worst point loses. Exit status 0 if and only if each pass at least halves that and no point gets
+worse by more than 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from nki_bench import Case, cases
+
+from trnx.migration.migrate import migrate
+from trnx.simulator import Program, TensorSpec, load_module, trace
+from trnx.simulator.costs.constants import timing
+from trnx.simulator.errors import TrnxError
+from trnx.simulator.hardware import TRN2
+from trnx.simulator.timing.compiler import EVERY, PROGRAM_ORDER, USUAL, Pass
+from trnx.simulator.timing.scheduler import schedule
+
+_LOSS = 0.05
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A kernel's measured ns, and the predicted ones by what the compiler is taken to do."""
+
+    operator: str
+    name: str
+    measured: float
+    usual: float
+    program_order: float
+    with_all: float
+    without: dict[Pass, float]
+
+    def error(self, ns: float) -> float:
+        """Positive where a prediction is too slow."""
+        return ns / self.measured - 1
+
+    def pairs(self) -> Iterator[tuple[Pass, float, float]]:
+        """Passes that change the prediction: the errors with it and without it."""
+        for one, ns in {**self.without, Pass.reorder: self.usual}.items():
+            used = self.with_all if one is Pass.reorder else self.usual
+            if ns != used:
+                yield one, self.error(used), self.error(ns)
+
+
+def measured(checkouts: Path) -> dict[tuple[str, str], float]:
+    """ns by operator and name of the kernel, the middle of its runs with right values."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for file in sorted(checkouts.glob("*/workspaces/*/benchmark.csv")):
+        with file.open() as lines:
+            for row in csv.DictReader(lines):
+                if row["passed"] == "true" and row["latency_ms"] not in ("", "N/A"):
+                    key = file.parent.name, Path(row["candidate"]).stem
+                    found.setdefault(key, []).append(2e6 * float(row["latency_ms"]))
+    return {key: statistics.median(values) for key, values in found.items()}
+
+
+def _arguments(reference: Path) -> list[Any]:
+    """What a kernel is called with, as shapes."""
+    scope: dict[str, Any] = {}
+    exec(compile(reference.read_text(), str(reference), "exec"), scope)
+    np.random.seed(0)
+    given = scope["transform_to_nki_inputs"](scope["get_inputs"]())
+    return [
+        TensorSpec.dense(value.shape or (1,), getattr(torch, str(value.dtype)))
+        if isinstance(value, np.ndarray)
+        else value
+        for value in given
+    ]
+
+
+def program(case: Case, arguments: list[Any], folder: Path) -> Program:
+    """The migrated kernel, traced for trn2. Raises TrnxError."""
+    file = folder / f"{case.operator}_{case.name}.py"
+    file.write_text(migrate(case.kernel.read_text(), file.name).new)
+    return trace(load_module(file).kernel, arguments, target="trn2")
+
+
+def timed(case: Case, ns: float, traced: Program, most: int) -> Timed | None:
+    """All predictions of a kernel; None for one of more than `most` instructions."""
+    if len(traced.rows) > most:
+        return None
+    constants = timing(TRN2)
+    static = dataclasses.replace(constants, dma_issue_ns=constants.dma_static_issue_ns)
+
+    def predicted(passes: frozenset[Pass]) -> float:
+        result = schedule(traced.rows, TRN2, constants=static, passes=passes)
+        return result.total_ps / 1000
+
+    usual = predicted(USUAL)
+    without = {one: predicted(USUAL - {one}) for one in USUAL}
+    order, every = predicted(PROGRAM_ORDER), predicted(EVERY)
+    return Timed(case.operator, case.name, ns, usual, order, every, without)
+
+
+def run_all(checkouts: Path, only: str, most: int) -> Iterator[Timed]:
+    """Every kernel with a measured time."""
+    times, known = measured(checkouts), {}
+    with tempfile.TemporaryDirectory(prefix="nki_bench_") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what their source may be judged otherwise for
+        for case in cases(checkouts):
+            ns = times.get((case.operator, case.name))
+            if ns is None or only not in f"{case.operator}/{case.name}":
+                continue
+            if case.operator not in known:
+                known[case.operator] = _arguments(case.reference)
+            try:
+                traced = program(case, known[case.operator], Path(folder))
+            except (TrnxError, TypeError, ValueError, AttributeError) as error:
+                print(f"| {case.operator} | {case.name} | does not run: {str(error)[:200]} |")
+                continue
+            found = timed(case, ns, traced, most)
+            if found is not None:
+                yield found
+
+
+def passes_table(found: Sequence[Timed]) -> tuple[str, bool]:
+    """A row for each pass, and whether the bar holds."""
+    lines = ["| pass | points | middle error with it | without it | worst loss |", "|" + "---|" * 5]
+    holds = True
+    for one in Pass:
+        pairs = [pair[1:] for point in found for pair in point.pairs() if pair[0] is one]
+        if not pairs:
+            continue
+        on, off = (statistics.median(abs(pair[i]) for pair in pairs) for i in (0, 1))
+        loss = max(abs(pair[0]) - abs(pair[1]) for pair in pairs)
+        holds &= on <= off / 2 and loss <= _LOSS
+        lines.append(f"| {one.name} | {len(pairs)} | {on:.1%} | {off:.1%} | {loss:+.1%} |")
+    return "\n".join(lines), holds
+
+
+def main() -> int:
+    """Parse the command line, predict, print; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkouts", type=Path, required=True, help="a folder of checkouts")
+    parser.add_argument("--only", default="", help="a part of OPERATOR/KERNEL")
+    parser.add_argument("--most", type=int, default=20_000, help="instructions of a kernel")
+    parser.add_argument("--json", action="store_true", help="print one object as the last line")
+    options = parser.parse_args()
+    print("| operator | kernel | measured | predicted | re-ordered | program order |")
+    print("|" + "---|" * 6)
+    found = []
+    for point in run_all(options.checkouts, options.only, options.most):
+        errors = (point.usual, point.with_all, point.program_order)
+        cells = " | ".join(f"{point.error(ns):+.1%}" for ns in errors)
+        us = f"{point.measured / 1e3:.1f} us"
+        print(f"| {point.operator} | {point.name} | {us} | {cells} |", flush=True)
+        found.append(point)
+    table, holds = passes_table(found)
+    print(f"\n{table}\n")
+    for name in ("usual", "with_all", "program_order") if found else ():
+        errors = [point.error(getattr(point, name)) for point in found]
+        near = sum(-0.2 <= error <= 0.25 for error in errors) / len(errors)
+        middle = statistics.median(errors)
+        print(f"{name}: {len(found)} kernels, median {middle:+.1%}, {near:.0%} in -20 to +25 %")
+    if options.json:
+        rows = [
+            {
+                **dataclasses.asdict(point),
+                "without": {p.name: ns for p, ns in point.without.items()},
+            }
+            for point in found
+        ]
+        print(json.dumps({"kernels": rows, "bar_holds": holds}))
+    return 0 if found and holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
