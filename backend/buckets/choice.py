@@ -98,7 +98,7 @@ def _seen_buckets(plan: Plan, padded: PaddedPlan, options: Options) -> dict[Any,
     """The bucket of each symbol by the size seen at capture; that size where it has none."""
     values = [node.meta.get("val") for node in placeholders(plan.graph_module)]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    sizes = [size for value in tensors for size in value.shape if is_symbolic(size)]
+    sizes: list[Any] = [size for value in tensors for size in value.shape if is_symbolic(size)]
     sizes += [value for value in values if isinstance(value, torch.SymInt)]
     hints = {expression(size): hint_int(size) for size in sizes}
     padded_hints = {one: hints[one] for one in padded.symbols if one in hints}
