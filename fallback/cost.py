@@ -256,8 +256,7 @@ def _rows(node: fx.Node) -> Shape:
     shapes = [tuple(map(hint_int, t.shape)) for t in _tensors(node.meta.get("val"))]
     first = (shapes and shapes[0]) or (1,)
     if node.target is _aten.native_group_norm.default:
-        groups: Any = node.args[6]
-        rows = first[0] * hint_int(groups)
+        rows = first[0] * _number(node.args[6])
         return (rows, math.prod(first) // max(1, rows))
     return first
 
@@ -268,14 +267,18 @@ def _convolution(node: fx.Node) -> Product:
     """
     image, weight = _shape(node.args[0]), _shape(node.args[1])
     (_, _, *result), positions = _shape(node), math.prod(weight[2:])
-    given: Any = node.args[8]
-    groups, together = hint_int(given), _groups_in_a_product(node)
+    groups, together = _number(node.args[8]), _groups_in_a_product(node)
     batch = math.ceil(groups / together)
     if node.args[6]:
         inner, columns = weight[0] // groups, weight[1] * positions
         return batch, image[0] * math.prod(image[2:]), together * inner, together * columns
     inner, columns = weight[1] * positions, weight[0] // groups
     return batch, image[0] * math.prod(result), together * inner, together * columns
+
+
+def _number(argument: Any) -> int:
+    """The hint of a number, which a node may stand for."""
+    return hint_int(argument.meta["val"] if isinstance(argument, fx.Node) else argument)
 
 
 def _groups_in_a_product(node: fx.Node) -> int:

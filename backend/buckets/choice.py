@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
+import torch
+
 from trnx.backend.buckets.sizes import bucket_of
 from trnx.backend.options import Options
 from trnx.backend.report import RegionReport
@@ -94,8 +96,10 @@ def _is_dynamic(value: Any) -> bool:
 
 def _seen_buckets(plan: Plan, padded: PaddedPlan, options: Options) -> dict[Any, int]:
     """The bucket of each symbol by the size seen at capture; that size where it has none."""
-    values = [val(node) for node in placeholders(plan.graph_module) if has_tensor(node)]
-    sizes = [size for value in values for size in value.shape if is_symbolic(size)]
+    values = [node.meta.get("val") for node in placeholders(plan.graph_module)]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    sizes: list[Any] = [size for value in tensors for size in value.shape if is_symbolic(size)]
+    sizes += [value for value in values if isinstance(value, torch.SymInt)]
     hints = {expression(size): hint_int(size) for size in sizes}
     padded_hints = {one: hints[one] for one in padded.symbols if one in hints}
     buckets = {one: bucket_of(size, options.buckets) or size for one, size in padded_hints.items()}

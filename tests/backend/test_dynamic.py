@@ -218,3 +218,29 @@ def test_interpolation_by_a_factor(mode: str) -> None:
     for size in (8, 12, 17):
         x = torch.randn(1, 3, size, size + 1)
         torch.testing.assert_close(run(x), scaled(x))
+
+
+def _split(n: int) -> tuple[Any, ...]:
+    return torch.arange(10.0).expand(2, 10), [n, n, 10 - 2 * n]
+
+
+NUMBERS: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]]] = {
+    "sizes of a split": (lambda x, sizes: [y + 1 for y in torch.split(x * 2, sizes, -1)], _split),
+    "sizes of a factory": (lambda n: torch.zeros(n, n) + torch.arange(n) * 2.0, lambda n: (n,)),
+    "groups of a convolution": (
+        lambda x, weight: F.conv2d(x, weight, groups=weight.shape[0]).sum(),
+        lambda n: (torch.ones(2, n, 9, 7), torch.ones(n, 1, 5, 5)),
+    ),
+    "groups of a norm": (
+        lambda x: F.group_norm(x, x.shape[1] // 2),
+        lambda n: (torch.arange(30.0 * n).view(1, 2 * n, 3, 5),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_sizes_are_made_of(name: str) -> None:
+    function, inputs = NUMBERS[name]
+    compiled = torch.compile(function, backend="trnx", dynamic=True, fullgraph=True)
+    for n in (3, 4, 2):
+        torch.testing.assert_close(compiled(*inputs(n)), function(*inputs(n)))
