@@ -264,7 +264,7 @@ def test_exact_kernels_are_made_for_the_sizes_that_they_read(
         products = [z @ weight for weight in weights]
         return y @ VECTOR + 1, torch.log(x), torch.softmax(z, 0), y.exp().sum(), *products
 
-    weights = torch.randn(9, 8, 4).unbind()  # for one region that refuses
+    weights = torch.randn(27, 8, 4).unbind()  # LEAST_PADDED regions and more, for one that refuses
     monkeypatch.setattr(Executable, "_make_kernel", counted)
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="trnx", options={"select": "legal"})
