@@ -23,6 +23,7 @@ from torch import fx
 
 from trnx.fx_passes.metadata import real_values
 from trnx.fx_passes.nodes import aten, has_tensor, is_pointwise, is_random, op_name, val
+from trnx.fx_passes.padding.images import IMAGE_OPS, by_image
 from trnx.fx_passes.padding.joined import cat
 from trnx.fx_passes.padding.layouts import (
     Axis,
@@ -299,6 +300,7 @@ _RULES: dict[Any, Rule] = {
     aten.bmm.default: bmm,
     aten.embedding.default: embedding,
     trnx_ops.sdpa.default: sdpa,
+    **dict.fromkeys(IMAGE_OPS, by_image),
 }
 # Their arguments that are sizes say how the result is laid out, or the rule looks at them itself.
 _TAKE_SIZES = frozenset(
@@ -309,5 +311,6 @@ _TAKE_SIZES = frozenset(
         aten.expand.default,
         aten.slice.Tensor,
         aten.select.int,
+        aten.native_group_norm.default,
     }
 )

@@ -44,11 +44,16 @@ def attention(length: int) -> tuple[torch.Tensor, ...]:
 TABLE = torch.randn(5, 8)
 WEIGHT = torch.randn(12, 8)
 VECTOR = torch.rand(8)
+KERNEL = torch.randn(8, 8, 3, 3)
 
 
 def log_rows(x: torch.Tensor) -> torch.Tensor:
     """Padding is -inf, and NaN after a product with 0."""
     return torch.log(x)
+
+
+def images(length: int) -> tuple[torch.Tensor, ...]:
+    return (torch.rand(length, 8, 6, 6) + 0.5,)
 
 
 def attend(x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -145,6 +150,17 @@ PADDED: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = 
     "cache_and_mask": (lambda *args: decode(*args), cached_with_mask),
 }
 
+# Image by image: the batch is padded, and no place of an image.
+IMAGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "convolution": lambda x: F.conv2d(x, KERNEL, VECTOR, padding=1),
+    "depthwise": lambda x: F.conv2d(x, KERNEL[:, :1], padding=1, groups=8),
+    "batch_norm_in_eval": lambda x: F.batch_norm(F.conv2d(x, KERNEL), VECTOR, VECTOR),
+    "max_pool": lambda x: F.max_pool2d(x, 2),
+    "avg_pool": lambda x: F.avg_pool2d(x, 3, 2),
+    "adaptive_pool": lambda x: F.adaptive_avg_pool2d(x, (2, 3)),
+    "group_norm": lambda x: F.group_norm(x, 4, VECTOR),
+}
+
 EXACT: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = {
     "mean": (lambda x: log_rows(x).mean(0), tokens),
     "max": (lambda x: (-x).amax(0), tokens),
@@ -190,6 +206,14 @@ def test_padding_changes_no_result(name: str) -> None:
     assert not any(text.startswith("exact") for text in paddings(reports))
     # 7, 9 to 16 have the buckets 8, 10, 12, 16.
     assert [report.shapes for report in reports] == [4]
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_padded_batch_of_images_changes_no_result(name: str) -> None:
+    reports = compare(lambda x: IMAGES[name](log_rows(x)), images, (9, 13, 15, 10))
+    assert paddings(reports)
+    assert not any(text.startswith("exact") for text in paddings(reports))
+    assert [report.shapes for report in reports] == [2]
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -240,7 +264,7 @@ def test_exact_kernels_are_made_for_the_sizes_that_they_read(
         products = [z @ weight for weight in weights]
         return y @ VECTOR + 1, torch.log(x), torch.softmax(z, 0), y.exp().sum(), *products
 
-    weights = torch.randn(9, 8, 4).unbind()  # for one region that refuses
+    weights = torch.randn(27, 8, 4).unbind()  # LEAST_PADDED regions and more, for one that refuses
     monkeypatch.setattr(Executable, "_make_kernel", counted)
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="trnx", options={"select": "legal"})
