@@ -174,11 +174,11 @@ class Estimate:
         partial = combine.reads()[0]
         width = self._elements(combine.dst)
         last = self._made.get((("sum", partial), block))
-        after = () if last is None else (last,)
+        after: tuple[int, ...] = () if last is None else (last,)
         if len(combine.reads()) > 1:
             # Sums of tiles are scaled by the maximum of all.
             most = combine.reads()[1].args[0]
-            scaled_by = (self._made[("total", most), block],)
+            scaled_by: tuple[int, ...] = (self._made[("total", most), block],)
             for engine in (VECTOR, SCALAR):
                 scaled_by = (self._chain(engine, 1, scaled_by),)
             after += scaled_by
@@ -277,7 +277,7 @@ class Estimate:
     ) -> None:
         at = self._found(value, tile)
         constants = timing(self._hw)
-        after = () if at is None else (at,)
+        after: tuple[int, ...] = () if at is None else (at,)
         if waits and value in self._stored:
             after += (self._stored[value],)
         self._stored[value] = len(self._ops)
