@@ -7,7 +7,6 @@ what it reduces. No Program is traced.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from trnx.nki_kernels.generator.across import BANK, Across
@@ -55,7 +54,7 @@ class Estimate:
         turned: frozenset[Value],
     ) -> None:
         self._hw, self._geometry, self._labels = hw, geometry, labels
-        self._elements = functools.partial(elements, geometry=geometry)
+        self._elements: Callable[[Value], int] = lambda value: elements(value, geometry)
         self._costs = EngineCosts(hw, self._elements)
         self._halved, self._turned = halved, turned
         self._ops: list[Op] = []
@@ -165,8 +164,8 @@ class Estimate:
         more = [left * self._pace(mark) if left and mark else 0.0 for mark in marks]
         total = self._end() + sum(more)
         if blocks > len(ends):
-            block = self._end() - self._end(ends[-2]) + sum(more[-len(phases) :])
-            total += (blocks - len(ends)) * block
+            another = self._end() - self._end(ends[-2]) + sum(more[-len(phases) :])
+            total += (blocks - len(ends)) * another
         return total
 
     def _combine(self, combine: Instruction, block: int) -> None:
@@ -174,11 +173,11 @@ class Estimate:
         partial = combine.reads()[0]
         width = self._elements(combine.dst)
         last = self._made.get((("sum", partial), block))
-        after = () if last is None else (last,)
+        after: tuple[int, ...] = () if last is None else (last,)
         if len(combine.reads()) > 1:
             # Sums of tiles are scaled by the maximum of all.
             most = combine.reads()[1].args[0]
-            scaled_by = (self._made[("total", most), block],)
+            scaled_by: tuple[int, ...] = (self._made[("total", most), block],)
             for engine in (VECTOR, SCALAR):
                 scaled_by = (self._chain(engine, 1, scaled_by),)
             after += scaled_by
@@ -277,7 +276,7 @@ class Estimate:
     ) -> None:
         at = self._found(value, tile)
         constants = timing(self._hw)
-        after = () if at is None else (at,)
+        after: tuple[int, ...] = () if at is None else (at,)
         if waits and value in self._stored:
             after += (self._stored[value],)
         self._stored[value] = len(self._ops)
