@@ -1,8 +1,9 @@
 """A product keeps the leading dimensions of the tensor that was flattened for it.
 
-view(linear(view(x, [-1, K]), w))        linear(x, w)
-view(linear(view(x, [R, K]), w), [B, S, N]) linear(view(x, [B, S, K]), w), where the view of x merges
-                                         the dimensions of K too (the heads of attention)
+view(linear(view(x, [-1, K]), w))              linear(x, w)
+view(linear(view(x, [R, K]), w), [B, S, N])    linear(view(x, [B, S, K]), w)
+
+The second where the view of x merges the dimensions of K too, as those of attention's heads.
 """
 
 from __future__ import annotations

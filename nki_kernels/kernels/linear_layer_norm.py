@@ -214,7 +214,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("one dimension", (), 96, 64)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         yield sample(f"{dtype}, total", (3, 100), 300, 140, dtype=dtype, total=True)
-        more = {"statistics": True, "total": True}
+        more: dict[str, Any] = {"statistics": True, "total": True}
         yield sample(f"{dtype}, all results", (2, 150), 260, 530, dtype, turned=True, **more)
 
 

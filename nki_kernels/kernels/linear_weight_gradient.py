@@ -57,7 +57,7 @@ def linear_weight_gradient_kernel(
     out = nl.ndarray((rows, columns), dtype=x.dtype, buffer=nl.shared_hbm)
     sums = nl.ndarray((1, rows), dtype=x.dtype, buffer=nl.shared_hbm)
     part = part_of(rows, columns, by_rows, cores)
-    kept = []
+    kept = []  # type: list[Any]
     product(
         out,
         MatmulOperand([gradient.permute((1, 0))], COLUMNS),

@@ -79,7 +79,7 @@ def three_linears_kernel(
         shape = x.shape[:-1] + (one.shape[0],)
         outs.append(nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm))
     operand = MatmulOperand(segments_of(x, x_merged), x_layout)
-    kept = []
+    kept = []  # type: list[Any]
     for number in range(3):
         columns = weights[number].shape[0]
         product(
