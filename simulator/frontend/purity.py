@@ -57,10 +57,11 @@ class Purity:
             owners[place] = owner
         first = calls.get(call, now)
         stale = [place for place, data in now.items() if first.get(place, data) != data]
-        return Reads(
-            tuple(_stale(owners[place], place[1]) for place in stale),
-            lambda: calls.setdefault(call, now) and None,
-        )
+
+        def keep() -> None:
+            calls.setdefault(call, now)
+
+        return Reads(tuple(_stale(owners[place], place[1]) for place in stale), keep)
 
 
 PURITY = Purity()

@@ -78,7 +78,8 @@ def _copies(rows: InstructionTable, order: array[int]) -> _Ints:
         if name in _ALIKE:
             is_whole &= column[made] == column[put]
     is_whole &= ~np.isin(storage[made], list(rows.placed))
-    return at[is_whole & ~_reads_target(storage, first, at)]
+    found: _Ints = at[is_whole & ~_reads_target(storage, first, at)]
+    return found
 
 
 def _reads_target(storage: _Ints, first: _Ints, at: _Ints) -> npt.NDArray[np.bool_]:
@@ -92,4 +93,5 @@ def _reads_target(storage: _Ints, first: _Ints, at: _Ints) -> npt.NDArray[np.boo
 
 
 def _ints(column: Any) -> _Ints:
-    return np.frombuffer(column, column.typecode).astype(np.int64)
+    found: _Ints = np.frombuffer(column, column.typecode).astype(np.int64)
+    return found
