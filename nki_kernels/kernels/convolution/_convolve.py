@@ -200,7 +200,7 @@ def _convolve_chunks(
 ) -> None:
     """Some blocks, number `turn` the first, for output channels that are stored together."""
     targets = []
-    results = []
+    results: list[nl.NkiTensor] = []
     added: list[nl.NkiTensor | None] = []
     for block in inputs.blocks:
         target = _place(out, plan, block, chunks)
@@ -232,7 +232,7 @@ def _partition(channels: int, turn: int) -> int:
     """Where the results of few channels start: each DMA engine serves some partitions, and results
     of several blocks leave by all of them.
     """
-    pmax = nl.tile_size.pmax
+    pmax = nl.tile_size.pmax  # type: int
     if channels <= pmax // 4:
         return turn % 4 * (pmax // 4)
     if channels <= pmax // 2:

@@ -60,7 +60,7 @@ class Lanes(NamedTuple):
     """
 
     first: int
-    count: int
+    number: int
     columns: nl.NkiTensor
     thens: list[Epilogue]
 
@@ -134,7 +134,7 @@ def depthwise_kernel(
                 scale, shift = columns_of(bias, norm, Rows(first, count, groups, many, index))
                 thens.append(Epilogue(scale, shift, activation))
             lanes.append(Lanes(first, count, _load_kernels(kernels, first, count), thens))
-        here = nl.ds(first, lanes[-1].count)
+        here = nl.ds(first, lanes[-1].number)
         tile = _load_input(source[here], parts)
         positions, is_whole = _positions(axes, parts, transposed)
         for index in range(many):

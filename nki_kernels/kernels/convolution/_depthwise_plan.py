@@ -40,8 +40,8 @@ def _outputs(b: Bindings, axes: list[Window], has_images: bool, hw: Hardware) ->
     """Outputs of a block that make `_ROUNDS` rounds for each core, within limits."""
     rows = b.x.shape[1] * (1 if has_images else b.x.shape[0])
     every = -(-rows // hw.partitions) * math.prod(axis.out for axis in axes)
-    wanted = every // (_ROUNDS * ROUND * hw.cores)
-    return min(_MOST_OUTPUTS, max(_FEWEST_OUTPUTS, wanted))
+    wanted: int = every // (_ROUNDS * ROUND * hw.cores)
+    return int(min(_MOST_OUTPUTS, max(_FEWEST_OUTPUTS, wanted)))
 
 
 def depthwise_plan(

@@ -321,13 +321,13 @@ def convolve_blocks(
     longest = 0
     is_plain = then.scale is None and then.shift is None and then.activation == "none"
     for index in range(len(inputs.blocks)):
-        its = _parts_of(plan, inputs.blocks[index])
-        reached = _reached(its)
-        if is_plain and added[index] is None and 0 < len(reached) < len(its):
+        every = _parts_of(plan, inputs.blocks[index])
+        reached = _reached(every)
+        if is_plain and added[index] is None and 0 < len(reached) < len(every):
             _zero_unreached(results[index], plan, inputs.blocks[index])
-            its = reached
-        parts.append(its)
-        longest = max(longest, len(its))
+            every = reached
+        parts.append(every)
+        longest = max(longest, len(every))
     for number in range(longest):
         banks = []
         positions = []

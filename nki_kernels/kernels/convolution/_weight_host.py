@@ -110,7 +110,7 @@ def _tiles(b: Bindings, axes: list[Window], hw: Hardware) -> list[int]:
         inputs = (turns - 1) * axes[1].stride + (axes[1].kernel - 1) * axes[1].dilation + 1
         taken = min(inputs, turns * axes[1].kernel)
         each += taken * axes[0].kernel * axes[2].kernel * chunks * hw.partitions
-        return -(-axes[0].out // planes) * each
+        return float(-(-axes[0].out // planes) * each)
 
     most = hw.partitions // columns if pieces == 1 else 1
     several = {_even(axes[0].out, n) for n in range(1, max(1, most) + 1)}

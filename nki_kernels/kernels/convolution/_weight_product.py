@@ -61,7 +61,7 @@ class Place(NamedTuple):
     starts: tuple[int, int, int]
     counts: tuple[int, int, int]
     apart: int
-    index: int
+    order: int
 
 
 def size_of(place: Place) -> int:

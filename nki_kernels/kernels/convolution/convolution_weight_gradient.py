@@ -176,7 +176,7 @@ def _gradient(
         results = _results(out, channels, columns[0], taps)
         for begin in range(0, len(columns), some):
             its = columns[begin : begin + some]
-            banks = []
+            banks: list[nl.NkiTensor] = []
             for row in range(0, channels, pmax):
                 for part in its:
                     size = (min(pmax, channels - row), part.chunks, part.lanes, part.taps)
@@ -362,7 +362,7 @@ def _left(tiles: list[nl.NkiTensor], place: Place, number: int, work: Work) -> l
     """The gradient at the `number`-th place of all: `[positions, channels]`, 128 channels each."""
     if number < len(work.kept):
         return work.kept[number]
-    left = []
+    left: list[nl.NkiTensor] = []
     for index in range(len(tiles)):
         part = tiles[index]
         values = transposed_gradient(part, place, number + index)
@@ -395,7 +395,7 @@ def _add_segments(
         plane, kernel_row = tap // width // axes[1].kernel, tap // width % axes[1].kernel
         step = 1 if work.is_flat else axes[1].stride
         row = place.starts[1] * step + kernel_row * axes[1].dilation
-        key = (place.index * axes[0].kernel + plane) * _rows_of(axes) + row
+        key = (place.order * axes[0].kernel + plane) * _rows_of(axes) + row
         values = known[key]
         if values is None:
             if len(tile) == 0:
