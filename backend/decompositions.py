@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 from trnx.backend.composite_decompositions import COMPOSITE_DECOMPOSITIONS
 from trnx.backend.encoder_decompositions import ENCODER_DECOMPOSITIONS
 from trnx.backend.foreach_decompositions import FOREACH_DECOMPOSITIONS
+from trnx.backend.grid_decompositions import grid_sampler
 from trnx.backend.indexing_decompositions import INDEXING_DECOMPOSITIONS
 from trnx.backend.norm_decompositions import NORM_DECOMPOSITIONS, NORM_LAYOUTS, NORMS_AS_OTHERS
 from trnx.backend.torch_internals import (
@@ -109,7 +110,7 @@ def _windows() -> dict[Any, Callable[..., Any]]:
     return {
         mean: _where_windows_differ(rules[mean]),
         largest: rules[largest],
-        grid: _row_major(rules[grid]),
+        grid: grid_sampler(rules[grid]),
     }
 
 

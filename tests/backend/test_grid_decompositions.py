@@ -1,0 +1,46 @@
+"""Grid sampling at coordinates that are not finite, as of points behind a camera."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+LARGEST = torch.finfo(torch.float32).max
+COORDINATES = (math.nan, math.inf, -math.inf, LARGEST, -LARGEST, 9.5, -7.0, 1.5, -1.0, 0.3, 1.0)
+MODES = ("bilinear", "nearest", "bicubic")
+PADDINGS = ("zeros", "border", "reflection")
+
+
+def operands(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(2, 3, 5, 7, generator=generator)
+    pairs = torch.tensor(list(itertools.product(COORDINATES, repeat=2)))
+    return x.to(dtype), pairs.expand(2, 1, -1, 2).to(dtype)
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("mode", MODES)
+def test_not_finite(mode: str, padding: str, align: bool) -> None:
+    def sample(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(x, grid, mode, padding, align)
+
+    x, grid = operands()
+    expected, actual = sample(x, grid), torch.compile(sample, backend="trnx")(x, grid)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert actual.stride() == expected.stride()
+
+
+def test_symbolic_sizes() -> None:
+    def sample(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
+
+    compiled = torch.compile(sample, backend="trnx", dynamic=True)
+    x, grid = operands()
+    for width in (7, 4, 1):
+        expected = sample(x[..., :width], grid)
+        torch.testing.assert_close(compiled(x[..., :width], grid), expected, rtol=1e-4, atol=1e-5)
