@@ -77,7 +77,7 @@ def _check_forward(folder: Path) -> None:
     copied = {path.name: path for path in (folder / "kernels").iterdir()}
     for name in copied:
         assert f"(kernels/{name})" in plan
-    source = Path(str(kernels().file_of("linear")))
+    source = Path(str(kernels().file_of("linear_activation")))
     assert copied[source.name].read_bytes() == source.read_bytes()
 
 

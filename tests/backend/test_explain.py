@@ -296,7 +296,7 @@ def test_regions_are_labelled_by_layer_and_sizes(dynamic: bool) -> None:
 def test_gradients_are_labelled_by_the_layer_of_the_forward_pass() -> None:
     x = torch.randn(10, 32)
     backward = trnx.explain(torch.nn.Sequential(torch.nn.Linear(32, 64)), x).reports[1]
-    assert "0: linear 64x10x32" in [region.label for region in backward.regions]
+    assert "0: linear_weight_gradient 64x10x32" in [region.label for region in backward.regions]
 
 
 def in_try(x: torch.Tensor) -> torch.Tensor:

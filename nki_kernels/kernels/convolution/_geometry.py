@@ -30,6 +30,8 @@ _STORE_BYTES = 2048  # of a partition, that are worth a transfer of their own
 _BLOCKS = 4  # that a convolution is cut into, so that loads, products and stores overlap
 # Loads at the borders of an image, each with a trigger of its own, that are few enough.
 _BORDER_TRANSFERS = 12
+# Of a DMA that waits for nothing else, nki-dma-bandwidth-guide.rst:40-43.
+_TRANSFER_SECONDS = 1.3e-6
 _RESULT_BYTES = 32768  # of a partition, for the outputs of a block of all phases
 
 
@@ -139,7 +141,9 @@ def sharing_of(problem: Problem, hw: Hardware) -> Sharing:
     ways = []
     for fold in range(1, most + 1):
         rows = max(least, 1 << (fold * problem.channels - 1).bit_length())
-        ways.append(Sharing(fold, hw.partitions // rows, rows))
+        way = Sharing(fold, hw.partitions // rows, rows)
+        if fold == 1 or not problem.rows.transposed or _pays(problem, way, hw):
+            ways.append(way)
 
     def passes(way: Sharing) -> tuple[float, bool, int]:
         return (
@@ -149,6 +153,15 @@ def sharing_of(problem: Problem, hw: Hardware) -> Sharing:
         )
 
     return min(ways, key=passes)
+
+
+def _pays(problem: Problem, way: Sharing, hw: Hardware) -> bool:
+    """Whether a fold saves more of TensorE's time than the transfers at the borders take."""
+    columns = 4 if problem.itemsize == 4 else 1  # of the array, for each output and position
+    for window in (problem.planes, problem.rows, problem.columns):
+        columns *= window.out * -(-window.kernel // window.step)
+    saved = columns / way.streams / hw.pe_clock * (1 - 1 / way.fold)
+    return saved > _border_transfers(problem.rows, way.fold) * _TRANSFER_SECONDS
 
 
 def _folded(window: Window, fold: int) -> tuple[Phase, ...]:

@@ -309,7 +309,7 @@ def test_every_op_is_tested() -> None:
     tested = {op.default for op in UNARY} | set(BINARY) | set(BACKWARD)
     used = {packet.overloadpacket for packet in tested}
     own = Path(__file__)
-    others = ("test_integer_division.py", "test_special.py")
+    others = ("test_across.py", "test_integer_division.py", "test_special.py")
     source = own.read_text() + "".join(own.with_name(name).read_text() for name in others)
     for target in targets():
         packet = target.overloadpacket

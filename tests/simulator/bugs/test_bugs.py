@@ -344,8 +344,9 @@ def test_the_bug_is_found(bug: Bug, twins: dict[str, ModuleType]) -> None:
 
 
 def test_every_check_has_a_seeded_bug() -> None:
-    # No tensor has more than 128 partitions to begin with, and `tile` is of nl.* at the prompt.
-    assert {bug.check for bug in BUGS} >= CHECKS - {"partitions", "tile"}
+    # No tensor has more than 128 partitions to begin with, `tile` is of nl.* at the prompt, and
+    # `kernel-purity` compares two calls (`doors/test_replays.py`).
+    assert {bug.check for bug in BUGS} >= CHECKS - {"partitions", "tile", "kernel-purity"}
 
 
 def test_every_seeded_bug_is_listed() -> None:
