@@ -118,7 +118,9 @@ def _finish(
     tiles = groups[-1][0]
     for i in range(first, min(end, len(tiles))):
         target, data, lowest, weights = tiles[i]
-        result = nl.ndarray(data.shape, dtype=target.dtype, buffer=nl.sbuf)
+        result = data if is_log else weights  # in its place, where it has the dtype
+        if result.dtype != target.dtype:
+            result = nl.ndarray(data.shape, dtype=target.dtype, buffer=nl.sbuf)
         if is_log:
             _shift(result, data, lowest, scales[:, i])
         else:
