@@ -8,7 +8,6 @@ reflection.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -42,7 +41,7 @@ def grid_sampler(rule: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     return sample
 
 
-def _pixels(values: torch.Tensor, size: Any, align_corners: bool) -> torch.Tensor:
+def _pixels(values: torch.Tensor, size: int, align_corners: bool) -> torch.Tensor:
     """Coordinates from -1 to 1 in pixels of an axis."""
     if align_corners:
         return (values + 1) / 2 * (size - 1)
