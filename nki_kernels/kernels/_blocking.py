@@ -1,7 +1,7 @@
 """How a matrix product is laid out for a generation: operand layouts and block sizes (host side).
 
-The kernels in `_matmul.py` take these as trace-time constants. The budget leaves room for a second
-block of weights and rows, so that loads overlap with the product.
+The kernels in `_matmul.py` and `_operands.py` take these as trace-time constants. The budget leaves
+room for a second block of weights and rows, so that loads overlap with the product.
 
 A layout says how K, the last dimension of an operand `[rows, K]`, gets to the partitions:
 

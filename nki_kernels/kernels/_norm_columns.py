@@ -9,7 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._matmul import MatmulOperand, fill_operand
+from trnx.nki_kernels.kernels._operands import MatmulOperand, fill_operand
 
 
 def columns_of(operand: MatmulOperand, rows: int, depth: int) -> nl.NkiTensor:

@@ -13,8 +13,16 @@ import torch
 import torch.nn.functional as F
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._blocking import (
+    block_sizes,
+    leading_dims_merge,
+    operand_layout,
+    part_sizes,
+    shares_rows,
+)
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import Hardware
 
 WEIGHTS = ("weight", "weight_1", "weight_2")
 BIASES = ("bias", "bias_1", "bias_2")
@@ -74,3 +82,21 @@ def reject_linear(b: Bindings) -> Reject | None:
     if b.residual is not None and b.residual.shape != result:
         return Reject(f"the added tensor has shape {b.residual.shape}, the product {result}")
     return None
+
+
+def layouts_of(b: Bindings, hw: Hardware) -> tuple[str, bool, str]:
+    """How `x` and `weight` get to the partitions; the second is whether leading dimensions of x
+    merge into one."""
+    return operand_layout(b.x, hw), leading_dims_merge(b.x), operand_layout(b.weight, hw)
+
+
+def blocks_of(b: Bindings, hw: Hardware) -> tuple[int, int, int, bool]:
+    """`block_sizes` of a product of which cores share the rows or the columns."""
+    return blocks_of_part(b, hw, shares_rows(b.x.numel // b.x.shape[-1], b.weight.shape[0]))
+
+
+def blocks_of_part(b: Bindings, hw: Hardware, by_rows: bool) -> tuple[int, int, int, bool]:
+    """The same where it is decided which."""
+    rows, depth = b.x.numel // b.x.shape[-1], b.x.shape[-1]
+    part = part_sizes(rows, b.weight.shape[0], hw.cores, by_rows)
+    return block_sizes(*part, depth, b.x.dtype.itemsize, hw)

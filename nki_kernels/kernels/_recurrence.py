@@ -16,7 +16,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._blocking import ROWS
-from trnx.nki_kernels.kernels._matmul import MatmulOperand, fill_operand
+from trnx.nki_kernels.kernels._operands import MatmulOperand, fill_operand
 
 
 class Block(NamedTuple):

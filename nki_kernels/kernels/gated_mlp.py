@@ -27,14 +27,8 @@ from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._activations import ACTIVATIONS
 from trnx.nki_kernels.kernels._blocking import COLUMN_UNIT, leading_dims_merge, operand_layout
 from trnx.nki_kernels.kernels._cores import share_of, share_of_program
-from trnx.nki_kernels.kernels._matmul import (
-    MatmulOperand,
-    activation_function,
-    load_operand,
-    multiply,
-    piece_rows,
-    segments_of,
-)
+from trnx.nki_kernels.kernels._matmul import activation_function, multiply
+from trnx.nki_kernels.kernels._operands import MatmulOperand, load_operand, piece_rows, segments_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject

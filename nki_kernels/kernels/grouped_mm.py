@@ -21,7 +21,8 @@ from trnx.nki_kernels import canonical_ops  # noqa: F401  registers torch.ops.tr
 from trnx.nki_kernels.kernels._blocking import operand_layout
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._groups import load_ends, masks_before, reject_groups
-from trnx.nki_kernels.kernels._matmul import MatmulOperand, load_operand, multiply
+from trnx.nki_kernels.kernels._matmul import multiply
+from trnx.nki_kernels.kernels._operands import MatmulOperand, load_operand
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject

@@ -26,7 +26,8 @@ from trnx.nki_kernels.kernels._blocking import (
     tile_columns,
 )
 from trnx.nki_kernels.kernels._cores import share_of
-from trnx.nki_kernels.kernels._matmul import Epilogue, MatmulOperand, product_of_tile
+from trnx.nki_kernels.kernels._matmul import Epilogue, product_of_tile
+from trnx.nki_kernels.kernels._operands import MatmulOperand
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject

@@ -19,22 +19,9 @@ import torch
 import torch.nn.functional as F
 
 from trnx.nki_kernels.kernels._activations import ACTIVATIONS
-from trnx.nki_kernels.kernels._blocking import (
-    block_sizes,
-    leading_dims_merge,
-    operand_layout,
-    part_sizes,
-    shares_rows,
-)
-from trnx.nki_kernels.kernels._matmul import (
-    Blocks,
-    Epilogue,
-    MatmulOperand,
-    own_part,
-    product,
-    segments_of,
-)
-from trnx.nki_kernels.kernels._projections import reject_linear
+from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, own_part, product
+from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
+from trnx.nki_kernels.kernels._projections import blocks_of, layouts_of, reject_linear
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -88,13 +75,8 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The layouts that the strides of x and weight allow, and the block sizes."""
-    rows, depth = b.x.numel // b.x.shape[-1], b.x.shape[-1]
-    columns = b.weight.shape[0]
-    part = part_sizes(rows, columns, hw.cores, shares_rows(rows, columns))
-    blocks = block_sizes(*part, depth, b.x.dtype.itemsize, hw)
-    layouts = (operand_layout(b.x, hw), leading_dims_merge(b.x), operand_layout(b.weight, hw))
     names = ("x", "weight", "bias", "residual", "activation")
-    return Launch.of(linear_kernel, b, names, *layouts, *blocks)
+    return Launch.of(linear_kernel, b, names, *layouts_of(b, hw), *blocks_of(b, hw))
 
 
 def cost(b: Bindings) -> Cost:

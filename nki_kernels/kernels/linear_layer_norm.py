@@ -18,21 +18,9 @@ import nki.language as nl
 import torch
 import torch.nn.functional as F
 
-from trnx.nki_kernels.kernels._blocking import (
-    block_sizes,
-    leading_dims_merge,
-    operand_layout,
-    part_sizes,
-)
-from trnx.nki_kernels.kernels._matmul import (
-    Blocks,
-    Epilogue,
-    MatmulOperand,
-    part_of,
-    product,
-    segments_of,
-)
-from trnx.nki_kernels.kernels._projections import reject_linear
+from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, part_of, product
+from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
+from trnx.nki_kernels.kernels._projections import blocks_of_part, layouts_of, reject_linear
 from trnx.nki_kernels.kernels._row_norm import RowNorm, flush
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
@@ -114,24 +102,18 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
             return Reject(f"{name} is {b[name].dtype}{b[name].shape}, not {b.x.dtype}({columns},)")
     if columns > _MOST_COLUMNS:
         return Reject(f"{columns} columns; rows of more than {_MOST_COLUMNS} do not fit in SBUF")
-    _, width, depth, _ = _blocks(b, hw)
+    _, width, depth, _ = blocks_of_part(b, hw, by_rows=True)
     if width < columns or depth < b.x.shape[-1]:
         return Reject(f"weight{b.weight.shape} does not fit in SBUF as a whole")
     return None
 
 
-def _blocks(b: Bindings, hw: Hardware) -> tuple[int, int, int, bool]:
-    rows, depth = b.x.numel // b.x.shape[-1], b.x.shape[-1]
-    part = part_sizes(rows, b.weight.shape[0], hw.cores, by_rows=True)
-    return block_sizes(*part, depth, b.x.dtype.itemsize, hw)
-
-
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The layouts that the strides of x and weight allow, and the block sizes."""
-    layouts = (operand_layout(b.x, hw), leading_dims_merge(b.x), operand_layout(b.weight, hw))
     names = ("x", "weight", "bias", "residual", "norm_weight", "norm_bias", "eps")
     wanted = ("with_statistics", "with_total")
-    return Launch.of(linear_layer_norm_kernel, b, (*names, *wanted), *layouts, *_blocks(b, hw))
+    blocks = blocks_of_part(b, hw, by_rows=True)
+    return Launch.of(linear_layer_norm_kernel, b, (*names, *wanted), *layouts_of(b, hw), *blocks)
 
 
 def cost(b: Bindings) -> Cost:

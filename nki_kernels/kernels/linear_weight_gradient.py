@@ -25,13 +25,8 @@ from trnx.nki_kernels.kernels._blocking import (
     stay_in_sbuf,
 )
 from trnx.nki_kernels.kernels._cores import is_first
-from trnx.nki_kernels.kernels._matmul import (
-    Blocks,
-    Epilogue,
-    MatmulOperand,
-    part_of,
-    product,
-)
+from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, part_of, product
+from trnx.nki_kernels.kernels._operands import MatmulOperand
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject

@@ -31,13 +31,9 @@ from trnx.nki_kernels.kernels._blocking import (
     tile_columns,
 )
 from trnx.nki_kernels.kernels._cores import share_of
-from trnx.nki_kernels.kernels._matmul import (
-    Epilogue,
-    MatmulOperand,
-    product_of_tile,
-    segments_of,
-)
+from trnx.nki_kernels.kernels._matmul import Epilogue, product_of_tile
 from trnx.nki_kernels.kernels._norm_columns import centred, columns_of, scaled
+from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
 from trnx.nki_kernels.kernels._projections import (
     BIASES,
     WEIGHTS,

@@ -20,7 +20,7 @@ import torch
 
 from trnx.nki_kernels.kernels._blocking import ROWS
 from trnx.nki_kernels.kernels._cores import share_of
-from trnx.nki_kernels.kernels._matmul import MatmulOperand, fill_operand
+from trnx.nki_kernels.kernels._operands import MatmulOperand, fill_operand
 from trnx.nki_kernels.kernels._recurrence import (
     Block,
     add_product,

@@ -25,14 +25,8 @@ from trnx.nki_kernels.kernels._blocking import (
     shares_rows,
     stay_in_sbuf,
 )
-from trnx.nki_kernels.kernels._matmul import (
-    Blocks,
-    Epilogue,
-    MatmulOperand,
-    part_of,
-    product,
-    segments_of,
-)
+from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, part_of, product
+from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
 from trnx.nki_kernels.kernels._projections import (
     BIASES,
     WEIGHTS,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._matmul import MatmulOperand, load_operand
+from trnx.nki_kernels.kernels._operands import MatmulOperand, load_operand
 from trnx.nki_kernels.kernels.convolution._plan import Plan
 from trnx.nki_kernels.kernels.convolution._product import Weights
 
