@@ -39,6 +39,7 @@ from trnx.backend.neuron.errors import (
     NeuronError,
     NeuronKernelError,
     NeuronLncError,
+    NeuronNumberError,
     NeuronShapeError,
     NeuronStackError,
 )
@@ -124,6 +125,7 @@ __all__ = [
     "NeuronError",
     "NeuronKernelError",
     "NeuronLncError",
+    "NeuronNumberError",
     "NeuronShapeError",
     "NeuronStackError",
     "NoMeshError",

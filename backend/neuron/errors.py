@@ -42,6 +42,10 @@ class NeuronShapeError(NeuronError):
     """A size depends on data; graphs of the device have static sizes."""
 
 
+class NeuronNumberError(NeuronError):
+    """A number is read from a tensor; graphs of the device hold no such number."""
+
+
 class NeuronKernelError(NeuronError):
     """NKI refused or failed a kernel of the graph."""
 

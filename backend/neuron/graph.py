@@ -27,7 +27,12 @@ from torch import fx
 from trnx.backend.errors import KernelFailedError, KernelRefusedError
 from trnx.backend.kernel_call import concrete_bindings, describe
 from trnx.backend.neuron.composites import decomposed
-from trnx.backend.neuron.errors import NeuronDtypeError, NeuronError, NeuronShapeError
+from trnx.backend.neuron.errors import (
+    NeuronDtypeError,
+    NeuronError,
+    NeuronNumberError,
+    NeuronShapeError,
+)
 from trnx.backend.neuron.inputs import DeviceInput
 from trnx.backend.neuron.kernel_form import as_operand, as_result
 from trnx.backend.neuron.region_op import RegionOp, check_dense, check_lnc, region_op
@@ -41,6 +46,7 @@ from trnx.backend.shapes import (
     concrete_spec,
 )
 from trnx.backend.torch_internals import without_fake_mode
+from trnx.fx_passes.assertions import asserted_numbers
 from trnx.fx_passes.metadata import copied_meta
 from trnx.fx_passes.nodes import arguments, op_name, placeholders, tensors
 from trnx.fx_passes.numbers import number_tensor
@@ -52,6 +58,7 @@ from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
 aten = torch.ops.aten
+_VALUE = aten._local_scalar_dense.default
 
 # compiler/error-codes/EVRF004.rst; the device computes float64 in 32 bits, which is another result
 # (but for numbers, which PyTorch holds in float64 and operators round).
@@ -110,8 +117,9 @@ def neuron_graph(
 ) -> NeuronGraph:
     """The graph for the sizes `symbols`; `lnc` is the value of NEURON_LOGICAL_NC_CONFIG.
 
-    Raises NeuronShapeError or NeuronDtypeError for what the device does not have, NeuronLncError,
-    NeuronConstantError, and with `strict` KernelRefusedError or KernelFailedError.
+    Raises NeuronShapeError, NeuronNumberError or NeuronDtypeError for what the device does not
+    have, NeuronLncError, NeuronConstantError, and with `strict` KernelRefusedError or
+    KernelFailedError.
     """
     return _Writer(plan, symbols, hw, device, lnc, strict).run()
 
@@ -137,9 +145,10 @@ class _Writer:
 
     def run(self) -> NeuronGraph:
         places = self.read_inputs()
+        asserted = asserted_numbers(self.plan.graph_module.graph)
         for step in self.plan.steps:
             for node in step.nodes if isinstance(step, Region) else (step,):
-                _check(node)
+                _check(node, is_read=node in asserted or node.target is _VALUE)
         for step in self.plan.steps:
             if isinstance(step, Region) and step.match is not None:
                 self.kernel(step)
@@ -312,8 +321,16 @@ def _dense(b: Bindings) -> Bindings:
     return Bindings({name: dense(value) for name, value in b.items()})
 
 
-def _check(node: fx.Node) -> None:
-    """Raises NeuronDtypeError or NeuronShapeError for what the device does not have."""
+def _check(node: fx.Node, *, is_read: bool = False) -> None:
+    """Raises NeuronDtypeError, NeuronNumberError or NeuronShapeError for what the device does not
+    have; `is_read` says that `node` is a number which only the data of the call determine."""
+    if is_read:
+        raise NeuronNumberError(
+            f"{_place(node)} is a number that depends on data, and graphs of the device hold no "
+            "such number: leave torch._dynamo.config.capture_scalar_outputs and "
+            "capture_dynamic_output_shape_ops at False, so that the graph breaks there, or keep "
+            "the number in a tensor"
+        )
     for value in tensors((node.meta.get("val"),)):
         if _is_refused(value):
             raise NeuronDtypeError(

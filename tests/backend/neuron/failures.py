@@ -115,6 +115,28 @@ def data_dependent_size() -> list[str]:
         return _error(lambda x: F.relu(x[x > 0]), _rows())
 
 
+def data_dependent_number() -> list[str]:
+    """The metadata of the asserted number is the number that it is asserted to be."""
+
+    def function(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        number = count.item()
+        torch._check(number == 3)
+        return x * number
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        return _error(function, _rows(), torch.tensor(3).to("neuron"))
+
+
+def asserted_size() -> list[str]:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        places = x.nonzero()
+        torch._check(places.size(0) == 12)
+        return x.sum() + places.size(0)
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        return _error(function, _rows())
+
+
 def host_memory() -> list[str]:
     return _error(_linear, torch.ones(3, 4))
 

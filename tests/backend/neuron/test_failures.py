@@ -142,6 +142,14 @@ COMPILED: dict[str, tuple[tuple[str, ...], str, list[str]]] = {
         ("data_dependent_size",), "NeuronShapeError",
         ["failures.py:", "capture_dynamic_output_shape_ops at False"],
     ),
+    "a number that depends on data": (
+        ("data_dependent_number",), "NeuronNumberError",
+        ["failures.py:", "capture_scalar_outputs"],
+    ),
+    "an asserted size that depends on data": (
+        ("asserted_size",), "NeuronNumberError",
+        ["failures.py:", "capture_dynamic_output_shape_ops at False"],
+    ),
     "a model in host memory": (
         ("host_memory",), "UnsupportedDeviceError", ["'cpu'", ".to('neuron')"]
     ),
