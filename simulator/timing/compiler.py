@@ -15,7 +15,8 @@ class Pass(Enum):
     """A pass, and the published evidence that the compiler has it."""
 
     forward_copies = (
-        "results go where a copy puts them: engine shares of KDA's kernels (bmm, bmm_softmax)"
+        "results go where a copy puts them: engine shares of KDA's kernels (bmm, bmm_softmax, "
+        "silu_v2_k4)"
     )
     rename_tiles = (
         "tiles that are written anew get copies: nki-library's kernels with published latencies"
