@@ -206,10 +206,10 @@ class _NoReorder:
     """
 
     def __enter__(self) -> None:
-        current("no_reorder").loops.begin_ordered()
+        current("no_reorder").loops.ordered_blocks += 1
 
     def __exit__(self, *exception: object) -> None:
-        current("no_reorder").loops.end_ordered()
+        current("no_reorder").loops.ordered_blocks -= 1
 
 
 def device_print(print_prefix: str, tensor: NkiTensor) -> None:

@@ -15,9 +15,9 @@ import torch
 
 from trnx.simulator.frontend.simulator import current
 from trnx.simulator.frontend.tile_operators import broadcast, copy, fail, map_tiles, new_tile, wider
-from trnx.simulator.isa.copy import tensor_copy
 from trnx.simulator.isa.dma import dma_copy, dma_transpose
 from trnx.simulator.isa.instruction import INSTRUCTIONS
+from trnx.simulator.isa.partition_broadcast import partition_broadcast
 from trnx.simulator.isa.tensor import nc_matmul, nc_transpose
 from trnx.simulator.isa.tile_map import tile_map
 from trnx.simulator.language.enums import Engine
@@ -64,21 +64,12 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
         have not in (1, want) for have, want in zip(x.shape, shape, strict=True)
     ):
         fail(f"broadcast_to: {x.shape} does not broadcast to {tuple(shape)}")
-    if x.shape[0] != shape[0]:
-        x = _repeated(x, shape[0])
-    return copy(broadcast(x, tuple(shape)), dtype)
-
-
-def _repeated(x: NkiTensor, partitions: int) -> NkiTensor:
-    """A new tile with the one partition of `x` in `partitions` partitions, by doubling DMAs."""
-    held = new_tile((partitions, *x.shape[1:]), x.dtype)
-    tensor_copy(held[0:1], x)
-    done = 1
-    while done < partitions:
-        count = min(done, partitions - done)
-        dma_copy(held[done : done + count], held[0:count])
-        done += count
-    return held
+    view = broadcast(x, (x.shape[0], *shape[1:]))
+    if x.shape[0] == shape[0]:
+        return copy(view, dtype)
+    tile = new_tile(shape, dtype or x.dtype)
+    partition_broadcast(tile, view)
+    return tile
 
 
 def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:

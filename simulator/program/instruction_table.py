@@ -78,8 +78,6 @@ class InstructionTable:
         self.flops = array("Q")
         # 1 where something of what an instruction writes over stays.
         self.keeps = array("B")
-        # `nl.no_reorder` blocks: (first instruction, end).
-        self.ordered: list[tuple[int, int]] = []
         # Storages on chip whose address the kernel chose.
         self.placed: set[int] = set()
         self.line = array("I")

@@ -68,21 +68,13 @@ class Loops:
         # Whether a loop is being recorded.
         self.is_open = False
         self.records: list[LoopRecord] = []
-        # Where the `nl.no_reorder` blocks that are open begin.
-        self._ordered: list[int] = []
+        # How many `nl.no_reorder` blocks are open.
+        self.ordered_blocks = 0
 
     @property
     def depth(self) -> int:
         """How many loops are open."""
         return len(self._open)
-
-    def begin_ordered(self) -> None:
-        """A `nl.no_reorder` block begins."""
-        self._ordered.append(len(self._recorder.rows))
-
-    def end_ordered(self) -> None:
-        """The innermost one ends."""
-        self._recorder.rows.ordered.append((self._ordered.pop(), len(self._recorder.rows)))
 
     def around(self, instruction: int) -> set[int]:
         """The loops, by number, in whose bodies an instruction is."""
@@ -118,7 +110,7 @@ class Loops:
         return wait_point
 
     def _begin(self, loop: Loop, register: VirtualRegister | None = None) -> _Open:
-        if self._ordered:
+        if self.ordered_blocks:
             raise KernelSubsetError(
                 "kernel-subset",
                 "a register loop cannot stand in nl.no_reorder; end the block before the loop "

@@ -20,14 +20,12 @@ from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.storage import MemoryRegion
 from trnx.simulator.program.program import Program
 from trnx.simulator.timing.band import Band, error_band
-from trnx.simulator.timing.compiler import EVERY, PROGRAM_ORDER
+from trnx.simulator.timing.compiler import PROGRAM_ORDER
 from trnx.simulator.timing.schedule import Schedule, queue_name
 from trnx.simulator.timing.scheduler import schedule
 from trnx.simulator.timing.timeline import Timeline, wait_name
 
 PICOSECONDS = 1e12
-# Instructions above which nobody waits for a profile's second order.
-_MOST_REORDERED = 20_000
 
 
 @dataclass(frozen=True)
@@ -67,9 +65,9 @@ class Profile:
     `assumptions` name what is taken for granted, such as the count of a loop that a run decides.
     Where the kernel writes one tile again and again, `total_seconds` takes it that the compiler
     gives each value a copy, as far as memory goes (`rewritten` are the lines), and that results go
-    where a copy puts them at once (`copied`). `program_order_seconds` is the time without that,
-    `reordered_seconds` the time where instructions start as they are ready, which the compiler may
-    do (None: not computed, too many instructions), `busiest_seconds` that of its busiest queue.
+    where a copy puts them at once (`copied`). `program_order_seconds` is the time without that.
+    The compiler may re-order instructions, too, which the prediction does not: `busiest_seconds`,
+    the work of the busiest queue, is the limit of that.
     """
 
     name: str
@@ -89,7 +87,6 @@ class Profile:
     critical_path: tuple[LineTime, ...]
     assumptions: tuple[str, ...]
     program_order_seconds: float
-    reordered_seconds: float | None
     busiest_seconds: float
     rewritten: tuple[Location, ...]
     copied: tuple[Location, ...]
@@ -194,7 +191,6 @@ def profile_program(program: Program, chip: Hardware) -> Profile:
     engines = chip.dma_engines * cores * result.total_ps
     peaks = timeline.peak_bytes()
     places = program.rows.locations()
-    reordered = _reordered(program, chip, result)
     return Profile(
         name=program.name,
         target=chip.target,
@@ -213,8 +209,7 @@ def profile_program(program: Program, chip: Hardware) -> Profile:
         critical_path=_critical_path(timeline),
         assumptions=result.assumptions,
         program_order_seconds=_program_order_ps(program, chip, result) / PICOSECONDS,
-        reordered_seconds=None if reordered is None else reordered.total_ps / PICOSECONDS,
-        busiest_seconds=max((reordered or result).busy_ps.values(), default=0) / PICOSECONDS,
+        busiest_seconds=max(result.busy_ps.values(), default=0) / PICOSECONDS,
         rewritten=tuple(places[line] for line in result.changed.rewritten),
         copied=tuple(places[line] for line in result.changed.copies),
         cores=cores,
@@ -227,12 +222,6 @@ def _program_order_ps(program: Program, chip: Hardware, result: Schedule) -> int
     if not any(result.changed):
         return result.total_ps
     return schedule(program.rows, chip, passes=PROGRAM_ORDER).total_ps
-
-
-def _reordered(program: Program, chip: Hardware, result: Schedule) -> Schedule | None:
-    if len(result.order) > _MOST_REORDERED:
-        return None
-    return schedule(program.rows, chip, passes=EVERY)
 
 
 def _queue_times(result: Schedule, has_cores: bool) -> tuple[QueueTime, ...]:

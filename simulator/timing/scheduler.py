@@ -16,13 +16,12 @@ from trnx.simulator.costs.constants import Timing, timing
 from trnx.simulator.costs.cost import COUNT, Cost
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.program.instruction_table import InstructionTable
-from trnx.simulator.timing.compiler import USUAL, Pass
+from trnx.simulator.timing.compiler import EVERY, Pass
 from trnx.simulator.timing.dependencies import Dependencies
 from trnx.simulator.timing.forwarded_copies import forwarded
 from trnx.simulator.timing.machine import Machine
 from trnx.simulator.timing.model import CostModel
 from trnx.simulator.timing.order import interleaved, unroll
-from trnx.simulator.timing.reordered import Reordered, reordered
 from trnx.simulator.timing.rewritten_tiles import as_written, rewritten
 from trnx.simulator.timing.schedule import Changed, Schedule
 from trnx.simulator.timing.steady_state import SteadyState, signatures
@@ -38,7 +37,7 @@ def schedule(
     constants: Timing | None = None,
     unknown_trips: int = 1,
     skips: bool = True,
-    passes: Collection[Pass] = USUAL,
+    passes: Collection[Pass] = EVERY,
 ) -> Schedule:
     """Simulate the instructions of `rows` on `hardware`.
 
@@ -50,81 +49,31 @@ def schedule(
     order, assumptions = unroll(rows, unknown_trips)
     compiled = _compiled(rows, order, passes)
     costs, of_row = CostModel(hardware, compiled.rows, numbers).table()
-    plain = _Run.of(compiled.rows, compiled.order, compiled.fresh, costs, of_row)
-    machine = _Runner(hardware, numbers, costs, assumptions, compiled.changed, skips)
-    result = machine.simulated(plain)
-    if Pass.reorder in passes:
-        each = [costs[i] for i in plain.cost_of]
-        moved = reordered(*plain[:3], plain.queue, each, hardware, numbers)
-        if moved is not None:
-            # What helps nothing is left as it is.
-            other = machine.simulated(plain.reordered(moved))
-            result = min(result, other, key=lambda one: one.total_ps)
+    order = compiled.order
+    cost_of = _taken(of_row, order)
+    queue = _queues(compiled.rows, order, costs, cost_of)
+    graph = Dependencies(compiled.rows, order, queue, costs, cost_of, hardware, compiled.fresh)
+    permutation = interleaved(_taken(rows.core, order))
+    if permutation is not None:
+        graph.renumber(permutation)
+        order, cost_of, queue = (_taken(one, permutation) for one in (order, cost_of, queue))
+    result = Schedule(order, queue, costs, cost_of, graph.lifetimes, assumptions, compiled.changed)
+    machine = Machine(hardware, numbers, graph, result)
+    if skips and len(order) >= _SMALL:
+        machine.run(SteadyState(machine, signatures(graph, result)))
+    else:
+        machine.run()
     return result
 
 
-class _Run(NamedTuple):
-    """Instructions, their order, the operands that begin a copy of a tile, and of each position the
-    number of its cost and its queue.
-    """
-
-    rows: InstructionTable
-    order: array[int]
-    fresh: array[int]
-    cost_of: array[int]
-    queue: array[int]
-
-    @classmethod
-    def of(
-        cls,
-        rows: InstructionTable,
-        order: array[int],
-        fresh: array[int],
-        costs: Sequence[Cost],
-        of_row: array[int],
-    ) -> _Run:
-        """A run whose rows have these costs."""
-        cost_of = _taken(of_row, order)
-        own = np.array([cost.queue for cost in costs], np.uint16)
-        core = np.frombuffer(_taken(rows.core, order), np.uint8).astype(np.uint16)
-        queues = core * COUNT + own[np.frombuffer(cost_of, np.uint32)] if order else core
-        return cls(rows, order, fresh, cost_of, array("H", queues.astype(np.uint16).tobytes()))
-
-    def reordered(self, moved: Reordered) -> _Run:
-        """The same in another order, each copy of a tile with a storage of its own."""
-        columns = (_taken(one, moved.positions) for one in (self.order, self.cost_of, self.queue))
-        order, cost_of, queue = columns
-        fresh = array("B", bytes(len(moved.rows.storage)))
-        return _Run(moved.rows, order, fresh, cost_of, queue)
-
-
-class _Runner(NamedTuple):
-    """What all simulations of a Program have in common."""
-
-    hardware: Hardware
-    numbers: Timing
-    costs: Sequence[Cost]
-    assumptions: tuple[str, ...]
-    changed: Changed
-    skips: bool
-
-    def simulated(self, run: _Run) -> Schedule:
-        """When the instructions of a run start."""
-        rows, order, fresh, cost_of, queue = run
-        graph = Dependencies(rows, order, queue, self.costs, cost_of, self.hardware, fresh)
-        permutation = interleaved(_taken(rows.core, order))
-        if permutation is not None:
-            graph.renumber(permutation)
-            order, cost_of, queue = (_taken(one, permutation) for one in (order, cost_of, queue))
-        result = Schedule(
-            order, queue, self.costs, cost_of, graph.lifetimes, self.assumptions, self.changed
-        )
-        machine = Machine(self.hardware, self.numbers, graph, result)
-        if self.skips and len(order) >= _SMALL:
-            machine.run(SteadyState(machine, signatures(graph, result)))
-        else:
-            machine.run()
-        return result
+def _queues(
+    rows: InstructionTable, order: array[int], costs: Sequence[Cost], cost_of: array[int]
+) -> array[int]:
+    """Of each position the queue: core * COUNT + that of its cost."""
+    own = np.array([cost.queue for cost in costs], np.uint16)
+    core = np.frombuffer(_taken(rows.core, order), np.uint8).astype(np.uint16)
+    queues = core * COUNT + own[np.frombuffer(cost_of, np.uint32)] if order else core
+    return array("H", queues.astype(np.uint16).tobytes())
 
 
 class _Compiled(NamedTuple):

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _LINES = 10  # of the critical path in the text
 _REWRITTEN = 5  # lines that the compiler changes, in the text
-_WORTH_TELLING = 0.95  # of the total: what another order takes
 _REASONS = 3  # that a queue waits for, in the text
 _PARTS = 100  # stretches of time of `memory` in the data
 _WIDTH = 110
@@ -123,7 +122,7 @@ def _summary(profile: Profile) -> str:
 
 
 def _compiler_text(profile: Profile) -> Iterator[str]:
-    """What the compiler has to do for the predicted time, and how much more it may do."""
+    """What the compiler has to do for the predicted time."""
     if profile.rewritten:
         yield (
             f"in program order: {time_text(profile.program_order_seconds)}. The prediction takes "
@@ -134,13 +133,6 @@ def _compiler_text(profile: Profile) -> Iterator[str]:
         yield (
             f"the copies at {_places(profile.copied)} are taken not to be made; give the "
             "instruction before its `dst` to be sure"
-        )
-    reordered = profile.reordered_seconds
-    if reordered is not None and reordered < _WORTH_TELLING * profile.total_seconds:
-        yield (
-            f"the compiler may re-order it, down to {time_text(reordered)} (busiest queue: "
-            f"{time_text(profile.busiest_seconds)}): start what the next turn needs before this "
-            "turn's results are stored to be sure"
         )
 
 
@@ -231,7 +223,6 @@ def profile_dict(profile: Profile) -> dict[str, Any]:
         "assumptions": list(profile.assumptions),
         "is_exact": profile.is_exact,
         "program_order_seconds": profile.program_order_seconds,
-        "reordered_seconds": profile.reordered_seconds,
         "busiest_seconds": profile.busiest_seconds,
         "rewritten": [str(place) for place in profile.rewritten],
         "copied": [str(place) for place in profile.copied],

@@ -170,6 +170,35 @@ def test_broadcast_over_partitions(kernels: ModuleType) -> None:
             nl.broadcast_to(tile, (128, 5))
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.tensor([[-0.0, float("nan"), float("inf"), 1e-45]]),
+        torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16),
+        torch.tensor([[2**31 - 1, -7, 16_777_217]], dtype=torch.int32),
+        torch.tensor([[0, 255]], dtype=torch.uint8),
+    ],
+    ids=lambda values: str(values.dtype),
+)
+def test_broadcast_over_partitions_keeps_values(kernels: ModuleType, values: torch.Tensor) -> None:
+    with interactive() as session:
+        row = kernels.nl.load(session.tensor(values))
+        tile = kernels.nl.broadcast_to(row, (128, *values.shape[1:]))
+        found = session.values(tile)
+    assert found.dtype == values.dtype
+    expected = values.expand(128, -1).contiguous()
+    assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_broadcast_over_all_dimensions_rounds_once(kernels: ModuleType) -> None:
+    nl = kernels.nl
+    with interactive() as session:
+        one = nl.load(session.tensor(torch.tensor([[[1.00390625], [3.0]]])))
+        tile = nl.broadcast_to(one, (7, 2, 3), dtype=nl.bfloat16)
+        expected = torch.tensor([[[1.0], [3.0]]], dtype=torch.bfloat16).expand(7, 2, 3)
+        assert torch.equal(session.values(tile), expected)
+
+
 CELL = """\
 import nki
 import nki.language as nl

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise, product
+from pathlib import Path
 
 import pytest
+import torch
 
+from trnx.simulator import TensorSpec, load_module, trace
 from trnx.simulator.costs.attributes import (
     NONE,
     ActivationAttributes,
@@ -20,7 +23,7 @@ from trnx.simulator.costs.constants import Timing, free_constants, timing
 from trnx.simulator.costs.cost import Cost, Workload
 from trnx.simulator.costs.operands import AccessPattern, Operand
 from trnx.simulator.frontend.nki_modules import nki_modules
-from trnx.simulator.hardware import TRN1, TRN2, TRN3, Hardware
+from trnx.simulator.hardware import TRN1, TRN2, TRN3, Hardware, hardware
 from trnx.simulator.isa.instruction import SPECS
 from trnx.simulator.language.enums import Engine
 from trnx.simulator.memory.storage import MemoryRegion
@@ -169,3 +172,21 @@ def test_hardware_records_check_themselves() -> None:
             dataclasses.replace(TRN2, **wrong)
     with pytest.raises(AssertionError, match="share of HBM"):
         dataclasses.replace(TRN3, chip_hbm_bytes_per_second=1e12)
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize(
+    ("dtype", "passes"), [(torch.float32, 4), (torch.int32, 4), (torch.bfloat16, 1)]
+)
+def test_a_broadcast_over_partitions_is_a_product_with_ones(
+    target: str, dtype: torch.dtype, passes: int
+) -> None:
+    kernels = load_module(Path(__file__).with_name("timing_kernels.py"))
+    rows = trace(kernels.spread, [TensorSpec.dense((1, 512), dtype)], target=target).rows
+    assert [row.engine for row in rows] == ["dma", "tensor", "dma"]
+    chip = hardware(target)
+    cost = CostModel(chip, rows).of(1)
+    assert cost.interval == pytest.approx(passes * 512 / chip.pe_clock * 1e12, abs=1)
+    # Of TensorE's rows the power throttle sees one.
+    assert cost.rows == 1
+    assert cost.weights == 0

@@ -330,3 +330,11 @@ def loads_of_rows(x, rows, first, width):
         nisa.dma_copy(dst=tile[first : first + rows, start:end], src=x[0:rows, start:end])
     nisa.dma_copy(dst=out, src=tile[first : first + rows])
     return out
+
+
+@nki.jit
+def spread(row):
+    """A row on 128 partitions."""
+    out = nl.ndarray((128, row.shape[1]), dtype=row.dtype, buffer=nl.shared_hbm)
+    nl.store(out, nl.broadcast_to(nl.load(row), out.shape))
+    return out
