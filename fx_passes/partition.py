@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,20 +75,24 @@ def partition(
         refusals.note(node, "no program can be made for sizes that depend on data", advice.DATA)
     forbidden = policy == "error"
     profit = Profit(hardware, () if forbidden else tuple(engines), select, predictor)
+    fallback = _Fallback(_preferred(engines, policy), policy)
+
+    def off_nki(units: Sequence[Unit]) -> float:
+        return fallback.seconds(_steps(gm.graph, units, fallback, Refusals()))
+
     units: list[Unit] = []
     if select != "none":
-        units = _kernel_units(gm.graph, kernels, hardware, profit, refusals, generator, unsized)
+        off = off_nki if profit.engines else None
+        units = _kernel_units(
+            gm.graph, kernels, hardware, profit, refusals, generator, unsized, off
+        )
     rest = _rest(gm.graph, units)
     if select == "none":
         for node in rest:
             refusals.note(node, "select='none'", advice.SELECT)
     if forbidden and rest:
         raise FallbackForbiddenError([refusals.entry(n, "eager") for n in rest])
-    fallback = _Fallback(_preferred(engines, policy), policy)
-    kinds = {node: fallback.engine_of(node, refusals) for node in rest}
-    every = single_units(gm.graph, units, kinds)
-    order = Order(gm.graph, every)
-    steps = Scheduler(order, fallback.by_name, fallback.choose).run()
+    steps = _steps(gm.graph, units, fallback, refusals)
     regions = tuple(step for step in steps if isinstance(step, Region))
     _note_numbers(gm.graph, regions, refusals)
     return Plan(gm, regions, _ledger(steps, refusals), steps)
@@ -102,7 +106,10 @@ def _kernel_units(
     refusals: Refusals,
     generator: Generator | None,
     unsized: frozenset[fx.Node],
+    off_nki: Callable[[Sequence[Unit]], float] | None = None,
 ) -> list[Unit]:
+    """Units of kernels. `off_nki` gives the predicted seconds of what they leave to the fallback;
+    it is not asked where plans leave the same."""
     barred = read_after_write(graph) | unsized
     every = tuple(kernels)
 
@@ -119,18 +126,38 @@ def _kernel_units(
         order = _order_around(graph, units)
         return [*units, *generated_units(order, generator, hardware, profit, refusals, barred)]
 
-    def cost(matches: Sequence[GraphMatch]) -> tuple[int, float]:
-        """Nodes that no kernel takes, then the predicted seconds of the others."""
-        units = units_of(matches, Refusals())
+    def seconds(units: Sequence[Unit]) -> float:
         found = [unit.payload for unit in units if isinstance(unit.payload, KernelMatch)]
-        return len(_rest(graph, units)), sum(map(profit.nki_seconds, found))
+        return sum(map(profit.nki_seconds, found))
+
+    def pays(fewer: Sequence[GraphMatch]) -> bool:
+        """Whether the plan of `fewer` leaves no more nodes to the fallback, and is faster."""
+        now, then = units_of(matches, Refusals()), units_of(fewer, Refusals())
+        left, less = _rest(graph, now), _rest(graph, then)
+        if len(less) > len(left):
+            return False
+        if off_nki is None and len(less) < len(left):
+            return True
+        gain = seconds(now) - seconds(then)
+        if off_nki is not None and less != left:
+            gain += off_nki(now) - off_nki(then)
+        return gain > 0.0
 
     fewer = without_fusible(matches, generator, hardware)
-    if len(fewer) < len(matches) and cost(fewer) < cost(matches):
+    if len(fewer) < len(matches) and pays(fewer):
         matches = fewer
     units = units_of(matches, refusals)
     merged = merge_alike(units[len(matches) :], _order_around(graph, units), generator, hardware)
     return [*units[: len(matches)], *merged]
+
+
+def _steps(
+    graph: fx.Graph, units: Sequence[Unit], fallback: _Fallback, refusals: Refusals
+) -> tuple[Step, ...]:
+    """The schedule of `units` and, in regions of the fallback, of all other nodes."""
+    kinds = {node: fallback.engine_of(node, refusals) for node in _rest(graph, units)}
+    order = Order(graph, single_units(graph, units, kinds))
+    return Scheduler(order, fallback.by_name, fallback.choose).run()
 
 
 def _as_units(matches: Iterable[GraphMatch]) -> list[Unit]:
@@ -213,6 +240,16 @@ class _Fallback:
             return first.name
         able = [e for e in self.engines if e is first or not any(e.supports(n) for n in nodes)]
         return min(able, key=lambda e: e.cost(nodes)).name
+
+    def seconds(self, steps: Iterable[Step]) -> float:
+        """Predicted seconds of the engines' regions."""
+        regions = (step for step in steps if isinstance(step, Region))
+        by_name = self.by_name
+        return sum(
+            by_name[region.engine].cost([node for node in region.nodes if is_compute(node)])
+            for region in regions
+            if region.engine in by_name
+        )
 
 
 def _note_numbers(graph: fx.Graph, regions: Iterable[Region], refusals: Refusals) -> None:

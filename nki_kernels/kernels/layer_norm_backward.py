@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import nki
 import nki.isa as nisa
@@ -31,6 +31,8 @@ _ROW_BYTES = 20
 _VECTOR_BYTES = 12
 # Bytes of a column where three tiles overlap, the weights included.
 _OVERLAPPING, _OVERLAPPING_HALVES = 52, 46
+# Tiles whose means and rstds one DMA loads: 256 bytes of a partition each.
+_TILES_TOGETHER = 64
 aten = torch.ops.aten
 
 
@@ -61,6 +63,7 @@ def layer_norm_backward_kernel(
     blocks = (columns + pmax - 1) // pmax
     weight_sums = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.psum)
     bias_sums = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.psum)
+    statistics = Statistics(mean.reshape((rows,)), rstd.reshape((rows,)), [])
     gradients = []  # type: list[nl.NkiTensor]
     rstds = []  # type: list[nl.NkiTensor]
     centred = []  # type: list[nl.NkiTensor]
@@ -73,9 +76,9 @@ def layer_norm_backward_kernel(
             start, end = first + step * pmax, min(last, first + (step + 1) * pmax)
             gradients.append(_load(grad.reshape((rows, columns))[start:end], grad.dtype))
             data = _load(x.reshape((rows, columns))[start:end], x.dtype)
-            rstds.append(_load(rstd.reshape((rows, 1))[start:end], nl.float32))
-            means = _load(mean.reshape((rows, 1))[start:end], nl.float32)
-            centred.append(_centre(data, means))
+            shift, inverse = _statistics_of(statistics, start, end, last)
+            rstds.append(inverse)
+            centred.append(_centre(data, shift))
             weighted.append(_multiply(gradients[step], weights, nisa.engine.gpsimd))
         i = step - lag
         if i >= 0 and i < tiles:
@@ -88,8 +91,7 @@ def layer_norm_backward_kernel(
             start = first + i * pmax
             _finish(dx, i, start, (centred[i], weighted[i], rstds[i], totals[i]))
     if cores > 1:
-        weight_sums = _of_all_cores(weight_sums, columns, tiles > 0, cores)
-        bias_sums = _of_all_cores(bias_sums, columns, tiles > 0, cores)
+        weight_sums, bias_sums = _of_all_cores(weight_sums, bias_sums, columns, tiles > 0, cores)
     if is_first():
         _store_sums(dweight.reshape((columns,)), weight_sums)
         _store_sums(dbias.reshape((columns,)), bias_sums)
@@ -102,10 +104,51 @@ def _load(source: nl.NkiTensor, dtype: str) -> nl.NkiTensor:
     return tile
 
 
-def _centre(x: nl.NkiTensor, mean: nl.NkiTensor) -> nl.NkiTensor:
-    """x - mean in float32, in its place where it is."""
-    shift = nl.ndarray(mean.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=shift, op=nl.copy, data=mean, scale=-1.0)
+class Statistics(NamedTuple):
+    """`mean` and `rstd`, one value a row, in HBM. `group`: the first row of the newest tiles that
+    one DMA loaded, their negated means and their rstds, `[128, tiles]`; none at first."""
+
+    mean: nl.NkiTensor
+    rstd: nl.NkiTensor
+    group: list[tuple[int, nl.NkiTensor, nl.NkiTensor]]
+
+
+def _statistics_of(
+    s: Statistics, start: int, end: int, last: int
+) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """Negated means and rstds `[rows, 1]` of rows `start .. end`; those up to `last` follow."""
+    pmax = nl.tile_size.pmax
+    if len(s.group) == 0 or start - s.group[0][0] >= pmax * _TILES_TOGETHER:
+        until = min(last, start + pmax * _TILES_TOGETHER)
+        means = _load_columns(s.mean, start, until)
+        shifts = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=shifts, op=nl.copy, data=means, scale=-1.0)
+        if len(s.group) > 0:
+            s.group.pop()
+        s.group.append((start, shifts, _load_columns(s.rstd, start, until)))
+    first, shifts, inverses = s.group[0]
+    i = (start - first) // pmax
+    return shifts[0 : end - start, i : i + 1], inverses[0 : end - start, i : i + 1]
+
+
+def _load_columns(source: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
+    """`[128, tiles]`: rows `start .. end` of a vector, 128 a column; zeros behind the last one."""
+    pmax = nl.tile_size.pmax
+    whole, rest = (end - start) // pmax, (end - start) % pmax
+    tiles = whole + (1 if rest > 0 else 0)
+    tile = nl.ndarray((pmax, tiles), dtype=nl.float32, buffer=nl.sbuf)
+    middle = start + whole * pmax
+    if rest > 0:
+        nisa.memset(dst=tile[:, whole:tiles], value=0.0)
+        nisa.dma_copy(dst=tile[0:rest, whole:tiles], src=source[middle:end].reshape((rest, 1)))
+    if whole > 0:
+        src = source[start:middle].reshape((whole, pmax)).permute((1, 0))
+        nisa.dma_copy(dst=tile[:, 0:whole], src=src)
+    return tile
+
+
+def _centre(x: nl.NkiTensor, shift: nl.NkiTensor) -> nl.NkiTensor:
+    """x + shift in float32, in its place where it is."""
     centred = x
     if x.dtype != nl.float32:
         centred = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -185,16 +228,21 @@ def _finish(
     nisa.dma_copy(dst=flat[start : start + rows], src=result)
 
 
-def _of_all_cores(sums: nl.NkiTensor, columns: int, has_rows: bool, cores: int) -> nl.NkiTensor:
-    """`sums[128, blocks]` of `columns`, added up over the programs."""
-    own = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+def _of_all_cores(
+    weight_sums: nl.NkiTensor, bias_sums: nl.NkiTensor, columns: int, has_rows: bool, cores: int
+) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """Both sums `[128, blocks]` of `columns`, added up over the programs in one exchange."""
+    partitions, blocks = weight_sums.shape
+    own = nl.ndarray((partitions, 2, blocks), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=own, value=0.0)
-    whole, rest = columns // sums.shape[0], columns % sums.shape[0]
-    if has_rows and whole > 0:
-        nisa.tensor_copy(dst=own[:, 0:whole], src=sums[:, 0:whole])
-    if has_rows and rest > 0:
-        nisa.tensor_copy(dst=own[0:rest, whole : whole + 1], src=sums[0:rest, whole : whole + 1])
-    return sum_over_cores(own, cores)
+    whole, rest = columns // partitions, columns % partitions
+    for i, sums in ((0, weight_sums), (1, bias_sums)):
+        if has_rows and whole > 0:
+            nisa.tensor_copy(dst=own[:, i, 0:whole], src=sums[:, 0:whole])
+        if has_rows and rest > 0:
+            nisa.tensor_copy(dst=own[0:rest, i, whole:blocks], src=sums[0:rest, whole:blocks])
+    total = sum_over_cores(own.reshape((partitions, 2 * blocks)), cores)
+    return total[:, 0:blocks], total[:, blocks : 2 * blocks]
 
 
 def _store_sums(dst: nl.NkiTensor, sums: nl.NkiTensor) -> None:
@@ -293,6 +341,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
 
     for rows in (1, 127, 128, 129, 513):
         yield sample(f"{rows} rows", rows, 70)
+    yield sample("more tiles than one DMA has statistics of", 8400, 8)
     for columns in (8, 511, 513, 2500):
         yield sample(f"{columns} columns", 130, columns)
     yield sample("two dimensions", 7, 20, 30, dims=2)

@@ -406,6 +406,32 @@ def test_a_sum_is_left_to_the_kernel_that_computes_its_operand() -> None:
     assert kernels_of(lambda x: (x * 2).tanh().sum(0), x) == ["fused_mul_tanh_sum"]
 
 
+@pytest.mark.parametrize(
+    ("kernel", "one_op", "names"), [(2.0, 1.0, ["eager", "exp"]), (8.0, 3.3, ["generated"])]
+)
+def test_an_op_is_left_to_a_generated_kernel_by_the_time_of_the_whole_plan(
+    plan: Any,
+    trnx: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: float,
+    one_op: float,
+    names: list[str],
+) -> None:
+    """Together 10 seconds; apart a kernel and an op of the fallback, as no generated kernel of one
+    op pays."""
+    engine = trnx.FakeEngine()
+    monkeypatch.setattr(engine, "cost", lambda nodes: one_op if len(nodes) == 1 else 4.0)
+    times = {"exp": kernel, "generated": 10.0}
+    made = plan(
+        lambda x: _tuple((x * 2).exp()), X, kernels=[trnx.FakeKernel("exp", exp)],
+        engines=[engine], generator=trnx.FakeGenerator(), select="profit",
+        predictor=lambda match: times[match.kernel.name],
+    )  # fmt: skip
+
+    found = [r.match.kernel.name if r.match else r.engine for r in made.regions]
+    assert found == names
+
+
 @pytest.mark.parametrize(("seconds", "names"), [(1.9, ["both"]), (2.1, ["exp", "exp"])])
 def test_a_kernel_that_fuses_is_chosen_by_its_time(
     plan: Any, trnx: Any, seconds: float, names: list[str]

@@ -89,11 +89,11 @@ class Normalised(NamedTuple):
 
 
 class DecodePipeline(NamedTuple):
-    """Runs in flight: one is scored while `scored` is weighed, `weighted` meets its values, `part`
-    is merged with `state`, and `done` is stored. `state` is that of the rows of `part` before its
-    run, None where that is their first."""
+    """Runs in flight: the keys of one are loaded and transposed while `turned` is scored and
+    weighed, `weighted` meets its values, `part` is merged with `state`, and `done` is stored.
+    `state` is that of the rows of `part` before its run, None where that is their first."""
 
-    scored: RunScores | None
+    turned: RunScores | None
     weighted: RunWeights | None
     part: Combined | None
     state: DecodeState | None
@@ -273,10 +273,14 @@ def decode_step(
     """Advance each stage by one run; four steps with `run` None drain the pipeline.
 
     Engines work in order, so the stages take turns: what TensorE does for one run stands where
-    another waits for a copy out of PSUM, for the softmax, or for its keys.
+    another waits for a copy out of PSUM, for the softmax, or for its keys. Keys in several pieces
+    fill these waits; where there is one, its transposes stand between the scores and the maxima of
+    the run before, and the values of a third between maxima and weights: TensorE slows down where
+    it waits.
     """
-    before = pipeline.scored
-    scored = None
+    before = pipeline.turned
+    in_pieces = run is None or run.blocks > PIECE
+    turned = None
     rounded = None
     peak = None
     weighted = None
@@ -284,18 +288,18 @@ def decode_step(
     state = None
     done = None
     if run is not None:
-        mine = queries_of(p, queries, run, outputs.out.shape[1])
-        scored = load_run(p, tensors, mine, run)
-        turn_piece(p, scored, 0)
+        turned = load_run(p, tensors, queries_of(p, queries, run, outputs.out.shape[1]), run)
+        if in_pieces:
+            turn_piece(p, turned, 0)
     if pipeline.weighted is not None:
         rounded = _round(p, pipeline.weighted)
     if before is not None:
         score_piece(p, before, len(before.turned) - 1)
         data = _biased(p, before)
         most = _lane_maxima(p, data)
-    if scored is not None:
-        for piece in range(1, len(scored.keys)):
-            turn_piece(p, scored, piece)
+    if turned is not None:
+        for piece in range(len(turned.turned), len(turned.keys)):
+            turn_piece(p, turned, piece)
     if before is not None:
         negmax = None
         if pipeline.weighted is not None and not before.run.first:
@@ -306,16 +310,18 @@ def decode_step(
         if pipeline.part.run.last:
             done = _normalised(p, outputs, state, pipeline.part.run)
             state = None
-    if scored is not None:
-        for piece in range(len(scored.keys) - 1):
-            score_piece(p, scored, piece)
+    if turned is not None:
+        for piece in range(len(turned.keys) - 1):
+            score_piece(p, turned, piece)
     if pipeline.done is not None:
         _store(p, outputs, pipeline.done)
-    if peak is not None:
+    if peak is not None and in_pieces:
         weighted = _weigh(p, peak)
     if rounded is not None:
         part = _combine(p, rounded)
-    return DecodePipeline(scored, weighted, part, state, done)
+    if peak is not None and not in_pieces:
+        weighted = _weigh(p, peak)
+    return DecodePipeline(turned, weighted, part, state, done)
 
 
 def store_decode_logs(p: DecodeProblem, outputs: DecodeOutputs, lse: nl.NkiTensor) -> None:

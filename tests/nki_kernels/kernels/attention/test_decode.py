@@ -11,6 +11,7 @@ import torch
 from trnx.nki_kernels import canonical_ops
 from trnx.nki_kernels.kernels.attention._host import make_inputs
 from trnx.simulator.hardware import hardware
+from trnx.simulator.timing.profile import predicted_seconds
 
 TARGETS = ("trn1", "trn2", "trn3")
 
@@ -125,3 +126,12 @@ def test_keys_are_loaded_once_and_fit(forward: Any, target: str) -> None:
     assert program.hbm_bytes == forward.spec.cost(forward.bindings(values)).hbm_bytes
     assert program.peak_sbuf_bytes <= hardware(target).sbuf_partition_bytes
     assert program.peak_psum_bytes <= hardware(target).psum_partition_bytes
+
+
+@pytest.mark.parametrize("depth", [2048, 4096])
+def test_keys_arrive_without_a_break(forward: Any, depth: int) -> None:
+    """At least 75 % of the DMA rate, predicted, for keys in one piece and in several."""
+    values = make_inputs(generator(), 4, 32, 1, depth, 128, sources=8, dtype=torch.bfloat16)
+    program = forward.traced(values)
+    seconds = predicted_seconds(program, hardware("trn2"))
+    assert program.hbm_bytes >= 0.75 * seconds * hardware("trn2").dma_bytes_per_second
