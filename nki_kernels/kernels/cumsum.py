@@ -76,7 +76,8 @@ def _sum_tile(
             lost = _lost(sums, data)
             errors = nl.ndarray((p, rows, count, width), dtype=nl.float32, buffer=nl.sbuf)
             scan(errors, lost, zeros, error[:, :, 0, :], nl.add, nl.add)
-            nisa.tensor_tensor(dst=result, data1=total, data2=errors, op=nl.add)
+            gpsimd = nisa.engine.gpsimd
+            nisa.tensor_tensor(dst=result, data1=total, data2=errors, op=nl.add, engine=gpsimd)
             error = errors[:, :, count - 1 : count, :]
         else:
             total = nl.ndarray((p, rows, count, width), dtype=nl.float32, buffer=nl.sbuf)

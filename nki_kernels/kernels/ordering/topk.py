@@ -3,8 +3,8 @@
 NaN is larger than any number, as in eager. float32, bfloat16, float16. Of equal elements in lines
 of less than 512 the first ones count; longer ones along the last dimension are searched by blocks,
 where of equal elements any ones may count, as torch leaves it open. A line has at most 4096
-elements, along the last dimension as many as SBUF holds: 32,000 of float32 for small k. The four
-finite float32 numbers of each sign with the greatest magnitude count as equal.
+elements, along the last dimension as many as SBUF holds in 32 partitions. The four finite float32
+numbers of each sign with the greatest magnitude count as equal.
 """
 
 from __future__ import annotations
