@@ -21,18 +21,18 @@ _SEGMENTS = (1, 2, 4, 8, 16, 32)
 
 class Blocks(NamedTuple):
     """How lines are searched for their first `k` elements: a line lies in `segments` partitions of
-    `count` blocks of `size` elements each, the last of which may be ragged."""
+    `number` blocks of `size` elements each, the last of which may be ragged."""
 
     segments: int
-    count: int
+    number: int
     size: int
     k: int
 
     @property
     def cycles(self) -> float:
         """About the cycles of VectorE for 128 partitions, and of GpSimd, for which it waits."""
-        elements, candidates = self.count * self.size, self.k * self.size
-        found = self._searched(self.count) + self._searched(candidates)
+        elements, candidates = self.number * self.size, self.k * self.size
+        found = self._searched(self.number) + self._searched(candidates)
         if self.segments > 1:
             found += self._searched(self.segments * self.k) + _EXCHANGE
         return 1.8 * elements + found
@@ -60,8 +60,8 @@ def _cut(length: int, k: int, parts: int, size: int) -> Blocks:
 
 def _fits(cut: Blocks, itemsize: int) -> bool:
     merged = cut.k * cut.segments if cut.segments > 1 else 0
-    most = max(cut.count, cut.k * cut.size, merged)
-    searched = max(_BLOCK_BYTES * cut.count, _CANDIDATE_BYTES * max(cut.k * cut.size, merged))
-    used = cut.count * cut.size * itemsize + searched
-    is_searchable = cut.count >= _EIGHT and most <= _MOST_SEARCHED
-    return is_searchable and cut.k < cut.count and used <= _BYTES
+    most = max(cut.number, cut.k * cut.size, merged)
+    searched = max(_BLOCK_BYTES * cut.number, _CANDIDATE_BYTES * max(cut.k * cut.size, merged))
+    used = cut.number * cut.size * itemsize + searched
+    is_searchable = cut.number >= _EIGHT and most <= _MOST_SEARCHED
+    return is_searchable and cut.k < cut.number and used <= _BYTES
