@@ -52,6 +52,24 @@ def over_parts(values: nl.NkiTensor, parts: int) -> nl.NkiTensor:
     return turned.reshape((1, values.shape[0] // parts, parts))
 
 
+def inverse_roots(totals: nl.NkiTensor, scale: float, eps: float) -> nl.NkiTensor:
+    """1 / sqrt(totals * scale + eps) of rows, `[1, rows]` in float32.
+
+    On GpSimd, which is more precise (SDK nki.api.shared): ScalarE would load a table for it first,
+    which takes longer than all else that is done with so few numbers.
+    """
+    moments = nl.ndarray(totals.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=moments, data=totals, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=eps,
+        engine=nisa.engine.vector,
+    )  # fmt: skip
+    roots = nl.ndarray(totals.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=roots, data=moments, op0=nl.rsqrt, operand0=0.0, engine=nisa.engine.gpsimd
+    )
+    return roots
+
+
 def to_parts(values: list[nl.NkiTensor], parts: int) -> nl.NkiTensor:
     """Values of rows, each `[1, rows]` in float32, for each of their parts: `[rows * parts, i]`."""
     rows = values[0].shape[1]

@@ -9,6 +9,7 @@ import nki.language as nl
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._few_rows import (
     chunks_of,
+    inverse_roots,
     load_parts,
     load_vector_parts,
     over_parts,
@@ -92,11 +93,7 @@ def _row_moments(
     nisa.tensor_tensor(dst=squares, data1=squares, data2=part_variances, op=nl.add)
     totals = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=totals, op=nl.add, data=squares, axis=2)
-    epsilon = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=epsilon, value=eps)
-    rstds = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=rstds, op=nl.rsqrt, data=totals, scale=1.0 / parts, bias=epsilon)
-    return means, rstds
+    return means, inverse_roots(totals, 1.0 / parts, eps)
 
 
 def _normalise(
@@ -109,16 +106,28 @@ def _normalise(
 ) -> None:
     """Columns `place` of the result: (data - mean) * rstd * weights + biases."""
     start, end = place
-    normal = nl.ndarray((data.shape[0], end - start), dtype=nl.float32, buffer=nl.sbuf)
+    part, goal = data[:, start:end], result[:, start:end]
+    mean, rstd = moments[:, 0:1], moments[:, 1:2]
+    if weights is not None and biases is not None:
+        # The weights before rstd: two passes, not three.
+        scaled = nl.ndarray(part.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=scaled, data=part, op0=nl.subtract, operand0=mean,
+            op1=nl.multiply, operand1=weights[:, start:end],
+        )  # fmt: skip
+        nisa.scalar_tensor_tensor(
+            dst=goal, data=scaled, op0=nl.multiply, operand0=rstd,
+            op1=nl.add, operand1=biases[:, start:end],
+        )  # fmt: skip
+        return
+    normal = goal
+    if weights is not None or biases is not None:
+        normal = nl.ndarray(part.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
-        dst=normal, data=data[:, start:end], op0=nl.subtract, operand0=moments[:, 0:1],
-        op1=nl.multiply, operand1=moments[:, 1:2], engine=nisa.engine.vector,
+        dst=normal, data=part, op0=nl.subtract, operand0=mean,
+        op1=nl.multiply, operand1=rstd, engine=nisa.engine.vector,
     )  # fmt: skip
-    goal = result[:, start:end]
     if weights is not None:
-        dst = normal if biases is not None else goal
-        nisa.tensor_tensor(dst=dst, data1=normal, data2=weights[:, start:end], op=nl.multiply)
+        nisa.tensor_tensor(dst=goal, data1=normal, data2=weights[:, start:end], op=nl.multiply)
     if biases is not None:
         nisa.tensor_tensor(dst=goal, data1=normal, data2=biases[:, start:end], op=nl.add)
-    if weights is None and biases is None:
-        nisa.tensor_copy(dst=goal, src=normal, engine=nisa.engine.vector)

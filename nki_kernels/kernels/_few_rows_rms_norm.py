@@ -9,6 +9,7 @@ import nki.language as nl
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._few_rows import (
     chunks_of,
+    inverse_roots,
     load_parts,
     load_vector_parts,
     over_parts,
@@ -71,9 +72,5 @@ def _inverse_roots(data: nl.NkiTensor, parts: int, eps: float) -> nl.NkiTensor:
     turned = over_parts(sums, parts)
     totals = nl.ndarray((1, turned.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=totals, op=nl.add, data=turned, axis=2)
-    epsilon = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=epsilon, value=eps)
-    roots = nl.ndarray(totals.shape, dtype=nl.float32, buffer=nl.sbuf)
-    scale = 1.0 / (parts * data.shape[1])
-    nisa.activation(dst=roots, op=nl.rsqrt, data=totals, scale=scale, bias=epsilon)
+    roots = inverse_roots(totals, 1.0 / (parts * data.shape[1]), eps)
     return to_parts([roots], parts)

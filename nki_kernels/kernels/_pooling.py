@@ -3,6 +3,7 @@
 Rows (images and channels) lie on the partitions, a block of the input in each. A pass along one
 dimension takes one instruction for each position of the window, over the outputs that see the input
 there; so there is no padding in memory, and a window of k x k takes 2 k passes instead of k * k.
+Sums of larger windows that lie side by side are one reduction.
 Two-dimensional pooling is three-dimensional with a middle dimension of size 1.
 """
 
@@ -21,6 +22,7 @@ from trnx.simulator.hardware import Hardware
 
 # Of the input per partition in a tile: DMA and VectorE are busy for about 5 us with it.
 _TILE_BYTES = 16384
+_FEW = 4  # elements of a window that passes add as fast as a reduction
 MOST_PLACES = 2**24  # of a plane or a volume, as VectorE compares them in float32
 
 Window = tuple[int, int, int, int]  # size, stride, padding, dilation
@@ -113,6 +115,11 @@ def pool_kernel(
     rows = x.size // (sizes[0] * sizes[1] * sizes[2])
     source = x.reshape((rows, sizes[0], sizes[1], sizes[2]))
     result = out.reshape((rows, counts[0], counts[1], counts[2]))
+    # The same factor for all sums is taken where they are rounded.
+    own, factor = scales[0], None
+    if len(scales[0]) == 1 and scales[0][0][0:2] == (0, counts[0]):
+        own, factor = (), scales[0][0][2]
+    is_reduced = not is_max and len(scales[2]) == 0 and _is_reduced(windows, sizes)
     begin, end = share_of(rows, cores)
     for start in range(begin, end, pmax):
         p = min(pmax, end - start)
@@ -125,16 +132,46 @@ def pool_kernel(
                 shape = (p, high - low, bottom - top, sizes[2])
                 data = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
                 nisa.dma_copy(dst=data, src=source[start : start + p, low:high, top:bottom])
-                last = _pass(data, 3, 0, counts[2], 0, windows[2], is_max, scales[2])
-                middle = _pass(last, 2, row, m, top, windows[1], is_max, scales[1])
-                done = _pass(middle, 1, first, n, low, windows[0], is_max, scales[0])
-                if done.dtype != x.dtype:
-                    rounded = nl.ndarray(done.shape, dtype=x.dtype, buffer=nl.sbuf)
-                    nisa.tensor_copy(dst=rounded, src=done)
-                    done = rounded
+                if is_reduced:
+                    total = _reduced(data, n, counts[2], windows)
+                else:
+                    last = _pass(data, 3, 0, counts[2], 0, windows[2], is_max, scales[2])
+                    middle = _pass(last, 2, row, m, top, windows[1], is_max, scales[1])
+                    total = _pass(middle, 1, first, n, low, windows[0], is_max, own)
+                done = total
+                if factor is not None:
+                    done = nl.ndarray(total.shape, dtype=x.dtype, buffer=nl.sbuf)
+                    nisa.tensor_scalar(dst=done, data=total, op0=nl.multiply, operand0=factor)
+                elif total.dtype != x.dtype:
+                    done = nl.ndarray(total.shape, dtype=x.dtype, buffer=nl.sbuf)
+                    nisa.tensor_copy(dst=done, src=total)
                 target = result[start : start + p, first : first + n, row : row + m]
                 nisa.dma_copy(dst=target, src=done)
     return out
+
+
+def _is_reduced(windows: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]) -> bool:
+    """Whether one reduction of whole windows is faster than a pass for each position: windows side
+    by side over two dimensions, of more than four elements."""
+    for size, stride, padding, dilation in windows:
+        if (stride, padding, dilation) != (size, 0, 1):
+            return False
+    return sizes[1] == 1 and windows[0][0] * windows[2][0] > _FEW
+
+
+def _reduced(
+    data: nl.NkiTensor, rows: int, columns: int, windows: tuple[tuple[int, ...], ...]
+) -> nl.NkiTensor:
+    """The sums `[P, rows, 1, columns]` of windows that lie side by side from the first row of
+    data on."""
+    down, across = windows[0][0], windows[2][0]
+    view = data[:, 0 : rows * down, 0, 0 : columns * across]
+    view = view.reshape_dim(2, (columns, across)).reshape_dim(1, (rows, down))
+    total = nl.ndarray((data.shape[0], rows, 1, columns), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(
+        dst=total[:, :, 0, :], op=nl.add, data=view.permute((0, 1, 3, 2, 4)), axis=(3, 4)
+    )
+    return total
 
 
 def inputs_of(window: tuple[int, ...], size: int, first: int, count: int) -> tuple[int, int]:

@@ -181,6 +181,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("several blocks, padding not counted", 2, 3, 150, 112, count_include_pad=False)
     yield sample("overhanging windows", 2, 3, 10, 12, ceil_mode=True)
     yield sample("a divisor of its own", 2, 3, 10, 12, divisor_override=7)
+    yield sample("side by side", 2, 3, 14, 13, size=3, stride=3, padding=0)
     yield sample("one by one", 2, 3, 5, 5, size=1, stride=1, padding=0)
     yield sample("three dimensions", 2, 3, 6, 9, 8, spatial=3, count_include_pad=False)
     yield sample("adaptive", 2, 3, 14, 21, output_size=[7, 7])

@@ -54,34 +54,37 @@ def cumsum_kernel(
 def _sum_tile(
     out: nl.NkiTensor, x: nl.NkiTensor, group: tuple[Any, ...], tile: int, sizes: tuple[int, ...]
 ) -> None:
-    """All positions of one tile, block after block."""
+    """All positions of one tile, block after block; each goes on from the last sums of the one
+    before."""
     length, inner, block = sizes
     p, rows, width = lanes(group), group[4], group[5]
-    carry = nl.ndarray((p, rows, 1, width), dtype=nl.float32, buffer=nl.sbuf)
-    error = nl.ndarray((p, rows, 1, width), dtype=nl.float32, buffer=nl.sbuf)
     zero = nl.ndarray((p, rows, 1, width), dtype=nl.float32, buffer=nl.sbuf)
-    for column in (carry, error, zero):
-        nisa.memset(dst=column, value=0.0)
+    nisa.memset(dst=zero, value=0.0)
+    carry, error = zero, zero
     for first in range(0, length, block):
         count = min(block, length - first)
         pattern, offset = places(group, tile, first, count, (length, inner), 1)
         data = nl.ndarray((p, rows, count, width), dtype=x.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=data, src=x.ap(pattern=pattern, offset=offset))
         zeros = zero.broadcast(2, count)
-        sums = nl.ndarray((p, rows, count + 1, width), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=sums[:, :, 0:1, :], src=carry)
-        total = sums[:, :, 1 : count + 1, :]
-        scan(total, data, zeros, carry[:, :, 0, :], nl.add, nl.add)
         result = nl.ndarray((p, rows, count, width), dtype=x.dtype, buffer=nl.sbuf)
         if x.dtype == nl.float32:
+            sums = nl.ndarray((p, rows, count + 1, width), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_copy(dst=sums[:, :, 0:1, :], src=carry)
+            total = sums[:, :, 1 : count + 1, :]
+            scan(total, data, zeros, carry[:, :, 0, :], nl.add, nl.add)
             lost = _lost(sums, data)
             errors = nl.ndarray((p, rows, count, width), dtype=nl.float32, buffer=nl.sbuf)
             scan(errors, lost, zeros, error[:, :, 0, :], nl.add, nl.add)
-            nisa.tensor_tensor(dst=result, data1=total, data2=errors, op=nl.add)
-            nisa.tensor_copy(dst=error, src=errors[:, :, count - 1 : count, :])
+            gpsimd = nisa.engine.gpsimd
+            nisa.tensor_tensor(dst=result, data1=total, data2=errors, op=nl.add, engine=gpsimd)
+            error = errors[:, :, count - 1 : count, :]
         else:
-            nisa.tensor_copy(dst=result, src=total)
-        nisa.tensor_copy(dst=carry, src=sums[:, :, count : count + 1, :])
+            total = nl.ndarray((p, rows, count, width), dtype=nl.float32, buffer=nl.sbuf)
+            scan(total, data, zeros, carry[:, :, 0, :], nl.add, nl.add)
+            # On ScalarE: VectorE has no time but for the scans.
+            nisa.activation(dst=result, op=nl.copy, data=total)
+        carry = total[:, :, count - 1 : count, :]
         nisa.dma_copy(dst=out.ap(pattern=pattern, offset=offset), src=result)
 
 

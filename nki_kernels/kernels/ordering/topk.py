@@ -1,8 +1,10 @@
 """`topk`: the k largest or smallest elements along a dimension, in order, and where they are.
 
-Of equal elements the first ones count; NaN is larger than any number, as in eager. float32,
-bfloat16, float16; a line has at most 4096 elements. The four finite float32 numbers of each sign
-with the greatest magnitude count as equal.
+NaN is larger than any number, as in eager. float32, bfloat16, float16. Of equal elements in lines
+of less than 512 the first ones count; longer ones along the last dimension are searched by blocks,
+where of equal elements any ones may count, as torch leaves it open. A line has at most 4096
+elements, along the last dimension as many as SBUF holds in 32 partitions. The four finite float32
+numbers of each sign with the greatest magnitude count as equal.
 """
 
 from __future__ import annotations
@@ -12,6 +14,9 @@ from typing import Any
 
 import torch
 
+from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels.ordering._block_plan import Blocks, blocks_of
+from trnx.nki_kernels.kernels.ordering._blocks import topk_of_blocks_kernel
 from trnx.nki_kernels.kernels.ordering._launch import launch_order, order_cost, reject_order
 from trnx.nki_kernels.kernels.ordering._search import first_in_order_kernel
 from trnx.nki_kernels.registry import register
@@ -33,18 +38,41 @@ def reference(x: torch.Tensor, k: int, dim: int, largest: bool, is_sorted: bool)
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
     """dtypes and sizes."""
     del hw
+    if _blocks(b) is not None:
+        return reject_dtypes(b, "x")
     return reject_order(b, b.k, _LONGEST)
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
-    """Where lines lie."""
+    """Where lines lie, and how long ones are cut into blocks."""
     del hw
-    return launch_order(b, b.k, b.largest)
+    blocks = _blocks(b)
+    if blocks is None:
+        return launch_order(b, b.k, b.largest)
+    length = b.x.shape[-1]
+    lines, shape = (b.x.numel // length, length), (*b.x.shape[:-1], b.k)
+    return Launch.of(topk_of_blocks_kernel, b, ("x",), lines, tuple(blocks), shape, b.largest)
 
 
 def cost(b: Bindings) -> Cost:
     """The searches."""
-    return order_cost(b, b.k)
+    blocks = _blocks(b)
+    if blocks is None:
+        return order_cost(b, b.k)
+    lines = b.x.numel // b.x.shape[-1]
+    written = lines * b.k * (b.x.dtype.itemsize + 8)
+    return Cost(
+        vector_flops=lines * blocks.segments * int(blocks.cycles), hbm_bytes=b.x.nbytes + written
+    )
+
+
+def _blocks(b: Bindings) -> Blocks | None:
+    """The blocks of lines along the last dimension, where they pay."""
+    if b.x.numel == 0 or b.x.ndim == 0 or b.k == 0 or b.dim % b.x.ndim != b.x.ndim - 1:
+        return None
+    length = b.x.shape[-1]
+    found = blocks_of(length, b.k, b.x.numel // length, b.x.dtype.itemsize)
+    return found if isinstance(found, Blocks) else None
 
 
 def samples(generator: torch.Generator) -> Iterator[Sample]:
@@ -73,6 +101,8 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("the first", (30, 140), 3, 0, largest=False)
     yield sample("one dimension", (300,), 300, 0)
     yield sample("long lines", (3, 4096), 20)
+    yield sample("ragged blocks", (129, 1003), 9, largest=False)
+    yield sample("a vocabulary", (2, 3, 20001), 50)
     for dtype in (torch.bfloat16, torch.float16):
         yield sample(f"{dtype}", (130, 33), 12, dtype=dtype)
         yield sample(f"the smallest of {dtype}", (130, 33), 12, largest=False, dtype=dtype)
