@@ -157,7 +157,7 @@ def _load(
         tile = weights.tile[:, :, :, nl.ds(chunk.first - some[0].first, chunk.number)]
         rows = Rows(chunk.place, chunk.number, given.out.shape[1], 1, 0)
         columns = columns_of(given.bias, given.norm, rows)
-        ready.append(Ready(Weights(tile, weights.channels), columns[0], columns[1]))
+        ready.append(Ready(Weights(tile, weights.channels, weights.masked), columns[0], columns[1]))
 
 
 def _convolve_volume(

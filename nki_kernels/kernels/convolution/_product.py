@@ -4,9 +4,10 @@ Input channels lie on the partitions. The input of a block of outputs is loaded 
 memory; every kernel position is an access pattern on it, and all positions and chunks of 128
 channels add up in PSUM, whose partitions are the output channels. Padding is never loaded: at the
 border a position adds to those outputs alone that it reaches. Few channels share the partitions
-with kernel rows (`fold`): part j of the partitions holds the input shifted by j rows, and there the
-padded rows are zeros in SBUF. Where that still leaves rows of TensorE's array free, several blocks
-of outputs (`streams`) are computed side by side, each on `array_rows` rows of its own.
+with kernel rows (`fold`): part j of the partitions holds the input shifted by j rows. There padded
+rows before the input are zeros in SBUF, and so are their weights, which need not be finite. Where
+that still leaves rows of TensorE's array free, several blocks of outputs (`streams`) are computed
+side by side, each on `array_rows` rows of its own.
 """
 
 from __future__ import annotations
@@ -35,10 +36,13 @@ Position = tuple[tuple[Tap, Tap, Tap], tuple[tuple[int, int], tuple[int, int], t
 
 
 class Weights(NamedTuple):
-    """A tile `[channels, chunks, kernel positions, out channels]`, and its number of channels."""
+    """A tile `[channels, chunks, kernel positions, out channels]`, its number of channels, and for
+    each mask of the plan the part of its kernel row, `[channels, 1, positions, out channels]`.
+    """
 
     tile: nl.NkiTensor
     channels: int
+    masked: list[nl.NkiTensor]
 
 
 class Source(NamedTuple):
@@ -109,7 +113,7 @@ def _load_chunks(tile: nl.NkiTensor, source: nl.NkiTensor) -> None:
 def _load_shifted(
     tile: nl.NkiTensor, x: Source, plan: Plan, front: tuple[int, int], top: tuple[int, int]
 ) -> None:
-    """Part j of the partitions <- the input some rows further down, zeros beyond it."""
+    """Part j of the partitions <- the input some rows further down, zeros before it."""
     step, origin, shift = plan.row_steps
     rows = top[1] - top[0]
     base = top[0] * step + origin
@@ -120,14 +124,12 @@ def _load_shifted(
         first = min(rows, max(0, (step - 1 - begin) // step))
         firsts.append(first)
         lasts.append(max(first, min(rows, (x.rows - 1 - begin) // step + 1)))
-    # The rows that all parts have come with one transfer, others are zeros first: by GpSimdE, as
-    # the other engines still work on the block before.
+    # The rows that all parts have come with one transfer. Before them zeros come first: by GpSimdE,
+    # as the other engines still work on the block before. Nothing takes what lies beyond the input.
     inner = firsts[0]
     outer = max(inner, lasts[-1])
     if inner > 0:
         nisa.memset(dst=tile[:, 0, :, 0:inner, :], value=0.0, engine=nisa.engine.gpsimd)
-    if outer < rows:
-        nisa.memset(dst=tile[:, 0, :, outer:rows, :], value=0.0, engine=nisa.engine.gpsimd)
     if inner < outer:
         _load_rows(tile, x, front, (inner, outer), (base, step), (0, plan.fold, shift))
     for j in range(plan.fold):
@@ -168,10 +170,10 @@ def _load_rows(
 def clip(axis: Axis, tap: Tap, first: int, count: int) -> tuple[int, int]:
     """Those of outputs `first .. first+count` of a phase that `tap` reaches, counted from first."""
     offset = tap[1] + tap[2] * first
-    begin = 0
+    begin = max(0, tap[5] - first)
     if offset < axis.low:
-        begin = (axis.low - offset + tap[2] - 1) // tap[2]
-    return begin, min(count, (axis.high - 1 - offset) // tap[2] + 1)
+        begin = max(begin, (axis.low - offset + tap[2] - 1) // tap[2])
+    return begin, min(count, tap[6] - first, (axis.high - 1 - offset) // tap[2] + 1)
 
 
 def _multiply(
@@ -186,6 +188,10 @@ def _multiply(
     """The products of one kernel position, over all chunks of channels, for block `index`."""
     taps, clips = position
     slot = (taps[0][0] * plan.rows.slots + taps[1][0]) * plan.columns.slots + taps[2][0]
+    left_tile = weights.tile
+    if taps[1][4] > 0:
+        left_tile = weights.masked[taps[1][4] - 1]
+        slot = taps[0][0] * plan.columns.slots + taps[2][0]
     starts = (inputs.blocks[index].planes_in[0], inputs.blocks[index].rows_in[0], 0)
     slices = []
     for axis in range(3):
@@ -207,7 +213,7 @@ def _multiply(
         parts = nl.ds(first, min(nl.tile_size.pmax, left - chunk * nl.tile_size.pmax))
         nisa.nc_matmul(
             dst=target,
-            stationary=weights.tile[parts, chunk, slot, :],
+            stationary=left_tile[parts, chunk, slot, :],
             moving=inputs.tile[parts, chunk, slices[0], slices[1], slices[2]],
             tile_position=where,
             tile_size=size,
@@ -226,27 +232,34 @@ def _zero(bank: nl.NkiTensor, dtype: object) -> None:
 
 def _positions(plan: Plan, parts_of: BankPart, shape: tuple[int, ...]) -> list[Position | None]:
     """The kernel positions that reach anything of a bank `[out channels, planes, rows, columns]`,
-    as (taps, clips). What reaches all comes first: it gives every location its first value; where
-    nothing does, the first element is None.
+    as (taps, clips). What reaches all comes first: it gives every location its first value, also
+    where several ranges of rows take one kernel row; where nothing does, the first element is None.
     """
     whole: list[Position | None] = []
     parts: list[Position | None] = []
+    rows = []
+    for b in parts_of[1][0][2]:
+        rows.append(clip(plan.rows, b, parts_of[1][1], shape[2]))
     for a in parts_of[0][0][2]:
         planes = clip(plan.planes, a, parts_of[0][1], shape[1])
-        for b in parts_of[1][0][2]:
-            rows = clip(plan.rows, b, parts_of[1][1], shape[2])
+        for index in range(len(rows)):
+            b = parts_of[1][0][2][index]
+            reached = 0
+            for other in range(len(rows)):
+                if parts_of[1][0][2][other][0] == b[0]:
+                    reached = reached + max(0, rows[other][1] - rows[other][0])
             for c in parts_of[2][0][2]:
                 columns = clip(plan.columns, c, parts_of[2][1], shape[3])
-                clips = (planes, rows, columns)
+                clips = (planes, rows[index], columns)
                 covered = 1
-                is_whole = True
                 for axis in range(3):
-                    extent = clips[axis][1] - clips[axis][0]
-                    covered = covered * max(0, extent)
-                    is_whole = is_whole and extent == shape[axis + 1]
-                if is_whole:
+                    covered = covered * max(0, clips[axis][1] - clips[axis][0])
+                if covered == 0:
+                    continue
+                size = (planes[1] - planes[0]) * reached * (columns[1] - columns[0])
+                if size == shape[1] * shape[2] * shape[3]:
                     whole.append(((a, b, c), clips))
-                elif covered > 0:
+                else:
                     parts.append(((a, b, c), clips))
     if len(whole) == 0:
         whole.append(None)

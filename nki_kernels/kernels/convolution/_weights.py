@@ -46,7 +46,7 @@ def load_weights(
         for part in range(0, some, pmax):
             block = data[:, nl.ds(part, min(pmax, some - part))]
             _transpose(tile, (channel + part) // pmax, block, plan)
-    return Weights(tile, channels)
+    return Weights(tile, channels, _masked(tile, channels, plan))
 
 
 def load_pointwise(weight: nl.NkiTensor, first: int, count: int, layout: str) -> Weights:
@@ -54,7 +54,7 @@ def load_pointwise(weight: nl.NkiTensor, first: int, count: int, layout: str) ->
     matrix = weight.reshape(weight.shape[0:2])
     channels = matrix.shape[1]
     tile = load_operand(MatmulOperand([matrix], layout), first, count, 0, channels)
-    return Weights(tile.expand_dim(2), channels)
+    return Weights(tile.expand_dim(2), channels, [])
 
 
 def _transpose(tile: nl.NkiTensor, chunk: int, block: nl.NkiTensor, plan: Plan) -> None:
@@ -134,4 +134,28 @@ def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) 
                         src=source[:, :, :, 0 : rows - before, :],
                     )
     flat = tile.reshape((partitions, chunks, count, planes * rows * columns))
-    return Weights(flat.permute((0, 1, 3, 2)), channels)
+    ordered = flat.permute((0, 1, 3, 2))
+    return Weights(ordered, channels, _masked(ordered, channels, plan))
+
+
+def _masked(tile: nl.NkiTensor, channels: int, plan: Plan) -> list[nl.NkiTensor]:
+    """For each mask of the plan, its row of kernel positions of `tile[channels, 1, positions, out
+    channels]` with zeros in the first folded ones.
+    """
+    found = []
+    columns = plan.columns.slots
+    planes = tile.shape[2] // (plan.rows.slots * columns)
+    for slot, zeros, folded in plan.masks:
+        shape = (tile.shape[0], 1, planes * columns, tile.shape[3])
+        masked = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.sbuf)
+        for stream in range(plan.streams):
+            here = nl.ds(stream * plan.array_rows, folded * channels)
+            for plane in range(planes):
+                nisa.tensor_copy(
+                    dst=masked[here, :, nl.ds(plane * columns, columns)],
+                    src=tile[here, :, nl.ds((plane * plan.rows.slots + slot) * columns, columns)],
+                )
+            first = nl.ds(stream * plan.array_rows, zeros * channels)
+            nisa.memset(dst=masked[first], value=0.0)
+        found.append(masked)
+    return found
