@@ -101,6 +101,13 @@ class Problem:
     planes: Window
     rows: Window
     columns: Window
+    has_residual: bool
+
+    @property
+    def outputs(self) -> int:
+        """Of a channel and a phase: those that one product computes together."""
+        axes = (self.planes, self.rows, self.columns)
+        return math.prod(-(-axis.out // axis.step) for axis in axes)
 
     @property
     def taps(self) -> int:
@@ -123,28 +130,58 @@ def output_size(window: Window, output_padding: int) -> int:
 
 class Sharing(NamedTuple):
     """How few channels share the array of TensorE: kernel rows in one product, blocks of outputs
-    side by side, and rows of the array for each of these.
+    side by side, and rows of the array for each of these; so many times as many blocks for few
+    output channels, and columns for each.
     """
 
     fold: int
     streams: int
     array_rows: int
+    sides: int
+    array_columns: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of outputs that are computed side by side."""
+        return self.streams * self.sides
 
 
 def sharing_of(problem: Problem, hw: Hardware) -> Sharing:
+    """How rows and columns of the array are shared."""
+    way = _rows_of_array(problem, hw)
+    least = _least_part(hw)
+    columns = max(least, 1 << (problem.out_channels - 1).bit_length())
+    # An added tensor has no values for columns that are there to fill a part.
+    if problem.has_residual and columns != problem.out_channels:
+        return way
+    banks = -(-4 * problem.outputs // hw.psum_bank_bytes)
+    while columns < hw.partitions and 2 * way.streams * (hw.partitions // columns) > banks:
+        columns *= 2
+    if columns >= hw.partitions:
+        return way
+    return way._replace(sides=hw.partitions // columns, array_columns=columns)
+
+
+def _least_part(hw: Hardware) -> int:
+    """Least rows or columns of a part of the array: 32 from NeuronCore-v3 on, 64 before
+    (nki.isa.nc_matmul).
+    """
+    return 32 if hw.generation >= 3 else 64
+
+
+def _rows_of_array(problem: Problem, hw: Hardware) -> Sharing:
     """The way that needs the fewest passes of the array; with the least folding, which loads the
     input several times.
     """
     if problem.channels > hw.partitions // 2:
-        return Sharing(1, 1, hw.partitions)
+        return Sharing(1, 1, hw.partitions, 1, hw.partitions)
     kernel = max(1, *(len(taps) for _, _, taps in problem.rows.phases()))
     most = max(1, min(kernel, hw.partitions // problem.channels))
-    # Row tiles of TensorE: 32 rows from NeuronCore-v3 on, 64 before (nki.isa.nc_matmul).
-    least = 32 if hw.generation >= 3 else 64
+    least = _least_part(hw)
     ways = []
     for fold in range(1, most + 1):
         rows = max(least, 1 << (fold * problem.channels - 1).bit_length())
-        way = Sharing(fold, hw.partitions // rows, rows)
+        way = Sharing(fold, hw.partitions // rows, rows, 1, hw.partitions)
         if fold == 1 or not problem.rows.transposed or _pays(problem, way, hw):
             ways.append(way)
 
@@ -243,7 +280,7 @@ def _planes_of_a_stream(problem: Problem, sharing: Sharing) -> int:
     are the streams, are shared evenly.
     """
     planes = -(-problem.planes.out // problem.planes.step)
-    return planes if problem.planes.kernel == 1 else -(-planes // sharing.streams)
+    return planes if problem.planes.kernel == 1 else -(-planes // sharing.blocks)
 
 
 def _bank(problem: Problem, sharing: Sharing, hw: Hardware) -> tuple[int, int, int]:
@@ -287,10 +324,10 @@ def _blocks(
     block = [bank[0], bank[1]]
 
     def fits(grown: list[int]) -> bool:
-        needed = input_bytes(problem, grown[0], grown[1], fold, hw)
+        needed = sharing.sides * input_bytes(problem, grown[0], grown[1], fold, hw)
         return needed <= _INPUT_BYTES and result_bytes(problem, grown) <= _RESULT_BYTES
 
-    wanted = max(_BLOCKS, 2 * sharing.streams)
+    wanted = max(_BLOCKS, 2 * sharing.blocks)
     borders = _border_transfers(problem.rows, fold)
     if fold > 1 and (borders > _BORDER_TRANSFERS or problem.planes.kernel > 1):
         # All images first: what is special at the border is done for all of them together.
@@ -352,13 +389,15 @@ def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
         _folded(problem.rows, fold)[1] if fold > 1 else (),
         sharing.streams,
         sharing.array_rows,
+        sharing.sides,
+        sharing.array_columns,
         max(1, _WEIGHT_BYTES // each) * hw.partitions,
         max(1, _STORE_BYTES // result_bytes(problem, block)),
         layout if problem.taps == 1 and sharing.streams == 1 else "",
     )
 
 
-def plan_bytes(problem: Problem, has_residual: bool, hw: Hardware) -> int:
+def plan_bytes(problem: Problem, hw: Hardware) -> int:
     """Bytes of a partition that weights, input and result of a block take."""
     sharing = sharing_of(problem, hw)
     fold = sharing.fold
@@ -370,6 +409,6 @@ def plan_bytes(problem: Problem, has_residual: bool, hw: Hardware) -> int:
     return (
         weights
         + staged
-        + input_bytes(problem, planes, rows, fold, hw)
-        + 2 * result * (2 if has_residual else 1)
+        + sharing.sides * input_bytes(problem, planes, rows, fold, hw)
+        + 2 * result * (2 if problem.has_residual else 1)
     )

@@ -32,7 +32,8 @@ class Plan(NamedTuple):
     row_steps: of folded rows, the input rows between two of a tile, the input row of row 0, and
     the input rows between two parts of the partitions; fold_step: the kernel rows between two of
     these; masks: weights for outputs whose first folded rows are padding; streams, array_rows:
-    blocks that are computed side by side, and rows of the array for each; out_channels: how many
+    blocks that are computed side by side, and rows of the array for each; sides, array_columns: so
+    many times as many blocks, and columns of the array for each; out_channels: how many
     have their weights in SBUF; together: how many chunks of 128 of them are stored by one transfer;
     layout: how the weights of a 1x1 kernel are loaded, "" for a larger one.
     """
@@ -46,6 +47,8 @@ class Plan(NamedTuple):
     masks: tuple[Mask, ...]
     streams: int
     array_rows: int
+    sides: int
+    array_columns: int
     out_channels: int
     together: int
     layout: str
@@ -63,7 +66,7 @@ class Block(NamedTuple):
 def plan_of(numbers: tuple[Any, ...]) -> Plan:
     """The plan that the host has made."""
     planes, rows, columns, fold, row_steps, fold_step, masks = numbers[0:7]
-    streams, array_rows, out_channels, together, layout = numbers[7:]
+    streams, array_rows, sides, array_columns, out_channels, together, layout = numbers[7:]
     return Plan(
         _axis_of(planes),
         _axis_of(rows),
@@ -74,6 +77,8 @@ def plan_of(numbers: tuple[Any, ...]) -> Plan:
         masks,
         streams,
         array_rows,
+        sides,
+        array_columns,
         out_channels,
         together,
         layout,

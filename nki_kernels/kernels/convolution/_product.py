@@ -7,7 +7,9 @@ border a position adds to those outputs alone that it reaches. Few channels shar
 with kernel rows (`fold`): part j of the partitions holds the input shifted by j rows. There padded
 rows before the input are zeros in SBUF, and so are their weights, which need not be finite. Where
 that still leaves rows of TensorE's array free, several blocks of outputs (`streams`) are computed
-side by side, each on `array_rows` rows of its own.
+side by side, each on `array_rows` rows of its own. Where output channels are few, several such
+groups (`sides`) have `array_columns` columns of the array, and so partitions of a bank, each: what
+leaves PSUM for one of them takes as long as for all.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, finish
+from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, finish, lanes_of
 from trnx.nki_kernels.kernels.convolution._geometry import Phase, Tap
 from trnx.nki_kernels.kernels.convolution._plan import (
     Axis,
@@ -67,6 +69,15 @@ class Inputs(NamedTuple):
 
     tile: nl.NkiTensor
     blocks: list[Block]
+
+
+class Job(NamedTuple):
+    """A block: its side and stream, and its parts that share a bank."""
+
+    side: int
+    index: int
+    block: Block
+    parts: list[BankPart]
 
 
 def load_input(x: Source, plan: Plan, blocks: list[Block]) -> Inputs:
@@ -180,12 +191,15 @@ def _multiply(
     bank: nl.NkiTensor,
     inputs: Inputs,
     index: int,
+    side: int,
     weights: Weights,
     plan: Plan,
     firsts: tuple[int, int, int],
     position: Position,
 ) -> None:
-    """The products of one kernel position, over all chunks of channels, for block `index`."""
+    """The products of one kernel position, over all chunks of channels, for block `index` of side
+    `side`.
+    """
     taps, clips = position
     slot = (taps[0][0] * plan.rows.slots + taps[1][0]) * plan.columns.slots + taps[2][0]
     left_tile = weights.tile
@@ -206,9 +220,9 @@ def _multiply(
     first = index * plan.array_rows
     where: tuple[int, ...] = ()
     size: tuple[int, ...] = ()
-    if plan.streams > 1:
-        where = (first, 0)
-        size = (plan.array_rows, nl.tile_size.pmax)
+    if plan.streams * plan.sides > 1:
+        where = (first, side * plan.array_columns)
+        size = (plan.array_rows, plan.array_columns)
     for chunk in range(weights.tile.shape[1]):
         parts = nl.ds(first, min(nl.tile_size.pmax, left - chunk * nl.tile_size.pmax))
         nisa.nc_matmul(
@@ -220,13 +234,22 @@ def _multiply(
         )
 
 
-def _zero(bank: nl.NkiTensor, dtype: object) -> None:
+def _zero(bank: nl.NkiTensor, dtype: object, side: int, plan: Plan) -> None:
     """A product of zeros, so that locations which no kernel position reaches at first are 0."""
     size = bank.shape[1] * bank.shape[2] * bank.shape[3]
     zeros = nl.ndarray((1, bank.shape[0] + size), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0)
+    where: tuple[int, ...] = ()
+    tile: tuple[int, ...] = ()
+    if plan.streams * plan.sides > 1:
+        where = (0, side * plan.array_columns)
+        tile = (plan.array_rows, plan.array_columns)
     nisa.nc_matmul(
-        dst=bank, stationary=zeros[:, 0 : bank.shape[0]], moving=zeros[:, bank.shape[0] :]
+        dst=bank,
+        stationary=zeros[:, 0 : bank.shape[0]],
+        moving=zeros[:, bank.shape[0] :],
+        tile_position=where,
+        tile_size=tile,
     )
 
 
@@ -323,53 +346,109 @@ def _zero_unreached(result: nl.NkiTensor, plan: Plan, block: Block) -> None:
 def convolve_blocks(
     results: list[nl.NkiTensor],
     added: list[nl.NkiTensor | None],
-    inputs: Inputs,
+    sides: list[Inputs],
     weights: Weights,
     plan: Plan,
     then: Epilogue,
     turn: int,
-) -> None:
-    """Blocks side by side: for each `results[out channels, planes, rows, columns]` in SBUF."""
-    parts = []
+) -> int:
+    """Blocks side by side: for each of the streams `results[out channels of all sides, planes,
+    rows, columns]` in SBUF. `turn` counts the banks that were copied out; returns it after these.
+    """
+    jobs: list[Job] = []
     longest = 0
     is_plain = then.scale is None and then.shift is None and then.activation == "none"
-    for index in range(len(inputs.blocks)):
-        every = _parts_of(plan, inputs.blocks[index])
-        reached = _reached(every)
-        if is_plain and added[index] is None and 0 < len(reached) < len(every):
-            _zero_unreached(results[index], plan, inputs.blocks[index])
-            every = reached
-        parts.append(every)
-        longest = max(longest, len(every))
+    width = weights.tile.shape[3]
+    for side in range(len(sides)):
+        for index in range(len(sides[side].blocks)):
+            block = sides[side].blocks[index]
+            lanes = nl.ds(side * plan.array_columns, width)
+            every = _parts_of(plan, block)
+            reached = _reached(every)
+            if is_plain and added[index] is None and 0 < len(reached) < len(every):
+                _zero_unreached(results[index][lanes], plan, block)
+                every = reached
+            jobs.append(Job(side, index, block, every))
+            longest = max(longest, len(every))
     for number in range(longest):
-        banks = []
-        positions = []
-        most_positions = 0
-        for index in range(len(parts)):
-            part = parts[index][min(number, len(parts[index]) - 1)]
-            shape = (weights.tile.shape[3], part[0][2], part[1][2], part[2][2])
-            banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
-            its = _positions(plan, part, shape)
-            positions.append(its if number < len(parts[index]) else [])
-            most_positions = max(most_positions, len(positions[-1]))
-        for turn_of in range(most_positions):
-            for index in range(len(parts)):
-                if turn_of < len(positions[index]):
-                    part = parts[index][number]
-                    firsts = (part[0][1], part[1][1], part[2][1])
-                    position = positions[index][turn_of]
-                    if position is None:
-                        _zero(banks[index], inputs.tile.dtype)
-                    else:
-                        _multiply(banks[index], inputs, index, weights, plan, firsts, position)
-        for index in range(len(parts)):
-            if number < len(parts[index]):
-                part = parts[index][number]
-                block = inputs.blocks[index]
-                p = _outputs(plan.planes, part[0], block.plane * plan.planes.step)
-                r = _outputs(plan.rows, part[1], block.row * plan.rows.step)
-                q = _outputs(plan.columns, part[2], 0)
+        banks = _multiply_banks(jobs, number, sides, weights, plan, len(results))
+        for index in range(len(results)):
+            its = []
+            is_same = True
+            for job in jobs:
+                if job.index == index and number < len(job.parts):
+                    its.append(job)
+            for job in its:
+                is_same = is_same and _where(job, number, plan) == _where(its[0], number, plan)
+            if is_same and len(its) > 0:
+                # All of them at once, which takes as long as one of them.
+                its = its[0:1]
+            for job in its:
+                start, end = 0, results[index].shape[0]
+                if not is_same:
+                    start, end = (
+                        job.side * plan.array_columns,
+                        job.side * plan.array_columns + width,
+                    )
+                p, r, q = _where(job, number, plan)
                 other = added[index]
-                more = None if other is None else other[:, p, r, q]
-                finish(results[index][:, p, r, q], banks[index], more, then, turn)
+                more = None if other is None else other[start:end, p, r, q]
+                part = job.parts[number]
+                bank = banks[index][start:end, 0 : part[0][2], 0 : part[1][2], 0 : part[2][2]]
+                finish(
+                    results[index][start:end, p, r, q], bank, more, lanes_of(then, start, end), turn
+                )
                 turn = turn + 1
+    return turn
+
+
+def _multiply_banks(
+    jobs: list[Job], number: int, sides: list[Inputs], weights: Weights, plan: Plan, streams: int
+) -> list[nl.NkiTensor]:
+    """The sums of part `number` of each block: for each stream a bank with all sides."""
+    width = weights.tile.shape[3]
+    banks = []
+    for index in range(streams):
+        size = [0, 1, 1, 1]
+        for job in jobs:
+            if job.index == index:
+                size[0] = job.side * plan.array_columns + width
+                for axis in range(3):
+                    part = job.parts[min(number, len(job.parts) - 1)]
+                    size[axis + 1] = max(size[axis + 1], part[axis][2])
+        shape = (size[0], size[1], size[2], size[3])
+        banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
+    positions: list[list[Position | None]] = []
+    most = 0
+    for job in jobs:
+        its: list[Position | None] = []
+        if number < len(job.parts):
+            part = job.parts[number]
+            its = _positions(plan, part, (width, part[0][2], part[1][2], part[2][2]))
+        positions.append(its)
+        most = max(most, len(its))
+    for turn in range(most):
+        for n in range(len(jobs)):
+            job = jobs[n]
+            if turn < len(positions[n]):
+                part = job.parts[number]
+                lanes = nl.ds(job.side * plan.array_columns, width)
+                bank = banks[job.index][lanes, 0 : part[0][2], 0 : part[1][2], 0 : part[2][2]]
+                firsts = (part[0][1], part[1][1], part[2][1])
+                position = positions[n][turn]
+                inputs = sides[job.side]
+                if position is None:
+                    _zero(bank, inputs.tile.dtype, job.side, plan)
+                else:
+                    _multiply(bank, inputs, job.index, job.side, weights, plan, firsts, position)
+    return banks
+
+
+def _where(job: Job, number: int, plan: Plan) -> tuple[slice, slice, slice]:
+    """Where part `number` lies in the result of its block."""
+    part = job.parts[number]
+    return (
+        _outputs(plan.planes, part[0], job.block.plane * plan.planes.step),
+        _outputs(plan.rows, part[1], job.block.row * plan.rows.step),
+        _outputs(plan.columns, part[2], 0),
+    )
