@@ -159,8 +159,22 @@ def _load(
         if plan.sides == 1:
             tile = tile[:, :, :, nl.ds(chunk.first - some[0].first, chunk.number)]
         rows = Rows(chunk.place, chunk.number, given.out.shape[1], 1, 0)
-        columns = columns_of(given.bias, given.norm, rows)
-        ready.append(Ready(Weights(tile, weights.channels, weights.masked), columns[0], columns[1]))
+        scale, shift = columns_of(given.bias, given.norm, rows)
+        if plan.sides > 1:
+            scale, shift = _on_all_sides(scale, plan), _on_all_sides(shift, plan)
+        ready.append(Ready(Weights(tile, weights.channels, weights.masked), scale, shift))
+
+
+def _on_all_sides(column: nl.NkiTensor | None, plan: Plan) -> nl.NkiTensor | None:
+    """A scale or shift of the output channels, on the partitions of each side."""
+    if column is None:
+        return None
+    shape = (plan.sides * plan.array_columns, 1)
+    wide = nl.ndarray(shape, dtype=column.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=wide, value=0.0)
+    for side in range(plan.sides):
+        nisa.tensor_copy(dst=wide[nl.ds(side * plan.array_columns, column.shape[0])], src=column)
+    return wide
 
 
 def _convolve_volume(

@@ -324,7 +324,7 @@ def _blocks(
     block = [bank[0], bank[1]]
 
     def fits(grown: list[int]) -> bool:
-        needed = sharing.sides * input_bytes(problem, grown[0], grown[1], fold, hw)
+        needed = input_bytes(problem, grown[0], grown[1], fold, hw)
         return needed <= _INPUT_BYTES and result_bytes(problem, grown) <= _RESULT_BYTES
 
     wanted = max(_BLOCKS, 2 * sharing.blocks)

@@ -190,48 +190,45 @@ def clip(axis: Axis, tap: Tap, first: int, count: int) -> tuple[int, int]:
 def _multiply(
     bank: nl.NkiTensor,
     inputs: Inputs,
-    index: int,
-    side: int,
     weights: Weights,
     plan: Plan,
-    firsts: tuple[int, int, int],
+    job: Job,
+    number: int,
     position: Position,
+    chunk: int,
 ) -> None:
-    """The products of one kernel position, over all chunks of channels, for block `index` of side
-    `side`.
-    """
+    """The product of one kernel position and chunk of channels for part `number` of a block."""
     taps, clips = position
     slot = (taps[0][0] * plan.rows.slots + taps[1][0]) * plan.columns.slots + taps[2][0]
     left_tile = weights.tile
     if taps[1][4] > 0:
         left_tile = weights.masked[taps[1][4] - 1]
         slot = taps[0][0] * plan.columns.slots + taps[2][0]
-    starts = (inputs.blocks[index].planes_in[0], inputs.blocks[index].rows_in[0], 0)
+    starts = (job.block.planes_in[0], job.block.rows_in[0], 0)
     slices = []
     for axis in range(3):
         begin, end = clips[axis]
         stride = taps[axis][2]
-        start = taps[axis][1] + stride * (firsts[axis] + begin) - starts[axis]
+        start = taps[axis][1] + stride * (job.parts[number][axis][1] + begin) - starts[axis]
         slices.append(slice(start, start + stride * (end - begin - 1) + 1, stride))
     target = bank[
         :, clips[0][0] : clips[0][1], clips[1][0] : clips[1][1], clips[2][0] : clips[2][1]
     ]
     left = weights.channels * taps[1][3]
-    first = index * plan.array_rows
+    first = job.index * plan.array_rows
     where: tuple[int, ...] = ()
     size: tuple[int, ...] = ()
     if plan.streams * plan.sides > 1:
-        where = (first, side * plan.array_columns)
+        where = (first, job.side * plan.array_columns)
         size = (plan.array_rows, plan.array_columns)
-    for chunk in range(weights.tile.shape[1]):
-        parts = nl.ds(first, min(nl.tile_size.pmax, left - chunk * nl.tile_size.pmax))
-        nisa.nc_matmul(
-            dst=target,
-            stationary=left_tile[parts, chunk, slot, :],
-            moving=inputs.tile[parts, chunk, slices[0], slices[1], slices[2]],
-            tile_position=where,
-            tile_size=size,
-        )
+    parts = nl.ds(first, min(nl.tile_size.pmax, left - chunk * nl.tile_size.pmax))
+    nisa.nc_matmul(
+        dst=target,
+        stationary=left_tile[parts, chunk, slot, :],
+        moving=inputs.tile[parts, chunk, slices[0], slices[1], slices[2]],
+        tile_position=where,
+        tile_size=size,
+    )
 
 
 def _zero(bank: nl.NkiTensor, dtype: object, side: int, plan: Plan) -> None:
@@ -376,8 +373,10 @@ def convolve_blocks(
             its = []
             is_same = True
             for job in jobs:
-                if job.index == index and number < len(job.parts):
-                    its.append(job)
+                if job.index == index:
+                    is_same = is_same and number < len(job.parts)
+                    if number < len(job.parts):
+                        its.append(job)
             for job in its:
                 is_same = is_same and _where(job, number, plan) == _where(its[0], number, plan)
             if is_same and len(its) > 0:
@@ -386,10 +385,8 @@ def convolve_blocks(
             for job in its:
                 start, end = 0, results[index].shape[0]
                 if not is_same:
-                    start, end = (
-                        job.side * plan.array_columns,
-                        job.side * plan.array_columns + width,
-                    )
+                    start = job.side * plan.array_columns
+                    end = start + width
                 p, r, q = _where(job, number, plan)
                 other = added[index]
                 more = None if other is None else other[start:end, p, r, q]
@@ -427,20 +424,22 @@ def _multiply_banks(
             its = _positions(plan, part, (width, part[0][2], part[1][2], part[2][2]))
         positions.append(its)
         most = max(most, len(its))
+    # Neighbours use different parts of the array, so that none waits for the one before it.
     for turn in range(most):
-        for n in range(len(jobs)):
-            job = jobs[n]
-            if turn < len(positions[n]):
-                part = job.parts[number]
-                lanes = nl.ds(job.side * plan.array_columns, width)
-                bank = banks[job.index][lanes, 0 : part[0][2], 0 : part[1][2], 0 : part[2][2]]
-                firsts = (part[0][1], part[1][1], part[2][1])
-                position = positions[n][turn]
-                inputs = sides[job.side]
-                if position is None:
-                    _zero(bank, inputs.tile.dtype, job.side, plan)
-                else:
-                    _multiply(bank, inputs, job.index, job.side, weights, plan, firsts, position)
+        for chunk in range(weights.tile.shape[1]):
+            for n in range(len(jobs)):
+                job = jobs[n]
+                if turn < len(positions[n]):
+                    part = job.parts[number]
+                    lanes = nl.ds(job.side * plan.array_columns, width)
+                    bank = banks[job.index][lanes, 0 : part[0][2], 0 : part[1][2], 0 : part[2][2]]
+                    position = positions[n][turn]
+                    if position is not None:
+                        _multiply(
+                            bank, sides[job.side], weights, plan, job, number, position, chunk
+                        )
+                    elif chunk == 0:
+                        _zero(bank, weights.tile.dtype, job.side, plan)
     return banks
 
 
