@@ -68,7 +68,8 @@ def problem_of(b: Bindings) -> Problem:
         axes = [trivial(b.x.shape[0]), windows[0], trivial(1)]
     channels = b.x.shape[1] // b.groups
     outs = out_channels(b) // b.groups
-    return Problem(channels, outs, b.x.dtype.itemsize, *axes, b.residual is not None)
+    size, has_residual = b.x.dtype.itemsize, b.residual is not None
+    return Problem(channels, outs, size, axes[0], axes[1], axes[2], has_residual)
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
