@@ -5,7 +5,7 @@ elements or more, of 2 or 4 bytes. The DMA engines transpose on the way into SBU
 elements of the dimension that runs in memory on the partitions; up to 64 take turns in
 the halves of them, because an engine serves eight partitions. Stores run along the result. Copies
 that keep the last dimension, or are small, are left to generated kernels, whose access patterns do
-them as well.
+them as well, and so are those that a generated kernel is predicted to do as fast.
 """
 
 from __future__ import annotations
@@ -207,5 +207,6 @@ register(
         kernel=permute_copy_kernel,
         launch=launch,
         strided=frozenset({"x"}),
+        fuses=True,
     )
 )

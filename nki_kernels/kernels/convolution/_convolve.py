@@ -94,8 +94,9 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
     weight = with_planes(given.weight)
     blocks = blocks_of(plan)
     first_out, end_out = 0, out_channels
-    if len(blocks) >= cores * plan.streams:
-        start, end = share_of(len(blocks), cores, plan.streams)
+    together = plan.streams * plan.sides
+    if len(blocks) >= cores * together:
+        start, end = share_of(len(blocks), cores, together)
         blocks = blocks[start:end]
     else:
         first_out, end_out = share_of(out_channels, cores, nl.tile_size.pmax)
@@ -150,14 +151,30 @@ def _load(
         # Several chunks of short rows at once, but products wait for all of them.
         some = chunks[index : index + max(1, _POINTWISE_ROW // weight.shape[1])]
         count = some[-1].first + some[-1].number - some[0].first
-        weights = load_pointwise(weight, some[0].first, count, plan.layout)
+        weights = load_pointwise(weight, some[0].first, count, plan)
     else:
         weights = load_weights(weight, some[0].first, some[0].number, plan, given.is_turned)
     for chunk in some:
-        tile = weights.tile[:, :, :, nl.ds(chunk.first - some[0].first, chunk.number)]
+        tile = weights.tile
+        if plan.sides == 1:
+            tile = tile[:, :, :, nl.ds(chunk.first - some[0].first, chunk.number)]
         rows = Rows(chunk.place, chunk.number, given.out.shape[1], 1, 0)
-        columns = columns_of(given.bias, given.norm, rows)
-        ready.append(Ready(Weights(tile, weights.channels), columns[0], columns[1]))
+        scale, shift = columns_of(given.bias, given.norm, rows)
+        if plan.sides > 1:
+            scale, shift = _on_all_sides(scale, plan), _on_all_sides(shift, plan)
+        ready.append(Ready(Weights(tile, weights.channels, weights.masked), scale, shift))
+
+
+def _on_all_sides(column: nl.NkiTensor | None, plan: Plan) -> nl.NkiTensor | None:
+    """A scale or shift of the output channels, on the partitions of each side."""
+    if column is None:
+        return None
+    shape = (plan.sides * plan.array_columns, 1)
+    wide = nl.ndarray(shape, dtype=column.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=wide, value=0.0)
+    for side in range(plan.sides):
+        nisa.tensor_copy(dst=wide[nl.ds(side * plan.array_columns, column.shape[0])], src=column)
+    return wide
 
 
 def _convolve_volume(
@@ -172,8 +189,12 @@ def _convolve_volume(
     ready: list[Ready],
 ) -> None:
     """Blocks of one volume; `ready` has what each of `chunks` needs from the first block on."""
-    for first in range(0, len(blocks), plan.streams):
-        inputs = load_input(x, plan, blocks[first : first + plan.streams])
+    turn = 0
+    for first in range(0, len(blocks), plan.streams * plan.sides):
+        sides = []
+        end = min(first + plan.streams * plan.sides, len(blocks))
+        for begin in range(first, end, plan.streams):
+            sides.append(load_input(x, plan, blocks[begin : min(begin + plan.streams, end)]))
         start = 0
         while start < len(chunks):
             # A last chunk of fewer channels is stored by itself.
@@ -184,48 +205,91 @@ def _convolve_volume(
                 # Here, so that the first products do not wait for all weights.
                 _load(weight, given, plan, chunks, ready)
             some = chunks[start:end]
-            _convolve_chunks(out, residual, inputs, first, given, plan, some, ready[start:end])
+            where = (first, turn)
+            turn = _convolve_chunks(
+                out, residual, sides, where, given, plan, some, ready[start:end]
+            )
             start = end
 
 
 def _convolve_chunks(
     out: nl.NkiTensor,
     residual: nl.NkiTensor | None,
-    inputs: Inputs,
-    turn: int,
+    sides: list[Inputs],
+    where: tuple[int, int],
     given: Operands,
     plan: Plan,
     chunks: list[Channels],
     ready: list[Ready],
-) -> None:
-    """Some blocks, number `turn` the first, for output channels that are stored together."""
-    targets = []
+) -> int:
+    """Some blocks for output channels that are stored together. `where`: the number of the first
+    block, and of banks that were copied out; returns that after these.
+    """
     results: list[nl.NkiTensor] = []
     added: list[nl.NkiTensor | None] = []
-    for block in inputs.blocks:
-        target = _place(out, plan, block, chunks)
-        targets.append(target)
-        begin = 0 if residual is not None else _partition(target.shape[0], turn + len(results))
-        size = target.shape
+    for index in range(len(sides[0].blocks)):
+        size = _size_of(out, sides, index, plan, chunks)
+        begin = 0
+        if residual is None and plan.sides == 1:
+            begin = _partition(size[0], where[0] + index)
         whole = (begin + size[0], size[1], size[2], size[3], size[4])
         tile = nl.ndarray(whole, dtype=out.dtype, buffer=nl.sbuf)
-        results.append(tile[nl.ds(begin, target.shape[0])])
+        results.append(tile[nl.ds(begin, size[0])])
         added.append(None)
         if residual is not None:
-            added[-1] = nl.ndarray(target.shape, dtype=out.dtype, buffer=nl.sbuf)
-            nisa.dma_copy(dst=added[-1], src=_place(residual, plan, block, chunks))
-    for index in range(len(chunks)):
-        its = ready[index]
+            added[-1] = nl.ndarray(size, dtype=out.dtype, buffer=nl.sbuf)
+            _move(residual, added[-1], sides, index, plan, chunks, False)
+    turn = where[1]
+    for chunk in range(len(chunks)):
+        its = ready[chunk]
         parts = []
         more = []
         for number in range(len(results)):
             other = added[number]
-            parts.append(results[number][:, index])
-            more.append(None if other is None else other[:, index])
+            parts.append(results[number][:, chunk])
+            more.append(None if other is None else other[:, chunk])
         then = Epilogue(its.scale, its.shift, given.activation)
-        convolve_blocks(parts, more, inputs, its.weights, plan, then, index)
-    for number in range(len(results)):
-        nisa.dma_copy(dst=targets[number], src=results[number])
+        turn = convolve_blocks(parts, more, sides, its.weights, plan, then, turn)
+    for index in range(len(results)):
+        _move(out, results[index], sides, index, plan, chunks, True)
+    return turn
+
+
+def _size_of(
+    out: nl.NkiTensor, sides: list[Inputs], index: int, plan: Plan, chunks: list[Channels]
+) -> tuple[int, ...]:
+    """`[partitions, chunks, planes, rows, columns]` of the outputs of a stream on all sides."""
+    size = [chunks[0].number, len(chunks), 1, 1, 1]
+    for side in range(len(sides)):
+        if index < len(sides[side].blocks):
+            target = _place(out, plan, sides[side].blocks[index], chunks)
+            if plan.sides > 1:
+                size[0] = (side + 1) * plan.array_columns
+            for axis in range(2, 5):
+                size[axis] = max(size[axis], target.shape[axis])
+    return (size[0], size[1], size[2], size[3], size[4])
+
+
+def _move(
+    tensor: nl.NkiTensor,
+    tile: nl.NkiTensor,
+    sides: list[Inputs],
+    index: int,
+    plan: Plan,
+    chunks: list[Channels],
+    is_store: bool,
+) -> None:
+    """The outputs of a stream, all of its sides: from the tile to HBM, or from there."""
+    for side in range(len(sides)):
+        if index < len(sides[side].blocks):
+            target = _place(tensor, plan, sides[side].blocks[index], chunks)
+            size = target.shape
+            part = tile[nl.ds(side * plan.array_columns, size[0])]
+            part = part[:, :, 0 : size[2], 0 : size[3], 0 : size[4]]
+            if is_store:
+                nisa.dma_copy(dst=target, src=part)
+            else:
+                nisa.dma_copy(dst=part, src=target)
 
 
 def _partition(channels: int, turn: int) -> int:

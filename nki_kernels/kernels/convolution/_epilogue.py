@@ -1,8 +1,8 @@
 """NKI helpers of convolutions: what happens to sums in PSUM before they are rounded.
 
 Output channels lie on the partitions, so bias and batch norm are columns, which ScalarE applies
-with the activation in one instruction. VectorE takes every second bank where it needs one
-instruction as well.
+with the activation in one instruction. VectorE, whose clock is slower, takes two banks of five
+where it needs one instruction as well.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._matmul import activation_function
 
+_TURNS, _VECTOR_TURNS = 5, (1, 3)
+
 
 class Epilogue(NamedTuple):
     """`activation(sum * scale + shift)`, and a residual before the activation.
@@ -24,6 +26,13 @@ class Epilogue(NamedTuple):
     scale: nl.NkiTensor | None
     shift: nl.NkiTensor | None
     activation: str
+
+
+def lanes_of(then: Epilogue, start: int, end: int) -> Epilogue:
+    """That of output channels on partitions `start .. end` alone."""
+    scale = None if then.scale is None else then.scale[start:end]
+    shift = None if then.shift is None else then.shift[start:end]
+    return Epilogue(scale, shift, then.activation)
 
 
 class Norm(NamedTuple):
@@ -100,7 +109,7 @@ def finish(
         _add_and_finish(dst, bank, added, then)
         return
     is_simple = then.activation == "none" or (then.activation == "relu" and then.scale is None)
-    if is_simple and turn % 2 == 1:
+    if is_simple and turn % _TURNS in _VECTOR_TURNS:
         _on_vector(dst, bank, then)
     else:
         _on_scalar(dst, bank, then.scale, then.shift, then.activation)

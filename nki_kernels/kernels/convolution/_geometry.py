@@ -18,8 +18,11 @@ from typing import NamedTuple
 
 from trnx.simulator.hardware import Hardware
 
-# (kernel position, offset, stride, how many positions are folded into the contraction)
-Tap = tuple[int, int, int, int]
+# (kernel position, offset, stride, how many positions are folded into the contraction, 1 + the mask
+# of the weights or 0, first output, end of the outputs)
+Tap = tuple[int, int, int, int, int, int, int]
+# Weights whose first folded positions are zeros: (kernel position, these, all that are folded)
+Mask = tuple[int, int, int]
 Phase = tuple[int, int, tuple[Tap, ...]]  # start, outputs, taps
 
 # Bytes of a partition for one block of the input: DMA is efficient from 2 KiB on, and the next
@@ -61,13 +64,11 @@ class Window(NamedTuple):
         """The phases that have outputs."""
         if not self.transposed:
             taps = tuple(
-                (k, k * self.dilation - self.padding, self.stride, 1) for k in range(self.kernel)
+                (k, k * self.dilation - self.padding, self.stride, 1, 0, 0, self.out)
+                for k in range(self.kernel)
             )
             return ((0, self.out, taps),)
-        return tuple(
-            (start, -(-(self.out - start) // self.stride), self._phase_taps(start))
-            for start in range(min(self.stride, self.out))
-        )
+        return tuple(self._phase(start) for start in range(min(self.stride, self.out)))
 
     @property
     def fold_step(self) -> int:
@@ -79,13 +80,15 @@ class Window(NamedTuple):
         """Inputs between two parts of the partitions."""
         return self.dilation * self.fold_step // self.step
 
-    def _phase_taps(self, start: int) -> tuple[Tap, ...]:
+    def _phase(self, start: int) -> Phase:
+        count = -(-(self.out - start) // self.stride)
         distances = (start + self.padding - k * self.dilation for k in range(self.kernel))
-        return tuple(
-            (k, distance // self.stride, 1, 1)
+        taps = tuple(
+            (k, distance // self.stride, 1, 1, 0, 0, count)
             for k, distance in enumerate(distances)
             if distance % self.stride == 0
         )
+        return start, count, taps
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,13 @@ class Problem:
     planes: Window
     rows: Window
     columns: Window
+    has_residual: bool
+
+    @property
+    def outputs(self) -> int:
+        """Of a channel and a phase: those that one product computes together."""
+        axes = (self.planes, self.rows, self.columns)
+        return math.prod(-(-axis.out // axis.step) for axis in axes)
 
     @property
     def taps(self) -> int:
@@ -120,28 +130,58 @@ def output_size(window: Window, output_padding: int) -> int:
 
 class Sharing(NamedTuple):
     """How few channels share the array of TensorE: kernel rows in one product, blocks of outputs
-    side by side, and rows of the array for each of these.
+    side by side, and rows of the array for each of these; so many times as many blocks for few
+    output channels, and columns for each.
     """
 
     fold: int
     streams: int
     array_rows: int
+    sides: int
+    array_columns: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of outputs that are computed side by side."""
+        return self.streams * self.sides
 
 
 def sharing_of(problem: Problem, hw: Hardware) -> Sharing:
+    """How rows and columns of the array are shared."""
+    way = _rows_of_array(problem, hw)
+    least = _least_part(hw)
+    columns = max(least, 1 << (problem.out_channels - 1).bit_length())
+    # An added tensor has no values for columns that are there to fill a part.
+    if problem.has_residual and columns != problem.out_channels:
+        return way
+    banks = -(-4 * problem.outputs // hw.psum_bank_bytes)
+    while columns < hw.partitions and 2 * way.streams * (hw.partitions // columns) > banks:
+        columns *= 2
+    if columns >= hw.partitions:
+        return way
+    return way._replace(sides=hw.partitions // columns, array_columns=columns)
+
+
+def _least_part(hw: Hardware) -> int:
+    """Least rows or columns of a part of the array: 32 from NeuronCore-v3 on, 64 before
+    (nki.isa.nc_matmul).
+    """
+    return 32 if hw.generation >= 3 else 64
+
+
+def _rows_of_array(problem: Problem, hw: Hardware) -> Sharing:
     """The way that needs the fewest passes of the array; with the least folding, which loads the
     input several times.
     """
     if problem.channels > hw.partitions // 2:
-        return Sharing(1, 1, hw.partitions)
+        return Sharing(1, 1, hw.partitions, 1, hw.partitions)
     kernel = max(1, *(len(taps) for _, _, taps in problem.rows.phases()))
     most = max(1, min(kernel, hw.partitions // problem.channels))
-    # Row tiles of TensorE: 32 rows from NeuronCore-v3 on, 64 before (nki.isa.nc_matmul).
-    least = 32 if hw.generation >= 3 else 64
+    least = _least_part(hw)
     ways = []
     for fold in range(1, most + 1):
         rows = max(least, 1 << (fold * problem.channels - 1).bit_length())
-        way = Sharing(fold, hw.partitions // rows, rows)
+        way = Sharing(fold, hw.partitions // rows, rows, 1, hw.partitions)
         if fold == 1 or not problem.rows.transposed or _pays(problem, way, hw):
             ways.append(way)
 
@@ -164,21 +204,53 @@ def _pays(problem: Problem, way: Sharing, hw: Hardware) -> bool:
     return saved > _border_transfers(problem.rows, way.fold) * _TRANSFER_SECONDS
 
 
-def _folded(window: Window, fold: int) -> tuple[Phase, ...]:
-    """The phases of a window with `fold` kernel positions a tap, that of the first input first."""
+def _folded(window: Window, fold: int) -> tuple[tuple[Phase, ...], tuple[Mask, ...]]:
+    """The phases of a window with `fold` kernel positions a tap, that of the first input first, and
+    the masks that they need.
+    """
+    masks: list[Mask] = []
     if is_compact(window, fold):
-        return ((0, window.out, ((0, 0, 1, window.kernel),)),)
+        taps = _reaching(window, fold, (0, 0, 1, window.kernel), window.out, masks)
+        return ((0, window.out, taps),), tuple(masks)
     folded = []
-    for start, count, taps in window.phases():
-        ordered = sorted(taps, key=lambda tap: tap[1])
-        groups = [ordered[k : k + fold] for k in range(0, len(ordered), fold)]
-        # Weights of a transposed convolution keep their places; others have a slot for a group.
-        joined = tuple(
-            (g[0][0] if window.transposed else i, g[0][1], g[0][2], len(g))
-            for i, g in enumerate(groups)
-        )
-        folded.append((start, count, joined))
-    return tuple(folded)
+    for start, count, single in window.phases():
+        ordered = sorted(single, key=lambda tap: tap[1])
+        joined: list[Tap] = []
+        for index in range(0, len(ordered), fold):
+            group = ordered[index : index + fold]
+            # Weights of a transposed convolution keep their places; others have a slot for a group.
+            slot = group[0][0] if window.transposed else index // fold
+            whole = (slot, group[0][1], group[0][2], len(group))
+            joined.extend(_reaching(window, fold, whole, count, masks))
+        folded.append((start, count, tuple(joined)))
+    return tuple(folded), tuple(masks)
+
+
+def _reaching(
+    window: Window, fold: int, tap: tuple[int, int, int, int], outputs: int, masks: list[Mask]
+) -> tuple[Tap, ...]:
+    """A folded tap as one for each range of outputs that takes the same of its positions from the
+    input, not from the padding. No zero of the padding meets a weight, which may be an infinity:
+    last positions are left out of the contraction, first ones have zeros for weights.
+    """
+    slot, offset, stride, folded = tap
+    step, origin, shift = _row_steps(window, fold)
+    found: list[Tap] = []
+    for output in range(outputs):
+        row = (offset + stride * output) * step + origin
+        first = max(0, -(row // shift))
+        count = min(folded, (window.size - 1 - row) // shift + 1)
+        if first >= count:
+            continue
+        mask: Mask = (slot, first, folded)
+        if first > 0 and mask not in masks:
+            masks.append(mask)
+        which = 1 + masks.index(mask) if first > 0 else 0
+        if found and found[-1][3:5] == (count, which) and found[-1][6] == output:
+            found[-1] = (*found[-1][:6], output + 1)
+        else:
+            found.append((slot, offset, stride, count, which, output, output + 1))
+    return tuple(found)
 
 
 def is_compact(window: Window, fold: int) -> bool:
@@ -193,13 +265,13 @@ def _slots(window: Window, fold: int) -> int:
 
 def _axis(window: Window, fold: int, block: int, tile: int) -> tuple[object, ...]:
     """The fields of the kernel's `Axis`."""
-    phases = window.phases() if fold == 1 else _folded(window, fold)
+    phases = window.phases() if fold == 1 else _folded(window, fold)[0]
     low, high = 0, window.size
     if fold > 1:
-        # Folded positions are there together or not at all, so the tile has the padding as well.
-        every = [(count, tap) for _, count, taps in phases for tap in taps]
-        low = min(tap[1] for _, tap in every)
-        high = max(tap[1] + (count - 1) * tap[2] + 1 for count, tap in every)
+        # Of folded positions the first one may be in the padding, so the tile has that as well.
+        every = [tap for _, _, taps in phases for tap in taps]
+        low = min((tap[1] + tap[2] * tap[5] for tap in every), default=0)
+        high = max((tap[1] + tap[2] * (tap[6] - 1) + 1 for tap in every), default=1)
     return low, high, _slots(window, fold), window.out, window.step, block, tile, phases
 
 
@@ -208,7 +280,7 @@ def _planes_of_a_stream(problem: Problem, sharing: Sharing) -> int:
     are the streams, are shared evenly.
     """
     planes = -(-problem.planes.out // problem.planes.step)
-    return planes if problem.planes.kernel == 1 else -(-planes // sharing.streams)
+    return planes if problem.planes.kernel == 1 else -(-planes // sharing.blocks)
 
 
 def _bank(problem: Problem, sharing: Sharing, hw: Hardware) -> tuple[int, int, int]:
@@ -255,7 +327,7 @@ def _blocks(
         needed = input_bytes(problem, grown[0], grown[1], fold, hw)
         return needed <= _INPUT_BYTES and result_bytes(problem, grown) <= _RESULT_BYTES
 
-    wanted = max(_BLOCKS, 2 * sharing.streams)
+    wanted = max(_BLOCKS, 2 * sharing.blocks)
     borders = _border_transfers(problem.rows, fold)
     if fold > 1 and (borders > _BORDER_TRANSFERS or problem.planes.kernel > 1):
         # All images first: what is special at the border is done for all of them together.
@@ -314,15 +386,18 @@ def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
         fold,
         _row_steps(problem.rows, fold),
         problem.rows.fold_step,
+        _folded(problem.rows, fold)[1] if fold > 1 else (),
         sharing.streams,
         sharing.array_rows,
+        sharing.sides,
+        sharing.array_columns,
         max(1, _WEIGHT_BYTES // each) * hw.partitions,
         max(1, _STORE_BYTES // result_bytes(problem, block)),
         layout if problem.taps == 1 and sharing.streams == 1 else "",
     )
 
 
-def plan_bytes(problem: Problem, has_residual: bool, hw: Hardware) -> int:
+def plan_bytes(problem: Problem, hw: Hardware) -> int:
     """Bytes of a partition that weights, input and result of a block take."""
     sharing = sharing_of(problem, hw)
     fold = sharing.fold
@@ -334,6 +409,6 @@ def plan_bytes(problem: Problem, has_residual: bool, hw: Hardware) -> int:
     return (
         weights
         + staged
-        + input_bytes(problem, planes, rows, fold, hw)
-        + 2 * result * (2 if has_residual else 1)
+        + sharing.sides * input_bytes(problem, planes, rows, fold, hw)
+        + 2 * result * (2 if problem.has_residual else 1)
     )

@@ -67,7 +67,9 @@ def problem_of(b: Bindings) -> Problem:
     else:
         axes = [trivial(b.x.shape[0]), windows[0], trivial(1)]
     channels = b.x.shape[1] // b.groups
-    return Problem(channels, out_channels(b) // b.groups, b.x.dtype.itemsize, *axes)
+    outs = out_channels(b) // b.groups
+    size, has_residual = b.x.dtype.itemsize, b.residual is not None
+    return Problem(channels, outs, size, axes[0], axes[1], axes[2], has_residual)
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
@@ -92,7 +94,7 @@ def _reject_sizes(b: Bindings, hw: Hardware) -> Reject | None:
     if is_depthwise(b):
         needed = depthwise_bytes(b, windows_of(b), hw)
     else:
-        needed = plan_bytes(problem_of(b), b.residual is not None, hw)
+        needed = plan_bytes(problem_of(b), hw)
     if needed > _SHARE * hw.sbuf_partition_bytes:
         return Reject(
             f"x{b.x.shape} and weight{b.weight.shape}: the smallest block takes {needed} bytes of "

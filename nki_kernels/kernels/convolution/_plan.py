@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from trnx.nki_kernels.kernels.convolution._geometry import Phase
+from trnx.nki_kernels.kernels.convolution._geometry import Mask, Phase
 
 
 class Axis(NamedTuple):
@@ -31,10 +31,11 @@ class Plan(NamedTuple):
 
     row_steps: of folded rows, the input rows between two of a tile, the input row of row 0, and
     the input rows between two parts of the partitions; fold_step: the kernel rows between two of
-    these; streams, array_rows: blocks that are
-    computed side by side, and rows of the array for each; out_channels: how many have their weights
-    in SBUF; together: how many chunks of 128 of them are stored by one transfer; layout: how the
-    weights of a 1x1 kernel are loaded, "" for a larger one.
+    these; masks: weights for outputs whose first folded rows are padding; streams, array_rows:
+    blocks that are computed side by side, and rows of the array for each; sides, array_columns: so
+    many times as many blocks, and columns of the array for each; out_channels: how many
+    have their weights in SBUF; together: how many chunks of 128 of them are stored by one transfer;
+    layout: how the weights of a 1x1 kernel are loaded, "" for a larger one.
     """
 
     planes: Axis
@@ -43,8 +44,11 @@ class Plan(NamedTuple):
     fold: int
     row_steps: tuple[int, int, int]
     fold_step: int
+    masks: tuple[Mask, ...]
     streams: int
     array_rows: int
+    sides: int
+    array_columns: int
     out_channels: int
     together: int
     layout: str
@@ -61,8 +65,8 @@ class Block(NamedTuple):
 
 def plan_of(numbers: tuple[Any, ...]) -> Plan:
     """The plan that the host has made."""
-    planes, rows, columns, fold, row_steps, fold_step = numbers[0:6]
-    streams, array_rows, out_channels, together, layout = numbers[6:]
+    planes, rows, columns, fold, row_steps, fold_step, masks = numbers[0:7]
+    streams, array_rows, sides, array_columns, out_channels, together, layout = numbers[7:]
     return Plan(
         _axis_of(planes),
         _axis_of(rows),
@@ -70,8 +74,11 @@ def plan_of(numbers: tuple[Any, ...]) -> Plan:
         fold,
         row_steps,
         fold_step,
+        masks,
         streams,
         array_rows,
+        sides,
+        array_columns,
         out_channels,
         together,
         layout,
@@ -93,10 +100,12 @@ def span(axis: Axis, first: int, count: int) -> tuple[int, int]:
     low = axis.high
     high = axis.low
     for phase in axis.phases:
-        last = min(first + count, phase[1]) - 1
         for tap in phase[2]:
-            low = min(low, tap[1] + tap[2] * first)
-            high = max(high, tap[1] + tap[2] * last + 1)
+            begin = max(first, tap[5])
+            end = min(first + count, tap[6])
+            if begin < end:
+                low = min(low, tap[1] + tap[2] * begin)
+                high = max(high, tap[1] + tap[2] * (end - 1) + 1)
     low = min(max(low, axis.low), axis.high - 1)
     return low, max(min(high, axis.high), low + 1)
 

@@ -4,9 +4,12 @@ Input channels lie on the partitions. The input of a block of outputs is loaded 
 memory; every kernel position is an access pattern on it, and all positions and chunks of 128
 channels add up in PSUM, whose partitions are the output channels. Padding is never loaded: at the
 border a position adds to those outputs alone that it reaches. Few channels share the partitions
-with kernel rows (`fold`): part j of the partitions holds the input shifted by j rows, and there the
-padded rows are zeros in SBUF. Where that still leaves rows of TensorE's array free, several blocks
-of outputs (`streams`) are computed side by side, each on `array_rows` rows of its own.
+with kernel rows (`fold`): part j of the partitions holds the input shifted by j rows. There padded
+rows before the input are zeros in SBUF, and so are their weights, which need not be finite. Where
+that still leaves rows of TensorE's array free, several blocks of outputs (`streams`) are computed
+side by side, each on `array_rows` rows of its own. Where output channels are few, several such
+groups (`sides`) have `array_columns` columns of the array, and so partitions of a bank, each: what
+leaves PSUM for one of them takes as long as for all.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, finish
+from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, finish, lanes_of
 from trnx.nki_kernels.kernels.convolution._geometry import Phase, Tap
 from trnx.nki_kernels.kernels.convolution._plan import (
     Axis,
@@ -35,10 +38,13 @@ Position = tuple[tuple[Tap, Tap, Tap], tuple[tuple[int, int], tuple[int, int], t
 
 
 class Weights(NamedTuple):
-    """A tile `[channels, chunks, kernel positions, out channels]`, and its number of channels."""
+    """A tile `[channels, chunks, kernel positions, out channels]`, its number of channels, and for
+    each mask of the plan the part of its kernel row, `[channels, 1, positions, out channels]`.
+    """
 
     tile: nl.NkiTensor
     channels: int
+    masked: list[nl.NkiTensor]
 
 
 class Source(NamedTuple):
@@ -63,6 +69,15 @@ class Inputs(NamedTuple):
 
     tile: nl.NkiTensor
     blocks: list[Block]
+
+
+class Job(NamedTuple):
+    """A block: its side and stream, and its parts that share a bank."""
+
+    side: int
+    index: int
+    block: Block
+    parts: list[BankPart]
 
 
 def load_input(x: Source, plan: Plan, blocks: list[Block]) -> Inputs:
@@ -109,7 +124,7 @@ def _load_chunks(tile: nl.NkiTensor, source: nl.NkiTensor) -> None:
 def _load_shifted(
     tile: nl.NkiTensor, x: Source, plan: Plan, front: tuple[int, int], top: tuple[int, int]
 ) -> None:
-    """Part j of the partitions <- the input some rows further down, zeros beyond it."""
+    """Part j of the partitions <- the input some rows further down, zeros before it."""
     step, origin, shift = plan.row_steps
     rows = top[1] - top[0]
     base = top[0] * step + origin
@@ -120,14 +135,12 @@ def _load_shifted(
         first = min(rows, max(0, (step - 1 - begin) // step))
         firsts.append(first)
         lasts.append(max(first, min(rows, (x.rows - 1 - begin) // step + 1)))
-    # The rows that all parts have come with one transfer, others are zeros first: by GpSimdE, as
-    # the other engines still work on the block before.
+    # The rows that all parts have come with one transfer. Before them zeros come first: by GpSimdE,
+    # as the other engines still work on the block before. Nothing takes what lies beyond the input.
     inner = firsts[0]
     outer = max(inner, lasts[-1])
     if inner > 0:
         nisa.memset(dst=tile[:, 0, :, 0:inner, :], value=0.0, engine=nisa.engine.gpsimd)
-    if outer < rows:
-        nisa.memset(dst=tile[:, 0, :, outer:rows, :], value=0.0, engine=nisa.engine.gpsimd)
     if inner < outer:
         _load_rows(tile, x, front, (inner, outer), (base, step), (0, plan.fold, shift))
     for j in range(plan.fold):
@@ -168,85 +181,105 @@ def _load_rows(
 def clip(axis: Axis, tap: Tap, first: int, count: int) -> tuple[int, int]:
     """Those of outputs `first .. first+count` of a phase that `tap` reaches, counted from first."""
     offset = tap[1] + tap[2] * first
-    begin = 0
+    begin = max(0, tap[5] - first)
     if offset < axis.low:
-        begin = (axis.low - offset + tap[2] - 1) // tap[2]
-    return begin, min(count, (axis.high - 1 - offset) // tap[2] + 1)
+        begin = max(begin, (axis.low - offset + tap[2] - 1) // tap[2])
+    return begin, min(count, tap[6] - first, (axis.high - 1 - offset) // tap[2] + 1)
 
 
 def _multiply(
     bank: nl.NkiTensor,
     inputs: Inputs,
-    index: int,
     weights: Weights,
     plan: Plan,
-    firsts: tuple[int, int, int],
+    job: Job,
+    number: int,
     position: Position,
+    chunk: int,
 ) -> None:
-    """The products of one kernel position, over all chunks of channels, for block `index`."""
+    """The product of one kernel position and chunk of channels for part `number` of a block."""
     taps, clips = position
     slot = (taps[0][0] * plan.rows.slots + taps[1][0]) * plan.columns.slots + taps[2][0]
-    starts = (inputs.blocks[index].planes_in[0], inputs.blocks[index].rows_in[0], 0)
+    left_tile = weights.tile
+    if taps[1][4] > 0:
+        left_tile = weights.masked[taps[1][4] - 1]
+        slot = taps[0][0] * plan.columns.slots + taps[2][0]
+    starts = (job.block.planes_in[0], job.block.rows_in[0], 0)
     slices = []
     for axis in range(3):
         begin, end = clips[axis]
         stride = taps[axis][2]
-        start = taps[axis][1] + stride * (firsts[axis] + begin) - starts[axis]
+        start = taps[axis][1] + stride * (job.parts[number][axis][1] + begin) - starts[axis]
         slices.append(slice(start, start + stride * (end - begin - 1) + 1, stride))
     target = bank[
         :, clips[0][0] : clips[0][1], clips[1][0] : clips[1][1], clips[2][0] : clips[2][1]
     ]
     left = weights.channels * taps[1][3]
-    first = index * plan.array_rows
+    first = job.index * plan.array_rows
     where: tuple[int, ...] = ()
     size: tuple[int, ...] = ()
-    if plan.streams > 1:
-        where = (first, 0)
-        size = (plan.array_rows, nl.tile_size.pmax)
-    for chunk in range(weights.tile.shape[1]):
-        parts = nl.ds(first, min(nl.tile_size.pmax, left - chunk * nl.tile_size.pmax))
-        nisa.nc_matmul(
-            dst=target,
-            stationary=weights.tile[parts, chunk, slot, :],
-            moving=inputs.tile[parts, chunk, slices[0], slices[1], slices[2]],
-            tile_position=where,
-            tile_size=size,
-        )
+    if plan.streams * plan.sides > 1:
+        where = (first, job.side * plan.array_columns)
+        size = (plan.array_rows, plan.array_columns)
+    parts = nl.ds(first, min(nl.tile_size.pmax, left - chunk * nl.tile_size.pmax))
+    nisa.nc_matmul(
+        dst=target,
+        stationary=left_tile[parts, chunk, slot, :],
+        moving=inputs.tile[parts, chunk, slices[0], slices[1], slices[2]],
+        tile_position=where,
+        tile_size=size,
+    )
 
 
-def _zero(bank: nl.NkiTensor, dtype: object) -> None:
+def _zero(bank: nl.NkiTensor, dtype: object, side: int, plan: Plan) -> None:
     """A product of zeros, so that locations which no kernel position reaches at first are 0."""
     size = bank.shape[1] * bank.shape[2] * bank.shape[3]
     zeros = nl.ndarray((1, bank.shape[0] + size), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0)
+    where: tuple[int, ...] = ()
+    tile: tuple[int, ...] = ()
+    if plan.streams * plan.sides > 1:
+        where = (0, side * plan.array_columns)
+        tile = (plan.array_rows, plan.array_columns)
     nisa.nc_matmul(
-        dst=bank, stationary=zeros[:, 0 : bank.shape[0]], moving=zeros[:, bank.shape[0] :]
+        dst=bank,
+        stationary=zeros[:, 0 : bank.shape[0]],
+        moving=zeros[:, bank.shape[0] :],
+        tile_position=where,
+        tile_size=tile,
     )
 
 
 def _positions(plan: Plan, parts_of: BankPart, shape: tuple[int, ...]) -> list[Position | None]:
     """The kernel positions that reach anything of a bank `[out channels, planes, rows, columns]`,
-    as (taps, clips). What reaches all comes first: it gives every location its first value; where
-    nothing does, the first element is None.
+    as (taps, clips). What reaches all comes first: it gives every location its first value, also
+    where several ranges of rows take one kernel row; where nothing does, the first element is None.
     """
     whole: list[Position | None] = []
     parts: list[Position | None] = []
+    rows = []
+    for b in parts_of[1][0][2]:
+        rows.append(clip(plan.rows, b, parts_of[1][1], shape[2]))
     for a in parts_of[0][0][2]:
         planes = clip(plan.planes, a, parts_of[0][1], shape[1])
-        for b in parts_of[1][0][2]:
-            rows = clip(plan.rows, b, parts_of[1][1], shape[2])
+        for index in range(len(rows)):
+            b = parts_of[1][0][2][index]
+            reached = 0
+            for other in range(len(rows)):
+                if parts_of[1][0][2][other][0] == b[0]:
+                    reached = reached + max(0, rows[other][1] - rows[other][0])
             for c in parts_of[2][0][2]:
                 columns = clip(plan.columns, c, parts_of[2][1], shape[3])
-                clips = (planes, rows, columns)
+                clips = (planes, rows[index], columns)
                 covered = 1
-                is_whole = True
                 for axis in range(3):
-                    extent = clips[axis][1] - clips[axis][0]
-                    covered = covered * max(0, extent)
-                    is_whole = is_whole and extent == shape[axis + 1]
-                if is_whole:
+                    covered = covered * max(0, clips[axis][1] - clips[axis][0])
+                if covered == 0:
+                    continue
+                size = (planes[1] - planes[0]) * reached * (columns[1] - columns[0])
+                if size == shape[1] * shape[2] * shape[3]:
                     whole.append(((a, b, c), clips))
-                elif covered > 0:
+                else:
                     parts.append(((a, b, c), clips))
     if len(whole) == 0:
         whole.append(None)
@@ -310,53 +343,111 @@ def _zero_unreached(result: nl.NkiTensor, plan: Plan, block: Block) -> None:
 def convolve_blocks(
     results: list[nl.NkiTensor],
     added: list[nl.NkiTensor | None],
-    inputs: Inputs,
+    sides: list[Inputs],
     weights: Weights,
     plan: Plan,
     then: Epilogue,
     turn: int,
-) -> None:
-    """Blocks side by side: for each `results[out channels, planes, rows, columns]` in SBUF."""
-    parts = []
+) -> int:
+    """Blocks side by side: for each of the streams `results[out channels of all sides, planes,
+    rows, columns]` in SBUF. `turn` counts the banks that were copied out; returns it after these.
+    """
+    jobs: list[Job] = []
     longest = 0
     is_plain = then.scale is None and then.shift is None and then.activation == "none"
-    for index in range(len(inputs.blocks)):
-        every = _parts_of(plan, inputs.blocks[index])
-        reached = _reached(every)
-        if is_plain and added[index] is None and 0 < len(reached) < len(every):
-            _zero_unreached(results[index], plan, inputs.blocks[index])
-            every = reached
-        parts.append(every)
-        longest = max(longest, len(every))
+    width = weights.tile.shape[3]
+    for side in range(len(sides)):
+        for index in range(len(sides[side].blocks)):
+            block = sides[side].blocks[index]
+            lanes = nl.ds(side * plan.array_columns, width)
+            every = _parts_of(plan, block)
+            reached = _reached(every)
+            if is_plain and added[index] is None and 0 < len(reached) < len(every):
+                _zero_unreached(results[index][lanes], plan, block)
+                every = reached
+            jobs.append(Job(side, index, block, every))
+            longest = max(longest, len(every))
     for number in range(longest):
-        banks = []
-        positions = []
-        most_positions = 0
-        for index in range(len(parts)):
-            part = parts[index][min(number, len(parts[index]) - 1)]
-            shape = (weights.tile.shape[3], part[0][2], part[1][2], part[2][2])
-            banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
-            its = _positions(plan, part, shape)
-            positions.append(its if number < len(parts[index]) else [])
-            most_positions = max(most_positions, len(positions[-1]))
-        for turn_of in range(most_positions):
-            for index in range(len(parts)):
-                if turn_of < len(positions[index]):
-                    part = parts[index][number]
-                    firsts = (part[0][1], part[1][1], part[2][1])
-                    position = positions[index][turn_of]
-                    if position is None:
-                        _zero(banks[index], inputs.tile.dtype)
-                    else:
-                        _multiply(banks[index], inputs, index, weights, plan, firsts, position)
-        for index in range(len(parts)):
-            if number < len(parts[index]):
-                part = parts[index][number]
-                block = inputs.blocks[index]
-                p = _outputs(plan.planes, part[0], block.plane * plan.planes.step)
-                r = _outputs(plan.rows, part[1], block.row * plan.rows.step)
-                q = _outputs(plan.columns, part[2], 0)
+        banks = _multiply_banks(jobs, number, sides, weights, plan, len(results))
+        for index in range(len(results)):
+            its = []
+            is_same = True
+            for job in jobs:
+                if job.index == index:
+                    is_same = is_same and number < len(job.parts)
+                    if number < len(job.parts):
+                        its.append(job)
+            for job in its:
+                is_same = is_same and _where(job, number, plan) == _where(its[0], number, plan)
+            if is_same and len(its) > 0:
+                # All of them at once, which takes as long as one of them.
+                its = its[0:1]
+            for job in its:
+                start, end = 0, results[index].shape[0]
+                if not is_same:
+                    start = job.side * plan.array_columns
+                    end = start + width
+                p, r, q = _where(job, number, plan)
                 other = added[index]
-                more = None if other is None else other[:, p, r, q]
-                finish(results[index][:, p, r, q], banks[index], more, then, turn)
+                more = None if other is None else other[start:end, p, r, q]
+                part = job.parts[number]
+                bank = banks[index][start:end, 0 : part[0][2], 0 : part[1][2], 0 : part[2][2]]
+                finish(
+                    results[index][start:end, p, r, q], bank, more, lanes_of(then, start, end), turn
+                )
                 turn = turn + 1
+    return turn
+
+
+def _multiply_banks(
+    jobs: list[Job], number: int, sides: list[Inputs], weights: Weights, plan: Plan, streams: int
+) -> list[nl.NkiTensor]:
+    """The sums of part `number` of each block: for each stream a bank with all sides."""
+    width = weights.tile.shape[3]
+    banks = []
+    for index in range(streams):
+        size = [0, 1, 1, 1]
+        for job in jobs:
+            if job.index == index:
+                size[0] = job.side * plan.array_columns + width
+                for axis in range(3):
+                    part = job.parts[min(number, len(job.parts) - 1)]
+                    size[axis + 1] = max(size[axis + 1], part[axis][2])
+        shape = (size[0], size[1], size[2], size[3])
+        banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
+    positions: list[list[Position | None]] = []
+    most = 0
+    for job in jobs:
+        its: list[Position | None] = []
+        if number < len(job.parts):
+            part = job.parts[number]
+            its = _positions(plan, part, (width, part[0][2], part[1][2], part[2][2]))
+        positions.append(its)
+        most = max(most, len(its))
+    # Neighbours use different parts of the array, so that none waits for the one before it.
+    for turn in range(most):
+        for chunk in range(weights.tile.shape[1]):
+            for n in range(len(jobs)):
+                job = jobs[n]
+                if turn < len(positions[n]):
+                    part = job.parts[number]
+                    lanes = nl.ds(job.side * plan.array_columns, width)
+                    bank = banks[job.index][lanes, 0 : part[0][2], 0 : part[1][2], 0 : part[2][2]]
+                    position = positions[n][turn]
+                    if position is not None:
+                        _multiply(
+                            bank, sides[job.side], weights, plan, job, number, position, chunk
+                        )
+                    elif chunk == 0:
+                        _zero(bank, weights.tile.dtype, job.side, plan)
+    return banks
+
+
+def _where(job: Job, number: int, plan: Plan) -> tuple[slice, slice, slice]:
+    """Where part `number` lies in the result of its block."""
+    part = job.parts[number]
+    return (
+        _outputs(plan.planes, part[0], job.block.plane * plan.planes.step),
+        _outputs(plan.rows, part[1], job.block.row * plan.rows.step),
+        _outputs(plan.columns, part[2], 0),
+    )

@@ -107,6 +107,18 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("transposed 3d, folded groups", (2, 12, 3, 5, 4), (12, 5, 3, 4, 3), stride=[2],
                  padding=[1], groups=3, **up)  # fmt: skip
     yield sample("images of few rows, folded", (3, 4, 9, 130), (130, 4, 3, 3), bf16, padding=[1])
+    # Few output channels: blocks share the columns of the array and the partitions of a bank.
+    yield sample(
+        "blocks beside each other", (3, 40, 41, 37), (24, 40, 3, 3), padding=[1], bias=True
+    )
+    yield sample("1x1, blocks beside each other", (4, 130, 30, 31), (24, 130, 1, 1), bf16,
+                 bias=True, activation="silu")  # fmt: skip
+    yield sample("residual, blocks beside each other", (2, 70, 40, 50), (32, 70, 3, 3), padding=[1],
+                 residual=(2, 32, 40, 50), norm=True, activation="relu")  # fmt: skip
+    yield sample("transposed, blocks beside each other", (3, 66, 43, 31), (66, 5, 3, 4), stride=[2],
+                 padding=[1], output_padding=[1, 0], **up)  # fmt: skip
+    yield sample("volumes beside each other", (2, 5, 12, 24, 22), (7, 5, 3, 3, 3), bf16,
+                 padding=[1])  # fmt: skip
     yield sample("transposed 1x1, gaps", (2, 129, 5, 3), (129, 7, 1, 1), bf16, stride=[3, 2],
                  padding=[1], output_padding=[1], **up)  # fmt: skip
     yield sample("transposed, an empty phase first", (1, 8, 2, 3), (8, 7, 1, 1), stride=[2],

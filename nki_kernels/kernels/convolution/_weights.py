@@ -35,8 +35,11 @@ def load_weights(
     groups = (rows + fold - 1) // fold
     chunks = (channels + pmax - 1) // pmax
     partitions = (plan.streams - 1) * plan.array_rows + min(channels, pmax) * fold
-    shape = (partitions, chunks, planes * groups * columns, count)
+    padded = _padded(count, plan)
+    shape = (partitions, chunks, planes * groups * columns, padded)
     tile = nl.ndarray(shape, dtype=weight.dtype, buffer=nl.sbuf)
+    if padded > count:
+        nisa.memset(dst=tile[:, :, :, count:padded], value=0.0)
     width = planes * rows * columns * 4
     step = max(1, _STAGING_BYTES // width // pmax) * pmax
     for channel in range(0, channels, step):
@@ -46,15 +49,29 @@ def load_weights(
         for part in range(0, some, pmax):
             block = data[:, nl.ds(part, min(pmax, some - part))]
             _transpose(tile, (channel + part) // pmax, block, plan)
-    return Weights(tile, channels)
+    return Weights(tile, channels, _masked(tile, channels, plan))
 
 
-def load_pointwise(weight: nl.NkiTensor, first: int, count: int, layout: str) -> Weights:
+def _padded(count: int, plan: Plan) -> int:
+    """Output channels with zeros beside them: all that the partitions of a side have."""
+    return plan.array_columns if plan.sides > 1 else count
+
+
+def load_pointwise(weight: nl.NkiTensor, first: int, count: int, plan: Plan) -> Weights:
     """Weights of a 1x1 kernel: `weight[out channels, channels, 1, 1, 1]`, a matrix."""
     matrix = weight.reshape(weight.shape[0:2])
     channels = matrix.shape[1]
-    tile = load_operand(MatmulOperand([matrix], layout), first, count, 0, channels)
-    return Weights(tile.expand_dim(2), channels)
+    tile = load_operand(MatmulOperand([matrix], plan.layout), first, count, 0, channels)
+    padded = _padded(count, plan)
+    if padded > count:
+        wide = nl.ndarray((tile.shape[0], tile.shape[1], padded), tile.dtype, buffer=nl.sbuf)
+        nisa.memset(dst=wide[:, :, count:padded], value=0.0)
+        for chunk in range(tile.shape[1]):
+            # The last chunk may have fewer channels.
+            some = nl.ds(0, min(nl.tile_size.pmax, channels - chunk * nl.tile_size.pmax))
+            nisa.tensor_copy(dst=wide[some, chunk, 0:count], src=tile[some, chunk])
+        tile = wide
+    return Weights(tile.expand_dim(2), channels, [])
 
 
 def _transpose(tile: nl.NkiTensor, chunk: int, block: nl.NkiTensor, plan: Plan) -> None:
@@ -99,7 +116,7 @@ def _transpose_groups(
             nisa.nc_transpose(dst=bank[:, index, :], data=data, engine=nisa.engine.tensor)
         for stream in range(plan.streams):
             partitions = nl.ds(stream * plan.array_rows, fold * channels)
-            target = tile[partitions, chunk, nl.ds(slot + start, some), :]
+            target = tile[partitions, chunk, nl.ds(slot + start, some), 0:count]
             nisa.tensor_copy(dst=target, src=bank)
 
 
@@ -112,8 +129,11 @@ def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) 
     chunks = (channels + pmax - 1) // pmax
     planes, rows, columns = weight.shape[2:]
     partitions = (plan.streams - 1) * plan.array_rows + min(channels, pmax) * plan.fold
-    shape = (partitions, chunks, count, planes, rows, columns)
+    padded = _padded(count, plan)
+    shape = (partitions, chunks, padded, planes, rows, columns)
     tile = nl.ndarray(shape, dtype=weight.dtype, buffer=nl.sbuf)
+    if padded > count:
+        nisa.memset(dst=tile[:, :, count:padded], value=0.0)
     full = channels // pmax
     for stream in range(plan.streams):
         # Several chunks a transfer, because a transfer costs its trigger, but not all in one.
@@ -121,7 +141,7 @@ def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) 
             some = min(_CHUNKS, full - chunk)
             source = weight[nl.ds(chunk * pmax, some * pmax), nl.ds(first, count)]
             source = source.reshape_dim(0, (some, pmax)).permute((1, 0, 2, 3, 4, 5))
-            nisa.dma_copy(dst=tile[:, nl.ds(chunk, some)], src=source)
+            nisa.dma_copy(dst=tile[:, nl.ds(chunk, some), 0:count], src=source)
         if full < chunks:
             rest = channels - full * pmax
             source = weight[nl.ds(full * pmax, rest), nl.ds(first, count)]
@@ -130,8 +150,32 @@ def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) 
                 before = part * plan.fold_step
                 if before < rows:
                     nisa.dma_copy(
-                        dst=tile[here, full, :, :, before:rows, :],
+                        dst=tile[here, full, 0:count, :, before:rows, :],
                         src=source[:, :, :, 0 : rows - before, :],
                     )
-    flat = tile.reshape((partitions, chunks, count, planes * rows * columns))
-    return Weights(flat.permute((0, 1, 3, 2)), channels)
+    flat = tile.reshape((partitions, chunks, padded, planes * rows * columns))
+    ordered = flat.permute((0, 1, 3, 2))
+    return Weights(ordered, channels, _masked(ordered, channels, plan))
+
+
+def _masked(tile: nl.NkiTensor, channels: int, plan: Plan) -> list[nl.NkiTensor]:
+    """For each mask of the plan, its row of kernel positions of `tile[channels, 1, positions, out
+    channels]` with zeros in the first folded ones.
+    """
+    found = []
+    columns = plan.columns.slots
+    planes = tile.shape[2] // (plan.rows.slots * columns)
+    for slot, zeros, folded in plan.masks:
+        shape = (tile.shape[0], 1, planes * columns, tile.shape[3])
+        masked = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.sbuf)
+        for stream in range(plan.streams):
+            here = nl.ds(stream * plan.array_rows, folded * channels)
+            for plane in range(planes):
+                nisa.tensor_copy(
+                    dst=masked[here, :, nl.ds(plane * columns, columns)],
+                    src=tile[here, :, nl.ds((plane * plan.rows.slots + slot) * columns, columns)],
+                )
+            first = nl.ds(stream * plan.array_rows, zeros * channels)
+            nisa.memset(dst=masked[first], value=0.0)
+        found.append(masked)
+    return found

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import trnx
 from trnx import simulator
 from trnx.nki_kernels import registry
 from trnx.nki_kernels.spec import Bindings
@@ -176,3 +177,15 @@ def test_a_copy_that_keeps_the_last_dimension_is_generated() -> None:
     refusal = spec.supports(b, hardware("trn2"))
     assert isinstance(refusal, Reject)
     assert "no dimension" in refusal.reason
+
+
+def test_a_permuting_copy_that_a_generated_kernel_does_faster_is_left_to_it() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x.transpose(2, 3).contiguous(), backend="trnx")
+    x = torch.zeros(8, 12, 197, 64, dtype=torch.bfloat16)
+    report = trnx.explain(compiled, x).reports[0]
+    assert [region.engine for region in report.regions] == ["nki"]
+    assert "permute_copy" not in {region.kernel for region in report.regions}
+    compiled = torch.compile(lambda x: x.t().contiguous(), backend="trnx")
+    report = trnx.explain(compiled, x.reshape(-1, 64)[:4096]).reports[0]
+    assert [region.kernel for region in report.regions] == ["permute_copy"]

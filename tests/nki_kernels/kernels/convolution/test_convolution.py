@@ -126,3 +126,48 @@ def test_depthwise_layers_of_image_models_are_on_nki_by_default(lnc: int) -> Non
         with torch.no_grad():
             found = trnx.explain(layer.bfloat16(), x, options={"lnc": lnc})
         assert [region.engine for region in found.reports[0].regions] == ["nki"]
+
+
+# Few channels, so that kernel rows share the partitions.
+BORDERS: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
+    "stem": (lambda x, w: F.conv2d(x, w, None, 2, 3), (2, 3, 21, 20), (8, 3, 7, 7)),
+    "3x3": (lambda x, w: F.conv2d(x, w, None, 1, 1), (1, 40, 8, 7), (130, 40, 3, 3)),
+    "dilation": (lambda x, w: F.conv2d(x, w, None, 1, 4, 3), (1, 9, 13, 12), (4, 9, 3, 2)),
+    "wide padding": (lambda x, w: F.conv2d(x, w, None, 1, 3), (1, 5, 2, 3), (4, 5, 3, 2)),
+    "1d": (lambda x, w: F.conv1d(x, w, None, 2, 2), (3, 20, 70), (9, 20, 5)),
+    "3d": (lambda x, w: F.conv3d(x, w, None, 1, 1), (1, 6, 5, 6, 7), (4, 6, 3, 3, 3)),
+    "transposed": (
+        lambda x, w: F.conv_transpose2d(x, w, None, (2, 3), (2, 1)),
+        (2, 5, 20, 24),
+        (5, 9, 5, 3),
+    ),
+    "transposed, dilation": (
+        lambda x, w: F.conv_transpose2d(x, w, None, (2, 3), (3, 1), dilation=(3, 2)),
+        (1, 8, 28, 30),
+        (8, 6, 4, 3),
+    ),
+    "transposed 3d": (
+        lambda x, w: F.conv_transpose3d(x, w, None, 2, 1),
+        (2, 4, 3, 12, 10),
+        (4, 5, 3, 4, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("row", [0, -1])
+@pytest.mark.parametrize("case", BORDERS)
+def test_weights_that_are_not_finite_do_not_meet_the_padding(case: str, row: int) -> None:
+    function, size, kernel = BORDERS[case]
+    x, weight = images(*size).abs() + 1, images(*kernel)
+    weight.transpose(0, -2)[row, 2, 1].fill_(torch.inf)
+    is_infinite = weight.isinf()
+    # Eager itself pads in some of its algorithms, so that an infinity meets zeros.
+    reached = function(torch.ones_like(x), is_infinite.float()) > 0.5
+    finite = function(x, weight.masked_fill(is_infinite, 0))
+    expected = finite.masked_fill(reached, torch.inf)
+    assert 0 < reached.sum() < reached.numel()
+    torch._dynamo.reset()
+    with trnx.collect_reports() as reports:
+        got = torch.compile(function, backend="trnx", options=OPTIONS)(x, weight)
+    assert [r.kernel for report in reports for r in report.regions] == ["convolution"]
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
