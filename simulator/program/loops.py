@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trnx.simulator.errors import KernelSubsetError, Location, UninitialisedReadError
+import numpy as np
+
+from trnx.simulator.errors import (
+    KernelSubsetError,
+    Location,
+    UninitialisedReadError,
+    shortened,
+)
 from trnx.simulator.findings import Findings
 from trnx.simulator.kernel_lines import kernel_location
 from trnx.simulator.language.registers import VirtualRegister
@@ -161,6 +168,8 @@ class Loops:
         if not isinstance(step, int) or step < 1:
             self._fail(f"the step of a loop must be a positive compile-time integer, not {step!r}")
         for bound in (lower, upper):
+            if not isinstance(bound, int | np.integer | VirtualRegister):
+                self._fail(f"a loop's bound is an integer or a register, not {shortened(bound)}")
             self._require_set(bound)
         counter = VirtualRegister(is_frozen=True)
         counter.is_set = True
@@ -174,6 +183,8 @@ class Loops:
 
     def while_loop(self, init: VirtualRegister, body: Callable[[Any], Any]) -> None:
         """`r = init; while r: r = body(r)`."""
+        if not isinstance(init, VirtualRegister):
+            self._fail(f"the condition of nl.while_loop is a register, not {shortened(init)}")
         self._require_set(init)
         condition = VirtualRegister()
         condition.is_set = True
