@@ -34,12 +34,20 @@ class KernelRewriter:
     def run(self, function: ast.FunctionDef) -> None:
         """Rewrite the body."""
         self._uses = Uses(tuple(ast.walk(function)))
+        self._expressions.is_host = self._is_host(function)
         for node in ast.walk(function):
             if isinstance(node, ast.Return) and node.value is not None:
                 self._returned |= {
                     one.id for one in ast.walk(node.value) if isinstance(one, ast.Name)
                 }
         self._body(function.body)
+
+    def _is_host(self, function: ast.FunctionDef) -> bool:
+        """True where all that is called of NKI's language and ISA is static_cast, as tests do."""
+        called = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+        return {self._names.language(one) or self._names.isa(one) for one in called} <= {
+            "static_cast", "", None,
+        }  # fmt: skip
 
     def _body(self, body: Sequence[ast.stmt]) -> None:
         deleted = [self._statement(statement) for statement in body]
@@ -126,6 +134,13 @@ class KernelRewriter:
             return None
         if isinstance(value, ast.Call) and (lines := self._made(target, value)) is not None:
             return lines
+        if isinstance(target, ast.Name):
+            is_identity = isinstance(value, ast.Call) and (
+                self._names.language(value.func) == "shared_identity_matrix"
+            )
+            (expressions.identities.add if is_identity else expressions.identities.discard)(
+                target.id
+            )
         is_tile = expressions.visit(value)
         if isinstance(target, ast.Subscript):
             expressions.visit(target)
