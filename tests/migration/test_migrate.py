@@ -93,6 +93,21 @@ def test_changes_of_later_versions(old: str, new: str) -> None:
     assert migrate(head + old).new == head + new
 
 
+def test_an_index_that_is_still_read_stays() -> None:
+    head = "import neuronxcc.nki.language as nl\n\n\n"
+    kernel = """\
+def kernel(x, table):
+    rows = nl.arange(32)[:, None]
+    columns = nl.arange(8)[None, :]
+    t = nl.load(x[rows, columns])
+    u = nl.load(x[table[rows, 0], 0:8])
+"""
+    new = migrate(head + kernel).new
+    assert "rows = nl.arange(32)[:, None]" in new
+    assert "columns" not in new
+    assert "t = nl.load(x[0:32, 0:8])" in new
+
+
 def test_arrays_of_the_host_are_cast_by_numpy() -> None:
     head = "import neuronxcc.nki.language as nl\nimport numpy as np\n\n\n"
     host = "def test_it(dtype):\n    a = np.ones((2, 3))\n    b = nl.static_cast(a, dtype)\n"
