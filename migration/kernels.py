@@ -59,7 +59,8 @@ class KernelRewriter:
             except SyntaxError:
                 return
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            if read & set().union(*map(names_of, targets)) and self._source.is_replaced(statement):
+            bound = {name for target in targets for name in names_of(target)}
+            if read & bound and self._source.is_replaced(statement):
                 self._source.restore(statement)
 
     def _is_host(self, function: ast.FunctionDef) -> bool:

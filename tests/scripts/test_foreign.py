@@ -66,42 +66,11 @@ CASES = {
 }
 
 
-# A suite as nki-samples has it: some of its tests run without a device.
-_SUITE = {
-    "conftest.py": """\
-import pytest
-
-
-def pytest_addoption(parser):
-    parser.addoption("--simulation-only", action="store_true")
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "simulation: runs without a device")
-
-
-def pytest_collection_modifyitems(config, items):
-    if config.getoption("--simulation-only"):
-        items[:] = [item for item in items if item.get_closest_marker("simulation")]
-""",
-    "test_kernel.py": "import pytest\n" + NEW.partition("if __name__")[0] + """\
-def test_latency():
-    assert twice.benchmark_result
-
-
-@pytest.mark.simulation
-def test_values():
-    assert twice(np.ones((4, 3), np.float32)).sum() == 24
-""",
-    "test_nothing.py": "import nki\n\n\ndef test_latency():\n    assert False  # mark.simulation\n",
-}  # fmt: skip
-
-
 def _run(folder: Path, names: list[str]) -> tuple[int, dict[str, str]]:
     checkout = folder / "checkout"
     checkout.mkdir(parents=True)
     for name in names:
-        (checkout / name).write_text({**FILES, **CASES, **_SUITE}[name])
+        (checkout / name).write_text({**FILES, **CASES}[name])
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--checkouts", str(folder), "--seconds", "60", "--json"],
         capture_output=True,
@@ -135,11 +104,3 @@ def test_good_files_alone_hold_the_bar(tmp_path: Path) -> None:
 def test_a_kernel_that_is_named_like_a_test_is_none(tmp_path: Path) -> None:
     _, found = _run(tmp_path / "cases", list(CASES))
     assert found == {"checkout/cases.py": "migrated", "checkout/wrong_cases.py": "wrong values"}
-
-
-def test_a_suite_runs_what_needs_no_device(tmp_path: Path) -> None:
-    _, found = _run(tmp_path / "suite", list(_SUITE))
-    assert found == {
-        "checkout/test_kernel.py": "as it is",
-        "checkout/test_nothing.py": "no test runs",
-    }
