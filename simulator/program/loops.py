@@ -163,7 +163,7 @@ class Loops:
                 )
         self.records[number].tensors = range(before, self._recorder.storage_count)
 
-    def counted(self, lower: Bound, upper: Bound, step: int) -> Iterator[VirtualRegister]:
+    def counted(self, lower: Any, upper: Any, step: int) -> Iterator[VirtualRegister]:
         """Yields the counter once, while the body is recorded."""
         if not isinstance(step, int) or step < 1:
             self._fail(f"the step of a loop must be a positive compile-time integer, not {step!r}")
@@ -181,7 +181,7 @@ class Loops:
             self._fail("a loop inside this loop was not finished")
         self._end()
 
-    def while_loop(self, init: VirtualRegister, body: Callable[[Any], Any]) -> None:
+    def while_loop(self, init: Any, body: Callable[[Any], Any]) -> None:
         """`r = init; while r: r = body(r)`."""
         if not isinstance(init, VirtualRegister):
             self._fail(f"the condition of nl.while_loop is a register, not {shortened(init)}")
