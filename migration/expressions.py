@@ -182,6 +182,11 @@ class Expressions(Views):
             gone += [k.arg for k in node.keywords if k.arg == "dtype"]
         if language == "store":
             self._store(node)
+        if language == "load" and self._is_identity(node):
+            text = without(self.source, node)
+            function = self.source.render(node.func)
+            self.source.replace(node, f"{self.nl('copy')}{text.removeprefix(function)}")
+            return True
         if language == "load" and (dtype := self._constant_dtype(node)):
             text = without(self.source, node, *gone)
             self.source.replace(node, f"{text[:-1]}, dtype={dtype})")
@@ -191,7 +196,9 @@ class Expressions(Views):
             self.source.replace(node, f"{text[:-1]}, dtype={self.nl('float32')})")
         if language == "static_cast" and len(node.args) == 2:
             value, dtype = map(self.source.render, node.args)
-            self.source.replace(node, f"{self.nl('copy')}({value}, dtype={dtype})")
+            cast = f"{value}.astype({dtype})" if isinstance(node.args[0], ast.Name) else ""
+            copied = f"{self.nl('copy')}({value}, dtype={dtype})"
+            self.source.replace(node, cast if self.is_host and cast else copied)
             return True
         if gone:
             self.source.replace(node, without(self.source, node, *gone))
@@ -210,6 +217,11 @@ class Expressions(Views):
             text = self.view(self.source.render(view.value), parts, is_whole=True)
             if text is not None:
                 self.source.replace(name, text)
+
+    def _is_identity(self, node: ast.Call) -> bool:
+        """True for the load of an identity matrix, which is a copy now."""
+        source = node.args[0] if node.args else None
+        return isinstance(source, ast.Name) and source.id in self.identities
 
     def _constant_dtype(self, node: ast.Call) -> str:
         """The dtype that the load of a constant gave where it names none, else ""."""

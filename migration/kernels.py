@@ -29,17 +29,46 @@ class KernelRewriter:
         self._notes = notes
         self._expressions = Expressions(source, names)
         self._returned: set[str] = set()
+        # Assignments of index expressions, which are gone.
+        self._removed: list[ast.Assign | ast.AnnAssign] = []
         self._uses = Uses(())
 
     def run(self, function: ast.FunctionDef) -> None:
         """Rewrite the body."""
+        self._removed = []
         self._uses = Uses(tuple(ast.walk(function)))
+        self._expressions.is_host = self._is_host(function)
         for node in ast.walk(function):
             if isinstance(node, ast.Return) and node.value is not None:
                 self._returned |= {
                     one.id for one in ast.walk(node.value) if isinstance(one, ast.Name)
                 }
         self._body(function.body)
+        self._restore_indices(function)
+
+    def _restore_indices(self, function: ast.FunctionDef) -> None:
+        """An index that is still read, where nothing could be written for it, stays as it is."""
+        for statement in reversed(self._removed):
+            text = self._source.render(function).replace(DELETED, "pass")
+            try:
+                read = {
+                    node.id
+                    for node in ast.walk(ast.parse(text))
+                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+                }
+            except SyntaxError:
+                return
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            bound = {name for target in targets for name in names_of(target)}
+            if read & bound and self._source.is_replaced(statement):
+                self._source.restore(statement)
+
+    def _is_host(self, function: ast.FunctionDef) -> bool:
+        """True where all that is called of NKI's language and ISA is static_cast, as tests do."""
+        called = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+        return {self._names.language(one) or self._names.isa(one) for one in called} <= {
+            "static_cast", "", None,
+        }  # fmt: skip
 
     def _body(self, body: Sequence[ast.stmt]) -> None:
         deleted = [self._statement(statement) for statement in body]
@@ -119,13 +148,23 @@ class KernelRewriter:
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         target = targets[0]
         expressions, indices = self._expressions, self._expressions.indices
-        if len(targets) == 1 and (self._index(target, value) or self._view(target, value)):
+        if len(targets) == 1 and self._index(target, value):
+            self._removed.append(statement)
+            return []
+        if len(targets) == 1 and self._view(target, value):
             return []
         if not isinstance(target, ast.Name | ast.Subscript) or len(targets) > 1:
             expressions.visit(value)
             return None
         if isinstance(value, ast.Call) and (lines := self._made(target, value)) is not None:
             return lines
+        if isinstance(target, ast.Name):
+            is_identity = isinstance(value, ast.Call) and (
+                self._names.language(value.func) == "shared_identity_matrix"
+            )
+            (expressions.identities.add if is_identity else expressions.identities.discard)(
+                target.id
+            )
         is_tile = expressions.visit(value)
         if isinstance(target, ast.Subscript):
             expressions.visit(target)

@@ -28,6 +28,10 @@ class Source:
         """`text` stands for the node from here on."""
         self._replaced[node] = text
 
+    def restore(self, node: ast.AST) -> None:
+        """The node's own text stands again."""
+        del self._replaced[node]
+
     def is_replaced(self, node: ast.AST) -> bool:
         """True for a node that has a new text."""
         return node in self._replaced

@@ -50,6 +50,10 @@ class Views:
         # Views of masked loads and stores by name; dtypes that loads of constants give.
         self.views: dict[str, ast.Subscript] = {}
         self.constants: dict[str, str] = {}
+        # Identity matrices, which are in SBUF since NKI 0.2.
+        self.identities: set[str] = set()
+        # A function of the host: its arrays are NumPy's.
+        self.is_host = False
         # Tiles of numbers that nisa.iota counted.
         self.integers: set[str] = set()
         # Of the statement at hand: lines that come before it, and what is left to its author.

@@ -4,7 +4,8 @@ Kernels move whole tiles of which a part is filled, and use that part alone: eng
 lane anyway. So instructions propagate "nothing has written this", as memory checkers do and as
 their declarations say (`program.propagation`). The finding comes where it matters: a result of the
 kernel, an address, what crosses partitions. It is then the first read's, with the first read's
-line. A read of which every element is missing is a finding at once.
+line. A read of which every element is missing is a finding at once. A destination that keeps some
+elements is not read: what is missing there stays so.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from trnx.simulator.checks.overlap import ManualOverlap
+from trnx.simulator.checks.predicated_halves import PredicatedHalves
 from trnx.simulator.errors import FindingError, Location
 from trnx.simulator.findings import Findings
 from trnx.simulator.language.shadows import Shadows
@@ -21,6 +23,9 @@ from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.storage import Storage
 from trnx.simulator.program.observer import Observer, Recorded
 from trnx.simulator.program.propagation import Propagation
+
+# The destination, where an instruction reads it: what it does not write stays as it is.
+KEPT = "dst"
 
 
 class InitialisedData(Observer):
@@ -32,6 +37,7 @@ class InitialisedData(Observer):
         self.overlap = ManualOverlap(self.written, products)
         # The read from which elements of a storage have their lack of a value.
         self._undefined: dict[int, FindingError] = {}
+        self._halves = PredicatedHalves()
 
     def mark_all(self, storage: Storage) -> None:
         """The whole storage holds something: an argument, a constant."""
@@ -49,15 +55,21 @@ class InitialisedData(Observer):
         """The tensor that was written over this one at its address, and where; if one was."""
         return self.overlap.lost.get(tensor.storage.index)
 
+    def completes(self, tensor: NkiTensor, predicate: NkiTensor, is_reversed: bool) -> bool:
+        """True where a copy by this predicate writes all that one by its opposite left."""
+        return self._halves.completes(tensor, predicate, is_reversed)
+
     def missing(
         self, propagation: Propagation, operand: str, tensor: NkiTensor
     ) -> torch.Tensor | None:
         """What is missing in an operand, if the instruction propagates it; else None. Where all is
-        missing, nothing sensible can come of it.
+        missing, nothing sensible can come of it, unless it is a destination that keeps elements.
         """
         if tensor.indirection is not None or not propagation.propagates(operand):
             return None
         missing = self.written.of(tensor.storage).mask(tensor) == 0
+        if operand == KEPT:
+            return missing
         return None if bool(missing.all()) and self.undefined(tensor) is None else missing
 
     def on_instruction(self, instruction: Recorded) -> None:
@@ -66,6 +78,7 @@ class InitialisedData(Observer):
             if tensor.storage.place is not None:
                 self.overlap.overwrite(tensor)
             self.written.mark(tensor)
+            self._halves.overwrite(tensor)
         if instruction.missing:
             self._propagate(instruction)
 
@@ -78,10 +91,13 @@ class InitialisedData(Observer):
                     self._findings.report(finding)
                 elif bool(mask.any()):
                     self.written.of(target.storage).unmark(target, mask)
+                    if operand == KEPT:
+                        continue  # who reads it reads what nothing has written
                     self._undefined.setdefault(target.storage.index, finding)
 
     def on_freed(self, indices: Sequence[int]) -> None:
         """Nothing can be read there any more."""
         self.written.forget(indices)
+        self._halves.forget(indices)
         for index in self._undefined.keys() & indices:
             del self._undefined[index]

@@ -190,6 +190,7 @@ def program_id(axis: int = 0) -> int:
     """Index of this program along `axis` of the grid; 0 without a grid."""
     simulator = current("program_id")
     grid = simulator.grid or (1,)
+    _require_axes((axis,), grid)
     return int(np.unravel_index(simulator.core.index, grid)[axis])
 
 
@@ -197,7 +198,18 @@ def num_programs(axes: Any = 0) -> int:
     """Programs along the axes of the grid; 1 without a grid."""
     grid = current("num_programs").grid or (1,)
     chosen = axes if isinstance(axes, tuple | list) else (axes,)
+    _require_axes(chosen, grid)
     return int(np.prod([grid[axis] for axis in chosen]))
+
+
+def _require_axes(axes: Sequence[Any], grid: Sequence[int]) -> None:
+    for axis in axes:
+        if not isinstance(axis, int) or not -len(grid) <= axis < len(grid):
+            raise KernelSubsetError(
+                "kernel-subset",
+                f"axis {axis!r} of a launch grid with {len(grid)} dimensions",
+                kernel_location(),
+            )
 
 
 class _NoReorder:

@@ -23,7 +23,7 @@ from trnx.simulator.isa.tile_map import tile_map
 from trnx.simulator.language.enums import Engine
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.dtypes import resolve
-from trnx.simulator.memory.storage import MemoryRegion
+from trnx.simulator.memory.storage import HBM, MemoryRegion
 from trnx.simulator.memory.views import Shape
 
 Axes = int | Sequence[int]
@@ -33,7 +33,8 @@ Axes = int | Sequence[int]
 
 
 def load(src: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """A new SBUF tile with the values of `src`."""
+    """A new SBUF tile with the values of `src`, which is in HBM."""
+    _require_hbm("load", "src", src)
     tile = new_tile(src.shape, dtype or src.dtype)
     dma_copy(tile, src)
     return tile
@@ -41,7 +42,13 @@ def load(src: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 def store(dst: NkiTensor, value: NkiTensor) -> None:
     """Copy a tile to HBM."""
+    _require_hbm("store", "dst", dst)
     dma_copy(dst, value)
+
+
+def _require_hbm(name: str, operand: str, tensor: NkiTensor) -> None:
+    if isinstance(tensor, NkiTensor) and tensor.buffer not in HBM:
+        fail(f"nl.{name}: {operand} is in {tensor.buffer.value}, not in HBM; use nisa.tensor_copy")
 
 
 def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:

@@ -250,6 +250,14 @@ class Access(Legality):
         self.require_written(checked, operand)
         return self._whole_view(checked)
 
+    def update_where(self, tensor: Any, predicate: NkiTensor, is_reversed: bool) -> torch.Tensor:
+        """`update` of a destination that is written where a predicate says so."""
+        if isinstance(tensor, NkiTensor) and not self._recorder.initialised.covers(tensor):
+            self.is_repeatable = False
+            if self._recorder.initialised.completes(tensor, predicate, is_reversed):
+                return self.overwrite_some(tensor, "dst")
+        return self.update(tensor, "dst")
+
     def overwrite_some(
         self, tensor: Any, operand: str, *, buffers: Sequence[MemoryRegion] = ON_CHIP
     ) -> torch.Tensor:

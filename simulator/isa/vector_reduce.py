@@ -51,7 +51,8 @@ def tensor_reduce(
 ) -> None:
     """dst = op-reduce of data over its last free axes."""
     alu = operator(emit, op, "op")
-    if alu.identity is None:
+    # Reductions by magnitude are the Scalar Engine's alone (SDK/nki/api/nki.api.shared.rst).
+    if alu.identity is None or alu.name in ("abs_max", "abs_min"):
         emit.illegal(f"op=nl.{alu.name} is not a reduction operator")
     emit.require(not (negate and alu.is_bitvec), "negate needs an arithmetic operator")
     emit.check(dst, "dst")

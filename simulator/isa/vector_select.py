@@ -74,7 +74,7 @@ def tensor_copy_predicated(
         source = bits_of(emit.read(src, "src", shape=shape))
     else:
         source = bits_of(encoded(number(emit, src, "src"), dst.dtype))
-    target = bits_of(_kept(emit, dst))
+    target = bits_of(_kept(emit, dst, predicate, reverse_pred))
     mask = emit.scratch(shape, target.dtype)
     change = emit.scratch(shape, target.dtype)
     emit.step(torch.eq if reverse_pred else torch.ne, flags, 0, out=mask)
@@ -85,10 +85,10 @@ def tensor_copy_predicated(
     emit.step(target.bitwise_xor_, change)
 
 
-def _kept(emit: Emit, dst: NkiTensor) -> torch.Tensor:
+def _kept(emit: Emit, dst: NkiTensor, predicate: NkiTensor, is_reversed: bool) -> torch.Tensor:
     """The destination with what it holds; of scattered columns, a copy that is stored back."""
     if dst.indirection is None or dst.indirection.base is None:
-        return emit.update(dst, "dst")
+        return emit.update_where(dst, predicate, bool(is_reversed))
     held = load_scalar_indirect(emit, emit.check(dst, "dst"), "dst")
     stored = emit.write(dst, "dst")
     emit.step(stored.copy_, held)

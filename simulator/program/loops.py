@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trnx.simulator.errors import KernelSubsetError, Location, UninitialisedReadError
+import numpy as np
+
+from trnx.simulator.errors import (
+    KernelSubsetError,
+    Location,
+    UninitialisedReadError,
+    shortened,
+)
 from trnx.simulator.findings import Findings
 from trnx.simulator.kernel_lines import kernel_location
 from trnx.simulator.language.registers import VirtualRegister
@@ -148,11 +155,13 @@ class Loops:
                 )
         self.records[number].tensors = range(before, self._recorder.storage_count)
 
-    def counted(self, lower: Bound, upper: Bound, step: int) -> Iterator[VirtualRegister]:
+    def counted(self, lower: Any, upper: Any, step: int) -> Iterator[VirtualRegister]:
         """Yields the counter once, while the body is recorded."""
         if not isinstance(step, int) or step < 1:
             self._fail(f"the step of a loop must be a positive compile-time integer, not {step!r}")
         for bound in (lower, upper):
+            if not isinstance(bound, int | np.integer | VirtualRegister):
+                self._fail(f"a loop's bound is an integer or a register, not {shortened(bound)}")
             self._require_set(bound)
         counter = VirtualRegister(is_frozen=True)
         counter.is_set = True
@@ -164,8 +173,10 @@ class Loops:
             self._fail("a loop inside this loop was not finished")
         self._end()
 
-    def while_loop(self, init: VirtualRegister, body: Callable[[Any], Any]) -> None:
+    def while_loop(self, init: Any, body: Callable[[Any], Any]) -> None:
         """`r = init; while r: r = body(r)`."""
+        if not isinstance(init, VirtualRegister):
+            self._fail(f"the condition of nl.while_loop is a register, not {shortened(init)}")
         self._require_set(init)
         condition = VirtualRegister()
         condition.is_set = True

@@ -93,6 +93,43 @@ def test_changes_of_later_versions(old: str, new: str) -> None:
     assert migrate(head + old).new == head + new
 
 
+def test_an_index_that_is_still_read_stays() -> None:
+    head = "import neuronxcc.nki.language as nl\n\n\n"
+    kernel = """\
+def kernel(x, table):
+    rows = nl.arange(32)[:, None]
+    columns = nl.arange(8)[None, :]
+    t = nl.load(x[rows, columns])
+    u = nl.load(x[table[rows, 0], 0:8])
+"""
+    new = migrate(head + kernel).new
+    assert "rows = nl.arange(32)[:, None]" in new
+    assert "columns" not in new
+    assert "t = nl.load(x[0:32, 0:8])" in new
+
+
+def test_arrays_of_the_host_are_cast_by_numpy() -> None:
+    head = "import neuronxcc.nki.language as nl\nimport numpy as np\n\n\n"
+    host = "def test_it(dtype):\n    a = np.ones((2, 3))\n    b = nl.static_cast(a, dtype)\n"
+    assert "b = a.astype(dtype)" in migrate(head + host).new
+    kernel = "def kernel(a, dtype):\n    t = nl.load(a)\n    u = nl.static_cast(t, dtype)\n"
+    assert "u = nl.copy(t, dtype=dtype)" in migrate(head + kernel).new
+
+
+def test_an_identity_matrix_is_copied() -> None:
+    head = "import neuronxcc.nki.language as nl\n\n\n"
+    kernel = """\
+def kernel(a):
+    i = nl.shared_identity_matrix(n=128, dtype=nl.bfloat16)
+    t = nl.load(i, dtype=a.dtype)
+    i = a
+    u = nl.load(i)
+"""
+    new = migrate(head + kernel).new
+    assert "t = nl.copy(i, dtype=a.dtype)" in new
+    assert "u = nl.load(i)" in new
+
+
 def test_what_is_gone_is_imported_where_it_is_still_used() -> None:
     old = "from neuronxcc.nki import benchmark, trace\n\n\n@trace\ndef k(x): pass\n"
     assert "import benchmark" not in migrate(old).new

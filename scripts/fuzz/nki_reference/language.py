@@ -93,8 +93,13 @@ def _draw_constant(s: ProgramBuilder) -> None:
     _call(s, function, shape, dtype, shape=shape, fill_value=value, dtype=Token(f"nl.{dtype}"))
 
 
+_LONGEST_ROW = 8192
+
+
 def _draw_load(s: ProgramBuilder) -> None:
-    src = hbm_view(s, math.prod(s.extent()), s.c.pick(DTYPES), dst=False)
+    # A row of HBM goes to one partition.
+    elements = min(math.prod(s.extent()), _LONGEST_ROW)
+    src = hbm_view(s, elements, s.c.pick(DTYPES), dst=False)
     dtype, given = _dtype(s, src)
     _call(s, "load", src.shape, dtype, src=src, dtype=given)
 

@@ -219,3 +219,29 @@ def writes_its_counter(x, ids, count, inner):
         nisa.register_move(i, 2)
         _add_row(total, x, i)
     return _stored(total)
+
+
+@nki.jit
+def loops_by(x, kind, value):
+    """A loop whose bound or condition is `value`: None stands for a tile."""
+    total = _zeros(1, x.shape[1])
+    bound = total if value is None else value
+
+    def body(register):
+        nisa.tensor_scalar(dst=total, data=total, op0=nl.add, operand0=1.0)
+        return register
+
+    if kind == "while":
+        nl.while_loop(bound, body)
+    else:
+        for _ in nl.dynamic_range(0, bound):
+            body(None)
+    return _stored(total)
+
+
+@nki.jit
+def asks_for_axis(x, function, axis):
+    """Asks the launch grid for an axis."""
+    total = _zeros(1, x.shape[1])
+    nisa.memset(total, value=float((nl.program_id if function == "id" else nl.num_programs)(axis)))
+    return _stored(total)

@@ -62,3 +62,29 @@ def selects_by_a_partial_mask(x, mask, used):
     out = nl.ndarray((rows, used), dtype=x.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=out, src=tile[:, :used])
     return out
+
+
+@nki.jit
+def fills_by_two_predicates(x, y, mask, second, changes_mask):
+    """Copies x where the mask holds, then y where it does not (`second` True) or does again."""
+    a, b, flags = nl.load(x), nl.load(y), nl.load(mask)
+    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy_predicated(dst=tile, src=a, predicate=flags)
+    if changes_mask:
+        nisa.memset(flags, value=1)
+    nisa.tensor_copy_predicated(dst=tile, src=b, predicate=flags, reverse_pred=second)
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+@nki.jit
+def shuffles_into_a_new_tile(x, used):
+    """Writes the first 16 partitions of a new tile by a shuffle, and returns partition `used`."""
+    tile = nl.load(x)
+    spread = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.nc_stream_shuffle(dst=spread, src=tile, shuffle_mask=[0] * 16 + [255] * 16)
+    out = nl.ndarray((16, x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
+    rows = nl.add(spread, 0.0)
+    nisa.dma_copy(dst=out, src=rows[0:16] if used < 16 else rows[16:32])
+    return out

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, trace
-from trnx.simulator.errors import FindingWarning, OutOfBoundsError
+from trnx.simulator.errors import FindingWarning, KernelSubsetError, OutOfBoundsError
 from trnx.simulator.program.listing import listing
 
 Reference = Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
@@ -66,7 +66,7 @@ def _arguments(seed: int, count: int, inner: int) -> list[torch.Tensor]:
 
 def test_every_kernel_has_a_reference(loops: ModuleType) -> None:
     names = {name for name, value in vars(loops).items() if hasattr(value, "function")}
-    assert names == {*REFERENCES, "writes_its_counter"}
+    assert names == {*REFERENCES, "writes_its_counter", "loops_by", "asks_for_axis"}
 
 
 def test_a_written_counter_is_a_warning(loops: ModuleType) -> None:
@@ -123,3 +123,20 @@ def test_an_index_that_is_bad_in_one_turn_is_found_in_a_replay(
     count.fill_(6)
     (result,) = program.run([x, ids, count, inner])
     assert torch.equal(result, REFERENCES[name](x, ids, 6, 7))
+
+
+@pytest.mark.parametrize("value", [None, 1.5, "3"])
+def test_a_bound_that_is_no_number_is_named(loops: ModuleType, value: object) -> None:
+    with pytest.raises(KernelSubsetError, match="a loop's bound is an integer or a register"):
+        simulate(loops.loops_by)(torch.zeros(1, 4), "for", value)
+    with pytest.raises(KernelSubsetError, match="while_loop is a register"):
+        simulate(loops.loops_by)(torch.zeros(1, 4), "while", value)
+
+
+@pytest.mark.parametrize("function", ["id", "count"])
+def test_an_axis_that_the_grid_lacks_is_named(loops: ModuleType, function: str) -> None:
+    wanted = {"id": 0.0, "count": 1.0}[function]
+    got = simulate(loops.asks_for_axis)(torch.zeros(1, 4), function, 0)
+    assert torch.equal(got, torch.full((1, 4), wanted))
+    with pytest.raises(KernelSubsetError, match="axis 1 of a launch grid with 1 dimensions"):
+        simulate(loops.asks_for_axis)(torch.zeros(1, 4), function, 1)

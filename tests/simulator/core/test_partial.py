@@ -54,3 +54,33 @@ def test_a_predicate_decides_element_by_element(partial: ModuleType) -> None:
     assert torch.equal(got, x[:, :5] * mask)
     with pytest.raises(UninitialisedReadError, match="tensor_copy_predicated: predicate"):
         simulate(partial.selects_by_a_partial_mask)(x, mask, 6)
+
+
+def test_two_opposite_predicates_fill_a_tile(partial: ModuleType) -> None:
+    x, y = torch.randn(2, 3, 5)
+    mask = torch.randint(0, 2, (3, 5), dtype=torch.uint8)
+    run = simulate(partial.fills_by_two_predicates)
+    assert torch.equal(run(x, y, mask, True, False), torch.where(mask > 0, x, y))
+    assert torch.equal(run(y, x, 1 - mask, True, False), torch.where(mask > 0, x, y))
+
+
+@pytest.mark.parametrize(("second", "changes_mask"), [(False, False), (True, True)])
+def test_other_predicates_leave_elements_unwritten(
+    partial: ModuleType, second: bool, changes_mask: bool
+) -> None:
+    x, mask = torch.randn(3, 5), torch.ones(3, 5, dtype=torch.uint8)
+    with pytest.raises(UninitialisedReadError, match="dma_copy: src") as finding:
+        simulate(partial.fills_by_two_predicates)(x, x, mask, second, changes_mask)
+    assert finding.value.location is not None
+    line = Path(partial.__file__).read_text().splitlines()[finding.value.location.line - 1]
+    assert line.strip() == "nisa.dma_copy(dst=out, src=tile)"
+
+
+def test_a_shuffle_into_a_new_tile_is_found_where_the_rest_is_read(partial: ModuleType) -> None:
+    x = torch.randn(32, 4)
+    assert torch.equal(simulate(partial.shuffles_into_a_new_tile)(x, 0), x[:1].expand(16, 4))
+    with pytest.raises(UninitialisedReadError, match="tensor_scalar") as finding:
+        simulate(partial.shuffles_into_a_new_tile)(x, 16)
+    assert finding.value.location is not None
+    line = Path(partial.__file__).read_text().splitlines()[finding.value.location.line - 1]
+    assert line.strip() == "rows = nl.add(spread, 0.0)"

@@ -1,0 +1,699 @@
+"""Kernels that break no rule: views, DMA, products, loops, registers, memory, two cores."""
+
+import numpy as np
+from template import NEW, Kernel
+
+_NL = "nki/api/nki/language/__init__.py"
+_ISA = "nki/api/nki/isa/__init__.py"
+_XY = ("x float32 128 64", "y float32 128 64")
+_CLOSE = 2e-5
+_INTEGERS = ("x int32 128 64", "y int32 128 64")
+
+
+def _function(
+    line: int, name: str, call: str, want: object, setup: str = "", **given: object
+) -> Kernel:
+    """A function of `nl` on `a` and `b`, tiles [128, 64]."""
+    body = f"""
+a, b = nl.load(x), nl.load(y)
+{setup}
+c = {call}
+return save(c)
+"""
+    return Kernel(
+        f"nl.{name}",
+        f"{_NL}:{line}",
+        f"{name} as {call}",
+        body,
+        want=want,
+        **({"args": _XY, "within": _CLOSE} | given),
+    )
+
+
+def _program(
+    family: str, source: str, what: str, body: str, want: object, **given: object
+) -> Kernel:
+    return Kernel(
+        family, source, what, body, want=want, **({"args": _XY, "within": _CLOSE} | given)
+    )
+
+
+def _binary(line: int, name: str, ufunc: object) -> tuple[Kernel, ...]:
+    """A function of two tiles, of a tile and a number, and of a tile and a column."""
+    return (
+        _function(line, name, f"nl.{name}(a, b)", lambda x, y: ufunc(x, y)),
+        _function(line, name, f"nl.{name}(a, 2.0)", lambda x, y: ufunc(x, np.float32(2))),
+        _function(line, name, f"nl.{name}(a, b[:, 0:1])", lambda x, y: ufunc(x, y[:, 0:1])),
+    )
+
+
+def _unary(line: int, name: str, function: object, within: float = 1e-3) -> Kernel:
+    positive = name in ("log", "sqrt", "rsqrt", "reciprocal")
+    setup = "a = nl.add(nl.abs(a), 1.0)" if positive else ""
+    return _function(
+        line,
+        name,
+        f"nl.{name}(a)",
+        lambda x, y: function(np.abs(x) + 1 if positive else x),
+        setup,
+        within=within,
+    )
+
+
+_P = np.arange(128)[:, None]
+_E = np.exp
+
+KERNELS = (
+    _program(
+        "views",
+        f"{_NL}:197",
+        "slices, steps and selections",
+        """
+a = nl.load(x)
+c = sb((128, 16))
+nisa.tensor_copy(dst=c, src=a[$index])
+return save(c)
+""",
+        lambda x, y: x[:, 0:32:2],
+        within=0.0,
+        vary={"index": (":, 0:32:2", "..., 0:32:2", "0:128, nl.ds(0, 32)][:, ::2")},
+    ),
+    _program(
+        "views",
+        f"{_NL}:222",
+        "free dimensions are permuted",
+        """
+a = nl.load(x).reshape((128, 4, 16)).permute((0, 2, 1))
+c = sb((128, 16, 4))
+nisa.tensor_copy(dst=c, src=a)
+return save(c)
+""",
+        lambda x, y: x.reshape(128, 4, 16).transpose(0, 2, 1),
+        within=0.0,
+    ),
+    _program(
+        "views",
+        f"{_NL}:244",
+        "a column is broadcast over a free dimension",
+        """
+a, b = nl.load(x), nl.load(y)
+c = sb((128, 8, 8))
+row = b[:, 0:8].expand_dim(1).broadcast(1, 8)
+nisa.tensor_tensor(dst=c, data1=a.reshape((128, 8, 8)), data2=row, op=nl.add)
+return save(c)
+""",
+        lambda x, y: x.reshape(128, 8, 8) + y[:, None, 0:8],
+    ),
+    _program(
+        "views",
+        f"{_NL}:372",
+        "a rearranged view",
+        """
+a = nl.load(x).rearrange(('p', ('h', 'w')), ('p', 'w', 'h'), {'h': 4})
+c = sb((128, 16, 4))
+nisa.tensor_copy(dst=c, src=a)
+return save(c)
+""",
+        lambda x, y: x.reshape(128, 4, 16).transpose(0, 2, 1),
+        within=0.0,
+    ),
+    _program(
+        "views",
+        f"{_NL}:516",
+        "bits as another type",
+        """
+a = nl.load(x)
+c = sb((128, $n), nl.$dtype)
+nisa.tensor_copy(dst=c, src=a.view(nl.$dtype))
+return save(c.view(nl.float32))
+""",
+        lambda x, y: x,
+        within=0.0,
+        vary={"n": ("64",), "dtype": ("int32", "uint32")},
+    ),
+    _program(
+        "views",
+        f"{_NL}:486",
+        "an explicit pattern",
+        """
+a = nl.load(x)
+c = sb((128, 32))
+nisa.tensor_copy(dst=c, src=a.ap(pattern=[[64, 128], [$step, 32]], offset=$offset))
+return save(c)
+""",
+        None,
+        vary={"step": ("1", "2"), "offset": ("0", "1")},
+    ),
+    _program(
+        "views",
+        f"{_NL}:178",
+        "a pattern from a view's own",
+        """
+a = nl.load(x)
+pattern = a.get_pattern()
+pattern[0][1] = 64
+c = sb((64, 64))
+nisa.tensor_copy(dst=c, src=a.ap(pattern=pattern))
+return save(c)
+""",
+        lambda x, y: x[:64],
+        within=0.0,
+    ),
+    _program(
+        "views",
+        f"{_NL}:340",
+        "HBM is reshaped and merged at will",
+        """
+c = sb((64, 128))
+nisa.dma_copy(dst=c, src=x.reshape((64, 2, 64)).$view)
+return save(c)
+""",
+        lambda x, y: x.reshape(64, 128),
+        within=0.0,
+        vary={"view": ("flatten_dims(1, 2)", "reshape((64, 128))")},
+    ),
+    _program(
+        "views",
+        f"{_NL}:236",
+        "HBM is permuted",
+        """
+c = sb((64, 128))
+nisa.dma_copy(dst=c, src=x.permute((1, 0)))
+return save(c)
+""",
+        lambda x, y: x.T,
+        within=0.0,
+    ),
+    _program(
+        "views",
+        f"{_NL}:422",
+        "a row of HBM that a tile names",
+        """
+c, i = sb((1, 64)), sb((1, 1), nl.int32)
+nisa.memset(i, value=$row)
+nisa.dma_copy(dst=c, src=x.select(0, i).expand_dim(0))
+return save(c)
+""",
+        None,
+        vary={"row": ("0", "127")},
+    ),
+    _program(
+        "dma",
+        f"{_ISA}:251",
+        "rows are gathered",
+        """
+r, c = nl.load(i), sb((128, 64))
+nisa.dma_copy(dst=c, src=x.$view)
+return save(c)
+""",
+        lambda x, y, i: x[i[:, 0]],
+        within=0.0,
+        args=(*_XY, "i uint32 128 1"),
+        vary={"view": ("ap(pattern=[[64, 128], [1, 64]], vector_offset=r, indirect_dim=0)",)},
+    ),
+    _program(
+        "dma",
+        f"{_ISA}:335",
+        "rows are scattered",
+        """
+r, c, out = sb((128, 1), nl.uint32), nl.load(x), hb((128, 64))
+nisa.iota(r, pattern=[[0, 1]], offset=127, channel_multiplier=-1)
+nisa.dma_copy(dst=out.ap(pattern=[[64, 128], [1, 64]], vector_offset=r, indirect_dim=0), src=c)
+return out
+""",
+        lambda x, y: x[::-1],
+        within=0.0,
+    ),
+    _program(
+        "dma",
+        f"{_ISA}:376",
+        "rows out of bounds are skipped",
+        """
+r, c = sb((128, 1), nl.uint32), nl.load(y)
+nisa.iota(r, pattern=[[0, 1]], offset=0, channel_multiplier=2)
+rows = x.ap(pattern=[[64, 128], [1, 64]], vector_offset=r, indirect_dim=0)
+nisa.dma_copy(dst=c, src=rows, oob_mode=nisa.oob_mode.skip)
+return save(c)
+""",
+        lambda x, y: np.where(_P < 64, x[np.minimum(2 * _P[:, 0], 127)], y),
+        within=0.0,
+    ),
+    _program(
+        "dma",
+        f"{_ISA}:286",
+        "DMA converts",
+        """
+c = sb((128, 64), nl.$dtype)
+nisa.dma_copy(dst=c, src=x)
+return save(c)
+""",
+        lambda x, y: x,
+        within=2.0**-8,
+        vary={"dtype": ("bfloat16", "float16")},
+    ),
+    _program(
+        "dma",
+        f"{_ISA}:372",
+        "modes of descriptor generation",
+        """
+c = sb((128, 64))
+nisa.dma_copy(dst=c, src=x, dge_mode=nisa.dge_mode.$mode)
+return save(c)
+""",
+        lambda x, y: x,
+        within=0.0,
+        on=NEW,
+        vary={"mode": ("none", "swdge", "hwdge", "unknown")},
+    ),
+    _program(
+        "dma",
+        f"{_ISA}:381",
+        "engines of hardware DGE",
+        """
+c = sb((128, 64))
+nisa.dma_copy(dst=c, src=x, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.$engine)
+return save(c)
+""",
+        lambda x, y: x,
+        within=0.0,
+        on=NEW,
+        vary={"engine": ("sync", "scalar")},
+    ),
+    _program(
+        "dma",
+        f"{_ISA}:371",
+        "priorities",
+        """
+c = sb((128, 64))
+nisa.dma_copy(dst=c, src=x, priority=$n)
+return save(c)
+""",
+        lambda x, y: x,
+        within=0.0,
+        on=("trn3",),
+        vary={"n": ("0", "3")},
+    ),
+    _program(
+        "dma",
+        f"{_ISA}:866",
+        "DMA transposes",
+        """
+c = sb($shape, nl.$dtype)
+nisa.dma_transpose(dst=c, src=z, axes=$axes)
+return save(c)
+""",
+        lambda x, y, z: z.T,
+        within=0.0,
+        args=(*_XY, "z $dtype 32 64"),
+        vary={"shape": ("(64, 32)",), "axes": ("(1, 0)", "None"), "dtype": ("float32", "bfloat16")},
+    ),
+    _program(
+        "dma",
+        f"{_ISA}:869",
+        "DMA transposes three dimensions",
+        """
+c = sb((8, 4, 16))
+nisa.dma_transpose(dst=c, src=z, axes=(2, 1, 0))
+return save(c)
+""",
+        lambda x, y, z: z.T,
+        within=0.0,
+        args=(*_XY, "z float32 16 4 8"),
+    ),
+    _program(
+        "dma",
+        f"{_ISA}:2684",
+        "DMA adds",
+        """
+c = sb((128, 64))
+nisa.dma_compute(dst=c, srcs=[x, nl.load(y), x], reduce_op=nl.add)
+return save(c)
+""",
+        lambda x, y: x + y + x,
+    ),
+    _program(
+        "dma",
+        f"{_ISA}:281",
+        "a copy within HBM",
+        """
+out = hb((64, 128))
+nisa.dma_copy(dst=out, src=x.reshape((64, 128)))
+return out
+""",
+        lambda x, y: x.reshape(64, 128),
+        within=0.0,
+    ),
+    _program(
+        "nc_matmul",
+        f"{_ISA}:476",
+        "a product",
+        """
+p = ps((64, 64))
+nisa.nc_matmul(dst=p, stationary=nl.load(x), moving=nl.load(y))
+return save(p)
+""",
+        lambda x, y: x.T.astype(np.float32) @ y.astype(np.float32),
+        within=1e-2,
+        args=("x $dtype 128 64", "y $dtype 128 64"),
+        vary={"dtype": ("float32", "bfloat16", "float16")},
+    ),
+    _program(
+        "nc_matmul",
+        f"{_ISA}:518",
+        "products that accumulate",
+        """
+p = ps((64, 64))
+a, b = nl.load(x), nl.load(y)
+for k in range(4):
+    at = nl.ds(k * 32, 32)
+    nisa.nc_matmul(dst=p, stationary=a[at], moving=b[at], accumulate=$flag)
+return save(p)
+""",
+        lambda x, y: x.T @ y,
+        within=1e-2,
+        vary={"flag": ("(k > 0)", "None")},
+    ),
+    _program(
+        "nc_matmul",
+        f"{_ISA}:490",
+        "row tiles",
+        """
+p, q = ps((64, 64)), ps((64, 64))
+a, b = nl.load(x), nl.load(y)
+for half, row in ((p, 0), (q, 64)):
+    at, where = nl.ds(row, 64), (row, 0)
+    nisa.nc_matmul(half, a[at], b[at], tile_position=where, tile_size=(64, 128))
+c = sb((64, 64))
+nisa.tensor_copy(dst=c, src=p)
+nisa.tensor_tensor(dst=c, data1=c, data2=q, op=nl.add)
+return save(c)
+""",
+        lambda x, y: x.T @ y,
+        within=1e-2,
+    ),
+    _program(
+        "nc_matmul",
+        f"{_ISA}:612",
+        "wide products on NeuronCore-v4",
+        """
+p = ps((64, $n))
+nisa.nc_matmul(dst=p, stationary=nl.load(x), moving=nl.load(z))
+return save(p)
+""",
+        lambda x, y, z: x.T @ z,
+        within=1e-2,
+        on=("trn3",),
+        args=(*_XY, "z float32 128 $n"),
+        vary={"n": ("1024", "2048")},
+    ),
+    _program(
+        "nc_matmul",
+        f"{_ISA}:571",
+        "a bfloat16 result on NeuronCore-v4",
+        """
+p = ps((64, 64), nl.bfloat16)
+nisa.nc_matmul(dst=p, stationary=nl.load(x), moving=nl.load(y))
+return save(p)
+""",
+        lambda x, y: x.T @ y,
+        within=2e-2,
+        on=("trn3",),
+    ),
+    _program(
+        "nc_matmul",
+        f"{_ISA}:566",
+        "double_row",
+        """
+a, b, p = load(x, nl.$dtype), load(y, nl.$dtype), ps((64, 64))
+nisa.nc_matmul(dst=p, stationary=a, moving=b, perf_mode=nisa.matmul_perf_mode.double_row)
+return save(p)
+""",
+        lambda x, y: np.einsum("pkm,pkn->mn", x, y),
+        within=0.1,
+        on=NEW,
+        args=("x float32 128 2 64", "y float32 128 2 64"),
+        vary={"dtype": ("float8_e4m3", "float8_e5m2")},
+    ),
+    _program(
+        "nc_transpose",
+        f"{_ISA}:826",
+        "a transpose by the Tensor Engine",
+        """
+p = ps((64, 128), x.dtype)
+nisa.nc_transpose(dst=p, data=nl.load(x), engine=nisa.engine.tensor)
+return save(p)
+""",
+        lambda x, y: x.T,
+        within=0.0,
+        on=NEW,
+        args=("x $dtype 128 64", "y float32 128 64"),
+        vary={"dtype": ("float32", "bfloat16", "float16")},
+    ),
+    _program(
+        "nc_transpose",
+        f"{_ISA}:827",
+        "a transpose by the Vector Engine",
+        """
+c = $memory((32, 32))
+nisa.nc_transpose(dst=c, data=nl.load(x)[0:32, 0:32], engine=nisa.engine.vector)
+return save(c)
+""",
+        lambda x, y: x[:32, :32].T,
+        within=0.0,
+        vary={"memory": ("sb", "ps")},
+    ),
+    _program(
+        "loops",
+        f"{_NL}:2317",
+        "static loops over tiles",
+        """
+out = hb((128, 64))
+for k in nl.$loop(4):
+    t = nl.load(x[:, k * 16:(k + 1) * 16])
+    nl.store(out[:, k * 16:(k + 1) * 16], value=nl.multiply(t, 2.0))
+return out
+""",
+        lambda x, y: x * 2,
+        vary={"loop": ("affine_range", "sequential_range", "static_range")},
+    ),
+    _program(
+        "loops",
+        f"{_NL}:2431",
+        "fori_loop over rows",
+        """
+out, t = hb((128, 64)), sb((1, 64))
+def body(i):
+    nisa.dma_copy(dst=t, src=x.ap([[64, 1], [1, 64]], scalar_offset=i, indirect_dim=0))
+    nisa.tensor_scalar(dst=t, data=t, op0=nl.multiply, operand0=2.0)
+    nisa.dma_copy(dst=out.ap([[64, 1], [1, 64]], scalar_offset=i, indirect_dim=0), src=t)
+nisa.dma_copy(dst=out, src=x)
+nl.fori_loop($low, $high, body)
+return out
+""",
+        None,
+        vary={"low": ("0", "3"), "high": ("4", "nisa.register_alloc(5)")},
+    ),
+    _program(
+        "loops",
+        f"{_NL}:2489",
+        "while_loop counts down",
+        """
+acc, count, one = nl.zeros((1, 1), dtype=nl.float32), sb((1, 1), nl.int32), sb((1, 1), nl.int32)
+nisa.memset(count, value=5)
+nisa.memset(one, value=1)
+reg = nisa.register_alloc()
+nisa.register_load(reg, count)
+def body(r):
+    nisa.tensor_scalar(dst=acc, data=acc, op0=nl.add, operand0=2.0)
+    nisa.tensor_tensor(dst=count, data1=count, data2=one, op=nl.subtract)
+    nisa.register_load(r, count)
+    return r
+nl.while_loop(reg, body)
+return save(acc)
+""",
+        lambda x, y: np.array([[10.0]]),
+    ),
+    _program(
+        "loops",
+        f"{_NL}:2407",
+        "dynamic_range with a bound from memory",
+        """
+acc, n = nl.zeros((1, 64), dtype=nl.float32), sb((1, 1), nl.int32)
+nisa.memset(n, value=3)
+bound = nisa.register_alloc()
+nisa.register_load(bound, n)
+t = nl.load(x[0:1])
+for _ in nl.dynamic_range(bound):
+    nisa.tensor_tensor(dst=acc, data1=acc, data2=t, op=nl.add)
+return save(acc)
+""",
+        lambda x, y: x[:1] * 3,
+    ),
+    _program(
+        "registers",
+        f"{_ISA}:3045",
+        "registers are moved, stored and loaded",
+        """
+a, b, t = nisa.register_alloc(7), nisa.register_alloc(), sb((1, 1), nl.int32)
+nisa.register_move(b, a)
+nisa.register_store(t, b)
+return save(t)
+""",
+        lambda x, y: np.array([[7]]),
+        within=0.0,
+    ),
+    _program(
+        "order",
+        f"{_NL}:2243",
+        "an order block with a static loop",
+        """
+with nl.no_reorder():
+    t = nl.load(x)
+    for k in range(2):
+        t = nl.add(t, 1.0)
+return save(t)
+""",
+        lambda x, y: x + 2,
+    ),
+    _program(
+        "order",
+        f"{_ISA}:135",
+        "an instruction depends on another",
+        """
+t, u = nl.load(x), sb((128, 64))
+first = nisa.activation(dst=u, op=nl.exp, data=t)
+nisa.tensor_scalar(dst=t, data=t, op0=nl.add, operand0=1.0).depends_on(first)
+return save(t)
+""",
+        lambda x, y: x + 1,
+    ),
+    _program(
+        "memory",
+        f"{_NL}:2545",
+        "tiles at addresses",
+        """
+a = nl.ndarray((128, 64), dtype=nl.float32, buffer=nl.sbuf, address=(0, 0))
+b = nl.ndarray((128, 64), dtype=nl.float32, buffer=nl.sbuf, address=(0, $at))
+nisa.dma_copy(dst=a, src=x)
+nisa.tensor_scalar(dst=b, data=a, op0=nl.add, operand0=1.0)
+return save(b)
+""",
+        lambda x, y: x + 1,
+        vary={"at": ("256", "4096")},
+    ),
+    _program(
+        "memory",
+        "nki/get-started/nki-language-guide.rst:358",
+        "a tile is filled in parts",
+        """
+c = sb((128, 64))
+for k in range(4):
+    nisa.dma_copy(dst=c[k * 32:(k + 1) * 32], src=x[k * 32:(k + 1) * 32])
+return save(c)
+""",
+        lambda x, y: x,
+        within=0.0,
+    ),
+    _program(
+        "memory",
+        "nki/get-started/nki-language-guide.rst:358",
+        "an unwritten part is not used",
+        """
+c, d = sb((128, 64)), sb((128, 64))
+nisa.dma_copy(dst=c[:, 0:$n], src=x[:, 0:$n])
+nisa.tensor_scalar(dst=d, data=c, op0=nl.add, operand0=1.0)
+return save(d[:, 0:$n])
+""",
+        None,
+        vary={"n": ("1", "32")},
+    ),
+    _program(
+        "memory",
+        f"{_NL}:2616",
+        "a constant",
+        """
+c = nl.load(nl.shared_constant(np.arange(64, dtype=np.float32).reshape(1, 64)))
+return save(c)
+""",
+        lambda x, y: np.arange(64).reshape(1, 64),
+        within=0.0,
+    ),
+    _program(
+        "memory",
+        f"{_NL}:84",
+        "a large tensor passes through SBUF in pieces",
+        """
+out = hb((512, 64))
+for k in range(4):
+    nl.store(out[k * 128:(k + 1) * 128], value=nl.exp(nl.load(z[k * 128:(k + 1) * 128])))
+return out
+""",
+        lambda x, y, z: np.exp(z),
+        within=1e-3,
+        args=(*_XY, "z float32 512 64"),
+    ),
+    _program(
+        "two cores",
+        "nki/get-started/about/lnc.rst:44",
+        "each core writes a half",
+        """
+out, k = hb((128, 64)), nl.program_id(0)
+nl.store(out[k * 64:(k + 1) * 64], value=nl.multiply(nl.load(x[k * 64:(k + 1) * 64]), 3.0))
+return out
+""",
+        lambda x, y: x * 3,
+        cores=2,
+        on=NEW,
+    ),
+    _program(
+        "two cores",
+        f"{_ISA}:2617",
+        "a barrier before the other's half is read",
+        """
+shared, out, k = hb((128, 64)), hb((128, 64)), nl.program_id(0)
+other = 1 - k
+nl.store(shared[k * 64:(k + 1) * 64], value=nl.load(x[k * 64:(k + 1) * 64]))
+nisa.core_barrier(data=shared, cores=(0, 1))
+nl.store(out[other * 64:(other + 1) * 64], value=nl.load(shared[other * 64:(other + 1) * 64]))
+return out
+""",
+        lambda x, y: x,
+        cores=2,
+        on=NEW,
+        within=0.0,
+    ),
+    _program(
+        "two cores",
+        f"{_ISA}:2933",
+        "tiles are exchanged",
+        """
+out, k = hb((128, 64)), nl.program_id(0)
+mine, theirs = nl.load(x[k * 64:(k + 1) * 64]), sb((64, 64))
+nisa.sendrecv(src=mine, dst=theirs, send_to_rank=1 - k, recv_from_rank=1 - k, pipe_id=0$engine)
+nl.store(out[k * 64:(k + 1) * 64], value=theirs)
+return out
+""",
+        lambda x, y: np.concatenate([x[64:], x[:64]]),
+        cores=2,
+        on=NEW,
+        within=0.0,
+        vary={"engine": ("", ", dma_engine=nisa.dma_engine.gpsimd_dma")},
+    ),
+    _program(
+        "python",
+        "nki/get-started/nki-language-guide.rst:116",
+        "lists, dicts, while and if",
+        """
+tiles, sizes, k = [], {"first": 32}, 0
+while k < 2:
+    tiles.append(nl.load(x[:, k * 32:k * 32 + sizes["first"]]))
+    k += 1
+out = hb((128, 64))
+for k, tile in enumerate(tiles):
+    value = nl.add(tile, 1.0) if k % 2 == 0 else nl.subtract(tile, 1.0)
+    nl.store(out[:, k * 32:(k + 1) * 32], value=value)
+return out
+""",
+        lambda x, y: np.concatenate([x[:, :32] + 1, x[:, 32:] - 1], 1),
+    ),
+)
