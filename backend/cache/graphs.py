@@ -122,10 +122,9 @@ class _GraphCodec:
         if node.op != "call_function":
             raise ExportError(f"{node.op} is no call of an operator")
         found["target"] = _target_name(node.target)
-        found["args"], found["kwargs"] = (
-            encode(node.args),
-            {k: encode(v) for k, v in node.kwargs.items()},
-        )
+        found["args"] = encode(node.args)
+        # In their order, which JSON with sorted keys does not keep.
+        found["kwargs"] = [[key, encode(value)] for key, value in node.kwargs.items()]
         return found
 
     def _origin(self, node: fx.Node) -> int:
@@ -201,7 +200,7 @@ class _GraphCodec:
                 made.append(target)
             node = graph.create_node("get_attr", target, name=name)
         else:
-            kwargs = {key: decode(value, nodes) for key, value in given["kwargs"].items()}
+            kwargs = {key: decode(value, nodes) for key, value in given["kwargs"]}
             args = decode(given["args"], nodes)
             target = _target(given["target"])
             node = graph.create_node("call_function", target, args, kwargs, name=name)
