@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from trnx.backend.cache.findings import kept_findings
+from trnx.backend.cache.graphs import kept_canonical
 from trnx.backend.cache.plans import kept_plan
 from trnx.backend.cache.sources import kept_source
 from trnx.backend.options import Options
@@ -70,12 +71,15 @@ def plan_graph(
     """The plan of a functional ATen graph, which the passes may change: from the compile cache, or
     made. Graph and plan are verified, which takes some thousandths of the time. `for_buckets`: its
     sizes may be padded."""
-    gm = canonicalise(gm)
-    if for_buckets:
-        gm = run_passes(gm, FOR_BUCKETS)
+    run = _canonical_for_buckets if for_buckets else canonicalise
+    gm, text = kept_canonical(gm, run.__name__, run)
     verify_graph(gm, "canonicalise")
     verify_functional(gm, "canonicalise")
-    return kept_plan(gm, options, kernels(), lambda: _partition(gm, options, engines))
+    return kept_plan(gm, options, kernels(), lambda: _partition(gm, options, engines), text)
+
+
+def _canonical_for_buckets(gm: fx.GraphModule) -> fx.GraphModule:
+    return run_passes(canonicalise(gm), FOR_BUCKETS)
 
 
 def _partition(gm: fx.GraphModule, options: Options, engines: Sequence[FallbackEngine]) -> Plan:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Hashable
 
 import torch
 
+from trnx.backend.cache.programs import kept_program
 from trnx.backend.errors import SharedResultError
 from trnx.nki_kernels.keys import key_of
 from trnx.nki_kernels.spec import Launch
@@ -42,6 +43,12 @@ def traced(launch: Launch, target: str) -> Program:
     return program
 
 
+def _recorded(launch: Launch, target: str) -> Program:
+    # Its storage outlives the call: it must be writable outside inference mode too.
+    with torch.inference_mode(False), torch.no_grad():
+        return traced(launch, target)
+
+
 def check_repeatable(launch: Launch, program: Program) -> None:
     """Raises SharedResultError for a kernel that all programs run alike, and that reads what it
     writes to shared HBM: there another program may have been faster."""
@@ -71,13 +78,17 @@ class ProgramCache:
 
     What has left is still found while an executable uses it, so that a graph with more than fits
     is not traced again and again. Threads that ask for the same Program at once trace it once.
-    `traced` counts the traces.
+    `traced` counts the traces. `get` traces what is not known here; `replayable` looks into the
+    compile cache before it does, and keeps there what it finds elsewhere.
     """
 
     def __init__(self, capacity: int = CAPACITY, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self._lock = fork_lock(self, threading.Lock)
         self._programs: LruCache[Program] = LruCache(capacity, capacity_bytes, host_bytes)
         self._in_use: weakref.WeakValueDictionary[Hashable, Program] = weakref.WeakValueDictionary()
+        self._replayed: weakref.WeakValueDictionary[Hashable, Program] = (
+            weakref.WeakValueDictionary()
+        )
         self._tracing: dict[Hashable, _Turn] = {}
         self.traced = 0
 
@@ -94,6 +105,27 @@ class ProgramCache:
                 known = self._found(key)
             return self._trace(key, launch, target) if known is None else known
 
+    def replayable(self, launch: Launch, target: str) -> Program:
+        """A Program of `launch` for who runs it."""
+        key = launch_key(launch, target)
+        with self._lock:
+            known = self._replayed.get(key)
+        if known is not None:
+            return known
+        found = kept_program(
+            launch,
+            target,
+            lambda: self.get(launch, target),
+            # Whoever asks for its instructions later: with this Program in its place.
+            lambda: _recorded(launch, target).rows,
+        )
+        with self._lock:
+            self._replayed[key] = found
+            if self._in_use.get(key) is None:
+                self._in_use[key] = found
+                self._programs.put(key, found)
+        return found
+
     def _found(self, key: Hashable) -> Program | None:
         known = self._in_use.get(key)
         if known is not None and self._programs.get(key) is None:
@@ -102,9 +134,7 @@ class ProgramCache:
 
     def _trace(self, key: Hashable, launch: Launch, target: str) -> Program:
         try:
-            # Its storage outlives the call: it must be writable outside inference mode too.
-            with torch.inference_mode(False), torch.no_grad():
-                program = traced(launch, target)
+            program = _recorded(launch, target)
             with self._lock:
                 self.traced += 1
                 self._in_use[key] = program

@@ -27,10 +27,12 @@ from torch._C._distributed_c10d import _resolve_process_group
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import innermost_backend
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.utils import counters, get_debug_dir, graph_break_reasons
 from torch._export.serde import serialize
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import (
     default_partition,
     min_cut_rematerialization_partition,
@@ -111,7 +113,7 @@ def compile_with_autograd(
     (`keep_inference_input_mutations=False`): a failing graph leaves its inputs as they were, and
     autograd's version counters see every write.
     """
-    compiler = aot_autograd(
+    compiler = _autograd_compiler(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
@@ -126,6 +128,39 @@ def compile_with_autograd(
         # The notes are names that other functions' symbols have too, so they must not stay.
         TensorifyState.clear()
     return compiled
+
+
+def _autograd_compiler(**given: Any) -> Callable[..., Any]:
+    """torch's `aot_autograd(**given)`, without Inductor.
+
+    torch's imports Inductor's scheduler and its IR, some tenths of a second of a first call, for
+    the log of AOTAutograd under `TORCH_COMPILE_DEBUG`. Where nobody asked for that, and inputs are
+    flat (as they are but for compiled autograd), this does what is left of it.
+    """
+    theirs: Callable[..., Any] = aot_autograd(**given)
+    if torch._inductor.config.trace.enabled:
+        return theirs
+    backward = torch._dynamo.disable(given["bw_compiler"], reason="it compiles backward graphs")
+
+    def compile_backward(*args: Any, **kwargs: Any) -> Any:
+        found = backward(*args, **kwargs)
+        return torch._dynamo.disable(found, reason="it is compiled already")
+
+    def run(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        if any(isinstance(one, (list, tuple, dict)) for one in inputs):
+            return theirs(gm, inputs)
+        counters["aot_autograd"]["total"] += 1
+        try:
+            found = aot_module_simplified(gm, inputs, **{**given, "bw_compiler": compile_backward})
+        except TensorifyScalarRestartAnalysis:
+            raise
+        except Exception:
+            counters["aot_autograd"]["not_ok"] += 1
+            raise
+        counters["aot_autograd"]["ok"] += 1
+        return torch._dynamo.disable(found, reason="it is compiled already")
+
+    return run
 
 
 def _make_constants_of_floats(example_inputs: Sequence[Any]) -> None:

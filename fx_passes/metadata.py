@@ -16,7 +16,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 VAL = "val"  # key of fake values after AOTAutograd
 EXAMPLE_VALUE = "example_value"  # key of fake values in Dynamo's graph
-_NOT_COPIED = frozenset({VAL, EXAMPLE_VALUE, "tensor_meta", "unbacked_bindings"})
+# What a node that replaces another does not inherit.
+NOT_INHERITED = frozenset({VAL, EXAMPLE_VALUE, "tensor_meta", "unbacked_bindings"})
 
 
 def fake_mode(graph: fx.Graph) -> Any:
@@ -89,7 +90,7 @@ def insert_call(
 
 def copied_meta(origin: fx.Node) -> dict[str, Any]:
     """What a node inherits from the one that it replaces: everything but values."""
-    return {k: v for k, v in origin.meta.items() if k not in _NOT_COPIED}
+    return {k: v for k, v in origin.meta.items() if k not in NOT_INHERITED}
 
 
 def replace(old: fx.Node, new: fx.Node) -> None:

@@ -27,7 +27,10 @@ PREDICTION = Kind("prediction")
 PLAN = Kind("plan")
 SOURCE = Kind("source", is_code=True)
 SUBSET = Kind("subset")
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (PREDICTION, PLAN, SOURCE, SUBSET)}
+PROGRAM = Kind("program", is_code=True)
+GRAPH = Kind("graph", is_code=True)
+_ALL = (PREDICTION, PLAN, SOURCE, SUBSET, PROGRAM, GRAPH)
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _ALL}
 
 Record = Callable[[str, bytes], None]
 

@@ -87,9 +87,9 @@ class Folder:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
-                # Who may read is a matter of the folder; nobody else may write.
+                # Who may read is a matter of the folder; nobody else may write. Nobody waits for
+                # the disk: what a power cut damages is found by its checksum, and made again.
                 os.fchmod(handle, 0o644)
-                os.fsync(handle)
             os.replace(temporary, place)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)

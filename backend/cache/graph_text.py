@@ -52,6 +52,12 @@ def shapes_of(gm: fx.GraphModule) -> str | None:
     return text if is_told(text) else None
 
 
+def has_symbols(gm: fx.GraphModule) -> bool:
+    """Whether a value is, or has a size that is, a symbol."""
+    values = (node.meta.get(VAL) for node in gm.graph.nodes)
+    return any(True for value in values for _ in _numbers(value))
+
+
 class _Name:
     """A node in the text of arguments, which differs from a string of its name."""
 

@@ -16,9 +16,9 @@ from torch import fx
 
 from trnx.backend.cache.cache import PLAN, Codec
 from trnx.backend.cache.current import current
-from trnx.backend.cache.entries import Key, text_digest
+from trnx.backend.cache.entries import Key
 from trnx.backend.cache.errors import DamagedEntryError
-from trnx.backend.cache.graph_text import shapes_of, structure_of
+from trnx.backend.cache.graphs import GraphText
 from trnx.backend.cache.identity import jax_version, kernels_part, versions
 from trnx.backend.exported.errors import ExportError
 from trnx.backend.exported.values import encode
@@ -41,11 +41,11 @@ log = logging.getLogger(__name__)
 _FALLBACKS = {"auto": ("xla", "eager"), "xla": ("xla", "eager"), "eager": ("eager",), "error": ()}
 
 
-def plan_key(gm: fx.GraphModule, options: Options, kernels: Registry) -> Key | None:
-    """The key of a canonical graph's plan, None where its text or that of a user's kernel does not
-    tell it from others."""
-    structure, shapes, users = structure_of(gm), shapes_of(gm), kernels_part(kernels)
-    if structure is None or shapes is None or users is None:
+def plan_key(text: GraphText | None, options: Options, kernels: Registry) -> Key | None:
+    """The key of the plan of a canonical graph with this text; None where that, or the text of a
+    user's kernel, does not tell it from others."""
+    users = kernels_part(kernels)
+    if text is None or users is None:
         return None
     return Key(
         PLAN,
@@ -57,18 +57,23 @@ def plan_key(gm: fx.GraphModule, options: Options, kernels: Registry) -> Key | N
             "fallback": options.fallback,
             "select": options.select,
             "kernels": users,
-            "graph": text_digest(structure),
-            "shapes": text_digest(shapes),
+            "graph": text.structure,
+            "shapes": text.shapes,
         },
     )
 
 
 def kept_plan(
-    gm: fx.GraphModule, options: Options, kernels: Registry, make: Callable[[], Plan]
+    gm: fx.GraphModule,
+    options: Options,
+    kernels: Registry,
+    make: Callable[[], Plan],
+    text: GraphText | None = None,
 ) -> Plan:
-    """The plan of the canonical graph `gm`, by `make` where it is not in the cache."""
+    """The plan of the canonical graph `gm`, by `make` where it is not in the cache; `text` is the
+    graph's, where that is known."""
     cache = current()
-    key = None if cache is None else plan_key(gm, options, kernels)
+    key = None if cache is None else plan_key(text or GraphText.of(gm), options, kernels)
     if cache is None or key is None:
         return make()
     reader = _Reader(gm, kernels, _FALLBACKS[options.fallback])

@@ -14,14 +14,19 @@ from trnx.nki_kernels.keys import key_of
 from trnx.nki_kernels.spec import Launch
 
 
-def prediction_key(launch: Launch, target: str) -> Key | None:
-    """The key of a launch, None for one that its text does not tell from others."""
+def launch_parts(launch: Launch, target: str) -> dict[str, str] | None:
+    """The parts of a key that tell a launch from others, None where its text does not."""
     kernel, arguments = kernel_part(launch.kernel), repr(key_of(launch.arguments))
     if kernel is None or not is_told(arguments):
         return None
     parts = {"target": target, "kernel": kernel, "arguments": arguments}
-    parts["grid"] = str(launch.grid)
-    return Key(PREDICTION, {**versions(), **parts})
+    return {**versions(), **parts, "grid": str(launch.grid)}
+
+
+def prediction_key(launch: Launch, target: str) -> Key | None:
+    """The key of a launch's seconds."""
+    parts = launch_parts(launch, target)
+    return None if parts is None else Key(PREDICTION, parts)
 
 
 def kept_seconds(launch: Launch, target: str, make: Callable[[], float]) -> float:

@@ -16,6 +16,20 @@ _DTYPES: Mapping[str, torch.dtype] = {
     for value in vars(torch).values()
     if isinstance(value, torch.dtype)
 }
+# Other constants of torch by their text.
+_NAMED: Mapping[type, Mapping[str, Any]] = {
+    torch.device: {"cpu": torch.device("cpu")},
+    torch.layout: {"torch.strided": torch.strided},
+    torch.memory_format: {
+        str(one): one
+        for one in (
+            torch.contiguous_format,
+            torch.preserve_format,
+            torch.channels_last,
+            torch.channels_last_3d,
+        )
+    },
+}
 
 
 def encode(value: Any) -> Any:
@@ -31,6 +45,8 @@ def encode(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [encode(item) for item in value]}
+    if str(value) in _NAMED.get(type(value), ()):
+        return {type(value).__name__: str(value)}
     raise ExportError(
         f"a constant of type {type(value).__name__} ({value!r}) cannot be written to a manifest"
     )
@@ -49,6 +65,10 @@ def decode(value: Any, nodes: Mapping[str, fx.Node]) -> Any:
             return _DTYPES[inner]
         if kind == "node" and inner in nodes:
             return nodes[inner]
+        for named in _NAMED.values():
+            for text, constant in named.items():
+                if (kind, inner) == (type(constant).__name__, text):
+                    return constant
         if kind in ("list", "tuple") and isinstance(inner, list):
             items = [decode(item, nodes) for item in inner]
             return items if kind == "list" else tuple(items)

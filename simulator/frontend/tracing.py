@@ -322,6 +322,7 @@ def _program(
         simulator.rows,
         simulator.totals(),
         is_part=simulator.rank.has_partners,
+        blank=simulator.pool.blank(),
     )
 
 

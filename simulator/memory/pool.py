@@ -48,6 +48,9 @@ class BufferPool:
         self._held: list[Buffer] = []
         self._holds = 0
         self._kept_bytes = 0
+        # All that were made: none is freed before the trace ends, so addresses tell them apart.
+        self._buffers: list[Buffer] = []
+        self._with_content: set[int] = set()
         self.allocated_bytes = 0
 
     def take(self, nbytes: int) -> Buffer:
@@ -55,8 +58,22 @@ class BufferPool:
         free = self._free[nbytes]
         if free:
             return free.pop()
+        return self._made(nbytes)
+
+    def _made(self, nbytes: int) -> Buffer:
         self.allocated_bytes += nbytes
-        return Buffer(nbytes)
+        made = Buffer(nbytes)
+        self._buffers.append(made)
+        return made
+
+    def note_content(self, buffer: Buffer) -> None:
+        """Something else than steps writes there, once."""
+        self._with_content.add(buffer.raw.data_ptr())
+
+    def blank(self) -> dict[int, int]:
+        """What steps write before they read: address -> bytes."""
+        places = {one.raw.data_ptr(): one.nbytes for one in self._buffers if one.nbytes}
+        return {at: size for at, size in places.items() if at not in self._with_content}
 
     def put(self, buffer: Buffer) -> None:
         """Return a buffer that `take` gave."""
@@ -101,8 +118,7 @@ class BufferPool:
         free = self._scratch[nbytes]
         if free:
             return free.pop()
-        self.allocated_bytes += nbytes
-        return Buffer(nbytes)
+        return self._made(nbytes)
 
     def has_free_scratch(self, buffers: list[Buffer]) -> bool:
         """True where `take_scratch` would give these, the last one first; all are of one size."""
@@ -114,8 +130,7 @@ class BufferPool:
 
     def take_own(self, nbytes: int) -> Buffer:
         """A buffer for a temporary that is never given back, and that nobody had before."""
-        self.allocated_bytes += nbytes
-        return Buffer(nbytes)
+        return self._made(nbytes)
 
     def give_back(self, buffer: Buffer) -> None:
         """Return a buffer that `take_scratch` gave."""

@@ -101,7 +101,6 @@ class Slot:
 
     def __init__(self, holder: torch.Tensor, is_borrowed: bool = False) -> None:
         self.holder: torch.Tensor | None = holder
-        # From the first element to the end of the farthest.
         self._nbytes = span_bytes(holder) if holder.numel() else 0
         # True where the caller's memory is to stay as it is.
         self.is_borrowed = is_borrowed
@@ -109,6 +108,18 @@ class Slot:
         self.is_written = False
         # By dtype, shape and strides, of which there are few, then by offset.
         self._views: dict[tuple[torch.dtype, Shape, Shape], dict[int, torch.Tensor]] = {}
+
+    @classmethod
+    def unbound(cls, nbytes: int, is_written: bool) -> Slot:
+        """A slot of a Program that was not recorded here."""
+        slot = cls(_nothing(torch.uint8))
+        slot.holder, slot._nbytes, slot.is_written = None, nbytes, is_written
+        return slot
+
+    @property
+    def nbytes(self) -> int:
+        """From the first element to the end of the farthest."""
+        return self._nbytes
 
     def view(self, dtype: torch.dtype, shape: Shape, strides: Shape, offset: int) -> torch.Tensor:
         """The one view object of this region; offset in elements of `dtype` from the start."""
@@ -319,6 +330,8 @@ class Storage:
     def keep(self) -> None:
         """Make it a constant: its memory is never reused, and no instruction may write it."""
         self.constant = True
+        if self._pool is not None and self.memory is not None:
+            self._pool.note_content(self.memory)
         self._pool = None
 
     def __del__(self) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -74,7 +75,10 @@ class Bound(NamedTuple):
 
 
 class Program:
-    """A traced kernel. `inputs` and `outputs` are specs; `rows` are the instructions as columns."""
+    """A traced kernel. `inputs` and `outputs` are specs; `rows` are the instructions as columns, or
+    what gives them when they are asked for. `blank` has the own memory that a run writes before it
+    reads: address -> bytes.
+    """
 
     def __init__(
         self,
@@ -83,24 +87,35 @@ class Program:
         slots: tuple[Slot, ...],
         results: tuple[Output, ...],
         steps: list[Step],
-        rows: InstructionTable,
+        rows: InstructionTable | Callable[[], InstructionTable],
         totals: Totals,
         is_part: bool = False,
+        blank: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self.name = name
         self.inputs = inputs
         self.outputs = tuple(result.spec for result in results)
-        self.rows = rows
         self.totals = totals
+        self.blank = blank
+        self._rows = rows
+        # A loop that makes no turn writes nothing. Only those that were recorded here have loops.
+        self._has_loops = isinstance(rows, InstructionTable) and bool(rows.loops)
         self._slots = slots
         self._results = results
         self._steps = steps
         # One rank's part of a RankProgram.
-        self._is_part = is_part
+        self.is_part = is_part
         self._lock = fork_lock(self, threading.Lock)
         self._fresh = _fresh_results(results)
         # The usual kernel: each result is all of its own memory.
         self._are_whole = [at for _, (_, at) in self._fresh] == list(range(len(results)))
+
+    @property
+    def rows(self) -> InstructionTable:
+        """The instructions as columns."""
+        if not isinstance(self._rows, InstructionTable):
+            self._rows = self._rows()
+        return self._rows
 
     @property
     def instruction_count(self) -> int:
@@ -149,7 +164,7 @@ class Program:
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, ...]:
         """`run` for who knows that the memory of every tensor holds its values (`host_memory`)."""
-        if self._is_part:
+        if self.is_part:
             raise BindingError(f"{self.name} is one rank's part; run the RankProgram")
         # Products alone depend on the process's setting.
         precision = FullPrecision() if self.matmul_flops else _AS_IT_IS
@@ -238,8 +253,7 @@ class Program:
             whole = None if outputs is None or at < 0 else _usable(outputs[at], spec)
             if whole is None:
                 whole = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
-                if self.rows.loops:
-                    # A loop that makes no turn writes nothing.
+                if self._has_loops:
                     poison(whole, spec.dtype.is_floating_point)
             slot.bind(whole)
             wholes.append(whole)

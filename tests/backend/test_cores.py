@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import trnx
+from trnx.backend.cache.graphs import GraphText
 from trnx.backend.cache.plans import plan_key
 from trnx.backend.cache.predictions import prediction_key
 from trnx.backend.cores import choose
@@ -152,7 +153,7 @@ def test_caches_tell_cores_apart() -> None:
     assert len({launch_key(launch, "trn2") for launch in launches}) == 3
     assert len({str(prediction_key(launch, "trn2")) for launch in launches}) == 3
     graph = torch.fx.symbolic_trace(torch.nn.Identity())
-    keys = [plan_key(graph, Options(lnc=lnc), kernels()) for lnc in (1, 2)]
+    keys = [plan_key(GraphText.of(graph), Options(lnc=lnc), kernels()) for lnc in (1, 2)]
     assert keys[0] != keys[1]
 
 

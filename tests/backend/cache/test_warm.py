@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import trnx
-from trnx.backend import pipeline, prediction
+from trnx.backend import pipeline, prediction, programs
 from trnx.backend.cache.current import current
 from trnx.backend.cache.identity import file_digest
 from trnx.backend.programs import PROGRAMS
@@ -64,6 +64,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     from trnx.simulator.timing import profile
 
     count(pipeline, "partition")
+    count(pipeline, "canonicalise")
+    count(programs, "trace")
     count(profile, "predicted_seconds")
     count(generator, "tilings")
     count(generator, "emit")
@@ -113,7 +115,7 @@ def run(model: torch.nn.Module, *inputs: torch.Tensor) -> tuple[list[Any], list[
 def test_nothing_is_planned_generated_or_scheduled_again(calls: Counter[str]) -> None:
     model, x = mixed(), torch.randn(40, 64)
     cold, plans = run(model, x)
-    done = ("partition", "predicted_seconds", "tilings", "subset_findings")
+    done = ("canonicalise", "partition", "predicted_seconds", "tilings", "subset_findings", "trace")
     assert min(calls[name] for name in done) > 0
     calls.clear()
     warm, again = run(model, x)
@@ -140,12 +142,13 @@ def test_values_are_those_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_another_process_finds_everything(folder: Path) -> None:
     code = """
-import json, torch, trnx
+import json, sys, torch, trnx
 from trnx.backend.cache.current import current
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8))
 with torch.no_grad():
     y = torch.compile(model, backend="trnx")(torch.randn(3, 8))
+assert "torch._inductor.scheduler" not in sys.modules  # some tenths of a second
 print(json.dumps([dict(current().counts), y.tolist()]))
 """
     found = [
@@ -262,7 +265,7 @@ def test_dynamic_sizes(calls: Counter[str]) -> None:
     cold = every()
     calls.clear()
     warm = every()
-    assert calls == Counter()
+    assert calls.keys() == {"canonicalise"}  # graphs with symbols are not kept
     for first, second, x in zip(cold, warm, inputs, strict=True):
         torch.testing.assert_close(second, first, rtol=0, atol=0)
         with torch.no_grad():
