@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from trnx.nki_kernels.generator.geometry import (
+    EFFICIENT_RUN,
     Axis,
     Geometry,
     cut_along,
@@ -34,7 +35,13 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def cut_across(
-    order: Dims, sizes: Mapping[int, int], reduced: frozenset[int], budget: int, *, whole: bool
+    order: Dims,
+    sizes: Mapping[int, int],
+    reduced: frozenset[int],
+    budget: int,
+    *,
+    whole: bool,
+    efficient: int = EFFICIENT_RUN,
 ) -> Geometry | None:
     """The cut with a dimension of `reduced` along the partitions that takes the least time; the
     loops over dimensions that stay are the outer ones. There are none of these where such
@@ -48,11 +55,16 @@ def cut_across(
         for partition in inner
         for lead in (None, *leads(partition, inner, sizes, across=False))
     ]
-    return _best(found, order, sizes, reduced)
+    return _best(found, order, sizes, reduced, efficient)
 
 
 def cut_in_steps(
-    order: Dims, sizes: Mapping[int, int], reduced: frozenset[int], budget: int
+    order: Dims,
+    sizes: Mapping[int, int],
+    reduced: frozenset[int],
+    budget: int,
+    *,
+    efficient: int = EFFICIENT_RUN,
 ) -> Geometry | None:
     """The cut with a dimension that stays along the partitions, and steps along a reduced one, that
     takes the least time; None where all reduced ones are whole."""
@@ -64,7 +76,7 @@ def cut_in_steps(
     ]
     if not found:
         return None
-    best = _best(found, order, sizes, reduced)
+    best = _best(found, order, sizes, reduced, efficient)
     return best if best.in_phases else None
 
 
@@ -88,10 +100,14 @@ def cut_interleaved(
 
 
 def _best(
-    found: Sequence[Geometry], order: Dims, sizes: Mapping[int, int], reduced: frozenset[int]
+    found: Sequence[Geometry],
+    order: Dims,
+    sizes: Mapping[int, int],
+    reduced: frozenset[int],
+    efficient: int,
 ) -> Geometry:
     """The fastest one, with the loops over what stays outside."""
-    best = min(found, key=lambda g: seconds_of(g, order, sizes))
+    best = min(found, key=lambda g: seconds_of(g, order, sizes, efficient))
     loops = sorted(best.loops, key=lambda axis: axis.label in reduced)
     return dataclasses.replace(best, reduced=reduced, loops=tuple(loops))
 

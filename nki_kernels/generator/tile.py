@@ -36,6 +36,7 @@ from trnx.nki_kernels.generator.permute import in_own_order
 from trnx.nki_kernels.generator.select_instructions import InstructionSelector
 from trnx.nki_kernels.generator.stages import FEW_STAGES, LEAST_TILES, MOST_STAGES, cut_stages
 from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
+from trnx.simulator.costs.constants import timing
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
@@ -146,6 +147,13 @@ class _Cuts:
         """The labels that are reduced."""
         return frozenset(d for d in self.order if d in self.lowered.reduced)
 
+    @property
+    def efficient_run(self) -> int:
+        """Elements that DMA moves in the time of one descriptor."""
+        itemsize = max((v.dtype.itemsize for v in self.strides[0]), default=4)
+        nbytes = timing(self.hw).dma_descriptor_ns * self.hw.dma_engine_rate / 1e9
+        return math.ceil(nbytes / itemsize)
+
     def all(self) -> Iterator[TiledRegion]:
         """The cuts with whole rows and those with reduced dimensions along the partitions."""
         found = []
@@ -242,8 +250,9 @@ class _Cuts:
             if not room:
                 continue
             geometry = cut(
-                self.order, self.sizes, self.reduced, room, stored, self.hw.cores, overlap=overlap
-            )
+                self.order, self.sizes, self.reduced, room, stored, self.hw.cores,
+                overlap=overlap, efficient=self.efficient_run,
+            )  # fmt: skip
             if geometry is None:
                 continue
             if found := self._fitting(_staged(self._selected(geometry), self.hw, most)):
@@ -255,12 +264,17 @@ class _Cuts:
         of engines."""
         if whole and len(self.reduced) == len(self.order):
             return []  # the same as the other one
-        cut = functools.partial(cut_across, self.order, self.sizes, self.reduced, whole=whole)
+        cut = functools.partial(
+            cut_across, self.order, self.sizes, self.reduced, whole=whole,
+            efficient=self.efficient_run,
+        )  # fmt: skip
         return self._phased(cut, free_size)
 
     def in_steps(self, free_size: int) -> list[TiledRegion]:
         """The same with steps along a reduced dimension, and no reduction across partitions."""
-        cut = functools.partial(cut_in_steps, self.order, self.sizes, self.reduced)
+        cut = functools.partial(
+            cut_in_steps, self.order, self.sizes, self.reduced, efficient=self.efficient_run
+        )
         return self._phased(cut, free_size)
 
     def _phased(self, cut: Callable[[int], Geometry | None], free_size: int) -> list[TiledRegion]:
