@@ -233,10 +233,12 @@ def cut(
     cores: int = 1,
     *,
     overlap: bool = False,
+    along: Dims = (),
     efficient: int = EFFICIENT_RUN,
 ) -> Geometry | None:
     """The cut that takes the least time, of free sizes up to `budget`; None where none is. Its
-    tiles are shared by `cores`; DMA is `efficient` from so many contiguous elements on.
+    tiles are shared by `cores`; one of the dimensions `along` lies on the partitions, where some
+    are given; DMA is `efficient` from so many contiguous elements on.
 
     `stored` are the labels along which each result varies: one that varied along the lead alone
     would lie in every so many partitions, from where DMA does not store.
@@ -258,7 +260,7 @@ def cut(
     candidates = [
         cut_along(partition, lead, order, sizes, reduced, room, cores, overlap=overlap)
         for room in budgets
-        for partition in outer
+        for partition in along or outer
         for lead in (None, *leads(partition, outer, sizes, runs_across(order, reduced)))
         if lead is None or all(partition in s for s in stored if lead.label in s)
     ]

@@ -1,4 +1,5 @@
-"""Transfers: stores of several rectangles, and descriptors that lie in HBM before the run."""
+"""Transfers: stores of several rectangles, descriptors that lie in HBM before the run, what phases
+load again, and operands that lack dimensions."""
 
 from __future__ import annotations
 
@@ -116,3 +117,36 @@ def test_descriptors_are_made_before_the_run_where_they_are_few(
     x = draw(40000, columns * 2)[:, ::2] if columns == 2 else draw(400, columns)
     source = region(lambda x: aten.relu.default(x), x).source()
     assert ("dge_mode=nisa.dge_mode.none" in source) == expected
+
+
+def centred(x: Any, y: Any) -> Any:
+    product = aten.tanh.default(aten.mul.Tensor(x, y))
+    return aten.maximum.default(aten.sub.Tensor(product, aten.mean.dim(product, [0], True)), y)
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("rows", [1, 127, 128, 129, 1000])
+def test_phases_load_again_what_they_do_not_keep(
+    region: Build, monkeypatch: pytest.MonkeyPatch, rows: int, dtype: torch.dtype, target: str
+) -> None:
+    made = region(centred, draw(rows, 40, dtype=dtype), draw(rows, 40, dtype=dtype))
+    # There are no phases where a single row is summed.
+    kept = "none" if rows == 1 else "computed"
+    monkeypatch.setattr(tile._Cuts, "_fits", lambda _, one: one.keeps not in ("all", "loads"))
+    only(monkeypatch, lambda one: one.keeps == kept)
+    source = made.source(target)
+    assert source.count("src=x0.ap") == 1
+    assert source.count("src=x1.ap") == (1 if rows == 1 else 2)
+    tolerance = 1e-5 if dtype is F32 else 2e-2
+    made.check(target, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("target", ["trn2", "trn3"])
+def test_a_long_row_is_not_copied_to_all_partitions(region: Build, target: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-3, 4, (96, 7682), generator=generator).to(F32)
+    y = torch.randint(-3, 4, (1, 7682), generator=generator).to(F32)
+    made = region(lambda x, y: aten.sum.dim_IntList(aten.sub.Tensor(x, y), [0, 1], True), x, y)
+    assert "x1.ap(pattern=[[0, " not in made.source(target)
+    made.check(target, rtol=0, atol=0)
