@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from trnx.nki_kernels.generator.geometry import (
+    EFFICIENT_RUN,
     Axis,
     Geometry,
     cut_along,
@@ -34,25 +35,37 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def cut_across(
-    order: Dims, sizes: Mapping[int, int], reduced: frozenset[int], budget: int, *, whole: bool
+    order: Dims,
+    sizes: Mapping[int, int],
+    reduced: frozenset[int],
+    budget: int,
+    *,
+    whole: bool,
+    along: Dims = (),
+    efficient: int = EFFICIENT_RUN,
 ) -> Geometry | None:
-    """The cut with a dimension of `reduced` along the partitions that takes the least time; the
-    loops over dimensions that stay are the outer ones. There are none of these where such
-    dimensions are `whole` in a tile; None where they do not fit."""
+    """The cut with a dimension of `reduced` along the partitions, one of `along` where some are
+    given, that takes the least time; the loops over dimensions that stay are the outer ones. There
+    are none of these where such dimensions are `whole` in a tile; None where they do not fit."""
     inner = tuple(d for d in order if d in reduced)
     kept = frozenset(order) - reduced if whole else frozenset()
     if math.prod(sizes[d] for d in kept) > budget:
         return None
     found = [
         cut_along(partition, lead, order, sizes, kept, budget)
-        for partition in inner
+        for partition in along or inner
         for lead in (None, *leads(partition, inner, sizes, across=False))
     ]
-    return _best(found, order, sizes, reduced)
+    return _best(found, order, sizes, reduced, efficient)
 
 
 def cut_in_steps(
-    order: Dims, sizes: Mapping[int, int], reduced: frozenset[int], budget: int
+    order: Dims,
+    sizes: Mapping[int, int],
+    reduced: frozenset[int],
+    budget: int,
+    *,
+    efficient: int = EFFICIENT_RUN,
 ) -> Geometry | None:
     """The cut with a dimension that stays along the partitions, and steps along a reduced one, that
     takes the least time; None where all reduced ones are whole."""
@@ -64,7 +77,7 @@ def cut_in_steps(
     ]
     if not found:
         return None
-    best = _best(found, order, sizes, reduced)
+    best = _best(found, order, sizes, reduced, efficient)
     return best if best.in_phases else None
 
 
@@ -88,10 +101,14 @@ def cut_interleaved(
 
 
 def _best(
-    found: Sequence[Geometry], order: Dims, sizes: Mapping[int, int], reduced: frozenset[int]
+    found: Sequence[Geometry],
+    order: Dims,
+    sizes: Mapping[int, int],
+    reduced: frozenset[int],
+    efficient: int,
 ) -> Geometry:
     """The fastest one, with the loops over what stays outside."""
-    best = min(found, key=lambda g: seconds_of(g, order, sizes))
+    best = min(found, key=lambda g: seconds_of(g, order, sizes, efficient))
     loops = sorted(best.loops, key=lambda axis: axis.label in reduced)
     return dataclasses.replace(best, reduced=reduced, loops=tuple(loops))
 
@@ -118,7 +135,8 @@ class Across:
     geometry: Geometry
 
     def phases(self, keeps: str) -> list[Phase]:
-        """The phases; `keeps` of a tile is `all` that is read later, `loads` alone, or `none`."""
+        """The phases; `keeps` of a tile is `all` that is read later, what is `computed` or `loads`
+        alone, or `none`."""
         at = self._phase_of_values()
         count = 1 + max((at[i.dst] for i in self._combines()), default=0)
         goals = [self._goals(phase, at) for phase in range(count)]
@@ -126,8 +144,9 @@ class Across:
         held: list[list[Value]] = []
         for phase in range(count):
             done = {v for body in bodies for i in body for v in i.writes()}
-            if keeps == "loads":
-                done = {i.dst for body in bodies for i in body if i.call == "load"}
+            if keeps in ("computed", "loads"):
+                loaded = {i.dst for body in bodies for i in body if i.call == "load"}
+                done = loaded if keeps == "loads" else done - loaded
             body, found = self._closure(goals[phase], done if keeps != "none" else set())
             bodies.append(body)
             held.append(found)

@@ -201,9 +201,11 @@ class Emitter:
         constant: bool,
         led: bool = True,
         step: int = 1,
+        starts: Mapping[int, str] | None = None,
     ) -> str:
         """`pattern=..., offset=...` of the tile's elements in HBM; where not `led`, of those of the
-        first element of the lead; with a `step`, of the runs that hold them.
+        first element of the lead; with a `step`, of the runs that hold them; at the `starts` of
+        some axes alone.
         """
         words = 2 if value.dtype is torch.int64 else 1
         strides = {label: stride * words for label, stride in strides.items()}
@@ -217,14 +219,22 @@ class Emitter:
             count = self.lead_count(constant=constant)
             lanes = self._lanes(rows, constant=constant)
             pattern = [f"[{strides.get(lead.label, 0)}, {count}]", f"[{lane}, {lanes}]"]
-        pattern += self._free_pattern(strides, value, rows, constant=constant)
+        starts = starts or {}
+        free = zip(
+            self.axes(value),
+            self._free_pattern(strides, value, rows, constant=constant),
+            strict=True,
+        )
+        pattern += [text for label, text in free if label not in starts]
         if step > 1:
             pattern[-1] = f"[1, {_run(self.count(self.axes(value)[-1], constant=constant), step)}]"
         if words > 1:
             pattern.append("[1, 2]")
-        elif not self.axes(value):
+        elif len(starts) == len(self.axes(value)):
             pattern.append("[1, 1]")
-        return _pattern(pattern, self._offset(strides, constant=constant))
+        offset = self._offset(strides, constant=constant)
+        offset += [_times(start, strides[label]) for label, start in starts.items()]
+        return _pattern(pattern, offset)
 
     def _offset(self, strides: Mapping[int, int], *, constant: bool) -> list[str]:
         """The terms of the offset of a tile's first element."""
@@ -272,7 +282,7 @@ class Emitter:
             value = instruction.dst
             where = self.address(self.region.load_strides[value], value, rows, constant=constant)
             source = f"src={self.parameters[value.name]}.ap({where})"
-            return [*lines, *call("nisa.dma_copy", [f"dst={dst}", source])]
+            return [*lines, *self._dma(dst, source)]
         if instruction.dst in self.region.halved:
             return [*lines, *self._halves(instruction, rows, constant=constant)]
         on_bits = instruction.on_bits
@@ -291,6 +301,11 @@ class Emitter:
             arguments[-1] += self._turned(source_tile, instruction.dst)
             arguments.append(f"axis={self._axes_of(source_tile, instruction.dst)}")
         return [*lines, *call(f"nisa.{instruction.call}", arguments)]
+
+    def _dma(self, dst: str, source: str) -> list[str]:
+        """A copy by DMA, with descriptors made before the run where these are few."""
+        mode = ["dge_mode=nisa.dge_mode.none"] if self.region.is_static else []
+        return call("nisa.dma_copy", [f"dst={dst}", source, *mode])
 
     def _load_turned(self, value: Value, rows: str, *, constant: bool) -> list[str]:
         """Load what runs along the partitions in memory: DMA transposes it, for each element of the
@@ -326,7 +341,7 @@ class Emitter:
         source = f"src={self.parameters[value.name]}.ap({where})"
         return [
             f"{runs} = nl.ndarray(({shape}), dtype={DTYPES[value.dtype]}, buffer=nl.sbuf)",
-            *call("nisa.dma_copy", [f"dst={runs}[{run}]", source]),
+            *self._dma(f"{runs}[{run}]", source),
             f"{name} = {runs}[{run} : {step}]",
         ]
 
@@ -390,7 +405,6 @@ class Emitter:
         """The store of a result inside `loops`, by default all, and the loop over the rows."""
         output = self.region.outputs[index]
         held = self.region.held[output.value]
-        strides = self.region.output_strides[index]
         inside = self.g.loops if loops is None else loops
         once = [f"i{self.position[a.label]} == 0" for a in inside if a.label not in held.axes]
         whole = self.g.partition in held.axes
@@ -398,10 +412,30 @@ class Emitter:
             once.insert(0, "r == 0")
         led = self.g.lead is not None and self.g.lead.label in held.axes
         lanes = "1" if not whole else "p" if led or self.g.lead is None else "m"
-        where = self.address(strides, held, lanes, constant=False, led=led)
         source = self.name(held) if lanes == "p" else f"{self.name(held)}[0:{lanes}]"
-        lines = call("nisa.dma_copy", [f"dst=out{index}.ap({where})", f"src={source}"])
+        lines = self._stores(index, source, lanes, led=led)
         return [f"if {' and '.join(once)}:", *indent(lines)] if once else lines
+
+    def _stores(self, index: int, source: str, lanes: str, *, led: bool) -> list[str]:
+        """The transfers of a result's tile, one for each element of the axes that it is split in
+        (`Geometry.split`)."""
+        held = self.region.held[self.region.outputs[index].value]
+        strides = self.region.output_strides[index]
+        split = self.g.split(tuple(self.axes(held)), strides) or ()
+        if not split or held.dtype is torch.int64:
+            where = self.address(strides, held, lanes, constant=False, led=led)
+            return self._dma(f"out{index}.ap({where})", f"src={source}")
+        whole = [f"0:{lanes}", *(f"0:{self.count(d)}" for d in self.axes(held))]
+        starts = {d: f"s{self.position[d]}" for d in split}
+        part = [
+            *whole[:1],
+            *(starts.get(d, x) for d, x in zip(self.axes(held), whole[1:], strict=True)),
+        ]
+        where = self.address(strides, held, lanes, constant=False, led=led, starts=starts)
+        lines = self._dma(f"out{index}.ap({where})", f"src={self.name(held)}[{', '.join(part)}]")
+        for label, start in reversed(starts.items()):
+            lines = [f"for {start} in range({self.count(label)}):", *indent(lines)]
+        return lines
 
     def _many_rows(self) -> bool:
         return sum(len(rows.starts) for rows in self.g.rows) > 1

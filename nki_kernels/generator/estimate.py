@@ -7,6 +7,7 @@ what it reduces. No Program is traced.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from trnx.nki_kernels.generator.across import BANK, Across
@@ -42,7 +43,7 @@ _Key = tuple[Hashable, Hashable]
 class Estimate:
     """Estimates for one geometry; `elements` are those of a value in a partition of a tile,
     `labels` its free axes in the order of the tile, `halved` the reductions that take no strides,
-    `turned` the loads that DMA transposes."""
+    `turned` the loads that DMA transposes; `is_static` says that descriptors lie in HBM."""
 
     def __init__(
         self,
@@ -52,11 +53,15 @@ class Estimate:
         labels: Callable[[Value], Dims],
         halved: frozenset[Value],
         turned: frozenset[Value],
+        *,
+        is_static: bool,
     ) -> None:
         self._hw, self._geometry, self._labels = hw, geometry, labels
         self._elements: Callable[[Value], int] = lambda value: elements(value, geometry)
         self._costs = EngineCosts(hw, self._elements)
         self._halved, self._turned = halved, turned
+        constants = timing(hw)
+        self._issue = constants.dma_static_issue_ns if is_static else constants.dma_issue_ns
         self._ops: list[Op] = []
         self._made: dict[_Key, int] = {}
         self._known: dict[Instruction, Op] = {}
@@ -67,7 +72,7 @@ class Estimate:
         rest = geometry.rows[-1]
         if len(geometry.rows) > 1 and rest.fold < geometry.rows[0].fold and not geometry.in_phases:
             few = dataclasses.replace(geometry, rows=(rest,))
-            self._left = Estimate(hw, few, elements, labels, halved, turned)
+            self._left = Estimate(hw, few, elements, labels, halved, turned, is_static=is_static)
 
     # -- whole rows ------------------------------------------------------------------------------
 
@@ -277,13 +282,15 @@ class Estimate:
         at = self._found(value, tile)
         constants = timing(self._hw)
         after: tuple[int, ...] = () if at is None else (at,)
-        if waits and value in self._stored:
+        split = self._geometry.split(self._labels(value), strides)
+        if (waits or split is None) and value in self._stored:
             after += (self._stored[value],)
         self._stored[value] = len(self._ops)
         costs = self._left if tile == self._last and self._left is not None else self
         transfer = costs._transfer(value, strides)
+        transfers = math.prod(map(self._geometry.count, split or ()))
         self._ops.append(
-            Op(_STORES, constants.dma_issue_ns, constants.dma_done_ns, after, transfer)
+            Op(_STORES, transfers * self._issue, constants.dma_done_ns, after, transfer)
         )
 
     def _op(self, instruction: Instruction, loads: Mapping[Value, Strides]) -> Op:
@@ -297,19 +304,17 @@ class Estimate:
 
     def _load(self, value: Value, strides: Strides) -> Op:
         constants, lead = timing(self._hw), self._geometry.lead
-        triggers, transfer = 1, 0.0
         if value in self._turned:
             # DMA transposes it, whatever its runs.
             rate = self._hw.dma_engine_rate / 1e9 * constants.dma_transpose_factor
             lanes = min(_PARTITIONS_PER_ENGINE, self._geometry.partitions)
             transfer = lanes * self._elements(value) * value.dtype.itemsize / rate
-            triggers = 1 if lead is None else lead.block
-        else:
-            transfer = self._transfer(value, strides)
-        issue = triggers * constants.dma_issue_ns
-        # The last transfer is triggered after the others.
-        done = issue - constants.dma_issue_ns + constants.dma_done_ns
-        return Op(_LOADS, issue, done, transfer=transfer)
+            issue = constants.dma_issue_ns * (1 if lead is None else lead.block)
+            # The last transfer is triggered after the others.
+            done = issue - constants.dma_issue_ns + constants.dma_done_ns
+            return Op(_LOADS, issue, done, transfer=transfer)
+        transfer = self._transfer(value, strides)
+        return Op(_LOADS, self._issue, constants.dma_done_ns, transfer=transfer)
 
     def _compute(self, instruction: Instruction) -> Op:
         constants, engine = timing(self._hw), engine_of(instruction)
@@ -347,12 +352,7 @@ class Estimate:
 
     def _transfer(self, value: Value, strides: Strides) -> float:
         """ns of the DMA engines, each of which takes the rows of eight partitions."""
-        run = 1
-        for label in reversed(self._labels(value)):
-            apart = self._geometry.interleaved and label == self._geometry.partition
-            if strides.get(label, 0) != run or apart:
-                break
-            run *= self._geometry.count(label)
+        run = self._geometry.run(self._labels(value), strides)
         size = self._elements(value) * value.dtype.itemsize
         full = size / (self._hw.dma_engine_rate / 1e9)
         runs = self._elements(value) / run * timing(self._hw).dma_descriptor_ns

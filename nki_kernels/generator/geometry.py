@@ -21,13 +21,15 @@ PARTITIONS = 128
 # The label of the partition dimension where the space has none (a region of single elements).
 NOTHING = -1
 
-# From this many contiguous elements on DMA is efficient (512 bytes of float32).
-_EFFICIENT_RUN = 128
+# From this many contiguous elements on DMA is efficient, where a caller does not say.
+EFFICIENT_RUN = 128
 # With fewer rows than this in a partition, one value a row is a better operand unfolded.
 _LEAST_FOLD = 4
 # What a tile costs besides its elements, in elements of one partition: the fixed parts of its
 # instructions and transfers, about 200 ns.
 _TILE_OVERHEAD = 200
+# Of one store.
+_MOST_TRANSFERS = 8
 # With a smaller free size these fixed parts count.
 _LEAST_FREE_SIZE = 2048
 
@@ -126,6 +128,38 @@ class Geometry:
             return max(r.fold for r in self.rows)
         return next((a.block for a in self.free if a.label == label), 1)
 
+    def run(self, labels: Dims, strides: Strides) -> int:
+        """Elements that lie side by side in memory and in a tile whose free axes are `labels`."""
+        run = 1
+        for label in reversed(labels):
+            apart = self.interleaved and label == self.partition
+            if strides.get(label, 0) != run or apart:
+                break
+            run *= self.count(label)
+        return run
+
+    def split(self, labels: Dims, strides: Strides) -> Dims | None:
+        """The free axes, of `labels`, along which a store is several transfers, so that each writes
+        a rectangle of rows and columns, and those of tiles are seen not to overlap; None where
+        these are too many."""
+        steps = [strides[a.label] * a.block for a in self.loops if strides.get(a.label)]
+        row = strides.get(self.partition, 0)
+        if row and sum(len(r.starts) for r in self.rows) > 1:
+            steps.append(row * max(r.starts.step for r in self.rows))
+        if not steps:
+            return ()
+        fold = 1 if self.interleaved else self.count(self.partition)
+        on_partitions = [row * fold]
+        if self.lead is not None:
+            on_partitions.append(strides.get(self.lead.label, 0))
+        pinned = sum(stride > min(steps) for stride in on_partitions)
+        far = [d for d in labels if strides.get(d, 0) > min(steps) and d != self.partition]
+        if pinned > 1:
+            return None
+        if not pinned and far:
+            far.remove(max(far, key=self.count))  # rows of the rectangle
+        return tuple(far) if math.prod(map(self.count, far)) <= _MOST_TRANSFERS else None
+
     @property
     def overlaps(self) -> bool:
         """Whether the last tile of rows of a core computes some of the one before once more."""
@@ -199,9 +233,12 @@ def cut(
     cores: int = 1,
     *,
     overlap: bool = False,
+    along: Dims = (),
+    efficient: int = EFFICIENT_RUN,
 ) -> Geometry | None:
     """The cut that takes the least time, of free sizes up to `budget`; None where none is. Its
-    tiles are shared by `cores`.
+    tiles are shared by `cores`; one of the dimensions `along` lies on the partitions, where some
+    are given; DMA is `efficient` from so many contiguous elements on.
 
     `stored` are the labels along which each result varies: one that varied along the lead alone
     would lie in every so many partitions, from where DMA does not store.
@@ -223,12 +260,12 @@ def cut(
     candidates = [
         cut_along(partition, lead, order, sizes, reduced, room, cores, overlap=overlap)
         for room in budgets
-        for partition in outer
+        for partition in along or outer
         for lead in (None, *leads(partition, outer, sizes, runs_across(order, reduced)))
         if lead is None or all(partition in s for s in stored if lead.label in s)
     ]
     # Of equal cuts the outermost partition dimension comes first.
-    return min(candidates, key=lambda g: seconds_of(g, order, sizes))
+    return min(candidates, key=lambda g: seconds_of(g, order, sizes, efficient))
 
 
 def runs_across(order: Dims, reduced: frozenset[int]) -> bool:
@@ -252,7 +289,7 @@ def leads(partition: int, outer: Dims, sizes: Mapping[int, int], across: bool) -
     ]
 
 
-def seconds_of(geometry: Geometry, order: Dims, sizes: Mapping[int, int]) -> float:
+def seconds_of(geometry: Geometry, order: Dims, sizes: Mapping[int, int], efficient: int) -> float:
     """The time of a cut, in elements of one partition; one tile more, because the load of the
     first and the store of the last overlap with nothing.
     """
@@ -262,7 +299,7 @@ def seconds_of(geometry: Geometry, order: Dims, sizes: Mapping[int, int]) -> flo
         if geometry.count(label) < sizes[label]:
             break
     elements = math.prod(geometry.count(label) for label in geometry.free_labels)
-    slower = max(1.0, _EFFICIENT_RUN / run)
+    slower = max(1.0, efficient / run)
     return (geometry.tiles_of_core + 1) * (elements * slower + _TILE_OVERHEAD)
 
 

@@ -76,18 +76,8 @@ def _own_order(region: TiledRegion, value: Value, strides: Strides) -> Dims | No
     own = tuple(sorted(labels, key=lambda d: -strides.get(d, 0)))  # stable
     if own == labels or value.dtype is torch.int64 or region.geometry.interleaved:
         return None
-    longer = _run(region, own, strides) >= _LONGER * _run(region, labels, strides)
-    return own if longer else None
-
-
-def _run(region: TiledRegion, labels: Dims, strides: Strides) -> int:
-    """Elements that lie side by side in memory and in a tile of this order."""
-    run = 1
-    for label in reversed(labels):
-        if strides.get(label, 0) != run:
-            break
-        run *= region.geometry.count(label)
-    return run
+    run = region.geometry.run
+    return own if run(own, strides) >= _LONGER * run(labels, strides) else None
 
 
 def _copy(region: TiledRegion, source: Value, target: Value, order: Dims) -> Instruction:

@@ -36,6 +36,7 @@ from trnx.nki_kernels.generator.permute import in_own_order
 from trnx.nki_kernels.generator.select_instructions import InstructionSelector
 from trnx.nki_kernels.generator.stages import FEW_STAGES, LEAST_TILES, MOST_STAGES, cut_stages
 from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
+from trnx.simulator.costs.constants import timing
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
@@ -146,12 +147,21 @@ class _Cuts:
         """The labels that are reduced."""
         return frozenset(d for d in self.order if d in self.lowered.reduced)
 
+    @property
+    def efficient_run(self) -> int:
+        """Elements that DMA moves in the time of one descriptor."""
+        itemsize = max((v.dtype.itemsize for v in self.strides[0]), default=4)
+        nbytes = timing(self.hw).dma_descriptor_ns * self.hw.dma_engine_rate / 1e9
+        return math.ceil(nbytes / itemsize)
+
     def all(self) -> Iterator[TiledRegion]:
         """The cuts with whole rows and those with reduced dimensions along the partitions."""
         found = []
-        for region in _of_sizes(self.with_whole_rows):
-            found.append(region)
-            yield region
+        outer = tuple(d for d in self.order if d not in self.reduced)
+        for along in self._along_partitions(outer):
+            for region in _of_sizes(functools.partial(self.with_whole_rows, along=along)):
+                found.append(region)
+                yield region
         if any(len(region.geometry.rows) > 1 for region in found):
             yield from _of_sizes(functools.partial(self.with_whole_rows, overlap=True))
         is_across = runs_across(self.order, self.reduced)
@@ -227,9 +237,12 @@ class _Cuts:
         # One alone, the last one, is where tiles of other cuts run, unless rows are reduced.
         return inner if len(inner) > 1 or runs_across(self.order, self.reduced) else []
 
-    def with_whole_rows(self, free_size: int, *, overlap: bool = False) -> list[TiledRegion]:
-        """The region in the largest tiles of which two fit, so that loads overlap with work. The
-        last one may `overlap` the one before, and has as many rows then."""
+    def with_whole_rows(
+        self, free_size: int, *, overlap: bool = False, along: Dims = ()
+    ) -> list[TiledRegion]:
+        """The region in the largest tiles of which two fit, so that loads overlap with work, with
+        one of the dimensions `along` on the partitions, where some are given. The last one may
+        `overlap` the one before, and has as many rows then."""
         row = math.prod(self.sizes[d] for d in self.reduced)
         is_across = runs_across(self.order, self.reduced)
         # Where it runs across, long tiles make long runs, and small ones overlap.
@@ -242,8 +255,9 @@ class _Cuts:
             if not room:
                 continue
             geometry = cut(
-                self.order, self.sizes, self.reduced, room, stored, self.hw.cores, overlap=overlap
-            )
+                self.order, self.sizes, self.reduced, room, stored, self.hw.cores,
+                overlap=overlap, along=along, efficient=self.efficient_run,
+            )  # fmt: skip
             if geometry is None:
                 continue
             if found := self._fitting(_staged(self._selected(geometry), self.hw, most)):
@@ -255,12 +269,27 @@ class _Cuts:
         of engines."""
         if whole and len(self.reduced) == len(self.order):
             return []  # the same as the other one
-        cut = functools.partial(cut_across, self.order, self.sizes, self.reduced, whole=whole)
-        return self._phased(cut, free_size)
+        found = []
+        inner = tuple(d for d in self.order if d in self.reduced)
+        for along in self._along_partitions(inner):
+            cut = functools.partial(
+                cut_across, self.order, self.sizes, self.reduced, whole=whole, along=along,
+                efficient=self.efficient_run,
+            )  # fmt: skip
+            found += self._phased(cut, free_size)
+        return found
+
+    def _along_partitions(self, dims: Dims) -> list[Dims]:
+        """The dimensions among which the cut chooses that of the partitions: all `dims`, or one
+        after another where operands lack some: these are copied to all partitions there."""
+        lacking = any(set(dims) - strides.keys() for strides in self.strides[0].values())
+        return [(d,) for d in dims] if lacking and len(dims) > 1 else [dims]
 
     def in_steps(self, free_size: int) -> list[TiledRegion]:
         """The same with steps along a reduced dimension, and no reduction across partitions."""
-        cut = functools.partial(cut_in_steps, self.order, self.sizes, self.reduced)
+        cut = functools.partial(
+            cut_in_steps, self.order, self.sizes, self.reduced, efficient=self.efficient_run
+        )
         return self._phased(cut, free_size)
 
     def _phased(self, cut: Callable[[int], Geometry | None], free_size: int) -> list[TiledRegion]:
@@ -276,8 +305,10 @@ class _Cuts:
                 for way in {way.key: way for way in ways}.values()
                 for one in _placed_across(way, self.hw)
             ]
-            for keeps in ("all", "loads", "none"):
-                regions = [dataclasses.replace(one, keeps=keeps) for one in placed]
+            for choice in (("all",), ("computed", "loads"), ("none",)):
+                regions = [
+                    dataclasses.replace(one, keeps=keeps) for keeps in choice for one in placed
+                ]
                 if fitting := self._fitting(regions):
                     return fitting
             budget //= 2

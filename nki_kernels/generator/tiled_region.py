@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ _LARGEST_STEP = 4
 NEAR_BYTES = 16
 # What one step of halving takes besides its elements: the latency of an instruction that waits.
 _HALVING_ELEMENTS = 180
+# Descriptors that lie in HBM as long as a model is loaded (nki-dge.rst).
+_MOST_DESCRIPTORS = 2**15
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # What DMA transposes: elements of two and four bytes (trainium2_arch.rst), and up to three free
 # dimensions of a tile (nisa.dma_transpose).
@@ -101,13 +104,30 @@ class TiledRegion:
     def estimated_ns(self, hw: Hardware) -> float:
         """What all tiles take (`estimate.py`)."""
         turned = frozenset(filter(self.is_turned, self.load_strides))
-        estimate = Estimate(hw, self.geometry, elements, self.labels, self.halved, turned)
+        estimate = Estimate(
+            hw, self.geometry, elements, self.labels, self.halved, turned, is_static=self.is_static
+        )
         held = [self.held[output.value] for output in self.outputs]
         stores = list(zip(held, self.output_strides, strict=True))
         if self.across is not None:
             return estimate.across(self.across, self.keeps, self.load_strides, stores)
         staged = [(*s, stage) for s, stage in zip(stores, self.store_stages(), strict=True)]
         return estimate.rows(self.instructions, self.stages, self.load_strides, staged)
+
+    @functools.cached_property
+    def is_static(self) -> bool:
+        """Whether the descriptors of its transfers are few, so that they lie in HBM before the run
+        and no transfer waits until DGE has made its own, about 600 ns (nki-dge.rst)."""
+        moved = [pair for pair in self.load_strides.items() if not self.is_turned(pair[0])]
+        moved += [
+            (self.held[output.value], strides)
+            for output, strides in zip(self.outputs, self.output_strides, strict=True)
+        ]
+        runs = sum(
+            elements(value, self.geometry) // self.geometry.run(self.labels(value), strides)
+            for value, strides in moved
+        )
+        return runs * self.geometry.partitions * self.geometry.tiles <= _MOST_DESCRIPTORS
 
     def bytes_in_work(self) -> int:
         """Bytes of SBUF per partition of two tiles, so that loads overlap with work, and of what

@@ -63,7 +63,11 @@ def test_a_chain_is_cut_where_an_engine_reads_what_another_one_gives(region: Bui
         """\
 def _stage0(x0, r, p, k):
     x0_tile = nl.ndarray((p, k), dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.dma_copy(dst=x0_tile, src=x0.ap(pattern=[[k, p], [1, k]], offset=r))
+    nisa.dma_copy(
+        dst=x0_tile,
+        src=x0.ap(pattern=[[k, p], [1, k]], offset=r),
+        dge_mode=nisa.dge_mode.none,
+    )
     multiply_tile = nl.ndarray((p, k), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=multiply_tile, data=x0_tile, op0=nl.multiply, operand0=1.5)
     return x0_tile, multiply_tile
@@ -80,7 +84,11 @@ def _stage2(tiles1, out0, r, p, k):
     x0_tile, sigmoid_tile = tiles1
     multiply2_tile = nl.ndarray((p, k), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=multiply2_tile, data1=x0_tile, data2=sigmoid_tile, op=nl.multiply)
-    nisa.dma_copy(dst=out0.ap(pattern=[[k, p], [1, k]], offset=r), src=multiply2_tile)
+    nisa.dma_copy(
+        dst=out0.ap(pattern=[[k, p], [1, k]], offset=r),
+        src=multiply2_tile,
+        dge_mode=nisa.dge_mode.none,
+    )
 
 
 @nki.jit

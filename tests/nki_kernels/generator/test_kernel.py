@@ -46,14 +46,22 @@ def _tile(x0, x1_tile, x2_tile, out0, r, p, n0):
     x1_tile = x1_tile[0:p]
     x2_tile = x2_tile[0:p]
     x0_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=x0_tile, src=x0.ap(pattern=[[2048, p], [1, n0]], offset=r * 2048))
+    nisa.dma_copy(
+        dst=x0_tile,
+        src=x0.ap(pattern=[[2048, p], [1, n0]], offset=r * 2048),
+        dge_mode=nisa.dge_mode.none,
+    )
     multiply_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=multiply_tile, data1=x0_tile, data2=x1_tile, op=nl.multiply)
     add_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=add_tile, data1=multiply_tile, data2=x2_tile, op=nl.add)
     gelu_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=gelu_tile, op=nl.gelu, data=add_tile)
-    nisa.dma_copy(dst=out0.ap(pattern=[[2048, p], [1, n0]], offset=r * 2048), src=gelu_tile)
+    nisa.dma_copy(
+        dst=out0.ap(pattern=[[2048, p], [1, n0]], offset=r * 2048),
+        src=gelu_tile,
+        dge_mode=nisa.dge_mode.none,
+    )
 
 
 @nki.jit
@@ -63,9 +71,17 @@ def fused_mul_add_gelu(x0, x1, x2):
     nisa.memset(dst=one, value=1.0)
     nisa.activation(dst=one, op=nl.gelu, data=one)
     x1_tile = nl.ndarray((128, 2048), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=x1_tile, src=x1.ap(pattern=[[0, 128], [1, 2048]]))
+    nisa.dma_copy(
+        dst=x1_tile,
+        src=x1.ap(pattern=[[0, 128], [1, 2048]]),
+        dge_mode=nisa.dge_mode.none,
+    )
     x2_tile = nl.ndarray((128, 2048), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=x2_tile, src=x2.ap(pattern=[[0, 128], [1, 2048]]))
+    nisa.dma_copy(
+        dst=x2_tile,
+        src=x2.ap(pattern=[[0, 128], [1, 2048]]),
+        dge_mode=nisa.dge_mode.none,
+    )
     for r in range(0, 256, 128):
         _tile(x0, x1_tile, x2_tile, out0, r, 128, 2048)
     _tile(x0, x1_tile, x2_tile, out0, 256, 44, 2048)
@@ -94,7 +110,11 @@ INF = float("inf")
 
 def _phase0(x0, maximum_acc, r, p, n0, i0):
     x0_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=x0_tile, src=x0.ap(pattern=[[1500, p], [1, n0]], offset=r * 1500 + i0))
+    nisa.dma_copy(
+        dst=x0_tile,
+        src=x0.ap(pattern=[[1500, p], [1, n0]], offset=r * 1500 + i0),
+        dge_mode=nisa.dge_mode.none,
+    )
     multiply_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=multiply_tile,
@@ -143,6 +163,7 @@ def _phase2(reciprocal_tile, kept1, out0, at, r, p, n0, i0):
     nisa.dma_copy(
         dst=out0.ap(pattern=[[1500, p], [1, n0]], offset=r * 1500 + i0),
         src=multiply3_tile,
+        dge_mode=nisa.dge_mode.none,
     )
 
 
@@ -215,14 +236,34 @@ INF = float("inf")
 
 def _tile(x0, x1, out0, out1, r, p, k):
     x1_tile = nl.ndarray((p, k), dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.dma_copy(dst=x1_tile, src=x1.ap(pattern=[[k, p], [1, k]], offset=r))
+    nisa.dma_copy(
+        dst=x1_tile,
+        src=x1.ap(pattern=[[k, p], [1, k]], offset=r),
+        dge_mode=nisa.dge_mode.none,
+    )
     x0_tile = nl.ndarray((p, k), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=x0_tile, src=x0.ap(pattern=[[k, p], [1, k]], offset=r))
+    nisa.dma_copy(
+        dst=x0_tile,
+        src=x0.ap(pattern=[[k, p], [1, k]], offset=r),
+        dge_mode=nisa.dge_mode.none,
+    )
     select_tile = nl.ndarray((p, k), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=select_tile, data=x0_tile, op0=nl.multiply, operand0=2.0)
+    nisa.tensor_scalar(
+        dst=select_tile,
+        data=x0_tile,
+        op0=nl.multiply,
+        operand0=2.0,
+        engine=nisa.engine.scalar,
+    )
     nisa.tensor_copy_predicated(dst=select_tile, src=-INF, predicate=x1_tile)
     add_tile = nl.ndarray((p, k), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=add_tile, data=x0_tile, op0=nl.add, operand0=1.0)
+    nisa.tensor_scalar(
+        dst=add_tile,
+        data=x0_tile,
+        op0=nl.add,
+        operand0=1.0,
+        engine=nisa.engine.scalar,
+    )
     minimum_tile = nl.ndarray((p, k), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=minimum_tile,
@@ -232,8 +273,16 @@ def _tile(x0, x1, out0, out1, r, p, k):
         op1=nl.minimum,
         operand1=6.0,
     )
-    nisa.dma_copy(dst=out0.ap(pattern=[[k, p], [1, k]], offset=r), src=select_tile)
-    nisa.dma_copy(dst=out1.ap(pattern=[[k, p], [1, k]], offset=r), src=minimum_tile)
+    nisa.dma_copy(
+        dst=out0.ap(pattern=[[k, p], [1, k]], offset=r),
+        src=select_tile,
+        dge_mode=nisa.dge_mode.none,
+    )
+    nisa.dma_copy(
+        dst=out1.ap(pattern=[[k, p], [1, k]], offset=r),
+        src=minimum_tile,
+        dge_mode=nisa.dge_mode.none,
+    )
 
 
 @nki.jit
