@@ -182,7 +182,7 @@ class KernelCall:
         self._inputs = [position[node] for node in self._region.inputs]
         results = self._match.results
         wanted = [None if node is None else places[node] for node in results]
-        self._results = [
+        self._results: list[tuple[int | None, Callable[[], torch.Tensor] | None]] = [
             (None, None) if place is None else (place.buffer, place.new_memory) for place in wanted
         ]
         self._returned = [results.index(node) for node in self._region.outputs]

@@ -107,15 +107,17 @@ class SimulatorRunner:
             arguments = inputs
             if not are_direct:
                 arguments = [as_spec(inputs[i], spec) for i, spec in zip(order, specs, strict=True)]
-            results = []
+            results: list[torch.Tensor] = []
             for output, spec, axes in zip(outputs, wanted, orders, strict=True):
-                is_direct = (
+                if (
                     output is not None
                     and axes is None
                     and output.dtype is spec.dtype
                     and output.shape == spec.shape
-                )
-                results.append(output if is_direct else _in_kernel_form(output, spec, axes))
+                ):
+                    results.append(output)
+                else:
+                    results.append(_in_kernel_form(output, spec, axes))
             program.replay(arguments, results)
 
         return Prepared(run, program.matmul_flops, program)
