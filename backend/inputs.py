@@ -148,8 +148,11 @@ class Inputs:
         if not self._matches(*tensors):
             if self._conform(args, tensors):
                 self._matches = metadata_check(tensors)
-        elif _places(tensors) != self._places:
-            self._conform(args, tensors)
+            return
+        for tensor, place in zip(tensors, self._places, strict=True):
+            if (tensor.untyped_storage().nbytes(), tensor.storage_offset()) != place:
+                self._conform(args, tensors)
+                return
 
     def _conform(self, args: list[Any], tensors: Sequence[Any]) -> bool:
         """True where there was nothing to replace."""

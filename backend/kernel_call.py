@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,12 +92,13 @@ class Place:
     spec: TensorSpec
     buffer: int | None
 
-    def tensor(self, frame: Frame) -> torch.Tensor:
-        """The memory for one call."""
+    @property
+    def new_memory(self) -> Callable[[], torch.Tensor] | None:
+        """What makes the memory of one call where the frame has none, without a Python function."""
         if self.buffer is not None:
-            return frame[self.buffer]
+            return None
         spec = self.spec
-        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=_CPU)
+        return partial(torch.empty_strided, spec.shape, spec.strides, dtype=spec.dtype, device=_CPU)
 
 
 class KernelCall:
@@ -179,20 +181,33 @@ class KernelCall:
         self._tensors = [(position[v], _read(v, n in self.copied)) for n, v in bound.items()]
         self._inputs = [position[node] for node in self._region.inputs]
         results = self._match.results
-        self._places = [None if node is None else places[node] for node in results]
+        wanted = [None if node is None else places[node] for node in results]
+        self._results: list[tuple[int | None, Callable[[], torch.Tensor] | None]] = [
+            (None, None) if place is None else (place.buffer, place.new_memory) for place in wanted
+        ]
         self._returned = [results.index(node) for node in self._region.outputs]
+        self._returns_all = self._returned == list(range(len(results)))
 
     def __call__(self, frame: Frame, *values: Any) -> list[torch.Tensor]:
         prepared = self.prepared
         if prepared is None:
             return list(self._eager()([values[i] for i in self._inputs]))
-        outputs = [None if place is None else place.tensor(frame) for place in self._places]
-        tensors = [values[i] if read is None else read(values[i]) for i, read in self._tensors]
+        # Loops: under Dynamo a comprehension costs a Python call in Python 3.11, and a small kernel
+        # as much as ten of them.
+        outputs: list[Any] = []
+        for buffer, new_memory in self._results:
+            if new_memory is not None:
+                outputs.append(new_memory())
+            else:
+                outputs.append(None if buffer is None else frame[buffer])
+        tensors = []
+        for i, read in self._tensors:
+            tensors.append(values[i] if read is None else read(values[i]))
         try:
             prepared.run(tensors, outputs)
         except Exception as error:  # noqa: BLE001  the fallback boundary
             return self._instead(error, values)
-        return [outputs[i] for i in self._returned]  # type: ignore[misc]  # returned ones have a place
+        return outputs if self._returns_all else [outputs[i] for i in self._returned]
 
     def _instead(self, error: Exception, values: Sequence[Any]) -> list[torch.Tensor]:
         """The region in eager, which raises its own error where the user's values are at fault."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -74,6 +74,8 @@ class FramePool:
         self._buffers = tuple(buffers)
         self._offsets, self.nbytes = assign_offsets(self._buffers)
         self._idle: deque[Frame] = deque(maxlen=_POOLED_FRAMES)
+        # Tells that the call which took a frame has ended.
+        self.give_back: Callable[[Frame], None] = self._idle.append
 
     def take(self) -> Frame:
         """An idle frame, or a new one."""
@@ -81,10 +83,6 @@ class FramePool:
             return self._idle.pop()
         except IndexError:
             return self._new()
-
-    def give_back(self, frame: Frame) -> None:
-        """Tell that the call which took `frame` has ended."""
-        self._idle.append(frame)
 
     def _new(self) -> Frame:
         block = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")

@@ -394,9 +394,8 @@ def publish(report: GraphReport) -> None:
     _journal.publish(report)
 
 
-def ran(report: GraphReport) -> None:
-    """Make the report of a graph that runs visible to open collections."""
-    _journal.ran(report)
+# Makes the report of a graph that runs visible to open collections.
+ran = _journal.ran
 
 
 def last() -> GraphReport | None:

@@ -198,9 +198,8 @@ def debug_directory() -> Path | None:
     return Path(get_debug_dir())
 
 
-def is_profiling() -> bool:
-    """Whether torch.profiler, or the profiler of autograd, records in this thread."""
-    return torch._C._autograd._profiler_enabled()
+# Whether torch.profiler, or the profiler of autograd, records in this thread.
+is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
 def boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:

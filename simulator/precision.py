@@ -20,10 +20,8 @@ from trnx.simulator.fork_locks import fork_lock
 _REDUCED = ("bf16", "tf32")
 
 
-def _matmul_setting() -> Any:
-    # torch's stubs do not know the attribute.
-    backend: Any = torch.backends.mkldnn
-    return backend.matmul
+# Of all CPU products; torch's stubs do not know it. Looked up once, as every replay reads it.
+_SETTING: Any = getattr(torch.backends.mkldnn, "matmul")  # noqa: B009
 
 
 class _Users:
@@ -39,10 +37,10 @@ class _Users:
         with self._lock:
             self._active.add(user)
             if len(self._active) == 1 and self._before is None:
-                setting = _matmul_setting()
-                if setting.fp32_precision in _REDUCED:
-                    self._before = setting.fp32_precision
-                    setting.fp32_precision = "ieee"
+                setting = _SETTING.fp32_precision
+                if setting in _REDUCED:
+                    self._before = setting
+                    _SETTING.fp32_precision = "ieee"
 
     def end(self, user: int) -> None:
         """May be called again: the user counts until everything is restored."""
@@ -65,11 +63,10 @@ class _Users:
 
 
 def _restore(before: str) -> None:
-    setting = _matmul_setting()
     # Unset where that gives the same: the setting was inherited, and stays so.
-    setting.fp32_precision = "none"
-    if setting.fp32_precision != before:
-        setting.fp32_precision = before
+    _SETTING.fp32_precision = "none"
+    if _SETTING.fp32_precision != before:
+        _SETTING.fp32_precision = before
 
 
 _users = _Users()

@@ -49,12 +49,12 @@ def accumulate(
         return
     rows = _flat(emit, values)
     if command is ReduceCmd.reset_reduce:
-        emit.step(op.reduce(), rows, registers)
+        emit.step(op.reduce(), rows, out=registers)
         return
     if command is ReduceCmd.load_reduce:
         emit.step(registers.copy_, initial)
     partial = emit.scratch(registers.shape)
-    emit.step(op.reduce(), rows, partial)
+    emit.step(op.reduce(), rows, out=partial)
     emit.step(op.function, registers, partial, out=registers)
 
 

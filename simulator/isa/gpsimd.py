@@ -235,7 +235,7 @@ def tensor_partition_reduce(
             emit.illegal(f"nl.{kind} takes integers of one width, not {data.dtype} and {dst.dtype}")
         bits = bits_of(emit.read(data, "data", shape=flat(data)))
         target = bits_of(emit.write(dst, "dst", shape=flat(dst), elementwise=False))
-        emit.step(found.reduce(), bits.t(), target.t())
+        emit.step(found.reduce(), bits.t(), out=target.t())
         return
     value = emit.read_f32(data, "data", shape=flat(data))
     out = emit.write_f32(dst, "dst", shape=flat(dst), elementwise=False)

@@ -72,11 +72,11 @@ def tensor_reduce(
             )
         bits = bits_of(emit.read(data, "data", shape=source))
         target = bits_of(emit.write(dst, "dst", shape=result, elementwise=False))
-        emit.step(alu.reduce(), bits, target)
+        emit.step(alu.reduce(), bits, out=target)
         return
     value = emit.read_f32(data, "data", shape=source)
     out = emit.write_f32(dst, "dst", shape=result, elementwise=False)
-    emit.step(alu.reduce(), value, out)
+    emit.step(alu.reduce(), value, out=out)
     if negate:
         emit.step(out.neg_)
 

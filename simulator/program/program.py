@@ -25,8 +25,6 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.precision import FullPrecision
 from trnx.simulator.program.instruction_table import InstructionTable
 
-_AS_IT_IS = contextlib.nullcontext()
-
 
 class BindingError(TrnxError):
     """A tensor given to a Program does not fit what it was traced for."""
@@ -66,12 +64,7 @@ class Bound(NamedTuple):
 
     def deliver(self, outputs: Sequence[torch.Tensor] | None) -> tuple[torch.Tensor, ...]:
         """The results of the run, in `outputs` where given."""
-        if outputs is None:
-            return tuple(self.results)
-        for result, given in zip(self.results, outputs, strict=True):
-            if result is not given:
-                given.copy_(result)
-        return tuple(outputs)
+        return _delivered(self.results, outputs)
 
 
 class Program:
@@ -106,6 +99,7 @@ class Program:
         # One rank's part of a RankProgram.
         self.is_part = is_part
         self._lock = fork_lock(self, threading.Lock)
+        self._has_products = totals.matmul_flops > 0
         self._fresh = _fresh_results(results)
         # The usual kernel: each result is all of its own memory.
         self._are_whole = [at for _, (_, at) in self._fresh] == list(range(len(results)))
@@ -166,13 +160,20 @@ class Program:
         """`run` for who knows that the memory of every tensor holds its values (`host_memory`)."""
         if self.is_part:
             raise BindingError(f"{self.name} is one rank's part; run the RankProgram")
-        # Products alone depend on the process's setting.
-        precision = FullPrecision() if self.matmul_flops else _AS_IT_IS
-        with self._lock, precision:
-            bound = self.bind(inputs, outputs)
-            for step in self._steps:
-                step()
-        return bound.deliver(outputs)
+        with self._lock:
+            # Not `bind`: under Dynamo every Python call of a small kernel counts. `_held` keeps
+            # the memory of copies until the steps have ended.
+            _held = self._bind_inputs(inputs)
+            results = self._bind_results(inputs, outputs)
+            # Products alone depend on the process's setting.
+            if self._has_products:
+                with FullPrecision():
+                    for step in self._steps:
+                        step()
+            else:
+                for step in self._steps:
+                    step()
+        return _delivered(results, outputs)
 
     def bind(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None) -> Bound:
         """Point the steps at the tensors of a run. For who runs the steps, and keeps what is
@@ -267,6 +268,17 @@ class Program:
             )
             for result in self._results
         ]
+
+
+def _delivered(
+    results: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None
+) -> tuple[torch.Tensor, ...]:
+    if outputs is None:
+        return tuple(results)
+    for result, given in zip(results, outputs, strict=True):
+        if result is not given:
+            given.copy_(result)
+    return tuple(outputs)
 
 
 def _part(result: Output, whole: torch.Tensor) -> torch.Tensor:
