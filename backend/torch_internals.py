@@ -140,11 +140,11 @@ def _autograd_compiler(**given: Any) -> Callable[..., Any]:
     theirs: Callable[..., Any] = aot_autograd(**given)
     if torch._inductor.config.trace.enabled:
         return theirs
-    backward = torch._dynamo.disable(given["bw_compiler"], reason="it compiles backward graphs")
+    backward = torch._dynamo.disable(given["bw_compiler"], reason="it compiles backward graphs")  # type: ignore[no-untyped-call]
 
     def compile_backward(*args: Any, **kwargs: Any) -> Any:
         found = backward(*args, **kwargs)
-        return torch._dynamo.disable(found, reason="it is compiled already")
+        return torch._dynamo.disable(found, reason="it is compiled already")  # type: ignore[no-untyped-call]
 
     def run(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         if any(isinstance(one, (list, tuple, dict)) for one in inputs):
@@ -158,7 +158,7 @@ def _autograd_compiler(**given: Any) -> Callable[..., Any]:
             counters["aot_autograd"]["not_ok"] += 1
             raise
         counters["aot_autograd"]["ok"] += 1
-        return torch._dynamo.disable(found, reason="it is compiled already")
+        return torch._dynamo.disable(found, reason="it is compiled already")  # type: ignore[no-untyped-call]
 
     return run
 

@@ -268,6 +268,14 @@ def _operator_of(_: _Reader, namespace: str, name: str, overload: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
+@functools.cache
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r} is no dtype")
+    return found
+
+
 _READ: Mapping[str, Callable[..., Any]] = {
     "step": _Reader.step,
     "slot": _Reader.slot,
@@ -287,14 +295,6 @@ _READ: Mapping[str, Callable[..., Any]] = {
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-@functools.cache
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"{name!r} is no dtype")
-    return found
 
 
 def _spec(spec: TensorSpec) -> list[Any]:

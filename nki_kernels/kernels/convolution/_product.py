@@ -72,10 +72,10 @@ class Inputs(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A block: its side and stream, and its parts that share a bank."""
+    """A block: its side, which one of those it is, and its parts that share a bank."""
 
     side: int
-    index: int
+    place: int
     block: Block
     parts: list[BankPart]
 
@@ -215,7 +215,7 @@ def _multiply(
         :, clips[0][0] : clips[0][1], clips[1][0] : clips[1][1], clips[2][0] : clips[2][1]
     ]
     left = weights.channels * taps[1][3]
-    first = job.index * plan.array_rows
+    first = job.place * plan.array_rows
     where: tuple[int, ...] = ()
     size: tuple[int, ...] = ()
     if plan.streams * plan.sides > 1:
@@ -373,7 +373,7 @@ def convolve_blocks(
             its = []
             is_same = True
             for job in jobs:
-                if job.index == index:
+                if job.place == index:
                     is_same = is_same and number < len(job.parts)
                     if number < len(job.parts):
                         its.append(job)
@@ -408,7 +408,7 @@ def _multiply_banks(
     for index in range(streams):
         size = [0, 1, 1, 1]
         for job in jobs:
-            if job.index == index:
+            if job.place == index:
                 size[0] = job.side * plan.array_columns + width
                 for axis in range(3):
                     part = job.parts[min(number, len(job.parts) - 1)]
@@ -432,7 +432,7 @@ def _multiply_banks(
                 if turn < len(positions[n]):
                     part = job.parts[number]
                     lanes = nl.ds(job.side * plan.array_columns, width)
-                    bank = banks[job.index][lanes, 0 : part[0][2], 0 : part[1][2], 0 : part[2][2]]
+                    bank = banks[job.place][lanes, 0 : part[0][2], 0 : part[1][2], 0 : part[2][2]]
                     position = positions[n][turn]
                     if position is not None:
                         _multiply(
