@@ -1,14 +1,16 @@
-"""Kernels of one op whose operand a generated kernel would have on the chip already.
+"""Kernels whose ops a generated kernel may compute beside their neighbours, without the way through
+memory between them.
 
 A sum of what a chain of pointwise ops gives, for instance: a kernel of its own reads from memory
-what the chain had to write there. Whether leaving the op to the generator is faster is asked of the
-predictor (`partition.py`). Where sizes are symbols the op stays: a sum over padding that its own
-region has written is exact, and every size would be a program of its own (`padding/rules.py`).
+what the chain had to write there; and a norm, a residual and the next norm read each other's
+results. Whether leaving the ops to the generator is faster is asked of the predictor
+(`partition.py`). Where sizes are symbols the op stays: a sum over padding that its own region has
+written is exact, and every size would be a program of its own (`padding/rules.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
@@ -26,25 +28,56 @@ def without_fusible(
     """The matches but those of one op that reads what only it reads, or what its user reads too,
     where the generator lowers all of them."""
     claimed = {node for match in matches for node in match.nodes}
-
-    def generated(node: fx.Node) -> bool:
-        return is_compute(node) and generator.supports_node(node, hardware) is None
+    generated = _lowered_by(generator, hardware)
 
     def joins(node: fx.Node, op: fx.Node) -> bool:
         return any(user is not op and user in node.users for user in op.users)
 
     def is_fusible(match: GraphMatch) -> bool:
-        compute = [node for node in match.nodes if is_compute(node)]
-        if len(compute) != 1:
+        compute = _compute(match)
+        if len(compute) != 1 or _has_symbols(match):
             return False
         (op,) = compute
-        if any(is_symbolic(size) for source in op.all_input_nodes for size in _sizes(source)):
-            return False
         sources = [n for n in op.all_input_nodes if is_compute(n) and n not in claimed]
         near = [n for n in sources if len(n.users) == 1 or joins(n, op)]
         return bool(near) and generated(op) and all(map(generated, near))
 
     return tuple(match for match in matches if not is_fusible(match))
+
+
+def without_adjoining(
+    matches: Sequence[GraphMatch], generator: Generator, hardware: Hardware
+) -> tuple[GraphMatch, ...]:
+    """The matches but those, of any number of ops, that the generator lowers and that adjoin ops
+    which it lowers too: those that no match has, and those of other such matches."""
+    generated = _lowered_by(generator, hardware)
+    kept, given_up = [], []
+    for match in matches:
+        is_lowered = not _has_symbols(match) and all(map(generated, _compute(match)))
+        (given_up if is_lowered else kept).append(match)
+    taken = {node for match in kept for node in match.nodes}
+
+    def adjoins(match: GraphMatch) -> bool:
+        own = _compute(match)
+        around = {n for op in own for n in (*op.all_input_nodes, *op.users)}
+        others = (n for n in around - {*own} - taken if is_compute(n))
+        return any(map(generated, others))
+
+    leaves = {id(match) for match in given_up if adjoins(match)}
+    return tuple(match for match in matches if id(match) not in leaves)
+
+
+def _compute(match: GraphMatch) -> list[fx.Node]:
+    return [node for node in match.nodes if is_compute(node)]
+
+
+def _lowered_by(generator: Generator, hardware: Hardware) -> Callable[[fx.Node], bool]:
+    return lambda node: is_compute(node) and generator.supports_node(node, hardware) is None
+
+
+def _has_symbols(match: GraphMatch) -> bool:
+    sources = (source for op in _compute(match) for source in op.all_input_nodes)
+    return any(is_symbolic(size) for source in sources for size in _sizes(source))
 
 
 def _sizes(node: fx.Node) -> list[Any]:

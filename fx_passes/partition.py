@@ -23,7 +23,7 @@ from trnx.fx_passes import advice
 from trnx.fx_passes.errors import FallbackForbiddenError, UnsupportedOpError
 from trnx.fx_passes.extract import extract, inputs_of
 from trnx.fx_passes.form_generated import generated_units
-from trnx.fx_passes.leave_to_fusion import without_fusible
+from trnx.fx_passes.leave_to_fusion import without_adjoining, without_fusible
 from trnx.fx_passes.ledger import Refusals
 from trnx.fx_passes.match import GraphMatch
 from trnx.fx_passes.merge_alike import merge_alike
@@ -143,9 +143,11 @@ def _kernel_units(
             gain += off_nki(now) - off_nki(then)
         return gain > 0.0
 
-    fewer = without_fusible(matches, generator, hardware)
-    if len(fewer) < len(matches) and pays(fewer):
-        matches = fewer
+    found = matches
+    for left in (without_fusible, without_adjoining):
+        fewer = left(found, generator, hardware)
+        if len(fewer) < len(matches) and pays(fewer):
+            matches = fewer
     units = units_of(matches, refusals)
     merged = merge_alike(units[len(matches) :], _order_around(graph, units), generator, hardware)
     return [*units[: len(matches)], *merged]

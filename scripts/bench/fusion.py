@@ -201,7 +201,10 @@ def measured(name: str, options: Options, train: bool) -> Row:
     whole = Planner(options, tuple(kernels()))
     plans = [whole.plan(graph) for graph in graphs]
     without = {title: one.time(graphs) for title, one in _variants(whole, plans)}
-    with _switched_off("without_fusible", lambda matches, *_: matches):
+    with (
+        _switched_off("without_fusible", lambda matches, *_: matches),
+        _switched_off("without_adjoining", lambda matches, *_: matches),
+    ):
         without["ops left to generated kernels"] = whole.time(graphs)
     with _switched_off("merge_alike", lambda units, *_: units):
         without["merged kernels"] = whole.time(graphs)

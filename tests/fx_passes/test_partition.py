@@ -388,22 +388,37 @@ def test_unfilled_tensors_are_glue_and_stay_apart(
     assert coverage(made).total == 2
 
 
+def _kernels_of(function: Callable[..., Any], *args: Any) -> list[str]:
+    """The kernels, by name, of a plan for trn2 with the real kernels, generator and predictor."""
+    chip = hardware("trn2")
+    gm = canonicalise(make_fx(function, tracing_mode="fake")(*args))
+    made = partition(
+        gm, kernels=kernels(), hardware=chip, engines=[],
+        generator=generator, predictor=lambda match: PREDICTIONS.of(match, chip).seconds,
+    )  # fmt: skip
+    verify_plan(made)
+    return [region.match.kernel.name for region in made.regions if region.match]
+
+
 def test_a_sum_is_left_to_the_kernel_that_computes_its_operand() -> None:
     """Not where the operand comes from memory: there the kernel of the registry is taken."""
-
-    def kernels_of(function: Callable[..., Any], *args: Any) -> list[str]:
-        gm = canonicalise(make_fx(function, tracing_mode="fake")(*args))
-        made = partition(
-            gm, kernels=kernels(), hardware=hardware("trn2"), engines=[],
-            generator=generator, predictor=lambda match: PREDICTIONS.of(match, chip).seconds,
-        )  # fmt: skip
-        verify_plan(made)
-        return [region.match.kernel.name for region in made.regions if region.match]
-
-    chip = hardware("trn2")
     x = torch.randn(1500, 256)
-    assert kernels_of(lambda x: x.sum(0), x) == ["column_sum"]
-    assert kernels_of(lambda x: (x * 2).tanh().sum(0), x) == ["fused_mul_tanh_sum"]
+    assert _kernels_of(lambda x: x.sum(0), x) == ["column_sum"]
+    assert _kernels_of(lambda x: (x * 2).tanh().sum(0), x) == ["fused_mul_tanh_sum"]
+
+
+def test_a_norm_a_residual_and_a_norm_are_one_kernel_where_that_is_faster() -> None:
+    """The registry has kernels of a norm, and of a residual with its norm."""
+
+    def function(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Any:
+        total = residual + torch.ops.trnx.rms_norm(x, weight, 1e-6, 1.0)
+        return total, torch.ops.trnx.rms_norm(total, weight, 1e-6, 1.0)
+
+    x = torch.randn(256, 512, dtype=torch.bfloat16)
+    found = _kernels_of(function, x, x.clone(), x[0])
+    assert found == ["fused_rms_norm_add_rms_norm"]
+    alone = _kernels_of(lambda x, w: torch.ops.trnx.rms_norm(x, w, 1e-6, 1.0), x, x[0])
+    assert alone == ["rms_norm"]
 
 
 @pytest.mark.parametrize(
