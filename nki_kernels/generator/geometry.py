@@ -28,7 +28,7 @@ _LEAST_FOLD = 4
 # What a tile costs besides its elements, in elements of one partition: the fixed parts of its
 # instructions and transfers, about 200 ns.
 _TILE_OVERHEAD = 200
-# Of one store.
+# The most transfers of one store.
 _MOST_TRANSFERS = 8
 # With a smaller free size these fixed parts count.
 _LEAST_FREE_SIZE = 2048
