@@ -25,9 +25,8 @@ def _reduces_exactly(call: Call) -> bool:
     return isinstance(token, Token) and token.name in EXACT_REDUCTIONS
 
 
-def _reductions(generation: int) -> tuple[str, ...]:
-    names = ("add", "subtract", "multiply", "maximum", "minimum", *LOGICAL_REDUCTIONS)
-    return names + (alu.ABSOLUTE if generation >= 4 else ())
+# Not those by magnitude, which are the Scalar Engine's (SDK/nki/api/nki.api.shared.rst).
+_REDUCTIONS = ("add", "subtract", "multiply", "maximum", "minimum", *LOGICAL_REDUCTIONS)
 
 
 def _reduce(kind: str, rows: Array) -> tuple[Array, Array]:
@@ -50,7 +49,7 @@ def _reduce(kind: str, rows: Array) -> tuple[Array, Array]:
 def _draw_tensor_reduce(s: ProgramBuilder) -> None:
     flat = s.extent()
     is_bits = s.c.flag(15)
-    names = BIT_REDUCTIONS if is_bits else _reductions(s.generation)
+    names = BIT_REDUCTIONS if is_bits else _REDUCTIONS
     dtypes = by_size(s.c.pick((1, 2, 4))) if is_bits else ARITHMETIC
     op = s.op(names)
     # Products stay far from overflow, where the order of multiplying would decide.
@@ -90,7 +89,7 @@ def tensor_reduce(
     name: Any = None,
 ) -> None:
     """dst = the reduction of the last free axes."""
-    kind = m.token(op, (*_reductions(m.generation), *BIT_REDUCTIONS))
+    kind = m.token(op, (*_REDUCTIONS, *BIT_REDUCTIONS))
     m.tile(dst, ARITHMETIC)
     m.tile(data, ARITHMETIC)
     axes = (axis,) if isinstance(axis, int) else axis

@@ -37,7 +37,9 @@ def compiled_kernels(model: nn.Module, x: torch.Tensor, **options: Any) -> list[
     with torch.no_grad(), trnx.collect_reports() as reports:
         found = torch.compile(model, backend="trnx", options=options)(x)
         wanted = model(x)
-    rounding = 8 * torch.finfo(x.dtype).eps
+    # Terms of a product add up to about 6 in magnitude, and eager's sum is off by as many roundings
+    # as ours; which of them cancel depends on the CPU.
+    rounding = 16 * torch.finfo(x.dtype).eps
     for have, want in zip(found, wanted, strict=True):
         torch.testing.assert_close(
             have, want, rtol=rounding, atol=rounding, check_stride=True, equal_nan=True
