@@ -51,7 +51,8 @@ def without_adjoining(
     """The matches but those, of any number of ops, that the generator lowers and that adjoin ops
     which it lowers too: those that no match has, and those of other such matches."""
     generated = _lowered_by(generator, hardware)
-    kept, given_up = [], []
+    kept: list[GraphMatch] = []
+    given_up: list[GraphMatch] = []
     for match in matches:
         is_lowered = not _has_symbols(match) and all(map(generated, _compute(match)))
         (given_up if is_lowered else kept).append(match)

@@ -95,8 +95,8 @@ def test_errors_of_rows_that_cancel_are_those_of_eager(dtype: torch.dtype) -> No
         exact = model.double()(x.double())[0]
     assert [region.kernel for report in reports for region in report.regions] == ["norm_linear"]
     ours, eager = ((y.double() - exact).abs().amax(-1) for y in (found, wanted))
-    # On some CPUs eager's error is below what four roundings of each term make: of the difference to
-    # the mean, the scale by the root, the weight and the product.
+    # On some CPUs eager's error is below what four roundings of each term make: of the difference
+    # to the mean, the scale by the root, the weight and the product.
     with torch.no_grad():
         terms = F.linear(model.norm(x.double()).abs(), model.products[0].weight.abs())
     rounded = 4 * torch.finfo(dtype).eps / 2 * terms.amax(-1)
