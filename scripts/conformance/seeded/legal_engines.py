@@ -2,62 +2,16 @@
 
 import ml_dtypes
 import numpy as np
-from template import NEW, Kernel
-
-_ISA = "nki/api/nki/isa/__init__.py"
-_XY = ("x float32 128 64", "y float32 128 64")
-_BF16 = 2.0**-7
-_CLOSE = 2e-5
-
-
-def _call(
-    line: int, what: str, call: str, want: object = None, setup: str = "", **given: object
-) -> Kernel:
-    """`a`, `b` are tiles [128, 64] in SBUF, `d` an unwritten one; the result is `d`."""
-    result = given.pop("result", "d")
-    body = f"""
-a, b, d = load(x), load(y), sb((128, 64))
-{setup}
-{call}
-return save({result})
-"""
-    family = call.partition("(")[0].removeprefix("nisa.").strip()
-    return Kernel(
-        family, f"{_ISA}:{line}", what, body, want=want, **({"args": _XY, "within": _CLOSE} | given)
-    )
-
-
-def _reference(operator: str) -> dict[str, object]:
-    return {
-        "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "maximum": np.maximum,
-        "minimum": np.minimum, "less": np.less, "greater_equal": np.greater_equal,
-        "equal": np.equal, "not_equal": np.not_equal, "divide": np.divide,
-    }[operator]  # fmt: skip
-
-
-def _each(make: object, *names: str) -> tuple[Kernel, ...]:
-    """A kernel for each name; its values depend on it."""
-    return tuple(make(name) for name in names)
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x.astype(np.float64)))
-
-
-_ACTIVATIONS = {
-    "exp": np.exp, "tanh": np.tanh, "square": np.square, "copy": lambda x: x, "abs": np.abs,
-    "relu": lambda x: np.maximum(x, 0), "sigmoid": _sigmoid, "silu": lambda x: x * _sigmoid(x),
-    "sign": np.sign, "softplus": lambda x: np.log1p(np.exp(x)),
-}  # fmt: skip
-_INTEGERS = ("x int32 128 64", "y int32 128 64")
+from calls_of_tiles import ACTIVATIONS, BF16, INTEGERS, call, each, reference
+from template import NEW
 
 KERNELS = (
-    *_each(
-        lambda op: _call(
+    *each(
+        lambda op: call(
             1020,
             f"tensor_tensor with {op}",
             f"nisa.tensor_tensor(dst=d, data1=a, data2=b, op=nl.{op})",
-            lambda x, y: _reference(op)(x, y),
+            lambda x, y: reference(op)(x, y),
         ),
         "add",
         "subtract",
@@ -68,7 +22,7 @@ KERNELS = (
         "greater_equal",
         "not_equal",
     ),
-    _call(
+    call(
         1042,
         "one input in PSUM",
         "nisa.tensor_tensor(dst=d, data1=$one, data2=$two, op=nl.add)",
@@ -76,7 +30,7 @@ KERNELS = (
         setup="p, q = in_psum(x), in_psum(y)",
         vary={"one": ("p",), "two": ("b",)},
     ),
-    _call(
+    call(
         1040,
         "the result in PSUM",
         "nisa.tensor_tensor(dst=p, data1=a, data2=b, op=nl.subtract)",
@@ -84,34 +38,34 @@ KERNELS = (
         setup="p = ps((128, 64))",
         result="p",
     ),
-    _call(
+    call(
         1031,
         "types mix",
         "nisa.tensor_tensor(dst=e, data1=c, data2=b, op=nl.multiply)",
         lambda x, y: x.astype(ml_dtypes.bfloat16).astype(np.float32) * y,
-        within=_BF16,
+        within=BF16,
         setup="c, e = load(x, nl.bfloat16), sb((128, 64), nl.$dtype)",
         result="e",
         vary={"dtype": ("bfloat16", "float16", "float32")},
     ),
-    _call(
+    call(
         1034,
         "exact sums of 32-bit integers",
         "nisa.tensor_tensor(dst=e, data1=c, data2=a, op=nl.add)",
         lambda x, y: x + np.int32(2**30 + 1),
-        args=_INTEGERS,
+        args=INTEGERS,
         within=0.0,
         setup="c, e = sb((128, 64), nl.int32), sb((128, 64), nl.int32); "
         "nisa.memset(c, value=2**30 + 1)",
         result="e",
     ),
-    *_each(
-        lambda op: _call(
+    *each(
+        lambda op: call(
             1028,
             f"bits of integers by {op}",
             f"nisa.tensor_tensor(dst=e, data1=a, data2=b, op=nl.{op})",
             lambda x, y: getattr(np, op)(x, y),
-            args=_INTEGERS,
+            args=INTEGERS,
             within=0.0,
             setup="e = sb((128, 64), nl.int32)",
             result="e",
@@ -122,7 +76,7 @@ KERNELS = (
         "left_shift",
         "right_shift",
     ),
-    _call(
+    call(
         1026,
         "power",
         "nisa.tensor_tensor(dst=d, data1=c, data2=e, op=nl.power)",
@@ -131,53 +85,53 @@ KERNELS = (
         "nisa.tensor_scalar(c, a, op0=nl.abs, operand0=0.0, op1=nl.add, operand1=1.0); "
         "nisa.memset(e, value=2.0)",
     ),
-    _call(
+    call(
         1021,
         "views of equal size with other shapes",
         "nisa.tensor_tensor(dst=d.reshape((128, 4, 16)), data1=a.reshape((128, 4, 16)), data2=b, "
         "op=nl.add)",
         lambda x, y: x + y,
     ),
-    _call(
+    call(
         1020,
         "half of the partitions from 64 on",
         "nisa.tensor_tensor(dst=d[64:128], data1=a[64:128], data2=b[64:128], op=nl.add)",
         lambda x, y: (x + y)[64:],
         result="d[64:128]",
     ),
-    _call(
+    call(
         1092,
         "two numbers",
         "nisa.tensor_scalar(dst=d, data=a, op0=nl.multiply, operand0=2.0, "
         "op1=nl.add, operand1=1.0)",
         lambda x, y: x * 2 + 1,
     ),
-    _call(
+    call(
         1096,
         "two vectors",
         "nisa.tensor_scalar(dst=d, data=a, op0=nl.subtract, "
         "operand0=b[:, 3:4], op1=nl.multiply, operand1=b[:, 5:6])",
         lambda x, y: (x - y[:, 3:4]) * y[:, 5:6],
     ),
-    _call(
+    call(
         1106,
         "operands the other way round",
         "nisa.tensor_scalar(dst=d, data=a, op0=nl.subtract, operand0=1.0, reverse0=True, "
         "op1=nl.subtract, operand1=b[:, 0:1], reverse1=True)",
         lambda x, y: y[:, 0:1] - (1 - x),
     ),
-    _call(
+    call(
         1115,
         "bits with a number",
         "nisa.tensor_scalar(dst=e, data=a, op0=nl.bitwise_and, "
         "operand0=3, op1=nl.left_shift, operand1=2)",
         lambda x, y: (x & 3) << 2,
-        args=_INTEGERS,
+        args=INTEGERS,
         within=0.0,
         setup="e = sb((128, 64), nl.int32)",
         result="e",
     ),
-    _call(
+    call(
         1120,
         "the Scalar Engine multiplies and adds",
         "nisa.tensor_scalar(dst=d, data=a, op0=nl.multiply, operand0=2.0, op1=nl.add, "
@@ -185,7 +139,7 @@ KERNELS = (
         lambda x, y: x * 2 + 1,
         on=NEW,
     ),
-    _call(
+    call(
         1185,
         "GpSimd's rsqrt",
         "nisa.tensor_scalar(dst=d, data=c, op0=nl.rsqrt, operand0=0.0, engine=nisa.engine.gpsimd)",
@@ -194,15 +148,15 @@ KERNELS = (
         setup="c = sb((128, 64)); nisa.tensor_scalar(c, a, op0=nl.abs, operand0=0.0, op1=nl.add, "
         "operand1=1.0)",
     ),
-    _call(
+    call(
         1127,
         "integers in, floats out",
         "nisa.tensor_scalar(dst=d, data=a, op0=nl.multiply, operand0=0.5)",
         lambda x, y: x * 0.5,
-        args=_INTEGERS,
+        args=INTEGERS,
     ),
-    *_each(
-        lambda op: _call(
+    *each(
+        lambda op: call(
             1188,
             f"tensor_reduce by {op}",
             f"nisa.tensor_reduce(dst=r, op=nl.{op}, data=a, axis=1)",
@@ -216,7 +170,7 @@ KERNELS = (
         "maximum",
         "minimum",
     ),
-    _call(
+    call(
         1201,
         "inner axes of four",
         "nisa.tensor_reduce(dst=r, op=nl.add, data=c, axis=$axis)",
@@ -225,7 +179,7 @@ KERNELS = (
         result="r",
         vary={"axis": ("(2, 3)", "[2, 3]")},
     ),
-    _call(
+    call(
         1205,
         "a sum is negated",
         "nisa.tensor_reduce(dst=r, op=nl.add, data=a, axis=1, negate=True)",
@@ -233,7 +187,7 @@ KERNELS = (
         setup="r = sb((128, 1))",
         result="r",
     ),
-    _call(
+    call(
         1240,
         "reduced axes are kept",
         "nisa.tensor_reduce(dst=r, op=nl.maximum, data=a.reshape((128, 8, 8)), axis=2, "
@@ -242,55 +196,55 @@ KERNELS = (
         setup="r = sb((128, 8, 1))",
         result="r",
     ),
-    _call(
+    call(
         1205,
         "bits are reduced",
         "nisa.tensor_reduce(dst=r, op=nl.bitwise_or, data=a, axis=1)",
         lambda x, y: np.bitwise_or.reduce(x, 1, keepdims=True),
-        args=_INTEGERS,
+        args=INTEGERS,
         within=0.0,
         setup="r = sb((128, 1), nl.int32)",
         result="r",
     ),
-    _call(
+    call(
         1246,
         "partitions are added",
         "nisa.tensor_partition_reduce(dst=d[0:1], op=nl.add, data=a)",
         lambda x, y: x.sum(0, keepdims=True),
         result="d[0:1]",
     ),
-    _call(
+    call(
         1259,
         "a running sum",
         "nisa.tensor_scalar_cumulative(dst=d, src=a, op0=nl.multiply, op1=nl.add, imm0=2.0)",
         lambda x, y: np.cumsum(x * 2, 1),
         within=1e-4,
     ),
-    _call(
+    call(
         1259,
         "a running maximum from a vector on",
         "nisa.tensor_scalar_cumulative(dst=d, src=a, op0=nl.add, op1=nl.maximum, imm0=1.0, "
         "imm1=b[:, 0:1], reduce_cmd=nisa.reduce_cmd.load_reduce)",
         lambda x, y: np.maximum(np.maximum.accumulate(x + 1, 1), y[:, 0:1]),
     ),
-    *_each(
-        lambda op: _call(
+    *each(
+        lambda op: call(
             1330,
             f"activation {op}",
             f"nisa.activation(dst=d, op=nl.{op}, data=a)",
-            lambda x, y: _ACTIVATIONS[op](x),
+            lambda x, y: ACTIVATIONS[op](x),
             within=1e-3,
         ),
-        *_ACTIVATIONS,
+        *ACTIVATIONS,
     ),
-    _call(
+    call(
         1335,
         "scale and bias of a partition",
         "nisa.activation(dst=d, op=nl.tanh, data=a, scale=b[:, 0:1], bias=b[:, 1:2])",
         lambda x, y: np.tanh(x * y[:, 0:1] + y[:, 1:2]),
         within=1e-3,
     ),
-    _call(
+    call(
         1389,
         "a number as bias",
         "nisa.activation(dst=d, op=nl.exp, data=a, scale=0.5, bias=$bias)",
@@ -299,7 +253,7 @@ KERNELS = (
         on=NEW,
         vary={"bias": ("-1.0",)},
     ),
-    _call(
+    call(
         1383,
         "a bias of another type",
         "nisa.activation(dst=d, op=nl.exp, data=a, bias=v)",
@@ -307,7 +261,7 @@ KERNELS = (
         within=1e-3,
         setup="v = load(y[:, 0:1], nl.int32)",
     ),
-    _call(
+    call(
         1347,
         "exponentials and their sum",
         "nisa.activation(dst=d, op=nl.exp, data=a, "
@@ -317,7 +271,7 @@ KERNELS = (
         setup="r = sb((128, 1))",
         result="r",
     ),
-    _call(
+    call(
         1353,
         "a sum over two instructions",
         "nisa.activation(dst=d, op=nl.copy, data=b, reduce_op=nl.add, reduce_res=r, "
@@ -328,7 +282,7 @@ KERNELS = (
         "reduce_cmd=nisa.reduce_cmd.reset_reduce)",
         result="r",
     ),
-    _call(
+    call(
         1455,
         "activation_reduce",
         "nisa.activation_reduce(dst=d, op=nl.square, data=a, reduce_op=nl.add, reduce_res=r)",
@@ -337,7 +291,7 @@ KERNELS = (
         setup="r = sb((128, 1))",
         result="r",
     ),
-    _call(
+    call(
         1549,
         "activate2",
         "nisa.activate2(dst=d, op=nl.$op, data=a, imm0=2.0, imm1=b[:, 0:1], "
@@ -347,7 +301,7 @@ KERNELS = (
         on=("trn3",),
         vary={"op": ("tanh",)},
     ),
-    _call(
+    call(
         1560,
         "activate2 without operators",
         "nisa.activate2(dst=d, op=nl.exp, data=a, imm0=0.0, "
@@ -356,7 +310,7 @@ KERNELS = (
         within=1e-3,
         on=("trn3",),
     ),
-    _call(
+    call(
         1615,
         "the largest magnitude",
         "nisa.activate2(dst=d, op=nl.copy, data=a, imm0=1.0, "
@@ -367,7 +321,7 @@ KERNELS = (
         result="r",
         on=("trn3",),
     ),
-    _call(
+    call(
         2308,
         "exponential",
         "nisa.exponential(dst=d, src=a, max_value=b[:, 0:1])",
@@ -375,7 +329,7 @@ KERNELS = (
         within=1e-3,
         on=("trn3",),
     ),
-    _call(
+    call(
         2378,
         "exponential from a start",
         "nisa.exponential(dst=d, src=a, reduce_res=r, reduce_init=1.0, "
@@ -386,8 +340,8 @@ KERNELS = (
         result="r",
         on=("trn3",),
     ),
-    _call(2405, "reciprocal", "nisa.reciprocal(dst=d, data=a)", lambda x, y: 1 / x, within=1e-5),
-    _call(
+    call(2405, "reciprocal", "nisa.reciprocal(dst=d, data=a)", lambda x, y: 1 / x, within=1e-5),
+    call(
         2430,
         "the eight largest",
         "nisa.max8(dst=r, src=a.reshape((128, 8, 8)))",
@@ -396,7 +350,7 @@ KERNELS = (
         result="r",
         within=0.0,
     ),
-    _call(
+    call(
         3136,
         "where the eight largest are",
         "nisa.nc_find_index8(dst=e, data=a, vals=r)",
@@ -406,7 +360,7 @@ KERNELS = (
         setup="r, e = sb((128, 8)), sb((128, 8), nl.$dtype); nisa.max8(dst=r, src=a)",
         vary={"dtype": ("uint32", "uint16")},
     ),
-    _call(
+    call(
         3158,
         "the eight largest are replaced",
         "nisa.nc_match_replace8(dst=d, data=a, vals=r, imm=0.0)",

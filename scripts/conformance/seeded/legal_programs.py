@@ -1,72 +1,13 @@
 """Kernels that break no rule: views, DMA, products, loops, registers, memory, two cores."""
 
 import numpy as np
-from template import NEW, Kernel
-
-_NL = "nki/api/nki/language/__init__.py"
-_ISA = "nki/api/nki/isa/__init__.py"
-_XY = ("x float32 128 64", "y float32 128 64")
-_CLOSE = 2e-5
-_INTEGERS = ("x int32 128 64", "y int32 128 64")
-
-
-def _function(
-    line: int, name: str, call: str, want: object, setup: str = "", **given: object
-) -> Kernel:
-    """A function of `nl` on `a` and `b`, tiles [128, 64]."""
-    body = f"""
-a, b = nl.load(x), nl.load(y)
-{setup}
-c = {call}
-return save(c)
-"""
-    return Kernel(
-        f"nl.{name}",
-        f"{_NL}:{line}",
-        f"{name} as {call}",
-        body,
-        want=want,
-        **({"args": _XY, "within": _CLOSE} | given),
-    )
-
-
-def _program(
-    family: str, source: str, what: str, body: str, want: object, **given: object
-) -> Kernel:
-    return Kernel(
-        family, source, what, body, want=want, **({"args": _XY, "within": _CLOSE} | given)
-    )
-
-
-def _binary(line: int, name: str, ufunc: object) -> tuple[Kernel, ...]:
-    """A function of two tiles, of a tile and a number, and of a tile and a column."""
-    return (
-        _function(line, name, f"nl.{name}(a, b)", lambda x, y: ufunc(x, y)),
-        _function(line, name, f"nl.{name}(a, 2.0)", lambda x, y: ufunc(x, np.float32(2))),
-        _function(line, name, f"nl.{name}(a, b[:, 0:1])", lambda x, y: ufunc(x, y[:, 0:1])),
-    )
-
-
-def _unary(line: int, name: str, function: object, within: float = 1e-3) -> Kernel:
-    positive = name in ("log", "sqrt", "rsqrt", "reciprocal")
-    setup = "a = nl.add(nl.abs(a), 1.0)" if positive else ""
-    return _function(
-        line,
-        name,
-        f"nl.{name}(a)",
-        lambda x, y: function(np.abs(x) + 1 if positive else x),
-        setup,
-        within=within,
-    )
-
-
-_P = np.arange(128)[:, None]
-_E = np.exp
+from functions_of_tiles import ISA, NL, XY, P, program
+from template import NEW
 
 KERNELS = (
-    _program(
+    program(
         "views",
-        f"{_NL}:197",
+        f"{NL}:197",
         "slices, steps and selections",
         """
 a = nl.load(x)
@@ -78,9 +19,9 @@ return save(c)
         within=0.0,
         vary={"index": (":, 0:32:2", "..., 0:32:2", "0:128, nl.ds(0, 32)][:, ::2")},
     ),
-    _program(
+    program(
         "views",
-        f"{_NL}:222",
+        f"{NL}:222",
         "free dimensions are permuted",
         """
 a = nl.load(x).reshape((128, 4, 16)).permute((0, 2, 1))
@@ -91,9 +32,9 @@ return save(c)
         lambda x, y: x.reshape(128, 4, 16).transpose(0, 2, 1),
         within=0.0,
     ),
-    _program(
+    program(
         "views",
-        f"{_NL}:244",
+        f"{NL}:244",
         "a column is broadcast over a free dimension",
         """
 a, b = nl.load(x), nl.load(y)
@@ -104,9 +45,9 @@ return save(c)
 """,
         lambda x, y: x.reshape(128, 8, 8) + y[:, None, 0:8],
     ),
-    _program(
+    program(
         "views",
-        f"{_NL}:372",
+        f"{NL}:372",
         "a rearranged view",
         """
 a = nl.load(x).rearrange(('p', ('h', 'w')), ('p', 'w', 'h'), {'h': 4})
@@ -117,9 +58,9 @@ return save(c)
         lambda x, y: x.reshape(128, 4, 16).transpose(0, 2, 1),
         within=0.0,
     ),
-    _program(
+    program(
         "views",
-        f"{_NL}:516",
+        f"{NL}:516",
         "bits as another type",
         """
 a = nl.load(x)
@@ -131,9 +72,9 @@ return save(c.view(nl.float32))
         within=0.0,
         vary={"n": ("64",), "dtype": ("int32", "uint32")},
     ),
-    _program(
+    program(
         "views",
-        f"{_NL}:486",
+        f"{NL}:486",
         "an explicit pattern",
         """
 a = nl.load(x)
@@ -144,9 +85,9 @@ return save(c)
         None,
         vary={"step": ("1", "2"), "offset": ("0", "1")},
     ),
-    _program(
+    program(
         "views",
-        f"{_NL}:178",
+        f"{NL}:178",
         "a pattern from a view's own",
         """
 a = nl.load(x)
@@ -159,9 +100,9 @@ return save(c)
         lambda x, y: x[:64],
         within=0.0,
     ),
-    _program(
+    program(
         "views",
-        f"{_NL}:340",
+        f"{NL}:340",
         "HBM is reshaped and merged at will",
         """
 c = sb((64, 128))
@@ -172,9 +113,9 @@ return save(c)
         within=0.0,
         vary={"view": ("flatten_dims(1, 2)", "reshape((64, 128))")},
     ),
-    _program(
+    program(
         "views",
-        f"{_NL}:236",
+        f"{NL}:236",
         "HBM is permuted",
         """
 c = sb((64, 128))
@@ -184,9 +125,9 @@ return save(c)
         lambda x, y: x.T,
         within=0.0,
     ),
-    _program(
+    program(
         "views",
-        f"{_NL}:422",
+        f"{NL}:422",
         "a row of HBM that a tile names",
         """
 c, i = sb((1, 64)), sb((1, 1), nl.int32)
@@ -197,9 +138,9 @@ return save(c)
         None,
         vary={"row": ("0", "127")},
     ),
-    _program(
+    program(
         "dma",
-        f"{_ISA}:251",
+        f"{ISA}:251",
         "rows are gathered",
         """
 r, c = nl.load(i), sb((128, 64))
@@ -208,12 +149,12 @@ return save(c)
 """,
         lambda x, y, i: x[i[:, 0]],
         within=0.0,
-        args=(*_XY, "i uint32 128 1"),
+        args=(*XY, "i uint32 128 1"),
         vary={"view": ("ap(pattern=[[64, 128], [1, 64]], vector_offset=r, indirect_dim=0)",)},
     ),
-    _program(
+    program(
         "dma",
-        f"{_ISA}:335",
+        f"{ISA}:335",
         "rows are scattered",
         """
 r, c, out = sb((128, 1), nl.uint32), nl.load(x), hb((128, 64))
@@ -224,9 +165,9 @@ return out
         lambda x, y: x[::-1],
         within=0.0,
     ),
-    _program(
+    program(
         "dma",
-        f"{_ISA}:376",
+        f"{ISA}:376",
         "rows out of bounds are skipped",
         """
 r, c = sb((128, 1), nl.uint32), nl.load(y)
@@ -235,12 +176,12 @@ rows = x.ap(pattern=[[64, 128], [1, 64]], vector_offset=r, indirect_dim=0)
 nisa.dma_copy(dst=c, src=rows, oob_mode=nisa.oob_mode.skip)
 return save(c)
 """,
-        lambda x, y: np.where(_P < 64, x[np.minimum(2 * _P[:, 0], 127)], y),
+        lambda x, y: np.where(P < 64, x[np.minimum(2 * P[:, 0], 127)], y),
         within=0.0,
     ),
-    _program(
+    program(
         "dma",
-        f"{_ISA}:286",
+        f"{ISA}:286",
         "DMA converts",
         """
 c = sb((128, 64), nl.$dtype)
@@ -251,9 +192,9 @@ return save(c)
         within=2.0**-8,
         vary={"dtype": ("bfloat16", "float16")},
     ),
-    _program(
+    program(
         "dma",
-        f"{_ISA}:372",
+        f"{ISA}:372",
         "modes of descriptor generation",
         """
 c = sb((128, 64))
@@ -265,9 +206,9 @@ return save(c)
         on=NEW,
         vary={"mode": ("none", "swdge", "hwdge", "unknown")},
     ),
-    _program(
+    program(
         "dma",
-        f"{_ISA}:381",
+        f"{ISA}:381",
         "engines of hardware DGE",
         """
 c = sb((128, 64))
@@ -279,9 +220,9 @@ return save(c)
         on=NEW,
         vary={"engine": ("sync", "scalar")},
     ),
-    _program(
+    program(
         "dma",
-        f"{_ISA}:371",
+        f"{ISA}:371",
         "priorities",
         """
 c = sb((128, 64))
@@ -293,9 +234,9 @@ return save(c)
         on=("trn3",),
         vary={"n": ("0", "3")},
     ),
-    _program(
+    program(
         "dma",
-        f"{_ISA}:866",
+        f"{ISA}:866",
         "DMA transposes",
         """
 c = sb($shape, nl.$dtype)
@@ -304,12 +245,12 @@ return save(c)
 """,
         lambda x, y, z: z.T,
         within=0.0,
-        args=(*_XY, "z $dtype 32 64"),
+        args=(*XY, "z $dtype 32 64"),
         vary={"shape": ("(64, 32)",), "axes": ("(1, 0)", "None"), "dtype": ("float32", "bfloat16")},
     ),
-    _program(
+    program(
         "dma",
-        f"{_ISA}:869",
+        f"{ISA}:869",
         "DMA transposes three dimensions",
         """
 c = sb((8, 4, 16))
@@ -318,11 +259,11 @@ return save(c)
 """,
         lambda x, y, z: z.T,
         within=0.0,
-        args=(*_XY, "z float32 16 4 8"),
+        args=(*XY, "z float32 16 4 8"),
     ),
-    _program(
+    program(
         "dma",
-        f"{_ISA}:2684",
+        f"{ISA}:2684",
         "DMA adds",
         """
 c = sb((128, 64))
@@ -331,9 +272,9 @@ return save(c)
 """,
         lambda x, y: x + y + x,
     ),
-    _program(
+    program(
         "dma",
-        f"{_ISA}:281",
+        f"{ISA}:281",
         "a copy within HBM",
         """
 out = hb((64, 128))
@@ -343,9 +284,9 @@ return out
         lambda x, y: x.reshape(64, 128),
         within=0.0,
     ),
-    _program(
+    program(
         "nc_matmul",
-        f"{_ISA}:476",
+        f"{ISA}:476",
         "a product",
         """
 p = ps((64, 64))
@@ -357,9 +298,9 @@ return save(p)
         args=("x $dtype 128 64", "y $dtype 128 64"),
         vary={"dtype": ("float32", "bfloat16", "float16")},
     ),
-    _program(
+    program(
         "nc_matmul",
-        f"{_ISA}:518",
+        f"{ISA}:518",
         "products that accumulate",
         """
 p = ps((64, 64))
@@ -373,9 +314,9 @@ return save(p)
         within=1e-2,
         vary={"flag": ("(k > 0)", "None")},
     ),
-    _program(
+    program(
         "nc_matmul",
-        f"{_ISA}:490",
+        f"{ISA}:490",
         "row tiles",
         """
 p, q = ps((64, 64)), ps((64, 64))
@@ -391,9 +332,9 @@ return save(c)
         lambda x, y: x.T @ y,
         within=1e-2,
     ),
-    _program(
+    program(
         "nc_matmul",
-        f"{_ISA}:612",
+        f"{ISA}:612",
         "wide products on NeuronCore-v4",
         """
 p = ps((64, $n))
@@ -403,12 +344,12 @@ return save(p)
         lambda x, y, z: x.T @ z,
         within=1e-2,
         on=("trn3",),
-        args=(*_XY, "z float32 128 $n"),
+        args=(*XY, "z float32 128 $n"),
         vary={"n": ("1024", "2048")},
     ),
-    _program(
+    program(
         "nc_matmul",
-        f"{_ISA}:571",
+        f"{ISA}:571",
         "a bfloat16 result on NeuronCore-v4",
         """
 p = ps((64, 64), nl.bfloat16)
@@ -419,9 +360,9 @@ return save(p)
         within=2e-2,
         on=("trn3",),
     ),
-    _program(
+    program(
         "nc_matmul",
-        f"{_ISA}:566",
+        f"{ISA}:566",
         "double_row",
         """
 a, b, p = load(x, nl.$dtype), load(y, nl.$dtype), ps((64, 64))
@@ -434,9 +375,9 @@ return save(p)
         args=("x float32 128 2 64", "y float32 128 2 64"),
         vary={"dtype": ("float8_e4m3", "float8_e5m2")},
     ),
-    _program(
+    program(
         "nc_transpose",
-        f"{_ISA}:826",
+        f"{ISA}:826",
         "a transpose by the Tensor Engine",
         """
 p = ps((64, 128), x.dtype)
@@ -449,9 +390,9 @@ return save(p)
         args=("x $dtype 128 64", "y float32 128 64"),
         vary={"dtype": ("float32", "bfloat16", "float16")},
     ),
-    _program(
+    program(
         "nc_transpose",
-        f"{_ISA}:827",
+        f"{ISA}:827",
         "a transpose by the Vector Engine",
         """
 c = $memory((32, 32))
@@ -462,9 +403,9 @@ return save(c)
         within=0.0,
         vary={"memory": ("sb", "ps")},
     ),
-    _program(
+    program(
         "loops",
-        f"{_NL}:2317",
+        f"{NL}:2317",
         "static loops over tiles",
         """
 out = hb((128, 64))
@@ -476,9 +417,9 @@ return out
         lambda x, y: x * 2,
         vary={"loop": ("affine_range", "sequential_range", "static_range")},
     ),
-    _program(
+    program(
         "loops",
-        f"{_NL}:2431",
+        f"{NL}:2431",
         "fori_loop over rows",
         """
 out, t = hb((128, 64)), sb((1, 64))
@@ -493,9 +434,9 @@ return out
         None,
         vary={"low": ("0", "3"), "high": ("4", "nisa.register_alloc(5)")},
     ),
-    _program(
+    program(
         "loops",
-        f"{_NL}:2489",
+        f"{NL}:2489",
         "while_loop counts down",
         """
 acc, count, one = nl.zeros((1, 1), dtype=nl.float32), sb((1, 1), nl.int32), sb((1, 1), nl.int32)
@@ -513,9 +454,9 @@ return save(acc)
 """,
         lambda x, y: np.array([[10.0]]),
     ),
-    _program(
+    program(
         "loops",
-        f"{_NL}:2407",
+        f"{NL}:2407",
         "dynamic_range with a bound from memory",
         """
 acc, n = nl.zeros((1, 64), dtype=nl.float32), sb((1, 1), nl.int32)
@@ -529,9 +470,9 @@ return save(acc)
 """,
         lambda x, y: x[:1] * 3,
     ),
-    _program(
+    program(
         "registers",
-        f"{_ISA}:3045",
+        f"{ISA}:3045",
         "registers are moved, stored and loaded",
         """
 a, b, t = nisa.register_alloc(7), nisa.register_alloc(), sb((1, 1), nl.int32)
@@ -542,9 +483,9 @@ return save(t)
         lambda x, y: np.array([[7]]),
         within=0.0,
     ),
-    _program(
+    program(
         "order",
-        f"{_NL}:2243",
+        f"{NL}:2243",
         "an order block with a static loop",
         """
 with nl.no_reorder():
@@ -555,9 +496,9 @@ return save(t)
 """,
         lambda x, y: x + 2,
     ),
-    _program(
+    program(
         "order",
-        f"{_ISA}:135",
+        f"{ISA}:135",
         "an instruction depends on another",
         """
 t, u = nl.load(x), sb((128, 64))
@@ -567,9 +508,9 @@ return save(t)
 """,
         lambda x, y: x + 1,
     ),
-    _program(
+    program(
         "memory",
-        f"{_NL}:2545",
+        f"{NL}:2545",
         "tiles at addresses",
         """
 a = nl.ndarray((128, 64), dtype=nl.float32, buffer=nl.sbuf, address=(0, 0))
@@ -581,7 +522,7 @@ return save(b)
         lambda x, y: x + 1,
         vary={"at": ("256", "4096")},
     ),
-    _program(
+    program(
         "memory",
         "nki/get-started/nki-language-guide.rst:358",
         "a tile is filled in parts",
@@ -594,7 +535,7 @@ return save(c)
         lambda x, y: x,
         within=0.0,
     ),
-    _program(
+    program(
         "memory",
         "nki/get-started/nki-language-guide.rst:358",
         "an unwritten part is not used",
@@ -607,9 +548,9 @@ return save(d[:, 0:$n])
         None,
         vary={"n": ("1", "32")},
     ),
-    _program(
+    program(
         "memory",
-        f"{_NL}:2616",
+        f"{NL}:2616",
         "a constant",
         """
 c = nl.load(nl.shared_constant(np.arange(64, dtype=np.float32).reshape(1, 64)))
@@ -618,9 +559,9 @@ return save(c)
         lambda x, y: np.arange(64).reshape(1, 64),
         within=0.0,
     ),
-    _program(
+    program(
         "memory",
-        f"{_NL}:84",
+        f"{NL}:84",
         "a large tensor passes through SBUF in pieces",
         """
 out = hb((512, 64))
@@ -630,9 +571,9 @@ return out
 """,
         lambda x, y, z: np.exp(z),
         within=1e-3,
-        args=(*_XY, "z float32 512 64"),
+        args=(*XY, "z float32 512 64"),
     ),
-    _program(
+    program(
         "two cores",
         "nki/get-started/about/lnc.rst:44",
         "each core writes a half",
@@ -645,9 +586,9 @@ return out
         cores=2,
         on=NEW,
     ),
-    _program(
+    program(
         "two cores",
-        f"{_ISA}:2617",
+        f"{ISA}:2617",
         "a barrier before the other's half is read",
         """
 shared, out, k = hb((128, 64)), hb((128, 64)), nl.program_id(0)
@@ -662,9 +603,9 @@ return out
         on=NEW,
         within=0.0,
     ),
-    _program(
+    program(
         "two cores",
-        f"{_ISA}:2933",
+        f"{ISA}:2933",
         "tiles are exchanged",
         """
 out, k = hb((128, 64)), nl.program_id(0)
@@ -679,7 +620,7 @@ return out
         within=0.0,
         vary={"engine": ("", ", dma_engine=nisa.dma_engine.gpsimd_dma")},
     ),
-    _program(
+    program(
         "python",
         "nki/get-started/nki-language-guide.rst:116",
         "lists, dicts, while and if",

@@ -1,57 +1,11 @@
 """Kernels that break no rule: selections, scans, statistics, shuffles, random numbers, copies."""
 
 import numpy as np
-from template import NEW, Kernel
-
-_ISA = "nki/api/nki/isa/__init__.py"
-_XY = ("x float32 128 64", "y float32 128 64")
-_BF16 = 2.0**-7
-_CLOSE = 2e-5
-
-
-def _call(
-    line: int, what: str, call: str, want: object = None, setup: str = "", **given: object
-) -> Kernel:
-    """`a`, `b` are tiles [128, 64] in SBUF, `d` an unwritten one; the result is `d`."""
-    result = given.pop("result", "d")
-    body = f"""
-a, b, d = load(x), load(y), sb((128, 64))
-{setup}
-{call}
-return save({result})
-"""
-    family = call.partition("(")[0].removeprefix("nisa.").strip()
-    return Kernel(
-        family, f"{_ISA}:{line}", what, body, want=want, **({"args": _XY, "within": _CLOSE} | given)
-    )
-
-
-def _reference(operator: str) -> dict[str, object]:
-    return {
-        "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "maximum": np.maximum,
-        "minimum": np.minimum, "less": np.less, "greater_equal": np.greater_equal,
-        "equal": np.equal, "not_equal": np.not_equal, "divide": np.divide,
-    }[operator]  # fmt: skip
-
-
-def _each(make: object, *names: str) -> tuple[Kernel, ...]:
-    """A kernel for each name; its values depend on it."""
-    return tuple(make(name) for name in names)
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x.astype(np.float64)))
-
-
-_ACTIVATIONS = {
-    "exp": np.exp, "tanh": np.tanh, "square": np.square, "copy": lambda x: x, "abs": np.abs,
-    "relu": lambda x: np.maximum(x, 0), "sigmoid": _sigmoid, "silu": lambda x: x * _sigmoid(x),
-    "sign": np.sign, "softplus": lambda x: np.log1p(np.exp(x)),
-}  # fmt: skip
-_INTEGERS = ("x int32 128 64", "y int32 128 64")
+from calls_of_tiles import INTEGERS, XY, call
+from template import NEW
 
 KERNELS = (
-    _call(
+    call(
         464,
         "a predicated copy",
         "nisa.tensor_copy_predicated(dst=b, src=a, predicate=m)",
@@ -59,19 +13,19 @@ KERNELS = (
         within=0.0,
         result="b",
         setup="m = load(k, nl.$dtype)",
-        args=(*_XY, "k int32 128 64"),
+        args=(*XY, "k int32 128 64"),
         vary={"dtype": ("uint8", "uint16", "uint32")},
     ),
-    _call(
+    call(
         465,
         "two predicated copies fill a tile",
         "nisa.tensor_copy_predicated(dst=d, src=b, predicate=m, reverse_pred=True)",
         lambda x, y, k: np.where(k > 0, x, y),
         within=0.0,
         setup="m = load(k, nl.uint8); nisa.tensor_copy_predicated(dst=d, src=a, predicate=m)",
-        args=(*_XY, "k int32 128 64"),
+        args=(*XY, "k int32 128 64"),
     ),
-    _call(
+    call(
         2888,
         "select_reduce",
         "nisa.select_reduce(dst=d, predicate=m, on_true=a, on_false=0.0, "
@@ -80,10 +34,10 @@ KERNELS = (
         within=0.0,
         setup="m, r = load(k, nl.$dtype), sb((128, 1))",
         result="r",
-        args=(*_XY, "k int32 128 64"),
+        args=(*XY, "k int32 128 64"),
         vary={"dtype": ("uint8", "int8", "int16", "uint16")},
     ),
-    _call(
+    call(
         2812,
         "range_select",
         "nisa.range_select(dst=d, on_true_tile=a, comp_op0=nl.greater_equal, "
@@ -96,7 +50,7 @@ KERNELS = (
         on=NEW,
         within=0.0,
     ),
-    _call(
+    call(
         2020,
         "a scan",
         "nisa.tensor_tensor_scan(dst=d, data0=c, data1=b, initial=0.0, "
@@ -105,7 +59,7 @@ KERNELS = (
         within=1e-4,
         setup="c = sb((128, 64)); nisa.memset(c, value=1.0)",
     ),
-    _call(
+    call(
         2035,
         "a scan from a vector on, one input in PSUM",
         "nisa.tensor_tensor_scan(dst=d, data0=in_psum(x), data1=b, initial=b[:, 0:1], "
@@ -113,7 +67,7 @@ KERNELS = (
         None,
         vary={"op": ("add", "minimum")},
     ),
-    _call(
+    call(
         2462,
         "two operators",
         "nisa.scalar_tensor_tensor(dst=d, data=a, op0=nl.multiply, "
@@ -122,7 +76,7 @@ KERNELS = (
         setup="v = sb((128, 1)); nisa.memset(v, value=2.0)",
         vary={"operand": ("2.0", "v")},
     ),
-    _call(
+    call(
         2520,
         "a sum beside a result",
         "nisa.tensor_scalar_reduce(dst=d, data=a, op0=nl.multiply, "
@@ -132,7 +86,7 @@ KERNELS = (
         result="r",
         within=1e-4,
     ),
-    _call(
+    call(
         2545,
         "a maximum from a start, negated",
         "nisa.tensor_scalar_reduce(dst=d, data=a, op0=nl.add, operand0=0.0, reduce_op=nl.maximum, "
@@ -143,7 +97,7 @@ KERNELS = (
         result="r",
         vary={"init": ("1.0", "v")},
     ),
-    _call(
+    call(
         1942,
         "mean and variance",
         "nisa.bn_aggr(dst=r, data=s)",
@@ -153,14 +107,14 @@ KERNELS = (
         setup="r, s = sb((128, 2)), sb((128, 2, 6)); nisa.bn_stats(dst=s[:, 0], data=a[:, 0:32]); "
         "nisa.bn_stats(dst=s[:, 1], data=a[:, 32:64])",
     ),
-    _call(
+    call(
         2066,
         "a shuffle",
         "nisa.nc_stream_shuffle(dst=d, src=a, shuffle_mask=list(range(31, -1, -1)))",
         lambda x, y: x.reshape(4, 32, 64)[:, ::-1].reshape(128, 64),
         within=0.0,
     ),
-    _call(
+    call(
         2073,
         "a shuffle that leaves partitions",
         "nisa.nc_stream_shuffle(dst=b, src=a, shuffle_mask=[0] * 16 + [255] * 16)",
@@ -168,7 +122,7 @@ KERNELS = (
         result="b",
         within=0.0,
     ),
-    _call(
+    call(
         2094,
         "a shuffle between quadrants",
         "nisa.nc_stream_shuffle(dst=d[$to:$to + 32], src=a[32:64], shuffle_mask=[5] * 32)",
@@ -177,7 +131,7 @@ KERNELS = (
         within=0.0,
         vary={"to": ("0", "64", "96")},
     ),
-    _call(
+    call(
         2076,
         "a shuffle in place",
         "nisa.nc_stream_shuffle(dst=a, src=a, shuffle_mask=[1] * 32)",
@@ -185,7 +139,7 @@ KERNELS = (
         result="a",
         within=0.0,
     ),
-    _call(
+    call(
         2130,
         "nothing is dropped, or all",
         "nisa.dropout(dst=d, data=a, prob=$prob)",
@@ -193,7 +147,7 @@ KERNELS = (
         vary={"prob": ("0.0",)},
         within=0.0,
     ),
-    _call(
+    call(
         2108,
         "random integers",
         "nisa.rng(dst=e)",
@@ -202,7 +156,7 @@ KERNELS = (
         result="e",
         vary={"dtype": ("uint8", "int16", "uint32")},
     ),
-    _call(
+    call(
         2117,
         "random integers of GpSimd",
         "nisa.rng(dst=e, engine=nisa.engine.gpsimd)",
@@ -211,18 +165,18 @@ KERNELS = (
         result="e",
         on=NEW,
     ),
-    _call(
+    call(
         2150,
         "equal seeds give equal numbers",
         "nisa.tensor_tensor(dst=d, data1=e, data2=f, op=nl.not_equal)",
         lambda x, y: np.zeros((128, 64)),
         within=0.0,
-        args=_INTEGERS,
+        args=INTEGERS,
         setup="e, f = sb((128, 64), nl.uint32), sb((128, 64), nl.uint32); "
         "nisa.set_rng_seed(src_seeds=a[0:1, 0:1]); nisa.rng(dst=e); "
         "nisa.set_rng_seed(src_seeds=a[0:1, 0:1]); nisa.rng(dst=f)",
     ),
-    _call(
+    call(
         2180,
         "seeds of GpSimd",
         "nisa.rng(dst=e, engine=nisa.engine.gpsimd)",
@@ -232,7 +186,7 @@ KERNELS = (
         args=("x uint32 128 64", "y float32 128 64"),
         on=NEW,
     ),
-    _call(
+    call(
         2212,
         "the state of the generator",
         "nisa.rand_get_state(dst=e)",
@@ -242,8 +196,8 @@ KERNELS = (
         args=("x uint32 128 64", "y float32 128 64"),
         on=NEW,
     ),
-    _call(2235, "uniform numbers", "nisa.rand2(dst=d, min=0.0, max=1.0)", None, on=("trn3",)),
-    _call(
+    call(2235, "uniform numbers", "nisa.rand2(dst=d, min=0.0, max=1.0)", None, on=("trn3",)),
+    call(
         390,
         "a copy between PSUM and SBUF",
         "nisa.tensor_copy(dst=d, src=p, engine=nisa.engine.$engine)",
@@ -252,18 +206,18 @@ KERNELS = (
         within=0.0,
         vary={"engine": ("vector", "unknown")},
     ),
-    _call(
+    call(
         397,
         "a copy keeps all bits",
         "nisa.tensor_copy(dst=e, src=a, engine=nisa.engine.$engine)",
         lambda x, y: x,
-        args=_INTEGERS,
+        args=INTEGERS,
         within=0.0,
         setup="e = sb((128, 64), nl.int32)",
         result="e",
         vary={"engine": ("vector", "gpsimd")},
     ),
-    _call(
+    call(
         390,
         "a copy to another quadrant",
         "nisa.tensor_copy(dst=d[$to:$to + 32], src=a[32:64])",
@@ -272,7 +226,7 @@ KERNELS = (
         result="d[$to:$to + 32]",
         vary={"to": ("0", "96")},
     ),
-    _call(
+    call(
         390,
         "a copy between halves",
         "nisa.tensor_copy(dst=d[64:128], src=a[0:64])",
@@ -280,7 +234,7 @@ KERNELS = (
         within=0.0,
         result="d[64:128]",
     ),
-    _call(
+    call(
         435,
         "a fill of any type",
         "nisa.memset(dst=e, value=1)",
@@ -290,7 +244,7 @@ KERNELS = (
         within=0.0,
         vary={"dtype": ("int8", "uint16", "int32", "float16", "bfloat16", "float32")},
     ),
-    _call(
+    call(
         1700,
         "iota",
         "nisa.iota(dst=e, pattern=[[16, 4], [1, 16]], offset=5, channel_multiplier=64)",
@@ -300,7 +254,7 @@ KERNELS = (
         result="e",
         vary={"dtype": ("int32", "float32", "uint16")},
     ),
-    _call(
+    call(
         1750,
         "a causal mask",
         "nisa.affine_select(dst=d, pattern=[[-1, 64]], channel_multiplier=1, "
@@ -308,26 +262,26 @@ KERNELS = (
         lambda x, y: np.where(np.arange(128)[:, None] >= np.arange(64), x, np.float32(-1e9)),
         within=0.0,
     ),
-    _call(
+    call(
         1885,
         "nc_n_gather",
         "nisa.nc_n_gather(dst=d, data=a, indices=g)",
         lambda x, y, i: np.take_along_axis(x, i.astype(np.int64), 1),
         within=0.0,
         setup="g = load(i)",
-        args=(*_XY, "i uint32 128 64"),
+        args=(*XY, "i uint32 128 64"),
     ),
-    _call(
+    call(
         1840,
         "local_gather",
         "nisa.local_gather(dst=e, src_buffer=a, index=g, num_elem_per_idx=$n)",
         None,
         setup="g = load(i, nl.uint16); e = sb((128, 64 * $n))",
         result="e",
-        args=(*_XY, "i int32 128 4"),
+        args=(*XY, "i int32 128 4"),
         vary={"n": ("1", "2")},
     ),
-    _call(
+    call(
         3230,
         "nonzero_with_count",
         "nisa.nonzero_with_count(dst=e, src=c, index_offset=$offset)",
@@ -337,7 +291,7 @@ KERNELS = (
         on=NEW,
         vary={"offset": ("0", "16")},
     ),
-    _call(
+    call(
         3330,
         "topk",
         "nisa.topk(val_dst=v, idx_dst=e, src=c, n=64)",
@@ -345,7 +299,7 @@ KERNELS = (
         result="v",
         setup="c, v, e = load(x, nl.bfloat16), sb((128, 8), nl.bfloat16), sb((128, 8), nl.uint32)",
     ),
-    _call(
+    call(
         2430,
         "sequence_bounds",
         "nisa.sequence_bounds(dst=e, segment_ids=s)",
