@@ -286,7 +286,7 @@ def _leak(inside: set[fx.Node], results: set[fx.Node]) -> fx.Node | None:
 
     Views of what is bound may be used elsewhere: whoever uses them evaluates them anew.
     """
-    for node in inside:
+    for node in sorted(inside):
         if node in results or all(user in inside for user in node.users):
             continue
         if is_compute(node) or any(_depends_on_compute(a, inside) for a in node.all_input_nodes):
@@ -297,7 +297,7 @@ def _leak(inside: set[fx.Node], results: set[fx.Node]) -> fx.Node | None:
 def _needed_inside(inside: set[fx.Node]) -> fx.Node | None:
     """A node outside of the match that it reads, and that depends on what it computes."""
     first = min(inside)
-    reads = [n for node in inside for n in node.all_input_nodes if n not in inside]
+    reads = [n for node in sorted(inside) for n in node.all_input_nodes if n not in inside]
     seen: set[fx.Node] = set()
     for start in dict.fromkeys(reads):
         waiting = [start]

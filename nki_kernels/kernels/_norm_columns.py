@@ -25,20 +25,30 @@ def columns_of(operand: MatmulOperand, rows: int, depth: int) -> nl.NkiTensor:
 
 
 def centred(data: nl.NkiTensor, depth: int) -> nl.NkiTensor:
-    """`data - mean(data)` of each row in float32."""
+    """`data - mean(data)` of each row in float32. The mean rounds as float32 elements do: what it
+    leaves of theirs is small, and subtracted too."""
+    result = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
+    pmax = nl.tile_size.pmax
+    if depth > pmax and depth % pmax > 0:
+        nisa.memset(dst=result[:, data.shape[1] - 1, :], value=0.0)
+    _subtract_mean(result, data, depth)
+    if data.dtype == nl.float32:
+        _subtract_mean(result, result, depth)
+    return result
+
+
+def _subtract_mean(dst: nl.NkiTensor, data: nl.NkiTensor, depth: int) -> None:
+    """Writes the `depth` elements of each row, not the zeros behind them."""
     total = _sums(data)
     mean = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=mean, data=total, op0=nl.multiply, operand0=1.0 / depth)
-    result = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
     pmax = nl.tile_size.pmax
     chunks = data.shape[1]
     full = chunks if depth % pmax == 0 or depth < pmax else chunks - 1
     if full < chunks:
-        nisa.memset(dst=result[:, full, :], value=0.0)
-        _subtract(result[0 : depth % pmax, full:chunks], data[0 : depth % pmax, full:chunks], mean)
+        _subtract(dst[0 : depth % pmax, full:chunks], data[0 : depth % pmax, full:chunks], mean)
     if full > 0:
-        _subtract(result[:, 0:full], data[:, 0:full], mean)
-    return result
+        _subtract(dst[:, 0:full], data[:, 0:full], mean)
 
 
 def _subtract(dst: nl.NkiTensor, data: nl.NkiTensor, mean: nl.NkiTensor) -> None:

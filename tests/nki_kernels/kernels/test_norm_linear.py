@@ -82,9 +82,10 @@ def test_a_layer_norm(columns: Any, dtype: torch.dtype, lnc: int) -> None:
     assert compiled_kernels(model.to(dtype), x.to(dtype), lnc=lnc) == ["norm_linear"]
 
 
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_errors_of_rows_that_cancel_are_those_of_eager(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
+def test_errors_of_rows_that_cancel_are_those_of_eager(dtype: torch.dtype, seed: int) -> None:
+    torch.manual_seed(seed)
     model = Projected(300, 768, bias=True).to(dtype)
     model.norm = nn.LayerNorm(300, dtype=dtype)
     x = (torch.randn(6, 300) + 5.0).to(dtype)
@@ -95,12 +96,14 @@ def test_errors_of_rows_that_cancel_are_those_of_eager(dtype: torch.dtype) -> No
         exact = model.double()(x.double())[0]
     assert [region.kernel for report in reports for region in report.regions] == ["norm_linear"]
     ours, eager = ((y.double() - exact).abs().amax(-1) for y in (found, wanted))
-    # On some CPUs eager's error is below what four roundings of each term make: of the difference
-    # to the mean, the scale by the root, the weight and the product.
+    # Roundings on the way of each term: the difference to the mean, its square, their sum, the mean
+    # of it, the root, the scale, the weight and the product. Eager's own error is below them on
+    # some CPUs. In float32 rows far from zero keep them, where eager's mean loses more.
     with torch.no_grad():
         terms = F.linear(model.norm(x.double()).abs(), model.products[0].weight.abs())
-    rounded = 4 * torch.finfo(dtype).eps / 2 * terms.amax(-1)
+    rounded = 8 * torch.finfo(dtype).eps / 2 * terms.amax(-1)
     assert (ours <= 2 * torch.maximum(eager, rounded)).all()
+    assert dtype is not torch.float32 or (ours[1:] <= rounded[1:]).all()
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
