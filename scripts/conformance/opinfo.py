@@ -11,6 +11,11 @@ NKI region in the second run.
 With `--backward` the samples are the float32 ones of ops that support autograd; what is compared
 are the results and the gradients of all inputs that require one, for tangents drawn at random.
 
+With `--special` the samples are the float32 ones with a quarter of the elements of each tensor in
+turn infinite, NaN, and at the limits of float32: what is not close to eager's must have the class
+and the value of what eager computes in float64, element by element. At the limits any class that is
+not finite is as good as another: the order of the terms decides which sum overflows first.
+
 Run it in an environment with `trnx[test]`, from anywhere:
 
     OMP_NUM_THREADS=1 python scripts/conformance/opinfo.py --jobs 2 --json | tee opinfo.log
@@ -27,6 +32,7 @@ import argparse
 import functools
 import json
 import logging
+import math
 import multiprocessing
 import random
 import re
@@ -51,6 +57,12 @@ SELECTS = ("profit", "legal")
 SAMPLES = 2
 OP_SECONDS = 300
 SEED = 1234
+MODES = ("forward", "backward", "special")
+SPECIAL = {
+    "infinite": (math.inf, -math.inf),
+    "nan": (math.nan,),
+    "extreme": (3e38, 1e-38, -1e-40, 0.0, -0.0),
+}
 RENEWED_AFTER = 60  # ops that one process runs
 
 # How Dynamo calls a backend's error about fake tensors, after which it runs eager.
@@ -91,13 +103,14 @@ class Outcome:
 class Case:
     """One sample of one op; `make` builds fresh inputs each time, since ops may write to them.
 
-    `backward` says that gradients are compared too.
+    `backward` says that gradients are compared too, `special` which values are among the inputs'.
     """
 
     dtype: torch.dtype
     index: int
     make: Callable[[], Any]
     backward: bool = False
+    special: str = ""
 
 
 def full_name(op: Any) -> str:
@@ -105,27 +118,46 @@ def full_name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
-def cases(op: Any, samples: int, backward: bool = False) -> Iterator[Case]:
-    """The first samples of each dtype that the op has; with gradients those of float32."""
+def cases(op: Any, samples: int, mode: str = "forward") -> Iterator[Case]:
+    """The first samples of each dtype that the op has; of float32 alone where the mode is not
+    "forward".
+    """
+    backward = mode == "backward"
     if backward and not op.supports_autograd:
         return
-    for dtype in DTYPES[:1] if backward else DTYPES:
+    for dtype in DTYPES if mode == "forward" else DTYPES[:1]:
         if dtype not in op.supported_dtypes("cpu"):
             continue
 
-        def sample(index: int, dtype: torch.dtype = dtype) -> Any:
+        def sample(index: int, special: str = "", dtype: torch.dtype = dtype) -> Any:
             torch.manual_seed(SEED)
             random.seed(SEED)
             for i, found in enumerate(op.sample_inputs("cpu", dtype, requires_grad=backward)):
                 if i == index:
-                    return found
+                    return (
+                        found.transform(lambda x: _with_special(x, special)) if special else found
+                    )
             return None
 
         for index in range(samples):
             if sample(index) is None:
                 break
-            make = functools.partial(sample, index)
-            yield Case(dtype, index, make, backward)
+            for special in SPECIAL if mode == "special" else ("",):
+                make = functools.partial(sample, index, special)
+                yield Case(dtype, index, make, backward, special)
+
+
+def _with_special(value: Any, special: str) -> Any:
+    """A tensor of floats with a quarter of its elements, at least one, replaced by special ones."""
+    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    if not special or not floating or not value.numel():
+        return value
+    generator = torch.Generator().manual_seed(SEED)
+    places = torch.randperm(value.numel(), generator=generator)[: -(-value.numel() // 4)]
+    given = torch.tensor(SPECIAL[special], dtype=value.dtype)
+    changed = value.detach().flatten().clone()
+    changed[places] = given[torch.arange(len(places)) % len(given)]
+    return torch.empty_like(value).copy_(changed.view(value.shape))
 
 
 def call(function: Callable[..., Any], case: Case, dtype: torch.dtype | None = None) -> list[Any]:
@@ -217,12 +249,28 @@ def attempt(op: Any, case: Case, expected: list[Any], backend: str, **settings: 
             return refused
         reason = differs(actual, expected, bool(UNDEFINED.match(op.name)))
         if reason is not None and (finer := exact(op, case)) is not None:
+            if case.special:
+                both = zip(actual, expected, finer, strict=False)
+                finer = [_closer(*values, overflows=case.special == "extreme") for values in both]
             reason = reason if differs(actual, finer, False) else None
         return reason
     except OpTimeoutError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a backend raises is what is reported
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _closer(actual: Any, expected: Any, finer: Any, overflows: bool) -> Any:
+    """What eager gives where it is close to `actual`, what float64 gives elsewhere; `actual` where
+    that and eager's are not finite, if it `overflows`.
+    """
+    values = (actual, expected, finer)
+    if not all(isinstance(x, torch.Tensor) and x.shape == expected.shape for x in values):
+        return finer
+    close = torch.isclose(actual, expected, equal_nan=True)
+    found = torch.where(close, expected, finer)
+    both = ~(torch.isfinite(actual) | torch.isfinite(expected)) & overflows
+    return torch.where(both, actual, found)
 
 
 def _refused() -> str | None:
@@ -257,7 +305,7 @@ def run_case(op: Any, case: Case, outcome: Outcome) -> None:
         if attempt(op, case, expected, "aot_eager") is not None:
             outcome.aot_eager_fails += 1
             continue
-        dtype = str(case.dtype).removeprefix("torch.")
+        dtype = f"{case.special} {case.dtype}".strip().replace("torch.", "")
         outcome.failures.append(Failure(outcome.op, select, dtype, case.index, reason))
 
 
@@ -265,16 +313,16 @@ def _on_alarm(*_: Any) -> None:
     raise OpTimeoutError
 
 
-def run_cases(op: Any, outcome: Outcome, samples: int = SAMPLES, backward: bool = False) -> Outcome:
+def run_cases(op: Any, outcome: Outcome, samples: int = SAMPLES, mode: str = "forward") -> Outcome:
     """All samples of one op, added to `outcome`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for case in cases(op, samples, backward):
+        for case in cases(op, samples, mode):
             run_case(op, case, outcome)
     return outcome
 
 
-def run_op(position: int, backward: bool = False) -> Outcome:
+def run_op(position: int, mode: str = "forward") -> Outcome:
     """All samples of one op of the database, within the time limit."""
     op = op_db[position]
     outcome = Outcome(full_name(op))
@@ -282,7 +330,7 @@ def run_op(position: int, backward: bool = False) -> Outcome:
     signal.signal(signal.SIGALRM, _on_alarm)
     signal.alarm(OP_SECONDS)
     try:
-        run_cases(op, outcome, backward=backward)
+        run_cases(op, outcome, mode=mode)
     except OpTimeoutError:
         reason = f"took longer than {OP_SECONDS} s"
         outcome.failures.append(Failure(outcome.op, "-", "-", -1, reason))
@@ -306,9 +354,9 @@ def _prepare() -> None:
     torch._dynamo.config.suppress_errors = False
 
 
-def run_all(positions: list[int], jobs: int, backward: bool = False) -> Iterator[Outcome]:
+def run_all(positions: list[int], jobs: int, mode: str = "forward") -> Iterator[Outcome]:
     """Outcomes as they come, from `jobs` processes."""
-    run = functools.partial(run_op, backward=backward)
+    run = functools.partial(run_op, mode=mode)
     if jobs == 1:
         _prepare()
         yield from map(run, positions)
@@ -329,15 +377,13 @@ def run_all(positions: list[int], jobs: int, backward: bool = False) -> Iterator
         yield Outcome(name, failures=[Failure(name, "-", "-", -1, "its process died")])
 
 
-def run_kept(
-    positions: list[int], jobs: int, backward: bool, path: Path | None
-) -> Iterator[Outcome]:
+def run_kept(positions: list[int], jobs: int, mode: str, path: Path | None) -> Iterator[Outcome]:
     """Outcomes that the file holds, then those of the ops that are left, which it gets."""
     lines = path.read_text().splitlines() if path is not None and path.exists() else []
     known = {outcome.op: outcome for outcome in map(_read, lines)}
     names = {position: full_name(op_db[position]) for position in positions}
     yield from (known[name] for name in names.values() if name in known)
-    for outcome in run_all([p for p in positions if names[p] not in known], jobs, backward):
+    for outcome in run_all([p for p in positions if names[p] not in known], jobs, mode):
         if path is not None:
             with path.open("a") as file:
                 file.write(json.dumps(asdict(outcome)) + "\n")
@@ -366,19 +412,24 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="so many ops, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
     parser.add_argument("--ops", help="regular expression on the op's name")
-    parser.add_argument("--backward", action="store_true", help="gradients too, float32 alone")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--backward", action="store_true", help="gradients too, float32 alone")
+    modes.add_argument(
+        "--special", action="store_true", help="infinities, NaN and float32's limits"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     parser.add_argument("--results", type=Path, help="a file that keeps outcomes")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     arguments = parser.parse_args()
+    mode = next((m for m in MODES[1:] if getattr(arguments, m)), MODES[0])
     positions = choose(arguments.ops, arguments.sample, arguments.seed)
     outcomes = []
-    for outcome in run_kept(positions, arguments.jobs, arguments.backward, arguments.results):
+    for outcome in run_kept(positions, arguments.jobs, mode, arguments.results):
         outcomes.append(outcome)
         show(outcome, len(outcomes), len(positions))
     failures = [f for o in outcomes for f in o.failures]
     nki = {s: sum(o.nki.get(s, False) for o in outcomes) for s in SELECTS}
-    whole = len(positions) == len(op_db) and not arguments.backward
+    whole = len(positions) == len(op_db) and mode == "forward"
     passed = bool(outcomes) and not failures and (not whole or nki["legal"] >= NKI_OPS_BAR)
     counts = Counter(f.op for f in failures)
     print(
