@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.common_methods_invocations import SampleInput
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "conformance" / "opinfo.py"
 OPS, SEED = 25, 3
@@ -72,7 +73,7 @@ def test_differences_are_seen(
 
 def test_results_come_with_gradients(script: ModuleType) -> None:
     op = next(o for o in script.op_db if o.name == "sin")
-    (case, *_) = script.cases(op, 1, backward=True)
+    (case, *_) = script.cases(op, 1, mode="backward")
     result, gradient = script.call(op.op, case)
     x = case.make().input
     assert x.requires_grad
@@ -85,15 +86,35 @@ def test_results_come_with_gradients(script: ModuleType) -> None:
 
 def test_gradients_of_compiled_ops_are_those_of_eager(script: ModuleType) -> None:
     op = next(o for o in script.op_db if o.name == "erfinv")
-    outcome = script.run_cases(op, script.Outcome("erfinv"), samples=1, backward=True)
+    outcome = script.run_cases(op, script.Outcome("erfinv"), samples=1, mode="backward")
     assert outcome.samples == 1
     assert outcome.failures == []
     assert outcome.nki["legal"]
 
 
+def test_special_values_are_among_the_inputs(script: ModuleType) -> None:
+    op = next(o for o in script.op_db if o.name == "sin")
+    found = {case.special: case.make().input for case in script.cases(op, 1, mode="special")}
+    assert list(found) == list(script.SPECIAL)
+    count = found["nan"].numel()
+    assert found["nan"].isnan().sum() == found["infinite"].isinf().sum() == -(-count // 4)
+    assert found["extreme"].max() == torch.tensor(3e38)
+
+
+@pytest.mark.parametrize(("special", "reason"), [("infinite", "close"), ("extreme", None)])
+def test_only_overflow_may_be_of_another_class(
+    script: ModuleType, special: str, reason: str | None
+) -> None:
+    op = next(o for o in script.op_db if o.name == "sum")
+    case = script.Case(torch.float32, 0, lambda: SampleInput(torch.ones(3)), False, special)
+    wanted = [torch.tensor(torch.inf)]
+    found = script.attempt(op, case, wanted, lambda *_: lambda *_: (torch.tensor(torch.nan),))
+    assert found is None if reason is None else reason in found
+
+
 def test_ops_without_gradients_have_no_backward_cases(script: ModuleType) -> None:
     op = next(o for o in script.op_db if o.name == "argmax")
-    assert list(script.cases(op, 2, backward=True)) == []
+    assert list(script.cases(op, 2, mode="backward")) == []
 
 
 def test_what_the_file_of_results_holds_does_not_run_again(
@@ -111,8 +132,8 @@ def test_what_the_file_of_results_holds_does_not_run_again(
 
     monkeypatch.setattr(script, "run_all", run)
     path = tmp_path / "results"
-    assert list(script.run_kept(positions[:1], 1, False, path)) == [first[positions[0]]]
-    assert list(script.run_kept(positions, 1, False, path)) == [first[p] for p in positions]
+    assert list(script.run_kept(positions[:1], 1, "forward", path)) == [first[positions[0]]]
+    assert list(script.run_kept(positions, 1, "forward", path)) == [first[p] for p in positions]
     assert ran == positions
 
 
