@@ -38,24 +38,29 @@ def _unbind_copy(x: torch.Tensor, dim: int = 0) -> list[torch.Tensor]:
     ]
 
 
-def _var_mean(
-    x: torch.Tensor,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> Any:
-    dims = list(dim) if dim else list(range(x.ndim))
-    count = math.prod(x.shape[d] for d in dims)
-    if not x.is_floating_point() or count <= max(1, 1 if correction is None else correction):
-        return NotImplemented
-    variance = aten.var.correction(x, dims, correction=correction, keepdim=keepdim)
-    # Eager updates a mean by differences: its sum cannot overflow, and infinities make it NaN.
-    scale = float(1 << (count - 1).bit_length())
-    scaled = aten.sum.dim_IntList(x * (1.0 / scale), dims, keepdim) * (scale / count)
-    mean = aten.mean.dim(x, dims, keepdim)
-    mean = torch.where(mean.isinf(), scaled, mean)
-    return variance, torch.where(variance.isnan(), variance, mean)
+def _with_mean(spread_of: Any) -> Callable[..., Any]:
+    """`var_mean` and `std_mean`, `spread_of` being `var` or `std`."""
+
+    def rule(
+        x: torch.Tensor,
+        dim: Sequence[int] | None = None,
+        *,
+        correction: float | None = None,
+        keepdim: bool = False,
+    ) -> Any:
+        dims = list(dim) if dim else list(range(x.ndim))
+        count = math.prod(x.shape[d] for d in dims)
+        if not x.is_floating_point() or count <= max(1, 1 if correction is None else correction):
+            return NotImplemented
+        spread = spread_of(x, dims, correction=correction, keepdim=keepdim)
+        # Eager updates a mean by differences: its sum cannot overflow, and infinities make it NaN.
+        scale = float(1 << (count - 1).bit_length())
+        scaled = aten.sum.dim_IntList(x * (1.0 / scale), dims, keepdim) * (scale / count)
+        mean = aten.mean.dim(x, dims, keepdim)
+        mean = torch.where(mean.abs() < math.inf, mean, scaled)
+        return spread, torch.where(spread.isnan(), spread, mean)
+
+    return rule
 
 
 def _round_decimals(x: torch.Tensor, *, decimals: int) -> Any:
@@ -174,7 +179,8 @@ COMPOSITE_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.permute_copy.default: _copy_of(torch.permute),
     aten.view_copy.default: _copy_of(torch.reshape),
     aten.unbind_copy.int: _unbind_copy,
-    aten.var_mean.correction: _var_mean,
+    aten.var_mean.correction: _with_mean(aten.var.correction),
+    aten.std_mean.correction: _with_mean(aten.std.correction),
     aten.round.decimals: _round_decimals,
     aten.median.default: _median,
     aten.ldexp.Tensor: _ldexp,

@@ -85,13 +85,23 @@ def var(b: Builder, x: Operand, *_: Any, correction: Any = None, **__: Any) -> V
 
 @lowers(aten.std.correction, reduction=dims_at(keepdim=9), flops=6)
 def std(b: Builder, x: Operand, *_: Any, correction: Any = None, **__: Any) -> Value | Reject:
-    variance = _variance(b, x, correction)
-    return variance if isinstance(variance, Reject) else b.unary("sqrt", variance)
+    if x.dtype is torch.float16:
+        variance = _variance(b, x, correction)
+        return variance if isinstance(variance, Reject) else b.unary("sqrt", variance)
+    # Eager adds squares in float64. Those of numbers beyond 1e19 overflow in float32.
+    large = b.compare("greater", b.reduce("maximum", b.unary("abs", x)), 1e18)
+    down = b.select(large, 2.0**-96, 1.0, torch.float32)
+    variance = _variance(b, b.mul(x, down), correction)
+    if isinstance(variance, Reject):
+        return variance
+    return b.mul(b.unary("sqrt", variance), b.select(large, 2.0**96, 1.0, torch.float32))
 
 
 @lowers(aten.linalg_vector_norm, reduction=dims_at(2, 3), flops=3)
 def vector_norm(b: Builder, x: Operand, order: Any = 2, *_: Any, **__: Any) -> Value:
     size = b.unary("abs", x)
+    if b.count == 1 and order != 0:
+        return size
     if order == math.inf:
         return b.reduce("maximum", size)
     if order == -math.inf:

@@ -111,6 +111,7 @@ def test_means_with_variances(x: torch.Tensor) -> None:
     for dim in (None, [0], [-1]):
         if x.shape[-1] > 1 or dim != [-1]:
             check(aten.var_mean.correction, x, dim, correction=0, keepdim=True)
+            check(aten.std_mean.correction, x, dim, correction=0, keepdim=True)
     check(aten.var_mean.correction, special(), [1])
 
 
@@ -120,6 +121,11 @@ def _sampled(x: torch.Tensor) -> torch.Tensor:
 
 
 COMPILED = {
+    "std_mean": lambda: (lambda x: torch.std_mean(x, 1), draw(129, 37)),
+    "std_mean of the largest numbers": lambda: (
+        lambda x: torch.std_mean(x, 1),
+        draw(129, 37).clamp(-3.0, 3.0) * 1e38,
+    ),
     "var_mean": lambda: (lambda x: torch.var_mean(x, 1), draw(129, 37)),
     "round_decimals": lambda: (lambda x: x.round(decimals=2), draw(129, 3) * 9),
     "bucketize": lambda: (lambda x: torch.bucketize(x, EDGES), special()),
