@@ -267,7 +267,7 @@ def _closer(actual: Any, expected: Any, finer: Any, overflows: bool) -> Any:
     values = (actual, expected, finer)
     if not all(isinstance(x, torch.Tensor) and x.shape == expected.shape for x in values):
         return finer
-    close = torch.isclose(actual, expected, equal_nan=True)
+    close = torch.isclose(actual, expected, rtol=1.3e-6, atol=1e-5, equal_nan=True)
     found = torch.where(close, expected, finer)
     both = ~(torch.isfinite(actual) | torch.isfinite(expected)) & overflows
     return torch.where(both, actual, found)
