@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +142,14 @@ class Slot:
         for form, same in self._views.items():
             for offset, view in same.items():
                 yield (*form, offset), view
+
+    def keep_views(self, used: Collection[int]) -> None:
+        """Forget the views whose ids are not among these."""
+        for form, same in list(self._views.items()):
+            left = {offset: view for offset, view in same.items() if id(view) in used}
+            self._views[form] = left
+            if not left:
+                del self._views[form]
 
     def begin_writing(self) -> None:
         """Call before the first step that writes there can run."""

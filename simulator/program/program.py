@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from trnx.simulator.memory.host_memory import is_plain, plain, unreadable
 from trnx.simulator.memory.storage import Slot, Step, poison
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.precision import FullPrecision
+from trnx.simulator.program.copy_elision import elide_copies
 from trnx.simulator.program.instruction_table import InstructionTable
 
 
@@ -100,6 +101,7 @@ class Program:
         self.is_part = is_part
         self._lock = fork_lock(self, threading.Lock)
         self._has_products = totals.matmul_flops > 0
+        self._is_elided = False
         self._fresh = _fresh_results(results)
         # The usual kernel: each result is all of its own memory.
         self._are_whole = [at for _, (_, at) in self._fresh] == list(range(len(results)))
@@ -201,6 +203,31 @@ class Program:
         with self._lock:
             for slot in self.slots:
                 slot.release()
+
+    def elide_copies(self) -> None:
+        """Leave out copies that matrix products need not read: see `copy_elision`. For whoever only
+        replays: sums of products of few rows may round otherwise than in the recorded run.
+        """
+        with self._lock:
+            if self.is_part or self._has_loops or not self._has_products or self._is_elided:
+                return
+            self._is_elided = True
+            found = elide_copies(self._steps, self.slots, len(self._slots), self.blank)
+            if found is None:
+                return
+            self._steps = found.steps
+            if found.used is not None:
+                self._keep(*found.used)
+            # New views have no memory yet.
+            for slot in self.slots:
+                slot.release()
+
+    def _keep(self, views: Collection[int], memories: Collection[int]) -> None:
+        for slot in self.slots:
+            slot.keep_views(views)
+        freed = sum(nbytes for at, nbytes in self.blank.items() if at not in memories)
+        self.blank = {at: nbytes for at, nbytes in self.blank.items() if at in memories}
+        self.totals = replace(self.totals, host_bytes=self.totals.host_bytes - freed)
 
     def _bind_inputs(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the steps read: the inputs, or dense copies of them."""
