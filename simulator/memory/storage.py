@@ -143,6 +143,11 @@ class Slot:
             for offset, view in same.items():
                 yield (*form, offset), view
 
+    @property
+    def view_count(self) -> int:
+        """How many views there are."""
+        return sum(map(len, self._views.values()))
+
     def keep_views(self, used: Collection[int]) -> None:
         """Forget the views whose ids are not among these."""
         for form, same in list(self._views.items()):

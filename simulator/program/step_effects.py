@@ -31,7 +31,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 # its shape, lie in the source: shape and strides.
 Places = tuple[torch.Tensor, torch.Tensor, Shape, Shape]
 
-_PLAIN = (
+# Types of constants, which hold no memory.
+PLAIN: tuple[type, ...] = (
     int, float, str, bytes, type(None), enum.Enum, np.ufunc, torch.dtype, torch.memory_format,
     Location, torch._ops.OpOverload,
 )  # fmt: skip
@@ -232,4 +233,4 @@ def _is_plain(value: Any) -> bool:
         return not value.__closure__
     if type(value) is BuiltinFunctionType:
         return not isinstance(value.__self__, torch.Tensor)
-    return isinstance(value, _PLAIN)
+    return isinstance(value, PLAIN)

@@ -94,6 +94,29 @@ def test_tensors_of_other_memory_are_read_at_each_run(kernels: ModuleType) -> No
         torch.testing.assert_close(got, x @ weight.T, rtol=1e-5, atol=1e-4)
 
 
+def test_replicas_keep_what_they_were_bound_to(kernels: ModuleType) -> None:
+    program = trace(
+        kernels.weight_by_columns,
+        [TensorSpec.dense((rows, 256), torch.float32) for rows in (64, 384)],
+    )
+    program.elide_copies()
+    first, second = program.replica(), program.replica()
+    layers = [(one, torch.randn(64, 256), torch.randn(384, 256)) for one in (first, second)]
+    results = [torch.empty(64, 384) for _ in layers]
+    for (one, *tensors), result in zip(layers, results, strict=True):
+        one.run(tensors, [result])
+    bound = [[slot.address for slot in one.slots] for one, *_ in layers]
+    assert not set(bound[0]) & set(bound[1])
+    for (one, x, weight), result in zip(layers, results, strict=True):
+        one.run([x, weight], [result])
+        torch.testing.assert_close(result, x @ weight.T, rtol=1e-5, atol=1e-4)
+    assert [[slot.address for slot in one.slots] for one, *_ in layers] == bound
+    # The steps that touch no slot are those of the Program, and so is the memory on chip.
+    shared = {id(step) for step in program.steps}
+    assert shared & {id(step) for step in first.steps}
+    assert first.blank == program.blank
+
+
 @pytest.mark.parametrize(("times", "are_kept"), [(1, False), (4, False), (5, True)])
 def test_a_copy_that_is_read_often_is_kept(kernels: ModuleType, times: int, are_kept: bool) -> None:
     x, y = torch.randn(128, 64), torch.randn(128, 512)
