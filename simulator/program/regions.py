@@ -18,7 +18,18 @@ class Region:
     count elements of `dtype`.
     """
 
-    __slots__ = ("dtype", "high", "low", "memory", "numel", "offset", "pitch", "shape", "strides")
+    __slots__ = (
+        "box",
+        "dtype",
+        "high",
+        "low",
+        "memory",
+        "numel",
+        "offset",
+        "pitch",
+        "shape",
+        "strides",
+    )
 
     def __init__(
         self, memory: int, dtype: torch.dtype, shape: Shape, strides: Shape, offset: int
@@ -35,15 +46,17 @@ class Region:
         self.high = (offset + reach + 1) * size if self.numel else self.low
         # The largest distance between neighbours, in bytes: that of partitions for a tile.
         self.pitch = max(
-            (step * size for n, step in zip(shape, strides, strict=True) if n > 1), default=0
+            [step * size for n, step in zip(shape, strides, strict=True) if n > 1], default=0
         )
+        self.box = self._box(self.pitch)
 
     def overlaps(self, other: Region) -> bool:
         """False where no byte is in both; True where that cannot be said."""
         if self.memory != other.memory or self.high <= other.low or other.high <= self.low:
             return False
-        for pitch in (self.pitch, other.pitch):
-            mine, theirs = self._box(pitch), other._box(pitch)
+        for pitch in {self.pitch, other.pitch}:
+            mine = self.box if pitch == self.pitch else self._box(pitch)
+            theirs = other.box if pitch == other.pitch else other._box(pitch)
             if mine is not None and theirs is not None:
                 rows = mine[0] < theirs[1] and theirs[0] < mine[1]
                 return rows and mine[2] < theirs[3] and theirs[2] < mine[3]
@@ -56,7 +69,7 @@ class Region:
         size = self.dtype.itemsize
         if self.numel * size == self.high - self.low and _is_gapless(self):
             return True
-        mine, theirs = self._box(self.pitch), other._box(self.pitch)
+        mine, theirs = self.box, other._box(self.pitch)
         if mine is None or theirs is None or not _is_gapless(self):
             return False
         is_dense = self.numel * size == (mine[1] - mine[0]) * (mine[3] - mine[2])
