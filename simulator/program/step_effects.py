@@ -221,8 +221,8 @@ def _own_region(view: torch.Tensor) -> Region | None:
     # What has no memory is a caller's, seen otherwise than through its slot.
     if not memory:
         return None
-    strides = view.stride()
-    return Region(memory, view.dtype, tuple(view.shape), strides, view.storage_offset())
+    offset = int(view.storage_offset())
+    return Region(memory, view.dtype, tuple(view.shape), view.stride(), offset)
 
 
 def _is_plain(value: Any) -> bool:
