@@ -7,7 +7,7 @@ its source is written in between, a product reads the source through a view inst
 times are those of the instructions, which stay as they were recorded.
 
 The elements are the same. The host's BLAS may add the terms of a sum in another order where a
-factor has other strides: it does for products of one or two rows.
+factor has other strides: it does for products of few rows or columns.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ class Program:
 
     def elide_copies(self) -> None:
         """Leave out copies that matrix products need not read: see `copy_elision`. For whoever only
-        replays: sums of products of few rows may round otherwise than in the recorded run.
+        replays: products of few rows or columns may round otherwise than in the recorded run.
         """
         with self._turn._lock:
             if self.is_part or self._has_loops or not self._has_products or self._is_elided:
