@@ -115,7 +115,7 @@ class ProgramCache:
         found = kept_program(
             launch,
             target,
-            lambda: self.get(launch, target),
+            lambda: self._shortened(launch, target),
             # Whoever asks for its instructions later: with this Program in its place.
             lambda: _recorded(launch, target).rows,
         )
@@ -125,6 +125,11 @@ class ProgramCache:
                 self._in_use[key] = found
                 self._programs.put(key, found)
         return found
+
+    def _shortened(self, launch: Launch, target: str) -> Program:
+        program = self.get(launch, target)
+        program.elide_copies()
+        return program
 
     def _found(self, key: Hashable) -> Program | None:
         known = self._in_use.get(key)

@@ -21,6 +21,9 @@ from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.program.program import Program
 
+# Runs of a Program that another caller ran last, until a caller has its own slots.
+_SHARED_RUNS = 3
+
 RunFunction = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], None]
 
 
@@ -103,7 +106,18 @@ class SimulatorRunner:
             b[name].shape == spec.shape for name, spec in zip(names, specs, strict=True)
         )
 
+        # Layers that share a Program have their weights bound in turns, which takes as long as a
+        # small product: a layer gets a replica when that has happened a few times.
+        user = object()
+        own, shared_runs = program, 0
+
         def run(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None]) -> None:
+            nonlocal own, shared_runs
+            if own.last_user is not user:
+                shared_runs += 1
+                if shared_runs == _SHARED_RUNS:
+                    own = own.replica()
+                own.last_user = user
             arguments = inputs
             if not are_direct:
                 arguments = [as_spec(inputs[i], spec) for i, spec in zip(order, specs, strict=True)]
@@ -118,7 +132,7 @@ class SimulatorRunner:
                     results.append(output)
                 else:
                     results.append(_in_kernel_form(output, spec, axes))
-            program.replay(arguments, results)
+            own.replay(arguments, results)
 
         return Prepared(run, program.matmul_flops, program)
 

@@ -94,7 +94,9 @@ def concrete(value: Any, symbols: Symbols) -> Number:
         return form
     if form in symbols:
         return symbols[form]
-    result = form.xreplace({s: sympy.sympify(number) for s, number in symbols.items()})
+    # Of all symbols, which a cache of keys and values has two a layer, an expression has few.
+    known = {s: sympy.sympify(symbols[s]) for s in form.free_symbols if s in symbols}
+    result = form.xreplace(known)
     if isinstance(result, sympy.logic.boolalg.BooleanAtom):
         return bool(result)
     if result.is_Integer:

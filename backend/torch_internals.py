@@ -224,9 +224,14 @@ def suggest_memory_format(x: torch.Tensor) -> torch.memory_format:
     return _suggest_memory_format(x)
 
 
+@functools.cache
+def _core_decompositions() -> dict[Any, Callable[..., Any]]:
+    return dict(core_aten_decompositions())
+
+
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
     """Operator overload -> its decomposition to core ATen."""
-    return dict(core_aten_decompositions())
+    return dict(_core_decompositions())
 
 
 def every_decomposition() -> dict[Any, Callable[..., Any]]:

@@ -30,6 +30,7 @@ from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["TRNX_CACHE_DIR"] = "off"  # nothing is known at a cold start
 
 import torch
 

@@ -19,7 +19,7 @@ import functools
 import inspect
 import linecache
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from types import FunctionType, ModuleType
 from typing import Any
@@ -45,8 +45,17 @@ _MODULES = ("math", "numpy")
 _CONSTANTS = (int, float, bool, str, type(None), DType)
 
 
+Found = tuple[KernelSubsetError, ...]
+# What is found in a function itself, and the functions that it reaches.
+_Checked = tuple[Found, Sequence[FunctionType]]
+
+
 def subset_findings(kernel: Any) -> list[KernelSubsetError]:
     """What in a kernel, and in all that it reaches, is outside of the subset."""
+    return _findings(kernel, _checked)
+
+
+def _findings(kernel: Any, checked: Callable[[FunctionType], _Checked]) -> list[KernelSubsetError]:
     twin = load(kernel)
     function = inspect.unwrap(twin.function if isinstance(twin, Kernel) else twin)
     findings: list[KernelSubsetError] = []
@@ -56,16 +65,34 @@ def subset_findings(kernel: Any) -> list[KernelSubsetError]:
         current = pending.pop()
         if current not in seen:
             seen.add(current)
-            findings.extend(_Checker(current, pending.append).run())
+            found, reached = checked(current)
+            findings += found
+            pending += reached
     return findings
 
 
-Found = tuple[KernelSubsetError, ...]
+def _checked(function: FunctionType) -> _Checked:
+    reached: list[FunctionType] = []
+    return tuple(_Checker(function, reached.append).run()), reached
+
+
+def _checked_once(function: FunctionType) -> _Checked:
+    """`_checked`, computed once: the kernels of a family share most of what they reach."""
+
+    def make() -> tuple[Found, list[weakref.ref[FunctionType]]]:
+        found, reached = _checked(function)
+        return found, list(map(weakref.ref, reached))
+
+    found, references = _CHECKED.get_or_make(weakref.ref(function), make)
+    return found, [one for reference in references if (one := reference()) is not None]
+
+
 # Given a function and what finds; where findings are kept between processes.
 FindingStore = Callable[[Callable[..., Any], Callable[[], Found]], Found]
 
 # By weak reference: a function keeps its module, and a generated kernel should not stay for this.
 _FINDINGS: LruCache[Found] = LruCache(1024)
+_CHECKED: LruCache[tuple[Found, list[weakref.ref[FunctionType]]]] = LruCache(4096)
 _stores: list[FindingStore] = []
 
 
@@ -79,7 +106,7 @@ def cached_findings(function: Callable[..., Any]) -> Found:
 
     def find() -> Found:
         has_source = bool(_parsed(function.__code__.co_filename).body)
-        return tuple(subset_findings(function)) if has_source else ()
+        return tuple(_findings(function, _checked_once)) if has_source else ()
 
     def make() -> Found:
         return _stores[0](function, find) if _stores else find()

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from trnx.simulator.errors import TrnxError
@@ -98,6 +98,12 @@ def _cached_twin(source: Source, _modified: int) -> ModuleType:
     return _Loader().execute(source)
 
 
+# Helpers are executed in the twin of each kernel that uses them.
+@functools.lru_cache(maxsize=256)
+def _compiled(text: bytes, origin: str) -> CodeType:
+    return compile(text, origin, "exec", dont_inherit=True)
+
+
 def _file_source(file: Path) -> Source:
     name = _dotted_name(file)
     return Source(name, str(file), SourceFileLoader(name, str(file)), file.stem == "__init__")
@@ -141,7 +147,7 @@ class _Loader:
         scope["__builtins__"] = {**vars(builtins), "__import__": self._import}
         self._twins[source.name] = module
         try:
-            code = compile(source.read(), source.origin, "exec", dont_inherit=True)
+            code = _compiled(source.read(), source.origin)
         except SyntaxError as error:
             raise KernelSourceError(f"{source.origin} is no valid Python: {error}") from error
         if not Path(source.origin).is_file():

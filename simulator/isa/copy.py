@@ -15,6 +15,7 @@ from trnx.simulator.memory.dtype_conversion import append_load_f32, append_store
 from trnx.simulator.memory.dtypes import DType
 from trnx.simulator.memory.storage import MemoryRegion
 from trnx.simulator.program.propagation import by_element
+from trnx.simulator.program.step_effects import Places, moves
 
 
 def append_copy(
@@ -72,6 +73,11 @@ def _pixels(source: torch.Tensor) -> torch.Tensor:
     return source.view(1, 1, 1, source.numel()).permute(0, 3, 1, 2)
 
 
+def _turned_places(pixels: torch.Tensor, rows: int, columns: int, target: torch.Tensor) -> Places:
+    return pixels, target, (columns, rows), (1, columns)
+
+
+@moves(_turned_places)
 def _turn(pixels: torch.Tensor, rows: int, columns: int, target: torch.Tensor) -> None:
     target.copy_(torch.native_channel_shuffle(pixels, rows).view(columns, rows))
 

@@ -37,6 +37,7 @@ from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.dtype_conversion import append_load_f32
 from trnx.simulator.memory.storage import DMA_REACHABLE, SBUF
 from trnx.simulator.program.propagation import by_element, transposed_place
+from trnx.simulator.program.step_effects import Places, moves
 
 _SWAPS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
@@ -272,6 +273,16 @@ def _append_reversed(emit: Emit, src: NkiTensor, target: torch.Tensor) -> None:
         append_transpose(emit, held, by_plane[plane])
 
 
+def _reversed_places(
+    source: torch.Tensor, target: torch.Tensor, sizes: tuple[int, int, int]
+) -> Places:
+    rows, planes, columns = sizes
+    if target.ndim == 2:
+        return source, target, (columns, rows), (1, columns)
+    return source, target, (columns, planes, rows), (1, columns, planes * columns)
+
+
+@moves(_reversed_places)
 def _reverse(source: torch.Tensor, target: torch.Tensor, sizes: tuple[int, int, int]) -> None:
     rows, planes, columns = sizes
     turned = transposed(source.view(rows, planes * columns)).view(planes, columns, rows)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +142,19 @@ class Slot:
         for form, same in self._views.items():
             for offset, view in same.items():
                 yield (*form, offset), view
+
+    @property
+    def view_count(self) -> int:
+        """How many views there are."""
+        return sum(map(len, self._views.values()))
+
+    def keep_views(self, used: Collection[int]) -> None:
+        """Forget the views whose ids are not among these."""
+        for form, same in list(self._views.items()):
+            left = {offset: view for offset, view in same.items() if id(view) in used}
+            self._views[form] = left
+            if not left:
+                del self._views[form]
 
     def begin_writing(self) -> None:
         """Call before the first step that writes there can run."""

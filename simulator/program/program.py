@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -23,7 +23,9 @@ from trnx.simulator.memory.host_memory import is_plain, plain, unreadable
 from trnx.simulator.memory.storage import Slot, Step, poison
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.precision import FullPrecision
+from trnx.simulator.program.copy_elision import elide_copies
 from trnx.simulator.program.instruction_table import InstructionTable
+from trnx.simulator.program.replicas import on_other_slots
 
 
 class BindingError(TrnxError):
@@ -67,6 +69,13 @@ class Bound(NamedTuple):
         return _delivered(self.results, outputs)
 
 
+class Turn:
+    """Held by the run that uses a Program's own memory, which its replicas share."""
+
+    def __init__(self) -> None:
+        self._lock = fork_lock(self, threading.Lock)
+
+
 class Program:
     """A traced kernel. `inputs` and `outputs` are specs; `rows` are the instructions as columns, or
     what gives them when they are asked for. `blank` has the own memory that a run writes before it
@@ -84,6 +93,7 @@ class Program:
         totals: Totals,
         is_part: bool = False,
         blank: Mapping[int, int] = MappingProxyType({}),
+        turn: Turn | None = None,
     ) -> None:
         self.name = name
         self.inputs = inputs
@@ -98,8 +108,11 @@ class Program:
         self._steps = steps
         # One rank's part of a RankProgram.
         self.is_part = is_part
-        self._lock = fork_lock(self, threading.Lock)
+        self._turn = turn or Turn()
+        # Who ran it last, for those who share it: see `replica`.
+        self.last_user: object = None
         self._has_products = totals.matmul_flops > 0
+        self._is_elided = False
         self._fresh = _fresh_results(results)
         # The usual kernel: each result is all of its own memory.
         self._are_whole = [at for _, (_, at) in self._fresh] == list(range(len(results)))
@@ -160,7 +173,7 @@ class Program:
         """`run` for who knows that the memory of every tensor holds its values (`host_memory`)."""
         if self.is_part:
             raise BindingError(f"{self.name} is one rank's part; run the RankProgram")
-        with self._lock:
+        with self._turn._lock:
             # Not `bind`: under Dynamo every Python call of a small kernel counts. `_held` keeps
             # the memory of copies until the steps have ended.
             _held = self._bind_inputs(inputs)
@@ -198,9 +211,50 @@ class Program:
 
     def release(self) -> None:
         """Drop every reference to tensors that the kernel was recorded with. Runs leave none."""
-        with self._lock:
+        with self._turn._lock:
             for slot in self.slots:
                 slot.release()
+
+    def elide_copies(self) -> None:
+        """Leave out copies that matrix products need not read: see `copy_elision`. For whoever only
+        replays: products of few rows or columns may round otherwise than in the recorded run.
+        """
+        with self._turn._lock:
+            if self.is_part or self._has_loops or not self._has_products or self._is_elided:
+                return
+            self._is_elided = True
+            found = elide_copies(self._steps, self.slots, len(self._slots), self.blank)
+            if found is None:
+                return
+            self._steps = found.steps
+            if found.used is not None:
+                self._keep(*found.used)
+            # New views have no memory yet.
+            for slot in self.slots:
+                slot.release()
+
+    def replica(self) -> Program:
+        """The same on slots of its own: a caller whose tensors stay where they are binds them once,
+        whatever others bind. Own memory is shared. The Program itself where that cannot be.
+        """
+        with self._turn._lock:
+            found = None if self.is_part else on_other_slots(self._steps, self.slots)
+            if found is None:
+                return self
+            steps, slots = found
+            of = {id(slot): other for slot, other in zip(self.slots, slots, strict=True)}
+            results = [replace(one, slot=of[id(one.slot)]) for one in self._results]
+            return Program(
+                self.name, self.inputs, tuple(slots[: len(self._slots)]), tuple(results), steps,
+                lambda: self.rows, self.totals, blank=self.blank, turn=self._turn,
+            )  # fmt: skip
+
+    def _keep(self, views: Collection[int], memories: Collection[int]) -> None:
+        for slot in self.slots:
+            slot.keep_views(views)
+        freed = sum(nbytes for at, nbytes in self.blank.items() if at not in memories)
+        self.blank = {at: nbytes for at, nbytes in self.blank.items() if at in memories}
+        self.totals = replace(self.totals, host_bytes=self.totals.host_bytes - freed)
 
     def _bind_inputs(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the steps read: the inputs, or dense copies of them."""

@@ -274,7 +274,7 @@ def test_locks_that_other_threads_hold_at_the_fork() -> None:
         from trnx.backend.report import _journal
         from trnx.simulator import precision, source
         from trnx.simulator.lru_cache import LruCache
-        from trnx.simulator.program.program import Program
+        from trnx.simulator.program.program import Turn
 
         model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU())
         compiled = torch.compile(model, backend="trnx", options={"select": "legal"})
@@ -285,8 +285,8 @@ def test_locks_that_other_threads_hold_at_the_fork() -> None:
                 torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
         nki(32)
-        made = [o for o in gc.get_objects() if type(o) in (Executable, LruCache, Program)]
-        assert {type(o) for o in made} == {Executable, LruCache, Program}
+        made = [o for o in gc.get_objects() if type(o) in (Executable, LruCache, Turn)]
+        assert {type(o) for o in made} == {Executable, LruCache, Turn}
         assert PREDICTIONS._known in made
         owners = [PROGRAMS, _journal, precision._users, source, *made]
         held, done = threading.Event(), threading.Event()

@@ -1,0 +1,236 @@
+"""What a step reads and writes, as far as its function tells: for passes over the steps of a
+Program.
+
+Steps are functions on views, as `portable` has them: they touch the memory of their arguments
+alone. torch's functions with `out=` write there alone, its methods that end in `_` to their tensor
+alone. Functions of this package that only move elements say so with `moves`. Whatever else a step
+is may touch everything.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from trnx.simulator.errors import Location
+from trnx.simulator.memory.storage import Slot, Step
+from trnx.simulator.memory.views import Shape
+from trnx.simulator.program.regions import Region
+
+_OWN = "trnx.simulator."
+_F = TypeVar("_F", bound=Callable[..., Any])
+# The dense tensor that is read, the tensor that is written, and how the elements of the target, in
+# its shape, lie in the source: shape and strides.
+Places = tuple[torch.Tensor, torch.Tensor, Shape, Shape]
+
+# Types of constants, which hold no memory.
+PLAIN: tuple[type, ...] = (
+    int, float, str, bytes, type(None), enum.Enum, np.ufunc, torch.dtype, torch.memory_format,
+    Location, torch._ops.OpOverload,
+)  # fmt: skip
+# torch's matrix products with `out=`, and where their two factors are.
+PRODUCTS: Mapping[Any, tuple[int, int]] = {torch.mm: (0, 1), torch.addmm: (1, 2)}
+
+_moves: dict[Callable[..., Any], Callable[..., Places]] = {}
+
+
+def moves(places: Callable[..., Places]) -> Callable[[_F], _F]:
+    """Declares a step function that copies all elements of one dense tensor to another tensor, and
+    does nothing else; `places` tells how, from the function's arguments.
+    """
+
+    def declare(function: _F) -> _F:
+        _moves[function] = places
+        return function
+
+    return declare
+
+
+@dataclass(frozen=True)
+class Effects:
+    """`reads` by argument, of which `factors` are those of a matrix product; `move` is (source,
+    target) where a step does nothing but copy.
+    """
+
+    reads: Mapping[int, Region]
+    writes: Sequence[Region]
+    factors: tuple[int, ...] = ()
+    move: tuple[Region, Region] | None = None
+
+
+class EffectReader:
+    """Reads the effects of steps of one Program. Its slots have negative numbers, by their order:
+    -1 is the first. Own memory is known by its address; `blank` has the bytes of most of it.
+    """
+
+    def __init__(self, slots: Sequence[Slot], blank: Mapping[int, int]) -> None:
+        self._slots = slots
+        self._blank = blank
+        self._starts = sorted(blank)
+        # Released views of slots have no memory to be known by.
+        self._regions: dict[int, Region | None] = {
+            id(view): Region(-1 - number, dtype, shape, strides, offset)
+            for number, slot in enumerate(slots)
+            for (dtype, shape, strides, offset), view in slot.views()
+        }
+        self._known: dict[int, Effects | None] = {}
+        self._holders: dict[int, torch.Tensor] = {}
+        self._made: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def effects(self, step: Step) -> Effects | None:
+        """None where it may touch everything."""
+        if id(step) not in self._known:
+            self._known[id(step)] = self._read(step)
+        return self._known[id(step)]
+
+    def view(self, region: Region) -> torch.Tensor:
+        """A view of a region of a slot, or of own memory that some step uses: one object for equal
+        regions.
+        """
+        place = (region.shape, region.strides, region.offset)
+        if region.memory < 0:
+            made = self._slots[-1 - region.memory].view(region.dtype, *place)
+        else:
+            key = (region.memory, region.dtype, *place)
+            if key not in self._made:
+                memory = self._holders[region.memory].untyped_storage()
+                empty = torch.empty(0, dtype=region.dtype, device="cpu")
+                self._made[key] = empty.set_(memory, region.offset, *place[:2])
+            made = self._made[key]
+        self._regions[id(made)] = region
+        return made
+
+    def used(self, steps: Sequence[Step]) -> tuple[frozenset[int], frozenset[int]] | None:
+        """The ids of the views that the steps hold, and the addresses of own memory; None where
+        a step may hold others.
+        """
+        views: set[int] = set()
+        for step in steps:
+            if self.effects(step) is None:
+                return None
+            views.update(map(id, _memory_of(step)))
+        memories = {region.memory for at in views if (region := self._regions[at]) is not None}
+        return frozenset(views), frozenset(memories)
+
+    def _region(self, view: Any) -> Region | None:
+        if id(view) not in self._regions:
+            if isinstance(view, np.ndarray):
+                self._regions[id(view)] = self._region_of_array(view)
+                return self._regions[id(view)]
+            region = self._regions[id(view)] = _own_region(view)
+            if region is not None:
+                self._holders.setdefault(region.memory, view)
+        return self._regions[id(view)]
+
+    def _region_of_array(self, array: np.ndarray[Any, Any]) -> Region | None:
+        """The bytes of an array of numpy over own memory."""
+        address = array.__array_interface__["data"][0]
+        place = bisect_right(self._starts, address) - 1
+        start = self._starts[place] if place >= 0 else 0
+        is_inside = address < start + self._blank.get(start, 0)
+        if not is_inside or min(array.strides, default=0) < 0:
+            return None
+        shape, strides = (*array.shape, array.itemsize), (*array.strides, 1)
+        return Region(start, torch.uint8, shape, strides, address - start)
+
+    def _read(self, step: Step) -> Effects | None:
+        function, args, named = _parts_of(step)
+        regions: dict[int, Region] = {}
+        for number, value in enumerate((*args, *named.values())):
+            if isinstance(value, torch.Tensor | np.ndarray):
+                region = self._region(value)
+                if region is None:
+                    return None
+                regions[number] = region
+            elif not _is_plain(value):
+                return None
+        if isinstance(function, BuiltinFunctionType | torch._ops.OpOverload):
+            return self._of_torch(function, regions, args, named)
+        if function in _moves:
+            return self._of_move(args, _moves[function](*args))
+        is_own = type(function) is FunctionType and function.__module__.startswith(_OWN)
+        if not is_own or function.__closure__ or not regions:
+            return None
+        return Effects(regions, tuple(regions.values()))
+
+    def _of_torch(
+        self,
+        function: Any,
+        regions: dict[int, Region],
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> Effects | None:
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, torch.Tensor):
+            written = self._region(owner)
+            if written is None or not function.__name__.endswith("_"):
+                return None
+            name = function.__name__
+            if name == "copy_" and len(regions) == 1 and args:
+                source = regions[0]
+                is_move = source.dtype is written.dtype and source.shape == written.shape
+                return Effects(regions, (written,), move=(source, written) if is_move else None)
+            if name not in ("copy_", "fill_", "zero_"):
+                regions = {**regions, -1: written}
+            return Effects(regions, (written,))
+        if list(named) != ["out"]:
+            return Effects(regions, tuple(regions.values()))
+        out = regions.pop(len(args), None)
+        if out is None:
+            return None
+        return Effects(regions, (out,), PRODUCTS.get(function, ()))
+
+    def _of_move(self, args: tuple[Any, ...], places: Places) -> Effects | None:
+        held, written, shape, strides = places
+        source, target = self._region(held), self._region(written)
+        number = next(at for at, one in enumerate(args) if one is held)
+        if source is None or target is None or shape != target.shape:
+            return None
+        read = Region(source.memory, source.dtype, shape, strides, source.offset)
+        is_move = source.dtype is target.dtype
+        return Effects({number: read}, (target,), move=(read, target) if is_move else None)
+
+
+def _parts_of(step: Step) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Function, arguments, arguments by name."""
+    if type(step) is functools.partial:
+        return step.func, step.args, step.keywords
+    return step, (), {}
+
+
+def _memory_of(step: Step) -> Iterator[Any]:
+    """The tensors and arrays that a step holds."""
+    function, args, named = _parts_of(step)
+    for value in (getattr(function, "__self__", None), *args, *named.values()):
+        if isinstance(value, torch.Tensor | np.ndarray):
+            yield value
+
+
+def _own_region(view: torch.Tensor) -> Region | None:
+    if view.layout is not torch.strided or view.device.type != "cpu" or view.is_neg():
+        return None
+    memory = view.untyped_storage().data_ptr()
+    # What has no memory is a caller's, seen otherwise than through its slot.
+    if not memory:
+        return None
+    offset = int(view.storage_offset())
+    return Region(memory, view.dtype, tuple(view.shape), view.stride(), offset)
+
+
+def _is_plain(value: Any) -> bool:
+    """True for what certainly holds no memory."""
+    if isinstance(value, tuple | list):
+        return all(_is_plain(item) for item in value)
+    if type(value) is FunctionType:
+        return not value.__closure__
+    if type(value) is BuiltinFunctionType:
+        return not isinstance(value.__self__, torch.Tensor)
+    return isinstance(value, PLAIN)
