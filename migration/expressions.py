@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from trnx.migration.affine import Affine, NotAffineError
+from trnx.migration.affine import Affine, NotAffineError, operand
 from trnx.migration.calls import Spelling, arithmetic, without
 from trnx.migration.names import Names
 from trnx.migration.results import PARAMETERS, affine_select, bound, declaration, iota
@@ -208,9 +208,9 @@ class Expressions(Views):
             self.source.replace(node, f"{text[:-1]}, dtype={self.nl('float32')})")
         if language == "static_cast" and len(node.args) == 2:
             value, dtype = map(self.source.render, node.args)
-            cast = f"{value}.astype({dtype})" if isinstance(node.args[0], ast.Name) else ""
+            cast = f"{operand(value)}.astype({dtype})"
             copied = f"{self.nl('copy')}({value}, dtype={dtype})"
-            self.source.replace(node, cast if self.is_host and cast else copied)
+            self.source.replace(node, cast if self.is_host else copied)
             return True
         if gone:
             self.source.replace(node, without(self.source, node, *gone))
