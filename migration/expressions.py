@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from trnx.migration.affine import Affine, NotAffineError
+from trnx.migration.affine import Affine, NotAffineError, operand
 from trnx.migration.calls import Spelling, arithmetic, without
 from trnx.migration.names import Names
 from trnx.migration.results import PARAMETERS, affine_select, bound, declaration, iota
@@ -132,12 +132,24 @@ class Expressions(Views):
             if text is None:
                 return True
             self.source.replace(node, text)
-        elif blocks:
-            self.source.replace(node, f"{base}[{', '.join(map(self.source.render, parts))}]")
         else:
             self.visit(node.slice)
+            text = self.source.render(node)
+            if blocks:
+                text = f"{base}[{', '.join(map(self.source.render, parts))}]"
+            self.source.replace(node, self._cut_slices(text, parts))
         # Of what is no tile for sure, a subscript with an index expression is one.
         return tile is not None or any(self.indices.has_index(part) for part in parts)
+
+    def _cut_slices(self, text: str, parts: list[ast.expr]) -> str:
+        """A view by plain slices, cut to what the masks at hand let through."""
+        slices = sum(isinstance(part, ast.Slice) for part in parts)
+        if not slices or not self.bounds:
+            return text
+        if max(iota.axis for iota in self.bounds) >= slices:
+            self.note(f"`{text}` has fewer slices than its mask has axes: bound them")
+            return text
+        return bounded_tile(text, self.bounds)
 
     # ---- calls ----
 
@@ -196,9 +208,9 @@ class Expressions(Views):
             self.source.replace(node, f"{text[:-1]}, dtype={self.nl('float32')})")
         if language == "static_cast" and len(node.args) == 2:
             value, dtype = map(self.source.render, node.args)
-            cast = f"{value}.astype({dtype})" if isinstance(node.args[0], ast.Name) else ""
+            cast = f"{operand(value)}.astype({dtype})"
             copied = f"{self.nl('copy')}({value}, dtype={dtype})"
-            self.source.replace(node, cast if self.is_host and cast else copied)
+            self.source.replace(node, cast if self.is_host else copied)
             return True
         if gone:
             self.source.replace(node, without(self.source, node, *gone))
@@ -297,7 +309,7 @@ class Expressions(Views):
         if isinstance(owner, ast.Name) and self.tiles.get(owner.id, Tile()).is_psum:
             # DMA does not read PSUM since NKI 0.3.
             self.source.replace(value, f"{self.nl('copy')}({self.source.render(value)})")
-        if self._bounds and not self.indices.has_index(value):
+        if self._bounds and not self.indices.has_index(value) and not _has_slices(value):
             text = bounded_tile(self.source.render(value), self._bounds)
             self.source.replace(value, text)
 
@@ -401,3 +413,11 @@ class Expressions(Views):
         if isa == "iota" and "int" in texts.get("dtype", "int"):
             self.integers.add(dst)
         return [made, call] if declares else [call]
+
+
+def _has_slices(node: ast.expr) -> bool:
+    """True for a view by slices, which its masks have cut."""
+    if not isinstance(node, ast.Subscript):
+        return False
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    return any(isinstance(part, ast.Slice) for part in parts)

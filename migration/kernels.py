@@ -32,10 +32,12 @@ class KernelRewriter:
         # Assignments of index expressions, which are gone.
         self._removed: list[ast.Assign | ast.AnnAssign] = []
         self._uses = Uses(())
+        # Tiles that nothing has written yet, but under these conditions.
+        self._unwritten: dict[str, list[str]] = {}
 
     def run(self, function: ast.FunctionDef) -> None:
         """Rewrite the body."""
-        self._removed = []
+        self._removed, self._unwritten = [], {}
         self._uses = Uses(tuple(ast.walk(function)))
         self._expressions.is_host = self._is_host(function)
         for node in ast.walk(function):
@@ -78,7 +80,8 @@ class KernelRewriter:
     def _statement(self, statement: ast.stmt) -> bool:
         """Rewrite one; True where it is gone."""
         expressions = self._expressions
-        expressions.before, expressions.notes = [], []
+        expressions.before, expressions.notes, expressions.conditions = [], [], []
+        expressions.is_conditional = _is_conditional(statement)
         gone = False
         if isinstance(statement, ast.For | ast.While | ast.If | ast.With):
             self._header(statement)
@@ -104,6 +107,8 @@ class KernelRewriter:
             for child in ast.iter_child_nodes(statement):
                 if isinstance(child, ast.expr):
                     expressions.visit(child)
+        if expressions.is_conditional:
+            self._condition(statement)
         if lines == []:
             self._source.replace(statement, DELETED)
             gone = True
@@ -123,6 +128,19 @@ class KernelRewriter:
         else:
             self._expressions.visit(statement.test)
 
+    def _condition(self, statement: ast.stmt) -> None:
+        """What reads tiles that only a condition fills stands under it, too; the tile that a
+        statement writes is filled under its conditions alone.
+        """
+        conditions = self._expressions.conditions
+        target = _target_name(statement)
+        for name in sorted(names_of(statement) - {target}):
+            conditions += [one for one in self._unwritten.get(name, ()) if one not in conditions]
+        if target in self._unwritten and conditions:
+            self._unwritten[target] = list(conditions)
+        else:
+            self._unwritten.pop(target, None)
+
     def _finish(self, statement: ast.stmt, lines: list[str] | None) -> None:
         """Put what comes before a statement there, and its notes."""
         expressions = self._expressions
@@ -133,11 +151,14 @@ class KernelRewriter:
             if expressions.before:
                 self._notes.setdefault(statement, []).append("a result of its own line")
             return
+        if lines is None and (expressions.before or expressions.conditions):
+            lines = [self._source.render(statement)]
         if lines:
-            self._source.replace(statement, f"\n{indent}".join([*expressions.before, *lines]))
-        elif expressions.before and lines is None:
-            text = self._source.render(statement)
-            self._source.replace(statement, f"\n{indent}".join([*expressions.before, text]))
+            text = f"\n{indent}".join([*expressions.before, *lines])
+            if expressions.conditions:
+                inner = text.replace("\n", "\n    ")
+                text = f"if {' and '.join(expressions.conditions)}:\n{indent}    {inner}"
+            self._source.replace(statement, text)
 
     # ---- assignments ----
 
@@ -378,6 +399,8 @@ class KernelRewriter:
         expressions = self._expressions
         expressions.indices.names.pop(name, None)
         given = bound(("shape", "fill_value" if function == "full" else "dtype"), call) or {}
+        if function == "ndarray":
+            self._unwritten[name] = []
         shape, buffer = given.get("shape"), given.get("buffer")
         expressions.spell(call)
         for part in [*call.args[1:], *(keyword.value for keyword in call.keywords)]:
@@ -406,6 +429,25 @@ class KernelRewriter:
         self._source.replace(shape, f"({', '.join(sizes[place:])})")
         expressions.tiles[name] = Tile(blocks=place, is_psum=memory == "psum")
         return _lists(name, sizes[:place], self._source.render(call))
+
+
+def _is_conditional(statement: ast.stmt) -> bool:
+    """True for a statement that makes no new name: what it writes is there without it, too."""
+    if isinstance(statement, ast.Assign):
+        return all(isinstance(target, ast.Subscript) for target in statement.targets)
+    return isinstance(statement, ast.AugAssign | ast.Expr)
+
+
+def _target_name(statement: ast.stmt) -> str:
+    """The name of the tile that an assignment writes, or ""."""
+    target: ast.AST | None = None
+    if isinstance(statement, ast.Assign):
+        target = statement.targets[0]
+    elif isinstance(statement, ast.AugAssign):
+        target = statement.target
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    return target.id if isinstance(target, ast.Name) else ""
 
 
 def _place(text: str) -> str:

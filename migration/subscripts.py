@@ -18,6 +18,17 @@ from trnx.migration.affine import (
 
 # An arange -> how many of its numbers a mask lets through.
 Bounds = Mapping[Iota, str]
+_SIGNS = {
+    "less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=", "equal": "==",
+    "not_equal": "!=",
+}  # fmt: skip
+
+
+def condition_of(comparison: Comparison) -> str:
+    """What a comparison without an arange says: all or nothing; "" where it has one."""
+    if difference(comparison.left, comparison.right).terms:
+        return ""
+    return f"{comparison.left.offset} {_SIGNS[comparison.op]} {comparison.right.offset}"
 
 
 def bounds_of(comparisons: Sequence[Comparison]) -> dict[Iota, str]:
@@ -30,9 +41,7 @@ def bounds_of(comparisons: Sequence[Comparison]) -> dict[Iota, str]:
         elif one.op not in ("less", "less_equal"):
             raise NotAffineError("a mask that is no upper bound of one arange")
         terms = difference(left, right).terms
-        if not terms:
-            raise NotAffineError("a mask without an arange is an `if` around the statement")
-        if len(terms) > 1 or terms[0][1] != "1":
+        if len(terms) != 1 or terms[0][1] != "1":
             raise NotAffineError("a mask that is no upper bound of one arange")
         limit = subtracted(right.offset, left.offset)
         if one.op.endswith("equal"):

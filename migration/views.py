@@ -13,6 +13,7 @@ from trnx.migration.source import Source
 from trnx.migration.subscripts import (
     bounded_tile,
     bounds_of,
+    condition_of,
     count_of,
     pattern,
     sliced,
@@ -59,6 +60,9 @@ class Views:
         # Of the statement at hand: lines that come before it, and what is left to its author.
         self.before: list[str] = []
         self.notes: list[str] = []
+        # What holds for the whole statement, and whether that may stand under an `if`.
+        self.conditions: list[str] = []
+        self.is_conditional = False
         self._bounds: dict[Iota, str] = {}
         self._order: tuple[int, ...] | None = None
         self._made = 0
@@ -93,7 +97,15 @@ class Views:
         if not masks or (isinstance(masks[0], ast.Constant) and masks[0].value is None):
             return {}
         try:
-            return bounds_of(self.indices.comparisons(masks[0]))
+            compared = self.indices.comparisons(masks[0])
+            conditions = {one: condition_of(one) for one in compared}
+            if any(conditions.values()) and not self.is_conditional:
+                raise NotAffineError("a mask without an arange is an `if` around the statement")
+            bounds = bounds_of([one for one in compared if not conditions[one]])
+            self.conditions += [
+                text for text in conditions.values() if text and text not in self.conditions
+            ]
+            return bounds
         except NotAffineError as error:
             self.note(f"mask: {error}; {changed_parameter('*', 'mask')}")
             return None

@@ -23,6 +23,7 @@ from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.storage import Storage
 from trnx.simulator.program.observer import Observer, Recorded
 from trnx.simulator.program.propagation import Propagation
+from trnx.simulator.program.skipped_rows import NONE, SkippedRows, none_of
 
 # The destination, where an instruction reads it: what it does not write stays as it is.
 KEPT = "dst"
@@ -38,6 +39,7 @@ class InitialisedData(Observer):
         # The read from which elements of a storage have their lack of a value.
         self._undefined: dict[int, FindingError] = {}
         self._halves = PredicatedHalves()
+        self.skips = SkippedRows()
 
     def mark_all(self, storage: Storage) -> None:
         """The whole storage holds something: an argument, a constant."""
@@ -50,6 +52,21 @@ class InitialisedData(Observer):
     def undefined(self, tensor: NkiTensor) -> FindingError | None:
         """The read from which elements have their lack of a value, if one was propagated."""
         return self._undefined.get(tensor.storage.index)
+
+    def unwritten(self, tensor: NkiTensor) -> torch.Tensor:
+        """True where elements of a view hold nothing, whatever values a run has."""
+        missing = self.written.of(tensor.storage).mask(tensor) == 0
+        numbers = self.skips.of(tensor)
+        return missing if numbers is None else missing & (numbers == NONE)
+
+    def skipped(self, tensor: NkiTensor) -> torch.Tensor | None:
+        """Conditions of elements that hold nothing where a gather skipped them; None for none."""
+        numbers = self.skips.of(tensor)
+        if numbers is None:
+            return None
+        missing = self.written.of(tensor.storage).mask(tensor) == 0
+        found = torch.where(missing, numbers, NONE)
+        return found if bool((found != NONE).any()) else None
 
     def lost_to(self, tensor: NkiTensor) -> tuple[str, Location | None] | None:
         """The tensor that was written over this one at its address, and where; if one was."""
@@ -67,7 +84,7 @@ class InitialisedData(Observer):
         """
         if tensor.indirection is not None or not propagation.propagates(operand):
             return None
-        missing = self.written.of(tensor.storage).mask(tensor) == 0
+        missing = self.unwritten(tensor)
         if operand == KEPT:
             return missing
         return None if bool(missing.all()) and self.undefined(tensor) is None else missing
@@ -81,6 +98,8 @@ class InitialisedData(Observer):
             self._halves.overwrite(tensor)
         if instruction.missing:
             self._propagate(instruction)
+        if instruction.skipped:
+            self._propagate_skipped(instruction)
 
     def _propagate(self, instruction: Recorded) -> None:
         """What its reads miss is missing in what it writes."""
@@ -91,13 +110,29 @@ class InitialisedData(Observer):
                     self._findings.report(finding)
                 elif bool(mask.any()):
                     self.written.of(target.storage).unmark(target, mask)
+                    self.skips.clear(target, mask)
                     if operand == KEPT:
                         continue  # who reads it reads what nothing has written
                     self._undefined.setdefault(target.storage.index, finding)
+
+    def _propagate_skipped(self, instruction: Recorded) -> None:
+        """What gathers may have skipped in its reads may be missing in what it writes."""
+        for target in instruction.writes:
+            found = none_of(target)
+            for numbers, operand in instruction.skipped:
+                placed = self.skips.placed(instruction.propagation, operand, numbers, target)
+                if placed is not None:
+                    found = self.skips.either(found, placed)
+            if target.indirection is None:
+                shadow = self.written.of(target.storage)
+                chosen = (found != NONE) & (shadow.mask(target) != 0)
+                shadow.unmark(target, chosen)
+                self.skips.put(target, chosen, found)
 
     def on_freed(self, indices: Sequence[int]) -> None:
         """Nothing can be read there any more."""
         self.written.forget(indices)
         self._halves.forget(indices)
+        self.skips.forget(indices)
         for index in self._undefined.keys() & indices:
             del self._undefined[index]

@@ -40,6 +40,7 @@ from trnx.simulator.program.interleaved_loops import Loop
 from trnx.simulator.program.loops import Loops
 from trnx.simulator.program.observer import Observer, Recorded, observers
 from trnx.simulator.program.program import Totals
+from trnx.simulator.program.skipped_rows import SKIPPED, Read
 from trnx.simulator.program.specification import InstructionSpec
 
 # Storages that observers are told of at once: one by one would cost more.
@@ -215,13 +216,25 @@ class Simulator:
 
     def values_of(self, tensor: NkiTensor) -> torch.Tensor:
         """The values that a tensor has now, as stored; for the Python prompt."""
-        if not self.initialised.covers(tensor):
+        if self.lacks_values(tensor, (f"{tensor.describe()} {SKIPPED}", kernel_location())):
             raise UninitialisedReadError(
                 "uninitialised-read",
                 f"{tensor.describe()} has elements that nothing has written",
                 kernel_location(),
             )
         return tensor.torch_view()
+
+    def lacks_values(self, tensor: NkiTensor, read: Read) -> bool:
+        """True where nothing has written elements of a tensor, whatever values a run has. Where
+        only gathers may have skipped some, steps look, and name `read` if they find any.
+        """
+        if self.initialised.covers(tensor):
+            return False
+        skipped = self.initialised.skipped(tensor)
+        if skipped is not None:
+            skips = self.initialised.skips
+            self.append_steps(skips.checks(skips.read_as(skipped, read)))
+        return bool(self.initialised.unwritten(tensor).any())
 
     # ---- recording ----
 

@@ -39,6 +39,7 @@ from trnx.simulator.multicore.ranks import SINGLE, Rank
 from trnx.simulator.older_dialects import GUIDE
 from trnx.simulator.precision import FullPrecision
 from trnx.simulator.program.program import Output, Program, has_run
+from trnx.simulator.program.skipped_rows import SKIPPED
 
 
 class LaunchError(FindingError):
@@ -271,7 +272,10 @@ def _returned_tensors(
                 f"the kernel returns {item.describe()}; a result must be in nl.shared_hbm",
                 _return_location(function),
             )
-        if not simulator.initialised.covers(item):
+        if simulator.initialised.covers(item):
+            continue
+        skipped = (f"the kernel's result {item.describe()} {SKIPPED}", _return_location(function))
+        if simulator.lacks_values(item, skipped):
             simulator.findings.report(
                 simulator.initialised.undefined(item)
                 or KernelResultError(
@@ -286,8 +290,11 @@ def _returned_tensors(
 def _check_arguments(arguments: Arguments, simulator: Simulator) -> None:
     """What a kernel wrote into an argument is a result as well."""
     for tensor in arguments.tensors:
+        if simulator.initialised.covers(tensor):
+            continue
         undefined = simulator.initialised.undefined(tensor)
-        if undefined is not None and not simulator.initialised.covers(tensor):
+        skipped = (f"the kernel's argument {tensor.describe()} {SKIPPED}", None)
+        if simulator.lacks_values(tensor, skipped) and undefined is not None:
             simulator.findings.report(undefined)
 
 

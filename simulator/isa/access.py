@@ -15,6 +15,7 @@ import torch
 from trnx.simulator.errors import AllocationOverlapError, UninitialisedReadError
 from trnx.simulator.isa.indirect import load_scalar_indirect, store_scalar_indirect
 from trnx.simulator.isa.legality import Legality
+from trnx.simulator.isa.skips import hand_on
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.language.tensor_view import has_overlap
 from trnx.simulator.memory.dtype_conversion import append_load_f32, append_store_f32
@@ -95,6 +96,11 @@ class Access(Legality):
             self.required.append(tensor)
             return
         self.is_repeatable = False
+        skipped = initialised.skipped(tensor)
+        if skipped is not None:
+            hand_on(self, skipped, operand, tensor)
+            if not bool(initialised.unwritten(tensor).any()):
+                return
         lost_to = initialised.lost_to(tensor)
         if lost_to is not None:
             other, where = lost_to

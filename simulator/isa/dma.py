@@ -21,6 +21,7 @@ from trnx.simulator.isa.dma_legality import (
     transpose_index,
 )
 from trnx.simulator.isa.indirect import (
+    all_rows,
     gather,
     index_view,
     keep_invalid,
@@ -32,6 +33,7 @@ from trnx.simulator.isa.indirect import (
     unwritten_rows,
 )
 from trnx.simulator.isa.instruction import Emit, instruction
+from trnx.simulator.isa.skips import note_skips, require_rows_kept, rows_of_elements
 from trnx.simulator.language.enums import DgeMode, Engine, OobMode
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.dtype_conversion import append_load_f32
@@ -42,7 +44,7 @@ from trnx.simulator.program.step_effects import Places, moves
 _SWAPS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 
-@instruction(engines=(Engine.dma,), undefined=by_element("src"))
+@instruction(engines=(Engine.dma,), undefined=by_element("src", "dst"))
 def dma_copy(
     emit: Emit,
     dst: NkiTensor,
@@ -137,15 +139,25 @@ def _gathered(
     if unwritten is not None:
         what = f"{emit.name}: {operand} ({src.describe()})"
         emit.step(require_rows_written, unwritten, index, what, emit.location)
+    if not emit.is_in_loop:
+        require_rows_kept(emit, all_rows(src, indirect, limit), operand, index)
     emit.reads(src)
     out = emit.scratch(src.shape, src.dtype.torch)
     if keep is not None:
+        _note_rows_kept(emit, keep, src, index, limit)
         emit.step(
             out.view(keep.shape).copy_, emit.overwrite_some(keep, "dst", buffers=DMA_REACHABLE)
         )
     shaped = out if indirect.is_vector else out.view(1, *src.shape)
     emit.step(gather, rows, index, shaped, limit, skip, emit.location)
     return out
+
+
+def _note_rows_kept(
+    emit: Emit, dst: NkiTensor, src: NkiTensor, index: torch.Tensor, limit: int
+) -> None:
+    """Rows of invalid indices keep dst's elements, if there are any."""
+    note_skips(emit, dst, rows_of_elements(dst.shape, index.numel()), index, limit)
 
 
 def _gather_converted(emit: Emit, dst: NkiTensor, src: NkiTensor) -> None:
@@ -155,6 +167,7 @@ def _gather_converted(emit: Emit, dst: NkiTensor, src: NkiTensor) -> None:
     source = _gathered(emit, src, "src", None, True)
     index = index_view(emit, src, indirect, "src")
     _, limit = rows_of(emit, src, indirect)
+    _note_rows_kept(emit, dst, src, index, limit)
     fresh, kept = (emit.scratch(dst.shape, dst.dtype.torch) for _ in range(2))
     append_copy(emit, source.view(dst.shape), src.dtype, fresh, dst.dtype)
     emit.step(kept.copy_, emit.overwrite_some(dst, "dst", buffers=DMA_REACHABLE))
@@ -185,7 +198,9 @@ def _scatter(
 # ---- transposes and arithmetic ----
 
 
-@instruction(engines=(Engine.dma,), undefined=by_element(src=transposed_place), cost=(transposing,))
+@instruction(
+    engines=(Engine.dma,), undefined=by_element("dst", src=transposed_place), cost=(transposing,)
+)
 def dma_transpose(
     emit: Emit,
     dst: NkiTensor,
@@ -217,7 +232,7 @@ def dma_transpose(
     if src.indirection is not None:
         emit.require(emit.generation >= 3, "an indirect transpose needs trn2 or newer")
         check_indirect_transpose(emit, src, mode)
-        source = _gathered_columns(emit, src, skip).permute(order)
+        source = _gathered_columns(emit, src, dst if skip else None).permute(order)
     else:
         emit.require(not skip, "oob_mode.skip is for indirect sources")
         check_hwdge_transpose(emit, src, mode)
@@ -233,18 +248,27 @@ def dma_transpose(
     check_transpose_destination(emit, dst)
 
 
-def _gathered_columns(emit: Emit, src: NkiTensor, skip: bool) -> torch.Tensor:
-    """Scratch with the rows of `src` that the index names, which counts down its columns."""
+def _gathered_columns(emit: Emit, src: NkiTensor, keep: NkiTensor | None) -> torch.Tensor:
+    """Scratch with the rows of `src` that the index names, which counts down its columns; skipped
+    rows hold what `keep`, the transpose, has.
+    """
     indirect = src.indirection
     assert indirect is not None
     index = transpose_index(emit, src, indirect)
-    chosen = emit.read(index, "index of src", buffers=SBUF)
+    stored = emit.read(index, "index of src", buffers=SBUF)
     flat = emit.scratch((index.size,), index.dtype.torch)
-    emit.step(flat.view(index.shape[1], index.shape[0]).t().copy_, chosen)
+    emit.step(flat.view(index.shape[1], index.shape[0]).t().copy_, stored)
     rows, limit = rows_of(emit, src, indirect)
     emit.reads(src)
     out = emit.scratch(src.shape, src.dtype.torch)
-    emit.step(gather, rows, flat[: src.shape[0]], out, limit, skip, emit.location)
+    chosen = flat[: src.shape[0]]
+    if keep is not None:
+        order = _SWAPS[src.ndim]
+        places = rows_of_elements(src.shape, src.shape[0]).permute(order)
+        note_skips(emit, keep, places, chosen, limit)
+        kept = emit.overwrite_some(keep, "dst", buffers=DMA_REACHABLE)
+        emit.step(out.permute(order).copy_, kept)
+    emit.step(gather, rows, chosen, out, limit, keep is not None, emit.location)
     return out
 
 

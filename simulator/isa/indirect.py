@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 def require_some_written(emit: Access, tensor: NkiTensor, operand: str) -> None:
     """Which elements are read only values decide; but where nothing was written, none is valid."""
-    if emit.initialised.written.of(tensor.storage).is_empty:
+    initialised = emit.initialised
+    if initialised.written.of(tensor.storage).is_empty and initialised.skips.of(tensor) is None:
         emit.finding(
             "uninitialised-read",
             f"{operand} ({tensor.describe()}) is read, and nothing was ever written there",
@@ -47,15 +48,18 @@ def unwritten_rows(
     """Which of the rows that an index may name nothing has written, as it is known when the kernel
     is recorded; None where there is no such row.
     """
-    storage = tensor.storage
-    written = emit.initialised.written.of(storage)
-    if written.full:
+    if emit.initialised.written.of(tensor.storage).full:
         return None
+    whole = all_rows(tensor, indirect, limit)
+    has_any = (~emit.initialised.unwritten(whole)).reshape(limit, -1).any(1)
+    return None if bool(has_any.all()) else ~has_any
+
+
+def all_rows(tensor: NkiTensor, indirect: Indirect, limit: int) -> NkiTensor:
+    """What an index may name, as [rows, ...]."""
     shape, strides = _row_of(tensor, indirect)
     strides = (indirect.scale, *strides)
-    whole = NkiTensor(storage, tensor.dtype, (limit, *shape), strides, tensor.offset)
-    has_any = (written.mask(whole).reshape(limit, -1) != 0).any(1)
-    return None if bool(has_any.all()) else ~has_any
+    return NkiTensor(tensor.storage, tensor.dtype, (limit, *shape), strides, tensor.offset)
 
 
 def require_rows_written(

@@ -43,6 +43,7 @@ from trnx.simulator.errors import IllegalInstructionError, TrnxError
 from trnx.simulator.isa.access import Access
 from trnx.simulator.isa.arguments import explain_arguments
 from trnx.simulator.isa.recorder import current
+from trnx.simulator.isa.skips import unplaced
 from trnx.simulator.isa.template_lookup import remember, repeat
 from trnx.simulator.kernel_lines import kernel_line, kernel_location
 from trnx.simulator.language.enums import Engine
@@ -214,6 +215,8 @@ class Emit(Access):
     def commit(self) -> NkiInstruction:
         """Record the instruction; executes its steps when the trace has values."""
         self.steps.extend(self._finish)
+        if self.skipped:
+            self.steps += unplaced(self)
         self.steps = self._recorder.shared(self.steps)
         index = self._recorder.record(self, self.steps)
         for buffer in self.scratch_buffers:

@@ -100,6 +100,9 @@ def sendrecv(
     missing = emit.missing
     received: list[Missing] = []
     emit.missing = received
+    for conditions, _ in emit.skipped:
+        emit.steps += emit.initialised.skips.checks(conditions)
+    emit.skipped = []
     arrived = emit.meet(("sendrecv", pipe_id), (source, target, missing, received))
     if arrived is None:
         return

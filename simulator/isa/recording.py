@@ -62,6 +62,7 @@ class Recording(Recorded):
         self.operands = []
         self.writes = []
         self.missing = []
+        self.skipped = []
         # Another than the declared one, where it depends on the arguments.
         self.propagation = spec.undefined
         self.products = []

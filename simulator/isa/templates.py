@@ -177,6 +177,7 @@ class Template:
         made.writes = list(map(tensor_at, self._writes))
         made.products = list(map(tensor_at, self._products))
         made.missing = []
+        made.skipped = []
         made.propagation = spec.undefined
         where: list[Any] = []
         for tensor in tensors:

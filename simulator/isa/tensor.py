@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from trnx.simulator.costs.attributes import ArrayTile, ProductMode, product_attributes
 from trnx.simulator.costs.tensor import on_tensor_transposed
 from trnx.simulator.costs.vector import on_vector, per_element
-from trnx.simulator.errors import UninitialisedReadError
+from trnx.simulator.errors import IllegalInstructionError, Location, UninitialisedReadError
 from trnx.simulator.isa.copy import append_transpose
 from trnx.simulator.isa.indirect import load_scalar_indirect
 from trnx.simulator.isa.instruction import Emit, instruction
@@ -335,11 +336,27 @@ def _append_matmul_transpose(
     is_product = emit.generation < 3 and dst.dtype == "float32"
     if not (is_product or dst.dtype == stationary.dtype):
         emit.illegal(f"dst is {dst.dtype}, the data {stationary.dtype}")
-    emit.read(moving, "moving", buffers=SBUF)
+    identity = emit.read_f32(moving, "moving", shape=(k, k), buffers=SBUF)
+    emit.step(_require_identity, identity, moving.describe(), emit.location)
     source = emit.read(stationary, "stationary", shape=(k, m), buffers=SBUF)
     append_transpose(emit, source, emit.write(dst, "dst", shape=(m, k), buffers=PSUM))
     scattered = dst.indirection.base if dst.indirection is not None else None
     emit.products.append(scattered or dst)
+
+
+def _require_identity(moving: torch.Tensor, what: str, where: Location | None) -> None:
+    """With other values the device returns other bits than the transposed ones, as a step."""
+    if not torch.equal(moving, _identity(len(moving))):
+        raise IllegalInstructionError(
+            "nc_matmul",
+            f"nc_matmul: is_transpose=True needs an identity matrix as moving, which {what} is not",
+            where,
+        )
+
+
+@functools.cache
+def _identity(size: int) -> torch.Tensor:
+    return torch.eye(size, device="cpu")
 
 
 @instruction(

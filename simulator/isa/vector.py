@@ -23,7 +23,7 @@ from trnx.simulator.costs.vector import (
     per_element,
     two_tiles,
 )
-from trnx.simulator.isa.alu import arithmetic, operator
+from trnx.simulator.isa.alu import arithmetic, binary_arithmetic, operator
 from trnx.simulator.isa.instruction import Emit, instruction
 from trnx.simulator.isa.integers import emit_bits, emit_integers
 from trnx.simulator.isa.operands import (
@@ -257,7 +257,7 @@ def scalar_tensor_tensor(
 ) -> None:
     """dst = (data <op0> operand0) <op1> operand1, with operand1 a full tile."""
     first = arithmetic(emit, op0, "op0")
-    second = arithmetic(emit, op1, "op1")
+    second = binary_arithmetic(emit, op1, "op1")
     match_tiles(emit, dst, data=data, operand1=operand1)
     not_both_in_psum(emit, data, operand1, "data and operand1")
     shape = common_shape(dst, data, operand1)

@@ -84,6 +84,8 @@ def tensor_reduce(
 def _kept_dims(emit: Emit, data: NkiTensor, axis: Any) -> int:
     """The number of leading dimensions that stay; the reduced axes must be the last ones."""
     rank = data.ndim
+    if isinstance(axis, bool):
+        emit.illegal(f"axis={axis} must be an axis or a list of them")
     axes = sorted([a + rank if a < 0 else a for a in integers(emit, axis, "axis")])
     kept = rank - len(axes)
     if not axes or kept < 1 or axes != list(range(kept, rank)):

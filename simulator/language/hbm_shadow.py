@@ -188,6 +188,8 @@ class HbmShadow:
 
     def mask(self, tensor: TensorView) -> torch.Tensor:
         """A copy of the map over the view (1 where marked), in the view's shape."""
+        if self.full:
+            return torch.ones(tensor.shape, dtype=torch.uint8, device="cpu")
         view = self._map_view(tensor)
         return view.amin(-1) if view.ndim > tensor.ndim else view.clone()
 

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
+import torch
+
 from trnx.simulator.costs.attributes import Attributes
 from trnx.simulator.errors import Location
 from trnx.simulator.kernel_lines import Line, location_of
@@ -36,7 +38,8 @@ class Recorded:
     all programs, `core` the program. `flops` are those of matrix products. `keeps`: something of
     what it writes over stays, as sums and elements that it skips do. `products` are the tensors
     that hold matrix products now. `missing` are reads of elements that nothing has written, which
-    `propagation` places in the results.
+    `propagation` places in the results, `skipped` (conditions, operand) those of elements that
+    gathers may have skipped; see `program.skipped_rows`.
     """
 
     __slots__ = (
@@ -53,6 +56,7 @@ class Recorded:
         "operands",
         "products",
         "propagation",
+        "skipped",
         "spec",
         "writes",
     )
@@ -71,6 +75,7 @@ class Recorded:
     keeps: bool
     products: list[NkiTensor]
     missing: list[Missing]
+    skipped: list[tuple[torch.Tensor, str]]
     propagation: Propagation
 
     @property

@@ -112,6 +112,8 @@ def test_arrays_of_the_host_are_cast_by_numpy() -> None:
     head = "import neuronxcc.nki.language as nl\nimport numpy as np\n\n\n"
     host = "def test_it(dtype):\n    a = np.ones((2, 3))\n    b = nl.static_cast(a, dtype)\n"
     assert "b = a.astype(dtype)" in migrate(head + host).new
+    nested = host.replace("(a, dtype)", "(a + 1, dtype)")
+    assert "b = (a + 1).astype(dtype)" in migrate(head + nested).new
     kernel = "def kernel(a, dtype):\n    t = nl.load(a)\n    u = nl.static_cast(t, dtype)\n"
     assert "u = nl.copy(t, dtype=dtype)" in migrate(head + kernel).new
 
@@ -167,3 +169,37 @@ def test_the_table_says_what_to_write() -> None:
     for change in changes:
         assert change.instead
         assert f"{GUIDE}#{change.section}" in str(change)
+
+
+def test_a_mask_without_an_arange_is_a_condition() -> None:
+    head = "import neuronxcc.nki.isa as nisa\nimport neuronxcc.nki.language as nl\n\n\n"
+    kernel = """\
+def kernel(x, out, rows, i):
+    t = nl.ndarray((nl.par_dim(128), 8), dtype=x.dtype, buffer=nl.sbuf)
+    u = nl.ndarray((nl.par_dim(128), 8), dtype=x.dtype, buffer=nl.sbuf)
+    t[...] = nl.load(x[i], mask=i * 128 < rows)
+    u[...] = nl.copy(t)
+    nl.store(out[i], value=u, mask=i * 128 < rows)
+    v = nl.load(x[i, 0:128], mask=i * 128 < rows)
+"""
+    found = migrate(head + kernel)
+    lines = [line.strip() for line in found.new.splitlines()]
+    for start in ("nisa.dma_copy(dst=t", "u[...] = nl.copy(t)", "nl.store(out[i], value=u)"):
+        (at,) = [n for n, line in enumerate(lines) if line.startswith(start)]
+        assert lines[at - 1] == "if i * 128 < rows:"
+    assert any("is an `if` around the statement" in note for _, note in found.notes)
+
+
+def test_masks_cut_plain_slices() -> None:
+    head = "import neuronxcc.nki.isa as nisa\nimport neuronxcc.nki.language as nl\n\n\n"
+    kernel = """\
+def kernel(x, rows, i):
+    ip = nl.arange(128)[:, None] + i
+    t = nl.ndarray((nl.par_dim(128), 8), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=t[0:128, 0:8], src=x[i : i + 128, 0:8], mask=ip < rows)
+    s = nl.sum(t[:, 0:8], axis=1, mask=ip < rows)
+"""
+    new = migrate(head + kernel).new
+    assert "dst=t[0:128, 0:8][0:min(128, rows - i)]" in new
+    assert "src=x[i : i + 128, 0:8][0:min(128, rows - i)]" in new
+    assert "nl.sum(t[:, 0:8][0:min(128, rows - i)], axis=1)" in new

@@ -395,3 +395,17 @@ def test_magnitude_operators_on_trn3(check_isa, nl, op, pick):
     left, right = a.numpy(), b.numpy()
     expected = np.where(pick(np.abs(left), np.abs(right)), left, right)
     same(got["dst"], torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize(("op1", "is_legal"), [("rsqrt", False), ("abs", False), ("add", True)])
+def test_scalar_tensor_tensor_needs_two_operands_for_op1(check_isa, nl, op1, is_legal):
+    a, b = some((8, 4)), some((8, 4), seed=1)
+    arguments = {
+        "ins": {"data": a, "operand1": b}, "outs": {"dst": ((8, 4), nl.float32)},
+        "op0": nl.multiply, "operand0": 2.0, "op1": getattr(nl, op1),
+    }  # fmt: skip
+    if is_legal:
+        same(check_isa("scalar_tensor_tensor", **arguments)["dst"], a * 2 + b)
+        return
+    with pytest.raises(IllegalInstructionError, match=f"op1=nl.{op1} takes one operand"):
+        check_isa("scalar_tensor_tensor", **arguments)

@@ -94,6 +94,7 @@ def test_tensor_reduce_of_bits(check_isa, nl, op, free):
 @pytest.mark.parametrize(
     ("message", "change"),
     [
+        ("must be an axis", {"axis": True}),
         ("last free axes", {"axis": 1}),
         ("last free axes", {"axis": (0, 1, 2)}),
         ("not a reduction", {"op": "less"}),

@@ -67,6 +67,8 @@ def _draw_dma_copy(s: ProgramBuilder) -> None:
         for place, is_dst in zip(places, (False, True), strict=True)
     )
     mode = s.c.pick(("", "unknown", "none", "swdge"))
+    if mode == "none" and not (src.offset is None and dst.offset is None):
+        mode = ""
     engine: Any = None
     if s.generation >= 3 and src.dtype == dst.dtype and s.c.flag(30):
         mode, engine = "hwdge", s.engine(("sync", "scalar"))

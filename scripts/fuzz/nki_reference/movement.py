@@ -77,7 +77,7 @@ def _draw_memset(s: ProgramBuilder) -> None:
 @entry("memset", _draw_memset)
 def memset(m: Machine, dst: View, value: Any, engine: Any = None, name: Any = None) -> None:
     """dst = a constant of its type."""
-    m.tile(dst, ANY)
+    m.tile(dst, (*ANY, "float8_e8m0fnu"))
     used = m.engine(engine, ("vector", "gpsimd"))
     m.require(used != "gpsimd" or dst.buffer == "sbuf", "GpSimd cannot access PSUM")
     number = m.number(value)

@@ -126,6 +126,16 @@ def test_accumulate_is_a_flag(kernels: ModuleType, is_transpose: bool) -> None:
         trace(kernels.accumulates, arguments)
 
 
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+def test_a_transpose_needs_an_identity(kernels: ModuleType, target: str) -> None:
+    a, eye = torch.randn(16, 8), torch.eye(16)
+    kernel = simulate(kernels.accumulates, target=target)
+    assert torch.equal(kernel(a, eye, (None,), True), a.t())
+    for other in (eye.flip(0), eye * 2, torch.ones(16, 16)):
+        with pytest.raises(IllegalInstructionError, match="needs an identity matrix as moving"):
+            kernel(a, other, (None,), True)
+
+
 def test_accumulation_goes_by_location(kernels: ModuleType) -> None:
     a, b = torch.randn(16, 8), torch.randn(16, 64)
     product = a.t() @ b

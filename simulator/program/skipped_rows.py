@@ -1,0 +1,165 @@
+"""Rows that a gather may skip (`oob_mode.skip`) in a tile where nothing else has written.
+
+Only the values of a run decide whether such elements hold something. They count as unwritten, with
+a condition: the rows of gathers of which one must have been skipped. Who reads them gets a step
+that looks; who hands a lack of values on hands on the condition. Register loops are left out, where
+a row may come from an earlier turn.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+from trnx.simulator.errors import Location, UninitialisedReadError
+from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.memory.storage import Step
+from trnx.simulator.program.propagation import Propagation
+
+# Elements without a condition.
+NONE = -1
+# What is wrong with a read, behind what it reads.
+SKIPPED = (
+    "has elements that a gather skipped (oob_mode.skip) and nothing else has written; write them "
+    "first (nisa.memset)"
+)
+# A read: its message and line.
+Read = tuple[str, Location | None]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Elements lack a value where one of `rows` (gather, row) was skipped; `read` is the first that
+    handed it on.
+    """
+
+    rows: frozenset[tuple[int, int]]
+    read: Read | None = None
+
+
+class SkippedRows:
+    """Conditions of elements, by storage; they matter where an element counts as unwritten. Tensors
+    of conditions have their numbers, and NONE.
+    """
+
+    def __init__(self) -> None:
+        # int32 by byte of a storage.
+        self._held: dict[int, torch.Tensor] = {}
+        self._conditions: list[Condition] = []
+        self._numbers: dict[Condition, int] = {}
+        # By gather: the rows that lack a value after it, in this run.
+        self._flags: list[torch.Tensor] = []
+
+    def add_gather(self, rows: int) -> tuple[torch.Tensor, list[int]]:
+        """Flags for the rows of a new gather, and a condition for each row."""
+        gather = len(self._flags)
+        self._flags.append(torch.zeros(rows, dtype=torch.bool, device="cpu"))
+        numbers = [self._number(Condition(frozenset({(gather, row)}))) for row in range(rows)]
+        return self._flags[gather], numbers
+
+    def of(self, tensor: NkiTensor) -> torch.Tensor | None:
+        """The conditions of the view's elements; None where its storage has none."""
+        held = self._held.get(tensor.storage.index)
+        return None if held is None else _view(held, tensor).amax(-1)
+
+    def put(self, tensor: NkiTensor, chosen: torch.Tensor, numbers: torch.Tensor) -> None:
+        """Elements of the view where `chosen` have the conditions `numbers` from now on."""
+        storage = tensor.storage
+        if storage.index not in self._held:
+            self._held[storage.index] = torch.full(
+                (storage.nbytes,), NONE, dtype=torch.int32, device="cpu"
+            )
+        view = _view(self._held[storage.index], tensor)
+        view.copy_(torch.where(chosen.unsqueeze(-1), numbers.unsqueeze(-1), view))
+
+    def clear(self, tensor: NkiTensor, chosen: torch.Tensor) -> None:
+        """Elements of the view where `chosen` lack a value in any case."""
+        if tensor.storage.index in self._held:
+            self.put(tensor, chosen, torch.full(chosen.shape, NONE, dtype=torch.int32))
+
+    def read_as(self, numbers: torch.Tensor, read: Read) -> torch.Tensor:
+        """The conditions as a read hands them on: what says that elements lack a value."""
+        named = torch.full_like(numbers, NONE)
+        for number in _distinct(numbers):
+            known = self._conditions[number]
+            first = known if known.read else replace(known, read=read)
+            named[numbers == number] = self._number(first)
+        return named
+
+    def placed(
+        self, propagation: Propagation, operand: str, numbers: torch.Tensor, target: NkiTensor
+    ) -> torch.Tensor | None:
+        """The conditions of `target` from those of an operand; None where that cannot be said."""
+        found = none_of(target)
+        for number in _distinct(numbers):
+            mask = propagation.place(operand, numbers == number, target)
+            if mask is None or target.indirection is not None:
+                return None
+            found = self.either(found, torch.where(mask, number, NONE).to(torch.int32))
+        return found
+
+    def either(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """For each element the condition that holds where one of two does."""
+        joined = torch.maximum(one, other)
+        both = (one != NONE) & (other != NONE) & (one != other)
+        if bool(both.any()):
+            for first, second in torch.unique(torch.stack((one[both], other[both]), 1), dim=0):
+                left, right = self._conditions[int(first)], self._conditions[int(second)]
+                union = Condition(left.rows | right.rows, left.read or right.read)
+                joined[both & (one == first) & (other == second)] = self._number(union)
+        return joined
+
+    def checks(self, numbers: torch.Tensor) -> list[Step]:
+        """Steps that raise UninitialisedReadError where one of the conditions holds."""
+        steps: list[Step] = []
+        for number in _distinct(numbers):
+            what, where = self._conditions[number].read or ("", None)
+            for flags, rows in self.sources(number):
+                steps.append(functools.partial(_require_held, flags, rows, what, where))
+        return steps
+
+    def sources(self, number: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What decides about a condition: flags of gathers, and rows of them."""
+        rows = self._conditions[number].rows
+        return [
+            (self._flags[gather], torch.tensor(sorted(row for one, row in rows if one == gather)))
+            for gather in sorted({gather for gather, _ in rows})
+        ]
+
+    def forget(self, indices: Iterable[int]) -> None:
+        """These storages are gone."""
+        for index in self._held.keys() & set(indices):
+            del self._held[index]
+
+    def _number(self, condition: Condition) -> int:
+        found = self._numbers.get(condition)
+        if found is None:
+            found = self._numbers[condition] = len(self._conditions)
+            self._conditions.append(condition)
+        return found
+
+
+def none_of(tensor: NkiTensor) -> torch.Tensor:
+    """No condition for any element of the view."""
+    return torch.full(tensor.shape, NONE, dtype=torch.int32, device="cpu")
+
+
+def _view(held: torch.Tensor, tensor: NkiTensor) -> torch.Tensor:
+    """The bytes of the view's elements, in the last dimension."""
+    size = tensor.dtype.itemsize
+    strides = [stride * size for stride in tensor.strides]
+    return held.as_strided((*tensor.shape, size), (*strides, 1), tensor.offset * size)
+
+
+def _distinct(numbers: torch.Tensor) -> list[int]:
+    return [int(number) for number in torch.unique(numbers).tolist() if number != NONE]
+
+
+def _require_held(
+    flags: torch.Tensor, rows: torch.Tensor, what: str, where: Location | None
+) -> None:
+    if bool(flags[rows].any()):
+        raise UninitialisedReadError("uninitialised-read", what, where)
