@@ -25,6 +25,15 @@ from trnx.nki_kernels.kernels.convolution._weight_host import (
     samples,
     supports,
 )
+from trnx.nki_kernels.kernels.convolution._weight_masks import (
+    Mask,
+    Reach,
+    Variant,
+    parts_of,
+    reach_of,
+    variant_of,
+    whole_of,
+)
 from trnx.nki_kernels.kernels.convolution._weight_product import (
     BANKS,
     OVERLAPPING_BANKS,
@@ -53,11 +62,14 @@ Windows = list[nl.NkiTensor | None]
 
 
 class Segment(NamedTuple):
-    """The right operand of a product, and the kernel positions of a bank that it is for."""
+    """The right operand of a product, the kernel positions of a bank that it is for, and which
+    variant of the gradient is the left one.
+    """
 
     bank: int
     first: int
     moving: nl.NkiTensor
+    variant: int
 
 
 class Work(NamedTuple):
@@ -66,7 +78,7 @@ class Work(NamedTuple):
     out: the gradient of the weight, of `groups` groups; results: tiles of it in SBUF, stored when
     the pass `is_last` of theirs; is_flat: a 1x1 kernel, so that all positions of a block are
     columns; kept: transposes of the gradient, in order, where a pass keeps them for the next ones;
-    windows: those of the window, by block.
+    windows: those of the window, by block; masks: those of the gradient's positions.
     """
 
     out: nl.NkiTensor
@@ -78,8 +90,9 @@ class Work(NamedTuple):
     is_flat: bool
     is_last: bool
     keeps: tuple[bool, bool]
-    kept: list[list[nl.NkiTensor]]
+    kept: list[list[Variant]]
     windows: list[Windows]
+    masks: list[Mask]
     results: list[nl.NkiTensor]
     banks: list[nl.NkiTensor]
 
@@ -90,7 +103,7 @@ class Ready(NamedTuple):
     """
 
     work: Work
-    left: list[nl.NkiTensor]
+    left: list[Variant]
     right: list[Segment]
     is_end: bool
 
@@ -118,6 +131,7 @@ def convolution_weight_gradient_kernel(
     flat = out.reshape((shape[0], shape[1], taps))
     rows = shape[0] // groups
     waiting: list[Ready] = []
+    masks: list[Mask] = []
     for group in range(0, groups, together):
         some = min(together, groups - group)
         its_grads = []
@@ -127,7 +141,7 @@ def convolution_weight_gradient_kernel(
             its_windows.append(windows[volume][nl.ds(group * shape[1], some * shape[1])])
         part = flat[nl.ds(group * rows, some * rows)]
         turn = (group // together, (groups + together - 1) // together, cores)
-        _gradient(part, its_grads, its_windows, axes, keeps, some, turn, waiting)
+        _gradient(part, its_grads, its_windows, axes, keeps, some, turn, waiting, masks)
     for ready in waiting:
         _multiply(ready)
     return out
@@ -142,6 +156,7 @@ def _gradient(
     groups: int,
     turn: tuple[int, int, int],
     waiting: list[Ready],
+    masks: list[Mask],
 ) -> None:
     """`out[a, b, kernel]` in HBM, of one group or of several in one product, what of it is this
     program's; what is left to multiply is in `waiting`. `turn` counts such products: this one, all,
@@ -156,7 +171,7 @@ def _gradient(
     is_kept = keeps[0] and keeps[1]
     most = OVERLAPPING_BANKS if is_kept else BANKS
     each = max(1, most // len(tiles[0])) * pmax if is_kept else most * pmax
-    kept: list[list[list[nl.NkiTensor]]] = []
+    kept: list[list[list[Variant]]] = []
     for _ in range(0, out.shape[0], each):
         kept.append([])
     held: list[Windows] = []
@@ -185,7 +200,7 @@ def _gradient(
             again = kept[first // each]
             work = Work(
                 out, groups, axes, first, channels, its, is_flat, is_last, keeps, again, held,
-                results, banks,
+                masks, results, banks,
             )  # fmt: skip
             _sum_positions(work, grads, windows, waiting)
 
@@ -274,8 +289,9 @@ def _sum_positions(
                     right: list[Segment] = []
                     for index in range(len(work.columns)):
                         _add_segments(
-                            right, index, windows[volume], tile, its, place, firsts, number, work
-                        )
+                            right, index, windows[volume], tile, its, place, firsts, number, work,
+                            left,
+                        )  # fmt: skip
                     waiting.append(Ready(work, left, right, False))
                     number = number + 1
                     if len(waiting) > _AHEAD:
@@ -358,19 +374,19 @@ def _places(axes: tuple[WindowAxis, ...], firsts: tuple[int, ...], is_flat: bool
     return places
 
 
-def _left(tiles: list[nl.NkiTensor], place: Place, number: int, work: Work) -> list[nl.NkiTensor]:
-    """The gradient at the `number`-th place of all: `[positions, channels]`, 128 channels each."""
+def _left(tiles: list[nl.NkiTensor], place: Place, number: int, work: Work) -> list[Variant]:
+    """The gradient at the `number`-th place of all, as it is; its variants are made when a kernel
+    position needs them.
+    """
     if number < len(work.kept):
         return work.kept[number]
-    left: list[nl.NkiTensor] = []
+    wide: list[nl.NkiTensor] = []
     for index in range(len(tiles)):
-        part = tiles[index]
-        values = transposed_gradient(part, place, number + index)
-        for chunk in range(part.shape[1]):
-            left.append(values[:, nl.ds(chunk * part.shape[0], part.shape[0])])
+        wide.append(transposed_gradient(tiles[index], place, number + index))
+    variants = [Variant(whole_of(place), wide, parts_of(wide))]
     if work.keeps[0]:
-        work.kept.append(left)
-    return left
+        work.kept.append(variants)
+    return variants
 
 
 def _add_segments(
@@ -383,9 +399,11 @@ def _add_segments(
     firsts: tuple[int, ...],
     number: int,
     work: Work,
+    left: list[Variant],
 ) -> None:
-    """The right operands for bank `index` of the columns, one for each kernel row in it. `tile` is
-    the window of the block, loaded where it is needed.
+    """The right operands for bank `index` of the columns, one for each run of kernel columns that
+    takes the same variant of the gradient. `tile` is the window of the block, loaded where it is
+    needed.
     """
     axes, columns = work.axes, work.columns[index]
     width = axes[2].kernel
@@ -404,21 +422,40 @@ def _add_segments(
             turn = number + index + 1
             values = transposed_window(tile[0], axes, place, plane, row, work.is_flat, turn)
             known[key] = values
-        moving = values[0 : size_of(place), :, :, nl.ds(tap % width, end - tap)]
-        segments.append(Segment(index, tap - columns.tap, moving))
-        tap = end
+        while tap < end:
+            start, reach = tap, reach_of(axes, place, firsts, (plane, kernel_row, tap % width))
+            if work.is_flat:
+                reach = whole_of(place)
+            tap = end if work.is_flat else tap + 1
+            while (
+                tap < end
+                and reach_of(axes, place, firsts, (plane, kernel_row, tap % width)) == reach
+            ):
+                tap = tap + 1
+            moving = values[0 : size_of(place), :, :, nl.ds(start % width, tap - start)]
+            variant = variant_of(left, reach, place, work.masks)
+            segments.append(Segment(index, start - columns.tap, moving, variant))
+
+
+def _takes(
+    tap: int, reach: Reach, axes: tuple[WindowAxis, ...], place: Place, firsts: tuple[int, ...]
+) -> bool:
+    """Whether kernel position `tap` of a place reaches these positions of the window."""
+    rows, width = axes[1].kernel, axes[2].kernel
+    position = (tap // width // rows, tap // width % rows, tap % width)
+    return reach_of(axes, place, firsts, position) == reach
 
 
 def _multiply(ready: Ready) -> None:
     """Add the products at a place to the sums, which leave PSUM after the last one."""
     work = ready.work
     count = len(work.columns)
-    for row in range(len(ready.left)):
+    for row in range(len(ready.left[0].parts)):
         for segment in ready.right:
             bank = work.banks[row * count + segment.bank]
             nisa.nc_matmul(
                 dst=bank[:, :, :, nl.ds(segment.first, segment.moving.shape[3])],
-                stationary=ready.left[row],
+                stationary=ready.left[segment.variant].parts[row],
                 moving=segment.moving,
             )
     if not ready.is_end:

@@ -73,3 +73,62 @@ def test_gradients_of_a_transposed_convolution(groups: int) -> None:
         return F.conv_transpose2d(a, w, b, 2, 1, 1, groups)
 
     check(function, (2, 6, 5, 4), (6, 4, 3, 3), 4 * groups, torch.float32)
+
+
+# How the borders of the window are reached: x, the weight, groups.
+INFINITE: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...], int]] = {
+    "3x3": ({"padding": [1, 1]}, (2, 16, 16, 15), (32, 16, 3, 3), 1),
+    "odd channels": ({"padding": [1, 1]}, (2, 5, 9, 8), (131, 5, 3, 3), 1),
+    "stride": ({"padding": [1, 1], "stride": [2, 2]}, (2, 66, 9, 10), (6, 66, 3, 3), 1),
+    "dilation": ({"padding": [2, 1], "dilation": [2, 3]}, (1, 7, 13, 12), (4, 7, 3, 2), 1),
+    "stem": ({"padding": [3, 3], "stride": [2, 2]}, (2, 3, 21, 20), (8, 3, 7, 7), 1),
+    "beyond the kernel": ({"padding": [2, 2]}, (1, 6, 1, 2), (4, 6, 3, 3), 1),
+    "groups": ({"padding": [1, 1]}, (2, 12, 7, 6), (6, 4, 3, 3), 3),
+    "depthwise": ({"padding": [1, 1]}, (2, 9, 6, 5), (9, 1, 3, 3), 9),
+    "wide": ({"padding": [0, 1]}, (1, 3, 2, 300), (4, 3, 1, 3), 1),
+    "1d": ({"padding": [2], "stride": [2]}, (3, 20, 70), (9, 20, 5), 1),
+    "3d": ({"padding": [1, 1, 1]}, (2, 6, 4, 5, 6), (4, 6, 3, 3, 3), 1),
+}
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", INFINITE)
+def test_gradients_that_are_not_finite_do_not_meet_the_padding(
+    case: str, dtype: torch.dtype, value: float
+) -> None:
+    more, size, kernel, groups = INFINITE[case]
+    dims = len(size) - 2
+    how = {"padding": [0] * dims, "stride": [1] * dims, "dilation": [1] * dims} | more
+
+    def weight_gradient(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.convolution_backward(
+            grad, x, w, None, how["stride"], how["padding"], how["dilation"], False, [0] * dims,
+            groups, [False, True, False],
+        )[1]  # fmt: skip
+
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.rand(shape, generator=generator) + 0.5 for shape in (size, kernel))
+    shaped = torch.ops.aten.convolution(
+        x, weight, None, how["stride"], how["padding"], how["dilation"], False, [0] * dims, groups
+    )
+    is_bad = torch.zeros_like(shaped, dtype=torch.bool)
+    # The corners; positions next to them where those reach padding alone.
+    inside = 1 if case == "beyond the kernel" else 0
+    is_bad[(0, 0, *[inside] * dims)] = True
+    is_bad[(-1, -1, *[-1 - inside] * dims)] = True
+    grad = torch.rand(shaped.shape, generator=generator).to(dtype)
+    x, weight = x.to(dtype), weight.to(dtype)
+    # Eager itself pads in some of its algorithms, so that an infinity meets zeros.
+    reached = weight_gradient(is_bad.float(), torch.ones(size), weight.float()) > 0.5
+    finite = weight_gradient(grad.masked_fill(is_bad, 0).float(), x.float(), weight.float())
+    expected = finite.masked_fill(reached, value).to(dtype)
+    assert 0 < reached.sum() < reached.numel()
+    torch._dynamo.reset()
+    with trnx.collect_reports() as reports:
+        got = torch.compile(weight_gradient, backend="trnx", options=OPTIONS)(
+            grad.masked_fill(is_bad, value), x, weight
+        )
+    kernels = [region.kernel for report in reports for region in report.regions]
+    assert kernels == ["convolution_weight_gradient"]
+    torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-4, equal_nan=True)
