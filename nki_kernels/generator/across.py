@@ -11,17 +11,18 @@ again.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from trnx.nki_kernels.generator.engines import TENSOR
 from trnx.nki_kernels.generator.geometry import (
     EFFICIENT_RUN,
     Axis,
     Geometry,
+    RowTiles,
     cut_along,
     leads,
     seconds_of,
@@ -209,6 +210,14 @@ class Across:
         return [a for a in self.geometry.loops if (a.label in self.geometry.reduced) == reduced]
 
     @property
+    def rows(self) -> Sequence[RowTiles]:
+        """The tiles of rows as phases run them: the rest, which is small, first, so that no more
+        than the last load's work is left after it. TensorE begins with whole tiles: what it adds up
+        in PSUM begins with the first product."""
+        on_tensor = any(i.engine == TENSOR for i in self.instructions)
+        return self.geometry.rows if on_tensor else self.geometry.rows[::-1]
+
+    @property
     def steps(self) -> int:
         """Tiles of one phase."""
         rows = sum(len(rows.starts) for rows in self.geometry.rows) if self.geometry.crosses else 1
@@ -261,8 +270,3 @@ class Across:
             body.append(i)
             needed.update((v, None) for v in i.reads() if self.varies(v) or v in partials)
         return body[::-1], list(held)
-
-    def kept_values(self, keeps: str) -> list[Value]:
-        """What stays of every tile."""
-        kept = itertools.chain.from_iterable(phase.kept for phase in self.phases(keeps))
-        return list(dict.fromkeys(kept))

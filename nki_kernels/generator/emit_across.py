@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -20,6 +20,7 @@ from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.engines import TENSOR, table_of_call
 from trnx.nki_kernels.generator.geometry import Axis, RowTiles
 from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction, Tile
 
 _IDENTITY = {"add": "0.0", "multiply": "1.0", "maximum": "-INF", "minimum": "INF"}
@@ -44,6 +45,11 @@ class AcrossEmitter(Emitter):
         return self.across.phases(self.region.keeps)
 
     @functools.cached_property
+    def staged(self) -> list[PhaseStages]:
+        """The phases, cut into stages."""
+        return self.region.staged_phases
+
+    @functools.cached_property
     def once(self) -> list[Value]:
         """What is computed between phases, or combined."""
         computed = [v for p in self.phases for i in p.once for v in i.writes()]
@@ -51,12 +57,12 @@ class AcrossEmitter(Emitter):
 
     def functions(self) -> list[str]:
         """The functions of the tiles, and the kernel."""
-        bodies = [self._phase_body(n) for n in range(len(self.phases))]
-        arguments = [self._phase_parameters(body) for body in bodies]
+        bodies = [self._phase_bodies(n) for n in range(len(self.phases))]
+        arguments = [[self._phase_parameters(body) for body in stages] for stages in bodies]
         lines: list[str] = []
-        for n, body in enumerate(bodies):
-            if self.phases[n].each:
-                lines += ["", f"def {self._phase_name(n)}({', '.join(arguments[n])}):"]
+        for n, stages in enumerate(bodies):
+            for s, body in enumerate(stages if self.phases[n].each else []):
+                lines += ["", f"def {self._phase_name(n, s)}({', '.join(arguments[n][s])}):"]
                 lines += [*indent(body), ""]
         lines += ["", *self.decorators]
         lines.append(f"def {self.kernel}({', '.join(self.parameters.values())}):")
@@ -100,7 +106,7 @@ class AcrossEmitter(Emitter):
         """The partitions of what is computed between phases."""
         return str(self.full) if self.g.crosses else "p"
 
-    def _phase(self, n: int, arguments: list[str]) -> list[str]:
+    def _phase(self, n: int, arguments: list[list[str]]) -> list[str]:
         phase = self.phases[n]
         hoisted = set(self._hoistable())
         self.declared = {v for i in hoisted for v in i.writes()}
@@ -168,33 +174,76 @@ class AcrossEmitter(Emitter):
             lines.append(f"    n{i} = {count}")
         return lines
 
-    def _tiles(self, n: int, arguments: list[str]) -> list[str]:
-        """Calls of the phase's function for all tiles of a reduction."""
+    def _tiles(self, n: int, arguments: list[list[str]]) -> list[str]:
+        """Calls of the phase's functions for all tiles of a reduction."""
         phase, depth = self.phases[n], ""
+        is_staged = len(arguments) > 1
         counted = any(v in p.kept for v in phase.held for p in self.phases)
-        counted = counted or any(map(self.across.in_one_phase, phase.combines))
-        lines = ["at = 0"] if counted else []
+        counted = not is_staged and (counted or any(map(self.across.in_one_phase, phase.combines)))
+        moving = self._moving_names(arguments)
+        lines = ["at = 0"] if counted else ["turns = []"] if is_staged else []
         for axis in self.across.loops(reduced=True):
             lines += [depth + line for line in self._loop(axis)]
             depth += "    "
+
+        def tile(values: Mapping[str, str]) -> list[str]:
+            if is_staged:
+                return [f"turns.append(({', '.join(values.get(x, x) for x in moving)}))"]
+            return self._call(n, ", ".join(values.get(x, x) for x in arguments[0]), counted)
+
         if not self.g.crosses:
-            taken = ", ".join(self._counts().get(x, x) for x in arguments)
-            return [*lines, *(depth + line for line in self._call(n, taken, counted))]
-        for rows in self.g.rows:
+            lines += [depth + line for line in tile(self._counts())]
+        for rows in self.across.rows if self.g.crosses else ():
             values = self._counts() | {"k": str(rows.fold), "m": str(rows.count)}
             values["p"] = str(rows.count)
             lead = self.g.lead
             if lead is not None:
                 many = self.lead_count(constant=False)
                 values["p"] = f"{values.get(many, many)} * {rows.count}"
-            taken = ", ".join(values.get(x, x) for x in arguments)
             starts = rows.starts
             lines.append(f"{depth}for r in range({starts.start}, {starts.stop}, {starts.step}):")
-            lines += [depth + line for line in indent(self._call(n, taken, counted))]
-        return lines
+            lines += [depth + line for line in indent(tile(values))]
+        return [*lines, *self._staged_calls(n, moving, arguments)] if is_staged else lines
+
+    def _moving_names(self, arguments: list[list[str]]) -> list[str]:
+        """The parameters of a phase's functions that differ between its tiles."""
+        names = [*"rpmk"] if self.g.crosses else []
+        for axis in self.across.loops(reduced=True):
+            i = self.position[axis.label]
+            names += [f"i{i}", f"n{i}"] if axis.block > 1 else [f"i{i}"]
+        return [x for x in names if any(x in taken for taken in arguments)]
+
+    def _staged_calls(self, n: int, moving: list[str], arguments: list[list[str]]) -> list[str]:
+        """In step t stage s computes tile t - s."""
+        staged, steps = self.staged[n], self.across.steps
+        lines = [f"handed{s} = []" for s in range(staged.depth - 1)]
+        lines.append(f"for step in range(0, {steps + staged.depth - 1}):")
+        calls = [self._stage_call(n, s, moving, taken) for s, taken in enumerate(arguments)]
+        even, odd = ([line for s in order for line in calls[s]] for order in staged.orders())
+        if even == odd:
+            return [*lines, *indent(even)]
+        by_parity = ["if step % 2 == 0:", *indent(even), "else:", *indent(odd)]
+        return [*lines, *indent(by_parity)]
+
+    def _stage_call(self, n: int, s: int, moving: list[str], taken: list[str]) -> list[str]:
+        """The call of a stage in a step that has a tile for it."""
+        steps, last = self.across.steps, self.staged[n].depth - 1
+        at = f"step - {s}" if s else "step"
+        values = self._counts() | {"at": at, "handed": f"handed{s - 1}[{at}]"}
+        used = [x for x in moving if x in taken]
+        # All names are bound, so that a tuple of any length is taken apart.
+        lines = [f"{', '.join(moving)} = turns[{at}]"] if used else []
+        call = f"{self._phase_name(n, s)}({', '.join(values.get(x, x) for x in taken)})"
+        if s < last:
+            call = f"handed{s}.append({call})"
+        elif self.phases[n].kept:
+            call = f"kept{n}.append({call})"
+        bounds = [f"step >= {s}"] if s else []
+        bounds += [f"step < {steps + s}"] if s < last else []
+        return [f"if {' and '.join(bounds)}:", *indent([*lines, call])]
 
     def _call(self, n: int, taken: str, counted: bool) -> list[str]:
-        call = f"{self._phase_name(n)}({taken})"
+        call = f"{self._phase_name(n, 0)}({taken})"
         lines = [f"kept{n}.append({call})" if self.phases[n].kept else call]
         return [*lines, "at = at + 1"] if counted else lines
 
@@ -205,38 +254,57 @@ class AcrossEmitter(Emitter):
 
     # -- the function of a tile ------------------------------------------------------------------
 
-    def _phase_name(self, n: int) -> str:
-        return f"{self.prefix}_phase{n}" if len(self.phases) > 1 else f"{self.prefix}_tile"
+    def _phase_name(self, n: int, s: int) -> str:
+        name = f"{self.prefix}_phase{n}" if len(self.phases) > 1 else f"{self.prefix}_tile"
+        return f"{name}_stage{s}" if self.staged[n].depth > 1 else name
 
-    def _phase_body(self, n: int) -> list[str]:
-        phase = self.phases[n]
+    def _phase_bodies(self, n: int) -> list[list[str]]:
+        """The functions of a phase's stages: each takes what the one before hands on."""
+        phase, staged = self.phases[n], self.staged[n]
         self.declared = set()
-        combined = {i.reads()[0] for i in phase.combines}
-        lines: list[str] = []
-        for source in range(n):
-            values = self.phases[source].kept
-            if any(v in phase.held for v in values):
-                names = ", ".join(map(self.name, values))
-                lines.append(f"{names} = kept{source}[at]")
         scaled = self._name_columns(phase)
-        for i in phase.each:
-            if i.dst in combined and EACH_TILE not in i.dst.axes:
-                lines += self._partial(i)
-                continue
-            lines += self.lines(i, rows="p", constant=False)
-            for part in i.writes():
-                if part in combined and part not in scaled:
-                    lines += self._add(self._combine_of(part), self.name(part))
-        for index in phase.stores:
-            if self.across.varies(self.region.held[self.region.outputs[index].value]):
-                lines += self.store(index)
-        if phase.kept:
-            lines.append(f"return {', '.join(map(self.name, phase.kept))}")
+        bodies = []
+        for s in range(staged.depth):
+            lines = self._stage_lines(n, s, scaled)
+            given = phase.kept if s == staged.depth - 1 else staged.carried[s]
+            if given or s < staged.depth - 1:
+                lines.append(f"return {', '.join(map(self.name, given)) or '0'}")
+            taken = staged.carried[s - 1] if s else []
+            bodies.append([*self._taken(n, taken, lines), *lines])
+        return bodies
+
+    def _taken(self, n: int, carried: Sequence[Value], lines: list[str]) -> list[str]:
+        """What `lines` read of values between phases, of the stage before and of phases before."""
+        text, taken = "\n".join(lines), []
         if not self.g.even:
-            text = "\n".join(lines)
             once = dict.fromkeys(map(self.name, self.once))
             used = [name for name in once if re.search(rf"\b{name}\b", text)]
-            lines = [*(f"{name} = {name}[0:p]" for name in used), *lines]
+            taken += [f"{name} = {name}[0:p]" for name in used]
+        if carried:
+            taken.append(f"{', '.join(map(self.name, carried))} = handed")
+        for source in range(n):
+            values = self.phases[source].kept
+            names = [self.name(v) for v in values if v in self.phases[n].held]
+            if any(re.search(rf"\b{name}\b", text) for name in names):
+                taken.append(f"{', '.join(map(self.name, values))} = kept{source}[at]")
+        return taken
+
+    def _stage_lines(self, n: int, s: int, scaled: set[Value]) -> list[str]:
+        """What stage `s` of a tile of phase `n` computes and stores."""
+        phase, staged = self.phases[n], self.staged[n]
+        combined = {i.reads()[0] for i in phase.combines}
+        lines: list[str] = []
+        for i, stage in zip(phase.each, staged.of_instructions, strict=True):
+            in_place = i.dst in combined and EACH_TILE not in i.dst.axes
+            if stage == s:
+                lines += self._partial(i) if in_place else self.lines(i, rows="p", constant=False)
+            for part in () if in_place else i.writes():
+                if part in combined - scaled and staged.of_additions[part] == s:
+                    lines += self._add(self._combine_of(part), self.name(part))
+        for index in phase.stores:
+            varies = self.across.varies(self.region.held[self.region.outputs[index].value])
+            if varies and staged.of_stores[index] == s:
+                lines += self.store(index)
         return lines
 
     def _name_columns(self, phase: Phase) -> set[Value]:
@@ -266,7 +334,7 @@ class AcrossEmitter(Emitter):
         starts = [f"i{self.position[a.label]}" for a in self.g.loops]
         names = [*self.parameters.values(), *tiles, *held, *sums, *self._ones_names(), *results]
         text = "\n".join(body)
-        every = dict.fromkeys([*names, "at", "r", "p", "m", "k", *counts, *starts])
+        every = dict.fromkeys([*names, "handed", "at", "r", "p", "m", "k", *counts, *starts])
         return [name for name in every if re.search(rf"\b{name}\b", text)]
 
     # -- reductions ------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from trnx.nki_kernels.generator.engines import (
 )
 from trnx.nki_kernels.generator.geometry import Geometry, Strides
 from trnx.nki_kernels.generator.ir import Dims, Value
+from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction
 from trnx.nki_kernels.generator.timeline import Op, visible_times
 from trnx.simulator.costs.constants import timing
@@ -127,31 +128,24 @@ class Estimate:
     def across(
         self,
         across: Across,
-        keeps: str,
+        staged: Sequence[PhaseStages],
         loads: Mapping[Value, Strides],
         stores: Stores,
     ) -> float:
         """ns of all phases, one after another."""
         blocks = max(1, self._geometry.tiles // across.steps)
-        phases = across.phases(keeps)
+        phases = [one.phase for one in staged]
+        counts = [min(across.steps, _MOST_TILES + one.depth - 1) for one in staged]
         self._first_table([i for p in phases for i in (*p.once, *p.each)])
         strides = dict(stores)
         marks: list[list[int]] = []
         ends: list[int] = []
         for block in range(min(blocks, _MOST_BLOCKS)):
-            for phase in phases:
+            for one, count in zip(staged, counts, strict=True):
+                phase = one.phase
                 for i in phase.once:
                     self._add(i, loads, (block, None))
-                marks.append([])
-                partials = {i.reads()[0] for i in phase.combines}
-                for step in range(min(across.steps, _MOST_TILES) if phase.each else 0):
-                    for i in phase.each:
-                        self._add(i, loads, (block, step), partials)
-                    for n in phase.stores:
-                        if across.varies(across.results[n]):
-                            self._store(across.results[n], strides[across.results[n]],
-                                        (block, step))  # fmt: skip
-                    marks[-1].append(len(self._ops) - 1)
+                marks.append(self._phase_tiles(across, one, count, block, loads, strides))
                 one_phase = any(len(i.reads()) > 1 for i in phase.combines)
                 later = phases[phases.index(phase) + 1 :]
                 following = [i for p in later for i in (*p.once, *p.each)]
@@ -165,13 +159,46 @@ class Estimate:
                     if not across.varies(across.results[n]):
                         self._store(across.results[n], strides[across.results[n]], (block, None))
             ends.append(len(self._ops) - 1)
-        left = max(0, across.steps - _MOST_TILES)
-        more = [left * self._pace(mark) if left and mark else 0.0 for mark in marks]
+        more = [
+            (across.steps - count) * self._pace(mark) if across.steps > count and mark else 0.0
+            for mark, count in zip(marks, counts * min(blocks, _MOST_BLOCKS), strict=True)
+        ]
         total = self._end() + sum(more)
         if blocks > len(ends):
             another = self._end() - self._end(ends[-2]) + sum(more[-len(phases) :])
             total += (blocks - len(ends)) * another
         return total
+
+    def _phase_tiles(
+        self,
+        across: Across,
+        staged: PhaseStages,
+        count: int,
+        block: int,
+        loads: Mapping[Value, Strides],
+        stores: Mapping[Value, Strides],
+    ) -> list[int]:
+        """The ops of `count` tiles of a phase; the last op of each, without those of tiles that
+        fewer than in the middle follow."""
+        phase, depth, orders = staged.phase, staged.depth, staged.orders()
+        ends: list[int] = []
+        for step in range(count + depth - 1 if phase.each else 0):
+            for s in orders[step % 2]:
+                tile = (block, step - s)
+                if not 0 <= step - s < count:
+                    continue
+                for i, stage in zip(phase.each, staged.of_instructions, strict=True):
+                    if stage == s:
+                        self._add(i, loads, tile)
+                    for part in i.writes():
+                        if staged.of_additions.get(part) == s:
+                            self._accumulate(i, part, tile)
+                for n in phase.stores:
+                    if staged.of_stores[n] == s and across.varies(across.results[n]):
+                        self._store(across.results[n], stores[across.results[n]], tile)
+                if s == depth - 1:
+                    ends.append(len(self._ops) - 1)
+        return ends[: count - depth + 1]
 
     def _combine(self, combine: Instruction, block: int) -> None:
         """What gives the total of all tiles: a chain."""
@@ -256,25 +283,26 @@ class Estimate:
         instruction: Instruction,
         loads: Mapping[Value, Strides],
         tile: Hashable,
-        partials: Iterable[Value] = (),
     ) -> None:
-        """The op of an instruction in a tile; one of `partials` is added to what tiles gave."""
+        """The op of an instruction in a tile."""
         touched = (*instruction.reads(), *instruction.writes())
         after = tuple(at for v in touched if (at := self._found(v, tile)) is not None)
         costs = self._left if tile == self._last and self._left is not None else self
         op = costs._op(instruction, loads)
         self._ops.append(dataclasses.replace(op, after=after))
-        for value in instruction.writes():
-            self._made[value, tile] = len(self._ops) - 1
-            if value in partials:
-                assert isinstance(tile, tuple)
-                key = (("sum", value), tile[0])
-                adds = op.queue != TENSOR and value not in self._halved
-                if adds and not (instruction.result is value and EACH_TILE in value.axes):
-                    before = self._made.get(key)
-                    chain = (len(self._ops) - 1, *(() if before is None else (before,)))
-                    self._chain(VECTOR, self._elements(value), chain)
-                self._made[key] = len(self._ops) - 1
+        self._made.update({(v, tile): len(self._ops) - 1 for v in instruction.writes()})
+
+    def _accumulate(self, instruction: Instruction, value: Value, tile: tuple[int, int]) -> None:
+        """What adds the `value` that an instruction gave to what tiles before gave."""
+        key = (("sum", value), tile[0])
+        made = self._made[value, tile]
+        adds = self._ops[made].queue != TENSOR and value not in self._halved
+        if adds and not (instruction.result is value and EACH_TILE in value.axes):
+            before = self._made.get(key)
+            made = self._chain(
+                VECTOR, self._elements(value), (made, *(() if before is None else (before,)))
+            )
+        self._made[key] = made
 
     def _store(
         self, value: Value, strides: Strides, tile: Hashable, *, waits: bool = False

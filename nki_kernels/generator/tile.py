@@ -45,6 +45,8 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 # DMA (2 KiB a partition), short enough that the temporaries of a long chain fit.
 _FREE_SIZE = 2048
 _SIZES = (_FREE_SIZE, _FREE_SIZE // 4, _FREE_SIZE // 2, 2 * _FREE_SIZE, 4 * _FREE_SIZE)
+# For phases of a few tiles, where what the last one leaves to do after its load counts.
+_SMALL_SIZES = (*_SIZES, _FREE_SIZE // 8)
 # Where a reduced dimension is not the innermost one, so that its length shortens the runs of DMA.
 _ACROSS_FREE_SIZE = 16384
 # How many tilings are scheduled, and how much slower than the best one they are by estimate.
@@ -166,10 +168,12 @@ class _Cuts:
             yield from _of_sizes(functools.partial(self.with_whole_rows, overlap=True))
         is_across = runs_across(self.order, self.reduced)
         is_full = not is_across and any(map(_is_full, found))
+        lengths = math.prod(self.sizes[d] for d in self.order) // PARTITIONS
+        sizes = _SMALL_SIZES if lengths <= 2 * _FREE_SIZE else _SIZES
         if self.reduced and self._reduces_as_floats() and not is_full:
             for whole in (False, True):
-                yield from _of_sizes(functools.partial(self.across, whole=whole))
-            yield from _of_sizes(self.in_steps)
+                yield from _of_sizes(functools.partial(self.across, whole=whole), sizes)
+            yield from _of_sizes(self.in_steps, sizes)
         yield from _of_sizes(self.turned)
         yield from _of_sizes(self.permuted)
 
@@ -307,7 +311,10 @@ class _Cuts:
             ]
             for choice in (("all",), ("computed", "loads"), ("none",)):
                 regions = [
-                    dataclasses.replace(one, keeps=keeps) for keeps in choice for one in placed
+                    way
+                    for keeps in choice
+                    for one in placed
+                    for way in _in_stages(dataclasses.replace(one, keeps=keeps))
                 ]
                 if fitting := self._fitting(regions):
                     return fitting
@@ -353,11 +360,13 @@ def _is_full(region: TiledRegion) -> bool:
     return geometry.tiles >= LEAST_TILES and geometry.partitions == PARTITIONS and is_last
 
 
-def _of_sizes(make: Callable[[int], list[TiledRegion]]) -> Iterator[TiledRegion]:
+def _of_sizes(
+    make: Callable[[int], list[TiledRegion]], sizes: Sequence[int] = _SIZES
+) -> Iterator[TiledRegion]:
     """The region in tiles of the usual size, and of others: small ones overlap better, large ones
     have fewer instructions and load tables of functions less often.
     """
-    for size in _SIZES:
+    for size in sizes:
         yield from make(size)
 
 
@@ -411,6 +420,16 @@ def _staged(region: TiledRegion, hw: Hardware, most: int) -> list[TiledRegion]:
         for one in placed
     ]
     return [*staged, *placed]
+
+
+def _in_stages(region: TiledRegion) -> list[TiledRegion]:
+    """`region` with the tiles of its phases one after another, and in stages where some overlap."""
+    assert region.across is not None
+    if region.across.steps < LEAST_TILES:
+        return [region]
+    staged = dataclasses.replace(region, phase_stages=MOST_STAGES)
+    overlaps = any(phase.depth > 1 for phase in staged.staged_phases)
+    return [region, staged] if overlaps else [region]
 
 
 def _strides(

@@ -15,6 +15,7 @@ from trnx.nki_kernels.generator.estimate import Estimate
 from trnx.nki_kernels.generator.geometry import Geometry, Strides
 from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.lower import Output
+from trnx.nki_kernels.generator.phase_stages import PhaseStages, cut_phase
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
 from trnx.simulator.hardware import Hardware
 
@@ -41,6 +42,7 @@ class TiledRegion:
     `held` gives for every result the value whose tile holds it, `stages` the stage of every
     instruction; `halved` are the reductions that add halves of their rows, again and again.
     `layouts` are the free axes of the tiles that lie in an order of their own (`permute.py`).
+    Tiles of phases are cut into at most `phase_stages`.
     """
 
     outputs: tuple[Output, ...]
@@ -53,6 +55,7 @@ class TiledRegion:
     keeps: str = "none"
     halved: frozenset[Value] = frozenset()
     layouts: Mapping[Value, Dims] = field(default_factory=dict)
+    phase_stages: int = 1
 
     def labels(self, value: Value) -> Dims:
         """The free axes of a value's tile, in its order."""
@@ -68,12 +71,19 @@ class TiledRegion:
         results = [self.held[output.value] for output in self.outputs]
         return Across(self.instructions, results, self.geometry)
 
+    @functools.cached_property
+    def staged_phases(self) -> list[PhaseStages]:
+        """The phases of a region with some, cut into stages."""
+        across = self.across
+        assert across is not None
+        return [cut_phase(across, p, self.phase_stages) for p in across.phases(self.keeps)]
+
     @property
     def key(self) -> Hashable:
         """Equal for the ways to cut one region that are the same."""
         calls = tuple((i.call, i.engine) for i in self.instructions)
         order = tuple(self.layouts.values())
-        return (self.geometry, self.keeps, calls, order, tuple(self.stages))
+        return (self.geometry, self.keeps, calls, order, tuple(self.stages), self.phase_stages)
 
     def store_stages(self) -> list[int]:
         """The stage that stores each output: the last one that writes its tile."""
@@ -110,7 +120,7 @@ class TiledRegion:
         held = [self.held[output.value] for output in self.outputs]
         stores = list(zip(held, self.output_strides, strict=True))
         if self.across is not None:
-            return estimate.across(self.across, self.keeps, self.load_strides, stores)
+            return estimate.across(self.across, self.staged_phases, self.load_strides, stores)
         staged = [(*s, stage) for s, stage in zip(stores, self.store_stages(), strict=True)]
         return estimate.rows(self.instructions, self.stages, self.load_strides, staged)
 
@@ -135,8 +145,13 @@ class TiledRegion:
         """
         copies = 2 if self.geometry.tiles > 1 else 1
         if self.across is not None:
-            kept = sum(map(self._bytes, self.across.kept_values(self.keeps)))
-            return copies * self.bytes_per_partition() + self.across.steps * kept
+            left = dict.fromkeys(v for one in self.staged_phases for v in one.phase.kept)
+            kept = sum(map(self._bytes, left))
+            handed = max(
+                sum(self._bytes(v) for values in phase.carried for v in values)
+                for phase in self.staged_phases
+            )
+            return copies * self.bytes_per_partition() + self.across.steps * kept + handed
         carried = sum(self._bytes(value) for values in self.carried() for value in values)
         return copies * self.bytes_per_partition() + carried
 
