@@ -189,10 +189,8 @@ def product(
             chunked = False  # rows are normalised as a whole
         if chunked:
             weights = Pieces(_FIRST_BANKS * nl.tile_size.psum_bank_fmax, [])
-            _load_chunks(data, weights, x, part.row, w, (col, min(weights.step, cols)))
-        bias = None
-        if then.bias is not None:
-            bias = load_broadcast(then.bias, col, cols, min(nl.tile_size.pmax, out.shape[0]))
+            load_chunks(data, weights, x, part.row, w, (col, min(weights.step, cols)))
+        bias = load_bias(then, col, cols, out.shape[0])
         if chunked:
             load_pieces(weights, w, col + weights.step, cols - weights.step, depth)
         for row in range(part.row, part.end_row, blocks.rows):
@@ -204,7 +202,9 @@ def product(
             if first and chunked:
                 done = min(weights.step, cols)
                 _block_by_chunks(out, (row, rows), (col, done), data, weights, depth, bias, then)
-                _block(out, (row, rows), (col, cols), data, weights, depth, bias, then, done)
+                multiply_block(
+                    out, (row, rows), (col, cols), data, weights, depth, bias, then, done
+                )
                 if blocks.keep:
                     kept.append(data)
                 continue
@@ -223,7 +223,40 @@ def product(
                 data = kept[number]
                 if first:
                     load_pieces(weights, w, col, cols, depth)
-            _block(out, (row, rows), (col, cols), data, weights, depth, bias, then)
+            multiply_block(out, (row, rows), (col, cols), data, weights, depth, bias, then)
+
+
+def load_bias(then: Epilogue, col: int, cols: int, rows: int) -> nl.NkiTensor | None:
+    """The bias of columns `col ..`, if there is one: in the partitions of a tile of `rows`, or in
+    one, where TensorE adds it."""
+    if then.bias is None:
+        return None
+    if _multiplies_bias(then):
+        return load_broadcast(then.bias, col, cols, 1)
+    return load_broadcast(then.bias, col, cols, min(nl.tile_size.pmax, rows))
+
+
+def _multiplies_bias(then: Epilogue) -> bool:
+    """Whether TensorE adds the bias as a product with ones."""
+    return then.norm is not None and then.norm.ones is not None
+
+
+def _multiply_bias(
+    then: Epilogue, bank: nl.NkiTensor, bias: nl.NkiTensor | None, left: int
+) -> None:
+    """Add the bias of columns `left ..` to a bank of sums, where TensorE does so: last, because it
+    is loaded behind what the first sums wait for."""
+    rows, width = bank.shape
+    if bias is not None and then.norm is not None and then.norm.ones is not None:
+        row = bias[0:1, left : left + width]
+        nisa.nc_matmul(dst=bank, stationary=then.norm.ones[:, 0:rows], moving=row)
+
+
+def _added_bias(
+    then: Epilogue, bias: nl.NkiTensor | None, rows: int, left: int, width: int
+) -> nl.NkiTensor | None:
+    """The part of the bias that is added behind the product, if any is."""
+    return None if _multiplies_bias(then) else _part(bias, rows, left, width)
 
 
 def _starts_with_chunks(x: MatmulOperand, w: MatmulOperand, rows: int) -> bool:
@@ -234,7 +267,7 @@ def _starts_with_chunks(x: MatmulOperand, w: MatmulOperand, rows: int) -> bool:
     return rows > _FIRST_ROWS and x.layout != ROWS and w.layout != ROWS
 
 
-def _load_chunks(
+def load_chunks(
     data: Pieces,
     weights: Pieces,
     x: MatmulOperand,
@@ -287,7 +320,7 @@ def _block_by_chunks(
     added = []  # before GpSimd has more to do
     for start in range(0, rows, pmax):
         count = min(pmax, rows - start)
-        own = _part(bias, count, 0, cols)
+        own = _added_bias(then, bias, count, 0, cols)
         added.append(_load_added(then, row + start, col, own, count, cols))
     for k in range(0, turn, pmax):
         for number in range(len(banks)):
@@ -304,7 +337,8 @@ def _block_by_chunks(
             bank = banks[start // pmax * across + left // fmax]
             width = bank.shape[1]
             multiply_chunks(bank, data.tiles[0], start, weights.tiles[0], left, turn, depth)
-            own = None if other is not None else _part(bias, count, left, width)
+            _multiply_bias(then, bank, bias, left)
+            own = None if other is not None else _added_bias(then, bias, count, left, width)
             part = tile[:, left : left + width]
             _evict(
                 part,
@@ -337,10 +371,12 @@ def product_of_tile(
             bias = load_broadcast(then.bias, col, cols, rows)
         weights = Pieces(piece_rows(w, depth, nl.tile_size.psum_bank_fmax), [])
         load_pieces(weights, w, col, cols, depth)
-        _block(out, (0, rows), (col, cols), Pieces(rows, [data]), weights, depth, bias, then)
+        multiply_block(
+            out, (0, rows), (col, cols), Pieces(rows, [data]), weights, depth, bias, then
+        )
 
 
-def _block(
+def multiply_block(
     out: nl.NkiTensor,
     row_range: tuple[int, int],
     col_range: tuple[int, int],
@@ -360,7 +396,7 @@ def _block(
         return
     for start in range(0, rows, nl.tile_size.pmax):
         count = min(nl.tile_size.pmax, rows - start)
-        own = _part(bias, count, done, cols - done)
+        own = _added_bias(then, bias, count, done, cols - done)
         added = _load_added(then, row + start, col + done, own, count, cols - done)
         tile = _new_tile(out, then, count, cols - done)
         before = None if then.before is None else _new_tile(out, then, count, cols - done)
@@ -375,7 +411,8 @@ def _block(
                 left % weights.step,
                 depth,
             )
-            own = None if added is not None else _part(bias, count, left, width)
+            _multiply_bias(then, bank, bias, left)
+            own = None if added is not None else _added_bias(then, bias, count, left, width)
             place = left - done
             part = tile[:, place : place + width]
             _evict(

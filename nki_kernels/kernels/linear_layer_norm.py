@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import nki
-import nki.isa as nisa
 import nki.language as nl
 import torch
 import torch.nn.functional as F
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, part_of, product
 from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
 from trnx.nki_kernels.kernels._projections import blocks_of_part, layouts_of, reject_linear
-from trnx.nki_kernels.kernels._row_norm import RowNorm, flush
+from trnx.nki_kernels.kernels._row_norm import flush, new_row_norm, new_row_results, returned
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -30,6 +29,8 @@ from trnx.simulator.hardware import Hardware
 aten = torch.ops.aten
 # Columns, of which some tiles in float32 fit in SBUF beside the weights.
 _MOST_COLUMNS = 2048
+# K of products that take TensorE less time than their norm takes VectorE.
+_SHORT_DEPTH = 1024
 _VECTORS = ("bias", "norm_weight", "norm_bias")
 
 
@@ -58,23 +59,9 @@ def linear_layer_norm_kernel(
     rows."""
     columns = weight.shape[0]
     rows = x.size // x.shape[-1]
-    shape = x.shape[:-1] + (columns,)
-    mean, rstd, total = None, None, None
-    outs = []
-    if with_statistics:
-        mean = nl.ndarray(x.shape[:-1] + (1,), dtype=x.dtype, buffer=nl.shared_hbm)
-        rstd = nl.ndarray(x.shape[:-1] + (1,), dtype=x.dtype, buffer=nl.shared_hbm)
-        outs = [mean, rstd]
-    out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    outs.append(out)
-    if with_total:
-        whole = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
-        total = whole.reshape((rows, columns))
-        outs.append(whole)
-    epsilon = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=epsilon, value=eps)
-    norm = RowNorm(norm_weight, norm_bias, epsilon, total, mean, rstd, [], [])
-    flat = out.reshape((rows, columns))
+    results = new_row_results(x.shape[:-1] + (columns,), x.dtype, with_statistics, with_total)
+    norm = new_row_norm(norm_weight, norm_bias, eps, results, x.shape[-1] <= _SHORT_DEPTH)
+    flat = results.out.reshape((rows, columns))
     product(
         flat,
         MatmulOperand(segments_of(x, x_merged), x_layout),
@@ -85,9 +72,7 @@ def linear_layer_norm_kernel(
         [],
     )
     flush(norm, flat)
-    if len(outs) == 1:
-        return outs[0]
-    return tuple(outs)
+    return returned(results)
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
