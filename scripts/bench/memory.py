@@ -5,9 +5,10 @@
 
 Three things, each with NKI regions and with XLA regions, each in a process of its own: models of
 another width each, compiled, trained for a step and dropped; calls of one compiled model, forward
-and backward; one function that is compiled anew for every shape, eight of them kept
-at a time. Memory is read after each tenth of them, without garbage and without what malloc
-keeps for later.
+and backward; one function that is compiled anew for every shape, ten of them kept at a time. Sizes
+come in a random order, so that what is kept of the last ones is as large as what is kept of the
+first. Memory is read after each tenth of them, without garbage and without what malloc keeps for
+later.
 
 Bar: after the first 20 it grows by no more than 5 %, besides what Dynamo and AOTAutograd keep
 whatever the backend is (guards of global objects, generated sources, metrics): by the growth of
@@ -20,8 +21,10 @@ Times are of no interest, so that the machine may be busy.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -71,13 +74,18 @@ def step(run: Any, x: torch.Tensor) -> None:
     run(x).square().mean().backward()
 
 
+def sizes(first: int) -> Iterator[int]:
+    """Each size from `first` on once, in a random order among 200."""
+    order = random.Random(0)
+    for begin in itertools.count(first, 200):
+        yield from order.sample(range(begin, begin + 200), 200)
+
+
 def use_models(kind: str, with_xla: bool) -> Iterator[None]:
     """Models of another width each, dropped after a step."""
-    width = 16
-    while True:
+    for width in sizes(16):
         step(compiled(Model(width, with_xla), kind), torch.randn(16, width))
         torch.compiler.reset()
-        width += 1
         yield
 
 
@@ -90,16 +98,16 @@ def use_calls(kind: str, with_xla: bool) -> Iterator[None]:
 
 
 def use_recompiles(kind: str, with_xla: bool) -> Iterator[None]:
-    """One function, another number of rows each time; Dynamo keeps 8 graphs, then all are
-    dropped."""
+    """One function, another number of rows each time; Dynamo keeps 10 graphs, then all are dropped:
+    10 whenever memory is read.
+    """
     limits = torch._dynamo.config
-    limits.recompile_limit = limits.accumulated_recompile_limit = 8
-    run, rows = compiled(Model(64, with_xla), kind), 2
-    while True:
-        if rows % limits.recompile_limit == 0:
+    limits.recompile_limit = limits.accumulated_recompile_limit = 10
+    run = compiled(Model(64, with_xla), kind)
+    for turn, rows in enumerate(sizes(2)):
+        if turn % limits.recompile_limit == 0:
             torch.compiler.reset()
         step(run, torch.randn(rows, 64))
-        rows += 1
         yield
 
 
