@@ -106,11 +106,10 @@ def _windows() -> dict[Any, Callable[..., Any]]:
     """Torch's own rules for ops that no kernel takes whole."""
     rules = every_decomposition()
     mean, largest = aten._adaptive_avg_pool2d.default, aten.adaptive_max_pool2d.default
-    grid = aten.grid_sampler_2d.default
     return {
         mean: _where_windows_differ(rules[mean]),
         largest: rules[largest],
-        grid: grid_sampler(rules[grid]),
+        aten.grid_sampler_2d.default: grid_sampler,
     }
 
 

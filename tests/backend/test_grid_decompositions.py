@@ -1,4 +1,4 @@
-"""Grid sampling at coordinates that are not finite, as of points behind a camera."""
+"""Grid sampling of pixels and at coordinates that are not finite, as of points behind a camera."""
 
 from __future__ import annotations
 
@@ -33,6 +33,34 @@ def test_not_finite(mode: str, padding: str, align: bool) -> None:
     expected, actual = sample(x, grid), torch.compile(sample, backend="trnx")(x, grid)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
     assert actual.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("mode", MODES)
+def test_pixels_that_are_not_finite(mode: str, padding: str, align: bool) -> None:
+    def sample(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(x, grid, mode, padding, align)
+
+    generator = torch.Generator().manual_seed(4)
+    x, _ = operands()
+    x[:, 0, 0, 0], x[0, 1, 4, 6], x[1, 2, 2, 3] = math.nan, math.inf, -math.inf
+    grid = torch.rand(2, 9, 14, 2, generator=generator) * 4 - 2
+    expected, actual = sample(x, grid), torch.compile(sample, backend="trnx")(x, grid)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert expected.isfinite().any(dim=(2, 3)).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_half_precision_rounds_once(mode: str) -> None:
+    def sample(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(x, grid, mode, align_corners=False)
+
+    x, grid = (t.nan_to_num(0.5, 0.5, 0.5) for t in operands(torch.bfloat16))
+    actual = torch.compile(sample, backend="trnx")(x, grid)
+    assert actual.dtype is torch.bfloat16
+    exact = sample(x.double(), grid.double())
+    torch.testing.assert_close(actual.double(), exact, rtol=2**-8, atol=1e-4)
 
 
 def test_symbolic_sizes() -> None:
