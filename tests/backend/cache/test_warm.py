@@ -43,7 +43,8 @@ def fresh() -> None:
     torch.compiler.reset()
     prediction.PREDICTIONS.clear()
     PROGRAMS.clear()
-    for known in (generator._SOURCES, generator._NODES, generator._COSTS, subset._FINDINGS):
+    generated = (generator._SOURCES, generator._NODES, generator._COSTS)
+    for known in (*generated, subset._FINDINGS, subset._CHECKED):
         known.clear()
 
 
@@ -69,7 +70,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(profile, "predicted_seconds")
     count(generator, "tilings")
     count(generator, "emit")
-    count(subset, "subset_findings")
+    count(subset, "_findings")
     return found
 
 
@@ -115,7 +116,7 @@ def run(model: torch.nn.Module, *inputs: torch.Tensor) -> tuple[list[Any], list[
 def test_nothing_is_planned_generated_or_scheduled_again(calls: Counter[str]) -> None:
     model, x = mixed(), torch.randn(40, 64)
     cold, plans = run(model, x)
-    done = ("canonicalise", "partition", "predicted_seconds", "tilings", "subset_findings", "trace")
+    done = ("canonicalise", "partition", "predicted_seconds", "tilings", "_findings", "trace")
     assert min(calls[name] for name in done) > 0
     calls.clear()
     warm, again = run(model, x)
@@ -191,7 +192,7 @@ def test_a_clean_kernel_is_read_once_and_one_with_findings_each_time(
         else:
             with pytest.raises(KernelSubsetError, match="lambda"):
                 trace(kernel, [TensorSpec.dense((4, 4), torch.float32)])
-    assert calls["subset_findings"] == (1 if kept else 2)
+    assert calls["_findings"] == (1 if kept else 2)
     assert len(list((folder / "subset").rglob("*.json"))) == int(kept)
 
 
@@ -205,7 +206,7 @@ def test_an_edited_kernel_and_a_damaged_entry_are_read_again(
     entry.write_text("{}")
     fresh()
     trace(load_module(file).copies, [TensorSpec.dense((4, 4), torch.float32)])
-    assert calls["subset_findings"] == 2
+    assert calls["_findings"] == 2
     file.write_text(COPIES.format(line="f = lambda i: i"))
     with pytest.raises(KernelSubsetError, match="lambda"):
         trace(load_module(file).copies, [TensorSpec.dense((4, 4), torch.float32)])

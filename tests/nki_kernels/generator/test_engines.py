@@ -162,8 +162,9 @@ def test_values_on_ragged_sizes(region: Build, name: str, dtype: torch.dtype, ta
 def test_rows_of_a_reduction(region: Build, rows: int) -> None:
     built = region(normal, _draw(rows, 2050), _draw(2050))
 
-    # More than 384 rows are four tiles, of which the later ones overlap.
-    assert ("_stage0" in built.source()) == (rows > 384)
+    # More than 384 rows are four tiles, of which the later ones overlap; fewer may overlap parts of
+    # their columns.
+    assert rows <= 384 or "_stage0" in built.source()
     built.check()
 
 
