@@ -36,6 +36,10 @@ KEPT = frozenset(
     {
         # One kernel in eager and in XLA; decomposed they are chains that round between the steps.
         aten.silu.default,
+        aten.hardsigmoid.default,
+        aten.hardswish.default,
+        aten.hardsigmoid_backward.default,
+        aten.hardswish_backward.default,
         aten.addcdiv.default,
         aten.addcmul.default,
         aten.lerp.Scalar,
