@@ -21,14 +21,13 @@ from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, part_of, product
 from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
 from trnx.nki_kernels.kernels._projections import blocks_of_part, layouts_of, reject_linear
 from trnx.nki_kernels.kernels._row_norm import flush, new_row_norm, new_row_results, returned
+from trnx.nki_kernels.kernels._row_norm_host import largest_scale, reject_row_norm
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
 aten = torch.ops.aten
-# Columns, of which some tiles in float32 fit in SBUF beside the weights.
-_MOST_COLUMNS = 2048
 # K of products that take TensorE less time than their norm takes VectorE.
 _SHORT_DEPTH = 1024
 _VECTORS = ("bias", "norm_weight", "norm_bias")
@@ -80,13 +79,11 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
     if reject := reject_linear(b):
         return reject
     columns = b.weight.shape[0]
-    if list(b.normalized_shape) != [columns]:
-        return Reject(f"a norm over {list(b.normalized_shape)}, not over the {columns} columns")
     for name in _VECTORS:
         if b[name] is not None and (b[name].shape, b[name].dtype) != ((columns,), b.x.dtype):
             return Reject(f"{name} is {b[name].dtype}{b[name].shape}, not {b.x.dtype}({columns},)")
-    if columns > _MOST_COLUMNS:
-        return Reject(f"{columns} columns; rows of more than {_MOST_COLUMNS} do not fit in SBUF")
+    if reject := reject_row_norm(b, columns):
+        return reject
     _, width, depth, _ = blocks_of_part(b, hw, by_rows=True)
     if width < columns or depth < b.x.shape[-1]:
         return Reject(f"weight{b.weight.shape} does not fit in SBUF as a whole")
@@ -190,9 +187,7 @@ def _sum_error(values: dict[str, Any]) -> float:
     bias = None if values["bias"] is None else values["bias"].float()
     total = F.linear(values["x"].float(), values["weight"].float(), bias)
     total = total + values["residual"].float()
-    factor = torch.rsqrt(total.var(-1, correction=0) + values["eps"]).max()
-    if values["norm_weight"] is not None:
-        factor = factor * values["norm_weight"].float().abs().max()
+    factor = largest_scale(total, values["norm_weight"], values["eps"])
     return float(torch.finfo(torch.float32).eps * total.abs().max() * factor)
 
 

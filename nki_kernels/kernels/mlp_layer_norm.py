@@ -42,6 +42,7 @@ from trnx.nki_kernels.kernels._operands import (
     segments_of,
 )
 from trnx.nki_kernels.kernels._row_norm import flush, new_row_norm, new_row_results, returned
+from trnx.nki_kernels.kernels._row_norm_host import largest_scale, reject_row_norm
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -52,7 +53,6 @@ aten = torch.ops.aten
 _MOST_ROWS = 512
 # I of a piece of weights: that of the first piece is in four banks of PSUM at a time.
 _PIECE = 512
-_MOST_COLUMNS = 2048
 # Float32 tiles of 128 rows that the norm has under way.
 _NORM_TILES = 10
 _ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
@@ -200,10 +200,8 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
     for name, shape in sizes.items():
         if b[name] is not None and (b[name].shape, b[name].dtype) != (shape, b.weight.dtype):
             return Reject(f"{name} is {b[name].dtype}{b[name].shape}, not {b.weight.dtype}{shape}")
-    if list(b.normalized_shape) != [columns]:
-        return Reject(f"a norm over {list(b.normalized_shape)}, not over the {columns} columns")
-    if columns > _MOST_COLUMNS:
-        return Reject(f"{columns} columns; rows of more than {_MOST_COLUMNS} do not fit in SBUF")
+    if reject := reject_row_norm(b, columns):
+        return reject
     if _bytes(b, hw) > hw.sbuf_partition_bytes * 7 // 8:
         return Reject(f"weight{b.weight.shape} and down{b.down.shape} do not fit in SBUF")
     return None
@@ -326,9 +324,7 @@ def _rounding_error(values: dict[str, Any]) -> float:
     vectors = {n: None if values[n] is None else values[n].float() for n in _VECTORS}
     hidden = ACTIVATIONS[values["activation"]](F.linear(x, weight, vectors["bias"]))
     total = F.linear(hidden, down, vectors["down_bias"]) + values["residual"].float()
-    factor = torch.rsqrt(total.var(-1, correction=0) + values["eps"]).max()
-    if vectors["norm_weight"] is not None:
-        factor = factor * vectors["norm_weight"].abs().max()
+    factor = largest_scale(total, vectors["norm_weight"], values["eps"])
     spread = F.linear(hidden.abs() + 1e-3, down.abs()).max() + total.abs().max()
     largest = torch.maximum(factor, torch.ones(())) if values["with_total"] else factor
     return float(torch.finfo(values["x"].dtype).eps * spread * largest)
