@@ -85,9 +85,6 @@ def var(b: Builder, x: Operand, *_: Any, correction: Any = None, **__: Any) -> V
 
 @lowers(aten.std.correction, reduction=dims_at(keepdim=9), flops=6)
 def std(b: Builder, x: Operand, *_: Any, correction: Any = None, **__: Any) -> Value | Reject:
-    if x.dtype is torch.float16:
-        variance = _variance(b, x, correction)
-        return variance if isinstance(variance, Reject) else b.unary("sqrt", variance)
     # Eager adds squares in float64. Those of numbers beyond 1e19 overflow in float32.
     large = b.compare("greater", b.reduce("maximum", b.unary("abs", x)), 1e18)
     down = b.select(large, 2.0**-96, 1.0, torch.float32)
