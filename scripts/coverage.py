@@ -190,7 +190,8 @@ def documented() -> set[str]:
     """The ops that the docs say stay off NKI: the first column of the page's second table."""
     if not DOCS.exists():
         return set()
-    _, _, section = DOCS.read_text().partition("## What stays off NKI")
+    _, _, rest = DOCS.read_text().partition("\n## What stays off NKI")
+    section, _, _ = rest.partition("\n## ")
     rows = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
 
