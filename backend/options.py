@@ -12,6 +12,8 @@
 | check | none, eager, float64 | compare every region with its ops, and raise where it differs |
 | buckets | auto, exact, or a list of sizes | what dynamic sizes are padded to, where safe |
 | lnc | 1, 2 (not on trn1) | physical cores of a logical core, which share each kernel's work |
+
+Where nobody gives `lnc`, it is that of the runtime on a device, and 1 on stand-ins.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any, Literal, get_args
 from trnx.backend.buckets.sizes import Buckets, parse_buckets
 from trnx.backend.environment import PREFIX, option_defaults
 from trnx.backend.errors import InvalidOptionError, OptionError, UnknownOptionError
+from trnx.backend.neuron.stack import LNC_VARIABLE, device_lnc
 from trnx.simulator.hardware import DEFAULT_TARGET, Hardware, hardware, targets
 
 Fallback = Literal["auto", "xla", "eager", "error"]
@@ -122,4 +125,18 @@ def make_options(
         raise InvalidOptionError(PREFIX + "BUCKETS", defaults["buckets"], _BUCKETS)
     if "lnc" in defaults and parse_lnc(defaults["lnc"]) is None:
         raise InvalidOptionError(PREFIX + "LNC", defaults["lnc"], ("1", "2"))
-    return Options(**{**defaults, **(given or {})})
+    values = {**defaults, **(given or {})}
+    options = Options(**values)
+    return options if "lnc" in values else _as_on_device(options, environment)
+
+
+def _as_on_device(options: Options, environment: Mapping[str, str] | None) -> Options:
+    """With the LNC of the device that it is for, since a launch on another number of cores fails
+    there. Raises InvalidOptionError for a value that the target does not have."""
+    configured = device_lnc(options.runner, options.target, environment)
+    if configured is None:
+        return options
+    allowed = hardware(options.target).lnc
+    if (lnc := parse_lnc(configured)) not in allowed:
+        raise InvalidOptionError(LNC_VARIABLE, configured, tuple(map(str, allowed)))
+    return replace(options, lnc=lnc)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trnx.backend.environment import option_defaults
-from trnx.backend.neuron.stack import LNC_VARIABLE, Stack, find_stack
-from trnx.backend.options import Options, option_names
+from trnx.backend.neuron.stack import LNC_VARIABLE, Stack, find_stack, runtime_lnc
+from trnx.backend.options import option_names
 from trnx.backend.supported import PYTHON, TORCH, Version
 
 Status = Literal["ok", "note", "problem"]
@@ -213,13 +213,14 @@ def _devices(here: Machine, stack: Stack) -> Check:
 
 
 def _lnc(here: Machine, stack: Stack) -> Check:
-    have = here.variables.get(LNC_VARIABLE, "")
-    kernels = option_defaults(option_names(), here.variables).get("lnc", str(Options.lnc))
-    if have == kernels or not _is_meant_for_neuron(here, stack):
-        return Check("logical cores", "ok", f"{LNC_VARIABLE}={have}" if have else "not set")
-    found = f"{LNC_VARIABLE} is {have or 'not set, which means 2 on trn2'}; "
-    found += f"kernels are for {kernels}"
-    wanted = f"export {LNC_VARIABLE}={kernels}, or TRNX_LNC={have or 2}"
+    variable = here.variables.get(LNC_VARIABLE, "")
+    have = runtime_lnc(_generation(here), variable)
+    asked = option_defaults(option_names(), here.variables).get("lnc", have)
+    if have == asked or not _is_meant_for_neuron(here, stack):
+        return Check("logical cores", "ok", f"{LNC_VARIABLE}={variable}" if variable else "not set")
+    found = f"{LNC_VARIABLE} is {variable or f'not set, which means {have}'}; "
+    found += f"TRNX_LNC={asked} asks for kernels for {asked}"
+    wanted = f"unset TRNX_LNC, or export {LNC_VARIABLE}={asked}"
     return Check("logical cores", "problem", found, wanted)
 
 

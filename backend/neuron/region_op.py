@@ -26,16 +26,13 @@ from trnx.backend.neuron.errors import (
     NeuronLncError,
 )
 from trnx.backend.neuron.native import native_kernel
-from trnx.backend.neuron.stack import LNC_VARIABLE
+from trnx.backend.neuron.stack import LNC_VARIABLE, runtime_lnc
 from trnx.nki_kernels.keys import key_of
 from trnx.nki_kernels.spec import Launch
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.program.program import Program
 
 NAMESPACE = "trnx_nki"
-# What the runtime takes where the variable is not set: two cores of Trainium2 and later work as one
-# (about-neuron/arch/neuron-features/logical-neuroncore-config.rst).
-_DEFAULT_LNC = {"trn1": 1}
 
 
 @dataclass
@@ -70,7 +67,7 @@ def check_lnc(launch: Launch, name: str, target: str, configured: str | None) ->
 def check_cores(who: str, wanted: int, target: str, configured: str | None) -> None:
     """Raises NeuronLncError where logical cores (`configured`, the value of
     NEURON_LOGICAL_NC_CONFIG) are not of `wanted` physical ones, on which `who` launched."""
-    have = configured or str(_DEFAULT_LNC.get(target, 2))
+    have = runtime_lnc(target, configured)
     if have != str(wanted):
         set_to = f"is {configured}" if configured else f"is not set, which means {have} on {target}"
         raise NeuronLncError(

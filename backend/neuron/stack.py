@@ -33,6 +33,9 @@ Version = tuple[int, int]
 PYTHON: tuple[Version, Version] = ((3, 12), (3, 14))
 TORCH: tuple[Version, ...] = ((2, 13), (2, 14))
 LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
+# What the runtime takes where the variable is not set: two cores of Trainium2 and later work as one
+# (about-neuron/arch/neuron-features/logical-neuroncore-config.rst).
+_DEFAULT_LNC = {"trn1": "1"}
 # torch/get-started/quickstart-torch-neuron.rst, prerequisites.
 TARGETS = ("trn2", "trn3")
 INSTALL = "install torch-neuronx 2.13 or later as AWS's quickstart for TorchNeuron says"
@@ -167,6 +170,24 @@ def find_stack(environment: Mapping[str, str] | None = None, root: Path = Path("
         devices=_loaded_devices(),
         lnc=variables.get(LNC_VARIABLE),
     )
+
+
+def runtime_lnc(target: str, configured: str | None) -> str:
+    """The physical cores of a logical core that the runtime has, where the variable is
+    `configured`: its text as it stands, which nobody has checked."""
+    return configured or _DEFAULT_LNC.get(target, "2")
+
+
+def device_lnc(
+    runner: str, target: str, environment: Mapping[str, str] | None = None
+) -> str | None:
+    """`runtime_lnc` of the device that the option `runner` means here; None for a stand-in."""
+    if runner not in ("auto", "neuron") or target not in TARGETS:
+        return None
+    if _torch_neuronx_kind() != "native":  # most machines; the rest of a stack takes a millisecond
+        return None
+    stack = find_stack(environment)
+    return None if stack.problem() else runtime_lnc(target, stack.lnc)
 
 
 def _folders(package: str) -> tuple[Path, ...]:

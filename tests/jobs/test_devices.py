@@ -48,7 +48,9 @@ def test_platform_chooses_the_backend() -> None:
         trnx_options(neuron, None, None)
 
 
-def test_training_with_trnx_on_a_neuron_device(text: Path, tmp_path: Path) -> None:
+def test_training_with_trnx_on_a_neuron_device(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On stand-ins for AWS's packages: the runner is `neuron`, unless another is asked for."""
     flags = ("--data", str(text), "--sequence-length", "16", "--batch", "2", "--backend", "trnx")
 
@@ -65,6 +67,7 @@ def test_training_with_trnx_on_a_neuron_device(text: Path, tmp_path: Path) -> No
     assert (lines[0]["backend"], lines[0]["device"]) == ("trnx", "neuron")
     assert lines[-1]["nki_share_min"] == 1.0
 
+    monkeypatch.setenv("TRNX_LNC", "1")
     done = started("2")
     assert done.returncode == 1
     assert "NeuronLncError: trnx's kernels are launched on 1" in done.stderr

@@ -41,14 +41,14 @@ def lnc(value: str) -> list[str]:
     if value:
         os.environ["NEURON_LOGICAL_NC_CONFIG"] = value
     try:
-        return _error(_linear, _rows())
+        return _error(_linear, _rows(), lnc=1)
     finally:
         os.environ["NEURON_LOGICAL_NC_CONFIG"] = before
 
 
-def both_cores(value: str) -> list[str]:
-    """Kernels for LNC 2 where NEURON_LOGICAL_NC_CONFIG is `value`: a product, a softmax and a
-    generated chain, on both cores, equal eager."""
+def both_cores(value: str, asked: int | None = 2) -> list[str]:
+    """Kernels for LNC `asked` where NEURON_LOGICAL_NC_CONFIG is `value`: a product, a softmax and a
+    generated chain equal eager. None: for those that the runtime has."""
     before = os.environ["NEURON_LOGICAL_NC_CONFIG"]
     os.environ["NEURON_LOGICAL_NC_CONFIG"] = value
     x, weight = torch.randn(129, 70), torch.randn(66, 70)
@@ -57,7 +57,8 @@ def both_cores(value: str) -> list[str]:
         return (F.softmax(F.linear(x, weight), -1) * 3 + 1).tanh()
 
     try:
-        options = {"runner": "neuron", "lnc": 2, "select": "legal"}
+        options: dict[str, Any] = {"runner": "neuron", "select": "legal"}
+        options |= {} if asked is None else {"lnc": asked}
         compiled = torch.compile(model, backend="trnx", options=options)
         found = compiled(x.to("neuron"), weight.to("neuron")).cpu()
         torch.testing.assert_close(found, model(x, weight))

@@ -40,6 +40,7 @@ def machine(
     instance: str = "",
     driver: bool = False,
     lnc: str = "",
+    asked: str = "",
     python: tuple[int, int] = (3, 12),
     versions: dict[str, str] | None = None,
     compiler: str | None = None,
@@ -60,7 +61,7 @@ def machine(
     have = _VERSIONS if versions is None else versions
     return Machine(
         root,
-        {"NEURON_LOGICAL_NC_CONFIG": lnc} if lnc else {},
+        {"NEURON_LOGICAL_NC_CONFIG": lnc, "TRNX_LNC": asked},
         python,
         stack,
         lambda name: have.get(name, ""),
@@ -94,7 +95,6 @@ CASES: dict[str, Case] = {
             "neuron stack": "install torch-neuronx",
             "driver": "modprobe neuron",
             "devices": "modprobe neuron",
-            "logical cores": "export NEURON_LOGICAL_NC_CONFIG=1",
         },
         "simulator",
     ),
@@ -149,9 +149,15 @@ CASES: dict[str, Case] = {
         {"devices": "ls -l /dev/neuron0"},
         "simulator",
     ),
-    "two logical cores": (
-        lambda r: trn2(r, lnc="2"),
-        {"logical cores": "export NEURON_LOGICAL_NC_CONFIG=1, or TRNX_LNC=2"},
+    "logical cores of two": (lambda r: trn2(r, lnc="2"), {}, "neuron"),
+    "kernels for one core of two": (
+        lambda r: trn2(r, lnc="2", asked="1"),
+        {"logical cores": "unset TRNX_LNC, or export NEURON_LOGICAL_NC_CONFIG=1"},
+        "neuron",
+    ),
+    "the same, by the runtime's default": (
+        lambda r: trn2(r, lnc="", asked="1"),
+        {"logical cores": "unset TRNX_LNC"},
         "neuron",
     ),
     "no compiler, no runtime": (

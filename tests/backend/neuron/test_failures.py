@@ -185,3 +185,14 @@ def test_kernels_on_both_cores(on_fakes: Any) -> None:
     assert name == "NeuronLncError"
     assert "launched on 2 physical core(s), and NEURON_LOGICAL_NC_CONFIG is 1" in message
     assert "compile with options={'lnc': 1}" in message
+
+
+@pytest.mark.parametrize("configured", ["1", "2", ""])
+def test_kernels_are_for_the_cores_of_the_runtime(on_fakes: Any, configured: str) -> None:
+    assert on_fakes("both_cores", configured, None) == []
+
+
+def test_a_wrong_number_of_cores_is_named(on_fakes: Any) -> None:
+    name, message = on_fakes("both_cores", "3", None)
+    assert name == "InvalidOptionError"
+    assert "NEURON_LOGICAL_NC_CONFIG='3' is not valid; choose one of 1, 2" in message
