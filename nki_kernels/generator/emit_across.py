@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.emit_phase import PhaseEmitter
+from trnx.nki_kernels.generator.engines import next_table, table_of_call
 from trnx.nki_kernels.generator.geometry import Axis, RowTiles
 
 
@@ -73,6 +74,8 @@ class AcrossEmitter(PhaseEmitter):
         for i in phase.once:
             if i not in hoisted:
                 lines += self.lines(i, rows=rows, constant=False)
+        used = [table for i in phase.once if i not in hoisted and (table := table_of_call(i))]
+        lines += self._table(used[-1], phase.each) if used else []
         lines += [line for i in phase.combines for line in self._accumulator(i)]
         if phase.kept:
             lines.append(f"kept{n} = []")
@@ -146,21 +149,37 @@ class AcrossEmitter(PhaseEmitter):
         return [x for x in names if any(x in taken for taken in arguments)]
 
     def _staged_calls(self, n: int, moving: list[str], arguments: list[list[str]]) -> list[str]:
-        """In step t stage s computes tile t - s."""
+        """In step t stage s computes tile t - s, or all tiles run a stage before the next one."""
         staged, steps = self.staged[n], self.across.steps
         lines = [f"handed{s} = []" for s in range(staged.depth - 1)]
+        if self.region.by_stage:
+            for s, taken in enumerate(arguments):
+                call = self._stage_call(n, s, moving, taken, at="at")
+                lines += [f"for at in range(0, {steps}):", *indent(call)]
+                later = next_table(self.phases[n].each, staged.of_instructions, s)
+                lines += [] if later is None else self._table("another", [later])
+            return lines
         lines.append(f"for step in range(0, {steps + staged.depth - 1}):")
-        calls = [self._stage_call(n, s, moving, taken) for s, taken in enumerate(arguments)]
+        calls = [self._bounded_call(n, s, moving, taken) for s, taken in enumerate(arguments)]
         even, odd = ([line for s in order for line in calls[s]] for order in staged.orders())
         if even == odd:
             return [*lines, *indent(even)]
         by_parity = ["if step % 2 == 0:", *indent(even), "else:", *indent(odd)]
         return [*lines, *indent(by_parity)]
 
-    def _stage_call(self, n: int, s: int, moving: list[str], taken: list[str]) -> list[str]:
+    def _bounded_call(self, n: int, s: int, moving: list[str], taken: list[str]) -> list[str]:
         """The call of a stage in a step that has a tile for it."""
         steps, last = self.across.steps, self.staged[n].depth - 1
-        at = f"step - {s}" if s else "step"
+        lines = self._stage_call(n, s, moving, taken, at=f"step - {s}" if s else "step")
+        bounds = [f"step >= {s}"] if s else []
+        bounds += [f"step < {steps + s}"] if s < last else []
+        return [f"if {' and '.join(bounds)}:", *indent(lines)]
+
+    def _stage_call(
+        self, n: int, s: int, moving: list[str], taken: list[str], *, at: str
+    ) -> list[str]:
+        """The call of a stage for tile `at`."""
+        last = self.staged[n].depth - 1
         values = self._counts() | {"at": at, "handed": f"handed{s - 1}[{at}]"}
         used = [x for x in moving if x in taken]
         # All names are bound, so that a tuple of any length is taken apart.
@@ -170,9 +189,7 @@ class AcrossEmitter(PhaseEmitter):
             call = f"handed{s}.append({call})"
         elif self.phases[n].kept:
             call = f"kept{n}.append({call})"
-        bounds = [f"step >= {s}"] if s else []
-        bounds += [f"step < {steps + s}"] if s < last else []
-        return [f"if {' and '.join(bounds)}:", *indent([*lines, call])]
+        return [*lines, call]
 
     def _call(self, n: int, taken: str, counted: bool) -> list[str]:
         call = f"{self._phase_name(n, 0)}({taken})"

@@ -148,18 +148,42 @@ class TotalEmitter(ReductionEmitter):
 
     def _turned_and_reduced(self, combine: Instruction, width: str) -> list[str]:
         full, op = self.full, self._op(combine)
+        kept = self.across.size(self.axes(combine.dst))
+        if kept <= full:
+            return [
+                f"turned = nl.ndarray(({width}, {full}), dtype=nl.float32, buffer=nl.psum)",
+                "nisa.nc_transpose(dst=turned, data=parts)",
+                f"column = nl.ndarray(({width}, 1), dtype=nl.float32, buffer=nl.sbuf)",
+                f"nisa.tensor_reduce(dst=column, op={op}, data=turned, axis=(1,))",
+                f"line = nl.ndarray(({width}, {full}), dtype=nl.float32, buffer=nl.sbuf)",
+                f"nisa.tensor_copy(dst=line, src=column.broadcast(1, {full}))",
+                f"back = nl.ndarray(({full}, {width}), dtype=nl.float32, buffer=nl.psum)",
+                "nisa.nc_transpose(dst=back, data=line)",
+                "nisa.tensor_copy(dst=total, src=back)",
+            ]
+        most = BANK // full
+        # The last chunk may overlap the one before, so that all are equal: TensorE transposes as
+        # many as fit in a bank before VectorE reduces them.
+        left = f"left = min((first + i) * wide, {width} - wide)"
         return [
-            f"for left in range(0, {width}, {full}):",
-            f"    wide = min({full}, {width} - left)",
-            f"    turned = nl.ndarray((wide, {full}), dtype=nl.float32, buffer=nl.psum)",
-            "    nisa.nc_transpose(dst=turned, data=parts[:, left : left + wide])",
-            f"    line = nl.ndarray((wide, {full}), dtype=nl.float32, buffer=nl.sbuf)",
-            "    column = nl.ndarray((wide, 1), dtype=nl.float32, buffer=nl.sbuf)",
-            f"    nisa.tensor_reduce(dst=column, op={op}, data=turned, axis=(1,))",
-            f"    nisa.tensor_copy(dst=line, src=column.broadcast(1, {full}))",
-            f"    back = nl.ndarray(({full}, wide), dtype=nl.float32, buffer=nl.psum)",
-            "    nisa.nc_transpose(dst=back, data=line)",
-            "    nisa.tensor_copy(dst=total[:, left : left + wide], src=back)",
+            f"chunks = ({width} + {full - 1}) // {full}",
+            f"wide = ({width} + chunks - 1) // chunks",
+            f"for first in range(0, chunks, {most}):",
+            f"    many = min({most}, chunks - first)",
+            f"    turned = nl.ndarray((wide, many, {full}), dtype=nl.float32, buffer=nl.psum)",
+            "    for i in range(many):",
+            f"        {left}",
+            "        nisa.nc_transpose(dst=turned[:, i], data=parts[:, left : left + wide])",
+            "    column = nl.ndarray((wide, many), dtype=nl.float32, buffer=nl.sbuf)",
+            f"    nisa.tensor_reduce(dst=column, op={op}, data=turned, axis=(2,))",
+            f"    line = nl.ndarray((wide, many, {full}), dtype=nl.float32, buffer=nl.sbuf)",
+            f"    nisa.tensor_copy(dst=line, src=column.expand_dim(2).broadcast(2, {full}))",
+            f"    back = nl.ndarray(({full}, many, wide), dtype=nl.float32, buffer=nl.psum)",
+            "    for i in range(many):",
+            "        nisa.nc_transpose(dst=back[:, i], data=line[:, i])",
+            "    for i in range(many):",
+            f"        {left}",
+            "        nisa.tensor_copy(dst=total[:, left : left + wide], src=back[:, i])",
         ]
 
     def _next_table(self, n: int) -> list[str]:
