@@ -101,9 +101,9 @@ class Estimate:
         count = tiles if by_stage else min(tiles, _MOST_TILES + depth)
         self._last = count - 1 if count > 1 else None
         ends: list[int] = []
-        forwards = range(depth)
-        orders = (forwards[::-1] if alternates and depth % 2 == 0 else forwards,
-                  forwards[::-1] if alternates and depth % 2 else forwards)  # fmt: skip
+        orders = [range(depth), range(depth)]
+        if alternates:
+            orders[depth % 2] = range(depth)[::-1]
         for s, tile in _turns(count, depth, orders, by_stage=by_stage):
             for i, stage, again in zip(instructions, stages, repeated, strict=True):
                 if stage == s and again:

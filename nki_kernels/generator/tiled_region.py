@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -168,7 +167,7 @@ class TiledRegion:
         if not self.by_stage:
             return sum(sizes)
         # A stage takes what all tiles handed to it and gives what they hand on.
-        return tiles * max(map(operator.add, [0, *sizes], [*sizes, 0]))
+        return tiles * max(a + b for a, b in zip([0, *sizes], [*sizes, 0], strict=True))
 
     def bytes_per_partition(self) -> int:
         """Bytes of SBUF per partition that one tile needs at once."""
