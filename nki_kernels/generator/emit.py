@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from trnx.nki_kernels.generator.emit_calls import TileCalls, indent
-from trnx.nki_kernels.generator.engines import table_loads, table_of_call
+from trnx.nki_kernels.generator.engines import next_table, table_loads, table_of_call
 from trnx.nki_kernels.generator.geometry import Axis
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
@@ -456,7 +456,11 @@ class Emitter:
         lines.append(f"def {self.kernel}({', '.join(self.parameters.values())}):")
         names = [self._stage_name(i) for i in range(self.stages)]
         alternates = table_loads(self.region.instructions) > 0
-        calls = TileCalls(self.g, self.position, names, alternates)
+        after = [self._table_after(stage) for stage in range(self.stages)]
+        calls = TileCalls(
+            self.g, self.position, names, after, alternates=alternates,
+            by_stage=self.region.by_stage,
+        )  # fmt: skip
         shares = [calls.lines(share, arguments) for share in self.g.shares]
         before = [*self._table("", self.region.instructions), *shared]
         return lines + indent(
@@ -471,11 +475,16 @@ class Emitter:
         # A kernel of many parts would do it for each.
         if first is None or table_of_call(first) == loaded or self.prefix:
             return []
-        return [
-            "one = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)",
-            "nisa.memset(dst=one, value=1.0)",
-            f"nisa.activation(dst=one, op={dict(first.arguments)['op']}, data=one)",
-        ]
+        load = f"nisa.activation(dst=unused, op={dict(first.arguments)['op']}, data=one)"
+        if loaded:
+            return [load]
+        tile = "nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)"
+        return [f"one = {tile}", "nisa.memset(dst=one, value=1.0)", f"unused = {tile}", load]
+
+    def _table_after(self, stage: int) -> list[str]:
+        """Load the table of the stages after this one, where all tiles have run it."""
+        later = next_table(self.region.instructions, self.region.stages, stage)
+        return [] if later is None else self._table("another", [later])
 
     def _on_cores(self, shared: list[str], shares: list[list[str]]) -> list[str]:
         """What every program does, and its share of the tiles; a program without does nothing."""

@@ -13,16 +13,53 @@ class TileCalls:
     """Calls of the functions `names`, one a stage, for all tiles of a geometry. `position` are the
     numbers of axes in the names of their counts (`n0`) and starts (`i0`). Where it `alternates`,
     every other step runs its stages in reverse, so that one table of functions serves the last
-    stage of a step and the first one of the next.
+    stage of a step and the first one of the next. With `by_stage` all tiles run a stage before any
+    runs the next one, and the lines `after` it stand between them.
     """
 
     g: Geometry
     position: Mapping[int, int]
     names: list[str]
-    alternates: bool = False
+    after: Sequence[list[str]]
+    alternates: bool
+    by_stage: bool
 
     def lines(self, share: Share, arguments: list[list[str]]) -> list[str]:
         """The loops of a core; `arguments` are the names of the parameters of each function."""
+        loops, depth = self._loops(share)
+        lead = self.g.lead
+        fixed = {
+            f"n{self.position[a.label]}": str(a.size)
+            for a in (*self.g.free, *([] if lead is None else [lead]))
+            if a.block == a.size
+        }
+        rows = [(rows, fixed | self._counts(rows)) for rows in share.rows]
+        if not self.by_stage:
+            return [*loops, *(depth + line for line in self._row_calls(rows, arguments))]
+        lines: list[str] = []
+        for stage in range(len(self.names)):
+            lines += [f"tiles{stage} = []"] if stage < len(self.names) - 1 else []
+            lines += ["at = 0", *loops] if stage else loops
+            for group, values in rows:
+                calls = self._calls_of_stage(stage, group, values, arguments[stage])
+                lines += [depth + line for line in calls]
+            lines += self.after[stage]
+        return lines
+
+    def _calls_of_stage(
+        self, stage: int, rows: RowTiles, values: Mapping[str, str], taken: list[str]
+    ) -> list[str]:
+        """The calls of a stage for all tiles of a group: what the one before gave is in a list."""
+        given = {**values, f"tiles{stage - 1}": f"tiles{stage - 1}[at]"}
+        call = f"{self.names[stage]}({', '.join(given.get(x, x) for x in taken)})"
+        body = [f"tiles{stage}.append({call})" if stage < len(self.names) - 1 else call]
+        body += ["at = at + 1"] if stage else []
+        starts = rows.starts
+        loop = f"for r in range({starts.start}, {starts.stop}, {starts.step}):"
+        return [loop, *indent(body)]
+
+    def _loops(self, share: Share) -> tuple[list[str], str]:
+        """The loops around the rows of a core, and the indentation of what is inside them."""
         lines: list[str] = []
         depth = ""
         for number, axis in enumerate(self.g.loops):
@@ -40,14 +77,7 @@ class TileCalls:
                     if exact
                     else f"{depth}n{i} = min({axis.block}, {left})"
                 )
-        lead = self.g.lead
-        fixed = {
-            f"n{self.position[a.label]}": str(a.size)
-            for a in (*self.g.free, *([] if lead is None else [lead]))
-            if a.block == a.size
-        }
-        rows = [(rows, fixed | self._counts(rows)) for rows in share.rows]
-        return [*lines, *(depth + line for line in self._row_calls(rows, arguments))]
+        return lines, depth
 
     def _counts(self, rows: RowTiles) -> dict[str, str]:
         """The numbers that names of counts stand for in tiles of these rows."""

@@ -3,10 +3,11 @@
 An engine's load is the sum of what its instructions take in the timing model; what an overlap of
 tiles hides is left to `stages.py`. VectorE is the default. Instructions move from the busiest
 engine, one at a time, while that makes it less busy than any other engine becomes, and stop where
-DMA is the busiest: a product or sum of two tiles to GpSimd, a scale and shift to ScalarE, a copy to
-either; a `scalar_tensor_tensor`, which VectorE alone has, as the two instructions that it stands
-for. GpSimd and VectorE's fast modes share a port of SBUF, which counts as an engine (on trn1 all
-of VectorE does). Ties go to the first instruction, so that the choice is deterministic.
+DMA is the busiest: a product or sum of two tiles to GpSimd; a scale and shift, a square, an
+absolute value, a relu or a sum of all that a partition has to ScalarE; a copy to either; a
+`scalar_tensor_tensor`, which VectorE alone has, as the two instructions that it stands for. GpSimd
+and VectorE's fast modes share a port of SBUF, which counts as an engine (on trn1 all of VectorE
+does). Ties go to the first instruction, so that the choice is deterministic.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ _AFFINE = (
     (("op0", "nl.multiply"),),
     (("op0", "nl.add"),),
 )
+
+# What ScalarE computes for an operator of a `tensor_scalar` that stands alone.
+_ALONE: Mapping[tuple[object, object], str] = {
+    ("nl.abs", "0.0"): "nl.abs",
+    ("nl.maximum", "0.0"): "nl.relu",
+}
 
 Load = Mapping[str, float]  # engine, port or DMA -> ns
 
@@ -118,6 +125,20 @@ def table_loads(instructions: Sequence[Instruction]) -> int:
     return sum(a != b for a, b in zip(needed, [*needed[1:], *needed[:1]], strict=True))
 
 
+def next_table(
+    instructions: Sequence[Instruction], stages: Sequence[int], stage: int
+) -> Instruction | None:
+    """The first activation of a later stage where it needs another table than the last one of
+    `stage`, which has some, and stages of other engines stand between the two: where all tiles run
+    a stage before any runs the next one, ScalarE loads that table while the others work."""
+    pairs = [(i, s) for i, s in zip(instructions, stages, strict=True) if table_of_call(i)]
+    own = [table_of_call(i) for i, s in pairs if s == stage]
+    later = [(i, s) for i, s in sorted(pairs, key=lambda pair: pair[1]) if s > stage]
+    if not own or not later or table_of_call(later[0][0]) == own[-1]:
+        return None
+    return later[0][0] if later[0][1] > stage + 1 else None
+
+
 def assign_engines(
     instructions: Sequence[Instruction],
     costs: EngineCosts,
@@ -188,7 +209,7 @@ def _best_move(
     for index, instruction in enumerate(placed):
         if instruction.dst in fixed:
             continue
-        for new in _alternatives(instruction, costs.hardware):
+        for new in _alternatives(instruction, costs):
             busiest = max(_moved(total, costs, instruction, new).values())
             if busiest < best - 1e-6:
                 best, found = busiest, (index, new)
@@ -196,13 +217,49 @@ def _best_move(
 
 
 def _alternatives(
-    instruction: Instruction, hardware: Hardware
+    instruction: Instruction, costs: EngineCosts
 ) -> Iterator[tuple[Instruction, ...]]:
     """What gives the same values on other engines."""
+    hardware = costs.hardware
     for engine in _others(instruction, hardware):
         yield (dataclasses.replace(instruction, engine=engine),)
+    if engine_of(instruction) == VECTOR:
+        activation = _as_activation(instruction, costs.elements(instruction.dst))
+        yield from [] if activation is None else [(activation,)]
     if instruction.call == "scalar_tensor_tensor" and hardware.generation > 2:
         yield from _halves(instruction)
+
+
+def _as_activation(instruction: Instruction, elements: int) -> Instruction | None:
+    """A square, an absolute value, a relu or a sum of all that a partition has, as ScalarE has them
+    without a table of functions: computed in float32 and rounded once, as VectorE does. The result
+    has so many `elements` in a partition."""
+    floats = all(v.dtype.is_floating_point for v in (*instruction.reads(), *instruction.writes()))
+    given = dict(instruction.arguments)
+    if not floats or instruction.on_bits or not all(map(_is_plain, given.values())):
+        return None
+    dst, data = instruction.dst, given.get("data", given.get("data1", ""))
+    op: str | None = None
+    if instruction.call == "tensor_reduce":
+        (source,) = instruction.reads()
+        if given["op"] != "nl.add" or dst.dtype is not torch.float32 or elements != 1:
+            return None
+        copy = Value("cast", "copy", (source,), source.dtype, source.axes)
+        arguments: tuple[tuple[str, Argument], ...] = (
+            ("op", "nl.copy"), ("data", data), ("reduce_op", "nl.add"),
+            ("reduce_cmd", "nisa.reduce_cmd.reset_reduce"),
+        )  # fmt: skip
+        return Instruction("activation", copy, arguments, dst)
+    if instruction.call == "tensor_tensor":
+        op = "nl.square" if given["op"] == "nl.multiply" and data == given["data2"] else None
+    elif instruction.call == "tensor_scalar" and len(given) == 3:
+        op = _ALONE.get((given["op0"], given["operand0"]))
+    return Instruction("activation", dst, (("op", op), ("data", data))) if op else None
+
+
+def _is_plain(argument: Argument) -> bool:
+    """Whether an argument is no tile, or one that is taken as it is."""
+    return not isinstance(argument, Tile) or (argument.word is None and argument.seen_as is None)
 
 
 def _halves(instruction: Instruction) -> Iterator[tuple[Instruction, ...]]:

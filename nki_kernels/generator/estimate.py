@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from trnx.nki_kernels.generator.across import BANK, Across
 from trnx.nki_kernels.generator.engines import (
@@ -19,6 +19,7 @@ from trnx.nki_kernels.generator.engines import (
     VECTOR,
     EngineCosts,
     engine_of,
+    next_table,
     table_loads,
     table_of_call,
 )
@@ -83,8 +84,11 @@ class Estimate:
         stages: Sequence[int],
         loads: Mapping[Value, Strides],
         stores: Sequence[tuple[Value, Strides, int]],
+        *,
+        by_stage: bool = False,
     ) -> float:
-        """ns of a core's tiles, each of which runs all instructions; `stores` have their stage."""
+        """ns of a core's tiles, each of which runs all instructions; `stores` have their stage.
+        All tiles, which are few then, run a stage before any runs the next one `by_stage`."""
         moving = self._geometry.moving
         repeated = [any(v.axes & moving for v in i.writes()) for i in instructions]
         self._first_table(instructions)
@@ -94,22 +98,26 @@ class Estimate:
         depth = max(stages, default=0) + 1
         alternates = table_loads(instructions) > 0
         tiles = self._geometry.tiles_of_core
-        count = min(tiles, _MOST_TILES + depth)
+        count = tiles if by_stage else min(tiles, _MOST_TILES + depth)
         self._last = count - 1 if count > 1 else None
         ends: list[int] = []
-        for step in range(count + depth - 1):
-            at = [s for s in range(depth) if 0 <= step - s < count]
-            for s in reversed(at) if alternates and (step - depth) % 2 == 0 else at:
-                for i, stage, again in zip(instructions, stages, repeated, strict=True):
-                    if stage == s and again:
-                        self._add(i, loads, step - s)
-                # It waits for the tile whose rows it writes once more.
-                is_last = step - s == count - 1 and self._geometry.overlaps
-                for value, strides, stage in stores:
-                    if stage == s and (value.axes & moving or step == s):
-                        self._store(value, strides, step - s, waits=is_last)
-                if s == depth - 1:
-                    ends.append(len(self._ops) - 1)
+        orders = [range(depth), range(depth)]
+        if alternates:
+            orders[depth % 2] = range(depth)[::-1]
+        for s, tile in _turns(count, depth, orders, by_stage=by_stage):
+            for i, stage, again in zip(instructions, stages, repeated, strict=True):
+                if stage == s and again:
+                    self._add(i, loads, tile)
+            # It waits for the tile whose rows it writes once more.
+            is_last = tile == count - 1 and self._geometry.overlaps
+            for value, strides, stage in stores:
+                if stage == s and (value.axes & moving or not tile):
+                    self._store(value, strides, tile, waits=is_last)
+            if s == depth - 1:
+                ends.append(len(self._ops) - 1)
+            later = next_table(instructions, stages, s)
+            if by_stage and tile == count - 1 and later is not None:
+                self._first_table([later])
         # With as many tiles behind them in work as in the middle of many.
         pace = self._pace(ends[: count - depth + 1]) if tiles > count else 0.0
         return self._end() + (tiles - count) * pace
@@ -131,11 +139,15 @@ class Estimate:
         staged: Sequence[PhaseStages],
         loads: Mapping[Value, Strides],
         stores: Stores,
+        *,
+        by_stage: bool = False,
     ) -> float:
-        """ns of all phases, one after another."""
+        """ns of all phases, one after another. All tiles of one, which are few then, run a stage
+        before any runs the next one `by_stage`."""
         blocks = max(1, self._geometry.tiles // across.steps)
         phases = [one.phase for one in staged]
-        counts = [min(across.steps, _MOST_TILES + one.depth - 1) for one in staged]
+        most = across.steps if by_stage else _MOST_TILES
+        counts = [min(across.steps, most + one.depth - 1) for one in staged]
         self._first_table([i for p in phases for i in (*p.once, *p.each)])
         strides = dict(stores)
         marks: list[list[int]] = []
@@ -145,7 +157,10 @@ class Estimate:
                 phase = one.phase
                 for i in phase.once:
                     self._add(i, loads, (block, None))
-                marks.append(self._phase_tiles(across, one, count, block, loads, strides))
+                if any(map(table_of_call, phase.once)):
+                    self._first_table(phase.each)
+                turns = list(_turns(count, one.depth, one.orders(), by_stage=by_stage))
+                marks.append(self._phase_tiles(across, one, turns, block, loads, strides))
                 one_phase = any(len(i.reads()) > 1 for i in phase.combines)
                 later = phases[phases.index(phase) + 1 :]
                 following = [i for p in later for i in (*p.once, *p.each)]
@@ -173,32 +188,29 @@ class Estimate:
         self,
         across: Across,
         staged: PhaseStages,
-        count: int,
+        turns: Sequence[tuple[int, int]],
         block: int,
         loads: Mapping[Value, Strides],
         stores: Mapping[Value, Strides],
     ) -> list[int]:
-        """The ops of `count` tiles of a phase; the last op of each, without those of tiles that
-        fewer than in the middle follow."""
-        phase, depth, orders = staged.phase, staged.depth, staged.orders()
+        """The ops of a phase's tiles, in `turns` of (stage, tile); the last op of each, without
+        those of tiles that fewer than in the middle follow."""
+        phase, depth = staged.phase, staged.depth
         ends: list[int] = []
-        for step in range(count + depth - 1 if phase.each else 0):
-            for s in orders[step % 2]:
-                tile = (block, step - s)
-                if not 0 <= step - s < count:
-                    continue
-                for i, stage in zip(phase.each, staged.of_instructions, strict=True):
-                    if stage == s:
-                        self._add(i, loads, tile)
-                    for part in i.writes():
-                        if staged.of_additions.get(part) == s:
-                            self._accumulate(i, part, tile)
-                for n in phase.stores:
-                    if staged.of_stores[n] == s and across.varies(across.results[n]):
-                        self._store(across.results[n], stores[across.results[n]], tile)
-                if s == depth - 1:
-                    ends.append(len(self._ops) - 1)
-        return ends[: count - depth + 1]
+        for s, at in turns if phase.each else ():
+            tile = (block, at)
+            for i, stage in zip(phase.each, staged.of_instructions, strict=True):
+                if stage == s:
+                    self._add(i, loads, tile)
+                for part in i.writes():
+                    if staged.of_additions.get(part) == s:
+                        self._accumulate(i, part, tile)
+            for n in phase.stores:
+                if staged.of_stores[n] == s and across.varies(across.results[n]):
+                    self._store(across.results[n], stores[across.results[n]], tile)
+            if s == depth - 1:
+                ends.append(len(self._ops) - 1)
+        return ends[: len(ends) - depth + 1]
 
     def _combine(self, combine: Instruction, block: int) -> None:
         """What gives the total of all tiles: a chain."""
@@ -230,35 +242,38 @@ class Estimate:
                 after = (self._chain(VECTOR, min(BANK, width - left), (product,)),)
         else:
             lanes, after = self._geometry.partitions, self._narrowed(partial, width, after)
-            for left in range(0, width, self._hw.partitions):
-                many = min(self._hw.partitions, width - left)
-                turned = self._chain(TENSOR, 2 * lanes, after)
-                column = self._chain(VECTOR, lanes, (turned,))
-                line = self._chain(VECTOR, lanes, (column,))
-                back = self._chain(TENSOR, 2 * many, (line,))
-                after = (self._chain(VECTOR, many, (back,)),)
+            chunks = -(-width // lanes)
+            wide, most = -(-width // chunks), max(1, BANK // lanes)
+            summed = after
+            for first in range(0, chunks, most):
+                many = min(most, chunks - first)
+                turned = [self._chain(TENSOR, 2 * lanes, summed) for _ in range(many)]
+                column = self._chain(VECTOR, many * lanes, turned[-1:])
+                line = self._chain(VECTOR, many * lanes, (column,))
+                back = [self._chain(TENSOR, 2 * wide, (line,)) for _ in range(many)]
+                after = (self._chain(VECTOR, many * wide, back[-1:]),)
         self._made[combine.dst, (block, None)] = after[0]
         self._made[("total", partial), block] = after[0]
 
-    def _chain(self, engine: str, size: int, after: tuple[int, ...]) -> int:
+    def _chain(self, engine: str, size: int, after: Sequence[int]) -> int:
         """An op of `size` cycles of work."""
         constants = timing(self._hw)
         if engine == TENSOR:
             cycles = max(size, constants.matmul_min_columns) * 1e9 / self._hw.pe_clock
             drain = constants.matmul_latency_cycles + self._hw.partitions
-            op = Op(engine, cycles, cycles + drain * 1e9 / self._hw.pe_clock, after)
+            op = Op(engine, cycles, cycles + drain * 1e9 / self._hw.pe_clock, tuple(after))
         elif engine == SCALAR:
             clock = 1e9 / self._hw.scalar_clock
             interval = (size + constants.scalar_issue_cycles) * clock
             latency = (size + constants.scalar_latency_cycles) * clock
-            op = Op(engine, interval, latency, after, table="exp")
+            op = Op(engine, interval, latency, tuple(after), table="exp")
         else:
             clock = 1e9 / self._hw.vector_clock
             op = Op(
                 engine,
                 (size + constants.vector_issue_cycles) * clock,
                 (size + constants.vector_latency_cycles) * clock,
-                after,
+                tuple(after),
             )
         self._ops.append(op)
         return len(self._ops) - 1
@@ -392,3 +407,15 @@ class Estimate:
             return False
         labels = [d for d in self._geometry.free_labels if d in instruction.reads()[0].axes]
         return bool(labels) and labels[-1] in instruction.dst.axes
+
+
+def _turns(
+    count: int, depth: int, orders: Sequence[Sequence[int]], *, by_stage: bool
+) -> Iterator[tuple[int, int]]:
+    """The stages of `count` tiles in the order in which they run, as (stage, tile): in that of
+    `orders` in even and in odd steps, or all tiles `by_stage`."""
+    if by_stage:
+        yield from ((s, tile) for s in range(depth) for tile in range(count))
+        return
+    for step in range(count + depth - 1):
+        yield from ((s, step - s) for s in orders[step % 2] if 0 <= step - s < count)

@@ -238,39 +238,37 @@ class FusedKernel:
         self, tilings: Sequence[Sequence[TiledRegion]], b: Mapping[str, Any], hw: Hardware
     ) -> Made:
         """The kernel of the tiling that takes the least time by its schedule, or by estimate where
-        nobody schedules: the first of each group of `tilings`, then the others of the best group.
+        nobody schedules: the first of each group of `tilings`, then the others of the two best.
         No more are tried after one that comes close to the time of its bytes, and none that would
         take long to trace."""
         cost = self.cost(Bindings(b))
         enough = _CLOSE * hw.roofline_seconds(0, 0, cost.hbm_bytes) + hw.region_seconds
         times: dict[str, float] = {}
-        best, least, group = self._made(tilings[0][0], b, hw), math.inf, tilings[0]
+        best, least = self._made(tilings[0][0], b, hw), math.inf
         left = _MOST_TRIED
 
-        def try_out(region: TiledRegion) -> bool:
-            """Whether `region` is the fastest yet."""
+        def try_out(region: TiledRegion) -> float:
+            """The time of `region`, infinite where it is not scheduled."""
             nonlocal best, least, left
             many = region.geometry.tiles_of_core * len(region.instructions)
             if times and (least <= enough or many > left):
-                return False
+                return math.inf
             one = self._made(region, b, hw)
             if one.source in times:
-                return False
+                return times[one.source]
             left -= many if times else 0
             seconds = _judges[0](self._launched(one, Bindings(b), hw), cost, hw)
             times[one.source] = math.inf if seconds is None else seconds
-            if times[one.source] >= least:
-                return False
-            best, least = one, times[one.source]
-            return True
+            if times[one.source] < least:
+                best, least = one, times[one.source]
+            return times[one.source]
 
         if not _judges or sum(map(len, tilings)) == 1:
             return best
-        for candidates in tilings:
-            if try_out(candidates[0]):
-                group = candidates
-        for region in group[1:]:
-            try_out(region)
+        first = [try_out(candidates[0]) for candidates in tilings]
+        for n in sorted(range(len(tilings)), key=first.__getitem__)[:2]:
+            for region in tilings[n][1:]:
+                try_out(region)
         return best
 
     def _made(self, region: TiledRegion, b: Mapping[str, Any], hw: Hardware) -> Generated:

@@ -34,6 +34,7 @@ from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.lower import Lowered, lower, reachable
 from trnx.nki_kernels.generator.permute import in_own_order
 from trnx.nki_kernels.generator.select_instructions import InstructionSelector
+from trnx.nki_kernels.generator.split import split_dimension
 from trnx.nki_kernels.generator.stages import FEW_STAGES, LEAST_TILES, MOST_STAGES, cut_stages
 from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
 from trnx.simulator.costs.constants import timing
@@ -49,6 +50,11 @@ _SIZES = (_FREE_SIZE, _FREE_SIZE // 4, _FREE_SIZE // 2, 2 * _FREE_SIZE, 4 * _FRE
 _SMALL_SIZES = (*_SIZES, _FREE_SIZE // 8)
 # Where a reduced dimension is not the innermost one, so that its length shortens the runs of DMA.
 _ACROSS_FREE_SIZE = 16384
+# Dimensions are split where no cut comes so close to the time of the region's bytes, and how many.
+_FAR = 1.5
+_MOST_SPLITS = 4
+# Tiles that all run a stage before any runs the next one: they stay in SBUF.
+_MOST_BY_STAGE = 12
 # How many tilings are scheduled, and how much slower than the best one they are by estimate.
 MOST_TILINGS = 4
 _WORTH_A_TRY = 1.15
@@ -87,14 +93,22 @@ def tilings(
         found += whole.all()
     if not found:
         return _too_long(nodes)
-    different = {region.key: region for region in found}
-    estimates = [(region.estimated_ns(hw), region) for region in different.values()]
-    by_cut: dict[Hashable, list[TiledRegion]] = {}
+    estimates = _estimates(found, hw)
     least = min(ns for ns, _ in estimates)
+    if least > _FAR * 1e9 * (merged.dma_seconds + hw.region_seconds):
+        estimates += _estimates(list(merged.split()), hw)
+        least = min(ns for ns, _ in estimates)
+    by_cut: dict[Hashable, list[TiledRegion]] = {}
     for ns, region in sorted(estimates, key=lambda pair: pair[0]):
         if ns <= _WORTH_A_TRY * least:
             by_cut.setdefault((region.geometry, region.keeps), []).append(region)
     return list(by_cut.values())[:MOST_TILINGS]
+
+
+def _estimates(regions: Sequence[TiledRegion], hw: Hardware) -> list[tuple[float, TiledRegion]]:
+    """Those that differ, with what they take."""
+    different = {region.key: region for region in regions}
+    return [(region.estimated_ns(hw), region) for region in different.values()]
 
 
 def _too_long(nodes: Sequence[fx.Node]) -> Reject:
@@ -196,6 +210,55 @@ class _Cuts:
                     region = self._selected(geometry)
                     if region.layouts:
                         found += self._fitting(_staged(region, self.hw, MOST_STAGES))
+        return found
+
+    @property
+    def dma_seconds(self) -> float:
+        """What reading all operands and writing all results once takes."""
+        accesses = [(v.dtype.itemsize, s) for v, s in self.strides[0].items()]
+        kinds = [output.spec.dtype.itemsize for output in self.lowered.outputs]
+        accesses += zip(kinds, self.strides[1], strict=True)
+        counts = [
+            itemsize * math.prod(self.sizes[d] for d in self.order if strides.get(d))
+            for itemsize, strides in accesses
+        ]
+        return sum(counts) / self.hw.dma_bytes_per_second
+
+    def split(self) -> Iterator[TiledRegion]:
+        """The region in tiles of whole rows, with a part of another dimension on the partitions
+        that one leaves empty: as many times of it as fill most of them."""
+        kept = [d for d in self.order if d not in self.reduced]
+        pairs = [
+            (self.sizes[partition] * count, partition, d, count)
+            for partition in kept
+            for d in kept
+            if d != partition
+            for count in [_largest_divisor(self.sizes[d], PARTITIONS // self.sizes[partition])]
+            if 1 < count < self.sizes[d]
+        ]
+        for _, partition, d, count in sorted(pairs, reverse=True)[:_MOST_SPLITS]:
+            inner = self.sizes[d] // count
+            lowered, strides, outer = split_dimension(self.lowered, self.strides, d, inner)
+            at = self.order.index(d)
+            order = (*self.order[:at], outer, *self.order[at:])
+            sizes = {**self.sizes, d: inner, outer: count}
+            cuts = _Cuts(lowered, order, sizes, strides, self.hw)
+            for free_size in (_FREE_SIZE, 4 * _FREE_SIZE):
+                yield from cuts.led(partition, Axis(outer, count, count), free_size)
+
+    def led(self, partition: int, lead: Axis, free_size: int) -> list[TiledRegion]:
+        """The region in tiles of whole rows of `partition` and `lead`, for each order in which
+        tensors lie."""
+        if not self._stores_along(partition, lead):
+            return []
+        row = math.prod(self.sizes[d] for d in self.reduced)
+        found = []
+        for order in self._orders():
+            geometry = cut_along(
+                partition, lead, order, self.sizes, self.reduced, max(row, free_size),
+                self.hw.cores,
+            )  # fmt: skip
+            found += self._fitting(_staged(self._selected(geometry), self.hw, MOST_STAGES))
         return found
 
     def _orders(self) -> list[Dims]:
@@ -353,6 +416,11 @@ class _Cuts:
         return region.bytes_in_work() <= self.hw.sbuf_partition_bytes * 7 // 8
 
 
+def _largest_divisor(size: int, most: int) -> int:
+    """The largest divisor of `size` that is at most `most`, or 1."""
+    return next((n for n in range(min(size, most), 1, -1) if size % n == 0), 1)
+
+
 def _is_full(region: TiledRegion) -> bool:
     """Whether whole rows fill the partitions of so many tiles that no other cut can be better."""
     geometry = region.geometry
@@ -403,33 +471,39 @@ def _placed_across(region: TiledRegion, hw: Hardware) -> list[TiledRegion]:
 def _staged(region: TiledRegion, hw: Hardware, most: int) -> list[TiledRegion]:
     """The ways to run the instructions of `region`: one tile after another, and where tiles are
     many, or two where ScalarE changes its table of functions, in at most `most` stages, on the
-    engines that balance the work or on those that are the default."""
+    engines that balance the work or on those that are the default; few tiles also stage by stage,
+    so that ScalarE loads each table once."""
     geometry = region.geometry
     least = 2 if table_loads(region.instructions) else LEAST_TILES
     starts = max(sum(len(rows.starts) for rows in share.rows) for share in geometry.shares)
     placed = [region, _placed(region, hw)] if geometry.tiles > 1 else [region]
+
+    def cut(one: TiledRegion, most: int) -> TiledRegion:
+        stages = cut_stages(one.instructions, most, lambda v: bool(v.axes & geometry.moving))
+        return dataclasses.replace(one, stages=stages)
+
+    if 1 < geometry.tiles_of_core <= _MOST_BY_STAGE and table_loads(region.instructions):
+        in_turn = [cut(one, MOST_STAGES) for one in placed]
+        placed += [dataclasses.replace(one, by_stage=True) for one in in_turn if max(one.stages)]
     if starts < least:
         return placed
-    staged = [
-        dataclasses.replace(
-            one,
-            stages=cut_stages(
-                one.instructions, min(most, starts - 1), lambda v: bool(v.axes & geometry.moving)
-            ),
-        )
-        for one in placed
-    ]
+    staged = [cut(one, min(most, starts - 1)) for one in placed if not one.by_stage]
     return [*staged, *placed]
 
 
 def _in_stages(region: TiledRegion) -> list[TiledRegion]:
-    """`region` with the tiles of its phases one after another, and in stages where some overlap."""
+    """`region` with the tiles of its phases one after another, in stages where some overlap, and
+    where ScalarE changes its table of functions within a phase of few tiles stage by stage."""
     assert region.across is not None
-    if region.across.steps < LEAST_TILES:
-        return [region]
+    steps = region.across.steps
     staged = dataclasses.replace(region, phase_stages=MOST_STAGES)
-    overlaps = any(phase.depth > 1 for phase in staged.staged_phases)
-    return [region, staged] if overlaps else [region]
+    if steps < 2 or not any(phase.depth > 1 for phase in staged.staged_phases):
+        return [region]
+    found = [region] if steps < LEAST_TILES else [region, staged]
+    tables = any(table_loads(one.phase.each) for one in staged.staged_phases)
+    if tables and steps <= _MOST_BY_STAGE:
+        found.append(dataclasses.replace(staged, by_stage=True))
+    return found
 
 
 def _strides(

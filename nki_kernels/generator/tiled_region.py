@@ -42,7 +42,8 @@ class TiledRegion:
     `held` gives for every result the value whose tile holds it, `stages` the stage of every
     instruction; `halved` are the reductions that add halves of their rows, again and again.
     `layouts` are the free axes of the tiles that lie in an order of their own (`permute.py`).
-    Tiles of phases are cut into at most `phase_stages`.
+    Tiles of phases are cut into at most `phase_stages`. With `by_stage` all tiles run a stage
+    before any runs the next one, and stay in SBUF between them.
     """
 
     outputs: tuple[Output, ...]
@@ -56,6 +57,7 @@ class TiledRegion:
     halved: frozenset[Value] = frozenset()
     layouts: Mapping[Value, Dims] = field(default_factory=dict)
     phase_stages: int = 1
+    by_stage: bool = False
 
     def labels(self, value: Value) -> Dims:
         """The free axes of a value's tile, in its order."""
@@ -83,7 +85,8 @@ class TiledRegion:
         """Equal for the ways to cut one region that are the same."""
         calls = tuple((i.call, i.engine) for i in self.instructions)
         order = tuple(self.layouts.values())
-        return (self.geometry, self.keeps, calls, order, tuple(self.stages), self.phase_stages)
+        stages = (tuple(self.stages), self.phase_stages, self.by_stage)
+        return (self.geometry, self.keeps, calls, order, stages)
 
     def store_stages(self) -> list[int]:
         """The stage that stores each output: the last one that writes its tile."""
@@ -120,9 +123,13 @@ class TiledRegion:
         held = [self.held[output.value] for output in self.outputs]
         stores = list(zip(held, self.output_strides, strict=True))
         if self.across is not None:
-            return estimate.across(self.across, self.staged_phases, self.load_strides, stores)
+            return estimate.across(
+                self.across, self.staged_phases, self.load_strides, stores, by_stage=self.by_stage
+            )
         staged = [(*s, stage) for s, stage in zip(stores, self.store_stages(), strict=True)]
-        return estimate.rows(self.instructions, self.stages, self.load_strides, staged)
+        return estimate.rows(
+            self.instructions, self.stages, self.load_strides, staged, by_stage=self.by_stage
+        )
 
     @functools.cached_property
     def is_static(self) -> bool:
@@ -148,12 +155,19 @@ class TiledRegion:
             left = dict.fromkeys(v for one in self.staged_phases for v in one.phase.kept)
             kept = sum(map(self._bytes, left))
             handed = max(
-                sum(self._bytes(v) for values in phase.carried for v in values)
-                for phase in self.staged_phases
+                self._bytes_handed(phase.carried, self.across.steps) for phase in self.staged_phases
             )
             return copies * self.bytes_per_partition() + self.across.steps * kept + handed
-        carried = sum(self._bytes(value) for values in self.carried() for value in values)
-        return copies * self.bytes_per_partition() + carried
+        handed = self._bytes_handed(self.carried(), self.geometry.tiles_of_core)
+        return copies * self.bytes_per_partition() + handed
+
+    def _bytes_handed(self, carried: Sequence[Sequence[Value]], tiles: int) -> int:
+        """Bytes per partition of what stages have handed on and not read yet."""
+        sizes = [sum(map(self._bytes, values)) for values in carried]
+        if not self.by_stage:
+            return sum(sizes)
+        # A stage takes what all tiles handed to it and gives what they hand on.
+        return tiles * max(a + b for a, b in zip([0, *sizes], [*sizes, 0], strict=True))
 
     def bytes_per_partition(self) -> int:
         """Bytes of SBUF per partition that one tile needs at once."""

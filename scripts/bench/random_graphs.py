@@ -20,7 +20,8 @@ _SIZES = (2, 3, 4, 7, 8, 12, 16, 28, 32, 50, 56, 64, 96, 112, 127, 128, 129, 197
 _DTYPES = (torch.float32, torch.bfloat16)
 _MEGABYTE = 2**20
 # Instructions of an exact float32 quotient by one value a row, for which NKI has no operator
-# (docs/decisions/004-generated-kernels.md); one that a sum rounds again is a product.
+# (docs/decisions/004-generated-kernels.md); one that a sum rounds again is a product, and so is
+# that of a softmax, whose exponentials are rounded.
 _QUOTIENT = 26
 
 
@@ -76,7 +77,7 @@ _REDUCTIONS = {
 _BACK = {
     "centre": Step(lambda x, _, dims: x - x.mean(dims, keepdim=True), 2),
     "rms": Step(_rms, 0, 1, quotients=1),
-    "softmax": Step(_softmax, 1, 1, quotients=1),
+    "softmax": Step(_softmax, 2, 1),
 }
 _COPY = {"copy": Step(lambda x, _, __: x.clone(memory_format=torch.contiguous_format))}
 _STEPS = {**_POINTWISE, **_WITH_OPERAND, **_REDUCTIONS, **_BACK, **_COPY}
@@ -135,16 +136,19 @@ class Graph:
     def passes(self) -> tuple[float, float]:
         """Least passes of VectorE and ScalarE over the first operand."""
         vector = scalar = 0.0
-        share, kept = 1.0, math.prod(self.operands[0].shape[i] for i in self.dims)
-        for index, (name, _) in enumerate(self.steps):
+        whole = shape = self.operands[0].shape
+        for index, (name, at) in enumerate(self.steps):
             step = _STEPS[name]
-            share = 1.0 if step.operand else share  # the other operand has all axes
+            if step.operand:  # one that lacks axes brings back those that it has
+                shape = tuple(map(max, shape, self.operands[at].shape))
+            share = math.prod(shape) / math.prod(whole)
             summed = any(after in ("add", "sub") for after, _ in self.steps[index + 1 :][:1])
             is_exact = self.dtype is torch.float32 and not summed
             quotient = _QUOTIENT if is_exact else 1
             vector += share * (step.vector + quotient * step.quotients)
             scalar += share * step.scalar
-            share /= kept if step.reduces else 1
+            if step.reduces:
+                shape = tuple(1 if i in self.dims else n for i, n in enumerate(shape))
         return vector, scalar
 
 

@@ -67,6 +67,24 @@ def test_a_graph_is_predicted_without_values(script: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
+    ("steps", "other", "vector"),
+    [
+        ((("amax", 0), ("mul", 1)), (1, 8), 1 + 1 / 16),
+        ((("amax", 0), ("mul", 1)), (16, 8), 2),
+        ((("mul", 1), ("amax", 0)), (1, 1), 2),
+        ((("mul", 1), ("softmax", 0)), (16, 8), 3),
+    ],
+)
+def test_passes_count_the_elements_that_a_step_has(
+    script: ModuleType, steps: tuple[tuple[str, int], ...], other: tuple[int, int], vector: float
+) -> None:
+    (graph,) = script.graphs(0, 1)
+    operands = tuple(type(graph.operands[0])(shape, (0, 1)) for shape in ((16, 8), other))
+    graph = type(graph)(operands, torch.float32, steps, (0, 1))
+    assert graph.passes()[0] == pytest.approx(vector)
+
+
+@pytest.mark.parametrize(
     ("ratios", "on_nki", "holds"),
     [
         ([1.4] * 9 + [2.0], True, True),

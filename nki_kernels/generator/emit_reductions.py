@@ -1,0 +1,217 @@
+"""What the tiles of a phase leave of its reductions: accumulators, and what a tile adds to them.
+
+TensorE adds up sums of floats in PSUM, by products with ones; VectorE adds up anything else in
+SBUF, in each partition.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from trnx.nki_kernels.generator.across import BANK, Across, Phase
+from trnx.nki_kernels.generator.emit import DTYPES, Emitter, call
+from trnx.nki_kernels.generator.emit_calls import indent
+from trnx.nki_kernels.generator.engines import TENSOR
+from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.phase_stages import PhaseStages
+from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
+
+_IDENTITY = {"add": "0.0", "multiply": "1.0", "maximum": "-INF", "minimum": "INF"}
+
+
+class ReductionEmitter(Emitter):
+    """See the module's docstring."""
+
+    def _shared(self) -> list[Instruction]:
+        """Nothing: what all tiles share is computed in the phase that needs it."""
+        return []
+
+    @functools.cached_property
+    def across(self) -> Across:
+        """The region by phases."""
+        assert self.region.across is not None
+        return self.region.across
+
+    @functools.cached_property
+    def phases(self) -> list[Phase]:
+        """Its phases, with what the region keeps between them."""
+        return self.across.phases(self.region.keeps)
+
+    @functools.cached_property
+    def staged(self) -> list[PhaseStages]:
+        """The phases, cut into stages."""
+        return self.region.staged_phases
+
+    @functools.cached_property
+    def once(self) -> list[Value]:
+        """What is computed between phases, or combined."""
+        computed = [v for p in self.phases for i in p.once for v in i.writes()]
+        return computed + [i.dst for p in self.phases for i in p.combines]
+
+    @property
+    def rows(self) -> str:
+        """The partitions of what is computed between phases."""
+        return str(self.full) if self.g.crosses else "p"
+
+    def _stem(self, combine: Instruction) -> str:
+        return self.name(combine.dst).removesuffix("_tile")
+
+    def _product(self, labels: Sequence[int]) -> str:
+        return " * ".join(self.count(d) for d in labels) or "1"
+
+    def _partial_of(self, combine: Instruction) -> Instruction:
+        partial = combine.reads()[0]
+        return next(i for p in self.phases for i in p.each if partial in i.writes())
+
+    def _combine_of(self, partial: Value) -> Instruction:
+        return next(i for p in self.phases for i in p.combines if i.reads()[0] is partial)
+
+    def _source(self, combine: Instruction) -> Value:
+        """What is reduced."""
+        return self._partial_of(combine).reads()[0]
+
+    def _by_ones(self, combine: Instruction) -> bool:
+        return self._partial_of(combine).engine == TENSOR
+
+    def _is_wide(self, combine: Instruction) -> bool:
+        """Whether tiles are added as they are, and their rows after the last one: VectorE walks
+        along what lies side by side."""
+        partial = self._partial_of(combine)
+        return partial.dst in self.region.halved and partial.engine != TENSOR
+
+    def _flat_shape(self, rows: str, groups: str, kept: Sequence[int]) -> str:
+        return f"({rows}, {groups}, {self._product(kept)})"
+
+    def _op(self, combine: Instruction) -> str:
+        op = dict(combine.arguments)["op"]
+        assert isinstance(op, str)
+        return op
+
+    def _ones_names(self) -> list[str]:
+        return [f"ones_{str(dtype)[6:]}" for dtype in self._ones_dtypes()]
+
+    def _ones_dtypes(self) -> list[torch.dtype]:
+        kinds: dict[torch.dtype, None] = {}
+        for combine in (i for phase in self.phases for i in phase.combines):
+            if self._op(combine) == "nl.add":
+                by_ones = self._by_ones(combine)
+                kinds[self._source(combine).dtype if by_ones else torch.float32] = None
+        return list(kinds)
+
+    def _ones(self) -> list[str]:
+        lines = []
+        for dtype, name in zip(self._ones_dtypes(), self._ones_names(), strict=True):
+            shape = f"({self.full}, {self.full})"
+            lines.append(f"{name} = nl.ndarray({shape}, dtype={DTYPES[dtype]}, buffer=nl.sbuf)")
+            lines.append(f"nisa.memset(dst={name}, value=1.0)")
+        return lines
+
+    def _accumulator(self, combine: Instruction) -> list[str]:
+        """What the tiles of a phase add to."""
+        stem = self._stem(combine)
+        if self.across.in_one_phase(combine):
+            shape = f"({self.rows}, {self.across.steps})"
+            lowest = torch.finfo(torch.float32).min
+            return [
+                line
+                for name, value in ((f"{stem}_sums", 0.0), (f"{stem}_below", -lowest))
+                for line in (
+                    f"{name} = nl.ndarray({shape}, dtype=nl.float32, buffer=nl.sbuf)",
+                    f"nisa.memset(dst={name}, value={value!r})",
+                )
+            ]
+        if self._by_ones(combine):
+            kept = self._product(self.across.free(self._source(combine))[1])
+            run = self._run(combine)
+            return [
+                f"{stem}_sums = []",
+                f"for left in range(0, {kept}, {BANK}):",
+                f"    width = min({BANK}, {kept} - left)",
+                f"    bank = nl.ndarray(({self.full}, {run} * width), dtype=nl.float32,"
+                " buffer=nl.psum)",
+                f"    {stem}_sums.append(bank)",
+            ]
+        shape = self.shape(combine.dst, self.rows)
+        if self._is_wide(combine):
+            reduced, stays = self.across.free(self._source(combine))
+            shape = self._flat_shape(self.rows, str(self.across.size(reduced)), stays)
+        return [
+            f"{stem}_acc = nl.ndarray({shape}, dtype=nl.float32, buffer=nl.sbuf)",
+            f"nisa.memset(dst={stem}_acc, value={_IDENTITY[self._op(combine)[3:]]})",
+        ]
+
+    def _run(self, combine: Instruction) -> int:
+        """How many groups of kept elements lie side by side in a bank."""
+        reduced, kept = self.across.free(self._source(combine))
+        return max(1, min(BANK // self.across.size(kept), self.across.size(reduced)))
+
+    def _partial(self, instruction: Instruction) -> list[str]:
+        """What a tile adds to its accumulator."""
+        combine = self._combine_of(instruction.dst)
+        stem, source = self._stem(combine), instruction.reads()[0]
+        if self._by_ones(combine):
+            return self._products(combine, stem, source)
+        data = dict(instruction.arguments)["data"]
+        assert isinstance(data, Tile)
+        return self._in_place(combine, data)
+
+    def _add(self, combine: Instruction, data: str) -> list[str]:
+        """What adds `data` to the accumulator of a tile's partitions."""
+        acc = f"{self._stem(combine)}_acc[0:p]"
+        arguments = [f"dst={acc}", f"data1={acc}", f"data2={data}", f"op={self._op(combine)}"]
+        return call("nisa.tensor_tensor", arguments)
+
+    def _products(self, combine: Instruction, stem: str, source: Value) -> list[str]:
+        reduced, kept = self.across.free(source)
+        ones = f"ones_{str(source.dtype)[6:]}"
+        groups, width, run = self._product(reduced), self._product(kept), self._run(combine)
+        name = self.name(source)
+        kept_first = bool(kept) and self.axes(source) != reduced + kept
+        shape = f"(p, {width}, {groups})" if kept_first else f"(p, {groups}, {width})"
+        lines = [f"flat = {name}.reshape({shape})"]
+        lines.append(f"for first in range(0, {groups}, {run}):")
+        lines.append(f"    many = min({run}, {groups} - first)")
+        lines.append(f"    for bank in range(len({stem}_sums)):")
+        lines.append(f"        left = bank * {BANK}")
+        lines.append(f"        wide = {stem}_sums[bank].shape[1] // {run}")
+        if kept_first:
+            lines.append(f"        goal = {stem}_sums[bank].reshape(({self.full}, wide, {run}))")
+            lines += [
+                "        goal = goal[:, :, 0:many]",
+                "        moving = flat[:, left : left + wide, first : first + many]",
+            ]
+        else:
+            lines.append(f"        goal = {stem}_sums[bank].reshape(({self.full}, {run}, wide))")
+            lines += [
+                "        goal = goal[:, 0:many]",
+                "        moving = flat[:, first : first + many, left : left + wide]",
+            ]
+        arguments = ["dst=goal", f"stationary={ones}[0:p]", "moving=moving"]
+        product = call("nisa.nc_matmul", [*arguments, "is_stationary_onezero=True"])
+        return [*lines, *indent(indent(product))]
+
+    def _in_place(self, combine: Instruction, data: Tile) -> list[str]:
+        source = data.value
+        reduced, kept = self.across.free(source)
+        name = self.view(data, constant=False, on_bits=False)
+        if not reduced:
+            return self._add(combine, name)
+        if self._is_wide(combine):
+            groups = self._product(reduced)
+            flat = f"{name}.reshape({self._flat_shape('p', groups, kept)})"
+            acc = f"{self._stem(combine)}_acc[0:p, 0:{groups}]"
+            return call("nisa.tensor_tensor", [f"dst={acc}", f"data1={acc}", f"data2={flat}",
+                                               f"op={self._op(combine)}"])  # fmt: skip
+        partial = f"{self._stem(combine)}_part"
+        (old,) = combine.reads()
+        axes = self._axes_of(source, old)
+        view = name + self._turned(source, old)
+        return [
+            f"{partial} = nl.ndarray({self.shape(old, 'p')}, dtype={DTYPES[old.dtype]},"
+            " buffer=nl.sbuf)",
+            f"nisa.tensor_reduce(dst={partial}, op={self._op(combine)}, data={view}, axis={axes})",
+            *self._add(combine, partial),
+        ]

@@ -1,0 +1,194 @@
+"""The totals of a phase's reductions, from what its tiles left in each partition.
+
+Where partitions are reduced, a product with ones adds them up; TensorE transposes anything else,
+VectorE reduces it, and TensorE transposes it back.
+"""
+
+from __future__ import annotations
+
+from trnx.nki_kernels.generator.across import BANK
+from trnx.nki_kernels.generator.emit import DTYPES, call
+from trnx.nki_kernels.generator.emit_reductions import ReductionEmitter
+from trnx.nki_kernels.generator.engines import table_of_call
+from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.select_instructions import Instruction
+
+
+class TotalEmitter(ReductionEmitter):
+    """See the module's docstring."""
+
+    def _combined(self, combine: Instruction) -> list[str]:
+        """The total, alike in all partitions where those were reduced."""
+        stem, dst = self._stem(combine), combine.dst
+        width = self._product(self.axes(dst))
+        shape = self.shape(dst, self.rows)
+        lines = [
+            f"{stem}_tile = nl.ndarray({shape}, dtype={DTYPES[dst.dtype]}, buffer=nl.sbuf)",
+            f"total = {stem}_tile.reshape(({self.rows}, {width}))",
+        ]
+        if self._by_ones(combine):
+            return lines + self._out_of_psum(combine, stem)
+        lines += self._parts(combine, width)
+        if not self.g.crosses:
+            return [*lines, "nisa.tensor_copy(dst=total, src=parts)"]
+        if self._op(combine) == "nl.add":
+            return lines + self._summed(width)
+        return lines + self._turned_and_reduced(combine, width)
+
+    def _needs_one(self, n: int) -> bool:
+        """Whether one partition has all that is computed after phase `n`."""
+        return bool(self._in_one(n))
+
+    def _in_one(self, n: int) -> list[Value]:
+        """What is reduced in phase `n` and one partition has: it need not go back to all."""
+        after = self.phases[n + 1 :]
+        if len(after) != 1 or after[0].each or not self.g.crosses:
+            return []
+        found = self.phases[n].combines
+        # All partitions need the maximum by which sums are scaled.
+        scaled_by = [pair[1] for i in found if (pair := self.across.in_one_phase(i))]
+        return [
+            i.dst
+            for i in found
+            if not self._by_ones(i) and not self.axes(i.dst) and i.dst not in scaled_by
+        ]
+
+    def _combined_in_one(self, combine: Instruction) -> list[str]:
+        """The total of one element in the first partition."""
+        stem, op = self._stem(combine), self._op(combine)
+        lines = self._parts(combine, "1")
+        one = f"{stem}_tile = nl.ndarray((1, 1), dtype={DTYPES[combine.dst.dtype]}, buffer=nl.sbuf)"
+        if op == "nl.add":
+            # The weights are one column; those of a product that all partitions get are as many as
+            # there are partitions, and take longer to load than the product.
+            return [
+                *lines,
+                "turned = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.psum)",
+                "nisa.nc_matmul(",
+                "    dst=turned, stationary=parts, moving=ones_float32[:, 0:1],",
+                "    is_moving_onezero=True,",
+                ")",
+                one,
+                f"nisa.tensor_copy(dst={stem}_tile, src=turned)",
+            ]
+        return [
+            *lines,
+            f"turned = nl.ndarray((1, {self.full}), dtype=nl.float32, buffer=nl.psum)",
+            "nisa.nc_transpose(dst=turned, data=parts)",
+            one,
+            f"nisa.tensor_reduce(dst={stem}_tile, op={op}, data=turned, axis=(1,))",
+        ]
+
+    def _parts(self, combine: Instruction, width: str) -> list[str]:
+        """`parts`: what each partition has of a total."""
+        if pair := self.across.in_one_phase(combine):
+            return self._scaled(combine, pair[1])
+        if self._is_wide(combine):
+            return self._narrowed(combine, width)
+        return [f"parts = {self._stem(combine)}_acc.reshape(({self.rows}, {width}))"]
+
+    def _scaled(self, combine: Instruction, most: Value) -> list[str]:
+        """`parts`: the sums of all tiles, each times exp(its maximum - that of all)."""
+        stem, rows = self._stem(combine), self.rows
+        n = next(n for n, phase in enumerate(self.phases) if combine in phase.combines)
+        return [
+            f"shift = nl.ndarray(({rows}, 1), dtype=nl.float32, buffer=nl.sbuf)",
+            "nisa.tensor_scalar(",
+            f"    dst=shift, data={self.name(most)}, op0=nl.multiply, operand0=-1.0,",
+            ")",
+            f"scales = nl.ndarray(({rows}, {self.across.steps}), dtype=nl.float32, buffer=nl.sbuf)",
+            f"nisa.activation(dst=scales, op=nl.exp, data={stem}_below, scale=-1.0, bias=shift)",
+            *self._next_table(n),
+            f"nisa.tensor_tensor(dst=scales, data1=scales, data2={stem}_sums, op=nl.multiply)",
+            f"parts = nl.ndarray(({rows}, 1), dtype=nl.float32, buffer=nl.sbuf)",
+            "nisa.tensor_reduce(dst=parts, op=nl.add, data=scales, axis=(1,))",
+        ]
+
+    def _narrowed(self, combine: Instruction, width: str) -> list[str]:
+        """`parts`: the rows of a wide accumulator added up, the second half of them to the first,
+        again and again."""
+        acc, op = f"{self._stem(combine)}_acc", self._op(combine)
+        left = self.across.size(self.across.free(self._source(combine))[0])
+        lines = []
+        while left > 1:
+            half = left // 2
+            first, second = f"{acc}[:, 0:{half}]", f"{acc}[:, {left - half}:{left}]"
+            lines += call("nisa.tensor_tensor", [f"dst={first}", f"data1={first}",
+                                                 f"data2={second}", f"op={op}"])  # fmt: skip
+            left -= half
+        return [*lines, f"parts = {acc}[:, 0].reshape(({self.rows}, {width}))"]
+
+    def _out_of_psum(self, combine: Instruction, stem: str) -> list[str]:
+        source, run = self._source(combine), self._run(combine)
+        reduced, kept = self.across.free(source)
+        kept_first = bool(kept) and self.axes(source) != reduced + kept
+        full = self.full
+        lines = [f"for bank in range(len({stem}_sums)):"]
+        lines.append(f"    wide = {stem}_sums[bank].shape[1] // {run}")
+        lines.append(f"    goal = total[:, bank * {BANK} : bank * {BANK} + wide]")
+        if run == 1:
+            return [*lines, f"    nisa.tensor_copy(dst=goal, src={stem}_sums[bank])"]
+        if kept_first:
+            view = f"{stem}_sums[bank].reshape(({full}, wide, {run}))"
+        else:
+            view = f"{stem}_sums[bank].reshape(({full}, {run}, wide)).permute((0, 2, 1))"
+        return [*lines, f"    nisa.tensor_reduce(dst=goal, op=nl.add, data={view}, axis=(2,))"]
+
+    def _summed(self, width: str) -> list[str]:
+        return [
+            f"for left in range(0, {width}, {BANK}):",
+            f"    wide = min({BANK}, {width} - left)",
+            f"    bank = nl.ndarray(({self.full}, wide), dtype=nl.float32, buffer=nl.psum)",
+            "    nisa.nc_matmul(",
+            "        dst=bank, stationary=ones_float32, moving=parts[:, left : left + wide],",
+            "        is_stationary_onezero=True,",
+            "    )",
+            "    nisa.tensor_copy(dst=total[:, left : left + wide], src=bank)",
+        ]
+
+    def _turned_and_reduced(self, combine: Instruction, width: str) -> list[str]:
+        full, op = self.full, self._op(combine)
+        kept = self.across.size(self.axes(combine.dst))
+        if kept <= full:
+            return [
+                f"turned = nl.ndarray(({width}, {full}), dtype=nl.float32, buffer=nl.psum)",
+                "nisa.nc_transpose(dst=turned, data=parts)",
+                f"column = nl.ndarray(({width}, 1), dtype=nl.float32, buffer=nl.sbuf)",
+                f"nisa.tensor_reduce(dst=column, op={op}, data=turned, axis=(1,))",
+                f"line = nl.ndarray(({width}, {full}), dtype=nl.float32, buffer=nl.sbuf)",
+                f"nisa.tensor_copy(dst=line, src=column.broadcast(1, {full}))",
+                f"back = nl.ndarray(({full}, {width}), dtype=nl.float32, buffer=nl.psum)",
+                "nisa.nc_transpose(dst=back, data=line)",
+                "nisa.tensor_copy(dst=total, src=back)",
+            ]
+        most = BANK // full
+        # The last chunk may overlap the one before, so that all are equal: TensorE transposes as
+        # many as fit in a bank before VectorE reduces them.
+        left = f"left = min((first + i) * wide, {width} - wide)"
+        return [
+            f"chunks = ({width} + {full - 1}) // {full}",
+            f"wide = ({width} + chunks - 1) // chunks",
+            f"for first in range(0, chunks, {most}):",
+            f"    many = min({most}, chunks - first)",
+            f"    turned = nl.ndarray((wide, many, {full}), dtype=nl.float32, buffer=nl.psum)",
+            "    for i in range(many):",
+            f"        {left}",
+            "        nisa.nc_transpose(dst=turned[:, i], data=parts[:, left : left + wide])",
+            "    column = nl.ndarray((wide, many), dtype=nl.float32, buffer=nl.sbuf)",
+            f"    nisa.tensor_reduce(dst=column, op={op}, data=turned, axis=(2,))",
+            f"    line = nl.ndarray((wide, many, {full}), dtype=nl.float32, buffer=nl.sbuf)",
+            f"    nisa.tensor_copy(dst=line, src=column.expand_dim(2).broadcast(2, {full}))",
+            f"    back = nl.ndarray(({full}, many, wide), dtype=nl.float32, buffer=nl.psum)",
+            "    for i in range(many):",
+            "        nisa.nc_transpose(dst=back[:, i], data=line[:, i])",
+            "    for i in range(many):",
+            f"        {left}",
+            "        nisa.tensor_copy(dst=total[:, left : left + wide], src=back[:, i])",
+        ]
+
+    def _next_table(self, n: int) -> list[str]:
+        """Load the table of the phase after `n` while the partitions are combined."""
+        before = [i for phase in self.phases[: n + 1] for i in (*phase.once, *phase.each)]
+        used = [table for table in map(table_of_call, before) if table]
+        after = [i for phase in self.phases[n + 1 :] for i in (*phase.once, *phase.each)]
+        return self._table(used[-1] if used else "", after) if used else []
