@@ -123,11 +123,14 @@ def append_matmul(
         return
     mode = _accumulation(emit, dst, accumulate)
     emit.keeps = mode is not Covered.NONE
+    is_matrix = reshape_strides(dst.shape, dst.strides, (m, n)) is not None
     if dst.dtype != "float32":
         _append_narrow(emit, dst, a, b, mode)
+    elif mode is Covered.ALL and not is_matrix:
+        _append_sum(emit, dst, a, b)
     else:
         out = emit.write(dst, "dst", shape=(m, n), buffers=PSUM)
-        if emit.keeps and reshape_strides(dst.shape, dst.strides, (m, n)) is None:
+        if emit.keeps and not is_matrix:
             # No view has this shape, so `out` is a buffer, which is copied to `dst` at the end.
             emit.step(out.view(dst.shape).copy_, dst.torch_view())
         _append_product(emit, out, a, b, mode, dst)
@@ -302,6 +305,14 @@ def _append_product(
         fresh = emit.psum_groups.products.of(dst.storage).mask(dst).reshape(out.shape) == 0
         emit.step(out.masked_fill_, fresh, 0.0)
     emit.step(torch.addmm, out, emit.turned(a), b, out=out)
+
+
+def _append_sum(emit: Emit, dst: NkiTensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """The product, then its sum with what `dst` holds, of which no view is a matrix."""
+    value = emit.scratch((a.shape[1], b.shape[1]))
+    emit.step(torch.mm, emit.turned(a), b, out=value)
+    out = emit.write(dst, "dst", buffers=PSUM)
+    emit.step(out.add_, value.view(dst.shape))
 
 
 def _append_narrow(

@@ -131,6 +131,8 @@ class _Analysis:
         for read in self.reads[-1]:
             if read.copy is not None:
                 origin = source.through(read.copy.target, read.copy.origin) or source
+        # Not where this copy itself has overwritten a part of it.
+        origin = source if origin.overlaps(target) else origin
         copy = self.copies[number] = _Copy(number, origin, target)
         self._at[target.memory].append(copy)
         self._from[origin.memory].append(copy)

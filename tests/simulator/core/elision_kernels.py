@@ -97,3 +97,21 @@ def copies_of_padded_rows(x, y):
     result = nl.copy(bank)
     nisa.dma_copy(dst=out, src=result)
     return out
+
+
+@nki.jit
+def shifted_on_chip(x, y):
+    """x.T @ y[:, :256], which went to another tile and back to other columns of the first."""
+    out = nl.ndarray((x.shape[1], 256), dtype=nl.float32, buffer=nl.shared_hbm)
+    a = nl.load(x)
+    b = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=b, src=nl.load(y))
+    nisa.activation(dst=b, op=nl.copy, data=b, scale=2.0)
+    held = nl.ndarray((128, 256), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=held, src=b[:, 0:256])
+    nisa.tensor_copy(dst=b[:, 128:384], src=held)
+    bank = nl.ndarray((x.shape[1], 256), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=bank, stationary=a, moving=b[:, 128:384])
+    result = nl.copy(bank)
+    nisa.dma_copy(dst=out, src=result)
+    return out

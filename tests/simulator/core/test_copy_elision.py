@@ -169,6 +169,14 @@ def test_copies_that_bring_what_a_product_reads_instead_are_kept(kernels: Module
     assert len(program.steps) == len(recorded.steps) - 2
 
 
+def test_elements_that_came_from_where_they_are_copied_to_are_read_there(
+    kernels: ModuleType,
+) -> None:
+    x, y = torch.randn(128, 64), torch.randn(128, 512)
+    _, (got, *_) = _shortened(kernels.shifted_on_chip, [x, y])
+    torch.testing.assert_close(got, 2 * x.T @ y[:, :256], rtol=1e-5, atol=1e-4)
+
+
 def _bytes(region: Region) -> set[int]:
     size = region.dtype.itemsize
     return {
