@@ -32,6 +32,16 @@ class _Users:
         self._lock = fork_lock(self, threading.RLock)
         self._active: set[int] = set()
         self._before: str | None = None
+        # How often a setting was replaced.
+        self._replaced = 0
+
+    def needs_none(self) -> bool:
+        """True where precision is full without this class: nobody has replaced a setting, which
+        would return before others have ended.
+        """
+        replaced = self._replaced
+        is_full = _SETTING.fp32_precision not in _REDUCED
+        return is_full and self._before is None and self._replaced == replaced
 
     def begin(self, user: int) -> None:
         with self._lock:
@@ -40,6 +50,7 @@ class _Users:
                 setting = _SETTING.fp32_precision
                 if setting in _REDUCED:
                     self._before = setting
+                    self._replaced += 1
                     _SETTING.fp32_precision = "ieee"
 
     def end(self, user: int) -> None:
@@ -77,6 +88,13 @@ if hasattr(os, "register_at_fork"):
 def users() -> int:
     """How many uses there are now."""
     return _users.count
+
+
+def is_full() -> bool:
+    """True where products are in full precision as the process has it: a use would change nothing,
+    and cost as much as a product of few elements.
+    """
+    return _users.needs_none()
 
 
 class FullPrecision:

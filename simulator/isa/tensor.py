@@ -19,7 +19,7 @@ from trnx.simulator.language.hbm_shadow import Covered
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.dtype_conversion import append_load_f32
 from trnx.simulator.memory.storage import PSUM, SBUF, MemoryRegion
-from trnx.simulator.memory.views import reshape_strides
+from trnx.simulator.memory.views import Shape, reshape_strides
 from trnx.simulator.program.propagation import (
     by_element,
     product_columns,
@@ -81,10 +81,14 @@ def nc_matmul(
     check_destination(emit, dst, n)
     k = rows * (2 if double_row else 1)
     a = _operand(emit, stationary, "stationary", _operand_shape(rows, m, double_row), True)
-    b = _operand(emit, moving, "moving", _operand_shape(rows, n, double_row), m >= 32)
+    places = _places(dst, moving, n)
+    if places is not None:
+        b = _with_gaps(emit, moving)
+    else:
+        b = _operand(emit, moving, "moving", _operand_shape(rows, n, double_row), m >= 32)
     if double_row:
         a, b = a.reshape(k, m), b.reshape(k, n)
-    append_matmul(emit, dst, a, b, accumulate)
+    append_matmul(emit, dst, a, b, accumulate, places)
 
 
 def _operand(
@@ -102,6 +106,45 @@ def _operand(
     return copy
 
 
+def _places(dst: NkiTensor, moving: NkiTensor, n: int) -> Shape | None:
+    """Distances of the elements of dst's free dimensions in the columns from the first to the last
+    of `moving`, where a product with all of these costs the host less than a copy of its own.
+    """
+    is_plain = dst.indirection is None and moving.indirection is None
+    if not (is_plain and dst.dtype == moving.dtype == "float32") or moving.free_size < 2:
+        return None
+    if _is_matrix(dst) or _is_matrix(moving):
+        return None
+    if moving.strides[0] * moving.dtype.itemsize % 2048 == 0:  # as in `_has_conflicts`
+        return None
+    if 2 * _reach(moving.shape[1:], moving.strides[1:]) > 3 * n:
+        return None
+    return reshape_strides(moving.shape[1:], moving.strides[1:], dst.shape[1:])
+
+
+def _is_matrix(tensor: NkiTensor) -> bool:
+    """True where a view has the elements of each partition as one dimension."""
+    flat = (tensor.shape[0], tensor.free_size)
+    return reshape_strides(tensor.shape, tensor.strides, flat) is not None
+
+
+def _reach(shape: Shape, strides: Shape) -> int:
+    """Elements from the first to the last."""
+    return 1 + sum([(size - 1) * step for size, step in zip(shape, strides, strict=True)])
+
+
+def _with_gaps(emit: Emit, moving: NkiTensor) -> torch.Tensor:
+    """The operand with what lies between its elements, which nothing needs to have written."""
+    view = emit.read(moving, "moving", buffers=SBUF)
+    reached: torch.Tensor = emit.derived(_gapless, view)
+    return reached
+
+
+def _gapless(view: torch.Tensor) -> torch.Tensor:
+    columns = _reach(tuple(view.shape[1:]), view.stride()[1:])
+    return view.as_strided((view.shape[0], columns), (view.stride(0), 1))
+
+
 def _check_flag(emit: Emit, accumulate: Any) -> None:
     if not (accumulate is None or isinstance(accumulate, bool)):
         emit.illegal(f"accumulate={accumulate} must be True, False or None")
@@ -112,10 +155,18 @@ def _has_conflicts(view: torch.Tensor) -> bool:
 
 
 def append_matmul(
-    emit: Emit, dst: NkiTensor, a: torch.Tensor, b: torch.Tensor, accumulate: bool | None
+    emit: Emit,
+    dst: NkiTensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    accumulate: bool | None,
+    places: Shape | None = None,
 ) -> None:
-    """Steps of dst[m, n] = a[k, m].T @ b[k, n], float32 operands, with PSUM's accumulation."""
-    (k, m), n = a.shape, b.shape[1]
+    """Steps of dst[m, n] = a[k, m].T @ b[k, n], float32 operands, with PSUM's accumulation. With
+    `places`, b has other columns between, and an element of dst lies in the sum of its indices
+    times these.
+    """
+    (k, m), n = a.shape, dst.free_size
     _check_flag(emit, accumulate)
     if dst.indirection is not None and dst.indirection.base is not None:
         _append_scattered(emit, dst, dst.indirection.base, a, b, accumulate)
@@ -125,12 +176,11 @@ def append_matmul(
     emit.keeps = mode is not Covered.NONE
     if dst.dtype != "float32":
         _append_narrow(emit, dst, a, b, mode)
-    else:
+    elif places is None and (mode is Covered.NONE or _is_matrix(dst)):
         out = emit.write(dst, "dst", shape=(m, n), buffers=PSUM)
-        if emit.keeps and reshape_strides(dst.shape, dst.strides, (m, n)) is None:
-            # No view has this shape, so `out` is a buffer, which is copied to `dst` at the end.
-            emit.step(out.view(dst.shape).copy_, dst.torch_view())
         _append_product(emit, out, a, b, mode, dst)
+    else:
+        _append_parts(emit, dst, a, b, mode, places)
     emit.products.append(dst)
     emit.flops = 2 * k * m * n
 
@@ -299,9 +349,38 @@ def _append_product(
         emit.step(torch.mm, emit.turned(a), b, out=out)
         return
     if mode is Covered.SOME:
-        fresh = emit.psum_groups.products.of(dst.storage).mask(dst).reshape(out.shape) == 0
-        emit.step(out.masked_fill_, fresh, 0.0)
+        emit.step(out.masked_fill_, _is_fresh(emit, dst, tuple(out.shape)), 0.0)
     emit.step(torch.addmm, out, emit.turned(a), b, out=out)
+
+
+def _append_parts(
+    emit: Emit,
+    dst: NkiTensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    mode: Covered,
+    places: Shape | None,
+) -> None:
+    """The product in memory of its own, then in `dst`, of which no view is a matrix."""
+    value = emit.scratch((a.shape[1], b.shape[1]))
+    emit.step(torch.mm, emit.turned(a), b, out=value)
+    found = (
+        value.view(dst.shape)
+        if places is None
+        else value.as_strided(dst.shape, (b.shape[1], *places))
+    )
+    out = emit.write(dst, "dst", buffers=PSUM)
+    if mode is Covered.NONE:
+        emit.step(out.copy_, found)
+        return
+    if mode is Covered.SOME:
+        emit.step(out.masked_fill_, _is_fresh(emit, dst, dst.shape), 0.0)
+    emit.step(out.add_, found)
+
+
+def _is_fresh(emit: Emit, dst: NkiTensor, shape: Shape) -> torch.Tensor:
+    """True where no product lies."""
+    return emit.psum_groups.products.of(dst.storage).mask(dst).reshape(shape) == 0
 
 
 def _append_narrow(

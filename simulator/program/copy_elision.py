@@ -3,8 +3,10 @@ out.
 
 A kernel brings its operands on chip, and turns them there; on this machine each such step is a pass
 over memory, several times as long as the product that reads the copy. Where neither the copy nor
-its source is written in between, a product reads the source through a view instead. Checks and
-times are those of the instructions, which stay as they were recorded.
+its source is written in between, a product reads the source through a view instead. Where BLAS
+takes no such view, or would read it too often, one pass brings the elements from where they were
+first to memory in which they lie as they lay there, in place of the last of several copies. Checks
+and times are those of the instructions, which stay as they were recorded.
 
 The elements are the same. The host's BLAS may add the terms of a sum in another order where a
 factor has other strides: it does for products of few rows or columns.
@@ -14,11 +16,11 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trnx.simulator.memory.storage import Slot, Step
-from trnx.simulator.program.regions import Region
+from trnx.simulator.program.regions import Region, is_gapless
 from trnx.simulator.program.step_effects import EffectReader, Effects
 
 # BLAS packs a factor whose columns lie apart more slowly than a dense one, by an eighth to a
@@ -26,19 +28,34 @@ from trnx.simulator.program.step_effects import EffectReader, Effects
 _MOST_READS = 4
 # A copy of fewer elements takes about as long as any call of torch.
 _LEAST_ELEMENTS = 1024
+# Stands for memory that is not there yet: no address.
+_NOWHERE = 0
 
 
 @dataclass(eq=False, slots=True)
 class _Copy:
-    """A step that copies `source` to `target`. `origin` is where its elements were first."""
+    """What a step copies to `target`, or a part of that which came from one place. `origin` is
+    where its elements were first, `by` the copy that brought them to where this one finds them.
+    """
 
     step: int
     origin: Region
     target: Region
+    by: _Copy | None = None
+    # What brought the elements to the origin.
+    before: list[_Copy] = field(default_factory=list)
     # False once something is written to the target or the origin.
     is_valid: bool = True
     is_read: bool = False
     read_elements: int = 0
+    # Where a dense copy of the origin lies, in the order of its strides; once it is moved there.
+    home: Region | None = None
+    is_moved: bool = False
+    # Where a product wants another view than the copy's origin.
+    wants_home: bool = False
+    # Whether all that reads it are products, which may read it at home, and copies.
+    may_move: bool = True
+    copied_by: list[int] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
@@ -53,6 +70,15 @@ class _Read:
     copy: _Copy | None = None
     before: list[_Copy] = field(default_factory=list)
     is_redirected: bool = False
+    # Where it reads the copy once that is moved.
+    at_home: Region | None = None
+
+    @property
+    def place(self) -> Region | None:
+        """Where the step reads instead; None for where it was recorded to read."""
+        if self.copy is not None and self.copy.is_moved:
+            return self.at_home
+        return self.origin if self.is_redirected else None
 
 
 @dataclass(eq=False, slots=True)
@@ -60,7 +86,8 @@ class _Analysis:
     """What reads what. `inputs` is how many of the slots a caller fills."""
 
     inputs: int
-    copies: dict[int, _Copy] = field(default_factory=dict)
+    # Parts of what each step copies.
+    copies: dict[int, list[_Copy]] = field(default_factory=dict)
     reads: list[list[_Read]] = field(default_factory=list)
     _at: defaultdict[int, list[_Copy]] = field(default_factory=lambda: defaultdict(list))
     _from: defaultdict[int, list[_Copy]] = field(default_factory=lambda: defaultdict(list))
@@ -70,29 +97,43 @@ class _Analysis:
         if effects is None:
             every = [copy for copies in self._at.values() for copy in copies]
             for copy in every:
-                copy.is_valid = False
+                copy.is_valid = copy.may_move = False
             self.reads.append([_Read(0, every)])
             return
         reads = [self._read(at, region) for at, region in effects.reads.items()]
-        for read in reads:
-            if read.argument in effects.factors:
-                self._redirect(read, effects.writes)
+        for at, read in zip(effects.reads, reads, strict=True):
+            if effects.move is not None:
+                for copy in read.copies:
+                    copy.copied_by.append(number)
+            else:
+                is_factor = at in effects.factors
+                self._redirect(read, effects.reads[at] if is_factor else None, effects.writes)
         self.reads.append(reads)
+        # What came from where it goes is lost.
+        parts = [] if effects.move is None else self._parts(number, *effects.move)
         for region in effects.writes:
             self._write(region)
-        if effects.move is not None:
-            source, target = effects.move
-            self._copy(number, source, target)
+        for copy in parts:
+            self._at[copy.target.memory].append(copy)
+            self._from[copy.origin.memory].append(copy)
 
-    def _redirect(self, read: _Read, writes: Sequence[Region]) -> None:
-        """To the origin of the copy, where a product can read it."""
+    def _redirect(self, read: _Read, factor: Region | None, writes: Sequence[Region]) -> None:
+        """To the origin of the copy, where a product can read it, or to a copy of that."""
         origin, copy = read.origin, read.copy
-        if origin is None or copy is None or not _is_factor(origin):
+        for one in read.copies:
+            one.may_move = one.may_move and one is copy and factor is not None
+        if origin is None or copy is None or factor is None:
             return
-        if not any(region.overlaps(origin) for region in writes):
+        if _is_factor(origin) and not any(region.overlaps(origin) for region in writes):
             read.is_redirected = True
             read.before = self._reaching(origin)
             copy.read_elements += origin.numel
+        else:
+            copy.wants_home = True
+        if copy.home is not None:
+            read.at_home = factor.through(copy.target, copy.home)
+        if read.at_home is None or not _is_factor(read.at_home):
+            copy.may_move = False
 
     def _read(self, argument: int, region: Region) -> _Read:
         read = _Read(argument, self._reaching(region))
@@ -124,16 +165,51 @@ class _Analysis:
             left.append(copy)
         self._at[region.memory] = left
 
-    def _copy(self, number: int, source: Region, target: Region) -> None:
+    def _parts(self, number: int, source: Region, target: Region) -> list[_Copy]:
+        """A copy as one, or as the parts that other copies brought to its source."""
         if source.overlaps(target) or target.memory < 0:
-            return
-        origin = source
-        for read in self.reads[-1]:
-            if read.copy is not None:
-                origin = source.through(read.copy.target, read.copy.origin) or source
-        copy = self.copies[number] = _Copy(number, origin, target)
-        self._at[target.memory].append(copy)
-        self._from[origin.memory].append(copy)
+            return []
+        read = self.reads[-1][0]
+        if read.copy is not None and read.origin is not None:
+            found = [self._part(number, read.origin, target, read.copy)]
+        else:
+            found = self._divided(number, source, target, read.copies)
+        # Not where this copy itself overwrites what it came from.
+        if not found or any(one.origin.overlaps(target) for one in found):
+            found = [self._part(number, source, target, None)]
+        self.copies[number] = found
+        return found
+
+    def _divided(
+        self, number: int, source: Region, target: Region, brought: Sequence[_Copy]
+    ) -> list[_Copy]:
+        """The parts that these copies brought; empty unless that is all of it."""
+        valid = [copy for copy in brought if copy.is_valid]
+        if len(valid) < 2 or sum(copy.target.numel for copy in valid) != source.numel:
+            return []
+        found = []
+        for copy in valid:
+            place = copy.target.through(source, target)
+            if place is None or not is_gapless(place):
+                return []
+            found.append(self._part(number, copy.origin, place, copy))
+        return found
+
+    def _part(self, number: int, origin: Region, target: Region, by: _Copy | None) -> _Copy:
+        copy = _Copy(number, origin, target, by)
+        if by is not None:
+            copy.before = self._reaching(origin)
+            copy.home = Region(_NOWHERE, origin.dtype, target.shape, _dense_strides(origin), 0)
+        return copy
+
+
+def _dense_strides(origin: Region) -> tuple[int, ...]:
+    """Strides of dense memory in which the elements have the order of the origin."""
+    strides, step = [0] * len(origin.shape), 1
+    for axis in sorted(range(len(strides)), key=lambda axis: (origin.strides[axis], -axis)):
+        strides[axis] = step
+        step *= origin.shape[axis]
+    return tuple(strides)
 
 
 def _is_factor(origin: Region) -> bool:
@@ -147,44 +223,81 @@ def _is_factor(origin: Region) -> bool:
 
 def _dropped(analysis: _Analysis) -> set[int]:
     """Numbers of the copies that nobody reads, once every read that goes to a copy which is kept
-    reads the copy.
+    reads the copy; those that are worth it are moved.
     """
-    for copy in analysis.copies.values():
+    copies = [copy for parts in analysis.copies.values() for copy in parts]
+    for copy in copies:
         is_worth = copy.target.numel >= _LEAST_ELEMENTS
-        copy.is_read = not is_worth or copy.read_elements > _MOST_READS * copy.target.numel
+        is_often = copy.read_elements > _MOST_READS * copy.target.numel
+        can_move = is_worth and copy.may_move and copy.home is not None
+        copy.is_moved = can_move and (is_often or copy.wants_home)
+        copy.is_read = not is_worth or (is_often and not copy.is_moved)
     while True:
         unread = _unread(analysis)
-        returned = False
+        returned = _return_moved(analysis, unread)
         for reads in analysis.reads:
             for read in reads:
-                if read.is_redirected and read.copy is not None and read.copy.step not in unread:
+                if read.is_redirected and read.copy is not None and _is_kept(read.copy, unread):
                     read.is_redirected = False
                     returned = True
         if not returned:
             return unread
 
 
+def _is_kept(copy: _Copy, unread: set[int]) -> bool:
+    return copy.step not in unread and not copy.is_moved
+
+
+def _return_moved(analysis: _Analysis, unread: set[int]) -> bool:
+    """Leave where they were the copies that another step needs there, and those of which another
+    copy that brought their elements is made all the same. True where there was one.
+    """
+    returned = False
+    for parts in analysis.copies.values():
+        stays = any(not copy.is_moved and copy.is_read for copy in parts)
+        for copy in parts:
+            if copy.is_moved and (
+                stays
+                or any(number not in unread for number in copy.copied_by)
+                or copy.by is None
+                or copy.by.step not in unread
+            ):
+                copy.is_moved, copy.is_read, returned = False, True, True
+    return returned
+
+
 def _unread(analysis: _Analysis) -> set[int]:
     unread = set()
     for number in range(len(analysis.reads) - 1, -1, -1):
-        copy = analysis.copies.get(number)
-        if copy is not None and not copy.is_read:
+        parts = analysis.copies.get(number)
+        if parts is not None and not any(copy.is_read for copy in parts):
             unread.add(number)
             continue
-        for read in analysis.reads[number]:
-            for one in read.before if read.is_redirected else read.copies:
-                one.is_read = True
+        for one in _needed(parts, analysis.reads[number]):
+            one.is_read = True
     return unread
+
+
+def _needed(parts: Sequence[_Copy] | None, reads: Sequence[_Read]) -> Iterator[_Copy]:
+    """The copies that a step reads."""
+    if parts is not None and all(copy.is_moved or not copy.is_read for copy in parts):
+        for copy in parts:
+            yield from copy.before if copy.is_read else ()
+        return
+    for read in reads:
+        is_moved = read.copy is not None and read.copy.is_moved
+        yield from read.before if read.is_redirected and not is_moved else read.copies
 
 
 @dataclass(frozen=True)
 class Elided:
     """Steps that are left, and what they `used`, where that is known: the ids of views, and the
-    addresses of own memory.
+    addresses of own memory. `made` is own memory that is new: address -> bytes.
     """
 
     steps: list[Step]
     used: tuple[frozenset[int], frozenset[int]] | None
+    made: Mapping[int, int]
 
 
 def elide_copies(
@@ -201,12 +314,16 @@ def elide_copies(
     if not dropped:
         return None
     redirection = _Redirection(reader)
-    left = [
-        redirection.step(step, reads)
-        for number, (step, reads) in enumerate(zip(steps, analysis.reads, strict=True))
-        if number not in dropped
-    ]
-    return Elided(left, reader.used(left))
+    left: list[Step] = []
+    for number, (step, reads) in enumerate(zip(steps, analysis.reads, strict=True)):
+        moved = [copy for copy in analysis.copies.get(number, ()) if copy.is_moved]
+        if number in dropped:
+            continue
+        if moved:
+            left += [redirection.copy(copy) for copy in moved if copy.is_read]
+        else:
+            left.append(redirection.step(step, reads))
+    return Elided(left, reader.used(left), redirection.made)
 
 
 class _Redirection:
@@ -215,13 +332,16 @@ class _Redirection:
     def __init__(self, reader: EffectReader) -> None:
         self._reader = reader
         self._steps: dict[tuple[int, ...], Step] = {}
+        # Where copies to equal places are moved to.
+        self._homes: dict[tuple[object, ...], int] = {}
+        self.made: dict[int, int] = {}
 
     def step(self, step: Step, reads: Sequence[_Read]) -> Step:
         """The step, reading what was copied where a read is redirected."""
         views = {
-            read.argument: self._reader.view(read.origin)
+            read.argument: self._reader.view(self._placed(place, read.copy))
             for read in reads
-            if read.is_redirected and read.origin is not None
+            if (place := read.place) is not None and read.copy is not None
         }
         if not views or type(step) is not functools.partial:
             return step
@@ -230,3 +350,24 @@ class _Redirection:
         if key not in self._steps:
             self._steps[key] = functools.partial(step.func, *args, **step.keywords)
         return self._steps[key]
+
+    def copy(self, copy: _Copy) -> Step:
+        """The step that copies from the origin to the home."""
+        assert copy.home is not None
+        target = self._reader.view(self._placed(copy.home, copy))
+        return functools.partial(target.copy_, self._reader.view(copy.origin))
+
+    def _placed(self, region: Region, copy: _Copy) -> Region:
+        """The region in memory that is there."""
+        if region.memory != _NOWHERE:
+            return region
+        assert copy.home is not None
+        target = copy.target
+        # What was overwritten there is overwritten here.
+        place = (target.memory, target.dtype, target.shape, target.strides, target.offset)
+        key = (*place, copy.home.strides)
+        if key not in self._homes:
+            nbytes = target.numel * target.dtype.itemsize
+            self._homes[key] = self._reader.allocate(nbytes)
+            self.made[self._homes[key]] = nbytes
+        return Region(self._homes[key], region.dtype, region.shape, region.strides, region.offset)

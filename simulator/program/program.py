@@ -22,7 +22,7 @@ from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.memory.host_memory import is_plain, plain, unreadable
 from trnx.simulator.memory.storage import Slot, Step, poison
 from trnx.simulator.memory.tensor_spec import TensorSpec
-from trnx.simulator.precision import FullPrecision
+from trnx.simulator.precision import FullPrecision, is_full
 from trnx.simulator.program.copy_elision import elide_copies
 from trnx.simulator.program.instruction_table import InstructionTable
 from trnx.simulator.program.replicas import on_other_slots
@@ -179,7 +179,7 @@ class Program:
             _held = self._bind_inputs(inputs)
             results = self._bind_results(inputs, outputs)
             # Products alone depend on the process's setting.
-            if self._has_products:
+            if self._has_products and not is_full():
                 with FullPrecision():
                     for step in self._steps:
                         step()
@@ -229,6 +229,9 @@ class Program:
             self._steps = found.steps
             if found.used is not None:
                 self._keep(*found.used)
+            self.blank = {**self.blank, **found.made}
+            held = self.totals.host_bytes + sum(found.made.values())
+            self.totals = replace(self.totals, host_bytes=held)
             # New views have no memory yet.
             for slot in self.slots:
                 slot.release()

@@ -67,10 +67,10 @@ class Region:
         if self.memory != other.memory or self.low > other.low or self.high < other.high:
             return False
         size = self.dtype.itemsize
-        if self.numel * size == self.high - self.low and _is_gapless(self):
+        if self.numel * size == self.high - self.low and is_gapless(self):
             return True
         mine, theirs = self.box, other._box(self.pitch)
-        if mine is None or theirs is None or not _is_gapless(self):
+        if mine is None or theirs is None or not is_gapless(self):
             return False
         is_dense = self.numel * size == (mine[1] - mine[0]) * (mine[3] - mine[2])
         rows = mine[0] <= theirs[0] and theirs[1] <= mine[1]
@@ -148,6 +148,6 @@ def _split(distance: int, axes: tuple[_Axis, ...]) -> list[int] | None:
     return None if distance else steps
 
 
-def _is_gapless(region: Region) -> bool:
+def is_gapless(region: Region) -> bool:
     """True where no two of its elements share a place."""
     return _nested_axes(region.shape, region.strides, region.strides) is not None

@@ -108,6 +108,13 @@ class EffectReader:
         self._regions[id(made)] = region
         return made
 
+    def allocate(self, nbytes: int) -> int:
+        """New own memory: its number."""
+        memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        address = memory.untyped_storage().data_ptr()
+        self._holders[address] = memory
+        return address
+
     def used(self, steps: Sequence[Step]) -> tuple[frozenset[int], frozenset[int]] | None:
         """The ids of the views that the steps hold, and the addresses of own memory; None where
         a step may hold others.

@@ -97,3 +97,65 @@ def copies_of_padded_rows(x, y):
     result = nl.copy(bank)
     nisa.dma_copy(dst=out, src=result)
     return out
+
+
+@nki.jit
+def shifted_on_chip(x, y):
+    """x.T @ y[:, :256], which went to another tile and back to other columns of the first."""
+    out = nl.ndarray((x.shape[1], 256), dtype=nl.float32, buffer=nl.shared_hbm)
+    a = nl.load(x)
+    b = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=b, src=nl.load(y))
+    nisa.activation(dst=b, op=nl.copy, data=b, scale=2.0)
+    held = nl.ndarray((128, 256), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=held, src=b[:, 0:256])
+    nisa.tensor_copy(dst=b[:, 128:384], src=held)
+    bank = nl.ndarray((x.shape[1], 256), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=bank, stationary=a, moving=b[:, 128:384])
+    result = nl.copy(bank)
+    nisa.dma_copy(dst=out, src=result)
+    return out
+
+
+@nki.jit
+def taps_of_weight(x, weight):
+    """sum over t of weight[:, :, t] @ x[:, t:t + columns]: the weight arrives as it lies, each tap
+    is taken out, turned by the Tensor engine, and leaves PSUM together with others.
+    """
+    outputs, inputs, taps = weight.shape
+    columns = x.shape[1] - taps + 1
+    out = nl.ndarray((outputs, columns), dtype=nl.float32, buffer=nl.shared_hbm)
+    a = nl.load(x)
+    held = nl.load(weight)
+    turned = nl.ndarray((inputs, taps, outputs), dtype=nl.float32, buffer=nl.sbuf)
+    for first in range(0, taps, 3):
+        bank = nl.ndarray((inputs, 3, outputs), dtype=nl.float32, buffer=nl.psum)
+        for t in range(3):
+            nisa.nc_transpose(dst=bank[:, t], data=held[:, :, first + t])
+        nisa.tensor_copy(dst=turned[:, first : first + 3], src=bank)
+    total = nl.ndarray((outputs, columns), dtype=nl.float32, buffer=nl.psum)
+    for t in range(taps):
+        nisa.nc_matmul(dst=total, stationary=turned[:, t], moving=a[:, t : t + columns])
+    nisa.dma_copy(dst=out, src=nl.copy(total))
+    return out
+
+
+@nki.jit
+def taps_that_are_read_again(x, weight):
+    """The same with one tap, which another instruction reads, too."""
+    outputs, inputs, _ = weight.shape
+    columns = x.shape[1]
+    out = nl.ndarray((outputs, columns), dtype=nl.float32, buffer=nl.shared_hbm)
+    sums = nl.ndarray((inputs, 1), dtype=nl.float32, buffer=nl.shared_hbm)
+    a = nl.load(x)
+    held = nl.load(weight)
+    bank = nl.ndarray((inputs, outputs), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=bank, data=held[:, :, 1])
+    turned = nl.copy(bank)
+    total = nl.ndarray((outputs, columns), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=total, stationary=turned, moving=a)
+    nisa.dma_copy(dst=out, src=nl.copy(total))
+    found = nl.ndarray((inputs, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=found, op=nl.add, data=turned, axis=1)
+    nisa.dma_copy(dst=sums, src=found)
+    return out, sums

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from trnx.simulator import Program, TensorSpec, load_module, trace
+from trnx.simulator.program.portable import from_data, to_data
 from trnx.simulator.program.regions import Region
 
 
@@ -167,6 +168,48 @@ def test_copies_that_bring_what_a_product_reads_instead_are_kept(kernels: Module
     assert not got[:, 256:].any()
     # The copies of x and of the padded tile; that of y into it stays.
     assert len(program.steps) == len(recorded.steps) - 2
+
+
+@pytest.mark.parametrize("outputs", [128, 64])
+def test_weights_that_are_taken_apart_are_brought_in_one_pass(
+    kernels: ModuleType, outputs: int
+) -> None:
+    x, weight = torch.randn(128, 80), torch.randn(outputs, 128, 9)
+    recorded = trace(kernels.taps_of_weight, [TensorSpec.of(x), TensorSpec.of(weight)])
+    program, (got, *_) = _shortened(kernels.taps_of_weight, [x, weight])
+    expected = sum(weight[:, :, t] @ x[:, t : t + 72] for t in range(9))
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-3)
+    recorded.run([x, weight])
+    program.run([x, weight])
+    # x, which is read nine times, and the result out of PSUM and to HBM.
+    others = x.nbytes + 2 * got.nbytes
+    assert _copied_bytes(program) == weight.nbytes + others
+    assert _copied_bytes(recorded) >= 4 * weight.nbytes + others
+    assert program.host_bytes < recorded.host_bytes - weight.nbytes
+    # What was made is known as memory that runs write first, for the compile cache.
+    data = to_data(program)
+    assert data is not None
+    assert not data["contents"]
+    again = from_data(data, lambda: recorded.rows)
+    assert torch.equal(again.run([x, weight])[0], got)
+
+
+def test_turned_weights_that_others_read_stay_where_they_are(kernels: ModuleType) -> None:
+    x, weight = torch.randn(128, 80), torch.randn(64, 128, 9)
+    recorded = trace(kernels.taps_that_are_read_again, [TensorSpec.of(x), TensorSpec.of(weight)])
+    program, (got, sums, *_) = _shortened(kernels.taps_that_are_read_again, [x, weight])
+    torch.testing.assert_close(got, weight[:, :, 1] @ x, rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(sums[:, 0], weight[:, :, 1].sum(0), rtol=1e-5, atol=1e-3)
+    # That of x alone is left out.
+    assert len(program.steps) == len(recorded.steps) - 1
+
+
+def test_elements_that_came_from_where_they_are_copied_to_are_read_there(
+    kernels: ModuleType,
+) -> None:
+    x, y = torch.randn(128, 64), torch.randn(128, 512)
+    _, (got, *_) = _shortened(kernels.shifted_on_chip, [x, y])
+    torch.testing.assert_close(got, 2 * x.T @ y[:, :256], rtol=1e-5, atol=1e-4)
 
 
 def _bytes(region: Region) -> set[int]:

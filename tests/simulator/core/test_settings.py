@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from trnx.simulator import simulate, trace
-from trnx.simulator.precision import FullPrecision
+from trnx.simulator.precision import FullPrecision, is_full
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +82,21 @@ def test_the_last_of_two_threads_restores() -> None:
     leave.set()
     thread.join()
     assert setting() == "bf16"
+
+
+def test_a_setting_that_another_has_replaced_does_not_count_as_the_process_s_own() -> None:
+    """It returns when that one ends."""
+    assert is_full()
+    torch.set_float32_matmul_precision("medium")
+    assert not is_full()
+    with FullPrecision():
+        assert setting() == "ieee"
+        assert not is_full()
+    assert not is_full()
+    torch.set_float32_matmul_precision("highest")
+    assert is_full()
+    with FullPrecision():
+        assert is_full()
 
 
 def test_a_kernel_that_fails_restores(kernels: ModuleType) -> None:
