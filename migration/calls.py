@@ -16,6 +16,8 @@ _DTYPES = (
     "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "float32", "bool_",
 )  # fmt: skip
 _BUFFERS = ("sbuf", "psum", "hbm", "private_hbm", "shared_hbm")
+# Parameters of allocations that a later NKI does not take, and whose values change no result.
+WITHOUT_EFFECT = ("lazy_initialization",)
 # Enumerations by the numbers that NKI 0.2 took.
 _BY_NUMBER = {"dge_mode": ("none", "swdge", "hwdge", "unknown"), "oob_mode": ("error", "skip")}
 _PYTHON_DTYPES = {"bool": "uint8", "int": "int32", "float": "float32"}
@@ -55,7 +57,9 @@ class Spelling:
         named = list(zip(parameters, call.args, strict=False))
         named += [(keyword.arg or "", keyword.value) for keyword in call.keywords]
         for parameter, value in named:
-            if parameter in ("op", "op0", "op1", "reduce_op", "comp_op0", "comp_op1", "cmp_op"):
+            if (number := self._scalar(value)) is not None:
+                self._source.replace(value, number)
+            elif parameter in ("op", "op0", "op1", "reduce_op", "comp_op0", "comp_op1", "cmp_op"):
                 self._operator(value)
             elif parameter == "dtype":
                 self._dtype(value)
@@ -67,6 +71,24 @@ class Spelling:
                 self._use(value, "nki.language", memory)
             elif parameter in _BY_NUMBER and isinstance(value, ast.Constant):
                 self._numbered(parameter, value)
+
+    def _scalar(self, node: ast.expr) -> str | None:
+        """The number in `np.dtype(np.float32).type(0.5)`, which an instruction rounds as well."""
+        if not (isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords):
+            return None
+        made, number = node.func, node.args[0]
+        if not (isinstance(made, ast.Attribute) and made.attr == "type"):
+            return None
+        dtype = made.value
+        if not (isinstance(dtype, ast.Call) and self._names.member(dtype.func, "numpy") == "dtype"):
+            return None
+        name = self._names.member(dtype.args[0], "numpy") if len(dtype.args) == 1 else ""
+        whole = number.operand if isinstance(number, ast.UnaryOp) else number
+        if not isinstance(whole, ast.Constant) or type(whole.value) not in (int, float):
+            return None
+        # float16 and an integer's cut would change the number before the instruction sees it.
+        is_kept = name in ("float32", "float64") or type(whole.value) is int
+        return self._source.render(number) if is_kept else None
 
     def _use(self, node: ast.expr, module: str, name: str) -> None:
         self._source.replace(node, self._names.spelt(module, name))

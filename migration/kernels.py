@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from trnx.migration.affine import NotAffineError
-from trnx.migration.calls import arithmetic, placement, without
+from trnx.migration.calls import WITHOUT_EFFECT, arithmetic, placement, without
 from trnx.migration.expressions import Expressions
 from trnx.migration.names import Names
 from trnx.migration.results import PARAMETERS, RESULTS, Result, bound
@@ -412,23 +412,30 @@ class KernelRewriter:
             # Results are in shared HBM since NKI 0.3.
             self._source.replace(buffer, expressions.nl("shared_hbm"))
         expressions.tiles[name] = Tile(is_psum=memory == "psum")
+        has_gone = any(keyword.arg in WITHOUT_EFFECT for keyword in call.keywords)
         if not isinstance(shape, ast.Tuple | ast.List):
-            return None
+            return [f"{name} = {self._allocated(call)}"] if has_gone else None
         places = [
             i
             for i, size in enumerate(shape.elts)
             if isinstance(size, ast.Call) and self._names.language(size.func) == "par_dim"
         ]
         if not places:
-            return None
+            return [f"{name} = {self._allocated(call)}"] if has_gone else None
         sizes = [self._source.render(_size(size)) for size in shape.elts]
         place = places[0]
         if memory in _HBM or place == 0:
             self._source.replace(shape, f"({', '.join(sizes)})")
-            return None
+            return [f"{name} = {self._allocated(call)}"] if has_gone else None
         self._source.replace(shape, f"({', '.join(sizes[place:])})")
         expressions.tiles[name] = Tile(blocks=place, is_psum=memory == "psum")
-        return _lists(name, sizes[:place], self._source.render(call))
+        return _lists(name, sizes[:place], self._allocated(call))
+
+    def _allocated(self, call: ast.Call) -> str:
+        """An allocation without parameters that change no result."""
+        if any(keyword.arg in WITHOUT_EFFECT for keyword in call.keywords):
+            return without(self._source, call, *WITHOUT_EFFECT)
+        return self._source.render(call)
 
 
 def _is_conditional(statement: ast.stmt) -> bool:

@@ -104,6 +104,12 @@ NAMES: dict[str, dict[str, Change]] = {
 
 _MASKED = Change("0.2", "bound the slices: `t[0 : min(128, rows - start)]`", _MASK)
 _TYPED = Change("0.2", "the dtype of `dst` decides")
+_LAZY = Change(
+    "0.2",
+    "drop it: a tile is cleared where it is made; make it in the loop that fills it, so that not "
+    "all of its blocks take memory at a time",
+    _BLOCKS,
+)
 
 # Function, or "*" for each -> parameter -> what became of it.
 PARAMETERS: dict[str, dict[str, Change]] = {
@@ -127,6 +133,7 @@ PARAMETERS: dict[str, dict[str, Change]] = {
         "pred": Change("0.2", "`pattern`, `offset`, `channel_multiplier` and `cmp_op`")
     },
     "broadcast_to": {"src": Change("0.2", "`x`")},
+    "zeros": {"lazy_initialization": _LAZY},
     "copy": {"src": Change("0.2", "`x`")},
     "jit": {
         "mode": Change("0.3", "drop it: the arguments tell the framework", _V03),

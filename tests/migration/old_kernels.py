@@ -48,6 +48,38 @@ def kernel(x):
         (_array(128, 40),),
         lambda x: (x + 1) * x,
     ),
+    "lazily cleared blocks": Case(
+        """\
+def kernel(x, w):
+    out = nl.ndarray((2, 64, 40), dtype=x.dtype, buffer=nl.shared_hbm)
+    acc = nl.zeros((2, nl.par_dim(64), 40), dtype=np.float32, name='', buffer=nl.psum,
+                   lazy_initialization=True)
+    total = nl.zeros((nl.par_dim(64), 40), dtype=np.float32, lazy_initialization=True)
+    for i in nl.affine_range(2):
+        for _ in nl.affine_range(3):
+            acc[i] += nisa.nc_matmul(nl.load(x[i]), nl.load(w))
+        total += nl.copy(acc[i], dtype=np.float32)
+        nl.store(out[i], value=nl.add(acc[i], total))
+    return out
+""",
+        (_array(2, 32, 64), _array(32, 40)),
+        lambda x, w: 3 * (x.transpose(0, 2, 1) @ w + np.cumsum(x.transpose(0, 2, 1) @ w, axis=0)),
+    ),
+    "numbers with a dtype": Case(
+        """\
+def kernel(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    zero = nl.ndarray((nl.par_dim(64), 40), dtype=np.float32, buffer=nl.sbuf)
+    zero[...] = nisa.memset(shape=(64, 40), value=np.dtype(np.uint16).type(3), dtype=np.float32)
+    half = nisa.tensor_scalar(data=tile, op0=nl.multiply,
+                              operand0=np.dtype(np.float32).type(-0.5), dtype=np.float32)
+    nl.store(out, value=nl.add(half, zero))
+    return out
+""",
+        (_array(64, 40),),
+        lambda x: 3 - x / 2,
+    ),
     "mask": Case(
         """\
 def kernel(x):
