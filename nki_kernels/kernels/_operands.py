@@ -84,6 +84,28 @@ def load_broadcast(vector: nl.NkiTensor, col: int, cols: int, rows: int) -> nl.N
     return tile
 
 
+def load_turned_bias(bias: nl.NkiTensor | None, size: int) -> nl.NkiTensor:
+    """`[128, chunks]` in float32: element `[p, c]` is that of index 128 c + p, or 0."""
+    pmax = nl.tile_size.pmax
+    chunks = (size + pmax - 1) // pmax
+    tile = nl.ndarray((min(size, pmax), chunks), dtype=nl.float32, buffer=nl.sbuf)
+    if bias is None:
+        nisa.memset(dst=tile, value=0.0)
+        return tile
+    loaded = nl.ndarray(tile.shape, dtype=bias.dtype, buffer=nl.sbuf)
+    full = size // pmax
+    if full > 0:
+        source = bias[0 : full * pmax].reshape((full, pmax))
+        nisa.dma_copy(dst=loaded[:, 0:full], src=source.permute((1, 0)))
+        nisa.tensor_copy(dst=tile[:, 0:full], src=loaded[:, 0:full])
+    rest = size % pmax
+    if rest > 0:
+        source = bias[full * pmax : size].reshape((rest, 1))
+        nisa.dma_copy(dst=loaded[0:rest, full : full + 1], src=source)
+        nisa.tensor_copy(dst=tile[0:rest, full : full + 1], src=loaded[0:rest, full : full + 1])
+    return tile
+
+
 def transpose_tiles(dst: nl.NkiTensor, data: nl.NkiTensor) -> None:
     """`dst[128, chunks, tiles*p]` <- `data[p, tiles, K]`, 128x128 blocks on TensorE.
 
