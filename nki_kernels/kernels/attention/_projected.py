@@ -53,21 +53,31 @@ class Block(NamedTuple):
 
 
 class Projected(NamedTuple):
-    """A group of heads of a block: queries and keys `[128, rows]`, values `[length, entries, slots,
-    width + 1]`, the last of which is 1."""
+    """Queries and keys of a group of heads of a block, `[128, rows]`; `weight` is that of its
+    values."""
 
     block: Block
     group: int
     queries: nl.NkiTensor
     keys: nl.NkiTensor
-    values: nl.NkiTensor
+    weight: nl.NkiTensor
 
 
-class Weighed(NamedTuple):
-    """Weights of a group, a tile `[length, heads, length]` for each chunk of its entries."""
+class Turned(NamedTuple):
+    """Weights of a group with the keys on the partitions, a tile `[length, heads, length]` for each
+    chunk of its entries, and its values `[length, entries, slots, width + 1]`, the last of which is
+    1."""
 
     source: Projected
     tiles: list[nl.NkiTensor]
+    values: nl.NkiTensor
+
+
+class Pipeline(NamedTuple):
+    """The groups that are under way."""
+
+    projected: Projected | None
+    turned: Turned | None
 
 
 def entries_at_once(length: int) -> int:
@@ -108,7 +118,42 @@ def _load_weights(p: Problem, kind: int, group: int) -> nl.NkiTensor:
     return load_operand(p.weights[kind], group * pmax, pmax, 0, p.depth)
 
 
-def project_turned(
+def attend_group(
+    p: Problem,
+    out: nl.NkiTensor,
+    block: Block,
+    group: int,
+    weights: list[nl.NkiTensor],
+    pipeline: Pipeline,
+) -> Pipeline:
+    """Advance each group by a stage: queries and keys of this one are projected while the one
+    before is weighed and its values are projected, and the one before that is finished."""
+    before = pipeline.projected
+    after = None
+    queries = _project_turned(p, block, weights[0], 0, group)
+    weighed = []
+    if before is not None:
+        weighed = _weigh(p, before)
+    keys = _project_turned(p, block, weights[1], 1, group)
+    if pipeline.turned is not None:
+        _combine(p, out, pipeline.turned)
+    if before is not None:
+        values = _project_values(p, before)
+        after = Turned(before, _turn(weighed), values)
+    return Pipeline(Projected(block, group, queries, keys, weights[2]), after)
+
+
+def finish(p: Problem, out: nl.NkiTensor, pipeline: Pipeline) -> None:
+    """The groups that are under way, behind the last one."""
+    last = pipeline.projected
+    weighed = _weigh(p, last)
+    values = _project_values(p, last)
+    if pipeline.turned is not None:
+        _combine(p, out, pipeline.turned)
+    _combine(p, out, Turned(last, _turn(weighed), values))
+
+
+def _project_turned(
     p: Problem, block: Block, weight: nl.NkiTensor, kind: int, group: int
 ) -> nl.NkiTensor:
     """Queries (`kind` 0) or keys (1) of a group: `[128, rows]`."""
@@ -125,26 +170,27 @@ def project_turned(
     return result
 
 
-def project_values(p: Problem, block: Block, weight: nl.NkiTensor, group: int) -> nl.NkiTensor:
-    """Values of a group, `[length, entries, slots, width + 1]`."""
+def _project_values(p: Problem, source: Projected) -> nl.NkiTensor:
+    """Values of a group, `[length, entries, slots, width + 1]`, the last of which is 1."""
+    block = source.block
     pmax = nl.tile_size.pmax
     slots, width = p.layout.slots, p.layout.size
     bank = nl.ndarray((p.length, block.entries, pmax), dtype=nl.float32, buffer=nl.psum)
     for entry in range(block.entries):
-        multiply(bank[:, entry, :], block.data, entry * p.length, weight, 0, p.depth)
+        multiply(bank[:, entry, :], block.data, entry * p.length, source.weight, 0, p.depth)
     shape = (p.length, block.entries, slots, width + 1)
     result = nl.ndarray(shape, dtype=block.data.dtype, buffer=nl.sbuf)
     nisa.memset(dst=result[:, :, :, width : width + 1], value=1.0, engine=nisa.engine.gpsimd)
     target = result[:, :, :, 0:width]
-    source = bank.reshape_dim(2, (slots, width))
+    products = bank.reshape_dim(2, (slots, width))
     bias = p.biases[2]
     if bias is None:
-        nisa.tensor_copy(dst=target, src=source)
+        nisa.tensor_copy(dst=target, src=products)
         return result
-    place = (group - p.first) * pmax
+    place = (source.group - p.first) * pmax
     added = bias[:, place : place + pmax].expand_dim(1).broadcast(1, block.entries)
     nisa.tensor_tensor(
-        dst=target, data1=source, data2=added.reshape_dim(2, (slots, width)), op=nl.add
+        dst=target, data1=products, data2=added.reshape_dim(2, (slots, width)), op=nl.add
     )
     return result
 
@@ -157,14 +203,14 @@ def _chunk_entries(p: Problem) -> int:
     return max(1, heads // p.layout.slots)
 
 
-def weigh(p: Problem, source: Projected) -> Weighed:
-    """Scores and weights of a group."""
+def _weigh(p: Problem, source: Projected) -> list[nl.NkiTensor]:
+    """The weights of a group, a tile `[length, heads, length]` for each chunk of its entries."""
     tiles = []
     step = _chunk_entries(p)
     for start in range(0, source.block.entries, step):
         count = min(step, source.block.entries - start)
         tiles.append(_weigh_chunk(p, source, start, count))
-    return Weighed(source, tiles)
+    return tiles
 
 
 def _weigh_chunk(p: Problem, source: Projected, start: int, count: int) -> nl.NkiTensor:
@@ -214,11 +260,10 @@ def _weigh_chunk(p: Problem, source: Projected, start: int, count: int) -> nl.Nk
     return weights
 
 
-def turn(weighed: Weighed) -> Weighed:
+def _turn(weighed: list[nl.NkiTensor]) -> list[nl.NkiTensor]:
     """The weights of a group with the keys on the partitions."""
     tiles = []
-    for number in range(len(weighed.tiles)):
-        weights = weighed.tiles[number]
+    for weights in weighed:
         rows, heads, cols = weights.shape
         bank = nl.ndarray((cols, heads, rows), dtype=weights.dtype, buffer=nl.psum)
         for head in range(heads):
@@ -226,12 +271,12 @@ def turn(weighed: Weighed) -> Weighed:
                 dst=bank[:, head, :], data=weights[:, head, :], engine=nisa.engine.tensor
             )
         turned = nl.ndarray(bank.shape, dtype=weights.dtype, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=turned, src=bank, engine=nisa.engine.vector)
+        nisa.activation(dst=turned, op=nl.copy, data=bank)
         tiles.append(turned)
-    return Weighed(weighed.source, tiles)
+    return tiles
 
 
-def combine(p: Problem, out: nl.NkiTensor, turned: Weighed) -> None:
+def _combine(p: Problem, out: nl.NkiTensor, turned: Turned) -> None:
     """The products of a group with its values, normalised, in `out[B, H, length, width]`."""
     source = turned.source
     block = source.block
@@ -247,7 +292,7 @@ def combine(p: Problem, out: nl.NkiTensor, turned: Weighed) -> None:
             nisa.nc_matmul(
                 dst=product[:, head, :],
                 stationary=turned.tiles[number][:, head, :],
-                moving=source.values[:, start + head // slots, head % slots, :],
+                moving=turned.values[:, start + head // slots, head % slots, :],
             )
         inverse = nl.ndarray((p.length, heads), dtype=nl.float32, buffer=nl.sbuf)
         total = product[:, :, width]

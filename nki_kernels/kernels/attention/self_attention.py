@@ -37,19 +37,14 @@ from trnx.nki_kernels.kernels._projections import (
 )
 from trnx.nki_kernels.kernels.attention._layout import head_layout
 from trnx.nki_kernels.kernels.attention._projected import (
-    Block,
+    Pipeline,
     Problem,
-    Projected,
-    Weighed,
-    combine,
+    attend_group,
     entries_at_once,
+    finish,
     load_hidden,
     load_more_weights,
     load_rows,
-    project_turned,
-    project_values,
-    turn,
-    weigh,
 )
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
@@ -129,8 +124,7 @@ def _attend(
     pmax = nl.tile_size.pmax
     first, last = groups[0] * pmax, groups[1] * pmax
     weights = []  # type: list[nl.NkiTensor]
-    projected = None
-    turned = None
+    pipeline = Pipeline(None, None)
     step = entries_at_once(p.length)
     for entry in range(entries[0], entries[1], step):
         is_first = len(weights) == 0
@@ -146,38 +140,8 @@ def _attend(
             load_more_weights(p, weights, groups[1])
         for group in range(groups[0], groups[1]):
             place = (group - groups[0]) * 3
-            own_weights = weights[place : place + 3]
-            projected, turned = _step(p, out, block, group, own_weights, projected, turned)
-    for _ in range(2):
-        weighed = None if projected is None else weigh(p, projected)
-        if turned is not None:
-            combine(p, out, turned)
-        turned = None if weighed is None else turn(weighed)
-        projected = None
-
-
-def _step(
-    p: Problem,
-    out: nl.NkiTensor,
-    block: Block,
-    group: int,
-    weights: list[nl.NkiTensor],
-    projected: Projected | None,
-    turned: Weighed | None,
-) -> tuple[Projected, Weighed | None]:
-    """Project a group, weigh the one before and combine the one before that."""
-    queries = project_turned(p, block, weights[0], 0, group)
-    weighed = None
-    if projected is not None:
-        weighed = weigh(p, projected)
-    keys = project_turned(p, block, weights[1], 1, group)
-    if turned is not None:
-        combine(p, out, turned)
-    values = project_values(p, block, weights[2], group)
-    after = None
-    if weighed is not None:
-        after = turn(weighed)
-    return Projected(block, group, queries, keys, values), after
+            pipeline = attend_group(p, out, block, group, weights[place : place + 3], pipeline)
+    finish(p, out, pipeline)
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
