@@ -2,9 +2,9 @@
 
 x `[B, L, K]`, L at most 128; three weights `[N, K]` and biases `[N]` or None; N is H heads of 32,
 64 or 128 elements, and a multiple of 128; a bool mask of keys `[B or 1, 1, 1, L]` or none.
-bfloat16 or float16, from trn2 on. Nothing lies between the products and the attention but SBUF.
-Values are rounded where the ops round them: queries, keys and values, and weights; sums are
-float32.
+float32, bfloat16 or float16, one dtype; on trn1 no heads of 32. Nothing lies between the products
+and the attention but SBUF. Values are rounded where the ops round them: queries, keys and values,
+and weights; sums are float32.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels import canonical_ops
+from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._blocking import leading_dims_merge, operand_layout
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._operands import (
@@ -145,12 +146,8 @@ def _attend(
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
-    """Short sequences of 2-byte types, whole groups of heads, a mask of keys at most."""
-    if hw.generation < 3:
-        return Reject("the weights are transposed by products, which spread a NaN on trn1")
-    if b.x.dtype not in (torch.bfloat16, torch.float16):
-        return Reject(f"x is {b.x.dtype}, not bfloat16 or float16")
-    if reject := reject_projections(b):
+    """Short sequences of one dtype, whole groups of heads, a mask of keys at most."""
+    if reject := reject_dtypes(b, "x") or reject_projections(b):
         return reject
     if b.x.ndim != 3 or b.x.shape[1] > hw.partitions:
         return Reject(f"x{b.x.shape} is not [B, L, K] with L of at most {hw.partitions}")
@@ -166,6 +163,8 @@ def _wrong_heads(b: Bindings, hw: Hardware) -> Reject | None:
         return Reject(f"heads of {heads} are not those of x{b.x.shape} and {columns} columns")
     if heads[3] not in _WIDTHS or columns % hw.partitions:
         return Reject(f"{heads[2]} heads of {heads[3]}; 128 columns are 4, 2 or 1 of them")
+    if hw.generation < 3 and heads[3] < hw.partitions // 2:
+        return Reject(f"heads of {heads[3]}; TensorE of trn1 has no tiles of 32 rows")
     row_bytes = -(-b.x.shape[-1] // hw.partitions) * b.x.dtype.itemsize
     if 3 * columns * row_bytes > hw.sbuf_partition_bytes // 2:
         return Reject(f"three weights{b.weight.shape} do not fit in SBUF")
@@ -239,7 +238,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         note: str,
         sizes: tuple[int, int, int],
         heads: tuple[int, int],
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: torch.dtype = torch.float32,
         biases: tuple[str, ...] = BIASES,
         mask: str = "",
         turned: bool = False,
@@ -274,10 +273,11 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         yield sample(f"K = {depth}", (2, 70, depth), (2, 64), turned=depth == 129)
     for heads in ((4, 32), (12, 64), (2, 128)):
         yield sample(f"{heads[0]} heads of {heads[1]}", (5, 100, 64), heads)
-        yield sample(f"the same, float16, {heads[1]}", (5, 33, 64), heads, dtype=torch.float16)
+        for dtype in (torch.bfloat16, torch.float16):
+            yield sample(f"{dtype}, heads of {heads[1]}", (5, 33, 64), heads, dtype)
     for mask in ("own", "shared", "hidden"):
         yield sample(f"mask: {mask}", (3, 60, 96), (4, 32), mask=mask)
-        yield sample(f"mask: {mask}, float16", (6, 128, 96), (2, 64), torch.float16, mask=mask)
+        yield sample(f"mask: {mask}, bfloat16", (6, 128, 96), (2, 64), torch.bfloat16, mask=mask)
     yield sample("one entry", (1, 128, 260), (4, 64))
     yield sample("several blocks", (20, 64, 128), (6, 64), mask="own")
     yield sample("no bias", (2, 40, 60), (2, 64), biases=())
