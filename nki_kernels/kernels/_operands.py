@@ -28,10 +28,23 @@ _PIECE_BYTES_GEN2 = 1024 * 1024
 
 
 class MatmulOperand(NamedTuple):
-    """Rows `[rows, K]` of a product: HBM views in row order, and how K gets to the partitions."""
+    """Rows `[rows, K]` of a product: HBM views in row order, and how K gets to the partitions.
+    `deeper`: an operand with the same rows whose K follows; that before it is whole chunks of 128.
+    """
 
     segments: list[nl.NkiTensor]
     layout: str
+    deeper: MatmulOperand | None = None
+
+
+def depth_of(operand: MatmulOperand) -> int:
+    """All of K."""
+    depth = 0  # type: int
+    part = operand
+    while part is not None:
+        depth = depth + part.segments[0].shape[1]
+        part = part.deeper
+    return depth
 
 
 def segments_of(tensor: nl.NkiTensor, merged: bool) -> list[nl.NkiTensor]:
@@ -194,6 +207,16 @@ def fill_operand(dst: nl.NkiTensor, operand: MatmulOperand, row: int, k: int, ks
     pmax = nl.tile_size.pmax
     segments = operand.segments
     rows = dst.shape[2]
+    if operand.deeper is not None:
+        own = segments[0].shape[1]
+        first = max(0, min(ks, own - k))
+        if first > 0:
+            part = MatmulOperand(segments, operand.layout)
+            fill_operand(dst[:, 0 : (first + pmax - 1) // pmax, :], part, row, k, first)
+        if first < ks:
+            rest = dst[:, first // pmax : dst.shape[1], :]
+            fill_operand(rest, operand.deeper, row, k + first - own, ks - first)
+        return
     if operand.layout == ROWS:
         _load_and_transpose(dst, segments, row, rows, k, ks)
         return
