@@ -40,7 +40,7 @@ class MatmulOperand(NamedTuple):
 def depth_of(operand: MatmulOperand) -> int:
     """All of K."""
     depth = 0  # type: int
-    part = operand
+    part = operand  # type: MatmulOperand | None
     while part is not None:
         depth = depth + part.segments[0].shape[1]
         part = part.deeper

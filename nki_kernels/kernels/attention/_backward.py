@@ -182,7 +182,7 @@ def _spare_engine() -> object:
 def _by_heads(tile: nl.NkiTensor) -> bool:
     """Whether the heads of `[rows, heads, keys]` take an instruction each: one of their own has the
     values of their rows for nothing."""
-    return tile.shape[1] == 1 or tile.shape[2] >= _MANY_KEYS
+    return bool(tile.shape[1] == 1 or tile.shape[2] >= _MANY_KEYS)
 
 
 def _negated_delta(grad: nl.NkiTensor, out: nl.NkiTensor) -> nl.NkiTensor:

@@ -82,7 +82,8 @@ class Pipeline(NamedTuple):
 
 def entries_at_once(length: int) -> int:
     """Batch entries of a block: the rows of which fit a bank of PSUM."""
-    return nl.tile_size.psum_bank_fmax // length
+    bank = nl.tile_size.psum_bank_fmax  # type: int
+    return bank // length
 
 
 def load_rows(p: Problem, entry: int, entries: int, weights: list[nl.NkiTensor]) -> Block:
@@ -143,13 +144,12 @@ def attend_group(
     return Pipeline(Projected(block, group, queries, keys, weights[2]), after)
 
 
-def finish(p: Problem, out: nl.NkiTensor, pipeline: Pipeline) -> None:
+def finish(p: Problem, out: nl.NkiTensor, last: Projected, turned: Turned | None) -> None:
     """The groups that are under way, behind the last one."""
-    last = pipeline.projected
     weighed = _weigh(p, last)
     values = _project_values(p, last)
-    if pipeline.turned is not None:
-        _combine(p, out, pipeline.turned)
+    if turned is not None:
+        _combine(p, out, turned)
     _combine(p, out, Turned(last, _turn(weighed), values))
 
 
@@ -198,8 +198,8 @@ def _project_values(p: Problem, source: Projected) -> nl.NkiTensor:
 def _chunk_entries(p: Problem) -> int:
     """Batch entries whose heads of a group share an instruction: scores, and products with values,
     of one bank."""
-    bank = nl.tile_size.psum_bank_fmax
-    heads = min(bank // p.length, bank // (p.layout.size + 1))
+    bank = nl.tile_size.psum_bank_fmax  # type: int
+    heads = min(bank // p.length, bank // (p.layout.size + 1))  # type: int
     return max(1, heads // p.layout.slots)
 
 

@@ -142,7 +142,8 @@ def _attend(
         for group in range(groups[0], groups[1]):
             place = (group - groups[0]) * 3
             pipeline = attend_group(p, out, block, group, weights[place : place + 3], pipeline)
-    finish(p, out, pipeline)
+    if pipeline.projected is not None:
+        finish(p, out, pipeline.projected, pipeline.turned)
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
@@ -227,6 +228,7 @@ def reference(
     pairs = ((weight, bias), (weight_1, bias_1), (weight_2, bias_2))
     projected = (project(x.float(), w, added).to(x.dtype) for w, added in pairs)
     q, k, v = (one.view(heads).transpose(1, 2) for one in projected)
+    out: torch.Tensor
     out, _ = canonical_ops.sdpa(q, k, v, attn_mask, None, 0.0, is_causal, scale)
     return out
 
