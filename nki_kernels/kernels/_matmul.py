@@ -14,11 +14,13 @@ from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._operands import (
     MatmulOperand,
     Pieces,
+    depth_of,
     fill_operand,
     load_broadcast,
     load_operand,
     load_pieces,
     piece_rows,
+    pieces_of,
 )
 from trnx.nki_kernels.kernels._row_norm import RowNorm, normalise
 
@@ -49,7 +51,8 @@ class Epilogue(NamedTuple):
     A residual comes with the activation "none". `bias` is `[N]`, `residual` `[M, N]`, both in HBM.
     With a `norm` the rows are normalised instead of rounded; blocks have all columns then, and all
     of K. `before` `[M, N]` in HBM gets `product + bias`, rounded, of which the activation is then;
-    blocks have all of K.
+    blocks have all of K. `more`: results that get the rows behind those of the first one, each as
+    many.
     """
 
     bias: nl.NkiTensor | None
@@ -57,6 +60,7 @@ class Epilogue(NamedTuple):
     activation: str
     norm: RowNorm | None = None
     before: nl.NkiTensor | None = None
+    more: tuple[nl.NkiTensor, ...] = ()
 
 
 class Part(NamedTuple):
@@ -177,7 +181,7 @@ def product(
     `kept`: blocks of rows of x that are in SBUF already, none at first; more are added where
     `blocks.keep` says so.
     """
-    depth = w.segments[0].shape[1]
+    depth = depth_of(w)
     for col in range(part.col, part.end_col, blocks.columns):
         cols = min(blocks.columns, part.end_col - col)
         rows = min(blocks.rows, part.end_row - part.row)
@@ -277,7 +281,7 @@ def load_chunks(
 ) -> None:
     """All rows of `data` and the first columns of `weights`, chunks of K of both in turn."""
     pmax = nl.tile_size.pmax
-    depth = w.segments[0].shape[1]
+    depth = depth_of(w)
     col, cols = col_range
     shape = (min(depth, pmax), (depth + pmax - 1) // pmax)
     data.tiles.append(nl.ndarray(shape + (data.step,), dtype=x.segments[0].dtype, buffer=nl.sbuf))
@@ -362,7 +366,7 @@ def product_of_tile(
     """The same of few rows that are in SBUF already, `data[128, chunks, M]`: the columns from the
     first of `columns` to the second.
     """
-    depth = w.segments[0].shape[1]
+    depth = depth_of(w)
     rows = data.shape[2]
     for col in range(columns[0], columns[1], block_columns):
         cols = min(block_columns, columns[1] - col)
@@ -460,7 +464,14 @@ def _finish_tile(
     if then.norm is not None:
         normalise(then.norm, out, row, tile)
     else:
-        nisa.dma_copy(dst=out[row : row + rows, col : col + cols], src=tile)
+        done = 0
+        outs = [out]
+        for more in then.more:
+            outs.append(more)
+        for piece in pieces_of(outs, row, rows):
+            target = piece[0][piece[1] : piece[1] + piece[2], col : col + cols]
+            nisa.dma_copy(dst=target, src=tile[done : done + piece[2]])
+            done = done + piece[2]
     if then.before is not None:
         nisa.dma_copy(dst=then.before[row : row + rows, col : col + cols], src=before)
 
@@ -497,7 +508,7 @@ def _deep_block(
     """One block where K is too deep for SBUF: the partial sums of K blocks add up in float32."""
     pmax = nl.tile_size.pmax
     tiles = (rows + pmax - 1) // pmax
-    depth = w.segments[0].shape[1]
+    depth = depth_of(w)
     sums = nl.ndarray((min(rows, pmax), tiles, cols), dtype=nl.float32, buffer=nl.sbuf)
     for k in range(0, depth, step):
         ks = min(step, depth - k)

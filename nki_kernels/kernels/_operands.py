@@ -28,10 +28,23 @@ _PIECE_BYTES_GEN2 = 1024 * 1024
 
 
 class MatmulOperand(NamedTuple):
-    """Rows `[rows, K]` of a product: HBM views in row order, and how K gets to the partitions."""
+    """Rows `[rows, K]` of a product: HBM views in row order, and how K gets to the partitions.
+    `deeper`: an operand with the same rows whose K follows; that before it is whole chunks of 128.
+    """
 
     segments: list[nl.NkiTensor]
     layout: str
+    deeper: MatmulOperand | None = None
+
+
+def depth_of(operand: MatmulOperand) -> int:
+    """All of K."""
+    depth = 0  # type: int
+    part = operand  # type: MatmulOperand | None
+    while part is not None:
+        depth = depth + part.segments[0].shape[1]
+        part = part.deeper
+    return depth
 
 
 def segments_of(tensor: nl.NkiTensor, merged: bool) -> list[nl.NkiTensor]:
@@ -81,6 +94,28 @@ def load_broadcast(vector: nl.NkiTensor, col: int, cols: int, rows: int) -> nl.N
     tile = nl.ndarray((rows, cols), dtype=vector.dtype, buffer=nl.sbuf)
     row = vector.reshape((1, vector.shape[0]))[:, col : col + cols]
     nisa.dma_copy(dst=tile, src=row.broadcast(0, rows))
+    return tile
+
+
+def load_turned_bias(bias: nl.NkiTensor | None, size: int) -> nl.NkiTensor:
+    """`[128, chunks]` in float32: element `[p, c]` is that of index 128 c + p, or 0."""
+    pmax = nl.tile_size.pmax
+    chunks = (size + pmax - 1) // pmax
+    tile = nl.ndarray((min(size, pmax), chunks), dtype=nl.float32, buffer=nl.sbuf)
+    if bias is None:
+        nisa.memset(dst=tile, value=0.0)
+        return tile
+    loaded = nl.ndarray(tile.shape, dtype=bias.dtype, buffer=nl.sbuf)
+    full = size // pmax
+    if full > 0:
+        source = bias[0 : full * pmax].reshape((full, pmax))
+        nisa.dma_copy(dst=loaded[:, 0:full], src=source.permute((1, 0)))
+        nisa.tensor_copy(dst=tile[:, 0:full], src=loaded[:, 0:full])
+    rest = size % pmax
+    if rest > 0:
+        source = bias[full * pmax : size].reshape((rest, 1))
+        nisa.dma_copy(dst=loaded[0:rest, full : full + 1], src=source)
+        nisa.tensor_copy(dst=tile[0:rest, full : full + 1], src=loaded[0:rest, full : full + 1])
     return tile
 
 
@@ -172,6 +207,16 @@ def fill_operand(dst: nl.NkiTensor, operand: MatmulOperand, row: int, k: int, ks
     pmax = nl.tile_size.pmax
     segments = operand.segments
     rows = dst.shape[2]
+    if operand.deeper is not None:
+        own = segments[0].shape[1]
+        first = max(0, min(ks, own - k))
+        if first > 0:
+            part = MatmulOperand(segments, operand.layout)
+            fill_operand(dst[:, 0 : (first + pmax - 1) // pmax, :], part, row, k, first)
+        if first < ks:
+            rest = dst[:, first // pmax : dst.shape[1], :]
+            fill_operand(rest, operand.deeper, row, k + first - own, ks - first)
+        return
     if operand.layout == ROWS:
         _load_and_transpose(dst, segments, row, rows, k, ks)
         return

@@ -1,9 +1,11 @@
-"""`linear_weight_gradient`: the gradients of weight and bias of a linear layer, of one load.
+"""`linear_weight_gradient`: the gradients of weight and bias of a linear layer, of one load, or of
+three layers with one input, such as query, key and value.
 
 `gradient[R, N]` and `x[R, K]` -> `gradient.T @ x` `[N, K]` and the sums of the gradient's columns,
-`[1, N]`. The gradient is in SBUF for the product, with its rows on the partitions; a product of
-each of its blocks with a column of ones adds them up. Sums are float32, rounded once. float32,
-bfloat16 or float16, one dtype; as many rows as stay in SBUF.
+`[1, N]`; of `gradient_1` and `gradient_2`, if there are such, the same. A gradient is in SBUF for
+the product, with its rows on the partitions; a product of each of its blocks with a column of ones
+adds them up. Sums are float32, rounded once. float32, bfloat16 or float16, one dtype; as many rows
+as stay in SBUF.
 """
 
 from __future__ import annotations
@@ -26,53 +28,70 @@ from trnx.nki_kernels.kernels._blocking import (
 )
 from trnx.nki_kernels.kernels._cores import is_first
 from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, part_of, product
-from trnx.nki_kernels.kernels._operands import MatmulOperand
+from trnx.nki_kernels.kernels._operands import MatmulOperand, pieces_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
 aten = torch.ops.aten
+_GRADIENTS = ("gradient", "gradient_1", "gradient_2")
 
 
 @nki.jit
 def linear_weight_gradient_kernel(
     gradient: nl.NkiTensor,
+    gradient_1: nl.NkiTensor | None,
+    gradient_2: nl.NkiTensor | None,
     x: nl.NkiTensor,
     block_rows: int,
     block_columns: int,
     block_depth: int,
     by_rows: bool,
     cores: int = 1,
-) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """gradient `[R, N]`, x `[R, K]` -> `[N, K]`, `[1, N]`; `cores` share N, or K, and the first
-    one adds up."""
-    rows = gradient.shape[1]
+) -> tuple[nl.NkiTensor, ...]:
+    """gradients `[R, N]`, x `[R, K]` -> `[N, K]`, `[1, N]` for each gradient; `cores` share N, or
+    K, and the first one adds up."""
     columns = x.shape[1]
-    out = nl.ndarray((rows, columns), dtype=x.dtype, buffer=nl.shared_hbm)
-    sums = nl.ndarray((1, rows), dtype=x.dtype, buffer=nl.shared_hbm)
-    part = part_of(rows, columns, by_rows, cores)
+    results = []
+    turned = []
+    outs = []
+    lines = []
+    for given in (gradient, gradient_1, gradient_2):
+        if given is not None:
+            rows = given.shape[1]
+            outs.append(nl.ndarray((rows, columns), dtype=x.dtype, buffer=nl.shared_hbm))
+            sums = nl.ndarray((1, rows), dtype=x.dtype, buffer=nl.shared_hbm)
+            lines.append(sums.reshape((rows, 1)))
+            turned.append(given.permute((1, 0)))
+            results.append(outs[len(outs) - 1])
+            results.append(sums)
+    ones = nl.ndarray((nl.tile_size.pmax, 1), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    part = part_of(len(outs) * gradient.shape[1], columns, by_rows, cores)
     kept = []  # type: list[Any]
     product(
-        out,
-        MatmulOperand([gradient.permute((1, 0))], COLUMNS),
+        outs[0],
+        MatmulOperand(turned, COLUMNS),
         MatmulOperand([x.permute((1, 0))], COLUMNS),
         Blocks(block_rows, block_columns, block_depth, True),
-        Epilogue(None, None, "none"),
+        Epilogue(None, None, "none", None, None, tuple(outs[1:])),
         part,
         kept,
     )
-    ones = nl.ndarray((nl.tile_size.pmax, 1), dtype=x.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
-    line = sums.reshape((rows, 1))
     row = part.row
     if not by_rows and not is_first():
         kept = []
     for block in kept:
         for tile in block.tiles:
-            _store_sums(line[row : row + tile.shape[2]], tile, ones, gradient.shape[0])
+            done = 0
+            for piece in pieces_of(lines, row, tile.shape[2]):
+                end = done + piece[2]
+                line = piece[0][piece[1] : piece[1] + piece[2]]
+                _store_sums(line, tile[:, :, done:end], ones, gradient.shape[0])
+                done = end
             row = row + tile.shape[2]
-    return out, sums
+    return tuple(results)
 
 
 def _store_sums(dst: nl.NkiTensor, data: nl.NkiTensor, ones: nl.NkiTensor, depth: int) -> None:
@@ -104,14 +123,23 @@ def _store_sums(dst: nl.NkiTensor, data: nl.NkiTensor, ones: nl.NkiTensor, depth
         nisa.dma_copy(dst=dst[full * pmax : rows], src=rest)
 
 
+def _gradients_of(b: Bindings) -> list[Any]:
+    """One, or three."""
+    return [b[name] for name in _GRADIENTS if b[name] is not None]
+
+
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
-    """One dtype, and a core's part of the gradient stays in SBUF beside blocks of x."""
+    """One dtype, gradients of one size, and a core's part of them stays in SBUF beside blocks of
+    x."""
     if reject := reject_dtypes(b, "gradient", "x"):
         return reject
-    if b.gradient.dtype != b.x.dtype:
-        return Reject(f"gradient is {b.gradient.dtype} but x is {b.x.dtype}; one dtype is needed")
-    if b.gradient.ndim != 2 or b.x.ndim != 2 or b.gradient.shape[0] != b.x.shape[0]:
-        return Reject(f"gradient{b.gradient.shape} and x{b.x.shape} are not rows of one batch")
+    for spec in _gradients_of(b):
+        if spec.dtype != b.x.dtype:
+            return Reject(f"gradient is {spec.dtype} but x is {b.x.dtype}; one dtype is needed")
+        if spec.ndim != 2 or b.x.ndim != 2 or spec.shape[0] != b.x.shape[0]:
+            return Reject(f"gradient{spec.shape} and x{b.x.shape} are not rows of one batch")
+        if spec.shape != b.gradient.shape:
+            return Reject(f"gradients of {b.gradient.shape} and {spec.shape} differ in size")
     if b.gradient.numel == 0 or b.x.numel == 0:
         return Reject(f"an empty product: gradient{b.gradient.shape}, x{b.x.shape}")
     depth = b.x.shape[0]
@@ -122,50 +150,82 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
     return None
 
 
+def _rows(b: Bindings) -> int:
+    """Those of all gradients, turned."""
+    return len(_gradients_of(b)) * int(b.gradient.shape[1])
+
+
 def _part(b: Bindings, hw: Hardware) -> tuple[int, int]:
-    """Rows and columns of a core's part of the weight's gradient."""
-    return part_sizes(b.gradient.shape[1], b.x.shape[1], hw.cores, _by_rows(b))
+    """Rows and columns of a core's part of the weights' gradients."""
+    return part_sizes(_rows(b), b.x.shape[1], hw.cores, _by_rows(b))
 
 
 def _by_rows(b: Bindings) -> bool:
     """Whether cores share its rows."""
-    return shares_rows(b.gradient.shape[1], b.x.shape[1])
+    return shares_rows(_rows(b), b.x.shape[1])
+
+
+def _block_rows(b: Bindings, hw: Hardware, most: int) -> int:
+    """Rows of a block: of one gradient alone where they can, because loads of two into one tile
+    wait for each other."""
+    own, _ = _part(b, hw)
+    unit = hw.partitions
+    whole = (n for n in range(most, 0, -unit) if b.gradient.shape[1] % n == 0 and own % n == 0)
+    return most if len(_gradients_of(b)) == 1 else next(whole, most)
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The block sizes."""
     sizes = block_sizes(*_part(b, hw), b.x.shape[0], b.x.dtype.itemsize, hw)
-    given = (*sizes[:3], _by_rows(b))
-    return Launch.of(linear_weight_gradient_kernel, b, ("gradient", "x"), *given)
+    given = (_block_rows(b, hw, sizes[0]), *sizes[1:3], _by_rows(b))
+    return Launch.of(linear_weight_gradient_kernel, b, (*_GRADIENTS, "x"), *given)
 
 
 def cost(b: Bindings) -> Cost:
     """Two FLOPs per multiply-add and per addend; every operand crosses HBM once."""
-    rows, columns = b.gradient.shape[1], b.x.shape[1]
+    rows, columns = _rows(b), b.x.shape[1]
     return Cost(
-        matmul_flops=2 * b.gradient.numel * (columns + 1),
+        matmul_flops=2 * rows * b.x.shape[0] * (columns + 1),
         vector_flops=rows * (columns + 1),
-        hbm_bytes=b.gradient.nbytes + b.x.nbytes + rows * (columns + 1) * b.x.dtype.itemsize,
+        hbm_bytes=sum(spec.nbytes for spec in _gradients_of(b))
+        + b.x.nbytes
+        + rows * (columns + 1) * b.x.dtype.itemsize,
     )
 
 
-def reference(gradient: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(
+    gradient: torch.Tensor,
+    gradient_1: torch.Tensor | None,
+    gradient_2: torch.Tensor | None,
+    x: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
     """The same in float32, rounded once."""
-    wide = gradient.float()
-    return (wide.T @ x.float()).to(x.dtype), wide.sum(0, keepdim=True).to(x.dtype)
+    found: list[torch.Tensor] = []
+    for given in (gradient, gradient_1, gradient_2):
+        if given is not None:
+            wide = given.float()
+            found += [(wide.T @ x.float()).to(x.dtype), wide.sum(0, keepdim=True).to(x.dtype)]
+    return tuple(found)
 
 
 def samples(generator: torch.Generator) -> Iterator[Sample]:
     """Ragged rows, columns and K, several blocks."""
 
     def sample(
-        note: str, rows: int, columns: int, depth: int, dtype: torch.dtype = torch.float32
+        note: str,
+        rows: int,
+        columns: int,
+        depth: int,
+        dtype: torch.dtype = torch.float32,
+        count: int = 1,
     ) -> Sample:
-        gradient = torch.randn(depth, rows, generator=generator).to(dtype)
-        return Sample(
-            {"gradient": gradient, "x": torch.randn(depth, columns, generator=generator).to(dtype)},
-            note,
-        )
+        values: dict[str, torch.Tensor | None] = dict.fromkeys(_GRADIENTS)
+        for name in _GRADIENTS[:count]:
+            values[name] = torch.randn(depth, rows, generator=generator).to(dtype)
+        values["x"] = torch.randn(depth, columns, generator=generator).to(dtype)
+        # What a float32 sum of a column loses where its terms cancel.
+        terms = max(g.float().abs().sum(0).max().item() for g in values.values() if g is not None)
+        return Sample(values, note, torch.finfo(torch.float32).eps * terms if count > 1 else 0.0)
 
     for size in (1, 2, 127, 128, 129, 300):
         yield sample(f"{size} rows", size, 66, 130)
@@ -175,6 +235,10 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("several columns of banks", 600, 1100, 130)
     for dtype in (torch.bfloat16, torch.float16):
         yield sample(f"{dtype}", 390, 140, 300, dtype)
+        yield sample(f"{dtype}, three", 256, 140, 130, dtype, count=3)
+    for size in (1, 127, 300):
+        yield sample(f"three, {size} rows", size, 66, 130, count=3)
+    yield sample("three, more columns than rows", 130, 600, 140, count=3)
 
 
 def _gradients(gradient: torch.Tensor, x: torch.Tensor) -> Any:
@@ -183,10 +247,24 @@ def _gradients(gradient: torch.Tensor, x: torch.Tensor) -> Any:
     return product, aten.sum.dim_IntList(gradient, [0], True)
 
 
+def _three_gradients(
+    gradient: torch.Tensor, gradient_1: torch.Tensor, gradient_2: torch.Tensor, x: torch.Tensor
+) -> Any:
+    turned = aten.transpose.int(x, 0, 1)
+    found: list[Any] = []
+    for given in (gradient, gradient_1, gradient_2):
+        product = aten.linear.default(aten.transpose.int(given, 0, 1), turned, None)
+        found += [product, aten.sum.dim_IntList(given, [0], True)]
+    return tuple(found)
+
+
 register(
     KernelSpec(
         name="linear_weight_gradient",
-        patterns=(Pattern(_gradients),),
+        patterns=(
+            Pattern(_three_gradients),
+            Pattern(_gradients, {"gradient_1": None, "gradient_2": None}),
+        ),
         supports=supports,
         reference=reference,
         cost=cost,

@@ -38,6 +38,7 @@ from trnx.nki_kernels.kernels._operands import (
     Pieces,
     load_operand,
     load_pieces,
+    load_turned_bias,
     piece_rows,
     segments_of,
 )
@@ -106,28 +107,6 @@ def mlp_layer_norm_kernel(
     return returned(results)
 
 
-def _load_bias(bias: nl.NkiTensor | None, size: int) -> nl.NkiTensor:
-    """`[128, chunks]` in float32: element `[p, c]` is that of index 128 c + p, or 0."""
-    pmax = nl.tile_size.pmax
-    chunks = (size + pmax - 1) // pmax
-    tile = nl.ndarray((min(size, pmax), chunks), dtype=nl.float32, buffer=nl.sbuf)
-    if bias is None:
-        nisa.memset(dst=tile, value=0.0)
-        return tile
-    loaded = nl.ndarray(tile.shape, dtype=bias.dtype, buffer=nl.sbuf)
-    full = size // pmax
-    if full > 0:
-        source = bias[0 : full * pmax].reshape((full, pmax))
-        nisa.dma_copy(dst=loaded[:, 0:full], src=source.permute((1, 0)))
-        nisa.tensor_copy(dst=tile[:, 0:full], src=loaded[:, 0:full])
-    rest = size % pmax
-    if rest > 0:
-        source = bias[full * pmax : size].reshape((rest, 1))
-        nisa.dma_copy(dst=loaded[0:rest, full : full + 1], src=source)
-        nisa.tensor_copy(dst=tile[0:rest, full : full + 1], src=loaded[0:rest, full : full + 1])
-    return tile
-
-
 def _hidden(
     x: MatmulOperand,
     row_range: tuple[int, int],
@@ -153,7 +132,7 @@ def _hidden(
     else:
         data = load_operand(x, row, rows, 0, depth)
     if is_first:
-        biases.append(_load_bias(bias, inner))
+        biases.append(load_turned_bias(bias, inner))
         done = len(weights.tiles) * _PIECE
         load_pieces(weights, up, done, inner - done, depth)
     shape = (min(inner, pmax), (inner + pmax - 1) // pmax, rows)

@@ -26,7 +26,7 @@ _INEXACT = {
     *("bmm", "column_sum", "convolution", "convolution_weight_gradient", "cross_entropy"),
     *("gated_mlp", "grouped_mm", "grouped_mm_weight_gradient", "layer_norm_backward", "linear"),
     *("linear_activation", "linear_layer_norm", "linear_weight_gradient", "mlp_layer_norm"),
-    *("norm_linear", "recurrent_backward", "three_linears"),
+    *("norm_linear", "recurrent_backward", "sum_of_linears", "three_linears"),
     *("sdpa", "sdpa_backward"),
 }
 

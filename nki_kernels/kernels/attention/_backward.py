@@ -44,6 +44,9 @@ from trnx.nki_kernels.kernels.attention._masks import (
     make_bias,
 )
 
+# From this many keys on heads take an instruction each.
+_MANY_KEYS = 128
+
 
 class Gradients(NamedTuple):
     """What the kernel writes. Partial sums in float32: `dq_sum` where there are several tiles of
@@ -101,30 +104,45 @@ class Weights(NamedTuple):
     keep: nl.NkiTensor | None
 
 
-class Started(NamedTuple):
-    """Rows from `row` of a chunk and a tile of keys, up to the gradients of the scores.
+class Prepared(NamedTuple):
+    """Rows from `row` of a chunk, what TensorE needs of them transposed, and a tile of keys.
 
-    `padded` holds these gradients for `combine_keys`; `wide` without padding, in float32 if the
-    mask has a gradient. `sources` are the key heads; `last`: the last rows that use the tile.
+    `queries` and `grad` as `load_transposed` gives them; `[rows, heads]`: `shift` the negated lse,
+    `delta` the negated sums of grad * out. `sources` are the key heads; `last`: the last rows that
+    use the tile.
     """
 
     side: KeySide
     sources: Chunk
     chunk: Chunk
     row: int
-    queries: nl.NkiTensor
-    grad: nl.NkiTensor
-    weights: Weights
-    padded: nl.NkiTensor
-    wide: nl.NkiTensor
+    queries: Loaded
+    grad: Loaded
+    shift: nl.NkiTensor
+    delta: nl.NkiTensor
     last: bool
 
 
-class BackwardPipeline(NamedTuple):
-    """Rows whose last products are computed after the first products of the next rows, and the
-    gradients of their tile of keys so far (None before its first rows)."""
+class Started(NamedTuple):
+    """The same rows, up to the gradients of the scores.
 
-    started: Started
+    `padded` holds these gradients for `combine_keys`; `wide` without padding, in float32 if the
+    mask has a gradient.
+    """
+
+    prepared: Prepared
+    weights: Weights
+    padded: nl.NkiTensor
+    wide: nl.NkiTensor
+
+
+class BackwardPipeline(NamedTuple):
+    """Rows that are transposed while the first products of those before are computed, whose last
+    products are computed after that; and the gradients of their tile of keys so far (None before
+    its first rows)."""
+
+    prepared: Prepared | None
+    started: Started | None
     sums: KeyGradients | None
 
 
@@ -154,23 +172,35 @@ def _load_row_values(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.N
     return tile
 
 
-def _negated_delta(p: BackwardProblem, grad: nl.NkiTensor, chunk: Chunk, row: int) -> nl.NkiTensor:
+def _spare_engine() -> object:
+    """GpSimd, but VectorE on NeuronCore-v2, where the two take turns."""
+    if nisa.get_nc_version() == nisa.nc_version.gen2:
+        return nisa.engine.vector
+    return nisa.engine.gpsimd
+
+
+def _by_heads(tile: nl.NkiTensor) -> bool:
+    """Whether the heads of `[rows, heads, keys]` take an instruction each: one of their own has the
+    values of their rows for nothing."""
+    return bool(tile.shape[1] == 1 or tile.shape[2] >= _MANY_KEYS)
+
+
+def _negated_delta(grad: nl.NkiTensor, out: nl.NkiTensor) -> nl.NkiTensor:
     """`-rowsum(grad * out)`: `[rows, heads]`."""
-    rows = grad.shape[0]
-    out = load_blocks(p.out, chunk, row, rows)[0]
     both = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=both, data1=grad, data2=out, op=nl.multiply)
-    delta = nl.ndarray((rows, chunk.pairs), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=both, data1=grad, data2=out, op=nl.multiply, engine=_spare_engine())
+    delta = nl.ndarray((out.shape[0], out.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=delta, op=nl.add, data=both, axis=2, negate=True)
     return delta
 
 
-def _weights(
-    p: BackwardProblem, queries: nl.NkiTensor, side: KeySide, chunk: Chunk, row: int
-) -> Weights:
+def _weights(p: BackwardProblem, t: Prepared) -> Weights:
+    queries = t.queries.transposed
+    side = t.side
+    chunk = t.chunk
+    row = t.row
     rows = queries.shape[2]
     scores = multiply_heads(queries, side.keys, chunk.pairs, p.group, side.size, p.features)
-    lse = _load_row_values(p.lse, chunk, row, rows)
     scale = p.scale
     crossed = crosses(p.masks, row, rows, side.start, side.size)
     if p.masks.mask is not None or crossed:
@@ -178,17 +208,8 @@ def _weights(
         biased = add_bias(scores, scale, bias, chunk)
         scores = biased
         scale = 1.0
-    shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=shifted,
-        data=scores,
-        op0=nl.multiply,
-        operand0=scale,
-        op1=nl.subtract,
-        operand1=column(lse, side.size),
-    )
     plain = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=plain, op=nl.exp, data=shifted)
+    _exponentials(plain, scores, t.shift, scale)
     if p.dropout is not None:
         keep = load_mask(p.dropout, chunk, row, rows, side.start, side.size)
         dropped = nl.ndarray(scores.shape, dtype=p.q.dtype, buffer=nl.sbuf)
@@ -197,40 +218,60 @@ def _weights(
     if p.q.dtype == nl.float32:
         return Weights(plain, plain, None)
     rounded = nl.ndarray(scores.shape, dtype=p.q.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=rounded, src=plain)
+    nisa.tensor_copy(dst=rounded, src=plain, engine=_spare_engine())
     return Weights(plain, rounded, None)
 
 
-def _score_gradients(
-    p: BackwardProblem,
-    grad: Loaded,
-    side: KeySide,
-    weights: Weights,
-    chunk: Chunk,
-    row: int,
-    dst: nl.NkiTensor,
+def _exponentials(
+    dst: nl.NkiTensor, scores: nl.NkiTensor, shift: nl.NkiTensor, scale: float
 ) -> None:
+    """`dst = exp(scores * scale + shift)`."""
+    if _by_heads(scores):
+        for head in range(scores.shape[1]):
+            nisa.activation(
+                dst=dst[:, head, :],
+                op=nl.exp,
+                data=scores[:, head, :],
+                bias=shift[:, head : head + 1],
+                scale=scale,
+            )
+        return
+    shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=shifted,
+        data=scores,
+        op0=nl.multiply,
+        operand0=scale,
+        op1=nl.add,
+        operand1=column(shift, scores.shape[2]),
+    )
+    nisa.activation(dst=dst, op=nl.exp, data=shifted)
+
+
+def _score_gradients(p: BackwardProblem, t: Prepared, weights: Weights, dst: nl.NkiTensor) -> None:
     """`dst = W * (dW - delta)`, `[rows, heads, keys]`."""
-    delta = _negated_delta(p, grad.tiles[0], chunk, row)
+    chunk = t.chunk
+    delta = t.delta
     dweights = multiply_heads(
-        grad.transposed, side.values, chunk.pairs, p.group, side.size, p.values
+        t.grad.transposed, t.side.values, chunk.pairs, p.group, t.side.size, p.values
     )
     if weights.keep is not None:
         kept = nl.ndarray(dweights.shape, dtype=nl.float32, buffer=nl.sbuf)
         drop(split_heads(kept, chunk), split_heads(dweights, chunk), weights.keep, p.factor)
         dweights = kept
-    if chunk.pairs == 1:
-        nisa.scalar_tensor_tensor(
-            dst=dst,
-            data=dweights,
-            op0=nl.add,
-            operand0=delta,
-            op1=nl.multiply,
-            operand1=weights.plain,
-        )
+    if _by_heads(dweights):
+        for head in range(chunk.pairs):
+            nisa.scalar_tensor_tensor(
+                dst=dst[:, head, :],
+                data=dweights[:, head, :],
+                op0=nl.add,
+                operand0=delta[:, head : head + 1],
+                op1=nl.multiply,
+                operand1=weights.plain[:, head, :],
+            )
         return
     centred = nl.ndarray(dweights.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=centred, data1=dweights, data2=column(delta, side.size), op=nl.add)
+    nisa.tensor_tensor(dst=centred, data1=dweights, data2=column(delta, t.side.size), op=nl.add)
     nisa.tensor_tensor(dst=dst, data1=centred, data2=weights.plain, op=nl.multiply)
 
 
@@ -276,9 +317,8 @@ def _store_query_gradient(
     nisa.dma_copy(dst=head_rows(target, chunk, row, rows), src=split_heads(total, chunk))
 
 
-def _start(
+def _prepare(
     p: BackwardProblem,
-    g: Gradients,
     side: KeySide,
     sources: Chunk,
     chunk: Chunk,
@@ -286,66 +326,78 @@ def _start(
     queries: Loaded,
     grad: Loaded,
     last: bool,
-) -> Started:
+) -> Prepared:
     rows = queries.transposed.shape[2]
-    weights = _weights(p, queries.transposed, side, chunk, row)
-    padded = new_weights(chunk, rows, side.size, p.keys, p.q.dtype)
-    dscores = padded[:, 0 : chunk.pairs, 0 : side.size]
+    shift = _load_row_values(p.lse, chunk, row, rows)
+    nisa.tensor_scalar(dst=shift, data=shift, op0=nl.multiply, operand0=-1.0)
+    out = load_blocks(p.out, chunk, row, rows)[0]
+    delta = _negated_delta(grad.tiles[0], out)
+    return Prepared(side, sources, chunk, row, queries, grad, shift, delta, last)
+
+
+def _start(p: BackwardProblem, g: Gradients, t: Prepared) -> Started:
+    rows = t.queries.transposed.shape[2]
+    weights = _weights(p, t)
+    padded = new_weights(t.chunk, rows, t.side.size, p.keys, p.q.dtype)
+    dscores = padded[:, 0 : t.chunk.pairs, 0 : t.side.size]
     wide = dscores
     if g.dmask is not None and p.q.dtype != nl.float32:
         wide = nl.ndarray(dscores.shape, dtype=nl.float32, buffer=nl.sbuf)
-        _score_gradients(p, grad, side, weights, chunk, row, wide)
+        _score_gradients(p, t, weights, wide)
         nisa.tensor_copy(dst=dscores, src=wide)
     else:
-        _score_gradients(p, grad, side, weights, chunk, row, wide)
-    return Started(
-        side,
-        sources,
-        chunk,
-        row,
-        queries.tiles[0],
-        grad.tiles[0],
-        weights,
-        padded,
-        wide,
-        last,
-    )
+        _score_gradients(p, t, weights, wide)
+    return Started(t, weights, padded, wide)
 
 
-def finish_rows(
-    p: BackwardProblem, g: Gradients, pipeline: BackwardPipeline
+def _finish_rows(
+    p: BackwardProblem, g: Gradients, s: Started, before: KeyGradients | None
 ) -> KeyGradients | None:
     """The products with the gradients of the scores. Returns the gradients of the keys so far, None
     after the last rows, which store them."""
-    s = pipeline.started
-    side = s.side
-    chunk = s.chunk
-    sums = pipeline.sums
+    t = s.prepared
+    side = t.side
+    chunk = t.chunk
+    sums = before
     if sums is None:
-        sums = _new_key_gradients(p, s.sources, side.size)
-    _accumulate_keys(sums.dv, s.weights.dropped, s.grad, chunk.pairs, p.group)
+        sums = _new_key_gradients(p, t.sources, side.size)
+    _accumulate_keys(sums.dv, s.weights.dropped, t.grad.tiles[0], chunk.pairs, p.group)
     if g.dmask is not None:
-        add_mask_gradient(g.dmask, s.wide, chunk, s.row, side.start)
+        add_mask_gradient(g.dmask, s.wide, chunk, t.row, side.start)
     dscores = s.padded[:, 0 : chunk.pairs, 0 : side.size]
-    _accumulate_keys(sums.dk, dscores, s.queries, chunk.pairs, p.group)
+    _accumulate_keys(sums.dk, dscores, t.queries.tiles[0], chunk.pairs, p.group)
     product = combine_keys(s.padded, side.vectors, chunk.pairs, p.group, side.size, p.keys)
-    _store_query_gradient(p, g, product, side, chunk, s.row)
-    if s.last:
-        _store_keys(g.dk, sums.dk, s.sources, side.start, side.size, p.scale)
-        _store_keys(g.dv, sums.dv, s.sources, side.start, side.size, 1.0)
+    _store_query_gradient(p, g, product, side, chunk, t.row)
+    if t.last:
+        _store_keys(g.dk, sums.dk, t.sources, side.start, side.size, p.scale)
+        _store_keys(g.dv, sums.dv, t.sources, side.start, side.size, 1.0)
         sums = None
     return sums
 
 
 def _step(
-    p: BackwardProblem, g: Gradients, pipeline: BackwardPipeline | None, started: Started
+    p: BackwardProblem, g: Gradients, pipeline: BackwardPipeline, prepared: Prepared | None
 ) -> BackwardPipeline:
-    """Finish the previous rows after the first products of the next ones have been issued: TensorE
-    computes those while the other engines compute the gradients of scores."""
-    sums = None
-    if pipeline is not None:
-        sums = finish_rows(p, g, pipeline)
-    return BackwardPipeline(started, sums)
+    """Advance each stage: TensorE has transposed the rows of `prepared` and computes the first
+    products of those before while the other engines compute the gradients of older scores."""
+    started = None
+    if pipeline.prepared is not None:
+        started = _start(p, g, pipeline.prepared)
+    sums = pipeline.sums
+    if pipeline.started is not None:
+        sums = _finish_rows(p, g, pipeline.started, sums)
+    return BackwardPipeline(prepared, started, sums)
+
+
+def empty_backward_pipeline() -> BackwardPipeline:
+    """Nothing is under way."""
+    return BackwardPipeline(None, None, None)
+
+
+def finish_backward(p: BackwardProblem, g: Gradients, pipeline: BackwardPipeline) -> None:
+    """The rows that are under way."""
+    for _ in range(2):
+        pipeline = _step(p, g, pipeline, None)
 
 
 def _store_keys(
@@ -376,10 +428,10 @@ def backward_chunk(
     g: Gradients,
     sources: Chunk,
     chunks: list[Chunk],
-    pipeline: BackwardPipeline | None,
-) -> BackwardPipeline | None:
+    pipeline: BackwardPipeline,
+) -> BackwardPipeline:
     """All gradients through the key heads of `sources`, whose query heads are `chunks`; what is
-    left to `finish_rows`."""
+    left to `finish_backward`."""
     length = p.q.shape[2]
     pmax = nl.tile_size.pmax
     for start in range(0, p.k.shape[2], p.tile):
@@ -399,8 +451,8 @@ def backward_chunk(
                     queries = load_transposed(p.q, chunk, row, rows, p.features)
                     grad = load_transposed(p.grad, chunk, row, rows, p.values)
                     last = number == len(chunks) - 1 and row + rows >= end
-                    started = _start(p, g, side, sources, chunk, row, queries, grad, last)
-                    pipeline = _step(p, g, pipeline, started)
+                    prepared = _prepare(p, side, sources, chunk, row, queries, grad, last)
+                    pipeline = _step(p, g, pipeline, prepared)
                 elif g.dmask is not None:
                     clear_mask_gradient(g.dmask, chunk, row, rows, start, size)
     return pipeline
@@ -427,8 +479,8 @@ def _unseen_keys(
 
 
 def backward_pack(
-    p: BackwardProblem, g: Gradients, pack: Chunk, pipeline: BackwardPipeline | None
-) -> BackwardPipeline | None:
+    p: BackwardProblem, g: Gradients, pack: Chunk, pipeline: BackwardPipeline
+) -> BackwardPipeline:
     """Short sequences of several batch entries: transposed together, then one by one."""
     rows = p.q.shape[2]
     cols = p.k.shape[2]
@@ -451,6 +503,6 @@ def backward_pack(
         )
         query = Loaded(queries[:, :, first : first + rows], load_blocks(p.q, chunk, 0, rows))
         grad = Loaded(grads[:, :, first : first + rows], load_blocks(p.grad, chunk, 0, rows))
-        started = _start(p, g, side, chunk, chunk, 0, query, grad, True)
-        pipeline = _step(p, g, pipeline, started)
+        prepared = _prepare(p, side, chunk, chunk, 0, query, grad, True)
+        pipeline = _step(p, g, pipeline, prepared)
     return pipeline

@@ -22,7 +22,8 @@ from trnx.nki_kernels.kernels.attention._backward import (
     Gradients,
     backward_chunk,
     backward_pack,
-    finish_rows,
+    empty_backward_pipeline,
+    finish_backward,
 )
 from trnx.nki_kernels.kernels.attention._layout import (
     chunks_of,
@@ -108,7 +109,7 @@ def sdpa_backward_kernel(
             group,
             head_layout(q.shape[3], group == 1, True),
             head_layout(v.shape[3], group == 1, True),
-            head_layout(k.shape[2], group == 1 and k.shape[2] <= nl.tile_size.pmax // 2, True),
+            head_layout(k.shape[2], group == 1 and k.shape[2] <= nl.tile_size.pmax // 2, False),
             _key_tile(q, v, k.shape[2]),
         )
         gradients = Gradients(
@@ -149,14 +150,13 @@ def _differentiate(p: BackwardProblem, results: Gradients) -> None:
     batches = p.q.shape[0]
     head_chunks = chunks_of(batches, p.q.shape[1], p.group, most, slots)
     packs = packs_of(head_chunks, batches, p.q.shape[2], depth, p.group)
-    pipeline = None
+    pipeline = empty_backward_pipeline()
     for pack in packs:
         pipeline = backward_pack(p, gradients, pack, pipeline)
     if len(packs) == 0:
         for pair in head_chunks:
             pipeline = backward_chunk(p, gradients, pair[0], pair[1], pipeline)
-    if pipeline is not None:
-        finish_rows(p, gradients, pipeline)
+    finish_backward(p, gradients, pipeline)
 
 
 @nki.jit

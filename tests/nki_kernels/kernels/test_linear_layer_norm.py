@@ -108,3 +108,21 @@ def test_training_saves_statistics_and_sum(kind: type[PostNorm], dtype: torch.dt
         scale = want.float().abs().max().item()
         rounding = 16 * torch.finfo(dtype).eps
         torch.testing.assert_close(have, want, rtol=rounding, atol=rounding * scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mean", [1.0, 512.0, 8192.0])
+@pytest.mark.parametrize("scale", [0.0, 1.0])
+def test_rows_far_from_zero(dtype: torch.dtype, mean: float, scale: float) -> None:
+    """Rows whose elements differ by one unit in the last place: what data * rstd - mean * rstd
+    loses in float32 is at most what eager loses."""
+    torch.manual_seed(0)
+    model = PostNorm(64, 768).to(dtype)
+    with torch.no_grad():
+        model.product.weight.mul_(scale)
+        model.product.bias.mul_(scale)
+    unit = mean * torch.finfo(dtype).eps
+    steps = torch.rand(130, 768) < torch.linspace(0.01, 0.9, 130)[:, None]
+    residual = (mean + unit * steps).to(dtype)
+    x = torch.randn(130, 64).to(dtype)
+    assert compiled_kernels(model, x, residual, lnc=2, select="legal") == ["linear_layer_norm"]
