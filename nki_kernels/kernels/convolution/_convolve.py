@@ -190,24 +190,27 @@ def _convolve_volume(
 ) -> None:
     """Blocks of one volume; `ready` has what each of `chunks` needs from the first block on."""
     turn = 0
+    is_first = len(ready) == 0
+    if is_first and len(chunks) > 0:
+        # Before the first inputs, as they take longer to be of use.
+        _load(weight, given, plan, chunks, ready)
     for first in range(0, len(blocks), plan.streams * plan.sides):
         sides = []
         end = min(first + plan.streams * plan.sides, len(blocks))
         for begin in range(first, end, plan.streams):
-            sides.append(load_input(x, plan, blocks[begin : min(begin + plan.streams, end)]))
+            some_blocks = blocks[begin : min(begin + plan.streams, end)]
+            number = begin // plan.streams
+            sides.append(load_input(x, plan, some_blocks, number, is_first and first == 0))
         start = 0
         while start < len(chunks):
             # A last chunk of fewer channels is stored by itself.
             end = min(start + plan.together, len(chunks))
             while end > start + 1 and chunks[end - 1].number < chunks[start].number:
                 end = end - 1
-            while len(ready) < end:
-                # Here, so that the first products do not wait for all weights.
-                _load(weight, given, plan, chunks, ready)
-            some = chunks[start:end]
+            part = (start, end)
             where = (first, turn)
             turn = _convolve_chunks(
-                out, residual, sides, where, given, plan, some, ready[start:end]
+                out, residual, sides, where, weight, given, plan, chunks, part, ready
             )
             start = end
 
@@ -217,14 +220,18 @@ def _convolve_chunks(
     residual: nl.NkiTensor | None,
     sides: list[Inputs],
     where: tuple[int, int],
+    weight: nl.NkiTensor,
     given: Operands,
     plan: Plan,
-    chunks: list[Channels],
+    every: list[Channels],
+    part: tuple[int, int],
     ready: list[Ready],
 ) -> int:
-    """Some blocks for output channels that are stored together. `where`: the number of the first
-    block, and of banks that were copied out; returns that after these.
+    """Some blocks for chunks `part` (first, end) of the output channels, which are stored together.
+    `where`: the number of the first block, and of banks that were copied out; returns that after
+    these.
     """
+    chunks = every[part[0] : part[1]]
     results: list[nl.NkiTensor] = []
     added: list[nl.NkiTensor | None] = []
     for index in range(len(sides[0].blocks)):
@@ -241,7 +248,12 @@ def _convolve_chunks(
             _move(residual, added[-1], sides, index, plan, chunks, False)
     turn = where[1]
     for chunk in range(len(chunks)):
-        its = ready[chunk]
+        # Those of the first chunk alone before its products, then one more than is needed, whose
+        # transposes leave PSUM meanwhile.
+        ahead = 0 if part[0] + chunk == 0 else 2
+        while len(ready) < min(part[0] + chunk + ahead, len(every)):
+            _load(weight, given, plan, every, ready)
+        its = ready[part[0] + chunk]
         parts = []
         more = []
         for number in range(len(results)):

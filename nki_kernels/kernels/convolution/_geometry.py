@@ -195,6 +195,25 @@ def _rows_of_array(problem: Problem, hw: Hardware) -> Sharing:
     return min(ways, key=passes)
 
 
+def depth_of(problem: Problem, hw: Hardware) -> int:
+    """Channels of a chunk: chunks are even, as products of few rows run at half rate
+    (docs/timing.md); those of one kernel position, which DMA bounds, fill the partitions.
+    """
+    if problem.channels <= hw.partitions or problem.taps == 1:
+        return hw.partitions
+    return -(-problem.channels // -(-problem.channels // hw.partitions))
+
+
+def _rest_rows(problem: Problem, sharing: Sharing, hw: Hardware) -> int:
+    """Rows of the array for the last chunk. A DMA engine serves 8 partitions, so that chunks of few
+    channels on the same partitions would take turns at the same engines.
+    """
+    rest = problem.channels % hw.partitions
+    if sharing.streams > 1 or problem.taps > 1 or problem.channels < hw.partitions or rest == 0:
+        return hw.partitions
+    return max(_least_part(hw), 1 << (rest - 1).bit_length())
+
+
 def _pays(problem: Problem, way: Sharing, hw: Hardware) -> bool:
     """Whether a fold saves more of TensorE's time than the transfers at the borders take."""
     columns = 4 if problem.itemsize == 4 else 1  # of the array, for each output and position
@@ -391,6 +410,8 @@ def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
         sharing.array_rows,
         sharing.sides,
         sharing.array_columns,
+        depth_of(problem, hw),
+        _rest_rows(problem, sharing, hw),
         max(1, _WEIGHT_BYTES // each) * hw.partitions,
         max(1, _STORE_BYTES // result_bytes(problem, block)),
         layout if problem.taps == 1 and sharing.streams == 1 else "",
