@@ -16,6 +16,7 @@ from trnx.nki_kernels.kernels.convolution._product import (
     Weights,
     convolve_blocks,
     load_input,
+    store,
 )
 from trnx.nki_kernels.kernels.convolution._weights import load_pointwise, load_weights
 
@@ -111,9 +112,11 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
             ready: list[Ready] = []
             for index in range(len(xs)):
                 x = _source(given.x, xs[index], index, group * channels, channels)
+                is_last = group == groups - 1 and last == end_out and index == len(xs) - 1
                 _convolve_volume(
-                    outs[index], x, residuals[index], part, given, plan, blocks, chunks, ready
-                )
+                    outs[index], x, residuals[index], part, given, plan, blocks, chunks, ready,
+                    is_last,
+                )  # fmt: skip
 
 
 def _source(
@@ -187,8 +190,11 @@ def _convolve_volume(
     blocks: list[Block],
     chunks: list[Channels],
     ready: list[Ready],
+    is_last: bool,
 ) -> None:
-    """Blocks of one volume; `ready` has what each of `chunks` needs from the first block on."""
+    """Blocks of one volume, the last one or not; `ready` has what each of `chunks` needs from the
+    first block on.
+    """
     turn = 0
     is_first = len(ready) == 0
     if is_first and len(chunks) > 0:
@@ -208,7 +214,7 @@ def _convolve_volume(
             while end > start + 1 and chunks[end - 1].number < chunks[start].number:
                 end = end - 1
             part = (start, end)
-            where = (first, turn)
+            where = (first, turn, is_last and first + plan.streams * plan.sides >= len(blocks))
             turn = _convolve_chunks(
                 out, residual, sides, where, weight, given, plan, chunks, part, ready
             )
@@ -219,7 +225,7 @@ def _convolve_chunks(
     out: nl.NkiTensor,
     residual: nl.NkiTensor | None,
     sides: list[Inputs],
-    where: tuple[int, int],
+    where: tuple[int, int, bool],
     weight: nl.NkiTensor,
     given: Operands,
     plan: Plan,
@@ -228,8 +234,8 @@ def _convolve_chunks(
     ready: list[Ready],
 ) -> int:
     """Some blocks for chunks `part` (first, end) of the output channels, which are stored together.
-    `where`: the number of the first block, and of banks that were copied out; returns that after
-    these.
+    `where`: the number of the first block, and of banks that were copied out, and whether no input
+    is loaded after these blocks; returns the number of banks after these.
     """
     chunks = every[part[0] : part[1]]
     results: list[nl.NkiTensor] = []
@@ -245,7 +251,7 @@ def _convolve_chunks(
         added.append(None)
         if residual is not None:
             added[-1] = nl.ndarray(size, dtype=out.dtype, buffer=nl.sbuf)
-            _move(residual, added[-1], sides, index, plan, chunks, False)
+            _move(residual, added[-1], sides, index, plan, chunks, False, False)
     turn = where[1]
     for chunk in range(len(chunks)):
         # Those of the first chunk alone before its products, then one more than is needed, whose
@@ -262,8 +268,9 @@ def _convolve_chunks(
             more.append(None if other is None else other[:, chunk])
         then = Epilogue(its.scale, its.shift, given.activation)
         turn = convolve_blocks(parts, more, sides, its.weights, plan, then, turn)
+    are_alone = where[2] and len(ready) == len(every)
     for index in range(len(results)):
-        _move(out, results[index], sides, index, plan, chunks, True)
+        _move(out, results[index], sides, index, plan, chunks, True, are_alone)
     return turn
 
 
@@ -290,8 +297,11 @@ def _move(
     plan: Plan,
     chunks: list[Channels],
     is_store: bool,
+    are_alone: bool,
 ) -> None:
-    """The outputs of a stream, all of its sides: from the tile to HBM, or from there."""
+    """The outputs of a stream, all of its sides: from the tile to HBM, or from there. Stores that
+    `are_alone` go by both rings, as no loads follow.
+    """
     for side in range(len(sides)):
         if index < len(sides[side].blocks):
             target = _place(tensor, plan, sides[side].blocks[index], chunks)
@@ -299,7 +309,7 @@ def _move(
             part = tile[nl.ds(side * plan.array_columns, size[0])]
             part = part[:, :, 0 : size[2], 0 : size[3], 0 : size[4]]
             if is_store:
-                nisa.dma_copy(dst=target, src=part)
+                store(target, part, are_alone and (side + chunks[0].first // chunks[0].number) % 2 == 1)
             else:
                 nisa.dma_copy(dst=part, src=target)
 

@@ -31,6 +31,8 @@ _INPUT_BYTES = 16384
 _WEIGHT_BYTES = 65536
 _STORE_BYTES = 2048  # of a partition, that are worth a transfer of their own
 _BLOCKS = 4  # that a convolution is cut into, so that loads, products and stores overlap
+# Bytes of a partition for one of the blocks side by side, below which triggers take longer.
+_LEAST_BYTES = 3072
 # Loads at the borders of an image, each with a trigger of its own, that are few enough.
 _BORDER_TRANSFERS = 12
 # Of a DMA that waits for nothing else, nki-dma-bandwidth-guide.rst:40-43.
@@ -331,6 +333,15 @@ def _border_transfers(window: Window, fold: int) -> int:
     return 2 * (fold - 1) if window.padding > 0 or window.transposed else 0
 
 
+def _wanted_blocks(problem: Problem, sharing: Sharing) -> int:
+    """Into how many blocks a convolution is cut at least."""
+    if sharing.blocks == 1:
+        return _BLOCKS
+    elements = problem.planes.size * problem.rows.size * problem.columns.size
+    wanted = max(sharing.blocks, elements * problem.itemsize // _LEAST_BYTES)
+    return min(wanted, max(_BLOCKS, 2 * sharing.blocks))
+
+
 def _blocks(
     problem: Problem, bank: tuple[int, int, int], sharing: Sharing, hw: Hardware
 ) -> list[int]:
@@ -346,7 +357,7 @@ def _blocks(
         needed = input_bytes(problem, grown[0], grown[1], fold, hw)
         return needed <= _INPUT_BYTES and result_bytes(problem, grown) <= _RESULT_BYTES
 
-    wanted = max(_BLOCKS, 2 * sharing.blocks)
+    wanted = _wanted_blocks(problem, sharing)
     borders = _border_transfers(problem.rows, fold)
     if fold > 1 and (borders > _BORDER_TRANSFERS or problem.planes.kernel > 1):
         # All images first: what is special at the border is done for all of them together.

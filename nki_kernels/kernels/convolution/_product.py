@@ -139,6 +139,14 @@ def _load(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool) -> None:
         nisa.dma_copy(dst=dst, src=src)
 
 
+def store(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool) -> None:
+    """`dst` <- `src`, by the ring of loads where it `is_beside` other stores."""
+    if is_beside and nisa.get_nc_version() != nisa.nc_version.gen2:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync)
+    else:
+        nisa.dma_copy(dst=dst, src=src)
+
+
 def _load_shifted(
     tile: nl.NkiTensor, x: Source, plan: Plan, front: tuple[int, int], top: tuple[int, int]
 ) -> None:
