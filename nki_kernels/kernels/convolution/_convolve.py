@@ -309,7 +309,8 @@ def _move(
             part = tile[nl.ds(side * plan.array_columns, size[0])]
             part = part[:, :, 0 : size[2], 0 : size[3], 0 : size[4]]
             if is_store:
-                store(target, part, are_alone and (side + chunks[0].first // chunks[0].number) % 2 == 1)
+                number = side + chunks[0].first // chunks[0].number
+                store(target, part, are_alone and number % 2 == 1)
             else:
                 nisa.dma_copy(dst=part, src=target)
 
