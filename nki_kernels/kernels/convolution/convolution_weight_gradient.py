@@ -33,7 +33,10 @@ from trnx.nki_kernels.kernels.convolution._weight_host import (
 )
 from trnx.nki_kernels.kernels.convolution._weight_masks import (
     Mask,
+    Reach,
     Variant,
+    make_masks,
+    note_reaches,
     parts_of,
     reach_of,
     variant_of,
@@ -140,7 +143,8 @@ def convolution_weight_gradient_kernel(
     flat = out.reshape((shape[0], shape[1], taps))
     rows = shape[0] // groups
     waiting: list[Ready] = []
-    masks: list[Mask] = []
+    is_flat = taps == 1 and is_inside(axes)
+    masks = [] if is_flat else _masks(axes)
     for group in range(0, groups, together):
         some = min(together, groups - group)
         its_grads = []
@@ -155,6 +159,16 @@ def convolution_weight_gradient_kernel(
     for ready in waiting:
         _multiply(ready)
     return out
+
+
+def _masks(axes: tuple[WindowAxis, ...]) -> list[Mask]:
+    """Those of all places, which are not flat."""
+    noted: list[tuple[tuple[int, int, int], Reach]] = []
+    for plane in range(0, axes[0].out, axes[0].block):
+        for row in range(0, axes[1].out, axes[1].block):
+            firsts = (plane, row, 0)
+            note_reaches(axes, _places(axes, firsts, False, False), firsts, noted)
+    return make_masks(noted)
 
 
 def _gradient(
@@ -288,7 +302,7 @@ def _sum_positions(
         for plane in range(0, axes[0].out, axes[0].block):
             for row in range(0, axes[1].out, axes[1].block):
                 firsts = (plane, row, 0)
-                places = _places(axes, firsts, work)
+                places = _places(axes, firsts, work.is_flat, work.is_turned)
                 its = _windows_of(work, block, len(places))
                 block = block + 1
                 # Loaded where something is not kept.
@@ -362,14 +376,16 @@ def _load_gradient(
     return tiles
 
 
-def _places(axes: tuple[WindowAxis, ...], firsts: tuple[int, ...], work: Work) -> list[Place]:
+def _places(
+    axes: tuple[WindowAxis, ...], firsts: tuple[int, ...], is_flat: bool, is_turned: bool
+) -> list[Place]:
     """The places of a block."""
     planes = min(axes[0].block, axes[0].out - firsts[0])
     rows = min(axes[1].block, axes[1].out - firsts[1])
     places: list[Place] = []
-    if work.is_turned:
+    if is_turned:
         return turned_places(planes, rows * axes[2].out)
-    if work.is_flat:
+    if is_flat:
         positions = planes * rows * axes[2].out
         for first in range(0, positions, nl.tile_size.pmax):
             counts = (1, 1, min(nl.tile_size.pmax, positions - first))
