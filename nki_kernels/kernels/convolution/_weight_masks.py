@@ -128,7 +128,7 @@ def make_masks(noted: list[tuple[tuple[int, int, int], Reach]]) -> list[Mask]:
         size = counts[0] * counts[1] * counts[2]
         some = end - start
         rows = nl.ndarray((1, some, counts[1], counts[0], counts[2]), nl.bfloat16, buffer=nl.sbuf)
-        nisa.memset(dst=rows, value=0.0, engine=nisa.engine.gpsimd)
+        nisa.memset(dst=rows, value=0.0, engine=nisa.engine.vector)
         bank = nl.ndarray((size, some), dtype=nl.bfloat16, buffer=nl.psum)
         for index in range(some):
             a, b, c = noted[start + index][1]
