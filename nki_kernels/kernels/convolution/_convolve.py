@@ -16,6 +16,7 @@ from trnx.nki_kernels.kernels.convolution._product import (
     Weights,
     convolve_blocks,
     load_input,
+    store,
 )
 from trnx.nki_kernels.kernels.convolution._weights import load_pointwise, load_weights
 
@@ -111,9 +112,11 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
             ready: list[Ready] = []
             for index in range(len(xs)):
                 x = _source(given.x, xs[index], index, group * channels, channels)
+                is_last = group == groups - 1 and last == end_out and index == len(xs) - 1
                 _convolve_volume(
-                    outs[index], x, residuals[index], part, given, plan, blocks, chunks, ready
-                )
+                    outs[index], x, residuals[index], part, given, plan, blocks, chunks, ready,
+                    is_last,
+                )  # fmt: skip
 
 
 def _source(
@@ -187,27 +190,33 @@ def _convolve_volume(
     blocks: list[Block],
     chunks: list[Channels],
     ready: list[Ready],
+    is_last: bool,
 ) -> None:
-    """Blocks of one volume; `ready` has what each of `chunks` needs from the first block on."""
+    """Blocks of one volume, the last one or not; `ready` has what each of `chunks` needs from the
+    first block on.
+    """
     turn = 0
+    is_first = len(ready) == 0
+    if is_first and len(chunks) > 0:
+        # Before the first inputs, as they take longer to be of use.
+        _load(weight, given, plan, chunks, ready)
     for first in range(0, len(blocks), plan.streams * plan.sides):
         sides = []
         end = min(first + plan.streams * plan.sides, len(blocks))
         for begin in range(first, end, plan.streams):
-            sides.append(load_input(x, plan, blocks[begin : min(begin + plan.streams, end)]))
+            some_blocks = blocks[begin : min(begin + plan.streams, end)]
+            number = begin // plan.streams
+            sides.append(load_input(x, plan, some_blocks, number, is_first and first == 0))
         start = 0
         while start < len(chunks):
             # A last chunk of fewer channels is stored by itself.
             end = min(start + plan.together, len(chunks))
             while end > start + 1 and chunks[end - 1].number < chunks[start].number:
                 end = end - 1
-            while len(ready) < end:
-                # Here, so that the first products do not wait for all weights.
-                _load(weight, given, plan, chunks, ready)
-            some = chunks[start:end]
-            where = (first, turn)
+            part = (start, end)
+            where = (first, turn, is_last and first + plan.streams * plan.sides >= len(blocks))
             turn = _convolve_chunks(
-                out, residual, sides, where, given, plan, some, ready[start:end]
+                out, residual, sides, where, weight, given, plan, chunks, part, ready
             )
             start = end
 
@@ -216,15 +225,19 @@ def _convolve_chunks(
     out: nl.NkiTensor,
     residual: nl.NkiTensor | None,
     sides: list[Inputs],
-    where: tuple[int, int],
+    where: tuple[int, int, bool],
+    weight: nl.NkiTensor,
     given: Operands,
     plan: Plan,
-    chunks: list[Channels],
+    every: list[Channels],
+    part: tuple[int, int],
     ready: list[Ready],
 ) -> int:
-    """Some blocks for output channels that are stored together. `where`: the number of the first
-    block, and of banks that were copied out; returns that after these.
+    """Some blocks for chunks `part` (first, end) of the output channels, which are stored together.
+    `where`: the number of the first block, and of banks that were copied out, and whether no input
+    is loaded after these blocks; returns the number of banks after these.
     """
+    chunks = every[part[0] : part[1]]
     results: list[nl.NkiTensor] = []
     added: list[nl.NkiTensor | None] = []
     for index in range(len(sides[0].blocks)):
@@ -238,10 +251,15 @@ def _convolve_chunks(
         added.append(None)
         if residual is not None:
             added[-1] = nl.ndarray(size, dtype=out.dtype, buffer=nl.sbuf)
-            _move(residual, added[-1], sides, index, plan, chunks, False)
+            _move(residual, added[-1], sides, index, plan, chunks, False, False)
     turn = where[1]
     for chunk in range(len(chunks)):
-        its = ready[chunk]
+        # Those of the first chunk alone before its products, then one more than is needed, whose
+        # transposes leave PSUM meanwhile.
+        ahead = 0 if part[0] + chunk == 0 else 2
+        while len(ready) < min(part[0] + chunk + ahead, len(every)):
+            _load(weight, given, plan, every, ready)
+        its = ready[part[0] + chunk]
         parts = []
         more = []
         for number in range(len(results)):
@@ -250,8 +268,9 @@ def _convolve_chunks(
             more.append(None if other is None else other[:, chunk])
         then = Epilogue(its.scale, its.shift, given.activation)
         turn = convolve_blocks(parts, more, sides, its.weights, plan, then, turn)
+    are_alone = where[2] and len(ready) == len(every)
     for index in range(len(results)):
-        _move(out, results[index], sides, index, plan, chunks, True)
+        _move(out, results[index], sides, index, plan, chunks, True, are_alone)
     return turn
 
 
@@ -278,8 +297,11 @@ def _move(
     plan: Plan,
     chunks: list[Channels],
     is_store: bool,
+    are_alone: bool,
 ) -> None:
-    """The outputs of a stream, all of its sides: from the tile to HBM, or from there."""
+    """The outputs of a stream, all of its sides: from the tile to HBM, or from there. Stores that
+    `are_alone` go by both rings, as no loads follow.
+    """
     for side in range(len(sides)):
         if index < len(sides[side].blocks):
             target = _place(tensor, plan, sides[side].blocks[index], chunks)
@@ -287,7 +309,8 @@ def _move(
             part = tile[nl.ds(side * plan.array_columns, size[0])]
             part = part[:, :, 0 : size[2], 0 : size[3], 0 : size[4]]
             if is_store:
-                nisa.dma_copy(dst=target, src=part)
+                number = side + chunks[0].first // chunks[0].number
+                store(target, part, are_alone and number % 2 == 1)
             else:
                 nisa.dma_copy(dst=part, src=target)
 

@@ -31,6 +31,8 @@ _INPUT_BYTES = 16384
 _WEIGHT_BYTES = 65536
 _STORE_BYTES = 2048  # of a partition, that are worth a transfer of their own
 _BLOCKS = 4  # that a convolution is cut into, so that loads, products and stores overlap
+# Bytes of a partition for one of the blocks side by side, below which triggers take longer.
+_LEAST_BYTES = 3072
 # Loads at the borders of an image, each with a trigger of its own, that are few enough.
 _BORDER_TRANSFERS = 12
 # Of a DMA that waits for nothing else, nki-dma-bandwidth-guide.rst:40-43.
@@ -195,6 +197,25 @@ def _rows_of_array(problem: Problem, hw: Hardware) -> Sharing:
     return min(ways, key=passes)
 
 
+def depth_of(problem: Problem, hw: Hardware) -> int:
+    """Channels of a chunk: chunks are even, as products of few rows run at half rate
+    (docs/timing.md); those of one kernel position, which DMA bounds, fill the partitions.
+    """
+    if problem.channels <= hw.partitions or problem.taps == 1:
+        return hw.partitions
+    return -(-problem.channels // -(-problem.channels // hw.partitions))
+
+
+def _rest_rows(problem: Problem, sharing: Sharing, hw: Hardware) -> int:
+    """Rows of the array for the last chunk. A DMA engine serves 8 partitions, so that chunks of few
+    channels on the same partitions would take turns at the same engines.
+    """
+    rest = problem.channels % hw.partitions
+    if sharing.streams > 1 or problem.taps > 1 or problem.channels < hw.partitions or rest == 0:
+        return hw.partitions
+    return max(_least_part(hw), 1 << (rest - 1).bit_length())
+
+
 def _pays(problem: Problem, way: Sharing, hw: Hardware) -> bool:
     """Whether a fold saves more of TensorE's time than the transfers at the borders take."""
     columns = 4 if problem.itemsize == 4 else 1  # of the array, for each output and position
@@ -312,6 +333,15 @@ def _border_transfers(window: Window, fold: int) -> int:
     return 2 * (fold - 1) if window.padding > 0 or window.transposed else 0
 
 
+def _wanted_blocks(problem: Problem, sharing: Sharing) -> int:
+    """Into how many blocks a convolution is cut at least."""
+    if sharing.blocks == 1:
+        return _BLOCKS
+    elements = problem.planes.size * problem.rows.size * problem.columns.size
+    wanted = max(sharing.blocks, elements * problem.itemsize // _LEAST_BYTES)
+    return min(wanted, max(_BLOCKS, 2 * sharing.blocks))
+
+
 def _blocks(
     problem: Problem, bank: tuple[int, int, int], sharing: Sharing, hw: Hardware
 ) -> list[int]:
@@ -327,7 +357,7 @@ def _blocks(
         needed = input_bytes(problem, grown[0], grown[1], fold, hw)
         return needed <= _INPUT_BYTES and result_bytes(problem, grown) <= _RESULT_BYTES
 
-    wanted = max(_BLOCKS, 2 * sharing.blocks)
+    wanted = _wanted_blocks(problem, sharing)
     borders = _border_transfers(problem.rows, fold)
     if fold > 1 and (borders > _BORDER_TRANSFERS or problem.planes.kernel > 1):
         # All images first: what is special at the border is done for all of them together.
@@ -391,6 +421,8 @@ def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
         sharing.array_rows,
         sharing.sides,
         sharing.array_columns,
+        depth_of(problem, hw),
+        _rest_rows(problem, sharing, hw),
         max(1, _WEIGHT_BYTES // each) * hw.partitions,
         max(1, _STORE_BYTES // result_bytes(problem, block)),
         layout if problem.taps == 1 and sharing.streams == 1 else "",

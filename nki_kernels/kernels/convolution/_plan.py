@@ -33,9 +33,11 @@ class Plan(NamedTuple):
     the input rows between two parts of the partitions; fold_step: the kernel rows between two of
     these; masks: weights for outputs whose first folded rows are padding; streams, array_rows:
     blocks that are computed side by side, and rows of the array for each; sides, array_columns: so
-    many times as many blocks, and columns of the array for each; out_channels: how many
-    have their weights in SBUF; together: how many chunks of 128 of them are stored by one transfer;
-    layout: how the weights of a 1x1 kernel are loaded, "" for a larger one.
+    many times as many blocks, and columns of the array for each; depth: channels of a chunk, the
+    last of which may have fewer; rest_rows: rows of the array for a last chunk of few channels,
+    whose blocks take turns at them, or all; out_channels: how many have their weights in SBUF;
+    together: how many chunks of 128 of them are stored by one transfer; layout: how the weights of
+    a 1x1 kernel are loaded, "" for a larger one.
     """
 
     planes: Axis
@@ -49,6 +51,8 @@ class Plan(NamedTuple):
     array_rows: int
     sides: int
     array_columns: int
+    depth: int
+    rest_rows: int
     out_channels: int
     together: int
     layout: str
@@ -66,7 +70,8 @@ class Block(NamedTuple):
 def plan_of(numbers: tuple[Any, ...]) -> Plan:
     """The plan that the host has made."""
     planes, rows, columns, fold, row_steps, fold_step, masks = numbers[0:7]
-    streams, array_rows, sides, array_columns, out_channels, together, layout = numbers[7:]
+    streams, array_rows, sides, array_columns = numbers[7:11]
+    depth, rest_rows, out_channels, together, layout = numbers[11:]
     return Plan(
         _axis_of(planes),
         _axis_of(rows),
@@ -79,6 +84,8 @@ def plan_of(numbers: tuple[Any, ...]) -> Plan:
         array_rows,
         sides,
         array_columns,
+        depth,
+        rest_rows,
         out_channels,
         together,
         layout,

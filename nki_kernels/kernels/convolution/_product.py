@@ -64,11 +64,12 @@ class Source(NamedTuple):
 
 class Inputs(NamedTuple):
     """A tile `[channels, chunks, planes, rows, columns]` with the input of some blocks: block i is
-    on the partitions from `i * array_rows` on.
+    on the partitions from `i * array_rows` on, the last chunk of its channels from `rest` on.
     """
 
     tile: nl.NkiTensor
     blocks: list[Block]
+    rest: int
 
 
 class Job(NamedTuple):
@@ -80,12 +81,14 @@ class Job(NamedTuple):
     parts: list[BankPart]
 
 
-def load_input(x: Source, plan: Plan, blocks: list[Block]) -> Inputs:
-    """The input of these blocks."""
-    pmax = nl.tile_size.pmax
+def load_input(x: Source, plan: Plan, blocks: list[Block], turn: int, is_first: bool) -> Inputs:
+    """The input of these blocks, `turn` of which were loaded before. Of what `is_first`,
+    every other transfer goes by the ring of stores, which has nothing to do yet.
+    """
     channels = x.channels
-    chunks = (channels + pmax - 1) // pmax
-    used = min(channels, pmax) * plan.fold
+    chunks = (channels + plan.depth - 1) // plan.depth
+    used = min(channels, plan.depth) * plan.fold
+    rest = turn * plan.rest_rows % nl.tile_size.pmax
     planes = 1
     rows = 1
     for block in blocks:
@@ -101,24 +104,47 @@ def load_input(x: Source, plan: Plan, blocks: list[Block]) -> Inputs:
         if plan.fold > 1:
             _load_shifted(part, x, plan, front, top)
         else:
-            _load_chunks(part, x.view[:, front[0] : front[1], top[0] : top[1], :])
-    return Inputs(tile, blocks)
+            view = x.view[:, front[0] : front[1], top[0] : top[1], :]
+            _load_chunks(part, view, plan.depth, rest, turn + index if is_first else None)
+    return Inputs(tile, blocks, rest)
 
 
-def _load_chunks(tile: nl.NkiTensor, source: nl.NkiTensor) -> None:
-    """`tile[channels, chunks, planes, rows, columns]` <- `source[channels, ...]`."""
-    pmax = nl.tile_size.pmax
-    full = source.shape[0] // pmax
+def _load_chunks(
+    tile: nl.NkiTensor, source: nl.NkiTensor, depth: int, place: int, number: int | None
+) -> None:
+    """`tile[channels, chunks, planes, rows, columns]` <- `source[channels, ...]`, the last of the
+    chunks of `depth` channels from partition `place` on. `number`: of these inputs among the first.
+    """
+    full = source.shape[0] // depth
     # Several chunks a transfer, because a transfer costs its trigger, but not all in one.
     nbytes = tile.size // (tile.shape[0] * tile.shape[1]) * 4
     some = max(1, _TRANSFER_BYTES // nbytes)
     for chunk in range(0, full, some):
         count = min(some, full - chunk)
-        part = source[nl.ds(chunk * pmax, count * pmax)].reshape_dim(0, (count, pmax))
-        nisa.dma_copy(dst=tile[:, nl.ds(chunk, count)], src=part.permute((1, 0, 2, 3, 4)))
+        part = source[nl.ds(chunk * depth, count * depth)].reshape_dim(0, (count, depth))
+        target = tile[0:depth, nl.ds(chunk, count)]
+        is_beside = number is not None and (number + chunk // some) % 2 == 0
+        _load(target, part.permute((1, 0, 2, 3, 4)), is_beside)
     if full < tile.shape[1]:
-        rest = source.shape[0] - full * pmax
-        nisa.dma_copy(dst=tile[0:rest, full], src=source[full * pmax :])
+        rest = source.shape[0] - full * depth
+        is_beside = number is not None and (number + (full + some - 1) // some) % 2 == 0
+        _load(tile[nl.ds(place, rest), full], source[full * depth :], is_beside)
+
+
+def _load(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool) -> None:
+    """`dst` <- `src`, by the ring of stores where it `is_beside` other loads."""
+    if is_beside and nisa.get_nc_version() != nisa.nc_version.gen2:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
+    else:
+        nisa.dma_copy(dst=dst, src=src)
+
+
+def store(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool) -> None:
+    """`dst` <- `src`, by the ring of loads where it `is_beside` other stores."""
+    if is_beside and nisa.get_nc_version() != nisa.nc_version.gen2:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync)
+    else:
+        nisa.dma_copy(dst=dst, src=src)
 
 
 def _load_shifted(
@@ -216,12 +242,15 @@ def _multiply(
     ]
     left = weights.channels * taps[1][3]
     first = job.place * plan.array_rows
+    rows = plan.array_rows
+    if plan.rest_rows < nl.tile_size.pmax and chunk == weights.tile.shape[1] - 1:
+        first, rows = inputs.rest, plan.rest_rows
     where: tuple[int, ...] = ()
     size: tuple[int, ...] = ()
-    if plan.streams * plan.sides > 1:
+    if rows < nl.tile_size.pmax or plan.sides > 1:
         where = (first, job.side * plan.array_columns)
-        size = (plan.array_rows, plan.array_columns)
-    parts = nl.ds(first, min(nl.tile_size.pmax, left - chunk * nl.tile_size.pmax))
+        size = (rows, plan.array_columns)
+    parts = nl.ds(first, min(plan.depth, left - chunk * plan.depth))
     nisa.nc_matmul(
         dst=target,
         stationary=left_tile[parts, chunk, slot, :],
@@ -424,9 +453,10 @@ def _multiply_banks(
             its = _positions(plan, part, (width, part[0][2], part[1][2], part[2][2]))
         positions.append(its)
         most = max(most, len(its))
-    # Neighbours use different parts of the array, so that none waits for the one before it.
-    for turn in range(most):
-        for chunk in range(weights.tile.shape[1]):
+    # Neighbours use different parts of the array, so that none waits for the one before it; a chunk
+    # is used up before the next one, which may still be on its way.
+    for chunk in range(weights.tile.shape[1]):
+        for turn in range(most):
             for n in range(len(jobs)):
                 job = jobs[n]
                 if turn < len(positions[n]):

@@ -64,6 +64,12 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("rows of several banks", (1, 65, 40, 33), (5, 65, 3, 3), padding=[1])
     yield sample("many planes", (70, 66, 3, 4), (5, 66, 2, 2))
     yield sample("1x1", (2, 130, 7, 9), (140, 130, 1, 1), bias=True)
+    # A last chunk of few channels, whose blocks take turns at the partitions.
+    for size in (129, 144, 160, 192):
+        yield sample(f"1x1, {size} channels", (5, size, 9, 8), (6, size, 1, 1), bf16, bias=True)
+    yield sample("1x1, 144 channels to 140", (5, 144, 9, 8), (140, 144, 1, 1))
+    yield sample("even chunks", (2, 257, 6, 5), (130, 257, 3, 3), bf16, padding=[1])
+    yield sample("transposed 1x1, 144 channels", (3, 144, 9, 5), (144, 7, 1, 1), transposed=True)
     yield sample("stride", (2, 66, 9, 11), (6, 66, 3, 3), stride=[2], padding=[1])
     yield sample("stem", (2, 3, 21, 20), (8, 3, 7, 7), stride=[2], padding=[3])
     yield sample("stride beyond the kernel", (1, 5, 9, 11), (4, 5, 2, 1), stride=[3, 4])

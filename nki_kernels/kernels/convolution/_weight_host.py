@@ -22,6 +22,7 @@ aten = torch.ops.aten
 # Bytes of a partition for a block of the window, and for one of the gradient.
 _BLOCK_BYTES = 4096
 _FLAT_BYTES = 12288
+_TURNED_BYTES = 8192
 _MOST_BYTES = 49152
 # For transposes that several passes over the positions use: of the gradient, and of the window.
 _KEPT_BYTES, _KEPT_WINDOW_BYTES = 32768, 49152
@@ -61,6 +62,30 @@ def _rows(b: Bindings, hw: Hardware) -> int:
 def _is_flat(axes: list[Window]) -> bool:
     """A 1x1 kernel: all positions of a block share the partitions, 128 by 128."""
     return all(axis.kernel == 1 and axis.padding == 0 for axis in axes)
+
+
+def turns_by_dma(b: Bindings, hw: Hardware) -> bool:
+    """Whether DMA transposes: the elements of two bytes of a 1x1 kernel that takes all of them, of
+    images that fill the partitions.
+    """
+    axes = _axes(b)
+    is_dense = _is_flat(axes) and all(axis.stride == 1 and axis.out == axis.size for axis in axes)
+    fills = axes[1].out * axes[2].out >= hw.partitions
+    return bool(hw.generation >= 3 and b.x.ndim < 5 and b.x.dtype.itemsize == 2) and (
+        is_dense and fills
+    )
+
+
+def _turned_images(b: Bindings, hw: Hardware) -> int:
+    """Images of a block whose transposes DMA brings: more than a trigger takes the time of, and two
+    blocks or more unless all images are small.
+    """
+    axes = _axes(b)
+    channels = max(_rows(b, hw), b.weight.shape[1] * groups_together(b, hw))
+    each = int(axes[1].out * axes[2].out // hw.partitions * channels * b.x.dtype.itemsize)
+    images = axes[0].out
+    most = images if images * each <= _BLOCK_BYTES else -(-images // 2)
+    return max(1, min(_TURNED_BYTES // each, most))
 
 
 def _flat_planes(b: Bindings, hw: Hardware) -> int:
@@ -130,7 +155,9 @@ def plan(b: Bindings, hw: Hardware) -> tuple[tuple[int, ...], ...]:
             if _block_bytes(b, block, hw) > _BLOCK_BYTES:
                 block[i] -= tiles[i]
                 break
-    if _is_flat(axes) and block[1] >= axes[1].out:
+    if turns_by_dma(b, hw):
+        block = [_turned_images(b, hw), axes[1].out]
+    elif _is_flat(axes) and block[1] >= axes[1].out:
         block[0] = _flat_planes(b, hw)
     sizes = [*(min(n, axis.out) for n, axis in zip(block, axes, strict=False)), axes[2].out]
     return tuple(
@@ -278,6 +305,14 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         yield sample(f"{size} channels", (1, size, 5, 6), (3, size, 3, 3), padding=[1, 1])
         yield sample(f"{size} out channels", (1, 4, 5, 6), (size, 4, 3, 3), padding=[1, 1])
     yield sample("1x1", (2, 130, 7, 9), (140, 130, 1, 1))
+    # Transposed by DMA: images of whole chunks of positions, and with a rest.
+    half: dict[str, Any] = {"dtype": torch.bfloat16}
+    for size in (1, 127, 129):
+        yield sample(f"1x1, {size} channels of 2 bytes", (3, size, 13, 11), (5, size, 1, 1), **half)
+        yield sample(f"1x1, {size} of 2 bytes out", (2, 6, 8, 16), (size, 6, 1, 1), **half)
+    yield sample("1x1, many of 2 bytes", (3, 140, 16, 20), (700, 140, 1, 1), **half)
+    yield sample("1x1, groups of 2 bytes", (2, 12, 13, 12), (6, 4, 1, 1), groups=3, **half)
+    yield sample("1d, 1 wide, 2 bytes", (3, 20, 300), (9, 20, 1), **half)
     yield sample("513 columns", (1, 2, 2, 513), (3, 2, 1, 3))
     yield sample("many planes", (40, 66, 3, 4), (5, 66, 2, 2))
     yield sample("stride", (2, 66, 9, 11), (6, 66, 3, 3), stride=[2, 2], padding=[1, 1])

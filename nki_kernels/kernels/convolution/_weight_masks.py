@@ -12,7 +12,10 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels.convolution._weight_product import Place, WindowAxis, size_of
+from trnx.nki_kernels.kernels.convolution._weight_product import Place, WindowAxis
+
+# Masks that are made together.
+_TOGETHER = 64
 
 # First and end of the positions of a place, along each axis, that take an element of the window.
 Reach = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
@@ -86,25 +89,61 @@ def parts_of(tiles: list[nl.NkiTensor]) -> list[nl.NkiTensor]:
 
 
 def _mask_of(place: Place, reach: Reach, masks: list[Mask]) -> nl.NkiTensor:
-    """The mask of a place, made once for all places of the same counts."""
+    """The mask of a place, which there is."""
+    found = masks[0]
     for known in masks:
         if known.counts == place.counts and known.reach == reach:
-            return known.tile
-    size = size_of(place)
-    row = nl.ndarray((1, size), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=row, value=0.0)
-    inner = row.reshape((1, place.counts[1], place.counts[0], place.counts[2]))
-    inner = inner[
-        :, reach[1][0] : reach[1][1], reach[0][0] : reach[0][1], reach[2][0] : reach[2][1]
-    ]
-    if inner.size > 0:
-        nisa.memset(dst=inner, value=-1.0)
-    column = nl.ndarray((size, 1), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=column, data=row, engine=nisa.engine.tensor)
-    tile = nl.ndarray((size, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=tile, src=column)
-    masks.append(Mask(place.counts, reach, tile))
-    return tile
+            found = known
+    return found.tile
+
+
+def note_reaches(
+    axes: tuple[WindowAxis, ...],
+    places: list[Place],
+    firsts: tuple[int, ...],
+    noted: list[tuple[tuple[int, int, int], Reach]],
+) -> None:
+    """Add the counts and reaches that these places of a block need masks for."""
+    for place in places:
+        whole = whole_of(place)
+        for plane in range(axes[0].kernel):
+            for row in range(axes[1].kernel):
+                for column in range(axes[2].kernel):
+                    reach = reach_of(axes, place, firsts, (plane, row, column))
+                    if reach != whole and (place.counts, reach) not in noted:
+                        noted.append((place.counts, reach))
+
+
+def make_masks(noted: list[tuple[tuple[int, int, int], Reach]]) -> list[Mask]:
+    """All masks at once, while the first operands are on their way: bits are rows of one partition,
+    which TensorE turns.
+    """
+    masks: list[Mask] = []
+    start = 0
+    while start < len(noted):
+        counts = noted[start][0]
+        end = start
+        while end < len(noted) and end < start + _TOGETHER and noted[end][0] == counts:
+            end = end + 1
+        size = counts[0] * counts[1] * counts[2]
+        some = end - start
+        rows = nl.ndarray((1, some, counts[1], counts[0], counts[2]), nl.bfloat16, buffer=nl.sbuf)
+        nisa.memset(dst=rows, value=0.0, engine=nisa.engine.vector)
+        bank = nl.ndarray((size, some), dtype=nl.bfloat16, buffer=nl.psum)
+        for index in range(some):
+            a, b, c = noted[start + index][1]
+            inner = rows[:, index, b[0] : b[1], a[0] : a[1], c[0] : c[1]]
+            if inner.size > 0:
+                nisa.memset(dst=inner, value=-1.0, engine=nisa.engine.vector)
+            row = rows[:, index].reshape((1, size))
+            nisa.nc_transpose(dst=bank[:, nl.ds(index, 1)], data=row, engine=nisa.engine.tensor)
+        tile = nl.ndarray((size, some), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=tile, src=bank, engine=nisa.engine.vector)
+        for index in range(some):
+            reach = noted[start + index][1]
+            masks.append(Mask(counts, reach, tile[:, nl.ds(index, 1)]))
+        start = end
+    return masks
 
 
 def _masked(values: nl.NkiTensor, mask: nl.NkiTensor) -> nl.NkiTensor:

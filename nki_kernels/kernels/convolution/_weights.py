@@ -13,9 +13,11 @@ import nki.language as nl
 from trnx.nki_kernels.kernels._operands import MatmulOperand, load_operand
 from trnx.nki_kernels.kernels.convolution._plan import Plan
 from trnx.nki_kernels.kernels.convolution._product import Weights
+from trnx.nki_kernels.kernels.convolution._weight_product import copy_out
 
-# Bytes of a partition for rows of weights that wait to be transposed.
-_STAGING_BYTES = 36864
+# Bytes of a partition (as float32) for rows of weights that wait to be transposed: few, so that
+# transposes start early, and more than a load's trigger takes the time of.
+_STAGING_BYTES = 6144
 # Chunks of 128 contracted channels that a transfer brings.
 _CHUNKS = 4
 
@@ -29,27 +31,40 @@ def load_weights(
     if is_turned:
         return _load_as_they_are(weight, first, count, plan)
     fold = plan.fold
-    pmax = nl.tile_size.pmax
+    depth = plan.depth
     channels = weight.shape[1]
     planes, rows, columns = weight.shape[2:]
     groups = (rows + fold - 1) // fold
-    chunks = (channels + pmax - 1) // pmax
-    partitions = (plan.streams - 1) * plan.array_rows + min(channels, pmax) * fold
+    chunks = (channels + depth - 1) // depth
+    partitions = (plan.streams - 1) * plan.array_rows + min(channels, depth) * fold
     padded = _padded(count, plan)
     shape = (partitions, chunks, planes * groups * columns, padded)
     tile = nl.ndarray(shape, dtype=weight.dtype, buffer=nl.sbuf)
     if padded > count:
         nisa.memset(dst=tile[:, :, :, count:padded], value=0.0)
     width = planes * rows * columns * 4
-    step = max(1, _STAGING_BYTES // width // pmax) * pmax
+    step = max(1, _STAGING_BYTES // width // depth) * depth
     for channel in range(0, channels, step):
         some = min(step, channels - channel)
         data = nl.ndarray((count, some, planes, rows, columns), dtype=weight.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=data, src=weight[nl.ds(first, count), nl.ds(channel, some)])
-        for part in range(0, some, pmax):
-            block = data[:, nl.ds(part, min(pmax, some - part))]
-            _transpose(tile, (channel + part) // pmax, block, plan)
+        for part in range(0, some, depth):
+            block = data[:, nl.ds(part, min(depth, some - part))]
+            _transpose(tile, (channel + part) // depth, block, plan)
+    _spread_rest(tile, channels, plan)
     return Weights(tile, channels, _masked(tile, channels, plan))
+
+
+def _spread_rest(tile: nl.NkiTensor, channels: int, plan: Plan) -> None:
+    """The last chunk of `tile[channels, chunks, ...]` wherever inputs have theirs."""
+    rest = channels % plan.depth
+    for place in range(plan.rest_rows, nl.tile_size.pmax, plan.rest_rows):
+        chunk = tile.shape[1] - 1
+        nisa.tensor_copy(
+            dst=tile[nl.ds(place, rest), chunk],
+            src=tile[0:rest, chunk],
+            engine=nisa.engine.vector,
+        )
 
 
 def _padded(count: int, plan: Plan) -> int:
@@ -71,6 +86,7 @@ def load_pointwise(weight: nl.NkiTensor, first: int, count: int, plan: Plan) -> 
             some = nl.ds(0, min(nl.tile_size.pmax, channels - chunk * nl.tile_size.pmax))
             nisa.tensor_copy(dst=wide[some, chunk, 0:count], src=tile[some, chunk])
         tile = wide
+    _spread_rest(tile, channels, plan)
     return Weights(tile.expand_dim(2), channels, [])
 
 
@@ -117,34 +133,34 @@ def _transpose_groups(
         for stream in range(plan.streams):
             partitions = nl.ds(stream * plan.array_rows, fold * channels)
             target = tile[partitions, chunk, nl.ds(slot + start, some), 0:count]
-            nisa.tensor_copy(dst=target, src=bank)
+            copy_out(target, bank, chunk + stream + start // together)
 
 
 def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) -> Weights:
     """`weight[channels, out channels, planes, rows, columns]`. Of folded rows, part j of the
     partitions has the row some kernel rows before that of part 0 in its place.
     """
-    pmax = nl.tile_size.pmax
+    depth = plan.depth
     channels = weight.shape[0]
-    chunks = (channels + pmax - 1) // pmax
+    chunks = (channels + depth - 1) // depth
     planes, rows, columns = weight.shape[2:]
-    partitions = (plan.streams - 1) * plan.array_rows + min(channels, pmax) * plan.fold
+    partitions = (plan.streams - 1) * plan.array_rows + min(channels, depth) * plan.fold
     padded = _padded(count, plan)
     shape = (partitions, chunks, padded, planes, rows, columns)
     tile = nl.ndarray(shape, dtype=weight.dtype, buffer=nl.sbuf)
     if padded > count:
         nisa.memset(dst=tile[:, :, count:padded], value=0.0)
-    full = channels // pmax
+    full = channels // depth
     for stream in range(plan.streams):
         # Several chunks a transfer, because a transfer costs its trigger, but not all in one.
         for chunk in range(0, full, _CHUNKS):
             some = min(_CHUNKS, full - chunk)
-            source = weight[nl.ds(chunk * pmax, some * pmax), nl.ds(first, count)]
-            source = source.reshape_dim(0, (some, pmax)).permute((1, 0, 2, 3, 4, 5))
-            nisa.dma_copy(dst=tile[:, nl.ds(chunk, some), 0:count], src=source)
+            source = weight[nl.ds(chunk * depth, some * depth), nl.ds(first, count)]
+            source = source.reshape_dim(0, (some, depth)).permute((1, 0, 2, 3, 4, 5))
+            nisa.dma_copy(dst=tile[0:depth, nl.ds(chunk, some), 0:count], src=source)
         if full < chunks:
-            rest = channels - full * pmax
-            source = weight[nl.ds(full * pmax, rest), nl.ds(first, count)]
+            rest = channels - full * depth
+            source = weight[nl.ds(full * depth, rest), nl.ds(first, count)]
             for part in range(plan.fold):
                 here = nl.ds(stream * plan.array_rows + part * rest, rest)
                 before = part * plan.fold_step
@@ -153,6 +169,7 @@ def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) 
                         dst=tile[here, full, 0:count, :, before:rows, :],
                         src=source[:, :, :, 0 : rows - before, :],
                     )
+    _spread_rest(tile, channels, plan)
     flat = tile.reshape((partitions, chunks, padded, planes * rows * columns))
     ordered = flat.permute((0, 1, 3, 2))
     return Weights(ordered, channels, _masked(ordered, channels, plan))

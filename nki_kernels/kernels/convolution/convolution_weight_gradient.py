@@ -15,6 +15,11 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.convolution._convolve import volumes_of
+from trnx.nki_kernels.kernels.convolution._turned import (
+    load_turned,
+    turned_part,
+    turned_places,
+)
 from trnx.nki_kernels.kernels.convolution._weight_host import (
     cost,
     groups_together,
@@ -24,11 +29,14 @@ from trnx.nki_kernels.kernels.convolution._weight_host import (
     reference,
     samples,
     supports,
+    turns_by_dma,
 )
 from trnx.nki_kernels.kernels.convolution._weight_masks import (
     Mask,
     Reach,
     Variant,
+    make_masks,
+    note_reaches,
     parts_of,
     reach_of,
     variant_of,
@@ -77,8 +85,9 @@ class Work(NamedTuple):
 
     out: the gradient of the weight, of `groups` groups; results: tiles of it in SBUF, stored when
     the pass `is_last` of theirs; is_flat: a 1x1 kernel, so that all positions of a block are
-    columns; kept: transposes of the gradient, in order, where a pass keeps them for the next ones;
-    windows: those of the window, by block; masks: those of the gradient's positions.
+    columns; is_turned: DMA transposes; kept: transposes of the gradient, in order, where a pass
+    keeps them for the next ones; windows: those of the window, by block; masks: those of the
+    gradient's positions.
     """
 
     out: nl.NkiTensor
@@ -88,6 +97,7 @@ class Work(NamedTuple):
     channels: int
     columns: list[Columns]
     is_flat: bool
+    is_turned: bool
     is_last: bool
     keeps: tuple[bool, bool]
     kept: list[list[Variant]]
@@ -118,10 +128,12 @@ def convolution_weight_gradient_kernel(
     together: int,
     numbers: tuple[tuple[int, ...], ...],
     keeps: tuple[bool, bool],
+    is_turned: bool,
     cores: int = 1,
 ) -> nl.NkiTensor:
     """grad and x `[N, C, ...]` -> `shape`, that of the weight. `together` groups are one product,
-    of which the blocks on the diagonal are wanted. `cores` share the blocks of the result.
+    of which the blocks on the diagonal are wanted. `is_turned`: DMA transposes. `cores` share the
+    blocks of the result.
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     grads = volumes_of(x if transposed else grad, 1)
@@ -131,7 +143,8 @@ def convolution_weight_gradient_kernel(
     flat = out.reshape((shape[0], shape[1], taps))
     rows = shape[0] // groups
     waiting: list[Ready] = []
-    masks: list[Mask] = []
+    is_flat = taps == 1 and is_inside(axes)
+    masks = [] if is_flat else _masks(axes)
     for group in range(0, groups, together):
         some = min(together, groups - group)
         its_grads = []
@@ -141,10 +154,21 @@ def convolution_weight_gradient_kernel(
             its_windows.append(windows[volume][nl.ds(group * shape[1], some * shape[1])])
         part = flat[nl.ds(group * rows, some * rows)]
         turn = (group // together, (groups + together - 1) // together, cores)
-        _gradient(part, its_grads, its_windows, axes, keeps, some, turn, waiting, masks)
+        how = (keeps, is_turned)
+        _gradient(part, its_grads, its_windows, axes, how, some, turn, waiting, masks)
     for ready in waiting:
         _multiply(ready)
     return out
+
+
+def _masks(axes: tuple[WindowAxis, ...]) -> list[Mask]:
+    """Those of all places, which are not flat."""
+    noted: list[tuple[tuple[int, int, int], Reach]] = []
+    for plane in range(0, axes[0].out, axes[0].block):
+        for row in range(0, axes[1].out, axes[1].block):
+            firsts = (plane, row, 0)
+            note_reaches(axes, _places(axes, firsts, False, False), firsts, noted)
+    return make_masks(noted)
 
 
 def _gradient(
@@ -152,17 +176,19 @@ def _gradient(
     grads: list[nl.NkiTensor],
     windows: list[nl.NkiTensor],
     axes: tuple[WindowAxis, ...],
-    keeps: tuple[bool, bool],
+    how: tuple[tuple[bool, bool], bool],
     groups: int,
     turn: tuple[int, int, int],
     waiting: list[Ready],
     masks: list[Mask],
 ) -> None:
     """`out[a, b, kernel]` in HBM, of one group or of several in one product, what of it is this
-    program's; what is left to multiply is in `waiting`. `turn` counts such products: this one, all,
+    program's; what is left to multiply is in `waiting`. `how`: what is kept, and whether DMA
+    transposes. `turn` counts such products: this one, all,
     and the cores that share them.
     """
     pmax = nl.tile_size.pmax
+    keeps = how[0]
     taps = out.shape[2]
     is_flat = taps == 1 and is_inside(axes)
     tiles = tiles_of_columns(columns_of_banks(out.shape[1] * groups, taps))
@@ -199,8 +225,8 @@ def _gradient(
             is_last = begin + some >= len(columns)
             again = kept[first // each]
             work = Work(
-                out, groups, axes, first, channels, its, is_flat, is_last, keeps, again, held,
-                masks, results, banks,
+                out, groups, axes, first, channels, its, is_flat, how[1], is_last, keeps, again,
+                held, masks, results, banks,
             )  # fmt: skip
             _sum_positions(work, grads, windows, waiting)
 
@@ -276,7 +302,7 @@ def _sum_positions(
         for plane in range(0, axes[0].out, axes[0].block):
             for row in range(0, axes[1].out, axes[1].block):
                 firsts = (plane, row, 0)
-                places = _places(axes, firsts, work.is_flat)
+                places = _places(axes, firsts, work.is_flat, work.is_turned)
                 its = _windows_of(work, block, len(places))
                 block = block + 1
                 # Loaded where something is not kept.
@@ -284,7 +310,7 @@ def _sum_positions(
                 tiles: list[nl.NkiTensor] = []
                 for place in places:
                     if number >= len(work.kept) and len(tiles) == 0:
-                        tiles = _load_gradient(grad, axes, firsts, work.is_flat)
+                        tiles = _load_gradient(grad, axes, firsts, work)
                     left = _left(tiles, place, number, work)
                     right: list[Segment] = []
                     for index in range(len(work.columns)):
@@ -318,15 +344,17 @@ def _windows_of(work: Work, block: int, places: int) -> Windows:
 
 
 def _load_gradient(
-    grad: nl.NkiTensor, axes: tuple[WindowAxis, ...], firsts: tuple[int, ...], is_flat: bool
+    grad: nl.NkiTensor, axes: tuple[WindowAxis, ...], firsts: tuple[int, ...], work: Work
 ) -> list[nl.NkiTensor]:
     """The gradient of a block as tiles `[channels, chunks, planes, rows, columns]`: whole chunks of
-    128 channels, and the rest. `is_flat`: all positions are columns.
+    128 channels, and the rest, all positions being columns where it `is_flat`; or its transposes.
     """
     pmax = nl.tile_size.pmax
     planes = min(axes[0].block, axes[0].out - firsts[0])
     rows = min(axes[1].block, axes[1].out - firsts[1])
     source = grad[:, nl.ds(firsts[0], planes), nl.ds(firsts[1], rows), :]
+    if work.is_turned:
+        return load_turned(source)
     full = grad.shape[0] // pmax
     tiles = []
     if full > 0:
@@ -340,7 +368,7 @@ def _load_gradient(
         tile = nl.ndarray((rest, 1, planes, rows, grad.shape[3]), dtype=grad.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=tile[:, 0], src=source[full * pmax :])
         tiles.append(tile)
-    if is_flat:
+    if work.is_flat:
         for index in range(len(tiles)):
             size = planes * rows * grad.shape[3]
             chunks = tiles[index].shape[0:2]
@@ -348,11 +376,15 @@ def _load_gradient(
     return tiles
 
 
-def _places(axes: tuple[WindowAxis, ...], firsts: tuple[int, ...], is_flat: bool) -> list[Place]:
+def _places(
+    axes: tuple[WindowAxis, ...], firsts: tuple[int, ...], is_flat: bool, is_turned: bool
+) -> list[Place]:
     """The places of a block."""
     planes = min(axes[0].block, axes[0].out - firsts[0])
     rows = min(axes[1].block, axes[1].out - firsts[1])
     places: list[Place] = []
+    if is_turned:
+        return turned_places(planes, rows * axes[2].out)
     if is_flat:
         positions = planes * rows * axes[2].out
         for first in range(0, positions, nl.tile_size.pmax):
@@ -381,6 +413,9 @@ def _left(tiles: list[nl.NkiTensor], place: Place, number: int, work: Work) -> l
     if number < len(work.kept):
         return work.kept[number]
     wide: list[nl.NkiTensor] = []
+    if work.is_turned:
+        wide.append(turned_part(tiles, place))
+        tiles = []
     for index in range(len(tiles)):
         wide.append(transposed_gradient(tiles[index], place, number + index))
     variants = [Variant(whole_of(place), wide, parts_of(wide))]
@@ -415,6 +450,12 @@ def _add_segments(
         row = place.starts[1] * step + kernel_row * axes[1].dilation
         key = (place.order * axes[0].kernel + plane) * _rows_of(axes) + row
         values = known[key]
+        if values is None and work.is_turned:
+            if len(tile) == 0:
+                tile.extend(load_turned(_window_of(window, columns, axes, firsts)))
+            values = turned_part(tile, place).reshape_dim(1, (columns.chunks, columns.lanes))
+            values = values.expand_dim(3)
+            known[key] = values
         if values is None:
             if len(tile) == 0:
                 loaded = load_window(window, columns, axes, firsts)
@@ -437,13 +478,14 @@ def _add_segments(
             segments.append(Segment(index, start - columns.tap, moving, variant))
 
 
-def _takes(
-    tap: int, reach: Reach, axes: tuple[WindowAxis, ...], place: Place, firsts: tuple[int, ...]
-) -> bool:
-    """Whether kernel position `tap` of a place reaches these positions of the window."""
-    rows, width = axes[1].kernel, axes[2].kernel
-    position = (tap // width // rows, tap // width % rows, tap % width)
-    return reach_of(axes, place, firsts, position) == reach
+def _window_of(
+    window: nl.NkiTensor, columns: Columns, axes: tuple[WindowAxis, ...], firsts: tuple[int, ...]
+) -> nl.NkiTensor:
+    """`[channels, planes, rows, columns]` of a block of a 1x1 kernel with stride 1."""
+    planes = min(axes[0].block, axes[0].out - firsts[0])
+    rows = min(axes[1].block, axes[1].out - firsts[1])
+    channels = window[nl.ds(columns.first, columns.chunks * columns.lanes)]
+    return channels[:, nl.ds(firsts[0], planes), nl.ds(firsts[1], rows), :]
 
 
 def _multiply(ready: Ready) -> None:
@@ -477,7 +519,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     numbers = plan(b, hw)
     together = groups_together(b, hw)
     kernel = convolution_weight_gradient_kernel
-    more = (b.weight.shape, b.groups, together, numbers, keeps(b, numbers, hw))
+    more = (b.weight.shape, b.groups, together, numbers, keeps(b, numbers, hw), turns_by_dma(b, hw))
     return Launch.of(kernel, b, names, *more)
 
 

@@ -16,6 +16,7 @@ OPTIONS = {"select": "legal"}
 CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = {
     "3x3": ({"padding": 1}, (2, 7, 9, 8), (6, 7, 3, 3)),
     "1x1": ({}, (2, 129, 5, 4), (127, 129, 1, 1)),
+    "1x1, large images": ({}, (3, 144, 12, 13), (130, 144, 1, 1)),
     "1x1, stride": ({"stride": 2}, (2, 5, 9, 8), (6, 5, 1, 1)),
     "stem": ({"stride": 2, "padding": 3}, (2, 3, 17, 16), (8, 3, 7, 7)),
     "stride leaves rows": ({"stride": 3}, (1, 4, 12, 13), (5, 4, 3, 2)),
@@ -132,3 +133,29 @@ def test_gradients_that_are_not_finite_do_not_meet_the_padding(
     kernels = [region.kernel for report in reports for region in report.regions]
     assert kernels == ["convolution_weight_gradient"]
     torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["grad", "x", "weight"])
+def test_gradients_of_a_1x1_kernel_with_numbers_that_are_not_finite(
+    name: str, dtype: torch.dtype, value: float
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"grad": (3, 130, 12, 13), "x": (3, 144, 12, 13), "weight": (130, 144, 1, 1)}
+    given = {n: (torch.rand(s, generator=generator) + 0.5).to(dtype) for n, s in shapes.items()}
+    # In the last chunk of channels, and in the last chunk of positions.
+    given[name][-1, -1, -1, -1] = value
+    given[name][0, 1, 0, 0] = value
+
+    def backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Any:
+        forward = F.conv2d(x, weight)
+        how = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
+        return forward, *torch.ops.aten.convolution_backward(grad, x, weight, None, *how)[:2]
+
+    expected = backward(*(t.double() for t in given.values()))
+    assert any(not wanted.isfinite().all() for wanted in expected)
+    torch._dynamo.reset()
+    got = torch.compile(backward, backend="trnx", options=OPTIONS)(*given.values())
+    for mine, wanted in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine.double(), wanted, rtol=1e-2, atol=1e-2, equal_nan=True)
