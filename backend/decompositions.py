@@ -36,6 +36,9 @@ KEPT = frozenset(
     {
         # One kernel in eager and in XLA; decomposed they are chains that round between the steps.
         aten.silu.default,
+        aten.mish.default,
+        aten.softplus.default,
+        aten.logit.default,
         aten.hardsigmoid.default,
         aten.hardswish.default,
         aten.hardsigmoid_backward.default,
