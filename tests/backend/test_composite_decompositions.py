@@ -120,6 +120,31 @@ def _sampled(x: torch.Tensor) -> torch.Tensor:
     return F.grid_sample(x[None, None], grid, align_corners=False)
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_of_bags_in_bfloat16(mode: str, weighted: bool) -> None:
+    if weighted and mode == "mean":
+        pytest.skip("PyTorch weights sums alone")
+    table = draw(50, 12).bfloat16().requires_grad_()
+    indices, offsets = torch.arange(25) * 7 % 50, torch.tensor([0, 3, 7, 7, 15, 20])
+    factors = draw(25).bfloat16().requires_grad_() if weighted else None
+    leaves = [table, *([factors] if weighted else [])]
+
+    def bags(table: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
+        return F.embedding_bag(indices, table, offsets, mode=mode, per_sample_weights=factors)
+
+    found = torch.compile(bags, backend="trnx")(table, factors)
+    wanted = bags(table, factors)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    tangent = draw(6, 12).bfloat16()
+    for one, other in zip(
+        torch.autograd.grad(found, leaves, tangent),
+        torch.autograd.grad(wanted, leaves, tangent),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("function", [F.hardswish, F.hardsigmoid])
 def test_gradients_of_hard_activations(function: Any) -> None:
     edges = [math.nan, math.inf, -math.inf, -3.0, 3.0, 0.0, 1.0, -2.9, 3.1]
