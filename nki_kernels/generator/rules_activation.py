@@ -169,6 +169,14 @@ def log_sigmoid(b: Builder, x: Operand) -> Value:
     return b.sub(b.minimum(x, 0.0), tail)
 
 
+@lowers(aten.logaddexp, flops=6)
+def logaddexp(b: Builder, x: Operand, y: Operand) -> Value:
+    # Equal infinities have no difference.
+    difference = b.select(b.compare("equal", x, y), 0.0, b.sub(x, y), torch.float32)
+    tail = b.unary("softplus", b.mul(b.unary("abs", difference), -1.0))
+    return b.add(b.maximum(x, y), tail)
+
+
 @lowers(aten.logit, flops=3)
 def logit(b: Builder, x: Operand, eps: Any = None) -> Value:
     if eps is not None:

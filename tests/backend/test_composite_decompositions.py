@@ -115,6 +115,11 @@ def test_means_with_variances(x: torch.Tensor) -> None:
     check(aten.var_mean.correction, special(), [1])
 
 
+def _triangle(x: torch.Tensor) -> torch.Tensor:
+    rows, columns = torch.tril_indices(7, 7, -1)
+    return x[:, rows, columns] + x[:, *torch.triu_indices(7, 7, 1)]
+
+
 def _sampled(x: torch.Tensor) -> torch.Tensor:
     grid = (x[:4, :6] / 3).reshape(1, 4, 3, 2)
     return F.grid_sample(x[None, None], grid, align_corners=False)
@@ -145,8 +150,8 @@ def test_gradients_of_bags_in_bfloat16(mode: str, weighted: bool) -> None:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("function", [F.hardswish, F.hardsigmoid])
-def test_gradients_of_hard_activations(function: Any) -> None:
+@pytest.mark.parametrize("function", [F.hardswish, F.hardsigmoid, F.softplus, F.logsigmoid])
+def test_gradients_of_activations(function: Any) -> None:
     edges = [math.nan, math.inf, -math.inf, -3.0, 3.0, 0.0, 1.0, -2.9, 3.1]
     # Whole vectors: of what is left behind them eager passes the gradient on where x is NaN.
     x = torch.tensor(edges).repeat(64).requires_grad_()
@@ -157,6 +162,13 @@ def test_gradients_of_hard_activations(function: Any) -> None:
 
 
 COMPILED = {
+    "softplus": lambda: (
+        lambda x: (F.softplus(x), F.softplus(x, 2.0, 3.0), F.mish(x), F.logsigmoid(x)), special()
+    ),
+    "logaddexp": lambda: (
+        lambda x: (torch.logaddexp(x, x.flip(0)), torch.logaddexp(x, x), torch.logit(x)), special()
+    ),
+    "places in a triangle": lambda: (_triangle, draw(3, 7, 7)),
     "hardswish": lambda: (lambda x: (F.hardswish(x), F.hardsigmoid(x)), special()),
     "std_mean": lambda: (lambda x: torch.std_mean(x, 1), draw(129, 37)),
     "std_mean of the largest numbers": lambda: (
