@@ -36,6 +36,12 @@ KEPT = frozenset(
     {
         # One kernel in eager and in XLA; decomposed they are chains that round between the steps.
         aten.silu.default,
+        aten.mish.default,
+        aten.softplus.default,
+        aten.softplus_backward.default,
+        aten.log_sigmoid_backward.default,
+        aten.logaddexp.default,
+        aten.logit.default,
         aten.hardsigmoid.default,
         aten.hardswish.default,
         aten.hardsigmoid_backward.default,

@@ -1,5 +1,5 @@
 """Searches and ops with indices as the ops that kernels take: places in short boundaries, places of
-extreme integers, indices of flat tensors.
+extreme integers, indices of flat tensors, bags in bfloat16.
 
 A rule returns NotImplemented where the op is better as it is. What eager refuses of indices the
 kernels refuse with the same class of error.
@@ -141,6 +141,31 @@ def _put(
     return result.view(x.shape) if x.is_contiguous() else NotImplemented
 
 
+# -- bags ------------------------------------------------------------------------------------------
+
+
+def _embedding_bag(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    """Sums of bags in bfloat16, without the bag of each index: eager gives none there, and the op's
+    meta function says that it does. Backward finds them where it is given none."""
+    if weight.dtype is not torch.bfloat16 or mode != 0 or padding_idx >= 0 or weight.stride(1) != 1:
+        return NotImplemented
+    total, _, sizes, maxima = aten._embedding_bag_forward_only.default(
+        weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
+        include_last_offset, padding_idx,
+    )  # fmt: skip
+    return total, offsets.new_empty((0,)), sizes, maxima
+
+
 INDEXING_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.bucketize.Tensor: _bucketize,
     aten.searchsorted.Tensor: _searchsorted,
@@ -153,4 +178,5 @@ INDEXING_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.index_fill.int_Tensor: _index_fill,
     aten.take.default: _take,
     aten.put.default: _put,
+    aten._embedding_bag.default: _embedding_bag,
 }

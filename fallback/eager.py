@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from trnx.fallback.cost import eager_seconds
-from trnx.fallback.layout import output_layouts, restride
+from trnx.fallback.layout import output_layouts, output_values, restride
 from trnx.fx_passes.region import Engine, Refuse, RegionFunction
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import TRN2, Hardware
@@ -57,16 +57,23 @@ class EagerEngine:
         return eager_seconds(nodes, self._hardware)
 
     def compile(self, graph_module: fx.GraphModule, refuse: Refuse | None = None) -> RegionFunction:
-        """The module's generated code; outputs with other strides than promised are copied."""
+        """The module's generated code; outputs with other strides than promised are copied, and so
+        are those of another dtype: the saved mean of a batch norm in half precision is promised as
+        float32."""
         del refuse  # eager takes everything
         forward = graph_module.forward
-        layouts = output_layouts(graph_module)
+        promised = [
+            (value.dtype, layout) if isinstance(value, torch.Tensor) and layout else None
+            for value, layout in zip(
+                output_values(graph_module), output_layouts(graph_module), strict=True
+            )
+        ]
 
         def run(inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
             outputs = forward(*inputs)
             return [
-                value if layout is None else restride(value, layout)
-                for value, layout in zip(outputs, layouts, strict=True)
+                value if one is None else restride(value.to(one[0]), one[1])
+                for value, one in zip(outputs, promised, strict=True)
             ]
 
         return run

@@ -37,6 +37,8 @@ _FACTORIES = frozenset(
         aten.arange.start_step,
         aten.eye.default,
         aten.eye.m,
+        aten.tril_indices.default,
+        aten.triu_indices.default,
     }
 )
 # What these return is not filled: no value to share or to compute ahead.

@@ -2,16 +2,21 @@
 
 NKI has no divide operator (SDK/nki/api/nki.api.shared.rst, "Supported Math Operators"), and a
 product with the reciprocal is one unit in the last place off in a quarter of the cases, which flips
-`round(x / scale)` at ties. So the quotient of the mantissas is computed with the reciprocal, and
-its remainder, which float32 holds exactly when the products are split in halves (T. J. Dekker, "A
-floating-point technique for extending the available precision", 1971), says whether to go one unit
-up or down. The reciprocal must be within half a unit, as the simulator's is; the device's error is
-not published. A quotient below 2^-126 is rounded twice, and may be 2^-149 off.
+`round(x / scale)` at ties. So the product is corrected once, by its exact remainder: q - (q y - x)
+/ y. float32 holds the remainder when products are split in halves (T. J. Dekker, "A floating-point
+technique for extending the available precision", 1971). The correction is within 2^-23 of itself:
+the quotient is right but where it lies within 2^-22 units in the last place of the middle of two
+numbers, and where float32 has it.
+
+ScalarE gives the reciprocal, eight times as fast as VectorE, of mantissas alone: it takes numbers
+from 2^-42 to 2^42 (the same page). Its error on the device is not published; the correction squares
+it. Operands are scaled by powers of two so that no remainder is below the normal numbers. A
+quotient below 2^-126 is rounded twice, and may be 2^-149 off.
 
 A mean, whose sum is rounded in another order than eager's, takes a shorter way (`divide_total`).
 A quotient that a sum rounds again needs none of this (`rounding.py`).
-A quotient of bfloat16 needs none of this: it is at least 2^-17 (relative) away from where its
-rounding changes, and the product with the reciprocal is within 2^-22.
+A quotient of bfloat16 needs no remainder: it is at least 2^-17 (relative) away from where its
+rounding changes; ScalarE's reciprocal must be within half of that.
 """
 
 from __future__ import annotations
@@ -23,13 +28,18 @@ import torch
 
 from trnx.nki_kernels.generator.ir import Builder, Operand, Value
 
-_SMALLEST = 2.0**-126
-_NORMALISE = 2.0**24  # makes every denormal a normal number
 _MANTISSA, _ONE = 0x007FFFFF, 0x3F800000
-_SIGN_AND_EXPONENT, _EXPONENT = -0x00800000, 0x7F800000
-_ULP = 2.0**-23  # of a quotient in [1, 2)
+_SIGN, _EXPONENT = -(2**31), 0x7F800000
+_MAGNITUDE = 0x7FFFFFFF
 _LEADING = -(2**12)  # sign, exponent and 11 bits of the mantissa
-_SPLIT = 1.5 * 2.0**12  # adding it to [1, 2] leaves 11 bits behind the point
+_LEADING_MANTISSA = _MANTISSA & _LEADING
+# Both operands: times 2^64 where one is below, else by 4. An operand that overflows then belongs to
+# a quotient that is zero or infinite; none is above 2^126, so that no product overflows.
+_SMALL, _ENLARGE, _REDUCE = 2.0**-86, 2.0**64, 0.25
+# One operand: times 2^60 below 1, else 2^-60, whose exponents differ in these bits.
+_POWER = 2.0**60
+_POWERS_DIFFER = ((127 + 60) ^ (127 - 60)) << 23
+_LARGEST = 2.0**126  # of the products with a reciprocal that are not infinite
 
 
 def divide(b: Builder, x: Operand, y: Operand) -> Value:
@@ -46,7 +56,14 @@ def divide(b: Builder, x: Operand, y: Operand) -> Value:
         return b.mul(x, b.reciprocal(y) if isinstance(y, Value) else 1.0 / y)
     if b.out is torch.bfloat16 and _is_bfloat16(x) and _is_bfloat16(y):
         return _bfloat16_quotient(b, x, y)
-    return _quotient(b, x, y)
+    if not isinstance(y, Value):
+        assert isinstance(x, Value)
+        if 1.0 / _POWER <= abs(y) <= _POWER:
+            return _by_number(b, x, y)
+        return _by_few(b, x, b.constant(y, torch.float32, frozenset()))
+    if isinstance(x, Value) and y.axes < x.axes:
+        return _by_few(b, x, y)
+    return _by_many(b, x, y)
 
 
 def divide_total(b: Builder, total: Value, count: int) -> Value:
@@ -84,76 +101,123 @@ def _is_bfloat16(x: Operand) -> bool:
     if isinstance(x, Value):
         return x.dtype is torch.bfloat16
     rounded = torch.tensor(x, dtype=torch.bfloat16, device="cpu").item()
-    return rounded == x and abs(x) >= _SMALLEST
+    return rounded == x and abs(x) >= 2.0**-126
 
 
 def _bfloat16_quotient(b: Builder, x: Operand, y: Operand) -> Value:
+    """x times half a power of two times twice the reciprocal of y times it, in [1, 2) but for
+    zeros, infinities, NaN and denormal numbers, which stay what they are. A quarter of x is exact.
+    """
     if not isinstance(y, Value):
         return b.mul(x, 1.0 / y)
-    divisor = _normal(b, y)
-    return b.mul(b.mul(x, divisor.factor), b.reciprocal(divisor.value))
+    unit: Operand = b.bits(y, _EXPONENT, _EXPONENT)
+    unit = b.minimum(b.maximum(unit, 2.0**-126), 2.0**127)
+    mantissa = b.mul(b.mul(y, 0.5), unit)
+    return b.mul(b.mul(b.mul(x, 0.25), unit), b.unary("reciprocal", b.mul(mantissa, 0.5)))
 
 
-class _Normal(NamedTuple):
-    """`value` is an operand times `factor`, and no denormal number; `inverse` is 1 / factor."""
+class _Mantissa(NamedTuple):
+    """A number in [1, 2) as the sum of two of at most 12 bits, `low` None where that is zero, and
+    its reciprocal."""
 
-    value: Operand
-    factor: Operand
+    high: Operand
+    low: Operand | None
     inverse: Operand
 
 
-def _normal(b: Builder, x: Operand) -> _Normal:
-    if not isinstance(x, Value):
-        number = _NORMALISE if abs(x) < _SMALLEST else 1.0
-        return _Normal(x * number, number, 1.0 / number)
-    is_small = b.compare("less", b.unary("abs", x), _SMALLEST)
-    factor = b.add(b.mul(is_small, _NORMALISE - 1.0), 1.0)
-    inverse = b.add(b.mul(is_small, 1.0 / _NORMALISE - 1.0), 1.0)
-    return _Normal(b.mul(x, factor), factor, inverse)
+def _mantissa(b: Builder, y: Value, dtype: torch.dtype) -> _Mantissa:
+    """That of y, no denormal number, whose bits are those of a number of `dtype`."""
+    whole = b.bits(y, _MANTISSA, _ONE)
+    inverse = b.unary("reciprocal", whole)
+    if dtype in (torch.bfloat16, torch.float16):
+        return _Mantissa(whole, None, inverse)
+    high = b.bits(y, _LEADING_MANTISSA, _ONE)
+    return _Mantissa(high, b.sub(whole, high), inverse)
 
 
-def _quotient(b: Builder, x: Operand, y: Operand) -> Value:
-    """Sign and exponent apart from the mantissas; infinities and zeros come out of the exponents,
-    NaN is put in at the end.
+def _corrected(b: Builder, x: Operand, y: _Mantissa) -> Value:
+    """x / y; x has no remainder below the normal numbers, and is at most `_LARGEST` or infinite.
+
+    The signs of zeros stay because y is positive, and an infinite x because it has an infinite
+    remainder to a quotient that is not.
     """
-    dividend, divisor = _normal(b, x), _normal(b, y)
-    a = b.bits(dividend.value, _MANTISSA, _ONE)
-    c = b.bits(divisor.value, _MANTISSA, _ONE)
-    is_less = b.compare("less", a, c)
-    quotient = _mantissa(b, b.mul(b.add(is_less, 1.0), a), c)
-    scale = b.bits(dividend.value, _SIGN_AND_EXPONENT, 0)
-    # 255 minus the biased exponent: 2 / 2^e, with zero for infinity and infinity for zero.
-    inverse = b.bits(divisor.value, _SIGN_AND_EXPONENT, _EXPONENT)
-    inverse = b.mul(b.add(b.mul(is_less, -0.25), 0.5), inverse)
-    # All exact but the last product.
-    left = b.mul(b.mul(quotient, scale), divisor.factor)
-    result = b.mul(left, b.mul(inverse, dividend.inverse))
-    either = b.add(x, y)
-    return b.select(b.compare("not_equal", either, either), either, result, torch.float32)
+    found = b.minimum(b.mul(x, y.inverse), _LARGEST)
+    found = b.maximum(found, -_LARGEST)
+    high = b.bits(found, _LEADING, 0)
+    assert isinstance(high, Value)
+    parts = high, b.sub(found, high)
+    excess = b.sub(b.mul(high, y.high), x)
+    for left, right in ((parts[0], y.low), (parts[1], y.high), (parts[1], y.low)):
+        if right is not None:
+            excess = b.add(b.mul(left, right), excess)
+    return b.sub(found, b.mul(excess, y.inverse))
 
 
-def _mantissa(b: Builder, a: Operand, c: Operand) -> Value:
-    """a / c for c in [1, 2) and quotients in [1, 2)."""
-    inverse = b.reciprocal(c) if isinstance(c, Value) else _float32(1.0 / c)
-    quotient = b.maximum(b.mul(a, inverse), 1.0)  # less than 1.5 units off
-    high, low = _halves(b, quotient)
-    c_high, c_low = _halves(b, c)
-    rest = a
-    for left, right in ((high, c_high), (high, c_low), (low, c_high), (low, c_low)):
-        rest = b.sub(rest, b.mul(left, right))
-    up = b.compare("greater", rest, _times(b, c, _ULP / 2))
-    down = b.compare("less", rest, _times(b, c, -_ULP / 2))
-    return b.add(b.mul(b.sub(up, down), _ULP), quotient)
+def _magnitude_below(b: Builder, x: Value, bound: float) -> Value:
+    return b.compare("less", b.unary("abs", x), bound)
 
 
-def _times(b: Builder, x: Operand, number: float) -> Operand:
-    return b.mul(x, number) if isinstance(x, Value) else x * number
+# -- by a number, or by what varies over fewer axes ------------------------------------------------
 
 
-def _halves(b: Builder, x: Operand) -> tuple[Operand, Operand]:
-    """x in [1, 2] as the sum of two numbers of at most 12 bits."""
-    if not isinstance(x, Value):
-        high = _float32(x + _SPLIT) - _SPLIT
-        return high, x - high
-    high_part = b.sub(b.add(x, _SPLIT), _SPLIT)
-    return high_part, b.sub(x, high_part)
+class _Scaled(NamedTuple):
+    """`value` is an operand times `factor`, 2^60 or 2^-60; between 2^-89 and 2^68."""
+
+    value: Value
+    factor: Value
+
+
+def _scaled(b: Builder, x: Value) -> _Scaled:
+    is_small = _magnitude_below(b, x, 1.0)
+    factor = b.add(b.mul(is_small, _POWER - 1.0 / _POWER), 1.0 / _POWER)
+    return _Scaled(b.mul(x, factor), factor)
+
+
+def _inverse_of(b: Builder, factor: Value) -> Operand:
+    return b.bits(factor, -1, _POWERS_DIFFER)
+
+
+def _by_number(b: Builder, x: Value, y: float) -> Value:
+    fraction, exponent = math.frexp(y)
+    mantissa = abs(fraction) * 2.0
+    high = b.bits(mantissa, _LEADING, 0)
+    assert isinstance(high, float)
+    parts = _Mantissa(high, mantissa - high or None, _float32(1.0 / mantissa))
+    dividend = _scaled(b, x)
+    quotient = _corrected(b, dividend.value, parts)
+    unit = math.copysign(2.0 ** (1 - exponent), y)
+    return b.mul(b.mul(quotient, unit), _inverse_of(b, dividend.factor))
+
+
+def _by_few(b: Builder, x: Value, y: Value) -> Value:
+    """What is computed of y alone takes no time to speak of."""
+    dividend, divisor = _scaled(b, x), _scaled(b, b.cast(y, torch.float32))
+    quotient = _corrected(b, dividend.value, _mantissa(b, divisor.value, y.dtype))
+    unit = b.mul(_twice_unit_inverse(b, divisor.value), 0.5)
+    unit = b.select(b.compare("equal", y, y), unit, math.nan, torch.float32)
+    # Both factors at once: their product is 1 where one alone could overflow.
+    factors = b.mul(_inverse_of(b, dividend.factor), divisor.factor)
+    return b.mul(factors, b.mul(quotient, unit))
+
+
+def _twice_unit_inverse(b: Builder, y: Value) -> Value:
+    """2 / 2^e of y, no denormal number, in [2^e, 2^(e + 1)), with its sign: 255 minus the biased
+    exponent, which gives zero for infinity, and infinity for zero."""
+    found = b.bits(y, _SIGN | _EXPONENT, _EXPONENT)
+    assert isinstance(found, Value)
+    return found
+
+
+# -- by what varies over as many axes --------------------------------------------------------------
+
+
+def _by_many(b: Builder, x: Operand, y: Value) -> Value:
+    least = b.minimum(b.bits(x, _MAGNITUDE, 0), b.bits(y, _MAGNITUDE, 0))
+    dividend, divisor = x, y
+    if not (isinstance(x, Value) and x.dtype is y.dtype is torch.float16):
+        factor = b.add(b.mul(b.compare("less", least, _SMALL), _ENLARGE), _REDUCE)
+        dividend, divisor = b.mul(factor, x), b.mul(factor, y)
+    quotient = _corrected(b, dividend, _mantissa(b, divisor, y.dtype))
+    result = b.mul(b.mul(quotient, 0.5), _twice_unit_inverse(b, divisor))
+    # NaN where an operand is, or both are infinite; else -0.0, which changes nothing.
+    return b.add(b.mul(least, -0.0), result)

@@ -58,12 +58,30 @@ lowers(aten.expm1, flops=5)(_expm1)
 
 @lowers(aten.log1p, flops=9)
 def log1p(b: Builder, x: Operand) -> Value:
+    if isinstance(x, Value) and _is_small_exponential(x):
+        return b.unary("softplus", x.args[0])
     # Near 0 the rounding of 1 + x is undone by the factor x / ((1 + x) - 1).
     shifted = b.add(x, 1.0)
     far = b.unary("log", shifted)
-    near = b.mul(b.mul(far, x), b.reciprocal(b.sub(shifted, 1.0)))
+    near = b.mul(b.mul(far, x), b.unary("reciprocal", b.sub(shifted, 1.0)))
     result = b.select(b.compare("less", b.unary("abs", x), 0.5), near, far)
     return b.select(b.compare("equal", shifted, 1.0), x, result, torch.float32)
+
+
+def _is_small_exponential(x: Value) -> bool:
+    """Whether it is exp(-|z|) or so, at most 1 and not rounded to another dtype: log(1 + exp(z))
+    overflows in eager where softplus(z) does not."""
+    if (x.op, x.name) != ("unary", "exp"):
+        return False
+    (power,) = x.args
+    if not isinstance(power, Value) or (power.op, power.name) != ("alu", "multiply"):
+        return False
+    magnitude, factor = power.args
+    is_magnitude = isinstance(magnitude, Value) and (magnitude.op, magnitude.name) == (
+        "unary",
+        "abs",
+    )
+    return is_magnitude and not isinstance(factor, Value) and factor < 0
 
 
 @lowers(aten.gelu)
@@ -151,11 +169,19 @@ def log_sigmoid(b: Builder, x: Operand) -> Value:
     return b.sub(b.minimum(x, 0.0), tail)
 
 
+@lowers(aten.logaddexp, flops=6)
+def logaddexp(b: Builder, x: Operand, y: Operand) -> Value:
+    # Equal infinities have no difference.
+    difference = b.select(b.compare("equal", x, y), 0.0, b.sub(x, y), torch.float32)
+    tail = b.unary("softplus", b.mul(b.unary("abs", difference), -1.0))
+    return b.add(b.maximum(x, y), tail)
+
+
 @lowers(aten.logit, flops=3)
 def logit(b: Builder, x: Operand, eps: Any = None) -> Value:
     if eps is not None:
         x = b.minimum(b.maximum(x, eps), 1.0 - eps)
-    return b.unary("log", b.mul(x, b.reciprocal(b.sub(1.0, x))))
+    return b.unary("log", b.mul(x, b.unary("reciprocal", b.sub(1.0, x))))
 
 
 @lowers(aten.threshold)

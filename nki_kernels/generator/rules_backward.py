@@ -50,6 +50,11 @@ def silu_backward(b: Builder, g: Operand, x: Operand) -> Value:
     return b.mul(g, b.unary("silu_dx", x))
 
 
+@lowers(aten.log_sigmoid_backward, flops=3)
+def log_sigmoid_backward(b: Builder, g: Operand, x: Operand, _buffer: Operand) -> Value:
+    return b.mul(g, b.unary("sigmoid", b.mul(x, -1.0)))
+
+
 @lowers(aten.leaky_relu_backward, flops=3)
 def leaky_relu_backward(b: Builder, g: Operand, x: Operand, slope: Any, is_result: bool) -> Value:
     del is_result  # the result has the sign of the input

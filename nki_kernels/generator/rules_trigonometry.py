@@ -22,6 +22,8 @@ aten = torch.ops.aten
 
 # Where asinh(x) and acosh(x) are log(2 x) in float32.
 _ASYMPTOTE = 2.0**13
+# From where on atan(x) is pi / 2 in float32.
+_VERTICAL = 2.0**26
 
 
 def _sine(b: Builder, x: Value) -> Value:
@@ -49,20 +51,13 @@ def tan(b: Builder, x: Operand) -> Reject:  # noqa: ARG001
     return Reject("next to a pole tan needs more bits of the reduced angle than sin and cos")
 
 
-def _arctangent(b: Builder, x: Operand) -> Value:
-    # ScalarE takes [-pi / 2, pi / 2]; atan(y) is pi / 2 - atan(1 / y) for y > 0.
-    x = b.float_value(x)
-    magnitude = b.unary("abs", x)
-    angle = b.unary("arctan", b.minimum(magnitude, b.reciprocal(magnitude)))
-    high, low = PI_HALVES
-    complement = b.add(b.sub(high, angle), low)
-    is_steep = b.compare("greater", magnitude, 1.0)
-    return b.with_sign(b.select(is_steep, complement, angle, torch.float32), x)
-
-
 @lowers(aten.atan, flops=8)
 def atan(b: Builder, x: Operand) -> Value:
-    return _arctangent(b, x)
+    # Of half the angle, whose tangent is x / (1 + (1 + x^2)^(1/2)): ScalarE takes angles to pi / 2.
+    x = b.minimum(b.maximum(b.float_value(x), -_VERTICAL), _VERTICAL)
+    root = b.unary("sqrt", b.add(b.mul(x, x), 1.0))
+    tangent = b.mul(x, b.unary("reciprocal", b.add(root, 1.0)))
+    return b.mul(b.unary("arctan", tangent), 2.0)
 
 
 class _Balanced(NamedTuple):
@@ -128,36 +123,35 @@ def copysign(b: Builder, x: Operand, y: Operand) -> Value:
     return b.with_sign(b.unary("abs", b.float_value(x)), b.float_value(y))
 
 
-@lowers(aten.asin, flops=14)
+@lowers(aten.asin, flops=8)
 def asin(b: Builder, x: Operand) -> Value:
-    cosine = b.mul(b.sub(1.0, x), b.add(x, 1.0))
-    return _arctangent(b, b.mul(x, b.reciprocal(b.unary("sqrt", cosine))))
+    # Twice the atan of sin / (1 + cos), which is at most 1.
+    cosine = b.unary("sqrt", b.mul(b.sub(1.0, x), b.add(x, 1.0)))
+    tangent = b.mul(x, b.unary("reciprocal", b.add(cosine, 1.0)))
+    return b.mul(b.unary("arctan", tangent), 2.0)
 
 
-@lowers(aten.acos, flops=14)
+@lowers(aten.acos, flops=10)
 def acos(b: Builder, x: Operand) -> Value:
-    # Twice the atan of sin / (1 + cos): pi / 2 - asin(x) cancels next to 1.
-    sine, cosine = b.unary("sqrt", b.sub(1.0, x)), b.unary("sqrt", b.add(x, 1.0))
-    return b.mul(_arctangent(b, b.mul(sine, b.reciprocal(cosine))), 2.0)
+    # The same of |x|: pi / 2 - asin(x) cancels next to 1. cos(pi - a) is -cos(a).
+    magnitude = b.unary("abs", b.float_value(x))
+    square = b.mul(b.sub(1.0, magnitude), b.unary("reciprocal", b.add(magnitude, 1.0)))
+    angle = b.unary("arctan", b.unary("sqrt", square))
+    behind = b.add(b.mul(angle, -2.0), math.pi)
+    return b.select(b.compare("less", x, 0.0), behind, b.mul(angle, 2.0), torch.float32)
 
 
-@lowers(aten.sinh, flops=14)
+@lowers(aten.sinh, flops=9)
 def sinh(b: Builder, x: Operand) -> Value:
-    x = b.float_value(x)
-    magnitude = b.unary("abs", x)
-    half = _half_of_exp(b, magnitude)
-    far = b.sub(half, b.mul(b.reciprocal(half), 0.25))
-    # Of t = tanh(x / 2), where the difference above cancels.
-    t = b.unary("tanh", b.mul(magnitude, 0.5))
-    near = b.mul(b.mul(t, 2.0), b.reciprocal(b.mul(b.sub(1.0, t), b.add(t, 1.0))))
-    is_near = b.compare("less", magnitude, 1.0)
-    return b.with_sign(b.select(is_near, near, far, torch.float32), x)
+    # (exp(x) - exp(-x)) / 2, without its cancellation near 0.
+    return b.mul(b.add(cosh(b, x), 1.0), b.unary("tanh", b.mul(x, 0.5)))
 
 
-@lowers(aten.cosh, flops=5)
+@lowers(aten.cosh, flops=6)
 def cosh(b: Builder, x: Operand) -> Value:
-    half = _half_of_exp(b, b.unary("abs", x))
-    return b.add(b.mul(b.reciprocal(half), 0.25), half)
+    magnitude = b.unary("abs", b.float_value(x))
+    falling = b.mul(b.unary("exp", b.mul(magnitude, -1.0)), 0.5)
+    return b.add(falling, _half_of_exp(b, magnitude))
 
 
 def _half_of_exp(b: Builder, magnitude: Value) -> Value:
@@ -172,7 +166,7 @@ def asinh(b: Builder, x: Operand) -> Value:
     magnitude = b.unary("abs", x)
     square = b.mul(magnitude, magnitude)
     root = b.unary("sqrt", b.add(square, 1.0))
-    near = log1p(b, b.add(magnitude, b.mul(square, b.reciprocal(b.add(root, 1.0)))))
+    near = log1p(b, b.add(magnitude, b.mul(square, b.unary("reciprocal", b.add(root, 1.0)))))
     return b.with_sign(_unless_asymptotic(b, magnitude, near), x)
 
 
@@ -193,5 +187,5 @@ def _unless_asymptotic(b: Builder, x: Operand, result: Operand) -> Value:
 def atanh(b: Builder, x: Operand) -> Value:
     x = b.float_value(x)
     magnitude = b.unary("abs", x)
-    ratio = b.mul(b.mul(magnitude, 2.0), b.reciprocal(b.sub(1.0, magnitude)))
+    ratio = b.mul(b.mul(magnitude, 2.0), b.unary("reciprocal", b.sub(1.0, magnitude)))
     return b.with_sign(b.mul(log1p(b, ratio), 0.5), x)

@@ -115,13 +115,43 @@ def test_means_with_variances(x: torch.Tensor) -> None:
     check(aten.var_mean.correction, special(), [1])
 
 
+def _triangle(x: torch.Tensor) -> torch.Tensor:
+    rows, columns = torch.tril_indices(7, 7, -1)
+    return x[:, rows, columns] + x[:, *torch.triu_indices(7, 7, 1)]
+
+
 def _sampled(x: torch.Tensor) -> torch.Tensor:
     grid = (x[:4, :6] / 3).reshape(1, 4, 3, 2)
     return F.grid_sample(x[None, None], grid, align_corners=False)
 
 
-@pytest.mark.parametrize("function", [F.hardswish, F.hardsigmoid])
-def test_gradients_of_hard_activations(function: Any) -> None:
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_of_bags_in_bfloat16(mode: str, weighted: bool) -> None:
+    if weighted and mode == "mean":
+        pytest.skip("PyTorch weights sums alone")
+    table = draw(50, 12).bfloat16().requires_grad_()
+    indices, offsets = torch.arange(25) * 7 % 50, torch.tensor([0, 3, 7, 7, 15, 20])
+    factors = draw(25).bfloat16().requires_grad_() if weighted else None
+    leaves = [table, *([factors] if weighted else [])]
+
+    def bags(table: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
+        return F.embedding_bag(indices, table, offsets, mode=mode, per_sample_weights=factors)
+
+    found = torch.compile(bags, backend="trnx")(table, factors)
+    wanted = bags(table, factors)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    tangent = draw(6, 12).bfloat16()
+    for one, other in zip(
+        torch.autograd.grad(found, leaves, tangent),
+        torch.autograd.grad(wanted, leaves, tangent),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("function", [F.hardswish, F.hardsigmoid, F.softplus, F.logsigmoid])
+def test_gradients_of_activations(function: Any) -> None:
     edges = [math.nan, math.inf, -math.inf, -3.0, 3.0, 0.0, 1.0, -2.9, 3.1]
     # Whole vectors: of what is left behind them eager passes the gradient on where x is NaN.
     x = torch.tensor(edges).repeat(64).requires_grad_()
@@ -132,6 +162,13 @@ def test_gradients_of_hard_activations(function: Any) -> None:
 
 
 COMPILED = {
+    "softplus": lambda: (
+        lambda x: (F.softplus(x), F.softplus(x, 2.0, 3.0), F.mish(x), F.logsigmoid(x)), special()
+    ),
+    "logaddexp": lambda: (
+        lambda x: (torch.logaddexp(x, x.flip(0)), torch.logaddexp(x, x), torch.logit(x)), special()
+    ),
+    "places in a triangle": lambda: (_triangle, draw(3, 7, 7)),
     "hardswish": lambda: (lambda x: (F.hardswish(x), F.hardsigmoid(x)), special()),
     "std_mean": lambda: (lambda x: torch.std_mean(x, 1), draw(129, 37)),
     "std_mean of the largest numbers": lambda: (

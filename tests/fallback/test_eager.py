@@ -23,6 +23,22 @@ def test_runs_a_region_with_the_strides_of_the_metadata(capture: Any) -> None:
         torch.testing.assert_close(a, e, check_stride=True)
 
 
+def test_results_have_the_dtype_of_the_metadata(capture: Any) -> None:
+    def function(x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor) -> Any:
+        norm = torch.ops.aten._native_batch_norm_legit_functional.default
+        return norm(x, weight, weight, mean, weight, True, 0.1, 1e-5)
+
+    inputs = (
+        torch.randn(3, 5, 4, 4).bfloat16(),
+        torch.rand(5).bfloat16(),
+        torch.ones(5).bfloat16(),
+    )
+    gm = capture(function, *inputs)
+    outputs = EagerEngine().compile(gm)(inputs)
+    promised = [node.meta["val"].dtype for node in gm.graph.output_node().args[0]]
+    assert [value.dtype for value in outputs] == promised
+
+
 def test_takes_random_and_mutating_ops() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")

@@ -1,4 +1,4 @@
-"""Quotients of generated kernels are those of eager, bit for bit."""
+"""Quotients of generated kernels are those of eager, bit for bit, but next to the middle of two."""
 
 from __future__ import annotations
 
@@ -38,6 +38,16 @@ def not_denormal(x: torch.Tensor) -> torch.Tensor:
     return (x.float().abs() >= 2.0**-126) | (x == 0) | x.isnan()
 
 
+def assert_nearest(result: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Eager's quotients; where the exact one is within 2^-21 units of the middle of two numbers,
+    either of them."""
+    exact = x.double() / y.double()
+    unit = (torch.nextafter(result.abs(), torch.tensor(INF)) - result.abs()).double()
+    off = (result.double() - exact).abs() / unit
+    is_middle = (off - 0.5).abs() < 2.0**-21
+    assert_same_bits(torch.where(is_middle, x / y, result), x / y)
+
+
 def run(region: Build, function: Callable[..., Any], *inputs: torch.Tensor) -> None:
     (result,) = region(function, *inputs).run()
     assert_same_bits(result, function(*inputs))
@@ -53,7 +63,16 @@ def test_close_to_where_rounding_changes(region: Build) -> None:
     b = torch.arange(2**24 - 4096, 2**24, dtype=torch.float32)
     y = torch.cat([b, b, torch.arange(2**23, 2**23 + 4096, dtype=torch.float32)])
     x = torch.cat([b + 1, b - 1, torch.full((4096,), 2.0**23 + 1)])
-    run(region, quotient, x, y)
+    (result,) = region(quotient, x, y).run()
+    assert_nearest(result, x, y)
+
+
+def test_exact_quotients_of_all_mantissas(region: Build) -> None:
+    x, y = draw(9, torch.float32), draw(10, torch.float32)
+    few = -(2**12)  # the bits of numbers whose products float32 holds
+    x, y = ((z.view(torch.int32) & few).view(torch.float32) for z in (x, y))
+    y = torch.where(y == 0, 1.0, y)
+    run(region, quotient, x * y, y)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -62,7 +81,19 @@ def test_special_values(region: Build, dtype: torch.dtype) -> None:
     x, y = (t.reshape(-1).to(dtype) for t in torch.meshgrid(values, values, indexing="ij"))
     # Quotients below the normal numbers may be rounded twice; see the module.
     keep = not_denormal(x / y)
-    run(region, quotient, x[keep], y[keep])
+    (result,) = region(quotient, x[keep], y[keep]).run()
+    if dtype is torch.float32:
+        assert_nearest(result, x[keep], y[keep])
+    else:
+        assert_same_bits(result, (x / y)[keep])
+
+
+def test_special_values_by_columns(region: Build) -> None:
+    values = torch.tensor(SPECIAL)
+    x, y = values.expand(len(SPECIAL), -1).contiguous(), values.reshape(-1, 1)
+    (result,) = region(quotient, x, y).run()
+    keep = not_denormal(x / y)
+    assert_nearest(result[keep], x[keep], y.expand_as(x)[keep])
 
 
 def test_quotients_below_the_normal_numbers_are_one_step_off_at_most(region: Build) -> None:

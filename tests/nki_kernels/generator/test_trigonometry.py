@@ -108,6 +108,32 @@ def test_odd_functions_of_small_arguments_keep_their_precision(region: Build, op
     torch.testing.assert_close(result, op.default(x), rtol=1e-6, atol=0.0)
 
 
+@pytest.mark.parametrize("op", [*OTHERS, aten.log1p, aten.logit, aten.softplus, aten.mish], ids=str)
+def test_functions_are_a_few_units_off(region: Build, op: Any) -> None:
+    drawn = torch.randn(4000, generator=torch.Generator().manual_seed(8))
+    bounded = (aten.asin, aten.acos, aten.atanh)
+    x = drawn.sigmoid() * 0.998 + 1e-3 if op in (*bounded, aten.logit) else drawn * 4
+    x = x.abs() + 1.0 if op is aten.acosh else x.abs() if op is aten.log1p else x
+    x = x * 2.0 - 1.0 if op in bounded else x
+    (result,) = region(lambda x: op.default(x), x).run()
+    truth = op.default(x.double())
+    # logit crosses zero where its quotient is rounded; the others keep their relative precision.
+    scale = truth.abs().clamp(min=1.0) if op is aten.logit else truth.abs()
+    assert ((result.double() - truth).abs() / scale).max() < 8 * 2.0**-24
+
+
+def test_logarithms_of_one_and_an_exponential_are_softplus(region: Build) -> None:
+    special = torch.tensor([NAN, INF, -INF, 0.0, -0.0, 1e-30, 88.8, -200.0, 1e30])
+    x = torch.cat([special, torch.linspace(-30.0, 30.0, 300)])
+    falling = region(
+        lambda x: aten.log1p.default(aten.exp.default(aten.mul.Tensor(aten.abs.default(x), -1))), x
+    )
+    falling.check()
+    assert "nl.softplus" in falling.source()
+    # Where the exponential is infinite, so is eager's logarithm, and softplus is not.
+    region(lambda x: aten.log1p.default(aten.exp.default(x)), x).check()
+
+
 def test_the_bits_of_one_over_two_pi() -> None:
     """By Machin's formula, pi = 16 atan(1/5) - 4 atan(1/239), in integers."""
     one = 1 << 400
