@@ -19,10 +19,10 @@ import torch
 _SIZES = (2, 3, 4, 7, 8, 12, 16, 28, 32, 50, 56, 64, 96, 112, 127, 128, 129, 197, 256, 512, 1000)
 _DTYPES = (torch.float32, torch.bfloat16)
 _MEGABYTE = 2**20
-# Instructions of an exact float32 quotient by one value a row, for which NKI has no operator
-# (docs/decisions/004-generated-kernels.md); one that a sum rounds again is a product, and so is
+# Instructions of VectorE and GpSimd in a float32 quotient by one value a row, for which NKI has no
+# operator (nki_kernels/generator/division.py); one that a sum rounds again is a product, and so is
 # that of a softmax, whose exponentials are rounded.
-_QUOTIENT = 26
+_QUOTIENT = 12
 
 
 class Step(NamedTuple):
