@@ -254,10 +254,8 @@ def _convolve_chunks(
             _move(residual, added[-1], sides, index, plan, chunks, False, False)
     turn = where[1]
     for chunk in range(len(chunks)):
-        # Those of the first chunk alone before its products, then one more than is needed, whose
-        # transposes leave PSUM meanwhile.
-        ahead = 0 if part[0] + chunk == 0 else 2
-        while len(ready) < min(part[0] + chunk + ahead, len(every)):
+        # One more than is needed, whose transposes leave PSUM during the products.
+        while len(ready) < min(part[0] + chunk + 2, len(every)):
             _load(weight, given, plan, every, ready)
         its = ready[part[0] + chunk]
         parts = []

@@ -31,8 +31,9 @@ _INPUT_BYTES = 16384
 _WEIGHT_BYTES = 65536
 _STORE_BYTES = 2048  # of a partition, that are worth a transfer of their own
 _BLOCKS = 4  # that a convolution is cut into, so that loads, products and stores overlap
-# Bytes of a partition for one of the blocks side by side, below which triggers take longer.
-_LEAST_BYTES = 3072
+# Bytes of a partition for one of the blocks side by side, below which triggers take longer than the
+# products of one kernel position, or of several.
+_LEAST_BYTES, _LEAST_WINDOW_BYTES = 3072, 640
 # Loads at the borders of an image, each with a trigger of its own, that are few enough.
 _BORDER_TRANSFERS = 12
 # Of a DMA that waits for nothing else, nki-dma-bandwidth-guide.rst:40-43.
@@ -338,7 +339,8 @@ def _wanted_blocks(problem: Problem, sharing: Sharing) -> int:
     if sharing.blocks == 1:
         return _BLOCKS
     elements = problem.planes.size * problem.rows.size * problem.columns.size
-    wanted = max(sharing.blocks, elements * problem.itemsize // _LEAST_BYTES)
+    least = _LEAST_BYTES if problem.taps == 1 else _LEAST_WINDOW_BYTES
+    wanted = max(sharing.blocks, elements * problem.itemsize // least)
     return min(wanted, max(_BLOCKS, 2 * sharing.blocks))
 
 
