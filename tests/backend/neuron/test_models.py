@@ -22,7 +22,7 @@ _OUTSIDE = {
 @pytest.mark.parametrize(
     ("model", "kinds", "runs", "tolerance", "kernels"),
     [
-        ("demo", ["inference"], [2], 1e-5, {"linear", "sdpa", "layer_norm", "embedding"}),
+        ("demo", ["inference"], [2], 1e-5, {"linear", "self_attention", "layer_norm", "embedding"}),
         ("gpt2", ["inference"], [2], 1e-5, {"linear", "sdpa", "norm_linear", "embedding"}),
         ("loaded", ["inference"], [2], 1e-5, {"linear", "sdpa", "norm_linear", "embedding"}),
         ("llama", ["inference", "inference"], [1, 2], 1e-5, {"linear", "sdpa", "embedding"}),

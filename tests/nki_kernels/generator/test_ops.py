@@ -56,7 +56,7 @@ BINARY = [
     aten.pow.Tensor_Tensor, aten.eq.Tensor, aten.ne.Tensor, aten.lt.Tensor, aten.le.Tensor,
     aten.gt.Tensor, aten.ge.Tensor, aten.logical_and.default, aten.logical_or.default,
     aten.logical_xor.default, aten.heaviside.default, aten.xlogy.Tensor, aten.clamp_min.Tensor,
-    aten.clamp_max.Tensor,
+    aten.clamp_max.Tensor, aten.logaddexp.default,
 ]  # fmt: skip
 BACKWARD = [
     aten.tanh_backward.default, aten.sigmoid_backward.default, aten.gelu_backward.default,
@@ -101,6 +101,11 @@ def with_scalars() -> Iterator[tuple[str, Function]]:
     yield "bool chain", lambda x: aten.bitwise_not.default(aten.gt.Scalar(x, 0.0))
 
 
+def exp_of_minus(x: torch.Tensor) -> torch.Tensor:
+    """exp(-|x|), the buffer that eager keeps of a log-sigmoid."""
+    return aten.exp.default(aten.neg.default(aten.abs.default(x)))
+
+
 def with_tensors() -> Iterator[tuple[str, Function]]:
     """Ops of several tensors, on finite values."""
     yield "addcmul", lambda x, y, z: aten.addcmul.default(x, y, z, value=0.5)
@@ -116,6 +121,10 @@ def with_tensors() -> Iterator[tuple[str, Function]]:
     yield "hardtanh_backward", lambda x, y: aten.hardtanh_backward.default(x, y, -1.0, 1.0)
     yield "elu_backward", lambda x, y: aten.elu_backward.default(x, 1.5, 2.0, 0.5, False, y)
     yield "elu_backward result", lambda x, y: aten.elu_backward.default(x, 1, 1, 1, True, y)
+    yield (
+        "log_sigmoid_backward",
+        lambda x, y: aten.log_sigmoid_backward.default(x, y, exp_of_minus(y)),
+    )
     yield "softplus_backward", lambda x, y: aten.softplus_backward.default(x, y, 2.0, 5.0)
     yield (
         "dropout",
