@@ -96,7 +96,13 @@ class Emitter:
         self.position = {label: i for i, label in enumerate(self._labels())}
         self.shared = self._shared()
         self.full = self.g.partitions
-        self.stages = max(region.stages, default=0) + 1
+        self.stages = 1 + self._last_stage()
+
+    def _last_stage(self) -> int:
+        """The last stage that does anything in every tile."""
+        pairs = zip(self.region.instructions, self.region.stages, strict=True)
+        computed = [at for instruction, at in pairs if instruction not in self.shared]
+        return max([*computed, *self.region.store_stages()], default=0)
 
     def _labels(self) -> list[int]:
         lead = [] if self.g.lead is None else [self.g.lead]
@@ -508,9 +514,10 @@ class Emitter:
             if at == stage:
                 lines += self.store(index)
         if stage < self.stages - 1:
-            lines.append(f"return {self._carried(stage)}")
+            lines.append(f"return {self._carried(stage) or '()'}")
         text = "\n".join(lines)
-        before = [f"{self._carried(stage - 1)} = tiles{stage - 1}"] if stage else []
+        handed = self._carried(stage - 1) if stage else ""
+        before = [f"{handed} = tiles{stage - 1}"] if handed else []
         for name in map(self.name, self._shared_values()):
             if not self.g.even and re.search(rf"\b{name}\b", text):
                 before.append(f"{name} = {name}[0:p]")

@@ -171,3 +171,17 @@ def test_sums_on_scalar(region: Build, monkeypatch: pytest.MonkeyPatch, dtype: t
     assert found
     kinds = {(cut.geometry.in_phases, bool(max(cut.stages))): cut for cut in found}
     check(made, kinds.values(), monkeypatch, 2e-4)
+
+
+@pytest.mark.parametrize("rows", [129, 1280])
+def test_a_stage_of_what_all_tiles_share_is_none(
+    region: Build, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    def scaled(x: Any, number: Any) -> Any:
+        return aten.div.Tensor(x, aten._to_copy.default(aten.sqrt.default(number), dtype=BF16))
+
+    made = region(scaled, draw(rows, 64, dtype=BF16), torch.tensor([[3.0]]))
+    cuts = every_cut(made, monkeypatch)
+    kinds = {(len(set(cut.stages)), cut.by_stage): cut for cut in cuts}
+    assert len(kinds) > 1
+    check(made, kinds.values(), monkeypatch, 2e-2)
