@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from trnx.nki_kernels.generator import kernel, tile
-from trnx.nki_kernels.generator.tiled_region import TiledRegion
-from trnx.simulator.hardware import hardware
-from trnx.simulator.lru_cache import LruCache
-
 aten = torch.ops.aten
 Build = Callable[..., Any]
+Cuts = Any  # of conftest.py
 F32, BF16 = torch.float32, torch.bfloat16
 
 
@@ -70,7 +65,7 @@ SPACES = [
 @pytest.mark.parametrize(("shape", "other", "order", "dims"), SPACES)
 def test_values(
     region: Build,
-    monkeypatch: pytest.MonkeyPatch,
+    cuts: Cuts,
     function: Callable[..., Any],
     shape: tuple[int, ...],
     other: tuple[int, ...],
@@ -79,42 +74,18 @@ def test_values(
 ) -> None:
     lies = draw(*(shape[i] for i in order)).permute([order.index(i) for i in range(len(order))])
     made = region(lambda x, y: function(x, y, dims), lies, draw(*other))
-    cuts = every_cut(made, monkeypatch)
-    assert len({(region.geometry, region.keeps) for region in cuts}) > 1
-    for cut in cuts:
-        monkeypatch.setattr(kernel, "tilings", lambda *_, cut=cut: [[cut]])
-        monkeypatch.setattr(kernel, "_SOURCES", LruCache(8))
-        made.check(rtol=1e-4, atol=1e-4)
-
-
-def every_cut(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[TiledRegion]:
-    """All that are found, of which users get the fastest one."""
-    monkeypatch.setattr(kernel, "_stores", [])
-    monkeypatch.setattr(tile, "MOST_TILINGS", 1000)
-    monkeypatch.setattr(tile, "_WORTH_A_TRY", math.inf)
-    found: list[TiledRegion] = []
-
-    def tilings(*arguments: Any) -> list[list[TiledRegion]]:
-        for group in tile.tilings(*arguments):
-            found.extend(group)
-        return [found[:1]]
-
-    monkeypatch.setattr(kernel, "_SOURCES", LruCache(8))
-    monkeypatch.setattr(kernel, "tilings", tilings)
-    assert made.kernel.supports(made.bindings, hardware("trn2")) is None
-    return found
+    found = cuts.of(made)
+    assert len({(region.geometry, region.keeps) for region in found}) > 1
+    cuts.check(made, found, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("length", [20, 127, 128, 129])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_heads_that_come_last_in_memory_repeat_over_a_batch(
-    region: Build, monkeypatch: pytest.MonkeyPatch, length: int, dtype: torch.dtype
+    region: Build, cuts: Cuts, length: int, dtype: torch.dtype
 ) -> None:
     """A position bias from a table (T5, MPNet), and a mask for each sequence of the batch."""
     bias = draw(length, length, 4, dtype=dtype).permute(2, 0, 1)[None]
     seen = draw(2, 1, 1, length) > 0
     made = region(lambda seen, bias: aten.where.ScalarOther(seen, bias, -2.0), seen, bias)
-    for cut in every_cut(made, monkeypatch):
-        monkeypatch.setattr(kernel, "tilings", lambda *_, cut=cut: [[cut]])
-        monkeypatch.setattr(kernel, "_SOURCES", LruCache(8))
-        made.check(rtol=0, atol=0)
+    cuts.check(made, cuts.of(made), rtol=0, atol=0)

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from trnx.nki_kernels.generator import kernel, tile
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
-from trnx.simulator.hardware import hardware
-from trnx.simulator.lru_cache import LruCache
 
 aten = torch.ops.aten
 Build = Callable[..., Any]
+Cuts = Any  # of conftest.py
 LOWEST = torch.finfo(torch.float32).min
 
 
@@ -25,33 +23,17 @@ def logsumexp(x: Any, dims: list[int]) -> Any:
     return aten.add.Tensor(aten.log.default(total), most)
 
 
-def one_phase_cuts(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[TiledRegion]:
+def in_one_phase(made: Any, cuts: Cuts) -> list[TiledRegion]:
     """One way of each geometry that computes the sum in one phase."""
-    monkeypatch.setattr(kernel, "_stores", [])
-    monkeypatch.setattr(tile, "MOST_TILINGS", 1000)
-    monkeypatch.setattr(tile, "_WORTH_A_TRY", math.inf)
     found: dict[Any, TiledRegion] = {}
-
-    def tilings(*arguments: Any) -> list[list[TiledRegion]]:
-        every = [one for group in tile.tilings(*arguments) for one in group]
-        for one in every:
-            if any(i.call == "combine" and len(i.reads()) > 1 for i in one.instructions):
-                found.setdefault(one.geometry, one)
-        return [every[:1]]
-
-    monkeypatch.setattr(kernel, "_SOURCES", LruCache(8))
-    monkeypatch.setattr(kernel, "tilings", tilings)
-    assert made.kernel.supports(made.bindings, hardware("trn2")) is None
+    for cut in cuts.of(made):
+        if any(i.call == "combine" and len(i.reads()) > 1 for i in cut.instructions):
+            found.setdefault(cut.geometry, cut)
     return list(found.values())
 
 
-def check_all(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuts = one_phase_cuts(made, monkeypatch)
-    assert cuts
-    for cut in cuts:
-        monkeypatch.setattr(kernel, "tilings", lambda *_, cut=cut: [[cut]])
-        monkeypatch.setattr(kernel, "_SOURCES", LruCache(8))
-        made.check(rtol=1e-5, atol=1e-5)
+def check_all(made: Any, cuts: Cuts) -> None:
+    cuts.check(made, in_one_phase(made, cuts), rtol=1e-5, atol=1e-5)
 
 
 def spread(*shape: int) -> torch.Tensor:
@@ -65,10 +47,8 @@ def spread(*shape: int) -> torch.Tensor:
     ("shape", "dims"),
     [((235_715,), [0]), ((129, 3000), [0, 1]), ((64, 27_974), [1]), ((1, 127, 900), [1, 2])],
 )
-def test_values(
-    region: Build, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dims: list[int]
-) -> None:
-    check_all(region(lambda x: logsumexp(x, dims), spread(*shape)), monkeypatch)
+def test_values(region: Build, cuts: Cuts, shape: tuple[int, ...], dims: list[int]) -> None:
+    check_all(region(lambda x: logsumexp(x, dims), spread(*shape)), cuts)
 
 
 SPECIAL = {
@@ -81,26 +61,20 @@ SPECIAL = {
 
 @pytest.mark.parametrize("value", [-math.inf, math.inf, math.nan, LOWEST, -LOWEST])
 @pytest.mark.parametrize("place", SPECIAL)
-def test_special_values(
-    region: Build, monkeypatch: pytest.MonkeyPatch, place: str, value: float
-) -> None:
+def test_special_values(region: Build, cuts: Cuts, place: str, value: float) -> None:
     x = spread(60_000)
     SPECIAL[place](x, value)
-    check_all(region(lambda x: logsumexp(x, [0]), x), monkeypatch)
+    check_all(region(lambda x: logsumexp(x, [0]), x), cuts)
 
 
-def test_half_precision_rounds_where_eager_does(
-    region: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_precision_rounds_where_eager_does(region: Build, cuts: Cuts) -> None:
     x = spread(60_000).to(torch.bfloat16)
-    assert not one_phase_cuts(region(lambda x: logsumexp(x, [0]), x), monkeypatch)
+    assert not in_one_phase(region(lambda x: logsumexp(x, [0]), x), cuts)
 
 
-def test_exponentials_that_are_read_again_wait_for_the_maximum(
-    region: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exponentials_that_are_read_again_wait_for_the_maximum(region: Build, cuts: Cuts) -> None:
     def softmax(x: Any) -> Any:
         weights = aten.exp.default(aten.sub.Tensor(x, aten.amax.default(x, [0], True)))
         return aten.div.Tensor(weights, aten.sum.dim_IntList(weights, [0], True))
 
-    assert not one_phase_cuts(region(softmax, spread(60_000)), monkeypatch)
+    assert not in_one_phase(region(softmax, spread(60_000)), cuts)

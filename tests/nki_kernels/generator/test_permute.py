@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from trnx.nki_kernels.generator import kernel, tile
-from trnx.nki_kernels.generator.tiled_region import TiledRegion
 from trnx.simulator.hardware import hardware
-from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.timing.profile import predicted_seconds
 
 aten = torch.ops.aten
 Build = Callable[..., Any]
+Cuts = Any  # of conftest.py
 Order = tuple[int, ...]
 F32, BF16, I32, I64 = torch.float32, torch.bfloat16, torch.int32, torch.int64
 
@@ -35,33 +33,11 @@ def copy(x: Any) -> Any:
     return aten.clone.default(x, memory_format=torch.contiguous_format)
 
 
-def permuted(made: Any, monkeypatch: pytest.MonkeyPatch, target: str) -> list[TiledRegion]:
-    """The ways to cut a region that move a tensor in an order of its own."""
-    monkeypatch.setattr(kernel, "_stores", [])
-    monkeypatch.setattr(tile, "MOST_TILINGS", 1000)
-    monkeypatch.setattr(tile, "_WORTH_A_TRY", math.inf)
-    found: list[TiledRegion] = []
-
-    def tilings(*arguments: Any) -> list[list[TiledRegion]]:
-        for group in tile.tilings(*arguments):
-            found.extend(group)
-        return [found[:1]]
-
-    monkeypatch.setattr(kernel, "_SOURCES", LruCache(8))
-    monkeypatch.setattr(kernel, "tilings", tilings)
-    assert made.kernel.supports(made.bindings, hardware(target)) is None
-    return [one for one in found if one.layouts]
-
-
-def check_all(made: Any, monkeypatch: pytest.MonkeyPatch, target: str = "trn2") -> None:
-    """One of each geometry and order is equal to eager."""
-    cuts = permuted(made, monkeypatch, target)
-    different = {(cut.geometry, cut.keeps, tuple(cut.layouts.values())): cut for cut in cuts}
-    assert different
-    for cut in different.values():
-        monkeypatch.setattr(kernel, "tilings", lambda *_, cut=cut: [[cut]])
-        monkeypatch.setattr(kernel, "_SOURCES", LruCache(8))
-        made.check(target, rtol=1e-5, atol=1e-3)
+def check_all(made: Any, cuts: Cuts, target: str = "trn2") -> None:
+    """One of each geometry and order that moves a tensor in an order of its own equals eager."""
+    moving = [cut for cut in cuts.of(made, target) if cut.layouts]
+    different = {(cut.geometry, cut.keeps, tuple(cut.layouts.values())): cut for cut in moving}
+    cuts.check(made, different.values(), target, rtol=1e-5, atol=1e-3)
 
 
 COPIES = [
@@ -77,17 +53,15 @@ COPIES = [
 @pytest.mark.parametrize("dtype", [F32, BF16, I32, torch.bool])
 @pytest.mark.parametrize(("shape", "order"), COPIES[:2])
 def test_copies_of_all_dtypes(
-    region: Build, monkeypatch: pytest.MonkeyPatch, shape: Order, order: Order,
+    region: Build, cuts: Cuts, shape: Order, order: Order,
     dtype: torch.dtype, target: str,
 ) -> None:  # fmt: skip
-    check_all(region(copy, draw(shape, order, dtype)), monkeypatch, target)
+    check_all(region(copy, draw(shape, order, dtype)), cuts, target)
 
 
 @pytest.mark.parametrize(("shape", "order"), COPIES)
-def test_copies_of_ragged_sizes(
-    region: Build, monkeypatch: pytest.MonkeyPatch, shape: Order, order: Order
-) -> None:
-    check_all(region(copy, draw(shape, order)), monkeypatch)
+def test_copies_of_ragged_sizes(region: Build, cuts: Cuts, shape: Order, order: Order) -> None:
+    check_all(region(copy, draw(shape, order)), cuts)
 
 
 def test_a_copy_of_int64_stays_in_one_order(region: Build) -> None:
@@ -97,14 +71,14 @@ def test_a_copy_of_int64_stays_in_one_order(region: Build) -> None:
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("dims", [[1], [2], [3], [1, 3]])
 def test_operands_in_two_orders_that_are_reduced(
-    region: Build, monkeypatch: pytest.MonkeyPatch, dims: list[int], dtype: torch.dtype
+    region: Build, cuts: Cuts, dims: list[int], dtype: torch.dtype
 ) -> None:
     def function(x: Any, y: Any) -> Any:
         return aten.amax.default(aten.maximum.default(x, y), dims, True)
 
     shape = (130, 5, 12, 9)
     made = region(function, draw(shape, (0, 3, 1, 2), dtype), draw(shape, (0, 1, 2, 3), dtype))
-    check_all(made, monkeypatch)
+    check_all(made, cuts)
 
 
 def test_a_copy_within_partitions_is_predicted_near_the_rate_of_its_bytes(region: Build) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from trnx.nki_kernels.generator import kernel, tile
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 from trnx.simulator.hardware import hardware
-from trnx.simulator.lru_cache import LruCache
 
 aten = torch.ops.aten
 Build = Callable[..., Any]
+Cuts = Any  # of conftest.py
 F32, BF16 = torch.float32, torch.bfloat16
 
 
@@ -37,30 +36,13 @@ def softmax(x: Any, y: Any) -> Any:
     return aten.div.Tensor(weights, aten.sum.dim_IntList(weights, [0], True))
 
 
-def cuts(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[TiledRegion]:
-    """All that are found."""
-    monkeypatch.setattr(kernel, "_stores", [])
-    monkeypatch.setattr(tile, "MOST_TILINGS", 1000)
-    monkeypatch.setattr(tile, "_WORTH_A_TRY", math.inf)
-    found: list[TiledRegion] = []
-
-    def tilings(*arguments: Any) -> list[list[TiledRegion]]:
-        found.extend(region for group in tile.tilings(*arguments) for region in group)
-        return [found[:1]]
-
-    monkeypatch.setattr(kernel, "_SOURCES", LruCache(8))
-    monkeypatch.setattr(kernel, "tilings", tilings)
-    assert made.kernel.supports(made.bindings, hardware("trn2")) is None
-    return found
-
-
 @pytest.mark.parametrize("function", [activated_mean, softmax])
 @pytest.mark.parametrize("shape", [(300007,), (1291, 40), (3, 901, 7), (700, 129)])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("special", [0.0, math.inf, -math.inf, math.nan])
 def test_values(
     region: Build,
-    monkeypatch: pytest.MonkeyPatch,
+    cuts: Cuts,
     function: Callable[..., Any],
     shape: tuple[int, ...],
     dtype: torch.dtype,
@@ -69,23 +51,19 @@ def test_values(
     x = draw(*shape, dtype=dtype)
     x.view(-1)[-1] = special
     made = region(function, x, draw(*shape, dtype=dtype))
-    staged = [cut for cut in cuts(made, monkeypatch) if cut.phase_stages > 1]
+    every = cuts.of(made)
+    staged = [cut for cut in every if cut.phase_stages > 1]
+    assert staged or math.prod(shape) < 30000
     error = 1e-4 if dtype is F32 else 2e-2
     deepest: dict[Any, TiledRegion] = {}
-    for cut in staged:
+    for cut in staged or every:
         deepest[cut.geometry.crosses, cut.keeps, cut.geometry.even] = cut
-    for cut in deepest.values():
-        monkeypatch.setattr(kernel, "tilings", lambda *_, cut=cut: [[cut]])
-        monkeypatch.setattr(kernel, "_SOURCES", LruCache(8))
-        made.check(rtol=error, atol=error)
-    assert staged or math.prod(shape) < 30000
+    cuts.check(made, deepest.values(), rtol=error, atol=error)
 
 
-def test_stages_take_less_than_tiles_one_after_another(
-    region: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_take_less_than_tiles_one_after_another(region: Build, cuts: Cuts) -> None:
     made = region(activated_mean, draw(700001), draw(700001))
-    found = cuts(made, monkeypatch)
+    found = cuts.of(made)
     chip = hardware("trn2")
     least = {
         is_staged: min(
@@ -98,11 +76,9 @@ def test_stages_take_less_than_tiles_one_after_another(
     assert least[True] < 0.95 * least[False]
 
 
-def test_what_is_left_of_the_rows_is_computed_first(
-    region: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_left_of_the_rows_is_computed_first(region: Build, cuts: Cuts) -> None:
     made = region(lambda x: aten.amax.default(x, [0], True), draw(185274))
-    across = [cut.across for cut in cuts(made, monkeypatch) if cut.across is not None]
+    across = [cut.across for cut in cuts.of(made) if cut.across is not None]
     ragged = [one for one in across if len(one.geometry.rows) > 1]
     assert ragged
     for one in ragged:
