@@ -56,6 +56,26 @@ class Ready(NamedTuple):
     shift: nl.NkiTensor | None
 
 
+class Filters(NamedTuple):
+    """Output channels of a group, in chunks, and its `weight`. `ready` has what the first of the
+    chunks need, and grows as products come to the others.
+    """
+
+    given: Operands
+    weight: nl.NkiTensor
+    chunks: list[Channels]
+    ready: list[Ready]
+
+
+class Volume(NamedTuple):
+    """Planes that are convolved together: images, or those of one. `is_last`: nothing follows."""
+
+    x: Source
+    out: nl.NkiTensor
+    residual: nl.NkiTensor | None
+    is_last: bool
+
+
 def with_planes(weight: nl.NkiTensor) -> nl.NkiTensor:
     """A weight of 1, 2 or 3 kernel dimensions as `[a, b, planes, rows, columns]`."""
     shape = weight.shape
@@ -109,14 +129,12 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
         for first in range(first_out, end_out, plan.out_channels):
             last = min(first + plan.out_channels, end_out)
             chunks = _chunks(first, last, group * out_channels)
-            ready: list[Ready] = []
+            filters = Filters(given, part, chunks, [])
             for index in range(len(xs)):
                 x = _source(given.x, xs[index], index, group * channels, channels)
                 is_last = group == groups - 1 and last == end_out and index == len(xs) - 1
-                _convolve_volume(
-                    outs[index], x, residuals[index], part, given, plan, blocks, chunks, ready,
-                    is_last,
-                )  # fmt: skip
+                volume = Volume(x, outs[index], residuals[index], is_last)
+                _convolve_volume(volume, filters, plan, blocks)
 
 
 def _source(
@@ -144,11 +162,10 @@ def _chunks(first: int, end: int, place: int) -> list[Channels]:
     return chunks
 
 
-def _load(
-    weight: nl.NkiTensor, given: Operands, plan: Plan, chunks: list[Channels], ready: list[Ready]
-) -> None:
-    """What the next of `chunks` need; several have their weights loaded at once for 1x1 kernels."""
-    index = len(ready)
+def _load(filters: Filters, plan: Plan) -> None:
+    """What the next chunks need; several have their weights loaded at once for 1x1 kernels."""
+    given, weight, chunks = filters.given, filters.weight, filters.chunks
+    index = len(filters.ready)
     some = chunks[index : index + 1]
     if plan.layout != "":
         # Several chunks of short rows at once, but products wait for all of them.
@@ -165,7 +182,8 @@ def _load(
         scale, shift = columns_of(given.bias, given.norm, rows)
         if plan.sides > 1:
             scale, shift = _on_all_sides(scale, plan), _on_all_sides(shift, plan)
-        ready.append(Ready(Weights(tile, weights.channels, weights.masked), scale, shift))
+        its = Weights(tile, weights.channels, weights.masked)
+        filters.ready.append(Ready(its, scale, shift))
 
 
 def _on_all_sides(column: nl.NkiTensor | None, plan: Plan) -> nl.NkiTensor | None:
@@ -180,33 +198,21 @@ def _on_all_sides(column: nl.NkiTensor | None, plan: Plan) -> nl.NkiTensor | Non
     return wide
 
 
-def _convolve_volume(
-    out: nl.NkiTensor,
-    x: Source,
-    residual: nl.NkiTensor | None,
-    weight: nl.NkiTensor,
-    given: Operands,
-    plan: Plan,
-    blocks: list[Block],
-    chunks: list[Channels],
-    ready: list[Ready],
-    is_last: bool,
-) -> None:
-    """Blocks of one volume, the last one or not; `ready` has what each of `chunks` needs from the
-    first block on.
-    """
+def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[Block]) -> None:
+    """All blocks of a volume."""
     turn = 0
-    is_first = len(ready) == 0
+    chunks = filters.chunks
+    is_first = len(filters.ready) == 0
     if is_first and len(chunks) > 0:
         # Before the first inputs, as they take longer to be of use.
-        _load(weight, given, plan, chunks, ready)
+        _load(filters, plan)
     for first in range(0, len(blocks), plan.streams * plan.sides):
         sides = []
-        end = min(first + plan.streams * plan.sides, len(blocks))
-        for begin in range(first, end, plan.streams):
-            some_blocks = blocks[begin : min(begin + plan.streams, end)]
+        end_block = min(first + plan.streams * plan.sides, len(blocks))
+        for begin in range(first, end_block, plan.streams):
+            some_blocks = blocks[begin : min(begin + plan.streams, end_block)]
             number = begin // plan.streams
-            sides.append(load_input(x, plan, some_blocks, number, is_first and first == 0))
+            sides.append(load_input(volume.x, plan, some_blocks, number, is_first and first == 0))
         start = 0
         while start < len(chunks):
             # A last chunk of fewer channels is stored by itself.
@@ -214,30 +220,25 @@ def _convolve_volume(
             while end > start + 1 and chunks[end - 1].number < chunks[start].number:
                 end = end - 1
             part = (start, end)
-            where = (first, turn, is_last and first + plan.streams * plan.sides >= len(blocks))
-            turn = _convolve_chunks(
-                out, residual, sides, where, weight, given, plan, chunks, part, ready
-            )
+            is_last = volume.is_last and end_block >= len(blocks)
+            turn = _convolve_chunks(volume, filters, plan, sides, part, (first, turn, is_last))
             start = end
 
 
 def _convolve_chunks(
-    out: nl.NkiTensor,
-    residual: nl.NkiTensor | None,
-    sides: list[Inputs],
-    where: tuple[int, int, bool],
-    weight: nl.NkiTensor,
-    given: Operands,
+    volume: Volume,
+    filters: Filters,
     plan: Plan,
-    every: list[Channels],
+    sides: list[Inputs],
     part: tuple[int, int],
-    ready: list[Ready],
+    where: tuple[int, int, bool],
 ) -> int:
     """Some blocks for chunks `part` (first, end) of the output channels, which are stored together.
     `where`: the number of the first block, and of banks that were copied out, and whether no input
     is loaded after these blocks; returns the number of banks after these.
     """
-    chunks = every[part[0] : part[1]]
+    out, residual, ready = volume.out, volume.residual, filters.ready
+    chunks = filters.chunks[part[0] : part[1]]
     results: list[nl.NkiTensor] = []
     added: list[nl.NkiTensor | None] = []
     for index in range(len(sides[0].blocks)):
@@ -255,8 +256,8 @@ def _convolve_chunks(
     turn = where[1]
     for chunk in range(len(chunks)):
         # One more than is needed, whose transposes leave PSUM during the products.
-        while len(ready) < min(part[0] + chunk + 2, len(every)):
-            _load(weight, given, plan, every, ready)
+        while len(ready) < min(part[0] + chunk + 2, len(filters.chunks)):
+            _load(filters, plan)
         its = ready[part[0] + chunk]
         parts = []
         more = []
@@ -264,9 +265,9 @@ def _convolve_chunks(
             other = added[number]
             parts.append(results[number][:, chunk])
             more.append(None if other is None else other[:, chunk])
-        then = Epilogue(its.scale, its.shift, given.activation)
+        then = Epilogue(its.scale, its.shift, filters.given.activation)
         turn = convolve_blocks(parts, more, sides, its.weights, plan, then, turn)
-    are_alone = where[2] and len(ready) == len(every)
+    are_alone = where[2] and len(ready) == len(filters.chunks)
     for index in range(len(results)):
         _move(out, results[index], sides, index, plan, chunks, True, are_alone)
     return turn
