@@ -12,5 +12,6 @@ step "ruff check";  "$VENV/bin/ruff" check .
 step "ruff format"; "$VENV/bin/ruff" format --check .
 step "import directions and types"; "$VENV/bin/python" scripts/check_tree.py
 step "the checks check"; "$VENV/bin/python" scripts/check_tree.py --self-test
-step "tests"; "$VENV/bin/python" -m pytest -n 2 "$@"
+# A file stays in one process: what its fixtures made, jobs of several ranks among it, is made once.
+step "tests"; "$VENV/bin/python" -m pytest -n 2 --dist loadfile "$@"
 step "all checks passed"

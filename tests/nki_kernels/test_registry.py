@@ -35,6 +35,7 @@ def cached_samples(name: str) -> list[Sample]:
     return samples_of(name)
 
 
+@functools.cache
 def cases() -> list[Any]:
     return [
         pytest.param(name, index, id=f"{name}-{sample.note or index}")
