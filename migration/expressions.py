@@ -320,6 +320,8 @@ class Expressions(Views):
             parameters = PARAMETERS.get(isa, ())
             if language in _ALLOCATIONS:
                 parameters = ("shape", "dtype")
+            if language == "loop_reduce":
+                parameters = ("x", "op")
             self._spelling.of_arguments(node, parameters)
 
     # ---- instructions that get a dst ----
