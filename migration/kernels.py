@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from trnx.migration.affine import NotAffineError
+from trnx.migration.affine import NotAffineError, operand
 from trnx.migration.calls import WITHOUT_EFFECT, arithmetic, placement, without
 from trnx.migration.clearing import Clearing
 from trnx.migration.expressions import Expressions
@@ -369,34 +369,55 @@ class KernelRewriter:
         if not isinstance(value, ast.Call):
             return None
         with self._expressions.bounded(self._expressions.masked(value) or {}):
-            product = self._product(value)
+            name = _target_name(ast.AugAssign(target, ast.Add(), value))
+            is_psum = self._expressions.tiles.get(name, Tile()).is_psum
+            product = self._product(value, may_turn=is_psum)
             if product is None:
                 return None
             dst = target.id if isinstance(target, ast.Name) else self._target(target)
             return f"{self._names.spelt('nki.isa', 'nc_matmul')}({dst}, {product})"
 
-    def _product(self, value: ast.Call) -> str | None:
-        """`stationary, moving` of a product that accumulates; None for anything else."""
+    def _product(self, value: ast.Call, may_turn: bool) -> str | None:
+        """`stationary, moving` of a product that accumulates; None for anything else. `may_turn`:
+        what nl.matmul transposes is transposed before the statement.
+        """
+        is_turned = True
         if self._names.isa(value.func) == "nc_matmul":
             given = bound(("stationary", "moving"), value) or {}
             operands = [given.get("stationary"), given.get("moving")]
         elif self._names.language(value.func) == "matmul":
             given = bound(("x", "y"), value) or {}
             turned = given.get("transpose_x")
-            if not (isinstance(turned, ast.Constant) and turned.value is True):
+            is_turned = isinstance(turned, ast.Constant) and turned.value is True
+            if not is_turned and (turned is not None or not may_turn):
                 return None
             operands = [given.get("x"), given.get("y")]
         else:
             return None
         texts = []
-        for operand in operands:
-            if operand is None:
+        for one in operands:
+            if one is None:
                 return None
-            self._expressions.visit(operand)
-            texts.append(self._source.render(operand))
+            self._expressions.visit(one)
+            texts.append(self._source.render(one))
+        if not is_turned:
+            texts[0] = self._transposed(texts[0])
         rest = [k for k in value.keywords if k.arg in ("is_stationary_onezero",
                 "is_moving_onezero", "is_transpose", "tile_position", "tile_size")]  # fmt: skip
         return ", ".join([*texts, *(self._source.render(keyword) for keyword in rest)])
+
+    def _transposed(self, tile: str) -> str:
+        """The transpose of a tile in SBUF, made before the statement."""
+        expressions, tile = self._expressions, operand(tile)
+        psum, sbuf = expressions.fresh(), expressions.fresh()
+        shape = f"({tile}.shape[1], {tile}.shape[0])"
+        buffer = f"buffer={expressions.nl('psum')}"
+        expressions.before += [
+            f"{psum} = {expressions.nl('ndarray')}({shape}, dtype={tile}.dtype, {buffer})",
+            f"{self._names.spelt('nki.isa', 'nc_transpose')}({psum}, {tile})",
+            f"{sbuf} = {expressions.nl('copy')}({psum})",
+        ]
+        return sbuf
 
     # ---- allocation ----
 
