@@ -17,6 +17,8 @@ from trnx.migration.views import Tile, Views
 from trnx.simulator.older_dialects import changed_name, changed_parameter
 
 _ALLOCATIONS = ("ndarray", "zeros", "ones", "full", "empty_like", "zeros_like", "rand")
+# What `migrate` rewrites, or tells of, where it stands.
+_REWRITTEN = ("simulate_kernel", "baremetal", "par_dim", "static_cast")
 _REDUCTIONS = ("sum", "max", "min", "mean", "prod", "var", "all")
 # `nl.fp32.min`: the least float32.
 _SMALLEST = "-3.4028234663852886e38"
@@ -246,7 +248,7 @@ class Expressions(Views):
     def _gone(self, function: ast.expr) -> None:
         module, _, name = self.names.dotted(function).rpartition(".")
         change = changed_name(module, name) if module else None
-        if change is not None and name not in ("simulate_kernel", "par_dim", "static_cast"):
+        if change is not None and name not in _REWRITTEN:
             self.note(f"{module}.{name} is {change}")
 
     @staticmethod

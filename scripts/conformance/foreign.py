@@ -50,7 +50,9 @@ _NAMED = re.compile(
     r"(?:trnx: |E\s+trnx\.[\w.]+\.|trnx\.[\w.]+\.)(\w+(?:Error|Finding)): (.*?)(?:\n\n|\Z)",
     re.DOTALL,
 )
-_DIFFERS = re.compile(r"\bdiffer\b|do not match|matches\? False|not equal to tolerance|Mismatched")
+_DIFFERS = re.compile(
+    r"\bdiffer\b|do not match|(?:matches|close)\?? ?:? *False|not equal to tolerance|Mismatched"
+)
 _FALSE = re.compile(r"^(?:E\s+)?(AssertionError|AssertionError: .*)$", re.MULTILINE)
 _NEWER = re.compile(r"needs trn3 \(NeuronCore-v4\)")
 _NO_TEST = re.compile(r"^(no tests ran|\d+ deselected)\b", re.MULTILINE)

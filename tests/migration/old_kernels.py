@@ -391,4 +391,20 @@ def kernel(x, w):
         (_array(4, 6, 32, 2, 64), _array(2, 32, 300)),
         lambda x, w: np.einsum("ijpkm,kpn->ijmn", x, w),
     ),
+    "sums of transposed products": Case(
+        """\
+def kernel(x, w):
+    out = nl.ndarray((64, 40), dtype=np.float32, buffer=nl.shared_hbm)
+    rows = nl.load(x)
+    acc = nl.zeros((64, 40), nl.float32, buffer=nl.psum)
+    total = nl.zeros((64, 40), nl.float32, buffer=nl.sbuf)
+    for k in nl.affine_range(2):
+        acc += nl.matmul(rows[:, k * 32:(k + 1) * 32], nl.load(w[k * 32:(k + 1) * 32]))
+        total += nl.matmul(rows[:, k * 32:(k + 1) * 32], nl.load(w[k * 32:(k + 1) * 32]))
+    nl.store(out, value=nl.add(nl.copy(acc), total))
+    return out
+""",
+        (_array(64, 64), _array(64, 40)),
+        lambda x, w: 2 * x @ w,
+    ),
 }
