@@ -391,6 +391,9 @@ class Expressions(Views):
             call = f"{self.source.render(node.func)}({dst}, value={texts.get('value')})"
         else:
             call = without(self.source, node, "mask", "dtype", first=dst)
+        if isa == "nc_matmul" and not declares:
+            # It would add to what an earlier product left there (accumulate=None).
+            call = f"{call[:-1].rstrip().removesuffix(',')}, accumulate=False)"
         return [made, call] if declares and made is not None else [call]
 
     def _ramp(self, node: ast.Call, dst: str, declares: bool, isa: str) -> list[str] | None:

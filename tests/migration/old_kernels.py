@@ -407,4 +407,20 @@ def kernel(x, w):
         (_array(64, 64), _array(64, 40)),
         lambda x, w: 2 * x @ w,
     ),
+    "products that overwrite": Case(
+        """\
+def kernel(x, w):
+    out = nl.ndarray((2, 64, 40), dtype=np.float32, buffer=nl.shared_hbm)
+    acc = nl.ndarray((nl.par_dim(64), 40), dtype=np.float32, buffer=nl.psum)
+    for i in nl.affine_range(2):
+        acc[...] = nisa.nc_matmul(
+            nl.load(x[i]),
+            nl.load(w),
+        )
+        nl.store(out[i], value=nl.copy(acc))
+    return out
+""",
+        (_array(2, 32, 64), _array(32, 40)),
+        lambda x, w: x.transpose(0, 2, 1) @ w,
+    ),
 }
