@@ -17,6 +17,8 @@ from trnx.migration.views import Tile, Views
 from trnx.simulator.older_dialects import changed_name, changed_parameter
 
 _ALLOCATIONS = ("ndarray", "zeros", "ones", "full", "empty_like", "zeros_like", "rand")
+# What `migrate` rewrites, or tells of, where it stands.
+_REWRITTEN = ("simulate_kernel", "baremetal", "par_dim", "static_cast")
 _REDUCTIONS = ("sum", "max", "min", "mean", "prod", "var", "all")
 # `nl.fp32.min`: the least float32.
 _SMALLEST = "-3.4028234663852886e38"
@@ -246,7 +248,7 @@ class Expressions(Views):
     def _gone(self, function: ast.expr) -> None:
         module, _, name = self.names.dotted(function).rpartition(".")
         change = changed_name(module, name) if module else None
-        if change is not None and name not in ("simulate_kernel", "par_dim", "static_cast"):
+        if change is not None and name not in _REWRITTEN:
             self.note(f"{module}.{name} is {change}")
 
     @staticmethod
@@ -320,6 +322,8 @@ class Expressions(Views):
             parameters = PARAMETERS.get(isa, ())
             if language in _ALLOCATIONS:
                 parameters = ("shape", "dtype")
+            if language == "loop_reduce":
+                parameters = ("x", "op")
             self._spelling.of_arguments(node, parameters)
 
     # ---- instructions that get a dst ----
@@ -387,6 +391,9 @@ class Expressions(Views):
             call = f"{self.source.render(node.func)}({dst}, value={texts.get('value')})"
         else:
             call = without(self.source, node, "mask", "dtype", first=dst)
+        if isa == "nc_matmul" and not declares:
+            # It would add to what an earlier product left there (accumulate=None).
+            call = f"{call[:-1].rstrip().removesuffix(',')}, accumulate=False)"
         return [made, call] if declares and made is not None else [call]
 
     def _ramp(self, node: ast.Call, dst: str, declares: bool, isa: str) -> list[str] | None:

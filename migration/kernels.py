@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from trnx.migration.affine import NotAffineError
+from trnx.migration.affine import NotAffineError, operand
 from trnx.migration.calls import WITHOUT_EFFECT, arithmetic, placement, without
+from trnx.migration.clearing import Clearing
 from trnx.migration.expressions import Expressions
+from trnx.migration.loop_reductions import LoopReductions, is_loop_reduce
 from trnx.migration.names import Names
 from trnx.migration.results import PARAMETERS, RESULTS, Result, bound
 from trnx.migration.source import DELETED, Source
@@ -32,13 +34,17 @@ class KernelRewriter:
         # Assignments of index expressions, which are gone.
         self._removed: list[ast.Assign | ast.AnnAssign] = []
         self._uses = Uses(())
+        self._clearing = Clearing((), names, self._expressions)
+        self._reductions = LoopReductions(source, names, self._expressions)
         # Tiles that nothing has written yet, but under these conditions.
         self._unwritten: dict[str, list[str]] = {}
 
     def run(self, function: ast.FunctionDef) -> None:
         """Rewrite the body."""
         self._removed, self._unwritten = [], {}
-        self._uses = Uses(tuple(ast.walk(function)))
+        nodes = tuple(ast.walk(function))
+        self._uses = Uses(nodes)
+        self._clearing = Clearing(nodes, self._names, self._expressions)
         self._expressions.is_host = self._is_host(function)
         for node in ast.walk(function):
             if isinstance(node, ast.Return) and node.value is not None:
@@ -86,9 +92,12 @@ class KernelRewriter:
         if isinstance(statement, ast.For | ast.While | ast.If | ast.With):
             self._header(statement)
             self._finish(statement, None)
+            loops = [statement] if isinstance(statement, ast.For) else []
+            self._reductions.loops += loops
             for body in (statement.body, getattr(statement, "orelse", [])):
                 if body:
                     self._body(body)
+            del self._reductions.loops[len(self._reductions.loops) - len(loops) :]
             return False
         if isinstance(statement, ast.FunctionDef):
             if self._uses.are_within(statement.name, self._is_placement):
@@ -267,6 +276,9 @@ class KernelRewriter:
         if language == "shared_constant" and isinstance(target, ast.Name):
             self._constant(target.id, call)
             return None
+        if is_loop_reduce(call, self._names):
+            dst = target.id if isinstance(target, ast.Name) else _place(self._target(target))
+            return self._reductions.lines(call, dst, declares=isinstance(target, ast.Name))
         has_mask = any(keyword.arg == "mask" for keyword in call.keywords)
         is_masked = has_mask and language == "load"
         is_update = has_mask and bool(language) and isinstance(target, ast.Subscript)
@@ -331,10 +343,10 @@ class KernelRewriter:
     def _augmented(self, statement: ast.AugAssign) -> list[str] | None:
         """`x += y` on tiles; products accumulate in PSUM."""
         expressions, value, target = self._expressions, statement.value, statement.target
-        product = self._product(value) if isinstance(statement.op, ast.Add) else None
-        if product is not None and isinstance(target, ast.Name | ast.Subscript):
-            dst = target.id if isinstance(target, ast.Name) else self._target(target)
-            return [f"{self._names.spelt('nki.isa', 'nc_matmul')}({dst}, {product})"]
+        if isinstance(statement.op, ast.Add) and isinstance(target, ast.Name | ast.Subscript):
+            accumulated = self._accumulated(target, value)
+            if accumulated is not None:
+                return [accumulated]
         is_tile = expressions.visit(value)
         name = arithmetic(statement.op)
         if isinstance(target, ast.Name):
@@ -350,31 +362,62 @@ class KernelRewriter:
             return [f"{place} = {text}"]
         return None
 
-    def _product(self, value: ast.expr) -> str | None:
-        """`stationary, moving` of a product that accumulates; None for anything else."""
+    def _accumulated(self, target: ast.Name | ast.Subscript, value: ast.expr) -> str | None:
+        """The product that is added to `target`; None where `value` is none. Its mask cuts the
+        target, too.
+        """
         if not isinstance(value, ast.Call):
             return None
+        with self._expressions.bounded(self._expressions.masked(value) or {}):
+            name = _target_name(ast.AugAssign(target, ast.Add(), value))
+            is_psum = self._expressions.tiles.get(name, Tile()).is_psum
+            product = self._product(value, may_turn=is_psum)
+            if product is None:
+                return None
+            dst = target.id if isinstance(target, ast.Name) else self._target(target)
+            return f"{self._names.spelt('nki.isa', 'nc_matmul')}({dst}, {product})"
+
+    def _product(self, value: ast.Call, may_turn: bool) -> str | None:
+        """`stationary, moving` of a product that accumulates; None for anything else. `may_turn`:
+        what nl.matmul transposes is transposed before the statement.
+        """
+        is_turned = True
         if self._names.isa(value.func) == "nc_matmul":
             given = bound(("stationary", "moving"), value) or {}
             operands = [given.get("stationary"), given.get("moving")]
         elif self._names.language(value.func) == "matmul":
             given = bound(("x", "y"), value) or {}
             turned = given.get("transpose_x")
-            if not (isinstance(turned, ast.Constant) and turned.value is True):
+            is_turned = isinstance(turned, ast.Constant) and turned.value is True
+            if not is_turned and (turned is not None or not may_turn):
                 return None
             operands = [given.get("x"), given.get("y")]
         else:
             return None
         texts = []
-        with self._expressions.bounded(self._expressions.masked(value) or {}):
-            for operand in operands:
-                if operand is None:
-                    return None
-                self._expressions.visit(operand)
-                texts.append(self._source.render(operand))
+        for one in operands:
+            if one is None:
+                return None
+            self._expressions.visit(one)
+            texts.append(self._source.render(one))
+        if not is_turned:
+            texts[0] = self._transposed(texts[0])
         rest = [k for k in value.keywords if k.arg in ("is_stationary_onezero",
                 "is_moving_onezero", "is_transpose", "tile_position", "tile_size")]  # fmt: skip
         return ", ".join([*texts, *(self._source.render(keyword) for keyword in rest)])
+
+    def _transposed(self, tile: str) -> str:
+        """The transpose of a tile in SBUF, made before the statement."""
+        expressions, tile = self._expressions, operand(tile)
+        psum, sbuf = expressions.fresh(), expressions.fresh()
+        shape = f"({tile}.shape[1], {tile}.shape[0])"
+        buffer = f"buffer={expressions.nl('psum')}"
+        expressions.before += [
+            f"{psum} = {expressions.nl('ndarray')}({shape}, dtype={tile}.dtype, {buffer})",
+            f"{self._names.spelt('nki.isa', 'nc_transpose')}({psum}, {tile})",
+            f"{sbuf} = {expressions.nl('copy')}({psum})",
+        ]
+        return sbuf
 
     # ---- allocation ----
 
@@ -412,30 +455,47 @@ class KernelRewriter:
             # Results are in shared HBM since NKI 0.3.
             self._source.replace(buffer, expressions.nl("shared_hbm"))
         expressions.tiles[name] = Tile(is_psum=memory == "psum")
-        has_gone = any(keyword.arg in WITHOUT_EFFECT for keyword in call.keywords)
+        sizes, place, has_place = self._sizes(shape)
+        gone = self._gone(name, call, sizes, place)
+        if not has_place:
+            return [f"{name} = {without(self._source, call, *gone)}"] if gone else None
+        assert shape is not None
+        if memory in _HBM or place == 0:
+            self._source.replace(shape, f"({', '.join(sizes)})")
+            return [f"{name} = {without(self._source, call, *gone)}"] if gone else None
+        self._source.replace(shape, f"({', '.join(sizes[place:])})")
+        expressions.tiles[name] = Tile(blocks=place, is_psum=memory == "psum")
+        return _lists(name, sizes[:place], without(self._source, call, *gone))
+
+    def _sizes(self, shape: ast.expr | None) -> tuple[list[str], int, bool]:
+        """The sizes of a shape, where its partition dimension stands, and whether it says so."""
         if not isinstance(shape, ast.Tuple | ast.List):
-            return [f"{name} = {self._allocated(call)}"] if has_gone else None
+            return [], 0, False
         places = [
             i
             for i, size in enumerate(shape.elts)
             if isinstance(size, ast.Call) and self._names.language(size.func) == "par_dim"
         ]
-        if not places:
-            return [f"{name} = {self._allocated(call)}"] if has_gone else None
         sizes = [self._source.render(_size(size)) for size in shape.elts]
-        place = places[0]
-        if memory in _HBM or place == 0:
-            self._source.replace(shape, f"({', '.join(sizes)})")
-            return [f"{name} = {self._allocated(call)}"] if has_gone else None
-        self._source.replace(shape, f"({', '.join(sizes[place:])})")
-        expressions.tiles[name] = Tile(blocks=place, is_psum=memory == "psum")
-        return _lists(name, sizes[:place], self._allocated(call))
+        return sizes, places[0] if places else 0, bool(places)
 
-    def _allocated(self, call: ast.Call) -> str:
-        """An allocation without parameters that change no result."""
-        if any(keyword.arg in WITHOUT_EFFECT for keyword in call.keywords):
-            return without(self._source, call, *WITHOUT_EFFECT)
-        return self._source.render(call)
+    def _gone(self, name: str, call: ast.Call, sizes: Sequence[str], place: int) -> list[str]:
+        """Parameters of an allocation that change no result; one that need not clear its tile is
+        an `ndarray` from here on.
+        """
+        given = {keyword.arg for keyword in call.keywords}
+        gone = [parameter for parameter in WITHOUT_EFFECT if parameter in given]
+        function = self._names.language(call.func)
+        tile = self._expressions.tiles[name]
+        is_sum = bool(gone) and tile.is_psum and self._clearing.is_sum_of_products(name)
+        is_filled = function == "zeros" or "fill_value" in given
+        if function in ("zeros", "full") and (
+            is_sum
+            or (is_filled and self._clearing.is_reduced_over_loops(name, sizes[place:], place))
+        ):
+            self._source.replace(call.func, self._expressions.nl("ndarray"))
+            gone.append("fill_value")
+        return gone
 
 
 def _is_conditional(statement: ast.stmt) -> bool:

@@ -60,6 +60,7 @@ def migrate(text: str, name: str = "<kernel>") -> Migration:
         _imports(function, names)
         _decorators(function, source, names)
     _calls(source, names, notes)
+    _annotations(source, names)
     above = names.rewrite_imports(_used(source))
     before = {
         statement: "".join(f"{source.indent(statement)}{MARK} {note}\n" for note in found)
@@ -138,8 +139,13 @@ def _calls(source: Source, names: Names, notes: dict[ast.stmt, list[str]]) -> No
     for statement in ast.walk(source.tree):
         if not isinstance(statement, ast.stmt) or isinstance(statement, ast.FunctionDef):
             continue
-        for node in _own_expressions(statement):
+        nodes = _own_expressions(statement)
+        # The inner call of `nki.baremetal()(kernel)`.
+        makers = {node.func for node in nodes if isinstance(node, ast.Call)}
+        for node in nodes:
             if isinstance(node, ast.Call) and not source.is_replaced(node):
+                if node in makers and names.dotted(node.func) == "nki.baremetal" and not node.args:
+                    continue
                 note = _changed_call(node, source, names)
                 if note:
                     notes.setdefault(statement, []).append(note)
@@ -154,6 +160,20 @@ def _own_expressions(statement: ast.stmt) -> list[ast.AST]:
     return found[::-1]
 
 
+def _annotations(source: Source, names: Names) -> None:
+    """`x: nki.tensor` of NKI 0.1."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and names.dotted(node) == "nki.tensor":
+            source.replace(node, names.spelt("nki.language", "NkiTensor"))
+
+
+def _run_kernel(node: ast.Call, names: Names) -> ast.expr | None:
+    """The kernel of `nki.baremetal(kernel)` and `nki.baremetal(...)(kernel)`."""
+    maker = node.func.func if isinstance(node.func, ast.Call) and not node.func.args else node.func
+    is_one = names.dotted(maker) == "nki.baremetal" and len(node.args) == 1
+    return node.args[0] if is_one else None
+
+
 def _changed_call(node: ast.Call, source: Source, names: Names) -> str:
     whole = names.dotted(node.func)
     isa = names.isa(node.func)
@@ -162,8 +182,10 @@ def _changed_call(node: ast.Call, source: Source, names: Names) -> str:
         Spelling(source, names).of_arguments(node)
     if whole == "nki.simulate_kernel" and node.args:
         given_all: list[ast.expr | ast.keyword] = [*node.args, *node.keywords]
-        kernel, *rest = [source.render(one) for one in given_all]
-        source.replace(node, f"{names.spelt('nki', 'simulate')}({kernel})({', '.join(rest)})")
+        first, *rest = [source.render(one) for one in given_all]
+        source.replace(node, f"{names.spelt('nki', 'simulate')}({first})({', '.join(rest)})")
+    elif (kernel := _run_kernel(node, names)) is not None:
+        source.replace(node, f"{names.spelt('nki', 'simulate')}({source.render(kernel)})")
     elif whole in ("nki.benchmark", "nki.profile", "nki.baremetal"):
         return f"{whole} is gone: decorate with nki.jit; neuron-profile or `trnx profile` measure"
     elif isa == "dma_copy" and "dst_rmw_op" in given:

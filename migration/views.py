@@ -131,7 +131,7 @@ class Views:
         if text is not None:
             return text
         whole = [part for part in read if isinstance(part, Affine)]
-        if len(whole) < len(read) or not is_whole or not base.replace("[", "").isidentifier():
+        if len(whole) < len(read) or not is_whole or not self._is_tensor(base):
             self.note("write this access as `.ap(pattern=[[stride, count], ...], offset=...)`")
             return None
         try:
@@ -139,6 +139,13 @@ class Views:
         except NotAffineError as error:
             self.note(str(error))
             return None
+
+    def _is_tensor(self, base: str) -> bool:
+        """True for the name of a tensor, and for one tile of lists of tiles (`t[i][j]`)."""
+        node, depth = ast.parse(base, mode="eval").body, 0
+        while isinstance(node, ast.Subscript):
+            node, depth = node.value, depth + 1
+        return isinstance(node, ast.Name) and depth == self.tiles.get(node.id, Tile()).blocks
 
     def gather(self, base: str, parts: Sequence[ast.expr]) -> Gather | None:
         """`base[b, rows, iy]` where `rows` is a tile of row numbers, or a part of one."""

@@ -5,8 +5,10 @@
 `FOLDER` has checkouts of zhang677/AccelOpt and Jerry2423/kda-for-trainium. Their kernels go through
 `trnx migrate` and are scheduled as they are; times are those of `workspaces/*/benchmark.csv`, whose
 p50 is half of the profiled time (inferred there from raw engine times) but for `_WHOLE`, of kernels
-whose values were right. They were compiled with `--disable-dge` (adapter/nkibench_case.py):
-descriptors are written ahead; and by the compiler of neuronxcc, which keeps a part of SBUF.
+whose values were right, and with `--baselines` those of `baselines.json`, of NKIBench's own
+kernels. Shares of VectorE and ScalarE are those of `candidates.jsonl`. All were compiled with
+`--disable-dge` (adapter/nkibench_case.py): descriptors are written ahead; and by the compiler of
+neuronxcc, which keeps a part of SBUF.
 
 For each pass the points that it touches: the middle error with it and without it, and how much the
 worst point loses. Exit status 0 if and only if each pass at least halves that and no point gets
@@ -35,9 +37,11 @@ from nki_bench import Case, cases
 from trnx.migration.migrate import migrate
 from trnx.simulator import Program, TensorSpec, load_module, trace
 from trnx.simulator.costs.constants import timing
+from trnx.simulator.costs.cost import SCALAR, VECTOR
 from trnx.simulator.errors import TrnxError
 from trnx.simulator.hardware import TRN2
 from trnx.simulator.timing.compiler import EVERY, PROGRAM_ORDER, Pass
+from trnx.simulator.timing.schedule import Schedule
 from trnx.simulator.timing.scheduler import schedule
 
 _LOSS = 0.05
@@ -66,6 +70,9 @@ class Timed:
     usual: float
     program_order: float
     without: dict[Pass, float]
+    # Per cent of the measured time that VectorE and ScalarE are busy: predicted and published.
+    busy: tuple[float, float]
+    published: tuple[float | None, float | None]
 
     def error(self, ns: float) -> float:
         """Positive where a prediction is too slow."""
@@ -91,6 +98,28 @@ def measured(checkouts: Path) -> dict[tuple[str, str], float]:
     return {key: statistics.median(values) for key, values in found.items()}
 
 
+def baselines(checkouts: Path) -> dict[tuple[str, str], float]:
+    """ns by operator and name of NKIBench's own kernels."""
+    found = {}
+    for file in sorted(checkouts.glob("*/baselines.json")):
+        for row in json.loads(file.read_text()).values():
+            found[row["op"], Path(row["kernel"]).stem] = 2e6 * row["baseline_latency_ms"]
+    return found
+
+
+def shares(checkouts: Path) -> dict[tuple[str, str], tuple[float | None, float | None]]:
+    """Per cent of its time that VectorE and ScalarE are busy, by operator and name."""
+    found = {}
+    for file in sorted(checkouts.glob("*/workspaces/*/candidates.jsonl")):
+        for line in file.read_text().splitlines():
+            row = json.loads(line) if line.startswith("{") else {}
+            name, metrics = row.get("candidate"), row.get("metrics") or {}
+            if name and "Vec_pct" in metrics:
+                key = file.parent.name, Path(name.split()[0]).stem
+                found[key] = metrics["Vec_pct"], metrics.get("Scl_pct")
+    return found
+
+
 def _arguments(reference: Path) -> list[Any]:
     """What a kernel is called with, as shapes."""
     scope: dict[str, Any] = {}
@@ -109,28 +138,44 @@ def program(case: Case, arguments: list[Any], folder: Path) -> Program:
     """The migrated kernel, traced for trn2. Raises TrnxError."""
     file = folder / f"{case.operator}_{case.name}.py"
     file.write_text(migrate(case.kernel.read_text(), file.name).new)
-    return trace(load_module(file).kernel, arguments, target="trn2")
+    return trace(load_module(file).kernel, arguments, target="trn2", warn={"capacity"})
 
 
-def timed(case: Case, ns: float, traced: Program, most: int) -> Timed | None:
+def timed(
+    case: Case,
+    ns: float,
+    traced: Program,
+    most: int,
+    published: tuple[float | None, float | None] = (None, None),
+) -> Timed | None:
     """All predictions of a kernel; None for one of more than `most` instructions."""
     if len(traced.rows) > most:
         return None
     constants = timing(TRN2)
     static = dataclasses.replace(constants, dma_issue_ns=constants.dma_static_issue_ns)
 
-    def predicted(passes: frozenset[Pass]) -> float:
-        result = schedule(traced.rows, _CHIP, constants=static, passes=passes)
-        return result.total_ps / 1000
+    def predicted(passes: frozenset[Pass]) -> Schedule:
+        return schedule(traced.rows, _CHIP, constants=static, passes=passes)
 
     usual = predicted(EVERY)
-    without = {one: predicted(EVERY - {one}) for one in Pass}
-    return Timed(case.operator, case.name, ns, usual, predicted(PROGRAM_ORDER), without)
+    vector, scalar = (usual.busy_ps.get(queue, 0) / ns / 10 for queue in (VECTOR, SCALAR))
+    return Timed(
+        case.operator,
+        case.name,
+        ns,
+        usual.total_ps / 1000,
+        predicted(PROGRAM_ORDER).total_ps / 1000,
+        {one: predicted(EVERY - {one}).total_ps / 1000 for one in Pass},
+        (vector, scalar),
+        published,
+    )
 
 
-def run_all(checkouts: Path, only: str, most: int) -> Iterator[Timed]:
+def run_all(checkouts: Path, only: str, most: int, has_baselines: bool) -> Iterator[Timed]:
     """Every kernel with a measured time."""
-    times, known = measured(checkouts), {}
+    times, known, busy = measured(checkouts), {}, shares(checkouts)
+    if has_baselines:
+        times |= baselines(checkouts)
     with tempfile.TemporaryDirectory(prefix="nki_bench_") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what their source may be judged otherwise for
         for case in cases(checkouts):
@@ -144,7 +189,8 @@ def run_all(checkouts: Path, only: str, most: int) -> Iterator[Timed]:
             except (TrnxError, TypeError, ValueError, AttributeError) as error:
                 print(f"| {case.operator} | {case.name} | does not run: {str(error)[:200]} |")
                 continue
-            found = timed(case, ns, traced, most)
+            own = busy.get((case.operator, case.name), (None, None))
+            found = timed(case, ns, traced, most, own)
             if found is not None:
                 yield found
 
@@ -164,22 +210,29 @@ def passes_table(found: Sequence[Timed]) -> tuple[str, bool]:
     return "\n".join(lines), holds
 
 
+def _line(point: Timed) -> str:
+    """A row: errors, then busy shares as predicted and as published."""
+    cells = [f"{point.error(ns):+.1%}" for ns in (point.usual, point.program_order)]
+    for ours, theirs in zip(point.busy, point.published, strict=True):
+        cells.append(f"{ours:.0f} %" + ("" if theirs is None else f" ({theirs:.0f} %)"))
+    us = f"{point.measured / 1e3:.1f} us"
+    return f"| {' | '.join([point.operator, point.name, us, *cells])} |"
+
+
 def main() -> int:
     """Parse the command line, predict, print; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkouts", type=Path, required=True, help="a folder of checkouts")
     parser.add_argument("--only", default="", help="a part of OPERATOR/KERNEL")
     parser.add_argument("--most", type=int, default=20_000, help="instructions of a kernel")
+    parser.add_argument("--baselines", action="store_true", help="NKIBench's own kernels, too")
     parser.add_argument("--json", action="store_true", help="print one object as the last line")
     options = parser.parse_args()
-    print("| operator | kernel | measured | predicted | program order |")
-    print("|" + "---|" * 5)
+    print("| operator | kernel | measured | predicted | program order | VectorE | ScalarE |")
+    print("|" + "---|" * 7)
     found = []
-    for point in run_all(options.checkouts, options.only, options.most):
-        errors = (point.usual, point.program_order)
-        cells = " | ".join(f"{point.error(ns):+.1%}" for ns in errors)
-        us = f"{point.measured / 1e3:.1f} us"
-        print(f"| {point.operator} | {point.name} | {us} | {cells} |", flush=True)
+    for point in run_all(options.checkouts, options.only, options.most, options.baselines):
+        print(_line(point), flush=True)
         found.append(point)
     table, holds = passes_table(found)
     print(f"\n{table}\n")

@@ -319,4 +319,108 @@ def kernel(x):
         (_array(64, 1),),
         lambda x: np.arange(64).reshape(64, 1) // 5 + x,
     ),
+    "reduced over loops": Case(
+        """\
+def kernel(x):
+    out = nl.ndarray((2, 64, 2), dtype=np.float32, buffer=nl.shared_hbm)
+    most = nl.ndarray((2, nl.par_dim(64), 1), dtype=np.float32, buffer=nl.sbuf)
+    total = nl.full((2, nl.par_dim(64), 1), fill_value=np.dtype(np.float32).type(7),
+                    dtype=np.float32, buffer=nl.sbuf)
+    part = nl.ndarray((2, 3, nl.par_dim(64), 1), dtype=np.float32, buffer=nl.sbuf)
+    for j in nl.affine_range(1, 4):
+        for b in nl.affine_range(2):
+            for k in nl.sequential_range(2):
+                tile = nl.load(x[b, 2 * j - 2 + k])
+                part[b, j - 1, nl.arange(64)[:, None], 0] = nisa.tensor_reduce(
+                    nl.max, data=tile, axis=[1], dtype=np.float32)
+                most[b, nl.arange(64)[:, None], 0] = nl.loop_reduce(
+                    part[b, j - 1, nl.arange(64)[:, None], 0], op=np.max, loop_indices=[k, j],
+                    mask=None, dtype=np.float32)
+                total[b, nl.arange(64)[:, None], nl.arange(1)[None, :]] = nl.loop_reduce(
+                    part[b, j - 1, nl.arange(64)[:, None], nl.arange(1)[None, :]], np.add, [j, k])
+    for b in nl.affine_range(2):
+        nl.store(out[b, nl.arange(64)[:, None], 0], value=most[b, nl.arange(64)[:, None], 0])
+        nl.store(out[b, nl.arange(64)[:, None], 1], value=total[b, nl.arange(64)[:, None], 0])
+    return out
+""",
+        (_array(2, 6, 64, 40),),
+        lambda x: np.stack([x.max((1, 3)), x.max(3).sum(1)], axis=-1),
+    ),
+    "a reduction with a name": Case(
+        """\
+def kernel(x):
+    out = nl.ndarray(x.shape[1:], dtype=x.dtype, buffer=nl.shared_hbm)
+    for i in nl.affine_range(3):
+        tile = nl.load(x[i])
+        product = nl.loop_reduce(tile, op=np.multiply, loop_indices=(i,), dtype=np.float32)
+    nl.store(out, value=product)
+    return out
+""",
+        (_array(3, 64, 40),),
+        lambda x: x.prod(0),
+    ),
+    "masked sums in many banks": Case(
+        """\
+def kernel(x, w):
+    out = nl.ndarray((4, 6, 64, 300), dtype=np.float32, buffer=nl.shared_hbm)
+    acc = nl.zeros((4, 6, 2, nl.par_dim(64), 256), dtype=np.float32, buffer=nl.psum,
+                   lazy_initialization=True)
+    rows = nl.ndarray((4, 6, nl.par_dim(32), 128), dtype=np.float32, buffer=nl.sbuf)
+    for i in nl.affine_range(4):
+        for j in nl.affine_range(6):
+            rows[i, j, nl.arange(32)[:, None, None],
+                 64 * nl.arange(2)[None, :, None] + nl.arange(64)[None, None, :]] = nl.load(
+                x[i, j, nl.arange(32)[:, None, None], nl.arange(2)[None, :, None],
+                  nl.arange(64)[None, None, :]])
+            for n in nl.affine_range(2):
+                inside = 256 * n + nl.arange(256)[None, :] < 300
+                for k in nl.affine_range(2):
+                    cols = nl.load(w[k, nl.arange(32)[:, None], 256 * n + nl.arange(256)[None, :]],
+                                   mask=-256 * n + -1 * nl.arange(256)[None, :] + 299 >= 0)
+                    acc[i, j, n, nl.arange(64)[:, None], nl.arange(256)[None, :]] += (
+                        nisa.nc_matmul(
+                            rows[i, j, nl.arange(32)[:, None], 64 * k + nl.arange(64)[None, :]],
+                            cols[nl.arange(32)[:, None], nl.arange(256)[None, :]], mask=inside))
+                nl.store(out[i, j, nl.arange(64)[:, None], 256 * n + nl.arange(256)[None, :]],
+                         value=nl.copy(
+                             acc[i, j, n, nl.arange(64)[:, None], nl.arange(256)[None, :]],
+                             mask=inside),
+                         mask=inside)
+    return out
+""",
+        (_array(4, 6, 32, 2, 64), _array(2, 32, 300)),
+        lambda x, w: np.einsum("ijpkm,kpn->ijmn", x, w),
+    ),
+    "sums of transposed products": Case(
+        """\
+def kernel(x, w):
+    out = nl.ndarray((64, 40), dtype=np.float32, buffer=nl.shared_hbm)
+    rows = nl.load(x)
+    acc = nl.zeros((64, 40), nl.float32, buffer=nl.psum)
+    total = nl.zeros((64, 40), nl.float32, buffer=nl.sbuf)
+    for k in nl.affine_range(2):
+        acc += nl.matmul(rows[:, k * 32:(k + 1) * 32], nl.load(w[k * 32:(k + 1) * 32]))
+        total += nl.matmul(rows[:, k * 32:(k + 1) * 32], nl.load(w[k * 32:(k + 1) * 32]))
+    nl.store(out, value=nl.add(nl.copy(acc), total))
+    return out
+""",
+        (_array(64, 64), _array(64, 40)),
+        lambda x, w: 2 * x @ w,
+    ),
+    "products that overwrite": Case(
+        """\
+def kernel(x, w):
+    out = nl.ndarray((2, 64, 40), dtype=np.float32, buffer=nl.shared_hbm)
+    acc = nl.ndarray((nl.par_dim(64), 40), dtype=np.float32, buffer=nl.psum)
+    for i in nl.affine_range(2):
+        acc[...] = nisa.nc_matmul(
+            nl.load(x[i]),
+            nl.load(w),
+        )
+        nl.store(out[i], value=nl.copy(acc))
+    return out
+""",
+        (_array(2, 32, 64), _array(32, 40)),
+        lambda x, w: x.transpose(0, 2, 1) @ w,
+    ),
 }

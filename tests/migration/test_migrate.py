@@ -78,6 +78,10 @@ def test_what_is_left_to_the_author_is_commented(line: str, advice: str) -> None
     [
         ("@nki.jit(mode='baremetal')\ndef k(): pass\n", "@nki.jit\ndef k(): pass\n"),
         ("nki.simulate_kernel(k, a, b=1)\n", "nki.simulate(k)(a, b=1)\n"),
+        ("nki.baremetal(k)(a, b=1)\n", "nki.simulate(k)(a, b=1)\n"),
+        ("run = nki.baremetal(artifacts_dir='x')(k)\n", "run = nki.simulate(k)\n"),
+        ("def k(x: nki.tensor) -> nki.tensor: pass\n",
+         "def k(x: nl.NkiTensor) -> nl.NkiTensor: pass\n"),
         ("nisa.sendrecv(a, b, use_gpsimd_dma=True)\n",
          "nisa.sendrecv(a, b, dma_engine=nisa.dma_engine.gpsimd_dma)\n"),
         ("nisa.dma_copy(a, b, dge_mode=2, oob_mode=1)\n",
