@@ -138,7 +138,7 @@ class _Search:
         for key, other in list(self._open.items()):
             if not (is_next and other is run) and self._meets(other, effects):
                 self._close(key)
-        if product is None or place is None or _reads_its_sum(product):
+        if product is None or place is None or self._reads_its_sum(product):
             if place is not None:
                 self._close(place)
         elif is_next and run is not None:
@@ -161,7 +161,8 @@ class _Search:
 
     def _meets(self, run: _Product, effects: Effects) -> bool:
         """Whether a step needs the sum so far, or writes what the run reads."""
-        if any(run.out.overlaps(region) for region in (*effects.reads.values(), *effects.writes)):
+        touched = (*effects.reads.values(), *effects.writes)
+        if any(overwrites(run.out, region, self.inputs) for region in touched):
             return True
         return any(
             overwrites(region, operand, self.inputs)
@@ -169,10 +170,10 @@ class _Search:
             for operand in run.operands()
         )
 
-
-def _reads_its_sum(product: _Product) -> bool:
-    """Whether a factor lies where the sum is made."""
-    return any(part.overlaps(product.out) for parts in product.factors for part in parts)
+    def _reads_its_sum(self, product: _Product) -> bool:
+        """Whether a factor lies where the sum is made."""
+        parts = (*product.factors[0], *product.factors[1])
+        return any(overwrites(product.out, part, self.inputs) for part in parts)
 
 
 def overwrites(written: Region, read: Region, inputs: int) -> bool:
