@@ -129,6 +129,7 @@ class ProgramCache:
     def _shortened(self, launch: Launch, target: str) -> Program:
         program = self.get(launch, target)
         program.elide_copies()
+        program.merge_products()
         return program
 
     def _found(self, key: Hashable) -> Program | None:

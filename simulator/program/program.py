@@ -23,8 +23,9 @@ from trnx.simulator.memory.host_memory import is_plain, plain, unreadable
 from trnx.simulator.memory.storage import Slot, Step, poison
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.precision import FullPrecision, is_full
-from trnx.simulator.program.copy_elision import elide_copies
+from trnx.simulator.program.copy_elision import Elided, elide_copies
 from trnx.simulator.program.instruction_table import InstructionTable
+from trnx.simulator.program.product_merging import merge_products
 from trnx.simulator.program.replicas import on_other_slots
 
 
@@ -112,7 +113,8 @@ class Program:
         # Who ran it last, for those who share it: see `replica`.
         self.last_user: object = None
         self._has_products = totals.matmul_flops > 0
-        self._is_elided = False
+        # What has been done to the steps already.
+        self._shortened: set[Callable[..., Elided | None]] = set()
         self._fresh = _fresh_results(results)
         # The usual kernel: each result is all of its own memory.
         self._are_whole = [at for _, (_, at) in self._fresh] == list(range(len(results)))
@@ -219,11 +221,22 @@ class Program:
         """Leave out copies that matrix products need not read: see `copy_elision`. For whoever only
         replays: products of few rows or columns may round otherwise than in the recorded run.
         """
+        self._shorten(elide_copies)
+
+    def merge_products(self) -> None:
+        """Run as one the products of few rows or columns that are parts of one: see
+        `product_merging`. For whoever only replays: sums may round otherwise.
+        """
+        self._shorten(merge_products)
+
+    def _shorten(self, shorten: Callable[..., Elided | None]) -> None:
         with self._turn._lock:
-            if self.is_part or self._has_loops or not self._has_products or self._is_elided:
+            if self.is_part or self._has_loops or not self._has_products:
                 return
-            self._is_elided = True
-            found = elide_copies(self._steps, self.slots, len(self._slots), self.blank)
+            if shorten in self._shortened:
+                return
+            self._shortened.add(shorten)
+            found = shorten(self._steps, self.slots, len(self._slots), self.blank)
             if found is None:
                 return
             self._steps = found.steps
