@@ -23,6 +23,7 @@ from trnx.simulator.memory.host_memory import is_plain, plain, unreadable
 from trnx.simulator.memory.storage import Slot, Step, poison
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.precision import FullPrecision, is_full
+from trnx.simulator.program.accumulations import merge_accumulations
 from trnx.simulator.program.copy_elision import elide_copies
 from trnx.simulator.program.instruction_table import InstructionTable
 from trnx.simulator.program.replicas import on_other_slots
@@ -223,7 +224,9 @@ class Program:
             if self.is_part or self._has_loops or not self._has_products or self._is_elided:
                 return
             self._is_elided = True
-            found = elide_copies(self._steps, self.slots, len(self._slots), self.blank)
+            known = (self.slots, len(self._slots), self.blank)
+            self._steps = list(merge_accumulations(self._steps, *known))
+            found = elide_copies(self._steps, *known)
             if found is None:
                 return
             self._steps = found.steps

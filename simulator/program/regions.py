@@ -50,6 +50,16 @@ class Region:
         )
         self.box = self._box(self.pitch)
 
+    def is_same(self, other: Region) -> bool:
+        """True where both have the same elements in the same order."""
+        return (
+            self.memory == other.memory
+            and self.offset == other.offset
+            and self.shape == other.shape
+            and self.strides == other.strides
+            and self.dtype is other.dtype
+        )
+
     def overlaps(self, other: Region) -> bool:
         """False where no byte is in both; True where that cannot be said."""
         if self.memory != other.memory or self.high <= other.low or other.high <= self.low:
