@@ -88,9 +88,10 @@ class CopyAnalysis:
             if effects.move is not None:
                 for copy in read.copies:
                     copy.copied_by.append(number)
+            elif at in effects.factors:
+                self._redirect_factor(read, effects.reads[at], effects.writes)
             else:
-                is_factor = at in effects.factors
-                self._redirect(read, effects.reads[at] if is_factor else None, effects.writes)
+                self._redirect(read, effects)
         self.reads.append(reads)
         # What came from where it goes is lost.
         parts = [] if effects.move is None else self._parts(number, *effects.move)
@@ -100,12 +101,23 @@ class CopyAnalysis:
             self._at[copy.target.memory].append(copy)
             self._from[copy.origin.memory].append(copy)
 
-    def _redirect(self, read: Read, factor: Region | None, writes: Sequence[Region]) -> None:
+    def _redirect(self, read: Read, effects: Effects) -> None:
+        """To the origin of the copy, where that makes no difference to the step's values."""
+        for one in read.copies:
+            one.may_move = False
+        origin = read.origin
+        if origin is None or any(region.overlaps(origin) for region in effects.writes):
+            return
+        if effects.is_indifferent(read.argument, origin):
+            read.is_redirected = True
+            read.before = self._reaching(origin)
+
+    def _redirect_factor(self, read: Read, factor: Region, writes: Sequence[Region]) -> None:
         """To the origin of the copy, where a product can read it, or to a copy of that."""
         origin, copy = read.origin, read.copy
         for one in read.copies:
-            one.may_move = one.may_move and one is copy and factor is not None
-        if origin is None or copy is None or factor is None:
+            one.may_move = one.may_move and one is copy
+        if origin is None or copy is None:
             return
         if is_factor(origin) and not any(region.overlaps(origin) for region in writes):
             read.is_redirected = True

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from trnx.simulator.memory.storage import Slot, Step
 from trnx.simulator.program.copy_analysis import NOWHERE, Copy, CopyAnalysis, Read
@@ -40,7 +39,7 @@ def _dropped(analysis: CopyAnalysis) -> set[int]:
         is_often = copy.read_elements > _MOST_READS * copy.target.numel
         can_move = is_worth and copy.may_move and copy.home is not None
         copy.is_moved = can_move and (is_often or copy.wants_home)
-        copy.is_read = not is_worth or (is_often and not copy.is_moved)
+        copy.is_read = is_often and not copy.is_moved
     while True:
         unread = _unread(analysis)
         returned = _return_moved(analysis, unread)
@@ -98,22 +97,11 @@ def _needed(parts: Sequence[Copy] | None, reads: Sequence[Read]) -> Iterator[Cop
         yield from read.before if read.is_redirected and not is_moved else read.copies
 
 
-@dataclass(frozen=True)
-class Elided:
-    """Steps that are left, and what they `used`, where that is known: the ids of views, and the
-    addresses of own memory. `made` is own memory that is new: address -> bytes.
-    """
-
-    steps: list[Step]
-    used: tuple[frozenset[int], frozenset[int]] | None
-    made: Mapping[int, int]
-
-
 def elide_copies(
     steps: Sequence[Step], slots: Sequence[Slot], inputs: int, blank: Mapping[int, int]
-) -> Elided | None:
-    """The steps without needless copies; None where there are none. The first `inputs` slots are
-    those of the arguments; `blank` as in `Program`.
+) -> tuple[Sequence[Step], Mapping[int, int]]:
+    """The steps without needless copies, and own memory that is new: address -> bytes. The first
+    `inputs` slots are those of the arguments; `blank` as in `Program`.
     """
     reader = EffectReader(slots, blank)
     analysis = CopyAnalysis(inputs)
@@ -121,7 +109,7 @@ def elide_copies(
         analysis.add(number, reader.effects(step))
     dropped = _dropped(analysis)
     if not dropped:
-        return None
+        return steps, {}
     redirection = _Redirection(reader)
     left: list[Step] = []
     for number, (step, reads) in enumerate(zip(steps, analysis.reads, strict=True)):
@@ -132,7 +120,7 @@ def elide_copies(
             left += [redirection.copy(copy) for copy in moved if copy.is_read]
         else:
             left.append(redirection.step(step, reads))
-    return Elided(left, reader.used(left), redirection.made)
+    return left, redirection.made
 
 
 class _Redirection:
