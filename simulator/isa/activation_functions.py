@@ -13,8 +13,10 @@ import torch
 from trnx.simulator.isa.alu import token_name
 from trnx.simulator.isa.instruction import Emit
 from trnx.simulator.language.operators.table import OPERATORS, Operator, find
+from trnx.simulator.program.step_effects import computes
 
 
+@computes(result=2)
 def _quietly(ufunc: np.ufunc, x: Any, out: Any) -> None:
     with np.errstate(all="ignore"):
         ufunc(x, out=out)

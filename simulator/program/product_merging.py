@@ -1,11 +1,13 @@
-"""Product merging: matrix products of few rows or columns that add up in one place, over
-neighbouring parts of their common dimension, become one product.
+"""Product merging: matrix products that add up in one place, over neighbouring parts of their
+common dimension, become one product.
 
-TensorE contracts 128 rows at a time; on this machine each such product is a call of BLAS, which
-then reads a large factor in short pieces of memory: products of one row took 1.7 to 2.4 times as
-long in parts as at once (weights that do not fit the caches). A product runs where the last of its
-parts did. Where the parts of the smaller factor do not lie as one matrix, as in a tile that has the
-common dimension on its partitions, one pass over it gathers them, for all products that read them.
+TensorE contracts 128 rows at a time, and adds each product to what the bank holds. On this machine
+each is a call of BLAS, which prepares its factors and reads and writes the bank; of a large factor
+with few rows on the other side it then reads short pieces of memory. Factors are read where they
+were before copies brought them on chip, if they still are there when the last part is multiplied: a
+product runs in the place of that. Where the parts of a small factor do not lie as one matrix, as in
+a row that is spread over the partitions, one pass over it gathers them, for all products that read
+them.
 
 The sums are those of the same terms; BLAS may add them in another order. Only float32 and float64
 are merged: in narrower types every part rounds the sum.
@@ -20,7 +22,7 @@ from dataclasses import dataclass, field
 import torch
 
 from trnx.simulator.memory.storage import Slot, Step
-from trnx.simulator.program.copy_elision import Elided
+from trnx.simulator.program.copy_analysis import CopyAnalysis, Read, is_factor
 from trnx.simulator.program.regions import Region
 from trnx.simulator.program.step_effects import EffectReader, Effects
 
@@ -28,9 +30,9 @@ from trnx.simulator.program.step_effects import EffectReader, Effects
 _COMMON = (1, 0)
 # A factor is gathered where the other one has so many times its elements, ...
 _LEAST_RATIO = 8
-# ... and where there are so many parts: a pass is about as long as the call that two parts save.
+# ... there are so many parts, as a pass is about as long as the call that two parts save, ...
 _LEAST_GATHERED = 3
-# Products of more rows and columns are bound by arithmetic, and round as recorded.
+# ... and the result has at most so many rows or columns: others are bound by arithmetic.
 _FEW = 32
 _EXACT = (torch.float32, torch.float64)
 
@@ -63,10 +65,15 @@ class _Product:
         """Elements between the first two parts of a factor."""
         return self.factors[which][1].offset - self.factors[which][0].offset
 
-    def is_gapless(self, which: int) -> bool:
-        """Whether the parts of a factor lie as one matrix."""
-        first, axis = self.factors[which][0], _COMMON[which]
-        return self.distance(which) == first.shape[axis] * first.strides[axis]
+    def whole(self, which: int) -> Region | None:
+        """The parts of a factor as one matrix that BLAS takes; None where they lie otherwise."""
+        parts, axis = self.factors[which], _COMMON[which]
+        first = parts[0]
+        if self.distance(which) != first.shape[axis] * first.strides[axis]:
+            return None
+        shape = _with(first.shape, axis, sum(part.shape[axis] for part in parts))
+        joined = Region(first.memory, first.dtype, shape, first.strides, first.offset)
+        return joined if is_factor(joined) else None
 
     def elements(self, which: int) -> int:
         """Of all parts of a factor."""
@@ -95,25 +102,34 @@ class _Product:
 
 
 def _is_alike(first: Region, part: Region, axis: int) -> bool:
-    """Whether two parts of one factor differ in their place, and in the common dimension, alone."""
-    return (
-        first.memory == part.memory
-        and first.dtype is part.dtype
-        and first.strides == part.strides
-        and first.shape[axis] == part.shape[axis]
-        and first.offset < part.offset
-    )
+    """Whether two parts of one factor differ in their place, and in the common dimension, alone;
+    `axis` is the other one.
+    """
+    if first.memory != part.memory or first.dtype is not part.dtype:
+        return False
+    # The stride of one element says nothing.
+    steps = zip(part.shape, first.strides, part.strides, strict=True)
+    is_same = all(size == 1 or step == own for size, step, own in steps)
+    return is_same and first.shape[axis] == part.shape[axis] and first.offset < part.offset
 
 
-def _product_of(number: int, effects: Effects) -> _Product | None:
-    """A step that is a matrix product."""
+def _product_of(
+    number: int, effects: Effects, reads: Sequence[Read], inputs: int
+) -> _Product | None:
+    """A step that is a matrix product, of factors where they were first; None for other steps, and
+    where a factor may lie in the place of the sum.
+    """
     if not effects.factors:
         return None
-    first, second = (effects.reads[at] for at in effects.factors)
+    origin = {read.argument: read.origin for read in reads}
+    first, second = (origin[at] or effects.reads[at] for at in effects.factors)
     (out,) = effects.writes
     start = effects.reads.get(0) if effects.factors[0] != 0 else None
     is_exact = out.dtype in _EXACT and out.dtype is first.dtype is second.dtype
-    if not is_exact or not 0 < min(out.shape) <= _FEW or not first.numel:
+    if not is_exact or not out.numel or not first.numel:
+        return None
+    factors = (first, second, *(effects.reads[at] for at in effects.factors))
+    if any(overwrites(out, factor, inputs) for factor in factors):
         return None
     return _Product([number], out, start, ([first], [second]))
 
@@ -123,25 +139,26 @@ class _Search:
     """Runs of products that may run as one. `inputs` is how many of the slots a caller fills."""
 
     inputs: int
+    copies: CopyAnalysis
     found: list[_Product] = field(default_factory=list)
     _open: dict[_Key, _Product] = field(default_factory=dict)
 
     def add(self, number: int, effects: Effects | None) -> None:
         """The next step."""
+        self.copies.add(number, effects)
         if effects is None:
             self.end()
             return
-        product = _product_of(number, effects)
+        product = _product_of(number, effects, self.copies.reads[-1], self.inputs)
         place = None if product is None else _key(product.out)
         run = None if place is None else self._open.get(place)
         is_next = product is not None and run is not None and run.continues_with(product)
         for key, other in list(self._open.items()):
             if not (is_next and other is run) and self._meets(other, effects):
                 self._close(key)
-        if product is None or place is None or self._reads_its_sum(product):
-            if place is not None:
-                self._close(place)
-        elif is_next and run is not None:
+        if product is None or place is None:
+            return
+        if is_next and run is not None:
             run.numbers.append(number)
             for parts, more in zip(run.factors, product.factors, strict=True):
                 parts += more
@@ -170,11 +187,6 @@ class _Search:
             for operand in run.operands()
         )
 
-    def _reads_its_sum(self, product: _Product) -> bool:
-        """Whether a factor lies where the sum is made."""
-        parts = (*product.factors[0], *product.factors[1])
-        return any(overwrites(product.out, part, self.inputs) for part in parts)
-
 
 def overwrites(written: Region, read: Region, inputs: int) -> bool:
     """Whether a write may change what is read: a caller may pass one memory as two inputs."""
@@ -185,28 +197,30 @@ def overwrites(written: Region, read: Region, inputs: int) -> bool:
 
 def _pays(product: _Product) -> bool:
     """Whether it is one product, after one pass over its smaller factor at the most."""
-    gaps = [which for which in (0, 1) if not product.is_gapless(which)]
+    gaps = [which for which in (0, 1) if product.whole(which) is None]
     if not gaps:
         return True
-    if len(gaps) > 1 or len(product.numbers) < _LEAST_GATHERED:
+    if len(gaps) > 1 or len(product.numbers) < _LEAST_GATHERED or min(product.out.shape) > _FEW:
         return False
     return product.elements(gaps[0]) * _LEAST_RATIO <= product.elements(1 - gaps[0])
 
 
 def merge_products(
     steps: Sequence[Step], slots: Sequence[Slot], inputs: int, blank: Mapping[int, int]
-) -> Elided | None:
-    """The steps with such products as one; None where there are none. Arguments as those of
-    `elide_copies`.
+) -> tuple[Sequence[Step], Mapping[int, int]]:
+    """The steps with such products as one, and own memory that is new: address -> bytes. The first
+    `inputs` slots are those of the arguments; `blank` as in `Program`.
     """
+    if not any(_function(step) is torch.addmm for step in steps):
+        return steps, {}
     reader = EffectReader(slots, blank)
-    search = _Search(inputs)
+    search = _Search(inputs, CopyAnalysis(inputs))
     for number, step in enumerate(steps):
         search.add(number, reader.effects(step))
     search.end()
     merged = {run.numbers[-1]: run for run in search.found if _pays(run)}
     if not merged:
-        return None
+        return steps, {}
     parts = {number for run in merged.values() for number in run.numbers}
     writer = _Writer(reader, inputs)
     for number, step in enumerate(steps):
@@ -214,7 +228,11 @@ def merge_products(
             writer.product(merged[number])
         elif number not in parts:
             writer.step(step)
-    return Elided(writer.steps, reader.used(writer.steps), writer.made)
+    return writer.steps, writer.made
+
+
+def _function(step: Step) -> object:
+    return step.func if type(step) is functools.partial else step
 
 
 class _Writer:
@@ -255,14 +273,7 @@ class _Writer:
                 del self._gathered[key]
 
     def _factor(self, run: _Product, which: int) -> Region:
-        parts = run.factors[which]
-        if not run.is_gapless(which):
-            return self._gather(run, which)
-        first, axis = parts[0], _COMMON[which]
-        length = sum(part.shape[axis] for part in parts)
-        return Region(
-            first.memory, first.dtype, _with(first.shape, axis, length), first.strides, first.offset
-        )
+        return run.whole(which) or self._gather(run, which)
 
     def _gather(self, run: _Product, which: int) -> Region:
         """The factor in memory of its own, dense along the common dimension."""

@@ -23,10 +23,9 @@ from trnx.simulator.memory.host_memory import is_plain, plain, unreadable
 from trnx.simulator.memory.storage import Slot, Step, poison
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.precision import FullPrecision, is_full
-from trnx.simulator.program.copy_elision import Elided, elide_copies
 from trnx.simulator.program.instruction_table import InstructionTable
-from trnx.simulator.program.product_merging import merge_products
 from trnx.simulator.program.replicas import on_other_slots
+from trnx.simulator.program.shortening import shorten
 
 
 class BindingError(TrnxError):
@@ -113,8 +112,7 @@ class Program:
         # Who ran it last, for those who share it: see `replica`.
         self.last_user: object = None
         self._has_products = totals.matmul_flops > 0
-        # What has been done to the steps already.
-        self._shortened: set[Callable[..., Elided | None]] = set()
+        self._is_shortened = False
         self._fresh = _fresh_results(results)
         # The usual kernel: each result is all of its own memory.
         self._are_whole = [at for _, (_, at) in self._fresh] == list(range(len(results)))
@@ -217,28 +215,15 @@ class Program:
             for slot in self.slots:
                 slot.release()
 
-    def elide_copies(self) -> None:
-        """Leave out copies that matrix products need not read: see `copy_elision`. For whoever only
-        replays: products of few rows or columns may round otherwise than in the recorded run.
+    def shorten(self) -> None:
+        """Leave out steps that a replay does not need: see `shortening`. For whoever only replays:
+        products may round otherwise than in the recorded run.
         """
-        self._shorten(elide_copies)
-
-    def merge_products(self) -> None:
-        """Run as one the products of few rows or columns that are parts of one: see
-        `product_merging`. For whoever only replays: sums may round otherwise.
-        """
-        self._shorten(merge_products)
-
-    def _shorten(self, shorten: Callable[..., Elided | None]) -> None:
         with self._turn._lock:
-            if self.is_part or self._has_loops or not self._has_products:
+            if self.is_part or self._has_loops or self._is_shortened:
                 return
-            if shorten in self._shortened:
-                return
-            self._shortened.add(shorten)
+            self._is_shortened = True
             found = shorten(self._steps, self.slots, len(self._slots), self.blank)
-            if found is None:
-                return
             self._steps = found.steps
             if found.used is not None:
                 self._keep(*found.used)
