@@ -106,7 +106,7 @@ class CopyAnalysis:
         for one in read.copies:
             one.may_move = False
         origin = read.origin
-        if origin is None or any(region.overlaps(origin) for region in effects.writes):
+        if origin is None or self._may_write(effects.writes, origin):
             return
         if effects.is_indifferent(read.argument, origin):
             read.is_redirected = True
@@ -119,7 +119,7 @@ class CopyAnalysis:
             one.may_move = one.may_move and one is copy
         if origin is None or copy is None:
             return
-        if is_factor(origin) and not any(region.overlaps(origin) for region in writes):
+        if is_factor(origin) and not self._may_write(writes, origin):
             read.is_redirected = True
             read.before = self._reaching(origin)
             copy.read_elements += origin.numel
@@ -129,6 +129,15 @@ class CopyAnalysis:
             read.at_home = factor.through(copy.target, copy.home)
         if read.at_home is None or not is_factor(read.at_home):
             copy.may_move = False
+
+    def _may_write(self, writes: Sequence[Region], place: Region) -> bool:
+        # The caller may pass the same memory as two inputs.
+        return any(
+            one.overlaps(place) or (self._is_input(one) and self._is_input(place)) for one in writes
+        )
+
+    def _is_input(self, region: Region) -> bool:
+        return -self.inputs <= region.memory < 0
 
     def _read(self, argument: int, region: Region) -> Read:
         read = Read(argument, self._reaching(region))
@@ -146,7 +155,7 @@ class CopyAnalysis:
 
     def _write(self, region: Region) -> None:
         # The caller may pass the same memory as two inputs.
-        is_input = -self.inputs <= region.memory < 0
+        is_input = self._is_input(region)
         for memory in range(-self.inputs, 0) if is_input else (region.memory,):
             for copy in self._from[memory]:
                 if copy.is_valid and (is_input or copy.origin.overlaps(region)):

@@ -1,9 +1,9 @@
-"""Copy elision: matrix products read what a copy was made of, and copies that nobody reads are left
-out.
+"""Copy elision: steps read what a copy was made of, and copies that nobody reads are left out.
 
 A kernel brings its operands on chip, and turns them there; on this machine each such step is a pass
 over memory, several times as long as the product that reads the copy. Where neither the copy nor
-its source is written in between, a product reads the source through a view instead. Where BLAS
+its source is written in between, a product reads the source through a view instead, and so does
+another step to whose values that makes no difference (`Effects.is_indifferent`). Where BLAS
 takes no such view, or would read it too often, one pass brings the elements from where they were
 first to memory in which they lie as they lay there, in place of the last of several copies. Checks
 and times are those of the instructions, which stay as they were recorded.
