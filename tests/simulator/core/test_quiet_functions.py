@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import warnings
+from typing import Any
 
 import numpy as np
 
 from trnx.simulator.isa.activation_functions import _QUIET, _quietly
 
 
-def _overflow() -> np.ndarray:
+def _overflow() -> np.ndarray[Any, Any]:
     x = np.full((4, 8), 1000, np.float32)
     _quietly(np.exp, x, x)
     return x
@@ -23,7 +24,7 @@ def test_an_overflow_is_not_reported() -> None:
 
 
 def test_a_thread_that_finds_another_one_there_computes_all_the_same() -> None:
-    found: list[np.ndarray] = []
+    found: list[np.ndarray[Any, Any]] = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
 
