@@ -67,7 +67,7 @@ def index(node: fx.Node, operands: Operands) -> Layout:
     """Elements by their places along some dimensions, for each element of the broadcast indices."""
     data, indices = node.args
     layout = operands.layout(data)
-    taken: dict[int, fx.Node] = {d: one for d, one in enumerate(indices) if one is not None}  # type: ignore[arg-type,union-attr,misc]
+    taken: dict[int, fx.Node] = {d: one for d, one in enumerate(indices) if one is not None}  # type: ignore[arg-type]
     for dim, one in taken.items():
         if val(one).dtype in (torch.bool, torch.uint8):
             raise RefusedError("how many places a mask takes depends on data")
