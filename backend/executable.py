@@ -42,6 +42,7 @@ from trnx.fallback.host import why_eager
 from trnx.fx_passes.advice import TRANSFORM
 from trnx.fx_passes.extract import region_module
 from trnx.fx_passes.ledger import entry as ledger_entry
+from trnx.fx_passes.numbers import region_symbols
 from trnx.fx_passes.padding import PaddedPlan
 from trnx.fx_passes.region import FallbackEngine, LedgerEntry, Plan, Region, RegionFunction
 from trnx.fx_passes.symbolic import is_symbolic
@@ -103,6 +104,8 @@ class Executable:
             for region in plan.regions
             if region.match is None
         }
+        # Kernels that no size enters: one for all specialisations, with what it has bound.
+        self._common: dict[str, KernelCall] = {}
         # What runs every call of a graph without symbols.
         self._static: Specialisation | None = None
         if not self._sources:
@@ -210,6 +213,18 @@ class Executable:
             return made
 
     def _make_kernel(
+        self, region: Region, places: dict[fx.Node, Place], symbols: Symbols
+    ) -> KernelCall:
+        # Places are numbered alike for all sizes.
+        known = self._common.get(region.name)
+        if known is not None:
+            return known
+        call = self._new_kernel(region, places, symbols)
+        if self._sources and not region_symbols(region):
+            self._common[region.name] = call
+        return call
+
+    def _new_kernel(
         self, region: Region, places: dict[fx.Node, Place], symbols: Symbols
     ) -> KernelCall:
         call = KernelCall(

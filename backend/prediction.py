@@ -41,6 +41,8 @@ Basis = Literal["schedule", "estimate"]
 LONGEST = 20_000
 # Launches remembered; a number and a key each.
 CAPACITY = 4096
+# Sizes of a kernel of the package for which its launches are remembered.
+PLANNED = 1024
 
 # What one instruction does at most: 128 x 128 x 512 products, 128 x 512 elements, 64 KiB of a DMA.
 _INSTRUCTION = Cost(2 * 128 * 128 * 512, 128 * 512, 64 * 1024)
@@ -95,12 +97,13 @@ class Predictions:
     def __init__(self, programs: ProgramCache = PROGRAMS, capacity: int = CAPACITY) -> None:
         self._programs = programs
         self._known: LruCache[tuple[float, Basis]] = LruCache(capacity)
+        self._planned: LruCache[tuple[Kernel, tuple[Launch, ...]]] = LruCache(PLANNED)
 
     def of(self, match: KernelMatch, hw: Hardware) -> Prediction:
         """The prediction for the sizes seen at capture."""
         b, copied = _as_launched(match)
         try:
-            launches = launches_of(match.kernel, b, hw)
+            launches = self._launches(match.kernel, b, hw)
         except Exception:  # the fallback boundary: the executable meets it, and says so
             log.info("kernel %s cannot be planned for a prediction", match.kernel.name,
                      exc_info=True)  # fmt: skip
@@ -127,8 +130,20 @@ class Predictions:
 
     def launch(self, kernel: Kernel, b: Bindings, hw: Hardware) -> Launch:
         """How a kernel is launched for these bindings. Raises what its `launch` raises."""
-        launches = launches_of(kernel, b, hw)
-        return self.choice(launches, kernel.cost(b), hw).launch
+        return self.choice(self._launches(kernel, b, hw), kernel.cost(b), hw).launch
+
+    def _launches(self, kernel: Kernel, b: Bindings, hw: Hardware) -> tuple[Launch, ...]:
+        """`launches_of`, once for the equal layers of a model. Raises what that raises."""
+        # A generated kernel goes with its last Program, and so nothing is kept of it here.
+        if not getattr(kernel, "builtin", False):
+            return launches_of(kernel, b, hw)
+        # By its identity, which no other kernel has while the launches are kept with it.
+        key = (id(kernel), key_of(dict(b)), hw.target, hw.cores)
+        try:
+            hash(key)
+        except TypeError:  # a number that is a symbol
+            return launches_of(kernel, b, hw)
+        return self._planned.get_or_make(key, lambda: (kernel, launches_of(kernel, b, hw)))[1]
 
     def _of_launch(self, launch: Launch, cost: Cost, hw: Hardware) -> tuple[float, Basis]:
         return self._known.get_or_make(
@@ -153,6 +168,7 @@ class Predictions:
     def clear(self) -> None:
         """Forget everything, for measurements."""
         self._known.clear()
+        self._planned.clear()
 
     def program(self, launch: Launch, hw: Hardware) -> Program:
         """The Program of a launch, from shapes alone."""

@@ -128,7 +128,7 @@ class ProgramCache:
 
     def _shortened(self, launch: Launch, target: str) -> Program:
         program = self.get(launch, target)
-        program.elide_copies()
+        program.shorten()
         return program
 
     def _found(self, key: Hashable) -> Program | None:

@@ -170,6 +170,17 @@ def same_sizes(a: Axis, b: Axis) -> bool:
     return a.sizes == b.sizes
 
 
+def broadcast(layouts: Sequence[Layout], ndim: int) -> Layout:
+    """The axes of the result of an elementwise op. Raises RefusedError where operands differ."""
+    axes = []
+    for dim in range(-ndim, 0):
+        found = [layout[dim] for layout in layouts if len(layout) >= -dim and layout[dim].sizes]
+        if any(not same_sizes(found[0], one) for one in found):
+            raise RefusedError("operands have their padding at different places")
+        axes.append(replace(found[0], fill=None) if found else Axis(()))
+    return tuple(axes)
+
+
 def no_padding(layout: Sequence[Axis], dims: Iterable[int], what: str) -> None:
     """Raises RefusedError where one of the dimensions is padded."""
     for dim in dims:

@@ -14,7 +14,7 @@ A size that is an argument of an op enters its values, unless the op is a view.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import fx
 from trnx.fx_passes.metadata import real_values
 from trnx.fx_passes.nodes import aten, has_tensor, is_pointwise, is_random, op_name, val
 from trnx.fx_passes.padding.images import IMAGE_OPS, by_image
+from trnx.fx_passes.padding.indexing import index
 from trnx.fx_passes.padding.joined import cat
 from trnx.fx_passes.padding.layouts import (
     Axis,
@@ -32,11 +33,11 @@ from trnx.fx_passes.padding.layouts import (
     Operands,
     RefusedError,
     axis_of,
+    broadcast,
     no_padding,
     no_padding_in,
     padded_with_zeros,
     reshaped,
-    same_sizes,
 )
 from trnx.fx_passes.padding.products import bmm, embedding, linear, sdpa
 from trnx.fx_passes.symbolic import same_number
@@ -76,19 +77,8 @@ def _pointwise(node: fx.Node, operands: Operands) -> Layout:
     given = [operands.layout(arg) for arg in node.all_input_nodes if has_tensor(arg)]
     return tuple(
         replace(axis, fill=_folded(node, operands, dim)) if axis.is_padded else axis
-        for dim, axis in enumerate(_broadcast(given, val(node).ndim))
+        for dim, axis in enumerate(broadcast(given, val(node).ndim))
     )
-
-
-def _broadcast(layouts: Sequence[Layout], ndim: int) -> Layout:
-    """The axes of the result of an elementwise op. Raises RefusedError where operands differ."""
-    axes = []
-    for dim in range(-ndim, 0):
-        found = [layout[dim] for layout in layouts if len(layout) >= -dim and layout[dim].sizes]
-        if any(not same_sizes(found[0], one) for one in found):
-            raise RefusedError("operands have their padding at different places")
-        axes.append(replace(found[0], fill=None) if found else Axis(()))
-    return tuple(axes)
 
 
 _AND = frozenset({aten.bitwise_and.Tensor, aten.bitwise_and.Scalar, aten.logical_and.default})
@@ -299,6 +289,7 @@ _RULES: dict[Any, Rule] = {
     aten.linear.default: linear,
     aten.bmm.default: bmm,
     aten.embedding.default: embedding,
+    aten.index.Tensor: index,
     trnx_ops.sdpa.default: sdpa,
     **dict.fromkeys(IMAGE_OPS, by_image),
 }

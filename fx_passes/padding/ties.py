@@ -1,8 +1,9 @@
 """Symbols that are equal to others in every call that does not raise.
 
 Each tensor of a growing cache has a symbol of its own for its length, and the mask may have one
-more: Dynamo guards no equality. Attention needs keys, values and mask of one length. A tie is that
-equation, solved for one symbol; the executable compares both sides in every call.
+more: Dynamo guards no equality. Attention needs keys, values and mask of one length, and a mask is
+looked up at all its places. A tie is that equation, solved for one symbol; the executable compares
+both sides in every call.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
-from trnx.fx_passes.nodes import has_tensor, val
+from trnx.fx_passes.nodes import aten, has_tensor, val
+from trnx.fx_passes.padding.indexing import count_of_places
 from trnx.fx_passes.region import Plan
 from trnx.fx_passes.symbolic import depends_on_data, is_symbolic
 from trnx.nki_kernels import canonical_ops  # noqa: F401  registers the trnx:: ops
@@ -32,17 +34,28 @@ def find_ties(plan: Plan) -> dict[Any, Any]:
 
 
 def _equal_sizes(node: fx.Node) -> Iterator[tuple[Any, Any]]:
-    """Pairs of symbolic sizes that the op needs to be equal."""
-    if node.target is not torch.ops.trnx.sdpa.default:
-        return
-    _, k, v, mask = node.args[:4]
-    length = val(k).shape[2]  # type: ignore[arg-type]
-    others = [val(v).shape[2], *([val(mask).shape[-1]] if has_tensor(mask) else [])]  # type: ignore[arg-type]
-    for other in others:
-        if not is_symbolic(length) or not is_symbolic(other) or depends_on_data([length, other]):
+    """Pairs of symbolic sizes that the op needs to be equal, or that a mask which is looked up at
+    the places 0, 1, ... very likely has as many of."""
+    for one, other in _candidates(node):
+        if not is_symbolic(one) or not is_symbolic(other) or depends_on_data([one, other]):
             continue
-        if hint_int(length) == hint_int(other):  # else a call as at capture would have no buckets
-            yield other, length
+        if hint_int(one) == hint_int(other):  # else a call as at capture would have no buckets
+            yield one, other
+
+
+def _candidates(node: fx.Node) -> Iterator[tuple[Any, Any]]:
+    if node.target is torch.ops.trnx.sdpa.default:
+        _, k, v, mask = node.args[:4]
+        length = val(k).shape[2]  # type: ignore[arg-type]
+        yield val(v).shape[2], length  # type: ignore[arg-type]
+        if has_tensor(mask):
+            yield val(mask).shape[-1], length  # type: ignore[arg-type]
+    elif node.target is aten.index.Tensor:
+        data, indices = node.args
+        for size, one in zip(val(data).shape, indices, strict=False):  # type: ignore[arg-type]
+            count = count_of_places(one)
+            if count is not None:
+                yield size, count
 
 
 def _tie(one: Any, other: Any, ties: dict[Any, Any]) -> None:

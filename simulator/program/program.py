@@ -23,9 +23,9 @@ from trnx.simulator.memory.host_memory import is_plain, plain, unreadable
 from trnx.simulator.memory.storage import Slot, Step, poison
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.precision import FullPrecision, is_full
-from trnx.simulator.program.copy_elision import elide_copies
 from trnx.simulator.program.instruction_table import InstructionTable
 from trnx.simulator.program.replicas import on_other_slots
+from trnx.simulator.program.shortening import shorten
 
 
 class BindingError(TrnxError):
@@ -112,7 +112,7 @@ class Program:
         # Who ran it last, for those who share it: see `replica`.
         self.last_user: object = None
         self._has_products = totals.matmul_flops > 0
-        self._is_elided = False
+        self._is_shortened = False
         self._fresh = _fresh_results(results)
         # The usual kernel: each result is all of its own memory.
         self._are_whole = [at for _, (_, at) in self._fresh] == list(range(len(results)))
@@ -215,17 +215,15 @@ class Program:
             for slot in self.slots:
                 slot.release()
 
-    def elide_copies(self) -> None:
-        """Leave out copies that matrix products need not read: see `copy_elision`. For whoever only
-        replays: products of few rows or columns may round otherwise than in the recorded run.
+    def shorten(self) -> None:
+        """Leave out steps that a replay does not need: see `shortening`. For whoever only replays:
+        products may round otherwise than in the recorded run.
         """
         with self._turn._lock:
-            if self.is_part or self._has_loops or not self._has_products or self._is_elided:
+            if self.is_part or self._has_loops or self._is_shortened:
                 return
-            self._is_elided = True
-            found = elide_copies(self._steps, self.slots, len(self._slots), self.blank)
-            if found is None:
-                return
+            self._is_shortened = True
+            found = shorten(self._steps, self.slots, len(self._slots), self.blank)
             self._steps = found.steps
             if found.used is not None:
                 self._keep(*found.used)

@@ -50,6 +50,23 @@ class Region:
         )
         self.box = self._box(self.pitch)
 
+    def is_same(self, other: Region) -> bool:
+        """True where both have the same elements in the same order."""
+        return (
+            self.memory == other.memory
+            and self.offset == other.offset
+            and self.shape == other.shape
+            and self.strides == other.strides
+            and self.dtype is other.dtype
+        )
+
+    def lies_like(self, other: Region) -> bool:
+        """True where the elements have the same distances, in any memory."""
+        if self.shape != other.shape or self.dtype is not other.dtype:
+            return False
+        places = zip(self.shape, self.strides, other.strides, strict=True)
+        return all(size == 1 or step == own for size, step, own in places)
+
     def overlaps(self, other: Region) -> bool:
         """False where no byte is in both; True where that cannot be said."""
         if self.memory != other.memory or self.high <= other.low or other.high <= self.low:

@@ -2,9 +2,10 @@
 Program.
 
 Steps are functions on views, as `portable` has them: they touch the memory of their arguments
-alone. torch's functions with `out=` write there alone, its methods that end in `_` to their tensor
-alone. Functions of this package that only move elements say so with `moves`. Whatever else a step
-is may touch everything.
+alone. torch's functions with `out=`, and those of operators, write there alone, torch's methods
+that end in `_` to their tensor alone. Functions of this package that only move elements say so with
+`moves`, those that only compute one tensor with `computes`. Whatever else a step is may touch
+everything.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 from trnx.simulator.errors import Location
+from trnx.simulator.language.operators import functions
 from trnx.simulator.memory.storage import Slot, Step
 from trnx.simulator.memory.views import Shape
 from trnx.simulator.program.regions import Region
@@ -39,6 +41,14 @@ PLAIN: tuple[type, ...] = (
 # torch's matrix products with `out=`, and where their two factors are.
 PRODUCTS: Mapping[Any, tuple[int, int]] = {torch.mm: (0, 1), torch.addmm: (1, 2)}
 
+# Operators whose result is exact: torch computes some others in vectors otherwise than alone.
+_EXACT = (torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, torch.neg)
+
+# What it does besides is to advance a generator.
+_RANDOM = (torch.bernoulli, torch.multinomial, torch.normal, torch.poisson, torch.rand,
+           torch.randint, torch.randn, torch.randperm)  # fmt: skip
+
+_computes: dict[Callable[..., Any], int] = {}
 _moves: dict[Callable[..., Any], Callable[..., Places]] = {}
 
 
@@ -54,16 +64,42 @@ def moves(places: Callable[..., Places]) -> Callable[[_F], _F]:
     return declare
 
 
+def computes(result: int) -> Callable[[_F], _F]:
+    """Declares a step function that writes all of the argument with this number from its other
+    arguments, and does nothing else.
+    """
+
+    def declare(function: _F) -> _F:
+        _computes[function] = result
+        return function
+
+    return declare
+
+
 @dataclass(frozen=True)
 class Effects:
     """`reads` by argument, of which `factors` are those of a matrix product; `move` is (source,
-    target) where a step does nothing but copy.
+    target) where a step does nothing but copy. `operands` are the positions of tensors that other
+    views may replace; the values of an `is_exact` step do not depend on how they lie. An `is_pure`
+    step writes all of `writes`, and does nothing else.
     """
 
     reads: Mapping[int, Region]
     writes: Sequence[Region]
     factors: tuple[int, ...] = ()
     move: tuple[Region, Region] | None = None
+    operands: range = range(0)
+    is_exact: bool = False
+    is_pure: bool = False
+
+    def is_indifferent(self, argument: int, place: Region) -> bool:
+        """True where the step gives the same values, as fast, with an argument that lies there."""
+        if argument not in self.operands:
+            return False
+        if self.reads[argument].lies_like(place):
+            return True
+        rows = [step for size, step in zip(place.shape, place.strides, strict=True) if size > 1]
+        return self.is_exact and (not rows or rows[-1] <= 1)
 
 
 class EffectReader:
@@ -159,8 +195,16 @@ class EffectReader:
                 regions[number] = region
             elif not _is_plain(value):
                 return None
-        if isinstance(function, BuiltinFunctionType | torch._ops.OpOverload):
-            return self._of_torch(function, regions, args, named)
+        owner = getattr(function, "__self__", None)
+        if isinstance(function, BuiltinFunctionType) and isinstance(owner, torch.Tensor):
+            return self._of_method(function, owner, regions)
+        if isinstance(function, BuiltinFunctionType | torch._ops.OpOverload) or (
+            type(function) is FunctionType and function.__module__ == functions.__name__
+        ):
+            return self._of_function(function, regions, len(args), list(named))
+        if function in _computes:
+            written = regions.pop(_computes[function])
+            return Effects(regions, (written,), is_pure=True)
         if function in _moves:
             return self._of_move(args, _moves[function](*args))
         is_own = type(function) is FunctionType and function.__module__.startswith(_OWN)
@@ -168,32 +212,38 @@ class EffectReader:
             return None
         return Effects(regions, tuple(regions.values()))
 
-    def _of_torch(
-        self,
-        function: Any,
-        regions: dict[int, Region],
-        args: tuple[Any, ...],
-        named: dict[str, Any],
+    def _of_method(
+        self, function: Any, owner: torch.Tensor, regions: dict[int, Region]
     ) -> Effects | None:
-        owner = getattr(function, "__self__", None)
-        if isinstance(owner, torch.Tensor):
-            written = self._region(owner)
-            if written is None or not function.__name__.endswith("_"):
-                return None
-            name = function.__name__
-            if name == "copy_" and len(regions) == 1 and args:
-                source = regions[0]
-                is_move = source.dtype is written.dtype and source.shape == written.shape
-                return Effects(regions, (written,), move=(source, written) if is_move else None)
-            if name not in ("copy_", "fill_", "zero_"):
-                regions = {**regions, -1: written}
-            return Effects(regions, (written,))
-        if list(named) != ["out"]:
-            return Effects(regions, tuple(regions.values()))
-        out = regions.pop(len(args), None)
-        if out is None:
+        """A method of a tensor, which it writes."""
+        written, name = self._region(owner), function.__name__
+        if written is None or not name.endswith("_"):
             return None
-        return Effects(regions, (out,), PRODUCTS.get(function, ()))
+        if name not in ("copy_", "fill_", "zero_"):
+            return Effects({**regions, -1: written}, (written,))
+        move = None
+        if name == "copy_" and 0 in regions:
+            is_move = regions[0].dtype is written.dtype and regions[0].shape == written.shape
+            move = (regions[0], written) if is_move else None
+        return Effects(regions, (written,), move=move, is_pure=True)
+
+    def _of_function(
+        self, function: Any, regions: dict[int, Region], args: int, named: list[str]
+    ) -> Effects:
+        """A function with `out=` writes that; without, it may write whatever it is given."""
+        at = args + named.index("out") if "out" in named else -1
+        if at not in regions or any(number >= args for number in regions if number != at):
+            return Effects(regions, tuple(regions.values()))
+        out = regions.pop(at)
+        factors = PRODUCTS.get(function, ())
+        return Effects(
+            regions,
+            (out,),
+            factors,
+            operands=range(0 if factors else args),
+            is_exact=named == ["out"] and function in _EXACT,
+            is_pure=function not in _RANDOM,
+        )
 
     def _of_move(self, args: tuple[Any, ...], places: Places) -> Effects | None:
         held, written, shape, strides = places
@@ -203,7 +253,8 @@ class EffectReader:
             return None
         read = Region(source.memory, source.dtype, shape, strides, source.offset)
         is_move = source.dtype is target.dtype
-        return Effects({number: read}, (target,), move=(read, target) if is_move else None)
+        move = (read, target) if is_move else None
+        return Effects({number: read}, (target,), move=move, is_pure=True)
 
 
 def _parts_of(step: Step) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

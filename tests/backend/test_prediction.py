@@ -202,3 +202,27 @@ def test_an_eager_region_cuts_the_graph() -> None:
         found = trnx.explain(lambda x: torch.linalg.qr(x)[0] + 1, torch.eye(8))
     assert found.reports.predicted_seconds_on("eager") > hardware("trn2").launch_seconds
     assert "eager" in str(found).splitlines()[1]
+
+
+def test_equal_layers_are_planned_once(fresh: Predictions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches of a kernel's sizes are made once; other sizes, and another target, are others."""
+    made: list[tuple[str, str]] = []
+    launches_of = prediction.launches_of
+
+    def counted(kernel: Any, b: Any, hw: Any) -> Any:
+        made.append((f"{kernel.name} {dict(b)} {hw.cores}", hw.target))
+        return launches_of(kernel, b, hw)
+
+    monkeypatch.setattr(prediction, "launches_of", counted)
+    layers = [torch.nn.Linear(64, 64) for _ in range(4)]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(64, 32)).eval()
+    for target in ("trn1", "trn2"):
+        with torch.no_grad():
+            trnx.explain(model, torch.randn(5, 64), options={"target": target})
+        torch._dynamo.reset()
+    assert len({target for _, target in made}) == 2
+    assert len(made) == len(set(made)) > 2
+    fresh.clear()
+    with torch.no_grad():
+        trnx.explain(model, torch.randn(5, 64), options={"target": "trn2"})
+    assert len(made) > len(set(made))

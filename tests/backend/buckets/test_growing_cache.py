@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import trnx
+from trnx.backend.kernel_call import KernelCall
 
 TOKENS = 24
 
@@ -83,3 +84,39 @@ def test_causal_attention_over_parts_is_exact() -> None:
         for length in (9, 10, 13, 11):
             x = torch.randn(2, 4, length, 32)
             torch.testing.assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-5)
+
+
+def test_kernels_that_no_size_enters_are_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are bound once for all lengths of a cache; results are eager's in any order of these,
+    also from kernels that a later specialisation took over."""
+    torch.manual_seed(0)
+    first, last = torch.nn.Linear(32, 32), torch.nn.Linear(32, 16)
+
+    def function(x: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        keys = torch.cat([keys, F.gelu(first(x))], -2)
+        return last(F.scaled_dot_product_attention(x, keys, keys)), keys
+
+    prepared: list[str] = []
+    prepare = KernelCall._prepare
+
+    def counted(call: KernelCall, *args: Any) -> None:
+        prepared.append(call._region.name)
+        prepare(call, *args)
+
+    monkeypatch.setattr(KernelCall, "_prepare", counted)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="trnx", options={"select": "legal"})
+    with trnx.collect_reports() as reports, torch.no_grad():
+        for length in (9, 17, 40, 11, 18, 39, 70):
+            x, keys = torch.randn(2, 4, 1, 32), torch.randn(2, 4, length, 32)
+            torch._dynamo.mark_dynamic(keys, 2)
+            for got, want in zip(compiled(x, keys), function(x, keys), strict=True):
+                assert got.stride() == want.stride()
+                torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    (report,) = reports
+    assert report.shapes == 5
+    padded = {region.name for region in report.regions if region.padding}
+    once = {region.name for region in report.regions if region.engine == "nki"} - padded
+    assert len(once) >= 2
+    assert all(prepared.count(name) == 1 for name in once)
+    assert all(prepared.count(name) == 5 for name in padded)

@@ -103,6 +103,20 @@ def float_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return attend(x, attn_mask=torch.where(mask, 0.0, -torch.inf))
 
 
+def padding_mask(length: int) -> tuple[torch.Tensor, ...]:
+    """`[B, S]` as tokenizers give it, its symbol apart from that of the keys."""
+    mask = torch.ones(2, length, dtype=torch.int64)
+    mask[1, : length // 2] = 0
+    return torch.rand(2, length, 8) + 0.5, mask
+
+
+def looked_up(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """A mask at the places of all keys, as transformers makes it of two positions."""
+    batch = torch.arange(2)[:, None, None, None]
+    keys = (torch.arange(x.shape[1]) + 0)[None, None, None, :]
+    return torch.log(x) * mask.bool()[batch, keys][:, 0, 0, :, None]
+
+
 PADDED: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = {
     "elementwise": (lambda x: torch.rsqrt(x) * torch.log(x) + VECTOR, tokens),
     "softmax": (lambda x: torch.softmax(log_rows(x), -1), batched),
@@ -145,6 +159,12 @@ PADDED: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = 
         lambda x: F.linear(torch.cat([log_rows(x), x], 1).reshape(-1, 8), WEIGHT).relu(),
         batched,
     ),
+    "mask_at_places": (looked_up, padding_mask),
+    "rows_of_a_table": (lambda i, table: log_rows(table[i] + 1), indices),
+    "columns_and_places": (
+        lambda x, _: log_rows(x)[torch.arange(2)[:, None], :, torch.tensor([[0], [3]])],
+        padding_mask,
+    ),
     "cache": (lambda *args: decode(*args), cached),
     "cache_of_nan": (lambda *args: decode(*args[:3], *map(log_rows, args[3:])), positive_cache),
     "cache_and_mask": (lambda *args: decode(*args), cached_with_mask),
@@ -174,6 +194,11 @@ CUT: dict[str, tuple[Function, Callable[[int], tuple[torch.Tensor, ...]]]] = {
     "last": (lambda x: torch.relu(x)[:, -1] * 2, batched),
     "strided": (lambda x: torch.relu(torch.relu(x)[:, ::2]), batched),
     "product": (lambda x: torch.relu(x).cumprod(1), batched),
+    "from_the_end": (lambda x: torch.relu(x)[:, torch.tensor([-1, 0, -2])] * 2, batched),
+    "places_backwards": (
+        lambda x: torch.relu(x)[:, x.shape[1] - 1 - torch.arange(x.shape[1])] * 2,
+        batched,
+    ),
 }
 
 
@@ -206,6 +231,26 @@ def test_padding_changes_no_result(name: str) -> None:
     assert not any(text.startswith("exact") for text in paddings(reports))
     # 7, 9 to 16 have the buckets 8, 10, 12, 16.
     assert [report.shapes for report in reports] == [4]
+
+
+def test_a_mask_of_another_length_than_at_capture_is_looked_up_as_in_eager() -> None:
+    """Its symbol is tied to that of the keys; more places are exact, and fewer are refused."""
+    torch._dynamo.reset()
+    compiled = torch.compile(looked_up, backend="trnx", options={"select": "legal"})
+    with trnx.collect_reports() as reports, torch.no_grad():
+        for length in (9, 13, 14):
+            x, mask = padding_mask(length)
+            torch._dynamo.mark_dynamic(x, 1)
+            torch._dynamo.mark_dynamic(mask, 1)
+            longer = torch.cat([mask, mask], 1)
+            for one in (mask, longer):
+                want = looked_up(x, one)
+                torch.testing.assert_close(compiled(x, one), want, equal_nan=True)
+            for function in (looked_up, compiled):
+                with pytest.raises((IndexError, RuntimeError), match=r"out of bounds|out of range"):
+                    function(x, mask[:, : length - 1])
+    # Those of equal lengths share the buckets 10 and 16; each longer mask has exact sizes.
+    assert reports[0].shapes == 2 + 3
 
 
 @pytest.mark.parametrize("name", IMAGES)

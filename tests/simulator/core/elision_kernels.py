@@ -159,3 +159,58 @@ def taps_that_are_read_again(x, weight):
     nisa.tensor_reduce(dst=found, op=nl.add, data=turned, axis=1)
     nisa.dma_copy(dst=sums, src=found)
     return out, sums
+
+
+def _tile(x, k):
+    return nl.load(x[128 * k : min(128 * (k + 1), x.shape[0])])
+
+
+@nki.jit
+def product_of_rows(x, y):
+    """x.T @ y for any number of rows."""
+    out = nl.ndarray((x.shape[1], y.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
+    bank = nl.ndarray((x.shape[1], y.shape[1]), dtype=nl.float32, buffer=nl.psum)
+    for k in range((x.shape[0] + 127) // 128):
+        nisa.nc_matmul(dst=bank, stationary=_tile(x, k), moving=_tile(y, k))
+    nisa.dma_copy(dst=out, src=nl.copy(bank))
+    return out
+
+
+@nki.jit
+def bank_read_half_way(x, y):
+    """x.T @ y of the first half of the rows, then of all."""
+    out = nl.ndarray((2, x.shape[1], y.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
+    bank = nl.ndarray((x.shape[1], y.shape[1]), dtype=nl.float32, buffer=nl.psum)
+    count = x.shape[0] // 128
+    for k in range(count):
+        nisa.nc_matmul(dst=bank, stationary=_tile(x, k), moving=_tile(y, k))
+        if k + 1 == count // 2:
+            nisa.dma_copy(dst=out[0], src=nl.copy(bank))
+    nisa.dma_copy(dst=out[1], src=nl.copy(bank))
+    return out
+
+
+@nki.jit
+def depths_backwards(x, y):
+    """x.T @ y, the last rows first."""
+    out = nl.ndarray((x.shape[1], y.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
+    bank = nl.ndarray((x.shape[1], y.shape[1]), dtype=nl.float32, buffer=nl.psum)
+    count = x.shape[0] // 128
+    for k in range(count):
+        last = count - 1 - k
+        nisa.nc_matmul(dst=bank, stationary=_tile(x, last), moving=_tile(y, last))
+    nisa.dma_copy(dst=out, src=nl.copy(bank))
+    return out
+
+
+@nki.jit
+def factor_overwritten(x, y, z):
+    """x.T @ y; between the products, z takes the place of the first rows of y."""
+    out = nl.ndarray((x.shape[1], y.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
+    bank = nl.ndarray((x.shape[1], y.shape[1]), dtype=nl.float32, buffer=nl.psum)
+    for k in range(2):
+        nisa.nc_matmul(dst=bank, stationary=_tile(x, k), moving=_tile(y, k))
+        if k == 0:
+            nisa.dma_copy(dst=y[0:128], src=nl.load(z))
+    nisa.dma_copy(dst=out, src=nl.copy(bank))
+    return out

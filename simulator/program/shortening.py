@@ -1,0 +1,41 @@
+"""Shortening: fewer steps for a replay than were recorded, with the same values.
+
+Checks and times are those of the instructions, which stay as they were recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trnx.simulator.memory.storage import Slot, Step
+from trnx.simulator.program.copy_elision import elide_copies
+from trnx.simulator.program.dead_steps import drop_dead_steps, write_in_place
+from trnx.simulator.program.product_merging import merge_products
+from trnx.simulator.program.step_effects import EffectReader
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """Steps that are left, and what they `used`, where that is known: the ids of views, and the
+    addresses of own memory. `made` is own memory that is new: address -> bytes.
+    """
+
+    steps: list[Step]
+    used: tuple[frozenset[int], frozenset[int]] | None
+    made: Mapping[int, int]
+
+
+def shorten(
+    steps: Sequence[Step], slots: Sequence[Slot], inputs: int, blank: Mapping[int, int]
+) -> Shortened:
+    """The steps that a replay needs. The first `inputs` slots are those of the arguments; `blank`
+    as in `Program`.
+    """
+    merged, gathered = merge_products(steps, slots, inputs, blank)
+    elided, moved = elide_copies(merged, slots, inputs, {**blank, **gathered})
+    made = {**gathered, **moved}
+    known = {**blank, **made}
+    placed = write_in_place(elided, slots, inputs, known)
+    left = list(drop_dead_steps(placed, slots, known))
+    return Shortened(left, EffectReader(slots, known).used(left), made)
