@@ -1,6 +1,6 @@
 """Normalisation over channels as pointwise ops, which generated kernels fuse with what is near;
 layer norm of rows that no partition holds as a group norm, group norm of rows as a layer norm; the
-gradients of weight norm.
+gradients of weight norm; those of a layer norm of which fewer than three are wanted.
 
 `x` is `[N, C, ...]`, statistics and weights are `[C]`; they become `[1, C, 1, ...]` by views, so
 that the whole is one iteration space. Computed in float32 and rounded once, as eager does.
@@ -118,6 +118,36 @@ def group_norm_of_rows(
     return out.view(x.shape), mean.view(rows, groups), rstd.view(rows, groups)
 
 
+def layer_norm_backward_of_fewer(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    shape: Sequence[int],
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mask: Sequence[bool],
+) -> Any:
+    """`aten.native_layer_norm_backward` of a norm without bias or weight, or whose weight is
+    frozen; the kernel `layer_norm_backward` computes all three gradients together."""
+    if (weight is not None and bias is not None and all(mask)) or x.dtype is torch.float64:
+        return NotImplemented
+    first = x.ndim - len(shape)
+    inner, outer = list(range(first, x.ndim)), list(range(first))
+    wide, normal = _wide(grad), (_wide(x) - _wide(mean)) * _wide(rstd)
+    found: list[torch.Tensor | None] = [None, None, None]
+    if mask[0]:
+        weighted = wide if weight is None else wide * _wide(weight)
+        slope = (weighted * normal).mean(inner, keepdim=True)
+        centred = weighted - weighted.mean(inner, keepdim=True) - normal * slope
+        found[0] = (centred * _wide(rstd)).to(x.dtype).contiguous()
+    for i, vector, terms in ((1, weight, wide * normal), (2, bias, wide)):
+        if mask[i] and vector is not None:
+            total = terms.sum(outer) if outer else terms.clone()
+            found[i] = total.to(vector.dtype).contiguous()
+    return tuple(found)
+
+
 def weight_norm_backward(
     grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,6 +187,7 @@ NORM_LAYOUTS: dict[Any, Callable[..., Any]] = {
 NORMS_AS_OTHERS: dict[Any, Callable[..., Any]] = {
     aten.native_group_norm.default: group_norm_of_rows,
     aten.native_layer_norm.default: layer_norm_of_long_rows,
+    aten.native_layer_norm_backward.default: layer_norm_backward_of_fewer,
 }
 NORM_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten._weight_norm_interface_backward.default: weight_norm_backward,

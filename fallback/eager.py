@@ -6,7 +6,7 @@ the generated `forward` of its graph module, which frees each intermediate after
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,20 @@ _KEYS_OF_VALUES: Sequence[Any] = (
 def has_implementation(op: torch._ops.OpOverload[..., Any]) -> bool:
     """Whether `op` can compute values, and not only shapes."""
     return any(op.has_kernel_for_dispatch_key(key) for key in _KEYS_OF_VALUES)
+
+
+def _forward(graph_module: fx.GraphModule) -> Callable[..., Any]:
+    """The generated code. `as_strided_scatter` refuses what requires a gradient and is not
+    contiguous, though none is recorded here: it gets the same memory without the mark."""
+    forward: Callable[..., Any] = graph_module.forward
+    nodes = graph_module.graph.nodes
+    if all(node.target is not torch.ops.aten.as_strided_scatter.default for node in nodes):
+        return forward
+
+    def unmarked(*inputs: Any) -> Any:
+        return forward(*(x.detach() if isinstance(x, torch.Tensor) else x for x in inputs))
+
+    return unmarked
 
 
 class EagerEngine:
@@ -61,7 +75,7 @@ class EagerEngine:
         are those of another dtype: the saved mean of a batch norm in half precision is promised as
         float32."""
         del refuse  # eager takes everything
-        forward = graph_module.forward
+        forward = _forward(graph_module)
         promised = [
             (value.dtype, layout) if isinstance(value, torch.Tensor) and layout else None
             for value, layout in zip(

@@ -16,6 +16,7 @@ from torch import fx
 
 from trnx.fx_passes.order import Order, Unit
 from trnx.fx_passes.symbolic import known_equal, same_number
+from trnx.nki_kernels.hints import product
 
 MAX_NODES = 48  # of one generated kernel: beyond it, its tiles do not fit SBUF together
 OPEN_CLUSTERS = 48  # how far back a node may find its cluster
@@ -120,6 +121,8 @@ class _Grower:
             size = 1 + sum(len(c.units) for c in [*chosen, cluster])
             if both is None or size > MAX_NODES or not cluster.bits & self._open:
                 continue
+            if product(both) > max(product(space), product(cluster.space)):
+                continue  # an axis that was reduced, and another one: all would run for each pair
             if self._is_acyclic([*chosen, cluster], before):
                 chosen.append(cluster)
                 space = both

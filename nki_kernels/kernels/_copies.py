@@ -112,10 +112,17 @@ def launch_copies(
     shape = tuple(target.shape[i] for i in order)
     words = 2 if target.dtype is torch.int64 else 1
     full = (*shape, words) if words > 1 else shape or (1,)
-    kernel, *constants = _plan(regions, full, target.dtype.itemsize // words, value)
+    numbers = words_of(int(value)) if words > 1 else (value,)
+    kernel, *constants = _plan(regions, full, target.dtype.itemsize // words, numbers)
     orders = (order,) if order != tuple(range(len(order))) else ()
     arguments = (full, *constants, *(b[name] for name in used))
     return Launch(kernel, arguments, used, orders)
+
+
+def words_of(value: int) -> tuple[int, ...]:
+    """The two words of an int64, low and high, as int32; one where they are equal."""
+    high, low = value >> 32, (value & 0xFFFFFFFF) - ((value & 0x80000000) << 1)
+    return (low,) if low == high else (low, high)
 
 
 def cost_of_copies(b: Bindings, result_of: Callable[..., torch.Tensor]) -> Cost:
@@ -178,8 +185,10 @@ def _merged(dims: Iterable[tuple[int, int, int]], *, fill: bool = False) -> Any:
     return tuple(kept) or ((1, 1, 1),)
 
 
-def _plan(regions: list[_Region], shape: tuple[int, ...], itemsize: int, value: float) -> Any:
-    """A kernel and its constants."""
+def _plan(
+    regions: list[_Region], shape: tuple[int, ...], itemsize: int, numbers: tuple[float, ...]
+) -> Any:
+    """A kernel and its constants; `numbers` fill, in turns."""
     direct = sum(_moved(r.size, r.run, itemsize) for r in regions)
     best = direct
     chosen = None
@@ -191,7 +200,7 @@ def _plan(regions: list[_Region], shape: tuple[int, ...], itemsize: int, value: 
                 chosen, best = assembly, moved
             break
     if chosen is not None:
-        return assembly_kernel, *chosen.constants(itemsize), value
+        return assembly_kernel, *chosen.constants(itemsize, numbers)
     copies, fills = [], []
     for r in regions:
         goal = tuple((t, n) for n, t, _ in r.dims)
@@ -201,7 +210,7 @@ def _plan(regions: list[_Region], shape: tuple[int, ...], itemsize: int, value: 
         else:
             copies.append((r.operand, r.start, tuple((s, n) for n, _, s in r.dims), r.place, goal))
     longest = max((pattern[1][1] for _, _, pattern in fills), default=0)
-    return copy_kernel, tuple(copies), tuple(fills), (longest, value)
+    return copy_kernel, tuple(copies), tuple(fills), (longest, *numbers)
 
 
 def _moved(count: int, run: int, itemsize: int) -> int:
@@ -209,7 +218,7 @@ def _moved(count: int, run: int, itemsize: int) -> int:
 
 
 class _Assembly(NamedTuple):
-    """What `assembly_kernel` does, apart from how many rows it takes at a time."""
+    """What `assembly_kernel` does, apart from how many rows it takes at a time, and the numbers."""
 
     rows: int
     width: int
@@ -227,11 +236,22 @@ class _Assembly(NamedTuple):
             total += _moved(self.rows * size, run if stride == 1 else 1, itemsize)
         return total
 
-    def constants(self, itemsize: int) -> tuple[Any, ...]:
-        """The kernel's constants but the number that fills."""
+    def constants(self, itemsize: int, numbers: tuple[float, ...]) -> tuple[Any, ...]:
+        """The kernel's constants."""
         each = itemsize * (self.width + sum(load[4] for load in self.loads))
         fold = max(1, min(_TILE_BYTES // each, -(-self.rows // 128)))
-        return (self.rows, self.width, fold), tuple(self.loads), self.moves, self.fills
+        fills = [f for place, pattern in self.fills for f in _filled(place, pattern, numbers)]
+        return (self.rows, self.width, fold), tuple(self.loads), self.moves, tuple(fills)
+
+
+def _filled(
+    place: int, pattern: Pattern, numbers: tuple[float, ...]
+) -> Iterable[tuple[int, Pattern, float]]:
+    """A fill by one number, or by two in turns: a fill of each, of every second word."""
+    step, count = pattern[-1]
+    part = (*pattern[:-1], (step * len(numbers), count // len(numbers)))
+    for i, number in enumerate(numbers):
+        yield place + i * step, part, number
 
 
 def _assembled(regions: list[_Region], total: int, width: int, itemsize: int) -> _Assembly | None:

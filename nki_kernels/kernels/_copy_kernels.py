@@ -18,7 +18,7 @@ def copy_kernel(
     shape: tuple[int, ...],
     copies: tuple[tuple[Any, ...], ...],
     fills: tuple[tuple[int, Pattern, Pattern], ...],
-    filling: tuple[int, float],
+    filling: tuple[float, ...],
     x0: nl.NkiTensor,
     x1: nl.NkiTensor | None = None,
     x2: nl.NkiTensor | None = None,
@@ -39,7 +39,8 @@ def copy_kernel(
 ) -> nl.NkiTensor:
     """The result of `shape`. `copies`: (operand, its offset, its pattern, offset and pattern of the
     result); `fills`: (offset, pattern, the pattern of the constant); `filling`: how many elements
-    of the number make the constant. `cores` share each copy; the first has the fills.
+    make the constant, and the numbers that it has in turns. `cores` share each copy; the first has
+    the fills.
     """
     sources = (x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15)  # type: Any
     out = nl.ndarray(shape, dtype=x0.dtype, buffer=nl.shared_hbm)
@@ -53,9 +54,12 @@ def copy_kernel(
             target = out.ap(pattern=there, offset=place + first * goal[0][0])
             nisa.dma_copy(dst=target, src=source)
     if len(fills) > 0 and is_first():
-        tile = nl.ndarray((1, filling[0]), dtype=x0.dtype, buffer=nl.sbuf)
-        nisa.memset(dst=tile, value=filling[1])
-        constant = nl.ndarray((1, filling[0]), dtype=x0.dtype, buffer=nl.private_hbm)
+        longest, turns = filling[0], len(filling) - 1
+        tile = nl.ndarray((1, longest), dtype=x0.dtype, buffer=nl.sbuf)
+        for i in range(turns):
+            every = ((longest, 1), (turns, longest // turns))
+            nisa.memset(dst=tile.ap(pattern=every, offset=i), value=filling[1 + i])
+        constant = nl.ndarray((1, longest), dtype=x0.dtype, buffer=nl.private_hbm)
         nisa.dma_copy(dst=constant, src=tile)
         for place, goal, pattern in fills:
             nisa.dma_copy(dst=out.ap(pattern=goal, offset=place), src=constant.ap(pattern=pattern))
@@ -68,8 +72,7 @@ def assembly_kernel(
     sizes: tuple[int, int, int],
     loads: tuple[tuple[Any, ...], ...],
     moves: tuple[tuple[Any, ...], ...],
-    fills: tuple[tuple[int, Pattern], ...],
-    value: float,
+    fills: tuple[tuple[int, Pattern, float], ...],
     x0: nl.NkiTensor,
     x1: nl.NkiTensor | None = None,
     x2: nl.NkiTensor | None = None,
@@ -91,8 +94,8 @@ def assembly_kernel(
     """The result of `shape`, which is `sizes` of rows, their width, and rows in a partition.
 
     `loads`: (operand, offset, stride of rows, pattern in a row, elements of a row); `moves`: (load,
-    its pattern, offset and pattern in a row of the result); `fills`: (offset, pattern). `cores`
-    share the rows.
+    its pattern, offset and pattern in a row of the result); `fills`: (offset, pattern, number).
+    `cores` share the rows.
     """
     sources = (x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15)  # type: Any
     out = nl.ndarray(shape, dtype=x0.dtype, buffer=nl.shared_hbm)
@@ -110,7 +113,7 @@ def assembly_kernel(
             tiles.append(tile)
         goal = nl.ndarray((partitions, run, width), dtype=x0.dtype, buffer=nl.sbuf)
         own = ((run * width, partitions), (width, run))
-        for place, pattern in fills:
+        for place, pattern, value in fills:
             nisa.memset(dst=goal.ap(pattern=own + pattern, offset=place), value=value)
         for number, there, place, pattern in moves:
             size = loads[number][4]

@@ -1,8 +1,8 @@
 """`constant_pad`: a tensor with a frame of one number, or cut where a padding is negative.
 
 `x` and its padding from the last dimension on, as `torch.nn.functional.pad` takes it; floats,
-integers and bools, any strides. Of int64 the number is 0 or -1, whose two words are equal. Rows
-that are short are put together in SBUF, long ones are moved from HBM to HBM.
+integers and bools, any strides. Rows that are short are put together in SBUF, long ones are moved
+from HBM to HBM.
 """
 
 from __future__ import annotations
@@ -67,12 +67,10 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
     floating = b.x.dtype.is_floating_point
     if not floating and not (math.isfinite(b.value) and b.value == int(b.value)):
         return Reject(f"value {b.value} is no {b.x.dtype}")
-    if b.x.dtype is torch.int64 and b.value not in (0, -1):
-        return Reject(f"value {b.value} of int64 has two different words")
     limits = torch.finfo(b.x.dtype) if floating else None
     if limits and math.isfinite(b.value) and abs(b.value) > limits.max:
         return Reject(f"value {b.value} is beyond {b.x.dtype}")
-    if b.x.dtype in (torch.int32, torch.uint8, torch.int8):
+    if b.x.dtype in (torch.int64, torch.int32, torch.uint8, torch.int8):
         whole = torch.iinfo(b.x.dtype)
         if not whole.min <= b.value <= whole.max:
             return Reject(f"value {b.value} is beyond {b.x.dtype}")
@@ -106,6 +104,9 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("transposed", (3, 4, 130), [1, 1, 0, 2], swapped=True)
     for dtype in (torch.bfloat16, torch.float16, torch.int32, torch.bool, torch.uint8):
         yield sample(f"{dtype}", (130, 7), [1, 2], 1, dtype)
+    for value in (-100, -1, 1 << 40, (-7 << 32) + 5):
+        yield sample(f"labels and {value}", (2, 130), [0, 1], value, torch.int64)
+        yield sample(f"rows of {value}", (3, 2000), [0, 0, 1, 2], value, torch.int64)
 
 
 def _pad(x: torch.Tensor, pad: list[int], value: float) -> Any:

@@ -175,6 +175,42 @@ def test_gradients_of_layer_norm_of_long_rows() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("affine", "bias", "frozen", "shape", "dims"),
+    [
+        (True, False, (), (2, 65, 70), 1),
+        (False, False, (), (3, 5, 6, 7), 2),
+        (True, True, ("weight", "bias"), (129, 20), 1),
+        (True, True, ("weight",), (1, 20), 1),
+        (True, True, ("bias",), (4, 127), 1),
+        (True, False, (), (33,), 1),
+    ],
+)
+def test_fewer_gradients_of_layer_norm(
+    affine: bool,
+    bias: bool,
+    frozen: tuple[str, ...],
+    shape: tuple[int, ...],
+    dims: int,
+    dtype: torch.dtype,
+) -> None:
+    norm = randomised(nn.LayerNorm(shape[-dims:], 1e-5, affine, bias)).to(dtype)
+    for name in frozen:
+        norm.get_parameter(name).requires_grad_(False)
+    found = []
+    for call in (norm, torch.compile(norm, backend="trnx", options=ALL_ON_NKI)):
+        x = (draw(*shape) * 3 + 1).to(dtype).requires_grad_()
+        call(x).backward(draw(*shape).sin().to(dtype))
+        found.append([x.grad, *(p.grad for p in norm.parameters() if p.requires_grad)])
+        norm.zero_grad()
+    for theirs, ours in zip(*found, strict=True):
+        assert ours.dtype is theirs.dtype
+        assert_same(
+            ours, theirs, **({} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2})
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dim", [0, 2])
 def test_gradients_of_weight_norm(dim: int, dtype: torch.dtype) -> None:
     v, g, grad = draw(5, 6, 7), draw(5, 1, 1) if dim == 0 else draw(1, 1, 7), draw(5, 7, 6)

@@ -39,6 +39,21 @@ def test_results_have_the_dtype_of_the_metadata(capture: Any) -> None:
     assert [value.dtype for value in outputs] == promised
 
 
+def test_strides_are_scattered_into_what_requires_a_gradient(capture: Any) -> None:
+    """As saved tensors and inputs of a compiled step do, whose gradients the graph computes."""
+
+    def function(x: Any, values: Any) -> Any:
+        return (torch.as_strided_scatter(x, values, [4], [5]),)
+
+    x, values = torch.randn(4, 4).T, torch.ones(4)
+    run = EagerEngine().compile(capture(function, x, values))
+
+    (found,) = run([x.clone().requires_grad_(), values])
+
+    assert found.stride() == (1, 4)
+    assert torch.equal(found, x.diagonal_scatter(values))
+
+
 def test_takes_random_and_mutating_ops() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")

@@ -120,6 +120,17 @@ def test_a_region_that_is_refused_is_halved(plan: Any, trnx: Any, coverage: Any)
     assert coverage(made).share == 1.0
 
 
+def test_a_reduced_axis_and_another_one_are_no_region(plan: Any, trnx: Any) -> None:
+    """Together they would run over 4 x 6 x 6, where none of the ops does."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return _tuple((x.sin() + 1).mean(1) + y.cos())
+
+    made = plan(function, X, torch.randn(6, 1), generator=trnx.FakeGenerator())
+
+    assert _names(made) == [("nki", 3), ("nki", 2)]
+
+
 def test_regions_stay_convex(plan: Any, trnx: Any) -> None:
     """A path that leaves a region and comes back would make it wait for itself."""
 

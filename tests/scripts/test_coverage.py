@@ -53,6 +53,24 @@ def test_the_page_has_a_row_for_every_model(coverage: ModuleType, section: str) 
         assert re.fullmatch(r"-|(`[\w.:]+`(, )?)+", cells[3]), name
 
 
+@pytest.mark.parametrize(
+    ("section", "sentence"),
+    [
+        ("## Models", r"on NKI in (\d+), (\d+) and (\d+) of the 39 models"),
+        ("### Training", r"forward and\s+backward, in (\d+), (\d+) and (\d+)"),
+    ],
+)
+def test_the_page_counts_the_models_of_its_table(section: str, sentence: str) -> None:
+    (text,) = re.findall(rf"^{section}\n(.*?)^##", PAGE, re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| \w+ \| (\d+) % \| (\d+) % \| (\d+) % \|", text, re.MULTILINE)
+    counts = [
+        sum(int(share) >= bar for share in column)
+        for column, bar in zip(zip(*rows, strict=True), (95, 90, 90), strict=True)
+    ]
+    (said,) = re.findall(sentence, PAGE)
+    assert [int(count) for count in said] == counts
+
+
 def names(coverage: ModuleType) -> list[str]:
     return [case.name for case in coverage.hugging_face.cases()]
 

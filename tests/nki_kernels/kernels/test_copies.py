@@ -101,7 +101,15 @@ def test_the_number_of_a_padding(value: float) -> None:
         check(lambda a: F.pad(a, (1, 2, 3, 4), value=value), [draw(shape)])
 
 
+@pytest.mark.parametrize("value", [-100, 7, 2**40 + 3, -(2**63), 2**63 - 1, 2**31])
+def test_the_number_of_a_padding_of_int64_has_two_words(value: int) -> None:
+    labels = torch.randint(-(2**62), 2**62, (40, 300))
+    for x in (labels, labels[:, :2], labels.T, labels[:1].repeat(1, 20)):
+        check(lambda a: F.pad(a, (0, 1, 2, 0), value=value), [x])
+
+
 def test_long_fills_are_written_in_parts() -> None:
+    check(lambda a: F.pad(a, (0, 0, 1, 2), value=-5), [torch.arange(14 * 5003).view(2, 7, 5003)])
     check(lambda a: F.pad(a, (0, 0, 1, 2), value=3.0), [draw((2, 7, 5003))])
     check(lambda a: F.pad(a, (4099, 1)), [draw((3, 70), torch.bfloat16)])
 
@@ -124,7 +132,7 @@ def test_gradients_are_copies_too() -> None:
     [
         ([1, 1], 0, torch.float64, "float64"),
         ([-3, 2], 0, torch.float32, "leaves nothing"),
-        ([1, 1], 7, torch.int64, "two different words"),
+        ([1, 1], 2**63, torch.int64, "beyond"),
         ([1, 1], 1e6, torch.float16, "beyond"),
         ([1, 1], 300, torch.uint8, "beyond"),
         ([1, 1], 0.5, torch.int32, "is no torch.int32"),
