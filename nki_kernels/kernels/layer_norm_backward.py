@@ -18,8 +18,8 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
-from trnx.nki_kernels.kernels._cores import is_first, share_of, sum_over_cores
-from trnx.nki_kernels.kernels._rows import load_vector, run_of
+from trnx.nki_kernels.kernels._cores import is_first, is_last, share_of, sum_of_parts
+from trnx.nki_kernels.kernels._rows import run_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -49,7 +49,7 @@ def layer_norm_backward_kernel(
     """grad and x of one shape, mean and rstd one value a row -> gradients of x, weight, bias.
 
     Tiles in three stages; stage s has the tile that is `s * lag` behind the one that is loaded.
-    `cores` share the rows.
+    `cores` share the rows, and exchange their sums over rows while the last tiles are computed.
     """
     pmax = nl.tile_size.pmax
     columns = weight.size
@@ -57,78 +57,148 @@ def layer_norm_backward_kernel(
     dx = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     dweight = nl.ndarray(weight.shape, dtype=weight.dtype, buffer=nl.shared_hbm)
     dbias = nl.ndarray(weight.shape, dtype=weight.dtype, buffer=nl.shared_hbm)
-    weights = load_vector(weight)
     ones = nl.ndarray((pmax, 1), dtype=grad.dtype, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
     blocks = (columns + pmax - 1) // pmax
     weight_sums = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.psum)
     bias_sums = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.psum)
-    statistics = Statistics(mean.reshape((rows,)), rstd.reshape((rows,)), [])
-    gradients = []  # type: list[nl.NkiTensor]
-    rstds = []  # type: list[nl.NkiTensor]
-    centred = []  # type: list[nl.NkiTensor]
-    weighted = []  # type: list[nl.NkiTensor]
-    totals = []  # type: list[nl.NkiTensor]
-    first, last = share_of(rows, cores)
-    tiles = (last - first + pmax - 1) // pmax
-    for step in range(tiles + 2 * lag if tiles > 0 else 0):
-        if step < tiles:
-            start, end = first + step * pmax, min(last, first + (step + 1) * pmax)
-            gradients.append(_load(grad.reshape((rows, columns))[start:end], grad.dtype))
-            data = _load(x.reshape((rows, columns))[start:end], x.dtype)
-            shift, inverse = _statistics_of(statistics, start, end, last)
-            rstds.append(inverse)
-            centred.append(_centre(data, shift))
-            weighted.append(_multiply(gradients[step], weights, nisa.engine.gpsimd))
-        i = step - lag
-        if i >= 0 and i < tiles:
-            product = _multiply(gradients[i], centred[i], nisa.engine.vector)
-            _add_up(bias_sums, gradients[i], ones, i > 0)
-            _add_up(weight_sums, product, rstds[i], i > 0)
-            totals.append(_row_sums(weighted[i], centred[i], i))
-        i = step - 2 * lag
-        if i >= 0:
-            start = first + i * pmax
-            _finish(dx, i, start, (centred[i], weighted[i], rstds[i], totals[i]))
+    source = Source(mean.reshape((rows,)), rstd.reshape((rows,)), columns, [])
+    parts = None
     if cores > 1:
-        weight_sums, bias_sums = _of_all_cores(weight_sums, bias_sums, columns, tiles > 0, cores)
+        shape = (cores, pmax, 2 * blocks)
+        parts = nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm)
+    weights = []  # type: list[nl.NkiTensor]
+    tiles = []  # type: list[Tile]
+    totals = []  # type: list[nl.NkiTensor]
+    lines = []  # type: list[nl.NkiTensor]
+    first, last = share_of(rows, cores)
+    count = (last - first + pmax - 1) // pmax
+    if count == 0 and parts is not None:
+        _exchange(parts, weight_sums, bias_sums, 0)
+    for step in range(count + lag if count > 0 else 0):
+        before = step - 1
+        if step < count:
+            start, end = first + step * pmax, min(last, first + (step + 1) * pmax)
+            data = _load(x.reshape((rows, columns))[start:end])
+            gradient = _load(grad.reshape((rows, columns))[start:end])
+            if step == 0:
+                weights.append(_load_weights(weight))
+            of_rows = _statistics_of(source, start, end, last)
+            tiles.append(_begin(data, gradient, weights[0], of_rows))
+            _add_up(bias_sums, gradient, ones, step > 0)
+            _add_up(weight_sums, tiles[step].product, of_rows.rstd, step > 0)
+            totals.append(nl.ndarray((end - start, 2), dtype=nl.float32, buffer=nl.sbuf))
+            _sum_up(totals[step][:, 0:1], tiles[step].weighted)
+        if lag > 0 and before >= 0:
+            lines.append(_line(tiles[before], totals[before]))
+        if step < count:
+            product = _weigh(tiles[step].product, weights[0], step)
+            _sum_up(totals[step][:, 1:2], product)
+        if lag > 0 and before >= 0:
+            _finish(dx, first + before * pmax, tiles[before], lines[before])
+        if lag == 0:
+            lines.append(_line(tiles[step], totals[step]))
+            _finish(dx, first + step * pmax, tiles[step], lines[step])
+        if parts is not None and step == count - 1:
+            _exchange(parts, weight_sums, bias_sums, columns)
+    if parts is not None:
+        total = sum_of_parts(parts)
+        weight_sums, bias_sums = total[:, 0:blocks], total[:, blocks : 2 * blocks]
     if is_first():
         _store_sums(dweight.reshape((columns,)), weight_sums)
+    if is_last(cores):
         _store_sums(dbias.reshape((columns,)), bias_sums)
     return dx, dweight, dbias
 
 
-def _load(source: nl.NkiTensor, dtype: str) -> nl.NkiTensor:
-    tile = nl.ndarray(source.shape, dtype=dtype, buffer=nl.sbuf)
+class RowValues(NamedTuple):
+    """Of the rows of a tile, `[rows, 1]` in float32: mean, its negative, rstd, and what the sums of
+    a row are multiplied with: `scale` is -rstd / columns, `cube` -rstd^3 / columns."""
+
+    mean: nl.NkiTensor
+    negmean: nl.NkiTensor
+    rstd: nl.NkiTensor
+    scale: nl.NkiTensor
+    cube: nl.NkiTensor
+
+
+class Source(NamedTuple):
+    """`mean` and `rstd`, one value a row, in HBM. `group`: the first row of the newest tiles that
+    one DMA loaded, and their values, `[128, tiles]`; none at first."""
+
+    mean: nl.NkiTensor
+    rstd: nl.NkiTensor
+    columns: int
+    group: list[tuple[int, RowValues]]
+
+
+class Tile(NamedTuple):
+    """Rows of x, of the gradient times the weights, and of the gradient times the centred x."""
+
+    x: nl.NkiTensor
+    weighted: nl.NkiTensor
+    product: nl.NkiTensor
+    rows: RowValues
+
+
+def _load(source: nl.NkiTensor) -> nl.NkiTensor:
+    tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=source)
     return tile
 
 
-class Statistics(NamedTuple):
-    """`mean` and `rstd`, one value a row, in HBM. `group`: the first row of the newest tiles that
-    one DMA loaded, their negated means and their rstds, `[128, tiles]`; none at first."""
+def _load_aside(dst: nl.NkiTensor, src: nl.NkiTensor) -> None:
+    """By the queue of stores, so that the rows behind it need not wait for it."""
+    if nisa.get_nc_version() == nisa.nc_version.gen2:
+        nisa.dma_copy(dst=dst, src=src)
+    else:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
 
-    mean: nl.NkiTensor
-    rstd: nl.NkiTensor
-    group: list[tuple[int, nl.NkiTensor, nl.NkiTensor]]
+
+def _load_weights(weight: nl.NkiTensor) -> nl.NkiTensor:
+    """In every partition."""
+    tile = nl.ndarray((nl.tile_size.pmax, weight.size), dtype=weight.dtype, buffer=nl.sbuf)
+    row = weight.reshape((1, weight.size))
+    _load_aside(tile, row.broadcast(0, nl.tile_size.pmax))
+    return tile
 
 
-def _statistics_of(
-    s: Statistics, start: int, end: int, last: int
-) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Negated means and rstds `[rows, 1]` of rows `start .. end`; those up to `last` follow."""
+def _statistics_of(s: Source, start: int, end: int, last: int) -> RowValues:
+    """Those of rows `start .. end`; rows up to `last` follow."""
     pmax = nl.tile_size.pmax
     if len(s.group) == 0 or start - s.group[0][0] >= pmax * _TILES_TOGETHER:
         until = min(last, start + pmax * _TILES_TOGETHER)
-        means = _load_columns(s.mean, start, until)
-        shifts = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.activation(dst=shifts, op=nl.copy, data=means, scale=-1.0)
+        values = _row_values(s, start, until)
         if len(s.group) > 0:
             s.group.pop()
-        s.group.append((start, shifts, _load_columns(s.rstd, start, until)))
-    first, shifts, inverses = s.group[0]
+        s.group.append((start, values))
+    first, values = s.group[0]
     i = (start - first) // pmax
-    return shifts[0 : end - start, i : i + 1], inverses[0 : end - start, i : i + 1]
+    rows = end - start
+    return RowValues(
+        values.mean[0:rows, i : i + 1],
+        values.negmean[0:rows, i : i + 1],
+        values.rstd[0:rows, i : i + 1],
+        values.scale[0:rows, i : i + 1],
+        values.cube[0:rows, i : i + 1],
+    )
+
+
+def _row_values(s: Source, start: int, end: int) -> RowValues:
+    """`[128, tiles]` of each."""
+    means = _load_columns(s.mean, start, end)
+    rstds = _load_columns(s.rstd, start, end)
+    negmeans = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=negmeans, op=nl.copy, data=means, scale=-1.0)
+    scales = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=scales, op=nl.copy, data=rstds, scale=-1.0 / s.columns)
+    squares = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=squares, op=nl.square, data=rstds)
+    cubes = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(
+        dst=cubes, data1=squares, data2=scales, op=nl.multiply, engine=nisa.engine.gpsimd
+    )
+    return RowValues(means, negmeans, rstds, scales, cubes)
 
 
 def _load_columns(source: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
@@ -140,20 +210,22 @@ def _load_columns(source: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
     middle = start + whole * pmax
     if rest > 0:
         nisa.memset(dst=tile[:, whole:tiles], value=0.0)
-        nisa.dma_copy(dst=tile[0:rest, whole:tiles], src=source[middle:end].reshape((rest, 1)))
+        _load_aside(tile[0:rest, whole:tiles], source[middle:end].reshape((rest, 1)))
     if whole > 0:
         src = source[start:middle].reshape((whole, pmax)).permute((1, 0))
-        nisa.dma_copy(dst=tile[:, 0:whole], src=src)
+        _load_aside(tile[:, 0:whole], src)
     return tile
 
 
-def _centre(x: nl.NkiTensor, shift: nl.NkiTensor) -> nl.NkiTensor:
-    """x + shift in float32, in its place where it is."""
-    centred = x
-    if x.dtype != nl.float32:
-        centred = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=centred, op=nl.copy, data=x, bias=shift)
-    return centred
+def _begin(
+    x: nl.NkiTensor, grad: nl.NkiTensor, weights: nl.NkiTensor, rows: RowValues
+) -> Tile:
+    """What is multiplied with the gradient."""
+    product = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=product, data=x, op0=nl.subtract, operand0=rows.mean, op1=nl.multiply, operand1=grad
+    )
+    return Tile(x, _multiply(grad, weights, nisa.engine.gpsimd), product, rows)
 
 
 def _multiply(a: nl.NkiTensor, b: nl.NkiTensor, engine: object) -> nl.NkiTensor:
@@ -176,73 +248,68 @@ def _add_up(
         )  # fmt: skip
 
 
-def _row_sums(weighted: nl.NkiTensor, centred: nl.NkiTensor, number: int) -> nl.NkiTensor:
-    """`[rows, 2]`: the sums of `weighted` and of weighted * centred. VectorE multiplies in every
-    third tile, so that it is as busy as GpSimd.
-    """
-    engine = nisa.engine.vector if number % 3 == 2 else nisa.engine.gpsimd
-    product = _multiply(weighted, centred, engine)
-    totals = nl.ndarray((weighted.shape[0], 2), dtype=nl.float32, buffer=nl.sbuf)
-    for i, data in ((0, weighted), (1, product)):
-        nisa.activation(
-            dst=data, op=nl.copy, data=data, reduce_op=nl.add, reduce_res=totals[:, i : i + 1],
-            reduce_cmd=nisa.reduce_cmd.reset_reduce,
-        )  # fmt: skip
-    return totals
+def _weigh(product: nl.NkiTensor, weights: nl.NkiTensor, number: int) -> nl.NkiTensor:
+    """By VectorE in every third tile, so that it is as busy as GpSimd."""
+    engine = nisa.engine.vector if number % 3 == 0 else nisa.engine.gpsimd
+    return _multiply(product, weights, engine)
 
 
-def _finish(
-    dx: nl.NkiTensor,
-    number: int,
-    start: int,
-    tile: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
-) -> None:
-    """Store rstd * (weighted - mean(weighted) - centred * rstd^2 * mean(weighted * centred)) of a
-    tile (centred, weighted, rstd, row sums). The last product is VectorE's in one tile and
-    ScalarE's in the next; VectorE's is none of its fast modes, which would wait for GpSimd.
-    """
-    centred, weighted, rstd, totals = tile
-    rows, columns = centred.shape
-    shift = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    slope = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    for dst, total in ((shift, totals[:, 0:1]), (slope, totals[:, 1:2])):
-        nisa.scalar_tensor_tensor(
-            dst=dst, data=rstd, op0=nl.multiply, operand0=-1.0 / columns,
-            op1=nl.multiply, operand1=total,
-        )  # fmt: skip
-    nisa.tensor_tensor(dst=slope, data1=slope, data2=rstd, op=nl.multiply)
+def _sum_up(total: nl.NkiTensor, data: nl.NkiTensor) -> None:
+    """total[rows, 1] = the sum of each row, on ScalarE."""
+    nisa.activation(
+        dst=data, op=nl.copy, data=data, reduce_op=nl.add, reduce_res=total,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )  # fmt: skip
+
+
+def _line(tile: Tile, totals: nl.NkiTensor) -> nl.NkiTensor:
+    """`x * slope + shift`, both of a row, which is -rstd * (mean(weighted) + (x - mean) * rstd^2 *
+    mean(weighted * (x - mean)))."""
+    rows = tile.rows
+    slope = nl.ndarray(rows.rstd.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=slope, data1=totals[:, 1:2], data2=rows.cube, op=nl.multiply)
+    shift = nl.ndarray(rows.rstd.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=shift, data1=totals[:, 0:1], data2=rows.scale, op=nl.multiply)
     nisa.scalar_tensor_tensor(
-        dst=weighted, data=centred, op0=nl.multiply, operand0=slope, op1=nl.add, operand1=weighted
+        dst=shift, data=slope, op0=nl.multiply, operand0=rows.negmean, op1=nl.add, operand1=shift
     )
-    result = weighted
-    if dx.dtype != nl.float32:
-        result = nl.ndarray(centred.shape, dtype=dx.dtype, buffer=nl.sbuf)
-    if number % 2 == 0:
-        nisa.activation(dst=result, op=nl.copy, data=weighted, scale=rstd, bias=shift)
-    else:
-        nisa.scalar_tensor_tensor(
-            dst=result, data=weighted, op0=nl.multiply, operand0=rstd,
-            op1=nl.add, operand1=shift.broadcast(1, columns),
-        )  # fmt: skip
+    line = nl.ndarray(tile.x.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=line, op=nl.copy, data=tile.x, scale=slope, bias=shift)
+    return line
+
+
+def _finish(dx: nl.NkiTensor, start: int, tile: Tile, line: nl.NkiTensor) -> None:
+    """Store weighted * rstd + line."""
+    rows, columns = tile.x.shape
+    result = nl.ndarray(tile.x.shape, dtype=dx.dtype, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=result, data=tile.weighted, op0=nl.multiply, operand0=tile.rows.rstd,
+        op1=nl.add, operand1=line,
+    )  # fmt: skip
     flat = dx.reshape((dx.size // columns, columns))
     nisa.dma_copy(dst=flat[start : start + rows], src=result)
 
 
-def _of_all_cores(
-    weight_sums: nl.NkiTensor, bias_sums: nl.NkiTensor, columns: int, has_rows: bool, cores: int
-) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Both sums `[128, blocks]` of `columns`, added up over the programs in one exchange."""
+def _exchange(
+    parts: nl.NkiTensor, weight_sums: nl.NkiTensor, bias_sums: nl.NkiTensor, columns: int
+) -> None:
+    """This program's sums of `columns` side by side in its part of `parts`, zeros if there are
+    none, and a barrier, of TensorE, which has nothing else to do then."""
     partitions, blocks = weight_sums.shape
     own = nl.ndarray((partitions, 2, blocks), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=own, value=0.0)
     whole, rest = columns // partitions, columns % partitions
+    if whole < blocks:
+        nisa.memset(dst=own, value=0.0)
     for i, sums in ((0, weight_sums), (1, bias_sums)):
-        if has_rows and whole > 0:
+        if whole > 0:
             nisa.tensor_copy(dst=own[:, i, 0:whole], src=sums[:, 0:whole])
-        if has_rows and rest > 0:
+        if rest > 0:
             nisa.tensor_copy(dst=own[0:rest, i, whole:blocks], src=sums[0:rest, whole:blocks])
-    total = sum_over_cores(own.reshape((partitions, 2 * blocks)), cores)
-    return total[:, 0:blocks], total[:, blocks : 2 * blocks]
+    nisa.dma_copy(
+        dst=parts[nl.program_id(0)], src=own.reshape((partitions, 2 * blocks)),
+        dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync,
+    )  # fmt: skip
+    nisa.core_barrier(parts, (0, 1), engine=nisa.engine.tensor)
 
 
 def _store_sums(dst: nl.NkiTensor, sums: nl.NkiTensor) -> None:
