@@ -2,8 +2,8 @@
 
 Pattern `aten.native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, mask)`
 with all three gradients wanted; float32, bfloat16 or float16, float32 inside. TensorE adds the
-gradients of weight and bias up in PSUM, over the rows of all tiles; ScalarE centres and sums rows
-up, VectorE and GpSimd multiply.
+gradients of weight and bias up in PSUM, over the rows of all tiles; ScalarE sums rows up and scales
+them, VectorE and GpSimd multiply.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _TENSORS = ("grad", "x", "mean", "rstd", "weight")
 # float32 tiles of a row that are live at once, and float32 vectors that all rows share, in bytes.
 _ROW_BYTES = 20
 _VECTOR_BYTES = 12
-# Bytes of a column where three tiles overlap, the weights included.
-_OVERLAPPING, _OVERLAPPING_HALVES = 52, 46
+# (lag, late) of the stages, and the bytes of a column, in 2 bytes and in 4, from which on the tiles
+# that are live at once leave no room to load the next ones.
+_LAGS = (((2, 3), 60, 76), ((1, 2), 34, 42))
 # Tiles whose means and rstds one DMA loads: 256 bytes of a partition each.
 _TILES_TOGETHER = 64
 aten = torch.ops.aten
@@ -44,11 +45,13 @@ def layer_norm_backward_kernel(
     rstd: nl.NkiTensor,
     weight: nl.NkiTensor,
     lag: int,
+    late: int,
     cores: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
     """grad and x of one shape, mean and rstd one value a row -> gradients of x, weight, bias.
 
-    Tiles in three stages; stage s has the tile that is `s * lag` behind the one that is loaded.
+    What the sums of a tile's rows give is computed when the tile `lag` behind it is loaded, its
+    result when the one `late` behind it is: engines do not wait for what others have just begun.
     `cores` share the rows, and exchange their sums over rows while the last tiles are computed.
     """
     pmax = nl.tile_size.pmax
@@ -70,13 +73,12 @@ def layer_norm_backward_kernel(
     weights = []  # type: list[nl.NkiTensor]
     tiles = []  # type: list[Tile]
     totals = []  # type: list[nl.NkiTensor]
-    lines = []  # type: list[nl.NkiTensor]
+    spare = []  # type: list[nl.NkiTensor]
     first, last = share_of(rows, cores)
     count = (last - first + pmax - 1) // pmax
     if count == 0 and parts is not None:
         _exchange(parts, weight_sums, bias_sums, 0)
-    for step in range(count + lag if count > 0 else 0):
-        before = step - 1
+    for step in range(count + late if count > 0 else 0):
         if step < count:
             start, end = first + step * pmax, min(last, first + (step + 1) * pmax)
             data = _load(x.reshape((rows, columns))[start:end])
@@ -88,19 +90,20 @@ def layer_norm_backward_kernel(
             _add_up(bias_sums, gradient, ones, step > 0)
             _add_up(weight_sums, tiles[step].product, of_rows.rstd, step > 0)
             totals.append(nl.ndarray((end - start, 2), dtype=nl.float32, buffer=nl.sbuf))
-            _sum_up(totals[step][:, 0:1], tiles[step].weighted)
-        if lag > 0 and before >= 0:
-            lines.append(_line(tiles[before], totals[before]))
+        i = step - lag
+        if lag > 0 and i >= 0 and i < count:
+            _line(spare[i], tiles[i], totals[i])
         if step < count:
-            product = _weigh(tiles[step].product, weights[0], step)
-            _sum_up(totals[step][:, 1:2], product)
-        if lag > 0 and before >= 0:
-            _finish(dx, first + before * pmax, tiles[before], lines[before])
+            _sum_up(totals[step][:, 0:1], tiles[step].weighted)
+            spare.append(_weigh(tiles[step].product, weights[0], step))
+            _sum_up(totals[step][:, 1:2], spare[step])
         if lag == 0:
-            lines.append(_line(tiles[step], totals[step]))
-            _finish(dx, first + step * pmax, tiles[step], lines[step])
-        if parts is not None and step == count - 1:
+            _line(spare[step], tiles[step], totals[step])
+        if parts is not None and step == min(count, count + late - 1):
             _exchange(parts, weight_sums, bias_sums, columns)
+        i = step - late
+        if i >= 0:
+            _finish(dx, first + i * pmax, tiles[i], spare[i])
     if parts is not None:
         total = sum_of_parts(parts)
         weight_sums, bias_sums = total[:, 0:blocks], total[:, blocks : 2 * blocks]
@@ -113,13 +116,13 @@ def layer_norm_backward_kernel(
 
 class RowValues(NamedTuple):
     """Of the rows of a tile, `[rows, 1]` in float32: mean, its negative, rstd, and what the sums of
-    a row are multiplied with: `scale` is -rstd / columns, `cube` -rstd^3 / columns."""
+    a row are multiplied with: `scale` is -rstd / columns, `square` rstd^2."""
 
     mean: nl.NkiTensor
     negmean: nl.NkiTensor
     rstd: nl.NkiTensor
     scale: nl.NkiTensor
-    cube: nl.NkiTensor
+    square: nl.NkiTensor
 
 
 class Source(NamedTuple):
@@ -180,7 +183,7 @@ def _statistics_of(s: Source, start: int, end: int, last: int) -> RowValues:
         values.negmean[0:rows, i : i + 1],
         values.rstd[0:rows, i : i + 1],
         values.scale[0:rows, i : i + 1],
-        values.cube[0:rows, i : i + 1],
+        values.square[0:rows, i : i + 1],
     )
 
 
@@ -194,19 +197,16 @@ def _row_values(s: Source, start: int, end: int) -> RowValues:
     nisa.activation(dst=scales, op=nl.copy, data=rstds, scale=-1.0 / s.columns)
     squares = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=squares, op=nl.square, data=rstds)
-    cubes = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(
-        dst=cubes, data1=squares, data2=scales, op=nl.multiply, engine=nisa.engine.gpsimd
-    )
-    return RowValues(means, negmeans, rstds, scales, cubes)
+    return RowValues(means, negmeans, rstds, scales, squares)
 
 
 def _load_columns(source: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
-    """`[128, tiles]`: rows `start .. end` of a vector, 128 a column; zeros behind the last one."""
+    """`[128, tiles]` in float32: rows `start .. end` of a vector, 128 a column; zeros behind the
+    last one."""
     pmax = nl.tile_size.pmax
     whole, rest = (end - start) // pmax, (end - start) % pmax
     tiles = whole + (1 if rest > 0 else 0)
-    tile = nl.ndarray((pmax, tiles), dtype=nl.float32, buffer=nl.sbuf)
+    tile = nl.ndarray((pmax, tiles), dtype=source.dtype, buffer=nl.sbuf)
     middle = start + whole * pmax
     if rest > 0:
         nisa.memset(dst=tile[:, whole:tiles], value=0.0)
@@ -214,12 +214,14 @@ def _load_columns(source: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
     if whole > 0:
         src = source[start:middle].reshape((whole, pmax)).permute((1, 0))
         _load_aside(tile[:, 0:whole], src)
-    return tile
+    if source.dtype == nl.float32:
+        return tile
+    wide = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=wide, op=nl.copy, data=tile)
+    return wide
 
 
-def _begin(
-    x: nl.NkiTensor, grad: nl.NkiTensor, weights: nl.NkiTensor, rows: RowValues
-) -> Tile:
+def _begin(x: nl.NkiTensor, grad: nl.NkiTensor, weights: nl.NkiTensor, rows: RowValues) -> Tile:
     """What is multiplied with the gradient."""
     product = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
@@ -262,26 +264,29 @@ def _sum_up(total: nl.NkiTensor, data: nl.NkiTensor) -> None:
     )  # fmt: skip
 
 
-def _line(tile: Tile, totals: nl.NkiTensor) -> nl.NkiTensor:
-    """`x * slope + shift`, both of a row, which is -rstd * (mean(weighted) + (x - mean) * rstd^2 *
-    mean(weighted * (x - mean)))."""
+def _line(line: nl.NkiTensor, tile: Tile, totals: nl.NkiTensor) -> None:
+    """line = `x * slope + shift`, both of a row, which is -rstd * (mean(weighted) + (x - mean) *
+    rstd^2 * mean(weighted * (x - mean)))."""
     rows = tile.rows
     slope = nl.ndarray(rows.rstd.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=slope, data1=totals[:, 1:2], data2=rows.cube, op=nl.multiply)
+    nisa.scalar_tensor_tensor(
+        dst=slope, data=totals[:, 1:2], op0=nl.multiply, operand0=rows.square,
+        op1=nl.multiply, operand1=rows.scale,
+    )  # fmt: skip
     shift = nl.ndarray(rows.rstd.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=shift, data1=totals[:, 0:1], data2=rows.scale, op=nl.multiply)
     nisa.scalar_tensor_tensor(
         dst=shift, data=slope, op0=nl.multiply, operand0=rows.negmean, op1=nl.add, operand1=shift
     )
-    line = nl.ndarray(tile.x.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=line, op=nl.copy, data=tile.x, scale=slope, bias=shift)
-    return line
 
 
 def _finish(dx: nl.NkiTensor, start: int, tile: Tile, line: nl.NkiTensor) -> None:
     """Store weighted * rstd + line."""
     rows, columns = tile.x.shape
-    result = nl.ndarray(tile.x.shape, dtype=dx.dtype, buffer=nl.sbuf)
+    result = tile.weighted
+    if dx.dtype != nl.float32:
+        result = nl.ndarray(tile.x.shape, dtype=dx.dtype, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=result, data=tile.weighted, op0=nl.multiply, operand0=tile.rows.rstd,
         op1=nl.add, operand1=line,
@@ -346,12 +351,13 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
-    """Neither the bias nor the numbers are read; tiles overlap where three of them fit."""
+    """Neither the bias nor the numbers are read; tiles overlap as far as they fit."""
     columns = math.prod(b.normalized_shape)
-    halves = b.x.dtype.itemsize < 4
-    row = _OVERLAPPING_HALVES if halves else _OVERLAPPING
-    lag = int(columns * row <= hw.sbuf_partition_bytes * 15 // 16)
-    return Launch.of(layer_norm_backward_kernel, b, _TENSORS, lag)
+    room = hw.sbuf_partition_bytes * 15 // 16
+    for lags, halves, floats in _LAGS:
+        if columns * (halves if b.x.dtype.itemsize < 4 else floats) <= room:
+            return Launch.of(layer_norm_backward_kernel, b, _TENSORS, *lags)
+    return Launch.of(layer_norm_backward_kernel, b, _TENSORS, 0, 0)
 
 
 def cost(b: Bindings) -> Cost:
