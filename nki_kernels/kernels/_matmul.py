@@ -49,11 +49,11 @@ class Epilogue(NamedTuple):
     """What is applied to a product before rounding: `activation(product + bias) + residual`.
 
     A residual comes with the activation "none", or with a derivative (`gelu_dx`), which is of the
-    residual then, and multiplied with the product. `bias` is `[N]`, `residual` `[M, N]`, both in HBM.
-    With a `norm` the rows are normalised instead of rounded; blocks have all columns then, and all
-    of K. `before` `[M, N]` in HBM gets `product + bias`, rounded, of which the activation is then;
-    blocks have all of K. `more`: results that get the rows behind those of the first one, each as
-    many.
+    residual then, and multiplied with the product. `bias` is `[N]`, `residual` `[M, N]`, both in
+    HBM. With a `norm` the rows are normalised instead of rounded; blocks have all columns then, and
+    all of K. `before` `[M, N]` in HBM gets `product + bias`, rounded, of which the activation is
+    then; blocks have all of K. `more`: results that get the rows behind those of the first one,
+    each as many.
     """
 
     bias: nl.NkiTensor | None

@@ -25,6 +25,7 @@ from trnx.nki_kernels.kernels.attention._backward import (
     empty_backward_pipeline,
     finish_backward,
 )
+from trnx.nki_kernels.kernels.attention._backward_spans import backward_spans, spans_of
 from trnx.nki_kernels.kernels.attention._layout import (
     chunks_of,
     has_heads,
@@ -153,7 +154,12 @@ def _differentiate(p: BackwardProblem, results: Gradients) -> None:
     pipeline = empty_backward_pipeline()
     for pack in packs:
         pipeline = backward_pack(p, gradients, pack, pipeline)
-    if len(packs) == 0:
+    spans = []  # type: list[list[Chunk]]
+    if len(packs) == 0 and p.group == 1 and p.keys.slots == 1:
+        width = max(p.features.pitch * p.features.cuts, p.values.pitch * p.values.cuts)
+        spans = spans_of(head_chunks, p.q.shape[2], depth, width)
+    backward_spans(p, gradients, spans)
+    if len(packs) == 0 and len(spans) == 0:
         for pair in head_chunks:
             pipeline = backward_chunk(p, gradients, pair[0], pair[1], pipeline)
     finish_backward(p, gradients, pipeline)
