@@ -158,11 +158,19 @@ def _load_aside(dst: nl.NkiTensor, src: nl.NkiTensor) -> None:
         nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
 
 
+def _store_late(dst: nl.NkiTensor, src: nl.NkiTensor) -> None:
+    """By the queue of loads, which are done, so that it need not wait for the last rows."""
+    if nisa.get_nc_version() == nisa.nc_version.gen2:
+        nisa.dma_copy(dst=dst, src=src)
+    else:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync)
+
+
 def _load_weights(weight: nl.NkiTensor) -> nl.NkiTensor:
     """In every partition."""
     tile = nl.ndarray((nl.tile_size.pmax, weight.size), dtype=weight.dtype, buffer=nl.sbuf)
     row = weight.reshape((1, weight.size))
-    _load_aside(tile, row.broadcast(0, nl.tile_size.pmax))
+    nisa.dma_copy(dst=tile, src=row.broadcast(0, nl.tile_size.pmax))
     return tile
 
 
@@ -326,12 +334,12 @@ def _store_sums(dst: nl.NkiTensor, sums: nl.NkiTensor) -> None:
     if whole > 0:
         nisa.tensor_copy(dst=rounded[:, 0:whole], src=sums[:, 0:whole])
         target = dst[0 : whole * pmax].reshape((whole, pmax)).permute((1, 0))
-        nisa.dma_copy(dst=target, src=rounded[:, 0:whole])
+        _store_late(target, rounded[:, 0:whole])
     if whole < blocks:
         rest = columns - whole * pmax
         nisa.tensor_copy(dst=rounded[0:rest, whole:blocks], src=sums[0:rest, whole:blocks])
         target = dst[whole * pmax : columns].reshape((rest, 1))
-        nisa.dma_copy(dst=target, src=rounded[0:rest, whole:blocks])
+        _store_late(target, rounded[0:rest, whole:blocks])
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:

@@ -25,41 +25,14 @@ from trnx.nki_kernels.kernels.attention._backward import (
     weights_of,
 )
 from trnx.nki_kernels.kernels.attention._heads import (
-    Loaded,
     combine_turned,
     load_blocks,
     load_heads,
-    transpose_heads,
     turn_weights,
+    turned_heads,
 )
-from trnx.nki_kernels.kernels.attention._layout import Chunk, HeadLayout, groups_of, head_rows
+from trnx.nki_kernels.kernels.attention._layout import Chunk, HeadLayout, head_rows, span_of
 from trnx.nki_kernels.kernels.attention._mask_gradient import add_mask_gradient
-
-# Elements of a row of the heads that are loaded together: eight such tiles of two spans fit SBUF.
-_MOST = 1024
-
-
-def spans_of(
-    head_chunks: list[tuple[Chunk, list[Chunk]]], length: int, depth: int, width: int
-) -> list[list[Chunk]]:
-    """Chunks of one batch entry that are loaded together; none where a chunk has several entries,
-    or queries or keys are more than one tile. Heads of `width` have keys of their own."""
-    pmax = nl.tile_size.pmax
-    spans: list[list[Chunk]] = []
-    if length > pmax or depth > pmax or head_chunks[0][0].batches > 1:
-        return spans
-    for pair in head_chunks:
-        chunk = pair[0]
-        fits = False
-        if len(spans) > 0:
-            first = spans[len(spans) - 1][0]
-            heads = chunk.head + chunk.heads - first.head
-            fits = first.batch == chunk.batch and heads * width <= _MOST
-        if fits:
-            spans[len(spans) - 1].append(chunk)
-        else:
-            spans.append([chunk])
-    return spans
 
 
 class Span(NamedTuple):
@@ -125,18 +98,6 @@ def _load(p: BackwardProblem, g: Gradients, whole: Chunk) -> Span:
     return Span(whole, q, k, v, grad, shift, delta, dq, dk, dv)
 
 
-def _turned(tile: nl.NkiTensor, first: int, heads: int, layout: HeadLayout) -> Loaded:
-    """Heads `first ..` of a tile of `load_heads`, as they are and transposed."""
-    groups = groups_of(layout, heads)
-    padded = groups * layout.slots // layout.cuts
-    part = tile[:, first : first + padded, :]
-    turned = nl.ndarray(
-        (layout.partitions, groups, tile.shape[0]), dtype=tile.dtype, buffer=nl.sbuf
-    )
-    transpose_heads(turned, part, layout)
-    return Loaded(turned, [part[:, 0:heads, 0 : layout.size]])
-
-
 def _on_scalar(layout: HeadLayout) -> HeadLayout:
     """The same with transposes that leave PSUM by ScalarE: VectorE has the gradients, and in its
     fast modes would take turns with GpSimd."""
@@ -148,10 +109,10 @@ def _prepare(p: BackwardProblem, place: Place) -> Prepared:
     span, chunk = place.span, place.chunk
     first = chunk.head - span.whole.head
     end = first + chunk.heads
-    queries = _turned(span.q, first, chunk.heads, p.features)
-    keys = _turned(span.k, first, chunk.heads, p.features)
-    grad = _turned(span.grad, first, chunk.heads, p.values)
-    values = _turned(span.v, first, chunk.heads, p.values)
+    queries = turned_heads(span.q, first, chunk.heads, p.features)
+    keys = turned_heads(span.k, first, chunk.heads, p.features)
+    grad = turned_heads(span.grad, first, chunk.heads, p.values)
+    values = turned_heads(span.v, first, chunk.heads, p.values)
     side = KeySide(0, p.k.shape[2], keys.transposed, values.transposed, keys.tiles)
     shift, delta = span.shift[:, first:end], span.delta[:, first:end]
     return Prepared(side, chunk, chunk, 0, queries, grad, shift, delta, True)
@@ -218,9 +179,7 @@ def backward_spans(p: BackwardProblem, g: Gradients, spans: list[list[Chunk]]) -
     entry."""
     pipeline = SpanPipeline(None, None, None, None, None)
     for chunks in spans:
-        last = chunks[len(chunks) - 1]
-        heads = last.head + last.heads - chunks[0].head
-        span = _load(p, g, Chunk(chunks[0].batch, 1, chunks[0].head, heads, heads))
+        span = _load(p, g, span_of(chunks))
         for number in range(len(chunks)):
             place = Place(span, chunks[number], number == len(chunks) - 1)
             pipeline = step_span(p, g, pipeline, place)

@@ -25,7 +25,7 @@ from trnx.nki_kernels.kernels.attention._backward import (
     empty_backward_pipeline,
     finish_backward,
 )
-from trnx.nki_kernels.kernels.attention._backward_spans import backward_spans, spans_of
+from trnx.nki_kernels.kernels.attention._backward_spans import backward_spans
 from trnx.nki_kernels.kernels.attention._layout import (
     chunks_of,
     has_heads,
@@ -34,6 +34,7 @@ from trnx.nki_kernels.kernels.attention._layout import (
     own_heads,
     packs_of,
     part_of,
+    spans_of,
 )
 from trnx.nki_kernels.kernels.attention._long_backward import long_gradients
 from trnx.nki_kernels.kernels.attention._long_backward_schedule import differentiate
