@@ -50,6 +50,7 @@ from trnx.nki_kernels.kernels.attention._host import (
     supports,
 )
 from trnx.nki_kernels.kernels.attention._layout import (
+    Chunk,
     chunks_of,
     has_heads,
     head_layout,
@@ -146,7 +147,7 @@ def _attend(
         most = min(bank // depth, bank // v.shape[3])
     head_chunks = chunks_of(q.shape[0], heads, group, most, max(features.slots, keys.slots))
     packs = packs_of(head_chunks, q.shape[0], q.shape[2], depth, group)
-    spans = []  # type: list[list[Chunk]]
+    spans: list[list[Chunk]] = []
     if len(packs) == 0 and group == 1 and keys.slots == 1:
         width = max(features.pitch * features.cuts, v.shape[3])
         spans = spans_of(head_chunks, q.shape[2], depth, width)

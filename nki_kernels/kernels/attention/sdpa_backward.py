@@ -27,6 +27,7 @@ from trnx.nki_kernels.kernels.attention._backward import (
 )
 from trnx.nki_kernels.kernels.attention._backward_spans import backward_spans
 from trnx.nki_kernels.kernels.attention._layout import (
+    Chunk,
     chunks_of,
     has_heads,
     head_layout,
@@ -155,7 +156,7 @@ def _differentiate(p: BackwardProblem, results: Gradients) -> None:
     pipeline = empty_backward_pipeline()
     for pack in packs:
         pipeline = backward_pack(p, gradients, pack, pipeline)
-    spans = []  # type: list[list[Chunk]]
+    spans: list[list[Chunk]] = []
     if len(packs) == 0 and p.group == 1 and p.keys.slots == 1:
         width = max(p.features.pitch * p.features.cuts, p.values.pitch * p.values.cuts)
         spans = spans_of(head_chunks, p.q.shape[2], depth, width)
