@@ -33,17 +33,28 @@ def is_first() -> bool:
     return program == 0
 
 
+def is_last(cores: int) -> bool:
+    """Whether this is the last one of the programs that share the work."""
+    program = nl.program_id(0)  # type: int
+    return program == cores - 1
+
+
 def sum_over_cores(values: nl.NkiTensor, cores: int) -> nl.NkiTensor:
     """The sum of a float32 tile `[partitions, columns]` over the programs that share the work."""
     if cores == 1:
         return values
-    partitions, columns = values.shape
-    shape = (cores, partitions, columns)
-    parts = nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm)
+    parts = nl.ndarray((cores, *values.shape), dtype=nl.float32, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=parts[nl.program_id(0)], src=values)
     nisa.core_barrier(parts, (0, 1))
+    return sum_of_parts(parts)
+
+
+def sum_of_parts(parts: nl.NkiTensor) -> nl.NkiTensor:
+    """The sum of the two tiles in `parts[2, partitions, columns]`, in shared HBM, behind a barrier
+    of the programs that put them there."""
+    cores, partitions, columns = parts.shape
     every = nl.ndarray((partitions, cores, columns), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=every, src=parts.permute((1, 0, 2)))
-    total = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
+    total = nl.ndarray((partitions, columns), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=total, data1=every[:, 0], data2=every[:, 1], op=nl.add)
     return total

@@ -48,11 +48,12 @@ class Blocks(NamedTuple):
 class Epilogue(NamedTuple):
     """What is applied to a product before rounding: `activation(product + bias) + residual`.
 
-    A residual comes with the activation "none". `bias` is `[N]`, `residual` `[M, N]`, both in HBM.
-    With a `norm` the rows are normalised instead of rounded; blocks have all columns then, and all
-    of K. `before` `[M, N]` in HBM gets `product + bias`, rounded, of which the activation is then;
-    blocks have all of K. `more`: results that get the rows behind those of the first one, each as
-    many.
+    A residual comes with the activation "none", or with a derivative (`gelu_dx`), which is of the
+    residual then, and multiplied with the product. `bias` is `[N]`, `residual` `[M, N]`, both in
+    HBM. With a `norm` the rows are normalised instead of rounded; blocks have all columns then, and
+    all of K. `before` `[M, N]` in HBM gets `product + bias`, rounded, of which the activation is
+    then; blocks have all of K. `more`: results that get the rows behind those of the first one,
+    each as many.
     """
 
     bias: nl.NkiTensor | None
@@ -134,6 +135,15 @@ def activation_function(activation: str) -> object:
     return nl.copy
 
 
+def derivative(activation: str) -> object:
+    """The function of ScalarE that `activation` names, if it is a derivative; None if not."""
+    if activation == "gelu_dx":
+        return nl.gelu_dx
+    if activation == "silu_dx":
+        return nl.silu_dx
+    return None
+
+
 def activate(dst: nl.NkiTensor, src: nl.NkiTensor, activation: str) -> None:
     """`dst = activation(src)` on ScalarE, a copy on VectorE."""
     if activation == "none":
@@ -149,7 +159,8 @@ def apply_epilogue(
     residual: nl.NkiTensor | None,
     activation: str,
 ) -> None:
-    """`dst = activation(src + bias) + residual` in float32 with one rounding, all tiles on chip."""
+    """`dst = activation(src + bias) + residual` in float32 with one rounding, all tiles on chip; a
+    `residual` of a derivative (`_load_added`) is multiplied."""
     value = src
     if bias is not None:
         last = activation == "none" and residual is None
@@ -158,7 +169,8 @@ def apply_epilogue(
         if last:
             return
     if residual is not None:
-        nisa.tensor_tensor(dst=dst, data1=value, data2=residual, op=nl.add)
+        op = nl.add if derivative(activation) is None else nl.multiply
+        nisa.tensor_tensor(dst=dst, data1=value, data2=residual, op=op)
     else:
         activate(dst, value, activation)
 
@@ -479,13 +491,18 @@ def _finish_tile(
 def _load_added(
     then: Epilogue, row: int, col: int, bias: nl.NkiTensor | None, rows: int, cols: int
 ) -> nl.NkiTensor | None:
-    """`[rows, cols]`: the residual, if there is one, plus the bias of its columns. By GpSimd, which
-    has nothing else to do.
+    """`[rows, cols]`: the residual, if there is one, plus the bias of its columns, by GpSimd, which
+    has nothing else to do; or the derivative at the residual.
     """
     if then.residual is None:
         return None
     tile = nl.ndarray((rows, cols), dtype=then.residual.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=then.residual[row : row + rows, col : col + cols])
+    slope = derivative(then.activation)
+    if slope is not None:
+        slopes = nl.ndarray((rows, cols), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=slopes, op=slope, data=tile)
+        return slopes
     if bias is None:
         return tile
     added = nl.ndarray((rows, cols), dtype=nl.float32, buffer=nl.sbuf)

@@ -2,8 +2,8 @@
 
 Pattern `aten.native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, mask)`
 with all three gradients wanted; float32, bfloat16 or float16, float32 inside. TensorE adds the
-gradients of weight and bias up in PSUM, over the rows of all tiles; ScalarE centres and sums rows
-up, VectorE and GpSimd multiply.
+gradients of weight and bias up in PSUM, over the rows of all tiles; ScalarE sums rows up and scales
+them, VectorE and GpSimd multiply.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
-from trnx.nki_kernels.kernels._cores import is_first, share_of, sum_over_cores
-from trnx.nki_kernels.kernels._rows import load_vector, run_of
+from trnx.nki_kernels.kernels._cores import is_first, is_last, share_of, sum_of_parts
+from trnx.nki_kernels.kernels._rows import run_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -29,8 +29,11 @@ _TENSORS = ("grad", "x", "mean", "rstd", "weight")
 # float32 tiles of a row that are live at once, and float32 vectors that all rows share, in bytes.
 _ROW_BYTES = 20
 _VECTOR_BYTES = 12
-# Bytes of a column where three tiles overlap, the weights included.
-_OVERLAPPING, _OVERLAPPING_HALVES = 52, 46
+# (lag, late) of the stages, and the bytes of a column, in 2 bytes and in 4, from which on the tiles
+# that are live at once leave no room to load the next ones.
+_LAGS = (((2, 3), 60, 76), ((1, 2), 34, 42))
+# Tiles of a core that are so few that the time of the first one matters, by schedule.
+_FEW = 4
 # Tiles whose means and rstds one DMA loads: 256 bytes of a partition each.
 _TILES_TOGETHER = 64
 aten = torch.ops.aten
@@ -44,12 +47,14 @@ def layer_norm_backward_kernel(
     rstd: nl.NkiTensor,
     weight: nl.NkiTensor,
     lag: int,
+    late: int,
     cores: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
     """grad and x of one shape, mean and rstd one value a row -> gradients of x, weight, bias.
 
-    Tiles in three stages; stage s has the tile that is `s * lag` behind the one that is loaded.
-    `cores` share the rows.
+    What the sums of a tile's rows give is computed when the tile `lag` behind it is loaded, its
+    result when the one `late` behind it is: engines do not wait for what others have just begun.
+    `cores` share the rows, and exchange their sums over rows while the last tiles are computed.
     """
     pmax = nl.tile_size.pmax
     columns = weight.size
@@ -57,103 +62,182 @@ def layer_norm_backward_kernel(
     dx = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     dweight = nl.ndarray(weight.shape, dtype=weight.dtype, buffer=nl.shared_hbm)
     dbias = nl.ndarray(weight.shape, dtype=weight.dtype, buffer=nl.shared_hbm)
-    weights = load_vector(weight)
     ones = nl.ndarray((pmax, 1), dtype=grad.dtype, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
     blocks = (columns + pmax - 1) // pmax
     weight_sums = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.psum)
     bias_sums = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.psum)
-    statistics = Statistics(mean.reshape((rows,)), rstd.reshape((rows,)), [])
-    gradients = []  # type: list[nl.NkiTensor]
-    rstds = []  # type: list[nl.NkiTensor]
-    centred = []  # type: list[nl.NkiTensor]
-    weighted = []  # type: list[nl.NkiTensor]
-    totals = []  # type: list[nl.NkiTensor]
-    first, last = share_of(rows, cores)
-    tiles = (last - first + pmax - 1) // pmax
-    for step in range(tiles + 2 * lag if tiles > 0 else 0):
-        if step < tiles:
-            start, end = first + step * pmax, min(last, first + (step + 1) * pmax)
-            gradients.append(_load(grad.reshape((rows, columns))[start:end], grad.dtype))
-            data = _load(x.reshape((rows, columns))[start:end], x.dtype)
-            shift, inverse = _statistics_of(statistics, start, end, last)
-            rstds.append(inverse)
-            centred.append(_centre(data, shift))
-            weighted.append(_multiply(gradients[step], weights, nisa.engine.gpsimd))
-        i = step - lag
-        if i >= 0 and i < tiles:
-            product = _multiply(gradients[i], centred[i], nisa.engine.vector)
-            _add_up(bias_sums, gradients[i], ones, i > 0)
-            _add_up(weight_sums, product, rstds[i], i > 0)
-            totals.append(_row_sums(weighted[i], centred[i], i))
-        i = step - 2 * lag
-        if i >= 0:
-            start = first + i * pmax
-            _finish(dx, i, start, (centred[i], weighted[i], rstds[i], totals[i]))
+    source = Source(mean.reshape((rows,)), rstd.reshape((rows,)), columns, [])
+    parts = None
     if cores > 1:
-        weight_sums, bias_sums = _of_all_cores(weight_sums, bias_sums, columns, tiles > 0, cores)
+        shape = (cores, pmax, 2 * blocks)
+        parts = nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm)
+    weights = []  # type: list[nl.NkiTensor]
+    tiles = []  # type: list[Tile]
+    totals = []  # type: list[nl.NkiTensor]
+    spare = []  # type: list[nl.NkiTensor]
+    first, last = share_of(rows, cores)
+    count = (last - first + pmax - 1) // pmax
+    if count == 0 and parts is not None:
+        _exchange(parts, weight_sums, bias_sums, 0)
+    for step in range(count + late if count > 0 else 0):
+        if step < count:
+            start, end = first + step * pmax, min(last, first + (step + 1) * pmax)
+            data = _load(x.reshape((rows, columns))[start:end])
+            gradient = _load(grad.reshape((rows, columns))[start:end])
+            if step == 0:
+                weights.append(_load_weights(weight))
+            of_rows = _statistics_of(source, start, end, last)
+            tiles.append(_begin(data, gradient, weights[0], of_rows))
+            _add_up(bias_sums, gradient, ones, step > 0)
+            _add_up(weight_sums, tiles[step].product, of_rows.rstd, step > 0)
+            totals.append(nl.ndarray((end - start, 2), dtype=nl.float32, buffer=nl.sbuf))
+        i = step - lag
+        if lag > 0 and i >= 0 and i < count:
+            _line(spare[i], tiles[i], totals[i])
+        if step < count:
+            _sum_up(totals[step][:, 0:1], tiles[step].weighted)
+            spare.append(_weigh(tiles[step].product, weights[0], step, count <= _FEW))
+            _sum_up(totals[step][:, 1:2], spare[step])
+        if lag == 0:
+            _line(spare[step], tiles[step], totals[step])
+        if parts is not None and step == min(count, count + late - 1):
+            _exchange(parts, weight_sums, bias_sums, columns)
+        i = step - late
+        if i >= 0:
+            _finish(dx, first + i * pmax, tiles[i], spare[i])
+    if parts is not None:
+        total = sum_of_parts(parts)
+        weight_sums, bias_sums = total[:, 0:blocks], total[:, blocks : 2 * blocks]
     if is_first():
         _store_sums(dweight.reshape((columns,)), weight_sums)
+    if is_last(cores):
         _store_sums(dbias.reshape((columns,)), bias_sums)
     return dx, dweight, dbias
 
 
-def _load(source: nl.NkiTensor, dtype: str) -> nl.NkiTensor:
-    tile = nl.ndarray(source.shape, dtype=dtype, buffer=nl.sbuf)
+class RowValues(NamedTuple):
+    """Of the rows of a tile, `[rows, 1]` in float32: mean, its negative, rstd, and what the sums of
+    a row are multiplied with: `scale` is -rstd / columns, `square` rstd^2."""
+
+    mean: nl.NkiTensor
+    negmean: nl.NkiTensor
+    rstd: nl.NkiTensor
+    scale: nl.NkiTensor
+    square: nl.NkiTensor
+
+
+class Source(NamedTuple):
+    """`mean` and `rstd`, one value a row, in HBM. `group`: the first row of the newest tiles that
+    one DMA loaded, and their values, `[128, tiles]`; none at first."""
+
+    mean: nl.NkiTensor
+    rstd: nl.NkiTensor
+    columns: int
+    group: list[tuple[int, RowValues]]
+
+
+class Tile(NamedTuple):
+    """Rows of x, of the gradient times the weights, and of the gradient times the centred x."""
+
+    x: nl.NkiTensor
+    weighted: nl.NkiTensor
+    product: nl.NkiTensor
+    rows: RowValues
+
+
+def _load(source: nl.NkiTensor) -> nl.NkiTensor:
+    tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=source)
     return tile
 
 
-class Statistics(NamedTuple):
-    """`mean` and `rstd`, one value a row, in HBM. `group`: the first row of the newest tiles that
-    one DMA loaded, their negated means and their rstds, `[128, tiles]`; none at first."""
-
-    mean: nl.NkiTensor
-    rstd: nl.NkiTensor
-    group: list[tuple[int, nl.NkiTensor, nl.NkiTensor]]
-
-
-def _statistics_of(
-    s: Statistics, start: int, end: int, last: int
-) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Negated means and rstds `[rows, 1]` of rows `start .. end`; those up to `last` follow."""
-    pmax = nl.tile_size.pmax
-    if len(s.group) == 0 or start - s.group[0][0] >= pmax * _TILES_TOGETHER:
-        until = min(last, start + pmax * _TILES_TOGETHER)
-        means = _load_columns(s.mean, start, until)
-        shifts = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.activation(dst=shifts, op=nl.copy, data=means, scale=-1.0)
-        if len(s.group) > 0:
-            s.group.pop()
-        s.group.append((start, shifts, _load_columns(s.rstd, start, until)))
-    first, shifts, inverses = s.group[0]
-    i = (start - first) // pmax
-    return shifts[0 : end - start, i : i + 1], inverses[0 : end - start, i : i + 1]
+def _load_aside(dst: nl.NkiTensor, src: nl.NkiTensor) -> None:
+    """By the queue of stores, so that the rows behind it need not wait for it."""
+    if nisa.get_nc_version() == nisa.nc_version.gen2:
+        nisa.dma_copy(dst=dst, src=src)
+    else:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
 
 
-def _load_columns(source: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
-    """`[128, tiles]`: rows `start .. end` of a vector, 128 a column; zeros behind the last one."""
-    pmax = nl.tile_size.pmax
-    whole, rest = (end - start) // pmax, (end - start) % pmax
-    tiles = whole + (1 if rest > 0 else 0)
-    tile = nl.ndarray((pmax, tiles), dtype=nl.float32, buffer=nl.sbuf)
-    middle = start + whole * pmax
-    if rest > 0:
-        nisa.memset(dst=tile[:, whole:tiles], value=0.0)
-        nisa.dma_copy(dst=tile[0:rest, whole:tiles], src=source[middle:end].reshape((rest, 1)))
-    if whole > 0:
-        src = source[start:middle].reshape((whole, pmax)).permute((1, 0))
-        nisa.dma_copy(dst=tile[:, 0:whole], src=src)
+def _store_late(dst: nl.NkiTensor, src: nl.NkiTensor) -> None:
+    """By the queue of loads, which are done, so that it need not wait for the last rows."""
+    if nisa.get_nc_version() == nisa.nc_version.gen2:
+        nisa.dma_copy(dst=dst, src=src)
+    else:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync)
+
+
+def _load_weights(weight: nl.NkiTensor) -> nl.NkiTensor:
+    """In every partition."""
+    tile = nl.ndarray((nl.tile_size.pmax, weight.size), dtype=weight.dtype, buffer=nl.sbuf)
+    row = weight.reshape((1, weight.size))
+    nisa.dma_copy(dst=tile, src=row.broadcast(0, nl.tile_size.pmax))
     return tile
 
 
-def _centre(x: nl.NkiTensor, shift: nl.NkiTensor) -> nl.NkiTensor:
-    """x + shift in float32, in its place where it is."""
-    centred = x
-    if x.dtype != nl.float32:
-        centred = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=centred, op=nl.copy, data=x, bias=shift)
-    return centred
+def _statistics_of(s: Source, start: int, end: int, last: int) -> RowValues:
+    """Those of rows `start .. end`; rows up to `last` follow."""
+    pmax = nl.tile_size.pmax
+    if len(s.group) == 0 or start - s.group[0][0] >= pmax * _TILES_TOGETHER:
+        until = min(last, start + pmax * _TILES_TOGETHER)
+        values = _row_values(s, start, until)
+        if len(s.group) > 0:
+            s.group.pop()
+        s.group.append((start, values))
+    first, values = s.group[0]
+    i = (start - first) // pmax
+    rows = end - start
+    return RowValues(
+        values.mean[0:rows, i : i + 1],
+        values.negmean[0:rows, i : i + 1],
+        values.rstd[0:rows, i : i + 1],
+        values.scale[0:rows, i : i + 1],
+        values.square[0:rows, i : i + 1],
+    )
+
+
+def _row_values(s: Source, start: int, end: int) -> RowValues:
+    """`[128, tiles]` of each."""
+    means = _load_columns(s.mean, start, end)
+    rstds = _load_columns(s.rstd, start, end)
+    negmeans = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=negmeans, op=nl.copy, data=means, scale=-1.0)
+    scales = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=scales, op=nl.copy, data=rstds, scale=-1.0 / s.columns)
+    squares = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=squares, op=nl.square, data=rstds)
+    return RowValues(means, negmeans, rstds, scales, squares)
+
+
+def _load_columns(source: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
+    """`[128, tiles]` in float32: rows `start .. end` of a vector, 128 a column; zeros behind the
+    last one."""
+    pmax = nl.tile_size.pmax
+    whole, rest = (end - start) // pmax, (end - start) % pmax
+    tiles = whole + (1 if rest > 0 else 0)
+    tile = nl.ndarray((pmax, tiles), dtype=source.dtype, buffer=nl.sbuf)
+    middle = start + whole * pmax
+    if rest > 0:
+        nisa.memset(dst=tile[:, whole:tiles], value=0.0)
+        _load_aside(tile[0:rest, whole:tiles], source[middle:end].reshape((rest, 1)))
+    if whole > 0:
+        src = source[start:middle].reshape((whole, pmax)).permute((1, 0))
+        _load_aside(tile[:, 0:whole], src)
+    if source.dtype == nl.float32:
+        return tile
+    wide = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=wide, op=nl.copy, data=tile)
+    return wide
+
+
+def _begin(x: nl.NkiTensor, grad: nl.NkiTensor, weights: nl.NkiTensor, rows: RowValues) -> Tile:
+    """What is multiplied with the gradient."""
+    product = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=product, data=x, op0=nl.subtract, operand0=rows.mean, op1=nl.multiply, operand1=grad
+    )
+    return Tile(x, _multiply(grad, weights, nisa.engine.gpsimd), product, rows)
 
 
 def _multiply(a: nl.NkiTensor, b: nl.NkiTensor, engine: object) -> nl.NkiTensor:
@@ -176,73 +260,72 @@ def _add_up(
         )  # fmt: skip
 
 
-def _row_sums(weighted: nl.NkiTensor, centred: nl.NkiTensor, number: int) -> nl.NkiTensor:
-    """`[rows, 2]`: the sums of `weighted` and of weighted * centred. VectorE multiplies in every
-    third tile, so that it is as busy as GpSimd.
-    """
-    engine = nisa.engine.vector if number % 3 == 2 else nisa.engine.gpsimd
-    product = _multiply(weighted, centred, engine)
-    totals = nl.ndarray((weighted.shape[0], 2), dtype=nl.float32, buffer=nl.sbuf)
-    for i, data in ((0, weighted), (1, product)):
-        nisa.activation(
-            dst=data, op=nl.copy, data=data, reduce_op=nl.add, reduce_res=totals[:, i : i + 1],
-            reduce_cmd=nisa.reduce_cmd.reset_reduce,
-        )  # fmt: skip
-    return totals
+def _weigh(product: nl.NkiTensor, weights: nl.NkiTensor, number: int, few: bool) -> nl.NkiTensor:
+    """By VectorE in every third tile, so that it is as busy as GpSimd, and in most of a `few`, for
+    which GpSimd would be late."""
+    by_vector = number % 3 == 0 or (few and number % 3 == 1)
+    return _multiply(product, weights, nisa.engine.vector if by_vector else nisa.engine.gpsimd)
 
 
-def _finish(
-    dx: nl.NkiTensor,
-    number: int,
-    start: int,
-    tile: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
-) -> None:
-    """Store rstd * (weighted - mean(weighted) - centred * rstd^2 * mean(weighted * centred)) of a
-    tile (centred, weighted, rstd, row sums). The last product is VectorE's in one tile and
-    ScalarE's in the next; VectorE's is none of its fast modes, which would wait for GpSimd.
-    """
-    centred, weighted, rstd, totals = tile
-    rows, columns = centred.shape
-    shift = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    slope = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    for dst, total in ((shift, totals[:, 0:1]), (slope, totals[:, 1:2])):
-        nisa.scalar_tensor_tensor(
-            dst=dst, data=rstd, op0=nl.multiply, operand0=-1.0 / columns,
-            op1=nl.multiply, operand1=total,
-        )  # fmt: skip
-    nisa.tensor_tensor(dst=slope, data1=slope, data2=rstd, op=nl.multiply)
+def _sum_up(total: nl.NkiTensor, data: nl.NkiTensor) -> None:
+    """total[rows, 1] = the sum of each row, on ScalarE."""
+    nisa.activation(
+        dst=data, op=nl.copy, data=data, reduce_op=nl.add, reduce_res=total,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )  # fmt: skip
+
+
+def _line(line: nl.NkiTensor, tile: Tile, totals: nl.NkiTensor) -> None:
+    """line = `x * slope + shift`, both of a row, which is -rstd * (mean(weighted) + (x - mean) *
+    rstd^2 * mean(weighted * (x - mean)))."""
+    rows = tile.rows
+    slope = nl.ndarray(rows.rstd.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
-        dst=weighted, data=centred, op0=nl.multiply, operand0=slope, op1=nl.add, operand1=weighted
+        dst=slope, data=totals[:, 1:2], op0=nl.multiply, operand0=rows.square,
+        op1=nl.multiply, operand1=rows.scale,
+    )  # fmt: skip
+    shift = nl.ndarray(rows.rstd.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=shift, data1=totals[:, 0:1], data2=rows.scale, op=nl.multiply)
+    nisa.scalar_tensor_tensor(
+        dst=shift, data=slope, op0=nl.multiply, operand0=rows.negmean, op1=nl.add, operand1=shift
     )
-    result = weighted
+    nisa.activation(dst=line, op=nl.copy, data=tile.x, scale=slope, bias=shift)
+
+
+def _finish(dx: nl.NkiTensor, start: int, tile: Tile, line: nl.NkiTensor) -> None:
+    """Store weighted * rstd + line."""
+    rows, columns = tile.x.shape
+    result = tile.weighted
     if dx.dtype != nl.float32:
-        result = nl.ndarray(centred.shape, dtype=dx.dtype, buffer=nl.sbuf)
-    if number % 2 == 0:
-        nisa.activation(dst=result, op=nl.copy, data=weighted, scale=rstd, bias=shift)
-    else:
-        nisa.scalar_tensor_tensor(
-            dst=result, data=weighted, op0=nl.multiply, operand0=rstd,
-            op1=nl.add, operand1=shift.broadcast(1, columns),
-        )  # fmt: skip
+        result = nl.ndarray(tile.x.shape, dtype=dx.dtype, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=result, data=tile.weighted, op0=nl.multiply, operand0=tile.rows.rstd,
+        op1=nl.add, operand1=line,
+    )  # fmt: skip
     flat = dx.reshape((dx.size // columns, columns))
     nisa.dma_copy(dst=flat[start : start + rows], src=result)
 
 
-def _of_all_cores(
-    weight_sums: nl.NkiTensor, bias_sums: nl.NkiTensor, columns: int, has_rows: bool, cores: int
-) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Both sums `[128, blocks]` of `columns`, added up over the programs in one exchange."""
+def _exchange(
+    parts: nl.NkiTensor, weight_sums: nl.NkiTensor, bias_sums: nl.NkiTensor, columns: int
+) -> None:
+    """This program's sums of `columns` side by side in its part of `parts`, zeros if there are
+    none, and a barrier, of TensorE, which has nothing else to do then."""
     partitions, blocks = weight_sums.shape
     own = nl.ndarray((partitions, 2, blocks), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=own, value=0.0)
     whole, rest = columns // partitions, columns % partitions
+    if whole < blocks:
+        nisa.memset(dst=own, value=0.0)
     for i, sums in ((0, weight_sums), (1, bias_sums)):
-        if has_rows and whole > 0:
+        if whole > 0:
             nisa.tensor_copy(dst=own[:, i, 0:whole], src=sums[:, 0:whole])
-        if has_rows and rest > 0:
+        if rest > 0:
             nisa.tensor_copy(dst=own[0:rest, i, whole:blocks], src=sums[0:rest, whole:blocks])
-    total = sum_over_cores(own.reshape((partitions, 2 * blocks)), cores)
-    return total[:, 0:blocks], total[:, blocks : 2 * blocks]
+    nisa.dma_copy(
+        dst=parts[nl.program_id(0)], src=own.reshape((partitions, 2 * blocks)),
+        dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync,
+    )  # fmt: skip
+    nisa.core_barrier(parts, (0, 1), engine=nisa.engine.tensor)
 
 
 def _store_sums(dst: nl.NkiTensor, sums: nl.NkiTensor) -> None:
@@ -254,12 +337,12 @@ def _store_sums(dst: nl.NkiTensor, sums: nl.NkiTensor) -> None:
     if whole > 0:
         nisa.tensor_copy(dst=rounded[:, 0:whole], src=sums[:, 0:whole])
         target = dst[0 : whole * pmax].reshape((whole, pmax)).permute((1, 0))
-        nisa.dma_copy(dst=target, src=rounded[:, 0:whole])
+        _store_late(target, rounded[:, 0:whole])
     if whole < blocks:
         rest = columns - whole * pmax
         nisa.tensor_copy(dst=rounded[0:rest, whole:blocks], src=sums[0:rest, whole:blocks])
         target = dst[whole * pmax : columns].reshape((rest, 1))
-        nisa.dma_copy(dst=target, src=rounded[0:rest, whole:blocks])
+        _store_late(target, rounded[0:rest, whole:blocks])
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
@@ -279,12 +362,13 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
-    """Neither the bias nor the numbers are read; tiles overlap where three of them fit."""
+    """Neither the bias nor the numbers are read; tiles overlap as far as they fit."""
     columns = math.prod(b.normalized_shape)
-    halves = b.x.dtype.itemsize < 4
-    row = _OVERLAPPING_HALVES if halves else _OVERLAPPING
-    lag = int(columns * row <= hw.sbuf_partition_bytes * 15 // 16)
-    return Launch.of(layer_norm_backward_kernel, b, _TENSORS, lag)
+    room = hw.sbuf_partition_bytes * 15 // 16
+    for lags, halves, floats in _LAGS:
+        if columns * (halves if b.x.dtype.itemsize < 4 else floats) <= room:
+            return Launch.of(layer_norm_backward_kernel, b, _TENSORS, *lags)
+    return Launch.of(layer_norm_backward_kernel, b, _TENSORS, 0, 0)
 
 
 def cost(b: Bindings) -> Cost:

@@ -25,7 +25,8 @@ shares: Any = load_module(Path(registry.__file__).parent / "kernels" / "_cores.p
 _INEXACT = {
     *("bmm", "column_sum", "convolution", "convolution_weight_gradient", "cross_entropy"),
     *("gated_mlp", "grouped_mm", "grouped_mm_weight_gradient", "layer_norm_backward", "linear"),
-    *("linear_activation", "linear_layer_norm", "linear_weight_gradient", "mlp_layer_norm"),
+    *("linear_activation", "linear_activation_backward", "linear_layer_norm"),
+    *("linear_weight_gradient", "mlp_layer_norm"),
     *("norm_linear", "recurrent_backward", "sum_of_linears", "three_linears"),
     *("sdpa", "sdpa_backward"),
 }

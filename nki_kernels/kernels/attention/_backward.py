@@ -155,7 +155,7 @@ def _load_side(p: BackwardProblem, sources: Chunk, start: int, size: int) -> Key
     return KeySide(start, size, keys.transposed, values.transposed, vectors)
 
 
-def _new_key_gradients(p: BackwardProblem, sources: Chunk, size: int) -> KeyGradients:
+def new_key_gradients(p: BackwardProblem, sources: Chunk, size: int) -> KeyGradients:
     """Accumulators of a tile of keys; the first product overwrites them."""
     pmax = nl.tile_size.pmax
     blocks = (size + pmax - 1) // pmax * sources.pairs
@@ -164,7 +164,7 @@ def _new_key_gradients(p: BackwardProblem, sources: Chunk, size: int) -> KeyGrad
     return KeyGradients(dk, dv)
 
 
-def _load_row_values(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.NkiTensor:
+def load_row_values(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> nl.NkiTensor:
     """`x[B, H, L]` of the chunk as `[rows, heads]`."""
     tile = nl.ndarray((rows, chunk.pairs), dtype=nl.float32, buffer=nl.sbuf)
     source = heads_of(x, chunk)[:, :, row : row + rows].permute((2, 0, 1))
@@ -185,7 +185,7 @@ def _by_heads(tile: nl.NkiTensor) -> bool:
     return bool(tile.shape[1] == 1 or tile.shape[2] >= _MANY_KEYS)
 
 
-def _negated_delta(grad: nl.NkiTensor, out: nl.NkiTensor) -> nl.NkiTensor:
+def negated_delta(grad: nl.NkiTensor, out: nl.NkiTensor) -> nl.NkiTensor:
     """`-rowsum(grad * out)`: `[rows, heads]`."""
     both = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=both, data1=grad, data2=out, op=nl.multiply, engine=_spare_engine())
@@ -194,7 +194,8 @@ def _negated_delta(grad: nl.NkiTensor, out: nl.NkiTensor) -> nl.NkiTensor:
     return delta
 
 
-def _weights(p: BackwardProblem, t: Prepared) -> Weights:
+def weights_of(p: BackwardProblem, t: Prepared) -> Weights:
+    """The weights, recomputed."""
     queries = t.queries.transposed
     side = t.side
     chunk = t.chunk
@@ -248,13 +249,19 @@ def _exponentials(
     nisa.activation(dst=dst, op=nl.exp, data=shifted)
 
 
-def _score_gradients(p: BackwardProblem, t: Prepared, weights: Weights, dst: nl.NkiTensor) -> None:
+def weight_gradients(p: BackwardProblem, t: Prepared) -> nl.NkiTensor:
+    """`dW` in PSUM, `[rows, heads, keys]`."""
+    return multiply_heads(
+        t.grad.transposed, t.side.values, t.chunk.pairs, p.group, t.side.size, p.values
+    )
+
+
+def _score_gradients(
+    p: BackwardProblem, t: Prepared, weights: Weights, dweights: nl.NkiTensor, dst: nl.NkiTensor
+) -> None:
     """`dst = W * (dW - delta)`, `[rows, heads, keys]`."""
     chunk = t.chunk
     delta = t.delta
-    dweights = multiply_heads(
-        t.grad.transposed, t.side.values, chunk.pairs, p.group, t.side.size, p.values
-    )
     if weights.keep is not None:
         kept = nl.ndarray(dweights.shape, dtype=nl.float32, buffer=nl.sbuf)
         drop(split_heads(kept, chunk), split_heads(dweights, chunk), weights.keep, p.factor)
@@ -275,7 +282,7 @@ def _score_gradients(p: BackwardProblem, t: Prepared, weights: Weights, dst: nl.
     nisa.tensor_tensor(dst=dst, data1=centred, data2=weights.plain, op=nl.multiply)
 
 
-def _accumulate_keys(
+def accumulate_keys(
     dst: nl.NkiTensor, weights: nl.NkiTensor, rows: nl.NkiTensor, heads: int, group: int
 ) -> None:
     """`dst[keys, blocks * key heads, width]` += weights`[rows, heads, keys]`^T rows`[rows, ..]`."""
@@ -328,26 +335,33 @@ def _prepare(
     last: bool,
 ) -> Prepared:
     rows = queries.transposed.shape[2]
-    shift = _load_row_values(p.lse, chunk, row, rows)
+    shift = load_row_values(p.lse, chunk, row, rows)
     nisa.tensor_scalar(dst=shift, data=shift, op0=nl.multiply, operand0=-1.0)
     out = load_blocks(p.out, chunk, row, rows)[0]
-    delta = _negated_delta(grad.tiles[0], out)
+    delta = negated_delta(grad.tiles[0], out)
     return Prepared(side, sources, chunk, row, queries, grad, shift, delta, last)
 
 
-def _start(p: BackwardProblem, g: Gradients, t: Prepared) -> Started:
+def score_gradients(
+    p: BackwardProblem, g: Gradients, t: Prepared, weights: Weights, dweights: nl.NkiTensor
+) -> Started:
+    """The gradients of the scores, of the `weights` and their gradients."""
     rows = t.queries.transposed.shape[2]
-    weights = _weights(p, t)
     padded = new_weights(t.chunk, rows, t.side.size, p.keys, p.q.dtype)
     dscores = padded[:, 0 : t.chunk.pairs, 0 : t.side.size]
     wide = dscores
     if g.dmask is not None and p.q.dtype != nl.float32:
         wide = nl.ndarray(dscores.shape, dtype=nl.float32, buffer=nl.sbuf)
-        _score_gradients(p, t, weights, wide)
+        _score_gradients(p, t, weights, dweights, wide)
         nisa.tensor_copy(dst=dscores, src=wide)
     else:
-        _score_gradients(p, t, weights, wide)
+        _score_gradients(p, t, weights, dweights, wide)
     return Started(t, weights, padded, wide)
+
+
+def _start(p: BackwardProblem, g: Gradients, t: Prepared) -> Started:
+    weights = weights_of(p, t)
+    return score_gradients(p, g, t, weights, weight_gradients(p, t))
 
 
 def _finish_rows(
@@ -360,12 +374,12 @@ def _finish_rows(
     chunk = t.chunk
     sums = before
     if sums is None:
-        sums = _new_key_gradients(p, t.sources, side.size)
-    _accumulate_keys(sums.dv, s.weights.dropped, t.grad.tiles[0], chunk.pairs, p.group)
+        sums = new_key_gradients(p, t.sources, side.size)
+    accumulate_keys(sums.dv, s.weights.dropped, t.grad.tiles[0], chunk.pairs, p.group)
     if g.dmask is not None:
         add_mask_gradient(g.dmask, s.wide, chunk, t.row, side.start)
     dscores = s.padded[:, 0 : chunk.pairs, 0 : side.size]
-    _accumulate_keys(sums.dk, dscores, t.queries.tiles[0], chunk.pairs, p.group)
+    accumulate_keys(sums.dk, dscores, t.queries.tiles[0], chunk.pairs, p.group)
     product = combine_keys(s.padded, side.vectors, chunk.pairs, p.group, side.size, p.keys)
     _store_query_gradient(p, g, product, side, chunk, t.row)
     if t.last:

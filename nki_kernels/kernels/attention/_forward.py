@@ -30,6 +30,7 @@ from trnx.nki_kernels.kernels.attention._layout import (
     groups_of,
     head_rows,
     heads_of,
+    span_of,
     split_heads,
 )
 from trnx.nki_kernels.kernels.attention._masks import (
@@ -355,30 +356,57 @@ def _store_rows(p: Problem, outputs: Outputs, state: State, chunk: Chunk, row: i
         store_logs(p, outputs, False)
 
 
+def _together(sums: list[RowSums]) -> list[list[RowSums]]:
+    """Sums in order, those of adjacent heads of the same rows of a batch entry in one list."""
+    found: list[list[RowSums]] = []
+    for s in sums:
+        follows = False
+        if len(found) > 0:
+            before = found[len(found) - 1][len(found[len(found) - 1]) - 1]
+            follows = before.row == s.row and before.chunk.batch == s.chunk.batch
+            follows = follows and before.chunk.batches == 1 and s.chunk.batches == 1
+            follows = follows and before.chunk.head + before.chunk.heads == s.chunk.head
+        if follows:
+            found[len(found) - 1].append(s)
+        else:
+            found.append([s])
+    return found
+
+
 def store_logs(p: Problem, outputs: Outputs, final: bool) -> None:
     """Store the logarithms of all sums that are not stored yet; the `final` ones from both queues,
     since no loads follow."""
-    for number in range(len(outputs.sums)):
-        s = outputs.sums[number]
-        logs = nl.ndarray(s.total.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.activation(dst=logs, op=nl.log, data=s.total)
-        nisa.tensor_tensor(dst=logs, data1=logs, data2=s.state.negmax, op=nl.subtract)
-        if p.masks.mask is not None:
-            # A row that attends to nothing has lse 0, as torch's CPU kernel gives it.
-            nisa.scalar_tensor_tensor(
-                dst=logs,
-                data=s.state.total,
-                op0=nl.greater,
-                operand0=0.0,
-                op1=nl.multiply,
-                operand1=logs,
-            )
-        chunk = s.chunk
-        end = s.row + logs.shape[0]
-        target = heads_of(outputs.lse, chunk)[:, :, s.row : end].permute((2, 0, 1))
-        store_late(target, split_heads(logs, chunk), final and number % 2 == 1)
+    groups = _together(outputs.sums)
+    for number in range(len(groups)):
+        group = groups[number]
+        chunk = group[0].chunk
+        if len(group) > 1:
+            chunks = []
+            for one in group:
+                chunks.append(one.chunk)
+            chunk = span_of(chunks)
+        rows = group[0].total.shape[0]
+        tile = nl.ndarray((rows, chunk.pairs), dtype=nl.float32, buffer=nl.sbuf)
+        for s in group:
+            first = 0 if len(group) == 1 else s.chunk.head - chunk.head
+            _logs(p, tile[:, first : first + s.chunk.pairs], s)
+        row = group[0].row
+        target = heads_of(outputs.lse, chunk)[:, :, row : row + rows].permute((2, 0, 1))
+        store_late(target, split_heads(tile, chunk), final and number % 2 == 1)
     for _ in range(len(outputs.sums)):
         outputs.sums.pop()
+
+
+def _logs(p: Problem, logs: nl.NkiTensor, s: RowSums) -> None:
+    """`logs[rows, heads]`: lse of the heads of a chunk."""
+    nisa.activation(dst=logs, op=nl.log, data=s.total)
+    nisa.tensor_tensor(dst=logs, data1=logs, data2=s.state.negmax, op=nl.subtract)
+    if p.masks.mask is not None:
+        # A row that attends to nothing has lse 0, as torch's CPU kernel gives it.
+        nisa.scalar_tensor_tensor(
+            dst=logs, data=s.state.total, op0=nl.greater, operand0=0.0,
+            op1=nl.multiply, operand1=logs,
+        )  # fmt: skip
 
 
 class Biases(NamedTuple):

@@ -126,6 +126,17 @@ def load_transposed(
     return Loaded(dst, tiles)
 
 
+def turned_heads(tile: nl.NkiTensor, first: int, heads: int, layout: HeadLayout) -> Loaded:
+    """Heads `first ..` of a tile of `load_heads`, as they are and transposed; `first` is a multiple
+    of the heads of a group."""
+    groups = groups_of(layout, heads)
+    part = tile[:, first : first + groups * layout.slots // layout.cuts, :]
+    shape = (layout.partitions, groups, tile.shape[0])
+    turned = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.sbuf)
+    transpose_heads(turned, part, layout)
+    return Loaded(turned, [part[:, 0:heads, 0 : layout.size]])
+
+
 def head_of(operand: nl.NkiTensor, head: int, cut: int, layout: HeadLayout) -> nl.NkiTensor:
     """One head (one cut of it) of a transposed operand: `[size / cuts, rows]`."""
     if layout.slots == 1:

@@ -229,6 +229,11 @@ def input_samples(generator: torch.Generator) -> Iterator[tuple[dict[str, Any], 
     yield make_inputs(generator, 2, 2, 129, 129, 16, causal=True, window=5), "window"
     wide = make_inputs(generator, 1, 2, 700, 600, 16, causal=True, window=150, mask="hidden")
     yield wide, "window, several tiles, rows that see nothing"
+    yield make_inputs(generator, 2, 9, 100, 100, 40, mask="bool"), "several chunks of heads"
+    many = make_inputs(generator, 1, 12, 65, 70, 128, values=160, dropout_p=0.3, mask="bias")
+    yield many, "more heads than are loaded together"
+    many = make_inputs(generator, 2, 10, 127, 128, 64, dtype=torch.bfloat16, causal=True)
+    yield many, "several chunks of heads, causal"
     long = make_inputs(generator, 1, 4, 640, 512, 64, sources=2, dtype=torch.bfloat16, causal=True)
     yield long, "long, grouped, causal"
     sizes = (2, 2, 512, 640, 32)

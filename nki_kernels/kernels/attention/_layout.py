@@ -18,6 +18,9 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
 
+# Elements of a row of the heads that are loaded together: eight such tiles of two spans fit SBUF.
+_MOST = 1024
+
 
 class Chunk(NamedTuple):
     """Heads `head .. head+heads` of batch entries `batch .. batch+batches`: `pairs` in all."""
@@ -172,3 +175,33 @@ def packs_of(
             if chunk.batch == 0:
                 packs.append(Chunk(batch, count, chunk.head, chunk.heads, count * chunk.heads))
     return packs
+
+
+def spans_of(
+    head_chunks: list[tuple[Chunk, list[Chunk]]], length: int, depth: int, width: int
+) -> list[list[Chunk]]:
+    """Chunks of one batch entry that are loaded together; none where a chunk has several entries,
+    or queries or keys are more than one tile. Heads of `width` have keys of their own."""
+    pmax = nl.tile_size.pmax
+    spans: list[list[Chunk]] = []
+    if length > pmax or depth > pmax or head_chunks[0][0].batches > 1:
+        return spans
+    for pair in head_chunks:
+        chunk = pair[0]
+        fits = False
+        if len(spans) > 0:
+            first = spans[len(spans) - 1][0]
+            heads = chunk.head + chunk.heads - first.head
+            fits = first.batch == chunk.batch and heads * width <= _MOST
+        if fits:
+            spans[len(spans) - 1].append(chunk)
+        else:
+            spans.append([chunk])
+    return spans
+
+
+def span_of(chunks: list[Chunk]) -> Chunk:
+    """All heads of chunks that follow each other in one batch entry."""
+    first, last = chunks[0], chunks[len(chunks) - 1]
+    heads = last.head + last.heads - first.head
+    return Chunk(first.batch, 1, first.head, heads, heads)

@@ -40,6 +40,7 @@ from trnx.nki_kernels.kernels.attention._forward import (
     step,
     store_logs,
 )
+from trnx.nki_kernels.kernels.attention._forward_spans import forward_span
 from trnx.nki_kernels.kernels.attention._host import (
     attention_cost,
     dropout_factor,
@@ -49,6 +50,7 @@ from trnx.nki_kernels.kernels.attention._host import (
     supports,
 )
 from trnx.nki_kernels.kernels.attention._layout import (
+    Chunk,
     chunks_of,
     has_heads,
     head_layout,
@@ -56,6 +58,7 @@ from trnx.nki_kernels.kernels.attention._layout import (
     own_heads,
     packs_of,
     part_of,
+    spans_of,
 )
 from trnx.nki_kernels.kernels.attention._long import LongOutputs, long_problem, store_long_logs
 from trnx.nki_kernels.kernels.attention._long_schedule import attend
@@ -142,6 +145,15 @@ def _attend(
     most = 1
     if depth <= bank:
         most = min(bank // depth, bank // v.shape[3])
+    head_chunks = chunks_of(q.shape[0], heads, group, most, max(features.slots, keys.slots))
+    packs = packs_of(head_chunks, q.shape[0], q.shape[2], depth, group)
+    spans: list[list[Chunk]] = []
+    if len(packs) == 0 and group == 1 and keys.slots == 1:
+        width = max(features.pitch * features.cuts, v.shape[3])
+        spans = spans_of(head_chunks, q.shape[2], depth, width)
+    if len(spans) > 0:
+        # ScalarE has enough to do.
+        keys = head_layout(depth, False, False)
     itemsize = 4 if q.dtype == nl.float32 else 2
     stored = depth * features.cuts + (depth + pmax - 1) // pmax * v.shape[3]
     tile = min(bank, depth)
@@ -157,13 +169,13 @@ def _attend(
         stored * itemsize <= _RESIDENT_BYTES,
     )
     biases = Biases([])
-    head_chunks = chunks_of(q.shape[0], heads, group, most, max(features.slots, keys.slots))
-    packs = packs_of(head_chunks, q.shape[0], q.shape[2], depth, group)
     tensors = (q, k, v)
     pipeline = empty_pipeline()
     for pack in packs:
         pipeline = forward_pack(problem, tensors, outputs, pack, biases, pipeline)
-    if len(packs) == 0:
+    for span in spans:
+        pipeline = forward_span(problem, tensors, outputs, span, biases, pipeline)
+    if len(packs) == 0 and len(spans) == 0:
         for pair in head_chunks:
             pipeline = forward_chunk(problem, tensors, outputs, pair[0], pair[1], biases, pipeline)
     for _ in range(STAGES):

@@ -25,7 +25,9 @@ from trnx.nki_kernels.kernels.attention._backward import (
     empty_backward_pipeline,
     finish_backward,
 )
+from trnx.nki_kernels.kernels.attention._backward_spans import backward_spans
 from trnx.nki_kernels.kernels.attention._layout import (
+    Chunk,
     chunks_of,
     has_heads,
     head_layout,
@@ -33,6 +35,7 @@ from trnx.nki_kernels.kernels.attention._layout import (
     own_heads,
     packs_of,
     part_of,
+    spans_of,
 )
 from trnx.nki_kernels.kernels.attention._long_backward import long_gradients
 from trnx.nki_kernels.kernels.attention._long_backward_schedule import differentiate
@@ -153,7 +156,12 @@ def _differentiate(p: BackwardProblem, results: Gradients) -> None:
     pipeline = empty_backward_pipeline()
     for pack in packs:
         pipeline = backward_pack(p, gradients, pack, pipeline)
-    if len(packs) == 0:
+    spans: list[list[Chunk]] = []
+    if len(packs) == 0 and p.group == 1 and p.keys.slots == 1:
+        width = max(p.features.pitch * p.features.cuts, p.values.pitch * p.values.cuts)
+        spans = spans_of(head_chunks, p.q.shape[2], depth, width)
+    backward_spans(p, gradients, spans)
+    if len(packs) == 0 and len(spans) == 0:
         for pair in head_chunks:
             pipeline = backward_chunk(p, gradients, pair[0], pair[1], pipeline)
     finish_backward(p, gradients, pipeline)
