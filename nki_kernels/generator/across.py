@@ -137,14 +137,15 @@ class Across:
 
     def phases(self, keeps: str) -> list[Phase]:
         """The phases; `keeps` of a tile is `all` that is read later, what is `computed` or `loads`
-        alone, or `none`."""
+        alone, what the `first` phase leaves alone, or `none`."""
         at = self._phase_of_values()
         count = 1 + max((at[i.dst] for i in self._combines()), default=0)
         goals = [self._goals(phase, at) for phase in range(count)]
         bodies: list[list[Instruction]] = []
         held: list[list[Value]] = []
         for phase in range(count):
-            done = {v for body in bodies for i in body for v in i.writes()}
+            left = bodies[:1] if keeps == "first" else bodies
+            done = {v for body in left for i in body for v in i.writes()}
             if keeps in ("computed", "loads"):
                 loaded = {i.dst for body in bodies for i in body if i.call == "load"}
                 done = loaded if keeps == "loads" else done - loaded
