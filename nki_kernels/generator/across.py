@@ -175,6 +175,15 @@ class Across:
         most = below.args[0]
         return below, next(i.dst for i in self._combines() if i.reads()[0] is most)
 
+    def in_columns(self, combine: Instruction) -> bool:
+        """Whether each tile leaves what it gives to `combine`, one value a partition, in a column
+        of its own: the last tile's waits for no addition then."""
+        (partial, *others) = combine.reads()
+        reduction = next(i for i in self.instructions if partial in i.writes())
+        alone = not others and not sum(self.free(combine.dst), [])
+        of_tile = reduction.engine == TENSOR or EACH_TILE in partial.axes
+        return alone and not of_tile and self.steps <= BANK
+
     def free(self, value: Value) -> tuple[list[int], list[int]]:
         """The free axes of a tile that are reduced, and those that stay."""
         labels = [label for label in self.geometry.free_labels if label in value.axes]
