@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trnx.nki_kernels.generator.chain_order import in_chain_order
 from trnx.nki_kernels.generator.engines import TENSOR
 from trnx.nki_kernels.generator.geometry import (
     EFFICIENT_RUN,
@@ -159,7 +160,7 @@ class Across:
             stores = [n for n, v in enumerate(self.results) if at[v] == phase]
             combines = [i for i in self._combines() if at[i.dst] == phase + 1]
             once = [i for i in self.instructions if self._is_once(i) and at[i.dst] == phase]
-            result.append(Phase(once, body, combines, stores, held[phase], kept))
+            result.append(Phase(in_chain_order(once), body, combines, stores, held[phase], kept))
         return result
 
     def varies(self, value: Value) -> bool:
@@ -180,7 +181,7 @@ class Across:
         of its own: the last tile's waits for no addition then."""
         (partial, *others) = combine.reads()
         reduction = next(i for i in self.instructions if partial in i.writes())
-        alone = not others and not sum(self.free(combine.dst), [])
+        alone = not others and not any(self.free(combine.dst))
         of_tile = reduction.engine == TENSOR or EACH_TILE in partial.axes
         return alone and not of_tile and self.steps <= BANK
 

@@ -184,7 +184,9 @@ class Estimate:
             ends.append(len(self._ops) - 1)
         apart = 3 if len(rows) == 3 else _PACE
         more = [
-            (across.steps - count) * self._pace(mark, apart) if across.steps > count and mark else 0.0
+            (across.steps - count) * self._pace(mark, apart)
+            if across.steps > count and mark
+            else 0.0
             for mark, count in zip(marks, counts * min(blocks, _MOST_BLOCKS), strict=True)
         ]
         total = self._end() + sum(more)

@@ -359,7 +359,7 @@ class InstructionSelector:
             self._put_sum_in_one_phase(value if is_alone else replace(value), total)
             if is_alone:
                 return
-            # What else reads the exponentials waits for the maximum of all, and computes them again.
+            # What else reads the exponentials computes them again, with the maximum of all.
             total = None
         data, scale, bias = self._affine(source)
         arguments: list[tuple[str, Argument]] = [

@@ -363,8 +363,8 @@ class _Cuts:
         return self._phased(cut, free_size)
 
     def _phased(self, cut: Callable[[int], Geometry | None], free_size: int) -> list[TiledRegion]:
-        """The region in phases, in the largest tiles of which two fit beside what phases keep. Where
-        they would keep nothing, smaller ones that leave room for something are looked for too."""
+        """The region in phases, in the largest tiles of which two fit beside what phases keep.
+        Where they would keep nothing, smaller ones that leave room for something are tried too."""
         budget, found = free_size, list[TiledRegion]()
         while budget and not (found and budget < _LEAST_KEEPING):
             geometry = cut(budget)
@@ -386,8 +386,8 @@ class _Cuts:
         return [one for way in different for one in _placed_across(way, self.hw)]
 
     def _keeping(self, placed: Sequence[TiledRegion], choice: Sequence[str]) -> list[TiledRegion]:
-        """Those of `placed` that fit, and keep something where that is the choice, for each `choice`
-        of what phases keep that differs."""
+        """Those of `placed` that fit, and keep something where that is the choice, for each
+        `choice` of what phases keep that differs."""
         found: list[TiledRegion] = []
         anyway = ("all", "none")
         for one in placed:
