@@ -71,6 +71,10 @@ class PhaseEmitter(TotalEmitter):
         """What leaves columns of tiles of their own of each tile: reductions to one value a
         partition, and sums in one phase."""
         found: set[Value] = set()
+        # A later phase that computes one again, on its way, has a tile of its own for it.
+        for combine in (i for other in self.phases for i in other.combines):
+            if self.across.in_columns(combine):
+                self.names.pop(combine.reads()[0], None)
         for combine in phase.combines:
             stem = self._stem(combine)
             columns: dict[Value, str] = {}
