@@ -102,7 +102,7 @@ class Estimate:
         alternates = table_loads(instructions) > 0
         tiles = self._geometry.tiles_of_core
         count = tiles if by_stage else min(tiles, _MOST_TILES + depth)
-        self._is_left = (count - 1 if count > 1 else None).__eq__
+        self._is_left = lambda tile: count > 1 and tile == count - 1
         ends: list[int] = []
         orders = [range(depth), range(depth)]
         if alternates:
