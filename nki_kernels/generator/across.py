@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trnx.nki_kernels.generator.chain_order import in_chain_order
 from trnx.nki_kernels.generator.engines import TENSOR
 from trnx.nki_kernels.generator.geometry import (
     EFFICIENT_RUN,
@@ -137,14 +138,15 @@ class Across:
 
     def phases(self, keeps: str) -> list[Phase]:
         """The phases; `keeps` of a tile is `all` that is read later, what is `computed` or `loads`
-        alone, or `none`."""
+        alone, what the `first` phase leaves alone, or `none`."""
         at = self._phase_of_values()
         count = 1 + max((at[i.dst] for i in self._combines()), default=0)
         goals = [self._goals(phase, at) for phase in range(count)]
         bodies: list[list[Instruction]] = []
         held: list[list[Value]] = []
         for phase in range(count):
-            done = {v for body in bodies for i in body for v in i.writes()}
+            left = bodies[:1] if keeps == "first" else bodies
+            done = {v for body in left for i in body for v in i.writes()}
             if keeps in ("computed", "loads"):
                 loaded = {i.dst for body in bodies for i in body if i.call == "load"}
                 done = loaded if keeps == "loads" else done - loaded
@@ -158,7 +160,7 @@ class Across:
             stores = [n for n, v in enumerate(self.results) if at[v] == phase]
             combines = [i for i in self._combines() if at[i.dst] == phase + 1]
             once = [i for i in self.instructions if self._is_once(i) and at[i.dst] == phase]
-            result.append(Phase(once, body, combines, stores, held[phase], kept))
+            result.append(Phase(in_chain_order(once), body, combines, stores, held[phase], kept))
         return result
 
     def varies(self, value: Value) -> bool:
@@ -173,6 +175,15 @@ class Across:
         below = combine.reads()[1]
         most = below.args[0]
         return below, next(i.dst for i in self._combines() if i.reads()[0] is most)
+
+    def in_columns(self, combine: Instruction) -> bool:
+        """Whether each tile leaves what it gives to `combine`, one value a partition, in a column
+        of its own: the last tile's waits for no addition then."""
+        (partial, *others) = combine.reads()
+        reduction = next(i for i in self.instructions if partial in i.writes())
+        alone = not others and not any(self.free(combine.dst))
+        of_tile = reduction.engine == TENSOR or EACH_TILE in partial.axes
+        return alone and not of_tile and self.steps <= BANK
 
     def free(self, value: Value) -> tuple[list[int], list[int]]:
         """The free axes of a tile that are reduced, and those that stay."""

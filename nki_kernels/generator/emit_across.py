@@ -114,7 +114,9 @@ class AcrossEmitter(PhaseEmitter):
         phase, depth = self.phases[n], ""
         is_staged = len(arguments) > 1
         counted = any(v in p.kept for v in phase.held for p in self.phases)
-        counted = not is_staged and (counted or any(map(self.across.in_one_phase, phase.combines)))
+        columns = (*map(self.across.in_one_phase, phase.combines),
+                   *map(self.across.in_columns, phase.combines))  # fmt: skip
+        counted = not is_staged and (counted or any(columns))
         moving = self._moving_names(arguments)
         lines = ["at = 0"] if counted else ["turns = []"] if is_staged else []
         for axis in self.across.loops(reduced=True):

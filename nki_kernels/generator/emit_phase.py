@@ -22,10 +22,10 @@ class PhaseEmitter(TotalEmitter):
         """The functions of a phase's stages: each takes what the one before hands on."""
         phase, staged = self.phases[n], self.staged[n]
         self.declared = set()
-        scaled = self._name_columns(phase)
+        in_columns = self._name_columns(phase)
         bodies = []
         for s in range(staged.depth):
-            lines = self._stage_lines(n, s, scaled)
+            lines = self._stage_lines(n, s, in_columns)
             given = phase.kept if s == staged.depth - 1 else staged.carried[s]
             if given or s < staged.depth - 1:
                 lines.append(f"return {', '.join(map(self.name, given)) or '0'}")
@@ -49,17 +49,17 @@ class PhaseEmitter(TotalEmitter):
                 taken.append(f"{', '.join(map(self.name, values))} = kept{source}[at]")
         return taken
 
-    def _stage_lines(self, n: int, s: int, scaled: set[Value]) -> list[str]:
+    def _stage_lines(self, n: int, s: int, in_columns: set[Value]) -> list[str]:
         """What stage `s` of a tile of phase `n` computes and stores."""
         phase, staged = self.phases[n], self.staged[n]
         combined = {i.reads()[0] for i in phase.combines}
         lines: list[str] = []
         for i, stage in zip(phase.each, staged.of_instructions, strict=True):
-            in_place = i.dst in combined and EACH_TILE not in i.dst.axes
+            in_place = i.dst in combined - in_columns and EACH_TILE not in i.dst.axes
             if stage == s:
                 lines += self._partial(i) if in_place else self.lines(i, rows="p", constant=False)
             for part in () if in_place else i.writes():
-                if part in combined - scaled and staged.of_additions[part] == s:
+                if part in combined - in_columns and staged.of_additions[part] == s:
                     lines += self._add(self._combine_of(part), self.name(part))
         for index in phase.stores:
             varies = self.across.varies(self.region.held[self.region.outputs[index].value])
@@ -68,15 +68,23 @@ class PhaseEmitter(TotalEmitter):
         return lines
 
     def _name_columns(self, phase: Phase) -> set[Value]:
-        """What sums in one phase leave of each tile: columns of tiles of their own."""
+        """What leaves columns of tiles of their own of each tile: reductions to one value a
+        partition, and sums in one phase."""
         found: set[Value] = set()
+        # A later phase that computes one again, on its way, has a tile of its own for it.
+        for combine in (i for other in self.phases for i in other.combines):
+            if self.across.in_columns(combine):
+                self.names.pop(combine.reads()[0], None)
         for combine in phase.combines:
-            if pair := self.across.in_one_phase(combine):
-                stem = self._stem(combine)
+            stem = self._stem(combine)
+            columns: dict[Value, str] = {}
+            if self.across.in_columns(combine):
+                columns = {combine.reads()[0]: f"{stem}_parts"}
+            elif pair := self.across.in_one_phase(combine):
                 columns = {combine.reads()[0]: f"{stem}_sums", pair[0]: f"{stem}_below"}
-                for value, name in columns.items():
-                    self.names[value] = f"{name}[0:p, at : at + 1]"
-                found |= set(columns)
+            for value, name in columns.items():
+                self.names[value] = f"{name}[0:p, at : at + 1]"
+            found |= set(columns)
         self.declared |= found
         return found
 
@@ -86,7 +94,7 @@ class PhaseEmitter(TotalEmitter):
         once = [*self.once, *(v for i in self._hoistable() for v in i.writes())]
         tiles = list(dict.fromkeys(map(self.name, once)))
         held = [x for n in range(len(self.phases)) for x in (f"kept{n}",)]
-        endings = ("acc", "sums", "below")
+        endings = ("acc", "parts", "sums", "below")
         sums = [f"{self._stem(i)}_{ending}" for i in combines for ending in endings]
         results = [f"out{i}" for i in range(len(self.region.outputs))]
         axes = [*self.g.free, *([] if self.g.lead is None else [self.g.lead])]

@@ -123,6 +123,13 @@ class ReductionEmitter(Emitter):
                     f"nisa.memset(dst={name}, value={value!r})",
                 )
             ]
+        if self.across.in_columns(combine):
+            kind = DTYPES[combine.reads()[0].dtype]
+            shape = f"({self.rows}, {self.across.steps})"
+            return [
+                f"{stem}_parts = nl.ndarray({shape}, dtype={kind}, buffer=nl.sbuf)",
+                f"nisa.memset(dst={stem}_parts, value={_IDENTITY[self._op(combine)[3:]]})",
+            ]
         if self._by_ones(combine):
             kept = self._product(self.across.free(self._source(combine))[1])
             run = self._run(combine)

@@ -6,6 +6,8 @@ VectorE reduces it, and TensorE transposes it back.
 
 from __future__ import annotations
 
+import torch
+
 from trnx.nki_kernels.generator.across import BANK
 from trnx.nki_kernels.generator.emit import DTYPES, call
 from trnx.nki_kernels.generator.emit_reductions import ReductionEmitter
@@ -28,6 +30,11 @@ class TotalEmitter(ReductionEmitter):
         ]
         if self._by_ones(combine):
             return lines + self._out_of_psum(combine, stem)
+        if self.across.in_columns(combine):
+            lines += self._column_total(combine)
+            if not self.g.crosses or self._op(combine) == "nl.add":
+                return lines
+            return lines + self._turned_and_reduced(combine, width)
         lines += self._parts(combine, width)
         if not self.g.crosses:
             return [*lines, "nisa.tensor_copy(dst=total, src=parts)"]
@@ -56,6 +63,8 @@ class TotalEmitter(ReductionEmitter):
     def _combined_in_one(self, combine: Instruction) -> list[str]:
         """The total of one element in the first partition."""
         stem, op = self._stem(combine), self._op(combine)
+        if self.across.in_columns(combine):
+            return self._columns_in_one(combine)
         lines = self._parts(combine, "1")
         one = f"{stem}_tile = nl.ndarray((1, 1), dtype={DTYPES[combine.dst.dtype]}, buffer=nl.sbuf)"
         if op == "nl.add":
@@ -79,6 +88,35 @@ class TotalEmitter(ReductionEmitter):
             f"nisa.tensor_reduce(dst={stem}_tile, op={op}, data=turned, axis=(1,))",
         ]
 
+    def _columns_in_one(self, combine: Instruction) -> list[str]:
+        """The total of the columns that tiles left, in the first partition."""
+        stem, op, steps = self._stem(combine), self._op(combine), self.across.steps
+        columns = f"{stem}_parts"
+        kind = DTYPES[combine.dst.dtype]
+        one = f"{stem}_tile = nl.ndarray((1, 1), dtype={kind}, buffer=nl.sbuf)"
+        if op == "nl.add":
+            return [
+                f"every = nl.ndarray((1, {steps}), dtype=nl.float32, buffer=nl.psum)",
+                "nisa.nc_matmul(",
+                f"    dst=every, stationary=ones_float32[:, 0:1], moving={columns},",
+                "    is_stationary_onezero=True,",
+                ")",
+                one,
+                *self._reduced(f"{stem}_tile", op, "every"),
+            ]
+        lines = [f"turned = nl.ndarray((1, {self.full}), dtype=nl.float32, buffer=nl.psum)"]
+        parts = columns
+        if steps > 1 or combine.reads()[0].dtype is not torch.float32:
+            lines.append(f"parts = nl.ndarray(({self.full}, 1), dtype=nl.float32, buffer=nl.sbuf)")
+            lines += self._reduced("parts", op, columns)
+            parts = "parts"
+        return [
+            *lines,
+            f"nisa.nc_transpose(dst=turned, data={parts})",
+            one,
+            f"nisa.tensor_reduce(dst={stem}_tile, op={op}, data=turned, axis=(1,))",
+        ]
+
     def _parts(self, combine: Instruction, width: str) -> list[str]:
         """`parts`: what each partition has of a total."""
         if pair := self.across.in_one_phase(combine):
@@ -86,6 +124,31 @@ class TotalEmitter(ReductionEmitter):
         if self._is_wide(combine):
             return self._narrowed(combine, width)
         return [f"parts = {self._stem(combine)}_acc.reshape(({self.rows}, {width}))"]
+
+    def _column_total(self, combine: Instruction) -> list[str]:
+        """The total of the columns that tiles left, or `parts` where other partitions have some of
+        it and TensorE does not add these up at once."""
+        columns, steps = f"{self._stem(combine)}_parts", self.across.steps
+        goal, lines = "total", list[str]()
+        if self.g.crosses and self._op(combine) == "nl.add":
+            lines = [
+                f"every = nl.ndarray(({self.full}, {steps}), dtype=nl.float32, buffer=nl.psum)",
+                "nisa.nc_matmul(",
+                f"    dst=every, stationary=ones_float32, moving={columns},",
+                "    is_stationary_onezero=True,",
+                ")",
+            ]
+            columns = "every"
+        elif self.g.crosses:
+            lines = [f"parts = nl.ndarray(({self.rows}, 1), dtype=nl.float32, buffer=nl.sbuf)"]
+            goal = "parts"
+        return [*lines, *self._reduced(goal, self._op(combine), columns)]
+
+    def _reduced(self, goal: str, op: str, columns: str) -> list[str]:
+        """Instructions that reduce the `columns` of tiles to the one of `goal`."""
+        if self.across.steps == 1:
+            return [f"nisa.tensor_copy(dst={goal}, src={columns})"]
+        return [f"nisa.tensor_reduce(dst={goal}, op={op}, data={columns}, axis=(1,))"]
 
     def _scaled(self, combine: Instruction, most: Value) -> list[str]:
         """`parts`: the sums of all tiles, each times exp(its maximum - that of all)."""
@@ -155,10 +218,8 @@ class TotalEmitter(ReductionEmitter):
                 "nisa.nc_transpose(dst=turned, data=parts)",
                 f"column = nl.ndarray(({width}, 1), dtype=nl.float32, buffer=nl.sbuf)",
                 f"nisa.tensor_reduce(dst=column, op={op}, data=turned, axis=(1,))",
-                f"line = nl.ndarray(({width}, {full}), dtype=nl.float32, buffer=nl.sbuf)",
-                f"nisa.tensor_copy(dst=line, src=column.broadcast(1, {full}))",
                 f"back = nl.ndarray(({full}, {width}), dtype=nl.float32, buffer=nl.psum)",
-                "nisa.nc_transpose(dst=back, data=line)",
+                f"nisa.nc_transpose(dst=back, data=column.broadcast(1, {full}))",
                 "nisa.tensor_copy(dst=total, src=back)",
             ]
         most = BANK // full
@@ -176,11 +237,10 @@ class TotalEmitter(ReductionEmitter):
             "        nisa.nc_transpose(dst=turned[:, i], data=parts[:, left : left + wide])",
             "    column = nl.ndarray((wide, many), dtype=nl.float32, buffer=nl.sbuf)",
             f"    nisa.tensor_reduce(dst=column, op={op}, data=turned, axis=(2,))",
-            f"    line = nl.ndarray((wide, many, {full}), dtype=nl.float32, buffer=nl.sbuf)",
-            f"    nisa.tensor_copy(dst=line, src=column.expand_dim(2).broadcast(2, {full}))",
             f"    back = nl.ndarray(({full}, many, wide), dtype=nl.float32, buffer=nl.psum)",
             "    for i in range(many):",
-            "        nisa.nc_transpose(dst=back[:, i], data=line[:, i])",
+            f"        line = column[:, i : i + 1].broadcast(1, {full})",
+            "        nisa.nc_transpose(dst=back[:, i], data=line)",
             "    for i in range(many):",
             f"        {left}",
             "        nisa.tensor_copy(dst=total[:, left : left + wide], src=back[:, i])",

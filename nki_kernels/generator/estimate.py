@@ -23,7 +23,7 @@ from trnx.nki_kernels.generator.engines import (
     table_loads,
     table_of_call,
 )
-from trnx.nki_kernels.generator.geometry import Geometry, Strides
+from trnx.nki_kernels.generator.geometry import Geometry, RowTiles, Strides
 from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction
@@ -68,11 +68,14 @@ class Estimate:
         self._made: dict[_Key, int] = {}
         self._known: dict[Instruction, Op] = {}
         self._stored: dict[Value, int] = {}
-        self._last: Hashable = None
-        # What is left of the rows may be a tile of its own, of a row in each partition.
+        self._in_columns: frozenset[Value] = frozenset()
+        self._steps = 1
+        # Which tiles have what is left of the rows, of a row in each partition.
+        self._is_left: Callable[[Hashable], bool] = lambda _: False
         self._left: Estimate | None = None
         rest = geometry.rows[-1]
-        if len(geometry.rows) > 1 and rest.fold < geometry.rows[0].fold and not geometry.in_phases:
+        rows_loop = geometry.crosses or not geometry.in_phases
+        if len(geometry.rows) > 1 and rest.fold < geometry.rows[0].fold and rows_loop:
             few = dataclasses.replace(geometry, rows=(rest,))
             self._left = Estimate(hw, few, elements, labels, halved, turned, is_static=is_static)
 
@@ -99,7 +102,7 @@ class Estimate:
         alternates = table_loads(instructions) > 0
         tiles = self._geometry.tiles_of_core
         count = tiles if by_stage else min(tiles, _MOST_TILES + depth)
-        self._last = count - 1 if count > 1 else None
+        self._is_left = lambda tile: count > 1 and tile == count - 1
         ends: list[int] = []
         orders = [range(depth), range(depth)]
         if alternates:
@@ -127,9 +130,9 @@ class Estimate:
         ops = self._ops if last is None else self._ops[: last + 1]
         return max(visible_times(ops, timing(self._hw)), default=0.0)
 
-    def _pace(self, ends: Sequence[int]) -> float:
-        """What one more tile takes; `ends` are the last ops of tiles."""
-        return (self._end(ends[-1]) - self._end(ends[-1 - _PACE])) / _PACE
+    def _pace(self, ends: Sequence[int], apart: int = _PACE) -> float:
+        """What one more tile takes, by the last `apart`; `ends` are the last ops of tiles."""
+        return (self._end(ends[-1]) - self._end(ends[-1 - apart])) / apart
 
     # -- phases ----------------------------------------------------------------------------------
 
@@ -146,8 +149,13 @@ class Estimate:
         before any runs the next one `by_stage`."""
         blocks = max(1, self._geometry.tiles // across.steps)
         phases = [one.phase for one in staged]
+        columns = [c for p in phases for c in p.combines if across.in_columns(c)]
+        self._in_columns = frozenset(c.reads()[0] for c in columns)
+        self._steps = across.steps
         most = across.steps if by_stage else _MOST_TILES
         counts = [min(across.steps, most + one.depth - 1) for one in staged]
+        rows = [r for r in across.rows for _ in r.starts] if self._geometry.crosses else []
+        self._is_left = lambda tile: bool(rows) and self._has_rest(rows, tile)
         self._first_table([i for p in phases for i in (*p.once, *p.each)])
         strides = dict(stores)
         marks: list[list[int]] = []
@@ -174,8 +182,11 @@ class Estimate:
                     if not across.varies(across.results[n]):
                         self._store(across.results[n], strides[across.results[n]], (block, None))
             ends.append(len(self._ops) - 1)
+        apart = 3 if len(rows) == 3 else _PACE
         more = [
-            (across.steps - count) * self._pace(mark) if across.steps > count and mark else 0.0
+            (across.steps - count) * self._pace(mark, apart)
+            if across.steps > count and mark
+            else 0.0
             for mark, count in zip(marks, counts * min(blocks, _MOST_BLOCKS), strict=True)
         ]
         total = self._end() + sum(more)
@@ -183,6 +194,12 @@ class Estimate:
             another = self._end() - self._end(ends[-2]) + sum(more[-len(phases) :])
             total += (blocks - len(ends)) * another
         return total
+
+    def _has_rest(self, rows: Sequence[RowTiles], tile: Hashable) -> bool:
+        """Whether a `tile` of a phase, (block, tile), has what is left of `rows`, which all loops
+        run through."""
+        at = tile[1] if isinstance(tile, tuple) else None
+        return at is not None and rows[at % len(rows)] is self._geometry.rows[-1]
 
     def _phase_tiles(
         self,
@@ -232,6 +249,8 @@ class Estimate:
             runs = max(1, min(BANK // width, self._elements(source) // width))
             for left in range(0, width, BANK):
                 after = (self._chain(VECTOR, runs * min(BANK, width - left), after),)
+        elif partial in self._in_columns:
+            after = self._total_of_columns(combine, after)
         elif not self._geometry.crosses:
             after = self._narrowed(partial, width, after)
             after = (self._chain(VECTOR, width, after),)
@@ -249,11 +268,22 @@ class Estimate:
                 many = min(most, chunks - first)
                 turned = [self._chain(TENSOR, 2 * lanes, summed) for _ in range(many)]
                 column = self._chain(VECTOR, many * lanes, turned[-1:])
-                line = self._chain(VECTOR, many * lanes, (column,))
-                back = [self._chain(TENSOR, 2 * wide, (line,)) for _ in range(many)]
+                back = [self._chain(TENSOR, 2 * wide, (column,)) for _ in range(many)]
                 after = (self._chain(VECTOR, many * wide, back[-1:]),)
         self._made[combine.dst, (block, None)] = after[0]
         self._made[("total", partial), block] = after[0]
+
+    def _total_of_columns(self, combine: Instruction, after: tuple[int, ...]) -> tuple[int, ...]:
+        """What adds up the columns that tiles leave, and the partitions where these are reduced."""
+        crosses, lanes = self._geometry.crosses, self._geometry.partitions
+        if crosses and ("op", "nl.add") in combine.arguments:
+            after = (self._chain(TENSOR, 2 * self._steps, after),)
+        after = (self._chain(VECTOR, self._steps, after),)
+        if not crosses or ("op", "nl.add") in combine.arguments:
+            return after
+        for engine, size in ((TENSOR, 2 * lanes), (VECTOR, lanes), (TENSOR, 2), (VECTOR, 1)):
+            after = (self._chain(engine, size, after),)
+        return after
 
     def _chain(self, engine: str, size: int, after: Sequence[int]) -> int:
         """An op of `size` cycles of work."""
@@ -302,7 +332,7 @@ class Estimate:
         """The op of an instruction in a tile."""
         touched = (*instruction.reads(), *instruction.writes())
         after = tuple(at for v in touched if (at := self._found(v, tile)) is not None)
-        costs = self._left if tile == self._last and self._left is not None else self
+        costs = self._left if self._left is not None and self._is_left(tile) else self
         op = costs._op(instruction, loads)
         self._ops.append(dataclasses.replace(op, after=after))
         self._made.update({(v, tile): len(self._ops) - 1 for v in instruction.writes()})
@@ -311,7 +341,7 @@ class Estimate:
         """What adds the `value` that an instruction gave to what tiles before gave."""
         key = (("sum", value), tile[0])
         made = self._made[value, tile]
-        adds = self._ops[made].queue != TENSOR and value not in self._halved
+        adds = self._ops[made].queue != TENSOR and value not in self._halved | self._in_columns
         if adds and not (instruction.result is value and EACH_TILE in value.axes):
             before = self._made.get(key)
             made = self._chain(
@@ -329,7 +359,7 @@ class Estimate:
         if (waits or split is None) and value in self._stored:
             after += (self._stored[value],)
         self._stored[value] = len(self._ops)
-        costs = self._left if tile == self._last and self._left is not None else self
+        costs = self._left if self._left is not None and self._is_left(tile) else self
         transfer = costs._transfer(value, strides)
         transfers = math.prod(map(self._geometry.count, split or ()))
         self._ops.append(

@@ -173,8 +173,8 @@ class InstructionSelector:
         )
 
     def _extreme_of(self, total: Value) -> Value | None:
-        """max(x) where `total`, which an activation adds up, is the sum of exp(x - max(x)), and
-        nothing else reads the exponentials; in float32, in which eager does not round them."""
+        """max(x) where `total`, which an activation adds up, is the sum of exp(x - max(x)); in
+        float32, in which eager does not round them."""
         (weights,) = values_of(total.args)
         (shifted,) = values_of(weights.args)
         if weights.name != "exp" or (shifted.op, shifted.name) != ("alu", "subtract"):
@@ -183,7 +183,7 @@ class InstructionSelector:
         if not isinstance(x, Value) or not isinstance(most, Value):
             return None
         is_most = (most.op, most.name, most.args) == ("reduce", "maximum", (x,))
-        alone = self._uses[weights] == 1 and self._uses[shifted] == 1
+        alone = self._uses[shifted] == 1
         floats = all(v.dtype is torch.float32 for v in (x, most, shifted, weights, total))
         return most if is_most and alone and floats and self._is_column(most) else None
 
@@ -353,6 +353,14 @@ class InstructionSelector:
         if value.name == "abs" and value not in self._sums:
             self._put_scalar(value, _Scalar(source, "abs", None, False))
             return
+        total = self._sums.get(value)
+        if total in self._extremes:
+            is_alone = self._uses[value] == 1
+            self._put_sum_in_one_phase(value if is_alone else replace(value), total)
+            if is_alone:
+                return
+            # What else reads the exponentials computes them again, with the maximum of all.
+            total = None
         data, scale, bias = self._affine(source)
         arguments: list[tuple[str, Argument]] = [
             ("op", f"nl.{value.name}"),
@@ -362,12 +370,8 @@ class InstructionSelector:
             arguments.append(("scale", self._column(scale)))
         if bias is not None:
             arguments.append(("bias", self._column(bias)))
-        total = self._sums.get(value)
         if total is None:
             self._put("activation", value, arguments)
-            return
-        if total in self._extremes:
-            self._put_sum_in_one_phase(value, total)
             return
         arguments += [("reduce_op", "nl.add"), ("reduce_cmd", "nisa.reduce_cmd.reset_reduce")]
         self._done[total] = total

@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx
 
 from trnx.nki_kernels.generator.across import (
+    Phase,
     cut_across,
     cut_in_steps,
     cut_interleaved,
@@ -55,6 +56,8 @@ _FAR = 1.5
 _MOST_SPLITS = 4
 # Tiles that all run a stage before any runs the next one: they stay in SBUF.
 _MOST_BY_STAGE = 12
+# Smaller tiles of phases leave room for what phases keep; these are not worth it.
+_LEAST_KEEPING = 128
 # How many tilings are scheduled, and how much slower than the best one they are by estimate.
 MOST_TILINGS = 4
 _WORTH_A_TRY = 1.15
@@ -360,29 +363,43 @@ class _Cuts:
         return self._phased(cut, free_size)
 
     def _phased(self, cut: Callable[[int], Geometry | None], free_size: int) -> list[TiledRegion]:
-        budget = free_size
-        while budget:
+        """The region in phases, in the largest tiles of which two fit beside what phases keep.
+        Where they would keep nothing, smaller ones that leave room for something are tried too."""
+        budget, found = free_size, list[TiledRegion]()
+        while budget and not (found and budget < _LEAST_KEEPING):
             geometry = cut(budget)
             if geometry is None:
-                return []
-            ways = [self._selected(geometry, sums) for sums in (True, False)]
-            ways.append(self._selected(geometry, in_one_phase=True))
-            placed = [
-                one
-                for way in {way.key: way for way in ways}.values()
-                for one in _placed_across(way, self.hw)
-            ]
-            for choice in (("all",), ("computed", "loads"), ("none",)):
-                regions = [
-                    way
-                    for keeps in choice
-                    for one in placed
-                    for way in _in_stages(dataclasses.replace(one, keeps=keeps))
-                ]
-                if fitting := self._fitting(regions):
-                    return fitting
+                return found
+            placed = self._placed_in_phases(geometry)
+            for choice in (("all",), ("computed", "loads", "first")):
+                if keeping := self._keeping(placed, choice):
+                    return [*found, *keeping]
+            found = found or self._keeping(placed, ("none",))
             budget //= 2
-        return []
+        return found
+
+    def _placed_in_phases(self, geometry: Geometry) -> list[TiledRegion]:
+        """The region with its instructions and their engines, for each choice of these."""
+        ways = [self._selected(geometry, sums) for sums in (True, False)]
+        ways.append(self._selected(geometry, in_one_phase=True))
+        different = {way.key: way for way in ways}.values()
+        return [one for way in different for one in _placed_across(way, self.hw)]
+
+    def _keeping(self, placed: Sequence[TiledRegion], choice: Sequence[str]) -> list[TiledRegion]:
+        """Those of `placed` that fit, and keep something where that is the choice, for each
+        `choice` of what phases keep that differs."""
+        found: list[TiledRegion] = []
+        anyway = ("all", "none")
+        for one in placed:
+            assert one.across is not None
+            different: list[list[Phase]] = []
+            for keeps in choice:
+                phases = one.across.phases(keeps)
+                if phases in different or not (keeps in anyway or any(p.kept for p in phases)):
+                    continue
+                different.append(phases)
+                found += self._fitting(_in_stages(dataclasses.replace(one, keeps=keeps)))
+        return found
 
     def _reduces_as_floats(self) -> bool:
         """Whether phases can add up all reductions: in float32."""

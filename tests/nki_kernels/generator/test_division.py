@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -141,6 +142,17 @@ def test_addcdiv_scales_the_dividend_first(region: Build) -> None:
 
 def test_a_mean_divides(region: Build) -> None:
     x = torch.arange(600, dtype=torch.float32).reshape(200, 3)
+    run(region, lambda x: aten.mean.dim(x, [1]), x)
+
+
+@pytest.mark.parametrize("length", [3, 127, 129])
+def test_a_mean_of_special_values_divides(region: Build, length: int) -> None:
+    """An infinite total has no remainder, and the largest finite one does not overflow."""
+    largest = torch.finfo(torch.float32).max
+    rows = [math.inf, -math.inf, math.nan, largest, -largest, 2.0**-126, 0.0, -0.0]
+    x = torch.zeros(len(rows) + 1, length)
+    x[: len(rows), 0] = torch.tensor(rows)
+    x[-1, :2] = torch.tensor([math.inf, -math.inf])
     run(region, lambda x: aten.mean.dim(x, [1]), x)
 
 

@@ -109,7 +109,7 @@ import nki.language as nl
 INF = float("inf")
 
 
-def _phase0(x0, maximum_acc, r, p, n0, i0):
+def _phase0(x0, maximum_parts, at, r, p, n0, i0):
     x0_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(
         dst=x0_tile,
@@ -124,21 +124,18 @@ def _phase0(x0, maximum_acc, r, p, n0, i0):
         operand0=0.125,
         engine=nisa.engine.scalar,
     )
-    maximum_part = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=maximum_part, op=nl.maximum, data=multiply_tile, axis=(1,))
-    nisa.tensor_tensor(
-        dst=maximum_acc[0:p],
-        data1=maximum_acc[0:p],
-        data2=maximum_part,
+    nisa.tensor_reduce(
+        dst=maximum_parts[0:p, at : at + 1],
         op=nl.maximum,
+        data=multiply_tile,
+        axis=(1,),
     )
     return multiply_tile
 
 
-def _phase1(multiply2_tile, kept0, add2_acc, at, p, n0):
+def _phase1(multiply2_tile, kept0, add_parts, at, p, n0):
     multiply_tile = kept0[at]
     exp_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
-    add_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(
         dst=exp_tile,
         op=nl.exp,
@@ -146,9 +143,8 @@ def _phase1(multiply2_tile, kept0, add2_acc, at, p, n0):
         bias=multiply2_tile,
         reduce_op=nl.add,
         reduce_cmd=nisa.reduce_cmd.reset_reduce,
-        reduce_res=add_tile,
+        reduce_res=add_parts[0:p, at : at + 1],
     )
-    nisa.tensor_tensor(dst=add2_acc[0:p], data1=add2_acc[0:p], data2=add_tile, op=nl.add)
     return exp_tile
 
 
@@ -181,35 +177,35 @@ def fused_mul_softmax(x0):
         k = 1
         m = 100
         p = 100
-        maximum_acc = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=maximum_acc, value=-INF)
+        maximum_parts = nl.ndarray((p, 3), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=maximum_parts, value=-INF)
         kept0 = []
-        for i0 in range(0, 1500, 750):
-            n0 = 750
-            kept0.append(_phase0(x0, maximum_acc, r, p, n0, i0))
+        at = 0
+        for i0 in range(0, 1500, 500):
+            n0 = 500
+            kept0.append(_phase0(x0, maximum_parts, at, r, p, n0, i0))
+            at = at + 1
         maximum_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
         total = maximum_tile.reshape((p, 1))
-        parts = maximum_acc.reshape((p, 1))
-        nisa.tensor_copy(dst=total, src=parts)
+        nisa.tensor_reduce(dst=total, op=nl.maximum, data=maximum_parts, axis=(1,))
         multiply2_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=multiply2_tile, data=maximum_tile, op0=nl.multiply, operand0=-1.0)
-        add2_acc = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=add2_acc, value=0.0)
+        add_parts = nl.ndarray((p, 3), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=add_parts, value=0.0)
         kept1 = []
         at = 0
-        for i0 in range(0, 1500, 750):
-            n0 = 750
-            kept1.append(_phase1(multiply2_tile, kept0, add2_acc, at, p, n0))
+        for i0 in range(0, 1500, 500):
+            n0 = 500
+            kept1.append(_phase1(multiply2_tile, kept0, add_parts, at, p, n0))
             at = at + 1
-        add2_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
-        total = add2_tile.reshape((p, 1))
-        parts = add2_acc.reshape((p, 1))
-        nisa.tensor_copy(dst=total, src=parts)
+        add_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
+        total = add_tile.reshape((p, 1))
+        nisa.tensor_reduce(dst=total, op=nl.add, data=add_parts, axis=(1,))
         reciprocal_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.reciprocal(dst=reciprocal_tile, data=add2_tile)
+        nisa.reciprocal(dst=reciprocal_tile, data=add_tile)
         at = 0
-        for i0 in range(0, 1500, 750):
-            n0 = 750
+        for i0 in range(0, 1500, 500):
+            n0 = 500
             _phase2(reciprocal_tile, kept1, out0, at, r, p, n0, i0)
             at = at + 1
     return out0

@@ -72,9 +72,27 @@ def test_half_precision_rounds_where_eager_does(region: Build, cuts: Cuts) -> No
     assert not in_one_phase(region(lambda x: logsumexp(x, [0]), x), cuts)
 
 
-def test_exponentials_that_are_read_again_wait_for_the_maximum(region: Build, cuts: Cuts) -> None:
-    def softmax(x: Any) -> Any:
-        weights = aten.exp.default(aten.sub.Tensor(x, aten.amax.default(x, [0], True)))
-        return aten.div.Tensor(weights, aten.sum.dim_IntList(weights, [0], True))
+def softmax(x: Any, dims: list[int]) -> Any:
+    weights = aten.exp.default(aten.sub.Tensor(x, aten.amax.default(x, dims, True)))
+    return aten.div.Tensor(weights, aten.sum.dim_IntList(weights, dims, True))
 
-    assert not in_one_phase(region(softmax, spread(60_000)), cuts)
+
+@pytest.mark.parametrize(
+    ("shape", "dims"), [((235_715,), [0]), ((129, 3000), [0, 1]), ((64, 27_974), [1])]
+)
+def test_softmax(region: Build, cuts: Cuts, shape: tuple[int, ...], dims: list[int]) -> None:
+    """Exponentials that are read again are computed again, with the maximum of all tiles."""
+    made = region(lambda x: softmax(x, dims), spread(*shape))
+    found = in_one_phase(made, cuts)
+    cuts.check(made, found, rtol=1e-5, atol=1e-7)
+    exponentials = [i for i in found[0].instructions if ("op", "nl.exp") in i.arguments]
+    assert len(exponentials) == 2
+
+
+@pytest.mark.parametrize("value", [-math.inf, math.inf, math.nan, LOWEST, -LOWEST])
+@pytest.mark.parametrize("place", SPECIAL)
+def test_softmax_of_special_values(region: Build, cuts: Cuts, place: str, value: float) -> None:
+    x = spread(60_000)
+    SPECIAL[place](x, value)
+    made = region(lambda x: softmax(x, [0]), x)
+    cuts.check(made, in_one_phase(made, cuts), rtol=1e-5, atol=1e-7)
