@@ -5,7 +5,7 @@ Nothing is executed to find out: modules are located without importing the packa
 their import statements are read. A file that says "nki" is parsed. Of all others only the chain
 matters, from a helper to a file that does, and packages of thousands of files can be on it: their
 import statements are found by a regular expression, in a tenth of the time. So are those of trnx's
-own files, for which a test says that both find the same.
+own kernels, for which a test says that both find the same.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def is_nki(name: str) -> bool:
 
 
 def is_own(name: str) -> bool:
-    """True for modules of trnx."""
-    return name.startswith("trnx.")
+    """True for trnx's own kernels, and what is beside them."""
+    return name.startswith("trnx.nki_kernels.")
 
 
 def never_twin(name: str) -> bool:

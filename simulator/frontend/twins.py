@@ -101,8 +101,8 @@ def _cached_twin(source: Source, _modified: int) -> ModuleType:
 
 
 def _code_of(source: Source) -> CodeType:
-    """What a twin executes. trnx's own files are compiled as any module of a package is: once for
-    all processes, and found by time and size. A kernel file may be edited between two calls.
+    """What a twin executes. trnx's own kernels are compiled as any module of a package is: once
+    for all processes, and found by time and size. A user's may be edited between two calls.
     """
     if is_own(source.name):
         code: CodeType = source.loader.get_code(source.name)
