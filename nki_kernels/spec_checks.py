@@ -33,7 +33,8 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def checked_spec(spec: KernelSpec, reads_source: bool = True) -> KernelSpec:
     """`spec`, with a `supports` that raises where it returns a bool.
 
-    Without `reads_source` it does so in a call alone. Raises KernelSpecError with the kernel's name and the argument that is wrong.
+    Without `reads_source` it does so in a call alone. Raises KernelSpecError with the kernel's name
+    and the argument that is wrong.
     """
     if not spec.patterns:
         raise KernelSpecError(f"kernel {spec.name} has no pattern; nothing would select it")
