@@ -12,6 +12,7 @@ from trnx.backend.autograd import split_joint
 from trnx.backend.compiler import GraphCompiler, next_frame_name
 from trnx.backend.decompositions import decomposition_table
 from trnx.backend.errors import UnsupportedDeviceError, UnsupportedModeError
+from trnx.backend.garbage import new_objects_only
 from trnx.backend.neuron.choice import Choice, choose_runner
 from trnx.backend.options import Options, make_options
 from trnx.backend.pipeline import before_autograd
@@ -58,16 +59,17 @@ def compile_captured(
     """Compile one captured graph; without a choice it is planned and reported, and run in eager."""
     check_devices(gm, example_inputs, _wanted_device(gm, example_inputs, choice))
     bound_fake_results(FAKE_RESULTS)
-    compiler = GraphCompiler(options, choice, next_frame_name())
-    return compile_with_autograd(
-        before_autograd(gm),
-        example_inputs,
-        forward=compiler.compiler("forward"),
-        backward=compiler.compiler("backward"),
-        inference=compiler.compiler("inference"),
-        partition=split_joint,
-        decompositions=decomposition_table(kernels()),
-    )
+    with new_objects_only():
+        compiler = GraphCompiler(options, choice, next_frame_name())
+        return compile_with_autograd(
+            before_autograd(gm),
+            example_inputs,
+            forward=compiler.compiler("forward"),
+            backward=compiler.compiler("backward"),
+            inference=compiler.compiler("inference"),
+            partition=split_joint,
+            decompositions=decomposition_table(kernels()),
+        )
 
 
 def _wanted_device(gm: fx.GraphModule, example_inputs: Sequence[Any], choice: Choice | None) -> str:

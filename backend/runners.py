@@ -16,6 +16,7 @@ import torch
 
 from trnx.backend.prediction import PREDICTIONS
 from trnx.backend.programs import PROGRAMS, ProgramCache
+from trnx.backend.torch_internals import dispatch_modes, without_custom_op_check
 from trnx.nki_kernels.spec import Bindings, Kernel
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
@@ -132,7 +133,11 @@ class SimulatorRunner:
                     results.append(output)
                 else:
                     results.append(_in_kernel_form(output, spec, axes))
-            own.replay(arguments, results)
+            if dispatch_modes():
+                with without_custom_op_check():
+                    own.replay(arguments, results)
+            else:
+                own.replay(arguments, results)
 
         return Prepared(run, program.matmul_flops, program)
 

@@ -31,6 +31,7 @@ from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.utils import counters, get_debug_dir, graph_break_reasons
 from torch._export.serde import serialize
+from torch._functorch._aot_autograd import runtime_wrappers
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import (
@@ -46,7 +47,11 @@ from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArti
 from torch.distributed.distributed_c10d import GroupName
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import _register_custom_builtin
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode,
+    _pop_mode_temporarily,
+)
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from trnx.fx_passes.source import users_name
@@ -391,6 +396,22 @@ def without_modes() -> AbstractContextManager[Any]:
     """No dispatch mode is on inside: in a graph's first call AOTAutograd has one on, under which
     nothing else can be traced."""
     context: AbstractContextManager[Any] = _disable_current_modes()
+    return context
+
+
+# The mode that AOTAutograd has on in a graph's first call.
+_CUSTOM_OP_CHECK: Any = getattr(runtime_wrappers, "_AnalyzeCustomOpInputOutputMode", ())
+# How many dispatch modes are on in this thread.
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+
+def without_custom_op_check() -> AbstractContextManager[Any]:
+    """The innermost dispatch mode is not on inside where it is the one that looks at every op of a
+    graph's first call, to find results of users' operators that alias operands: for who calls ATen
+    alone, thousands of times. Other modes stay."""
+    if not isinstance(_get_current_dispatch_mode(), _CUSTOM_OP_CHECK):
+        return nullcontext()
+    context: AbstractContextManager[Any] = _pop_mode_temporarily()
     return context
 
 

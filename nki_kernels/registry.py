@@ -14,12 +14,16 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trnx.nki_kernels.errors import DuplicateKernelError
 from trnx.nki_kernels.spec import KernelSpec
 from trnx.nki_kernels.spec_checks import checked_spec
+
+if TYPE_CHECKING:
+    from trnx.simulator.frontend.twins import Loader
 
 # The hand-written kernels, one family a file; a helper's name starts with an underscore.
 _KERNELS = Path(__file__).resolve().parent / "kernels"
@@ -84,24 +88,31 @@ class Registry:
         return len(self._specs)
 
 
+@dataclass(frozen=True)
+class _Loading:
+    """What the file that is being loaded has registered. Sources of `is_own`, those of the package,
+    are read by its tests."""
+
+    is_own: bool
+    specs: list[KernelSpec] = field(default_factory=list)
+
+
 _registry = Registry()
 _loaded: dict[Path, bytes] = {}  # file -> digest of what was loaded
 # One lock per file, as Python's import system has one per module: a thread waits while another one
 # loads the file.
 _locks: dict[Path, threading.RLock] = {}
-# What the file that is being loaded has registered.
-_loading: ContextVar[list[KernelSpec] | None] = ContextVar("trnx_loading_kernels", default=None)
+_loading: ContextVar[_Loading | None] = ContextVar("trnx_loading_kernels", default=None)
 
 
 def register(spec: KernelSpec) -> None:
     """Register a kernel: the last statement of a kernel module. Raises KernelSpecError where its
     parts do not fit together, DuplicateKernelError where its name is taken."""
-    spec = checked_spec(spec)
     found = _loading.get()
     if found is None:
-        _registry.register(spec)
+        _registry.register(checked_spec(spec))
     else:
-        found.append(spec)
+        found.specs.append(checked_spec(spec, reads_source=not found.is_own))
 
 
 def load_kernels(path: str | Path) -> None:
@@ -111,20 +122,24 @@ def load_kernels(path: str | Path) -> None:
     an edit it replaces the file's kernels; if the new file fails, the old kernels stay. Functions
     that are already compiled keep their kernels until `torch.compiler.reset()`.
     """
-    from trnx import simulator
+    _load(Path(path).resolve(), None)
 
-    file = Path(path).resolve()
+
+def _load(file: Path, loader: Loader | None) -> None:
+    """`load_kernels`, as a twin of `loader`."""
+    from trnx.simulator.frontend.twins import load_module
+
     with _locks.setdefault(file, threading.RLock()):
         digest = _digest(file)
         if _loaded.get(file) == digest:
             return
-        specs: list[KernelSpec] = []
-        token = _loading.set(specs)
+        loading = _Loading(is_own=loader is not None)
+        token = _loading.set(loading)
         try:
-            simulator.load_module(file)
+            load_module(file, loader)
         finally:
             _loading.reset(token)
-        _registry.replace(file, specs)
+        _registry.replace(file, loading.specs)
         _loaded[file] = digest
 
 
@@ -158,6 +173,12 @@ def kernels() -> Registry:
 
 @functools.cache
 def _load_package() -> None:
+    from trnx.simulator.frontend.subset import trust_sources
+    from trnx.simulator.frontend.twins import Loader
+
+    # tests/nki_kernels/test_registry.py reads them.
+    trust_sources(_KERNELS)
+    loader = Loader()  # helpers are executed once, and not for each kernel
     for file in sorted(_KERNELS.rglob("*.py")):
         if not file.name.startswith("_"):
-            load_kernels(file)
+            _load(file, loader)

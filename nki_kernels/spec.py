@@ -13,6 +13,7 @@ A kernel family is one module with one `KernelSpec`. Three parts of trnx use it:
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
@@ -22,6 +23,7 @@ import torch
 from trnx.nki_kernels.errors import KernelSpecError
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
+from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
 # The last parameter of a kernel that shares its work between the programs of a launch.
@@ -172,9 +174,18 @@ class Sample:
     error: float = 0.0
 
 
+# By weak reference, so that generated kernels can leave.
+_PARAMETERS: LruCache[Mapping[str, inspect.Parameter]] = LruCache(1024)
+
+
 def kernel_parameters(kernel: Any) -> Mapping[str, inspect.Parameter]:
     """Name -> parameter of an NKI function."""
-    return inspect.signature(getattr(kernel, "function", kernel)).parameters
+    function = getattr(kernel, "function", kernel)
+    try:
+        key = weakref.ref(function)
+    except TypeError:  # what is no function may not allow it
+        return inspect.signature(function).parameters
+    return _PARAMETERS.get_or_make(key, lambda: inspect.signature(function).parameters)
 
 
 @dataclass(frozen=True)

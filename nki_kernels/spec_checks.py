@@ -30,14 +30,15 @@ from trnx.simulator.hardware import Hardware
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def checked_spec(spec: KernelSpec) -> KernelSpec:
+def checked_spec(spec: KernelSpec, reads_source: bool = True) -> KernelSpec:
     """`spec`, with a `supports` that raises where it returns a bool.
 
-    Raises KernelSpecError with the kernel's name and the argument that is wrong.
+    Without `reads_source` it does so in a call alone. Raises KernelSpecError with the kernel's name
+    and the argument that is wrong.
     """
     if not spec.patterns:
         raise KernelSpecError(f"kernel {spec.name} has no pattern; nothing would select it")
-    _check_supports(spec)
+    _check_supports(spec, reads_source)
     for pattern in spec.patterns:
         names = _binding_names(pattern)
         _check_reference(spec, names)
@@ -75,7 +76,7 @@ def _check_reference(spec: KernelSpec, names: set[str]) -> None:
         ) from None
 
 
-def _check_supports(spec: KernelSpec) -> None:
+def _check_supports(spec: KernelSpec, reads_source: bool) -> None:
     parameters = inspect.signature(spec.supports).parameters.values()
     positional = [p for p in parameters if p.kind not in _VARIADIC]
     if len(positional) != 2:
@@ -83,7 +84,7 @@ def _check_supports(spec: KernelSpec) -> None:
             f"kernel {spec.name}: its supports takes {len(positional)} parameters; it must take "
             "the bindings and the hardware"
         )
-    if line := _returns_a_bool(spec.supports):
+    if reads_source and (line := _returns_a_bool(spec.supports)):
         raise KernelSpecError(
             f"kernel {spec.name}: its supports returns a bool in line {line}; return "
             "Reject(reason), or None where the kernel takes the bindings"

@@ -24,7 +24,7 @@ from typing import Any
 from trnx.simulator.errors import TrnxError
 from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.frontend.kernel import Kernel
-from trnx.simulator.frontend.kernel_sources import Source, Sources, is_nki, never_twin
+from trnx.simulator.frontend.kernel_sources import Source, Sources, is_nki, is_own, never_twin
 from trnx.simulator.frontend.nki_modules import MARK, nki_modules
 from trnx.simulator.older_dialects import changed_name
 
@@ -38,12 +38,14 @@ class KernelSourceError(TrnxError):
     """The source of a kernel cannot be found or executed."""
 
 
-def load_module(path: str | Path) -> ModuleType:
-    """Execute the kernel file `path` as a new twin. Raises KernelSourceError."""
+def load_module(path: str | Path, loader: Loader | None = None) -> ModuleType:
+    """Execute the kernel file `path` as a new twin; files of one `loader` share their helpers.
+    Raises KernelSourceError.
+    """
     file = Path(path).resolve()
     if not file.is_file():
         raise KernelSourceError(f"there is no kernel file {file}")
-    return _Loader().execute(_file_source(file))
+    return (loader or Loader()).execute(_file_source(file))
 
 
 def load(kernel: Any) -> Any:
@@ -95,7 +97,17 @@ def _source_of(function: FunctionType) -> Source:
 
 @functools.lru_cache(maxsize=64)
 def _cached_twin(source: Source, _modified: int) -> ModuleType:
-    return _Loader().execute(source)
+    return Loader().execute(source)
+
+
+def _code_of(source: Source) -> CodeType:
+    """What a twin executes. trnx's own kernels are compiled as any module of a package is: once
+    for all processes, and found by time and size. A user's may be edited between two calls.
+    """
+    if is_own(source.name):
+        code: CodeType = source.loader.get_code(source.name)
+        return code
+    return _compiled(source.read(), source.origin)
 
 
 # Helpers are executed in the twin of each kernel that uses them.
@@ -131,8 +143,8 @@ class _Package(ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-class _Loader:
-    """The twins of one `load_module`: each helper module is executed once."""
+class Loader:
+    """The twins of one `load_module`, or of several: each helper module is executed once."""
 
     def __init__(self) -> None:
         self._sources = Sources()
@@ -147,7 +159,7 @@ class _Loader:
         scope["__builtins__"] = {**vars(builtins), "__import__": self._import}
         self._twins[source.name] = module
         try:
-            code = _compiled(source.read(), source.origin)
+            code = _code_of(source)
         except SyntaxError as error:
             raise KernelSourceError(f"{source.origin} is no valid Python: {error}") from error
         if not Path(source.origin).is_file():

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch._dynamo.exc import BackendCompilerFailed
 
 import trnx
-from trnx.backend import executable
+from trnx.backend import executable, torch_internals
 from trnx.backend.programs import PROGRAMS, ProgramCache
 from trnx.backend.runners import Prepared, SimulatorRunner
 from trnx.errors import KernelFailedError, KernelRefusedError
@@ -179,6 +179,39 @@ def test_a_call_inside_a_call() -> None:
         depth[0] = 0
         # y = 2x; the inner call gives 2 * 2y; the sum is 8x + 2x.
         torch.testing.assert_close(compiled(x), 10 * x)
+
+
+def test_users_operators_are_looked_at_in_a_first_call_and_kernels_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @torch.library.custom_op("trnx_test::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @doubled.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    mode = torch_internals._CUSTOM_OP_CHECK
+    look: Any = mode.__torch_dispatch__
+    seen: list[Any] = []
+
+    def noted(self: Any, func: Any, *given: Any, **named: Any) -> Any:
+        seen.append(func)
+        return look(self, func, *given, **named)
+
+    monkeypatch.setattr(mode, "__torch_dispatch__", noted)
+    weight, x = torch.randn(64, 64), torch.randn(64, 64)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.trnx_test.doubled(x @ weight).relu()  # type: ignore[no-any-return]
+
+    with torch.no_grad(), trnx.collect_reports() as reports:
+        result = torch.compile(function, backend="trnx", options=LEGAL)(x)
+    assert [region.engine for region in reports[0].regions] == ["nki", "eager", "nki"]
+    torch.testing.assert_close(result, function(x), rtol=1e-5, atol=1e-4)
+    assert torch.ops.trnx_test.doubled.default in seen
+    assert not {torch.ops.aten.mm.out, torch.ops.aten.copy_.default} & set(seen)
 
 
 def test_equal_layers_share_their_programs() -> None:

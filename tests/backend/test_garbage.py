@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trnx.backend.compiler import GraphCompiler
-from trnx.backend.garbage import new_objects_only
+from trnx.backend.garbage import THRESHOLDS, new_objects_only
 
 
 @pytest.fixture
@@ -69,6 +69,40 @@ def test_what_the_user_has_frozen_stays_frozen() -> None:
     with new_objects_only():
         pass
     assert gc.get_freeze_count() > 0
+
+
+def test_collections_are_rarer_inside_also_where_blocks_overlap() -> None:
+    before = gc.get_threshold()
+    assert before[0] < THRESHOLDS[0]
+    first, second = new_objects_only(), new_objects_only()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert gc.get_threshold() == THRESHOLDS
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == before
+
+
+@pytest.mark.parametrize("users", [(0, 10, 10), (50_000, 5, 5)])
+def test_collections_that_the_user_made_rarer_stay_so(users: tuple[int, int, int]) -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(*users)
+        with new_objects_only():
+            assert gc.get_threshold() == users
+        assert gc.get_threshold() == users
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_thresholds_that_are_set_inside_stay() -> None:
+    before = gc.get_threshold()
+    try:
+        with new_objects_only():
+            gc.set_threshold(123, 4, 5)
+        assert gc.get_threshold() == (123, 4, 5)
+    finally:
+        gc.set_threshold(*before)
 
 
 @pytest.mark.usefixtures("nothing_frozen")

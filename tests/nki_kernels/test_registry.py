@@ -16,6 +16,7 @@ from trnx import simulator
 from trnx.nki_kernels import registry
 from trnx.nki_kernels.errors import DuplicateKernelError
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Sample
+from trnx.nki_kernels.spec_checks import checked_spec
 from trnx.simulator.errors import Reject
 from trnx.simulator.frontend.subset import check_subset
 from trnx.simulator.hardware import hardware
@@ -185,6 +186,16 @@ def test_the_front_end_of_the_device_can_parse_the_kernels(name: str) -> None:
     assert parsed
     for kernel in parsed.values():
         check_subset(kernel)  # raises
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_specs_of_the_package_pass_the_check_of_their_sources(name: str) -> None:
+    checked_spec(registry.kernels()[name])  # raises
+
+
+def test_kernels_of_the_package_share_their_helpers() -> None:
+    linear, mlp = (registry.kernels()[name].kernel.function for name in ("linear", "gated_mlp"))
+    assert linear.__globals__["segments_of"] is mlp.__globals__["segments_of"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -247,3 +247,13 @@ def test_the_expression_finds_what_the_parser_finds() -> None:
     assert ("not_this", "") not in parsed
     # In text it may find more: then a package is looked through in vain.
     assert flat(_scanned_imports(text)) - {("in_text", "")} == parsed
+
+
+def test_imports_of_our_own_files_are_found_without_parsing_them() -> None:
+    import trnx.nki_kernels as package
+
+    files = [file for folder in package.__path__ for file in Path(folder).rglob("*.py")]
+    assert len(files) > 100
+    for file in files:
+        text = file.read_bytes()
+        assert list(_scanned_imports(text)) == list(_parsed_imports(text)), file

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 
 import pytest
+import torch
 
-from trnx.simulator import load_module
+from trnx.simulator import TensorSpec, load_module, trace
 from trnx.simulator.errors import KernelSubsetError
+from trnx.simulator.frontend import subset
 from trnx.simulator.frontend.kernel import Kernel
 from trnx.simulator.frontend.subset import check_subset, subset_findings
 from trnx.simulator.frontend.subset_rules import PARAMETERS, RULES
@@ -89,3 +92,36 @@ def test_every_row_has_a_test_and_a_source(twin: ModuleType) -> None:
         if rule.what not in asynchronous | {"nonlocal"}:
             assert any(f"has {rule.what}," in message for message in found), rule.what
     assert all(len(rule.sources) > 1 or rule in PARAMETERS for rule in rules if rule.is_disputed)
+
+
+def test_kernels_of_a_trusted_folder_are_recorded_unread_and_can_be_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subset, "_trusted", [])
+    ours, other = tmp_path / "ours", tmp_path / "ours_too"
+    for folder in (ours, other):
+        folder.mkdir()
+        (folder / "copies.py").write_text(dedent(OUTSIDE))
+    subset.trust_sources(ours)
+    given = [TensorSpec.dense((4, 4), torch.float32)]
+    trusted = load_module(ours / "copies.py").copies
+    assert len(trace(trusted, given).steps) == 1
+    with pytest.raises(KernelSubsetError, match="has del"):
+        check_subset(trusted)
+    with pytest.raises(KernelSubsetError, match="has del"):
+        trace(load_module(other / "copies.py").copies, given)
+
+
+OUTSIDE = """
+    import nki
+    import nki.isa as nisa
+    import nki.language as nl
+
+    @nki.jit
+    def copies(x):
+        unused = 0
+        del unused
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=x)
+        return out
+    """
