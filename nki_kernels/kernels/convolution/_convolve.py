@@ -8,6 +8,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._warm_up import warm_up
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, Rows, columns_of
 from trnx.nki_kernels.kernels.convolution._plan import Block, Plan, blocks_of
 from trnx.nki_kernels.kernels.convolution._product import (
@@ -123,6 +124,8 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
         first_out, end_out = share_of(out_channels, cores, nl.tile_size.pmax)
     if len(blocks) == 0:
         end_out = first_out
+    if first_out < end_out:
+        warm_up()
     for group in range(groups):
         size = channels if given.is_turned else out_channels
         part = weight[nl.ds(group * size, size)]

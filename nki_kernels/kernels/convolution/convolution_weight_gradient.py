@@ -14,6 +14,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._warm_up import warm_up
 from trnx.nki_kernels.kernels.convolution._convolve import volumes_of
 from trnx.nki_kernels.kernels.convolution._turned import (
     load_turned,
@@ -143,6 +144,7 @@ def convolution_weight_gradient_kernel(
     flat = out.reshape((shape[0], shape[1], taps))
     rows = shape[0] // groups
     waiting: list[Ready] = []
+    warm_up()
     is_flat = taps == 1 and is_inside(axes)
     masks = [] if is_flat else _masks(axes)
     for group in range(0, groups, together):
