@@ -28,7 +28,7 @@ _MOST_BYTES = 49152
 _KEPT_BYTES, _KEPT_WINDOW_BYTES = 32768, 49152
 
 
-def _windows(b: Bindings) -> list[Window]:
+def windows_of(b: Bindings) -> list[Window]:
     """The windows of the axes that the kernel mixes, as of a convolution that is not transposed."""
     dense, window = (b.x, b.grad) if b.transposed else (b.grad, b.x)
     found = []
@@ -42,7 +42,7 @@ def _windows(b: Bindings) -> list[Window]:
 
 
 def _axes(b: Bindings) -> list[Window]:
-    windows = _windows(b)
+    windows = windows_of(b)
     images = Window(b.x.shape[0], b.x.shape[0], 1, 1, 0, 1, False)
     one = Window(1, 1, 1, 1, 0, 1, False)
     return {1: [images, *windows, one], 2: [images, *windows], 3: windows}[len(windows)]

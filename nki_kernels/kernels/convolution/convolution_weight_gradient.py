@@ -31,6 +31,7 @@ from trnx.nki_kernels.kernels.convolution._weight_host import (
     samples,
     supports,
     turns_by_dma,
+    windows_of,
 )
 from trnx.nki_kernels.kernels.convolution._weight_masks import (
     Mask,
@@ -60,6 +61,8 @@ from trnx.nki_kernels.kernels.convolution._weight_product import (
     transposed_gradient,
     transposed_window,
 )
+from trnx.nki_kernels.kernels.convolution._weight_rows import weight_rows_kernel
+from trnx.nki_kernels.kernels.convolution._weight_rows_host import rows_plan
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern
 from trnx.simulator.hardware import Hardware
@@ -518,6 +521,10 @@ def _multiply(ready: Ready) -> None:
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The shape of the weight, and how groups and positions are blocked."""
     names = ("grad", "x", "transposed")
+    if (rows := rows_plan(b, windows_of(b), hw)) is not None:
+        is_turned, axes = rows
+        numbers = tuple(tuple(axis) for axis in axes)
+        return Launch.of(weight_rows_kernel, b, names, b.weight.shape, is_turned, numbers)
     numbers = plan(b, hw)
     together = groups_together(b, hw)
     kernel = convolution_weight_gradient_kernel
