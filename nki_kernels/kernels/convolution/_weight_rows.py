@@ -148,19 +148,20 @@ def _gradient(
         banks.append(nl.ndarray(size, dtype=nl.float32, buffer=nl.psum))
     columns = _columns(axes[1])
     for rows in rows_of(long.shape[0], axes[0]):
-        moving = _load_short(short, rows, axes[0], is_turned)
+        moving = _load_short(short, rows, axes[0])
         for index in range(len(banks)):
             stationary = _load_long(long, rows, index * pmax, banks[index].shape[0])
             for column in columns:
-                _multiply(banks[index], stationary, moving, rows, column, axes, is_turned)
+                _multiply(banks[index], stationary, moving, rows, column, axes)
     for index in range(len(banks)):
         bank = banks[index]
         tile = nl.ndarray((bank.shape[0], few, kernel[0], kernel[1]), out.dtype, buffer=nl.sbuf)
         target = tile.permute((0, 2, 1, 3))
         if is_turned:
-            for column in range(kernel[1]):
-                its = target[:, :, :, kernel[1] - 1 - column]
-                copy_out(its, bank[:, :, :, column], column)
+            for tap in range(kernel[0] * kernel[1]):
+                row, column = tap // kernel[1], tap % kernel[1]
+                its = target[:, kernel[0] - 1 - row, :, kernel[1] - 1 - column]
+                copy_out(its, bank[:, row, :, column], tap)
         else:
             copy_out(target, bank, index)
         data = tile.reshape((bank.shape[0], few, kernel[0] * kernel[1]))
@@ -191,18 +192,28 @@ def _load_long(long: nl.NkiTensor, rows: Rows, first: int, count: int) -> nl.Nki
     return tile
 
 
-def _load_short(short: nl.NkiTensor, rows: Rows, axis: RowAxis, is_turned: bool) -> nl.NkiTensor:
+def _load_short(short: nl.NkiTensor, rows: Rows, axis: RowAxis) -> nl.NkiTensor:
     """`[rows, kernel rows, channels, columns]`, those of the kernel that reach these rows."""
     number = rows.images * rows.rows
     kernel = rows.end - rows.first
-    shape = (rows.place + number, kernel, short.shape[1], short.shape[3])
+    channels, height, width = short.shape[1:4]
+    shape = (rows.place + number, kernel, channels, width)
     tile = nl.ndarray(shape, dtype=short.dtype, buffer=nl.sbuf)[nl.ds(rows.place, number)]
-    for index in range(kernel):
-        start = rows.row * axis.stride + (rows.first + index) * axis.dilation - axis.padding
-        some = slice(start, start + (rows.rows - 1) * axis.stride + 1, axis.stride)
-        part = short[nl.ds(rows.image, rows.images), :, some, :]
-        slot = kernel - 1 - index if is_turned else index
-        nisa.dma_copy(dst=tile[:, slot], src=part.permute((0, 2, 1, 3)))
+    pattern = [
+        [channels * height * width, rows.images],
+        [axis.stride * width, rows.rows],
+        [axis.dilation * width, kernel],
+        [height * width, channels],
+        [1, width],
+    ]
+    start = rows.row * axis.stride + rows.first * axis.dilation - axis.padding
+    offset = rows.image * channels * height * width + start * width
+    source = short.ap(pattern=pattern, offset=offset)
+    # By the ring of stores, which has nothing to do yet: not behind the long tensor's rows.
+    if nisa.get_nc_version() == nisa.nc_version.gen2:
+        nisa.dma_copy(dst=tile, src=source)
+    else:
+        nisa.dma_copy(dst=tile, src=source, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
     return tile
 
 
@@ -213,16 +224,14 @@ def _multiply(
     rows: Rows,
     column: int,
     axes: tuple[RowAxis, RowAxis],
-    is_turned: bool,
 ) -> None:
     """Add what one column of the long tensor gives at the kernel positions that it meets."""
     axis = axes[1]
     first, end = reached(axis, column)
     start = column * axis.stride + first * axis.dilation - axis.padding
     some = slice(start, start + (end - first - 1) * axis.dilation + 1, axis.dilation)
-    low = axes[0].kernel - rows.end if is_turned else rows.first
     nisa.nc_matmul(
-        dst=bank[:, nl.ds(low, rows.end - rows.first), :, first:end],
+        dst=bank[:, rows.first : rows.end, :, first:end],
         stationary=stationary[:, :, column],
         moving=moving[:, :, :, some],
     )
