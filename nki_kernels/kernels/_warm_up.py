@@ -1,4 +1,4 @@
-"""NKI: products of zeros while the first operands are on their way.
+"""NKI: transposes of zeros while the first operands are on their way.
 
 TensorE runs at half rate until it was active for about 3 us (dI/dt, the timing model's
 `throttle_ns`; overview-summary-page.rst), which a kernel of 20 us notices. DMA takes about as long
@@ -10,19 +10,22 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-# At half rate seven products of a bank's 512 columns take 3 us.
-_PRODUCTS = 7
+# At half rate 28 transposes of 128 columns take 3 us.
+_TRANSPOSES = 28
+# Moving columns of a kernel, about 7 us of them, below which its first products are not worth it.
+_LEAST_COLUMNS = 16384
 
 
-def warm_up() -> None:
-    """Keep TensorE busy for about 3 us; no values are read or written. Nothing on NeuronCore-v2,
-    of which the guides know no throttle.
+def warm_up(columns: int) -> None:
+    """Keep TensorE busy for about 3 us where it has so many moving columns to come; no values are
+    read or written. Nothing on NeuronCore-v2, of which the guides know no throttle.
     """
-    if nisa.get_nc_version() == nisa.nc_version.gen2:
+    if nisa.get_nc_version() == nisa.nc_version.gen2 or columns < _LEAST_COLUMNS:
         return
-    pmax, columns = nl.tile_size.pmax, nl.tile_size.psum_bank_fmax
-    zeros = nl.ndarray((pmax, columns), dtype=nl.bfloat16, buffer=nl.sbuf)
+    pmax = nl.tile_size.pmax
+    zeros = nl.ndarray((pmax, pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0, engine=nisa.engine.vector)
-    bank = nl.ndarray((pmax, columns), dtype=nl.float32, buffer=nl.psum)
-    for _ in range(_PRODUCTS):
-        nisa.nc_matmul(dst=bank, stationary=zeros[:, 0:pmax], moving=zeros)
+    bank = nl.ndarray((pmax, pmax), dtype=nl.bfloat16, buffer=nl.psum)
+    for _ in range(_TRANSPOSES):
+        # A transpose is no product that counts as work of the kernel.
+        nisa.nc_transpose(dst=bank, data=zeros, engine=nisa.engine.tensor)

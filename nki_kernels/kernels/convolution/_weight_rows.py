@@ -121,7 +121,10 @@ def weight_rows_kernel(
         flat = flat.permute((1, 0, 2))
     begin, end = share_of(long.shape[1], cores)
     if begin < end:
-        warm_up()
+        taps = shape[2] * shape[3]
+        chunks = (end - begin + nl.tile_size.pmax - 1) // nl.tile_size.pmax
+        positions = long.size // long.shape[1]
+        warm_up(positions * short.shape[1] * taps * chunks // nl.tile_size.pmax)
         _gradient(flat[begin:end], long[:, begin:end], short, axes, is_turned)
     return out
 

@@ -38,9 +38,7 @@ def rows_plan(
     return (is_turned, axes) if _pays(b, long, short, axes, hw) else None
 
 
-def _pays(
-    b: Bindings, long: int, short: int, axes: tuple[RowAxis, RowAxis], hw: Hardware
-) -> bool:
+def _pays(b: Bindings, long: int, short: int, axes: tuple[RowAxis, RowAxis], hw: Hardware) -> bool:
     itemsize = int(b.x.dtype.itemsize)
     taps = axes[0].kernel * axes[1].kernel
     if short * taps > float32_per_bank(hw) or long > BANKS * hw.partitions:

@@ -147,7 +147,11 @@ def convolution_weight_gradient_kernel(
     flat = out.reshape((shape[0], shape[1], taps))
     rows = shape[0] // groups
     waiting: list[Ready] = []
-    warm_up()
+    # Each element of the smaller operand meets those of the other at all kernel positions.
+    pmax = nl.tile_size.pmax
+    chunks = (rows * together + pmax - 1) // pmax * (groups // together)
+    positions = grads[0].size // grads[0].shape[0] * len(grads)
+    warm_up(positions * shape[1] * together * taps * chunks // pmax)
     is_flat = taps == 1 and is_inside(axes)
     masks = [] if is_flat else _masks(axes)
     for group in range(0, groups, together):
