@@ -11,6 +11,9 @@ from trnx.simulator.hardware import Hardware
 
 # Bytes of a row of an image, below which its descriptors take too long.
 _ROW_BYTES = 96
+# Columns that the shortest product takes the time of, and the share of the partitions that the
+# positions of a product have, about.
+_LEAST_COLUMNS, _FILLED = 64, 0.75
 # Bytes of a partition for rows of the long tensor, and of the short one.
 _LONG_BYTES, _SHORT_BYTES = 49152, 16384
 
@@ -48,10 +51,37 @@ def _pays(b: Bindings, long: int, short: int, axes: tuple[RowAxis, RowAxis], hw:
     fits = fits and short * axes[0].kernel * axes[1].short * itemsize <= _SHORT_BYTES
     if not fits or width < _ROW_BYTES:
         return False
+    if not any(_is_whole(axes[1], column) for column in range(axes[1].long)):
+        return False
+    return _columns(b, long, short, axes, hw) < _transposed_columns(b, long, short, axes, hw)
+
+
+def _columns(
+    b: Bindings, long: int, short: int, axes: tuple[RowAxis, RowAxis], hw: Hardware
+) -> float:
+    """Moving columns of TensorE where rows are contracted as they are."""
+    images = int(b.x.shape[0])
     inner = [_is_whole(axes[0], row) for row in range(axes[0].long)].count(True)
-    has_whole = any(_is_whole(axes[1], column) for column in range(axes[1].long))
-    # Rows of the borders take as long as full tiles of rows.
-    return has_whole and 2 * inner > axes[0].long
+    if inner == 0:
+        return float("inf")
+    pieces = -(-inner // hw.partitions)
+    together = max(1, hw.partitions // -(-inner // pieces))
+    passes = pieces * -(-images // together)
+    # A row of the border takes as long as a full tile of rows.
+    passes += (axes[0].long - inner) * -(-images // hw.partitions)
+    each = max(_LEAST_COLUMNS, short * axes[0].kernel * axes[1].kernel)
+    return passes * axes[1].long * each * -(-long // hw.partitions)
+
+
+def _transposed_columns(
+    b: Bindings, long: int, short: int, axes: tuple[RowAxis, RowAxis], hw: Hardware
+) -> float:
+    """The same where positions are transposed: the window for each kernel column."""
+    positions = int(b.x.shape[0]) * axes[0].long * axes[1].long
+    chunks = -(-long // hw.partitions)
+    each = max(_LEAST_COLUMNS, short * axes[0].kernel * axes[1].kernel) * chunks
+    each += (axes[1].kernel + chunks) * hw.partitions
+    return positions / (_FILLED * hw.partitions) * each
 
 
 def _is_whole(axis: RowAxis, index: int) -> bool:
