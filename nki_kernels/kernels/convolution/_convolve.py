@@ -145,7 +145,7 @@ def _columns_of(given: Operands, groups: int, channels: int, plan: Plan, out_cha
     pmax = nl.tile_size.pmax
     taps = plan.planes.slots * plan.rows.slots * plan.columns.slots
     chunks = ((channels + pmax - 1) // pmax) * ((out_channels + pmax - 1) // pmax)
-    positions = given.x.size // given.x.shape[1]
+    positions = given.x.size // given.x.shape[1]  # type: int
     if not given.is_turned:
         positions = given.out.size // given.out.shape[1]
     return positions * taps * chunks * groups // (plan.streams * plan.sides)
