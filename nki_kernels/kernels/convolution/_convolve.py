@@ -142,7 +142,7 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
 
 def _columns_of(given: Operands, groups: int, channels: int, plan: Plan, out_channels: int) -> int:
     """Moving columns of the products for so many output channels of each group, about."""
-    pmax = nl.tile_size.pmax
+    pmax = nl.tile_size.pmax  # type: int
     taps = plan.planes.slots * plan.rows.slots * plan.columns.slots
     chunks = ((channels + pmax - 1) // pmax) * ((out_channels + pmax - 1) // pmax)
     positions = given.x.size // given.x.shape[1]  # type: int
