@@ -28,7 +28,7 @@ _MOST_BYTES = 49152
 _KEPT_BYTES, _KEPT_WINDOW_BYTES = 32768, 49152
 
 
-def _windows(b: Bindings) -> list[Window]:
+def windows_of(b: Bindings) -> list[Window]:
     """The windows of the axes that the kernel mixes, as of a convolution that is not transposed."""
     dense, window = (b.x, b.grad) if b.transposed else (b.grad, b.x)
     found = []
@@ -42,7 +42,7 @@ def _windows(b: Bindings) -> list[Window]:
 
 
 def _axes(b: Bindings) -> list[Window]:
-    windows = _windows(b)
+    windows = windows_of(b)
     images = Window(b.x.shape[0], b.x.shape[0], 1, 1, 0, 1, False)
     one = Window(1, 1, 1, 1, 0, 1, False)
     return {1: [images, *windows, one], 2: [images, *windows], 3: windows}[len(windows)]
@@ -313,6 +313,15 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("1x1, many of 2 bytes", (3, 140, 16, 20), (700, 140, 1, 1), **half)
     yield sample("1x1, groups of 2 bytes", (2, 12, 13, 12), (6, 4, 1, 1), groups=3, **half)
     yield sample("1d, 1 wide, 2 bytes", (3, 20, 300), (9, 20, 1), **half)
+    # Rows of images that are contracted as they are; the window has more channels, or fewer.
+    yield sample("stem of wide images", (3, 3, 40, 41), (130, 3, 7, 7), stride=[2, 2],
+                 padding=[3, 3])  # fmt: skip
+    yield sample("few out channels, wide", (3, 130, 9, 50), (4, 130, 3, 3), padding=[1, 1])
+    yield sample("wide, dilation", (2, 6, 12, 53), (3, 6, 3, 2), dilation=[2, 3], padding=[2, 1])
+    yield sample("wide, 129 rows of 2 bytes", (2, 5, 131, 52), (7, 5, 3, 3), padding=[0, 2], **half)
+    yield sample("wide, 33 images", (33, 2, 6, 48), (3, 2, 3, 3), padding=[1, 1], **half)
+    yield sample("wide, transposed", (2, 5, 7, 30), (5, 3, 3, 3), stride=[2, 2], padding=[1, 1],
+                 transposed=True)  # fmt: skip
     yield sample("513 columns", (1, 2, 2, 513), (3, 2, 1, 3))
     yield sample("many planes", (40, 66, 3, 4), (5, 66, 2, 2))
     yield sample("stride", (2, 66, 9, 11), (6, 66, 3, 3), stride=[2, 2], padding=[1, 1])

@@ -18,6 +18,8 @@ import nki.language as nl
 
 # Of the eight banks of PSUM: the others take transposes, or the sums of the pass before.
 BANKS, OVERLAPPING_BANKS = 5, 3
+# Bytes of a row (as float32) below which its descriptor takes much longer than its bytes.
+_SHORT_ROW = 80
 
 
 class WindowAxis(NamedTuple):
@@ -125,11 +127,6 @@ def load_window(
     if ends[0] == begins[0] or ends[1] == begins[1] or ends[2] == begins[2]:
         nisa.memset(dst=tile, value=0.0, engine=nisa.engine.vector)
         return tile
-    for i in range(3):
-        if begins[i] > lows[i]:
-            _zero(tile, i, 0, begins[i] - lows[i])
-        if ends[i] - lows[i] < sizes[i]:
-            _zero(tile, i, ends[i] - lows[i], sizes[i])
     inner = tile[
         :,
         :,
@@ -138,14 +135,21 @@ def load_window(
         begins[2] - lows[2] : ends[2] - lows[2],
     ]
     data = inner
-    if is_padded:
+    is_spread = is_padded and (ends[2] - begins[2]) * 4 < _SHORT_ROW
+    if is_spread:
         # Short rows are slow to load, so they come without gaps and are spread on the chip.
         data = nl.ndarray(inner.shape, dtype=window.dtype, buffer=nl.sbuf)
     channels = window[nl.ds(columns.first, columns.chunks * columns.lanes)]
     part = channels[:, begins[0] : ends[0], begins[1] : ends[1], begins[2] : ends[2]]
     part = part.reshape_dim(0, (columns.chunks, columns.lanes)).permute((1, 0, 2, 3, 4))
     nisa.dma_copy(dst=data, src=part)
-    if is_padded:
+    # Between the load and the copy, which would else be merged into a load of short rows.
+    for i in range(3):
+        if begins[i] > lows[i]:
+            _zero(tile, i, 0, begins[i] - lows[i])
+        if ends[i] - lows[i] < sizes[i]:
+            _zero(tile, i, ends[i] - lows[i], sizes[i])
+    if is_spread:
         nisa.tensor_copy(dst=inner, src=data, engine=nisa.engine.gpsimd)
     return tile
 

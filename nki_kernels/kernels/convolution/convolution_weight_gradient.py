@@ -14,6 +14,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._warm_up import warm_up
 from trnx.nki_kernels.kernels.convolution._convolve import volumes_of
 from trnx.nki_kernels.kernels.convolution._turned import (
     load_turned,
@@ -30,6 +31,7 @@ from trnx.nki_kernels.kernels.convolution._weight_host import (
     samples,
     supports,
     turns_by_dma,
+    windows_of,
 )
 from trnx.nki_kernels.kernels.convolution._weight_masks import (
     Mask,
@@ -59,6 +61,8 @@ from trnx.nki_kernels.kernels.convolution._weight_product import (
     transposed_gradient,
     transposed_window,
 )
+from trnx.nki_kernels.kernels.convolution._weight_rows import weight_rows_kernel
+from trnx.nki_kernels.kernels.convolution._weight_rows_host import rows_plan
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern
 from trnx.simulator.hardware import Hardware
@@ -143,6 +147,11 @@ def convolution_weight_gradient_kernel(
     flat = out.reshape((shape[0], shape[1], taps))
     rows = shape[0] // groups
     waiting: list[Ready] = []
+    # Each element of the smaller operand meets those of the other at all kernel positions.
+    pmax = nl.tile_size.pmax
+    chunks = (rows * together + pmax - 1) // pmax * (groups // together)
+    positions = grads[0].size // grads[0].shape[0] * len(grads)
+    warm_up(positions * shape[1] * together * taps * chunks // pmax)
     is_flat = taps == 1 and is_inside(axes)
     masks = [] if is_flat else _masks(axes)
     for group in range(0, groups, together):
@@ -516,6 +525,10 @@ def _multiply(ready: Ready) -> None:
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The shape of the weight, and how groups and positions are blocked."""
     names = ("grad", "x", "transposed")
+    if (rows := rows_plan(b, windows_of(b), hw)) is not None:
+        is_turned, axes = rows
+        numbers = tuple(tuple(axis) for axis in axes)
+        return Launch.of(weight_rows_kernel, b, names, b.weight.shape, is_turned, numbers)
     numbers = plan(b, hw)
     together = groups_together(b, hw)
     kernel = convolution_weight_gradient_kernel

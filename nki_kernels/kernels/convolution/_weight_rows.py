@@ -1,0 +1,240 @@
+"""NKI: the gradient of the weight where one tensor has few channels: image rows are contracted.
+
+Rows of several images lie on the partitions as they are in memory, so that nothing is transposed:
+for each column of the images there is one product of the columns of all channels of the *long*
+tensor, and of the few of the *short* one at all kernel positions. The short tensor is loaded once
+for each kernel row, shifted by it; kernel columns are access patterns. The long tensor is the
+gradient, or the window where it has more channels; then the kernel is counted from its end.
+
+Only rows that all kernel rows reach share the partitions. Any other row has a product of its own,
+of all images, without the kernel rows that reach the padding, and columns leave out the kernel
+columns that do: no zero of the padding meets a value, which need not be finite.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._warm_up import warm_up
+from trnx.nki_kernels.kernels.convolution._weight_product import copy_out
+
+# Where the rows of a border start, so that they are not all loaded by the same DMA engines.
+_PLACES, _PLACE = 4, 32
+
+
+class RowAxis(NamedTuple):
+    """An axis: element `i` of the long tensor meets `i * stride + k * dilation - padding` of the
+    short one for kernel position k.
+    """
+
+    long: int
+    short: int
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+
+
+class Rows(NamedTuple):
+    """Image rows that are contracted together: images `image ..`, rows `row ..`, and the kernel
+    rows `first .. end` that reach them; `place` is their first partition.
+    """
+
+    image: int
+    images: int
+    row: int
+    rows: int
+    first: int
+    end: int
+    place: int
+
+
+def reached(axis: RowAxis, index: int) -> tuple[int, int]:
+    """The kernel positions `first .. end` that meet an element of the short tensor, no padding."""
+    begin = index * axis.stride - axis.padding
+    first = max(0, -(begin // axis.dilation))
+    end = min(axis.kernel, (axis.short - 1 - begin) // axis.dilation + 1)
+    return first, max(first, end)
+
+
+def rows_of(images: int, axis: RowAxis) -> list[Rows]:
+    """All rows of all images: first those that all kernel rows reach, as many together as there are
+    partitions.
+    """
+    pmax = nl.tile_size.pmax
+    inner: list[int] = []
+    others: list[int] = []
+    for row in range(axis.long):
+        first, end = reached(axis, row)
+        if end - first == axis.kernel:
+            inner.append(row)
+        elif end > first:
+            others.append(row)
+    found: list[Rows] = []
+    pieces = (len(inner) + pmax - 1) // pmax
+    if pieces > 0:
+        each = (len(inner) + pieces - 1) // pieces
+        together = max(1, pmax // each)
+        turns = (images + together - 1) // together
+        together = (images + turns - 1) // turns
+        for image in range(0, images, together):
+            some = min(together, images - image)
+            for start in range(0, len(inner), each):
+                count = min(each, len(inner) - start)
+                found.append(Rows(image, some, inner[start], count, 0, axis.kernel, 0))
+    # A border has few rows, which may start at four of the partitions.
+    together = min(images, pmax)
+    places = _PLACES if together <= _PLACE else 1
+    for number in range(len(others)):
+        first, end = reached(axis, others[number])
+        for image in range(0, images, together):
+            some = min(together, images - image)
+            place = number % places * _PLACE
+            found.append(Rows(image, some, others[number], 1, first, end, place))
+    return found
+
+
+@nki.jit
+def weight_rows_kernel(
+    grad: nl.NkiTensor,
+    x: nl.NkiTensor,
+    transposed: bool,
+    shape: tuple[int, ...],
+    is_turned: bool,
+    numbers: tuple[tuple[int, ...], ...],
+    cores: int = 1,
+) -> nl.NkiTensor:
+    """grad and x `[N, C, rows, columns]` -> `shape`, that of the weight. `is_turned`: the window is
+    the long tensor. `cores` share the channels of the long tensor.
+    """
+    out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    flat = out.reshape((shape[0], shape[1], shape[2] * shape[3]))
+    axes = (_axis_of(numbers[0]), _axis_of(numbers[1]))
+    long, short = (x, grad) if transposed else (grad, x)
+    if is_turned:
+        long, short = short, long
+        flat = flat.permute((1, 0, 2))
+    begin, end = share_of(long.shape[1], cores)
+    if begin < end:
+        taps = shape[2] * shape[3]
+        chunks = (end - begin + nl.tile_size.pmax - 1) // nl.tile_size.pmax
+        positions = long.size // long.shape[1]
+        warm_up(positions * short.shape[1] * taps * chunks // nl.tile_size.pmax)
+        _gradient(flat[begin:end], long[:, begin:end], short, axes, is_turned)
+    return out
+
+
+def _axis_of(numbers: tuple[int, ...]) -> RowAxis:
+    long, short, kernel, stride, padding, dilation = numbers
+    return RowAxis(long, short, kernel, stride, padding, dilation)
+
+
+def _gradient(
+    out: nl.NkiTensor,
+    long: nl.NkiTensor,
+    short: nl.NkiTensor,
+    axes: tuple[RowAxis, RowAxis],
+    is_turned: bool,
+) -> None:
+    """`out[channels of long, of short, kernel]` in HBM."""
+    pmax = nl.tile_size.pmax
+    channels, few = long.shape[1], short.shape[1]
+    kernel = (axes[0].kernel, axes[1].kernel)
+    banks: list[nl.NkiTensor] = []
+    for first in range(0, channels, pmax):
+        size = (min(pmax, channels - first), kernel[0], few, kernel[1])
+        banks.append(nl.ndarray(size, dtype=nl.float32, buffer=nl.psum))
+    columns = _columns(axes[1])
+    for rows in rows_of(long.shape[0], axes[0]):
+        moving = _load_short(short, rows, axes[0])
+        for index in range(len(banks)):
+            stationary = _load_long(long, rows, index * pmax, banks[index].shape[0])
+            for column in columns:
+                _multiply(banks[index], stationary, moving, rows, column, axes)
+    for index in range(len(banks)):
+        bank = banks[index]
+        tile = nl.ndarray((bank.shape[0], few, kernel[0], kernel[1]), out.dtype, buffer=nl.sbuf)
+        target = tile.permute((0, 2, 1, 3))
+        if is_turned:
+            for tap in range(kernel[0] * kernel[1]):
+                row, column = tap // kernel[1], tap % kernel[1]
+                its = target[:, kernel[0] - 1 - row, :, kernel[1] - 1 - column]
+                copy_out(its, bank[:, row, :, column], tap)
+        else:
+            copy_out(target, bank, index)
+        data = tile.reshape((bank.shape[0], few, kernel[0] * kernel[1]))
+        nisa.dma_copy(dst=out[nl.ds(index * pmax, bank.shape[0])], src=data)
+
+
+def _columns(axis: RowAxis) -> list[int]:
+    """Those that a kernel column reaches; first one that all do, which gives sums their value."""
+    found: list[int] = []
+    is_whole = False
+    for column in range(axis.long):
+        first, end = reached(axis, column)
+        if end - first == axis.kernel and not is_whole:
+            found.insert(0, column)
+            is_whole = True
+        elif end > first:
+            found.append(column)
+    return found
+
+
+def _load_long(long: nl.NkiTensor, rows: Rows, first: int, count: int) -> nl.NkiTensor:
+    """`[rows, channels, columns]` of channels `first ..`."""
+    number = rows.images * rows.rows
+    shape = (rows.place + number, count, long.shape[3])
+    tile = nl.ndarray(shape, dtype=long.dtype, buffer=nl.sbuf)[nl.ds(rows.place, number)]
+    part = long[nl.ds(rows.image, rows.images), nl.ds(first, count), nl.ds(rows.row, rows.rows), :]
+    nisa.dma_copy(dst=tile, src=part.permute((0, 2, 1, 3)))
+    return tile
+
+
+def _load_short(short: nl.NkiTensor, rows: Rows, axis: RowAxis) -> nl.NkiTensor:
+    """`[rows, kernel rows, channels, columns]`, those of the kernel that reach these rows."""
+    number = rows.images * rows.rows
+    kernel = rows.end - rows.first
+    channels, height, width = short.shape[1:4]
+    shape = (rows.place + number, kernel, channels, width)
+    tile = nl.ndarray(shape, dtype=short.dtype, buffer=nl.sbuf)[nl.ds(rows.place, number)]
+    pattern = [
+        [channels * height * width, rows.images],
+        [axis.stride * width, rows.rows],
+        [axis.dilation * width, kernel],
+        [height * width, channels],
+        [1, width],
+    ]
+    start = rows.row * axis.stride + rows.first * axis.dilation - axis.padding
+    offset = rows.image * channels * height * width + start * width
+    source = short.ap(pattern=pattern, offset=offset)
+    # By the ring of stores, which has nothing to do yet: not behind the long tensor's rows.
+    if nisa.get_nc_version() == nisa.nc_version.gen2:
+        nisa.dma_copy(dst=tile, src=source)
+    else:
+        nisa.dma_copy(dst=tile, src=source, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
+    return tile
+
+
+def _multiply(
+    bank: nl.NkiTensor,
+    stationary: nl.NkiTensor,
+    moving: nl.NkiTensor,
+    rows: Rows,
+    column: int,
+    axes: tuple[RowAxis, RowAxis],
+) -> None:
+    """Add what one column of the long tensor gives at the kernel positions that it meets."""
+    axis = axes[1]
+    first, end = reached(axis, column)
+    start = column * axis.stride + first * axis.dilation - axis.padding
+    some = slice(start, start + (end - first - 1) * axis.dilation + 1, axis.dilation)
+    nisa.nc_matmul(
+        dst=bank[:, rows.first : rows.end, :, first:end],
+        stationary=stationary[:, :, column],
+        moving=moving[:, :, :, some],
+    )
