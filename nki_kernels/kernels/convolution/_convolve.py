@@ -8,7 +8,6 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
-from trnx.nki_kernels.kernels._warm_up import warm_up
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, Rows, columns_of
 from trnx.nki_kernels.kernels.convolution._plan import Block, Plan, blocks_of
 from trnx.nki_kernels.kernels.convolution._product import (
@@ -124,8 +123,6 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
         first_out, end_out = share_of(out_channels, cores, nl.tile_size.pmax)
     if len(blocks) == 0:
         end_out = first_out
-    if first_out < end_out:
-        warm_up(_columns_of(given, groups, channels, plan, end_out - first_out))
     for group in range(groups):
         size = channels if given.is_turned else out_channels
         part = weight[nl.ds(group * size, size)]
@@ -138,17 +135,6 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
                 is_last = group == groups - 1 and last == end_out and index == len(xs) - 1
                 volume = Volume(x, outs[index], residuals[index], is_last)
                 _convolve_volume(volume, filters, plan, blocks)
-
-
-def _columns_of(given: Operands, groups: int, channels: int, plan: Plan, out_channels: int) -> int:
-    """Moving columns of the products for so many output channels of each group, about."""
-    pmax = nl.tile_size.pmax  # type: int
-    taps = plan.planes.slots * plan.rows.slots * plan.columns.slots
-    chunks = ((channels + pmax - 1) // pmax) * ((out_channels + pmax - 1) // pmax)
-    positions = given.x.size // given.x.shape[1]  # type: int
-    if not given.is_turned:
-        positions = given.out.size // given.out.shape[1]
-    return positions * taps * chunks * groups // (plan.streams * plan.sides)
 
 
 def _source(

@@ -20,7 +20,6 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
-from trnx.nki_kernels.kernels._warm_up import warm_up
 from trnx.nki_kernels.kernels.convolution._weight_product import copy_out
 
 # Where the rows of a border start, so that they are not all loaded by the same DMA engines.
@@ -121,10 +120,6 @@ def weight_rows_kernel(
         flat = flat.permute((1, 0, 2))
     begin, end = share_of(long.shape[1], cores)
     if begin < end:
-        taps = shape[2] * shape[3]
-        chunks = (end - begin + nl.tile_size.pmax - 1) // nl.tile_size.pmax
-        positions = long.size // long.shape[1]
-        warm_up(positions * short.shape[1] * taps * chunks // nl.tile_size.pmax)
         _gradient(flat[begin:end], long[:, begin:end], short, axes, is_turned)
     return out
 

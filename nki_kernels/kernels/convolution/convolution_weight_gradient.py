@@ -14,7 +14,6 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
-from trnx.nki_kernels.kernels._warm_up import warm_up
 from trnx.nki_kernels.kernels.convolution._convolve import volumes_of
 from trnx.nki_kernels.kernels.convolution._turned import (
     load_turned,
@@ -147,11 +146,6 @@ def convolution_weight_gradient_kernel(
     flat = out.reshape((shape[0], shape[1], taps))
     rows = shape[0] // groups
     waiting: list[Ready] = []
-    # Each element of the smaller operand meets those of the other at all kernel positions.
-    pmax = nl.tile_size.pmax
-    chunks = (rows * together + pmax - 1) // pmax * (groups // together)
-    positions = grads[0].size // grads[0].shape[0] * len(grads)
-    warm_up(positions * shape[1] * together * taps * chunks // pmax)
     is_flat = taps == 1 and is_inside(axes)
     masks = [] if is_flat else _masks(axes)
     for group in range(0, groups, together):

@@ -163,9 +163,8 @@ def test_values_on_ragged_sizes(region: Build, name: str, dtype: torch.dtype, ta
 def test_rows_of_a_reduction(region: Build, rows: int) -> None:
     built = region(normal, _draw(rows, 2050), _draw(2050))
 
-    # More than 384 rows are four tiles, of which the later ones overlap; fewer may overlap parts of
-    # their columns.
-    assert rows <= 384 or "_stage0" in built.source()
+    # More than five tiles overlap; fewer may overlap parts of their columns.
+    assert rows <= 640 or "_stage0" in built.source()
     built.check()
 
 
