@@ -13,5 +13,6 @@ step "ruff format"; "$VENV/bin/ruff" format --check .
 step "import directions and types"; "$VENV/bin/python" scripts/check_tree.py
 step "the checks check"; "$VENV/bin/python" scripts/check_tree.py --self-test
 # A file stays in one process: what its fixtures made, jobs of several ranks among it, is made once.
-step "tests"; "$VENV/bin/python" -m pytest -n 2 --dist loadfile "$@"
+# In the order of their names the long ones do not come last.
+step "tests"; "$VENV/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
 step "all checks passed"

@@ -43,7 +43,9 @@ def sum_over_cores(values: nl.NkiTensor, cores: int) -> nl.NkiTensor:
     """The sum of a float32 tile `[partitions, columns]` over the programs that share the work."""
     if cores == 1:
         return values
-    parts = nl.ndarray((cores, *values.shape), dtype=nl.float32, buffer=nl.shared_hbm)
+    partitions, columns = values.shape
+    shape = (cores, partitions, columns)
+    parts = nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=parts[nl.program_id(0)], src=values)
     nisa.core_barrier(parts, (0, 1))
     return sum_of_parts(parts)

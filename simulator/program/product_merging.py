@@ -34,6 +34,9 @@ _LEAST_RATIO = 8
 _LEAST_GATHERED = 3
 # ... and the result has at most so many rows or columns: others are bound by arithmetic.
 _FEW = 32
+# Elements that the larger factor of so few rows or columns has at least: smaller ones stay in the
+# caches, where parts take little longer, and their sums round as recorded.
+_LEAST_LARGE = 1 << 18
 _EXACT = (torch.float32, torch.float64)
 
 _Key = tuple[object, ...]
@@ -197,10 +200,13 @@ def overwrites(written: Region, read: Region, inputs: int) -> bool:
 
 def _pays(product: _Product) -> bool:
     """Whether it is one product, after one pass over its smaller factor at the most."""
+    is_few = min(product.out.shape) <= _FEW
+    if is_few and max(product.elements(0), product.elements(1)) < _LEAST_LARGE:
+        return False
     gaps = [which for which in (0, 1) if product.whole(which) is None]
     if not gaps:
         return True
-    if len(gaps) > 1 or len(product.numbers) < _LEAST_GATHERED or min(product.out.shape) > _FEW:
+    if len(gaps) > 1 or len(product.numbers) < _LEAST_GATHERED or not is_few:
         return False
     return product.elements(gaps[0]) * _LEAST_RATIO <= product.elements(1 - gaps[0])
 

@@ -159,7 +159,7 @@ def test_explain_names_the_part_that_missed(example: str, folder: Path) -> None:
     cold = answer("explain", example, "--inference")
     assert cold["hits"] == 0
     assert {one["reason"] for one in cold["questions"]} == {
-        f"no {kind} was ever kept here" for kind in ("graph", "plan", "prediction", "subset")
+        f"no {kind} was ever kept here" for kind in ("graph", "plan", "prediction")
     }
     assert not folder.exists()  # it writes nothing
     fresh()

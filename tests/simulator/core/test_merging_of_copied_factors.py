@@ -12,8 +12,15 @@ import torch
 
 from trnx.simulator import Program, TensorSpec, load_module, trace
 from trnx.simulator.memory.storage import Slot, Step
+from trnx.simulator.program import product_merging
 from trnx.simulator.program.portable import from_data, to_data
 from trnx.simulator.program.product_merging import merge_products
+
+
+@pytest.fixture(autouse=True)
+def small_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Factors of any size are large enough."""
+    monkeypatch.setattr(product_merging, "_LEAST_LARGE", 0)
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,16 @@ import torch
 
 from trnx.simulator import Program, TensorSpec, load_module, trace
 from trnx.simulator.memory.storage import Step
+from trnx.simulator.program import product_merging
 from trnx.simulator.program.portable import from_data, to_data
 from trnx.simulator.program.product_merging import merge_products, overwrites
 from trnx.simulator.program.regions import Region
+
+
+@pytest.fixture(autouse=True)
+def small_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Factors of any size are large enough."""
+    monkeypatch.setattr(product_merging, "_LEAST_LARGE", 0)
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +85,15 @@ def test_a_row_that_changes_between_tiles_is_gathered_again(kernels: ModuleType)
     assert _products(program.steps) == 2
     expected = torch.cat([x @ weight[:512].T, 2 * x @ weight[512:].T], 1)
     assert torch.equal(program.run([x, weight])[0], expected)
+
+
+@pytest.mark.parametrize(("columns", "products"), [(512, 1), (340, 3)])
+def test_small_factors_stay_in_parts(
+    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, columns: int, products: int
+) -> None:
+    monkeypatch.setattr(product_merging, "_LEAST_LARGE", 384 * 512)
+    program = _merged(kernels.rows_by_weight, [_integers(8, 384), _integers(columns, 384)])
+    assert _products(program.steps) == products
 
 
 def test_a_sum_that_is_read_on_the_way_stays_in_parts(kernels: ModuleType) -> None:
