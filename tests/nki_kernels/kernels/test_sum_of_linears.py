@@ -4,6 +4,7 @@ their weights' gradients are one kernel."""
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -37,7 +38,10 @@ def gradients(model: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> list[tor
 def test_backward_of_three_products(
     sizes: tuple[int, int, int], dtype: torch.dtype, lnc: int
 ) -> None:
-    """Errors against float64 are at most twice those of eager."""
+    """Errors against float64 are at most twice those of eager. The gradient of a bias is a product
+    with ones, whose terms some CPUs add one by one, where eager's sum has vectors of them: 128
+    roundings of up to half a unit, which go either way.
+    """
     torch.manual_seed(0)
     model = Projected(sizes[-1]).to(dtype)
     x, grad = (torch.randn(sizes).to(dtype) for _ in range(2))
@@ -53,7 +57,9 @@ def test_backward_of_three_products(
     for have, want, true in zip(found, eager, exact, strict=True):
         assert (have.dtype, have.shape, have.stride()) == (want.dtype, want.shape, want.stride())
         ours, eagers = ((t.double() - true).square().mean().sqrt() for t in (have, want))
-        assert ours <= 2 * eagers + torch.finfo(dtype).eps * true.abs().max() / 8
+        unit = torch.finfo(dtype).eps * true.abs().max()
+        in_order = unit / 2 * math.sqrt(128 / 3) if true.ndim == 1 else 0.0
+        assert ours <= 2 * eagers + unit / 8 + in_order
 
 
 def test_weights_of_different_layers_stay_apart() -> None:
