@@ -26,20 +26,33 @@ def columns_of(operand: MatmulOperand, rows: int, depth: int) -> nl.NkiTensor:
 
 def centred(data: nl.NkiTensor, depth: int) -> nl.NkiTensor:
     """`data - mean(data)` of each row in float32. The mean rounds as float32 elements do: what it
-    leaves of theirs is small, and subtracted too."""
+    leaves of theirs is small, and subtracted too, if all partitions subtracted one number."""
     result = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
     pmax = nl.tile_size.pmax
     if depth > pmax and depth % pmax > 0:
         nisa.memset(dst=result[:, data.shape[1] - 1, :], value=0.0)
-    _subtract_mean(result, data, depth)
+    total = _sums(data)
     if data.dtype == nl.float32:
-        _subtract_mean(result, result, depth)
+        _subtract_mean(result, data, _first_in_all(total), depth)
+        data, total = result, _sums(result)
+    _subtract_mean(result, data, total, depth)
     return result
 
 
-def _subtract_mean(dst: nl.NkiTensor, data: nl.NkiTensor, depth: int) -> None:
-    """Writes the `depth` elements of each row, not the zeros behind them."""
-    total = _sums(data)
+def _first_in_all(values: nl.NkiTensor) -> nl.NkiTensor:
+    """The first partition's values `[partitions, rows]` in all. Sums over the partitions may be
+    rounded in each of them on its own; a product with one term is not rounded."""
+    ones = nl.ndarray((1, values.shape[0]), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    bank = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=bank, stationary=ones, moving=values[0:1])
+    result = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=result, src=bank)
+    return result
+
+
+def _subtract_mean(dst: nl.NkiTensor, data: nl.NkiTensor, total: nl.NkiTensor, depth: int) -> None:
+    """Writes the `depth` elements of each row, whose sum is `total`, not the zeros behind them."""
     mean = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=mean, data=total, op0=nl.multiply, operand0=1.0 / depth)
     pmax = nl.tile_size.pmax

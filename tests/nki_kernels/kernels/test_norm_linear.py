@@ -98,12 +98,12 @@ def test_errors_of_rows_that_cancel_are_those_of_eager(dtype: torch.dtype, seed:
     ours, eager = ((y.double() - exact).abs().amax(-1) for y in (found, wanted))
     # Roundings on the way of each term: the difference to the mean, its square, their sum, the mean
     # of it, the root, the scale, the weight and the product. Eager's own error is below them on
-    # some CPUs. Rows far from zero are judged by eager's error alone: the product with ones that
-    # gives each partition the mean rounds it alike on the device, on some CPUs one unit apart.
+    # some CPUs. In float32 rows far from zero keep them, where eager's mean loses more.
     with torch.no_grad():
         terms = F.linear(model.norm(x.double()).abs(), model.products[0].weight.abs())
     rounded = 8 * torch.finfo(dtype).eps / 2 * terms.amax(-1)
     assert (ours <= 2 * torch.maximum(eager, rounded)).all()
+    assert dtype is not torch.float32 or (ours[1:] <= rounded[1:]).all()
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
