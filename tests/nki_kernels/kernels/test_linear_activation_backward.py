@@ -1,4 +1,5 @@
-"""The gradient of an activation's output as a product, and that of its input, as one kernel."""
+"""The gradient of an activation's output as a product, and that of its input, as one kernel; for
+a training step see `test_linear_activation.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import trnx
 
@@ -37,27 +37,6 @@ def test_it_is_as_accurate_as_eager(dtype: torch.dtype, name: str, lnc: int) -> 
     least = torch.finfo(dtype).eps * exact.abs().max()
     error, allowed = (ours - exact).abs().max(), (eager - exact).abs().max()
     assert error <= 2 * max(allowed, least)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_training_step(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 300), nn.GELU(), nn.Linear(300, 64)).to(dtype)
-    x = torch.randn(140, 64).to(dtype)
-    gradients = []
-    with trnx.collect_reports() as reports:
-        torch._dynamo.reset()
-        for function in (model, torch.compile(model, backend="trnx")):
-            given = x.clone().requires_grad_()
-            function(given).square().mean().backward()
-            found = [given.grad, *(p.grad for p in model.parameters())]
-            gradients.append([value.clone() for value in found if value is not None])
-            model.zero_grad()
-    assert KERNEL in [region.kernel for report in reports for region in report.regions]
-    for want, have in zip(*gradients, strict=True):
-        scale = want.float().abs().max().item()
-        rounding = 8 * torch.finfo(dtype).eps
-        torch.testing.assert_close(have, want, rtol=rounding, atol=rounding * scale)
 
 
 def test_a_gradient_that_something_else_reads_stays() -> None:
