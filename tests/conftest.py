@@ -31,6 +31,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _fresh_compiler() -> None:
+    # The files of one process share code such as `Sequential.forward`; Dynamo compiles a code
+    # object eight times, then runs it in eager.
+    torch.compiler.reset()
+
+
 @pytest.fixture(scope="session")
 def open_trace() -> Callable[[Path], Any]:
     """Opens a Perfetto trace in Perfetto's trace processor; see `trace_processor.py`."""
