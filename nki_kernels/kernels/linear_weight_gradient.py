@@ -11,7 +11,7 @@ as stay in SBUF.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import nki
 import nki.isa as nisa
@@ -28,7 +28,7 @@ from trnx.nki_kernels.kernels._blocking import (
 )
 from trnx.nki_kernels.kernels._cores import is_first
 from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, part_of, product
-from trnx.nki_kernels.kernels._operands import MatmulOperand, pieces_of
+from trnx.nki_kernels.kernels._operands import MatmulOperand, Pieces, pieces_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -79,48 +79,72 @@ def linear_weight_gradient_kernel(
         part,
         kept,
     )
-    row = part.row
-    if not by_rows and not is_first():
-        kept = []
+    if by_rows or is_first():
+        run = []  # type: list[_Columns]
+        for columns in _columns_of(lines, part.row, kept):
+            if len(run) > 0 and not _joins(run, columns):
+                _store_sums(run, ones, gradient.shape[0])
+                run = []
+            run.append(columns)
+        _store_sums(run, ones, gradient.shape[0])
+    return tuple(results)
+
+
+class _Columns(NamedTuple):
+    """Up to 128 columns of a gradient, `[128, chunks, columns]` in SBUF, from `first` of all that
+    have their sums in `line`, `[rows, 1]` in HBM, the one of that `number`."""
+
+    number: int
+    line: nl.NkiTensor
+    first: int
+    data: nl.NkiTensor
+
+
+def _columns_of(lines: list[nl.NkiTensor], row: int, kept: list[Pieces]) -> list[_Columns]:
+    """All columns of `kept`, whose sums are those from `row` of the lines below each other."""
+    pmax = nl.tile_size.pmax
+    found = []  # type: list[_Columns]
     for block in kept:
         for tile in block.tiles:
             done = 0
             for piece in pieces_of(lines, row, tile.shape[2]):
-                end = done + piece[2]
-                line = piece[0][piece[1] : piece[1] + piece[2]]
-                _store_sums(line, tile[:, :, done:end], ones, gradient.shape[0])
-                done = end
+                for start in range(0, piece[2], pmax):
+                    count = min(pmax, piece[2] - start)
+                    data = tile[:, :, done + start : done + start + count]
+                    number = (row + done) // piece[0].shape[0]
+                    found.append(_Columns(number, piece[0], piece[1] + start, data))
+                done = done + piece[2]
             row = row + tile.shape[2]
-    return tuple(results)
+    return found
 
 
-def _store_sums(dst: nl.NkiTensor, data: nl.NkiTensor, ones: nl.NkiTensor, depth: int) -> None:
-    """`dst[rows, 1]` in HBM: the sums over the contraction of `data[128, chunks, rows]`."""
+def _joins(run: list[_Columns], columns: _Columns) -> bool:
+    """Whether the sums of these columns can be stored with those of a run, which they follow: all
+    of them are 128, of one line, and their sums fit a bank."""
     pmax = nl.tile_size.pmax
-    rows = data.shape[2]
-    full = rows // pmax
-    bank = nl.ndarray(
-        (min(rows, pmax), (rows + pmax - 1) // pmax), dtype=nl.float32, buffer=nl.psum
-    )
-    for start in range(0, rows, pmax):
-        count = min(pmax, rows - start)
+    is_whole = run[0].data.shape[2] == pmax and columns.data.shape[2] == pmax
+    return is_whole and run[0].number == columns.number and len(run) < nl.tile_size.psum_bank_fmax
+
+
+def _store_sums(run: list[_Columns], ones: nl.NkiTensor, depth: int) -> None:
+    """The sums over the contraction of columns that follow each other."""
+    pmax = nl.tile_size.pmax
+    count = run[0].data.shape[2]
+    bank = nl.ndarray((count, len(run)), dtype=nl.float32, buffer=nl.psum)
+    for place in range(len(run)):
         for k in range(0, depth, pmax):
             part = min(pmax, depth - k)
             nisa.nc_matmul(
-                dst=bank[0:count, start // pmax : start // pmax + 1],
-                stationary=data[0:part, k // pmax, start : start + count],
+                dst=bank[:, place : place + 1],
+                stationary=run[place].data[0:part, k // pmax],
                 moving=ones[0:part],
                 is_moving_onezero=True,
             )
-    total = nl.ndarray(bank.shape, dtype=dst.dtype, buffer=nl.sbuf)
-    if full > 0:
-        nisa.tensor_copy(dst=total[:, 0:full], src=bank[:, 0:full])
-        whole = dst[0 : full * pmax].reshape_dim(0, (full, pmax))
-        nisa.dma_copy(dst=whole.permute((1, 0, 2)), src=total[:, 0:full].expand_dim(2))
-    if rows % pmax > 0:
-        rest = total[0 : rows % pmax, full : full + 1]
-        nisa.tensor_copy(dst=rest, src=bank[0 : rows % pmax, full : full + 1])
-        nisa.dma_copy(dst=dst[full * pmax : rows], src=rest)
+    line, first = run[0].line, run[0].first
+    total = nl.ndarray(bank.shape, dtype=line.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=total, src=bank)
+    dst = line[first : first + len(run) * count].reshape_dim(0, (len(run), count))
+    nisa.dma_copy(dst=dst.permute((1, 0, 2)), src=total.expand_dim(2))
 
 
 def _gradients_of(b: Bindings) -> list[Any]:
