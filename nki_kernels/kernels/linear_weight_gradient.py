@@ -26,7 +26,7 @@ from trnx.nki_kernels.kernels._blocking import (
     shares_rows,
     stay_in_sbuf,
 )
-from trnx.nki_kernels.kernels._cores import is_first
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, part_of, product
 from trnx.nki_kernels.kernels._operands import MatmulOperand, Pieces, pieces_of
 from trnx.nki_kernels.registry import register
@@ -51,7 +51,7 @@ def linear_weight_gradient_kernel(
     cores: int = 1,
 ) -> tuple[nl.NkiTensor, ...]:
     """gradients `[R, N]`, x `[R, K]` -> `[N, K]`, `[1, N]` for each gradient; `cores` share N, or
-    K, and the first one adds up."""
+    K, and then the sums."""
     columns = x.shape[1]
     results = []
     turned = []
@@ -79,13 +79,17 @@ def linear_weight_gradient_kernel(
         part,
         kept,
     )
-    if by_rows or is_first():
-        run = []  # type: list[_Columns]
-        for columns in _columns_of(lines, part.row, kept):
-            if len(run) > 0 and not _joins(run, columns):
-                _store_sums(run, ones, gradient.shape[0])
-                run = []
-            run.append(columns)
+    every = _columns_of(lines, part.row, kept)
+    start, end = 0, len(every)
+    if not by_rows:
+        start, end = share_of(len(every), cores)
+    run = []  # type: list[_Columns]
+    for columns in every[start:end]:
+        if len(run) > 0 and not _joins(run, columns):
+            _store_sums(run, ones, gradient.shape[0])
+            run = []
+        run.append(columns)
+    if len(run) > 0:
         _store_sums(run, ones, gradient.shape[0])
     return tuple(results)
 
