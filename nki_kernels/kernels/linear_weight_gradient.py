@@ -3,9 +3,9 @@ three layers with one input, such as query, key and value.
 
 `gradient[R, N]` and `x[R, K]` -> `gradient.T @ x` `[N, K]` and the sums of the gradient's columns,
 `[1, N]`; of `gradient_1` and `gradient_2`, if there are such, the same. A gradient is in SBUF for
-the product, with its rows on the partitions; a product of each of its blocks with a column of ones
-adds them up. Sums are float32, rounded once. float32, bfloat16 or float16, one dtype; as many rows
-as stay in SBUF.
+the product, with its rows on the partitions; GpSimd adds up its chunks, where there is time, and a
+product with ones the partitions. Sums are float32, rounded once. float32, bfloat16 or float16, one
+dtype; as many rows as stay in SBUF.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
 aten = torch.ops.aten
+# From this many columns of a product on it takes longer than GpSimd's sums; by schedule.
+_MANY_COLUMNS = 768
 _GRADIENTS = ("gradient", "gradient_1", "gradient_2")
 
 
@@ -79,24 +81,32 @@ def linear_weight_gradient_kernel(
         part,
         kept,
     )
-    every = _columns_of(lines, part.row, kept)
+    depth = gradient.shape[0]
+    on_gpsimd = _adds_chunks(part.end_col - part.col, depth)
+    most = nl.tile_size.psum_bank_fmax if on_gpsimd else nl.tile_size.pmax
+    every = _columns_of(lines, part.row, kept, most)
     start, end = 0, len(every)
     if not by_rows:
         start, end = share_of(len(every), cores)
-    run = []  # type: list[_Columns]
-    for columns in every[start:end]:
-        if len(run) > 0 and not _joins(run, columns):
-            _store_sums(run, ones, gradient.shape[0])
-            run = []
-        run.append(columns)
-    if len(run) > 0:
-        _store_sums(run, ones, gradient.shape[0])
+    for run in _runs_of(every[start:end], on_gpsimd):
+        if on_gpsimd:
+            _store_added(run, ones, depth)
+        else:
+            _store_sums(run, ones, depth)
     return tuple(results)
 
 
+def _adds_chunks(columns: int, depth: int) -> bool:
+    """Whether GpSimd adds up the chunks of the contraction, which takes less time than the product
+    has: TensorE would take 64 cycles for each of them and 128 columns. On NeuronCore-v2 it would
+    keep VectorE from SBUF."""
+    is_gen2 = nisa.get_nc_version() == nisa.nc_version.gen2
+    return not is_gen2 and columns >= _MANY_COLUMNS and depth >= 2 * nl.tile_size.pmax
+
+
 class _Columns(NamedTuple):
-    """Up to 128 columns of a gradient, `[128, chunks, columns]` in SBUF, from `first` of all that
-    have their sums in `line`, `[rows, 1]` in HBM, the one of that `number`."""
+    """Columns of a gradient, `[128, chunks, columns]` in SBUF, from `first` of all that have their
+    sums in `line`, `[rows, 1]` in HBM, the one of that `number`."""
 
     number: int
     line: nl.NkiTensor
@@ -104,16 +114,18 @@ class _Columns(NamedTuple):
     data: nl.NkiTensor
 
 
-def _columns_of(lines: list[nl.NkiTensor], row: int, kept: list[Pieces]) -> list[_Columns]:
-    """All columns of `kept`, whose sums are those from `row` of the lines below each other."""
-    pmax = nl.tile_size.pmax
+def _columns_of(
+    lines: list[nl.NkiTensor], row: int, kept: list[Pieces], most: int
+) -> list[_Columns]:
+    """All columns of `kept`, at most so many together, whose sums are those from `row` of the lines
+    below each other."""
     found = []  # type: list[_Columns]
     for block in kept:
         for tile in block.tiles:
             done = 0
             for piece in pieces_of(lines, row, tile.shape[2]):
-                for start in range(0, piece[2], pmax):
-                    count = min(pmax, piece[2] - start)
+                for start in range(0, piece[2], most):
+                    count = min(most, piece[2] - start)
                     data = tile[:, :, done + start : done + start + count]
                     number = (row + done) // piece[0].shape[0]
                     found.append(_Columns(number, piece[0], piece[1] + start, data))
@@ -122,16 +134,26 @@ def _columns_of(lines: list[nl.NkiTensor], row: int, kept: list[Pieces]) -> list
     return found
 
 
-def _joins(run: list[_Columns], columns: _Columns) -> bool:
-    """Whether the sums of these columns can be stored with those of a run, which they follow: all
-    of them are 128, of one line, and their sums fit a bank."""
+def _runs_of(every: list[_Columns], is_ragged: bool) -> list[list[_Columns]]:
+    """Columns whose sums are stored together: of one line, and unless `is_ragged` 128 each."""
     pmax = nl.tile_size.pmax
-    is_whole = run[0].data.shape[2] == pmax and columns.data.shape[2] == pmax
-    return is_whole and run[0].number == columns.number and len(run) < nl.tile_size.psum_bank_fmax
+    runs = []  # type: list[list[_Columns]]
+    for columns in every:
+        joins = False
+        if len(runs) > 0:
+            run = runs[len(runs) - 1]
+            whole = run[0].data.shape[2] == pmax and columns.data.shape[2] == pmax
+            joins = run[0].number == columns.number and (whole or is_ragged)
+            joins = joins and len(run) < nl.tile_size.psum_bank_fmax
+        if joins:
+            runs[len(runs) - 1].append(columns)
+        else:
+            runs.append([columns])
+    return runs
 
 
 def _store_sums(run: list[_Columns], ones: nl.NkiTensor, depth: int) -> None:
-    """The sums over the contraction of columns that follow each other."""
+    """The sums over the contraction of columns that follow each other, all by TensorE."""
     pmax = nl.tile_size.pmax
     count = run[0].data.shape[2]
     bank = nl.ndarray((count, len(run)), dtype=nl.float32, buffer=nl.psum)
@@ -149,6 +171,58 @@ def _store_sums(run: list[_Columns], ones: nl.NkiTensor, depth: int) -> None:
     nisa.tensor_copy(dst=total, src=bank)
     dst = line[first : first + len(run) * count].reshape_dim(0, (len(run), count))
     nisa.dma_copy(dst=dst.permute((1, 0, 2)), src=total.expand_dim(2))
+
+
+def _store_added(run: list[_Columns], ones: nl.NkiTensor, depth: int) -> None:
+    """The same of chunks that GpSimd adds up while TensorE has the product, which then adds up the
+    partitions of their sums."""
+    pmax = nl.tile_size.pmax
+    wide = ones
+    if ones.dtype != nl.float32:
+        wide = nl.ndarray(ones.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=wide, value=1.0, engine=nisa.engine.gpsimd)
+    count = 0
+    for columns in run:
+        count = count + columns.data.shape[2]
+    total = nl.ndarray((1, count), dtype=run[0].line.dtype, buffer=nl.sbuf)
+    done = 0
+    whole = depth // pmax
+    rest = depth % pmax
+    for number in range(len(run)):
+        data = run[number].data
+        end = done + data.shape[2]
+        bank = nl.ndarray((1, data.shape[2]), dtype=nl.float32, buffer=nl.psum)
+        added = _add_chunks(data[:, 0:whole])
+        nisa.nc_matmul(dst=bank, stationary=wide, moving=added, is_stationary_onezero=True)
+        if rest > 0:
+            nisa.nc_matmul(
+                dst=bank,
+                stationary=ones[0:rest],
+                moving=data[0:rest, whole],
+                is_stationary_onezero=True,
+            )
+        engine = nisa.engine.vector if number % 2 == 0 else nisa.engine.scalar
+        nisa.tensor_copy(dst=total[:, done:end], src=bank, engine=engine)
+        done = end
+    first = run[0].first
+    nisa.dma_copy(dst=run[0].line[first : first + count].permute((1, 0)), src=total)
+
+
+def _add_chunks(data: nl.NkiTensor) -> nl.NkiTensor:
+    """`[128, columns]`, float32: the sum of the chunks of `data[128, chunks, columns]`, two at
+    least."""
+    added = nl.ndarray((data.shape[0], data.shape[2]), dtype=nl.float32, buffer=nl.sbuf)
+    before = data[:, 0]
+    for chunk in range(1, data.shape[1]):
+        nisa.tensor_tensor(
+            dst=added,
+            data1=before,
+            data2=data[:, chunk],
+            op=nl.add,
+            engine=nisa.engine.gpsimd,
+        )
+        before = added
+    return added
 
 
 def _gradients_of(b: Bindings) -> list[Any]:
@@ -267,6 +341,8 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     for size in (1, 127, 300):
         yield sample(f"three, {size} rows", size, 66, 130, count=3)
     yield sample("three, more columns than rows", 130, 600, 140, count=3)
+    yield sample("chunks added up on GpSimd", 130, 1540, 300)
+    yield sample("the same, three", 200, 780, 257, torch.bfloat16, count=3)
 
 
 def _gradients(gradient: torch.Tensor, x: torch.Tensor) -> Any:

@@ -63,10 +63,13 @@ def test_without_a_bias_it_is_a_plain_product() -> None:
     assert KERNEL not in trained_kernels(model, torch.randn(130, 64), torch.randn(130, 70))
 
 
-def test_a_gradient_that_is_not_finite_stays_in_its_row() -> None:
+@pytest.mark.parametrize(
+    "width", [pytest.param(64, id="TensorE adds up"), pytest.param(1540, id="GpSimd adds up")]
+)
+def test_a_gradient_that_is_not_finite_stays_in_its_row(width: int) -> None:
     torch.manual_seed(0)
-    model = nn.Linear(64, 300).bfloat16()
-    x, seed = torch.randn(200, 64).bfloat16(), torch.randn(200, 300).bfloat16()
+    model = nn.Linear(width, 300).bfloat16()
+    x, seed = torch.randn(280, width).bfloat16(), torch.randn(280, 300).bfloat16()
     seed[3, 5], seed[150, 290] = torch.nan, torch.inf
     assert KERNEL in trained_kernels(model, x, seed, lnc=2)
 
