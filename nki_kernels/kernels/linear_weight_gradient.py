@@ -3,9 +3,10 @@ three layers with one input, such as query, key and value.
 
 `gradient[R, N]` and `x[R, K]` -> `gradient.T @ x` `[N, K]` and the sums of the gradient's columns,
 `[1, N]`; of `gradient_1` and `gradient_2`, if there are such, the same. A gradient is in SBUF for
-the product, with its rows on the partitions; GpSimd adds up its chunks, where there is time, and a
-product with ones the partitions. Sums are float32, rounded once. float32, bfloat16 or float16, one
-dtype; as many rows as stay in SBUF.
+the product, with its rows on the partitions, which products with ones add up; of 2-byte dtypes
+GpSimd adds up the chunks before, where there is time. Sums are float32, rounded once; those of
+float32 as exact as `_float_parts` makes them. float32, bfloat16 or float16, one dtype; as many rows
+as stay in SBUF.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from trnx.nki_kernels.kernels._blocking import (
     stay_in_sbuf,
 )
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._float_parts import add_sums, parts_of
 from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, part_of, product
 from trnx.nki_kernels.kernels._operands import MatmulOperand, Pieces, pieces_of
 from trnx.nki_kernels.registry import register
@@ -37,6 +39,8 @@ from trnx.simulator.hardware import Hardware
 aten = torch.ops.aten
 # From this many columns of a product on it takes longer than GpSimd's sums; by schedule.
 _MANY_COLUMNS = 768
+# Chunks of float32 that are split into parts together: 8 KiB per partition.
+_CHUNKS_IN_PARTS = 8
 _GRADIENTS = ("gradient", "gradient_1", "gradient_2")
 
 
@@ -68,7 +72,8 @@ def linear_weight_gradient_kernel(
             turned.append(given.permute((1, 0)))
             results.append(outs[len(outs) - 1])
             results.append(sums)
-    ones = nl.ndarray((nl.tile_size.pmax, 1), dtype=x.dtype, buffer=nl.sbuf)
+    narrow = nl.bfloat16 if x.dtype == nl.float32 else x.dtype
+    ones = nl.ndarray((nl.tile_size.pmax, 1), dtype=narrow, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
     part = part_of(len(outs) * gradient.shape[1], columns, by_rows, cores)
     kept = []  # type: list[Any]
@@ -82,7 +87,7 @@ def linear_weight_gradient_kernel(
         kept,
     )
     depth = gradient.shape[0]
-    on_gpsimd = _adds_chunks(part.end_col - part.col, depth)
+    on_gpsimd = x.dtype != nl.float32 and _adds_chunks(part.end_col - part.col, depth)
     most = nl.tile_size.psum_bank_fmax if on_gpsimd else nl.tile_size.pmax
     every = _columns_of(lines, part.row, kept, most)
     start, end = 0, len(every)
@@ -92,16 +97,25 @@ def linear_weight_gradient_kernel(
         if on_gpsimd:
             _store_added(run, ones, depth)
         else:
-            _store_sums(run, ones, depth)
+            _store_sums(run, ones, depth, _takes_turns(part.end_col - part.col))
     return tuple(results)
 
 
+def _is_gen2() -> bool:
+    """There GpSimd keeps VectorE from SBUF."""
+    version = nisa.get_nc_version()  # type: object
+    return version == nisa.nc_version.gen2
+
+
 def _adds_chunks(columns: int, depth: int) -> bool:
-    """Whether GpSimd adds up the chunks of the contraction, which takes less time than the product
-    has: TensorE would take 64 cycles for each of them and 128 columns. On NeuronCore-v2 it would
-    keep VectorE from SBUF."""
-    is_gen2 = nisa.get_nc_version() == nisa.nc_version.gen2
-    return not is_gen2 and columns >= _MANY_COLUMNS and depth >= 2 * nl.tile_size.pmax
+    """Whether GpSimd adds up the chunks of a 2-byte dtype, which takes less time than the product
+    has: TensorE would take 64 cycles for each of them and 128 columns."""
+    return not _is_gen2() and columns >= _MANY_COLUMNS and depth >= 2 * nl.tile_size.pmax
+
+
+def _takes_turns(columns: int) -> bool:
+    """Whether VectorE splits half of what is float32: GpSimd would take longer than the product."""
+    return not _is_gen2() and columns < _MANY_COLUMNS
 
 
 class _Columns(NamedTuple):
@@ -152,35 +166,78 @@ def _runs_of(every: list[_Columns], is_ragged: bool) -> list[list[_Columns]]:
     return runs
 
 
-def _store_sums(run: list[_Columns], ones: nl.NkiTensor, depth: int) -> None:
-    """The sums over the contraction of columns that follow each other, all by TensorE."""
-    pmax = nl.tile_size.pmax
-    count = run[0].data.shape[2]
-    bank = nl.ndarray((count, len(run)), dtype=nl.float32, buffer=nl.psum)
-    for place in range(len(run)):
-        for k in range(0, depth, pmax):
-            part = min(pmax, depth - k)
-            nisa.nc_matmul(
-                dst=bank[:, place : place + 1],
-                stationary=run[place].data[0:part, k // pmax],
-                moving=ones[0:part],
-                is_moving_onezero=True,
-            )
+def _store_sums(run: list[_Columns], ones: nl.NkiTensor, depth: int, turns: bool) -> None:
+    """The sums over the contraction of columns that follow each other, all by TensorE. `turns`:
+    VectorE splits half of those of float32."""
     line, first = run[0].line, run[0].first
-    total = nl.ndarray(bank.shape, dtype=line.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=total, src=bank)
+    count = run[0].data.shape[2]
+    shape = (count, len(run))
+    total = nl.ndarray(shape, dtype=line.dtype, buffer=nl.sbuf)
+    bank = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+    if line.dtype == nl.float32:
+        more = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+        for place in range(len(run)):
+            sums = (bank[:, place : place + 1], more[:, place : place + 1])
+            engine = nisa.engine.vector if turns and place % 2 == 1 else nisa.engine.gpsimd
+            _add_parts(sums, run[place].data, ones, depth, engine)
+        add_sums(total, bank, more)
+    else:
+        for place in range(len(run)):
+            _add_chunks(bank[:, place : place + 1], run[place].data, ones, depth)
+        nisa.tensor_copy(dst=total, src=bank)
     dst = line[first : first + len(run) * count].reshape_dim(0, (len(run), count))
     nisa.dma_copy(dst=dst.permute((1, 0, 2)), src=total.expand_dim(2))
+
+
+def _add_chunks(sums: nl.NkiTensor, data: nl.NkiTensor, ones: nl.NkiTensor, depth: int) -> None:
+    """`sums[columns, 1]` in PSUM += those of `data[128, chunks, columns]` over `depth`."""
+    pmax = nl.tile_size.pmax
+    for k in range(0, depth, pmax):
+        part = min(pmax, depth - k)
+        nisa.nc_matmul(
+            dst=sums,
+            stationary=data[0:part, k // pmax],
+            moving=ones[0:part],
+            is_moving_onezero=True,
+        )
+
+
+def _add_parts(
+    sums: tuple[nl.NkiTensor, nl.NkiTensor],
+    data: nl.NkiTensor,
+    ones: nl.NkiTensor,
+    depth: int,
+    engine: object,
+) -> None:
+    """The same of the first parts of float32, and of the others."""
+    pmax = nl.tile_size.pmax
+    whole = depth // pmax
+    for first in range(0, whole, _CHUNKS_IN_PARTS):
+        chunks = min(_CHUNKS_IN_PARTS, whole - first)
+        _add_split(sums, data[:, first : first + chunks], ones, chunks * pmax, engine)
+    if depth % pmax > 0:
+        _add_split(sums, data[0 : depth % pmax, whole : whole + 1], ones, depth % pmax, engine)
+
+
+def _add_split(
+    sums: tuple[nl.NkiTensor, nl.NkiTensor],
+    data: nl.NkiTensor,
+    ones: nl.NkiTensor,
+    depth: int,
+    engine: object,
+) -> None:
+    parts = parts_of(data, engine)
+    _add_chunks(sums[0], parts.first, ones, depth)
+    for part in parts.more:
+        _add_chunks(sums[1], part, ones, depth)
 
 
 def _store_added(run: list[_Columns], ones: nl.NkiTensor, depth: int) -> None:
     """The same of chunks that GpSimd adds up while TensorE has the product, which then adds up the
     partitions of their sums."""
     pmax = nl.tile_size.pmax
-    wide = ones
-    if ones.dtype != nl.float32:
-        wide = nl.ndarray(ones.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=wide, value=1.0, engine=nisa.engine.gpsimd)
+    wide = nl.ndarray(ones.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=wide, value=1.0, engine=nisa.engine.gpsimd)
     count = 0
     for columns in run:
         count = count + columns.data.shape[2]
@@ -192,7 +249,7 @@ def _store_added(run: list[_Columns], ones: nl.NkiTensor, depth: int) -> None:
         data = run[number].data
         end = done + data.shape[2]
         bank = nl.ndarray((1, data.shape[2]), dtype=nl.float32, buffer=nl.psum)
-        added = _add_chunks(data[:, 0:whole])
+        added = _sum_of_chunks(data[:, 0:whole])
         nisa.nc_matmul(dst=bank, stationary=wide, moving=added, is_stationary_onezero=True)
         if rest > 0:
             nisa.nc_matmul(
@@ -208,7 +265,7 @@ def _store_added(run: list[_Columns], ones: nl.NkiTensor, depth: int) -> None:
     nisa.dma_copy(dst=run[0].line[first : first + count].permute((1, 0)), src=total)
 
 
-def _add_chunks(data: nl.NkiTensor) -> nl.NkiTensor:
+def _sum_of_chunks(data: nl.NkiTensor) -> nl.NkiTensor:
     """`[128, columns]`, float32: the sum of the chunks of `data[128, chunks, columns]`, two at
     least."""
     added = nl.ndarray((data.shape[0], data.shape[2]), dtype=nl.float32, buffer=nl.sbuf)
