@@ -22,12 +22,12 @@ class FloatParts(NamedTuple):
     more: list[nl.NkiTensor]
 
 
-def parts_of(data: nl.NkiTensor, engine: object) -> FloatParts:
-    """Of float32 `[partitions, chunks, columns]`, by VectorE or GpSimd."""
+def parts_of(data: nl.NkiTensor, engine: object, then: object) -> FloatParts:
+    """Of float32 `[partitions, chunks, columns]`, in two steps, each by VectorE or GpSimd."""
     first = _first_bits(data)
     behind = _without(data, first, engine)
     second = _first_bits(behind)
-    return FloatParts(first, [second, _first_bits(_without(behind, second, engine))])
+    return FloatParts(first, [second, _first_bits(_without(behind, second, then))])
 
 
 def _first_bits(data: nl.NkiTensor) -> nl.NkiTensor:
@@ -44,11 +44,11 @@ def _without(data: nl.NkiTensor, part: nl.NkiTensor, engine: object) -> nl.NkiTe
 
 
 def add_sums(dst: nl.NkiTensor, first: nl.NkiTensor, more: nl.NkiTensor) -> None:
-    """`dst` = the sums of first parts and of the others, both float32 `[partitions, columns]` in
-    PSUM; what is not finite is what the first ones are."""
+    """`dst` = the sums of first parts and of the others, both float32 `[partitions, columns]`;
+    what is not finite is what the first ones are."""
     rest = nl.ndarray(more.shape, dtype=nl.float32, buffer=nl.sbuf)
     is_nan = nl.ndarray(more.shape, dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=rest, src=more)
+    nisa.activation(dst=rest, op=nl.copy, data=more)
     nisa.tensor_tensor(dst=is_nan, data1=rest, data2=rest, op=nl.not_equal)
     nisa.tensor_copy_predicated(dst=rest, src=0.0, predicate=is_nan)
     nisa.tensor_tensor(dst=dst, data1=first, data2=rest, op=nl.add)

@@ -226,7 +226,7 @@ def _add_split(
     depth: int,
     engine: object,
 ) -> None:
-    parts = parts_of(data, engine)
+    parts = parts_of(data, engine, engine)
     _add_chunks(sums[0], parts.first, ones, depth)
     for part in parts.more:
         _add_chunks(sums[1], part, ones, depth)
