@@ -101,21 +101,19 @@ def linear_weight_gradient_kernel(
     return tuple(results)
 
 
-def _is_gen2() -> bool:
-    """There GpSimd keeps VectorE from SBUF."""
-    version = nisa.get_nc_version()  # type: object
-    return version == nisa.nc_version.gen2
-
-
 def _adds_chunks(columns: int, depth: int) -> bool:
     """Whether GpSimd adds up the chunks of a 2-byte dtype, which takes less time than the product
-    has: TensorE would take 64 cycles for each of them and 128 columns."""
-    return not _is_gen2() and columns >= _MANY_COLUMNS and depth >= 2 * nl.tile_size.pmax
+    has: TensorE would take 64 cycles for each of them and 128 columns. On NeuronCore-v2 it would
+    keep VectorE from SBUF."""
+    is_gen2 = nisa.get_nc_version() == nisa.nc_version.gen2
+    return not is_gen2 and columns >= _MANY_COLUMNS and depth >= 2 * nl.tile_size.pmax
 
 
 def _takes_turns(columns: int) -> bool:
-    """Whether VectorE splits half of what is float32: GpSimd would take longer than the product."""
-    return not _is_gen2() and columns < _MANY_COLUMNS
+    """Whether VectorE splits half of what is float32: GpSimd would take longer than the product. On
+    NeuronCore-v2 they would wait for each other."""
+    is_gen2 = nisa.get_nc_version() == nisa.nc_version.gen2
+    return not is_gen2 and columns < _MANY_COLUMNS
 
 
 class _Columns(NamedTuple):
