@@ -2,8 +2,8 @@
 
 `x[R, N]` (both stand for merged dimensions) is multiplied by a row of ones on TensorE, which sums
 over the partitions, in float32 in PSUM. A partition takes consecutive rows, so that loads are long
-runs; narrow rows are summed several side by side, to keep TensorE's moving side wide. Rows of
-float32 are added up in pairs within their partition, and in parts over the partitions
+runs; narrow rows are summed several side by side, to keep TensorE's moving side wide. More than a
+few rows of float32 are added up in pairs within their partition, and in parts over the partitions
 (`_float_parts.py`). A few long rows would leave most partitions empty: there the columns lie on the
 partitions, and VectorE sums. float32, bfloat16, float16.
 """
@@ -30,6 +30,7 @@ from trnx.simulator.hardware import Hardware
 
 _LOAD_BYTES = 16384  # per partition
 _WIDTH = 2048  # columns of one load: four PSUM banks
+_PLAIN = 16  # rows of float32, of which a plain product loses no more than eager
 _FEW = 32  # rows
 _LONG_ROW = 4096  # columns: 32 in a partition
 aten = torch.ops.aten
@@ -53,7 +54,7 @@ def column_sum_kernel(
     pmax = nl.tile_size.pmax
     out = nl.ndarray(out_shape, dtype=x.dtype, buffer=nl.shared_hbm)
     flat = x.reshape((x.size // columns, columns))
-    narrow = nl.bfloat16 if x.dtype == nl.float32 else x.dtype
+    narrow = nl.bfloat16 if x.dtype == nl.float32 and flat.shape[0] > _PLAIN else x.dtype
     ones = nl.ndarray((pmax, 1), dtype=narrow, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
     first, end = share_of(columns, cores)
@@ -71,7 +72,7 @@ def _sum_columns(
     pmax = nl.tile_size.pmax
     rows, cols = x.shape
     sums = _new_banks(side, cols)
-    more = _new_banks(side, cols) if x.dtype == nl.float32 else []
+    more = _new_banks(side, cols) if ones.dtype != x.dtype else []
     done = 0
     while done < rows:
         partitions = min(pmax, rows - done)
@@ -80,7 +81,7 @@ def _sum_columns(
         data = nl.ndarray((partitions, length, cols), dtype=x.dtype, buffer=nl.sbuf)
         source = x[done : done + count].reshape_dim(0, (partitions, length))
         nisa.dma_copy(dst=data, src=source)
-        if x.dtype == nl.float32:
+        if len(more) > 0:
             added = _add_pairs(data)
             parts = parts_of(added, nisa.engine.gpsimd, nisa.engine.gpsimd)
             _add_rows(sums, parts.first, ones, side)
@@ -199,7 +200,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     if rows <= _FEW and columns >= _LONG_ROW:
         width = _LOAD_BYTES // b.x.dtype.itemsize // rows
         return Launch.of(few_rows_kernel, b, ("x",), shape, columns, width)
-    is_wide = b.x.dtype == torch.float32  # its parts have sums of their own
+    is_wide = b.x.dtype == torch.float32 and rows > _PLAIN  # its parts have sums of their own
     width = min(-(-columns // hw.cores), _WIDTH // 2 if is_wide else _WIDTH)
     side = 1 if is_wide else max(1, min(float32_per_bank(hw) // width, rows // hw.partitions))
     run = max(1, _LOAD_BYTES // (width * b.x.dtype.itemsize) // side) * side

@@ -51,12 +51,13 @@ def test_float32_loses_less_than_eager(rows: int, target: str) -> None:
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan, 3.4e38])
-@pytest.mark.parametrize("rows", [130, 1300])
+@pytest.mark.parametrize("rows", [1300, 4000])
 def test_float32_of_what_has_no_parts(rows: int, value: float) -> None:
     """Infinity less its first bits is NaN, and the largest numbers round up to infinity."""
     x = torch.randn(rows, 600, generator=torch.Generator().manual_seed(0))
     x[1, 5], x[-1, 599] = value, value
-    torch.testing.assert_close(summed(x, "trn2"), x.sum(0), equal_nan=True)
+    exact = x.double().sum(0).float()
+    torch.testing.assert_close(summed(x, "trn2"), exact, equal_nan=True)
 
 
 def summed(x: torch.Tensor, target: str) -> torch.Tensor:
