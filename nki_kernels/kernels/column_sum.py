@@ -2,9 +2,10 @@
 
 `x[R, N]` (both stand for merged dimensions) is multiplied by a row of ones on TensorE, which sums
 over the partitions, in float32 in PSUM. A partition takes consecutive rows, so that loads are long
-runs; narrow rows are summed several side by side, to keep TensorE's moving side wide. A few long
-rows would leave most partitions empty: there the columns lie on the partitions, and VectorE sums.
-float32, bfloat16, float16.
+runs; narrow rows are summed several side by side, to keep TensorE's moving side wide. More than a
+few rows of float32 are added up in pairs within their partition, and in parts over the partitions
+(`_float_parts.py`). A few long rows would leave most partitions empty: there the columns lie on the
+partitions, and VectorE sums. float32, bfloat16, float16.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._float_parts import add_sums, parts_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -28,6 +30,7 @@ from trnx.simulator.hardware import Hardware
 
 _LOAD_BYTES = 16384  # per partition
 _WIDTH = 2048  # columns of one load: four PSUM banks
+_PLAIN = 16  # rows of float32, of which a plain product loses no more than eager
 _FEW = 32  # rows
 _LONG_ROW = 4096  # columns: 32 in a partition
 aten = torch.ops.aten
@@ -51,7 +54,8 @@ def column_sum_kernel(
     pmax = nl.tile_size.pmax
     out = nl.ndarray(out_shape, dtype=x.dtype, buffer=nl.shared_hbm)
     flat = x.reshape((x.size // columns, columns))
-    ones = nl.ndarray((pmax, 1), dtype=x.dtype, buffer=nl.sbuf)
+    narrow = nl.bfloat16 if x.dtype == nl.float32 and flat.shape[0] > _PLAIN else x.dtype
+    ones = nl.ndarray((pmax, 1), dtype=narrow, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
     first, end = share_of(columns, cores)
     for col in range(first, end, width):
@@ -66,12 +70,9 @@ def _sum_columns(
 ) -> nl.NkiTensor:
     """The sum over rows of `x[rows, cols]` in HBM as `[1, cols]` in SBUF."""
     pmax = nl.tile_size.pmax
-    bank = nl.tile_size.psum_bank_fmax
     rows, cols = x.shape
-    sums = []
-    for left in range(0, cols, bank):
-        width = min(bank, cols - left)
-        sums.append(nl.ndarray((1, side, width), dtype=nl.float32, buffer=nl.psum))
+    sums = _new_banks(side, cols)
+    more = _new_banks(side, cols) if ones.dtype != x.dtype else []
     done = 0
     while done < rows:
         partitions = min(pmax, rows - done)
@@ -80,25 +81,73 @@ def _sum_columns(
         data = nl.ndarray((partitions, length, cols), dtype=x.dtype, buffer=nl.sbuf)
         source = x[done : done + count].reshape_dim(0, (partitions, length))
         nisa.dma_copy(dst=data, src=source)
-        for i in range(0, length, side):
-            n = min(side, length - i)
-            for j in range(len(sums)):
-                width = sums[j].shape[2]
-                nisa.nc_matmul(
-                    dst=sums[j][:, 0:n, :],
-                    stationary=ones[0:partitions],
-                    moving=data[:, i : i + n, j * bank : j * bank + width],
-                    is_stationary_onezero=True,
-                )
+        if len(more) > 0:
+            added = _add_pairs(data)
+            parts = parts_of(added, nisa.engine.gpsimd, nisa.engine.gpsimd)
+            _add_rows(sums, parts.first, ones, side)
+            for part in parts.more:
+                _add_rows(more, part, ones, side)
+        else:
+            _add_rows(sums, data, ones, side)
         done = done + count
     total = nl.ndarray((1, cols), dtype=dtype, buffer=nl.sbuf)
     for j in range(len(sums)):
-        part = total[:, j * bank : j * bank + sums[j].shape[2]]
-        if side == 1:
+        first = j * nl.tile_size.psum_bank_fmax
+        part = total[:, first : first + sums[j].shape[2]]
+        if len(more) > 0:
+            add_sums(part, sums[j][:, 0, :], more[j][:, 0, :])
+        elif side == 1:
             nisa.tensor_copy(dst=part, src=sums[j][:, 0, :])
         else:
             nisa.tensor_reduce(dst=part, op=nl.add, data=sums[j].permute((0, 2, 1)), axis=2)
     return total
+
+
+def _new_banks(side: int, cols: int) -> list[nl.NkiTensor]:
+    """Banks of PSUM `[1, side, width]` for the sums of `cols` columns."""
+    bank = nl.tile_size.psum_bank_fmax
+    banks = []
+    for left in range(0, cols, bank):
+        shape = (1, side, min(bank, cols - left))
+        banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
+    return banks
+
+
+def _add_rows(sums: list[nl.NkiTensor], data: nl.NkiTensor, ones: nl.NkiTensor, side: int) -> None:
+    """`sums` += the rows of `data[partitions, rows, columns]`, `side` of them side by side."""
+    bank = nl.tile_size.psum_bank_fmax
+    partitions, rows, _ = data.shape
+    for i in range(0, rows, side):
+        n = min(side, rows - i)
+        for j in range(len(sums)):
+            width = sums[j].shape[2]
+            nisa.nc_matmul(
+                dst=sums[j][:, 0:n, :],
+                stationary=ones[0:partitions],
+                moving=data[:, i : i + n, j * bank : j * bank + width],
+                is_stationary_onezero=True,
+            )
+
+
+def _add_pairs(data: nl.NkiTensor) -> nl.NkiTensor:
+    """`[partitions, 1, columns]`: float32 rows of each partition added up in pairs, which loses
+    little, so that there is less to split. Half of the work is the first step, by VectorE."""
+    partitions, rows, columns = data.shape
+    engine = nisa.engine.vector
+    while rows > 1:
+        half = rows // 2
+        added = nl.ndarray((partitions, half, columns), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(
+            dst=added, data1=data[:, 0:half], data2=data[:, half : 2 * half], op=nl.add,
+            engine=engine,
+        )  # fmt: skip
+        if rows % 2 == 1:
+            one, last = added[:, 0], data[:, rows - 1]
+            nisa.tensor_tensor(dst=one, data1=one, data2=last, op=nl.add, engine=engine)
+        data = added
+        rows = half
+        engine = nisa.engine.gpsimd
+    return data
 
 
 @nki.jit
@@ -151,14 +200,15 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     if rows <= _FEW and columns >= _LONG_ROW:
         width = _LOAD_BYTES // b.x.dtype.itemsize // rows
         return Launch.of(few_rows_kernel, b, ("x",), shape, columns, width)
-    width = min(-(-columns // hw.cores), _WIDTH)
-    side = max(1, min(float32_per_bank(hw) // width, rows // hw.partitions))
+    is_wide = b.x.dtype == torch.float32 and rows > _PLAIN  # its parts have sums of their own
+    width = min(-(-columns // hw.cores), _WIDTH // 2 if is_wide else _WIDTH)
+    side = 1 if is_wide else max(1, min(float32_per_bank(hw) // width, rows // hw.partitions))
     run = max(1, _LOAD_BYTES // (width * b.x.dtype.itemsize) // side) * side
     return Launch.of(column_sum_kernel, b, ("x",), shape, columns, width, run, side)
 
 
 def cost(b: Bindings) -> Cost:
-    """One multiply-add per element."""
+    """One multiply-add per element; of float32 an addition, most of them before the products."""
     columns = math.prod(b.x.shape[len(b.dims) :])
     return Cost(
         matmul_flops=2 * b.x.numel,

@@ -3,15 +3,16 @@ three layers with one input, such as query, key and value.
 
 `gradient[R, N]` and `x[R, K]` -> `gradient.T @ x` `[N, K]` and the sums of the gradient's columns,
 `[1, N]`; of `gradient_1` and `gradient_2`, if there are such, the same. A gradient is in SBUF for
-the product, with its rows on the partitions; a product of each of its blocks with a column of ones
-adds them up. Sums are float32, rounded once. float32, bfloat16 or float16, one dtype; as many rows
+the product, with its rows on the partitions, which products with ones add up; of 2-byte dtypes
+GpSimd adds up the chunks before, where there is time. Sums are float32, rounded once; those of
+float32 as exact as `_float_parts` makes them. float32, bfloat16 or float16, one dtype; as many rows
 as stay in SBUF.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import nki
 import nki.isa as nisa
@@ -26,15 +27,20 @@ from trnx.nki_kernels.kernels._blocking import (
     shares_rows,
     stay_in_sbuf,
 )
-from trnx.nki_kernels.kernels._cores import is_first
+from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._float_parts import add_sums, parts_of
 from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, part_of, product
-from trnx.nki_kernels.kernels._operands import MatmulOperand, pieces_of
+from trnx.nki_kernels.kernels._operands import MatmulOperand, Pieces, pieces_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
 aten = torch.ops.aten
+# From this many columns of a product on it takes longer than GpSimd's sums; by schedule.
+_MANY_COLUMNS = 768
+# Chunks of float32 that are split into parts together: 8 KiB per partition.
+_CHUNKS_IN_PARTS = 8
 _GRADIENTS = ("gradient", "gradient_1", "gradient_2")
 
 
@@ -51,7 +57,7 @@ def linear_weight_gradient_kernel(
     cores: int = 1,
 ) -> tuple[nl.NkiTensor, ...]:
     """gradients `[R, N]`, x `[R, K]` -> `[N, K]`, `[1, N]` for each gradient; `cores` share N, or
-    K, and the first one adds up."""
+    K, and then the sums."""
     columns = x.shape[1]
     results = []
     turned = []
@@ -66,7 +72,8 @@ def linear_weight_gradient_kernel(
             turned.append(given.permute((1, 0)))
             results.append(outs[len(outs) - 1])
             results.append(sums)
-    ones = nl.ndarray((nl.tile_size.pmax, 1), dtype=x.dtype, buffer=nl.sbuf)
+    narrow = nl.bfloat16 if x.dtype == nl.float32 else x.dtype
+    ones = nl.ndarray((nl.tile_size.pmax, 1), dtype=narrow, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
     part = part_of(len(outs) * gradient.shape[1], columns, by_rows, cores)
     kept = []  # type: list[Any]
@@ -79,48 +86,198 @@ def linear_weight_gradient_kernel(
         part,
         kept,
     )
-    row = part.row
-    if not by_rows and not is_first():
-        kept = []
+    depth = gradient.shape[0]
+    on_gpsimd = x.dtype != nl.float32 and _adds_chunks(part.end_col - part.col, depth)
+    most = nl.tile_size.psum_bank_fmax if on_gpsimd else nl.tile_size.pmax
+    every = _columns_of(lines, part.row, kept, most)
+    start, end = 0, len(every)
+    if not by_rows:
+        start, end = share_of(len(every), cores)
+    for run in _runs_of(every[start:end], on_gpsimd):
+        if on_gpsimd:
+            _store_added(run, ones, depth)
+        else:
+            _store_sums(run, ones, depth, _takes_turns(part.end_col - part.col))
+    return tuple(results)
+
+
+def _adds_chunks(columns: int, depth: int) -> bool:
+    """Whether GpSimd adds up the chunks of a 2-byte dtype, which takes less time than the product
+    has: TensorE would take 64 cycles for each of them and 128 columns. On NeuronCore-v2 it would
+    keep VectorE from SBUF."""
+    is_gen2 = nisa.get_nc_version() == nisa.nc_version.gen2
+    return not is_gen2 and columns >= _MANY_COLUMNS and depth >= 2 * nl.tile_size.pmax
+
+
+def _takes_turns(columns: int) -> bool:
+    """Whether VectorE splits half of what is float32: GpSimd would take longer than the product. On
+    NeuronCore-v2 they would wait for each other."""
+    is_gen2 = nisa.get_nc_version() == nisa.nc_version.gen2
+    return not is_gen2 and columns < _MANY_COLUMNS
+
+
+class _Columns(NamedTuple):
+    """Columns of a gradient, `[128, chunks, columns]` in SBUF, from `first` of all that have their
+    sums in `line`, `[rows, 1]` in HBM, the one of that `number`."""
+
+    number: int
+    line: nl.NkiTensor
+    first: int
+    data: nl.NkiTensor
+
+
+def _columns_of(
+    lines: list[nl.NkiTensor], row: int, kept: list[Pieces], most: int
+) -> list[_Columns]:
+    """All columns of `kept`, at most so many together, whose sums are those from `row` of the lines
+    below each other."""
+    found = []  # type: list[_Columns]
     for block in kept:
         for tile in block.tiles:
             done = 0
             for piece in pieces_of(lines, row, tile.shape[2]):
-                end = done + piece[2]
-                line = piece[0][piece[1] : piece[1] + piece[2]]
-                _store_sums(line, tile[:, :, done:end], ones, gradient.shape[0])
-                done = end
+                for start in range(0, piece[2], most):
+                    count = min(most, piece[2] - start)
+                    data = tile[:, :, done + start : done + start + count]
+                    number = (row + done) // piece[0].shape[0]
+                    found.append(_Columns(number, piece[0], piece[1] + start, data))
+                done = done + piece[2]
             row = row + tile.shape[2]
-    return tuple(results)
+    return found
 
 
-def _store_sums(dst: nl.NkiTensor, data: nl.NkiTensor, ones: nl.NkiTensor, depth: int) -> None:
-    """`dst[rows, 1]` in HBM: the sums over the contraction of `data[128, chunks, rows]`."""
+def _runs_of(every: list[_Columns], is_ragged: bool) -> list[list[_Columns]]:
+    """Columns whose sums are stored together: of one line, and unless `is_ragged` 128 each."""
     pmax = nl.tile_size.pmax
-    rows = data.shape[2]
-    full = rows // pmax
-    bank = nl.ndarray(
-        (min(rows, pmax), (rows + pmax - 1) // pmax), dtype=nl.float32, buffer=nl.psum
-    )
-    for start in range(0, rows, pmax):
-        count = min(pmax, rows - start)
-        for k in range(0, depth, pmax):
-            part = min(pmax, depth - k)
+    runs = []  # type: list[list[_Columns]]
+    for columns in every:
+        joins = False
+        if len(runs) > 0:
+            run = runs[len(runs) - 1]
+            whole = run[0].data.shape[2] == pmax and columns.data.shape[2] == pmax
+            joins = run[0].number == columns.number and (whole or is_ragged)
+            joins = joins and len(run) < nl.tile_size.psum_bank_fmax
+        if joins:
+            runs[len(runs) - 1].append(columns)
+        else:
+            runs.append([columns])
+    return runs
+
+
+def _store_sums(run: list[_Columns], ones: nl.NkiTensor, depth: int, turns: bool) -> None:
+    """The sums over the contraction of columns that follow each other, all by TensorE. `turns`:
+    VectorE splits half of those of float32."""
+    line, first = run[0].line, run[0].first
+    count = run[0].data.shape[2]
+    shape = (count, len(run))
+    total = nl.ndarray(shape, dtype=line.dtype, buffer=nl.sbuf)
+    bank = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+    if line.dtype == nl.float32:
+        more = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+        for place in range(len(run)):
+            sums = (bank[:, place : place + 1], more[:, place : place + 1])
+            engine = nisa.engine.vector if turns and place % 2 == 1 else nisa.engine.gpsimd
+            _add_parts(sums, run[place].data, ones, depth, engine)
+        add_sums(total, bank, more)
+    else:
+        for place in range(len(run)):
+            _add_chunks(bank[:, place : place + 1], run[place].data, ones, depth)
+        nisa.tensor_copy(dst=total, src=bank)
+    dst = line[first : first + len(run) * count].reshape_dim(0, (len(run), count))
+    nisa.dma_copy(dst=dst.permute((1, 0, 2)), src=total.expand_dim(2))
+
+
+def _add_chunks(sums: nl.NkiTensor, data: nl.NkiTensor, ones: nl.NkiTensor, depth: int) -> None:
+    """`sums[columns, 1]` in PSUM += those of `data[128, chunks, columns]` over `depth`."""
+    pmax = nl.tile_size.pmax
+    for k in range(0, depth, pmax):
+        part = min(pmax, depth - k)
+        nisa.nc_matmul(
+            dst=sums,
+            stationary=data[0:part, k // pmax],
+            moving=ones[0:part],
+            is_moving_onezero=True,
+        )
+
+
+def _add_parts(
+    sums: tuple[nl.NkiTensor, nl.NkiTensor],
+    data: nl.NkiTensor,
+    ones: nl.NkiTensor,
+    depth: int,
+    engine: object,
+) -> None:
+    """The same of the first parts of float32, and of the others."""
+    pmax = nl.tile_size.pmax
+    whole = depth // pmax
+    for first in range(0, whole, _CHUNKS_IN_PARTS):
+        chunks = min(_CHUNKS_IN_PARTS, whole - first)
+        _add_split(sums, data[:, first : first + chunks], ones, chunks * pmax, engine)
+    if depth % pmax > 0:
+        _add_split(sums, data[0 : depth % pmax, whole : whole + 1], ones, depth % pmax, engine)
+
+
+def _add_split(
+    sums: tuple[nl.NkiTensor, nl.NkiTensor],
+    data: nl.NkiTensor,
+    ones: nl.NkiTensor,
+    depth: int,
+    engine: object,
+) -> None:
+    parts = parts_of(data, engine, engine)
+    _add_chunks(sums[0], parts.first, ones, depth)
+    for part in parts.more:
+        _add_chunks(sums[1], part, ones, depth)
+
+
+def _store_added(run: list[_Columns], ones: nl.NkiTensor, depth: int) -> None:
+    """The same of chunks that GpSimd adds up while TensorE has the product, which then adds up the
+    partitions of their sums."""
+    pmax = nl.tile_size.pmax
+    wide = nl.ndarray(ones.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=wide, value=1.0, engine=nisa.engine.gpsimd)
+    count = 0
+    for columns in run:
+        count = count + columns.data.shape[2]
+    total = nl.ndarray((1, count), dtype=run[0].line.dtype, buffer=nl.sbuf)
+    done = 0
+    whole = depth // pmax
+    rest = depth % pmax
+    for number in range(len(run)):
+        data = run[number].data
+        end = done + data.shape[2]
+        bank = nl.ndarray((1, data.shape[2]), dtype=nl.float32, buffer=nl.psum)
+        added = _sum_of_chunks(data[:, 0:whole])
+        nisa.nc_matmul(dst=bank, stationary=wide, moving=added, is_stationary_onezero=True)
+        if rest > 0:
             nisa.nc_matmul(
-                dst=bank[0:count, start // pmax : start // pmax + 1],
-                stationary=data[0:part, k // pmax, start : start + count],
-                moving=ones[0:part],
-                is_moving_onezero=True,
+                dst=bank,
+                stationary=ones[0:rest],
+                moving=data[0:rest, whole],
+                is_stationary_onezero=True,
             )
-    total = nl.ndarray(bank.shape, dtype=dst.dtype, buffer=nl.sbuf)
-    if full > 0:
-        nisa.tensor_copy(dst=total[:, 0:full], src=bank[:, 0:full])
-        whole = dst[0 : full * pmax].reshape_dim(0, (full, pmax))
-        nisa.dma_copy(dst=whole.permute((1, 0, 2)), src=total[:, 0:full].expand_dim(2))
-    if rows % pmax > 0:
-        rest = total[0 : rows % pmax, full : full + 1]
-        nisa.tensor_copy(dst=rest, src=bank[0 : rows % pmax, full : full + 1])
-        nisa.dma_copy(dst=dst[full * pmax : rows], src=rest)
+        engine = nisa.engine.vector if number % 2 == 0 else nisa.engine.scalar
+        nisa.tensor_copy(dst=total[:, done:end], src=bank, engine=engine)
+        done = end
+    first = run[0].first
+    nisa.dma_copy(dst=run[0].line[first : first + count].permute((1, 0)), src=total)
+
+
+def _sum_of_chunks(data: nl.NkiTensor) -> nl.NkiTensor:
+    """`[128, columns]`, float32: the sum of the chunks of `data[128, chunks, columns]`, two at
+    least."""
+    added = nl.ndarray((data.shape[0], data.shape[2]), dtype=nl.float32, buffer=nl.sbuf)
+    before = data[:, 0]
+    for chunk in range(1, data.shape[1]):
+        nisa.tensor_tensor(
+            dst=added,
+            data1=before,
+            data2=data[:, chunk],
+            op=nl.add,
+            engine=nisa.engine.gpsimd,
+        )
+        before = added
+    return added
 
 
 def _gradients_of(b: Bindings) -> list[Any]:
@@ -239,6 +396,8 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     for size in (1, 127, 300):
         yield sample(f"three, {size} rows", size, 66, 130, count=3)
     yield sample("three, more columns than rows", 130, 600, 140, count=3)
+    yield sample("chunks added up on GpSimd", 130, 1540, 300)
+    yield sample("the same, three", 200, 780, 257, torch.bfloat16, count=3)
 
 
 def _gradients(gradient: torch.Tensor, x: torch.Tensor) -> Any:

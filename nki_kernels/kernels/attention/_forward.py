@@ -21,7 +21,6 @@ from trnx.nki_kernels.kernels.attention._heads import (
     load_transposed,
     multiply_heads,
     new_weights,
-    store_late,
     turn_weights,
 )
 from trnx.nki_kernels.kernels.attention._layout import (
@@ -29,8 +28,6 @@ from trnx.nki_kernels.kernels.attention._layout import (
     HeadLayout,
     groups_of,
     head_rows,
-    heads_of,
-    span_of,
     split_heads,
 )
 from trnx.nki_kernels.kernels.attention._masks import (
@@ -45,13 +42,10 @@ from trnx.nki_kernels.kernels.attention._masks import (
     load_mask,
     make_bias,
 )
+from trnx.nki_kernels.kernels.attention._row_logs import TINY, RowLogs, RowSums, add_sums
 
-# The sum of a row that attends to anything is at least 1; this keeps the others finite.
-_TINY = 1.0e-10
 # From this many keys on ScalarE takes one instruction per head, which saves VectorE two passes.
 _MANY_KEYS = 128
-# Logarithms computed together, because ScalarE loads a table when it goes from exp to log.
-_LOGS_TOGETHER = 32
 
 
 class Problem(NamedTuple):
@@ -86,21 +80,11 @@ class State(NamedTuple):
     product: nl.NkiTensor
 
 
-class RowSums(NamedTuple):
-    """The final sums of the rows from `row` of a chunk: `total` is that of `state`, never zero."""
-
-    total: nl.NkiTensor
-    state: State
-    chunk: Chunk
-    row: int
-
-
 class Outputs(NamedTuple):
-    """What the kernel writes, and the row sums whose logarithms are not stored yet."""
+    """What the kernel writes."""
 
     out: nl.NkiTensor
-    lse: nl.NkiTensor
-    sums: list[RowSums]
+    logs: RowLogs
 
 
 class Scored(NamedTuple):
@@ -333,14 +317,14 @@ def visible(p: Problem, row: int, rows: int, start: int, size: int) -> int:
 
 
 def _store_rows(p: Problem, outputs: Outputs, state: State, chunk: Chunk, row: int) -> None:
-    """Normalise and store the rows from `row`; `store_logs` stores their sums later."""
+    """Normalise and store the rows from `row`; `add_sums` has their sums stored later."""
     out = outputs.out
     rows = state.negmax.shape[0]
     width = state.product.shape[2]
     total = state.total
     if p.masks.mask is not None:
         total = nl.ndarray(state.total.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=total, data=state.total, op0=nl.maximum, operand0=_TINY)
+        nisa.tensor_scalar(dst=total, data=state.total, op0=nl.maximum, operand0=TINY)
     inverse = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=total)
     result = nl.ndarray(state.product.shape, dtype=out.dtype, buffer=nl.sbuf)
@@ -351,62 +335,7 @@ def _store_rows(p: Problem, outputs: Outputs, state: State, chunk: Chunk, row: i
             dst=result, data1=state.product, data2=column(inverse, width), op=nl.multiply
         )
     nisa.dma_copy(dst=head_rows(out, chunk, row, rows), src=split_heads(result, chunk))
-    outputs.sums.append(RowSums(total, state, chunk, row))
-    if len(outputs.sums) == _LOGS_TOGETHER:
-        store_logs(p, outputs, False)
-
-
-def _together(sums: list[RowSums]) -> list[list[RowSums]]:
-    """Sums in order, those of adjacent heads of the same rows of a batch entry in one list."""
-    found: list[list[RowSums]] = []
-    for s in sums:
-        follows = False
-        if len(found) > 0:
-            before = found[len(found) - 1][len(found[len(found) - 1]) - 1]
-            follows = before.row == s.row and before.chunk.batch == s.chunk.batch
-            follows = follows and before.chunk.batches == 1 and s.chunk.batches == 1
-            follows = follows and before.chunk.head + before.chunk.heads == s.chunk.head
-        if follows:
-            found[len(found) - 1].append(s)
-        else:
-            found.append([s])
-    return found
-
-
-def store_logs(p: Problem, outputs: Outputs, final: bool) -> None:
-    """Store the logarithms of all sums that are not stored yet; the `final` ones from both queues,
-    since no loads follow."""
-    groups = _together(outputs.sums)
-    for number in range(len(groups)):
-        group = groups[number]
-        chunk = group[0].chunk
-        if len(group) > 1:
-            chunks = []
-            for one in group:
-                chunks.append(one.chunk)
-            chunk = span_of(chunks)
-        rows = group[0].total.shape[0]
-        tile = nl.ndarray((rows, chunk.pairs), dtype=nl.float32, buffer=nl.sbuf)
-        for s in group:
-            first = 0 if len(group) == 1 else s.chunk.head - chunk.head
-            _logs(p, tile[:, first : first + s.chunk.pairs], s)
-        row = group[0].row
-        target = heads_of(outputs.lse, chunk)[:, :, row : row + rows].permute((2, 0, 1))
-        store_late(target, split_heads(tile, chunk), final and number % 2 == 1)
-    for _ in range(len(outputs.sums)):
-        outputs.sums.pop()
-
-
-def _logs(p: Problem, logs: nl.NkiTensor, s: RowSums) -> None:
-    """`logs[rows, heads]`: lse of the heads of a chunk."""
-    nisa.activation(dst=logs, op=nl.log, data=s.total)
-    nisa.tensor_tensor(dst=logs, data1=logs, data2=s.state.negmax, op=nl.subtract)
-    if p.masks.mask is not None:
-        # A row that attends to nothing has lse 0, as torch's CPU kernel gives it.
-        nisa.scalar_tensor_tensor(
-            dst=logs, data=s.state.total, op0=nl.greater, operand0=0.0,
-            op1=nl.multiply, operand1=logs,
-        )  # fmt: skip
+    add_sums(outputs.logs, RowSums(state.total, state.negmax, chunk, row))
 
 
 class Biases(NamedTuple):

@@ -38,9 +38,9 @@ from trnx.nki_kernels.kernels.attention._forward import (
     forward_chunk,
     forward_pack,
     step,
-    store_logs,
 )
 from trnx.nki_kernels.kernels.attention._forward_spans import forward_span
+from trnx.nki_kernels.kernels.attention._heads import load_table
 from trnx.nki_kernels.kernels.attention._host import (
     attention_cost,
     dropout_factor,
@@ -63,6 +63,7 @@ from trnx.nki_kernels.kernels.attention._layout import (
 from trnx.nki_kernels.kernels.attention._long import LongOutputs, long_problem, store_long_logs
 from trnx.nki_kernels.kernels.attention._long_schedule import attend
 from trnx.nki_kernels.kernels.attention._masks import Masks, as_four, heads_as_rows
+from trnx.nki_kernels.kernels.attention._row_logs import RowLogs, store_logs
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern
 from trnx.simulator.hardware import Hardware
@@ -103,7 +104,8 @@ def sdpa_kernel(
         tensors = (part_of(q, part, group), part_of(k, part, 1), part_of(v, part, 1))
         masks = Masks(mask_part(mask, part, group), boolean, causal, window)
         dropped = Dropout(mask_part(dropout_mask, part, group), factor)
-        outputs = Outputs(part_of(out, part, group), part_of(lse, part, group), [])
+        logs = RowLogs(part_of(lse, part, group), mask is not None, [])
+        outputs = Outputs(part_of(out, part, group), logs)
         _attend(tensors, masks, dropped, scale, outputs)
     return out, lse
 
@@ -123,6 +125,7 @@ def _attend(
     outputs: Outputs,
 ) -> None:
     """All heads of q, k and v."""
+    load_table(nl.exp)  # while the first operands are on their way
     q, k, v = tensors
     mask = masks.mask
     dropout_mask = dropout.mask
@@ -132,7 +135,8 @@ def _attend(
     group = heads // k.shape[1]
     if group > 1 and q.shape[2] == 1 and not causal:
         q = heads_as_rows(q, group)
-        outputs = Outputs(heads_as_rows(outputs.out, group), heads_as_rows(outputs.lse, group), [])
+        logs = RowLogs(heads_as_rows(outputs.logs.lse, group), outputs.logs.masked, [])
+        outputs = Outputs(heads_as_rows(outputs.out, group), logs)
         mask = heads_as_rows(mask, group)
         dropout_mask = heads_as_rows(dropout_mask, group)
         heads = k.shape[1]
@@ -180,7 +184,7 @@ def _attend(
             pipeline = forward_chunk(problem, tensors, outputs, pair[0], pair[1], biases, pipeline)
     for _ in range(STAGES):
         pipeline = step(problem, outputs, pipeline, None)
-    store_logs(problem, outputs, True)
+    store_logs(outputs.logs, True)
 
 
 @nki.jit
@@ -236,9 +240,7 @@ def _decode(
         pipeline = decode_step(problem, (k, v), queries, outputs, pipeline, run)
     for turn in range(4):
         if turn == 2:
-            # After the last exponentials ScalarE loads its table of logarithms, while others work.
-            unused = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.activation(dst=unused, op=nl.log, data=ones[0:1, 0:1])
+            load_table(nl.log)  # after the last exponentials, while others work
         pipeline = decode_step(problem, (k, v), queries, outputs, pipeline, None)
     store_decode_logs(problem, outputs, lse)
 

@@ -26,6 +26,7 @@ from trnx.nki_kernels.kernels.attention._backward import (
     finish_backward,
 )
 from trnx.nki_kernels.kernels.attention._backward_spans import backward_spans
+from trnx.nki_kernels.kernels.attention._heads import load_table
 from trnx.nki_kernels.kernels.attention._layout import (
     Chunk,
     chunks_of,
@@ -138,6 +139,7 @@ def _key_tile(q: nl.NkiTensor, v: nl.NkiTensor, depth: int) -> int:
 
 def _differentiate(p: BackwardProblem, results: Gradients) -> None:
     """The gradients of all heads of the problem."""
+    load_table(nl.exp)  # while the first operands are on their way
     depth = p.k.shape[2]
     gradients = results
     if depth > p.tile:

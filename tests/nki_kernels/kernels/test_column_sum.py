@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import trnx
 from trnx import simulator
 from trnx.nki_kernels import registry
 from trnx.nki_kernels.spec import Bindings
@@ -31,14 +32,46 @@ def traced(b: Bindings) -> Program:
 
 def test_traffic_and_flops_are_those_of_the_cost() -> None:
     for shape in ((1000, 768), (129, 3000), (5000, 3)):
-        b = bindings(torch.empty(shape), [0])
-        program = traced(b)
-        assert program.hbm_bytes == COLUMN_SUM.cost(b).hbm_bytes
-        assert program.matmul_flops == COLUMN_SUM.cost(b).matmul_flops
+        for dtype in (torch.float32, torch.bfloat16):
+            b = bindings(torch.empty(shape, dtype=dtype), [0])
+            program = traced(b)
+            assert program.hbm_bytes == COLUMN_SUM.cost(b).hbm_bytes
+            if dtype is torch.bfloat16:  # of float32 most are not products
+                assert program.matmul_flops == COLUMN_SUM.cost(b).matmul_flops
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2"])
+@pytest.mark.parametrize("rows", [48, 128, 1027, 9000])
+def test_float32_loses_less_than_eager(rows: int, target: str) -> None:
+    x = torch.randn(rows, 257, generator=torch.Generator().manual_seed(0))
+    ours, eagers = (
+        (found.double() - x.double().sum(0)).norm() for found in (summed(x, target), x.sum(0))
+    )
+    assert ours <= 0.8 * eagers
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan, 3.4e38])
+@pytest.mark.parametrize("rows", [1300, 4000])
+def test_float32_of_what_has_no_parts(rows: int, value: float) -> None:
+    """Infinity less its first bits is NaN, and the largest numbers round up to infinity."""
+    x = torch.randn(rows, 600, generator=torch.Generator().manual_seed(0))
+    x[1, 5], x[-1, 599] = value, value
+    exact = x.double().sum(0).float()
+    torch.testing.assert_close(summed(x, "trn2"), exact, equal_nan=True)
+
+
+def summed(x: torch.Tensor, target: str) -> torch.Tensor:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x.sum(0), backend="trnx", options={"target": target})
+    with trnx.collect_reports() as reports:
+        found = compiled(x)
+    assert [one.kernel for report in reports for one in report.regions] == ["column_sum"]
+    return found
 
 
 def test_narrow_rows_are_summed_side_by_side() -> None:
-    counts = traced(bindings(torch.empty(128 * 64, 16), [0])).rows.opcode_counts()
+    x = torch.empty(128 * 64, 16, dtype=torch.bfloat16)
+    counts = traced(bindings(x, [0])).rows.opcode_counts()
     assert counts["nc_matmul"] == 2  # 32 rows of 16 columns fill a bank
     assert counts["dma_copy"] == 2
 

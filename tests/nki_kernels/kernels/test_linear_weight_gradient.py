@@ -63,12 +63,46 @@ def test_without_a_bias_it_is_a_plain_product() -> None:
     assert KERNEL not in trained_kernels(model, torch.randn(130, 64), torch.randn(130, 70))
 
 
-def test_a_gradient_that_is_not_finite_stays_in_its_row() -> None:
+@pytest.mark.parametrize(
+    "width", [pytest.param(64, id="TensorE adds up"), pytest.param(1540, id="GpSimd adds up")]
+)
+def test_a_gradient_that_is_not_finite_stays_in_its_row(width: int) -> None:
     torch.manual_seed(0)
-    model = nn.Linear(64, 300).bfloat16()
-    x, seed = torch.randn(200, 64).bfloat16(), torch.randn(200, 300).bfloat16()
+    model = nn.Linear(width, 300).bfloat16()
+    x, seed = torch.randn(280, width).bfloat16(), torch.randn(280, 300).bfloat16()
     seed[3, 5], seed[150, 290] = torch.nan, torch.inf
     assert KERNEL in trained_kernels(model, x, seed, lnc=2)
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2"])
+@pytest.mark.parametrize("rows", [48, 120, 300, 1290])
+def test_float32_sums_lose_less_than_eager(rows: int, target: str) -> None:
+    """TensorE adds 128 values one after another, which alone loses twice what torch does."""
+    torch.manual_seed(0)
+    model = nn.Linear(16, 320)
+    x, seed = torch.randn(rows, 16), torch.randn(rows, 320)
+    compiled = torch.compile(model, backend="trnx", options={"target": target})
+    with trnx.collect_reports() as reports:
+        compiled(x).backward(seed)
+    assert KERNEL in [region.kernel for report in reports for region in report.regions]
+    assert model.bias.grad is not None
+    exact = seed.double().sum(0)
+    ours, eagers = ((value.double() - exact).norm() for value in (model.bias.grad, seed.sum(0)))
+    assert ours <= 0.6 * eagers
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan, 3.4e38])
+def test_float32_sums_of_what_has_no_parts(value: float) -> None:
+    """Infinity less its first bits is NaN, and the largest numbers round up to infinity."""
+    torch.manual_seed(0)
+    model = nn.Linear(16, 130)
+    x, seed = torch.zeros(200, 16), torch.randn(200, 130)
+    seed[3, 5], seed[150, 129] = value, value
+    compiled = torch.compile(model, backend="trnx")
+    with trnx.collect_reports() as reports:
+        compiled(x).backward(seed)
+    assert KERNEL in [region.kernel for report in reports for region in report.regions]
+    torch.testing.assert_close(model.bias.grad, seed.sum(0), equal_nan=True)
 
 
 def test_a_batch_that_does_not_fit_is_left_to_others() -> None:
