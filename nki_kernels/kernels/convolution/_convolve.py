@@ -167,13 +167,16 @@ def _load(filters: Filters, plan: Plan) -> None:
     given, weight, chunks = filters.given, filters.weight, filters.chunks
     index = len(filters.ready)
     some = chunks[index : index + 1]
-    if plan.layout != "":
+    is_pointwise = weight.shape[2] * weight.shape[3] * weight.shape[4] == 1
+    if plan.layout != "" or (given.is_turned and is_pointwise):
         # Several chunks of short rows at once, but products wait for all of them.
-        some = chunks[index : index + max(1, _POINTWISE_ROW // weight.shape[1])]
-        count = some[-1].first + some[-1].number - some[0].first
+        depth = weight.shape[0] if given.is_turned else weight.shape[1]
+        some = chunks[index : index + max(1, _POINTWISE_ROW // depth)]
+    count = some[-1].first + some[-1].number - some[0].first
+    if plan.layout != "":
         weights = load_pointwise(weight, some[0].first, count, plan)
     else:
-        weights = load_weights(weight, some[0].first, some[0].number, plan, given.is_turned)
+        weights = load_weights(weight, some[0].first, count, plan, given.is_turned)
     for chunk in some:
         tile = weights.tile
         if plan.sides == 1:
@@ -206,13 +209,28 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
     if is_first and len(chunks) > 0:
         # Before the first inputs, as they take longer to be of use.
         _load(filters, plan)
-    for first in range(0, len(blocks), plan.streams * plan.sides):
-        sides = []
-        end_block = min(first + plan.streams * plan.sides, len(blocks))
-        for begin in range(first, end_block, plan.streams):
-            some_blocks = blocks[begin : min(begin + plan.streams, end_block)]
-            number = begin // plan.streams
-            sides.append(load_input(volume.x, plan, some_blocks, number, is_first and first == 0))
+    together = plan.streams * plan.sides
+    ready: list[list[Inputs]] = []
+    number = 0
+    for first in range(0, len(blocks), together):
+        by_both = is_first and (plan.is_small or first == 0)
+        last = first + 1
+        if plan.is_small:
+            last = len(blocks)
+        elif plan.fold > 1:
+            # Loads of few rows, which are many: the next ones before these products, by both rings.
+            by_both = True
+            last = min(len(blocks), first + together + 1)
+        while len(ready) * together < last:
+            begin = len(ready) * together
+            some = blocks[begin : min(begin + together, len(blocks))]
+            ready.append(_load_sides(volume.x, plan, some, begin, number, by_both))
+            number = ready[-1][-1].transfers
+            # The input of most blocks comes behind the weights.
+            while plan.is_small and len(filters.ready) < len(chunks):
+                _load(filters, plan)
+        sides = ready[first // together]
+        end_block = min(first + together, len(blocks))
         start = 0
         while start < len(chunks):
             # A last chunk of fewer channels is stored by itself.
@@ -220,9 +238,22 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
             while end > start + 1 and chunks[end - 1].number < chunks[start].number:
                 end = end - 1
             part = (start, end)
-            is_last = volume.is_last and end_block >= len(blocks)
+            is_last = volume.is_last and (plan.is_small or end_block >= len(blocks))
             turn = _convolve_chunks(volume, filters, plan, sides, part, (first, turn, is_last))
             start = end
+
+
+def _load_sides(
+    x: Source, plan: Plan, blocks: list[Block], first: int, number: int, by_both: bool
+) -> list[Inputs]:
+    """The input of blocks `first ..` of a volume, of each side; `number`: as in `load_input`."""
+    sides: list[Inputs] = []
+    for begin in range(0, len(blocks), plan.streams):
+        some = blocks[begin : min(begin + plan.streams, len(blocks))]
+        turn = first // plan.streams + len(sides)
+        sides.append(load_input(x, plan, some, turn, number, by_both))
+        number = sides[-1].transfers
+    return sides
 
 
 def _convolve_chunks(
@@ -252,7 +283,7 @@ def _convolve_chunks(
         added.append(None)
         if residual is not None:
             added[-1] = nl.ndarray(size, dtype=out.dtype, buffer=nl.sbuf)
-            _move(residual, added[-1], sides, index, plan, chunks, False, False)
+            _move(residual, added[-1], sides, index, plan, chunks, False, None)
     turn = where[1]
     for chunk in range(len(chunks)):
         # One more than is needed, whose transposes leave PSUM during the products.
@@ -268,8 +299,10 @@ def _convolve_chunks(
         then = Epilogue(its.scale, its.shift, filters.given.activation)
         turn = convolve_blocks(parts, more, sides, its.weights, plan, then, turn)
     are_alone = where[2] and len(ready) == len(filters.chunks)
+    before = where[0] // (plan.streams * plan.sides) + part[0] // plan.together
     for index in range(len(results)):
-        _move(out, results[index], sides, index, plan, chunks, True, are_alone)
+        store_turn = before + index if are_alone else None
+        _move(out, results[index], sides, index, plan, chunks, True, store_turn)
     return turn
 
 
@@ -296,10 +329,10 @@ def _move(
     plan: Plan,
     chunks: list[Channels],
     is_store: bool,
-    are_alone: bool,
+    turn: int | None,
 ) -> None:
     """The outputs of a stream, all of its sides: from the tile to HBM, or from there. Stores that
-    `are_alone` go by both rings, as no loads follow.
+    have a `turn` go by both rings, as no loads follow.
     """
     for side in range(len(sides)):
         if index < len(sides[side].blocks):
@@ -308,8 +341,7 @@ def _move(
             part = tile[nl.ds(side * plan.array_columns, size[0])]
             part = part[:, :, 0 : size[2], 0 : size[3], 0 : size[4]]
             if is_store:
-                number = side + chunks[0].first // chunks[0].number
-                store(target, part, are_alone and number % 2 == 1)
+                store(target, part, turn is not None and (turn + side) % 2 == 1)
             else:
                 nisa.dma_copy(dst=part, src=target)
 

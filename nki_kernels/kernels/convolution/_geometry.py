@@ -29,11 +29,13 @@ Phase = tuple[int, int, tuple[Tap, ...]]  # start, outputs, taps
 # block is loaded while this one is in use.
 _INPUT_BYTES = 16384
 _WEIGHT_BYTES = 65536
+# Of a partition, for the input of a volume that is loaded before the first product.
+_SMALL_BYTES = 32768
 _STORE_BYTES = 2048  # of a partition, that are worth a transfer of their own
 _BLOCKS = 4  # that a convolution is cut into, so that loads, products and stores overlap
 # Bytes of a partition for one of the blocks side by side, below which triggers take longer than the
 # products of one kernel position, or of several.
-_LEAST_BYTES, _LEAST_WINDOW_BYTES = 3072, 640
+_LEAST_BYTES, _LEAST_WINDOW_BYTES = 768, 640
 # Loads at the borders of an image, each with a trigger of its own, that are few enough.
 _BORDER_TRANSFERS = 12
 # Of a DMA that waits for nothing else, nki-dma-bandwidth-guide.rst:40-43.
@@ -395,6 +397,24 @@ def result_bytes(problem: Problem, block: list[int]) -> int:
     return result
 
 
+def is_small(problem: Problem, sharing: Sharing, hw: Hardware) -> bool:
+    """Whether all of the input of a volume is loaded before the first product."""
+    # Weights that TensorE transposes would delay the first products, all being there before them.
+    if problem.has_residual or (problem.taps > 1 and not problem.columns.transposed):
+        return False
+    block = _blocks(problem, _bank(problem, sharing, hw), sharing, hw)
+    return _small_bytes(problem, block, sharing, hw) <= _SMALL_BYTES
+
+
+def _small_bytes(problem: Problem, block: list[int], sharing: Sharing, hw: Hardware) -> int:
+    """Bytes of a partition for the input of all blocks."""
+    planes = -(-problem.planes.out // problem.planes.step)
+    rows = -(-problem.rows.out // problem.rows.step)
+    count = -(-planes // block[0]) * -(-rows // block[1])
+    each = input_bytes(problem, block[0], block[1], sharing.fold, hw)
+    return -(-count // sharing.streams) * each
+
+
 def _row_steps(window: Window, fold: int) -> tuple[int, int, int]:
     """Where a folded tile's rows come from: input rows between two of a tile, the input row of row
     0, and input rows between two parts of the partitions.
@@ -425,6 +445,7 @@ def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
         sharing.array_columns,
         depth_of(problem, hw),
         _rest_rows(problem, sharing, hw),
+        is_small(problem, sharing, hw),
         max(1, _WEIGHT_BYTES // each) * hw.partitions,
         max(1, _STORE_BYTES // result_bytes(problem, block)),
         layout if problem.taps == 1 and sharing.streams == 1 else "",
@@ -443,6 +464,7 @@ def plan_bytes(problem: Problem, hw: Hardware) -> int:
     return (
         weights
         + staged
+        + (_SMALL_BYTES if is_small(problem, sharing, hw) else 0)
         + sharing.sides * input_bytes(problem, planes, rows, fold, hw)
         + 2 * result * (2 if problem.has_residual else 1)
     )

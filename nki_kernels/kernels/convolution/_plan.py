@@ -35,7 +35,8 @@ class Plan(NamedTuple):
     blocks that are computed side by side, and rows of the array for each; sides, array_columns: so
     many times as many blocks, and columns of the array for each; depth: channels of a chunk, the
     last of which may have fewer; rest_rows: rows of the array for a last chunk of few channels,
-    whose blocks take turns at them, or all; out_channels: how many have their weights in SBUF;
+    whose blocks take turns at them, or all; is_small: all of a volume's input is in SBUF at once,
+    so that nothing is loaded between its stores; out_channels: how many have their weights in SBUF;
     together: how many chunks of 128 of them are stored by one transfer; layout: how the weights of
     a 1x1 kernel are loaded, "" for a larger one.
     """
@@ -53,6 +54,7 @@ class Plan(NamedTuple):
     array_columns: int
     depth: int
     rest_rows: int
+    is_small: bool
     out_channels: int
     together: int
     layout: str
@@ -71,7 +73,7 @@ def plan_of(numbers: tuple[Any, ...]) -> Plan:
     """The plan that the host has made."""
     planes, rows, columns, fold, row_steps, fold_step, masks = numbers[0:7]
     streams, array_rows, sides, array_columns = numbers[7:11]
-    depth, rest_rows, out_channels, together, layout = numbers[11:]
+    depth, rest_rows, is_small, out_channels, together, layout = numbers[11:]
     return Plan(
         _axis_of(planes),
         _axis_of(rows),
@@ -86,6 +88,7 @@ def plan_of(numbers: tuple[Any, ...]) -> Plan:
         array_columns,
         depth,
         rest_rows,
+        is_small,
         out_channels,
         together,
         layout,

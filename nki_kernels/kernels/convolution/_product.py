@@ -64,12 +64,14 @@ class Source(NamedTuple):
 
 class Inputs(NamedTuple):
     """A tile `[channels, chunks, planes, rows, columns]` with the input of some blocks: block i is
-    on the partitions from `i * array_rows` on, the last chunk of its channels from `rest` on.
+    on the partitions from `i * array_rows` on, the last chunk of its channels from `rest` on; and
+    how many transfers there were up to these.
     """
 
     tile: nl.NkiTensor
     blocks: list[Block]
     rest: int
+    transfers: int
 
 
 class Job(NamedTuple):
@@ -81,9 +83,11 @@ class Job(NamedTuple):
     parts: list[BankPart]
 
 
-def load_input(x: Source, plan: Plan, blocks: list[Block], turn: int, is_first: bool) -> Inputs:
-    """The input of these blocks, `turn` of which were loaded before. Of what `is_first`,
-    every other transfer goes by the ring of stores, which has nothing to do yet.
+def load_input(
+    x: Source, plan: Plan, blocks: list[Block], turn: int, number: int, by_both: bool
+) -> Inputs:
+    """The input of these blocks, `turn` of which were loaded before, by `number` transfers. Every
+    other one goes by the ring of stores where loads go `by_both`.
     """
     channels = x.channels
     chunks = (channels + plan.depth - 1) // plan.depth
@@ -102,18 +106,23 @@ def load_input(x: Source, plan: Plan, blocks: list[Block], turn: int, is_first: 
             nl.ds(index * plan.array_rows, used), :, 0 : front[1] - front[0], 0 : top[1] - top[0], :
         ]
         if plan.fold > 1:
-            _load_shifted(part, x, plan, front, top)
+            number = _load_shifted(part, x, plan, front, top, number, by_both)
         else:
             view = x.view[:, front[0] : front[1], top[0] : top[1], :]
-            _load_chunks(part, view, plan.depth, rest, turn + index if is_first else None)
-    return Inputs(tile, blocks, rest)
+            number = _load_chunks(part, view, plan.depth, rest, number, by_both)
+    return Inputs(tile, blocks, rest, number)
 
 
 def _load_chunks(
-    tile: nl.NkiTensor, source: nl.NkiTensor, depth: int, place: int, number: int | None
-) -> None:
+    tile: nl.NkiTensor,
+    source: nl.NkiTensor,
+    depth: int,
+    place: int,
+    number: int,
+    by_both: bool,
+) -> int:
     """`tile[channels, chunks, planes, rows, columns]` <- `source[channels, ...]`, the last of the
-    chunks of `depth` channels from partition `place` on. `number`: of these inputs among the first.
+    chunks of `depth` channels from partition `place` on; returns the number of transfers.
     """
     full = source.shape[0] // depth
     # Several chunks a transfer, because a transfer costs its trigger, but not all in one.
@@ -123,12 +132,14 @@ def _load_chunks(
         count = min(some, full - chunk)
         part = source[nl.ds(chunk * depth, count * depth)].reshape_dim(0, (count, depth))
         target = tile[0:depth, nl.ds(chunk, count)]
-        is_beside = number is not None and (number + chunk // some) % 2 == 0
-        _load(target, part.permute((1, 0, 2, 3, 4)), is_beside)
+        _load(target, part.permute((1, 0, 2, 3, 4)), by_both and number % 2 == 0)
+        number = number + 1
     if full < tile.shape[1]:
         rest = source.shape[0] - full * depth
-        is_beside = number is not None and (number + (full + some - 1) // some) % 2 == 0
-        _load(tile[nl.ds(place, rest), full], source[full * depth :], is_beside)
+        target = tile[nl.ds(place, rest), full]
+        _load(target, source[full * depth :], by_both and number % 2 == 0)
+        number = number + 1
+    return number
 
 
 def _load(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool) -> None:
@@ -148,9 +159,17 @@ def store(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool) -> None:
 
 
 def _load_shifted(
-    tile: nl.NkiTensor, x: Source, plan: Plan, front: tuple[int, int], top: tuple[int, int]
-) -> None:
-    """Part j of the partitions <- the input some rows further down, zeros before it."""
+    tile: nl.NkiTensor,
+    x: Source,
+    plan: Plan,
+    front: tuple[int, int],
+    top: tuple[int, int],
+    number: int,
+    by_both: bool,
+) -> int:
+    """Part j of the partitions <- the input some rows further down, zeros before it; returns the
+    number of transfers.
+    """
     step, origin, shift = plan.row_steps
     rows = top[1] - top[0]
     base = top[0] * step + origin
@@ -167,15 +186,18 @@ def _load_shifted(
     outer = max(inner, lasts[-1])
     if inner > 0:
         nisa.memset(dst=tile[:, 0, :, 0:inner, :], value=0.0, engine=nisa.engine.gpsimd)
+    pieces: list[tuple[tuple[int, int], tuple[int, int, int]]] = []
     if inner < outer:
-        _load_rows(tile, x, front, (inner, outer), (base, step), (0, plan.fold, shift))
+        pieces.append(((inner, outer), (0, plan.fold, shift)))
     for j in range(plan.fold):
         if firsts[j] < min(inner, lasts[j]):
-            some = (firsts[j], min(inner, lasts[j]))
-            _load_rows(tile, x, front, some, (base, step), (j, 1, shift))
+            pieces.append(((firsts[j], min(inner, lasts[j])), (j, 1, shift)))
         if max(outer, firsts[j]) < lasts[j]:
-            some = (max(outer, firsts[j]), lasts[j])
-            _load_rows(tile, x, front, some, (base, step), (j, 1, shift))
+            pieces.append(((max(outer, firsts[j]), lasts[j]), (j, 1, shift)))
+    for some, parts in pieces:
+        _load_rows(tile, x, front, some, (base, step), parts, by_both and number % 2 == 0)
+        number = number + 1
+    return number
 
 
 def _load_rows(
@@ -185,6 +207,7 @@ def _load_rows(
     some: tuple[int, int],
     where: tuple[int, int],
     parts: tuple[int, int, int],
+    is_beside: bool,
 ) -> None:
     """Rows `some` of the tile, on `parts` (first, count, input rows between two) of its partitions;
     `where` is the input row of the tile's row 0, and the input rows between two of them.
@@ -198,10 +221,8 @@ def _load_rows(
         [1, tile.shape[4]],
     ]
     offset = x.start + front[0] * x.plane_step + row * x.row_step
-    nisa.dma_copy(
-        dst=tile[nl.ds(parts[0] * x.channels, parts[1] * x.channels), 0, :, some[0] : some[1], :],
-        src=x.root.ap(pattern=pattern, offset=offset),
-    )
+    part = tile[nl.ds(parts[0] * x.channels, parts[1] * x.channels)]
+    _load(part[:, 0, :, some[0] : some[1], :], x.root.ap(pattern=pattern, offset=offset), is_beside)
 
 
 def clip(axis: Axis, tap: Tap, first: int, count: int) -> tuple[int, int]:
