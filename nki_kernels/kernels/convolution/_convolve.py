@@ -9,17 +9,24 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, Rows, columns_of
-from trnx.nki_kernels.kernels.convolution._plan import Block, Plan, blocks_of
+from trnx.nki_kernels.kernels.convolution._plan import (
+    Block,
+    Plan,
+    blocks_of,
+    plan_of_rest,
+)
 from trnx.nki_kernels.kernels.convolution._product import (
     Inputs,
     Source,
     Weights,
     convolve_blocks,
-    load_input,
+    load_inputs,
     store,
 )
 from trnx.nki_kernels.kernels.convolution._weights import load_pointwise, load_weights
 
+# Elements of a row of weights whose transposes wait for a load that takes longer than products.
+_LONG_ROW = 512
 # Elements of a row of weights that are worth a transfer, where the weights are a matrix.
 _POINTWISE_ROW = 1024
 
@@ -58,13 +65,15 @@ class Ready(NamedTuple):
 
 class Filters(NamedTuple):
     """Output channels of a group, in chunks, and its `weight`. `ready` has what the first of the
-    chunks need, and grows as products come to the others.
+    chunks need, and grows as products come to the others; `rest` has the last chunk's, where blocks
+    have columns of their own for it.
     """
 
     given: Operands
     weight: nl.NkiTensor
     chunks: list[Channels]
     ready: list[Ready]
+    rest: list[Ready]
 
 
 class Volume(NamedTuple):
@@ -129,7 +138,7 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
         for first in range(first_out, end_out, plan.out_channels):
             last = min(first + plan.out_channels, end_out)
             chunks = _chunks(first, last, group * out_channels)
-            filters = Filters(given, part, chunks, [])
+            filters = Filters(given, part, chunks, [], [])
             for index in range(len(xs)):
                 x = _source(given.x, xs[index], index, group * channels, channels)
                 is_last = group == groups - 1 and last == end_out and index == len(xs) - 1
@@ -189,6 +198,13 @@ def _load(filters: Filters, plan: Plan) -> None:
         filters.ready.append(Ready(its, scale, shift))
 
 
+def _are_long(filters: Filters, plan: Plan) -> bool:
+    """Whether TensorE transposes weights whose rows are long."""
+    shape = filters.weight.shape
+    elements = shape[1] * shape[2] * shape[3] * shape[4]
+    return plan.layout == "" and not filters.given.is_turned and elements > _LONG_ROW
+
+
 def _on_all_sides(column: nl.NkiTensor | None, plan: Plan) -> nl.NkiTensor | None:
     """A scale or shift of the output channels, on the partitions of each side."""
     if column is None:
@@ -239,21 +255,70 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
                 end = end - 1
             part = (start, end)
             is_last = volume.is_last and (plan.is_small or end_block >= len(blocks))
-            turn = _convolve_chunks(volume, filters, plan, sides, part, (first, turn, is_last))
+            where = (first, turn, is_last)
+            if plan.rest_columns > 0 and chunks[start].number < nl.tile_size.pmax:
+                turn = _convolve_rest(volume, filters, plan, sides[0], start, where)
+            else:
+                turn = _convolve_chunks(volume, filters, plan, sides, part, where)
             start = end
 
 
 def _load_sides(
     x: Source, plan: Plan, blocks: list[Block], first: int, number: int, by_both: bool
 ) -> list[Inputs]:
-    """The input of blocks `first ..` of a volume, of each side; `number`: as in `load_input`."""
-    sides: list[Inputs] = []
+    """The input of blocks `first ..` of a volume, of each side; `number`: as in `load_inputs`."""
+    sides: list[list[Block]] = []
     for begin in range(0, len(blocks), plan.streams):
-        some = blocks[begin : min(begin + plan.streams, len(blocks))]
-        turn = first // plan.streams + len(sides)
-        sides.append(load_input(x, plan, some, turn, number, by_both))
-        number = sides[-1].transfers
-    return sides
+        sides.append(blocks[begin : min(begin + plan.streams, len(blocks))])
+    return load_inputs(x, plan, sides, first // plan.streams, number, by_both)
+
+
+def _convolve_rest(
+    volume: Volume,
+    filters: Filters,
+    plan: Plan,
+    inputs: Inputs,
+    chunk: int,
+    where: tuple[int, int, bool],
+) -> int:
+    """The blocks of `inputs` for a last `chunk` of few output channels: each block has columns of
+    the array of its own, so that the sums of several leave PSUM together. `where` and what is
+    returned: as in `_convolve_chunks`.
+    """
+    while len(filters.ready) <= chunk:
+        _load(filters, plan)
+    columns = plan.rest_columns
+    count = nl.tile_size.pmax // columns
+    beside = plan_of_rest(plan)
+    if len(filters.rest) == 0:
+        its = filters.ready[chunk]
+        tile = its.weights.tile
+        if tile.shape[3] < columns:
+            shape = (tile.shape[0], tile.shape[1], tile.shape[2], columns)
+            wide = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.sbuf)
+            nisa.memset(dst=wide, value=0.0)
+            for stream in range(plan.streams):
+                here = nl.ds(stream * plan.array_rows, its.weights.channels * plan.fold)
+                some = wide[here, :, :, 0 : tile.shape[3]]
+                nisa.tensor_copy(dst=some, src=tile[here], engine=nisa.engine.vector)
+            tile = wide
+        scale, shift = _on_all_sides(its.scale, beside), _on_all_sides(its.shift, beside)
+        weights = Weights(tile, its.weights.channels, its.weights.masked)
+        filters.rest.append(Ready(weights, scale, shift))
+    ready = filters.ready[0:chunk]
+    ready.append(filters.rest[0])
+    its_filters = Filters(filters.given, filters.weight, filters.chunks, ready, filters.rest)
+    first, turn, is_last = where
+    blocks = inputs.blocks
+    for begin in range(0, len(blocks), count):
+        sides: list[Inputs] = []
+        for place in range(begin, min(begin + count, len(blocks))):
+            sides.append(Inputs(inputs.tile, [blocks[place]], inputs.rest, place, 0))
+        part = (chunk, chunk + 1)
+        turn = _convolve_chunks(
+            volume, its_filters, beside, sides, part, (first + begin, turn, is_last)
+        )
+    return turn
 
 
 def _convolve_chunks(
@@ -286,8 +351,10 @@ def _convolve_chunks(
             _move(residual, added[-1], sides, index, plan, chunks, False, None)
     turn = where[1]
     for chunk in range(len(chunks)):
-        # One more than is needed, whose transposes leave PSUM during the products.
-        while len(ready) < min(part[0] + chunk + 2, len(filters.chunks)):
+        # One more than is needed, whose transposes leave PSUM during the products; but the first
+        # products do not wait for the second weights to come, where that takes long.
+        ahead = 1 if len(ready) == 1 and chunk == 0 and _are_long(filters, plan) else 2
+        while len(ready) < min(part[0] + chunk + ahead, len(filters.chunks)):
             _load(filters, plan)
         its = ready[part[0] + chunk]
         parts = []

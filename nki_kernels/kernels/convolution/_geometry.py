@@ -219,6 +219,19 @@ def _rest_rows(problem: Problem, sharing: Sharing, hw: Hardware) -> int:
     return max(_least_part(hw), 1 << (rest - 1).bit_length())
 
 
+def _rest_columns(problem: Problem, sharing: Sharing, hw: Hardware) -> int:
+    """Columns of the array for a last chunk of output channels, where those are half of it or
+    fewer and several blocks are computed side by side; 0 where it is like the others. An added
+    tensor has no values for columns that fill a part, and masks no weights.
+    """
+    rest = problem.out_channels % hw.partitions
+    is_alone = problem.out_channels < hw.partitions or sharing.streams == 1 or sharing.sides > 1
+    if is_alone or rest == 0 or problem.has_residual or sharing.fold > 1:
+        return 0
+    columns = max(_least_part(hw), 1 << (rest - 1).bit_length())
+    return columns if columns < hw.partitions else 0
+
+
 def _pays(problem: Problem, way: Sharing, hw: Hardware) -> bool:
     """Whether a fold saves more of TensorE's time than the transfers at the borders take."""
     columns = 4 if problem.itemsize == 4 else 1  # of the array, for each output and position
@@ -374,6 +387,9 @@ def _blocks(
         most = -(-rows // max(1, wanted // planes))
     while block[1] < rows and block[1] + bank[1] <= most and fits([block[0], block[1] + bank[1]]):
         block[1] += bank[1]
+    # Of nearly the same size, as blocks side by side wait for the largest.
+    pieces = -(-rows // block[1])
+    block[1] = -(-rows // (pieces * bank[1])) * bank[1]
     if block[1] >= rows and fold == 1:
         most = max(bank[0], planes // wanted)
         while block[0] < most and fits([block[0] + bank[0], block[1]]):
@@ -445,6 +461,7 @@ def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
         sharing.array_columns,
         depth_of(problem, hw),
         _rest_rows(problem, sharing, hw),
+        _rest_columns(problem, sharing, hw),
         is_small(problem, sharing, hw),
         max(1, _WEIGHT_BYTES // each) * hw.partitions,
         max(1, _STORE_BYTES // result_bytes(problem, block)),
