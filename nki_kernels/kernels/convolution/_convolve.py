@@ -198,11 +198,18 @@ def _load(filters: Filters, plan: Plan) -> None:
         filters.ready.append(Ready(its, scale, shift))
 
 
-def _are_long(filters: Filters, plan: Plan) -> bool:
-    """Whether TensorE transposes weights whose rows are long."""
+def _are_transposed(filters: Filters, plan: Plan) -> bool:
+    """Whether TensorE transposes the weights."""
+    return plan.layout == "" and not filters.given.is_turned
+
+
+def _come_late(filters: Filters, plan: Plan) -> bool:
+    """Whether TensorE would wait for the second weights, to transpose them, while the first
+    products could start: their rows are long, or the first inputs come before them.
+    """
     shape = filters.weight.shape
-    elements = shape[1] * shape[2] * shape[3] * shape[4]
-    return plan.layout == "" and not filters.given.is_turned and elements > _LONG_ROW
+    is_long = shape[1] * shape[2] * shape[3] * shape[4] > _LONG_ROW
+    return _are_transposed(filters, plan) and (is_long or plan.is_small)
 
 
 def _on_all_sides(column: nl.NkiTensor | None, plan: Plan) -> nl.NkiTensor | None:
@@ -243,7 +250,8 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
             ready.append(_load_sides(volume.x, plan, some, begin, number, by_both))
             number = ready[-1][-1].transfers
             # The input of most blocks comes behind the weights.
-            while plan.is_small and len(filters.ready) < len(chunks):
+            is_whole = plan.is_small and not _are_transposed(filters, plan)
+            while is_whole and len(filters.ready) < len(chunks):
                 _load(filters, plan)
         sides = ready[first // together]
         end_block = min(first + together, len(blocks))
@@ -353,7 +361,7 @@ def _convolve_chunks(
     for chunk in range(len(chunks)):
         # One more than is needed, whose transposes leave PSUM during the products; but the first
         # products do not wait for the second weights to come, where that takes long.
-        ahead = 1 if len(ready) == 1 and chunk == 0 and _are_long(filters, plan) else 2
+        ahead = 1 if len(ready) == 1 and chunk == 0 and _come_late(filters, plan) else 2
         while len(ready) < min(part[0] + chunk + ahead, len(filters.chunks)):
             _load(filters, plan)
         its = ready[part[0] + chunk]
