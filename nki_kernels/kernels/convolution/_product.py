@@ -132,7 +132,7 @@ def _input_tile(x: Source, plan: Plan, blocks: list[Block], used: int) -> nl.Nki
 
 def _chunks_of_a_transfer(tile: nl.NkiTensor) -> int:
     """Several, because a transfer costs its trigger, but not all in one."""
-    nbytes = tile.size // (tile.shape[0] * tile.shape[1]) * 4
+    nbytes = tile.size // (tile.shape[0] * tile.shape[1]) * 4  # type: int
     return max(1, _TRANSFER_BYTES // nbytes)
 
 

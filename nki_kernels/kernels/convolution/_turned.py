@@ -15,7 +15,8 @@ from trnx.nki_kernels.kernels.convolution._weight_product import Place
 
 def stacked_images(positions: int) -> int:
     """Images of so many positions that share the partitions; 1 where one has half of them."""
-    return max(1, nl.tile_size.pmax // positions)  # type: ignore[no-any-return]
+    pmax = nl.tile_size.pmax  # type: int
+    return max(1, pmax // positions)
 
 
 def load_turned(source: nl.NkiTensor) -> list[nl.NkiTensor]:

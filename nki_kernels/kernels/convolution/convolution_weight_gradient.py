@@ -199,7 +199,9 @@ def _gradient(
     # Where nothing is transposed twice, the banks of two passes share PSUM: the first ones are
     # copied out while the others are in use. Else many channels meet the same transposes.
     is_kept = keeps[0] and keeps[1]
-    most = OVERLAPPING_BANKS if is_kept else BANKS
+    # Small products of several groups take more banks for transposes.
+    sums = BANKS if groups == 1 else BANKS - 1
+    most = OVERLAPPING_BANKS if is_kept else sums
     each = max(1, most // len(tiles[0])) * pmax if is_kept else most * pmax
     kept: list[list[list[Variant]]] = []
     for _ in range(0, out.shape[0], each):
