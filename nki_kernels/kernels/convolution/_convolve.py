@@ -9,17 +9,24 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, Rows, columns_of
-from trnx.nki_kernels.kernels.convolution._plan import Block, Plan, blocks_of
+from trnx.nki_kernels.kernels.convolution._plan import (
+    Block,
+    Plan,
+    blocks_of,
+    plan_of_rest,
+)
 from trnx.nki_kernels.kernels.convolution._product import (
     Inputs,
     Source,
     Weights,
     convolve_blocks,
-    load_input,
+    load_inputs,
     store,
 )
 from trnx.nki_kernels.kernels.convolution._weights import load_pointwise, load_weights
 
+# Elements of a row of weights whose transposes wait for a load that takes longer than products.
+_LONG_ROW = 512
 # Elements of a row of weights that are worth a transfer, where the weights are a matrix.
 _POINTWISE_ROW = 1024
 
@@ -58,13 +65,15 @@ class Ready(NamedTuple):
 
 class Filters(NamedTuple):
     """Output channels of a group, in chunks, and its `weight`. `ready` has what the first of the
-    chunks need, and grows as products come to the others.
+    chunks need, and grows as products come to the others; `rest` has the last chunk's, where blocks
+    have columns of their own for it.
     """
 
     given: Operands
     weight: nl.NkiTensor
     chunks: list[Channels]
     ready: list[Ready]
+    rest: list[Ready]
 
 
 class Volume(NamedTuple):
@@ -129,7 +138,7 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
         for first in range(first_out, end_out, plan.out_channels):
             last = min(first + plan.out_channels, end_out)
             chunks = _chunks(first, last, group * out_channels)
-            filters = Filters(given, part, chunks, [])
+            filters = Filters(given, part, chunks, [], [])
             for index in range(len(xs)):
                 x = _source(given.x, xs[index], index, group * channels, channels)
                 is_last = group == groups - 1 and last == end_out and index == len(xs) - 1
@@ -167,13 +176,16 @@ def _load(filters: Filters, plan: Plan) -> None:
     given, weight, chunks = filters.given, filters.weight, filters.chunks
     index = len(filters.ready)
     some = chunks[index : index + 1]
-    if plan.layout != "":
+    is_pointwise = weight.shape[2] * weight.shape[3] * weight.shape[4] == 1
+    if plan.layout != "" or (given.is_turned and is_pointwise):
         # Several chunks of short rows at once, but products wait for all of them.
-        some = chunks[index : index + max(1, _POINTWISE_ROW // weight.shape[1])]
-        count = some[-1].first + some[-1].number - some[0].first
+        depth = weight.shape[0] if given.is_turned else weight.shape[1]
+        some = chunks[index : index + max(1, _POINTWISE_ROW // depth)]
+    count = some[-1].first + some[-1].number - some[0].first
+    if plan.layout != "":
         weights = load_pointwise(weight, some[0].first, count, plan)
     else:
-        weights = load_weights(weight, some[0].first, some[0].number, plan, given.is_turned)
+        weights = load_weights(weight, some[0].first, count, plan, given.is_turned)
     for chunk in some:
         tile = weights.tile
         if plan.sides == 1:
@@ -184,6 +196,20 @@ def _load(filters: Filters, plan: Plan) -> None:
             scale, shift = _on_all_sides(scale, plan), _on_all_sides(shift, plan)
         its = Weights(tile, weights.channels, weights.masked)
         filters.ready.append(Ready(its, scale, shift))
+
+
+def _are_transposed(filters: Filters, plan: Plan) -> bool:
+    """Whether TensorE transposes the weights."""
+    return plan.layout == "" and not filters.given.is_turned
+
+
+def _come_late(filters: Filters, plan: Plan) -> bool:
+    """Whether TensorE would wait for the second weights, to transpose them, while the first
+    products could start: their rows are long, or the first inputs come before them.
+    """
+    shape = filters.weight.shape
+    is_long = shape[1] * shape[2] * shape[3] * shape[4] > _LONG_ROW
+    return _are_transposed(filters, plan) and (is_long or plan.is_small)
 
 
 def _on_all_sides(column: nl.NkiTensor | None, plan: Plan) -> nl.NkiTensor | None:
@@ -206,13 +232,29 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
     if is_first and len(chunks) > 0:
         # Before the first inputs, as they take longer to be of use.
         _load(filters, plan)
-    for first in range(0, len(blocks), plan.streams * plan.sides):
-        sides = []
-        end_block = min(first + plan.streams * plan.sides, len(blocks))
-        for begin in range(first, end_block, plan.streams):
-            some_blocks = blocks[begin : min(begin + plan.streams, end_block)]
-            number = begin // plan.streams
-            sides.append(load_input(volume.x, plan, some_blocks, number, is_first and first == 0))
+    together = plan.streams * plan.sides
+    ready: list[list[Inputs]] = []
+    number = 0
+    for first in range(0, len(blocks), together):
+        by_both = is_first and (plan.is_small or first == 0)
+        last = first + 1
+        if plan.is_small:
+            last = len(blocks)
+        elif plan.fold > 1:
+            # Loads of few rows, which are many: the next ones before these products, by both rings.
+            by_both = True
+            last = min(len(blocks), first + together + 1)
+        while len(ready) * together < last:
+            begin = len(ready) * together
+            some = blocks[begin : min(begin + together, len(blocks))]
+            ready.append(_load_sides(volume.x, plan, some, begin, number, by_both))
+            number = ready[-1][-1].transfers
+            # The input of most blocks comes behind the weights.
+            is_whole = plan.is_small and not _are_transposed(filters, plan)
+            while is_whole and len(filters.ready) < len(chunks):
+                _load(filters, plan)
+        sides = ready[first // together]
+        end_block = min(first + together, len(blocks))
         start = 0
         while start < len(chunks):
             # A last chunk of fewer channels is stored by itself.
@@ -220,9 +262,71 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
             while end > start + 1 and chunks[end - 1].number < chunks[start].number:
                 end = end - 1
             part = (start, end)
-            is_last = volume.is_last and end_block >= len(blocks)
-            turn = _convolve_chunks(volume, filters, plan, sides, part, (first, turn, is_last))
+            is_last = volume.is_last and (plan.is_small or end_block >= len(blocks))
+            where = (first, turn, is_last)
+            if plan.rest_columns > 0 and chunks[start].number < nl.tile_size.pmax:
+                turn = _convolve_rest(volume, filters, plan, sides[0], start, where)
+            else:
+                turn = _convolve_chunks(volume, filters, plan, sides, part, where)
             start = end
+
+
+def _load_sides(
+    x: Source, plan: Plan, blocks: list[Block], first: int, number: int, by_both: bool
+) -> list[Inputs]:
+    """The input of blocks `first ..` of a volume, of each side; `number`: as in `load_inputs`."""
+    sides: list[list[Block]] = []
+    for begin in range(0, len(blocks), plan.streams):
+        sides.append(blocks[begin : min(begin + plan.streams, len(blocks))])
+    return load_inputs(x, plan, sides, first // plan.streams, number, by_both)
+
+
+def _convolve_rest(
+    volume: Volume,
+    filters: Filters,
+    plan: Plan,
+    inputs: Inputs,
+    chunk: int,
+    where: tuple[int, int, bool],
+) -> int:
+    """The blocks of `inputs` for a last `chunk` of few output channels: each block has columns of
+    the array of its own, so that the sums of several leave PSUM together. `where` and what is
+    returned: as in `_convolve_chunks`.
+    """
+    while len(filters.ready) <= chunk:
+        _load(filters, plan)
+    columns = plan.rest_columns
+    count = nl.tile_size.pmax // columns
+    beside = plan_of_rest(plan)
+    if len(filters.rest) == 0:
+        its = filters.ready[chunk]
+        tile = its.weights.tile
+        if tile.shape[3] < columns:
+            shape = (tile.shape[0], tile.shape[1], tile.shape[2], columns)
+            wide = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.sbuf)
+            nisa.memset(dst=wide, value=0.0)
+            for stream in range(plan.streams):
+                here = nl.ds(stream * plan.array_rows, its.weights.channels * plan.fold)
+                some = wide[here, :, :, 0 : tile.shape[3]]
+                nisa.tensor_copy(dst=some, src=tile[here], engine=nisa.engine.vector)
+            tile = wide
+        scale, shift = _on_all_sides(its.scale, beside), _on_all_sides(its.shift, beside)
+        weights = Weights(tile, its.weights.channels, its.weights.masked)
+        filters.rest.append(Ready(weights, scale, shift))
+    ready = filters.ready[0:chunk]
+    ready.append(filters.rest[0])
+    its_filters = Filters(filters.given, filters.weight, filters.chunks, ready, filters.rest)
+    first, turn, is_last = where
+    blocks = inputs.blocks
+    for begin in range(0, len(blocks), count):
+        sides: list[Inputs] = []
+        for place in range(begin, min(begin + count, len(blocks))):
+            sides.append(Inputs(inputs.tile, [blocks[place]], inputs.rest, place, 0))
+        part = (chunk, chunk + 1)
+        turn = _convolve_chunks(
+            volume, its_filters, beside, sides, part, (first + begin, turn, is_last)
+        )
+    return turn
 
 
 def _convolve_chunks(
@@ -252,11 +356,13 @@ def _convolve_chunks(
         added.append(None)
         if residual is not None:
             added[-1] = nl.ndarray(size, dtype=out.dtype, buffer=nl.sbuf)
-            _move(residual, added[-1], sides, index, plan, chunks, False, False)
+            _move(residual, added[-1], sides, index, plan, chunks, False, None)
     turn = where[1]
     for chunk in range(len(chunks)):
-        # One more than is needed, whose transposes leave PSUM during the products.
-        while len(ready) < min(part[0] + chunk + 2, len(filters.chunks)):
+        # One more than is needed, whose transposes leave PSUM during the products; but the first
+        # products do not wait for the second weights to come, where that takes long.
+        ahead = 1 if len(ready) == 1 and chunk == 0 and _come_late(filters, plan) else 2
+        while len(ready) < min(part[0] + chunk + ahead, len(filters.chunks)):
             _load(filters, plan)
         its = ready[part[0] + chunk]
         parts = []
@@ -268,8 +374,10 @@ def _convolve_chunks(
         then = Epilogue(its.scale, its.shift, filters.given.activation)
         turn = convolve_blocks(parts, more, sides, its.weights, plan, then, turn)
     are_alone = where[2] and len(ready) == len(filters.chunks)
+    before = where[0] // (plan.streams * plan.sides) + part[0] // plan.together
     for index in range(len(results)):
-        _move(out, results[index], sides, index, plan, chunks, True, are_alone)
+        store_turn = before + index if are_alone else None
+        _move(out, results[index], sides, index, plan, chunks, True, store_turn)
     return turn
 
 
@@ -296,10 +404,10 @@ def _move(
     plan: Plan,
     chunks: list[Channels],
     is_store: bool,
-    are_alone: bool,
+    turn: int | None,
 ) -> None:
     """The outputs of a stream, all of its sides: from the tile to HBM, or from there. Stores that
-    `are_alone` go by both rings, as no loads follow.
+    have a `turn` go by both rings, as no loads follow.
     """
     for side in range(len(sides)):
         if index < len(sides[side].blocks):
@@ -308,8 +416,7 @@ def _move(
             part = tile[nl.ds(side * plan.array_columns, size[0])]
             part = part[:, :, 0 : size[2], 0 : size[3], 0 : size[4]]
             if is_store:
-                number = side + chunks[0].first // chunks[0].number
-                store(target, part, are_alone and number % 2 == 1)
+                store(target, part, turn is not None and (turn + side) % 2 == 1)
             else:
                 nisa.dma_copy(dst=part, src=target)
 

@@ -29,11 +29,13 @@ Phase = tuple[int, int, tuple[Tap, ...]]  # start, outputs, taps
 # block is loaded while this one is in use.
 _INPUT_BYTES = 16384
 _WEIGHT_BYTES = 65536
+# Of a partition, for the input of a volume that is loaded before the first product.
+_SMALL_BYTES = 32768
 _STORE_BYTES = 2048  # of a partition, that are worth a transfer of their own
 _BLOCKS = 4  # that a convolution is cut into, so that loads, products and stores overlap
 # Bytes of a partition for one of the blocks side by side, below which triggers take longer than the
 # products of one kernel position, or of several.
-_LEAST_BYTES, _LEAST_WINDOW_BYTES = 3072, 640
+_LEAST_BYTES, _LEAST_WINDOW_BYTES = 768, 640
 # Loads at the borders of an image, each with a trigger of its own, that are few enough.
 _BORDER_TRANSFERS = 12
 # Of a DMA that waits for nothing else, nki-dma-bandwidth-guide.rst:40-43.
@@ -217,6 +219,19 @@ def _rest_rows(problem: Problem, sharing: Sharing, hw: Hardware) -> int:
     return max(_least_part(hw), 1 << (rest - 1).bit_length())
 
 
+def _rest_columns(problem: Problem, sharing: Sharing, hw: Hardware) -> int:
+    """Columns of the array for a last chunk of output channels, where those are half of it or
+    fewer and several blocks are computed side by side; 0 where it is like the others. An added
+    tensor has no values for columns that fill a part, and masks no weights.
+    """
+    rest = problem.out_channels % hw.partitions
+    is_alone = problem.out_channels < hw.partitions or sharing.streams == 1 or sharing.sides > 1
+    if is_alone or rest == 0 or problem.has_residual or sharing.fold > 1:
+        return 0
+    columns = max(_least_part(hw), 1 << (rest - 1).bit_length())
+    return columns if columns < hw.partitions else 0
+
+
 def _pays(problem: Problem, way: Sharing, hw: Hardware) -> bool:
     """Whether a fold saves more of TensorE's time than the transfers at the borders take."""
     columns = 4 if problem.itemsize == 4 else 1  # of the array, for each output and position
@@ -372,6 +387,9 @@ def _blocks(
         most = -(-rows // max(1, wanted // planes))
     while block[1] < rows and block[1] + bank[1] <= most and fits([block[0], block[1] + bank[1]]):
         block[1] += bank[1]
+    # Of nearly the same size, as blocks side by side wait for the largest.
+    pieces = -(-rows // block[1])
+    block[1] = -(-rows // (pieces * bank[1])) * bank[1]
     if block[1] >= rows and fold == 1:
         most = max(bank[0], planes // wanted)
         while block[0] < most and fits([block[0] + bank[0], block[1]]):
@@ -393,6 +411,24 @@ def result_bytes(problem: Problem, block: list[int]) -> int:
     for window, count in zip((problem.planes, problem.rows), block, strict=True):
         result *= min(count * window.step, window.out)
     return result
+
+
+def is_small(problem: Problem, sharing: Sharing, hw: Hardware) -> bool:
+    """Whether all of the input of a volume is loaded before the first product."""
+    # Weights that TensorE transposes would delay the first products, all being there before them.
+    if problem.has_residual or (problem.taps > 1 and not problem.columns.transposed):
+        return False
+    block = _blocks(problem, _bank(problem, sharing, hw), sharing, hw)
+    return _small_bytes(problem, block, sharing, hw) <= _SMALL_BYTES
+
+
+def _small_bytes(problem: Problem, block: list[int], sharing: Sharing, hw: Hardware) -> int:
+    """Bytes of a partition for the input of all blocks."""
+    planes = -(-problem.planes.out // problem.planes.step)
+    rows = -(-problem.rows.out // problem.rows.step)
+    count = -(-planes // block[0]) * -(-rows // block[1])
+    each = input_bytes(problem, block[0], block[1], sharing.fold, hw)
+    return -(-count // sharing.streams) * each
 
 
 def _row_steps(window: Window, fold: int) -> tuple[int, int, int]:
@@ -425,6 +461,8 @@ def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
         sharing.array_columns,
         depth_of(problem, hw),
         _rest_rows(problem, sharing, hw),
+        _rest_columns(problem, sharing, hw),
+        is_small(problem, sharing, hw),
         max(1, _WEIGHT_BYTES // each) * hw.partitions,
         max(1, _STORE_BYTES // result_bytes(problem, block)),
         layout if problem.taps == 1 and sharing.streams == 1 else "",
@@ -443,6 +481,7 @@ def plan_bytes(problem: Problem, hw: Hardware) -> int:
     return (
         weights
         + staged
+        + (_SMALL_BYTES if is_small(problem, sharing, hw) else 0)
         + sharing.sides * input_bytes(problem, planes, rows, fold, hw)
         + 2 * result * (2 if problem.has_residual else 1)
     )

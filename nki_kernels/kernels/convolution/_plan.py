@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import nki.language as nl
+
 from trnx.nki_kernels.kernels.convolution._geometry import Mask, Phase
 
 
@@ -35,7 +37,9 @@ class Plan(NamedTuple):
     blocks that are computed side by side, and rows of the array for each; sides, array_columns: so
     many times as many blocks, and columns of the array for each; depth: channels of a chunk, the
     last of which may have fewer; rest_rows: rows of the array for a last chunk of few channels,
-    whose blocks take turns at them, or all; out_channels: how many have their weights in SBUF;
+    whose blocks take turns at them, or all; rest_columns: of the array, for a last chunk of few
+    output channels of each block side by side, or 0; is_small: all input of a volume is in SBUF,
+    so that nothing is loaded between its stores; out_channels: how many have their weights in SBUF;
     together: how many chunks of 128 of them are stored by one transfer; layout: how the weights of
     a 1x1 kernel are loaded, "" for a larger one.
     """
@@ -53,6 +57,8 @@ class Plan(NamedTuple):
     array_columns: int
     depth: int
     rest_rows: int
+    rest_columns: int
+    is_small: bool
     out_channels: int
     together: int
     layout: str
@@ -71,7 +77,7 @@ def plan_of(numbers: tuple[Any, ...]) -> Plan:
     """The plan that the host has made."""
     planes, rows, columns, fold, row_steps, fold_step, masks = numbers[0:7]
     streams, array_rows, sides, array_columns = numbers[7:11]
-    depth, rest_rows, out_channels, together, layout = numbers[11:]
+    depth, rest_rows, rest_columns, is_small, out_channels, together, layout = numbers[11:]
     return Plan(
         _axis_of(planes),
         _axis_of(rows),
@@ -86,9 +92,37 @@ def plan_of(numbers: tuple[Any, ...]) -> Plan:
         array_columns,
         depth,
         rest_rows,
+        rest_columns,
+        is_small,
         out_channels,
         together,
         layout,
+    )
+
+
+def plan_of_rest(plan: Plan) -> Plan:
+    """The plan of a last chunk of few output channels: each of the blocks is a side."""
+    columns = plan.rest_columns
+    sides = nl.tile_size.pmax // columns
+    return Plan(
+        plan.planes,
+        plan.rows,
+        plan.columns,
+        plan.fold,
+        plan.row_steps,
+        plan.fold_step,
+        plan.masks,
+        1,
+        plan.array_rows,
+        sides,
+        columns,
+        plan.depth,
+        plan.rest_rows,
+        0,
+        plan.is_small,
+        plan.out_channels,
+        plan.together,
+        plan.layout,
     )
 
 

@@ -64,12 +64,15 @@ class Source(NamedTuple):
 
 class Inputs(NamedTuple):
     """A tile `[channels, chunks, planes, rows, columns]` with the input of some blocks: block i is
-    on the partitions from `i * array_rows` on, the last chunk of its channels from `rest` on.
+    on the partitions from `(place + i) * array_rows` on, the last chunk of its channels from `rest`
+    on; and how many transfers there were up to these.
     """
 
     tile: nl.NkiTensor
     blocks: list[Block]
     rest: int
+    place: int
+    transfers: int
 
 
 class Job(NamedTuple):
@@ -81,54 +84,84 @@ class Job(NamedTuple):
     parts: list[BankPart]
 
 
-def load_input(x: Source, plan: Plan, blocks: list[Block], turn: int, is_first: bool) -> Inputs:
-    """The input of these blocks, `turn` of which were loaded before. Of what `is_first`,
-    every other transfer goes by the ring of stores, which has nothing to do yet.
+def load_inputs(
+    x: Source, plan: Plan, sides: list[list[Block]], turn: int, number: int, by_both: bool
+) -> list[Inputs]:
+    """The input of the blocks of each side, `turn` sides of which were loaded before, by `number`
+    transfers. Every other one goes by the ring of stores where loads go `by_both`. A chunk of the
+    channels comes for all sides before the next one, as they are multiplied in turns.
     """
     channels = x.channels
-    chunks = (channels + plan.depth - 1) // plan.depth
     used = min(channels, plan.depth) * plan.fold
-    rest = turn * plan.rest_rows % nl.tile_size.pmax
+    tiles: list[nl.NkiTensor] = []
+    for blocks in sides:
+        tiles.append(_input_tile(x, plan, blocks, used))
+    count = _chunks_of_a_transfer(tiles[0]) if plan.fold == 1 else tiles[0].shape[1]
+    for chunk in range(0, tiles[0].shape[1], count):
+        for side in range(len(sides)):
+            rest = (turn + side) * plan.rest_rows % nl.tile_size.pmax
+            for index in range(len(sides[side])):
+                block = sides[side][index]
+                front, top = block.planes_in, block.rows_in
+                part = tiles[side][nl.ds(index * plan.array_rows, used)]
+                part = part[:, :, 0 : front[1] - front[0], 0 : top[1] - top[0], :]
+                if plan.fold > 1:
+                    number = _load_shifted(part, x, plan, front, top, number, by_both)
+                else:
+                    view = x.view[:, front[0] : front[1], top[0] : top[1], :]
+                    some = (chunk, min(chunk + count, part.shape[1]))
+                    number = _load_chunks(part, view, plan.depth, some, rest, number, by_both)
+    found: list[Inputs] = []
+    for side in range(len(sides)):
+        rest = (turn + side) * plan.rest_rows % nl.tile_size.pmax
+        found.append(Inputs(tiles[side], sides[side], rest, 0, number))
+    return found
+
+
+def _input_tile(x: Source, plan: Plan, blocks: list[Block], used: int) -> nl.NkiTensor:
+    """A tile for the input of some blocks, each on `used` partitions."""
     planes = 1
     rows = 1
     for block in blocks:
         planes = max(planes, block.planes_in[1] - block.planes_in[0])
         rows = max(rows, block.rows_in[1] - block.rows_in[0])
+    chunks = (x.channels + plan.depth - 1) // plan.depth
     shape = ((len(blocks) - 1) * plan.array_rows + used, chunks, planes, rows, x.view.shape[3])
-    tile = nl.ndarray(shape, dtype=x.root.dtype, buffer=nl.sbuf)
-    for index in range(len(blocks)):
-        front, top = blocks[index].planes_in, blocks[index].rows_in
-        part = tile[
-            nl.ds(index * plan.array_rows, used), :, 0 : front[1] - front[0], 0 : top[1] - top[0], :
-        ]
-        if plan.fold > 1:
-            _load_shifted(part, x, plan, front, top)
-        else:
-            view = x.view[:, front[0] : front[1], top[0] : top[1], :]
-            _load_chunks(part, view, plan.depth, rest, turn + index if is_first else None)
-    return Inputs(tile, blocks, rest)
+    return nl.ndarray(shape, dtype=x.root.dtype, buffer=nl.sbuf)
+
+
+def _chunks_of_a_transfer(tile: nl.NkiTensor) -> int:
+    """Several, because a transfer costs its trigger, but not all in one."""
+    nbytes = tile.size // (tile.shape[0] * tile.shape[1]) * 4  # type: int
+    return max(1, _TRANSFER_BYTES // nbytes)
 
 
 def _load_chunks(
-    tile: nl.NkiTensor, source: nl.NkiTensor, depth: int, place: int, number: int | None
-) -> None:
-    """`tile[channels, chunks, planes, rows, columns]` <- `source[channels, ...]`, the last of the
-    chunks of `depth` channels from partition `place` on. `number`: of these inputs among the first.
+    tile: nl.NkiTensor,
+    source: nl.NkiTensor,
+    depth: int,
+    some: tuple[int, int],
+    place: int,
+    number: int,
+    by_both: bool,
+) -> int:
+    """Chunks `some` of `tile[channels, chunks, planes, rows, columns]` <- `source[channels, ...]`,
+    the last of the chunks of `depth` channels from partition `place` on, where it has fewer;
+    returns the number of transfers.
     """
     full = source.shape[0] // depth
-    # Several chunks a transfer, because a transfer costs its trigger, but not all in one.
-    nbytes = tile.size // (tile.shape[0] * tile.shape[1]) * 4
-    some = max(1, _TRANSFER_BYTES // nbytes)
-    for chunk in range(0, full, some):
-        count = min(some, full - chunk)
-        part = source[nl.ds(chunk * depth, count * depth)].reshape_dim(0, (count, depth))
-        target = tile[0:depth, nl.ds(chunk, count)]
-        is_beside = number is not None and (number + chunk // some) % 2 == 0
-        _load(target, part.permute((1, 0, 2, 3, 4)), is_beside)
-    if full < tile.shape[1]:
+    count = min(some[1], full) - some[0]
+    if count > 0:
+        part = source[nl.ds(some[0] * depth, count * depth)].reshape_dim(0, (count, depth))
+        target = tile[0:depth, nl.ds(some[0], count)]
+        _load(target, part.permute((1, 0, 2, 3, 4)), by_both and number % 2 == 0)
+        number = number + 1
+    if some[1] > full:
         rest = source.shape[0] - full * depth
-        is_beside = number is not None and (number + (full + some - 1) // some) % 2 == 0
-        _load(tile[nl.ds(place, rest), full], source[full * depth :], is_beside)
+        target = tile[nl.ds(place, rest), full]
+        _load(target, source[full * depth :], by_both and number % 2 == 0)
+        number = number + 1
+    return number
 
 
 def _load(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool) -> None:
@@ -148,9 +181,17 @@ def store(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool) -> None:
 
 
 def _load_shifted(
-    tile: nl.NkiTensor, x: Source, plan: Plan, front: tuple[int, int], top: tuple[int, int]
-) -> None:
-    """Part j of the partitions <- the input some rows further down, zeros before it."""
+    tile: nl.NkiTensor,
+    x: Source,
+    plan: Plan,
+    front: tuple[int, int],
+    top: tuple[int, int],
+    number: int,
+    by_both: bool,
+) -> int:
+    """Part j of the partitions <- the input some rows further down, zeros before it; returns the
+    number of transfers.
+    """
     step, origin, shift = plan.row_steps
     rows = top[1] - top[0]
     base = top[0] * step + origin
@@ -167,15 +208,18 @@ def _load_shifted(
     outer = max(inner, lasts[-1])
     if inner > 0:
         nisa.memset(dst=tile[:, 0, :, 0:inner, :], value=0.0, engine=nisa.engine.gpsimd)
+    pieces: list[tuple[tuple[int, int], tuple[int, int, int]]] = []
     if inner < outer:
-        _load_rows(tile, x, front, (inner, outer), (base, step), (0, plan.fold, shift))
+        pieces.append(((inner, outer), (0, plan.fold, shift)))
     for j in range(plan.fold):
         if firsts[j] < min(inner, lasts[j]):
-            some = (firsts[j], min(inner, lasts[j]))
-            _load_rows(tile, x, front, some, (base, step), (j, 1, shift))
+            pieces.append(((firsts[j], min(inner, lasts[j])), (j, 1, shift)))
         if max(outer, firsts[j]) < lasts[j]:
-            some = (max(outer, firsts[j]), lasts[j])
-            _load_rows(tile, x, front, some, (base, step), (j, 1, shift))
+            pieces.append(((max(outer, firsts[j]), lasts[j]), (j, 1, shift)))
+    for some, parts in pieces:
+        _load_rows(tile, x, front, some, (base, step), parts, by_both and number % 2 == 0)
+        number = number + 1
+    return number
 
 
 def _load_rows(
@@ -185,6 +229,7 @@ def _load_rows(
     some: tuple[int, int],
     where: tuple[int, int],
     parts: tuple[int, int, int],
+    is_beside: bool,
 ) -> None:
     """Rows `some` of the tile, on `parts` (first, count, input rows between two) of its partitions;
     `where` is the input row of the tile's row 0, and the input rows between two of them.
@@ -198,10 +243,8 @@ def _load_rows(
         [1, tile.shape[4]],
     ]
     offset = x.start + front[0] * x.plane_step + row * x.row_step
-    nisa.dma_copy(
-        dst=tile[nl.ds(parts[0] * x.channels, parts[1] * x.channels), 0, :, some[0] : some[1], :],
-        src=x.root.ap(pattern=pattern, offset=offset),
-    )
+    part = tile[nl.ds(parts[0] * x.channels, parts[1] * x.channels)]
+    _load(part[:, 0, :, some[0] : some[1], :], x.root.ap(pattern=pattern, offset=offset), is_beside)
 
 
 def clip(axis: Axis, tap: Tap, first: int, count: int) -> tuple[int, int]:
@@ -241,7 +284,7 @@ def _multiply(
         :, clips[0][0] : clips[0][1], clips[1][0] : clips[1][1], clips[2][0] : clips[2][1]
     ]
     left = weights.channels * taps[1][3]
-    first = job.place * plan.array_rows
+    first = (inputs.place + job.place) * plan.array_rows
     rows = plan.array_rows
     if plan.rest_rows < nl.tile_size.pmax and chunk == weights.tile.shape[1] - 1:
         first, rows = inputs.rest, plan.rest_rows

@@ -119,6 +119,13 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     )
     yield sample("1x1, blocks beside each other", (4, 130, 30, 31), (24, 130, 1, 1), bf16,
                  bias=True, activation="silu")  # fmt: skip
+    # A last chunk of few output channels, for which blocks share the columns.
+    yield sample("144 of 24 channels", (6, 24, 9, 8), (144, 24, 1, 1), bias=True,
+                 activation="silu")  # fmt: skip
+    yield sample("192 of 32 channels", (5, 32, 23, 24), (192, 32, 1, 1), bf16, norm=True)
+    yield sample("130 of 64 channels", (3, 64, 5, 6), (130, 64, 3, 3), bf16, padding=[1])
+    yield sample("transposed, 144 of 20 channels", (5, 20, 9, 5), (20, 144, 1, 1), bf16, **up)
+    yield sample("blocks of even rows", (2, 130, 44, 64), (4, 130, 3, 3), bf16, padding=[1])
     yield sample("residual, blocks beside each other", (2, 70, 40, 50), (32, 70, 3, 3), padding=[1],
                  residual=(2, 32, 40, 50), norm=True, activation="relu")  # fmt: skip
     yield sample("transposed, blocks beside each other", (3, 66, 43, 31), (66, 5, 3, 4), stride=[2],

@@ -66,11 +66,13 @@ def _is_flat(axes: list[Window]) -> bool:
 
 def turns_by_dma(b: Bindings, hw: Hardware) -> bool:
     """Whether DMA transposes: the elements of two bytes of a 1x1 kernel that takes all of them, of
-    images that fill the partitions.
+    images that fill more than half of the partitions, or several of which do.
     """
     axes = _axes(b)
     is_dense = _is_flat(axes) and all(axis.stride == 1 and axis.out == axis.size for axis in axes)
-    fills = axes[1].out * axes[2].out >= hw.partitions
+    positions = axes[1].out * axes[2].out
+    stacked = min(axes[0].out, hw.partitions // positions) * positions
+    fills = positions >= hw.partitions or stacked > hw.partitions // 2
     return bool(hw.generation >= 3 and b.x.ndim < 5 and b.x.dtype.itemsize == 2) and (
         is_dense and fills
     )
@@ -82,10 +84,12 @@ def _turned_images(b: Bindings, hw: Hardware) -> int:
     """
     axes = _axes(b)
     channels = max(_rows(b, hw), b.weight.shape[1] * groups_together(b, hw))
-    each = int(axes[1].out * axes[2].out // hw.partitions * channels * b.x.dtype.itemsize)
-    images = axes[0].out
-    most = images if images * each <= _BLOCK_BYTES else -(-images // 2)
-    return max(1, min(_TURNED_BYTES // each, most))
+    positions = axes[1].out * axes[2].out
+    some = max(1, hw.partitions // positions)  # on the partitions at once
+    each = int(max(1, positions // hw.partitions) * channels * b.x.dtype.itemsize)
+    groups = -(-axes[0].out // some)
+    most = groups if groups * each <= _BLOCK_BYTES else -(-groups // 2)
+    return some * max(1, min(_TURNED_BYTES // each, most))
 
 
 def _flat_planes(b: Bindings, hw: Hardware) -> int:
@@ -310,6 +314,11 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     for size in (1, 127, 129):
         yield sample(f"1x1, {size} channels of 2 bytes", (3, size, 13, 11), (5, size, 1, 1), **half)
         yield sample(f"1x1, {size} of 2 bytes out", (2, 6, 8, 16), (size, 6, 1, 1), **half)
+    for images in (1, 2, 5):
+        yield sample(f"1x1, {images} small images of 2 bytes", (images, 140, 7, 7),
+                     (20, 140, 1, 1), **half)  # fmt: skip
+    yield sample("1x1, images of half the partitions", (3, 40, 8, 8), (130, 40, 1, 1), **half)
+    yield sample("1x1, images of few positions", (50, 6, 2, 2), (5, 6, 1, 1), **half)
     yield sample("1x1, many of 2 bytes", (3, 140, 16, 20), (700, 140, 1, 1), **half)
     yield sample("1x1, groups of 2 bytes", (2, 12, 13, 12), (6, 4, 1, 1), groups=3, **half)
     yield sample("1d, 1 wide, 2 bytes", (3, 20, 300), (9, 20, 1), **half)

@@ -17,7 +17,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 # Of the eight banks of PSUM: the others take transposes, or the sums of the pass before.
-BANKS, OVERLAPPING_BANKS = 5, 3
+BANKS, OVERLAPPING_BANKS = 6, 3
 # Bytes of a row (as float32) below which its descriptor takes much longer than its bytes.
 _SHORT_ROW = 80
 

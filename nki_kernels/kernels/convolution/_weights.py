@@ -151,7 +151,9 @@ def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) 
     if padded > count:
         nisa.memset(dst=tile[:, :, count:padded], value=0.0)
     full = channels // depth
-    for stream in range(plan.streams):
+    # Whole rows are copied to the other streams, as each transfer costs its trigger.
+    copies = plan.streams if plan.fold == 1 else 1
+    for stream in range(plan.streams // copies):
         # Several chunks a transfer, because a transfer costs its trigger, but not all in one.
         for chunk in range(0, full, _CHUNKS):
             some = min(_CHUNKS, full - chunk)
@@ -171,6 +173,9 @@ def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) 
                     )
     _spread_rest(tile, channels, plan)
     flat = tile.reshape((partitions, chunks, padded, planes * rows * columns))
+    for stream in range(1, copies):
+        here = nl.ds(stream * plan.array_rows, channels)
+        nisa.tensor_copy(dst=flat[here], src=flat[0:channels], engine=nisa.engine.vector)
     ordered = flat.permute((0, 1, 3, 2))
     return Weights(ordered, channels, _masked(ordered, channels, plan))
 

@@ -15,6 +15,7 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.convolution._convolve import volumes_of
+from trnx.nki_kernels.kernels.convolution._product import store
 from trnx.nki_kernels.kernels.convolution._turned import (
     load_turned,
     turned_part,
@@ -160,7 +161,7 @@ def convolution_weight_gradient_kernel(
         how = (keeps, is_turned)
         _gradient(part, its_grads, its_windows, axes, how, some, turn, waiting, masks)
     for ready in waiting:
-        _multiply(ready)
+        _multiply(ready, True)
     return out
 
 
@@ -198,7 +199,9 @@ def _gradient(
     # Where nothing is transposed twice, the banks of two passes share PSUM: the first ones are
     # copied out while the others are in use. Else many channels meet the same transposes.
     is_kept = keeps[0] and keeps[1]
-    most = OVERLAPPING_BANKS if is_kept else BANKS
+    # Small products of several groups take more banks for transposes.
+    sums = BANKS if groups == 1 else BANKS - 1
+    most = OVERLAPPING_BANKS if is_kept else sums
     each = max(1, most // len(tiles[0])) * pmax if is_kept else most * pmax
     kept: list[list[list[Variant]]] = []
     for _ in range(0, out.shape[0], each):
@@ -260,13 +263,15 @@ def _results(out: nl.NkiTensor, channels: int, columns: Columns, taps: int) -> l
     return results
 
 
-def _store(out: nl.NkiTensor, results: list[nl.NkiTensor], first: int, channel: int) -> None:
+def _store(
+    out: nl.NkiTensor, results: list[nl.NkiTensor], first: int, channel: int, are_alone: bool
+) -> None:
     """`out[first .., channel .., kernel]` <- the results, whose kernel positions are all there."""
     for tile in results:
         size = (tile.shape[0], tile.shape[1] * tile.shape[2], tile.shape[3])
-        nisa.dma_copy(
-            dst=out[nl.ds(first, size[0]), nl.ds(channel, size[1]), :], src=tile.reshape(size)
-        )
+        target = out[nl.ds(first, size[0]), nl.ds(channel, size[1]), :]
+        is_beside = are_alone and first // nl.tile_size.pmax % 2 == 1
+        store(target, tile.reshape(size), is_beside)
         first = first + size[0]
 
 
@@ -324,7 +329,7 @@ def _sum_positions(
                     waiting.append(Ready(work, left, right, False))
                     number = number + 1
                     if len(waiting) > _AHEAD:
-                        _multiply(waiting.pop(0))
+                        _multiply(waiting.pop(0), False)
     last = waiting.pop()
     waiting.append(Ready(last.work, last.left, last.right, True))
 
@@ -491,8 +496,10 @@ def _window_of(
     return channels[:, nl.ds(firsts[0], planes), nl.ds(firsts[1], rows), :]
 
 
-def _multiply(ready: Ready) -> None:
-    """Add the products at a place to the sums, which leave PSUM after the last one."""
+def _multiply(ready: Ready, are_alone: bool) -> None:
+    """Add the products at a place to the sums, which leave PSUM after the last one. Stores that
+    `are_alone` go by both rings, as no loads follow.
+    """
     work = ready.work
     count = len(work.columns)
     for row in range(len(ready.left[0].parts)):
@@ -513,7 +520,7 @@ def _multiply(ready: Ready) -> None:
     if work.is_last and work.groups > 1:
         _store_diagonal(work.out, work.results[0], work.groups)
     elif work.is_last:
-        _store(work.out, work.results, work.first, work.columns[0].first)
+        _store(work.out, work.results, work.first, work.columns[0].first, are_alone)
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
