@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from trnx.nki_kernels.generator.across import BANK, Across
 from trnx.nki_kernels.generator.engines import (
@@ -45,7 +45,8 @@ _Key = tuple[Hashable, Hashable]
 class Estimate:
     """Estimates for one geometry; `elements` are those of a value in a partition of a tile,
     `labels` its free axes in the order of the tile, `halved` the reductions that take no strides,
-    `turned` the loads that DMA transposes; `is_static` says that descriptors lie in HBM."""
+    `turned` the loads that DMA transposes, `permuted` the values that lie in an order of their own;
+    `is_static` says that descriptors lie in HBM."""
 
     def __init__(
         self,
@@ -55,12 +56,13 @@ class Estimate:
         labels: Callable[[Value], Dims],
         halved: frozenset[Value],
         turned: frozenset[Value],
+        permuted: Collection[Value] = (),
         *,
         is_static: bool,
     ) -> None:
         self._hw, self._geometry, self._labels = hw, geometry, labels
         self._elements: Callable[[Value], int] = lambda value: elements(value, geometry)
-        self._costs = EngineCosts(hw, self._elements)
+        self._costs = EngineCosts(hw, self._elements, permuted)
         self._halved, self._turned = halved, turned
         constants = timing(hw)
         self._issue = constants.dma_static_issue_ns if is_static else constants.dma_issue_ns
@@ -77,7 +79,9 @@ class Estimate:
         rows_loop = geometry.crosses or not geometry.in_phases
         if len(geometry.rows) > 1 and rest.fold < geometry.rows[0].fold and rows_loop:
             few = dataclasses.replace(geometry, rows=(rest,))
-            self._left = Estimate(hw, few, elements, labels, halved, turned, is_static=is_static)
+            self._left = Estimate(
+                hw, few, elements, labels, halved, turned, permuted, is_static=is_static
+            )
 
     # -- whole rows ------------------------------------------------------------------------------
 
@@ -383,6 +387,9 @@ class Estimate:
             lanes = min(_PARTITIONS_PER_ENGINE, self._geometry.partitions)
             transfer = lanes * self._elements(value) * value.dtype.itemsize / rate
             issue = constants.dma_issue_ns * (1 if lead is None else lead.block)
+            if lead is not None and self._geometry.partitions // lead.block % lanes:
+                # The partitions of two transfers share an engine, which takes one after the other.
+                transfer *= 2
             # The last transfer is triggered after the others.
             done = issue - constants.dma_issue_ns + constants.dma_done_ns
             return Op(_LOADS, issue, done, transfer=transfer)

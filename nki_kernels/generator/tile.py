@@ -466,7 +466,7 @@ def _placed(region: TiledRegion, hw: Hardware) -> TiledRegion:
     fixed: frozenset[Value] = across.once() if across else frozenset()
     # Phases load a table once; in stages the last one of a tile is the first one of the next.
     tables = 0 if across else max(0, table_loads(region.instructions) - 1)
-    costs = EngineCosts(hw, repeated)
+    costs = EngineCosts(hw, repeated, region.layouts)
     placed = assign_engines(region.instructions, costs, stored, fixed, tables)
     return dataclasses.replace(region, instructions=placed, stages=[0] * len(placed))
 

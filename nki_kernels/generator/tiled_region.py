@@ -118,8 +118,9 @@ class TiledRegion:
         """What all tiles take (`estimate.py`)."""
         turned = frozenset(filter(self.is_turned, self.load_strides))
         estimate = Estimate(
-            hw, self.geometry, elements, self.labels, self.halved, turned, is_static=self.is_static
-        )
+            hw, self.geometry, elements, self.labels, self.halved, turned, self.layouts,
+            is_static=self.is_static,
+        )  # fmt: skip
         held = [self.held[output.value] for output in self.outputs]
         stores = list(zip(held, self.output_strides, strict=True))
         if self.across is not None:
