@@ -406,9 +406,15 @@ class Emitter:
         return f".permute(({', '.join(map(str, order))}))"
 
     def store(
-        self, index: int, *, loops: Sequence[Axis] | None = None, rows: bool = True
+        self,
+        index: int,
+        *,
+        loops: Sequence[Axis] | None = None,
+        rows: bool = True,
+        on_partitions: bool = False,
     ) -> list[str]:
-        """The store of a result inside `loops`, by default all, and the loop over the rows."""
+        """The store of a result inside `loops`, by default all, and the loop over the rows; all of
+        its free axes lie `on_partitions` where that is said."""
         output = self.region.outputs[index]
         held = self.region.held[output.value]
         inside = self.g.loops if loops is None else loops
@@ -420,6 +426,8 @@ class Emitter:
         lanes = "1" if not whole else "p" if led or self.g.lead is None else "m"
         source = self.name(held) if lanes == "p" else f"{self.name(held)}[0:{lanes}]"
         lines = self._stores(index, source, lanes, led=led)
+        if on_partitions:
+            lines = self._store_from_partitions(index)
         return [f"if {' and '.join(once)}:", *indent(lines)] if once else lines
 
     def _stores(self, index: int, source: str, lanes: str, *, led: bool) -> list[str]:
@@ -442,6 +450,14 @@ class Emitter:
         for label, start in reversed(starts.items()):
             lines = [f"for {start} in range({self.count(label)}):", *indent(lines)]
         return lines
+
+    def _store_from_partitions(self, index: int) -> list[str]:
+        """The transfer of a result of which each partition has one value."""
+        held = self.region.held[self.region.outputs[index].value]
+        strides = self.region.output_strides[index]
+        pattern = [f"[{strides.get(d, 0)}, {self.count(d)}]" for d in self.region.labels(held)]
+        where = _pattern([*pattern, "[1, 1]"], self._offset(strides, constant=False))
+        return self._dma(f"out{index}.ap({where})", f"src={self.name(held)}")
 
     def _many_rows(self) -> bool:
         return sum(len(rows.starts) for rows in self.g.rows) > 1

@@ -6,6 +6,8 @@ VectorE reduces it, and TensorE transposes it back.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from trnx.nki_kernels.generator.across import BANK
@@ -14,13 +16,36 @@ from trnx.nki_kernels.generator.emit_reductions import ReductionEmitter
 from trnx.nki_kernels.generator.engines import table_of_call
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.select_instructions import Instruction
+from trnx.nki_kernels.generator.turned_totals import turned_total
 
 
 class TotalEmitter(ReductionEmitter):
     """See the module's docstring."""
 
+    @functools.cached_property
+    def turned(self) -> Instruction | None:
+        """What combines the total that stays on the partitions."""
+        return turned_total(self.across, self.phases)
+
+    @functools.cached_property
+    def _on_partitions(self) -> frozenset[Value]:
+        """That total, and what is computed of it: one value a partition."""
+        if self.turned is None:
+            return frozenset()
+        return frozenset([self.turned.dst, *(v for i in self.phases[-1].once for v in i.writes())])
+
+    def axes(self, value: Value) -> list[int]:
+        """The free axes of a value's tile."""
+        return [] if value in self._on_partitions else super().axes(value)
+
+    def _width_of(self, combine: Instruction) -> str:
+        """How many values of a total stay."""
+        return self._product(self.region.labels(combine.dst))
+
     def _combined(self, combine: Instruction) -> list[str]:
         """The total, alike in all partitions where those were reduced."""
+        if combine is self.turned:
+            return self._combined_on_partitions(combine)
         stem, dst = self._stem(combine), combine.dst
         width = self._product(self.axes(dst))
         shape = self.shape(dst, self.rows)
@@ -42,6 +67,17 @@ class TotalEmitter(ReductionEmitter):
             return lines + self._summed(width)
         return lines + self._turned_and_reduced(combine, width)
 
+    def _combined_on_partitions(self, combine: Instruction) -> list[str]:
+        """The total, a value that stays on each partition."""
+        stem, dst, width = self._stem(combine), combine.dst, self._width_of(combine)
+        return [
+            *self._parts(combine, width),
+            f"turned = nl.ndarray(({width}, {self.full}), dtype=nl.float32, buffer=nl.psum)",
+            "nisa.nc_transpose(dst=turned, data=parts)",
+            f"{stem}_tile = nl.ndarray(({width}, 1), dtype={DTYPES[dst.dtype]}, buffer=nl.sbuf)",
+            f"nisa.tensor_reduce(dst={stem}_tile, op={self._op(combine)}, data=turned, axis=(1,))",
+        ]
+
     def _needs_one(self, n: int) -> bool:
         """Whether one partition has all that is computed after phase `n`."""
         return bool(self._in_one(n))
@@ -57,7 +93,7 @@ class TotalEmitter(ReductionEmitter):
         return [
             i.dst
             for i in found
-            if not self._by_ones(i) and not self.axes(i.dst) and i.dst not in scaled_by
+            if not self._by_ones(i) and not self.region.labels(i.dst) and i.dst not in scaled_by
         ]
 
     def _combined_in_one(self, combine: Instruction) -> list[str]:

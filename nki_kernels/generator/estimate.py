@@ -28,6 +28,7 @@ from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction
 from trnx.nki_kernels.generator.timeline import Op, visible_times
+from trnx.nki_kernels.generator.turned_totals import turned_total
 from trnx.simulator.costs.constants import timing
 from trnx.simulator.hardware import Hardware
 
@@ -71,6 +72,7 @@ class Estimate:
         self._known: dict[Instruction, Op] = {}
         self._stored: dict[Value, int] = {}
         self._in_columns: frozenset[Value] = frozenset()
+        self._turned_total: Instruction | None = None
         self._steps = 1
         # Which tiles have what is left of the rows, of a row in each partition.
         self._is_left: Callable[[Hashable], bool] = lambda _: False
@@ -156,6 +158,7 @@ class Estimate:
         columns = [c for p in phases for c in p.combines if across.in_columns(c)]
         self._in_columns = frozenset(c.reads()[0] for c in columns)
         self._steps = across.steps
+        self._turned_total = turned_total(across, phases)
         most = across.steps if by_stage else _MOST_TILES
         counts = [min(across.steps, most + one.depth - 1) for one in staged]
         rows = [r for r in across.rows for _ in r.starts] if self._geometry.crosses else []
@@ -263,6 +266,9 @@ class Estimate:
             for left in range(0, width, BANK):
                 product = self._chain(TENSOR, 2 * min(BANK, width - left), after)
                 after = (self._chain(VECTOR, min(BANK, width - left), (product,)),)
+        elif combine is self._turned_total:
+            lanes, after = self._geometry.partitions, self._narrowed(partial, width, after)
+            after = (self._chain(VECTOR, lanes, (self._chain(TENSOR, 2 * lanes, after),)),)
         else:
             lanes, after = self._geometry.partitions, self._narrowed(partial, width, after)
             chunks = -(-width // lanes)
