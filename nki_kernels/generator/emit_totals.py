@@ -15,6 +15,7 @@ from trnx.nki_kernels.generator.emit import DTYPES, call
 from trnx.nki_kernels.generator.emit_reductions import ReductionEmitter
 from trnx.nki_kernels.generator.engines import table_of_call
 from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.narrowing import rows_left
 from trnx.nki_kernels.generator.select_instructions import Instruction
 from trnx.nki_kernels.generator.turned_totals import turned_total
 
@@ -60,6 +61,8 @@ class TotalEmitter(ReductionEmitter):
             if not self.g.crosses or self._op(combine) == "nl.add":
                 return lines
             return lines + self._turned_and_reduced(combine, width)
+        if self._is_wide(combine) and not self.g.crosses:
+            return lines + self._narrowed(combine, width, "total")
         lines += self._parts(combine, width)
         if not self.g.crosses:
             return [*lines, "nisa.tensor_copy(dst=total, src=parts)"]
@@ -158,7 +161,10 @@ class TotalEmitter(ReductionEmitter):
         if pair := self.across.in_one_phase(combine):
             return self._scaled(combine, pair[1])
         if self._is_wide(combine):
-            return self._narrowed(combine, width)
+            return [
+                f"parts = nl.ndarray(({self.rows}, {width}), dtype=nl.float32, buffer=nl.sbuf)",
+                *self._narrowed(combine, width, "parts"),
+            ]
         return [f"parts = {self._stem(combine)}_acc.reshape(({self.rows}, {width}))"]
 
     def _column_total(self, combine: Instruction) -> list[str]:
@@ -203,19 +209,26 @@ class TotalEmitter(ReductionEmitter):
             "nisa.tensor_reduce(dst=parts, op=nl.add, data=scales, axis=(1,))",
         ]
 
-    def _narrowed(self, combine: Instruction, width: str) -> list[str]:
-        """`parts`: the rows of a wide accumulator added up, the second half of them to the first,
-        again and again."""
+    def _narrowed(self, combine: Instruction, width: str, goal: str) -> list[str]:
+        """The rows of a wide accumulator added up into `goal`, of as many partitions and `width`
+        elements."""
         acc, op = f"{self._stem(combine)}_acc", self._op(combine)
-        left = self.across.size(self.across.free(self._source(combine))[0])
-        lines = []
-        while left > 1:
-            half = left // 2
-            first, second = f"{acc}[:, 0:{half}]", f"{acc}[:, {left - half}:{left}]"
-            lines += call("nisa.tensor_tensor", [f"dst={first}", f"data1={first}",
+        reduced, kept = self.across.free(self._source(combine))
+        rows = self.across.size(reduced)
+        into = f"{goal}.reshape(({self.rows}, 1, {width}))"
+        lines, last = [], rows
+        for left in rows_left(rows, self.across.size(kept)):
+            first, second = f"{acc}[:, 0:{last - left}]", f"{acc}[:, {left}:{last}]"
+            dst = into if left == 1 else first
+            lines += call("nisa.tensor_tensor", [f"dst={dst}", f"data1={first}",
                                                  f"data2={second}", f"op={op}"])  # fmt: skip
-            left -= half
-        return [*lines, f"parts = {acc}[:, 0].reshape(({self.rows}, {width}))"]
+            last = left
+        if last == 1:
+            return lines
+        data = f"{acc}[:, 0:{last}].permute((0, 2, 1))"
+        return lines + call(
+            "nisa.tensor_reduce", [f"dst={goal}", f"op={op}", f"data={data}", "axis=(2,)"]
+        )
 
     def _out_of_psum(self, combine: Instruction, stem: str) -> list[str]:
         source, run = self._source(combine), self._run(combine)

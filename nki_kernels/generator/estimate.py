@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
+from trnx.nki_kernels.generator import narrowing
 from trnx.nki_kernels.generator.across import BANK, Across
 from trnx.nki_kernels.generator.engines import (
     GPSIMD,
@@ -258,8 +259,9 @@ class Estimate:
                 after = (self._chain(VECTOR, runs * min(BANK, width - left), after),)
         elif partial in self._in_columns:
             after = self._total_of_columns(combine, after)
-        elif not self._geometry.crosses:
+        elif not self._geometry.crosses and partial in self._halved:
             after = self._narrowed(partial, width, after)
+        elif not self._geometry.crosses:
             after = (self._chain(VECTOR, width, after),)
         elif ("op", "nl.add") in combine.arguments:
             after = self._narrowed(partial, width, after)
@@ -420,8 +422,8 @@ class Estimate:
             taken += taken - constants.vector_issue_cycles * cycle
         if instruction.dst in self._halved and not self._geometry.in_phases:
             (source,) = instruction.reads()
-            steps = (self._elements(source) // max(1, self._elements(instruction.dst))).bit_length()
-            taken += steps * constants.vector_latency_cycles * cycle
+            width = max(1, self._elements(instruction.dst))
+            taken = narrowing.cycles(self._elements(source) // width, width) * cycle
         more = constants.vector_latency_cycles - constants.vector_issue_cycles
         return Op(engine, taken, taken + more * cycle, port=PORT in load)
 
@@ -430,11 +432,11 @@ class Estimate:
         if partial not in self._halved:
             return after
         (source,) = (v for v in partial.args if isinstance(v, Value))
-        left = self._elements(source) // max(1, width)
-        while left > 1:
-            after = (self._chain(VECTOR, left // 2 * width, after),)
-            left -= left // 2
-        return after
+        last = self._elements(source) // max(1, width)
+        for left in narrowing.rows_left(last, width):
+            after = (self._chain(VECTOR, (last - left) * width, after),)
+            last = left
+        return after if last == 1 else (self._chain(VECTOR, 2 * last * width, after),)
 
     def _transfer(self, value: Value, strides: Strides) -> float:
         """ns of the DMA engines, each of which takes the rows of eight partitions."""
