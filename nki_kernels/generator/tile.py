@@ -495,8 +495,10 @@ def _staged(region: TiledRegion, hw: Hardware, most: int) -> list[TiledRegion]:
     starts = max(sum(len(rows.starts) for rows in share.rows) for share in geometry.shares)
     placed = [region, _placed(region, hw)] if geometry.tiles > 1 else [region]
 
-    def cut(one: TiledRegion, most: int) -> TiledRegion:
-        stages = cut_stages(one.instructions, most, lambda v: bool(v.axes & geometry.moving))
+    def cut(one: TiledRegion, most: int, *, apart: bool = False) -> TiledRegion:
+        stages = cut_stages(
+            one.instructions, most, lambda v: bool(v.axes & geometry.moving), apart=apart
+        )
         return dataclasses.replace(one, stages=stages)
 
     if 1 < geometry.tiles_of_core <= _MOST_BY_STAGE and table_loads(region.instructions):
@@ -504,7 +506,12 @@ def _staged(region: TiledRegion, hw: Hardware, most: int) -> list[TiledRegion]:
         placed += [dataclasses.replace(one, by_stage=True) for one in in_turn if max(one.stages)]
     if starts < least:
         return placed
-    staged = [cut(one, min(most, starts - 1)) for one in placed if not one.by_stage]
+    staged = [
+        cut(one, min(most, starts - 1), apart=apart)
+        for apart in (False, True)
+        for one in placed
+        if not one.by_stage
+    ]
     return [*staged, *placed]
 
 
@@ -515,12 +522,20 @@ def _in_stages(region: TiledRegion) -> list[TiledRegion]:
     steps = region.across.steps
     staged = dataclasses.replace(region, phase_stages=MOST_STAGES)
     if steps < 2 or not any(phase.depth > 1 for phase in staged.staged_phases):
-        return [region]
-    found = [region] if steps < LEAST_TILES else [region, staged]
+        return [region] if steps < LEAST_TILES else [region, *_apart(staged)]
+    found = [region] if steps < LEAST_TILES else [region, staged, *_apart(staged)]
     tables = any(table_loads(one.phase.each) for one in staged.staged_phases)
     if tables and steps <= _MOST_BY_STAGE:
         found.append(dataclasses.replace(staged, by_stage=True))
     return found
+
+
+def _apart(staged: TiledRegion) -> list[TiledRegion]:
+    """The region with the instructions of an engine that wait for each other apart, if any do."""
+    apart = dataclasses.replace(staged, apart=True)
+    depths = ([one.depth for one in way.staged_phases] for way in (staged, apart))
+    before, after = depths
+    return [apart] if before != after else []
 
 
 def _strides(

@@ -42,7 +42,7 @@ class TiledRegion:
     `held` gives for every result the value whose tile holds it, `stages` the stage of every
     instruction; `halved` are the reductions that add halves of their rows, again and again.
     `layouts` are the free axes of the tiles that lie in an order of their own (`permute.py`).
-    Tiles of phases are cut into at most `phase_stages`. With `by_stage` all tiles run a stage
+    Tiles of phases are cut into at most `phase_stages`, `apart` as in `cut_stages`. With `by_stage` all tiles run a stage
     before any runs the next one, and stay in SBUF between them.
     """
 
@@ -58,6 +58,7 @@ class TiledRegion:
     layouts: Mapping[Value, Dims] = field(default_factory=dict)
     phase_stages: int = 1
     by_stage: bool = False
+    apart: bool = False
 
     def labels(self, value: Value) -> Dims:
         """The free axes of a value's tile, in its order."""
@@ -78,14 +79,15 @@ class TiledRegion:
         """The phases of a region with some, cut into stages."""
         across = self.across
         assert across is not None
-        return [cut_phase(across, p, self.phase_stages) for p in across.phases(self.keeps)]
+        phases = across.phases(self.keeps)
+        return [cut_phase(across, p, self.phase_stages, apart=self.apart) for p in phases]
 
     @property
     def key(self) -> Hashable:
         """Equal for the ways to cut one region that are the same."""
         calls = tuple((i.call, i.engine) for i in self.instructions)
         order = tuple(self.layouts.values())
-        stages = (tuple(self.stages), self.phase_stages, self.by_stage)
+        stages = (tuple(self.stages), self.phase_stages, self.by_stage, self.apart)
         return (self.geometry, self.keeps, calls, order, stages)
 
     def store_stages(self) -> list[int]:
