@@ -420,12 +420,17 @@ class Estimate:
         cycle = 1e9 / self._hw.vector_clock
         if self._is_strided(instruction):
             taken += taken - constants.vector_issue_cycles * cycle
-        if instruction.dst in self._halved and not self._geometry.in_phases:
+        if instruction.dst in self._halved:
             (source,) = instruction.reads()
-            width = max(1, self._elements(instruction.dst))
-            taken = narrowing.cycles(self._elements(source) // width, width) * cycle
+            size, width = self._elements(source), max(1, self._elements(instruction.dst))
+            # Tiles of phases are added up as they are.
+            cycles = size + constants.vector_issue_cycles
+            if not self._geometry.in_phases:
+                cycles = narrowing.cycles(size // width, width)
+            taken = cycles * cycle
         more = constants.vector_latency_cycles - constants.vector_issue_cycles
-        return Op(engine, taken, taken + more * cycle, port=PORT in load)
+        shares = PORT in load and instruction.dst not in self._halved
+        return Op(engine, taken, taken + more * cycle, port=shares)
 
     def _narrowed(self, partial: Value, width: int, after: tuple[int, ...]) -> tuple[int, ...]:
         """What adds up the rows of a wide accumulator, in halves."""
