@@ -398,7 +398,7 @@ class _Cuts:
                 if phases in different or not (keeps in anyway or any(p.kept for p in phases)):
                     continue
                 different.append(phases)
-                found += self._fitting(_in_stages(dataclasses.replace(one, keeps=keeps)))
+                found += self._fitting(_in_stages(one.in_phases(keeps=keeps)))
         return found
 
     def _reduces_as_floats(self) -> bool:
@@ -520,19 +520,19 @@ def _in_stages(region: TiledRegion) -> list[TiledRegion]:
     where ScalarE changes its table of functions within a phase of few tiles stage by stage."""
     assert region.across is not None
     steps = region.across.steps
-    staged = dataclasses.replace(region, phase_stages=MOST_STAGES)
+    staged = region.in_phases(phase_stages=MOST_STAGES)
     if steps < 2 or not any(phase.depth > 1 for phase in staged.staged_phases):
         return [region] if steps < LEAST_TILES else [region, *_apart(staged)]
     found = [region] if steps < LEAST_TILES else [region, staged, *_apart(staged)]
     tables = any(table_loads(one.phase.each) for one in staged.staged_phases)
     if tables and steps <= _MOST_BY_STAGE:
-        found.append(dataclasses.replace(staged, by_stage=True))
+        found.append(staged.in_phases(by_stage=True))
     return found
 
 
 def _apart(staged: TiledRegion) -> list[TiledRegion]:
     """The region with the instructions of an engine that wait for each other apart, if any do."""
-    apart = dataclasses.replace(staged, apart=True)
+    apart = staged.in_phases(apart=True)
     depths = ([one.depth for one in way.staged_phases] for way in (staged, apart))
     before, after = depths
     return [apart] if before != after else []

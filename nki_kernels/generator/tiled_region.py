@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -66,13 +68,20 @@ class TiledRegion:
             return self.layouts[value]
         return tuple(d for d in self.geometry.free_labels if d in value.axes)
 
-    @property
+    @functools.cached_property
     def across(self) -> Across | None:
         """The region by phases where it is reduced along the partitions."""
         if not self.geometry.in_phases:
             return None
         results = [self.held[output.value] for output in self.outputs]
         return Across(self.instructions, results, self.geometry)
+
+    def in_phases(self, **choices: Any) -> TiledRegion:
+        """The region with other choices about its phases (`keeps`, `phase_stages`, `apart`,
+        `by_stage`), which share what is known of the phases."""
+        found = dataclasses.replace(self, **choices)
+        found.__dict__["across"] = self.across
+        return found
 
     @functools.cached_property
     def staged_phases(self) -> list[PhaseStages]:
