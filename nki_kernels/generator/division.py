@@ -206,8 +206,8 @@ def _by_number(b: Builder, x: Value, y: float) -> Value:
 
 
 def _by_few(b: Builder, x: Value, y: Value) -> Value:
-    """What is computed of y alone takes no time to speak of, but for the length of its chain: a root
-    needs no scaling."""
+    """What is computed of y alone takes no time to speak of, but for the length of its chain: a
+    root needs no scaling."""
     dividend, divisor = _scaled(b, x), b.cast(y, torch.float32)
     factors = _inverse_of(b, dividend.factor)
     if not _is_root(y):

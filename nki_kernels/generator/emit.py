@@ -414,10 +414,10 @@ class Emitter:
         *,
         loops: Sequence[Axis] | None = None,
         rows: bool = True,
-        on_partitions: bool = False,
+        on_partitions: Sequence[int] = (),
     ) -> list[str]:
-        """The store of a result inside `loops`, by default all, and the loop over the rows; all of
-        its free axes lie `on_partitions` where that is said."""
+        """The store of a result inside `loops`, by default all, and the loop over the rows; its
+        free axes lie `on_partitions`, in this order, where some are given."""
         output = self.region.outputs[index]
         held = self.region.held[output.value]
         inside = self.g.loops if loops is None else loops
@@ -430,7 +430,7 @@ class Emitter:
         source = self.name(held) if lanes == "p" else f"{self.name(held)}[0:{lanes}]"
         lines = self._stores(index, source, lanes, led=led)
         if on_partitions:
-            lines = self._store_from_partitions(index)
+            lines = self._store_from_partitions(index, on_partitions)
         return [f"if {' and '.join(once)}:", *indent(lines)] if once else lines
 
     def _stores(self, index: int, source: str, lanes: str, *, led: bool) -> list[str]:
@@ -454,11 +454,11 @@ class Emitter:
             lines = [f"for {start} in range({self.count(label)}):", *indent(lines)]
         return lines
 
-    def _store_from_partitions(self, index: int) -> list[str]:
+    def _store_from_partitions(self, index: int, labels: Sequence[int]) -> list[str]:
         """The transfer of a result of which each partition has one value."""
         held = self.region.held[self.region.outputs[index].value]
         strides = self.region.output_strides[index]
-        pattern = [f"[{strides.get(d, 0)}, {self.count(d)}]" for d in self.region.labels(held)]
+        pattern = [f"[{strides.get(d, 0)}, {self.count(d)}]" for d in labels]
         where = _pattern([*pattern, "[1, 1]"], self._offset(strides, constant=False))
         return self._dma(f"out{index}.ap({where})", f"src={self.name(held)}")
 

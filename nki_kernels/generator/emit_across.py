@@ -71,10 +71,9 @@ class AcrossEmitter(PhaseEmitter):
             read = dict.fromkeys(v for i in phase.once for v in i.reads())
             made = {v for i in phase.once for v in i.writes()} | set(self._in_one(n - 1))
             lines += [f"{self.name(v)} = {self.name(v)}[0:1]" for v in read if v not in made]
-        on_partitions = self.turned is not None and n == len(self.phases) - 1
-        if on_partitions:
-            assert self.turned is not None
-            rows = self._width_of(self.turned)
+        on_partitions: Sequence[int] = ()
+        if self.turned is not None and n == len(self.phases) - 1:
+            rows, on_partitions = self._width_of(self.turned), self.region.labels(self.turned.dst)
         for i in phase.once:
             if i not in hoisted:
                 lines += self.lines(i, rows=rows, constant=False)

@@ -44,8 +44,8 @@ class TiledRegion:
     `held` gives for every result the value whose tile holds it, `stages` the stage of every
     instruction; `halved` are the reductions that add halves of their rows, again and again.
     `layouts` are the free axes of the tiles that lie in an order of their own (`permute.py`).
-    Tiles of phases are cut into at most `phase_stages`, `apart` as in `cut_stages`. With `by_stage` all tiles run a stage
-    before any runs the next one, and stay in SBUF between them.
+    Tiles of phases are cut into at most `phase_stages`, `apart` as in `cut_stages`. With `by_stage`
+    all tiles run a stage before any runs the next one, and stay in SBUF between them.
     """
 
     outputs: tuple[Output, ...]
