@@ -206,18 +206,13 @@ def _by_number(b: Builder, x: Value, y: float) -> Value:
 
 
 def _by_few(b: Builder, x: Value, y: Value) -> Value:
-    """What is computed of y alone takes no time to speak of, but for the length of its chain: a
-    root needs no scaling."""
-    dividend, divisor = _scaled(b, x), b.cast(y, torch.float32)
-    factors = _inverse_of(b, dividend.factor)
-    if not _is_root(y):
-        scaled = _scaled(b, divisor)
-        divisor = scaled.value
-        # Both factors at once: their product is 1 where one alone could overflow.
-        factors = b.mul(factors, scaled.factor)
-    quotient = _corrected(b, dividend.value, _mantissa(b, divisor, y.dtype))
-    unit = b.mul(_twice_unit_inverse(b, divisor), 0.5)
+    """What is computed of y alone takes no time to speak of."""
+    dividend, divisor = _scaled(b, x), _scaled(b, b.cast(y, torch.float32))
+    quotient = _corrected(b, dividend.value, _mantissa(b, divisor.value, y.dtype))
+    unit = b.mul(_twice_unit_inverse(b, divisor.value), 0.5)
     unit = b.select(b.compare("equal", y, y), unit, math.nan, torch.float32)
+    # Both factors at once: their product is 1 where one alone could overflow.
+    factors = b.mul(_inverse_of(b, dividend.factor), divisor.factor)
     return b.mul(factors, b.mul(quotient, unit))
 
 
