@@ -11,6 +11,7 @@ again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -139,8 +140,17 @@ class Across:
     def phases(self, keeps: str) -> list[Phase]:
         """The phases; `keeps` of a tile is `all` that is read later, what is `computed` or `loads`
         alone, what the `first` phase leaves alone, or `none`."""
-        at = self._phase_of_values()
-        count = 1 + max((at[i.dst] for i in self._combines()), default=0)
+        if keeps not in self._known:
+            self._known[keeps] = self._cut_into_phases(keeps)
+        return self._known[keeps]
+
+    @functools.cached_property
+    def _known(self) -> dict[str, list[Phase]]:
+        return {}
+
+    def _cut_into_phases(self, keeps: str) -> list[Phase]:
+        at = self._phase_of_values
+        count = 1 + max((at[i.dst] for i in self._combines), default=0)
         goals = [self._goals(phase, at) for phase in range(count)]
         bodies: list[list[Instruction]] = []
         held: list[list[Value]] = []
@@ -158,7 +168,7 @@ class Across:
         for phase, body in enumerate(bodies):
             kept = [v for v in last if last[v] > phase and any(v in i.writes() for i in body)]
             stores = [n for n, v in enumerate(self.results) if at[v] == phase]
-            combines = [i for i in self._combines() if at[i.dst] == phase + 1]
+            combines = [i for i in self._combines if at[i.dst] == phase + 1]
             once = [i for i in self.instructions if self._is_once(i) and at[i.dst] == phase]
             result.append(Phase(in_chain_order(once), body, combines, stores, held[phase], kept))
         return result
@@ -174,7 +184,7 @@ class Across:
             return None
         below = combine.reads()[1]
         most = below.args[0]
-        return below, next(i.dst for i in self._combines() if i.reads()[0] is most)
+        return below, next(i.dst for i in self._combines if i.reads()[0] is most)
 
     def in_columns(self, combine: Instruction) -> bool:
         """Whether each tile leaves what it gives to `combine`, one value a partition, in a column
@@ -200,7 +210,7 @@ class Across:
         together at one end of the tile."""
         if not self.geometry.crosses or instruction.call != "tensor_reduce":
             return False
-        if instruction.dst not in self._partials():
+        if instruction.dst not in self._partials:
             return False
         data = dict(instruction.arguments)["data"]
         if not isinstance(data, Tile) or data.word is not None or data.seen_as is not None:
@@ -234,11 +244,13 @@ class Across:
         rows = sum(len(rows.starts) for rows in self.geometry.rows) if self.geometry.crosses else 1
         return rows * math.prod(-(-a.size // a.block) for a in self.loops(reduced=True))
 
+    @functools.cached_property
     def _combines(self) -> list[Instruction]:
         return [i for i in self.instructions if i.call == "combine"]
 
+    @functools.cached_property
     def _partials(self) -> set[Value]:
-        return {v for i in self._combines() for v in i.reads()}
+        return {v for i in self._combines for v in i.reads()}
 
     def once(self) -> frozenset[Value]:
         """What is computed between phases: a chain, in which changing engines takes time."""
@@ -247,9 +259,10 @@ class Across:
     def _is_once(self, instruction: Instruction) -> bool:
         if instruction.call == "combine":
             return False
-        partials = self._partials()
+        partials = self._partials
         return not any(self.varies(v) or v in partials for v in instruction.writes())
 
+    @functools.cached_property
     def _phase_of_values(self) -> dict[Value, int]:
         at: dict[Value, int] = {}
         for i in self.instructions:
@@ -260,7 +273,7 @@ class Across:
 
     def _goals(self, phase: int, at: Mapping[Value, int]) -> list[Value]:
         stored = [v for v in self.results if at[v] == phase and self.varies(v)]
-        partials = [i.reads()[0] for i in self._combines() if at[i.dst] == phase + 1]
+        partials = [i.reads()[0] for i in self._combines if at[i.dst] == phase + 1]
         return [*stored, *partials]
 
     def _closure(
@@ -269,7 +282,7 @@ class Across:
         """The instructions of a tile that lead to `goals`, and those of `done` that they read."""
         needed = dict.fromkeys(goals)
         held: dict[Value, None] = {}
-        partials = self._partials()
+        partials = self._partials
         body: list[Instruction] = []
         for i in reversed(self.instructions):
             written = [v for v in i.writes() if v in needed]

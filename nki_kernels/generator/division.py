@@ -109,13 +109,27 @@ def _is_bfloat16(x: Operand) -> bool:
 def _bfloat16_quotient(b: Builder, x: Operand, y: Operand) -> Value:
     """x times half a power of two times twice the reciprocal of y times it, in [1, 2) but for
     zeros, infinities, NaN and denormal numbers, which stay what they are. A quarter of x is exact.
+    By a root, which neither is so large that its reciprocal is no normal number nor so small that
+    it overflows, both factors are one: powers of two change no other bit of a product.
     """
     if not isinstance(y, Value):
         return b.mul(x, 1.0 / y)
     unit: Operand = b.bits(y, _EXPONENT, _EXPONENT)
     unit = b.minimum(b.maximum(unit, 2.0**-126), 2.0**127)
     mantissa = b.mul(b.mul(y, 0.5), unit)
-    return b.mul(b.mul(b.mul(x, 0.25), unit), b.unary("reciprocal", b.mul(mantissa, 0.5)))
+    inverse = b.unary("reciprocal", b.mul(mantissa, 0.5))
+    if _is_root(y):
+        return b.mul(x, b.mul(b.mul(unit, 0.25), inverse))
+    return b.mul(b.mul(b.mul(x, 0.25), unit), inverse)
+
+
+def _is_root(y: Value) -> bool:
+    """Whether y is a square root, rounded or not: zero, infinite, NaN or in [2^-75, 2^64]."""
+    while y.op == "cast":
+        (source,) = y.args
+        assert isinstance(source, Value)
+        y = source
+    return (y.op, y.name) == ("unary", "sqrt")
 
 
 class _Mantissa(NamedTuple):

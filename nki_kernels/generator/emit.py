@@ -18,6 +18,7 @@ from trnx.nki_kernels.generator.emit_calls import TileCalls, indent
 from trnx.nki_kernels.generator.engines import next_table, table_loads, table_of_call
 from trnx.nki_kernels.generator.geometry import Axis
 from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.narrowing import rows_left
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 
@@ -371,22 +372,24 @@ class Emitter:
             f"flat = {self.name(source)}.reshape(({rows}, {outer}, {count}, {inner}))",
             f"goal = {self.name(instruction.dst)}.reshape(({rows}, {outer}, 1, {inner}))",
         ]
-        size = math.prod(map(self.g.count, found[1]))
-        if size == 2:
-            return [*lines, *add("goal", "flat[:, :, 0:1]", "flat[:, :, 1:2]")]
-        half, left = size // 2, size - size // 2
-        shape = f"({rows}, {outer}, {left}, {inner})"
-        lines.append(f"part = nl.ndarray({shape}, dtype={dtype}, buffer=nl.sbuf)")
-        lines += add(f"part[:, :, 0:{half}]", f"flat[:, :, 0:{half}]", f"flat[:, :, {left}:{size}]")
-        if left > half:
-            middle = f"[:, :, {half}:{left}]"
-            lines.append(f"nisa.tensor_copy(dst=part{middle}, src=flat{middle})")
-        while left > 2:
-            half = left // 2
-            first = f"part[:, :, 0:{half}]"
-            lines += add(first, first, f"part[:, :, {left - half}:{left}]")
-            left -= half
-        return [*lines, *add("goal", "part[:, :, 0:1]", "part[:, :, 1:2]")]
+        data, last = "flat", math.prod(map(self.g.count, found[1]))
+        for left in rows_left(last, math.prod(map(self.g.count, (*found[0], *found[2])))):
+            half = last - left
+            first, second = f"{data}[:, :, 0:{half}]", f"{data}[:, :, {left}:{last}]"
+            if left == 1:
+                return lines + add("goal", first, second)
+            if data == "flat":
+                shape = f"({rows}, {outer}, {left}, {inner})"
+                lines.append(f"part = nl.ndarray({shape}, dtype={dtype}, buffer=nl.sbuf)")
+            lines += add(f"part[:, :, 0:{half}]", first, second)
+            if data == "flat" and left > half:
+                middle = f"[:, :, {half}:{left}]"
+                lines.append(f"nisa.tensor_copy(dst=part{middle}, src=flat{middle})")
+            data, last = "part", left
+        return lines + call("nisa.tensor_reduce", [
+            f"dst={self.name(instruction.dst)}.reshape(({rows}, {outer}, {inner}))", f"op={op}",
+            f"data={data}[:, :, 0:{last}].permute((0, 1, 3, 2))", "axis=(3,)",
+        ])  # fmt: skip
 
     def _axes_of(self, source: Value, reduced: Value) -> str:
         """The axes of `source`, turned, that `reduced` lacks."""
@@ -406,9 +409,15 @@ class Emitter:
         return f".permute(({', '.join(map(str, order))}))"
 
     def store(
-        self, index: int, *, loops: Sequence[Axis] | None = None, rows: bool = True
+        self,
+        index: int,
+        *,
+        loops: Sequence[Axis] | None = None,
+        rows: bool = True,
+        on_partitions: Sequence[int] = (),
     ) -> list[str]:
-        """The store of a result inside `loops`, by default all, and the loop over the rows."""
+        """The store of a result inside `loops`, by default all, and the loop over the rows; its
+        free axes lie `on_partitions`, in this order, where some are given."""
         output = self.region.outputs[index]
         held = self.region.held[output.value]
         inside = self.g.loops if loops is None else loops
@@ -420,6 +429,8 @@ class Emitter:
         lanes = "1" if not whole else "p" if led or self.g.lead is None else "m"
         source = self.name(held) if lanes == "p" else f"{self.name(held)}[0:{lanes}]"
         lines = self._stores(index, source, lanes, led=led)
+        if on_partitions:
+            lines = self._store_from_partitions(index, on_partitions)
         return [f"if {' and '.join(once)}:", *indent(lines)] if once else lines
 
     def _stores(self, index: int, source: str, lanes: str, *, led: bool) -> list[str]:
@@ -442,6 +453,14 @@ class Emitter:
         for label, start in reversed(starts.items()):
             lines = [f"for {start} in range({self.count(label)}):", *indent(lines)]
         return lines
+
+    def _store_from_partitions(self, index: int, labels: Sequence[int]) -> list[str]:
+        """The transfer of a result of which each partition has one value."""
+        held = self.region.held[self.region.outputs[index].value]
+        strides = self.region.output_strides[index]
+        pattern = [f"[{strides.get(d, 0)}, {self.count(d)}]" for d in labels]
+        where = _pattern([*pattern, "[1, 1]"], self._offset(strides, constant=False))
+        return self._dma(f"out{index}.ap({where})", f"src={self.name(held)}")
 
     def _many_rows(self) -> bool:
         return sum(len(rows.starts) for rows in self.g.rows) > 1

@@ -71,6 +71,9 @@ class AcrossEmitter(PhaseEmitter):
             read = dict.fromkeys(v for i in phase.once for v in i.reads())
             made = {v for i in phase.once for v in i.writes()} | set(self._in_one(n - 1))
             lines += [f"{self.name(v)} = {self.name(v)}[0:1]" for v in read if v not in made]
+        on_partitions: Sequence[int] = ()
+        if self.turned is not None and n == len(self.phases) - 1:
+            rows, on_partitions = self._width_of(self.turned), self.region.labels(self.turned.dst)
         for i in phase.once:
             if i not in hoisted:
                 lines += self.lines(i, rows=rows, constant=False)
@@ -89,7 +92,9 @@ class AcrossEmitter(PhaseEmitter):
         for index in phase.stores:
             if not self.across.varies(self.region.held[self.region.outputs[index].value]):
                 loops = self.across.loops(reduced=False)
-                lines += self.store(index, loops=loops, rows=not self.g.crosses)
+                lines += self.store(
+                    index, loops=loops, rows=not self.g.crosses, on_partitions=on_partitions
+                )
         return lines
 
     def _hoisted(self) -> list[str]:

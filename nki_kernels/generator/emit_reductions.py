@@ -141,7 +141,7 @@ class ReductionEmitter(Emitter):
                 " buffer=nl.psum)",
                 f"    {stem}_sums.append(bank)",
             ]
-        shape = self.shape(combine.dst, self.rows)
+        shape = self.shape(combine.reads()[0], self.rows)
         if self._is_wide(combine):
             reduced, stays = self.across.free(self._source(combine))
             shape = self._flat_shape(self.rows, str(self.across.size(reduced)), stays)

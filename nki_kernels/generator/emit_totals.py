@@ -6,6 +6,8 @@ VectorE reduces it, and TensorE transposes it back.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from trnx.nki_kernels.generator.across import BANK
@@ -13,14 +15,38 @@ from trnx.nki_kernels.generator.emit import DTYPES, call
 from trnx.nki_kernels.generator.emit_reductions import ReductionEmitter
 from trnx.nki_kernels.generator.engines import table_of_call
 from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.narrowing import rows_left
 from trnx.nki_kernels.generator.select_instructions import Instruction
+from trnx.nki_kernels.generator.turned_totals import turned_total
 
 
 class TotalEmitter(ReductionEmitter):
     """See the module's docstring."""
 
+    @functools.cached_property
+    def turned(self) -> Instruction | None:
+        """What combines the total that stays on the partitions."""
+        return turned_total(self.across, self.phases)
+
+    @functools.cached_property
+    def _on_partitions(self) -> frozenset[Value]:
+        """That total, and what is computed of it: one value a partition."""
+        if self.turned is None:
+            return frozenset()
+        return frozenset([self.turned.dst, *(v for i in self.phases[-1].once for v in i.writes())])
+
+    def axes(self, value: Value) -> list[int]:
+        """The free axes of a value's tile."""
+        return [] if value in self._on_partitions else super().axes(value)
+
+    def _width_of(self, combine: Instruction) -> str:
+        """How many values of a total stay."""
+        return self._product(self.region.labels(combine.dst))
+
     def _combined(self, combine: Instruction) -> list[str]:
         """The total, alike in all partitions where those were reduced."""
+        if combine is self.turned:
+            return self._combined_on_partitions(combine)
         stem, dst = self._stem(combine), combine.dst
         width = self._product(self.axes(dst))
         shape = self.shape(dst, self.rows)
@@ -35,12 +61,25 @@ class TotalEmitter(ReductionEmitter):
             if not self.g.crosses or self._op(combine) == "nl.add":
                 return lines
             return lines + self._turned_and_reduced(combine, width)
+        if self._is_wide(combine) and not self.g.crosses:
+            return lines + self._narrowed(combine, width, "total")
         lines += self._parts(combine, width)
         if not self.g.crosses:
             return [*lines, "nisa.tensor_copy(dst=total, src=parts)"]
         if self._op(combine) == "nl.add":
             return lines + self._summed(width)
         return lines + self._turned_and_reduced(combine, width)
+
+    def _combined_on_partitions(self, combine: Instruction) -> list[str]:
+        """The total, a value that stays on each partition."""
+        stem, dst, width = self._stem(combine), combine.dst, self._width_of(combine)
+        return [
+            *self._parts(combine, width),
+            f"turned = nl.ndarray(({width}, {self.full}), dtype=nl.float32, buffer=nl.psum)",
+            "nisa.nc_transpose(dst=turned, data=parts)",
+            f"{stem}_tile = nl.ndarray(({width}, 1), dtype={DTYPES[dst.dtype]}, buffer=nl.sbuf)",
+            f"nisa.tensor_reduce(dst={stem}_tile, op={self._op(combine)}, data=turned, axis=(1,))",
+        ]
 
     def _needs_one(self, n: int) -> bool:
         """Whether one partition has all that is computed after phase `n`."""
@@ -57,7 +96,7 @@ class TotalEmitter(ReductionEmitter):
         return [
             i.dst
             for i in found
-            if not self._by_ones(i) and not self.axes(i.dst) and i.dst not in scaled_by
+            if not self._by_ones(i) and not self.region.labels(i.dst) and i.dst not in scaled_by
         ]
 
     def _combined_in_one(self, combine: Instruction) -> list[str]:
@@ -122,7 +161,10 @@ class TotalEmitter(ReductionEmitter):
         if pair := self.across.in_one_phase(combine):
             return self._scaled(combine, pair[1])
         if self._is_wide(combine):
-            return self._narrowed(combine, width)
+            return [
+                f"parts = nl.ndarray(({self.rows}, {width}), dtype=nl.float32, buffer=nl.sbuf)",
+                *self._narrowed(combine, width, "parts"),
+            ]
         return [f"parts = {self._stem(combine)}_acc.reshape(({self.rows}, {width}))"]
 
     def _column_total(self, combine: Instruction) -> list[str]:
@@ -167,19 +209,26 @@ class TotalEmitter(ReductionEmitter):
             "nisa.tensor_reduce(dst=parts, op=nl.add, data=scales, axis=(1,))",
         ]
 
-    def _narrowed(self, combine: Instruction, width: str) -> list[str]:
-        """`parts`: the rows of a wide accumulator added up, the second half of them to the first,
-        again and again."""
+    def _narrowed(self, combine: Instruction, width: str, goal: str) -> list[str]:
+        """The rows of a wide accumulator added up into `goal`, of as many partitions and `width`
+        elements."""
         acc, op = f"{self._stem(combine)}_acc", self._op(combine)
-        left = self.across.size(self.across.free(self._source(combine))[0])
-        lines = []
-        while left > 1:
-            half = left // 2
-            first, second = f"{acc}[:, 0:{half}]", f"{acc}[:, {left - half}:{left}]"
-            lines += call("nisa.tensor_tensor", [f"dst={first}", f"data1={first}",
+        reduced, kept = self.across.free(self._source(combine))
+        rows = self.across.size(reduced)
+        into = f"{goal}.reshape(({self.rows}, 1, {width}))"
+        lines, last = [], rows
+        for left in rows_left(rows, self.across.size(kept)):
+            first, second = f"{acc}[:, 0:{last - left}]", f"{acc}[:, {left}:{last}]"
+            dst = into if left == 1 else first
+            lines += call("nisa.tensor_tensor", [f"dst={dst}", f"data1={first}",
                                                  f"data2={second}", f"op={op}"])  # fmt: skip
-            left -= half
-        return [*lines, f"parts = {acc}[:, 0].reshape(({self.rows}, {width}))"]
+            last = left
+        if last == 1:
+            return lines
+        data = f"{acc}[:, 0:{last}].permute((0, 2, 1))"
+        return lines + call(
+            "nisa.tensor_reduce", [f"dst={goal}", f"op={op}", f"data={data}", "axis=(2,)"]
+        )
 
     def _out_of_psum(self, combine: Instruction, stem: str) -> list[str]:
         source, run = self._source(combine), self._run(combine)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -56,11 +56,12 @@ Load = Mapping[str, float]  # engine, port or DMA -> ns
 @dataclasses.dataclass(frozen=True)
 class EngineCosts:
     """What instructions take; `elements` is how many a value has in one partition of a tile, 0
-    where all tiles share it.
+    where all tiles share it. Tiles of `permuted` lie in an order of their own (`permute.py`).
     """
 
     hardware: Hardware
     elements: Callable[[Value], int]
+    permuted: Collection[Value] = ()
 
     def load(self, instruction: Instruction, engine: str) -> Load:
         """ns that `instruction` takes of `engine` and of the port."""
@@ -104,6 +105,8 @@ class EngineCosts:
         if instruction.call in _FAST:
             tiles = [v for v in (instruction.dst, *instruction.reads()) if self.elements(v) == size]
             short = all(v.dtype in _HALVES for v in tiles)
+            if any(v in self.permuted for v in tiles):  # no dense walk (trainium2_arch.rst)
+                return min(2, chip.vector_half_width) if short else 1
             return chip.vector_half_width if short else chip.vector_other_width
         if instruction.call == "tensor_reduce" and instruction.dst.dtype in _HALVES:
             return 2 if instruction.reads()[0].dtype in _HALVES else 1

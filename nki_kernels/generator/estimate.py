@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
+from trnx.nki_kernels.generator import narrowing
 from trnx.nki_kernels.generator.across import BANK, Across
 from trnx.nki_kernels.generator.engines import (
     GPSIMD,
@@ -28,6 +29,7 @@ from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction
 from trnx.nki_kernels.generator.timeline import Op, visible_times
+from trnx.nki_kernels.generator.turned_totals import turned_total
 from trnx.simulator.costs.constants import timing
 from trnx.simulator.hardware import Hardware
 
@@ -45,7 +47,8 @@ _Key = tuple[Hashable, Hashable]
 class Estimate:
     """Estimates for one geometry; `elements` are those of a value in a partition of a tile,
     `labels` its free axes in the order of the tile, `halved` the reductions that take no strides,
-    `turned` the loads that DMA transposes; `is_static` says that descriptors lie in HBM."""
+    `turned` the loads that DMA transposes, `permuted` the values that lie in an order of their own;
+    `is_static` says that descriptors lie in HBM."""
 
     def __init__(
         self,
@@ -55,12 +58,13 @@ class Estimate:
         labels: Callable[[Value], Dims],
         halved: frozenset[Value],
         turned: frozenset[Value],
+        permuted: Collection[Value] = (),
         *,
         is_static: bool,
     ) -> None:
         self._hw, self._geometry, self._labels = hw, geometry, labels
         self._elements: Callable[[Value], int] = lambda value: elements(value, geometry)
-        self._costs = EngineCosts(hw, self._elements)
+        self._costs = EngineCosts(hw, self._elements, permuted)
         self._halved, self._turned = halved, turned
         constants = timing(hw)
         self._issue = constants.dma_static_issue_ns if is_static else constants.dma_issue_ns
@@ -69,6 +73,7 @@ class Estimate:
         self._known: dict[Instruction, Op] = {}
         self._stored: dict[Value, int] = {}
         self._in_columns: frozenset[Value] = frozenset()
+        self._turned_total: Instruction | None = None
         self._steps = 1
         # Which tiles have what is left of the rows, of a row in each partition.
         self._is_left: Callable[[Hashable], bool] = lambda _: False
@@ -77,7 +82,9 @@ class Estimate:
         rows_loop = geometry.crosses or not geometry.in_phases
         if len(geometry.rows) > 1 and rest.fold < geometry.rows[0].fold and rows_loop:
             few = dataclasses.replace(geometry, rows=(rest,))
-            self._left = Estimate(hw, few, elements, labels, halved, turned, is_static=is_static)
+            self._left = Estimate(
+                hw, few, elements, labels, halved, turned, permuted, is_static=is_static
+            )
 
     # -- whole rows ------------------------------------------------------------------------------
 
@@ -152,6 +159,7 @@ class Estimate:
         columns = [c for p in phases for c in p.combines if across.in_columns(c)]
         self._in_columns = frozenset(c.reads()[0] for c in columns)
         self._steps = across.steps
+        self._turned_total = turned_total(across, phases)
         most = across.steps if by_stage else _MOST_TILES
         counts = [min(across.steps, most + one.depth - 1) for one in staged]
         rows = [r for r in across.rows for _ in r.starts] if self._geometry.crosses else []
@@ -251,14 +259,18 @@ class Estimate:
                 after = (self._chain(VECTOR, runs * min(BANK, width - left), after),)
         elif partial in self._in_columns:
             after = self._total_of_columns(combine, after)
-        elif not self._geometry.crosses:
+        elif not self._geometry.crosses and partial in self._halved:
             after = self._narrowed(partial, width, after)
+        elif not self._geometry.crosses:
             after = (self._chain(VECTOR, width, after),)
         elif ("op", "nl.add") in combine.arguments:
             after = self._narrowed(partial, width, after)
             for left in range(0, width, BANK):
                 product = self._chain(TENSOR, 2 * min(BANK, width - left), after)
                 after = (self._chain(VECTOR, min(BANK, width - left), (product,)),)
+        elif combine is self._turned_total:
+            lanes, after = self._geometry.partitions, self._narrowed(partial, width, after)
+            after = (self._chain(VECTOR, lanes, (self._chain(TENSOR, 2 * lanes, after),)),)
         else:
             lanes, after = self._geometry.partitions, self._narrowed(partial, width, after)
             chunks = -(-width // lanes)
@@ -383,6 +395,9 @@ class Estimate:
             lanes = min(_PARTITIONS_PER_ENGINE, self._geometry.partitions)
             transfer = lanes * self._elements(value) * value.dtype.itemsize / rate
             issue = constants.dma_issue_ns * (1 if lead is None else lead.block)
+            if lead is not None and self._geometry.partitions // lead.block % lanes:
+                # The partitions of two transfers share an engine, which takes one after the other.
+                transfer *= 2
             # The last transfer is triggered after the others.
             done = issue - constants.dma_issue_ns + constants.dma_done_ns
             return Op(_LOADS, issue, done, transfer=transfer)
@@ -405,23 +420,28 @@ class Estimate:
         cycle = 1e9 / self._hw.vector_clock
         if self._is_strided(instruction):
             taken += taken - constants.vector_issue_cycles * cycle
-        if instruction.dst in self._halved and not self._geometry.in_phases:
+        if instruction.dst in self._halved:
             (source,) = instruction.reads()
-            steps = (self._elements(source) // max(1, self._elements(instruction.dst))).bit_length()
-            taken += steps * constants.vector_latency_cycles * cycle
+            size, width = self._elements(source), max(1, self._elements(instruction.dst))
+            # Tiles of phases are added up as they are.
+            cycles = size + constants.vector_issue_cycles
+            if not self._geometry.in_phases:
+                cycles = narrowing.cycles(size // width, width)
+            taken = cycles * cycle
         more = constants.vector_latency_cycles - constants.vector_issue_cycles
-        return Op(engine, taken, taken + more * cycle, port=PORT in load)
+        shares = PORT in load and instruction.dst not in self._halved
+        return Op(engine, taken, taken + more * cycle, port=shares)
 
     def _narrowed(self, partial: Value, width: int, after: tuple[int, ...]) -> tuple[int, ...]:
         """What adds up the rows of a wide accumulator, in halves."""
         if partial not in self._halved:
             return after
         (source,) = (v for v in partial.args if isinstance(v, Value))
-        left = self._elements(source) // max(1, width)
-        while left > 1:
-            after = (self._chain(VECTOR, left // 2 * width, after),)
-            left -= left // 2
-        return after
+        last = self._elements(source) // max(1, width)
+        for left in narrowing.rows_left(last, width):
+            after = (self._chain(VECTOR, (last - left) * width, after),)
+            last = left
+        return after if last == 1 else (self._chain(VECTOR, 2 * last * width, after),)
 
     def _transfer(self, value: Value, strides: Strides) -> float:
         """ns of the DMA engines, each of which takes the rows of eight partitions."""

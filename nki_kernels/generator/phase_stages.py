@@ -40,17 +40,17 @@ class PhaseStages:
         return forwards[::-1] if alternates else forwards, forwards
 
 
-def cut_phase(across: Across, phase: Phase, most: int) -> PhaseStages:
-    """`phase` in at most `most` stages."""
+def cut_phase(across: Across, phase: Phase, most: int, *, apart: bool = False) -> PhaseStages:
+    """`phase` in at most `most` stages; `apart` as in `cut_stages`."""
     combined = {i.reads()[0] for i in phase.combines}
     alone = _without_tiles(across, phase, combined)
-    stages = cut_stages(phase.each, most, across.varies)
+    stages = cut_stages(phase.each, most, across.varies, apart=apart)
     additions: dict[Value, int] = {}
     made: dict[Value, int] = {}
     for i, stage in zip(phase.each, stages, strict=True):
         made.update(dict.fromkeys(i.writes(), stage))
         for part in combined.intersection(i.writes()):
-            waits = part not in alone and engine_of(i) != VECTOR
+            waits = part not in alone and (apart or engine_of(i) != VECTOR)
             additions[part] = min(stage + waits, most - 1)
     stores = {n: made.get(across.results[n], 0) for n in phase.stores}
     first, last = dict(made), dict(made)

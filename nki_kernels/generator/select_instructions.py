@@ -18,6 +18,7 @@ import torch
 from trnx.nki_kernels.generator.geometry import Geometry
 from trnx.nki_kernels.generator.ir import Number, Operand, Value, values_of
 from trnx.nki_kernels.generator.lower import reachable
+from trnx.nki_kernels.generator.reciprocals import MANY, is_from_one
 
 
 @dataclass(frozen=True)
@@ -430,7 +431,24 @@ class InstructionSelector:
     def _visit_reciprocal(self, value: Value) -> None:
         (source,) = value.args
         assert isinstance(source, Value)
+        size = math.prod(map(self._geometry.count, self.free_axes(value)))
+        if size >= MANY and is_from_one(source):
+            self._put_corrected_reciprocal(value, source)
+            return
         self._put("reciprocal", value, [("data", self._full(source, value))])
+
+    def _put_corrected_reciprocal(self, value: Value, source: Value) -> None:
+        """ScalarE's reciprocal r of y, and r (2 - y r)."""
+        found = Value("unary", "reciprocal", (source,), torch.float32, value.axes)
+        product = Value("alu", "multiply", (source, found), torch.float32, value.axes)
+        data, inverse = self._full(source, value), Tile(found, value)
+        self._put("activation", found, [("op", "nl.reciprocal"), ("data", data)])
+        factors: list[tuple[str, Argument]] = [("data1", data), ("data2", inverse)]
+        self._put("tensor_tensor", product, [*factors, ("op", "nl.multiply")])
+        step: list[tuple[str, Argument]] = [("data", Tile(product, value))]
+        step += [("op0", "nl.subtract"), ("operand0", "2.0"), ("reverse0", "True")]
+        step += [("op1", "nl.multiply"), ("operand1", inverse)]
+        self._put("scalar_tensor_tensor", value, step)
 
     def _visit_bits(self, value: Value) -> None:
         (source,) = value.args

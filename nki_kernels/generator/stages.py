@@ -22,15 +22,20 @@ LEAST_TILES = 4
 
 
 def cut_stages(
-    instructions: Sequence[Instruction], most: int, repeats: Callable[[Value], bool]
+    instructions: Sequence[Instruction],
+    most: int,
+    repeats: Callable[[Value], bool],
+    *,
+    apart: bool = False,
 ) -> list[int]:
     """The stage of each instruction, `most` or fewer; operands never come from a later one. A load
     stands in the stage of its first reader. Only values that `repeats` holds for differ between
-    tiles, so that one can wait for them.
+    tiles, so that one can wait for them. Instructions of one engine that wait for each other stand
+    `apart` where that is said: an engine does not wait for its own results then.
     """
     made: dict[Value, tuple[int, str]] = {}
     tables: dict[int, str] = {}
-    stages = [_place(instruction, made, tables, most, repeats) for instruction in instructions]
+    stages = [_place(i, made, tables, most, repeats, apart=apart) for i in instructions]
     first: dict[Value, int] = {}
     for instruction, stage in zip(instructions, stages, strict=True):
         for value in instruction.reads():
@@ -47,6 +52,8 @@ def _place(
     tables: dict[int, str],
     most: int,
     repeats: Callable[[Value], bool],
+    *,
+    apart: bool,
 ) -> int:
     """The stage of an instruction whose operands are in `made`, as (stage, engine), to which its
     results are added; `tables` are those of ScalarE's functions in each stage.
@@ -57,7 +64,7 @@ def _place(
     sources = [made[v] for v in touched if v in made]
     stage = max((at for at, _ in sources), default=0)
     engine = engine_of(instruction)
-    waits = any(at == stage and other != engine for at, other in sources)
+    waits = any(at == stage and (apart or other != engine) for at, other in sources)
     stage = min(stage + waits, most - 1)
     table = table_of_call(instruction)
     while table and tables.setdefault(stage, table) != table and stage < most - 1:

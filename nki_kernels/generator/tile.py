@@ -398,7 +398,7 @@ class _Cuts:
                 if phases in different or not (keeps in anyway or any(p.kept for p in phases)):
                     continue
                 different.append(phases)
-                found += self._fitting(_in_stages(dataclasses.replace(one, keeps=keeps)))
+                found += self._fitting(_in_stages(one.in_phases(keeps=keeps)))
         return found
 
     def _reduces_as_floats(self) -> bool:
@@ -466,7 +466,7 @@ def _placed(region: TiledRegion, hw: Hardware) -> TiledRegion:
     fixed: frozenset[Value] = across.once() if across else frozenset()
     # Phases load a table once; in stages the last one of a tile is the first one of the next.
     tables = 0 if across else max(0, table_loads(region.instructions) - 1)
-    costs = EngineCosts(hw, repeated)
+    costs = EngineCosts(hw, repeated, region.layouts)
     placed = assign_engines(region.instructions, costs, stored, fixed, tables)
     return dataclasses.replace(region, instructions=placed, stages=[0] * len(placed))
 
@@ -495,8 +495,10 @@ def _staged(region: TiledRegion, hw: Hardware, most: int) -> list[TiledRegion]:
     starts = max(sum(len(rows.starts) for rows in share.rows) for share in geometry.shares)
     placed = [region, _placed(region, hw)] if geometry.tiles > 1 else [region]
 
-    def cut(one: TiledRegion, most: int) -> TiledRegion:
-        stages = cut_stages(one.instructions, most, lambda v: bool(v.axes & geometry.moving))
+    def cut(one: TiledRegion, most: int, *, apart: bool = False) -> TiledRegion:
+        stages = cut_stages(
+            one.instructions, most, lambda v: bool(v.axes & geometry.moving), apart=apart
+        )
         return dataclasses.replace(one, stages=stages)
 
     if 1 < geometry.tiles_of_core <= _MOST_BY_STAGE and table_loads(region.instructions):
@@ -504,7 +506,12 @@ def _staged(region: TiledRegion, hw: Hardware, most: int) -> list[TiledRegion]:
         placed += [dataclasses.replace(one, by_stage=True) for one in in_turn if max(one.stages)]
     if starts < least:
         return placed
-    staged = [cut(one, min(most, starts - 1)) for one in placed if not one.by_stage]
+    staged = [
+        cut(one, min(most, starts - 1), apart=apart)
+        for apart in (False, True)
+        for one in placed
+        if not one.by_stage
+    ]
     return [*staged, *placed]
 
 
@@ -513,14 +520,22 @@ def _in_stages(region: TiledRegion) -> list[TiledRegion]:
     where ScalarE changes its table of functions within a phase of few tiles stage by stage."""
     assert region.across is not None
     steps = region.across.steps
-    staged = dataclasses.replace(region, phase_stages=MOST_STAGES)
+    staged = region.in_phases(phase_stages=MOST_STAGES)
     if steps < 2 or not any(phase.depth > 1 for phase in staged.staged_phases):
-        return [region]
-    found = [region] if steps < LEAST_TILES else [region, staged]
+        return [region] if steps < LEAST_TILES else [region, *_apart(staged)]
+    found = [region] if steps < LEAST_TILES else [region, staged, *_apart(staged)]
     tables = any(table_loads(one.phase.each) for one in staged.staged_phases)
     if tables and steps <= _MOST_BY_STAGE:
-        found.append(dataclasses.replace(staged, by_stage=True))
+        found.append(staged.in_phases(by_stage=True))
     return found
+
+
+def _apart(staged: TiledRegion) -> list[TiledRegion]:
+    """The region with the instructions of an engine that wait for each other apart, if any do."""
+    apart = staged.in_phases(apart=True)
+    depths = ([one.depth for one in way.staged_phases] for way in (staged, apart))
+    before, after = depths
+    return [apart] if before != after else []
 
 
 def _strides(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -42,8 +44,8 @@ class TiledRegion:
     `held` gives for every result the value whose tile holds it, `stages` the stage of every
     instruction; `halved` are the reductions that add halves of their rows, again and again.
     `layouts` are the free axes of the tiles that lie in an order of their own (`permute.py`).
-    Tiles of phases are cut into at most `phase_stages`. With `by_stage` all tiles run a stage
-    before any runs the next one, and stay in SBUF between them.
+    Tiles of phases are cut into at most `phase_stages`, `apart` as in `cut_stages`. With `by_stage`
+    all tiles run a stage before any runs the next one, and stay in SBUF between them.
     """
 
     outputs: tuple[Output, ...]
@@ -58,6 +60,7 @@ class TiledRegion:
     layouts: Mapping[Value, Dims] = field(default_factory=dict)
     phase_stages: int = 1
     by_stage: bool = False
+    apart: bool = False
 
     def labels(self, value: Value) -> Dims:
         """The free axes of a value's tile, in its order."""
@@ -65,7 +68,7 @@ class TiledRegion:
             return self.layouts[value]
         return tuple(d for d in self.geometry.free_labels if d in value.axes)
 
-    @property
+    @functools.cached_property
     def across(self) -> Across | None:
         """The region by phases where it is reduced along the partitions."""
         if not self.geometry.in_phases:
@@ -73,19 +76,27 @@ class TiledRegion:
         results = [self.held[output.value] for output in self.outputs]
         return Across(self.instructions, results, self.geometry)
 
+    def in_phases(self, **choices: Any) -> TiledRegion:
+        """The region with other choices about its phases (`keeps`, `phase_stages`, `apart`,
+        `by_stage`), which share what is known of the phases."""
+        found = dataclasses.replace(self, **choices)
+        found.__dict__["across"] = self.across
+        return found
+
     @functools.cached_property
     def staged_phases(self) -> list[PhaseStages]:
         """The phases of a region with some, cut into stages."""
         across = self.across
         assert across is not None
-        return [cut_phase(across, p, self.phase_stages) for p in across.phases(self.keeps)]
+        phases = across.phases(self.keeps)
+        return [cut_phase(across, p, self.phase_stages, apart=self.apart) for p in phases]
 
     @property
     def key(self) -> Hashable:
         """Equal for the ways to cut one region that are the same."""
         calls = tuple((i.call, i.engine) for i in self.instructions)
         order = tuple(self.layouts.values())
-        stages = (tuple(self.stages), self.phase_stages, self.by_stage)
+        stages = (tuple(self.stages), self.phase_stages, self.by_stage, self.apart)
         return (self.geometry, self.keeps, calls, order, stages)
 
     def store_stages(self) -> list[int]:
@@ -118,8 +129,9 @@ class TiledRegion:
         """What all tiles take (`estimate.py`)."""
         turned = frozenset(filter(self.is_turned, self.load_strides))
         estimate = Estimate(
-            hw, self.geometry, elements, self.labels, self.halved, turned, is_static=self.is_static
-        )
+            hw, self.geometry, elements, self.labels, self.halved, turned, self.layouts,
+            is_static=self.is_static,
+        )  # fmt: skip
         held = [self.held[output.value] for output in self.outputs]
         stores = list(zip(held, self.output_strides, strict=True))
         if self.across is not None:

@@ -125,6 +125,30 @@ def test_a_column_as_divisor(region: Build) -> None:
     run(region, quotient, x, scale.reshape(100, 1))
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_root_as_divisor(region: Build, dtype: torch.dtype) -> None:
+    """Of numbers of all sizes, special ones among both operands."""
+    generator = torch.Generator().manual_seed(3)
+    most = 14 if dtype is torch.float16 else 60
+    exponents = torch.randint(-most, most, (300, 64), generator=generator)
+    x = (torch.randn(300, 64, generator=generator) * 2.0**exponents).to(dtype)
+    squares = (2.0 ** (exponents[:, :1].float() / 2 - 3)).to(dtype)
+    special = torch.tensor(SPECIAL).to(dtype)
+    x[:, : len(SPECIAL)] = torch.where(special.float().abs() < 1e-30, 0.0, special)
+    squares[: len(SPECIAL), 0] = special.abs()
+    function = lambda x, y: quotient(x, aten.sqrt.default(y))  # noqa: E731
+    (result,) = region(function, x, squares).run()
+    expected = function(x, squares)
+    normal = not_denormal(expected)
+    assert bool(normal[:, len(SPECIAL) :].any())
+    if dtype is torch.float32:  # in which the root's last bit shows
+        torch.testing.assert_close(
+            result[normal], expected[normal], rtol=2.0**-22, atol=0, equal_nan=True
+        )
+    else:
+        assert_same_bits(result[normal], expected[normal])
+
+
 def test_a_row_as_divisor(region: Build) -> None:
     x, scale = draw(4, torch.float32).reshape(100, 200), draw(5, torch.float32, 200)
     run(region, quotient, x, scale)

@@ -84,3 +84,34 @@ def test_what_is_left_of_the_rows_is_computed_first(region: Build, cuts: Cuts) -
     for one in ragged:
         assert list(one.rows) == list(one.geometry.rows[::-1])
         assert one.rows[-1].fold == max(rows.fold for rows in one.rows)
+
+
+def scaled_extreme(x: Any, y: Any) -> Any:
+    """Two instructions of VectorE, the second of which reads what the first one gives."""
+    return aten.amax.default(aten.mul.Tensor(aten.sigmoid.default(x), y), [0], True)
+
+
+@pytest.mark.parametrize("function", [scaled_extreme, softmax])
+@pytest.mark.parametrize("shape", [(300007,), (1291, 40)])
+def test_an_engine_need_not_wait_for_itself(
+    region: Build, cuts: Cuts, function: Callable[..., Any], shape: tuple[int, ...]
+) -> None:
+    made = region(function, draw(*shape), draw(*shape))
+    apart: dict[Any, TiledRegion] = {}
+    for cut in cuts.of(made):
+        if cut.apart:
+            apart[cut.geometry.crosses, cut.keeps, cut.geometry.even] = cut
+    cuts.check(made, apart.values(), rtol=1e-4, atol=1e-4)
+
+
+def test_stages_apart_save_time_where_vector_is_the_busiest(region: Build, cuts: Cuts) -> None:
+    def largest(x: Any) -> Any:
+        return aten.amax.default(aten.mul.Tensor(aten.sigmoid.default(x), 1.25), [0], True)
+
+    chip = hardware("trn2")
+    every = [cut for cut in cuts.of(region(largest, draw(765523))) if cut.across is not None]
+    least = {
+        is_apart: min(cut.estimated_ns(chip) for cut in every if cut.apart == is_apart)
+        for is_apart in (False, True)
+    }
+    assert least[True] < 0.98 * least[False]

@@ -1,0 +1,40 @@
+"""Reciprocals of sums of exp(x - max(x)), which softmax multiplies by.
+
+VectorE takes eight cycles an element for a reciprocal. ScalarE takes one, and only numbers from
+2^-42 to 2^42 (SDK/nki/api/nki.api.shared.rst); its error is not published, so VectorE corrects it
+by a step of Newton's method, which squares the error: r (2 - y r). Such a sum is 1 or more, because
+its largest exponential is 1, and NaN stays NaN.
+"""
+
+from __future__ import annotations
+
+from trnx.nki_kernels.generator.ir import Value, values_of
+
+# From so many elements of a partition on the three instructions, and the table that ScalarE loads
+# for its one, take less than VectorE's reciprocal.
+MANY = 512
+
+
+def is_from_one(value: Value) -> bool:
+    """Whether `value` is the sum of exp(x - max(x)) over what the maximum is taken over."""
+    total = _without_casts(value)
+    if (total.op, total.name) != ("reduce", "add"):
+        return False
+    weights = _without_casts(*values_of(total.args))
+    if (weights.op, weights.name) != ("unary", "exp"):
+        return False
+    shifted = _without_casts(*values_of(weights.args))
+    operands = values_of(shifted.args)
+    if (shifted.op, shifted.name) != ("alu", "subtract") or len(operands) != 2:
+        return False
+    x, most = map(_without_casts, operands)
+    if (most.op, most.name) != ("reduce", "maximum") or most.axes != total.axes:
+        return False
+    return _without_casts(*values_of(most.args)) is x
+
+
+def _without_casts(value: Value) -> Value:
+    """What `value` is rounded from; a float of fewer bits than float32 is a value of it."""
+    while value.op == "cast":
+        (value,) = values_of(value.args)
+    return value

@@ -1,0 +1,63 @@
+"""Softmax of many sums in a partition multiplies by ScalarE's reciprocal, corrected once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from trnx.nki_kernels.generator.reciprocals import MANY
+
+aten = torch.ops.aten
+Build = Callable[..., Any]
+Cuts = Any  # of conftest.py
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def draw(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (torch.randn(shape, generator=generator) * 5).to(dtype)
+
+
+def whole(x: Any) -> Any:
+    return aten._softmax.default(x, 0, False)
+
+
+def written_out(x: Any) -> Any:
+    weights = aten.exp.default(aten.sub.Tensor(x, aten.amax.default(x, [0], True)))
+    return aten.div.Tensor(weights, aten.sum.dim_IntList(weights, [0], True))
+
+
+def by_scalar(every: list[Any]) -> list[Any]:
+    """One way of each geometry in which ScalarE gives the reciprocal."""
+    found: dict[Any, Any] = {}
+    for cut in every:
+        if any(("op", "nl.reciprocal") in i.arguments for i in cut.instructions):
+            found.setdefault((cut.geometry, cut.keeps), cut)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("function", [whole, written_out])
+def test_values(region: Build, cuts: Cuts, function: Any, dtype: torch.dtype) -> None:
+    x = draw(129, 700, dtype=dtype)
+    x[0, 0], x[1, 1], x[:, 2] = float("nan"), float("inf"), -float("inf")
+    x[3, 3], x[:, 4] = -float("inf"), 3e38
+    made = region(function, x)
+    error = {"rtol": 1e-5, "atol": 1e-7} if dtype is F32 else {"rtol": 1e-2, "atol": 1e-3}
+    cuts.check(made, by_scalar(cuts.of(made)), **error)
+
+
+def test_few_sums_take_one_instruction(region: Build, cuts: Cuts) -> None:
+    assert not by_scalar(cuts.of(region(whole, draw(300, MANY - 1))))
+
+
+def test_other_reciprocals_have_any_range(region: Build, cuts: Cuts) -> None:
+    x = draw(300, 700)
+    for function in (
+        lambda x: aten.reciprocal.default(aten.sum.dim_IntList(aten.exp.default(x), [0], True)),
+        lambda x: aten.reciprocal.default(aten.amax.default(x, [0], True)),
+    ):
+        assert not by_scalar(cuts.of(region(function, x)))
