@@ -211,9 +211,7 @@ def _worthwhile(found: Sequence[_Product]) -> dict[int, _Product]:
     for run in found:
         read[run.factors[run.larger][0].memory] += run.elements(run.larger)
     return {
-        run.numbers[-1]: run
-        for run in found
-        if _pays(run, read[run.factors[run.larger][0].memory])
+        run.numbers[-1]: run for run in found if _pays(run, read[run.factors[run.larger][0].memory])
     }
 
 

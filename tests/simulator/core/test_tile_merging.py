@@ -41,7 +41,7 @@ class _Tiles:
         return self.chance.randint(0, _INPUTS + _OWN - is_written)
 
     def loop(self) -> None:
-        """One to three element-wise steps on each of some tiles, or products and what reads them."""
+        """Some element-wise steps on each of some tiles, or products and what reads them."""
         if self.chance.random() < 0.4:
             self._products()
             return
@@ -59,7 +59,11 @@ class _Tiles:
         strides = chance.choice([(shape[1], 1), (16, 1), (8, 1)])
         kind = chance.choice(["copy", "fill", "add", "sub", "relu", "in place"])
         places = [
-            (self._memory(number == 2), chance.choice([0, 0, 16, 64]), chance.choice([0, 1, 16, 64]))
+            (
+                self._memory(number == 2),
+                chance.choice([0, 0, 16, 64]),
+                chance.choice([0, 1, 16, 64]),
+            )
             for number in range(3)
         ]
         return functools.partial(self._step, kind, shape, strides, places)
