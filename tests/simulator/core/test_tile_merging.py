@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
+from trnx.simulator import TensorSpec, load_module, trace
 from trnx.simulator.language.operators import functions
 from trnx.simulator.memory.storage import Slot, Step
+from trnx.simulator.program.portable import from_data, to_data
 from trnx.simulator.program.tile_merging import merge_tiles
 
 _SIZE = 512
@@ -247,3 +250,17 @@ def test_functions_whose_operands_all_tiles_share_stay_apart() -> None:
     (copy,), _ = merge_tiles(copies, [], 0, _blank(out))
     copy()
     assert torch.equal(out, x.expand(3, 8))
+
+
+def test_a_kernel_with_wide_steps_is_replicated_and_kept_as_data() -> None:
+    kernels = load_module(Path(__file__).with_name("merging_kernels.py"))
+    x = torch.randint(-4, 5, (1, 384)).float()
+    weight = torch.randint(-4, 5, (1536, 384)).float()
+    program = trace(kernels.row_on_partitions, [TensorSpec.of(x), TensorSpec.of(weight)])
+    program.shorten()
+    steps = [step for step in program.steps if isinstance(step, functools.partial)]
+    assert sum(step.func in (torch.mm, torch.addmm) for step in steps) == 1
+    data = to_data(program)
+    assert data is not None
+    for one in (program, program.replica(), from_data(data, lambda: program.rows)):
+        assert torch.equal(one.run([x, weight])[0], x @ weight.T)
