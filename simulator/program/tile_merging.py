@@ -29,6 +29,10 @@ from trnx.simulator.program.wide_products import widen_products
 # Elements of a tile, and of all tiles of one step: larger ones would leave the caches.
 _MOST_OF_TILE = 8192
 _MOST_OF_STEP = 1 << 15
+# Reads and writes of a memory that are looked at for one step.
+_MOST_TOUCHES = 512
+
+_Touches = defaultdict[int, list[tuple[int, Region]]]
 
 _ELEMENTWISE = frozenset({
     torch.abs, torch.add, torch.div, torch.eq, torch.exp, torch.ge, torch.gt, torch.le, torch.log,
@@ -124,8 +128,9 @@ class _Merger:
         self._inputs = inputs
         self._steps: list[Step | _Group] = []
         self._groups: dict[Any, _Group] = {}
-        # By memory: the number of the step, what it touches, whether it writes there.
-        self._touches: defaultdict[int, list[tuple[int, Region, bool]]] = defaultdict(list)
+        # By memory: the number of the step, and what it reads or writes there.
+        self._reads: _Touches = defaultdict(list)
+        self._writes: _Touches = defaultdict(list)
         # The last step that wrote an input.
         self._input_written = -1
 
@@ -155,9 +160,9 @@ class _Merger:
 
     def _note(self, number: int, effects: Effects) -> None:
         for region in effects.reads.values():
-            self._touches[region.memory].append((number, region, False))
+            self._reads[region.memory].append((number, region))
         for region in effects.writes:
-            self._touches[region.memory].append((number, region, True))
+            self._writes[region.memory].append((number, region))
             if self._is_input(region):
                 self._input_written = max(self._input_written, number)
 
@@ -179,10 +184,13 @@ class _Merger:
         """Whether a step from this number on touches what is written, or writes what is read."""
         if self._is_input(region) and self._input_written >= number:
             return True
-        return any(
-            at >= number and (is_written or writes) and region.overlaps(other)
-            for at, other, writes in self._touches[region.memory]
-        )
+        touched = self._writes[region.memory]
+        if is_written:
+            touched = [*touched, *self._reads[region.memory]]
+        # The search is bounded.
+        if len(touched) > _MOST_TOUCHES:
+            return True
+        return any(at >= number and region.overlaps(other) for at, other in touched)
 
     def steps(self) -> list[Step]:
         """The steps that are left."""

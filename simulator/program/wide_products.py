@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import torch
 
@@ -27,6 +28,8 @@ from trnx.simulator.program.step_effects import EffectReader, Effects
 _FEW = 32
 # Products that become one, which bounds the search.
 _MOST_TILES = 256
+# Steps that touch a bank, which are looked through for its readers.
+_MOST_TOUCHES = 2048
 # Elements of the results of one product that go to new memory.
 _MOST_MOVED = 1 << 18
 
@@ -177,10 +180,16 @@ class _Products:
     def _meets(self, first: int, number: int, effects: Effects) -> bool:
         """Whether a step since the first one writes a factor."""
         return any(
-            first <= at < number and overwrites(written, factor, self._inputs)
+            overwrites(written, factor, self._inputs)
             for factor in effects.reads.values()
-            for at, written in self._writes[self._home(factor)]
+            for _, written in self._writes_between(factor, first, number)
         )
+
+    def _writes_between(self, region: Region, first: int, end: int) -> Sequence[tuple[int, Region]]:
+        """What steps from the first on write to the memory of a region, but for the end."""
+        known = self._writes[self._home(region)]
+        places = [bisect_left(known, number, key=itemgetter(0)) for number in (first, end)]
+        return known[slice(*places)]
 
     def _is_touched(self, row: Sequence[int], number: int, out: Region) -> bool:
         known = self._touching[out.memory]
@@ -207,7 +216,7 @@ class _Products:
     def _readers(self, number: int) -> list[tuple[int, int]] | None:
         """Who reads the result, until it is overwritten; None where that cannot be moved."""
         out = self._effects[number].writes[0]
-        if out.memory not in self._fresh:
+        if out.memory not in self._fresh or len(self._touching[out.memory]) > _MOST_TOUCHES:
             return None
         found: list[tuple[int, int]] = []
         known = self._touching[out.memory]

@@ -13,6 +13,7 @@ import torch
 from trnx.simulator import TensorSpec, load_module, trace
 from trnx.simulator.language.operators import functions
 from trnx.simulator.memory.storage import Slot, Step
+from trnx.simulator.program import tile_merging, wide_products
 from trnx.simulator.program.portable import from_data, to_data
 from trnx.simulator.program.tile_merging import merge_tiles
 
@@ -264,3 +265,18 @@ def test_a_kernel_with_wide_steps_is_replicated_and_kept_as_data() -> None:
     assert data is not None
     for one in (program, program.replica(), from_data(data, lambda: program.rows)):
         assert torch.equal(one.run([x, weight])[0], x @ weight.T)
+
+
+def test_the_search_is_bounded(monkeypatch: pytest.MonkeyPatch, product: Product) -> None:
+    x, weight, expected = product
+    bank, out = torch.zeros(1, 8), torch.zeros(1, 24)
+    steps: list[Step] = []
+    for step, place in zip(_rows(x, weight, [bank] * 3), out.split(8, 1), strict=True):
+        steps += [step, functools.partial(place.copy_, bank)]
+    monkeypatch.setattr(wide_products, "_MOST_TOUCHES", 5)
+    monkeypatch.setattr(tile_merging, "_MOST_TOUCHES", 0)
+    left, _ = merge_tiles(steps, [], 0, _blank(bank, out))
+    for step in left:
+        step()
+    assert len(left) == 6
+    assert torch.equal(out, expected)
