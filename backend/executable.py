@@ -21,6 +21,7 @@ from trnx.backend.buckets.conversions import CannotPadError
 from trnx.backend.buckets.sizes import bucketed
 from trnx.backend.buckets.specialisation import BucketSpecialisation
 from trnx.backend.collectives import is_awaited, waited
+from trnx.backend.garbage import new_objects_only
 from trnx.backend.inputs import InputSpecs, TransformedInput
 from trnx.backend.kernel_call import KernelCall, Place, describe
 from trnx.backend.options import Options
@@ -165,10 +166,11 @@ class Executable:
                 return found if isinstance(found, BucketSpecialisation) else None
             symbols = {s.symbol: n for s, n in zip(self._sources, key[0], strict=True)}
             try:
-                made = BucketSpecialisation(
-                    self._plan, self._padded, self._sources, symbols, self._make_kernel,
-                    self._fallbacks, self._specs,
-                )  # fmt: skip
+                with new_objects_only():
+                    made = BucketSpecialisation(
+                        self._plan, self._padded, self._sources, symbols, self._make_kernel,
+                        self._fallbacks, self._specs,
+                    )  # fmt: skip
             except (CannotPadError, UnknownSizeError) as error:
                 self._padded = None
                 for entry in self._report.regions:
@@ -206,9 +208,11 @@ class Executable:
             if isinstance(known := self._specialisations.get(key), Specialisation):
                 return known
             symbols = {s.symbol: n for s, n in zip(self._sources, key, strict=True)}
-            made = Specialisation(
-                self._plan, symbols, self._make_kernel, self._fallbacks, self._specs, self._checker
-            )
+            with new_objects_only():
+                made = Specialisation(
+                    self._plan, symbols, self._make_kernel, self._fallbacks, self._specs,
+                    self._checker,
+                )  # fmt: skip
             self._made(key, made)
             return made
 

@@ -12,7 +12,7 @@ import gc
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from trnx.simulator.fork_locks import fork_lock
 
@@ -29,9 +29,10 @@ def new_objects_only() -> Iterator[None]:
     """Collections inside the block are rarer, and visit only what was made in it: garbage of before
     is collected after it. Blocks of threads may overlap; what the user has frozen stays frozen, and
     a collector that the user has turned off, or made rarer, stays so."""
-    _make_rarer()
+    is_inner = _make_rarer()
     try:
-        with _frozen():
+        # Counting what is frozen visits it all.
+        with nullcontext() if is_inner else _frozen():
             yield
     finally:
         _as_before()
@@ -49,12 +50,14 @@ def _frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _make_rarer() -> None:
+def _make_rarer() -> bool:
+    """True where another block is open."""
     with _lock:
         users = _before[0] if _before else gc.get_threshold()
         _before.append(users)
         if 0 < users[0] < THRESHOLDS[0]:
             gc.set_threshold(*THRESHOLDS)
+        return len(_before) > 1
 
 
 def _as_before() -> None:

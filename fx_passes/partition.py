@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,7 @@ from trnx.fx_passes import advice
 from trnx.fx_passes.errors import FallbackForbiddenError, UnsupportedOpError
 from trnx.fx_passes.extract import extract, inputs_of
 from trnx.fx_passes.form_generated import generated_units
+from trnx.fx_passes.forms import form_of
 from trnx.fx_passes.leave_to_fusion import without_adjoining, without_fusible
 from trnx.fx_passes.ledger import Refusals
 from trnx.fx_passes.match import GraphMatch
@@ -113,9 +114,15 @@ def _kernel_units(
     barred = read_after_write(graph) | unsized
     every = tuple(kernels)
 
+    known: dict[Hashable, float | None] = {}
+
     def apart(match: GraphMatch) -> float | None:
-        others = [kernel for kernel in every if kernel is not match.match.kernel]
-        return _seconds_with(others, match, hardware, profit, generator)
+        kernel = match.match.kernel
+        form = (id(kernel), form_of(match.nodes, _results(match)))
+        if form not in known:
+            others = [one for one in every if one is not kernel]
+            known[form] = _seconds_with(others, match, hardware, profit, generator)
+        return known[form]
 
     matches = find_kernels(graph, every, hardware, profit, refusals, barred, apart)
     if generator is None:
@@ -181,14 +188,17 @@ def _seconds_with(
 ) -> float | None:
     """Predicted seconds of the nodes of a match on these and generated kernels; None where some
     are left."""
-    results = [node for node in match.match.results if node is not None]
-    graph = extract(match.nodes, inputs_of(match.nodes), results).graph
+    graph = extract(match.nodes, inputs_of(match.nodes), _results(match)).graph
     none: frozenset[fx.Node] = frozenset()
     units = _kernel_units(graph, kernels, hardware, profit, Refusals(), generator, none)
     if _rest(graph, units):
         return None
     found = [unit.payload for unit in units if isinstance(unit.payload, KernelMatch)]
     return sum(map(profit.nki_seconds, found))
+
+
+def _results(match: GraphMatch) -> list[fx.Node]:
+    return [node for node in match.match.results if node is not None]
 
 
 def _unsized(graph: fx.Graph) -> frozenset[fx.Node]:

@@ -52,5 +52,10 @@ def known_equal(a: Any, number: int) -> bool:
     return bool(a == number)
 
 
+def number_key(value: Any) -> Any:
+    """Equal for numbers that are equal by expression; what is no symbolic number is itself."""
+    return value.node.expr if is_symbolic(value) else value
+
+
 def _expression(value: Any) -> Any:
     return value.node.expr if isinstance(value, torch.SymInt) else value

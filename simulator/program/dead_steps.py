@@ -27,10 +27,10 @@ def drop_dead_steps(
     steps: Sequence[Step], slots: Sequence[Slot], blank: Mapping[int, int]
 ) -> Sequence[Step]:
     """The steps without those that write what nobody reads; `blank` as in `Program`."""
-    effects = _effects(steps, EffectReader(slots, blank))
+    effects = effects_of(steps, EffectReader(slots, blank))
     if effects is None:
         return steps
-    fresh = _fresh(effects, blank)
+    fresh = fresh_memory(effects, blank)
     live: defaultdict[int, list[Region]] = defaultdict(list)
     left: list[Step] = []
     for step, one in zip(reversed(steps), reversed(effects), strict=True):
@@ -46,14 +46,14 @@ def drop_dead_steps(
     return left
 
 
-def _effects(steps: Sequence[Step], reader: EffectReader) -> list[Effects] | None:
+def effects_of(steps: Sequence[Step], reader: EffectReader) -> list[Effects] | None:
     """Those of all steps; None where a step may touch everything."""
     found = [reader.effects(step) for step in steps]
     known = [one for one in found if one is not None]
     return known if len(known) == len(found) else None
 
 
-def _fresh(effects: Sequence[Effects], blank: Collection[int]) -> set[int]:
+def fresh_memory(effects: Sequence[Effects], blank: Collection[int]) -> set[int]:
     """Own memory of which a run reads only what it has written before: `blank`, and more."""
     written: defaultdict[int, list[Region]] = defaultdict(list)
     carried: set[int] = set()
@@ -84,10 +84,10 @@ def write_in_place(
     `inputs` slots are those of the arguments; `blank` as in `Program`.
     """
     reader = EffectReader(slots, blank)
-    effects = _effects(steps, reader)
+    effects = effects_of(steps, reader)
     if effects is None:
         return steps
-    placement = _Placement(steps, effects, reader, inputs, _fresh(effects, blank))
+    placement = _Placement(steps, effects, reader, inputs, fresh_memory(effects, blank))
     for number in range(len(steps) - 1, -1, -1):
         placement.try_copy(number)
     return [step for step, one in zip(placement.steps, effects, strict=True) if one is not _NOTHING]

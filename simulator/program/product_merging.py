@@ -16,6 +16,7 @@ are merged: in narrower types every part rounds the sum.
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -34,8 +35,9 @@ _LEAST_RATIO = 8
 _LEAST_GATHERED = 3
 # ... and the result has at most so many rows or columns: others are bound by arithmetic.
 _FEW = 32
-# Elements that the larger factor of so few rows or columns has at least: smaller ones stay in the
-# caches, where parts take little longer, and their sums round as recorded.
+# Elements that the larger factors of so few rows or columns have at least, those of all products
+# that read one memory: fewer stay in the caches, where parts take little longer, and their sums
+# round as recorded.
 _LEAST_LARGE = 1 << 18
 _EXACT = (torch.float32, torch.float64)
 
@@ -81,6 +83,11 @@ class _Product:
     def elements(self, which: int) -> int:
         """Of all parts of a factor."""
         return sum(part.numel for part in self.factors[which])
+
+    @property
+    def larger(self) -> int:
+        """Which factor has more elements."""
+        return int(self.elements(1) > self.elements(0))
 
     def continues_with(self, other: _Product) -> bool:
         """Whether the other product, alone, is the next part of this one."""
@@ -198,10 +205,22 @@ def overwrites(written: Region, read: Region, inputs: int) -> bool:
     return written.overlaps(read)
 
 
-def _pays(product: _Product) -> bool:
-    """Whether it is one product, after one pass over its smaller factor at the most."""
+def _worthwhile(found: Sequence[_Product]) -> dict[int, _Product]:
+    """The runs that are one product, by the number of their last step."""
+    read: defaultdict[int, int] = defaultdict(int)
+    for run in found:
+        read[run.factors[run.larger][0].memory] += run.elements(run.larger)
+    return {
+        run.numbers[-1]: run for run in found if _pays(run, read[run.factors[run.larger][0].memory])
+    }
+
+
+def _pays(product: _Product, read: int) -> bool:
+    """Whether it is one product, after one pass over its smaller factor at the most; `read`:
+    elements that products read of the memory of the larger one.
+    """
     is_few = min(product.out.shape) <= _FEW
-    if is_few and max(product.elements(0), product.elements(1)) < _LEAST_LARGE:
+    if is_few and read < _LEAST_LARGE:
         return False
     gaps = [which for which in (0, 1) if product.whole(which) is None]
     if not gaps:
@@ -224,7 +243,7 @@ def merge_products(
     for number, step in enumerate(steps):
         search.add(number, reader.effects(step))
     search.end()
-    merged = {run.numbers[-1]: run for run in search.found if _pays(run)}
+    merged = _worthwhile(search.found)
     if not merged:
         return steps, {}
     parts = {number for run in merged.values() for number in run.numbers}

@@ -13,6 +13,7 @@ from trnx.simulator.program.copy_elision import elide_copies
 from trnx.simulator.program.dead_steps import drop_dead_steps, write_in_place
 from trnx.simulator.program.product_merging import merge_products
 from trnx.simulator.program.step_effects import EffectReader
+from trnx.simulator.program.tile_merging import merge_tiles
 
 
 @dataclass(frozen=True)
@@ -37,5 +38,7 @@ def shorten(
     made = {**gathered, **moved}
     known = {**blank, **made}
     placed = write_in_place(elided, slots, inputs, known)
-    left = list(drop_dead_steps(placed, slots, known))
-    return Shortened(left, EffectReader(slots, known).used(left), made)
+    needed = drop_dead_steps(placed, slots, known)
+    wide, results = merge_tiles(needed, slots, inputs, known)
+    left, made = list(wide), {**made, **results}
+    return Shortened(left, EffectReader(slots, {**known, **results}).used(left), made)

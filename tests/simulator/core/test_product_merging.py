@@ -12,7 +12,7 @@ import torch
 
 from trnx.simulator import Program, TensorSpec, load_module, trace
 from trnx.simulator.memory.storage import Step
-from trnx.simulator.program import product_merging
+from trnx.simulator.program import product_merging, wide_products
 from trnx.simulator.program.portable import from_data, to_data
 from trnx.simulator.program.product_merging import merge_products, overwrites
 from trnx.simulator.program.regions import Region
@@ -20,8 +20,9 @@ from trnx.simulator.program.regions import Region
 
 @pytest.fixture(autouse=True)
 def small_factors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Factors of any size are large enough."""
+    """Factors of any size are large enough; tiles stay apart."""
     monkeypatch.setattr(product_merging, "_LEAST_LARGE", 0)
+    monkeypatch.setattr(wide_products, "_FEW", 0)
 
 
 @pytest.fixture(scope="module")
