@@ -18,7 +18,7 @@ class LazyModule(fx.GraphModule):
         """Leave the code to the first call."""
         self.__dict__.pop("_code", None)
         # A graph module has a class of its own, so that it can have a method of its own.
-        type(self).forward = _first_call  # type: ignore[method-assign]
+        type(self).forward = _first_call
 
     def __getattr__(self, name: str) -> Any:
         if name == "_code":
