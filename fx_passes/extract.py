@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from trnx.fx_passes.region import Region
+from trnx.nki_kernels.lazy_module import LazyModule
 
 
 def inputs_of(nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
@@ -25,8 +26,25 @@ def extract(
     """`nodes` as a graph module: placeholders named like `inputs`, the output a tuple of `outputs`.
 
     Nodes keep their names and `meta`. Submodules that the nodes call by attribute are not carried
-    over: attributes are inputs.
+    over: attributes are inputs. Its code is generated when it is first called.
     """
+    return LazyModule(_root(nodes), _graph_of(nodes, inputs, outputs))
+
+
+def region_module(region: Region) -> fx.GraphModule:
+    """What `FallbackEngine.compile` takes: inputs and outputs in the order of the region's."""
+    graph = _graph_of(region.nodes, region.inputs, region.outputs)
+    return fx.GraphModule(_root(region.nodes), graph)
+
+
+def _root(nodes: Sequence[fx.Node]) -> torch.nn.Module:
+    owner = nodes[0].graph.owning_module if nodes else None
+    return owner if owner is not None else torch.nn.Module()
+
+
+def _graph_of(
+    nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
+) -> fx.Graph:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:
@@ -35,11 +53,4 @@ def extract(
     for node in nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in outputs))
-    owner = nodes[0].graph.owning_module if nodes else None
-    root = owner if owner is not None else torch.nn.Module()
-    return fx.GraphModule(root, graph)
-
-
-def region_module(region: Region) -> fx.GraphModule:
-    """What `FallbackEngine.compile` takes: inputs and outputs in the order of the region's."""
-    return extract(region.nodes, region.inputs, region.outputs)
+    return graph

@@ -65,9 +65,8 @@ def _offer(
 ) -> None:
     inputs, outputs = inputs_of(nodes), outputs_of(nodes)
     gm = extract(nodes, inputs, outputs)
-    reject = generator.supports_region(gm, hardware)
-    if reject is None:
-        kernel = generator.FusedKernel(gm)
+    kernel = generator.fused_kernel(gm, hardware)
+    if not isinstance(kernel, Reject):
         match = KernelMatch(kernel, {node.name: node for node in inputs}, outputs)
         reject = profit.refuse(match, nodes)
         if reject is None:
@@ -77,7 +76,7 @@ def _offer(
                 refusals.add(node, reject)
         return
     if len(nodes) == 1:
-        refusals.add(nodes[0], _about_generated(reject, nodes[0]))
+        refusals.add(nodes[0], _about_generated(kernel, nodes[0]))
         return
     # A prefix and the rest of a topological order are convex, and edges go one way between them.
     half = len(nodes) // 2

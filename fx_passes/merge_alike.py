@@ -17,6 +17,7 @@ from trnx.fx_passes.form_generated import outputs_of
 from trnx.fx_passes.nodes import val
 from trnx.fx_passes.order import Order, Unit
 from trnx.fx_passes.region import Generator, KernelMatch
+from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
 # Fewer are left as they are: what they save is little beside their own time.
@@ -71,9 +72,10 @@ def _merged(
         node for unit in sorted(units, key=order.position) for node in unit.nodes
     )
     inputs, outputs = inputs_of(nodes), outputs_of(nodes)
-    gm = extract(nodes, inputs, outputs)
-    if len(units) < 2 or generator.supports_region(gm, hardware) is not None:
+    if len(units) < 2:
         return units
-    kernel = generator.FusedKernel(gm)
+    kernel = generator.fused_kernel(extract(nodes, inputs, outputs), hardware)
+    if isinstance(kernel, Reject):
+        return units
     match = KernelMatch(kernel, {node.name: node for node in inputs}, outputs)
     return (Unit("nki", nodes, match),)

@@ -85,11 +85,9 @@ class Generator(Protocol):
     def supports_node(self, node: fx.Node, hw: Hardware) -> Reject | None:
         """None where the generator lowers this node."""
 
-    def supports_region(self, gm: fx.GraphModule, hw: Hardware) -> Reject | None:
-        """None where these nodes, a graph module of their own, fit one kernel."""
-
-    def FusedKernel(self, gm: fx.GraphModule) -> Kernel:  # noqa: N802  a class in the generator
-        """The kernel; its bindings are named like the placeholders of `gm`."""
+    def fused_kernel(self, gm: fx.GraphModule, hw: Hardware) -> Kernel | Reject:
+        """The kernel of these nodes, a graph module of their own, or why they do not fit one; its
+        bindings are named like the placeholders of `gm`."""
 
 
 class Predictor(Protocol):

@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -161,13 +162,12 @@ def _refuse_tensor(value: Any, node: fx.Node) -> Reject | None:
     return None
 
 
-def supports_region(gm: fx.GraphModule, hw: Hardware) -> Reject | None:
-    """None where the region can be generated for the sizes of its metadata, else why not."""
-    return FusedKernel(gm).supports(Bindings(_by_name(specs_of_metadata(_placeholders(gm)))), hw)
-
-
-def _by_name(specs: Mapping[fx.Node, Any]) -> dict[str, Any]:
-    return {node.name: spec for node, spec in specs.items()}
+def fused_kernel(gm: fx.GraphModule, hw: Hardware) -> FusedKernel | Reject:
+    """The kernel of the region, or why it cannot be generated for the sizes of its metadata."""
+    kernel = FusedKernel(gm)
+    specs = specs_of_metadata(_placeholders(gm))
+    reject = kernel.supports(Bindings({node.name: spec for node, spec in specs.items()}), hw)
+    return kernel if reject is None else reject
 
 
 def _placeholders(gm: fx.GraphModule) -> list[fx.Node]:
@@ -195,6 +195,10 @@ class FusedKernel:
         indices = {node: index for index, node in enumerate(gm.graph.nodes)}
         calls = tuple(_call_key(node, indices.__getitem__) for node in self._nodes)
         self._structure = (len(self._names), calls, tuple(indices[n] for n in _outputs(gm)))
+
+    @cached_property
+    def _part_kernels(self) -> tuple[FusedKernel, ...]:
+        return tuple(FusedKernel(part.gm) for part in self._parts)
 
     @property
     def name(self) -> str:
@@ -284,8 +288,7 @@ class FusedKernel:
         orders: dict[int, tuple[int, ...]] = {}
         tensors = {name: i for i, name in enumerate(self._inputs(b))}
         tiled: dict[Hashable, TiledRegion] = {}
-        for part in self._parts:
-            kernel = FusedKernel(part.gm)
+        for part, kernel in zip(self._parts, self._part_kernels, strict=True):
             key = kernel._key(b)
             if key not in tiled:
                 specs = specs_of_bindings(part.gm.graph, b)
@@ -314,6 +317,8 @@ class FusedKernel:
         return _COSTS.get_or_make(self._key(b), lambda: self._count_cost(b))
 
     def _count_cost(self, b: Bindings) -> Cost:
+        if self._parts:
+            return self._cost_by_parts(b)
         specs = specs_of_bindings(self._gm.graph, b)
         flops = 0
         for node in self._nodes:
@@ -330,6 +335,17 @@ class FusedKernel:
         crossing = [specs[n] for n in (*_placeholders(self._gm), *_outputs(self._gm))]
         bytes_ = sum(s.nbytes for s in crossing if isinstance(s, TensorSpec))
         return Cost(vector_flops=flops, hbm_bytes=bytes_)
+
+    def _cost_by_parts(self, b: Bindings) -> Cost:
+        """The costs of the parts, many of which are equal; what several read crosses HBM once."""
+        kernels = self._part_kernels
+        costs = [kernel.cost(b) for kernel in kernels]
+        again = sum(kernel._input_bytes(b) for kernel in kernels) - self._input_bytes(b)
+        flops = sum(cost.vector_flops for cost in costs)
+        return Cost(vector_flops=flops, hbm_bytes=sum(cost.hbm_bytes for cost in costs) - again)
+
+    def _input_bytes(self, b: Mapping[str, Any]) -> int:
+        return sum(b[name].nbytes for name in self._inputs(b))
 
     def source(self, b: Mapping[str, Any], hw: Hardware) -> str:
         """The kernel's source for these sizes."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from trnx.nki_kernels.lazy_module import LazyModule
+
 # Up to so many nodes are one part where they read one tensor.
 _SMALL = 48
 
@@ -72,7 +74,8 @@ def _part(
 ) -> Part:
     used = {argument for node in nodes for argument in node.all_input_nodes}
     inputs = [i for i, node in enumerate(placeholders) if node in used]
-    results = [i for i, node in enumerate(outputs) if node in set(nodes)]
+    inside = set(nodes)
+    results = [i for i, node in enumerate(outputs) if node in inside]
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in (placeholders[i] for i in inputs):
@@ -81,4 +84,4 @@ def _part(
     for node in nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[outputs[i]] for i in results))
-    return Part(fx.GraphModule(gm, graph), inputs, results)
+    return Part(LazyModule(gm, graph), inputs, results)

@@ -87,11 +87,11 @@ class _OneOp:
     def __getattr__(self, name: str) -> Any:
         return getattr(generator, name)
 
-    def supports_region(self, gm: fx.GraphModule, hardware: Any) -> Reject | None:
+    def fused_kernel(self, gm: fx.GraphModule, hardware: Any) -> Kernel | Reject:
         """Refuses regions of several ops."""
         if sum(map(is_compute, gm.graph.nodes)) > 1:
             return Reject("fusion is switched off")
-        return generator.supports_region(gm, hardware)
+        return generator.fused_kernel(gm, hardware)
 
 
 def captured(name: str, train: bool) -> list[fx.GraphModule]:

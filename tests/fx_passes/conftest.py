@@ -86,11 +86,10 @@ class FakeGenerator:
         taken = torch.Tag.pointwise in node.target.tags or node.target is aten.mean.dim
         return None if taken else Reject(f"{node.target} is not pointwise")
 
-    def supports_region(self, gm: fx.GraphModule, hw: Any) -> Reject | None:
+    def fused_kernel(self, gm: fx.GraphModule, hw: Any) -> Any:
         count = sum(1 for node in gm.graph.nodes if node.op == "call_function")
-        return None if count <= self._limit else Reject(f"{count} nodes are too many")
-
-    def FusedKernel(self, gm: fx.GraphModule) -> Any:  # noqa: N802
+        if count > self._limit:
+            return Reject(f"{count} nodes are too many")
         return FakeKernel("generated", lambda **values: gm(*values.values()))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from trnx.nki_kernels.generator import supports_region
+from trnx.nki_kernels.generator import fused_kernel
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import hardware
 
@@ -98,6 +98,6 @@ def test_what_compiles() -> None:
     ],
 )
 def test_refusals(region: Build, function: Any, reason: str) -> None:
-    refusal = supports_region(region(function, draw(8)).gm, hardware("trn2"))
+    refusal = fused_kernel(region(function, draw(8)).gm, hardware("trn2"))
     assert isinstance(refusal, Reject)
     assert reason in str(refusal.reason)

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.testing import make_tensor
 
-from trnx.nki_kernels.generator import supports_region
+from trnx.nki_kernels.generator import FusedKernel, fused_kernel
+from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import hardware
 
 aten = torch.ops.aten
@@ -473,11 +474,11 @@ def test_a_hundred_ops_do_not_nest(region: Build, op: Any) -> None:
         return x
 
     built = region(function, draw(40).abs() / 100)
-    assert supports_region(built.gm, hardware("trn2")) is None
+    assert isinstance(fused_kernel(built.gm, hardware("trn2")), FusedKernel)
     built.check()
     longer = region(lambda x: op.default(function(x)), draw(40))
-    refusal = supports_region(longer.gm, hardware("trn2"))
-    assert refusal is not None
+    refusal = fused_kernel(longer.gm, hardware("trn2"))
+    assert isinstance(refusal, Reject)
     assert "101 ops" in refusal.reason
 
 
@@ -519,7 +520,7 @@ def test_dynamic_sizes_use_one_region(region: Build) -> None:
 
 def test_symbolic_sizes_are_taken_by_their_hints(region: Build) -> None:
     built = region(lambda x: aten.relu.default(x), draw(3, 5))
-    assert supports_region(built.gm, hardware("trn2")) is None
+    assert isinstance(fused_kernel(built.gm, hardware("trn2")), FusedKernel)
 
 
 def test_random_tensors_of_masks(region: Build) -> None:

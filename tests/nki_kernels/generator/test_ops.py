@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from trnx.nki_kernels.errors import GeneratorError
-from trnx.nki_kernels.generator import supports_node, supports_region, targets
+from trnx.nki_kernels.generator import fused_kernel, supports_node, targets
 from trnx.nki_kernels.generator.table import lowers
+from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import hardware
 
 aten = torch.ops.aten
@@ -286,10 +287,10 @@ def test_refusals_have_reasons(
     (node,) = [n for n in built.gm.graph.nodes if n.op == "call_function"]
     for refusal in (
         supports_node(node, TRN2),
-        supports_region(built.gm, TRN2),
+        fused_kernel(built.gm, TRN2),
         built.kernel.supports(built.bindings, TRN2),
     ):
-        assert refusal is not None
+        assert isinstance(refusal, Reject)
         assert re.search(reason, refusal.reason)
         assert refusal.node is node
 
@@ -298,8 +299,8 @@ def test_two_reductions_need_one_tile(region: Build) -> None:
     def function(x: Any) -> Any:
         return aten.sum.dim_IntList(x, [0]), aten.sum.dim_IntList(x, [1])
 
-    refusal = supports_region(region(function, finite(12).reshape(3, 4)).gm, TRN2)
-    assert refusal is not None
+    refusal = fused_kernel(region(function, finite(12).reshape(3, 4)).gm, TRN2)
+    assert isinstance(refusal, Reject)
     assert "different dimensions" in refusal.reason
 
 

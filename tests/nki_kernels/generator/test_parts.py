@@ -45,3 +45,14 @@ def test_a_small_region_that_reads_one_tensor_is_one_part(region: Callable[..., 
     made = region(both, torch.randn(4, 8))
     assert "_part0" not in made.source()
     assert made.source().count("src=x0.ap") == 1
+
+
+def test_a_tensor_that_several_parts_read_crosses_hbm_once(region: Callable[..., Any]) -> None:
+    inputs = (torch.randn(129, 5), torch.randn(129, 5), torch.randn(3, 300), torch.tensor(2.0))
+    made = region(unconnected, *inputs)
+    cost = made.kernel.cost(made.bindings)
+    assert cost.hbm_bytes == 4 * (4 * 129 * 5 + 3 * 300 + 3 + 1)
+    scaled = region(lambda a, n: aten.mul.Tensor(aten.relu.default(a), n), inputs[0], inputs[3])
+    summed = region(lambda c: aten.sum.dim_IntList(c, [1]), inputs[2])
+    alone = [one.kernel.cost(one.bindings).vector_flops for one in (scaled, scaled, summed)]
+    assert cost.vector_flops == sum(alone)
