@@ -302,12 +302,3 @@ def store_late(dst: nl.NkiTensor, src: nl.NkiTensor, final: bool) -> None:
 def column(vector: nl.NkiTensor, cols: int) -> nl.NkiTensor:
     """`vector[rows, heads]` as `[rows, heads, cols]`."""
     return vector.expand_dim(2).broadcast(2, cols)
-
-
-def load_table(op: object) -> None:
-    """ScalarE loads its table for a function now, while it would wait, and not before the first
-    use."""
-    one = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
-    unused = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=one, value=1.0, engine=nisa.engine.gpsimd)
-    nisa.activation(dst=unused, op=op, data=one)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._scalar_table import load_table
 from trnx.nki_kernels.kernels.attention._long import (
     GROUP,
     LEAST,
@@ -326,9 +327,8 @@ def attend(p: LongProblem, tensors: Tensors, outputs: LongOutputs, cores: int) -
             if quad is not None:
                 weighed.append(quad)
         weighed = weighed + diagonal
-    # After the last exponentials ScalarE loads its table of logarithms, while others work.
-    unused = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=unused, op=nl.log, data=p.ones[0:1, 0:1])
+    # After the last exponentials, while others work.
+    load_table(nl.log, p.ones[0:1, 0:1])
     ended = _turn(p, outputs, None, weighed, ended, [])
     _turn(p, outputs, None, [], ended, [])
     return work.groups[0].row, work.groups[-1].row + work.groups[-1].blocks

@@ -22,6 +22,7 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
+from trnx.nki_kernels.kernels._scalar_table import load_table
 from trnx.nki_kernels.kernels.attention._decode import DecodeProblem, load_queries, runs_of
 from trnx.nki_kernels.kernels.attention._decode_softmax import (
     DecodeOutputs,
@@ -40,7 +41,6 @@ from trnx.nki_kernels.kernels.attention._forward import (
     step,
 )
 from trnx.nki_kernels.kernels.attention._forward_spans import forward_span
-from trnx.nki_kernels.kernels.attention._heads import load_table
 from trnx.nki_kernels.kernels.attention._host import (
     attention_cost,
     dropout_factor,
@@ -240,7 +240,7 @@ def _decode(
         pipeline = decode_step(problem, (k, v), queries, outputs, pipeline, run)
     for turn in range(4):
         if turn == 2:
-            load_table(nl.log)  # after the last exponentials, while others work
+            load_table(nl.log, ones[0:1, 0:1])  # after the last exponentials, while others work
         pipeline = decode_step(problem, (k, v), queries, outputs, pipeline, None)
     store_decode_logs(problem, outputs, lse)
 

@@ -16,6 +16,7 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.kernels._cores import is_first
+from trnx.nki_kernels.kernels._scalar_table import load_table
 from trnx.nki_kernels.kernels.attention import _host as host
 from trnx.nki_kernels.kernels.attention._backward import (
     BackwardProblem,
@@ -26,7 +27,6 @@ from trnx.nki_kernels.kernels.attention._backward import (
     finish_backward,
 )
 from trnx.nki_kernels.kernels.attention._backward_spans import backward_spans
-from trnx.nki_kernels.kernels.attention._heads import load_table
 from trnx.nki_kernels.kernels.attention._layout import (
     Chunk,
     chunks_of,

@@ -1,0 +1,17 @@
+"""NKI helper of kernels: when ScalarE loads its table of a function."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+
+def load_table(op: object, one: nl.NkiTensor | None = None) -> None:
+    """ScalarE loads its table for a function now, while it would wait, and not before the first
+    use. `one`: a number in SBUF, `[1, 1]`, that the function takes."""
+    data = one
+    if one is None:
+        data = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=data, value=1.0, engine=nisa.engine.gpsimd)
+    unused = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=unused, op=op, data=data)
