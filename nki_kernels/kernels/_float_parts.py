@@ -16,18 +16,19 @@ import nki.language as nl
 
 class FloatParts(NamedTuple):
     """`first` and both of `more` add up to a float32 tensor exactly; all are bfloat16. Where that
-    is not finite, `first` is what it is, and `more` is NaN."""
+    is not finite, `first` is what it is, and `more` is NaN; a NaN that has no bit but of its lower
+    half, which no operation makes, is infinite."""
 
     first: nl.NkiTensor
     more: list[nl.NkiTensor]
 
 
-def parts_of(data: nl.NkiTensor, engine: object, then: object) -> FloatParts:
-    """Of float32 `[partitions, chunks, columns]`, in two steps, each by VectorE or GpSimd."""
+def parts_of(data: nl.NkiTensor, engine: object) -> FloatParts:
+    """Of float32 `[partitions, chunks, columns]`, in two steps, by VectorE or GpSimd."""
     first = _first_bits(data)
     behind = _without(data, first, engine)
     second = _first_bits(behind)
-    return FloatParts(first, [second, _first_bits(_without(behind, second, then))])
+    return FloatParts(first, [second, _first_bits(_without(behind, second, engine))])
 
 
 def _first_bits(data: nl.NkiTensor) -> nl.NkiTensor:

@@ -83,7 +83,7 @@ def _sum_columns(
         nisa.dma_copy(dst=data, src=source)
         if len(more) > 0:
             added = _add_pairs(data)
-            parts = parts_of(added, nisa.engine.gpsimd, nisa.engine.gpsimd)
+            parts = parts_of(added, nisa.engine.gpsimd)
             _add_rows(sums, parts.first, ones, side)
             for part in parts.more:
                 _add_rows(more, part, ones, side)

@@ -210,24 +210,17 @@ def _add_parts(
     """The same of the first parts of float32, and of the others."""
     pmax = nl.tile_size.pmax
     whole = depth // pmax
+    pieces = []
     for first in range(0, whole, _CHUNKS_IN_PARTS):
-        chunks = min(_CHUNKS_IN_PARTS, whole - first)
-        _add_split(sums, data[:, first : first + chunks], ones, chunks * pmax, engine)
+        pieces.append(data[:, first : min(whole, first + _CHUNKS_IN_PARTS)])
     if depth % pmax > 0:
-        _add_split(sums, data[0 : depth % pmax, whole : whole + 1], ones, depth % pmax, engine)
-
-
-def _add_split(
-    sums: tuple[nl.NkiTensor, nl.NkiTensor],
-    data: nl.NkiTensor,
-    ones: nl.NkiTensor,
-    depth: int,
-    engine: object,
-) -> None:
-    parts = parts_of(data, engine, engine)
-    _add_chunks(sums[0], parts.first, ones, depth)
-    for part in parts.more:
-        _add_chunks(sums[1], part, ones, depth)
+        pieces.append(data[0 : depth % pmax, whole : whole + 1])
+    for piece in pieces:
+        rows = piece.shape[0] * piece.shape[1]
+        parts = parts_of(piece, engine)
+        _add_chunks(sums[0], parts.first, ones, rows)
+        for part in parts.more:
+            _add_chunks(sums[1], part, ones, rows)
 
 
 def _store_added(run: list[_Columns], ones: nl.NkiTensor, depth: int) -> None:
