@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,34 +103,17 @@ class _Steps:
             return functools.partial(torch.addmm, out, *read, out=out)
         return functools.partial(torch.mm, *read, out=out)
 
-    def run(self, steps: Sequence[Step], are_same: bool) -> list[torch.Tensor]:
-        """What two runs leave in the caller's memory; with `are_same` both inputs are one."""
-        for number, memory in enumerate(self.own):
-            memory.copy_(torch.arange(_SIZE) % (3 + number))
-        given = [torch.arange(_SIZE).float() % (5 + number) - 2 for number in range(_INPUTS + 1)]
-        if are_same:
-            given[1] = given[0]
-        for slot, tensor in zip(self.slots, given, strict=True):
-            slot.release()
-            slot.bind(tensor)
-        left = []
-        for _ in range(2):
-            for step in steps:
-                step()
-            left += [one.clone() for one in given]
-        return left
-
 
 @pytest.mark.parametrize("are_same", [False, True])
-def test_the_caller_sees_what_all_steps_would_leave(are_same: bool) -> None:
+def test_the_caller_sees_what_all_steps_would_leave(run_twice: Any, are_same: bool) -> None:
     left_out = 0
     for seed in range(1000):
         made = _Steps(seed)
         for _ in range(made.chance.randint(3, 14)):
             made.add()
-        expected = made.run(made.steps, are_same)
+        expected = run_twice(made, made.steps, are_same)
         found = shorten(made.steps, made.slots, _INPUTS, {})
         left_out += len(made.steps) - len(found.steps)
-        for one, other in zip(made.run(found.steps, are_same), expected, strict=True):
+        for one, other in zip(run_twice(made, found.steps, are_same), expected, strict=True):
             assert torch.equal(one, other), seed
     assert left_out > 2000

@@ -6,6 +6,7 @@ import functools
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -118,26 +119,6 @@ class _Tiles:
             if chance.random() < 0.1:
                 self.steps.append(self._elementwise((4, 4))(tile))
 
-    def run(self, steps: Sequence[Step], are_same: bool) -> list[torch.Tensor]:
-        """What two runs leave in the caller's memory; with `are_same` both inputs are one."""
-        for number, memory in enumerate(self.own):
-            memory.copy_(torch.arange(_SIZE) % (3 + number))
-        given = [torch.arange(_SIZE).float() % (5 + number) - 2 for number in range(_INPUTS + 1)]
-        if are_same:
-            given[1] = given[0]
-        for slot, tensor in zip(self.slots, given, strict=True):
-            slot.release()
-            slot.bind(tensor)
-        left = []
-        for _ in range(2):
-            for step in steps:
-                step()
-            left += [one.clone() for one in given]
-            # Sums of sums stay exact.
-            for tensor in (*given, *self.own):
-                tensor.remainder_(7)
-        return left
-
 
 def _as(axis: int, size: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """Shape and strides of a result."""
@@ -150,16 +131,16 @@ def _may_meet(read: tuple[int, int, int], written: tuple[int, int, int]) -> bool
 
 
 @pytest.mark.parametrize("are_same", [False, True])
-def test_the_caller_sees_what_all_steps_would_leave(are_same: bool) -> None:
+def test_the_caller_sees_what_all_steps_would_leave(run_twice: Any, are_same: bool) -> None:
     left_out = 0
     for seed in range(600):
         made = _Tiles(seed)
         for _ in range(made.chance.randint(1, 4)):
             made.loop()
-        expected = made.run(made.steps, are_same)
+        expected = run_twice(made, made.steps, are_same)
         found, _ = merge_tiles(made.steps, made.slots, _INPUTS, made.blank)
         left_out += len(made.steps) - len(found)
-        for one, other in zip(made.run(found, are_same), expected, strict=True):
+        for one, other in zip(run_twice(made, found, are_same), expected, strict=True):
             assert torch.equal(one, other), seed
     assert left_out > 2000
 
