@@ -36,7 +36,7 @@ def same_number(a: Any, b: Any) -> bool:
     guard.
     """
     if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt):
-        return bool(_expression(a) == _expression(b))
+        return bool(number_key(a) == number_key(b))
     return bool(a == b)
 
 
@@ -48,14 +48,10 @@ def same_numbers(a: Any, b: Any) -> bool:
 def known_equal(a: Any, number: int) -> bool:
     """True where the size `a` is the plain number, or a symbolic one that is certain to be it."""
     if isinstance(a, torch.SymInt):
-        return bool(_expression(a) == number)
+        return bool(number_key(a) == number)
     return bool(a == number)
 
 
 def number_key(value: Any) -> Any:
     """Equal for numbers that are equal by expression; what is no symbolic number is itself."""
     return value.node.expr if is_symbolic(value) else value
-
-
-def _expression(value: Any) -> Any:
-    return value.node.expr if isinstance(value, torch.SymInt) else value
