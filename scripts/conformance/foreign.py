@@ -15,11 +15,16 @@ and those of kda-for-trainium run too (`nki_bench.py`). What became of a file:
 * named: it ended with a named error of trnx, or an import that this machine lacks; the message says
   what to change;
 * no test runs: a file of tests that all are left out by what its repository has as options;
+* no memory, no time: it needs more than `--gigabytes` or `--seconds`;
 * wrong values: its own comparison failed, or printed that values differ;
 * failed: anything else.
 
+`--results FILE` keeps what became of each file, one JSON object a line, so that a run that was
+stopped goes on: what is in it does not run again.
+
 `KNOWN` has what is not the simulator's fault, with the reason. Exit status 0 if and only if none
-failed and at least 95 % of the files that ran and have a reference gave its values.
+failed, all had time and memory enough, and at least 95 % of those that ran and have a reference
+gave its values.
 """
 
 from __future__ import annotations
@@ -28,12 +33,13 @@ import argparse
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -56,6 +62,7 @@ _DIFFERS = re.compile(
 _FALSE = re.compile(r"^(?:E\s+)?(AssertionError|AssertionError: .*)$", re.MULTILINE)
 _NEWER = re.compile(r"needs trn3 \(NeuronCore-v4\)")
 _NO_TEST = re.compile(r"^(no tests ran|\d+ deselected)\b", re.MULTILINE)
+_NO_MEMORY = re.compile(r"\bMemoryError\b|can't allocate memory|Unable to allocate")
 _MISSING = re.compile(r"(ModuleNotFoundError|ImportError): (.*)")
 _PYTEST = "import sys\nimport pytest\nsys.exit(pytest.main(sys.argv[1:]))\n"
 # Kernels of files with TestCases may be called test_..., which pytest would take for tests.
@@ -90,6 +97,19 @@ class Result:
     detail: str
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What the run of a file may take: seconds, and GiB of memory."""
+
+    seconds: int
+    gigabytes: float
+
+    def apply(self) -> None:
+        """In the process that runs the file, before it does."""
+        size = int(self.gigabytes * (1 << 30))
+        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+
+
 def is_run(file: Path) -> bool:
     """True for a file that imports NKI and does something."""
     text = file.read_text(errors="replace")
@@ -101,15 +121,17 @@ def has_reference(file: Path) -> bool:
     return bool(_REFERENCE.search(file.read_text(errors="replace")))
 
 
-def run(file: Path, root: Path, seconds: int, *options: str) -> tuple[bool, str]:
+def run(file: Path, root: Path, limits: Limits, *options: str) -> tuple[bool, str]:
     """Run one file with `trnx sim`: whether it ended with status 0, and what it printed."""
-    is_done, output = _run_for("trn2", file, root, seconds, *options)
+    is_done, output = _run_for("trn2", file, root, limits, *options)
     if not is_done and _NEWER.search(output):
-        return _run_for("trn3", file, root, seconds, *options)
+        return _run_for("trn3", file, root, limits, *options)
     return is_done, output
 
 
-def _run_for(target: str, file: Path, root: Path, seconds: int, *settings: str) -> tuple[bool, str]:
+def _run_for(
+    target: str, file: Path, root: Path, limits: Limits, *settings: str
+) -> tuple[bool, str]:
     text = file.read_text(errors="replace")
     has_cases, tests = _CASES.search(text), _TESTS.search(text)
     launcher = root / "run_tests.py"
@@ -127,10 +149,10 @@ def _run_for(target: str, file: Path, root: Path, seconds: int, *settings: str) 
             [sys.executable, "-m", "trnx.cli", "sim", "--target", target, *settings, *script],
             cwd=file.parent, env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path},
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=seconds, check=False,
+            timeout=limits.seconds, check=False, preexec_fn=limits.apply,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return False, f"TimeoutExpired: more than {seconds} s"
+        return False, f"TimeoutExpired: more than {limits.seconds} s"
     return done.returncode == 0, done.stdout + done.stderr
 
 
@@ -138,6 +160,10 @@ def judged(file: Path, how: str, is_done: bool, output: str) -> tuple[str, str]:
     """Status and detail of a run."""
     if is_done and not _DIFFERS.search(output):
         return (how if has_reference(file) else f"{how}, has no reference"), ""
+    if output.startswith("TimeoutExpired"):
+        return "no time", output
+    if _NO_MEMORY.search(output):
+        return "no memory", ""
     for pattern, status in ((_NAMED, "named"), (_DIFFERS, "wrong values"), (_MISSING, "named")):
         found = pattern.search(output)
         if found is not None:
@@ -159,36 +185,47 @@ def migrated(source: Path, destination: Path) -> None:
             continue  # no valid Python: running it says so
 
 
-def run_all(checkouts: Path, seconds: int, only: str) -> Iterator[Result]:
-    """Results of all files, in order."""
+def run_all(
+    checkouts: Path, limits: Limits, only: str, kept: Mapping[str, Result]
+) -> Iterator[Result]:
+    """Results of all files, in order; of those that `kept` has, these."""
     with tempfile.TemporaryDirectory(prefix="foreign_cases_") as cases:
         write_cases(checkouts, Path(cases) / "nki_bench")
         for folder in (checkouts, Path(cases)):
             for checkout in sorted(path for path in folder.iterdir() if path.is_dir()):
-                yield from _run_checkout(checkout, seconds, only)
+                names = _names(checkout, only)
+                yield from (kept[name] for name in names if name in kept)
+                if left := [name for name in names if name not in kept]:
+                    yield from _run_checkout(checkout, left, limits)
 
 
-def _run_checkout(checkout: Path, seconds: int, only: str) -> Iterator[Result]:
+def _names(checkout: Path, only: str) -> list[str]:
+    """The files of a checkout that run, as CHECKOUT/PATH, in order."""
+    files = (file for file in sorted(checkout.rglob("*.py")) if is_run(file))
+    names = (f"{checkout.name}/{file.relative_to(checkout)}" for file in files)
+    return [name for name in names if only in name]
+
+
+def _run_checkout(checkout: Path, names: list[str], limits: Limits) -> Iterator[Result]:
     with tempfile.TemporaryDirectory(prefix="foreign_") as scratch:
-        old, new = Path(scratch) / "old" / checkout.name, Path(scratch) / "new" / checkout.name
-        shutil.copytree(checkout, old, ignore=shutil.ignore_patterns(".git", "__pycache__"))
-        migrated(checkout, new)
-        for file in sorted(old.rglob("*.py")):
-            name = f"{checkout.name}/{file.relative_to(old)}"
-            if only in name and is_run(file):
-                yield _one(name, file, new / file.relative_to(old), (old, new), seconds)
+        old, new = Path(scratch) / "old", Path(scratch) / "new"
+        ignored = shutil.ignore_patterns(".git", "__pycache__")
+        shutil.copytree(checkout, old / checkout.name, ignore=ignored)
+        migrated(checkout, new / checkout.name)
+        roots = old / checkout.name, new / checkout.name
+        yield from (_one(name, old / name, new / name, roots, limits) for name in names)
 
 
-def _one(name: str, old: Path, new: Path, roots: tuple[Path, Path], seconds: int) -> Result:
-    status, detail = judged(old, "as it is", *run(old, roots[0], seconds))
+def _one(name: str, old: Path, new: Path, roots: tuple[Path, Path], limits: Limits) -> Result:
+    status, detail = judged(old, "as it is", *run(old, roots[0], limits))
     if not status.startswith("as it is") and old.read_text() != new.read_text():
-        status, detail = judged(new, "migrated", *run(new, roots[1], seconds))
+        status, detail = judged(new, "migrated", *run(new, roots[1], limits))
     elif not status.startswith("as it is"):
         # The file is today's; what it imports may not be.
-        again = judged(new, "migrated", *run(new, roots[1], seconds))
+        again = judged(new, "migrated", *run(new, roots[1], limits))
         status, detail = again if again[0].startswith("migrated") else (status, detail)
     if status == "named" and detail.startswith("trnx: CapacityError"):
-        spilled = judged(new, "spills", *run(new, roots[1], seconds, "--warn", "capacity"))
+        spilled = judged(new, "spills", *run(new, roots[1], limits, "--warn", "capacity"))
         status, detail = spilled if spilled[0] != "named" else (status, detail)
     reason = next((why for part, why in KNOWN.items() if part in name), "")
     if reason and status in ("failed", "wrong values"):
@@ -196,20 +233,33 @@ def _one(name: str, old: Path, new: Path, roots: tuple[Path, Path], seconds: int
     return Result(name, status, detail)
 
 
+def _kept(path: Path | None) -> Mapping[str, Result]:
+    """The results in a file of results, by file."""
+    lines = path.read_text().splitlines() if path is not None and path.exists() else []
+    return {result.file: result for result in (Result(**json.loads(line)) for line in lines)}
+
+
 def main() -> int:
     """Parse the command line, run, print; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkouts", type=Path, required=True, help="a folder of checkouts")
     parser.add_argument("--seconds", type=int, default=300, help="time of a file")
+    parser.add_argument("--gigabytes", type=float, default=16, help="memory of a file")
     parser.add_argument("--only", default="", help="a part of the names of files to run")
+    parser.add_argument("--results", type=Path, help="a file that keeps what became of files")
     parser.add_argument("--json", action="store_true", help="print one object as the last line")
     options = parser.parse_args()
     if not options.checkouts.is_dir():
         parser.error(f"{options.checkouts} is no folder")
+    limits = Limits(options.seconds, options.gigabytes)
+    kept = _kept(options.results)
     results = []
-    for result in run_all(options.checkouts, options.seconds, options.only):
+    for result in run_all(options.checkouts, limits, options.only, kept):
         print(f"{result.status:28} {result.file:90} {result.detail}", flush=True)
         results.append(result)
+        if options.results is not None and result.file not in kept:
+            with options.results.open("a") as file:
+                file.write(json.dumps(asdict(result)) + "\n")
     counts = Counter(result.status for result in results)
     right = counts["as it is"] + counts["migrated"] + counts["spills"]
     share = 100 * right / max(1, right + counts["wrong values"])
@@ -218,7 +268,8 @@ def main() -> int:
     if options.json:
         listed = [asdict(result) for result in results]
         print(json.dumps({"counts": counts, "percent": share, "results": listed}))
-    return 0 if right and share >= 95 and not counts["failed"] else 1
+    bad = counts["failed"] + counts["no memory"] + counts["no time"]
+    return 0 if right and share >= 95 and not bad else 1
 
 
 if __name__ == "__main__":

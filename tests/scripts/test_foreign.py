@@ -65,14 +65,20 @@ CASES = {
     "wrong_cases.py": _TEXT.replace("EXPECTED", "25"),
 }
 
+LIMITED = {
+    "large.py": NEW + "    np.ones(3 << 28)\n",
+    "slow.py": NEW + "    import time\n\n    time.sleep(60)\n",
+}
 
-def _run(folder: Path, names: list[str]) -> tuple[int, dict[str, str]]:
+
+def _run(folder: Path, names: list[str], *options: str) -> tuple[int, dict[str, str]]:
     checkout = folder / "checkout"
-    checkout.mkdir(parents=True)
+    checkout.mkdir(parents=True, exist_ok=True)
     for name in names:
-        (checkout / name).write_text({**FILES, **CASES}[name])
+        (checkout / name).write_text({**FILES, **CASES, **LIMITED}[name])
+    arguments = ["--checkouts", str(folder), "--seconds", "60", *options, "--json"]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--checkouts", str(folder), "--seconds", "60", "--json"],
+        [sys.executable, str(SCRIPT), *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -104,3 +110,21 @@ def test_good_files_alone_hold_the_bar(tmp_path: Path) -> None:
 def test_a_kernel_that_is_named_like_a_test_is_none(tmp_path: Path) -> None:
     _, found = _run(tmp_path / "cases", list(CASES))
     assert found == {"checkout/cases.py": "migrated", "checkout/wrong_cases.py": "wrong values"}
+
+
+def test_files_that_need_more_than_they_may_take(tmp_path: Path) -> None:
+    status, found = _run(tmp_path / "limits", list(LIMITED), "--seconds", "12", "--gigabytes", "4")
+    assert status == 1
+    assert found == {"checkout/large.py": "no memory", "checkout/slow.py": "no time"}
+
+
+def test_a_run_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text('{"file": "checkout/wrong.py", "status": "migrated", "detail": ""}\n')
+    status, found = _run(tmp_path / "on", ["new.py", "wrong.py"], "--results", str(kept))
+    assert status == 0
+    assert found["checkout/wrong.py"] == "migrated", "it ran again"
+    assert [json.loads(line)["file"] for line in kept.read_text().splitlines()] == [
+        "checkout/wrong.py",
+        "checkout/new.py",
+    ]
