@@ -59,7 +59,8 @@ def migrate(text: str, name: str = "<kernel>") -> Migration:
             KernelRewriter(source, names, notes).run(function)
         _imports(function, names)
         _decorators(function, source, names)
-    _calls(source, names, notes)
+    runners = _runners(source.tree, names)
+    _calls(source, names, notes, runners)
     _annotations(source, names)
     above = names.rewrite_imports(_used(source))
     before = {
@@ -134,7 +135,23 @@ def _decorators(function: ast.FunctionDef, source: Source, names: Names) -> None
                 source.replace(decorator, f"{text}({rest})" if rest else text)
 
 
-def _calls(source: Source, names: Names, notes: dict[ast.stmt, list[str]]) -> None:
+def _runners(tree: ast.AST, names: Names) -> set[str]:
+    """Names of what runs a kernel already: `run = nki.baremetal(kernel)`, and nothing else."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                found.setdefault(ast.unparse(target), []).append(node.value)
+    return {
+        name
+        for name, values in found.items()
+        if all(isinstance(one, ast.Call) and _run_kernel(one, names) is not None for one in values)
+    }
+
+
+def _calls(
+    source: Source, names: Names, notes: dict[ast.stmt, list[str]], runners: set[str]
+) -> None:
     """Calls that changed between NKI 0.2 and 0.6, and those that run kernels."""
     for statement in ast.walk(source.tree):
         if not isinstance(statement, ast.stmt) or isinstance(statement, ast.FunctionDef):
@@ -146,7 +163,7 @@ def _calls(source: Source, names: Names, notes: dict[ast.stmt, list[str]]) -> No
             if isinstance(node, ast.Call) and not source.is_replaced(node):
                 if node in makers and names.dotted(node.func) == "nki.baremetal" and not node.args:
                     continue
-                note = _changed_call(node, source, names)
+                note = _changed_call(node, source, names, runners)
                 if note:
                     notes.setdefault(statement, []).append(note)
 
@@ -174,7 +191,7 @@ def _run_kernel(node: ast.Call, names: Names) -> ast.expr | None:
     return node.args[0] if is_one else None
 
 
-def _changed_call(node: ast.Call, source: Source, names: Names) -> str:
+def _changed_call(node: ast.Call, source: Source, names: Names, runners: set[str]) -> str:
     whole = names.dotted(node.func)
     isa = names.isa(node.func)
     given = {keyword.arg: keyword for keyword in node.keywords}
@@ -183,7 +200,9 @@ def _changed_call(node: ast.Call, source: Source, names: Names) -> str:
     if whole == "nki.simulate_kernel" and node.args:
         given_all: list[ast.expr | ast.keyword] = [*node.args, *node.keywords]
         first, *rest = [source.render(one) for one in given_all]
-        source.replace(node, f"{names.spelt('nki', 'simulate')}({first})({', '.join(rest)})")
+        if first not in runners:
+            first = f"{names.spelt('nki', 'simulate')}({first})"
+        source.replace(node, f"{first}({', '.join(rest)})")
     elif (kernel := _run_kernel(node, names)) is not None:
         source.replace(node, f"{names.spelt('nki', 'simulate')}({source.render(kernel)})")
     elif whole in ("nki.benchmark", "nki.profile", "nki.baremetal"):

@@ -152,6 +152,12 @@ class Arguments:
             return self._add_passed(pass_tensor(value, self._name, self._are_dense))
         if isinstance(value, TensorSpec):
             return self._add(value, None)
+        if isinstance(value, NkiTensor):
+            raise ArgumentError(
+                f"{self._name} is a tensor of another run of a kernel: within a kernel call "
+                "another one plainly, `kernel(x)`; to run one, pass numpy or torch to "
+                "`nki.simulate(kernel)`, once"
+            )
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*(self._convert(item) for item in value))
         if isinstance(value, list | tuple):

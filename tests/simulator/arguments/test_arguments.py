@@ -13,6 +13,7 @@ import torch
 from trnx.simulator import TensorSpec, load_module, simulate, trace
 from trnx.simulator.errors import CapacityError, FindingError, IllegalInstructionError, TrnxError
 from trnx.simulator.frontend.arguments import ArgumentError
+from trnx.simulator.frontend.kernel import simulate as nki_simulate
 from trnx.simulator.frontend.options import Passing, TraceOptions
 from trnx.simulator.frontend.tracing import KernelResultError, record
 
@@ -240,6 +241,11 @@ def test_what_no_kernel_can_get(kernels: ModuleType, value: Any, message: str) -
         simulate(kernels.copy)(value)
     with pytest.raises(ArgumentError, match="argument bias"):
         simulate(kernels.scale)(X, bias=value)
+
+
+def test_a_simulation_within_a_simulation_is_named(kernels: ModuleType) -> None:
+    with pytest.raises(ArgumentError, match="is a tensor of another run of a kernel: within a"):
+        nki_simulate(nki_simulate(kernels.copy))(X)
 
 
 def test_values_need_tensors(kernels: ModuleType) -> None:
