@@ -33,9 +33,7 @@ import argparse
 import json
 import os
 import re
-import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -43,6 +41,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from forks import Limits, simulate_script
 from nki_bench import write_cases
 
 from trnx.migration.migrate import migrate
@@ -97,19 +96,6 @@ class Result:
     detail: str
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What the run of a file may take: seconds, and GiB of memory."""
-
-    seconds: int
-    gigabytes: float
-
-    def apply(self) -> None:
-        """In the process that runs the file, before it does."""
-        size = int(self.gigabytes * (1 << 30))
-        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
-
-
 def is_run(file: Path) -> bool:
     """True for a file that imports NKI and does something."""
     text = file.read_text(errors="replace")
@@ -144,16 +130,12 @@ def _run_for(
         options.append(_SIMULATION)
     script = [str(launcher), "--", *options, file.name] if has_cases or tests else [file.name]
     path = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "trnx.cli", "sim", "--target", target, *settings, *script],
-            cwd=file.parent, env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=limits.seconds, check=False, preexec_fn=limits.apply,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
+    done = simulate_script(
+        ["--target", target, *settings, *script], file.parent, {"PYTHONPATH": path}, limits
+    )
+    if done.status is None:
         return False, f"TimeoutExpired: more than {limits.seconds} s"
-    return done.returncode == 0, done.stdout + done.stderr
+    return done.status == 0, done.output
 
 
 def judged(file: Path, how: str, is_done: bool, output: str) -> tuple[str, str]:
