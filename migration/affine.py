@@ -177,6 +177,12 @@ class Indices:
             found.append(_arange(start, self._render(part.upper), axis, len(parts)))
         return tuple(found)
 
+    def slices_of(self, node: ast.expr) -> ast.expr:
+        """The slices of an index `nl.mgrid[0:128, 0:512]`; another index as it is."""
+        if isinstance(node, ast.Subscript) and self._language(node.value) == "mgrid":
+            return node.slice
+        return node
+
     def comparisons(self, node: ast.expr) -> tuple[Comparison, ...]:
         """The comparisons that a mask or a predicate joins. Raises NotAffineError."""
         if isinstance(node, ast.Name) and node.id in self.masks:

@@ -18,8 +18,10 @@ _DTYPES = (
 _BUFFERS = ("sbuf", "psum", "hbm", "private_hbm", "shared_hbm")
 # Parameters of allocations that a later NKI does not take, and whose values change no result.
 WITHOUT_EFFECT = ("lazy_initialization",)
-# Enumerations by the numbers that NKI 0.2 took.
+# Enumerations by the numbers that NKI 0.2 took, and by its texts: (parameter, text) -> member.
 _BY_NUMBER = {"dge_mode": ("none", "swdge", "hwdge", "unknown"), "oob_mode": ("error", "skip")}
+# SDK/nki/test/test_nki_isa_nc_matmul.py: the layout [K, 2, F] of today's `double_row`.
+_BY_TEXT = {("perf_mode", "double_row_gen3"): "matmul_perf_mode.double_row"}
 _PYTHON_DTYPES = {"bool": "uint8", "int": "int32", "float": "float32"}
 _ARITHMETIC: dict[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide",
@@ -71,6 +73,8 @@ class Spelling:
                 self._use(value, "nki.language", memory)
             elif parameter in _BY_NUMBER and isinstance(value, ast.Constant):
                 self._numbered(parameter, value)
+            elif isinstance(value, ast.Constant) and (parameter, value.value) in _BY_TEXT:
+                self._use(value, "nki.isa", _BY_TEXT[parameter, value.value])
 
     def _scalar(self, node: ast.expr) -> str | None:
         """The number in `np.dtype(np.float32).type(0.5)`, which an instruction rounds as well."""

@@ -114,7 +114,8 @@ class Expressions(Views):
         tile = self.tiles.get(name)
         if not name:
             self.visit(node.value)
-        parts = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+        index = self.indices.slices_of(node.slice)
+        parts = list(index.elts) if isinstance(index, ast.Tuple) else [index]
         base = self.source.render(node.value)
         blocks = tile.blocks if tile is not None else 0
         if blocks:
@@ -135,9 +136,9 @@ class Expressions(Views):
                 return True
             self.source.replace(node, text)
         else:
-            self.visit(node.slice)
+            self.visit(index)
             text = self.source.render(node)
-            if blocks:
+            if blocks or index is not node.slice:
                 text = f"{base}[{', '.join(map(self.source.render, parts))}]"
             self.source.replace(node, self._cut_slices(text, parts))
         # Of what is no tile for sure, a subscript with an index expression is one.
@@ -348,7 +349,9 @@ class Expressions(Views):
             return self._loaded(name, shape, given.get("dtype"), base, view)
         read = [part for part in map(self.part, parts) if isinstance(part, Affine)]
         sizes = {iota.axis: iota.size for part in read for iota, _ in part.terms}
-        if len(sizes) < len(parts) - sum(isinstance(p, Affine) and not p.terms for p in read):
+        if self.is_vector(base, read):
+            sizes = {0: "1", 1: "1", **sizes}
+        elif len(sizes) < len(parts) - sum(isinstance(p, Affine) and not p.terms for p in read):
             self.note("a load with a mask and a slice: its tile has the size that is loaded")
         shape = ", ".join(sizes[axis] for axis in sorted(sizes)) + "," * (len(sizes) == 1)
         return self._loaded(name, shape, given.get("dtype"), base, view)

@@ -19,6 +19,7 @@ from trnx.migration.views import Tile
 
 _ANY = Result((), "", "")
 _ALLOCATIONS = ("ndarray", "zeros", "ones", "full")
+_LIKE = ("empty_like", "zeros_like")
 _HBM = ("shared_hbm", "private_hbm", "hbm")
 
 
@@ -203,6 +204,8 @@ class KernelRewriter:
         indices.names.pop(target.id, None)
         indices.masks.pop(target.id, None)
         before = expressions.tiles.pop(target.id, None)
+        if isinstance(value, ast.Call) and self._names.language(value.func) in _LIKE:
+            self._place_result(target.id, value)
         if isinstance(value, ast.Call) and self._names.language(value.func) in _ALLOCATIONS:
             expressions.tiles[target.id] = before or Tile()
         elif is_tile:
@@ -451,10 +454,8 @@ class KernelRewriter:
                 expressions.visit(part)
         memory = buffer.attr if isinstance(buffer, ast.Attribute) else ""
         memory = (buffer is not None and placement(self._names, buffer)) or memory
-        if name in self._returned and buffer is not None and memory in ("hbm", "private_hbm"):
-            # Results are in shared HBM since NKI 0.3.
-            self._source.replace(buffer, expressions.nl("shared_hbm"))
-        expressions.tiles[name] = Tile(is_psum=memory == "psum")
+        self._place_result(name, call)
+        expressions.tiles[name] = Tile(is_psum=memory == "psum", is_hbm=memory in _HBM)
         sizes, place, has_place = self._sizes(shape)
         gone = self._gone(name, call, sizes, place)
         if not has_place:
@@ -466,6 +467,14 @@ class KernelRewriter:
         self._source.replace(shape, f"({', '.join(sizes[place:])})")
         expressions.tiles[name] = Tile(blocks=place, is_psum=memory == "psum")
         return _lists(name, sizes[:place], without(self._source, call, *gone))
+
+    def _place_result(self, name: str, call: ast.Call) -> None:
+        """Results are in shared HBM since NKI 0.3."""
+        for keyword in call.keywords:
+            buffer = keyword.value
+            memory = buffer.attr if isinstance(buffer, ast.Attribute) else ""
+            if keyword.arg == "buffer" and memory in _HBM[1:] and name in self._returned:
+                self._source.replace(buffer, self._expressions.nl("shared_hbm"))
 
     def _sizes(self, shape: ast.expr | None) -> tuple[list[str], int, bool]:
         """The sizes of a shape, where its partition dimension stands, and whether it says so."""

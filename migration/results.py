@@ -131,6 +131,9 @@ def declaration(
             buffer = "sbuf"
         if isa == "dma_transpose" and "axes" in given:
             shape = None
+        if isa == "nc_matmul" and "perf_mode" in given:
+            # Both operands are [K, 2, F] where pairs of rows are multiplied.
+            shape = _filled("({stationary}.shape[-1], {moving}.shape[-1])", texts)
     elif isa == "memset":
         shape = texts.get("shape")
     else:

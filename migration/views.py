@@ -28,6 +28,7 @@ class Tile:
     blocks: int = 0
     is_whole: bool = True
     is_psum: bool = False
+    is_hbm: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,10 @@ class Views:
         except NotAffineError as error:
             self.note(f"{error}: write slices or `.ap`")
             return None
-        text = sliced(base, read, self._bounds) if self._order is None else None
-        if text is not None:
-            return text
+        if self._order is None:
+            text = sliced(*self._as_matrix(base, read), self._bounds)
+            if text is not None:
+                return text
         whole = [part for part in read if isinstance(part, Affine)]
         if len(whole) < len(read) or not is_whole or not self._is_tensor(base):
             self.note("write this access as `.ap(pattern=[[stride, count], ...], offset=...)`")
@@ -139,6 +141,26 @@ class Views:
         except NotAffineError as error:
             self.note(str(error))
             return None
+
+    def is_vector(self, base: str, parts: Sequence[Affine | str]) -> bool:
+        """True for a vector in HBM by `nl.arange(64)[:, None]` or `[None, :]`: a column, a row."""
+        tile = self.tiles.get(base)
+        if (tile is not None and not tile.is_hbm) or len(parts) > 1 or not base.isidentifier():
+            return False
+        return isinstance(parts[0], Affine) and (parts[0].rank, len(parts[0].terms)) == (2, 1)
+
+    def _as_matrix(
+        self, base: str, parts: Sequence[Affine | str]
+    ) -> tuple[str, Sequence[Affine | str]]:
+        """A vector as a matrix of one column or row. What is no vector cannot be reshaped so, and
+        the simulator says it.
+        """
+        first = parts[0]
+        if isinstance(first, str) or not self.is_vector(base, parts):
+            return base, parts
+        if first.terms[0][0].axis == 0:
+            return f"{base}.reshape(({base}.shape[0], 1))", [first, "0:1"]
+        return f"{base}.reshape((1, {base}.shape[0]))", ["0:1", first]
 
     def _is_tensor(self, base: str) -> bool:
         """True for the name of a tensor, and for one tile of lists of tiles (`t[i][j]`)."""

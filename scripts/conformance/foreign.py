@@ -78,6 +78,7 @@ _CASES = re.compile(r"^class \w+\((unittest\.)?TestCase\)", re.MULTILINE)
 # End of a file's path -> why its result is no fault of the simulator or of `trnx migrate`.
 KNOWN: dict[str, str] = {
     "test_nki_isa_activation.py": "a bfloat16 result is compared within 1e-5; bfloat16 has 8 bits",
+    "test_nki_isa_dropout.py": "its probabilities go up to 100; NKI 0.1's simulator drops none",
     "test_double_row_matmul.py": "off an instance it fails by a name that it does not import",
     "test_neuron_profile.py": "files that the device's profiler writes are expected",
     "examples/nki_beta2/": "triton-viz asks NKI's front end for what it has inside (specialize)",

@@ -423,4 +423,32 @@ def kernel(x, w):
         (_array(2, 32, 64), _array(32, 40)),
         lambda x, w: x.transpose(0, 2, 1) @ w,
     ),
+    "a grid as the index": Case(
+        """\
+def kernel(x):
+    out = nl.ndarray((64, 40), dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x[nl.mgrid[32:96, 0:40]])
+    nl.store(out[nl.mgrid[0:64, 0:40]], value=nisa.reciprocal(tile[nl.mgrid[0:64, 0:40]]))
+    return out
+""",
+        (_array(128, 48),),
+        lambda x: 1 / x[32:96, :40],
+    ),
+    "vectors as columns and rows": Case(
+        """\
+def kernel(x, bias, at):
+    out = nl.empty_like(x, buffer=nl.hbm)
+    size = nl.ndarray((100,), dtype=x.dtype, buffer=nl.private_hbm)
+    i_p = nl.arange(128)[:, None]
+    i_f = nl.arange(40)[None, :]
+    rows = nl.load(at[i_p], mask=i_p < 100)
+    gathered = nl.load(x[rows[i_p, 0], i_f], mask=i_p < 100)
+    nl.store(size[i_p], value=gathered[i_p, 3], mask=i_p < 100)
+    biased = gathered[0:100, 0:40] + nl.load(bias[i_f]).broadcast_to((100, 40))
+    nl.store(out, value=biased * nl.load(size[nl.arange(100)[:, None]]))
+    return out
+""",
+        (_array(100, 40), _array(40), np.arange(100, dtype=np.int32)[::-1] % 50),
+        lambda x, bias, at: (x[at] + bias) * x[at][:, 3:4],
+    ),
 }

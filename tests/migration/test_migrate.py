@@ -90,6 +90,8 @@ def test_what_is_left_to_the_author_is_commented(line: str, advice: str) -> None
          "run = nki.simulate(k)\nrun = k\nnki.simulate(run)(a)\n"),
         ("nisa.dma_copy(a, b, dge_mode=2, oob_mode=1)\n",
          "nisa.dma_copy(a, b, dge_mode=nisa.dge_mode.hwdge, oob_mode=nisa.oob_mode.skip)\n"),
+        ("nisa.nc_matmul(c, a, b, perf_mode='double_row_gen3')\n",
+         "nisa.nc_matmul(c, a, b, perf_mode=nisa.matmul_perf_mode.double_row)\n"),
         ("a = nl.ndarray((2, 3), nl.int8, buffer='psum')\n",
          "a = nl.ndarray((2, 3), nl.int8, buffer=nl.psum)\n"),
         ("nisa.register_move(r, imm=42)\n",
