@@ -106,7 +106,7 @@ def _common_shape(tiles: Sequence[NkiTensor]) -> Shape:
         if any(have not in (1, want) for have, want in zip(tile.shape, shape, strict=True)):
             fail(f"operands do not broadcast: {[tile.shape for tile in tiles]}")
         if tile.shape[0] != shape[0]:
-            fail("the partition dimension does not broadcast; use nl.matmul or a DMA for that")
+            fail("the partition dimension does not broadcast: use nl.broadcast_to(tile, shape)")
     return shape
 
 

@@ -168,6 +168,8 @@ def test_broadcast_over_partitions(kernels: ModuleType) -> None:
         assert torch.equal(session.values(tile), expected)
         with pytest.raises(FindingError, match="does not broadcast"):
             nl.broadcast_to(tile, (128, 5))
+        with pytest.raises(FindingError, match=r"does not broadcast: use nl\.broadcast_to"):
+            nl.add(tile, nl.load(session.tensor(row)))
 
 
 @pytest.mark.parametrize(
