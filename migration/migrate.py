@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trnx.migration.calls import Spelling, without
@@ -135,22 +136,23 @@ def _decorators(function: ast.FunctionDef, source: Source, names: Names) -> None
                 source.replace(decorator, f"{text}({rest})" if rest else text)
 
 
-def _runners(tree: ast.AST, names: Names) -> set[str]:
-    """Names of what runs a kernel already: `run = nki.baremetal(kernel)`, and nothing else."""
-    found: dict[str, list[ast.expr]] = {}
+def _runners(tree: ast.AST, names: Names) -> dict[str, ast.expr]:
+    """Kernels by the names of what runs them: `run = nki.baremetal(kernel)`, and nothing else."""
+    found: dict[str, list[ast.expr | None]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
+            kernel = _run_kernel(node.value, names) if isinstance(node.value, ast.Call) else None
             for target in node.targets:
-                found.setdefault(ast.unparse(target), []).append(node.value)
+                found.setdefault(ast.unparse(target), []).append(kernel)
     return {
-        name
-        for name, values in found.items()
-        if all(isinstance(one, ast.Call) and _run_kernel(one, names) is not None for one in values)
+        name: kernels[0]
+        for name, kernels in found.items()
+        if kernels[0] is not None and len({one and ast.unparse(one) for one in kernels}) == 1
     }
 
 
 def _calls(
-    source: Source, names: Names, notes: dict[ast.stmt, list[str]], runners: set[str]
+    source: Source, names: Names, notes: dict[ast.stmt, list[str]], runners: Mapping[str, ast.expr]
 ) -> None:
     """Calls that changed between NKI 0.2 and 0.6, and those that run kernels."""
     for statement in ast.walk(source.tree):
@@ -191,18 +193,33 @@ def _run_kernel(node: ast.Call, names: Names) -> ast.expr | None:
     return node.args[0] if is_one else None
 
 
-def _changed_call(node: ast.Call, source: Source, names: Names, runners: set[str]) -> str:
+def _simulated(
+    kernel: ast.expr, source: Source, names: Names, runners: Mapping[str, ast.expr]
+) -> str:
+    """What simulates a kernel, a launch grid of one, or what runs one already."""
+    grid = ""
+    if isinstance(kernel, ast.Subscript) and source.render(kernel.value) in runners:
+        grid = f"[{source.render(kernel.slice)}]"
+        kernel = runners[source.render(kernel.value)]
+    elif source.render(kernel) in runners:
+        return source.render(kernel)
+    return f"{names.spelt('nki', 'simulate')}({source.render(kernel)}{grid})"
+
+
+def _changed_call(
+    node: ast.Call, source: Source, names: Names, runners: Mapping[str, ast.expr]
+) -> str:
     whole = names.dotted(node.func)
     isa = names.isa(node.func)
     given = {keyword.arg: keyword for keyword in node.keywords}
     if isa or names.language(node.func):
         Spelling(source, names).of_arguments(node)
     if whole == "nki.simulate_kernel" and node.args:
-        given_all: list[ast.expr | ast.keyword] = [*node.args, *node.keywords]
-        first, *rest = [source.render(one) for one in given_all]
-        if first not in runners:
-            first = f"{names.spelt('nki', 'simulate')}({first})"
-        source.replace(node, f"{first}({', '.join(rest)})")
+        given_all: list[ast.expr | ast.keyword] = [*node.args[1:], *node.keywords]
+        rest = ", ".join(source.render(one) for one in given_all)
+        source.replace(node, f"{_simulated(node.args[0], source, names, runners)}({rest})")
+    elif isinstance(node.func, ast.Subscript) and source.render(node.func.value) in runners:
+        source.replace(node.func, _simulated(node.func, source, names, runners))
     elif (kernel := _run_kernel(node, names)) is not None:
         source.replace(node, f"{names.spelt('nki', 'simulate')}({source.render(kernel)})")
     elif whole in ("nki.benchmark", "nki.profile", "nki.baremetal"):

@@ -86,6 +86,8 @@ def test_what_is_left_to_the_author_is_commented(line: str, advice: str) -> None
          "nisa.sendrecv(a, b, dma_engine=nisa.dma_engine.gpsimd_dma)\n"),
         ("run = nki.baremetal(k)\nnki.simulate_kernel(run, a, b=1)\n",
          "run = nki.simulate(k)\nrun(a, b=1)\n"),
+        ("run = nki.baremetal(k)\nnki.simulate_kernel(run[2], a)\nrun[2](a)\n",
+         "run = nki.simulate(k)\nnki.simulate(k[2])(a)\nnki.simulate(k[2])(a)\n"),
         ("run = nki.baremetal(k)\nrun = k\nnki.simulate_kernel(run, a)\n",
          "run = nki.simulate(k)\nrun = k\nnki.simulate(run)(a)\n"),
         ("nisa.dma_copy(a, b, dge_mode=2, oob_mode=1)\n",
