@@ -20,6 +20,10 @@ from trnx.migration.views import Tile
 _ANY = Result((), "", "")
 _ALLOCATIONS = ("ndarray", "zeros", "ones", "full")
 _LIKE = ("empty_like", "zeros_like")
+_OF_PRODUCTS = (
+    "is_stationary_onezero", "is_moving_onezero", "is_transpose", "tile_position", "tile_size",
+    "perf_mode",
+)  # fmt: skip
 _HBM = ("shared_hbm", "private_hbm", "hbm")
 
 
@@ -405,8 +409,8 @@ class KernelRewriter:
             texts.append(self._source.render(one))
         if not is_turned:
             texts[0] = self._transposed(texts[0])
-        rest = [k for k in value.keywords if k.arg in ("is_stationary_onezero",
-                "is_moving_onezero", "is_transpose", "tile_position", "tile_size")]  # fmt: skip
+        self._expressions.spell(value)
+        rest = [k for k in value.keywords if k.arg in _OF_PRODUCTS]
         return ", ".join([*texts, *(self._source.render(keyword) for keyword in rest)])
 
     def _transposed(self, tile: str) -> str:

@@ -105,6 +105,18 @@ def test_changes_of_later_versions(old: str, new: str) -> None:
     assert migrate(head + old).new == head + new
 
 
+def test_products_that_accumulate_keep_their_mode() -> None:
+    body = """\
+def kernel(a, b):
+    acc = nl.zeros((128, 512), nl.float32, buffer=nl.psum)
+    acc += nisa.nc_matmul(a, b, perf_mode="double_row_gen3", tile_size=(32, 32))
+"""
+    assert migrate(HEAD + body).new.splitlines()[-1] == (
+        "    nisa.nc_matmul(acc, a, b, perf_mode=nisa.matmul_perf_mode.double_row, "
+        "tile_size=(32, 32))"
+    )
+
+
 def test_an_index_that_is_still_read_stays() -> None:
     head = "import neuronxcc.nki.language as nl\n\n\n"
     kernel = """\
