@@ -20,6 +20,7 @@ from trnx.migration.views import Tile
 _ANY = Result((), "", "")
 _ALLOCATIONS = ("ndarray", "zeros", "ones", "full")
 _LIKE = ("empty_like", "zeros_like")
+_WITHOUT_DTYPE = ("matmul", "expand_dims", "shared_constant", *_LIKE, *_ALLOCATIONS)
 _OF_PRODUCTS = (
     "is_stationary_onezero", "is_moving_onezero", "is_transpose", "tile_position", "tile_size",
     "perf_mode",
@@ -204,6 +205,7 @@ class KernelRewriter:
         if isinstance(target, ast.Subscript):
             expressions.visit(target)
             self._assignable(target)
+            self._into_block(target, value)
             return None
         indices.names.pop(target.id, None)
         indices.masks.pop(target.id, None)
@@ -327,6 +329,23 @@ class KernelRewriter:
         text = self._source.render(target)
         if _place(text) != text:
             self._source.replace(target, _place(text))
+
+    def _into_block(self, target: ast.Subscript, value: ast.expr) -> None:
+        """`tiles[i] = value` wrote into a tile of one dtype; of a list it would replace the tile.
+        What a function of nki.language makes is nobody else's, so that its dtype is enough.
+        """
+        tile = self._expressions.tiles.get(ast.unparse(target.value), Tile())
+        parts = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
+        if not tile.blocks or tile.blocks != len(parts):
+            return
+        place, text = self._source.render(target), self._source.render(value)
+        called = ast.parse(text.strip(), mode="eval").body
+        name = self._names.language(called.func) if isinstance(called, ast.Call) else ""
+        if not isinstance(called, ast.Call) or name in ("", *_WITHOUT_DTYPE):
+            self._source.replace(target, f"{place}[...]")
+        elif "dtype" not in {keyword.arg for keyword in called.keywords}:
+            start = text.rstrip().removesuffix(")").rstrip().removesuffix(",")
+            self._source.replace(value, f"{start}, dtype={place}.dtype)")
 
     def _cut(self, call: ast.Call) -> str:
         """A function of nki.language on the parts of tiles that its mask lets through."""

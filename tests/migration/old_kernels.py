@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 HEAD = """\
 import functools
@@ -31,6 +32,14 @@ class Case(NamedTuple):
 
 def _array(*shape: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+def _bfloat16_blocks(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Each block rounded once to bfloat16, which the next ones read."""
+    tile = torch.from_numpy(x).bfloat16().float()
+    blocks = [tile, tile * 3, tile.exp(), (tile @ tile.T)[:, :40]]
+    rounded = [one.bfloat16().float().numpy() for one in blocks]
+    return np.stack([rounded[0], rounded[2], rounded[1], rounded[3]])
 
 
 CASES = {
@@ -450,5 +459,24 @@ def kernel(x, bias, at):
 """,
         (_array(100, 40), _array(40), np.arange(100, dtype=np.int32)[::-1] % 50),
         lambda x, bias, at: (x[at] + bias) * x[at][:, 3:4],
+    ),
+    "blocks keep their dtype and their memory": Case(
+        """\
+def kernel(x):
+    out = nl.ndarray((4, 64, 40), dtype=np.float32, buffer=nl.shared_hbm)
+    tiles = nl.ndarray((4, nl.par_dim(64), 40), dtype=nl.bfloat16, buffer=nl.sbuf)
+    tiles[0] = nl.load(
+        x,
+    )
+    tiles[1] = tiles[0] * 3.0
+    tiles[2] = tiles[1]
+    tiles[1] = nl.exp(tiles[0])
+    tiles[3] = nl.matmul(tiles[0], nl.transpose(tiles[0]))[0:64, 0:40]
+    for i in nl.affine_range(4):
+        nl.store(out[i], value=nl.copy(tiles[i], dtype=np.float32))
+    return out
+""",
+        (_array(64, 40),),
+        lambda x: _bfloat16_blocks(x),
     ),
 }
