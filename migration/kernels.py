@@ -16,6 +16,7 @@ from trnx.migration.source import DELETED, Source
 from trnx.migration.subscripts import bounded_tile
 from trnx.migration.uses import Uses, names_of
 from trnx.migration.views import Tile
+from trnx.simulator.older_dialects import changed_name
 
 _ANY = Result((), "", "")
 _ALLOCATIONS = ("ndarray", "zeros", "ones", "full")
@@ -341,6 +342,8 @@ class KernelRewriter:
         place, text = self._source.render(target), self._source.render(value)
         called = ast.parse(text.strip(), mode="eval").body
         name = self._names.language(called.func) if isinstance(called, ast.Call) else ""
+        if changed_name("nki.language", name) is not None:
+            return
         if not isinstance(called, ast.Call) or name in ("", *_WITHOUT_DTYPE):
             self._source.replace(target, f"{place}[...]")
         elif "dtype" not in {keyword.arg for keyword in called.keywords}:

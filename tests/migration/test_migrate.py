@@ -105,6 +105,18 @@ def test_changes_of_later_versions(old: str, new: str) -> None:
     assert migrate(head + old).new == head + new
 
 
+def test_what_is_gone_gets_no_dtype() -> None:
+    body = """\
+def kernel(x):
+    tiles = nl.ndarray((2, nl.par_dim(64), 40), dtype=nl.bfloat16, buffer=nl.sbuf)
+    tiles[0] = nl.exp(x)
+    tiles[1] = nl.loop_reduce(x, nl.add, loop_indices=[0])
+"""
+    new = migrate(HEAD + body).new
+    assert "    tiles[0] = nl.exp(x, dtype=tiles[0].dtype)\n" in new
+    assert "    tiles[1] = nl.loop_reduce(x, nl.add, loop_indices=[0])\n" in new
+
+
 def test_products_that_accumulate_keep_their_mode() -> None:
     body = """\
 def kernel(a, b):
