@@ -73,8 +73,8 @@ class Spelling:
                 self._use(value, "nki.language", memory)
             elif parameter in _BY_NUMBER and isinstance(value, ast.Constant):
                 self._numbered(parameter, value)
-            elif isinstance(value, ast.Constant) and (parameter, value.value) in _BY_TEXT:
-                self._use(value, "nki.isa", _BY_TEXT[parameter, value.value])
+            elif member := _BY_TEXT.get((parameter, _text(value))):
+                self._use(value, "nki.isa", member)
 
     def _scalar(self, node: ast.expr) -> str | None:
         """The number in `np.dtype(np.float32).type(0.5)`, which an instruction rounds as well."""
@@ -117,6 +117,11 @@ class Spelling:
             self._source.replace(
                 node, f"{self._names.spelt('nki.isa', parameter)}.{members[node.value]}"
             )
+
+
+def _text(node: ast.expr) -> str:
+    """The text of a constant; "" of anything else."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def without(source: Source, call: ast.Call, *gone: str, first: str = "") -> str:
