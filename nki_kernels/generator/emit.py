@@ -24,7 +24,7 @@ from trnx.nki_kernels.generator.engines import (
 from trnx.nki_kernels.generator.geometry import Axis
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.narrowing import rows_left
-from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
+from trnx.nki_kernels.generator.select_instructions import Beside, Instruction, Tile
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 
 DTYPES = {
@@ -297,14 +297,29 @@ class Emitter:
             return [*lines, *self._dma(dst, source)]
         if instruction.dst in self.region.halved:
             return [*lines, *self._halves(instruction, rows, constant=constant)]
-        beside = instruction.beside
-        if beside is None:
+        if instruction.beside is None:
             return [*lines, *self._instruction(instruction, dst, constant=constant)]
-        cut, at = beside.size - beside.count, 1 + self.axes(instruction.dst).index(beside.label)
-        windows = [f"[{':, ' * at}{part}]" for part in (f"0:{cut}", f"{cut}:{beside.size}")]
-        for (part, _), window in zip(parts_of(instruction), windows, strict=True):
-            lines += self._instruction(part, dst, constant=constant, window=window)
-        return lines
+        return [*lines, *self._in_parts(instruction, instruction.beside, dst, constant=constant)]
+
+    def _in_parts(
+        self, instruction: Instruction, beside: Beside, dst: str, *, constant: bool
+    ) -> list[str]:
+        """The calls of two engines, each with a part of the tile. A tile with few elements of the
+        axis may leave nothing to the second one."""
+        size, cut = str(beside.size), str(beside.size - beside.count)
+        even = constant or self.g.is_even(beside.label)
+        lines: list[str] = []
+        if not even:
+            size, cut = self.count(beside.label), "cut"
+            lines = [f"cut = {size} - {size} * {beside.count} // {beside.size}"]
+        at = 1 + self.axes(instruction.dst).index(beside.label)
+        first, second = (
+            self._instruction(part, dst, constant=constant, window=f"[{':, ' * at}{window}]")
+            for (part, _), window in zip(
+                parts_of(instruction), (f"0:{cut}", f"{cut}:{size}"), strict=True
+            )
+        )
+        return [*lines, *first, *(second if even else [f"if cut < {size}:", *indent(second)])]
 
     def _instruction(
         self, instruction: Instruction, dst: str, *, constant: bool, window: str = ""

@@ -134,14 +134,12 @@ class Geometry:
 
     def cut_along(self, labels: Dims) -> tuple[int, int] | None:
         """The outermost of the free axes `labels`, along which parts of a tile lie apart in each
-        partition, and how many elements all tiles have of it; None where these differ, or are too
-        few to cut."""
+        partition, and how many elements most tiles have of it; None where these are too few to
+        cut."""
         sizes = [(label, self.count(label)) for label in labels if self.count(label) > 1]
-        if not sizes or sizes[0][1] < _LEAST_CUT or not self._is_even(sizes[0][0]):
-            return None
-        return sizes[0]
+        return sizes[0] if sizes and sizes[0][1] >= _LEAST_CUT else None
 
-    def _is_even(self, label: int) -> bool:
+    def is_even(self, label: int) -> bool:
         """Whether all tiles have as many elements of a free axis in a partition."""
         if label == self.partition:
             return len({rows.fold for rows in self.rows}) == 1
