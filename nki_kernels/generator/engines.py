@@ -7,7 +7,8 @@ DMA is the busiest: a product or sum of two tiles to GpSimd; a scale and shift, 
 absolute value, a relu or a sum of all that a partition has to ScalarE; a copy to either; a
 `scalar_tensor_tensor`, which VectorE alone has, as the two instructions that it stands for. GpSimd
 and VectorE's fast modes share a port of SBUF, which counts as an engine (on trn1 all of VectorE
-does). Ties go to the first instruction, so that the choice is deterministic.
+does). Ties go to the first instruction, so that the choice is deterministic. `share_in_step` has
+VectorE and GpSimd each compute a part of a tile instead.
 """
 
 from __future__ import annotations
