@@ -97,17 +97,7 @@ def write(name: str, source: str) -> Path:
             raise
     if not _holds(path, source):
         raise GeneratorError(f"{path} changed while it was written; remove it and try again")
-    _trust(path.parent)
     return path
-
-
-@functools.cache
-def _trust(folder: Path) -> None:
-    """Record kernels from `folder` unread: tests read what the generator writes, for every rule
-    and cut, and reading takes as long as recording."""
-    from trnx.simulator.frontend.subset import trust_sources
-
-    trust_sources(folder)
 
 
 def _holds(path: Path, source: str) -> bool:

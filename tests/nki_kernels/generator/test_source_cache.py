@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from trnx.nki_kernels.generator import source_cache
-from trnx.simulator import TensorSpec, load_module, trace
+from trnx.nki_kernels.generator import kernel, source_cache
+from trnx.simulator import TensorSpec, trace
 from trnx.simulator.errors import KernelSubsetError
 from trnx.simulator.frontend.subset import check_subset
 
@@ -95,7 +95,7 @@ def test_what_was_generated_is_recorded_unread() -> None:
         "    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)",
         "    nisa.dma_copy(dst=out, src=x)", "    return out", "",
     ]  # fmt: skip
-    kernel = load_module(source_cache.write("copies", "\n".join(lines))).copies
-    assert len(trace(kernel, [TensorSpec.dense((4, 4), torch.float32)]).steps) == 1
+    copies = kernel._kernel_of(source_cache.write("copies", "\n".join(lines)), "copies")
+    assert len(trace(copies, [TensorSpec.dense((4, 4), torch.float32)]).steps) == 1
     with pytest.raises(KernelSubsetError, match="has del"):
-        check_subset(kernel)
+        check_subset(copies)
