@@ -2,7 +2,8 @@
 
 Nodes are visited once, in topological order; each joins the clusters of its producers where the
 shapes agree and no path leaves the merged cluster and comes back. Only the newest clusters are
-open, which bounds the work per node, so time is linear in the graph.
+open, which bounds the work per node, so time is linear in the graph. A number in a tensor that many
+read (a learning rate) connects nothing: what computes it is a region of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from trnx.nki_kernels.hints import product
 
 MAX_NODES = 48  # of one generated kernel: beyond it, its tiles do not fit SBUF together
 OPEN_CLUSTERS = 48  # how far back a node may find its cluster
+MANY = 8  # readers of a number in a tensor, beyond which it connects nothing
 
 Space = tuple[Any, ...]
 
@@ -77,9 +79,10 @@ class _Grower:
         self._up: dict[Unit, int] = {}
         self._by_bit: list[_Cluster] = []
         self._open = 0
+        self._shared = _shared_numbers(order)
 
     def run(self) -> list[list[Unit]]:
-        for unit in _by_component(self._order):
+        for unit in _by_component(self._order, self._shared):
             if unit.kind == "compute" and self._joins(unit.nodes[0]):
                 self._place(unit)
             else:
@@ -114,7 +117,9 @@ class _Grower:
     def _place(self, unit: Unit) -> None:
         before = self._order.before[unit]
         space = iteration_space(unit.nodes[0])
-        near = dict.fromkeys(self._cluster[u] for u in before if u in self._cluster)
+        is_shared = unit in self._shared
+        alike = (u for u in before if u in self._cluster and (u in self._shared) == is_shared)
+        near = dict.fromkeys(self._cluster[u] for u in alike)
         chosen: list[_Cluster] = []
         for cluster in sorted(near, key=lambda c: -c.bits):
             both = joined(space, cluster.space)
@@ -167,14 +172,38 @@ class _Grower:
         self._cluster[unit] = target
 
 
-def _by_component(order: Order) -> list[Unit]:
+def _shared_numbers(order: Order) -> frozenset[Unit]:
+    """The units that compute a number in a tensor which more than MANY read, and those that lead to
+    nothing else."""
+    readers: dict[Unit, list[Unit]] = {}
+    ordered = order.sorted()
+    for unit in ordered:
+        for before in order.before[unit]:
+            readers.setdefault(before, []).append(unit)
+    found: set[Unit] = set()
+    for unit in reversed(ordered):
+        after = readers.get(unit, [])
+        leads = len(after) > MANY or (after and all(u in found for u in after))
+        if unit.kind == "compute" and leads and all(map(_is_number, unit.nodes)):
+            found.add(unit)
+    return frozenset(found)
+
+
+def _is_number(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.ndim == 0
+
+
+def _by_component(order: Order, shared: frozenset[Unit]) -> list[Unit]:
     """The units in a topological order, those that are connected side by side: what is done to many
     tensors step by step is as local as if it were done tensor by tensor."""
     ordered = order.sorted()
-    made: dict[Unit, None] = {}  # of numbers and inputs alone, which connect nothing
+    # Of numbers and inputs alone, which connect nothing.
+    made: dict[Unit, None] = {}
     component: dict[Unit, list[Unit]] = {}
     for unit in ordered:
-        if unit.kind == "glue" and all(before in made for before in order.before[unit]):
+        connects = unit.kind != "glue" and unit not in shared
+        if not connects and all(before in made for before in order.before[unit]):
             made[unit] = None
             continue
         near = [component[before] for before in order.before[unit] if before not in made]

@@ -15,11 +15,16 @@ from dataclasses import dataclass
 import torch
 
 from trnx.nki_kernels.generator.emit_calls import TileCalls, indent
-from trnx.nki_kernels.generator.engines import next_table, table_loads, table_of_call
+from trnx.nki_kernels.generator.engines import (
+    next_table,
+    parts_of,
+    table_loads,
+    table_of_call,
+)
 from trnx.nki_kernels.generator.geometry import Axis
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.narrowing import rows_left
-from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
+from trnx.nki_kernels.generator.select_instructions import Beside, Instruction, Tile
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 
 DTYPES = {
@@ -292,12 +297,43 @@ class Emitter:
             return [*lines, *self._dma(dst, source)]
         if instruction.dst in self.region.halved:
             return [*lines, *self._halves(instruction, rows, constant=constant)]
+        if instruction.beside is None:
+            return [*lines, *self._instruction(instruction, dst, constant=constant)]
+        return [*lines, *self._in_parts(instruction, instruction.beside, dst, constant=constant)]
+
+    def _in_parts(
+        self, instruction: Instruction, beside: Beside, dst: str, *, constant: bool
+    ) -> list[str]:
+        """The calls of two engines, each with a part of the tile. A tile with few elements of the
+        axis may leave nothing to the second one."""
+        size, cut = str(beside.size), str(beside.size - beside.count)
+        even = constant or self.g.is_even(beside.label)
+        lines: list[str] = []
+        if not even:
+            size, cut = self.count(beside.label), "cut"
+            lines = [f"cut = {size} - {size} * {beside.count} // {beside.size}"]
+        at = 1 + self.axes(instruction.dst).index(beside.label)
+        first, second = (
+            self._instruction(part, dst, constant=constant, window=f"[{':, ' * at}{window}]")
+            for (part, _), window in zip(
+                parts_of(instruction), (f"0:{cut}", f"{cut}:{size}"), strict=True
+            )
+        )
+        return [*lines, *first, *(second if even else [f"if cut < {size}:", *indent(second)])]
+
+    def _instruction(
+        self, instruction: Instruction, dst: str, *, constant: bool, window: str = ""
+    ) -> list[str]:
+        """The call of an instruction that writes `dst`: a `window` of all its tiles with free
+        axes, which have the same ones then."""
         on_bits = instruction.on_bits
-        arguments = [f"dst={dst}{_BITS if on_bits else ''}"]
+        arguments = [f"dst={dst}{_BITS if on_bits else ''}{window}"]
         for key, argument in instruction.arguments:
             text = argument
             if isinstance(argument, Tile):
                 text = self.view(argument, constant=constant, on_bits=on_bits)
+                like = argument.value if argument.like is None else argument.like
+                text += window if self.axes(like) else ""
             arguments.append(f"{key}={text}")
         if instruction.result is not None:
             arguments.append(f"reduce_res={self.name(instruction.result)}")
@@ -307,7 +343,7 @@ class Emitter:
             source_tile = instruction.reads()[0]
             arguments[-1] += self._turned(source_tile, instruction.dst)
             arguments.append(f"axis={self._axes_of(source_tile, instruction.dst)}")
-        return [*lines, *call(f"nisa.{instruction.call}", arguments)]
+        return call(f"nisa.{instruction.call}", arguments)
 
     def _dma(self, dst: str, source: str) -> list[str]:
         """A copy by DMA, with descriptors made before the run where these are few."""

@@ -7,7 +7,8 @@ DMA is the busiest: a product or sum of two tiles to GpSimd; a scale and shift, 
 absolute value, a relu or a sum of all that a partition has to ScalarE; a copy to either; a
 `scalar_tensor_tensor`, which VectorE alone has, as the two instructions that it stands for. GpSimd
 and VectorE's fast modes share a port of SBUF, which counts as an engine (on trn1 all of VectorE
-does). Ties go to the first instruction, so that the choice is deterministic.
+does). Ties go to the first instruction, so that the choice is deterministic. `share_in_step` has
+VectorE and GpSimd each compute a part of a tile instead.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.select_instructions import (
     BIT_OPERATORS,
     Argument,
+    Beside,
     Instruction,
     Tile,
 )
@@ -44,6 +46,11 @@ _AFFINE = (
     (("op0", "nl.add"),),
 )
 
+# Tiles of fewer elements a partition are not shared: the fixed time of an instruction counts. Of
+# the others GpSimd has so many eighths.
+_LEAST_SHARED = 1024
+_PARTS = 8
+
 # What ScalarE computes for an operator of a `tensor_scalar` that stands alone.
 _ALONE: Mapping[tuple[object, object], str] = {
     ("nl.abs", "0.0"): "nl.abs",
@@ -56,15 +63,26 @@ Load = Mapping[str, float]  # engine, port or DMA -> ns
 @dataclasses.dataclass(frozen=True)
 class EngineCosts:
     """What instructions take; `elements` is how many a value has in one partition of a tile, 0
-    where all tiles share it. Tiles of `permuted` lie in an order of their own (`permute.py`).
+    where all tiles share it. Tiles of `permuted` lie in an order of their own (`permute.py`). What
+    VectorE has may move `to` other engines.
     """
 
     hardware: Hardware
     elements: Callable[[Value], int]
     permuted: Collection[Value] = ()
+    to: tuple[str, ...] = (SCALAR, GPSIMD)
 
     def load(self, instruction: Instruction, engine: str) -> Load:
-        """ns that `instruction` takes of `engine` and of the port."""
+        """ns that `instruction` takes of `engine`, of one that has a part of it and of the port."""
+        if instruction.beside is None:
+            return self.load_of_part(instruction, engine, 1.0)
+        total: Counter[str] = Counter()
+        for part, share in parts_of(instruction):
+            total.update(self.load_of_part(part, engine_of(part), share))
+        return total
+
+    def load_of_part(self, instruction: Instruction, engine: str, share: float) -> Load:
+        """The same for a `share` of a tile."""
         chip, constants = self.hardware, timing(self.hardware)
         size = max(self.elements(v) for v in (*instruction.reads(), *instruction.writes()))
         if instruction.call == "load":
@@ -75,14 +93,14 @@ class EngineCosts:
             )
             return {TENSOR: size * columns * 1e9 / chip.pe_clock}
         if engine == SCALAR:
-            cycles = size + constants.scalar_issue_cycles
+            cycles = size * share + constants.scalar_issue_cycles
             return {SCALAR: cycles * 1e9 / chip.scalar_clock}
         if engine == GPSIMD:
             work = size * max(1, self._tiles_read(instruction, size))
-            taken = (work + constants.gpsimd_start_cycles) * 1e9 / chip.gpsimd_clock
+            taken = (work * share + constants.gpsimd_start_cycles) * 1e9 / chip.gpsimd_clock
             return {GPSIMD: taken, PORT: taken}
         width = self._width(instruction, size)
-        taken = (size / width + constants.vector_issue_cycles) * 1e9 / chip.vector_clock
+        taken = (size * share / width + constants.vector_issue_cycles) * 1e9 / chip.vector_clock
         shares = width > 1 or chip.generation == 2
         return {VECTOR: taken, PORT: taken} if shares else {VECTOR: taken}
 
@@ -112,6 +130,17 @@ class EngineCosts:
             return 2 if instruction.reads()[0].dtype in _HALVES else 1
         two = chip.generation == 2 and self._tiles_read(instruction, size) > 1
         return 1 / 2 if two else 1
+
+
+def parts_of(instruction: Instruction) -> list[tuple[Instruction, float]]:
+    """What each engine computes of a tile, and its share of it: first the one with the first
+    elements."""
+    beside = instruction.beside
+    if beside is None:
+        return [(instruction, 1.0)]
+    share = beside.count / beside.size
+    first = dataclasses.replace(instruction, beside=None)
+    return [(first, 1 - share), (beside.instruction, share)]
 
 
 def table_of_call(instruction: Instruction) -> str:
@@ -165,8 +194,54 @@ def assign_engines(
     return placed
 
 
+def share_in_step(
+    instructions: Sequence[Instruction],
+    costs: EngineCosts,
+    cut_along: Callable[[Value], tuple[int, int] | None],
+    fixed: frozenset[Value] = frozenset(),
+) -> list[Instruction]:
+    """`instructions` with those of two tiles shared by VectorE and GpSimd so that both take about
+    as long: neither then holds the port that the other one's next instruction may need. `cut_along`
+    gives the axis along which a value's tile is cut, and its size; what gives one of `fixed` stays
+    where it is."""
+
+    def share(instruction: Instruction) -> Instruction:
+        along = cut_along(instruction.dst)
+        if along is None or instruction.dst in fixed or not _is_shareable(instruction, costs):
+            return instruction
+        other = dataclasses.replace(instruction, engine=GPSIMD)
+        label, size = along
+        counts = dict.fromkeys(-(-size * part // _PARTS) for part in range(1, _PARTS))
+        ways = [
+            dataclasses.replace(instruction, beside=Beside(other, label, count, size))
+            for count in counts
+            if count < size
+        ]
+        return min(ways, key=lambda way: max(costs.load(way, VECTOR).values()))
+
+    return [share(instruction) for instruction in instructions]
+
+
+def _is_shareable(instruction: Instruction, costs: EngineCosts) -> bool:
+    """Whether VectorE and GpSimd may each compute a part of an instruction's tile: of two others
+    with as many axes, and long. A square is left to ScalarE. On trn1 they would take turns."""
+    dst, reads = instruction.dst, instruction.reads()
+    if costs.hardware.generation == 2:
+        return False
+    if _as_activation(instruction, costs.elements(dst)) is not None:
+        return False
+    if GPSIMD not in _others(instruction, costs.hardware) or instruction.call != "tensor_tensor":
+        return False
+    tiles = [a for _, a in instruction.arguments if isinstance(a, Tile)]
+    return (
+        costs.elements(dst) >= _LEAST_SHARED
+        and all(v.dtype.is_floating_point for v in (dst, *reads))
+        and all((tile.like or tile.value).axes == dst.axes and _is_plain(tile) for tile in tiles)
+    )
+
+
 def engine_of(instruction: Instruction) -> str:
-    """The engine that runs an instruction, chosen or NKI's default."""
+    """The engine that runs an instruction, or the first part of it, chosen or NKI's default."""
     if instruction.engine is not None:
         return instruction.engine
     if instruction.call == "activation":
@@ -223,13 +298,17 @@ def _alternatives(
     instruction: Instruction, costs: EngineCosts
 ) -> Iterator[tuple[Instruction, ...]]:
     """What gives the same values on other engines."""
+    if instruction.beside is not None:
+        return
     hardware = costs.hardware
     for engine in _others(instruction, hardware):
-        yield (dataclasses.replace(instruction, engine=engine),)
+        if engine in costs.to:
+            yield (dataclasses.replace(instruction, engine=engine),)
     if engine_of(instruction) == VECTOR:
         activation = _as_activation(instruction, costs.elements(instruction.dst))
         yield from [] if activation is None else [(activation,)]
-    if instruction.call == "scalar_tensor_tensor" and hardware.generation > 2:
+    halves = instruction.call == "scalar_tensor_tensor" and GPSIMD in costs.to
+    if halves and hardware.generation > 2:
         yield from _halves(instruction)
 
 

@@ -21,6 +21,7 @@ from trnx.nki_kernels.generator.engines import (
     EngineCosts,
     engine_of,
     next_table,
+    parts_of,
     table_loads,
     table_of_call,
 )
@@ -70,7 +71,9 @@ class Estimate:
         self._issue = constants.dma_static_issue_ns if is_static else constants.dma_issue_ns
         self._ops: list[Op] = []
         self._made: dict[_Key, int] = {}
-        self._known: dict[Instruction, Op] = {}
+        self._known: dict[tuple[Instruction, float], Op] = {}
+        # The op of the other engine where two share a tile.
+        self._beside: dict[int, int] = {}
         self._stored: dict[Value, int] = {}
         self._in_columns: frozenset[Value] = frozenset()
         self._turned_total: Instruction | None = None
@@ -343,11 +346,14 @@ class Estimate:
     ) -> None:
         """The op of an instruction in a tile."""
         touched = (*instruction.reads(), *instruction.writes())
-        after = tuple(at for v in touched if (at := self._found(v, tile)) is not None)
+        before = [at for v in touched if (at := self._found(v, tile)) is not None]
+        after = (*before, *(self._beside[at] for at in before if at in self._beside))
         costs = self._left if self._left is not None and self._is_left(tile) else self
-        op = costs._op(instruction, loads)
-        self._ops.append(dataclasses.replace(op, after=after))
-        self._made.update({(v, tile): len(self._ops) - 1 for v in instruction.writes()})
+        ops = [costs._op(part, loads, share) for part, share in parts_of(instruction)]
+        self._ops += [dataclasses.replace(op, after=after) for op in ops]
+        self._made.update({(v, tile): len(self._ops) - len(ops) for v in instruction.writes()})
+        if len(ops) > 1:
+            self._beside[len(self._ops) - 2] = len(self._ops) - 1
 
     def _accumulate(self, instruction: Instruction, value: Value, tile: tuple[int, int]) -> None:
         """What adds the `value` that an instruction gave to what tiles before gave."""
@@ -367,6 +373,7 @@ class Estimate:
         at = self._found(value, tile)
         constants = timing(self._hw)
         after: tuple[int, ...] = () if at is None else (at,)
+        after += (self._beside[at],) if at in self._beside else ()
         split = self._geometry.split(self._labels(value), strides)
         if (waits or split is None) and value in self._stored:
             after += (self._stored[value],)
@@ -378,14 +385,17 @@ class Estimate:
             Op(_STORES, transfers * self._issue, constants.dma_done_ns, after, transfer)
         )
 
-    def _op(self, instruction: Instruction, loads: Mapping[Value, Strides]) -> Op:
-        """The op of an instruction, without what it waits for."""
-        if instruction not in self._known:
+    def _op(
+        self, instruction: Instruction, loads: Mapping[Value, Strides], share: float = 1.0
+    ) -> Op:
+        """The op of an instruction on a `share` of its tile, without what it waits for."""
+        key = (instruction, share)
+        if key not in self._known:
             if instruction.call == "load":
-                self._known[instruction] = self._load(instruction.dst, loads[instruction.dst])
+                self._known[key] = self._load(instruction.dst, loads[instruction.dst])
             else:
-                self._known[instruction] = self._compute(instruction)
-        return self._known[instruction]
+                self._known[key] = self._compute(instruction, share)
+        return self._known[key]
 
     def _load(self, value: Value, strides: Strides) -> Op:
         constants, lead = timing(self._hw), self._geometry.lead
@@ -404,9 +414,9 @@ class Estimate:
         transfer = self._transfer(value, strides)
         return Op(_LOADS, self._issue, constants.dma_done_ns, transfer=transfer)
 
-    def _compute(self, instruction: Instruction) -> Op:
+    def _compute(self, instruction: Instruction, share: float) -> Op:
         constants, engine = timing(self._hw), engine_of(instruction)
-        load = self._costs.load(instruction, engine)
+        load = self._costs.load_of_part(instruction, engine, share)
         taken = load[engine]
         if engine == TENSOR:
             drain = constants.matmul_latency_cycles + self._hw.partitions

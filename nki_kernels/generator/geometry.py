@@ -63,6 +63,10 @@ class Share:
     outer: range | None = None
 
 
+# An axis is cut where it has so many elements: a third is about what the slower engine takes.
+_LEAST_CUT = 3
+
+
 @dataclass(frozen=True)
 class Geometry:
     """How a space is cut into tiles. `free` are a tile's axes without the fold, which stands before
@@ -127,6 +131,19 @@ class Geometry:
         if label == self.partition:
             return max(r.fold for r in self.rows)
         return next((a.block for a in self.free if a.label == label), 1)
+
+    def cut_along(self, labels: Dims) -> tuple[int, int] | None:
+        """The outermost of the free axes `labels`, along which parts of a tile lie apart in each
+        partition, and how many elements most tiles have of it; None where these are too few to
+        cut."""
+        sizes = [(label, self.count(label)) for label in labels if self.count(label) > 1]
+        return sizes[0] if sizes and sizes[0][1] >= _LEAST_CUT else None
+
+    def is_even(self, label: int) -> bool:
+        """Whether all tiles have as many elements of a free axis in a partition."""
+        if label == self.partition:
+            return len({rows.fold for rows in self.rows}) == 1
+        return all(a.size % a.block == 0 for a in self.free if a.label == label)
 
     def run(self, labels: Dims, strides: Strides) -> int:
         """Elements that lie side by side in memory and in a tile whose free axes are `labels`."""

@@ -44,11 +44,23 @@ BIT_OPERATORS = frozenset(
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What another engine computes of a tile: `instruction`, which gives the same values, has the
+    last `count` of the `size` elements of the axis `label`."""
+
+    instruction: Instruction
+    label: int
+    count: int
+    size: int
+
+
+@dataclass(frozen=True)
 class Instruction:
     """`nisa.<call>(dst=..., <arguments>)`; `result` is the tile that `reduce_res` fills.
 
     `on_bits` says that the float32 tiles are taken as int32; `word` is the word of an int64 that it
-    writes; `engine` runs it, which is NKI's choice where it is None (`engines.py`).
+    writes; `engine` runs it, which is NKI's choice where it is None (`engines.py`); another engine
+    may compute a part of the tile `beside` it.
     """
 
     call: str
@@ -58,6 +70,7 @@ class Instruction:
     on_bits: bool = False
     engine: str | None = None
     word: int | None = None
+    beside: Beside | None = None
 
     def reads(self) -> list[Value]:
         """The values that it reads."""

@@ -18,7 +18,14 @@ from trnx.nki_kernels.generator.across import (
     cut_in_steps,
     cut_interleaved,
 )
-from trnx.nki_kernels.generator.engines import TENSOR, EngineCosts, assign_engines, table_loads
+from trnx.nki_kernels.generator.engines import (
+    SCALAR,
+    TENSOR,
+    EngineCosts,
+    assign_engines,
+    share_in_step,
+    table_loads,
+)
 from trnx.nki_kernels.generator.geometry import (
     PARTITIONS,
     Axis,
@@ -455,8 +462,8 @@ def _of_sizes(
         yield from make(size)
 
 
-def _placed(region: TiledRegion, hw: Hardware) -> TiledRegion:
-    """`region` with the engines of its instructions."""
+def _placed(region: TiledRegion, hw: Hardware, *, shared: bool = False) -> TiledRegion:
+    """`region` with the engines of its instructions; two may have one `shared`."""
     geometry, across = region.geometry, region.across
 
     def repeated(value: Value) -> int:
@@ -467,8 +474,21 @@ def _placed(region: TiledRegion, hw: Hardware) -> TiledRegion:
     # Phases load a table once; in stages the last one of a tile is the first one of the next.
     tables = 0 if across else max(0, table_loads(region.instructions) - 1)
     costs = EngineCosts(hw, repeated, region.layouts)
-    placed = assign_engines(region.instructions, costs, stored, fixed, tables)
+    instructions = region.instructions
+    if shared:
+        instructions = share_in_step(
+            instructions, costs, lambda value: geometry.cut_along(region.labels(value)), fixed
+        )
+        costs = dataclasses.replace(costs, to=(SCALAR,))
+    placed = assign_engines(instructions, costs, stored, fixed, tables)
     return dataclasses.replace(region, instructions=placed, stages=[0] * len(placed))
+
+
+def _placings(region: TiledRegion, hw: Hardware) -> list[TiledRegion]:
+    """`region` with its engines, and where two of them share instructions, so too."""
+    alone, shared = _placed(region, hw), _placed(region, hw, shared=True)
+    is_shared = any(i.beside is not None for i in shared.instructions)
+    return [alone, shared] if is_shared else [alone]
 
 
 def _placed_across(region: TiledRegion, hw: Hardware) -> list[TiledRegion]:
@@ -482,7 +502,7 @@ def _placed_across(region: TiledRegion, hw: Hardware) -> list[TiledRegion]:
     every = [dataclasses.replace(region, instructions=on_tensor)]
     if on_tensor != list(region.instructions):
         every.append(region)
-    return [one for way in every for one in (_placed(way, hw), way)]
+    return [one for way in every for one in (*_placings(way, hw), way)]
 
 
 def _staged(region: TiledRegion, hw: Hardware, most: int) -> list[TiledRegion]:
@@ -493,7 +513,7 @@ def _staged(region: TiledRegion, hw: Hardware, most: int) -> list[TiledRegion]:
     geometry = region.geometry
     least = 2 if table_loads(region.instructions) else LEAST_TILES
     starts = max(sum(len(rows.starts) for rows in share.rows) for share in geometry.shares)
-    placed = [region, _placed(region, hw)] if geometry.tiles > 1 else [region]
+    placed = [region, *_placings(region, hw)] if geometry.tiles > 1 else [region]
 
     def cut(one: TiledRegion, most: int, *, apart: bool = False) -> TiledRegion:
         stages = cut_stages(

@@ -94,7 +94,7 @@ class TiledRegion:
     @property
     def key(self) -> Hashable:
         """Equal for the ways to cut one region that are the same."""
-        calls = tuple((i.call, i.engine) for i in self.instructions)
+        calls = tuple((i.call, i.engine, i.beside is not None) for i in self.instructions)
         order = tuple(self.layouts.values())
         stages = (tuple(self.stages), self.phase_stages, self.by_stage, self.apart)
         return (self.geometry, self.keeps, calls, order, stages)

@@ -35,6 +35,8 @@ _DTYPES = (
 )
 # A DMA engine moves so many bytes in the time of one descriptor: 7 ns of 23 bytes each.
 _DESCRIPTOR_BYTES = 160
+# Descriptors that lie in HBM as long as a model is loaded (nki-dge.rst).
+_MOST_DESCRIPTORS = 2**12
 # What all engines move while the first load of an assembly and its copy wait for each other.
 _LATENCY_BYTES = 1 << 20
 _FILL_BYTES = 8192  # of the constant that fills are copied from
@@ -210,7 +212,8 @@ def _plan(
         else:
             copies.append((r.operand, r.start, tuple((s, n) for n, _, s in r.dims), r.place, goal))
     longest = max((pattern[1][1] for _, _, pattern in fills), default=0)
-    return copy_kernel, tuple(copies), tuple(fills), (longest, *numbers)
+    is_static = sum(r.size // r.run for r in regions) <= _MOST_DESCRIPTORS
+    return copy_kernel, tuple(copies), tuple(fills), (longest, *numbers), is_static
 
 
 def _moved(count: int, run: int, itemsize: int) -> int:

@@ -123,3 +123,42 @@ def test_a_step_over_many_parameters_is_one_kernel(name: str) -> None:
     assert last.regions[0].kernel is not None
     assert last.regions[0].kernel.endswith("_x12")
     assert not last.fallbacks
+
+
+def test_a_rate_in_a_tensor_is_one_more_kernel() -> None:
+    """Steps are counted in tensors, and the factor of the weight decay is read by every parameter.
+    Eager has no such step on the CPU: its numbers are the same, in Python."""
+    torch._dynamo.reset()
+
+    def capturable(p: Parameters) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(p, lr=torch.tensor(1e-2), foreach=True, capturable=True)
+
+    def step(optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
+
+    with trnx.collect_reports() as reports:
+        ours = many_steps(capturable, torch.compile(step, backend="trnx"))
+    eager = many_steps(MANY["AdamW"], step)
+    for mine, theirs in zip(ours, eager, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    regions = reports[-1].regions
+    assert [region.engine for region in regions] == ["nki", "nki"]
+    assert sum((region.kernel or "").endswith("_x12") for region in regions) == 1
+    assert not reports[-1].fallbacks
+
+
+def test_clipping_has_all_of_its_norms_on_nki() -> None:
+    torch._dynamo.reset()
+
+    def clip_and_step(optimizer: torch.optim.Optimizer) -> None:
+        torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0, foreach=True)
+        optimizer.step()
+
+    with trnx.collect_reports() as reports:
+        ours = many_steps(MANY["AdamW"], torch.compile(clip_and_step, backend="trnx"))
+    eager = many_steps(MANY["AdamW"], clip_and_step)
+    for mine, theirs in zip(ours, eager, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    kernels = [region.kernel for report in reports for region in report.regions]
+    assert "cat" in kernels
+    assert not any(report.fallbacks for report in reports)

@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from trnx.backend.prediction import Predictions
+
 FOLDER = Path(__file__).resolve().parents[2] / "scripts/bench"
 NAMES = ("generated", "random_graphs")
 # A failure says which graph it was.
@@ -64,6 +66,24 @@ def test_a_graph_is_predicted_without_values(script: ModuleType) -> None:
     assert result.limit_us > 2.6
     assert result.ratio == result.us / result.limit_us
     assert result.graph in result.text()
+    assert result.on_nki
+    assert result.scheduled
+
+
+def test_a_kernel_without_a_schedule_fails(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> float:
+        raise RuntimeError("no schedule")
+
+    # Of a graph that no other test measures: predictions are remembered.
+    (*_, graph) = script.graphs(0, 6)
+    monkeypatch.setattr(Predictions, "_scheduled", broken)
+    result = script.measure(graph, "trn2")
+    assert result.on_nki
+    assert not result.scheduled
+    assert "not scheduled" in result.text()
+    assert not script.holds([result])
 
 
 @pytest.mark.parametrize(
@@ -85,17 +105,20 @@ def test_passes_count_the_elements_that_a_step_has(
 
 
 @pytest.mark.parametrize(
-    ("ratios", "on_nki", "holds"),
+    ("ratios", "on_nki", "scheduled", "holds"),
     [
-        ([1.4] * 9 + [2.0], True, True),
-        ([1.4] * 8 + [1.5, 2.0], True, False),
-        ([1.0] * 9 + [2.1], True, False),
-        ([1.0] * 10, False, False),
+        ([1.4] * 9 + [2.0], True, True, True),
+        ([1.4] * 8 + [1.5, 2.0], True, True, False),
+        ([1.0] * 9 + [2.1], True, True, False),
+        ([1.0] * 10, False, True, False),
+        ([1.0] * 10, True, False, False),
     ],
 )
-def test_bars(script: ModuleType, ratios: list[float], on_nki: bool, holds: bool) -> None:
+def test_bars(
+    script: ModuleType, ratios: list[float], on_nki: bool, scheduled: bool, holds: bool
+) -> None:
     rows = [
-        script.Result("graph", "chain", 1, ratio, 1.0, "DMA", ("fused",), on_nki)
+        script.Result("graph", "chain", 1, ratio, 1.0, "DMA", ("fused",), on_nki, scheduled)
         for ratio in ratios
     ]
     assert script.holds(rows) is holds

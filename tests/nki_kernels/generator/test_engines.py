@@ -132,11 +132,11 @@ def fused_mul_sigmoid_mul(x0):
     built.check()
 
 
-def test_a_sum_goes_to_gpsimd_where_vector_is_the_busiest(region: Build) -> None:
+def test_sums_go_to_gpsimd_where_vector_is_the_busiest(region: Build) -> None:
     inputs = [_draw(4096, 2048, dtype=BF16, seed=s) for s in range(3)]
     built = region(sums, *inputs)
 
-    assert built.source().count("engine=nisa.engine.gpsimd") == 1
+    assert "engine=nisa.engine.gpsimd" in built.source()
     crossing = 4 * 2 * 4096 * 2048 / hardware("trn2").dma_bytes_per_second
     assert crossing / predicted_seconds(built.program(), hardware("trn2")) > 0.9
     built.check()

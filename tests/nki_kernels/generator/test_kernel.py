@@ -53,9 +53,33 @@ def _tile(x0, x1_tile, x2_tile, out0, r, p, n0):
         dge_mode=nisa.dge_mode.none,
     )
     multiply_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=multiply_tile, data1=x0_tile, data2=x1_tile, op=nl.multiply)
+    nisa.tensor_tensor(
+        dst=multiply_tile[:, 0:1280],
+        data1=x0_tile[:, 0:1280],
+        data2=x1_tile[:, 0:1280],
+        op=nl.multiply,
+    )
+    nisa.tensor_tensor(
+        dst=multiply_tile[:, 1280:2048],
+        data1=x0_tile[:, 1280:2048],
+        data2=x1_tile[:, 1280:2048],
+        op=nl.multiply,
+        engine=nisa.engine.gpsimd,
+    )
     add_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=add_tile, data1=multiply_tile, data2=x2_tile, op=nl.add)
+    nisa.tensor_tensor(
+        dst=add_tile[:, 0:1280],
+        data1=multiply_tile[:, 0:1280],
+        data2=x2_tile[:, 0:1280],
+        op=nl.add,
+    )
+    nisa.tensor_tensor(
+        dst=add_tile[:, 1280:2048],
+        data1=multiply_tile[:, 1280:2048],
+        data2=x2_tile[:, 1280:2048],
+        op=nl.add,
+        engine=nisa.engine.gpsimd,
+    )
     gelu_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=gelu_tile, op=nl.gelu, data=add_tile)
     nisa.dma_copy(
@@ -486,7 +510,8 @@ def test_few_instructions(region: Build) -> None:
     built = region(scale_shift_gelu, draw(512, 2048), draw(2048), draw(2048))
     counts = built.program().rows.opcode_counts()
     # A memset and an activation load ScalarE's table while DMA loads the first tile.
-    expected = {"dma_copy": 10, "tensor_tensor": 8, "activation": 4}
+    # VectorE and GpSimd each compute a part of what is of two tiles.
+    expected = {"dma_copy": 10, "tensor_tensor": 16, "activation": 4}
     assert counts == expected | {"memset": 1, "activation": 5}
 
 

@@ -7,8 +7,12 @@ import stat
 from pathlib import Path
 
 import pytest
+import torch
 
-from trnx.nki_kernels.generator import source_cache
+from trnx.nki_kernels.generator import kernel, source_cache
+from trnx.simulator import TensorSpec, trace
+from trnx.simulator.errors import KernelSubsetError
+from trnx.simulator.frontend.subset import check_subset
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +86,16 @@ def test_a_folder_that_others_can_replace_is_not_used(
     assert f"{shared} can be changed by other users" in caplog.text
     shared.chmod(0o1777)  # in a folder with the sticky bit nobody else can remove what is ours
     assert shared in source_cache.write("fused_add", "x = 1\n").parents
+
+
+def test_what_was_generated_is_recorded_unread() -> None:
+    lines = [
+        "import nki", "import nki.isa as nisa", "import nki.language as nl", "", "", "@nki.jit",
+        "def copies(x):", "    unused = 0", "    del unused",
+        "    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)",
+        "    nisa.dma_copy(dst=out, src=x)", "    return out", "",
+    ]  # fmt: skip
+    copies = kernel._kernel_of(source_cache.write("copies", "\n".join(lines)), "copies")
+    assert len(trace(copies, [TensorSpec.dense((4, 4), torch.float32)]).steps) == 1
+    with pytest.raises(KernelSubsetError, match="has del"):
+        check_subset(copies)

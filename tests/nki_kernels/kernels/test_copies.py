@@ -197,3 +197,14 @@ def test_a_permuting_copy_that_a_generated_kernel_does_faster_is_left_to_it() ->
     compiled = torch.compile(lambda x: x.t().contiguous(), backend="trnx")
     report = trnx.explain(compiled, x.reshape(-1, 64)[:4096]).reports[0]
     assert [region.kernel for region in report.regions] == ["permute_copy"]
+
+
+def test_many_small_pieces_wait_for_no_descriptors() -> None:
+    """A transfer whose descriptors DGE makes takes its queue for 600 ns (nki-dge.rst)."""
+    compiled = torch.compile(
+        lambda *given: torch.stack(given), backend="trnx", options=ALL_ON_NKI | {"target": "trn2"}
+    )
+    operands = [draw(()) for _ in range(16)]
+    (region,) = trnx.profile(compiled, *operands, target="trn2").regions
+    assert region.kernel == "cat"
+    assert region.seconds < 16 * 600e-9 / 4
