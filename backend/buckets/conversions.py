@@ -139,9 +139,7 @@ def clear(value: torch.Tensor, numbers: Numbers, dims: Sequence[tuple[int, int]]
     return value
 
 
-def places(
-    index: torch.Tensor, numbers: Numbers, size_place: int, dim: int
-) -> torch.Tensor:  # fmt: skip
+def places(index: torch.Tensor, numbers: Numbers, size_place: int, dim: int) -> torch.Tensor:
     """An index along dimension `dim`, of the size at `size_place` in the numbers of the call, with
     negative ones counted from the front. Raises eager's IndexError for one beyond the ends."""
     if not index.numel():
@@ -149,6 +147,6 @@ def places(
     low, high = (int(one) for one in torch.aminmax(index))
     size = int(numbers[size_place])
     if low < -size or high >= size:
-        whole = slice(None)
-        torch.empty([1] * dim + [size], dtype=torch.bool, device="cpu")[[whole] * dim + [index]]
+        at = (*[slice(None)] * dim, index)
+        torch.empty([1] * dim + [size], dtype=torch.bool, device="cpu")[at]
     return index if low >= 0 else torch.where(index < 0, index + size, index)
