@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -147,6 +148,6 @@ def places(index: torch.Tensor, numbers: Numbers, size_place: int, dim: int) -> 
     low, high = (int(one) for one in torch.aminmax(index))
     size = int(numbers[size_place])
     if low < -size or high >= size:
-        at = (*[slice(None)] * dim, index)
+        at: tuple[Any, ...] = (*[slice(None)] * dim, index)
         torch.empty([1] * dim + [size], dtype=torch.bool, device="cpu")[at]
     return index if low >= 0 else torch.where(index < 0, index + size, index)
