@@ -211,9 +211,9 @@ def _bytes_of(kept: Collection[_Masks]) -> int:
     return sum(mask.nbytes for masks in kept for mask in masks if mask is not None)
 
 
-# Kernels ask for the same few selections again and again, of at most 256 KiB a mask: twelve or more
+# Kernels ask for the same few selections again and again, of at most 256 KiB a mask: eight or more
 # are kept, where the attention of a training step has seven.
-_MASKS: LruCache[_Masks] = LruCache(128, 6 << 20, _bytes_of)
+_MASKS: LruCache[_Masks] = LruCache(128, 4 << 20, _bytes_of)
 
 
 def _select_from_register(
