@@ -27,8 +27,8 @@ from trnx.fx_passes.metadata import EXAMPLE_VALUE
 from trnx.fx_passes.source import source_line
 from trnx.nki_kernels.registry import kernels
 
-# Of the graphs before, one or two kilobytes each: while it compiles, a graph may have any number.
-FAKE_RESULTS = 1024
+# Of the graphs before, seven kilobytes each: while it compiles, a graph may have any number.
+FAKE_RESULTS = 512
 
 # The name in pyproject.toml.
 let_threads_load("trnx")

@@ -42,7 +42,7 @@ LONGEST = 20_000
 # Launches remembered; a number and a key each.
 CAPACITY = 4096
 # Sizes of a kernel of the package for which its launches are remembered.
-PLANNED = 1024
+PLANNED = 256
 
 # What one instruction does at most: 128 x 128 x 512 products, 128 x 512 elements, 64 KiB of a DMA.
 _INSTRUCTION = Cost(2 * 128 * 128 * 512, 128 * 512, 64 * 1024)

@@ -7,6 +7,7 @@ check.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -189,10 +190,11 @@ def fake_results() -> int:
 
 
 def bound_fake_results(most: int) -> None:
-    """Forget them all where they are more than `most`: torch keeps those of every shape that was
-    ever compiled, also after `torch.compiler.reset()`; what is asked for again is computed."""
-    if fake_results() > most:
-        FakeTensorMode.cache.clear()
+    """Forget all but the `most` newest: torch keeps those of every shape that was ever compiled,
+    also after `torch.compiler.reset()`; what is asked for again is computed."""
+    cache = FakeTensorMode.cache
+    for key in list(itertools.islice(cache, max(len(cache) - most, 0))):
+        cache.pop(key, None)
 
 
 def debug_directory() -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -137,3 +138,16 @@ def clear(value: torch.Tensor, numbers: Numbers, dims: Sequence[tuple[int, int]]
         if start < value.shape[dim]:
             value.narrow(dim, start, value.shape[dim] - start).zero_()
     return value
+
+
+def places(index: torch.Tensor, numbers: Numbers, size_place: int, dim: int) -> torch.Tensor:
+    """An index along dimension `dim`, of the size at `size_place` in the numbers of the call, with
+    negative ones counted from the front. Raises eager's IndexError for one beyond the ends."""
+    if not index.numel():
+        return index
+    low, high = (int(one) for one in torch.aminmax(index))
+    size = int(numbers[size_place])
+    if low < -size or high >= size:
+        at: tuple[Any, ...] = (*[slice(None)] * dim, index)
+        torch.empty([1] * dim + [size], dtype=torch.bool, device="cpu")[at]
+    return index if low >= 0 else torch.where(index < 0, index + size, index)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.backend.buckets.conversions import Cutter, Parts, clear, padder
+from trnx.backend.buckets.conversions import Cutter, Parts, clear, padder, places
 from trnx.backend.buckets.numbers import Numbers
 from trnx.backend.inputs import Inputs, InputSpecs
 from trnx.backend.kernel_call import KernelCall, Place
@@ -120,6 +120,7 @@ class _Generator:
         self._exact: dict[fx.Node, Any] = {}
         self._padded: dict[fx.Node, Any] = {}
         self._renewed: dict[tuple[fx.Node, Layout], Any] = {}
+        self._placed: dict[tuple[fx.Node, Layout, Size, int], Any] = {}
         self._read: dict[int, fx.Node] = {}
 
     def run(self) -> fx.GraphModule:
@@ -194,9 +195,10 @@ class _Generator:
             self._padded[node] = self._pad(node)
         return self._padded[node]
 
-    def _pad(self, node: fx.Node, layout: Layout = ()) -> Any:
-        """The exact value, padded at the end of its dimensions or to a layout."""
-        made = self._exact_value(node)
+    def _pad(self, node: fx.Node, layout: Layout = (), made: Any = None) -> Any:
+        """The exact value, or what is `made` of it, padded at the end of its dimensions or to a
+        layout."""
+        made = self._exact_value(node) if made is None else made
         if not self._padding.padded.enter_tensor(node.meta.get("val")):
             return made
         parts = {d: axis[0] for d, axis in self._parts(layout).items()}
@@ -205,6 +207,15 @@ class _Generator:
         pad = named(f"pad_{node.name}", padder(spec, parts, fill))
         numbers = (self._call,) if parts else ()
         return self._emit(pad, made, *numbers, name=f"{node.name}_padded")
+
+    def _placed_value(self, node: fx.Node, layout: Layout, size: Size, dim: int) -> Any:
+        """An index whose values are places of the exact size."""
+        key = (node, layout, size, dim)
+        if key not in self._placed:
+            exact, place = self._exact_value(node), self.numbers.place(size.form)
+            made = self._emit(places, exact, self._call, place, dim, name=f"{node.name}_places")
+            self._placed[key] = self._pad(node, layout, made)
+        return self._placed[key]
 
     def _renewed_value(self, node: fx.Node, layout: Layout) -> Any:
         """Padded once for all regions that ask for this layout, as layers do of one mask."""
@@ -263,6 +274,8 @@ class _Generator:
     def _input(self, node: fx.Node, padding: PaddedRegion) -> Any:
         if not has_tensor(node):
             return self._padded_value(node)
+        if node in padding.placed:
+            return self._placed_value(node, padding.renewed.get(node, ()), *padding.placed[node])
         if node in padding.renewed:
             return self._renewed_value(node, padding.renewed[node])
         made = self._padded_value(node)

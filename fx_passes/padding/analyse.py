@@ -22,6 +22,7 @@ from trnx.fx_passes.padding.layouts import (
     Layout,
     PaddedSymbols,
     RefusedError,
+    Size,
     padded_with_zeros,
     same_sizes,
     with_fill,
@@ -39,10 +40,13 @@ class PaddedRegion:
     `cleared`: input -> dimensions whose padding is set to zero where it lies. `renewed` are those
     that are cut to their exact sizes and padded again to a layout, because others may read their
     memory, or because their padding has to be valid as an index, or to lie at other places.
+    `placed` are indices whose exact values are checked against an exact size, along a dimension of
+    what is looked up, and counted from its front.
     """
 
     cleared: Mapping[fx.Node, tuple[int, ...]] = field(default_factory=dict)
     renewed: Mapping[fx.Node, Layout] = field(default_factory=dict)
+    placed: Mapping[fx.Node, tuple[Size, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,7 @@ class _Analysis:
         self.regions[region.name] = PaddedRegion(
             {node: tuple(sorted(dims)) for node, dims in inside.cleared.items()},
             inside.renewed,
+            inside.placed,
         )
         self.layouts.update(results)
 
@@ -187,6 +192,10 @@ class _View:
 
     def need_valid(self, node: fx.Node) -> None:
         raise RefusedError(f"{node.name} is an index with padding")
+
+    def need_places(self, node: fx.Node, size: Size, dim: int) -> None:
+        del size, dim
+        raise RefusedError(f"{node.name} is an index into a padded dimension")
 
     def need_fill(self, node: fx.Node, dim: int, fill: Fill) -> None:
         raise RefusedError(f"the padding of {node.name} along dimension {dim} may not be {fill}")
@@ -208,6 +217,7 @@ class _Inside:
         self._found: dict[fx.Node, Layout | tuple[Layout, ...]] = {}
         self.cleared: dict[fx.Node, set[int]] = {}
         self.renewed: dict[fx.Node, Layout] = {}
+        self.placed: dict[fx.Node, tuple[Size, int]] = {}
         assert region.match is not None
         bound = [n for n in region.match.bindings.values() if has_tensor(n)]
         if not set(bound) <= set(region.inputs):
@@ -269,6 +279,15 @@ class _Inside:
             raise RefusedError(
                 "an index is made in the region itself, where its padding may be invalid"
             )
+        if node in self._native:
+            self._renew(node, self.layout(node))
+
+    def need_places(self, node: fx.Node, size: Size, dim: int) -> None:
+        """See `Operands`."""
+        if node not in self._region.inputs or self._is_read_twice(node):
+            raise RefusedError("a padded dimension is taken at places that the region itself makes")
+        if self.placed.setdefault(node, (size, dim)) != (size, dim):
+            raise RefusedError("one index takes places of two padded dimensions")
         if node in self._native:
             self._renew(node, self.layout(node))
 

@@ -1,7 +1,8 @@
 """The rule of `index`, as models look up a mask of `[B, s]` at all its places.
 
 Eager refuses an index behind the end, and counts a negative one from there, but the end of a padded
-dimension is another one: it may be taken at the places 0, 1, ... of its exact size alone.
+dimension is another one. The places 0, 1, ... of the exact size are right as they are; any others,
+as where a sliding window looks its part of a mask up, are compared with that size in every call.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def index(node: fx.Node, operands: Operands) -> Layout:
         if val(one).dtype in (torch.bool, torch.uint8):
             raise RefusedError("how many places a mask takes depends on data")
         if layout[dim].is_padded and not _takes_all(one, layout[dim], operands):
-            raise RefusedError("a padded dimension is taken at any places")
-        if any(axis.is_padded for axis in operands.layout(one)):
+            _need_places(dim, list(taken.values()), one, layout[dim], operands)
+        elif any(axis.is_padded for axis in operands.layout(one)):
             operands.need_valid(one)
     ndim = max(val(one).ndim for one in taken.values())
     chosen = broadcast([operands.layout(one) for one in taken.values()], ndim)
@@ -82,6 +83,18 @@ def index(node: fx.Node, operands: Operands) -> Layout:
     # Dimensions that stand apart are put in front.
     at = first if last - first + 1 == len(taken) else 0
     return (*rest[:at], *chosen, *rest[at:])
+
+
+def _need_places(
+    dim: int, indices: list[fx.Node], one: fx.Node, axis: Axis, operands: Operands
+) -> None:
+    """Good elements are the first ones, so that places of the exact size are theirs."""
+    (size,) = axis.sizes if axis.is_one_size else (None,)
+    if not isinstance(size, Size):
+        raise RefusedError("a padded dimension of several sizes is taken at any places")
+    if indices.count(one) > 1:
+        raise RefusedError("one index takes places of several dimensions")
+    operands.need_places(one, size, dim)
 
 
 def _takes_all(one: fx.Node, axis: Axis, operands: Operands) -> bool:

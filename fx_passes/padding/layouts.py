@@ -87,6 +87,11 @@ class Operands(Protocol):
     def need_valid(self, node: fx.Node) -> None:
         """All padding has to hold a copy of good elements, or zeros."""
 
+    def need_places(self, node: fx.Node, size: Size, dim: int) -> None:
+        """The index has to hold places of the exact size, along `dim` of what is looked up, and its
+        padding valid ones; eager's error is raised for others. Raises RefusedError where nobody can
+        look at it before."""
+
     def need_fill(self, node: fx.Node, dim: int, fill: Fill) -> None:
         """The padding along `dim` has to hold `fill`. Raises RefusedError where it cannot."""
 

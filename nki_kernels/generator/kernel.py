@@ -86,6 +86,8 @@ class Judge(Protocol):
 _SOURCES: LruCache[Generated | Refusal] = LruCache(2048)
 _COSTS: LruCache[Cost] = LruCache(4096)
 _NODES: LruCache[str | None] = LruCache(4096)
+# One object for equal ones: the keys above hold them, and sizes alone tell most of those apart.
+_STRUCTURES: LruCache[Hashable] = LruCache(1024)
 _stores: list[SourceStore] = []
 _judges: list[Judge] = []
 _KERNELS: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
@@ -157,7 +159,11 @@ def supports_node(node: fx.Node, hw: Hardware) -> Reject | None:
 def _call_key(node: fx.Node, index: Callable[[fx.Node], int]) -> Hashable:
     """The call, with the index of each argument that is a node in place of the node."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _NodeIndex(index(n)))
-    return (node.target, key_of(args), key_of(dict(kwargs)))
+    return _shared((node.target, key_of(args), key_of(dict(kwargs))))
+
+
+def _shared(structure: Hashable) -> Hashable:
+    return _STRUCTURES.get_or_make(structure, lambda: structure)
 
 
 class _NodeIndex(int):
@@ -204,7 +210,8 @@ class FusedKernel:
         self._name = _name_of(self._nodes, self._parts)
         indices = {node: index for index, node in enumerate(gm.graph.nodes)}
         calls = tuple(_call_key(node, indices.__getitem__) for node in self._nodes)
-        self._structure = (len(self._names), calls, tuple(indices[n] for n in _outputs(gm)))
+        results = tuple(indices[n] for n in _outputs(gm))
+        self._structure = _shared((len(self._names), calls, results))
 
     @functools.cached_property
     def _part_kernels(self) -> tuple[FusedKernel, ...]:

@@ -42,7 +42,7 @@ class Operand:
     is_dynamic: bool = False
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=512)
 def access_pattern(shape: Shape, strides: Shape, itemsize: int, is_on_chip: bool) -> AccessPattern:
     """The pattern of a view."""
     if is_on_chip:

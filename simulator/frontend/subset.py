@@ -150,7 +150,7 @@ def _parsed(file: str) -> ast.Module:
     return _tree(source, file)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def _tree(source: str, file: str) -> ast.Module:
     try:
         return parse(source, file)
@@ -182,7 +182,7 @@ def _definition(function: FunctionType) -> ast.FunctionDef:
     )
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def _definitions(tree: ast.Module) -> dict[tuple[str, int], ast.FunctionDef]:
     """Functions by their names and first lines, which are those of decorators where there are."""
     return {

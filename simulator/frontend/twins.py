@@ -111,7 +111,7 @@ def _code_of(source: Source) -> CodeType:
 
 
 # Helpers are executed in the twin of each kernel that uses them.
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def _compiled(text: bytes, origin: str) -> CodeType:
     return compile(text, origin, "exec", dont_inherit=True)
 

@@ -7,10 +7,9 @@ entries of these names in SDK nki.isa.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,6 +33,7 @@ from trnx.simulator.language.enums import Engine
 from trnx.simulator.language.operators.table import OPERATORS, Operator, find
 from trnx.simulator.language.registers import VirtualRegister
 from trnx.simulator.language.tensor import NkiTensor
+from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.memory.dtypes import DType
 from trnx.simulator.memory.storage import SBUF
 from trnx.simulator.program.propagation import by_element, by_partition, rows_of_gpsimd_cores
@@ -159,7 +159,7 @@ def affine_select(
         emit.step(_select_from_register, compare.function, affine, offset, *operands)
         return
     bits = int(bits_of(fill))
-    keep, filled = _selection(
+    selection = _Selection(
         dst.shape[0],
         steps,
         integer(emit, offset, "offset"),
@@ -168,6 +168,7 @@ def affine_select(
         bits,
         target.itemsize,
     )
+    keep, filled = _MASKS.get_or_make(selection, selection.masks)
     # Two bit operations are several times faster than torch.where.
     out = bits_of(target)
     if keep is None:
@@ -179,26 +180,40 @@ def affine_select(
         emit.step(out.bitwise_or_, filled)
 
 
-@functools.lru_cache(maxsize=128)
-def _selection(
-    partitions: int,
-    pattern: Pattern,
-    offset: int,
-    multiplier: int,
-    compare: Operator,
-    fill: int,
-    itemsize: int,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Masks of bits: all ones where the predicate holds, else 0; and `fill` where it does not.
+class _Selection(NamedTuple):
+    """A selection by an affine predicate, for elements of `itemsize` bytes."""
 
-    The first is None where the predicate holds nowhere, the second where it holds everywhere.
-    Kernels ask for the same few selections again and again.
-    """
-    dtype = {1: torch.int8, 2: torch.int16, 4: torch.int32}[itemsize]
-    chosen: torch.Tensor = compare.function(_affine(partitions, pattern, offset, multiplier), 0)
-    keep = -chosen.to(dtype) if bool(chosen.any()) else None
-    filled = (~chosen).to(dtype) * fill if not bool(chosen.all()) else None
-    return keep, filled
+    partitions: int
+    pattern: Pattern
+    offset: int
+    multiplier: int
+    compare: Operator
+    fill: int
+    itemsize: int
+
+    def masks(self) -> _Masks:
+        """Masks of bits: all ones where the predicate holds, else 0; and `fill` where it does not.
+
+        The first is None where the predicate holds nowhere, the second where it holds everywhere.
+        """
+        dtype = {1: torch.int8, 2: torch.int16, 4: torch.int32}[self.itemsize]
+        affine = _affine(self.partitions, self.pattern, self.offset, self.multiplier)
+        chosen: torch.Tensor = self.compare.function(affine, 0)
+        keep = -chosen.to(dtype) if bool(chosen.any()) else None
+        filled = (~chosen).to(dtype) * self.fill if not bool(chosen.all()) else None
+        return keep, filled
+
+
+_Masks = tuple[torch.Tensor | None, torch.Tensor | None]
+
+
+def _bytes_of(kept: Collection[_Masks]) -> int:
+    return sum(mask.nbytes for masks in kept for mask in masks if mask is not None)
+
+
+# Kernels ask for the same few selections again and again, of at most 256 KiB a mask: eight or more
+# are kept, where the attention of a training step has seven.
+_MASKS: LruCache[_Masks] = LruCache(128, 4 << 20, _bytes_of)
 
 
 def _select_from_register(

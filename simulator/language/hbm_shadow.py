@@ -30,14 +30,14 @@ class Covered(Enum):
     ALL = 2
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=512)
 def _row_bytes(shape: Shape, strides: Shape, itemsize: int) -> int:
     """Bytes from one row of a region to the next: its largest step, 0 where it has one row."""
     row = max((s for n, s in zip(shape, strides, strict=True) if n > 1), default=0)
     return row * itemsize if row > 1 else 0
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=512)
 def _columns(key: RegionKey, row: int) -> tuple[int, int] | None:
     """The bytes of a row that a region covers at most; None where it goes beyond rows' ends."""
     offset, shape, strides, itemsize = key

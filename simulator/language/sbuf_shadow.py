@@ -22,7 +22,7 @@ from trnx.simulator.memory.views import Shape
 _TIDY = 8
 
 
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(maxsize=512)
 def _pattern(shape: Shape, strides: Shape, column: int, itemsize: int) -> int:
     """The bytes that free dimensions walk from element `column`, as bits."""
     bits = (1 << itemsize) - 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=512)
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Row-major strides of `shape`, in elements; a size of 0 counts as 1, as torch does."""
     strides: list[int] = []

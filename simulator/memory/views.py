@@ -25,7 +25,7 @@ def merge_dims(shape: Shape, strides: Shape) -> list[tuple[int, int]]:
     return merged
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=512)
 def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | None:
     """Strides that make `new_shape` walk the same elements in the same order; None if there are
     none.
@@ -84,7 +84,7 @@ class Form:
     is_gapless: bool
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=512)
 def form(shape: Shape, strides: Shape) -> Form:
     """The form of a view, one object for all alike."""
     return Form(

@@ -141,7 +141,7 @@ class Region:
 _Axis = tuple[int, int, int]
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=512)
 def _nested_axes(shape: Shape, strides: Shape, sources: Shape) -> tuple[_Axis, ...] | None:
     """The axes of a target, outermost first; None where two elements may share a place."""
     axes = sorted(

@@ -120,3 +120,73 @@ def test_kernels_that_no_size_enters_are_prepared_once(monkeypatch: pytest.Monke
     assert len(once) >= 2
     assert all(prepared.count(name) == 1 for name in once)
     assert all(prepared.count(name) == 5 for name in padded)
+
+
+WINDOW = 12
+
+
+def window_step(
+    x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, first: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A full sliding window: the mask of the whole text is looked up from its first place on."""
+    keys, values = torch.cat([keys, torch.log(x)], -2), torch.cat([values, torch.rsqrt(x)], -2)
+    rows = torch.arange(2)[:, None, None, None]
+    seen = mask.bool()[rows, torch.arange(WINDOW) + first]
+    out = F.scaled_dot_product_attention(x, keys, values, seen)
+    return out, keys[:, :, 1:], values[:, :, 1:]
+
+
+def through_window(function: Any) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    keys, values = torch.randn(2, 4, WINDOW - 1, 32), torch.randn(2, 4, WINDOW - 1, 32)
+    mask = torch.ones(2, WINDOW, dtype=torch.int64)
+    mask[1, :5] = 0  # the second text is shorter
+    found = []
+    for first in range(TOKENS):
+        x = torch.rand(2, 4, 1, 32) + 0.5
+        out, keys, values = function(x, keys, values, mask, first)
+        found += [out, keys, values]
+        mask = torch.cat([mask, (torch.rand(2, 1) > 0.3).long()], 1)
+        mask[:, -1] = 1
+    return found
+
+
+@pytest.mark.parametrize("runner", ["simulator", "reference"])
+def test_the_mask_of_a_sliding_window_has_buckets(runner: str) -> None:
+    torch._dynamo.reset()
+    options = {"select": "legal", "runner": runner}
+    compiled = torch.compile(window_step, backend="trnx", options=options)
+    with trnx.collect_reports() as reports, torch.no_grad():
+        for got, want in zip(through_window(compiled), through_window(window_step), strict=True):
+            assert got.stride() == want.stride()
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    # The first call has fixed sizes; 13 to 35 places have the buckets 16, 20, 24, 32, 40.
+    assert [report.shapes for report in reports] == [1, 5]
+
+
+def test_places_of_a_padded_dimension_are_those_of_eager() -> None:
+    """Negative ones count from the exact end, and eager's error is raised beyond both ends."""
+
+    def function(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x)[:, at] * 2
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="trnx", options={"select": "legal"})
+    with trnx.collect_reports() as reports, torch.no_grad():
+        for length in (9, 11, 10, 9, 12):
+            x = torch.randn(3, length)
+            torch._dynamo.mark_dynamic(x, 1)
+            for places in ([0, 8, 3, -9], [-1, -length, length - 1, 0]):
+                at = torch.tensor(places)
+                torch.testing.assert_close(compiled(x, at), function(x, at))
+            for beyond in (length, -length - 1):
+                at = torch.tensor([0, 1, beyond, 2])
+                with pytest.raises(IndexError) as eager:
+                    function(x, at)
+                with pytest.raises(IndexError) as ours:
+                    compiled(x, at)
+                assert str(ours.value) == str(eager.value)
+    (report,) = reports
+    assert report.shapes == 2
+    # The product comes after the places were taken, and has none of the padded size.
+    assert sum("padding" in region.padding for region in report.regions) == 2
