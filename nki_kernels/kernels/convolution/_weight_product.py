@@ -18,7 +18,7 @@ import nki.language as nl
 
 # Of the eight banks of PSUM: the others take transposes, or the sums of the pass before.
 BANKS, OVERLAPPING_BANKS = 6, 3
-# Bytes of a row (as float32) below which its descriptor takes much longer than its bytes.
+# Bytes of a row below which its descriptor takes much longer than its bytes.
 _SHORT_ROW = 80
 
 
@@ -135,7 +135,8 @@ def load_window(
         begins[2] - lows[2] : ends[2] - lows[2],
     ]
     data = inner
-    is_spread = is_padded and (ends[2] - begins[2]) * 4 < _SHORT_ROW
+    width = 4 if window.dtype == nl.float32 else 2
+    is_spread = is_padded and (ends[2] - begins[2]) * width < _SHORT_ROW
     if is_spread:
         # Short rows are slow to load, so they come without gaps and are spread on the chip.
         data = nl.ndarray(inner.shape, dtype=window.dtype, buffer=nl.sbuf)
@@ -193,6 +194,24 @@ def copy_out(dst: nl.NkiTensor, src: nl.NkiTensor, turn: int) -> None:
         nisa.tensor_copy(dst=dst, src=src)
     else:
         nisa.activation(dst=dst, op=nl.copy, data=src)
+
+
+def copy_halves(dst: nl.NkiTensor, src: nl.NkiTensor, turn: int) -> None:
+    """`dst[a, chunks, lanes, taps]` <- `src` out of PSUM, half of it by VectorE and half by ScalarE.
+
+    Sums of other kernel positions lie between those of these, so each engine keeps to its own
+    lanes: then none waits for what the other one has written.
+    """
+    axis = 1 if dst.shape[1] > 1 else 2
+    half = dst.shape[axis] // 2
+    if half == 0:
+        copy_out(dst, src, turn)
+    elif axis == 1:
+        copy_out(dst[:, 0:half], src[:, 0:half], turn)
+        copy_out(dst[:, half:], src[:, half:], turn + 1)
+    else:
+        copy_out(dst[:, :, 0:half], src[:, :, 0:half], turn)
+        copy_out(dst[:, :, half:], src[:, :, half:], turn + 1)
 
 
 def transposed_gradient(tile: nl.NkiTensor, place: Place, turn: int) -> nl.NkiTensor:

@@ -52,6 +52,7 @@ from trnx.nki_kernels.kernels.convolution._weight_product import (
     WindowAxis,
     axis_of,
     columns_of_banks,
+    copy_halves,
     copy_out,
     flattened,
     is_inside,
@@ -316,6 +317,10 @@ def _sum_positions(
                 # Loaded where something is not kept.
                 tile: list[nl.NkiTensor] = []
                 tiles: list[nl.NkiTensor] = []
+                some = work.columns[0]
+                if work.is_turned and its[0] is None and some.chunks * some.lanes > work.channels:
+                    # The larger transfer first, as the first product waits for both.
+                    tile.extend(load_turned(_window_of(windows[volume], some, axes, firsts)))
                 for place in places:
                     if number >= len(work.kept) and len(tiles) == 0:
                         tiles = _load_gradient(grad, axes, firsts, work)
@@ -516,7 +521,11 @@ def _multiply(ready: Ready, are_alone: bool) -> None:
         for index in range(count):
             some = work.columns[index]
             target = work.results[row][:, :, :, nl.ds(some.tap, some.taps)]
-            copy_out(target, work.banks[row * count + index], row + index)
+            bank = work.banks[row * count + index]
+            if count > 1:
+                copy_halves(target, bank, 0)
+            else:
+                copy_out(target, bank, row)
     if work.is_last and work.groups > 1:
         _store_diagonal(work.out, work.results[0], work.groups)
     elif work.is_last:
