@@ -70,6 +70,8 @@ from trnx.simulator.hardware import Hardware
 
 # Positions whose transposes are made before the products of the first of them.
 _AHEAD = 6
+# The last places of all, whose products are ordered by bank.
+_LAST = 3
 # Transposes of a block's window, by place, kernel plane and row; None where nothing took it yet.
 Windows = list[nl.NkiTensor | None]
 
@@ -161,8 +163,11 @@ def convolution_weight_gradient_kernel(
         turn = (group // together, (groups + together - 1) // together, cores)
         how = (keeps, is_turned)
         _gradient(part, its_grads, its_windows, axes, how, some, turn, waiting, masks)
-    for ready in waiting:
-        _multiply(ready, True)
+    start = 0
+    for index in range(len(waiting)):
+        if waiting[index].is_end:
+            _multiply_last(waiting[start : index + 1])
+            start = index + 1
     return out
 
 
@@ -317,10 +322,12 @@ def _sum_positions(
                 # Loaded where something is not kept.
                 tile: list[nl.NkiTensor] = []
                 tiles: list[nl.NkiTensor] = []
-                some = work.columns[0]
-                if work.is_turned and its[0] is None and some.chunks * some.lanes > work.channels:
-                    # The larger transfer first, as the first product waits for both.
-                    tile.extend(load_turned(_window_of(windows[volume], some, axes, firsts)))
+                if work.is_turned:
+                    source = [] if number < len(work.kept) else [_gradient_of(grad, axes, firsts)]
+                    other = []
+                    if its[0] is None:
+                        other.append(_window_of(windows[volume], work.columns[0], axes, firsts))
+                    tiles, tile = _load_both(source, other)
                 for place in places:
                     if number >= len(work.kept) and len(tiles) == 0:
                         tiles = _load_gradient(grad, axes, firsts, work)
@@ -334,7 +341,7 @@ def _sum_positions(
                     waiting.append(Ready(work, left, right, False))
                     number = number + 1
                     if len(waiting) > _AHEAD:
-                        _multiply(waiting.pop(0), False)
+                        _multiply(waiting.pop(0))
     last = waiting.pop()
     waiting.append(Ready(last.work, last.left, last.right, True))
 
@@ -356,18 +363,42 @@ def _windows_of(work: Work, block: int, places: int) -> Windows:
     return found
 
 
+def _load_both(
+    gradient: list[nl.NkiTensor], window: list[nl.NkiTensor]
+) -> tuple[list[nl.NkiTensor], list[nl.NkiTensor]]:
+    """The transposes of a block's gradient and of its window, none where the list is empty. The
+    larger ones come first, as products wait for both.
+    """
+    if len(gradient) > 0 and len(window) > 0 and window[0].shape[0] > gradient[0].shape[0]:
+        loaded = load_turned([window[0], gradient[0]])
+        return loaded[1], loaded[0]
+    loaded = load_turned(gradient + window)
+    if len(gradient) == 0:
+        loaded.insert(0, [])
+    if len(window) == 0:
+        loaded.append([])
+    return loaded[0], loaded[1]
+
+
+def _gradient_of(
+    grad: nl.NkiTensor, axes: tuple[WindowAxis, ...], firsts: tuple[int, ...]
+) -> nl.NkiTensor:
+    """`[channels, planes, rows, columns]` of a block."""
+    planes = min(axes[0].block, axes[0].out - firsts[0])
+    rows = min(axes[1].block, axes[1].out - firsts[1])
+    return grad[:, nl.ds(firsts[0], planes), nl.ds(firsts[1], rows), :]
+
+
 def _load_gradient(
     grad: nl.NkiTensor, axes: tuple[WindowAxis, ...], firsts: tuple[int, ...], work: Work
 ) -> list[nl.NkiTensor]:
     """The gradient of a block as tiles `[channels, chunks, planes, rows, columns]`: whole chunks of
-    128 channels, and the rest, all positions being columns where it `is_flat`; or its transposes.
+    128 channels, and the rest, all positions being columns where it `is_flat`.
     """
     pmax = nl.tile_size.pmax
     planes = min(axes[0].block, axes[0].out - firsts[0])
     rows = min(axes[1].block, axes[1].out - firsts[1])
-    source = grad[:, nl.ds(firsts[0], planes), nl.ds(firsts[1], rows), :]
-    if work.is_turned:
-        return load_turned(source)
+    source = _gradient_of(grad, axes, firsts)
     full = grad.shape[0] // pmax
     tiles = []
     if full > 0:
@@ -464,8 +495,6 @@ def _add_segments(
         key = (place.order * axes[0].kernel + plane) * _rows_of(axes) + row
         values = known[key]
         if values is None and work.is_turned:
-            if len(tile) == 0:
-                tile.extend(load_turned(_window_of(window, columns, axes, firsts)))
             values = turned_part(tile, place).reshape_dim(1, (columns.chunks, columns.lanes))
             values = values.expand_dim(3)
             known[key] = values
@@ -501,31 +530,66 @@ def _window_of(
     return channels[:, nl.ds(firsts[0], planes), nl.ds(firsts[1], rows), :]
 
 
-def _multiply(ready: Ready, are_alone: bool) -> None:
-    """Add the products at a place to the sums, which leave PSUM after the last one. Stores that
-    `are_alone` go by both rings, as no loads follow.
-    """
+def _multiply(ready: Ready) -> None:
+    """Add the products at a place to the sums, which leave PSUM after the last one."""
     work = ready.work
-    count = len(work.columns)
     for row in range(len(ready.left[0].parts)):
-        for segment in ready.right:
-            bank = work.banks[row * count + segment.bank]
+        for index in range(len(work.columns)):
+            _multiply_bank(ready, row, index)
+    if ready.is_end:
+        for row in range(len(work.results)):
+            _take_out(work, row)
+        _store_results(work, False)
+
+
+def _multiply_last(places: list[Ready]) -> None:
+    """The same for the last places of a pass that no load follows: bank by bank for the very last
+    ones, so that the first banks leave PSUM, and are stored, during the products of the others.
+    """
+    work = places[-1].work
+    first = max(0, len(places) - _LAST)
+    for ready in places[0:first]:
+        _multiply(ready)
+    for row in range(len(work.results)):
+        for index in range(len(work.columns)):
+            for ready in places[first:]:
+                _multiply_bank(ready, row, index)
+        _take_out(work, row)
+        if work.is_last and work.groups == 1:
+            channel = work.first + row * nl.tile_size.pmax
+            _store(work.out, work.results[row : row + 1], channel, work.columns[0].first, True)
+    if work.groups > 1:
+        _store_results(work, True)
+
+
+def _multiply_bank(ready: Ready, row: int, index: int) -> None:
+    """What a place adds to bank `index` of the columns, for 128 channels of the gradient."""
+    bank = ready.work.banks[row * len(ready.work.columns) + index]
+    for segment in ready.right:
+        if segment.bank == index:
             nisa.nc_matmul(
                 dst=bank[:, :, :, nl.ds(segment.first, segment.moving.shape[3])],
                 stationary=ready.left[segment.variant].parts[row],
                 moving=segment.moving,
             )
-    if not ready.is_end:
-        return
-    for row in range(len(work.results)):
-        for index in range(count):
-            some = work.columns[index]
-            target = work.results[row][:, :, :, nl.ds(some.tap, some.taps)]
-            bank = work.banks[row * count + index]
-            if count > 1:
-                copy_halves(target, bank, 0)
-            else:
-                copy_out(target, bank, row)
+
+
+def _take_out(work: Work, row: int) -> None:
+    """The sums of 128 channels of the gradient: from PSUM to the results."""
+    count = len(work.columns)
+    for index in range(count):
+        some = work.columns[index]
+        target = work.results[row][:, :, :, nl.ds(some.tap, some.taps)]
+        if count > 1:
+            copy_halves(target, work.banks[row * count + index], 0)
+        else:
+            copy_out(target, work.banks[row * count + index], row)
+
+
+def _store_results(work: Work, are_alone: bool) -> None:
+    """The results of the last pass that gives them their sums. Stores that `are_alone` go by both
+    rings, as no loads follow.
+    """
     if work.is_last and work.groups > 1:
         _store_diagonal(work.out, work.results[0], work.groups)
     elif work.is_last:
