@@ -259,6 +259,9 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
         while start < len(chunks):
             # A last chunk of fewer channels is stored by itself.
             end = min(start + plan.together, len(chunks))
+            if plan.is_small and first == 0 and start == 0:
+                # DMA has nothing to do until the first of them are stored.
+                end = 1
             while end > start + 1 and chunks[end - 1].number < chunks[start].number:
                 end = end - 1
             part = (start, end)
@@ -374,7 +377,8 @@ def _convolve_chunks(
         then = Epilogue(its.scale, its.shift, filters.given.activation)
         turn = convolve_blocks(parts, more, sides, its.weights, plan, then, turn)
     are_alone = where[2] and len(ready) == len(filters.chunks)
-    before = where[0] // (plan.streams * plan.sides) + part[0] // plan.together
+    before = where[0] // (plan.streams * plan.sides)
+    before = before + (part[0] + plan.together - 1) // plan.together
     for index in range(len(results)):
         store_turn = before + index if are_alone else None
         _move(out, results[index], sides, index, plan, chunks, True, store_turn)
