@@ -259,7 +259,7 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
         while start < len(chunks):
             # A last chunk of fewer channels is stored by itself.
             end = min(start + plan.together, len(chunks))
-            if plan.is_small and first == 0 and start == 0:
+            if plan.is_small and first + start == 0 and not _are_transposed(filters, plan):
                 # DMA has nothing to do until the first of them are stored.
                 end = 1
             while end > start + 1 and chunks[end - 1].number < chunks[start].number:

@@ -30,6 +30,9 @@ from trnx.nki_kernels.kernels.convolution._plan import (
 # Bytes of a partition (as float32) that are worth a transfer of their own.
 _TRANSFER_BYTES = 4096
 
+# Chunks of a small convolution that come one by one.
+_MANY_CHUNKS = 4
+
 # Outputs of one phase of an axis: (phase, first output of it, outputs).
 AxisPart = tuple[Phase, int, int]
 BankPart = tuple[AxisPart, AxisPart, AxisPart]  # of the three axes: what shares a PSUM bank
@@ -96,7 +99,11 @@ def load_inputs(
     tiles: list[nl.NkiTensor] = []
     for blocks in sides:
         tiles.append(_input_tile(x, plan, blocks, used))
-    count = _chunks_of_a_transfer(tiles[0]) if plan.fold == 1 else tiles[0].shape[1]
+    count = tiles[0].shape[1]
+    if plan.fold == 1:
+        is_even = channels % plan.depth == 0 and count >= _MANY_CHUNKS
+        # The first product starts with the first chunk.
+        count = 1 if plan.is_small and is_even else _chunks_of_a_transfer(tiles[0])
     for chunk in range(0, tiles[0].shape[1], count):
         for side in range(len(sides)):
             rest = (turn + side) * plan.rest_rows % nl.tile_size.pmax
