@@ -583,7 +583,8 @@ def _take_out(work: Work, row: int) -> None:
         if count > 1:
             copy_halves(target, work.banks[row * count + index], 0)
         else:
-            copy_out(target, work.banks[row * count + index], row)
+            # The last one by VectorE, which is done sooner.
+            copy_out(target, work.banks[row * count + index], len(work.results) - 1 - row)
 
 
 def _store_results(work: Work, are_alone: bool) -> None:
