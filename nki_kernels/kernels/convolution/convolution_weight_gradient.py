@@ -538,7 +538,7 @@ def _multiply(ready: Ready) -> None:
             _multiply_bank(ready, row, index)
     if ready.is_end:
         for row in range(len(work.results)):
-            _take_out(work, row)
+            _take_out(work, row, row)
         _store_results(work, False)
 
 
@@ -554,7 +554,8 @@ def _multiply_last(places: list[Ready]) -> None:
         for index in range(len(work.columns)):
             for ready in places[first:]:
                 _multiply_bank(ready, row, index)
-        _take_out(work, row)
+        # By VectorE, which is done sooner, as the products of the next channels take as long.
+        _take_out(work, row, 0)
         if work.is_last and work.groups == 1:
             channel = work.first + row * nl.tile_size.pmax
             _store(work.out, work.results[row : row + 1], channel, work.columns[0].first, True)
@@ -574,8 +575,8 @@ def _multiply_bank(ready: Ready, row: int, index: int) -> None:
             )
 
 
-def _take_out(work: Work, row: int) -> None:
-    """The sums of 128 channels of the gradient: from PSUM to the results."""
+def _take_out(work: Work, row: int, turn: int) -> None:
+    """The sums of 128 channels of the gradient: from PSUM to the results, by VectorE or ScalarE."""
     count = len(work.columns)
     for index in range(count):
         some = work.columns[index]
@@ -583,8 +584,7 @@ def _take_out(work: Work, row: int) -> None:
         if count > 1:
             copy_halves(target, work.banks[row * count + index], 0)
         else:
-            # The last one by VectorE, which is done sooner.
-            copy_out(target, work.banks[row * count + index], len(work.results) - 1 - row)
+            copy_out(target, work.banks[row * count + index], turn)
 
 
 def _store_results(work: Work, are_alone: bool) -> None:
