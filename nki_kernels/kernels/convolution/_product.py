@@ -161,17 +161,17 @@ def _load_chunks(
     if count > 0:
         part = source[nl.ds(some[0] * depth, count * depth)].reshape_dim(0, (count, depth))
         target = tile[0:depth, nl.ds(some[0], count)]
-        _load(target, part.permute((1, 0, 2, 3, 4)), by_both and number % 2 == 0)
+        load(target, part.permute((1, 0, 2, 3, 4)), by_both and number % 2 == 0)
         number = number + 1
     if some[1] > full:
         rest = source.shape[0] - full * depth
         target = tile[nl.ds(place, rest), full]
-        _load(target, source[full * depth :], by_both and number % 2 == 0)
+        load(target, source[full * depth :], by_both and number % 2 == 0)
         number = number + 1
     return number
 
 
-def _load(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool) -> None:
+def load(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool) -> None:
     """`dst` <- `src`, by the ring of stores where it `is_beside` other loads."""
     if is_beside and nisa.get_nc_version() != nisa.nc_version.gen2:
         nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
@@ -251,7 +251,7 @@ def _load_rows(
     ]
     offset = x.start + front[0] * x.plane_step + row * x.row_step
     part = tile[nl.ds(parts[0] * x.channels, parts[1] * x.channels)]
-    _load(part[:, 0, :, some[0] : some[1], :], x.root.ap(pattern=pattern, offset=offset), is_beside)
+    load(part[:, 0, :, some[0] : some[1], :], x.root.ap(pattern=pattern, offset=offset), is_beside)
 
 
 def clip(axis: Axis, tap: Tap, first: int, count: int) -> tuple[int, int]:

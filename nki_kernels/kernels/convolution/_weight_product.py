@@ -16,6 +16,8 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels.convolution._product import load
+
 # Of the eight banks of PSUM: the others take transposes, or the sums of the pass before.
 BANKS, OVERLAPPING_BANKS = 6, 3
 # Bytes of a row below which its descriptor takes much longer than its bytes.
@@ -101,9 +103,15 @@ def tiles_of_columns(columns: list[Columns]) -> list[list[Columns]]:
 
 
 def load_window(
-    window: nl.NkiTensor, columns: Columns, axes: tuple[WindowAxis, ...], firsts: tuple[int, ...]
+    window: nl.NkiTensor,
+    columns: Columns,
+    axes: tuple[WindowAxis, ...],
+    firsts: tuple[int, ...],
+    is_beside: bool,
 ) -> nl.NkiTensor:
-    """The tile `[channels, chunks, planes, rows, columns]` of a block, padding included."""
+    """The tile `[channels, chunks, planes, rows, columns]` of a block, padding included; by the
+    ring of stores where it `is_beside` other loads.
+    """
     lows = []
     sizes = []
     begins = []
@@ -143,7 +151,7 @@ def load_window(
     channels = window[nl.ds(columns.first, columns.chunks * columns.lanes)]
     part = channels[:, begins[0] : ends[0], begins[1] : ends[1], begins[2] : ends[2]]
     part = part.reshape_dim(0, (columns.chunks, columns.lanes)).permute((1, 0, 2, 3, 4))
-    nisa.dma_copy(dst=data, src=part)
+    load(data, part, is_beside)
     # Between the load and the copy, which would else be merged into a load of short rows.
     for i in range(3):
         if begins[i] > lows[i]:

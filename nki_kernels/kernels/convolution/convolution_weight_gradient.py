@@ -91,10 +91,10 @@ class Work(NamedTuple):
     """One pass over all positions: channels `first ..` of the gradient, and columns of the window.
 
     out: the gradient of the weight, of `groups` groups; results: tiles of it in SBUF, stored when
-    the pass `is_last` of theirs; is_flat: a 1x1 kernel, so that all positions of a block are
-    columns; is_turned: DMA transposes; kept: transposes of the gradient, in order, where a pass
-    keeps them for the next ones; windows: those of the window, by block; masks: those of the
-    gradient's positions.
+    the pass `is_last` of theirs; is_first: no other pass was before; is_flat: a 1x1 kernel, so that
+    all positions of a block are columns; is_turned: DMA transposes; kept: transposes of the
+    gradient, in order, where a pass keeps them for the next ones; windows: those of the window, by
+    block; masks: those of the gradient's positions.
     """
 
     out: nl.NkiTensor
@@ -105,6 +105,7 @@ class Work(NamedTuple):
     columns: list[Columns]
     is_flat: bool
     is_turned: bool
+    is_first: bool
     is_last: bool
     keeps: tuple[bool, bool]
     kept: list[list[Variant]]
@@ -234,11 +235,12 @@ def _gradient(
                 for part in its:
                     size = (min(pmax, channels - row), part.chunks, part.lanes, part.taps)
                     banks.append(nl.ndarray(size, dtype=nl.float32, buffer=nl.psum))
+            is_first = number == begin_pass + 1 and begin == 0
             is_last = begin + some >= len(columns)
             again = kept[first // each]
             work = Work(
-                out, groups, axes, first, channels, its, is_flat, how[1], is_last, keeps, again,
-                held, masks, results, banks,
+                out, groups, axes, first, channels, its, is_flat, how[1], is_first, is_last, keeps,
+                again, held, masks, results, banks,
             )  # fmt: skip
             _sum_positions(work, grads, windows, waiting)
 
@@ -500,7 +502,8 @@ def _add_segments(
             known[key] = values
         if values is None:
             if len(tile) == 0:
-                loaded = load_window(window, columns, axes, firsts)
+                # The first one by the ring of stores, which has nothing to do yet.
+                loaded = load_window(window, columns, axes, firsts, work.is_first and number == 0)
                 tile.append(flattened(loaded, axes) if work.is_flat else loaded)
             turn = number + index + 1
             values = transposed_window(tile[0], axes, place, plane, row, work.is_flat, turn)
