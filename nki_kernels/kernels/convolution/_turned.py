@@ -12,7 +12,6 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels.convolution._weight_product import Place
 
-
 # Partitions that a DMA engine serves, and between those that an instruction may begin at.
 _ENGINE, _QUADRANT = 8, 32
 
@@ -99,10 +98,11 @@ def _load_stacked(source: nl.NkiTensor) -> nl.NkiTensor:
 
 def _has_gap(first: int, positions: int, step: int) -> bool:
     """Whether one of the partitions `first ..` that an instruction takes lies between images."""
+    between = 0
     for lane in range(first, first + _QUADRANT):
         if lane % step >= positions:
-            return True
-    return False
+            between = between + 1
+    return between > 0
 
 
 def turned_part(tiles: list[nl.NkiTensor], place: Place) -> nl.NkiTensor:

@@ -205,7 +205,7 @@ def copy_out(dst: nl.NkiTensor, src: nl.NkiTensor, turn: int) -> None:
 
 
 def copy_halves(dst: nl.NkiTensor, src: nl.NkiTensor, turn: int) -> None:
-    """`dst[a, chunks, lanes, taps]` <- `src` out of PSUM, half of it by VectorE and half by ScalarE.
+    """`dst[a, chunks, lanes, taps]` <- `src` out of PSUM, a half by VectorE and a half by ScalarE.
 
     Sums of other kernel positions lie between those of these, so each engine keeps to its own
     lanes: then none waits for what the other one has written.
