@@ -354,6 +354,8 @@ def _border_transfers(window: Window, fold: int) -> int:
 def _wanted_blocks(problem: Problem, sharing: Sharing) -> int:
     """Into how many blocks a convolution is cut at least."""
     elements = problem.planes.size * problem.rows.size * problem.columns.size
+    if sharing.blocks == 1 and sharing.fold > 1:
+        return _BLOCKS
     if sharing.blocks == 1:
         return max(_BLOCKS, elements * problem.itemsize // _FIRST_BYTES)
     least = _LEAST_BYTES if problem.taps == 1 else _LEAST_WINDOW_BYTES

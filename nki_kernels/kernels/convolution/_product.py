@@ -102,8 +102,10 @@ def load_inputs(
     count = tiles[0].shape[1]
     if plan.fold == 1:
         is_even = channels % plan.depth == 0 and count >= _MANY_CHUNKS
-        # The first product starts with the first chunk.
-        count = 1 if plan.is_small and is_even else _chunks_of_a_transfer(tiles[0])
+        count = _chunks_of_a_transfer(tiles[0])
+        if plan.is_small and is_even and count <= _MANY_CHUNKS:
+            # The first product starts with the first chunk, unless that has few bytes.
+            count = 1
     for chunk in range(0, tiles[0].shape[1], count):
         for side in range(len(sides)):
             rest = (turn + side) * plan.rest_rows % nl.tile_size.pmax

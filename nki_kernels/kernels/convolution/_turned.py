@@ -12,8 +12,8 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels.convolution._weight_product import Place
 
-# Partitions that a DMA engine serves, and between those that an instruction may begin at.
-_ENGINE, _QUADRANT = 8, 32
+# Partitions between those that an instruction may begin at.
+_QUADRANT = 32
 
 
 def stacked_images(positions: int) -> int:
@@ -23,15 +23,12 @@ def stacked_images(positions: int) -> int:
 
 
 def stacked_step(positions: int) -> int:
-    """Partitions between two of these images: where as many fit, each begins at DMA engines of its
-    own, which serve 8 partitions (nki-dma-overview.rst), and where instructions may begin.
+    """Partitions between two of these images: where as many fit, each begins where instructions may
+    begin, and so at DMA engines of its own, which serve 8 partitions (nki-dma-overview.rst).
     """
     pmax = nl.tile_size.pmax  # type: int
-    for align in (_QUADRANT, _ENGINE):
-        step = (positions + align - 1) // align * align
-        if (pmax - positions) // step == stacked_images(positions) - 1:
-            return step
-    return positions
+    step = (positions + _QUADRANT - 1) // _QUADRANT * _QUADRANT
+    return step if (pmax - positions) // step == stacked_images(positions) - 1 else positions
 
 
 def load_turned(sources: list[nl.NkiTensor]) -> list[list[nl.NkiTensor]]:

@@ -557,8 +557,8 @@ def _multiply_last(places: list[Ready]) -> None:
         for index in range(len(work.columns)):
             for ready in places[first:]:
                 _multiply_bank(ready, row, index)
-        # By VectorE, which is done sooner, as the products of the next channels take as long.
-        _take_out(work, row, 0)
+        # By VectorE, which is done sooner, where the products of the next channels take as long.
+        _take_out(work, row, 0 if len(places) >= _LAST else row)
         if work.is_last and work.groups == 1:
             channel = work.first + row * nl.tile_size.pmax
             _store(work.out, work.results[row : row + 1], channel, work.columns[0].first, True)
