@@ -378,8 +378,7 @@ def _convolve_chunks(
         then = Epilogue(its.scale, its.shift, filters.given.activation)
         turn = convolve_blocks(parts, more, sides, its.weights, plan, then, turn)
     are_alone = where[2] and len(ready) == len(filters.chunks)
-    before = where[0] // (plan.streams * plan.sides)
-    before = before + (part[0] + plan.together - 1) // plan.together
+    before = where[0] // (plan.streams * plan.sides) + part[0] // plan.together
     for index in range(len(results)):
         store_turn = before + index if are_alone else None
         _move(out, results[index], sides, index, plan, chunks, True, store_turn)
