@@ -21,7 +21,7 @@ from trnx.nki_kernels.kernels.convolution._product import load
 # Of the eight banks of PSUM: the others take transposes, or the sums of the pass before.
 BANKS, OVERLAPPING_BANKS = 6, 3
 # Bytes of a row below which its descriptor takes much longer than its bytes.
-_SHORT_ROW = 80
+_SHORT_ROW = 64
 
 
 class WindowAxis(NamedTuple):
