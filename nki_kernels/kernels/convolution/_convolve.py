@@ -259,6 +259,10 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
         while start < len(chunks):
             # A last chunk of fewer channels is stored by itself.
             end = min(start + plan.together, len(chunks))
+            is_early = plan.is_small and not _are_transposed(filters, plan)
+            if is_early and first + start == 0 and len(chunks) > plan.together:
+                # DMA has nothing to do until the first of them are stored.
+                end = 1
             while end > start + 1 and chunks[end - 1].number < chunks[start].number:
                 end = end - 1
             part = (start, end)

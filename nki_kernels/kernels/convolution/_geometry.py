@@ -33,6 +33,8 @@ _WEIGHT_BYTES = 65536
 _SMALL_BYTES = 32768
 _STORE_BYTES = 2048  # of a partition, that are worth a transfer of their own
 _BLOCKS = 4  # that a convolution is cut into, so that loads, products and stores overlap
+# Bytes of a partition for a block, which the first products wait for.
+_FIRST_BYTES = 6144
 # Bytes of a partition for one of the blocks side by side, below which triggers take longer than the
 # products of one kernel position, or of several.
 _LEAST_BYTES, _LEAST_WINDOW_BYTES = 768, 640
@@ -351,9 +353,11 @@ def _border_transfers(window: Window, fold: int) -> int:
 
 def _wanted_blocks(problem: Problem, sharing: Sharing) -> int:
     """Into how many blocks a convolution is cut at least."""
-    if sharing.blocks == 1:
-        return _BLOCKS
     elements = problem.planes.size * problem.rows.size * problem.columns.size
+    if sharing.blocks == 1 and sharing.fold > 1:
+        return _BLOCKS
+    if sharing.blocks == 1:
+        return max(_BLOCKS, elements * problem.itemsize // _FIRST_BYTES)
     least = _LEAST_BYTES if problem.taps == 1 else _LEAST_WINDOW_BYTES
     wanted = max(sharing.blocks, elements * problem.itemsize // least)
     return min(wanted, max(_BLOCKS, 2 * sharing.blocks))

@@ -30,6 +30,9 @@ from trnx.nki_kernels.kernels.convolution._plan import (
 # Bytes of a partition (as float32) that are worth a transfer of their own.
 _TRANSFER_BYTES = 4096
 
+# Chunks of a small convolution that come one by one.
+_MANY_CHUNKS = 4
+
 # Outputs of one phase of an axis: (phase, first output of it, outputs).
 AxisPart = tuple[Phase, int, int]
 BankPart = tuple[AxisPart, AxisPart, AxisPart]  # of the three axes: what shares a PSUM bank
@@ -96,7 +99,13 @@ def load_inputs(
     tiles: list[nl.NkiTensor] = []
     for blocks in sides:
         tiles.append(_input_tile(x, plan, blocks, used))
-    count = _chunks_of_a_transfer(tiles[0]) if plan.fold == 1 else tiles[0].shape[1]
+    count = tiles[0].shape[1]
+    if plan.fold == 1:
+        is_even = channels % plan.depth == 0 and count >= _MANY_CHUNKS
+        count = _chunks_of_a_transfer(tiles[0])
+        if plan.is_small and is_even and count <= _MANY_CHUNKS:
+            # The first product starts with the first chunk, unless that has few bytes.
+            count = 1
     for chunk in range(0, tiles[0].shape[1], count):
         for side in range(len(sides)):
             rest = (turn + side) * plan.rest_rows % nl.tile_size.pmax
@@ -154,17 +163,17 @@ def _load_chunks(
     if count > 0:
         part = source[nl.ds(some[0] * depth, count * depth)].reshape_dim(0, (count, depth))
         target = tile[0:depth, nl.ds(some[0], count)]
-        _load(target, part.permute((1, 0, 2, 3, 4)), by_both and number % 2 == 0)
+        load(target, part.permute((1, 0, 2, 3, 4)), by_both and number % 2 == 0)
         number = number + 1
     if some[1] > full:
         rest = source.shape[0] - full * depth
         target = tile[nl.ds(place, rest), full]
-        _load(target, source[full * depth :], by_both and number % 2 == 0)
+        load(target, source[full * depth :], by_both and number % 2 == 0)
         number = number + 1
     return number
 
 
-def _load(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool) -> None:
+def load(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool) -> None:
     """`dst` <- `src`, by the ring of stores where it `is_beside` other loads."""
     if is_beside and nisa.get_nc_version() != nisa.nc_version.gen2:
         nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
@@ -244,7 +253,7 @@ def _load_rows(
     ]
     offset = x.start + front[0] * x.plane_step + row * x.row_step
     part = tile[nl.ds(parts[0] * x.channels, parts[1] * x.channels)]
-    _load(part[:, 0, :, some[0] : some[1], :], x.root.ap(pattern=pattern, offset=offset), is_beside)
+    load(part[:, 0, :, some[0] : some[1], :], x.root.ap(pattern=pattern, offset=offset), is_beside)
 
 
 def clip(axis: Axis, tap: Tap, first: int, count: int) -> tuple[int, int]:

@@ -317,6 +317,9 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     for images in (1, 2, 5):
         yield sample(f"1x1, {images} small images of 2 bytes", (images, 140, 7, 7),
                      (20, 140, 1, 1), **half)  # fmt: skip
+    # Between images that share the partitions lie some with zeros, where as many fit.
+    yield sample("1x1, odd channels between zeros", (4, 141, 7, 7), (129, 141, 1, 1), **half)
+    yield sample("1x1, images of 36 positions", (5, 20, 6, 6), (131, 20, 1, 1), **half)
     yield sample("1x1, images of half the partitions", (3, 40, 8, 8), (130, 40, 1, 1), **half)
     yield sample("1x1, images of few positions", (50, 6, 2, 2), (5, 6, 1, 1), **half)
     yield sample("1x1, many of 2 bytes", (3, 140, 16, 20), (700, 140, 1, 1), **half)

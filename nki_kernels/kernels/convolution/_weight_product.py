@@ -16,10 +16,12 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels.convolution._product import load
+
 # Of the eight banks of PSUM: the others take transposes, or the sums of the pass before.
 BANKS, OVERLAPPING_BANKS = 6, 3
-# Bytes of a row (as float32) below which its descriptor takes much longer than its bytes.
-_SHORT_ROW = 80
+# Bytes of a row below which its descriptor takes much longer than its bytes.
+_SHORT_ROW = 64
 
 
 class WindowAxis(NamedTuple):
@@ -101,9 +103,15 @@ def tiles_of_columns(columns: list[Columns]) -> list[list[Columns]]:
 
 
 def load_window(
-    window: nl.NkiTensor, columns: Columns, axes: tuple[WindowAxis, ...], firsts: tuple[int, ...]
+    window: nl.NkiTensor,
+    columns: Columns,
+    axes: tuple[WindowAxis, ...],
+    firsts: tuple[int, ...],
+    is_beside: bool,
 ) -> nl.NkiTensor:
-    """The tile `[channels, chunks, planes, rows, columns]` of a block, padding included."""
+    """The tile `[channels, chunks, planes, rows, columns]` of a block, padding included; by the
+    ring of stores where it `is_beside` other loads.
+    """
     lows = []
     sizes = []
     begins = []
@@ -135,14 +143,15 @@ def load_window(
         begins[2] - lows[2] : ends[2] - lows[2],
     ]
     data = inner
-    is_spread = is_padded and (ends[2] - begins[2]) * 4 < _SHORT_ROW
+    width = 4 if window.dtype == nl.float32 else 2
+    is_spread = is_padded and (ends[2] - begins[2]) * width < _SHORT_ROW
     if is_spread:
         # Short rows are slow to load, so they come without gaps and are spread on the chip.
         data = nl.ndarray(inner.shape, dtype=window.dtype, buffer=nl.sbuf)
     channels = window[nl.ds(columns.first, columns.chunks * columns.lanes)]
     part = channels[:, begins[0] : ends[0], begins[1] : ends[1], begins[2] : ends[2]]
     part = part.reshape_dim(0, (columns.chunks, columns.lanes)).permute((1, 0, 2, 3, 4))
-    nisa.dma_copy(dst=data, src=part)
+    load(data, part, is_beside)
     # Between the load and the copy, which would else be merged into a load of short rows.
     for i in range(3):
         if begins[i] > lows[i]:
@@ -193,6 +202,24 @@ def copy_out(dst: nl.NkiTensor, src: nl.NkiTensor, turn: int) -> None:
         nisa.tensor_copy(dst=dst, src=src)
     else:
         nisa.activation(dst=dst, op=nl.copy, data=src)
+
+
+def copy_halves(dst: nl.NkiTensor, src: nl.NkiTensor, turn: int) -> None:
+    """`dst[a, chunks, lanes, taps]` <- `src` out of PSUM, a half by VectorE and a half by ScalarE.
+
+    Sums of other kernel positions lie between those of these, so each engine keeps to its own
+    lanes: then none waits for what the other one has written.
+    """
+    axis = 1 if dst.shape[1] > 1 else 2
+    half = dst.shape[axis] // 2
+    if half == 0:
+        copy_out(dst, src, turn)
+    elif axis == 1:
+        copy_out(dst[:, 0:half], src[:, 0:half], turn)
+        copy_out(dst[:, half:], src[:, half:], turn + 1)
+    else:
+        copy_out(dst[:, :, 0:half], src[:, :, 0:half], turn)
+        copy_out(dst[:, :, half:], src[:, :, half:], turn + 1)
 
 
 def transposed_gradient(tile: nl.NkiTensor, place: Place, turn: int) -> nl.NkiTensor:

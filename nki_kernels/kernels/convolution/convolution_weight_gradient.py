@@ -52,6 +52,7 @@ from trnx.nki_kernels.kernels.convolution._weight_product import (
     WindowAxis,
     axis_of,
     columns_of_banks,
+    copy_halves,
     copy_out,
     flattened,
     is_inside,
@@ -69,6 +70,8 @@ from trnx.simulator.hardware import Hardware
 
 # Positions whose transposes are made before the products of the first of them.
 _AHEAD = 6
+# The last places of all, whose products are ordered by bank.
+_LAST = 3
 # Transposes of a block's window, by place, kernel plane and row; None where nothing took it yet.
 Windows = list[nl.NkiTensor | None]
 
@@ -88,10 +91,10 @@ class Work(NamedTuple):
     """One pass over all positions: channels `first ..` of the gradient, and columns of the window.
 
     out: the gradient of the weight, of `groups` groups; results: tiles of it in SBUF, stored when
-    the pass `is_last` of theirs; is_flat: a 1x1 kernel, so that all positions of a block are
-    columns; is_turned: DMA transposes; kept: transposes of the gradient, in order, where a pass
-    keeps them for the next ones; windows: those of the window, by block; masks: those of the
-    gradient's positions.
+    the pass `is_last` of theirs; is_first: no other pass was before; is_flat: a 1x1 kernel, so that
+    all positions of a block are columns; is_turned: DMA transposes; kept: transposes of the
+    gradient, in order, where a pass keeps them for the next ones; windows: those of the window, by
+    block; masks: those of the gradient's positions.
     """
 
     out: nl.NkiTensor
@@ -102,6 +105,7 @@ class Work(NamedTuple):
     columns: list[Columns]
     is_flat: bool
     is_turned: bool
+    is_first: bool
     is_last: bool
     keeps: tuple[bool, bool]
     kept: list[list[Variant]]
@@ -160,8 +164,11 @@ def convolution_weight_gradient_kernel(
         turn = (group // together, (groups + together - 1) // together, cores)
         how = (keeps, is_turned)
         _gradient(part, its_grads, its_windows, axes, how, some, turn, waiting, masks)
-    for ready in waiting:
-        _multiply(ready, True)
+    start = 0
+    for index in range(len(waiting)):
+        if waiting[index].is_end:
+            _multiply_last(waiting[start : index + 1])
+            start = index + 1
     return out
 
 
@@ -228,11 +235,12 @@ def _gradient(
                 for part in its:
                     size = (min(pmax, channels - row), part.chunks, part.lanes, part.taps)
                     banks.append(nl.ndarray(size, dtype=nl.float32, buffer=nl.psum))
+            is_first = number == begin_pass + 1 and begin == 0
             is_last = begin + some >= len(columns)
             again = kept[first // each]
             work = Work(
-                out, groups, axes, first, channels, its, is_flat, how[1], is_last, keeps, again,
-                held, masks, results, banks,
+                out, groups, axes, first, channels, its, is_flat, how[1], is_first, is_last, keeps,
+                again, held, masks, results, banks,
             )  # fmt: skip
             _sum_positions(work, grads, windows, waiting)
 
@@ -316,6 +324,12 @@ def _sum_positions(
                 # Loaded where something is not kept.
                 tile: list[nl.NkiTensor] = []
                 tiles: list[nl.NkiTensor] = []
+                if work.is_turned:
+                    source = [] if number < len(work.kept) else [_gradient_of(grad, axes, firsts)]
+                    other = []
+                    if its[0] is None:
+                        other.append(_window_of(windows[volume], work.columns[0], axes, firsts))
+                    tiles, tile = _load_both(source, other)
                 for place in places:
                     if number >= len(work.kept) and len(tiles) == 0:
                         tiles = _load_gradient(grad, axes, firsts, work)
@@ -329,7 +343,7 @@ def _sum_positions(
                     waiting.append(Ready(work, left, right, False))
                     number = number + 1
                     if len(waiting) > _AHEAD:
-                        _multiply(waiting.pop(0), False)
+                        _multiply(waiting.pop(0))
     last = waiting.pop()
     waiting.append(Ready(last.work, last.left, last.right, True))
 
@@ -351,18 +365,42 @@ def _windows_of(work: Work, block: int, places: int) -> Windows:
     return found
 
 
+def _load_both(
+    gradient: list[nl.NkiTensor], window: list[nl.NkiTensor]
+) -> tuple[list[nl.NkiTensor], list[nl.NkiTensor]]:
+    """The transposes of a block's gradient and of its window, none where the list is empty. The
+    larger ones come first, as products wait for both.
+    """
+    if len(gradient) > 0 and len(window) > 0 and window[0].shape[0] > gradient[0].shape[0]:
+        loaded = load_turned([window[0], gradient[0]])
+        return loaded[1], loaded[0]
+    loaded = load_turned(gradient + window)
+    if len(gradient) == 0:
+        loaded.insert(0, [])
+    if len(window) == 0:
+        loaded.append([])
+    return loaded[0], loaded[1]
+
+
+def _gradient_of(
+    grad: nl.NkiTensor, axes: tuple[WindowAxis, ...], firsts: tuple[int, ...]
+) -> nl.NkiTensor:
+    """`[channels, planes, rows, columns]` of a block."""
+    planes = min(axes[0].block, axes[0].out - firsts[0])
+    rows = min(axes[1].block, axes[1].out - firsts[1])
+    return grad[:, nl.ds(firsts[0], planes), nl.ds(firsts[1], rows), :]
+
+
 def _load_gradient(
     grad: nl.NkiTensor, axes: tuple[WindowAxis, ...], firsts: tuple[int, ...], work: Work
 ) -> list[nl.NkiTensor]:
     """The gradient of a block as tiles `[channels, chunks, planes, rows, columns]`: whole chunks of
-    128 channels, and the rest, all positions being columns where it `is_flat`; or its transposes.
+    128 channels, and the rest, all positions being columns where it `is_flat`.
     """
     pmax = nl.tile_size.pmax
     planes = min(axes[0].block, axes[0].out - firsts[0])
     rows = min(axes[1].block, axes[1].out - firsts[1])
-    source = grad[:, nl.ds(firsts[0], planes), nl.ds(firsts[1], rows), :]
-    if work.is_turned:
-        return load_turned(source)
+    source = _gradient_of(grad, axes, firsts)
     full = grad.shape[0] // pmax
     tiles = []
     if full > 0:
@@ -459,14 +497,13 @@ def _add_segments(
         key = (place.order * axes[0].kernel + plane) * _rows_of(axes) + row
         values = known[key]
         if values is None and work.is_turned:
-            if len(tile) == 0:
-                tile.extend(load_turned(_window_of(window, columns, axes, firsts)))
             values = turned_part(tile, place).reshape_dim(1, (columns.chunks, columns.lanes))
             values = values.expand_dim(3)
             known[key] = values
         if values is None:
             if len(tile) == 0:
-                loaded = load_window(window, columns, axes, firsts)
+                # The first one by the ring of stores, which has nothing to do yet.
+                loaded = load_window(window, columns, axes, firsts, work.is_first and number == 0)
                 tile.append(flattened(loaded, axes) if work.is_flat else loaded)
             turn = number + index + 1
             values = transposed_window(tile[0], axes, place, plane, row, work.is_flat, turn)
@@ -496,27 +533,67 @@ def _window_of(
     return channels[:, nl.ds(firsts[0], planes), nl.ds(firsts[1], rows), :]
 
 
-def _multiply(ready: Ready, are_alone: bool) -> None:
-    """Add the products at a place to the sums, which leave PSUM after the last one. Stores that
-    `are_alone` go by both rings, as no loads follow.
-    """
+def _multiply(ready: Ready) -> None:
+    """Add the products at a place to the sums, which leave PSUM after the last one."""
     work = ready.work
-    count = len(work.columns)
     for row in range(len(ready.left[0].parts)):
-        for segment in ready.right:
-            bank = work.banks[row * count + segment.bank]
+        for index in range(len(work.columns)):
+            _multiply_bank(ready, row, index)
+    if ready.is_end:
+        for row in range(len(work.results)):
+            _take_out(work, row, row)
+        _store_results(work, False)
+
+
+def _multiply_last(places: list[Ready]) -> None:
+    """The same for the last places of a pass that no load follows: bank by bank for the very last
+    ones, so that the first banks leave PSUM, and are stored, during the products of the others.
+    """
+    work = places[-1].work
+    first = max(0, len(places) - _LAST)
+    for ready in places[0:first]:
+        _multiply(ready)
+    for row in range(len(work.results)):
+        for index in range(len(work.columns)):
+            for ready in places[first:]:
+                _multiply_bank(ready, row, index)
+        # By VectorE, which is done sooner, where the products of the next channels take as long.
+        _take_out(work, row, 0 if len(places) >= _LAST else row)
+        if work.is_last and work.groups == 1:
+            channel = work.first + row * nl.tile_size.pmax
+            _store(work.out, work.results[row : row + 1], channel, work.columns[0].first, True)
+    if work.groups > 1:
+        _store_results(work, True)
+
+
+def _multiply_bank(ready: Ready, row: int, index: int) -> None:
+    """What a place adds to bank `index` of the columns, for 128 channels of the gradient."""
+    bank = ready.work.banks[row * len(ready.work.columns) + index]
+    for segment in ready.right:
+        if segment.bank == index:
             nisa.nc_matmul(
                 dst=bank[:, :, :, nl.ds(segment.first, segment.moving.shape[3])],
                 stationary=ready.left[segment.variant].parts[row],
                 moving=segment.moving,
             )
-    if not ready.is_end:
-        return
-    for row in range(len(work.results)):
-        for index in range(count):
-            some = work.columns[index]
-            target = work.results[row][:, :, :, nl.ds(some.tap, some.taps)]
-            copy_out(target, work.banks[row * count + index], row + index)
+
+
+def _take_out(work: Work, row: int, turn: int) -> None:
+    """The sums of 128 channels of the gradient: from PSUM to the results, by VectorE or ScalarE."""
+    count = len(work.columns)
+    for index in range(count):
+        some = work.columns[index]
+        target = work.results[row][:, :, :, nl.ds(some.tap, some.taps)]
+        if count > 1:
+            copy_halves(target, work.banks[row * count + index], 0)
+        else:
+            copy_out(target, work.banks[row * count + index], turn)
+
+
+def _store_results(work: Work, are_alone: bool) -> None:
+    """The results of the last pass that gives them their sums. Stores that `are_alone` go by both
+    rings, as no loads follow.
+    """
     if work.is_last and work.groups > 1:
         _store_diagonal(work.out, work.results[0], work.groups)
     elif work.is_last:
