@@ -262,9 +262,10 @@ def _write(waiting: list[_Waiting]) -> None:
     if len(waiting) == 0:
         return
     rows = waiting.pop()
+    for sums in rows.sums:  # while `total` is on its way
+        nisa.tensor_tensor(dst=sums.special, data1=sums.finite, data2=sums.special, op=nl.add)
     for sums in rows.sums:
-        part = rows.total[:, sums.start : sums.start + sums.finite.shape[1]]
-        nisa.tensor_tensor(dst=part, data1=sums.finite, data2=part, op=nl.add)
+        part = rows.total[:, sums.start : sums.start + sums.special.shape[1]]
         nisa.tensor_tensor(dst=part, data1=part, data2=sums.special, op=nl.add)
     nisa.dma_copy(dst=rows.goal, src=rows.total)
 
