@@ -28,14 +28,14 @@ def without_fusible(
     """The matches but those of one op that reads what only it reads, or what its user reads too,
     where the generator lowers all of them."""
     claimed = {node for match in matches for node in match.nodes}
-    generated = _lowered_by(generator, hardware)
+    generated = lowered_by(generator, hardware)
 
     def joins(node: fx.Node, op: fx.Node) -> bool:
         return any(user is not op and user in node.users for user in op.users)
 
     def is_fusible(match: GraphMatch) -> bool:
-        compute = _compute(match)
-        if len(compute) != 1 or _has_symbols(match):
+        compute = compute_of(match)
+        if len(compute) != 1 or has_symbols(match):
             return False
         (op,) = compute
         sources = [n for n in op.all_input_nodes if is_compute(n) and n not in claimed]
@@ -50,16 +50,16 @@ def without_adjoining(
 ) -> tuple[GraphMatch, ...]:
     """The matches but those, of any number of ops, that the generator lowers and that adjoin ops
     which it lowers too: those that no match has, and those of other such matches."""
-    generated = _lowered_by(generator, hardware)
+    generated = lowered_by(generator, hardware)
     kept: list[GraphMatch] = []
     given_up: list[GraphMatch] = []
     for match in matches:
-        is_lowered = not _has_symbols(match) and all(map(generated, _compute(match)))
+        is_lowered = not has_symbols(match) and all(map(generated, compute_of(match)))
         (given_up if is_lowered else kept).append(match)
     taken = {node for match in kept for node in match.nodes}
 
     def adjoins(match: GraphMatch) -> bool:
-        own = _compute(match)
+        own = compute_of(match)
         around = {n for op in own for n in (*op.all_input_nodes, *op.users)}
         others = (n for n in around - {*own} - taken if is_compute(n))
         return any(map(generated, others))
@@ -68,16 +68,19 @@ def without_adjoining(
     return tuple(match for match in matches if id(match) not in leaves)
 
 
-def _compute(match: GraphMatch) -> list[fx.Node]:
+def compute_of(match: GraphMatch) -> list[fx.Node]:
+    """The ops of a match."""
     return [node for node in match.nodes if is_compute(node)]
 
 
-def _lowered_by(generator: Generator, hardware: Hardware) -> Callable[[fx.Node], bool]:
+def lowered_by(generator: Generator, hardware: Hardware) -> Callable[[fx.Node], bool]:
+    """Whether generated kernels run an op."""
     return lambda node: is_compute(node) and generator.supports_node(node, hardware) is None
 
 
-def _has_symbols(match: GraphMatch) -> bool:
-    sources = (source for op in _compute(match) for source in op.all_input_nodes)
+def has_symbols(match: GraphMatch) -> bool:
+    """Whether a size of what a match reads is a symbol."""
+    sources = (source for op in compute_of(match) for source in op.all_input_nodes)
     return any(is_symbolic(size) for source in sources for size in _sizes(source))
 
 

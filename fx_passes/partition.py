@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from torch import fx
@@ -45,6 +46,7 @@ from trnx.fx_passes.region import (
 from trnx.fx_passes.schedule import Scheduler, Step
 from trnx.fx_passes.select_kernels import find_kernels
 from trnx.fx_passes.source import source_line
+from trnx.fx_passes.split_matches import Refused, nothing, refused_at, slower_matches
 from trnx.fx_passes.symbolic import depends_on_data
 from trnx.nki_kernels.spec import Kernel
 from trnx.simulator.errors import Reject
@@ -108,38 +110,57 @@ def _kernel_units(
     generator: Generator | None,
     unsized: frozenset[fx.Node],
     off_nki: Callable[[Sequence[Unit]], float] | None = None,
+    refused: Refused | None = None,
 ) -> list[Unit]:
     """Units of kernels. `off_nki` gives the predicted seconds of what they leave to the fallback;
-    it is not asked where plans leave the same."""
+    it is not asked where plans leave the same. Matches that are `refused` are not taken; where it
+    is None, those that are slower than what would run without them."""
     barred = read_after_write(graph) | unsized
     every = tuple(kernels)
 
     known: dict[Hashable, float | None] = {}
+
+    def seconds(units: Sequence[Unit]) -> float:
+        found = [unit.payload for unit in units if isinstance(unit.payload, KernelMatch)]
+        return sum(map(profit.nki_seconds, found))
 
     def apart(match: GraphMatch) -> float | None:
         kernel = match.match.kernel
         form = (id(kernel), form_of(match.nodes, _results(match)))
         if form not in known:
             others = [one for one in every if one is not kernel]
-            known[form] = _seconds_with(others, match, hardware, profit, generator)
+            known[form] = seconds_with(others, match.nodes, _results(match), nothing)
         return known[form]
 
-    matches = find_kernels(graph, every, hardware, profit, refusals, barred, apart)
+    def seconds_with(
+        kernels: Iterable[Kernel],
+        nodes: Sequence[fx.Node],
+        results: Sequence[fx.Node],
+        refused: Refused,
+    ) -> float | None:
+        """Predicted seconds of nodes on these and generated kernels; None where some are left."""
+        part = extract(nodes, inputs_of(nodes), results).graph
+        none: frozenset[fx.Node] = frozenset()
+        units = _kernel_units(
+            part, kernels, hardware, profit, Refusals(), generator, none, refused=refused
+        )
+        return None if _rest(part, units) else seconds(units)
+
+    def found_without(refusals: Refusals, refused: Refused) -> tuple[GraphMatch, ...]:
+        return find_kernels(graph, every, hardware, profit, refusals, barred, apart, refused)
+
+    found = found_without(refusals, refused or nothing)
     if generator is None:
-        return _as_units(matches)
+        return _as_units(found)
 
     def units_of(matches: Sequence[GraphMatch], refusals: Refusals) -> list[Unit]:
         units = _as_units(matches)
         order = _order_around(graph, units)
         return [*units, *generated_units(order, generator, hardware, profit, refusals, barred)]
 
-    def seconds(units: Sequence[Unit]) -> float:
-        found = [unit.payload for unit in units if isinstance(unit.payload, KernelMatch)]
-        return sum(map(profit.nki_seconds, found))
-
-    def pays(fewer: Sequence[GraphMatch]) -> bool:
-        """Whether the plan of `fewer` leaves no more nodes to the fallback, and is faster."""
-        now, then = units_of(matches, Refusals()), units_of(fewer, Refusals())
+    def pays(matches: Sequence[GraphMatch], others: Sequence[GraphMatch]) -> bool:
+        """Whether the plan of the others leaves no more nodes to the fallback, and is faster."""
+        now, then = units_of(matches, Refusals()), units_of(others, Refusals())
         left, less = _rest(graph, now), _rest(graph, then)
         if len(less) > len(left):
             return False
@@ -150,11 +171,24 @@ def _kernel_units(
             gain += off_nki(now) - off_nki(then)
         return gain > 0.0
 
-    found = matches
-    for left in (without_fusible, without_adjoining):
-        fewer = left(found, generator, hardware)
-        if len(fewer) < len(matches) and pays(fewer):
-            matches = fewer
+    def settled(found: tuple[GraphMatch, ...]) -> tuple[GraphMatch, ...]:
+        """Those that the generator does not do better."""
+        matches = found
+        for left in (without_fusible, without_adjoining):
+            fewer = left(found, generator, hardware)
+            if len(fewer) < len(matches) and pays(matches, fewer):
+                matches = fewer
+        return matches
+
+    matches = settled(found)
+    if refused is None and profit.select == "profit":
+        slower = slower_matches(found, generator, hardware, partial(seconds_with, every))
+        if slower:
+            others = settled(found_without(Refusals(), refused_at(slower)))
+            if pays(matches, others):
+                matches = others
+                for (_, root), reject in slower.items():
+                    refusals.add(root, reject)
     units = units_of(matches, refusals)
     merged = merge_alike(units[len(matches) :], _order_around(graph, units), generator, hardware)
     return [*units[: len(matches)], *merged]
@@ -177,24 +211,6 @@ def _order_around(graph: fx.Graph, units: Sequence[Unit]) -> Order:
     """The order of `units` and of every other op by itself."""
     kinds = dict.fromkeys(_rest(graph, units), "compute")
     return Order(graph, single_units(graph, units, kinds))
-
-
-def _seconds_with(
-    kernels: Iterable[Kernel],
-    match: GraphMatch,
-    hardware: Hardware,
-    profit: Profit,
-    generator: Generator | None,
-) -> float | None:
-    """Predicted seconds of the nodes of a match on these and generated kernels; None where some
-    are left."""
-    graph = extract(match.nodes, inputs_of(match.nodes), _results(match)).graph
-    none: frozenset[fx.Node] = frozenset()
-    units = _kernel_units(graph, kernels, hardware, profit, Refusals(), generator, none)
-    if _rest(graph, units):
-        return None
-    found = [unit.payload for unit in units if isinstance(unit.payload, KernelMatch)]
-    return sum(map(profit.nki_seconds, found))
 
 
 def _results(match: GraphMatch) -> list[fx.Node]:

@@ -16,6 +16,7 @@ from trnx.fx_passes.ledger import Refusals
 from trnx.fx_passes.match import GraphMatch, Matcher, bindings_spec, matchers
 from trnx.fx_passes.nodes import is_compute
 from trnx.fx_passes.profit import Profit
+from trnx.fx_passes.split_matches import Refused, nothing
 from trnx.nki_kernels.spec import Kernel
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
@@ -33,8 +34,10 @@ def find_kernels(
     refusals: Refusals,
     barred: Set[fx.Node],
     apart: Apart,
+    refused: Refused = nothing,
 ) -> tuple[GraphMatch, ...]:
-    """Matches that do not overlap in compute nodes; `barred` nodes may not be fused with others.
+    """Matches that do not overlap in compute nodes; `barred` nodes may not be fused with others,
+    and none is `refused`.
 
     Near misses, guards' rejections and kernels that do not pay go to `refusals`.
     """
@@ -49,7 +52,9 @@ def find_kernels(
             if node in claimed:
                 continue
             taken = claimed | barred if barred else claimed
-            tries = [_try(matcher, node, hardware, profit, taken, apart) for matcher in rivals]
+            tries = [
+                _try(matcher, node, hardware, profit, taken, apart, refused) for matcher in rivals
+            ]
             fits = [match for match in tries if isinstance(match, GraphMatch)]
             fitting = {match.match.kernel.name for match in fits}
             for reject in tries:
@@ -102,11 +107,12 @@ def _try(
     profit: Profit,
     taken: Set[fx.Node],
     apart: Apart,
+    refused: Refused,
 ) -> GraphMatch | Reject | None:
     match = matcher.match(node)
     if not isinstance(match, GraphMatch):
         return match
-    if any(inner in taken for inner in match.nodes):
+    if refused(match) or any(inner in taken for inner in match.nodes):
         return None
     reject = matcher.kernel.supports(bindings_spec(match.match), hardware)
     if reject is not None:

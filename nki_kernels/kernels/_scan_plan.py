@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import Hardware
 
 _PARTITIONS = 128
 _ELEMENTS = 1024  # of one partition of a tile
@@ -41,8 +42,8 @@ class Cut(NamedTuple):
     groups: tuple[Group, ...]
 
 
-def cut(shape: tuple[int, ...], dim: int) -> Cut:
-    """The tiles of a scan of a tensor of `shape` along `dim`."""
+def cut(shape: tuple[int, ...], dim: int, cores: int = 1) -> Cut:
+    """The tiles of a scan of a tensor of `shape` along `dim`, which `cores` share."""
     outer = inner = 1
     for size in shape[:dim]:
         outer *= size
@@ -50,22 +51,30 @@ def cut(shape: tuple[int, ...], dim: int) -> Cut:
         inner *= size
     length = shape[dim]
     if inner == 1:
-        return _cut_rows(outer, length)
-    width = min((w for w in _WIDTHS if w <= inner), key=lambda w: _seconds(outer, length, inner, w))
+        return _cut_rows(outer, length, cores)
+    widths = (width for width in _WIDTHS if width <= inner)
+    width = min(widths, key=lambda width: _nanoseconds(outer, length, inner, width, cores))
     block = min(length, max(1, _ELEMENTS // width))
-    groups = _column_groups(outer, length, inner, width)
+    groups = _column_groups((outer, length, inner), width, cores)
     return Cut(length, inner, block, groups)
 
 
-def _seconds(outer: int, length: int, inner: int, width: int) -> float:
-    """About the ns of the scans and of DMA's descriptors."""
+def _nanoseconds(outer: int, length: int, inner: int, width: int, cores: int) -> float:
+    """About the ns of the scans and of DMA's descriptors on the core that has most tiles."""
     block = max(1, min(length, _ELEMENTS // width))
-    tiles = -(-outer * -(-inner // width) // _PARTITIONS) * -(-length // block)
-    return tiles * width * (_SCAN + block) + outer * length * inner / width * _DESCRIPTOR
+    tiles = -(-outer * -(-inner // width) // _PARTITIONS)
+    most = -(-tiles // cores)  # full ones: half of the partitions take as long as all
+    scans = most * -(-length // block) * width * (_SCAN + block)
+    return scans + outer * length * inner / width * _DESCRIPTOR * most / tiles
 
 
-def _cut_rows(rows: int, length: int) -> Cut:
-    fold = max(1, min(_ELEMENTS // length, -(-rows // _PARTITIONS)))
+def _lanes_of_tile(lanes: int, cores: int) -> int:
+    """So few that each core has a tile."""
+    return min(_PARTITIONS, -(-lanes // cores))
+
+
+def _cut_rows(rows: int, length: int, cores: int) -> Cut:
+    fold = max(1, min(_ELEMENTS // length, -(-rows // (cores * _PARTITIONS))))
     each = fold * _PARTITIONS
     groups = []
     whole, rest = rows // each, rows % each
@@ -79,18 +88,20 @@ def _cut_rows(rows: int, length: int) -> Cut:
     return Cut(length, 1, min(length, _ELEMENTS), tuple(groups))
 
 
-def _column_groups(outer: int, length: int, inner: int, width: int) -> tuple[Group, ...]:
+def _column_groups(sizes: tuple[int, int, int], width: int, cores: int) -> tuple[Group, ...]:
+    outer, length, inner = sizes
     groups = []
     plane = length * inner
     for first, here in ((0, width), (inner - inner % width, inner % width)):
         blocks = inner // width if first == 0 else 1
         if not here or not blocks:
             continue
-        across = max(1, _PARTITIONS // blocks) if blocks <= _PARTITIONS else 1
+        most = _lanes_of_tile(outer * blocks, cores)
+        across = max(1, most // blocks)
         for start in range(0, outer, across):
             planes = min(across, outer - start)
-            for block in range(0, blocks, _PARTITIONS):
-                count = min(_PARTITIONS, blocks - block)
+            for block in range(0, blocks, most):
+                count = min(most, blocks - block)
                 partitions = ((plane, planes), (width, count))
                 place = start * plane + first + block * width
                 groups.append(Group(place, 1, 0, partitions, 1, here))
@@ -104,8 +115,8 @@ def reject_scan(b: Bindings) -> Reject | None:
     return None
 
 
-def constants_of(b: Bindings) -> tuple[tuple[int, ...], tuple[Group, ...]]:
+def constants_of(b: Bindings, hw: Hardware) -> tuple[tuple[int, ...], tuple[Group, ...]]:
     """What kernels are told of the scan of `x` along `dim`: sizes and groups."""
-    pieces = cut(b.x.shape, b.dim % b.x.ndim)
+    pieces = cut(b.x.shape, b.dim % b.x.ndim, hw.cores)
     sizes = (pieces.length, pieces.inner, pieces.block)
     return sizes, pieces.groups

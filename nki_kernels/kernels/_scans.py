@@ -10,6 +10,18 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._cores import share_of
+
+
+def tiles_of(groups: tuple[Any, ...], cores: int) -> list[tuple[tuple[Any, ...], int]]:
+    """The tiles of this program, as group and number; `cores` share those of all groups."""
+    every = []  # type: list[tuple[tuple[Any, ...], int]]
+    for group in groups:
+        for tile in range(group[1]):
+            every.append((group, tile))
+    first, end = share_of(len(every), cores)
+    return every[first:end]
+
 
 def places(
     group: tuple[Any, ...], tile: int, first: int, count: int, sizes: tuple[int, ...], words: int

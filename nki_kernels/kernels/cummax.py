@@ -15,9 +15,8 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
-from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._scan_plan import constants_of, reject_scan
-from trnx.nki_kernels.kernels._scans import lanes, places, scan
+from trnx.nki_kernels.kernels._scans import lanes, places, scan, tiles_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -42,10 +41,8 @@ def cumulative_extreme_kernel(
     """
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     where = nl.ndarray(words, dtype=nl.int32, buffer=nl.shared_hbm)
-    for group in groups:
-        first, end = share_of(group[1], cores)
-        for tile in range(first, end):
-            _extreme_tile(out, where, x, group, tile, sizes, is_largest)
+    for group, tile in tiles_of(groups, cores):
+        _extreme_tile(out, where, x, group, tile, sizes, is_largest)
     return out, where
 
 
@@ -121,8 +118,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The tiles."""
-    del hw
-    constants = (*constants_of(b), (*b.x.shape, 2), b.is_largest)
+    constants = (*constants_of(b, hw), (*b.x.shape, 2), b.is_largest)
     return Launch.of(cumulative_extreme_kernel, b, ("x",), *constants)
 
 

@@ -18,9 +18,8 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import FLOAT_DTYPES
-from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._scan_plan import constants_of, reject_scan
-from trnx.nki_kernels.kernels._scans import lanes, places, scan
+from trnx.nki_kernels.kernels._scans import lanes, places, scan, tiles_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -44,10 +43,8 @@ def cumsum_kernel(
     """The sums of float `x`; `sizes` are length, inner size and block, `groups` those of `cut`;
     `cores` share their tiles."""
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    for group in groups:
-        first, end = share_of(group[1], cores)
-        for tile in range(first, end):
-            _sum_tile(out, x, group, tile, sizes)
+    for group, tile in tiles_of(groups, cores):
+        _sum_tile(out, x, group, tile, sizes)
     return out
 
 
@@ -119,10 +116,8 @@ def cumsum_words_kernel(
     of int64, 4 of int32, 1 of bool.
     """
     out = nl.ndarray(shape, dtype=nl.int32, buffer=nl.shared_hbm)
-    for group in groups:
-        first, end = share_of(group[1], cores)
-        for tile in range(first, end):
-            _sum_words(out, x, group, tile, sizes)
+    for group, tile in tiles_of(groups, cores):
+        _sum_words(out, x, group, tile, sizes)
     return out
 
 
@@ -236,8 +231,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The kernel of the dtype, and the tiles."""
-    del hw
-    sizes, groups = constants_of(b)
+    sizes, groups = constants_of(b, hw)
     if b.x.dtype in FLOAT_DTYPES:
         return Launch.of(cumsum_kernel, b, ("x",), b.x.shape, sizes, groups)
     digits = {torch.int64: 8, torch.int32: 4, torch.bool: 1}[b.x.dtype]

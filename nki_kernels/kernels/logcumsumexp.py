@@ -17,9 +17,8 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
-from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._scan_plan import constants_of, reject_scan
-from trnx.nki_kernels.kernels._scans import lanes, places, scan
+from trnx.nki_kernels.kernels._scans import lanes, places, scan, tiles_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -37,10 +36,8 @@ def logcumsumexp_kernel(
     """`sizes` are length, inner size and block, `groups` those of `cut`; `cores` share
     their tiles."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    for group in groups:
-        first, end = share_of(group[1], cores)
-        for tile in range(first, end):
-            _tile(out, x, group, tile, sizes)
+    for group, tile in tiles_of(groups, cores):
+        _tile(out, x, group, tile, sizes)
     return out
 
 
@@ -108,8 +105,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The tiles."""
-    del hw
-    return Launch.of(logcumsumexp_kernel, b, ("x",), *constants_of(b))
+    return Launch.of(logcumsumexp_kernel, b, ("x",), *constants_of(b, hw))
 
 
 def cost(b: Bindings) -> Cost:

@@ -154,13 +154,14 @@ class TensorView:
         return self.storage.place is not None
 
     def byte_range(self) -> Span:
-        """Where it may reach: all that there is, if values decide that."""
+        """Where it may reach: in HBM all that there is from its first element on, if values, which
+        are never negative, decide that."""
         span = self.span()
         if self.indirection is None:
             return span
         if self.is_on_chip:
             return 0, self.pitch * self.dtype.itemsize, span[2], span[3]
-        return 0, self.storage.nbytes, 0, 1
+        return span[0], self.storage.nbytes, 0, 1
 
     def region_key(self) -> tuple[Any, ...]:
         """Equal for views of the same elements in the same order."""

@@ -432,6 +432,19 @@ def test_a_norm_a_residual_and_a_norm_are_one_kernel_where_that_is_faster() -> N
     assert alone == ["rms_norm"]
 
 
+def test_a_residual_stays_in_the_chain_that_gives_it_where_that_is_faster() -> None:
+    """The registry's kernel of a residual with its layer norm would cut it off."""
+
+    def norm(total: torch.Tensor, weight: torch.Tensor) -> Any:
+        return aten.native_layer_norm(total, [1024], weight, weight, 1e-5)[0]
+
+    x = torch.randn(256, 1024, dtype=torch.bfloat16)
+    found = _kernels_of(lambda x, y, w: norm(x + y, w), x, x.clone(), x[0])
+    assert found == ["layer_norm"]
+    found = _kernels_of(lambda x, y, w: norm(x * 8.0 + y, w), x, x.clone(), x[0])
+    assert found == ["fused_mul_add", "layer_norm"]
+
+
 @pytest.mark.parametrize(
     ("kernel", "one_op", "names"), [(2.0, 1.0, ["eager", "exp"]), (8.0, 3.3, ["generated"])]
 )

@@ -21,10 +21,12 @@ from trnx.nki_kernels.kernels.indexing._terms import (
     words_of,
 )
 from trnx.nki_kernels.spec import Bindings, Launch
+from trnx.simulator.hardware import Hardware
 
 _GATHERED_BYTES = 32768  # of a tile of rows in one partition
 _LONGEST_RUN = 32  # rows of a tile in one partition
-_SUMMED_BYTES = 8192  # of a tile of rows that are added, which takes some copies
+_SUMMED = 1024  # elements of a row that are added at a time: two banks of PSUM, of two tiles
+_SHARED_BYTES = 512  # of a row for each core; below, DMA moves no more for a core that has fewer
 _TABLE_BYTES = 32768  # of an operand that every partition holds
 _TABLE_TILE = 2048  # elements that a partition gathers of it at a time
 # What decides between the two kernels, in ns: a transfer of 128 rows, which GpSimd issues; a byte
@@ -70,6 +72,7 @@ def launch_gather(
 
 def launch_scatter(
     b: Bindings,
+    hw: Hardware,
     shape: tuple[int, ...],
     names: Sequence[str],
     axes: Sequence[Axis],
@@ -78,12 +81,13 @@ def launch_scatter(
     skipped: int = -1,
 ) -> Launch:
     """The launch for the operands `base`, or None for zeros, and `values`, and the index tensors
-    `names`: a result of `shape` with the values at the `axes`, in row-major order.
+    `names`: a result of `shape` with the values at the `axes`, in row-major order. Cores share the
+    columns of wide rows, else the first does all.
     """
     words = words_of(b["values"].dtype)
     itemsize = b["values"].dtype.itemsize // words
     rows = rows_of(axes, indices, words)
-    cols = min(rows.width, (_SUMMED_BYTES if adds else _GATHERED_BYTES) // itemsize)
+    cols = min(rows.width, _SUMMED if adds else _GATHERED_BYTES // itemsize)
     full = (*shape, words) if words > 1 else shape or (1,)
     sizes = (rows.positions, rows.width, rows.unit)
     spread = values_pattern(b["values"], axes, words)
@@ -91,9 +95,11 @@ def launch_scatter(
     operands = ("base", "values", *names)
     used = tuple(name for name in operands if b[name] is not None)
     tensors = (b[name] for name in operands)
-    if adds:
-        return Launch(add_rows_kernel, (*constants, skipped, *tensors), used)
-    return Launch(put_rows_kernel, (*constants, *tensors), used)
+    kernel = add_rows_kernel if adds else put_rows_kernel
+    more = (skipped,) if adds else ()
+    launch = Launch(kernel, (*constants, *more, *tensors), used)
+    is_shared = rows.unit == rows.width and rows.width * itemsize >= hw.cores * _SHARED_BYTES
+    return launch if is_shared else launch.on_first(hw.cores)
 
 
 def transfer_nanoseconds(rows: int) -> float:

@@ -5,16 +5,18 @@ adds up the rows of each address, and every one of them writes the same sum. Inf
 would spread in that product, so they go their own way, as counts: a row gets one where there is one
 at its address.
 
-Writes have the order of the rows, so that the first program of a launch does them all.
+Writes have the order of the rows, so that programs that share the work have columns of all of them.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._cores import is_first
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.indexing._addresses import (
     Term,
     addresses,
@@ -43,19 +45,23 @@ def put_rows_kernel(
     i3: nl.NkiTensor | None = None,
     i4: nl.NkiTensor | None = None,
     i5: nl.NkiTensor | None = None,
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """`base` with rows of `values` at the addresses; `rows`: how many, elements of one, and of the
     unit of addresses. `tile`: rows in a partition, and elements of a row at a time. `spread` is the
     pattern of the values of all rows, () where memory has that order.
 
-    Of rows with one address the last is written last.
+    Of rows with one address the last is written last. `cores` share the columns of rows that are
+    whole units.
     """
     out = nl.ndarray(shape, dtype=base.dtype, buffer=nl.shared_hbm)
-    if is_first():
+    positions, width, unit = rows
+    first, last = share_of(width, cores)
+    if first < last:
         operands = (i0, i1, i2, i3, i4, i5)
-        positions, width, unit = rows
         run, cols = tile
-        nisa.dma_copy(dst=out.reshape((base.size,)), src=base.reshape((base.size,)))
+        own = (unit, first, last) if cores > 1 else None
+        nisa.dma_copy(dst=_part_of(out, own), src=_part_of(base, own))
         units = out.reshape((base.size // unit, unit))
         source = _rows_of(values, spread, positions, width)
         indices = []  # type: list[nl.NkiTensor]
@@ -70,8 +76,8 @@ def put_rows_kernel(
             chosen = addresses(terms, indices, done, (partitions, length), bad, exact, True)
             for i in range(length):
                 here = source[done + i * partitions : done + (i + 1) * partitions]
-                for col in range(0, width, cols):
-                    size = min(cols, width - col)
+                for col in range(first, last, cols):
+                    size = min(cols, last - col)
                     found = nl.ndarray((partitions, size), dtype=base.dtype, buffer=nl.sbuf)
                     nisa.dma_copy(dst=found, src=here[:, col : col + size])
                     goal = units.ap(
@@ -102,28 +108,32 @@ def add_rows_kernel(
     i3: nl.NkiTensor | None = None,
     i4: nl.NkiTensor | None = None,
     i5: nl.NkiTensor | None = None,
+    cores: int = 1,
 ) -> nl.NkiTensor:
     """As `put_rows_kernel`, with the rows added to `base`, or to zeros, in float32; nothing is
     added at the address `skipped`.
     """
     out = nl.ndarray(shape, dtype=values.dtype, buffer=nl.shared_hbm)
-    if is_first():
+    positions, width, unit = rows
+    first, last = share_of(width, cores)
+    if first < last:
         operands = (i0, i1, i2, i3, i4, i5)
-        positions, width, unit = rows
         run, cols = tile
-        sums = out
+        own = (unit, first, last) if cores > 1 else None
+        table = out
         if values.dtype != nl.float32:
-            sums = nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm)
+            table = nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm)
         if base is None:
-            _fill_with_zeros(sums.reshape((sums.size,)))
+            _fill_with_zeros(_part_of(table, own))
         else:
-            nisa.dma_copy(dst=sums.reshape((sums.size,)), src=base.reshape((sums.size,)))
-        units = sums.reshape((sums.size // unit, unit))
+            nisa.dma_copy(dst=_part_of(table, own), src=_part_of(base, own))
+        units = table.reshape((table.size // unit, unit))
         source = _rows_of(values, spread, positions, width)
         indices = []  # type: list[nl.NkiTensor]
         for term in terms:
             indices.append(by_position(term, operands, positions, False))
         bad = no_bad_index()
+        waiting = []  # type: list[_Waiting]
         done = 0
         while done < positions:
             partitions = min(nl.tile_size.pmax, positions - done)
@@ -133,21 +143,25 @@ def add_rows_kernel(
                 address = chosen[:, i : i + 1]
                 ones = _same_address(address, values.dtype, skipped)
                 here = source[done + i * partitions : done + (i + 1) * partitions]
-                for col in range(0, width, cols):
-                    size = min(cols, width - col)
+                for col in range(first, last, cols):
+                    size = min(cols, last - col)
                     goal = units.ap(
                         pattern=[[unit, partitions], [1, size]],
                         offset=col,
                         vector_offset=address,
                         indirect_dim=0,
                     )
+                    sums = _sums_of_rows(here[:, col : col + size], ones)
+                    # What rows of other tiles have added there is read behind their writes, and
+                    # this tile's rows are summed up before.
+                    _write(waiting)
                     total = nl.ndarray((partitions, size), dtype=nl.float32, buffer=nl.sbuf)
                     nisa.dma_copy(dst=total, src=goal)
-                    _add_up(total, here[:, col : col + size], ones)
-                    nisa.dma_copy(dst=goal, src=total)
+                    waiting.append(_Waiting(goal, total, sums))
             done = done + partitions * length
+        _write(waiting)
         if values.dtype != nl.float32:
-            nisa.dma_copy(dst=out.reshape((out.size,)), src=sums.reshape((out.size,)))
+            nisa.dma_copy(dst=_part_of(out, own), src=_part_of(table, own))
         refuse(bad)
     return out
 
@@ -163,16 +177,36 @@ def _rows_of(
     return copy
 
 
-def _fill_with_zeros(flat: nl.NkiTensor) -> None:
+def _part_of(tensor: nl.NkiTensor, own: tuple[int, int, int] | None) -> nl.NkiTensor:
+    """`[size]`; or `[units, columns]`, the columns of each unit from the first to the last of `own`
+    (size of a unit, first, end)."""
+    if own is None:
+        return tensor.reshape((tensor.size,))
+    return tensor.reshape((tensor.size // own[0], own[0]))[:, own[1] : own[2]]
+
+
+def _fill_with_zeros(part: nl.NkiTensor) -> None:
+    """HBM `[size]` or `[units, columns]`"""
     pmax = nl.tile_size.pmax
-    zeros = nl.ndarray((pmax, _FILL), dtype=flat.dtype, buffer=nl.sbuf)
+    zeros = nl.ndarray((pmax, _FILL), dtype=part.dtype, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0)
+    count = part.shape[0]
+    width = part.size // count
     done = 0
-    while done < flat.size:
-        partitions = min(pmax, flat.size - done)
-        length = min(_FILL, (flat.size - done) // partitions)
-        part = flat[done : done + partitions * length].reshape((partitions, length))
-        nisa.dma_copy(dst=part, src=zeros[0:partitions, 0:length])
+    while done < count:
+        partitions = min(pmax, count - done)
+        length = min(max(1, _FILL // width), (count - done) // partitions)
+        here = part[done : done + partitions * length]
+        if part.ndim == 1:
+            goal = here.reshape_dim(0, (partitions, length))
+            nisa.dma_copy(dst=goal, src=zeros[0:partitions, 0:length])
+        else:
+            for col in range(0, width, _FILL):
+                size = min(_FILL, width - col)
+                some = zeros[0:partitions, 0 : length * size]
+                nisa.dma_copy(
+                    dst=here[:, col : col + size], src=some.reshape_dim(1, (length, size))
+                )
         done = done + partitions * length
 
 
@@ -206,15 +240,43 @@ def _same_address(
     return ones, big
 
 
-def _add_up(
-    total: nl.NkiTensor, source: nl.NkiTensor, ones: tuple[nl.NkiTensor, nl.NkiTensor]
-) -> None:
-    """total `[P, size]` += the sum of the rows of `source`, in HBM, that have its address."""
-    shape = total.shape
+class _Sums(NamedTuple):
+    """Sums of rows, `[P, columns]` in float32, of columns `start ..`: of the finite values, in
+    PSUM, and infinity or NaN where there is another one, else 0, in SBUF."""
+
+    start: int
+    finite: nl.NkiTensor
+    special: nl.NkiTensor
+
+
+class _Waiting(NamedTuple):
+    """What is to be written to `goal`, in HBM: `total`, which was there, and the sums."""
+
+    goal: nl.NkiTensor
+    total: nl.NkiTensor
+    sums: list[_Sums]
+
+
+def _write(waiting: list[_Waiting]) -> None:
+    """Add up and write what waits, if something does."""
+    if len(waiting) == 0:
+        return
+    rows = waiting.pop()
+    for sums in rows.sums:  # while `total` is on its way
+        nisa.tensor_tensor(dst=sums.special, data1=sums.finite, data2=sums.special, op=nl.add)
+    for sums in rows.sums:
+        part = rows.total[:, sums.start : sums.start + sums.special.shape[1]]
+        nisa.tensor_tensor(dst=part, data1=part, data2=sums.special, op=nl.add)
+    nisa.dma_copy(dst=rows.goal, src=rows.total)
+
+
+def _sums_of_rows(source: nl.NkiTensor, ones: tuple[nl.NkiTensor, nl.NkiTensor]) -> list[_Sums]:
+    """For each row of `source`, in HBM, the sums of those that have its address."""
+    shape = source.shape
     rows = nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=rows, src=source)
     finite = nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=finite, value=0.0)
+    nisa.memset(dst=finite, value=0.0, engine=nisa.engine.gpsimd)
     mask = nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=mask, data=rows, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0
@@ -229,17 +291,28 @@ def _add_up(
         dst=below, data=rows, op0=nl.greater_equal, operand0=-_LARGEST, op1=nl.equal, operand1=0.0
     )
     fmax = nl.tile_size.psum_fmax
+    sums = []  # type: list[_Sums]
     for start in range(0, shape[1], fmax):
-        size = min(fmax, shape[1] - start)
-        part = total[:, start : start + size]
-        _add_product(part, ones[0], finite[:, start : start + size], 1.0)
-        _add_product(part, ones[1], above[:, start : start + size], _BIG)
-        _add_product(part, ones[1], below[:, start : start + size], -_BIG)
+        end = min(shape[1], start + fmax)
+        bank = _product(ones[0], finite[:, start:end])
+        special = _counted(ones[1], above[:, start:end], _BIG)
+        negative = _counted(ones[1], below[:, start:end], -_BIG)
+        nisa.tensor_tensor(
+            dst=special, data1=special, data2=negative, op=nl.add, engine=nisa.engine.gpsimd
+        )
+        sums.append(_Sums(start, bank, special))
+    return sums
 
 
-def _add_product(part: nl.NkiTensor, ones: nl.NkiTensor, rows: nl.NkiTensor, factor: float) -> None:
-    bank = nl.ndarray(part.shape, dtype=nl.float32, buffer=nl.psum)
+def _counted(ones: nl.NkiTensor, rows: nl.NkiTensor, factor: float) -> nl.NkiTensor:
+    """The product times `factor`, which is infinite where it is not 0; VectorE has other work."""
+    result = nl.ndarray(rows.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=result, op=nl.copy, data=_product(ones, rows), scale=factor)
+    return result
+
+
+def _product(ones: nl.NkiTensor, rows: nl.NkiTensor) -> nl.NkiTensor:
+    """In a bank of PSUM."""
+    bank = nl.ndarray(rows.shape, dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=bank, stationary=ones, moving=rows)
-    nisa.scalar_tensor_tensor(
-        dst=part, data=bank, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=part
-    )
+    return bank

@@ -57,8 +57,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     index = Index(0, words_of(b.index.dtype), b.rows, width, wraps=False)
     skipped = b.padding if 0 <= b.padding < b.rows else -1
     shape = (b.rows, width)
-    launch = launch_scatter(b, shape, ("index",), axes, [index], adds=True, skipped=skipped)
-    return launch.on_first(hw.cores)
+    return launch_scatter(b, hw, shape, ("index",), axes, [index], adds=True, skipped=skipped)
 
 
 def cost(b: Bindings) -> Cost:

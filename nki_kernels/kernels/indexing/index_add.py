@@ -52,8 +52,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The rows that are added."""
     axes, index = axes_of_dim(b.base, b.dim, b.index)
-    launch = launch_scatter(b, b.base.shape, ("index",), axes, [index], adds=True)
-    return launch.on_first(hw.cores)
+    return launch_scatter(b, hw, b.base.shape, ("index",), axes, [index], adds=True)
 
 
 def cost(b: Bindings) -> Cost:
@@ -85,6 +84,12 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         yield sample(f"{count} columns", (5, 50), 1, count)
     yield sample("the middle", (4, 9, 70), 1, 30)
     yield sample("one dimension", (300,), 0, 200)
+    for dtype in (torch.float32, torch.bfloat16):
+        yield sample(f"wide rows, {dtype}", (9, 1500), 0, 300, dtype)
+    special = sample("infinities and NaN", (50, 300), 0, 300)
+    special.values["values"][3, 4], special.values["values"][200, 299] = float("inf"), float("nan")
+    special.values["base"][7, 5] = float("-inf")
+    yield special
     yield sample("int32", (50, 24), 0, 130, index=torch.int32)
     for dtype in (torch.bfloat16, torch.float16):
         yield sample(f"{dtype}", (9, 50), 1, 30, dtype)

@@ -76,8 +76,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The rows that are written."""
     axes, indices = axes_of_index(b.base, [b[name] for name in _NAMES])
-    launch = launch_scatter(b, b.base.shape, _NAMES, axes, indices, adds=b.accumulate)
-    return launch.on_first(hw.cores)
+    return launch_scatter(b, hw, b.base.shape, _NAMES, axes, indices, adds=b.accumulate)
 
 
 def cost(b: Bindings) -> Cost:

@@ -135,8 +135,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         used = names if b["values"] is not None else names[:2]
         return Launch(scatter_lanes_kernel, (shape, *constants, *own, *tensors), used)
     axes, index = axes_along(b.base, dim, b.index)
-    launch = launch_scatter(b, shape, ("index",), axes, [index], adds=bool(b.reduce))
-    return launch.on_first(hw.cores)
+    return launch_scatter(b, hw, shape, ("index",), axes, [index], adds=bool(b.reduce))
 
 
 def cost(b: Bindings) -> Cost:

@@ -113,10 +113,11 @@ def test_refusals(shape: tuple[int, ...], dtype: torch.dtype, reason: str) -> No
     assert reason in refusal.reason
 
 
+@pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("shape", [(1,), (7, 1), (300, 9), (3, 2000), (2, 70, 33), (4, 5, 300)])
-def test_tiles_cover_every_element_once(shape: tuple[int, ...]) -> None:
+def test_tiles_cover_every_element_once(shape: tuple[int, ...], cores: int) -> None:
     for dim in range(len(shape)):
-        pieces = cut(shape, dim)
+        pieces = cut(shape, dim, cores)
         seen = torch.zeros(torch.Size(shape).numel(), dtype=torch.int64)
         for group in pieces.groups:
             assert torch.Size(size for _, size in group.partitions).numel() <= 128
@@ -128,3 +129,24 @@ def test_tiles_cover_every_element_once(shape: tuple[int, ...]) -> None:
                 start = group.start + tile * group.step
                 seen.as_strided(sizes, strides, start).add_(1)
         assert seen.eq(1).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((4096, 2048), 0), ((40, 512), 0), ((2, 70, 640), 1), ((200, 9), 1)]
+)
+def test_both_cores_have_tiles(shape: tuple[int, ...], dim: int) -> None:
+    """On one core the same work is one tile."""
+    tiles = [sum(group.tiles for group in cut(shape, dim, cores).groups) for cores in (1, 2)]
+    assert tiles == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_columns_on_both_cores(dtype: torch.dtype) -> None:
+    """Every sum is that of one core."""
+    x = torch.randn(130, 700, generator=torch.Generator().manual_seed(0)).mul(9).to(dtype)
+    found = []
+    for lnc in (1, 2):
+        torch._dynamo.reset()
+        options = {**ALL_ON_NKI, "lnc": lnc}
+        found.append(torch.compile(lambda x: x.cumsum(0), backend="trnx", options=options)(x))
+    assert torch.equal(*found)

@@ -265,6 +265,23 @@ def test_a_higher_class_overtakes(kernels: ModuleType) -> None:
     assert json.dumps(urgent.total_ps)
 
 
+def test_columns_of_rows_that_values_name(kernels: ModuleType) -> None:
+    """Writes to the same columns have their order, those to other columns need not wait."""
+    chip = hardware("trn2")
+
+    def writes(*starts: int) -> tuple[Schedule, int, int]:
+        rows = trace(kernels.scattered_columns, [_spec(128, 512), *starts], target="trn2").rows
+        found = schedule(rows, chip)
+        first, second = (p for p in range(len(found.order)) if found.order[p] >= len(rows) - 2)
+        return found, first, second
+
+    for second_start in (0, 255):
+        found, first, second = writes(0, second_start)
+        assert found.start[second] >= found.visible[first]
+    found, first, second = writes(0, 256)
+    assert found.start[second] < found.visible[first]
+
+
 def _load_rate(kernels: ModuleType, rows: int, first: int, target: str) -> float:
     """Bytes a second of 16 loads of `rows` rows of 8 KiB."""
     arguments = [_spec(128, 32768), rows, first, 2048]

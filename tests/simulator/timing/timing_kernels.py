@@ -333,6 +333,27 @@ def loads_of_rows(x, rows, first, width):
 
 
 @nki.jit
+def scattered_columns(x, first, second):
+    """Half of the columns written from column `first` on, and then from `second` on, to rows that
+    values name."""
+    rows, width = x.shape
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    index = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.iota(dst=index, pattern=[[0, 1]], offset=0, channel_multiplier=1)
+    tile = nl.ndarray((rows, width // 2), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x[:, 0 : width // 2])
+    for start in (first, second):
+        goal = out.ap(
+            pattern=[[width, rows], [1, width // 2]],
+            offset=start,
+            vector_offset=index,
+            indirect_dim=0,
+        )
+        nisa.dma_copy(dst=goal, src=tile)
+    return out
+
+
+@nki.jit
 def spread(row):
     """A row on 128 partitions."""
     out = nl.ndarray((128, row.shape[1]), dtype=row.dtype, buffer=nl.shared_hbm)

@@ -1,0 +1,96 @@
+"""Matches of several ops that take longer than the same ops, and those beside them, do in other
+kernels.
+
+A kernel that takes an op on its way takes it from the chain that ends in that op, or does in more
+time what one generated kernel would. Asked are kernels that do not compare themselves with what
+they fuse (`KernelSpec.fuses`), once for each form. Where sizes are symbols they stay, as in
+`leave_to_fusion.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+
+from torch import fx
+
+from trnx.fx_passes import advice
+from trnx.fx_passes.forms import form_of
+from trnx.fx_passes.leave_to_fusion import compute_of, has_symbols, lowered_by
+from trnx.fx_passes.match import GraphMatch
+from trnx.fx_passes.nodes import is_compute
+from trnx.fx_passes.region import Generator
+from trnx.simulator.errors import Reject
+from trnx.simulator.hardware import Hardware
+
+# Whether a match is not to be taken.
+Refused = Callable[[GraphMatch], bool]
+# Predicted seconds of a group of nodes that hands these results on; None where kernels do not run
+# all of them.
+Seconds = Callable[[Sequence[fx.Node], Sequence[fx.Node], Refused], float | None]
+
+
+def nothing(match: GraphMatch) -> bool:
+    """Refuses no match."""
+    del match
+    return False
+
+
+def takes_several(match: GraphMatch) -> bool:
+    """Whether a match has more than one op."""
+    return len(compute_of(match)) > 1
+
+
+def slower_matches(
+    matches: Sequence[GraphMatch], generator: Generator, hardware: Hardware, seconds: Seconds
+) -> dict[tuple[str, fx.Node], Reject]:
+    """By kernel and root, the matches of several ops that take longer than what would run without
+    them, and why they are refused."""
+    claimed = {node for match in matches for node in match.nodes}
+    known: dict[Hashable, tuple[float | None, float | None]] = {}
+    found: dict[tuple[str, fx.Node], Reject] = {}
+    for match in matches:
+        kernel = match.match.kernel
+        if getattr(kernel, "fuses", False) or not takes_several(match) or has_symbols(match):
+            continue
+        lowered = lowered_by(generator, hardware)
+        beside = list(_beside(match, claimed, lowered))
+        if not beside and not all(map(lowered, compute_of(match))):
+            continue
+        nodes = sorted({*beside, *match.nodes})  # in the order of the graph
+        results = [node for node in match.match.results if node is not None]
+        form = (id(kernel), form_of(nodes, results))
+        if form not in known:
+            own = seconds(nodes, results, nothing)
+            known[form] = own, seconds(nodes, results, _several_of(kernel))
+        taken, without = known[form]
+        if taken is not None and without is not None and without < taken:
+            reason = (
+                f"kernel {kernel.name} and ops beside it are predicted to take {taken * 1e6:.1f} "
+                f"us, other kernels {without * 1e6:.1f} us"
+            )
+            place = (kernel.name, match.root)
+            found[place] = Reject(reason, match.root, kernel.name, advice.PROFIT)
+    return found
+
+
+def refused_at(places: Iterable[tuple[str, fx.Node]]) -> Refused:
+    """Refuses matches of several ops by these kernels at these roots."""
+    every = frozenset(places)
+    return lambda match: (match.match.kernel.name, match.root) in every and takes_several(match)
+
+
+def _several_of(kernel: object) -> Refused:
+    return lambda match: match.match.kernel is kernel and takes_several(match)
+
+
+def _beside(
+    match: GraphMatch, claimed: set[fx.Node], lowered: Callable[[fx.Node], bool]
+) -> Iterator[fx.Node]:
+    """The ops that only the match reads, and that generated kernels run, as they do what reads
+    them; no match has them."""
+    inside = set(match.nodes)
+    for op in filter(lowered, compute_of(match)):
+        for source in op.all_input_nodes:
+            is_free = is_compute(source) and source not in claimed and lowered(source)
+            if is_free and all(user in inside for user in source.users):
+                yield source
