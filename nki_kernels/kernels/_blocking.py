@@ -14,6 +14,8 @@ A layout says how K, the last dimension of an operand `[rows, K]`, gets to the p
   and 4 bytes; on trn1 it is slow.
 * `ONE_ROW`: of a long row, 128 chunks are loaded next to each other, and TensorE transposes them; a
   row of few has as many descriptors as elements, which takes less.
+* `STREAM`: of the weights of few rows, most are loaded as they lie and transposed by TensorE, and
+  some by the DMA engines (`_streamed.py`), so that both have as much to do.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ COLUMNS = "columns"
 ROWS = "rows"
 DMA = "dma"
 ONE_ROW = "one row"
+STREAM = "stream"
 
 _LARGEST_COLUMNS = 4096  # wider blocks would only lengthen the row tiles of the output
 _DEEP_ROWS = 1024
@@ -34,6 +37,11 @@ _DEEP_COLUMNS = 1024
 _DEEP_BYTES = 4096  # of K per row: what saturates a DMA
 # 2048 descriptors take 0.9 us of 16 DMA engines, a transpose and its eviction 0.5 us.
 _LONG_ROW = 2048
+# Of rows that TensorE multiplies in the time in which it transposes; of K and of weights, less than
+# which does not take the time of the triggers and of the sums' way.
+_FEW_ROWS = 64
+_LEAST_STREAMED_DEPTH = 1024
+_LEAST_STREAMED_BYTES = 2**21
 # Products of fewer columns are not shared by columns, and those of more at multiples of this.
 _LEAST_COLUMNS = 256
 COLUMN_UNIT = 128
@@ -70,6 +78,25 @@ def operand_layout(spec: TensorSpec, hw: Hardware) -> str:
     if spec.strides[-1] == 1 and hw.generation >= 3:
         return DMA
     return ROWS
+
+
+def is_streamed(x: TensorSpec, weight: TensorSpec, hw: Hardware) -> bool:
+    """Whether the layout of `weight[N, K]` is `STREAM`, where each is read once by `x[..., K]` of
+    few rows. Two cores share the rate of HBM, which is less than that of their transposing DMA.
+    """
+    rows, depth = x.numel // max(x.shape[-1], 1), x.shape[-1]
+    return (
+        hw.cores == 1
+        and rows <= _FEW_ROWS
+        and x.dtype.itemsize == 2
+        and operand_layout(weight, hw) == DMA
+        and depth >= _LEAST_STREAMED_DEPTH
+        and depth % hw.partitions == 0
+        and weight.nbytes >= _LEAST_STREAMED_BYTES
+        and leading_dims_merge(x)
+        and x.strides[-1] == 1
+        and stay_in_sbuf(rows, depth, x.dtype.itemsize, hw)
+    )
 
 
 def block_sizes(
