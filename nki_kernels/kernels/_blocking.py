@@ -37,11 +37,12 @@ _DEEP_COLUMNS = 1024
 _DEEP_BYTES = 4096  # of K per row: what saturates a DMA
 # 2048 descriptors take 0.9 us of 16 DMA engines, a transpose and its eviction 0.5 us.
 _LONG_ROW = 2048
-# Of rows that TensorE multiplies in the time in which it transposes; of K and of weights, less than
-# which does not take the time of the triggers and of the sums' way.
+# Rows that TensorE multiplies while weights arrive, and transposes these as well. With less of K or
+# of weights than this, the way of the sums takes more time than it saves (by schedule, trn2, trn3).
 _FEW_ROWS = 64
-_LEAST_STREAMED_DEPTH = 1024
-_LEAST_STREAMED_BYTES = 2**21
+_LEAST_STREAMED_DEPTH = 2048
+_LEAST_STREAMED_BYTES = 2**23
+_LEAST_STREAMED_BYTES_GEN4 = 2**25
 # Products of fewer columns are not shared by columns, and those of more at multiples of this.
 _LEAST_COLUMNS = 256
 COLUMN_UNIT = 128
@@ -81,10 +82,13 @@ def operand_layout(spec: TensorSpec, hw: Hardware) -> str:
 
 
 def is_streamed(x: TensorSpec, weight: TensorSpec, hw: Hardware) -> bool:
-    """Whether the layout of `weight[N, K]` is `STREAM`, where each is read once by `x[..., K]` of
-    few rows. Two cores share the rate of HBM, which is less than that of their transposing DMA.
+    """Whether the layout of `weight[N, K]`, read once by `x[..., K]` of few rows, is `STREAM`:
+    TensorE has the time to transpose what the DMA engines would, 10 % slower than they load. Two
+    cores share the rate of HBM, which is less than that of their transposing DMA.
     """
-    rows, depth = x.numel // max(x.shape[-1], 1), x.shape[-1]
+    depth = x.shape[-1]
+    rows = x.numel // depth
+    least = _LEAST_STREAMED_BYTES if hw.generation == 3 else _LEAST_STREAMED_BYTES_GEN4
     return (
         hw.cores == 1
         and rows <= _FEW_ROWS
@@ -92,7 +96,7 @@ def is_streamed(x: TensorSpec, weight: TensorSpec, hw: Hardware) -> bool:
         and operand_layout(weight, hw) == DMA
         and depth >= _LEAST_STREAMED_DEPTH
         and depth % hw.partitions == 0
-        and weight.nbytes >= _LEAST_STREAMED_BYTES
+        and weight.nbytes >= least
         and leading_dims_merge(x)
         and x.strides[-1] == 1
         and stay_in_sbuf(rows, depth, x.dtype.itemsize, hw)

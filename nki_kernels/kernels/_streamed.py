@@ -21,16 +21,17 @@ from trnx.nki_kernels.kernels._matmul import Epilogue, apply_epilogue, load_adde
 _DEPTH = 2048
 # Loads of which the blocks are transposed before the oldest of them is multiplied: TensorE does not
 # wait for the evictions.
-_AHEAD = 2
+AHEAD = 2
 # Tiles of 128 columns of which the sums are transposed into one bank of PSUM.
 _TILES = 4
-# Of so many tiles the DMA engines transpose one, and the last tile, which then takes the least time
-# behind the last load. By schedule: trn3 loads 1.4 times as fast, and has the same TensorE.
-_PERIOD = 16
+# The DMA engines transpose the last tile, which then takes the least time behind the last load, and
+# one of as many as K has pairs of chunks: the less K, the more of TensorE's time the sums take. By
+# schedule; trn3 loads 1.4 times as fast, and has the same TensorE.
+_CHUNKS_A_TILE = 2
 _PERIOD_GEN4 = 2
 
 
-class _Load(NamedTuple):
+class Load(NamedTuple):
     """Columns `col .. col + cols` and indices `k .. k + ks` of the contraction."""
 
     col: int
@@ -89,21 +90,21 @@ def stream_product(
     64 at most.
     """
     pmax = nl.tile_size.pmax
-    loads = _loads(columns, w.shape[1])
+    loads = loads_of(columns, w.shape[1])
     bias = None if then.bias is None else _bias_by_columns(then.bias, columns)
     tiles = []  # type: list[nl.NkiTensor]
     waiting = []  # type: list[_Sums]
     bank = nl.ndarray((pmax, _TILES, data.shape[2]), dtype=nl.float32, buffer=nl.psum)
-    for number in range(len(loads) + _AHEAD):
+    for number in range(len(loads) + AHEAD):
         if number < len(loads):
-            tiles.append(_load(w, loads[number]))
-        if number < _AHEAD:
+            tiles.append(load_transposed(w, loads[number]))
+        if number < AHEAD:
             continue
-        load = loads[number - _AHEAD]
+        load = loads[number - AHEAD]
         place = (load.col - columns[0]) // pmax % _TILES
         if place == 0 and load.k == 0:
             bank = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.psum)
-        _multiply(bank[0 : load.cols, place, :], tiles[number - _AHEAD], data, load.k)
+        multiply_loaded(bank[0 : load.cols, place, :], tiles[number - AHEAD], data, load.k)
         # Behind the products of the next load, so that TensorE does not wait for the copy.
         for sums in waiting:
             _finish(out, sums, then)
@@ -114,20 +115,24 @@ def stream_product(
         _finish(out, sums, then)
 
 
-def _loads(columns: tuple[int, int], depth: int) -> list[_Load]:
+def loads_of(columns: tuple[int, int], depth: int) -> list[Load]:
+    """The loads of weights `[N, K]`, tile by tile of 128 of the `columns` from the first to the
+    second."""
     pmax = nl.tile_size.pmax
-    period = _PERIOD_GEN4 if nisa.get_nc_version() == nisa.nc_version.gen4 else _PERIOD
+    period = max(2, depth // pmax // _CHUNKS_A_TILE)
+    if nisa.get_nc_version() == nisa.nc_version.gen4:
+        period = _PERIOD_GEN4
     loads = []
     for col in range(columns[0], columns[1], pmax):
         cols = min(pmax, columns[1] - col)
         by_dma = col + cols == columns[1] or (col - columns[0]) // pmax % period == period - 1
         for k in range(0, depth, _DEPTH):
-            loads.append(_Load(col, cols, k, min(_DEPTH, depth - k), by_dma))
+            loads.append(Load(col, cols, k, min(_DEPTH, depth - k), by_dma))
     return loads
 
 
-def _load(w: nl.NkiTensor, load: _Load) -> nl.NkiTensor:
-    """`[128, chunks, cols]` of the weights."""
+def load_transposed(w: nl.NkiTensor, load: Load) -> nl.NkiTensor:
+    """`[128, chunks, cols]` of the weights `[N, K]`."""
     pmax = nl.tile_size.pmax
     chunks = load.ks // pmax
     source = w[load.col : load.col + load.cols, load.k : load.k + load.ks]
@@ -152,21 +157,21 @@ def _load(w: nl.NkiTensor, load: _Load) -> nl.NkiTensor:
     return tile
 
 
-def _is_vectors(load: _Load, number: int) -> bool:
+def _is_vectors(load: Load, number: int) -> bool:
     """Whether VectorE evicts the bank, three of five; else ScalarE, which takes longer."""
     banks = _DEPTH // (2 * nl.tile_size.psum_bank_fmax)
     first = load.col // nl.tile_size.pmax * 3 + load.k // _DEPTH * banks
     return (first + number) * 3 % 5 < 3
 
 
-def _multiply(dst: nl.NkiTensor, tile: nl.NkiTensor, data: nl.NkiTensor, k: int) -> None:
+def multiply_loaded(dst: nl.NkiTensor, tile: nl.NkiTensor, data: nl.NkiTensor, k: int) -> None:
     """`dst[cols, M] += tile[128, chunks, cols].T @ data`, from index k on."""
     first = k // nl.tile_size.pmax
     for chunk in range(tile.shape[1]):
         nisa.nc_matmul(dst=dst, stationary=tile[:, chunk], moving=data[:, first + chunk])
 
 
-def _is_last(load: _Load, place: int, columns: tuple[int, int]) -> bool:
+def _is_last(load: Load, place: int, columns: tuple[int, int]) -> bool:
     """Whether the sums up to this tile of columns go on. The last tile goes alone, because it has
     the least left to do behind the last load then, and may be narrower."""
     rest = columns[1] - load.col - load.cols
@@ -175,7 +180,7 @@ def _is_last(load: _Load, place: int, columns: tuple[int, int]) -> bool:
 
 def _take(
     bank: nl.NkiTensor,
-    load: _Load,
+    load: Load,
     place: int,
     bias: nl.NkiTensor | None,
     columns: tuple[int, int],
