@@ -81,26 +81,30 @@ def operand_layout(spec: TensorSpec, hw: Hardware) -> str:
     return ROWS
 
 
-def is_streamed(x: TensorSpec, weight: TensorSpec, hw: Hardware) -> bool:
-    """Whether the layout of `weight[N, K]`, read once by `x[..., K]` of few rows, is `STREAM`:
-    TensorE has the time to transpose what the DMA engines would, 10 % slower than they load. Two
-    cores share the rate of HBM, which is less than that of their transposing DMA.
+def weight_layout(rows: int, weight: TensorSpec, hw: Hardware) -> str:
+    """The layout of `weight[N, K]` that is read once: `STREAM` with few rows, where TensorE has the
+    time to transpose what the DMA engines would, 10 % slower than they load. Two cores share the
+    rate of HBM, which is less than that of their transposing DMA.
     """
-    depth = x.shape[-1]
-    rows = x.numel // depth
+    layout, depth = operand_layout(weight, hw), weight.shape[1]
     least = _LEAST_STREAMED_BYTES if hw.generation == 3 else _LEAST_STREAMED_BYTES_GEN4
-    return (
+    fits = (
         hw.cores == 1
         and rows <= _FEW_ROWS
-        and x.dtype.itemsize == 2
-        and operand_layout(weight, hw) == DMA
+        and weight.dtype.itemsize == 2
         and depth >= _LEAST_STREAMED_DEPTH
         and depth % hw.partitions == 0
         and weight.nbytes >= least
-        and leading_dims_merge(x)
-        and x.strides[-1] == 1
-        and stay_in_sbuf(rows, depth, x.dtype.itemsize, hw)
+        and stay_in_sbuf(rows, depth, weight.dtype.itemsize, hw)
     )
+    return STREAM if layout == DMA and fits else layout
+
+
+def weight_layout_beside(x: TensorSpec, weight: TensorSpec, hw: Hardware) -> str:
+    """The same where `x[..., K]` is loaded as well, which `load_few_rows` does as it lies."""
+    if leading_dims_merge(x) and x.strides[-1] == 1:
+        return weight_layout(x.numel // x.shape[-1], weight, hw)
+    return operand_layout(weight, hw)
 
 
 def block_sizes(

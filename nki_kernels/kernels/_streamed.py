@@ -15,7 +15,14 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._matmul import Epilogue, apply_epilogue, load_added
+from trnx.nki_kernels.kernels._blocking import STREAM
+from trnx.nki_kernels.kernels._matmul import (
+    Epilogue,
+    apply_epilogue,
+    load_added,
+    product_of_tile,
+)
+from trnx.nki_kernels.kernels._operands import MatmulOperand
 
 # Of K, which one DMA brings for 128 columns: 512 KiB, 1.4 us on trn2, more than its trigger.
 _DEPTH = 2048
@@ -76,6 +83,21 @@ def load_few_rows(x: nl.NkiTensor) -> nl.NkiTensor:
             nisa.nc_transpose(dst=bank[:, c], data=block, engine=nisa.engine.tensor)
         nisa.tensor_copy(dst=target[:, chunk : chunk + count], src=bank)
     return result
+
+
+def product_of_rows(
+    out: nl.NkiTensor,
+    data: nl.NkiTensor,
+    w: MatmulOperand,
+    block_columns: int,
+    then: Epilogue,
+    columns: tuple[int, int],
+) -> None:
+    """`stream_product` where the layout of `w` says so, else `product_of_tile`."""
+    if w.layout == STREAM:
+        stream_product(out, data, w.segments[0], then, columns)
+    else:
+        product_of_tile(out, data, w, block_columns, then, columns)
 
 
 def stream_product(

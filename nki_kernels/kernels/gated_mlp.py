@@ -28,9 +28,10 @@ from trnx.nki_kernels.kernels._activations import ACTIVATIONS
 from trnx.nki_kernels.kernels._blocking import (
     COLUMN_UNIT,
     STREAM,
-    is_streamed,
     leading_dims_merge,
     operand_layout,
+    weight_layout,
+    weight_layout_beside,
 )
 from trnx.nki_kernels.kernels._cores import share_of, share_of_program
 from trnx.nki_kernels.kernels._matmul import Epilogue, activation_function, multiply
@@ -47,7 +48,6 @@ from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
-from trnx.simulator.memory.tensor_spec import TensorSpec
 
 aten = torch.ops.aten
 
@@ -371,10 +371,10 @@ def _blocks(b: Bindings, hw: Hardware) -> tuple[int, bool, bool]:
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The layouts that the strides allow, and the blocks of rows."""
-    layouts = [operand_layout(spec, hw) for spec in (b.gate, b.up, b.down)]
-    hidden = TensorSpec.dense((b.x.numel // b.x.shape[-1], b.gate.shape[0]), b.x.dtype)
-    if all(is_streamed(*p, hw) for p in ((b.x, b.gate), (b.x, b.up), (hidden, b.down))):
-        layouts = [STREAM] * 3
+    layouts = [weight_layout_beside(b.x, spec, hw) for spec in (b.gate, b.up)]
+    layouts.append(weight_layout(b.x.numel // b.x.shape[-1], b.down, hw))
+    if layouts != [STREAM] * 3:
+        layouts = [operand_layout(spec, hw) for spec in (b.gate, b.up, b.down)]
     names = ("x", "gate", "up", "down", "residual", "activation")
     given = (operand_layout(b.x, hw), leading_dims_merge(b.x), *layouts, *_blocks(b, hw))
     return Launch.of(gated_mlp_kernel, b, names, *given)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from trnx.nki_kernels.kernels._activations import ACTIVATIONS
-from trnx.nki_kernels.kernels._blocking import STREAM, is_streamed
+from trnx.nki_kernels.kernels._blocking import STREAM, weight_layout_beside
 from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, own_part, product
 from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
 from trnx.nki_kernels.kernels._projections import blocks_of, layouts_of, reject_linear
@@ -85,9 +85,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The layouts that the strides of x and weight allow, and the block sizes."""
     names = ("x", "weight", "bias", "residual", "activation")
-    layouts = layouts_of(b, hw)
-    if is_streamed(b.x, b.weight, hw):
-        layouts = (*layouts[:2], STREAM)
+    layouts = (*layouts_of(b, hw)[:2], weight_layout_beside(b.x, b.weight, hw))
     return Launch.of(linear_kernel, b, names, *layouts, *blocks_of(b, hw))
 
 

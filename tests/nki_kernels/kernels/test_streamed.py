@@ -40,16 +40,16 @@ def launch_of(name: str, values: dict[str, Any], chip: Hardware) -> Launch:
 
 
 def is_streamed(name: str, values: dict[str, Any], chip: Hardware) -> bool:
-    return STREAM in launch_of(name, values, chip).arguments
+    arguments = launch_of(name, values, chip).arguments
+    return STREAM in arguments or any(isinstance(a, tuple) and STREAM in a for a in arguments)
 
 
-def run(name: str, values: dict[str, Any], chip: Hardware = TRN2) -> torch.Tensor:
+def run(name: str, values: dict[str, Any], chip: Hardware = TRN2) -> list[torch.Tensor]:
     launch = launch_of(name, values, chip)
-    assert STREAM in launch.arguments
+    assert is_streamed(name, values, chip)
     grid = launch.grid if launch.grid > 1 else None
     program = simulator.trace(launch.kernel, launch.arguments, target=chip.target, grid=grid)
-    (found,) = program.run([values[n] for n in launch.tensor_names])
-    return found
+    return list(program.run([values[n] for n in launch.tensor_names]))
 
 
 def check(name: str, values: dict[str, Any], found: torch.Tensor) -> None:
@@ -86,7 +86,7 @@ def test_edges_of_rows_depth_and_columns(
 ) -> None:
     x, weight = draw(rows, depth, dtype=dtype), draw(columns, depth, dtype=dtype, seed=1)
     values = linear(x, weight / depth**0.5, bias=draw(columns, dtype=dtype, seed=2))
-    check("linear", values, run("linear", values))
+    check("linear", values, run("linear", values)[0])
 
 
 @pytest.mark.parametrize("more", ["bias", "gelu", "residual", "bias and residual"])
@@ -99,32 +99,31 @@ def test_what_follows_the_product(more: str) -> None:
         values["residual"] = draw(3, 4, 2090, seed=3)
     if more == "gelu":
         values["activation"] = "gelu"
-    check("linear", values, run("linear", values))
+    check("linear", values, run("linear", values)[0])
 
 
 def test_a_bias_of_more_columns_than_one_transpose_holds() -> None:
     x, weight = draw(2, 2048), draw(128 * 128 + 70, 2048, seed=1) / 45
     values = linear(x, weight, bias=draw(128 * 128 + 70, seed=2))
-    check("linear", values, run("linear", values))
+    check("linear", values, run("linear", values)[0])
 
 
 def test_what_is_not_finite_stays_in_its_row_and_column() -> None:
     x, weight = draw(9, 2048), draw(2100, 2048, seed=1) / 45
     x[2, 5], x[3, 2047], weight[130, 7], weight[2099, 0] = torch.nan, torch.inf, torch.inf, -3e38
-    found = run("linear", linear(x, weight))
+    (found,) = run("linear", linear(x, weight))
     torch.testing.assert_close(found, F.linear(x, weight), rtol=0.02, atol=0.02, equal_nan=True)
 
 
 def test_rows_and_weights_with_gaps_between_them() -> None:
     x, weight = draw(6, 2100)[:, :2048], draw(2100, 4100, seed=1)[:, 4:2052] / 45
     values = linear(x, weight)
-    found = run("linear", values)
-    check("linear", values, found)
+    check("linear", values, run("linear", values)[0])
 
 
 def test_on_trn3() -> None:
     values = linear(draw(4, 4096), draw(4100, 4096, seed=1) / 64, bias=draw(4100, seed=2))
-    check("linear", values, run("linear", values, TRN3))
+    check("linear", values, run("linear", values, TRN3)[0])
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64])
@@ -134,7 +133,41 @@ def test_a_gated_mlp(rows: int) -> None:
         "x": x, "gate": gate, "up": up, "down": draw(2000, 2176, seed=3) / 45,
         "residual": draw(rows, 2000, seed=4) if rows == 3 else None, "activation": "silu",
     }  # fmt: skip
-    check("gated_mlp", values, run("gated_mlp", values))
+    check("gated_mlp", values, run("gated_mlp", values)[0])
+
+
+@pytest.mark.parametrize("rows", [1, 30])
+def test_three_products_of_one_input(rows: int) -> None:
+    x, third = draw(rows, 2048), draw(2048, 2048, seed=3) / 45
+    values = {
+        "x": x, "weight": draw(2100, 2048, seed=1) / 45, "weight_1": draw(2049, 2048, seed=2) / 45,
+        "weight_2": third, "bias": draw(2100, seed=4), "bias_1": None, "bias_2": draw(2048, seed=5),
+    }  # fmt: skip
+    found = run("three_linears", values)
+    for number, end in enumerate(("", "_1", "_2")):
+        one = linear(x, values[f"weight{end}"], bias=values[f"bias{end}"])
+        check("linear", one, found[number])
+
+
+@pytest.mark.parametrize("kernel", ["norm_linear", "heads_linear"])
+def test_inputs_that_a_kernel_makes_or_loads_itself(kernel: str) -> None:
+    chip, weight, bias = TRN2, draw(2100, 2048, seed=1) / 45, draw(2100, seed=2)
+    x = draw(5, 2048)
+    values = {"x": x, "weight": weight, "bias": bias}
+    if kernel == "norm_linear":
+        values |= {
+            "norm_weight": draw(2048, seed=3), "eps": 1e-6, "offset": 0.0, "rounds": True,
+            "weight_1": None, "weight_2": None, "bias_1": None, "bias_2": None, "norm_bias": None,
+            "normalized_shape": None, "centres": False, "activation": "none",
+        }  # fmt: skip
+        wide = x.float()
+        normed = (wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).to(BF16)
+        x = normed * values["norm_weight"]
+    else:
+        heads = draw(128, 5, 16).permute(1, 2, 0)
+        values |= {"x": heads, "shape": [5, 2048]}
+        x = heads.reshape(5, 2048)
+    check("linear", linear(x, weight, bias=bias), run(kernel, values, chip)[0])
 
 
 def test_by_the_backend() -> None:
