@@ -29,6 +29,7 @@ from trnx.nki_kernels.kernels.attention._long import (
     normalise_block,
     search,
     searches_of,
+    store_long_logs,
     weigh_block,
 )
 from trnx.nki_kernels.kernels.attention._long_diagonal import keeps_diagonal, weigh_diagonal
@@ -316,12 +317,14 @@ def _with_least_at_the_end(p: LongProblem, places: list[Place]) -> list[Place]:
     return places[:number] + places[number + 1 :] + [places[number]]
 
 
-def attend(p: LongProblem, tensors: Tensors, outputs: LongOutputs, cores: int) -> tuple[int, int]:
-    """All groups of all heads that are this program's; their blocks of queries, `first .. end`."""
+def attend(
+    p: LongProblem, tensors: Tensors, outputs: LongOutputs, lse: nl.NkiTensor, cores: int
+) -> None:
+    """All groups of all heads that are this program's; `lse[blocks of queries of all, 128]`."""
     own = _own_places(_places(p, tensors[0], tensors[1]), cores)
     places = _with_least_at_the_end(p, own)
     if len(places) == 0:
-        return 0, 0
+        return
     counts = _counts(p, places)
     work = Work([], [])
     load_table(nl.exp, p.ones[0:1, 0:1])
@@ -352,9 +355,15 @@ def attend(p: LongProblem, tensors: Tensors, outputs: LongOutputs, cores: int) -
     # After the last exponentials, while others work.
     load_table(nl.log, p.ones[0:1, 0:1])
     ended = _turn(p, outputs, None, weighed, ended, [])
+    first, end = _span(own, tensors[0])
+    store_long_logs(p, outputs, lse, first, end)
     _turn(p, outputs, None, [], ended, [])
-    blocks = tensors[0].shape[2] // nl.tile_size.pmax
-    first = own[0].batch * tensors[0].shape[1] + own[0].head
-    last = own[len(own) - 1].batch * tensors[0].shape[1] + own[len(own) - 1].head
-    end = own[len(own) - 1].first + own[len(own) - 1].blocks
-    return first * blocks + own[0].first, last * blocks + end
+
+
+def _span(places: list[Place], q: nl.NkiTensor) -> tuple[int, int]:
+    """The blocks of queries of neighbouring groups, among those of all heads: `first .. end`."""
+    blocks = q.shape[2] // nl.tile_size.pmax
+    rows: list[int] = []
+    for place in (places[0], places[len(places) - 1]):
+        rows.append((place.batch * q.shape[1] + place.head) * blocks + place.first)
+    return rows[0], rows[1] + places[len(places) - 1].blocks
