@@ -132,7 +132,10 @@ def gated_mlp_kernel(
         if row < end_row:
             data = load_few_rows(x.reshape((rows, x.shape[-1])))
             hidden = _streamed_hidden(data, gate, up, activation)
-            stream_product(flat, hidden, down, Epilogue(None, residual, "none"), (0, columns))
+            if down_layout == STREAM:
+                stream_product(flat, hidden, down, Epilogue(None, residual, "none"), (0, columns))
+            else:
+                _down(flat, residual, row, [hidden], weights, _Loaded([], [], []), share)
         return out
     loaded = _Loaded([], [], [])
     for first in range(row, end_row, block_rows):
@@ -152,7 +155,8 @@ def _streamed_hidden(
     inner, depth = gate.shape
     pmax = nl.tile_size.pmax
     rows = data.shape[2]
-    hidden = nl.ndarray((pmax, inner // pmax, rows), dtype=data.dtype, buffer=nl.sbuf)
+    shape = (pmax, (inner + pmax - 1) // pmax, rows)
+    hidden = nl.ndarray(shape, dtype=data.dtype, buffer=nl.sbuf)
     loads = loads_of((0, inner), depth)
     weights = (gate, up)
     tiles = []  # type: list[nl.NkiTensor]
@@ -167,10 +171,11 @@ def _streamed_hidden(
         if load.k == 0 and done % 2 == 0:
             banks = []
             for _ in range(2):
-                banks.append(nl.ndarray((pmax, rows), dtype=nl.float32, buffer=nl.psum))
+                banks.append(nl.ndarray((load.cols, rows), dtype=nl.float32, buffer=nl.psum))
         multiply_loaded(banks[done % 2], tiles[done], data, load.k)
         if load.k + load.ks == depth and done % 2 == 1:
-            _gate(hidden[:, load.col // pmax, :], banks[0], banks[1], activation)
+            target = hidden[0 : load.cols, load.col // pmax, :]
+            _gate(target, banks[0], banks[1], activation)
     return hidden
 
 
@@ -372,8 +377,9 @@ def _blocks(b: Bindings, hw: Hardware) -> tuple[int, bool, bool]:
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The layouts that the strides allow, and the blocks of rows."""
     layouts = [weight_layout_beside(b.x, spec, hw) for spec in (b.gate, b.up)]
-    layouts.append(weight_layout(b.x.numel // b.x.shape[-1], b.down, hw))
-    if layouts != [STREAM] * 3:
+    if layouts == [STREAM, STREAM]:
+        layouts.append(weight_layout(b.x.numel // b.x.shape[-1], b.down, hw))
+    else:
         layouts = [operand_layout(spec, hw) for spec in (b.gate, b.up, b.down)]
     names = ("x", "gate", "up", "down", "residual", "activation")
     given = (operand_layout(b.x, hw), leading_dims_merge(b.x), *layouts, *_blocks(b, hw))

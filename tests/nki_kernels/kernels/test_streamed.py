@@ -136,6 +136,19 @@ def test_a_gated_mlp(rows: int) -> None:
     check("gated_mlp", values, run("gated_mlp", values)[0])
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_gated_mlp_whose_last_weight_is_not_streamed(rows: int) -> None:
+    """I has no whole chunks, and is too short for the last product."""
+    gate, up = draw(520, 8192, seed=1) / 90, draw(520, 8192, seed=2) / 90
+    values = {
+        "x": draw(rows, 8192), "gate": gate, "up": up, "down": draw(700, 520, seed=3) / 23,
+        "residual": draw(rows, 700, seed=4), "activation": "silu",
+    }  # fmt: skip
+    arguments = launch_of("gated_mlp", values, TRN2).arguments
+    assert arguments.count(STREAM) == 2
+    check("gated_mlp", values, run("gated_mlp", values)[0])
+
+
 @pytest.mark.parametrize("rows", [1, 30])
 def test_three_products_of_one_input(rows: int) -> None:
     x, third = draw(rows, 2048), draw(2048, 2048, seed=3) / 45
