@@ -170,6 +170,8 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("many rows, K = 1", values(400, 1), values(70, 1))
     case = (values(3, 140, 520, dtype=torch.bfloat16)[:, 1:], transposed(520, 90).bfloat16())
     yield sample("many rows that do not merge", *case)
+    case = (values(3, 2048, dtype=torch.bfloat16), values(2060, 2048, dtype=torch.bfloat16))
+    yield sample("few rows of a large weight", *case, bias=values(2060, dtype=torch.bfloat16))
     yield sample("deep K", values(130, 8200), values(20, 8200), bias=values(20))
 
 
