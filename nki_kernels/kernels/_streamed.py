@@ -182,7 +182,7 @@ def load_transposed(w: nl.NkiTensor, load: Load) -> nl.NkiTensor:
 def _is_vectors(load: Load, number: int) -> bool:
     """Whether VectorE evicts the bank, three of five; else ScalarE, which takes longer."""
     banks = _DEPTH // (2 * nl.tile_size.psum_bank_fmax)
-    first = load.col // nl.tile_size.pmax * 3 + load.k // _DEPTH * banks
+    first = load.col // nl.tile_size.pmax * 3 + load.k // _DEPTH * banks  # type: int
     return (first + number) * 3 % 5 < 3
 
 
