@@ -14,6 +14,8 @@ A layout says how K, the last dimension of an operand `[rows, K]`, gets to the p
   and 4 bytes; on trn1 it is slow.
 * `ONE_ROW`: of a long row, 128 chunks are loaded next to each other, and TensorE transposes them; a
   row of few has as many descriptors as elements, which takes less.
+* `STREAM`: of the weights of few rows, most are loaded as they lie and transposed by TensorE, and
+  some by the DMA engines (`_streamed.py`), so that both have as much to do.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ COLUMNS = "columns"
 ROWS = "rows"
 DMA = "dma"
 ONE_ROW = "one row"
+STREAM = "stream"
 
 _LARGEST_COLUMNS = 4096  # wider blocks would only lengthen the row tiles of the output
 _DEEP_ROWS = 1024
@@ -34,6 +37,12 @@ _DEEP_COLUMNS = 1024
 _DEEP_BYTES = 4096  # of K per row: what saturates a DMA
 # 2048 descriptors take 0.9 us of 16 DMA engines, a transpose and its eviction 0.5 us.
 _LONG_ROW = 2048
+# Rows that TensorE multiplies while weights arrive, and transposes these as well. With less of K or
+# of weights than this, the way of the sums takes more time than it saves (by schedule, trn2, trn3).
+_FEW_ROWS = 64
+_LEAST_STREAMED_DEPTH = 2048
+_LEAST_STREAMED_BYTES = 2**23
+_LEAST_STREAMED_BYTES_GEN4 = 2**25
 # Products of fewer columns are not shared by columns, and those of more at multiples of this.
 _LEAST_COLUMNS = 256
 COLUMN_UNIT = 128
@@ -70,6 +79,32 @@ def operand_layout(spec: TensorSpec, hw: Hardware) -> str:
     if spec.strides[-1] == 1 and hw.generation >= 3:
         return DMA
     return ROWS
+
+
+def weight_layout(rows: int, weight: TensorSpec, hw: Hardware) -> str:
+    """The layout of `weight[N, K]` that is read once: `STREAM` with few rows, where TensorE has the
+    time to transpose what the DMA engines would, 10 % slower than they load. Two cores share the
+    rate of HBM, which is less than that of their transposing DMA.
+    """
+    layout, depth = operand_layout(weight, hw), weight.shape[1]
+    least = _LEAST_STREAMED_BYTES if hw.generation == 3 else _LEAST_STREAMED_BYTES_GEN4
+    fits = (
+        hw.cores == 1
+        and rows <= _FEW_ROWS
+        and weight.dtype.itemsize == 2
+        and depth >= _LEAST_STREAMED_DEPTH
+        and depth % hw.partitions == 0
+        and weight.nbytes >= least
+        and stay_in_sbuf(rows, depth, weight.dtype.itemsize, hw)
+    )
+    return STREAM if layout == DMA and fits else layout
+
+
+def weight_layout_beside(x: TensorSpec, weight: TensorSpec, hw: Hardware) -> str:
+    """The same where `x[..., K]` is loaded as well, which `load_few_rows` does as it lies."""
+    if leading_dims_merge(x) and x.strides[-1] == 1:
+        return weight_layout(x.numel // x.shape[-1], weight, hw)
+    return operand_layout(weight, hw)
 
 
 def block_sizes(

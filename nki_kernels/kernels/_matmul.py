@@ -160,7 +160,7 @@ def apply_epilogue(
     activation: str,
 ) -> None:
     """`dst = activation(src + bias) + residual` in float32 with one rounding, all tiles on chip; a
-    `residual` of a derivative (`_load_added`) is multiplied."""
+    `residual` of a derivative (`load_added`) is multiplied."""
     value = src
     if bias is not None:
         last = activation == "none" and residual is None
@@ -337,7 +337,7 @@ def _block_by_chunks(
     for start in range(0, rows, pmax):
         count = min(pmax, rows - start)
         own = _added_bias(then, bias, count, 0, cols)
-        added.append(_load_added(then, row + start, col, own, count, cols))
+        added.append(load_added(then, row + start, col, own, count, cols))
     for k in range(0, turn, pmax):
         for number in range(len(banks)):
             start, left = number // across * pmax, number % across * fmax
@@ -413,7 +413,7 @@ def multiply_block(
     for start in range(0, rows, nl.tile_size.pmax):
         count = min(nl.tile_size.pmax, rows - start)
         own = _added_bias(then, bias, count, done, cols - done)
-        added = _load_added(then, row + start, col + done, own, count, cols - done)
+        added = load_added(then, row + start, col + done, own, count, cols - done)
         tile = _new_tile(out, then, count, cols - done)
         before = None if then.before is None else _new_tile(out, then, count, cols - done)
         for left in range(done, cols, nl.tile_size.psum_bank_fmax):
@@ -488,7 +488,7 @@ def _finish_tile(
         nisa.dma_copy(dst=then.before[row : row + rows, col : col + cols], src=before)
 
 
-def _load_added(
+def load_added(
     then: Epilogue, row: int, col: int, bias: nl.NkiTensor | None, rows: int, cols: int
 ) -> nl.NkiTensor | None:
     """`[rows, cols]`: the residual, if there is one, plus the bias of its columns, by GpSimd, which
@@ -546,7 +546,7 @@ def _deep_block(
         first = row + tile * pmax
         count = min(pmax, rows - tile * pmax)
         own = _part(bias, count, 0, cols)
-        added = _load_added(then, first, col, own, count, cols)
+        added = load_added(then, first, col, own, count, cols)
         result = nl.ndarray((count, cols), dtype=out.dtype, buffer=nl.sbuf)
         total = sums[0:count, tile, :]
         own = None if added is not None else own

@@ -25,10 +25,25 @@ import torch.nn.functional as F
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._activations import ACTIVATIONS
-from trnx.nki_kernels.kernels._blocking import COLUMN_UNIT, leading_dims_merge, operand_layout
+from trnx.nki_kernels.kernels._blocking import (
+    COLUMN_UNIT,
+    STREAM,
+    leading_dims_merge,
+    operand_layout,
+    weight_layout,
+    weight_layout_beside,
+)
 from trnx.nki_kernels.kernels._cores import share_of, share_of_program
-from trnx.nki_kernels.kernels._matmul import activation_function, multiply
+from trnx.nki_kernels.kernels._matmul import Epilogue, activation_function, multiply
 from trnx.nki_kernels.kernels._operands import MatmulOperand, load_operand, piece_rows, segments_of
+from trnx.nki_kernels.kernels._streamed import (
+    AHEAD,
+    load_few_rows,
+    load_transposed,
+    loads_of,
+    multiply_loaded,
+    stream_product,
+)
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -113,6 +128,15 @@ def gated_mlp_kernel(
         for core in range(cores):
             parts.append(share_of_program(gate.shape[0], cores, _INNER_UNIT, core))
         share = _Share(share_of(columns, cores, COLUMN_UNIT), parts, True)
+    if gate_layout == STREAM:
+        if row < end_row:
+            data = load_few_rows(x.reshape((rows, x.shape[-1])))
+            hidden = _streamed_hidden(data, gate, up, activation)
+            if down_layout == STREAM:
+                stream_product(flat, hidden, down, Epilogue(None, residual, "none"), (0, columns))
+            else:
+                _down(flat, residual, row, [hidden], weights, _Loaded([], [], []), share)
+        return out
     loaded = _Loaded([], [], [])
     for first in range(row, end_row, block_rows):
         count = min(block_rows, end_row - first)
@@ -121,6 +145,45 @@ def gated_mlp_kernel(
             loaded = _Loaded([], [], [])
         _block(flat, residual, first, data, weights, loaded, activation, share)
     return out
+
+
+def _streamed_hidden(
+    data: nl.NkiTensor, gate: nl.NkiTensor, up: nl.NkiTensor, activation: str
+) -> nl.NkiTensor:
+    """`activation(gate) * up`, `[128, chunks of I, rows]`, of few rows `data[128, chunks of K,
+    rows]`; gate and up are loaded in turns."""
+    inner, depth = gate.shape
+    pmax = nl.tile_size.pmax
+    rows = data.shape[2]
+    shape = (pmax, (inner + pmax - 1) // pmax, rows)
+    hidden = nl.ndarray(shape, dtype=data.dtype, buffer=nl.sbuf)
+    loads = loads_of((0, inner), depth)
+    weights = (gate, up)
+    tiles = []  # type: list[nl.NkiTensor]
+    banks = []  # type: list[nl.NkiTensor]
+    for number in range(2 * len(loads) + AHEAD):
+        if number < 2 * len(loads):
+            tiles.append(load_transposed(weights[number % 2], loads[number // 2]))
+        if number < AHEAD:
+            continue
+        done = number - AHEAD
+        load = loads[done // 2]
+        if load.k == 0 and done % 2 == 0:
+            banks = []
+            for _ in range(2):
+                banks.append(nl.ndarray((load.cols, rows), dtype=nl.float32, buffer=nl.psum))
+        multiply_loaded(banks[done % 2], tiles[done], data, load.k)
+        if load.k + load.ks == depth and done % 2 == 1:
+            target = hidden[0 : load.cols, load.col // pmax, :]
+            _gate(target, banks[0], banks[1], activation)
+    return hidden
+
+
+def _gate(dst: nl.NkiTensor, gated: nl.NkiTensor, upped: nl.NkiTensor, activation: str) -> None:
+    """`dst = activation(gated) * upped`, sums in PSUM, rounded once."""
+    active = nl.ndarray(gated.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=active, op=activation_function(activation), data=gated)
+    nisa.tensor_tensor(dst=dst, data1=active, data2=upped, op=nl.multiply)
 
 
 def _block(
@@ -177,10 +240,8 @@ def _hidden(
             upped = nl.ndarray((width, rows), dtype=nl.float32, buffer=nl.psum)
             multiply(gated, loaded.gate[piece], start, data, 0, depth)
             multiply(upped, loaded.up[piece], start, data, 0, depth)
-            active = nl.ndarray((width, rows), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.activation(dst=active, op=activation_function(activation), data=gated)
             target = hidden[0:width, (first - inner[0] + start) // pmax, :]
-            nisa.tensor_tensor(dst=target, data1=active, data2=upped, op=nl.multiply)
+            _gate(target, gated, upped, activation)
     return hidden
 
 
@@ -315,7 +376,11 @@ def _blocks(b: Bindings, hw: Hardware) -> tuple[int, bool, bool]:
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The layouts that the strides allow, and the blocks of rows."""
-    layouts = [operand_layout(spec, hw) for spec in (b.gate, b.up, b.down)]
+    layouts = [weight_layout_beside(b.x, spec, hw) for spec in (b.gate, b.up)]
+    if layouts == [STREAM, STREAM]:
+        layouts.append(weight_layout(b.x.numel // b.x.shape[-1], b.down, hw))
+    else:
+        layouts = [operand_layout(spec, hw) for spec in (b.gate, b.up, b.down)]
     names = ("x", "gate", "up", "down", "residual", "activation")
     given = (operand_layout(b.x, hw), leading_dims_merge(b.x), *layouts, *_blocks(b, hw))
     return Launch.of(gated_mlp_kernel, b, names, *given)

@@ -22,12 +22,13 @@ from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._blocking import (
     COLUMN_UNIT,
     leading_dims_merge,
-    operand_layout,
     tile_columns,
+    weight_layout,
 )
 from trnx.nki_kernels.kernels._cores import share_of
-from trnx.nki_kernels.kernels._matmul import Epilogue, product_of_tile
+from trnx.nki_kernels.kernels._matmul import Epilogue
 from trnx.nki_kernels.kernels._operands import MatmulOperand
+from trnx.nki_kernels.kernels._streamed import product_of_rows
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -67,7 +68,7 @@ def heads_linear_kernel(
             tile = nl.ndarray((depth, rows, heads), dtype=x.dtype, buffer=nl.sbuf)
             nisa.dma_copy(dst=tile, src=by_head.permute((2, 0, 1)))
             data = tile.permute((0, 2, 1))
-        product_of_tile(
+        product_of_rows(
             out.reshape((rows, columns)),
             data,
             MatmulOperand([weight], layout),
@@ -128,7 +129,8 @@ def _columns(b: Bindings, hw: Hardware) -> int:
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The order of rows and heads, the layout of the weight, and the blocks of columns."""
-    how = (tuple(b.shape), _is_heads_first(b.x), operand_layout(b.weight, hw), _columns(b, hw))
+    layout = weight_layout(b.x.numel // b.shape[-1], b.weight, hw)
+    how = (tuple(b.shape), _is_heads_first(b.x), layout, _columns(b, hw))
     return Launch.of(heads_linear_kernel, b, ("x", "weight", "bias"), *how)
 
 

@@ -19,9 +19,11 @@ import torch
 import torch.nn.functional as F
 
 from trnx.nki_kernels.kernels._activations import ACTIVATIONS
+from trnx.nki_kernels.kernels._blocking import STREAM, weight_layout_beside
 from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, own_part, product
 from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
 from trnx.nki_kernels.kernels._projections import blocks_of, layouts_of, reject_linear
+from trnx.nki_kernels.kernels._streamed import load_few_rows, stream_product
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -55,13 +57,20 @@ def linear_kernel(
         bias = bias.reshape((weight.shape[0],))
     if residual is not None:
         residual = residual.reshape((rows, weight.shape[0]))
+    then = Epilogue(bias, residual, activation)
+    part = own_part(rows, weight.shape[0], cores)
+    if weight_layout == STREAM:
+        if part.col < part.end_col:
+            data = load_few_rows(x.reshape((rows, x.shape[-1])))
+            stream_product(flat, data, weight, then, (part.col, part.end_col))
+        return out
     product(
         flat,
         MatmulOperand(segments_of(x, x_merged), x_layout),
         MatmulOperand([weight], weight_layout),
         Blocks(block_rows, block_columns, block_depth, keep),
-        Epilogue(bias, residual, activation),
-        own_part(rows, weight.shape[0], cores),
+        then,
+        part,
         [],
     )
     return out
@@ -76,7 +85,8 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The layouts that the strides of x and weight allow, and the block sizes."""
     names = ("x", "weight", "bias", "residual", "activation")
-    return Launch.of(linear_kernel, b, names, *layouts_of(b, hw), *blocks_of(b, hw))
+    layouts = (*layouts_of(b, hw)[:2], weight_layout_beside(b.x, b.weight, hw))
+    return Launch.of(linear_kernel, b, names, *layouts, *blocks_of(b, hw))
 
 
 def cost(b: Bindings) -> Cost:
@@ -160,6 +170,8 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("many rows, K = 1", values(400, 1), values(70, 1))
     case = (values(3, 140, 520, dtype=torch.bfloat16)[:, 1:], transposed(520, 90).bfloat16())
     yield sample("many rows that do not merge", *case)
+    case = (values(3, 2048, dtype=torch.bfloat16), values(2060, 2048, dtype=torch.bfloat16))
+    yield sample("few rows of a large weight", *case, bias=values(2060, dtype=torch.bfloat16))
     yield sample("deep K", values(130, 8200), values(20, 8200), bias=values(20))
 
 

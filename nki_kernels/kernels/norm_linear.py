@@ -29,9 +29,10 @@ from trnx.nki_kernels.kernels._blocking import (
     leading_dims_merge,
     operand_layout,
     tile_columns,
+    weight_layout,
 )
 from trnx.nki_kernels.kernels._cores import share_of
-from trnx.nki_kernels.kernels._matmul import Epilogue, product_of_tile
+from trnx.nki_kernels.kernels._matmul import Epilogue
 from trnx.nki_kernels.kernels._norm_columns import centred, columns_of, scaled
 from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
 from trnx.nki_kernels.kernels._projections import (
@@ -43,6 +44,7 @@ from trnx.nki_kernels.kernels._projections import (
     weights_of,
 )
 from trnx.nki_kernels.kernels._rows import offset_vector
+from trnx.nki_kernels.kernels._streamed import product_of_rows
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -117,7 +119,7 @@ def norm_linear_kernel(
         data = scaled(data, factor, addend, x.dtype, depth, eps, rounds)
         biases = [bias, bias_1, bias_2]
         for number in range(len(weights)):
-            product_of_tile(
+            product_of_rows(
                 outs[number].reshape((rows, weights[number].shape[0])),
                 data,
                 MatmulOperand([weights[number]], layouts[number]),
@@ -173,7 +175,8 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         COLUMNS if spec is None else operand_layout(spec, hw)
         for spec in (b.norm_weight, b.norm_bias)
     )
-    layouts = tuple(operand_layout(spec, hw) for spec in weights_of(b))
+    rows = b.x.numel // b.x.shape[-1]
+    layouts = tuple(weight_layout(rows, spec, hw) for spec in weights_of(b))
     names = ("x", "norm_weight", *WEIGHTS, *BIASES, "norm_bias", "eps", *_HOW)
     given = (operand_layout(b.x, hw), leading_dims_merge(b.x), vectors, layouts)
     return Launch.of(norm_linear_kernel, b, names, *given, _block_columns(b, hw))

@@ -18,12 +18,14 @@ import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._blocking import (
+    STREAM,
     block_sizes,
     leading_dims_merge,
     operand_layout,
     part_sizes,
     shares_rows,
     stay_in_sbuf,
+    weight_layout_beside,
 )
 from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, part_of, product
 from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
@@ -35,6 +37,7 @@ from trnx.nki_kernels.kernels._projections import (
     reject_projections,
     weights_of,
 )
+from trnx.nki_kernels.kernels._streamed import load_few_rows, stream_product
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -74,6 +77,9 @@ def three_linears_kernel(
         outs.append(nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm))
     operand = MatmulOperand(segments_of(x, x_merged), x_layout)
     kept = []  # type: list[Any]
+    if layouts[0] == STREAM:
+        _stream(outs, x.reshape((rows, x.shape[-1])), weights, biases, cores)
+        return outs[0], outs[1], outs[2]
     for number in range(3):
         columns = weights[number].shape[0]
         product(
@@ -86,6 +92,24 @@ def three_linears_kernel(
             kept,
         )
     return outs[0], outs[1], outs[2]
+
+
+def _stream(
+    outs: list[nl.NkiTensor],
+    x: nl.NkiTensor,
+    weights: tuple[nl.NkiTensor, ...],
+    biases: tuple[nl.NkiTensor | None, ...],
+    cores: int,
+) -> None:
+    """The products of few rows of one core."""
+    if nl.program_id(0) >= cores:
+        return
+    data = load_few_rows(x)
+    for number in range(3):
+        columns = weights[number].shape[0]
+        out = outs[number].reshape((x.shape[0], columns))
+        then = Epilogue(biases[number], None, "none")
+        stream_product(out, data, weights[number], then, (0, columns))
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
@@ -103,7 +127,9 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     parts = [part_sizes(rows, w.shape[0], hw.cores, by_rows) for w in weights]
     blocks = [block_sizes(*part, depth, itemsize, hw) for part in parts]
     keep = stay_in_sbuf(parts[0][0], depth, itemsize, hw)
-    layouts = tuple(operand_layout(w, hw) for w in weights)
+    layouts = tuple(weight_layout_beside(b.x, w, hw) for w in weights)
+    if STREAM in layouts and layouts != (STREAM,) * 3:
+        layouts = tuple(operand_layout(w, hw) for w in weights)
     sizes = (tuple(block[i] for block in blocks) for i in range(3))
     given = (operand_layout(b.x, hw), leading_dims_merge(b.x), layouts, *sizes, keep, by_rows)
     return Launch.of(three_linears_kernel, b, ("x", *WEIGHTS, *BIASES), *given)

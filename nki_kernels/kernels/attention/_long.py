@@ -21,6 +21,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels.attention._heads import store_late
 from trnx.nki_kernels.kernels.attention._long_keys import KeyHead, key_span
 from trnx.nki_kernels.kernels.attention._masks import CLAMP_FALSE
 
@@ -474,4 +475,4 @@ def store_long_logs(
         nisa.nc_transpose(dst=turned, data=logs, engine=nisa.engine.tensor)
         rows = nl.ndarray((count, pmax), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_copy(dst=rows, src=turned)
-        nisa.dma_copy(dst=lse[first : first + count], src=rows)
+        store_late(lse[first : first + count], rows, True)

@@ -29,6 +29,7 @@ from trnx.nki_kernels.kernels.attention._long import (
     normalise_block,
     search,
     searches_of,
+    store_long_logs,
     weigh_block,
 )
 from trnx.nki_kernels.kernels.attention._long_diagonal import keeps_diagonal, weigh_diagonal
@@ -42,8 +43,10 @@ from trnx.nki_kernels.kernels.attention._long_keys import (
 )
 from trnx.nki_kernels.kernels.attention._masks import shares
 
-# Steps from the last one of a group to its first weights: the maxima have a way to go.
+# Steps from the last one of a group to its first weights: the maxima have a way to go. Those of
+# narrow heads take as long, but TensorE has less to do in between (by schedule).
 _MARGIN = 12
+_NARROW_MARGIN = 8
 # The same for the first group of all, for which everything waits.
 _FIRST_MARGIN = 10
 # How many groups ahead steps are planned.
@@ -57,6 +60,8 @@ _DIAGONAL_VALUES = 2
 _NORMALISED = 3
 # A group is loaded when no more steps than these are left: DMA takes as long as they do.
 _LOADED = 12
+# The same before the first weights, for which everything waits: DMA lays out their maxima.
+_FIRST_LOADED = 8
 
 
 # q, k, v and a mask of keys, `[B or 1, .., .., S]`.
@@ -133,10 +138,11 @@ def _work_of(places: list[Place]) -> list[int]:
     return work
 
 
-def _counts(places: list[Place]) -> list[int]:
+def _counts(p: LongProblem, places: list[Place]) -> list[int]:
     """How many steps of the search go before the first turn, and with each. A turn gets what is the
     most for its time, up to the start of any of the groups that follow."""
     work = _work_of(places)
+    margin = _NARROW_MARGIN if p.narrow > 0 else _MARGIN
     total = 0
     for place in places:
         total += place.steps
@@ -158,7 +164,7 @@ def _counts(places: list[Place]) -> list[int]:
                 first = 0
                 if later + 1 < len(places):
                     wanted += places[later + 1].steps
-                need = min(total, wanted + _MARGIN) - done
+                need = min(total, wanted + margin) - done
                 count = max(count, (need * work[slot] + time - 1) // time)
             done += count
             counts.append(count)
@@ -178,7 +184,8 @@ def _load(
     q = tensors[0]
     group = q.shape[1] // tensors[1].shape[1]
     number = len(work.groups)
-    if number == 0 or (place.first == 0 and place.head % group == 0):
+    last = work.groups[number - 1] if number > 0 else None
+    if last is None or (last.batch, last.head // group) != (place.batch, place.head // group):
         head = place.head // group
         before = work.groups[number - 1].source if number > 0 else None
         mask = _key_mask(tensors[3], place.batch, before)
@@ -232,9 +239,10 @@ def _take(
     places: list[Place],
     work: Work,
     count: int,
+    ahead: int = _LOADED,
 ) -> list[Search]:
-    """The next `count` steps; loads what comes after them."""
-    while len(work.groups) < len(places) and len(work.steps) < count + _LOADED:
+    """The next `count` steps; loads what comes after them, `ahead` steps."""
+    while len(work.groups) < len(places) and len(work.steps) < count + ahead:
         _load(p, tensors, work, places[len(work.groups)])
     taken: list[Search] = []
     for _ in range(min(count, len(work.steps))):
@@ -297,15 +305,32 @@ def _own_places(places: list[Place], cores: int) -> list[Place]:
     return own
 
 
-def attend(p: LongProblem, tensors: Tensors, outputs: LongOutputs, cores: int) -> tuple[int, int]:
-    """All groups of all heads that are this program's; their blocks of queries, `first .. end`."""
-    places = _own_places(_places(p, tensors[0], tensors[1]), cores)
+def _with_least_at_the_end(p: LongProblem, places: list[Place]) -> list[Place]:
+    """The group of the last head that sees the fewest keys comes last where that is causal, so that
+    the least is left to do behind the last maxima; but for the first group of all, whose maxima
+    everything waits for."""
+    number = len(places) - 1
+    while number > 1 and places[number].first > 0:
+        number -= 1
+    if not p.causal or number < 0 or 2 * places[number].first >= places[len(places) - 1].first:
+        return places
+    return places[:number] + places[number + 1 :] + [places[number]]
+
+
+def attend(
+    p: LongProblem, tensors: Tensors, outputs: LongOutputs, lse: nl.NkiTensor, cores: int
+) -> None:
+    """All groups of all heads that are this program's; `lse[blocks of queries of all, 128]`."""
+    own = _own_places(_places(p, tensors[0], tensors[1]), cores)
+    places = _with_least_at_the_end(p, own)
     if len(places) == 0:
-        return 0, 0
-    counts = _counts(places)
+        return
+    counts = _counts(p, places)
     work = Work([], [])
-    for step in _take(p, tensors, places, work, counts[0]):
-        search(p, outputs, step)
+    load_table(nl.exp, p.ones[0:1, 0:1])
+    for _ in range(counts[0]):
+        for step in _take(p, tensors, places, work, 1, _FIRST_LOADED):
+            search(p, outputs, step)
     slot = 0  # of `counts`
     weighed: list[Quad] = []
     ended: list[Result] = []
@@ -330,5 +355,15 @@ def attend(p: LongProblem, tensors: Tensors, outputs: LongOutputs, cores: int) -
     # After the last exponentials, while others work.
     load_table(nl.log, p.ones[0:1, 0:1])
     ended = _turn(p, outputs, None, weighed, ended, [])
+    first, end = _span(own, tensors[0])
+    store_long_logs(p, outputs, lse, first, end)
     _turn(p, outputs, None, [], ended, [])
-    return work.groups[0].row, work.groups[-1].row + work.groups[-1].blocks
+
+
+def _span(places: list[Place], q: nl.NkiTensor) -> tuple[int, int]:
+    """The blocks of queries of neighbouring groups, among those of all heads: `first .. end`."""
+    blocks = q.shape[2] // nl.tile_size.pmax
+    rows: list[int] = []
+    for place in (places[0], places[len(places) - 1]):
+        rows.append((place.batch * q.shape[1] + place.head) * blocks + place.first)
+    return rows[0], rows[1] + places[len(places) - 1].blocks

@@ -60,7 +60,7 @@ from trnx.nki_kernels.kernels.attention._layout import (
     part_of,
     spans_of,
 )
-from trnx.nki_kernels.kernels.attention._long import LongOutputs, long_problem, store_long_logs
+from trnx.nki_kernels.kernels.attention._long import LongOutputs, long_problem
 from trnx.nki_kernels.kernels.attention._long_schedule import attend
 from trnx.nki_kernels.kernels.attention._masks import Masks, as_four, heads_as_rows
 from trnx.nki_kernels.kernels.attention._row_logs import RowLogs, store_logs
@@ -267,8 +267,7 @@ def long_kernel(
     mask = None if attn_mask is None else as_four(attn_mask)
     problem = long_problem(causal, window, mask is not None, scale, q.shape[3])
     outputs = LongOutputs(out, inverses, negmaxes)
-    start, end = attend(problem, (q, k, v, mask), outputs, cores)
-    store_long_logs(problem, outputs, lse.reshape((blocks, pmax)), start, end)
+    attend(problem, (q, k, v, mask), outputs, lse.reshape((blocks, pmax)), cores)
     return out, lse
 
 
