@@ -1,5 +1,5 @@
 """Searches and ops with indices as the ops that kernels take: places in short boundaries, places of
-extreme integers, indices of flat tensors, bags in bfloat16.
+extreme integers, indices of flat tensors, bags in bfloat16; what is read, as eager lays it out.
 
 A rule returns NotImplemented where the op is better as it is. What eager refuses of indices the
 kernels refuse with the same class of error.
@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+
+from trnx.backend.index_layout import index
 
 aten = torch.ops.aten
 
@@ -173,6 +175,7 @@ INDEXING_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.argmin.default: _argument(torch.amin),
     aten.max.dim: _extreme(torch.amax),
     aten.min.dim: _extreme(torch.amin),
+    aten.index.Tensor: index,
     aten.index_add.default: _index_add,
     aten.index_fill.int_Scalar: _index_fill_number,
     aten.index_fill.int_Tensor: _index_fill,

@@ -20,6 +20,7 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)
     # What one test compiled must not serve another; tests of the cache have their own folders.
     os.environ["TRNX_CACHE_DIR"] = "off"
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -31,10 +32,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def _fresh_compiler() -> None:
-    # The files of one process share code such as `Sequential.forward`; Dynamo compiles a code
-    # object eight times, then runs it in eager.
+    # Tests share code, of helpers and of `Sequential.forward`; Dynamo compiles a code object eight
+    # times and would then run it in eager, which compares eager with itself.
     torch.compiler.reset()
 
 

@@ -59,10 +59,7 @@ def test_layouts_of_what_is_read(name: str, layout: str) -> None:
     x = draw(shape)
     if layout == "transposed":
         x = draw(tuple(reversed(shape))).permute(2, 1, 0)
-        result = torch.compile(function, backend="trnx", options=ALL_ON_NKI)(x, *indices)
-        assert torch.equal(result, function(x, *indices))
-        return
-    if layout == "sliced":
+    elif layout == "sliced":
         x = draw((*shape[:-1], 2 * shape[-1] + 1))[..., 1::2]
     elif layout == "expanded":
         x = x[..., :1].expand(shape)
