@@ -24,10 +24,10 @@ def index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
         return NotImplemented
     places = [dim for dim, one in enumerate(indices) if one is not None]
     rest = [dim for dim in range(x.ndim) if dim not in places]
-    shape = torch.broadcast_shapes(*(one.shape for one in given))
+    expanded = torch.broadcast_tensors(*given)  # type: ignore[no-untyped-call]
+    shape = expanded[0].shape
     # Dimensions of indices that are not adjacent come first.
     at = places[0] if places[-1] - places[0] == len(places) - 1 else 0
-    expanded = [one.expand(shape) for one in given]
     order = _memory_order(x, rest, expanded, at)
     if order == sorted(order):
         return NotImplemented

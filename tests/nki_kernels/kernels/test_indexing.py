@@ -96,6 +96,29 @@ def test_layouts_of_indices(name: str, form: str) -> None:
     check(function, draw(shape), *found)
 
 
+def test_strides_of_sizes_that_change() -> None:
+    def columns(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x[:, i] * 2
+
+    compiled = torch.compile(columns, backend="trnx", dynamic=True)
+    for size in (3, 5, 7):
+        x, index = draw((4, 9, size)), at(9, 2, size).t()
+        result, expected = compiled(x, index), columns(x, index)
+        assert not expected.is_contiguous()
+        assert result.stride() == expected.stride()
+        assert torch.equal(result, expected)
+
+
+def test_sizes_that_data_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x[mask.nonzero().squeeze(1)] + 1
+
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+    x, mask = draw((3, 9)).t(), at(2, 9) == 1
+    result = torch.compile(chosen, backend="trnx", fullgraph=True)(x, mask)
+    assert torch.equal(result, chosen(x, mask))
+
+
 @pytest.mark.parametrize("bad", [5, -6, 2**31 - 1, 2**31, 2**32, 2**32 + 1, -(2**32) - 1, -(2**63)])
 @pytest.mark.parametrize("size", [3, 9000])
 def test_an_index_out_of_range_raises_eagers_error(bad: int, size: int) -> None:
