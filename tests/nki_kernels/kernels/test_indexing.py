@@ -109,11 +109,11 @@ def test_strides_of_sizes_that_change() -> None:
         assert torch.equal(result, expected)
 
 
-def test_sizes_that_data_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_sizes_that_data_decide() -> None:
     def chosen(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return x[mask.nonzero().squeeze(1)] + 1
 
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
     x, mask = draw((3, 9)).t(), at(2, 9) == 1
     result = torch.compile(chosen, backend="trnx", fullgraph=True)(x, mask)
     assert torch.equal(result, chosen(x, mask))
