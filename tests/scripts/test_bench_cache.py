@@ -18,6 +18,6 @@ def test_killed_processes_leave_a_whole_cache() -> None:
     assert found["holds"]
     assert found["killed"] > 0
     assert found["tampered"] == found["entries"] > 0
-    assert set(found["kinds"]) == {"graph", "plan", "prediction", "program", "source", "subset"}
+    assert set(found["kinds"]) == {"graph", "plan", "prediction", "program", "source"}
     bad = ("damaged_entries", "stuck", "wrong", "failed", "damaged_after")
     assert [found[name] for name in bad] == [0] * len(bad)

@@ -116,7 +116,7 @@ def run(model: torch.nn.Module, *inputs: torch.Tensor) -> tuple[list[Any], list[
 def test_nothing_is_planned_generated_or_scheduled_again(calls: Counter[str]) -> None:
     model, x = mixed(), torch.randn(40, 64)
     cold, plans = run(model, x)
-    done = ("canonicalise", "partition", "predicted_seconds", "tilings", "_findings", "trace")
+    done = ("canonicalise", "partition", "predicted_seconds", "tilings", "trace")
     assert min(calls[name] for name in done) > 0
     calls.clear()
     warm, again = run(model, x)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.exc import BackendCompilerFailed
 
 import trnx
 from trnx import simulator
@@ -101,11 +102,21 @@ def test_the_number_of_a_padding(value: float) -> None:
         check(lambda a: F.pad(a, (1, 2, 3, 4), value=value), [draw(shape)])
 
 
-@pytest.mark.parametrize("value", [-100, 7, 2**40 + 3, -(2**63), 2**63 - 1, 2**31])
+@pytest.mark.parametrize("value", [-100, 7, 2**40 + 3, -(2**63), 2**63 - 1024, 2**31])
 def test_the_number_of_a_padding_of_int64_has_two_words(value: int) -> None:
     labels = torch.randint(-(2**62), 2**62, (40, 300))
     for x in (labels, labels[:, :2], labels.T, labels[:1].repeat(1, 20)):
         check(lambda a: F.pad(a, (0, 1, 2, 0), value=value), [x])
+
+
+def test_the_number_of_a_padding_that_no_int64_holds() -> None:
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x, (0, 1), value=2**63 - 1)  # 2**63 as the double that it becomes
+
+    x = torch.arange(6).view(2, 3)
+    with pytest.raises(BackendCompilerFailed, match=r"beyond torch\.int64"):
+        check(padded, [x])
+    assert torch.equal(torch.compile(padded, backend="trnx")(x), padded(x))
 
 
 def test_long_fills_are_written_in_parts() -> None:
