@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,11 @@ from trnx.nki_kernels.generator import kernel, tile
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 from trnx.simulator.hardware import hardware
 from trnx.simulator.lru_cache import LruCache
+
+# For `drawn.py`.
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:
+    sys.path.append(HERE)
 
 
 class Cuts:

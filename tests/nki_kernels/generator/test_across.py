@@ -7,15 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import draw
 
 aten = torch.ops.aten
 Build = Callable[..., Any]
 F32, BF16 = torch.float32, torch.bfloat16
-
-
-def draw(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).to(dtype)
 
 
 def sums(x: Any) -> Any:

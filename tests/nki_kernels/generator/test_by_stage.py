@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import draw
 
 from trnx.nki_kernels.generator import tile
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
@@ -19,11 +20,6 @@ Build = Callable[..., Any]
 Cuts = Any  # of conftest.py
 F32, BF16 = torch.float32, torch.bfloat16
 INF, NAN = math.inf, math.nan
-
-
-def draw(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).to(dtype)
 
 
 def special(x: torch.Tensor) -> torch.Tensor:

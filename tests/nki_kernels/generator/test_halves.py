@@ -7,15 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import draw
 
 aten = torch.ops.aten
 Build = Callable[..., Any]
 BF16 = torch.bfloat16
-
-
-def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).to(dtype)
 
 
 def largest(x: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import draw
 
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 from trnx.simulator.hardware import hardware
@@ -16,11 +17,6 @@ aten = torch.ops.aten
 Build = Callable[..., Any]
 Cuts = Any  # of conftest.py
 F32, BF16 = torch.float32, torch.bfloat16
-
-
-def draw(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).to(dtype)
 
 
 def activated_mean(x: Any, y: Any) -> Any:

@@ -7,17 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import draw
 
 from trnx.simulator.hardware import hardware
 from trnx.simulator.timing.profile import predicted_seconds
 
 aten = torch.ops.aten
 Build = Callable[..., Any]
-
-
-def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).to(dtype)
 
 
 def gated(x: Any, y: Any) -> Any:

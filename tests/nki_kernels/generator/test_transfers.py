@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import draw
 
 from trnx.nki_kernels.generator import kernel, tile
 from trnx.nki_kernels.generator.geometry import Geometry, cut_along
@@ -20,11 +21,6 @@ from trnx.simulator.timing.profile import predicted_seconds
 aten = torch.ops.aten
 Build = Callable[..., Any]
 F32, BF16 = torch.float32, torch.bfloat16
-
-
-def draw(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).to(dtype)
 
 
 def copy(x: Any) -> Any:

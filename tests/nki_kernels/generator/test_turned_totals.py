@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import draw
 
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 from trnx.nki_kernels.generator.turned_totals import turned_total
@@ -15,11 +16,6 @@ aten = torch.ops.aten
 Build = Callable[..., Any]
 Cuts = Any  # of conftest.py
 F32, BF16 = torch.float32, torch.bfloat16
-
-
-def draw(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).to(dtype)
 
 
 def largest(x: Any) -> Any:
