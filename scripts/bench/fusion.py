@@ -39,10 +39,11 @@ from trnx.backend.options import Options, make_options
 from trnx.backend.pipeline import make_engines
 from trnx.backend.prediction import PREDICTIONS
 from trnx.backend.torch_internals import copy_graph_module
-from trnx.fx_passes import partition as partition_module
+from trnx.fx_passes import kernel_units
 from trnx.fx_passes.canonicalise import CANONICALISE
 from trnx.fx_passes.match import Matcher
 from trnx.fx_passes.nodes import is_compute
+from trnx.fx_passes.partition import partition
 from trnx.fx_passes.passes import run_passes
 from trnx.fx_passes.region import Plan
 from trnx.nki_kernels import generator
@@ -130,7 +131,7 @@ class Planner:
     def plan(self, graph: fx.GraphModule) -> Plan:
         """The plan of a copy of `graph`."""
         passes = [one for one in CANONICALISE if one.name != self.without_pass]
-        return partition_module.partition(
+        return partition(
             run_passes(copy_graph_module(graph), passes),
             kernels=self.kernels,
             hardware=self.options.hardware,
@@ -190,7 +191,7 @@ def _variants(whole: Planner, plans: Iterable[Plan]) -> Iterator[tuple[str, Plan
 
 @contextmanager
 def _switched_off(step: str, nothing: Callable[..., Any]) -> Iterator[None]:
-    with mock.patch.object(partition_module, step, nothing):
+    with mock.patch.object(kernel_units, step, nothing):
         yield
 
 
