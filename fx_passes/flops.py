@@ -6,12 +6,12 @@ The `trnx::` ops and `aten.linear` have formulas here; pointwise work counts not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
 from trnx.fx_passes.nodes import schema_of
@@ -58,6 +58,7 @@ def _recurrent_backward(
     return 2 * prod(grad_out) * weight[0]
 
 
+@cache
 def _formulas() -> dict[Any, Callable[..., int]]:
     return {
         torch.ops.aten.linear: _linear,
@@ -72,7 +73,10 @@ def _formulas() -> dict[Any, Callable[..., int]]:
     }
 
 
-def _shape_or_value(value: Any) -> Any:
+def _shape_or_value(argument: Any) -> Any:
+    value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
+    if isinstance(value, (list, tuple)):
+        return [_shape_or_value(item) for item in value]
     if isinstance(value, torch.Tensor):
         return torch.Size(map(hint_int, value.shape))
     return hint(value)
@@ -80,6 +84,8 @@ def _shape_or_value(value: Any) -> Any:
 
 def node_flops(node: fx.Node) -> int:
     """FLOPs of one node, by the sizes seen at capture."""
+    if node.op != "call_function":
+        return 0
     packet = getattr(node.target, "overloadpacket", None)
     formula = _formulas().get(packet) or flop_registry.get(packet)
     schema = schema_of(node)
@@ -87,11 +93,11 @@ def node_flops(node: fx.Node) -> int:
         formula = _grouped
     elif schema is not None and schema.name == GROUPED_BACKWARD:
         formula = _grouped_backward
-    if node.op != "call_function" or formula is None:
+    if formula is None:
         return 0
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
-    shapes, named = tree_map(_shape_or_value, (args, kwargs))
-    return int(formula(*shapes, **named, out_val=tree_map(_shape_or_value, node.meta.get("val"))))
+    shapes = map(_shape_or_value, node.args)
+    named = {name: _shape_or_value(value) for name, value in node.kwargs.items()}
+    return int(formula(*shapes, **named, out_val=_shape_or_value(node)))
 
 
 def graph_flops(nodes: Iterable[fx.Node]) -> int:

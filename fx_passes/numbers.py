@@ -67,9 +67,10 @@ def _symbols_in(value: Any) -> frozenset[Any]:
 
 def _size_symbols(node: fx.Node) -> frozenset[Any]:
     return _union(
-        frozenset() if depends_on_data(number) else symbols_of(number)
+        symbols_of(number)
         for tensor in _tensors(node.meta.get("val"))
         for number in (*tensor.shape, *_strides(tensor))
+        if not isinstance(number, int) and not depends_on_data(number)
     )
 
 

@@ -34,7 +34,7 @@ KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _ALL}
 
 Record = Callable[[str, bytes], None]
 
-# Looks at the size of the folder while as much as the bound is written.
+# The entries are counted so many times while as much as the bound is written.
 _LOOKS = 16
 # What reading JSON of another form raises.
 _OTHER_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError)
@@ -85,8 +85,6 @@ class Cache:
         self._record = record
         self._wait_seconds = wait_seconds
         self._is_writable = True
-        # Bytes that may be written before the folder's size is looked at; the first write looks.
-        self._until_look = 0
 
     def get_or_make(self, key: Key, make: Callable[[], Value], codec: Codec[Value]) -> Value:
         """The value for `key`: from the folder, from who computes it just now, or by `make`."""
@@ -167,10 +165,8 @@ class Cache:
         self.folder.write(self.folder.place(entry.key.kind.name, entry.key.digest), data)
         self.counts["written"] += 1
         self._tell(entry.key, data)
-        self._until_look -= len(data)
-        if self._until_look < 0:
+        if self.folder.note_written(len(data)) > self.most_bytes // _LOOKS:
             self.folder.shrink(self.most_bytes)
-            self._until_look = self.most_bytes // _LOOKS
 
     def _tell(self, key: Key, data: bytes) -> None:
         if not key.kind.is_code:

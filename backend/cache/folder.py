@@ -20,6 +20,10 @@ from trnx.backend.cache.entries import LARGEST
 
 LOCK_SUFFIX = ".lock"
 _ENTRY_SUFFIX = ".json"
+# What all processes wrote since the entries were counted: a byte of this file for every so many
+# bytes. To count tens of thousands of entries takes longer than to compile a small model.
+_WRITTEN = "written"
+_UNIT = 4096
 _TEMPORARY = ".new-"
 # A use is written down once in so many seconds: not every read is a write to a shared file system.
 _USE_SECONDS = 60.0
@@ -95,6 +99,21 @@ class Folder:
             Path(temporary).unlink(missing_ok=True)
             raise
 
+    def note_written(self, nbytes: int) -> int:
+        """How many bytes of entries all processes wrote since the last `shrink`, with `nbytes` of
+        this one now; each write counts in units of 4 KiB. Raises OSError."""
+        mode = stat.S_IMODE(self.path.stat().st_mode) & 0o666
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        handle = os.open(self.path / _WRITTEN, flags, mode)
+        try:
+            os.write(handle, b"." * -(-nbytes // _UNIT))
+            status = os.fstat(handle)
+            if status.st_size <= _UNIT and status.st_uid == os.geteuid():
+                os.fchmod(handle, mode)  # not less than the folder's, whatever this umask says
+            return status.st_size * _UNIT
+        finally:
+            os.close(handle)
+
     def make_parent(self, place: Path) -> None:
         """The folders around `place`: a new cache is this user's alone; below it the rights are
         those of the folder itself. Raises OSError."""
@@ -132,6 +151,8 @@ class Folder:
         """Remove what is left of killed processes, and where all entries are more than
         `most_bytes` the oldest ones. Returns the number of entries and their bytes that left."""
         self._remove_stale()
+        with contextlib.suppress(OSError):
+            (self.path / _WRITTEN).unlink()
         found = sorted(self.entries(), key=lambda entry: entry.used)
         total = sum(entry.nbytes for entry in found)
         if total <= most_bytes:

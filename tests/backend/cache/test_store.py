@@ -231,6 +231,25 @@ def test_the_folder_stays_within_its_bound(folder: Path) -> None:
     assert cache.get_or_make(key("99"), never, PLAIN) == "x" * 2000
 
 
+def test_all_processes_count_what_they_write(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    shrink = cache_module.Folder.shrink
+
+    def counted(self: cache_module.Folder, most_bytes: int) -> tuple[int, int]:
+        looks.append(most_bytes)
+        return shrink(self, most_bytes)
+
+    monkeypatch.setattr(cache_module.Folder, "shrink", counted)
+    most = 16 * 10 * 4096
+    for i in range(30):  # as many processes of one write each
+        stored(Cache(folder, most), key(str(i)), "x")
+    assert len(looks) == 2  # after 11 units each
+    assert (folder / "written").stat().st_size == 30 - 2 * 11
+    assert len(list(Cache(folder, most).folder.entries())) == 30
+
+
 def test_what_killed_processes_left_goes_after_a_while(cache: Cache) -> None:
     parent = stored(cache, key()).parent
     old, new = [parent / ".new-abc", parent / "a.lock"], [parent / ".new-def", parent / "b.lock"]
