@@ -231,9 +231,7 @@ def test_the_folder_stays_within_its_bound(folder: Path) -> None:
     assert cache.get_or_make(key("99"), never, PLAIN) == "x" * 2000
 
 
-def test_all_processes_count_what_they_write(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_processes_count_what_they_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     shrink = cache_module.Folder.shrink
 
