@@ -9,11 +9,8 @@ parameter. A node inside the match whose value is used outside it makes a near m
 from __future__ import annotations
 
 import operator
-import types
-import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any
 
 import torch
@@ -21,8 +18,9 @@ from torch import fx
 
 from trnx.fx_passes import advice
 from trnx.fx_passes.errors import PatternError
-from trnx.fx_passes.nodes import arguments, aten, getitems, has_tensor, is_compute, is_number
+from trnx.fx_passes.nodes import arguments, aten, getitems, is_compute
 from trnx.fx_passes.region import KernelMatch
+from trnx.fx_passes.trace_pattern import parameters_of, trace_pattern
 from trnx.nki_kernels.hints import hinted
 from trnx.nki_kernels.spec import Bindings, Kernel, Pattern
 from trnx.simulator.errors import Reject
@@ -55,21 +53,6 @@ class GraphMatch:
     nodes: tuple[fx.Node, ...]
 
 
-@dataclass(frozen=True)
-class _Parameter:
-    """What a parameter of a pattern may stand for."""
-
-    tensor: bool
-    optional: bool
-
-    def takes(self, value: Any) -> bool:
-        if value is None:
-            return self.optional
-        if self.tensor:
-            return has_tensor(value)
-        return is_number(value) if isinstance(value, fx.Node) else True
-
-
 def call_arguments(node: fx.Node) -> tuple[Any, ...]:
     """The arguments by position, defaults filled in, lists as tuples."""
     schema = getattr(node.target, "_schema", None)
@@ -94,12 +77,11 @@ class Matcher:
         self.kernel = kernel
         self._constants = dict(pattern.constants)
         try:
-            graph = _trace(pattern.function)
+            graph = trace_pattern(pattern.function)
         except (TypeError, ValueError, NameError) as error:  # TraceError is a ValueError
             raise PatternError(f"cannot trace the pattern of {kernel.name}: {error}") from error
-        graph.eliminate_dead_code()
         self._order = tuple(graph.nodes)
-        self._parameters = _parameters(pattern, graph)
+        self._parameters = parameters_of(pattern.function, graph)
         result = next(iter(reversed(graph.nodes))).args[0]
         self._results = tuple(result) if isinstance(result, (tuple, list)) else (result,)
         if not all(isinstance(n, fx.Node) and n.op != "placeholder" for n in self._results):
@@ -227,19 +209,6 @@ class Matcher:
         return True
 
 
-def _trace(function: Callable[..., Any]) -> fx.Graph:
-    """The graph of a pattern's function.
-
-    `fx.Tracer().trace` replaces `nn.Module.__call__` for the whole process while it runs, which
-    breaks modules that other threads call. Patterns call no modules.
-    """
-    graph = fx.Graph()
-    tracer = fx.proxy.GraphAppendingTracer(graph)
-    proxies = [fx.Proxy(graph.placeholder(n), tracer) for n in signature(function).parameters]
-    graph.output(tracer.create_arg(function(*proxies)))
-    return graph
-
-
 @dataclass
 class _Found:
     """What a match has found so far; insertion order makes it cheap to go back."""
@@ -315,19 +284,6 @@ def _depends_on_compute(node: fx.Node, inside: set[fx.Node]) -> bool:
     if node not in inside:
         return False
     return is_compute(node) or any(_depends_on_compute(a, inside) for a in node.all_input_nodes)
-
-
-def _parameters(pattern: Pattern, graph: fx.Graph) -> dict[str, _Parameter]:
-    hints = typing.get_type_hints(pattern.function)
-    names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
-    return {name: _parameter(hints.get(name, torch.Tensor)) for name in names}
-
-
-def _parameter(annotation: Any) -> _Parameter:
-    options: tuple[Any, ...] = (annotation,)
-    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
-        options = typing.get_args(annotation)
-    return _Parameter(torch.Tensor in options, type(None) in options)
 
 
 def matchers(kernels: Iterable[Kernel]) -> tuple[Matcher, ...]:

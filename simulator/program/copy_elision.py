@@ -15,9 +15,9 @@ factor has other strides: it does for products of few rows or columns.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from trnx.simulator.memory.storage import Slot, Step
+from trnx.simulator.memory.storage import Step
 from trnx.simulator.program.copy_analysis import NOWHERE, Copy, CopyAnalysis, Read
 from trnx.simulator.program.regions import Region
 from trnx.simulator.program.step_effects import EffectReader
@@ -97,19 +97,14 @@ def _needed(parts: Sequence[Copy] | None, reads: Sequence[Read]) -> Iterator[Cop
         yield from read.before if read.is_redirected and not is_moved else read.copies
 
 
-def elide_copies(
-    steps: Sequence[Step], slots: Sequence[Slot], inputs: int, blank: Mapping[int, int]
-) -> tuple[Sequence[Step], Mapping[int, int]]:
-    """The steps without needless copies, and own memory that is new: address -> bytes. The first
-    `inputs` slots are those of the arguments; `blank` as in `Program`.
-    """
-    reader = EffectReader(slots, blank)
+def elide_copies(steps: Sequence[Step], reader: EffectReader, inputs: int) -> Sequence[Step]:
+    """The steps without needless copies. The first `inputs` slots are those of the arguments."""
     analysis = CopyAnalysis(inputs)
     for number, step in enumerate(steps):
         analysis.add(number, reader.effects(step))
     dropped = _dropped(analysis)
     if not dropped:
-        return steps, {}
+        return steps
     redirection = _Redirection(reader)
     left: list[Step] = []
     for number, (step, reads) in enumerate(zip(steps, analysis.reads, strict=True)):
@@ -120,7 +115,7 @@ def elide_copies(
             left += [redirection.copy(copy) for copy in moved if copy.is_read]
         else:
             left.append(redirection.step(step, reads))
-    return left, redirection.made
+    return left
 
 
 class _Redirection:
@@ -131,7 +126,6 @@ class _Redirection:
         self._steps: dict[tuple[int, ...], Step] = {}
         # Where copies to equal places are moved to.
         self._homes: dict[tuple[object, ...], int] = {}
-        self.made: dict[int, int] = {}
 
     def step(self, step: Step, reads: Sequence[Read]) -> Step:
         """The step, reading what was copied where a read is redirected."""
@@ -166,5 +160,4 @@ class _Redirection:
         if key not in self._homes:
             nbytes = target.numel * target.dtype.itemsize
             self._homes[key] = self._reader.allocate(nbytes)
-            self.made[self._homes[key]] = nbytes
         return Region(self._homes[key], region.dtype, region.shape, region.strides, region.offset)

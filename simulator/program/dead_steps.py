@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from trnx.simulator.memory.storage import Slot, Step
+from trnx.simulator.memory.storage import Step
 from trnx.simulator.program.regions import Region
 from trnx.simulator.program.step_effects import EffectReader, Effects
 
@@ -23,14 +23,12 @@ _NOTHING = Effects({}, ())
 _MOST_PARTS = 8
 
 
-def drop_dead_steps(
-    steps: Sequence[Step], slots: Sequence[Slot], blank: Mapping[int, int]
-) -> Sequence[Step]:
-    """The steps without those that write what nobody reads; `blank` as in `Program`."""
-    effects = effects_of(steps, EffectReader(slots, blank))
+def drop_dead_steps(steps: Sequence[Step], reader: EffectReader) -> Sequence[Step]:
+    """The steps without those that write what nobody reads."""
+    effects = effects_of(steps, reader)
     if effects is None:
         return steps
-    fresh = fresh_memory(effects, blank)
+    fresh = fresh_memory(effects, reader.blank)
     live: defaultdict[int, list[Region]] = defaultdict(list)
     left: list[Step] = []
     for step, one in zip(reversed(steps), reversed(effects), strict=True):
@@ -77,17 +75,14 @@ def _is_live(region: Region, live: Mapping[int, Sequence[Region]], fresh: Collec
     return any(one.overlaps(region) for one in live[region.memory])
 
 
-def write_in_place(
-    steps: Sequence[Step], slots: Sequence[Slot], inputs: int, blank: Mapping[int, int]
-) -> Sequence[Step]:
+def write_in_place(steps: Sequence[Step], reader: EffectReader, inputs: int) -> Sequence[Step]:
     """The steps, with results written to where copies bring them, without those copies. The first
-    `inputs` slots are those of the arguments; `blank` as in `Program`.
+    `inputs` slots are those of the arguments.
     """
-    reader = EffectReader(slots, blank)
     effects = effects_of(steps, reader)
     if effects is None:
         return steps
-    placement = _Placement(steps, effects, reader, inputs, fresh_memory(effects, blank))
+    placement = _Placement(steps, effects, reader, inputs, fresh_memory(effects, reader.blank))
     for number in range(len(steps) - 1, -1, -1):
         placement.try_copy(number)
     return [step for step, one in zip(placement.steps, effects, strict=True) if one is not _NOTHING]

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from trnx.simulator.memory.storage import Slot, Step
+from trnx.simulator.memory.storage import Step
 from trnx.simulator.program.copy_analysis import CopyAnalysis, Read, is_factor
 from trnx.simulator.program.regions import Region
 from trnx.simulator.program.step_effects import EffectReader, Effects
@@ -230,22 +230,17 @@ def _pays(product: _Product, read: int) -> bool:
     return product.elements(gaps[0]) * _LEAST_RATIO <= product.elements(1 - gaps[0])
 
 
-def merge_products(
-    steps: Sequence[Step], slots: Sequence[Slot], inputs: int, blank: Mapping[int, int]
-) -> tuple[Sequence[Step], Mapping[int, int]]:
-    """The steps with such products as one, and own memory that is new: address -> bytes. The first
-    `inputs` slots are those of the arguments; `blank` as in `Program`.
-    """
+def merge_products(steps: Sequence[Step], reader: EffectReader, inputs: int) -> Sequence[Step]:
+    """The steps with such products as one. The first `inputs` slots are those of the arguments."""
     if not any(_function(step) is torch.addmm for step in steps):
-        return steps, {}
-    reader = EffectReader(slots, blank)
+        return steps
     search = _Search(inputs, CopyAnalysis(inputs))
     for number, step in enumerate(steps):
         search.add(number, reader.effects(step))
     search.end()
     merged = _worthwhile(search.found)
     if not merged:
-        return steps, {}
+        return steps
     parts = {number for run in merged.values() for number in run.numbers}
     writer = _Writer(reader, inputs)
     for number, step in enumerate(steps):
@@ -253,7 +248,7 @@ def merge_products(
             writer.product(merged[number])
         elif number not in parts:
             writer.step(step)
-    return writer.steps, writer.made
+    return writer.steps
 
 
 def _function(step: Step) -> object:
@@ -267,7 +262,6 @@ class _Writer:
         self._reader = reader
         self._inputs = inputs
         self.steps: list[Step] = []
-        self.made: dict[int, int] = {}
         self._homes: dict[_Key, Region] = {}
         # Of those that are up to date: what they were gathered from.
         self._gathered: dict[_Key, list[Region]] = {}
@@ -324,7 +318,6 @@ class _Writer:
         length = sum(part.shape[axis] for part in parts)
         nbytes = sum(part.numel for part in parts) * first.dtype.itemsize
         memory = self._reader.allocate(nbytes)
-        self.made[memory] = nbytes
         strides = (length, 1) if axis == 1 else (1, length)
         return Region(memory, first.dtype, _with(first.shape, axis, length), strides, 0)
 

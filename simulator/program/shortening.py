@@ -33,12 +33,10 @@ def shorten(
     """The steps that a replay needs. The first `inputs` slots are those of the arguments; `blank`
     as in `Program`.
     """
-    merged, gathered = merge_products(steps, slots, inputs, blank)
-    elided, moved = elide_copies(merged, slots, inputs, {**blank, **gathered})
-    made = {**gathered, **moved}
-    known = {**blank, **made}
-    placed = write_in_place(elided, slots, inputs, known)
-    needed = drop_dead_steps(placed, slots, known)
-    wide, results = merge_tiles(needed, slots, inputs, known)
-    left, made = list(wide), {**made, **results}
-    return Shortened(left, EffectReader(slots, {**known, **results}).used(left), made)
+    reader = EffectReader(slots, blank)
+    merged = merge_products(steps, reader, inputs)
+    elided = elide_copies(merged, reader, inputs)
+    placed = write_in_place(elided, reader, inputs)
+    needed = drop_dead_steps(placed, reader)
+    left = list(merge_tiles(needed, reader, inputs))
+    return Shortened(left, reader.used(left), reader.made)

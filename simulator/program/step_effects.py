@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
@@ -104,12 +104,14 @@ class Effects:
 
 class EffectReader:
     """Reads the effects of steps of one Program. Its slots have negative numbers, by their order:
-    -1 is the first. Own memory is known by its address; `blank` has the bytes of most of it.
+    -1 is the first. Own memory is known by its address; `blank` has the bytes of most of it, as in
+    `Program`, and of what was allocated since, which `made` has alone.
     """
 
     def __init__(self, slots: Sequence[Slot], blank: Mapping[int, int]) -> None:
         self._slots = slots
-        self._blank = blank
+        self.blank = dict(blank)
+        self.made: dict[int, int] = {}
         self._starts = sorted(blank)
         # Released views of slots have no memory to be known by.
         self._regions: dict[int, Region | None] = {
@@ -117,15 +119,17 @@ class EffectReader:
             for number, slot in enumerate(slots)
             for (dtype, shape, strides, offset), view in slot.views()
         }
-        self._known: dict[int, Effects | None] = {}
+        # By the step's id, which it keeps: the step, and its effects.
+        self._known: dict[int, tuple[Step, Effects | None]] = {}
         self._holders: dict[int, torch.Tensor] = {}
-        self._made: dict[tuple[object, ...], torch.Tensor] = {}
+        self._views: dict[tuple[object, ...], torch.Tensor] = {}
 
     def effects(self, step: Step) -> Effects | None:
         """None where it may touch everything."""
-        if id(step) not in self._known:
-            self._known[id(step)] = self._read(step)
-        return self._known[id(step)]
+        known = self._known.get(id(step))
+        if known is None:
+            known = self._known[id(step)] = (step, self._read(step))
+        return known[1]
 
     def view(self, region: Region) -> torch.Tensor:
         """A view of a region of a slot, or of own memory that some step uses: one object for equal
@@ -136,19 +140,21 @@ class EffectReader:
             made = self._slots[-1 - region.memory].view(region.dtype, *place)
         else:
             key = (region.memory, region.dtype, *place)
-            if key not in self._made:
+            if key not in self._views:
                 memory = self._holders[region.memory].untyped_storage()
                 empty = torch.empty(0, dtype=region.dtype, device="cpu")
-                self._made[key] = empty.set_(memory, region.offset, *place[:2])
-            made = self._made[key]
+                self._views[key] = empty.set_(memory, region.offset, *place[:2])
+            made = self._views[key]
         self._regions[id(made)] = region
         return made
 
     def allocate(self, nbytes: int) -> int:
-        """New own memory: its number."""
+        """New own memory, blank: its address."""
         memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         address = memory.untyped_storage().data_ptr()
         self._holders[address] = memory
+        self.blank[address] = self.made[address] = nbytes
+        insort(self._starts, address)
         return address
 
     def used(self, steps: Sequence[Step]) -> tuple[frozenset[int], frozenset[int]] | None:
@@ -178,7 +184,7 @@ class EffectReader:
         address = array.__array_interface__["data"][0]
         place = bisect_right(self._starts, address) - 1
         start = self._starts[place] if place >= 0 else 0
-        is_inside = address < start + self._blank.get(start, 0)
+        is_inside = address < start + self.blank.get(start, 0)
         if not is_inside or min(array.strides, default=0) < 0:
             return None
         shape, strides = (*array.shape, array.itemsize), (*array.strides, 1)

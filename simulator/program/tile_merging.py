@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from trnx.simulator.language.operators import functions
-from trnx.simulator.memory.storage import Slot, Step
+from trnx.simulator.memory.storage import Step
 from trnx.simulator.program.regions import Region
 from trnx.simulator.program.step_effects import EffectReader, Effects
 from trnx.simulator.program.wide_products import widen_products
@@ -41,15 +41,9 @@ _ELEMENTWISE = frozenset({
 })  # fmt: skip
 
 
-def merge_tiles(
-    steps: Sequence[Step], slots: Sequence[Slot], inputs: int, blank: Mapping[int, int]
-) -> tuple[Sequence[Step], Mapping[int, int]]:
-    """The steps with such steps as one, and own memory that is new: address -> bytes. The first
-    `inputs` slots are those of the arguments; `blank` as in `Program`.
-    """
-    reader = EffectReader(slots, blank)
-    products, made = widen_products(steps, reader, inputs, blank)
-    return _merge_elementwise(products, reader, inputs), made
+def merge_tiles(steps: Sequence[Step], reader: EffectReader, inputs: int) -> Sequence[Step]:
+    """The steps with such steps as one. The first `inputs` slots are those of the arguments."""
+    return _merge_elementwise(widen_products(steps, reader, inputs), reader, inputs)
 
 
 @dataclass(eq=False, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -75,18 +75,14 @@ def _longer(region: Region, axis: int, size: int) -> Region:
     return Region(region.memory, region.dtype, shape, region.strides, region.offset)
 
 
-def widen_products(
-    steps: Sequence[Step], reader: EffectReader, inputs: int, blank: Mapping[int, int]
-) -> tuple[Sequence[Step], Mapping[int, int]]:
-    """The steps with such products as one, and own memory that is new: address -> bytes. The first
-    `inputs` slots are those of the arguments; `blank` as in `Program`.
-    """
+def widen_products(steps: Sequence[Step], reader: EffectReader, inputs: int) -> Sequence[Step]:
+    """The steps with such products as one. The first `inputs` slots are those of the arguments."""
     if sum(_is_product(step) for step in steps) < 2:
-        return steps, {}
+        return steps
     effects = effects_of(steps, reader)
     if effects is None:
-        return steps, {}
-    search = _Products(steps, effects, inputs, fresh_memory(effects, blank))
+        return steps
+    search = _Products(steps, effects, inputs, fresh_memory(effects, reader.blank))
     return _written(steps, search.rows(), reader)
 
 
@@ -251,12 +247,9 @@ def _moved(row: _Row, memory: int) -> list[Region]:
     return places
 
 
-def _written(
-    steps: Sequence[Step], rows: Sequence[_Row], reader: EffectReader
-) -> tuple[Sequence[Step], Mapping[int, int]]:
+def _written(steps: Sequence[Step], rows: Sequence[_Row], reader: EffectReader) -> Sequence[Step]:
     """The steps with each row as one product, in the place of its first."""
     left: list[Step | None] = list(steps)
-    made: dict[int, int] = {}
     for row in rows:
         axis = row.axis
         assert axis is not None
@@ -266,7 +259,6 @@ def _written(
         else:
             nbytes = sum(one.numel for one in row.outs) * row.outs[0].dtype.itemsize
             memory = reader.allocate(nbytes)
-            made[memory] = nbytes
             places = _moved(row, memory)
             out = _longer(places[0], axis, sum(row.sizes))
             for readers, place in zip(row.readers, places, strict=True):
@@ -275,7 +267,7 @@ def _written(
         for number in row.numbers:
             left[number] = None
         left[row.numbers[0]] = functools.partial(torch.mm, *factors, out=reader.view(out))
-    return [step for step in left if step is not None], made
+    return [step for step in left if step is not None]
 
 
 def _reading(step: Step | None, argument: int, view: torch.Tensor) -> Step:

@@ -15,6 +15,7 @@ from trnx.simulator.memory.storage import Slot, Step
 from trnx.simulator.program import product_merging
 from trnx.simulator.program.portable import from_data, to_data
 from trnx.simulator.program.product_merging import merge_products
+from trnx.simulator.program.step_effects import EffectReader
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +152,7 @@ def test_memory_ends_as_it_did_before(is_input: bool) -> None:
         for _ in range(24):
             made.add()
         slots = _slots(made.steps, memory) if is_input else []
-        steps, _ = merge_products(made.steps, slots, len(slots), {})
+        steps = merge_products(made.steps, EffectReader(slots, {}), len(slots))
         merged += len(made.steps) - len(steps)
         ends = []
         for some in (made.steps, steps):

@@ -16,6 +16,7 @@ from trnx.simulator.program import product_merging, wide_products
 from trnx.simulator.program.portable import from_data, to_data
 from trnx.simulator.program.product_merging import merge_products, overwrites
 from trnx.simulator.program.regions import Region
+from trnx.simulator.program.step_effects import EffectReader
 
 
 @pytest.fixture(autouse=True)
@@ -120,8 +121,10 @@ def test_narrow_sums_round_at_every_part() -> None:
     """A sum in bfloat16 is rounded after each part: it stays in parts."""
     a, b = torch.randn(1, 384).bfloat16(), torch.randn(384, 64).bfloat16()
     out = torch.zeros(1, 64).bfloat16()
-    assert len(merge_products(_chain(a, b, out), [], 0, {})[0]) == 3
-    assert len(merge_products(_chain(a.float(), b.float(), out.float()), [], 0, {})[0]) == 1
+    assert len(merge_products(_chain(a, b, out), EffectReader([], {}), 0)) == 3
+    assert (
+        len(merge_products(_chain(a.float(), b.float(), out.float()), EffectReader([], {}), 0)) == 1
+    )
 
 
 def _chain(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> list[Step]:
@@ -198,9 +201,10 @@ def test_random_steps_leave_the_same_memory() -> None:
         start = [memory.clone() for memory in memories.every()]
         steps = _random_steps(memories)
         blank = {m.untyped_storage().data_ptr(): m.nbytes for m in memories.every()}
-        left, made = merge_products(steps, [], 0, blank)
+        reader = EffectReader([], blank)
+        left = merge_products(steps, reader, 0)
         merged += _products(steps) - _products(left)
-        gathered += len(made)
+        gathered += len(reader.made)
         expected = _run(steps, memories, start)
         for one, other in zip(_run(left, memories, start), expected, strict=True):
             assert torch.equal(one.nan_to_num(), other.nan_to_num()), seed

@@ -16,6 +16,7 @@ from trnx.simulator.language.operators import functions
 from trnx.simulator.memory.storage import Slot, Step
 from trnx.simulator.program import tile_merging, wide_products
 from trnx.simulator.program.portable import from_data, to_data
+from trnx.simulator.program.step_effects import EffectReader
 from trnx.simulator.program.tile_merging import merge_tiles
 
 _SIZE = 512
@@ -138,7 +139,7 @@ def test_the_caller_sees_what_all_steps_would_leave(run_twice: Any, are_same: bo
         for _ in range(made.chance.randint(1, 4)):
             made.loop()
         expected = run_twice(made, made.steps, are_same)
-        found, _ = merge_tiles(made.steps, made.slots, _INPUTS, made.blank)
+        found = merge_tiles(made.steps, EffectReader(made.slots, made.blank), _INPUTS)
         left_out += len(made.steps) - len(found)
         for one, other in zip(run_twice(made, found, are_same), expected, strict=True):
             assert torch.equal(one, other), seed
@@ -171,10 +172,11 @@ def test_neighbouring_results_are_one_product(product: Product) -> None:
     x, weight, expected = product
     out = torch.zeros(1, 24)
     steps = _rows(x, weight, out.split(8, 1))
-    (step,), made = merge_tiles(steps, [], 0, _blank(out))
+    reader = EffectReader([], _blank(out))
+    (step,) = merge_tiles(steps, reader, 0)
     step()
     assert torch.equal(out, expected)
-    assert not made
+    assert not reader.made
 
 
 def test_a_result_that_is_seen_before_its_time_stays_apart(product: Product) -> None:
@@ -182,7 +184,7 @@ def test_a_result_that_is_seen_before_its_time_stays_apart(product: Product) -> 
     out, seen = torch.full((1, 24), 9.0), torch.zeros(1, 8)
     steps = _rows(x, weight, out.split(8, 1))
     steps.insert(2, functools.partial(seen.copy_, out[:, 16:]))
-    left, _ = merge_tiles(steps, [], 0, _blank(seen))
+    left = merge_tiles(steps, EffectReader([], _blank(seen)), 0)
     for step in left:
         step()
     assert len(left) == 3
@@ -198,11 +200,12 @@ def test_banks_that_the_next_run_reads_stay(product: Product, is_fresh: bool, co
     for step, place in zip(_rows(x, weight, [bank] * 3), out.split(8, 1), strict=True):
         steps += [step, functools.partial(place.copy_, bank)]
     start = [] if is_fresh else [functools.partial(out[:, :8].copy_, bank)]
-    left, made = merge_tiles([*start, *steps], [], 0, _blank(out))
+    reader = EffectReader([], _blank(out))
+    left = merge_tiles([*start, *steps], reader, 0)
     for step in left:
         step()
     assert len(left) == len(start) + count
-    assert len(made) == is_fresh
+    assert len(reader.made) == is_fresh
     assert torch.equal(out, expected)
     assert torch.equal(bank, torch.zeros(1, 8) if is_fresh else expected[:, 16:])
 
@@ -213,23 +216,23 @@ def test_results_of_many_rows_stay_apart() -> None:
         functools.partial(torch.mm, x, weight[:, at : at + 48], out=out[:, at : at + 48])
         for at in (0, 48)
     ]
-    assert len(merge_tiles(steps, [], 0, _blank(out))[0]) == 2
+    assert len(merge_tiles(steps, EffectReader([], _blank(out)), 0)) == 2
 
 
 @pytest.mark.parametrize(("size", "count"), [(8192, 1), (8193, 2)])
 def test_large_tiles_stay_apart(size: int, count: int) -> None:
     x, out = torch.ones(2, size), torch.zeros(2, size)
     steps = [functools.partial(functions.relu, x[i], out=out[i]) for i in range(2)]
-    assert len(merge_tiles(steps, [], 0, _blank(out))[0]) == count
+    assert len(merge_tiles(steps, EffectReader([], _blank(out)), 0)) == count
 
 
 def test_functions_whose_operands_all_tiles_share_stay_apart() -> None:
     """torch would make the result as small as the operands."""
     x, out = torch.ones(8), torch.zeros(3, 8)
     steps = [functools.partial(functions.relu, x, out=one) for one in out]
-    assert len(merge_tiles(steps, [], 0, _blank(out))[0]) == 3
+    assert len(merge_tiles(steps, EffectReader([], _blank(out)), 0)) == 3
     copies = [functools.partial(one.copy_, x) for one in out]
-    (copy,), _ = merge_tiles(copies, [], 0, _blank(out))
+    (copy,) = merge_tiles(copies, EffectReader([], _blank(out)), 0)
     copy()
     assert torch.equal(out, x.expand(3, 8))
 
@@ -256,7 +259,7 @@ def test_the_search_is_bounded(monkeypatch: pytest.MonkeyPatch, product: Product
         steps += [step, functools.partial(place.copy_, bank)]
     monkeypatch.setattr(wide_products, "_MOST_TOUCHES", 5)
     monkeypatch.setattr(tile_merging, "_MOST_TOUCHES", 0)
-    left, _ = merge_tiles(steps, [], 0, _blank(bank, out))
+    left = merge_tiles(steps, EffectReader([], _blank(bank, out)), 0)
     for step in left:
         step()
     assert len(left) == 6
