@@ -33,8 +33,8 @@ from trnx.nki_kernels.kernels.attention._long_schedule import (
     rows_of,
 )
 
-# Chunks from the one that is weighed to the one that meets its values: TensorE has those to do until
-# ScalarE leaves it a bank.
+# Chunks from the one that is weighed to the one that meets its values: TensorE has those to do
+# while ScalarE still takes the scores of its banks.
 _LAG = 3
 # Chunks before its first one that a group is loaded.
 _AHEAD = 4
