@@ -4,7 +4,8 @@ maxima of the rows: groups of 512 queries against blocks of 128 keys.
 Weights are exponentials of the scaled scores and a constant, which float32 and bfloat16 hold
 wherever the scores of a row end between about -25 and 58. TensorE computes the scores once, with
 the keys on the partitions, so that the weights multiply the values as they are; the sum of a row is
-one more column of the values. The sums tell whether a row was in that range: `flag`.
+one more column of the values. The sums tell whether a row was in that range (`flag_sums`), and
+values must not be so large that such sums overflow (`flag_values`).
 
 Scores fill several PSUM banks in turn, and ScalarE takes them all in one instruction, of whichever
 blocks and groups they are.
@@ -21,14 +22,15 @@ import nki.language as nl
 GROUP = 4
 # Added to all scaled scores: -24 log(2). Sums of weights from 2^-60 to 2^60 are those of rows whose
 # scores end between -25 and 58. The logarithm of ScalarE reaches to 2^64 (NKI's table of activation
-# functions), and such weights times values from 2^-60 to 2^60 are far from the ends of float32.
+# functions), and such weights times values up to 2^60 do not overflow float32.
 SHIFT = -16.635532333438686
 _LEAST_SUM = 2.0**-60
 _MOST_SUM = 2.0**60
+_MOST_VALUE = 2.0**60
 # Added to the scores of hidden keys.
 _HIDDEN = -3.0e38
 # Products of 128 columns, at half rate: as long as DMA takes for the first keys and queries.
-_WARM_UP = 16
+_WARM_UP = 22
 
 
 class DirectProblem(NamedTuple):
@@ -53,8 +55,8 @@ class DirectHead(NamedTuple):
 
 class DirectGroup(NamedTuple):
     """Queries `[d / cuts, cuts, blocks * 128]` from block `first` of a head on; `row`: its first
-    block among those of all heads. `products`: of weights and values, `[128, its blocks that share
-    a bank, Dv + 1]`. `rows`: its results, `[128, blocks, Dv]`, once there are any."""
+    block among those of all heads. `products`: of weights and values, `[128, banks,
+    columns]`, Dv + 1 columns for each of the blocks that share a bank; once there are any."""
 
     batch: int
     head: int
@@ -65,7 +67,6 @@ class DirectGroup(NamedTuple):
     source: DirectHead
     queries: nl.NkiTensor
     products: list[nl.NkiTensor]
-    rows: list[nl.NkiTensor]
 
 
 class Piece(NamedTuple):
@@ -83,7 +84,7 @@ class Piece(NamedTuple):
 
 class DirectOutputs(NamedTuple):
     """Results in HBM; inverse sums of all blocks of queries, `[128, blocks]`; and 1 where a sum is
-    in the range, and where a group's results are finite: `good[128, blocks + groups]`."""
+    in the range, and where a part of the values is: `good[128, blocks + parts]`."""
 
     out: nl.NkiTensor
     inverses: nl.NkiTensor
@@ -121,14 +122,15 @@ def _triangle(inside: float, outside: float, compare: object) -> nl.NkiTensor:
     return tile
 
 
-def warm_up(p: DirectProblem) -> None:
+def warm_up() -> None:
     """Keep TensorE busy while the first operands are on their way: it works at half rate for the
     first 3 us (SDK tools/neuron-explorer/overview-summary-page.rst)."""
     pmax = nl.tile_size.pmax
-    if p.causal:
-        unused = nl.ndarray((pmax, pmax), dtype=nl.float32, buffer=nl.psum)
-        for _ in range(_WARM_UP):
-            nisa.nc_matmul(dst=unused, stationary=p.identity, moving=p.hidden)
+    operand = nl.ndarray((pmax, pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.memset(dst=operand, value=1.0)
+    unused = nl.ndarray((pmax, pmax), dtype=nl.float32, buffer=nl.psum)
+    for _ in range(_WARM_UP):
+        nisa.nc_matmul(dst=unused, stationary=operand, moving=operand)
 
 
 def weigh(p: DirectProblem, groups: list[DirectGroup], chunk: list[Piece]) -> nl.NkiTensor:
@@ -165,20 +167,22 @@ def combine(
 ) -> None:
     """The weights of a chunk times their values; stores the groups that end with it."""
     pmax = nl.tile_size.pmax
+    bank = nl.tile_size.psum_bank_fmax
     for piece in chunk:
         group = groups[piece.group]
         width = group.source.values.shape[2]
         shared = together(width)
         if piece.begins:
-            for first in range(0, group.blocks, shared):
-                shape = (pmax, min(shared, group.blocks - first), width)
-                tile = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-                group.products.append(tile)
+            banks = (group.blocks + shared - 1) // shared
+            shape = (pmax, banks, bank if banks > 1 else shared * width)
+            group.products.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
+        products = group.products[0]
         for number in range(piece.count):
             query = piece.query + number
+            start = query % shared * width
             column = piece.column + number * pmax
             nisa.nc_matmul(
-                dst=group.products[query // shared][:, query % shared, :],
+                dst=products[:, query // shared, start : start + width],
                 stationary=weights[:, column : column + pmax],
                 moving=group.source.values[:, piece.key, :],
             )
@@ -187,46 +191,58 @@ def combine(
 
 
 def _finish(group: DirectGroup, outputs: DirectOutputs) -> None:
-    """Normalise and store a group."""
+    """Normalise and store a group: whole banks together, and what is left."""
     pmax = nl.tile_size.pmax
     width = outputs.out.shape[3]
+    shared = together(width + 1)
+    full = group.blocks // shared
     rows = nl.ndarray((pmax, group.blocks, width), dtype=outputs.out.dtype, buffer=nl.sbuf)
-    first = 0
-    for product in group.products:
-        end = first + product.shape[1]
-        inverse = outputs.inverses[:, group.row + first : group.row + end]
-        nisa.reciprocal(dst=inverse, data=product[:, :, width])
-        nisa.tensor_tensor(
-            dst=rows[:, first:end],
-            data1=product[:, :, 0:width],
-            data2=inverse.expand_dim(2).broadcast(2, width),
-            op=nl.multiply,
-        )
-        first = end
+    if full > 0:
+        _normalise(group, outputs, rows, 0, full, shared)
+    if group.blocks % shared > 0:
+        _normalise(group, outputs, rows, full, full + 1, group.blocks % shared)
     start = group.first * pmax
     target = outputs.out[group.batch, group.head, start : start + group.blocks * pmax]
     nisa.dma_copy(dst=target.reshape_dim(0, (group.blocks, pmax)).permute((1, 0, 2)), src=rows)
-    group.rows.append(rows)
 
 
-def flag(group: DirectGroup, outputs: DirectOutputs) -> None:
-    """Say which rows of a finished group are right. What is no number is neither in a range, nor 0
-    when it is multiplied by 0."""
-    rows = group.rows[0]
+def _normalise(
+    group: DirectGroup, outputs: DirectOutputs, rows: nl.NkiTensor, bank: int, end: int, count: int
+) -> None:
+    """`count` blocks in each of the banks `bank .. end` of a group's products, to `rows`."""
+    width = outputs.out.shape[3]
+    first = bank * together(width + 1)
+    last = first + (end - bank) * count
+    products = group.products[0][:, bank:end, 0 : count * (width + 1)]
+    products = products.reshape_dim(2, (count, width + 1))
+    inverse = outputs.inverses[:, group.row + first : group.row + last]
+    inverse = inverse.reshape_dim(1, (end - bank, count))
+    nisa.reciprocal(dst=inverse, data=products[:, :, :, width])
+    nisa.tensor_tensor(
+        dst=rows[:, first:last].reshape_dim(1, (end - bank, count)),
+        data1=products[:, :, :, 0:width],
+        data2=inverse.expand_dim(3).broadcast(3, width),
+        op=nl.multiply,
+    )
+
+
+def flag_values(values: nl.NkiTensor, good: nl.NkiTensor) -> None:
+    """1 in `good[128, 1]` where the values of a partition are small enough; what is no number is
+    not."""
     pmax = nl.tile_size.pmax
-    inverses = outputs.inverses[:, group.row : group.row + group.blocks]
-    good = outputs.good[:, group.row : group.row + group.blocks]
+    sizes = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
+    total = nl.ndarray((pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar_reduce(
+        dst=sizes, data=values, op0=nl.abs, operand0=0.0, reduce_op=nl.add, reduce_res=total
+    )
+    nisa.tensor_scalar(dst=good, data=total, op0=nl.less_equal, operand0=_MOST_VALUE)
+
+
+def flag_sums(inverses: nl.NkiTensor, good: nl.NkiTensor) -> None:
+    """1 in `good`, which is like `inverses`, where a sum is in the range; what is no number is
+    not."""
     nisa.tensor_scalar(dst=good, data=inverses, op0=nl.greater_equal, operand0=1.0 / _MOST_SUM)
     nisa.scalar_tensor_tensor(
         dst=good, data=inverses, op0=nl.less_equal, operand0=1.0 / _LEAST_SUM,
         op1=nl.multiply, operand1=good,
     )  # fmt: skip
-    zeros = nl.ndarray(rows.shape, dtype=nl.float32, buffer=nl.sbuf)
-    total = nl.ndarray((pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar_reduce(
-        dst=zeros, data=rows, op0=nl.multiply, operand0=0.0, reduce_op=nl.add, reduce_res=total
-    )
-    column = outputs.inverses.shape[1] + group.number
-    nisa.tensor_scalar(
-        dst=outputs.good[:, column : column + 1], data=total, op0=nl.equal, operand0=0.0
-    )

@@ -3,6 +3,8 @@ what is done where scores are out of its range."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import nki.isa as nisa
 import nki.language as nl
 
@@ -17,7 +19,8 @@ from trnx.nki_kernels.kernels.attention._direct import (
     Piece,
     combine,
     direct_problem,
-    flag,
+    flag_sums,
+    flag_values,
     together,
     warm_up,
     weigh,
@@ -39,17 +42,27 @@ _LAG = 3
 # Chunks before its first one that a group is loaded.
 _AHEAD = 4
 _BANKS = 8  # of PSUM
+# Elements of values in a partition that VectorE flags between two results.
+_FLAGGED = 1040
+
+
+class Unflagged(NamedTuple):
+    """A part of a head's values, which are there from `turn` on; `column` of `good`."""
+
+    values: nl.NkiTensor
+    column: int
+    turn: int
 
 
 def _keys_of(p: DirectProblem, place: Place) -> list[tuple[int, int]]:
     """The blocks of keys that a group meets, with the first of its blocks of queries that sees
-    them; those on the diagonal first."""
+    them. One on the diagonal, which are more work for TensorE, is between two that are not."""
     keys: list[tuple[int, int]] = []
-    for key in range(place.first, place.seen):
-        if p.causal:
-            keys.append((key, key - place.first))
-    for key in range(place.seen):
-        if not p.causal or key < place.first:
+    first = place.first if p.causal else place.seen
+    for key in range(max(min(first, place.seen), place.seen - first)):
+        if first + key < place.seen:
+            keys.append((first + key, key))
+        if key < min(first, place.seen):
             keys.append((key, 0))
     return keys
 
@@ -104,11 +117,13 @@ def attend_directly(
     places = own_places(places_of(causal, 0, scale, q, k), cores)
     if len(places) == 0:
         return
+    warm_up()
     load_table(nl.exp)
     p = direct_problem(causal, scale, q.shape[3])
     blocks = lse.shape[0]
     inverses = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
-    good = nl.ndarray((pmax, blocks + len(places)), dtype=nl.bfloat16, buffer=nl.sbuf)
+    parts = k.shape[0] * k.shape[1] * _parts_of(v)
+    good = nl.ndarray((pmax, blocks + parts), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.memset(dst=good, value=1.0, engine=nisa.engine.gpsimd)
     outputs = DirectOutputs(out, inverses, good)
     ones = nl.ndarray((pmax, 1), dtype=nl.bfloat16, buffer=nl.sbuf)
@@ -132,27 +147,30 @@ def _attend(
     chunks = chunks_of(p, places, tensors[2].shape[3] + 1)
     groups: list[DirectGroup] = []
     weights: list[nl.NkiTensor] = []
-    flagged = 0
-    warm_up(p)
+    unflagged: list[Unflagged] = []
     for turn in range(len(chunks) + _LAG):
         ahead = chunks[min(turn + _AHEAD, len(chunks) - 1)]
         while len(groups) <= ahead[len(ahead) - 1].group:
-            _load(p, tensors, groups, places[len(groups)])
-        while flagged < len(groups) and len(groups[flagged].rows) > 0:
-            flag(groups[flagged], outputs)
-            flagged += 1
+            head = _load(p, tensors, groups, places[len(groups)])
+            if head >= 0:
+                column = lse.shape[0] + head * _parts_of(tensors[2])
+                values = groups[len(groups) - 1].source.values
+                unflagged = unflagged + _unflagged(values, column, turn + _AHEAD)
+        if len(unflagged) > 0 and (unflagged[0].turn <= turn or turn >= len(chunks)):
+            _flag(unflagged.pop(0), outputs)
         if turn >= _LAG:
             combine(groups, chunks[turn - _LAG], weights.pop(0), outputs)
         if turn < len(chunks):
             weights.append(weigh(p, groups, chunks[turn]))
         if turn + 1 == len(chunks):
             load_table(nl.log, outputs.good[0:1, 0:1])
+    for one in unflagged:
+        _flag(one, outputs)
     start, end = rows_of(places, tensors[0])
+    flag_sums(outputs.inverses[:, start:end], outputs.good[:, start:end])
     last = groups[len(groups) - 1].row
     _store_logs(outputs, lse, start, last)
     _store_last_logs(outputs, lse, last, end)
-    for group in groups[flagged:]:
-        flag(group, outputs)
 
 
 def _load(
@@ -160,14 +178,16 @@ def _load(
     tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
     groups: list[DirectGroup],
     place: Place,
-) -> None:
-    """Load the queries of a group, and the keys and values of its head where they are new."""
+) -> int:
+    """Load the queries of a group, and the keys and values of its head where they are new; gives
+    the number of this head, or -1."""
     q, k, v = tensors
     pmax = nl.tile_size.pmax
     shared = q.shape[1] // k.shape[1]
     rows = q[place.batch, place.head, place.first * pmax : (place.first + place.blocks) * pmax]
     head = place.head // shared
     before = groups[len(groups) - 1] if len(groups) > 0 else None
+    new = -1
     if before is not None and (before.batch, before.head // shared) == (place.batch, head):
         source = before.source
         queries = load_turned(rows, p.cuts)
@@ -175,6 +195,7 @@ def _load(
         keys = load_turned(k[place.batch, head], p.cuts)
         queries = load_turned(rows, p.cuts)
         source = DirectHead(keys, _load_values(v[place.batch, head]))
+        new = place.batch * k.shape[1] + head
     row = (place.batch * q.shape[1] + place.head) * (q.shape[2] // pmax) + place.first
     groups.append(
         DirectGroup(
@@ -187,9 +208,35 @@ def _load(
             source,
             queries,
             [],
-            [],
         )
     )
+    return new
+
+
+def _blocks_flagged(width: int) -> int:
+    """Blocks of values of so many columns that are flagged together."""
+    return max(1, _FLAGGED // (width + 1))
+
+
+def _parts_of(v: nl.NkiTensor) -> int:
+    """The parts in which the values of a head are flagged."""
+    blocks = v.shape[2] // nl.tile_size.pmax
+    each = _blocks_flagged(v.shape[3])
+    return (blocks + each - 1) // each
+
+
+def _unflagged(values: nl.NkiTensor, column: int, turn: int) -> list[Unflagged]:
+    """All parts of `values[128, blocks, Dv + 1]`."""
+    each = _blocks_flagged(values.shape[2] - 1)
+    parts: list[Unflagged] = []
+    for first in range(0, values.shape[1], each):
+        some = values[:, first : min(values.shape[1], first + each)]
+        parts.append(Unflagged(some, column + len(parts), turn))
+    return parts
+
+
+def _flag(part: Unflagged, outputs: DirectOutputs) -> None:
+    flag_values(part.values, outputs.good[:, part.column : part.column + 1])
 
 
 def _load_values(v: nl.NkiTensor) -> nl.NkiTensor:
@@ -219,7 +266,7 @@ def _store_logs(outputs: DirectOutputs, lse: nl.NkiTensor, start: int, end: int)
 def _store_last_logs(outputs: DirectOutputs, lse: nl.NkiTensor, start: int, end: int) -> None:
     """The same of a few blocks, as they are: DMA takes a descriptor for each row."""
     logs = _logs(outputs.inverses[:, start:end])
-    store_late(lse[start:end].permute((1, 0)), logs, True)
+    nisa.dma_copy(dst=lse[start:end].permute((1, 0)), src=logs)
 
 
 def _logs(inverses: nl.NkiTensor) -> nl.NkiTensor:

@@ -127,6 +127,17 @@ def test_values_that_overflow_with_large_weights_are_repaired(forward: Any) -> N
     assert_right(forward, values, results)
 
 
+@pytest.mark.parametrize("key", [0, 1151])
+@pytest.mark.parametrize("value", [-(2.0**61), 2.0**61])
+def test_one_large_value_is_repaired(forward: Any, key: int, value: float) -> None:
+    """Values of a head are looked at in parts."""
+    values = inputs(512, 1152, 128, causal=False)
+    values["v"][0, 1, key, 127] = value
+    results = forward.run(values)
+    assert is_repaired(forward, values, results)
+    assert_right(forward, values, results)
+
+
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("width", [64, 128, 160])
 def test_cores_repair_what_they_own(forward: Any, cores: int, width: int) -> None:
