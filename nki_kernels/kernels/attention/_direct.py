@@ -62,7 +62,6 @@ class DirectGroup(NamedTuple):
     head: int
     first: int
     blocks: int
-    number: int
     row: int
     source: DirectHead
     queries: nl.NkiTensor
@@ -70,13 +69,13 @@ class DirectGroup(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Scores of block `key` of the keys with blocks `query .. query + count` of a group, at
+    """Scores of block `key` of the keys with blocks `query .. query + blocks` of a group, at
     `column` of a chunk. `begins`, `ends`: the first and the last of the group."""
 
     group: int
     key: int
     query: int
-    count: int
+    blocks: int
     column: int
     begins: bool
     ends: bool
@@ -137,14 +136,14 @@ def weigh(p: DirectProblem, groups: list[DirectGroup], chunk: list[Piece]) -> nl
     """The weights of a chunk, `[128 keys, columns]`."""
     pmax = nl.tile_size.pmax
     last = chunk[len(chunk) - 1]
-    shape = (pmax, last.column + last.count * pmax)
+    shape = (pmax, last.column + last.blocks * pmax)
     scores = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
     for piece in chunk:
         group = groups[piece.group]
         keys = group.source.keys[:, :, piece.key * pmax : (piece.key + 1) * pmax]
-        end = piece.query + piece.count
+        end = piece.query + piece.blocks
         queries = group.queries[:, :, piece.query * pmax : end * pmax]
-        part = scores[:, piece.column : piece.column + piece.count * pmax]
+        part = scores[:, piece.column : piece.column + piece.blocks * pmax]
         for cut in range(p.cuts):
             nisa.nc_matmul(dst=part, stationary=keys[:, cut, :], moving=queries[:, cut, :])
         if p.causal and piece.key == group.first + piece.query:
@@ -177,7 +176,7 @@ def combine(
             shape = (pmax, banks, bank if banks > 1 else shared * width)
             group.products.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
         products = group.products[0]
-        for number in range(piece.count):
+        for number in range(piece.blocks):
             query = piece.query + number
             start = query % shared * width
             column = piece.column + number * pmax

@@ -187,7 +187,7 @@ def _load(
     rows = q[place.batch, place.head, place.first * pmax : (place.first + place.blocks) * pmax]
     head = place.head // shared
     before = groups[len(groups) - 1] if len(groups) > 0 else None
-    new = -1
+    new = -1  # type: int
     if before is not None and (before.batch, before.head // shared) == (place.batch, head):
         source = before.source
         queries = load_turned(rows, p.cuts)
@@ -198,17 +198,7 @@ def _load(
         new = place.batch * k.shape[1] + head
     row = (place.batch * q.shape[1] + place.head) * (q.shape[2] // pmax) + place.first
     groups.append(
-        DirectGroup(
-            place.batch,
-            place.head,
-            place.first,
-            place.blocks,
-            len(groups),
-            row,
-            source,
-            queries,
-            [],
-        )
+        DirectGroup(place.batch, place.head, place.first, place.blocks, row, source, queries, [])
     )
     return new
 
