@@ -81,6 +81,10 @@ _FEW_QUERIES = 8
 _LONG_KEYS = 1024
 # Keys and values of a head for `long_kernel`, bytes per partition: those of two are in SBUF.
 _LONG_BYTES = 62464
+# What `direct_kernel` keeps of a block of queries in a partition, with that of a repair, and how
+# much of that fits beside the largest keys and values.
+_BLOCK_BYTES = 10
+_ROWS_BYTES = 24576
 
 
 @nki.jit
@@ -312,6 +316,14 @@ def _fits(b: Bindings) -> bool:
     return bool(depth * 2 + depth // 128 * (b.v.shape[3] + 1) * 2 + masks <= _LONG_BYTES)
 
 
+def _keeps_rows(b: Bindings) -> bool:
+    """Whether there is room beside them for what `direct_kernel` keeps of each block of queries."""
+    depth = b.k.shape[2]
+    heads = 2 * (depth * 2 * -(-b.k.shape[3] // 128) + depth // 128 * (b.v.shape[3] + 1) * 2)
+    blocks = b.q.shape[0] * b.q.shape[1] * b.q.shape[2] // 128
+    return bool(heads + _BLOCK_BYTES * blocks <= 2 * _LONG_BYTES + _ROWS_BYTES)
+
+
 def _sdpa(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -335,7 +347,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     if _is_decoding(b, hw):
         few = (has_bool_mask(b), b.scale)
         return Launch.of(decode_kernel, b, ("q", "k", "v", "attn_mask"), *few)
-    if is_direct(b, hw) and _fits(b):
+    if is_direct(b, hw) and _fits(b) and _keeps_rows(b):
         launch = Launch.of(direct_kernel, b, ("q", "k", "v"), b.is_causal, b.scale)
         return replace(launch, unknown_trips=0)
     if is_long(b, hw) and _fits(b):

@@ -75,6 +75,12 @@ def test_where_it_is_chosen(
     assert (forward.kernel(values, target) == "direct_kernel") is chosen
 
 
+@pytest.mark.parametrize(("batch", "kernel"), [(48, "direct_kernel"), (64, "long_kernel")])
+def test_as_many_rows_as_fit(forward: Any, batch: int, kernel: str) -> None:
+    values = make_inputs(torch.Generator(), batch, 32, 1024, 512, 1, dtype=BF16)
+    assert forward.kernel(values) == kernel
+
+
 def test_a_scale_that_lifts_what_is_hidden_is_not_taken(forward: Any) -> None:
     assert forward.kernel(inputs() | {"scale": 1e-31}) == "long_kernel"
 
