@@ -148,14 +148,15 @@ def _attend(
     groups: list[DirectGroup] = []
     weights: list[nl.NkiTensor] = []
     unflagged: list[Unflagged] = []
+    heads = 0
     for turn in range(len(chunks) + _LAG):
         ahead = chunks[min(turn + _AHEAD, len(chunks) - 1)]
         while len(groups) <= ahead[len(ahead) - 1].group:
-            head = _load(p, tensors, groups, places[len(groups)])
-            if head >= 0:
-                column = lse.shape[0] + head * _parts_of(tensors[2])
+            if _load(p, tensors, groups, places[len(groups)]):
+                column = lse.shape[0] + heads * _parts_of(tensors[2])
                 values = groups[len(groups) - 1].source.values
                 unflagged = unflagged + _unflagged(values, column, turn + _AHEAD)
+                heads += 1
         if len(unflagged) > 0 and (unflagged[0].turn <= turn or turn >= len(chunks)):
             _flag(unflagged.pop(0), outputs)
         if turn >= _LAG:
@@ -178,29 +179,29 @@ def _load(
     tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
     groups: list[DirectGroup],
     place: Place,
-) -> int:
-    """Load the queries of a group, and the keys and values of its head where they are new; gives
-    the number of this head, or -1."""
+) -> bool:
+    """Load the queries of a group, and the keys and values of its head where they are new; says
+    whether they are."""
     q, k, v = tensors
     pmax = nl.tile_size.pmax
     shared = q.shape[1] // k.shape[1]
     rows = q[place.batch, place.head, place.first * pmax : (place.first + place.blocks) * pmax]
     head = place.head // shared
     before = groups[len(groups) - 1] if len(groups) > 0 else None
-    new = -1  # type: int
+    is_new = True
     if before is not None and (before.batch, before.head // shared) == (place.batch, head):
         source = before.source
+        is_new = False
         queries = load_turned(rows, p.cuts)
     else:
         keys = load_turned(k[place.batch, head], p.cuts)
         queries = load_turned(rows, p.cuts)
         source = DirectHead(keys, _load_values(v[place.batch, head]))
-        new = place.batch * k.shape[1] + head
     row = (place.batch * q.shape[1] + place.head) * (q.shape[2] // pmax) + place.first
     groups.append(
         DirectGroup(place.batch, place.head, place.first, place.blocks, row, source, queries, [])
     )
-    return new
+    return is_new
 
 
 def _blocks_flagged(width: int) -> int:
