@@ -211,7 +211,7 @@ def _blocks_flagged(width: int) -> int:
 
 def _parts_of(v: nl.NkiTensor) -> int:
     """The parts in which the values of a head are flagged."""
-    blocks = v.shape[2] // nl.tile_size.pmax
+    blocks: int = v.shape[2] // nl.tile_size.pmax
     each = _blocks_flagged(v.shape[3])
     return (blocks + each - 1) // each
 
