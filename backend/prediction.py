@@ -88,7 +88,8 @@ class Prediction:
             return None
         from trnx.simulator.timing.profile import profile_program
 
-        return profile_program(self.owner.program(self.launch, self.hardware), self.hardware)
+        program = self.owner.program(self.launch, self.hardware)
+        return profile_program(program, self.hardware, self.launch.unknown_trips)
 
 
 class Predictions:
@@ -163,7 +164,7 @@ class Predictions:
     def _scheduled(self, launch: Launch, hw: Hardware) -> float:
         from trnx.simulator.timing.profile import predicted_seconds
 
-        return predicted_seconds(self.program(launch, hw), hw)
+        return predicted_seconds(self.program(launch, hw), hw, launch.unknown_trips)
 
     def clear(self) -> None:
         """Forget everything, for measurements."""

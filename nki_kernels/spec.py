@@ -88,6 +88,9 @@ class Launch:
     `grid` is how many programs run it, one on each physical core of the logical core; `cores` of
     them share its work. Where that is one, the others do nothing if the kernel knows of cores
     (`knows_cores`), and the same as the first if it does not.
+
+    `unknown_trips`: how often predictions take a loop to run whose count only a run knows; 0 where
+    it repairs what values out of the ordinary spoil.
     """
 
     kernel: Any
@@ -97,6 +100,7 @@ class Launch:
     grid: int = 1
     cores: int = 1
     knows_cores: bool = False
+    unknown_trips: int = 1
 
     @classmethod
     def of(cls, kernel: Any, b: Bindings, names: Iterable[str], *constants: Any) -> Launch:

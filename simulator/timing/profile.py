@@ -175,14 +175,16 @@ class Profile:
         )
 
 
-def predicted_seconds(program: Program, chip: Hardware) -> float:
-    """The total alone, for a Program that was traced for this generation."""
-    return schedule(program.rows, chip).total_ps / PICOSECONDS
+def predicted_seconds(program: Program, chip: Hardware, unknown_trips: int = 1) -> float:
+    """The total alone, for a Program that was traced for this generation. A loop whose count only a
+    run knows runs `unknown_trips` times."""
+    return schedule(program.rows, chip, unknown_trips=unknown_trips).total_ps / PICOSECONDS
 
 
-def profile_program(program: Program, chip: Hardware) -> Profile:
-    """The prediction for a Program that was traced for this generation."""
-    result = schedule(program.rows, chip)
+def profile_program(program: Program, chip: Hardware, unknown_trips: int = 1) -> Profile:
+    """The prediction for a Program that was traced for this generation, with as many turns of loops
+    whose count only a run knows."""
+    result = schedule(program.rows, chip, unknown_trips=unknown_trips)
     timeline = Timeline(program.rows, result, chip)
     total = result.total_ps / PICOSECONDS
     cores = len(result.cores)
@@ -208,7 +210,7 @@ def profile_program(program: Program, chip: Hardware) -> Profile:
         peak_psum_bytes=peaks[MemoryRegion.psum],
         critical_path=_critical_path(timeline),
         assumptions=result.assumptions,
-        program_order_seconds=_program_order_ps(program, chip, result) / PICOSECONDS,
+        program_order_seconds=_program_order_ps(program, chip, result, unknown_trips) / PICOSECONDS,
         busiest_seconds=max(result.busy_ps.values(), default=0) / PICOSECONDS,
         rewritten=tuple(places[line] for line in result.changed.rewritten),
         copied=tuple(places[line] for line in result.changed.copies),
@@ -218,10 +220,13 @@ def profile_program(program: Program, chip: Hardware) -> Profile:
     )
 
 
-def _program_order_ps(program: Program, chip: Hardware, result: Schedule) -> int:
+def _program_order_ps(
+    program: Program, chip: Hardware, result: Schedule, unknown_trips: int
+) -> int:
     if not any(result.changed):
         return result.total_ps
-    return schedule(program.rows, chip, passes=PROGRAM_ORDER).total_ps
+    ordered = schedule(program.rows, chip, unknown_trips=unknown_trips, passes=PROGRAM_ORDER)
+    return ordered.total_ps
 
 
 def _queue_times(result: Schedule, has_cores: bool) -> tuple[QueueTime, ...]:

@@ -180,3 +180,19 @@ def test_the_mean_over_draws_is_attention_without_dropout() -> None:
     draws = torch.stack([compiled(leaves, 0.5) for _ in range(200)])
     error = draws.std(0) / len(draws) ** 0.5
     assert ((draws.mean(0) - attend(leaves, {})).abs() < 6 * error).all()
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+def test_long_attention_whose_scores_leave_the_range_and_return(lnc: int) -> None:
+    """One compiled function: weighed as they are, repaired, and weighed as they are again."""
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    make = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 512, 32, generator=make).to(torch.bfloat16) for _ in range(3))
+    compiled = torch.compile(function, backend="trnx", options={"target": "trn2", "lnc": lnc})
+    for factor in (1, 300, 1):
+        wanted = function(*(x.double() for x in (q * factor, k, v)))
+        error = (compiled(q * factor, k, v).double() - wanted).abs().max()
+        assert error <= 2 * (function(q * factor, k, v).double() - wanted).abs().max()

@@ -19,6 +19,8 @@ _MASK_DTYPES = (torch.bool, *FLOAT_DTYPES)
 # The kernels of long attention are for at least so many queries and keys.
 _LONG = 512
 _WIDEST = 256  # two cuts of the contraction, and a half of a PSUM bank
+# Scaled by no less than this, what stands for the score of a hidden key has no weight.
+LEAST_SCALE = 1.0e-30
 
 
 def has_bool_mask(b: Bindings) -> bool:
@@ -54,6 +56,13 @@ def is_long(b: Bindings, hw: Hardware) -> bool:
         return False
     length, depth = b.q.shape[2], b.k.shape[2]
     return bool(length % 128 == 0 and depth % 128 == 0 and min(length, depth) >= _LONG)
+
+
+def is_direct(b: Bindings, hw: Hardware) -> bool:
+    """Whether long attention may weigh the scores as they are: weights that have the range of
+    float32, and a scale that keeps those of hidden keys from any."""
+    plain = b.attn_mask is None and b.window == 0 and b.q.dtype == torch.bfloat16
+    return bool(plain and is_long(b, hw) and b.scale >= LEAST_SCALE)
 
 
 def _broadcasts(mask: TensorSpec, target: tuple[int, ...]) -> bool:

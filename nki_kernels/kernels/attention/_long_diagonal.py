@@ -19,12 +19,14 @@ _LEAST_SCALE = 1.0e-30
 _TURNED_FIRST = 2
 
 
-def keeps_diagonal(p: LongProblem, first: int, blocks: int, depth: int) -> bool:
+def keeps_diagonal(
+    causal: bool, window: int, scale: float, first: int, blocks: int, depth: int
+) -> bool:
     """Whether `blocks` blocks of queries from `first` on are weighed so, of `depth` keys: each has
     its last keys on the diagonal, in blocks that begin with the group."""
     is_square = (first + blocks) * nl.tile_size.pmax <= depth
     # The first group of a head has DMA load its keys and values, which takes as long as its scores.
-    return p.causal and p.window == 0 and p.scale >= _LEAST_SCALE and is_square and first > 0
+    return causal and window == 0 and scale >= _LEAST_SCALE and is_square and first > 0
 
 
 def weigh_diagonal(p: LongProblem, group: QueryGroup, products: list[nl.NkiTensor]) -> Quad:

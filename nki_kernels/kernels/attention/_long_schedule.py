@@ -101,7 +101,10 @@ def _turns(place: Place) -> int:
     return max(1, _scored(place))
 
 
-def _places(p: LongProblem, q: nl.NkiTensor, k: nl.NkiTensor) -> list[Place]:
+def places_of(
+    causal: bool, window: int, scale: float, q: nl.NkiTensor, k: nl.NkiTensor
+) -> list[Place]:
+    """The groups of all heads in order."""
     pmax = nl.tile_size.pmax
     bank = nl.tile_size.psum_bank_fmax
     places: list[Place] = []
@@ -111,12 +114,12 @@ def _places(p: LongProblem, q: nl.NkiTensor, k: nl.NkiTensor) -> list[Place]:
                 last = min(first + GROUP, q.shape[2] // pmax)
                 steps = 0
                 for block in range(first, last):
-                    span = key_span(block, k.shape[2], p.causal, p.window)
+                    span = key_span(block, k.shape[2], causal, window)
                     steps += (span[1] - span[0] + bank - 1) // bank
-                start = key_span(first, k.shape[2], p.causal, p.window)[0] // pmax
-                seen = key_span(last - 1, k.shape[2], p.causal, p.window)[1] // pmax
+                start = key_span(first, k.shape[2], causal, window)[0] // pmax
+                seen = key_span(last - 1, k.shape[2], causal, window)[1] // pmax
                 quads = (seen - start + QUAD - 1) // QUAD
-                keeps = keeps_diagonal(p, first, last - first, k.shape[2])
+                keeps = keeps_diagonal(causal, window, scale, first, last - first, k.shape[2])
                 places.append(
                     Place(batch, head, first, last - first, start, seen, quads, steps, keeps)
                 )
@@ -290,7 +293,7 @@ def _turn(
     return results
 
 
-def _own_places(places: list[Place], cores: int) -> list[Place]:
+def own_places(places: list[Place], cores: int) -> list[Place]:
     """Those of this program: neighbours, with an even share of the steps."""
     total = 0
     for place in places:
@@ -321,7 +324,7 @@ def attend(
     p: LongProblem, tensors: Tensors, outputs: LongOutputs, lse: nl.NkiTensor, cores: int
 ) -> None:
     """All groups of all heads that are this program's; `lse[blocks of queries of all, 128]`."""
-    own = _own_places(_places(p, tensors[0], tensors[1]), cores)
+    own = own_places(places_of(p.causal, p.window, p.scale, tensors[0], tensors[1]), cores)
     places = _with_least_at_the_end(p, own)
     if len(places) == 0:
         return
@@ -355,12 +358,12 @@ def attend(
     # After the last exponentials, while others work.
     load_table(nl.log, p.ones[0:1, 0:1])
     ended = _turn(p, outputs, None, weighed, ended, [])
-    first, end = _span(own, tensors[0])
+    first, end = rows_of(own, tensors[0])
     store_long_logs(p, outputs, lse, first, end)
     _turn(p, outputs, None, [], ended, [])
 
 
-def _span(places: list[Place], q: nl.NkiTensor) -> tuple[int, int]:
+def rows_of(places: list[Place], q: nl.NkiTensor) -> tuple[int, int]:
     """The blocks of queries of neighbouring groups, among those of all heads: `first .. end`."""
     blocks = q.shape[2] // nl.tile_size.pmax
     rows: list[int] = []

@@ -9,11 +9,13 @@ Keys and values of a head are loaded once and kept in SBUF (up to a budget) whil
 by. Up to 512 keys, as many heads as fit a PSUM bank go through each instruction together. Where
 there is one query a head (decoding), the heads of a group are the rows of a tile. Few queries of
 many keys have a kernel of their own, `decode_kernel`, and so have long sequences in 2 bytes
-with a mask of keys at most, `long_kernel`.
+with a mask of keys at most, `long_kernel`; in bfloat16 and without a mask `direct_kernel`, which
+looks for no maxima, and does all again as `long_kernel` does where scores are out of its range.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -30,6 +32,7 @@ from trnx.nki_kernels.kernels.attention._decode_softmax import (
     decode_step,
     store_decode_logs,
 )
+from trnx.nki_kernels.kernels.attention._direct_schedule import attend_directly
 from trnx.nki_kernels.kernels.attention._forward import (
     STAGES,
     Biases,
@@ -45,6 +48,7 @@ from trnx.nki_kernels.kernels.attention._host import (
     attention_cost,
     dropout_factor,
     has_bool_mask,
+    is_direct,
     is_long,
     samples,
     supports,
@@ -77,6 +81,10 @@ _FEW_QUERIES = 8
 _LONG_KEYS = 1024
 # Keys and values of a head for `long_kernel`, bytes per partition: those of two are in SBUF.
 _LONG_BYTES = 62464
+# What `direct_kernel` keeps of a block of queries in a partition, with that of a repair, and how
+# much of that fits beside the largest keys and values.
+_BLOCK_BYTES = 10
+_ROWS_BYTES = 24576
 
 
 @nki.jit
@@ -271,6 +279,25 @@ def long_kernel(
     return out, lse
 
 
+@nki.jit
+def direct_kernel(
+    q: nl.NkiTensor,
+    k: nl.NkiTensor,
+    v: nl.NkiTensor,
+    causal: bool,
+    scale: float,
+    cores: int = 1,
+) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """`(out, lse)` as `long_kernel` gives them, in bfloat16 and without mask or window, in half of
+    its time where the scores of each row end in a range around zero, and else in more."""
+    pmax = nl.tile_size.pmax
+    out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
+    lse = nl.ndarray(q.shape[:-1], dtype=nl.float32, buffer=nl.shared_hbm)
+    blocks = q.shape[0] * q.shape[1] * q.shape[2] // pmax
+    attend_directly(causal, scale, (q, k, v), out, lse.reshape((blocks, pmax)), cores)
+    return out, lse
+
+
 def _is_decoding(b: Bindings, hw: Hardware) -> bool:
     """Whether `decode_kernel` takes these operands."""
     if b.dropout_mask is not None or b.is_causal:
@@ -287,6 +314,14 @@ def _fits(b: Bindings) -> bool:
     depth = b.k.shape[2]
     masks = 0 if b.attn_mask is None else depth
     return bool(depth * 2 + depth // 128 * (b.v.shape[3] + 1) * 2 + masks <= _LONG_BYTES)
+
+
+def _keeps_rows(b: Bindings) -> bool:
+    """Whether there is room beside them for what `direct_kernel` keeps of each block of queries."""
+    depth = b.k.shape[2]
+    heads = 2 * (depth * 2 * -(-b.k.shape[3] // 128) + depth // 128 * (b.v.shape[3] + 1) * 2)
+    blocks = b.q.shape[0] * b.q.shape[1] * b.q.shape[2] // 128
+    return bool(heads + _BLOCK_BYTES * blocks <= 2 * _LONG_BYTES + _ROWS_BYTES)
 
 
 def _sdpa(
@@ -312,6 +347,9 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     if _is_decoding(b, hw):
         few = (has_bool_mask(b), b.scale)
         return Launch.of(decode_kernel, b, ("q", "k", "v", "attn_mask"), *few)
+    if is_direct(b, hw) and _fits(b) and _keeps_rows(b):
+        launch = Launch.of(direct_kernel, b, ("q", "k", "v"), b.is_causal, b.scale)
+        return replace(launch, unknown_trips=0)
     if is_long(b, hw) and _fits(b):
         names = ("q", "k", "v", "attn_mask")
         return Launch.of(long_kernel, b, names, b.is_causal, b.window, b.scale)

@@ -14,6 +14,7 @@ from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch
 from trnx.simulator.hardware import hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.program.program import Program
+from trnx.simulator.timing.profile import Profile, profile_program
 
 
 def exact(values: dict[str, Any]) -> tuple[torch.Tensor, float]:
@@ -71,6 +72,11 @@ class Forward:
         program = simulator.trace(launch.kernel, launch.arguments, target=target, values=False)
         assert isinstance(program, Program)
         return program
+
+    def profile(self, values: dict[str, Any], target: str = "trn2") -> Profile:
+        """The prediction, as models have it."""
+        trips = self.launched(values, target).unknown_trips
+        return profile_program(self.traced(values, target), hardware(target), trips)
 
     def assert_within_twice_of_eager(self, values: dict[str, Any], out: torch.Tensor) -> None:
         """Against float64, with eager's own error as the measure, or one rounding of the terms."""

@@ -14,6 +14,8 @@ from trnx.simulator.hardware import hardware
 from trnx.simulator.timing.profile import predicted_seconds
 
 BF16 = torch.bfloat16
+# The second one begins with scores as they are.
+KERNELS = ("long_kernel", "direct_kernel")
 
 
 def generator() -> torch.Generator:
@@ -23,7 +25,7 @@ def generator() -> torch.Generator:
 def attended(
     forward: Any, values: dict[str, Any], target: str = "trn2"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    assert forward.kernel(values, target) == "long_kernel"
+    assert forward.kernel(values, target) in KERNELS
     out, lse = forward.run(values, target)
     return out, lse
 
@@ -99,7 +101,8 @@ def test_the_diagonal_of_wide_heads(forward: Any, scale: float, mask: str) -> No
 
 
 def test_keys_on_the_diagonal_that_are_no_numbers(forward: Any) -> None:
-    values = make_inputs(generator(), 1, 1, 640, 640, 128, dtype=BF16, causal=True)
+    dtype = torch.float16
+    values = make_inputs(generator(), 1, 1, 640, 640, 128, dtype=dtype, causal=True)
     clean, _ = attended(forward, values)
     values["k"][0, 0, 560, 3] = math.nan
     values["k"][0, 0, 600, 5] = math.inf
@@ -124,7 +127,8 @@ def test_scores_above_those_of_hidden_keys_do_not_vanish(forward: Any) -> None:
 
 
 def test_keys_that_are_no_numbers_reach_only_those_who_see_them(forward: Any) -> None:
-    values = make_inputs(generator(), 1, 1, 640, 640, 16, dtype=BF16, causal=True)
+    dtype = torch.float16
+    values = make_inputs(generator(), 1, 1, 640, 640, 16, dtype=dtype, causal=True)
     clean, _ = attended(forward, values)
     values["k"][0, 0, 200, 3] = math.nan
     out, lse = attended(forward, values)
@@ -217,14 +221,17 @@ def test_where_it_is_chosen(
 ) -> None:
     sizes = {"batch": 1, "heads": 1, "length": 512, "depth": 512, "width": 128, "dtype": BF16}
     values = make_inputs(generator(), **(sizes | change))
-    assert (forward.kernel(values, target) == "long_kernel") is chosen
+    assert (forward.kernel(values, target) in KERNELS) is chosen
 
 
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
 @pytest.mark.parametrize("width", [128, 256])
-def test_keys_are_loaded_once_and_fit(forward: Any, width: int) -> None:
-    values = make_inputs(generator(), 2, 4, 512, 8192, width, sources=2, dtype=BF16)
+def test_keys_are_loaded_once_and_fit(forward: Any, width: int, dtype: torch.dtype) -> None:
+    values = make_inputs(generator(), 2, 4, 512, 8192, width, sources=2, dtype=dtype)
     program = forward.traced(values)
-    assert program.hbm_bytes == forward.spec.cost(forward.bindings(values)).hbm_bytes
+    assert (
+        forward.profile(values).hbm_bytes == forward.spec.cost(forward.bindings(values)).hbm_bytes
+    )
     assert program.peak_sbuf_bytes <= hardware("trn2").sbuf_partition_bytes
     assert program.peak_psum_bytes <= hardware("trn2").psum_partition_bytes
 
@@ -233,7 +240,7 @@ def test_keys_are_loaded_once_and_fit(forward: Any, width: int) -> None:
 def test_the_longest_causal_heads_fit(forward: Any, depth: int, width: int) -> None:
     """The most keys that the kernel takes, and another head that is loaded meanwhile."""
     values = make_inputs(generator(), 1, 2, depth, depth, width, dtype=BF16, causal=True)
-    assert forward.kernel(values) == "long_kernel"
+    assert forward.kernel(values) in KERNELS
     more = make_inputs(generator(), 1, 2, 128 * 5, depth + 128, width, dtype=BF16, causal=True)
     assert forward.kernel(more) == "sdpa_kernel"
     program = forward.traced(values)
@@ -243,31 +250,35 @@ def test_the_longest_causal_heads_fit(forward: Any, depth: int, width: int) -> N
 
 def test_a_window_costs_what_it_shows(forward: Any) -> None:
     """With 512 of 4,096 keys a query sees a quarter of what it sees on average without."""
-    values = make_inputs(torch.Generator(), 1, 2, 4096, 4096, 128, dtype=BF16, causal=True)
+    dtype = torch.float16
+    values = make_inputs(torch.Generator(), 1, 2, 4096, 4096, 128, dtype=dtype, causal=True)
     whole = predicted_seconds(forward.traced(values), hardware("trn2"))
     part = predicted_seconds(forward.traced(values | {"window": 512}), hardware("trn2"))
     assert part < 0.4 * whole
 
 
 def test_padding_costs_little(forward: Any) -> None:
-    values = make_inputs(torch.Generator(), 1, 2, 2048, 2048, 128, dtype=BF16, mask="keys")
+    dtype = torch.float16
+    values = make_inputs(torch.Generator(), 1, 2, 2048, 2048, 128, dtype=dtype, mask="keys")
     masked = predicted_seconds(forward.traced(values), hardware("trn2"))
     plain = predicted_seconds(forward.traced(values | {"attn_mask": None}), hardware("trn2"))
     assert masked < 1.1 * plain
 
 
-def test_tensor_engine_is_busy(forward: Any) -> None:
-    """At least 44 % of its peak in the two products, predicted."""
-    values = make_inputs(generator(), 1, 4, 2048, 2048, 128, dtype=BF16, causal=True)
-    seconds = predicted_seconds(forward.traced(values), hardware("trn2"))
+@pytest.mark.parametrize(("dtype", "share"), [(BF16, 0.7), (torch.float16, 0.44)])
+def test_tensor_engine_is_busy(forward: Any, dtype: torch.dtype, share: float) -> None:
+    """At least so much of its peak in the two products, predicted."""
+    values = make_inputs(generator(), 1, 4, 2048, 2048, 128, dtype=dtype, causal=True)
+    seconds = forward.profile(values).total_seconds
     flops = 4 * 4 * 2048 * 2048 / 2 * 128
-    assert flops / seconds >= 0.44 * hardware("trn2").peak_bf16_flops
+    assert flops / seconds >= share * hardware("trn2").peak_bf16_flops
 
 
 @pytest.mark.parametrize("width", [64, 128])
 def test_scores_on_the_diagonal_are_computed_once(forward: Any, width: int) -> None:
     """A window that hides nothing has the same work, but for those."""
-    values = make_inputs(generator(), 1, 1, 2048, 2048, width, dtype=BF16, causal=True)
+    dtype = torch.float16
+    values = make_inputs(generator(), 1, 1, 2048, 2048, width, dtype=dtype, causal=True)
     once = sum(forward.traced(values).rows.flops)
     twice = sum(forward.traced(values | {"window": 2048}).rows.flops)
     assert once < twice - 3 * 2 * 10 * 128 * 128 * width
