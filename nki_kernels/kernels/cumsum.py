@@ -18,6 +18,7 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import FLOAT_DTYPES
+from trnx.nki_kernels.kernels._fixed_point_sums import SHORTEST, fixed_point_sums_kernel
 from trnx.nki_kernels.kernels._scan_plan import constants_of, reject_scan
 from trnx.nki_kernels.kernels._scans import lanes, places, scan, tiles_of
 from trnx.nki_kernels.registry import register
@@ -30,6 +31,8 @@ aten = torch.ops.aten
 _INTEGERS = (torch.int64, torch.int32, torch.bool)
 _MOST_DIGITS = 2**16  # elements whose digits of 8 bits have a sum below 2^24
 _MOST_BITS = 2**24
+# Elements of rows at a time, of many rows and of as many as one tile has.
+_CHUNK, _CHUNK_OF_ONE = 2048, 512
 
 
 @nki.jit
@@ -232,6 +235,9 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The kernel of the dtype, and the tiles."""
     sizes, groups = constants_of(b, hw)
+    if b.x.dtype is torch.float32 and sizes[1] == 1 and sizes[0] >= SHORTEST:
+        chunk = _CHUNK if sum(group.tiles for group in groups) > 1 else _CHUNK_OF_ONE
+        return Launch.of(fixed_point_sums_kernel, b, ("x",), b.x.shape, (*sizes[:2], chunk), groups)
     if b.x.dtype in FLOAT_DTYPES:
         return Launch.of(cumsum_kernel, b, ("x",), b.x.shape, sizes, groups)
     digits = {torch.int64: 8, torch.int32: 4, torch.bool: 1}[b.x.dtype]
