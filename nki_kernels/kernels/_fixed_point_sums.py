@@ -7,9 +7,11 @@ floating-point summation", SISC 31, 2008, splits so). Where a later chunk has a 
 its grid does not hold of the sum so far goes to the other sum.
 
 The bound is the sum of magnitudes of the row's last `_EPOCH` to `2 * _EPOCH` chunks and the sum
-before these. Where it is no number, because of an infinity or NaN or beyond 3.4e38, the unit is
-that of the chunk before, or one by the first elements: no value is wrong then, since an element
-that the first scan does not hold is left to the second one, but its sums are those of float32.
+before these. An infinity or NaN leaves none: the unit is then by that of the chunk before, or by
+the first elements of the row. Whatever the unit is, no sum is wrong, since an element that the
+first scan does not hold is left to the second one; with one that does not suit the row, or where
+the row's sums are below 2^-104 and need one below 2^-126, its sums have an error like those of
+float32.
 
 VectorE scans, ScalarE bounds and rounds, GpSimd subtracts and adds. A chunk goes through stages,
 each a few chunks behind the one before, so that no engine waits for another one. The small
@@ -32,7 +34,7 @@ _EPOCH = 8  # chunks whose magnitudes are added
 _PARTITIONS = 128
 _PROBED = 8  # elements that give a unit where no bound is a number
 # Steps that a stage is behind the load of a chunk.
-_SCALED, _SPLIT, _SUMMED, _CORRECTED, _FINISHED = 1, 3, 4, 5, 6
+_SCALED, _SPLIT, _SUMMED, _CORRECTED, _FINISHED = 1, 2, 3, 4, 5
 
 # Magnitudes are added times 2^-14: no sum of finite ones of two epochs is infinite.
 _SCALE = 2.0**-14
@@ -46,6 +48,14 @@ _HELD = 2.0**24 - 1  # units that float32 holds exactly
 # Without a bound: a unit of which 2^31, at which integers saturate, is a number.
 _MOST_GUESSED = _UNIT + 95 + 127
 _BY_FIRST, _BY_BEFORE = 10, 1  # exponents that sums may grow by, where these give the unit
+
+
+def chunk_of(positions: int) -> int:
+    """The elements of a chunk, where a core goes along so many positions in all: large ones have
+    less overhead, small ones less to wait for before the first and behind the last."""
+    if positions >= 16384:
+        return 2048
+    return 1024 if positions >= 4096 else 512
 
 
 @nki.jit
@@ -69,26 +79,26 @@ def fixed_point_sums_kernel(
     data, words, bounds = [], [], []  # type: Any
     units, sums, rests = [], [], []  # type: Any
     for step in range(len(work) + _FINISHED):
-        i = step - _FINISHED
-        if i >= 0:
-            _finish(out, work, data, sums, rests, i, sizes)
         i = step - _CORRECTED
         if i >= 0 and i < len(work):
             rests.append(_rest(work, data, sums, rests, constants, i))
-        i = step - _SUMMED
-        if i >= 0 and i < len(work):
-            sums.append(_sum(work, words, units, sums, rests, constants, i))
-            _subtract(data[i], words[i])
         i = step - _SPLIT
         if i >= 0 and i < len(work):
             _round(words[i], data[i], units[i])
-        i = step - _SCALED
-        if i >= 0 and i < len(work):
-            units.append(_unit(work, bounds, units, sums, constants, i))
+        i = step - _FINISHED
+        if i >= 0:
+            _finish(out, work, data, sums, rests, i, sizes)
         if step < len(work):
             data.append(_load(x, work[step], sizes))
             words.append(nl.ndarray(data[step].shape, dtype=nl.int32, buffer=nl.sbuf))
             bounds.append(_bound(data[step], words[step], work[step][4]))
+        i = step - _SCALED
+        if i >= 0 and i < len(work):
+            units.append(_unit(work, bounds, units, sums, constants, i))
+        i = step - _SUMMED
+        if i >= 0 and i < len(work):
+            sums.append(_sum(work, words, units, sums, rests, constants, i))
+            _subtract(data[i], words[i])
     return out
 
 
@@ -298,7 +308,7 @@ def _finish(
     """Add both sums, by turns on two engines, and store them."""
     group, tile, first, count, _ = work[i]
     result = data[i]
-    engine = nisa.engine.vector if i % 2 == 0 else nisa.engine.gpsimd
+    engine = nisa.engine.vector if i % 4 == 3 else nisa.engine.gpsimd
     total = sums[i][:, 1 : count + 1]
     nisa.tensor_tensor(dst=result, data1=total, data2=rests[i], op=nl.add, engine=engine)
     pattern, offset = places(group, tile, first, count, (sizes[0], 1), 1)
