@@ -273,6 +273,8 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         yield sample(f"{size} columns", (3, size), 1)
         yield sample(f"over {size} rows", (size, 5), 0)
     yield sample("long rows", (3, 2500), 1)
+    yield sample("long rows of two tiles", (130, 1100), 1)
+    yield sample("rows of many chunks", (2, 9000), 1)
     yield sample("many short rows", (3000, 7), 1)
     yield sample("in the middle", (3, 70, 33), 1)
     yield sample("many columns", (40, 700), 0)
