@@ -36,17 +36,19 @@ _PROBED = 8  # elements that give a unit where no bound is a number
 # Steps that a stage is behind the load of a chunk.
 _SCALED, _SPLIT, _SUMMED, _CORRECTED, _FINISHED = 1, 2, 3, 4, 5
 
-# Magnitudes are added times 2^-14: no sum of finite ones of two epochs is infinite.
-_SCALE = 2.0**-14
+# Magnitudes are added times 2^-16: no sum of finite ones of two epochs is infinite.
+_SCALE = 2.0**-16
 # Exponents of float32 as bits: multiples of 2^23, which VectorE's float32 holds.
 _STEP = 2**23
 _EXPONENTS = 255 * _STEP  # all bits of the exponent: of what is no number, too
-_UNIT = 8  # a unit is 2^-8 times the power of two below the bound, 2^-22 times that of the sums
+_UNIT = 6  # a unit is 2^-6 times the power of two below the bound, 2^-22 times that of the sums
 _LEAST = _UNIT + 1  # the exponent of the least bound, whose unit has an inverse
 _MOST = _UNIT + 104 + 127  # all finite sums are 2^24 units of 2^104 at the most
 _HELD = 2.0**24 - 1  # units that float32 holds exactly
 # Without a bound: a unit of which 2^31, at which integers saturate, is a number.
 _MOST_GUESSED = _UNIT + 95 + 127
+# The columns of `_constants`.
+_ZERO, _FROM_FIRST, _FROM_BEFORE, _TO_INVERSE, _TO_UNIT, _CEILING, _MASK = range(7)
 _BY_FIRST, _BY_BEFORE = 10, 1  # exponents that sums may grow by, where these give the unit
 
 
@@ -161,18 +163,36 @@ def _unit(
     work: list[Any], bounds: list[Any], units: list[Any], sums: list[Any], constants: Any, i: int
 ) -> list[nl.NkiTensor]:
     """The exponent of a chunk's bound as bits; the inverse of its unit and the unit, as float32."""
+    chosen = _exponent(work, bounds, units, sums, constants, i)
+    p = chosen.shape[0]
+    inverse, unit = _column(p, nl.int32), _column(p, nl.int32)
+    nisa.scalar_tensor_tensor(
+        dst=inverse, data=chosen, op0=nl.maximum, operand0=float(_LEAST * _STEP), op1=nl.subtract,
+        operand1=constants[_TO_INVERSE][0:p], reverse1=True,
+    )  # fmt: skip
+    nisa.scalar_tensor_tensor(
+        dst=unit, data=chosen, op0=nl.maximum, operand0=float(_LEAST * _STEP), op1=nl.subtract,
+        operand1=constants[_TO_UNIT][0:p],
+    )  # fmt: skip
+    return [chosen, inverse.view(nl.float32), unit.view(nl.float32)]
+
+
+def _exponent(
+    work: list[Any], bounds: list[Any], units: list[Any], sums: list[Any], constants: Any, i: int
+) -> nl.NkiTensor:
+    """That of a chunk's bound, or one that the chunk before or the probed elements give."""
     chunk = work[i][4]
     total = _whole_bound(bounds, sums, chunk, i)
     p = total.shape[0]
-    mask = constants[6][0:p]
+    mask = constants[_MASK][0:p]
     exponent = _column(p, nl.int32)
     nisa.tensor_tensor(dst=exponent, data1=total.view(nl.int32), data2=mask, op=nl.bitwise_and)
     if chunk == 0:
-        other, margin, grown = _column(p, nl.int32), constants[1][0:p], _BY_FIRST
+        other, margin, grown = _column(p, nl.int32), constants[_FROM_FIRST][0:p], _BY_FIRST
         probe = bounds[i][0].view(nl.int32)
         nisa.tensor_tensor(dst=other, data1=probe, data2=mask, op=nl.bitwise_and)
     else:
-        other, margin, grown = units[i - 1][0], constants[2][0:p], _BY_BEFORE
+        other, margin, grown = units[i - 1][0], constants[_FROM_BEFORE][0:p], _BY_BEFORE
     instead, chosen = _column(p, nl.float32), _column(p, nl.int32)
     nisa.scalar_tensor_tensor(
         dst=instead, data=other, op0=nl.minimum,
@@ -186,16 +206,7 @@ def _unit(
         dst=chosen, data=exponent, op0=nl.minimum, operand0=float(_MOST * _STEP), op1=nl.add,
         operand1=instead,
     )  # fmt: skip
-    inverse, unit = _column(p, nl.int32), _column(p, nl.int32)
-    nisa.scalar_tensor_tensor(
-        dst=inverse, data=chosen, op0=nl.maximum, operand0=float(_LEAST * _STEP), op1=nl.subtract,
-        operand1=constants[3][0:p], reverse1=True,
-    )  # fmt: skip
-    nisa.scalar_tensor_tensor(
-        dst=unit, data=chosen, op0=nl.maximum, operand0=float(_LEAST * _STEP), op1=nl.subtract,
-        operand1=constants[4][0:p],
-    )  # fmt: skip
-    return [chosen, inverse.view(nl.float32), unit.view(nl.float32)]
+    return chosen
 
 
 def _whole_bound(bounds: list[Any], sums: list[Any], chunk: int, i: int) -> nl.NkiTensor:
@@ -247,7 +258,7 @@ def _sum(
     p, count = words[i].shape
     sum_ = nl.ndarray((p, count + 1), dtype=nl.float32, buffer=nl.sbuf)
     start = sum_[:, 0:1]
-    zeros = constants[0][0:p]
+    zeros = constants[_ZERO][0:p]
     if work[i][4] == 0:
         nisa.tensor_tensor(dst=start, data1=zeros, data2=zeros, op=nl.add)
     else:
@@ -262,7 +273,7 @@ def _sum(
         )  # fmt: skip
         nisa.scalar_tensor_tensor(
             dst=multiple, data=multiple, op0=nl.maximum, operand0=-_HELD, op1=nl.minimum,
-            operand1=constants[5][0:p],
+            operand1=constants[_CEILING][0:p],
         )  # fmt: skip
         nisa.tensor_tensor(dst=start, data1=multiple, data2=unit, op=nl.multiply)
     nisa.tensor_tensor_scan(
@@ -281,7 +292,7 @@ def _rest(
 ) -> nl.NkiTensor:
     """The sums in float32 of what is left, and of what the grid did not hold of the sum before."""
     p, count = data[i].shape
-    initial = zeros = constants[0][0:p]
+    initial = zeros = constants[_ZERO][0:p]
     if work[i][4] > 0:
         initial = _column(p, nl.float32)
         nisa.tensor_tensor(
