@@ -78,8 +78,12 @@ def fixed_point_sums_kernel(
             count = min(chunk, length - first)
             work.append((group, tile, first, count, first // chunk))
     constants = _constants()
-    data, words, bounds = [], [], []  # type: Any
-    units, sums, rests = [], [], []  # type: Any
+    data = []  # type: list[nl.NkiTensor]
+    words = []  # type: list[nl.NkiTensor]
+    bounds = []  # type: list[list[nl.NkiTensor]]
+    units = []  # type: list[list[nl.NkiTensor]]
+    sums = []  # type: list[nl.NkiTensor]
+    rests = []  # type: list[nl.NkiTensor]
     for step in range(len(work) + _FINISHED):
         i = step - _CORRECTED
         if i >= 0 and i < len(work):
