@@ -1,10 +1,12 @@
 """`cumsum`: running sums along any dimension.
 
-Half precision is added in float32, as in eager. Eager adds float32 in float64: the rounding of each
-sum is found exactly (D. Knuth, TAOCP 2, 4.2.2, theorem B) and the running sum of the errors added,
-which leaves one rounding. Bools and integers become int64, exact: digits of 8 bits are added apart,
-in float32, which holds their sums over 2^16 elements, and carries are brought into two words. A sum
-that float32 does not hold on the way is infinite from there on.
+Half precision is added in float32, as in eager. Eager adds float32 in float64. Long rows are added
+in two parts, one of which loses nothing (`_fixed_point_sums.py`). Short rows, and sums over rows:
+the rounding of each sum is found exactly (D. Knuth, TAOCP 2, 4.2.2, theorem B) and the running sum
+of the errors added. Both leave one rounding. Bools and integers become int64, exact: digits of 8
+bits are added apart, in float32, which holds their sums over 2^16 elements, and carries are brought
+into two words. Behind a sum that float32 does not hold, sums are infinite or NaN, where those of
+eager may be finite again.
 """
 
 from __future__ import annotations
@@ -18,6 +20,11 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import FLOAT_DTYPES
+from trnx.nki_kernels.kernels._fixed_point_sums import (
+    SHORTEST,
+    chunk_of,
+    fixed_point_sums_kernel,
+)
 from trnx.nki_kernels.kernels._scan_plan import constants_of, reject_scan
 from trnx.nki_kernels.kernels._scans import lanes, places, scan, tiles_of
 from trnx.nki_kernels.registry import register
@@ -232,6 +239,10 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The kernel of the dtype, and the tiles."""
     sizes, groups = constants_of(b, hw)
+    if b.x.dtype is torch.float32 and sizes[1] == 1 and sizes[0] >= SHORTEST:
+        positions = sum(group.tiles for group in groups) * sizes[0] // hw.cores
+        constants = (*sizes[:2], chunk_of(positions))
+        return Launch.of(fixed_point_sums_kernel, b, ("x",), b.x.shape, constants, groups)
     if b.x.dtype in FLOAT_DTYPES:
         return Launch.of(cumsum_kernel, b, ("x",), b.x.shape, sizes, groups)
     digits = {torch.int64: 8, torch.int32: 4, torch.bool: 1}[b.x.dtype]
@@ -262,6 +273,8 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         yield sample(f"{size} columns", (3, size), 1)
         yield sample(f"over {size} rows", (size, 5), 0)
     yield sample("long rows", (3, 2500), 1)
+    yield sample("long rows of two tiles", (130, 1100), 1)
+    yield sample("rows of many chunks", (2, 9000), 1)
     yield sample("many short rows", (3000, 7), 1)
     yield sample("in the middle", (3, 70, 33), 1)
     yield sample("many columns", (40, 700), 0)

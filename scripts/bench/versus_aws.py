@@ -12,7 +12,9 @@ was cut off goes on; `--json` prints one object as the last line.
 
 Bars, on the same LNC: at least 60 problems of which both sides have a time, ours not slower on
 90 % of the rows, never by more than 10 %, and the median of ours over theirs at most 0.85. A row of
-which a part of ours is off NKI counts as slower. Rows on which ours is slower are listed at the
+which a part of ours is off NKI counts as slower. Where their kernel is not as exact as eager, so
+that both sides do not solve the same problem, a line below the row has the errors of both; the row
+counts as any other. Rows on which ours is slower are listed at the
 end, worst first, with what bounds both sides. Exit status 0 means that the bars hold; what their
 kernel refuses is listed and counts for neither side.
 """
@@ -28,12 +30,13 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from versus_checkouts import Checkouts, traced
+from versus_errors import errors, text
 from versus_problems import Problem, problems
 
 import trnx
@@ -62,7 +65,8 @@ def row_name(problem: str, lnc: int) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A problem on one LNC; `refused` is why their kernel has no time."""
+    """A problem on one LNC; `refused` is why their kernel has no time, `errors` those of both sides
+    where theirs is not as exact as eager (`versus_errors.py`)."""
 
     problem: str
     lnc: int
@@ -70,6 +74,7 @@ class Row:
     theirs: Time | None
     published_us: float | None = None
     refused: str = ""
+    errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -93,7 +98,8 @@ class Row:
         if self.theirs is None:
             return f"{self.name:<62}{self.ours.us:9.1f}        -     -  {self.refused}{off}"
         times = f"{self.ours.us:9.1f}{self.theirs.us:9.1f}{self.ratio:6.2f}"
-        return f"{self.name:<62}{times}{published}{off}"
+        line = f"{self.name:<62}{times}{published}{off}"
+        return f"{line}\n{text(self.errors)}" if self.errors else line
 
     def profile(self) -> str:
         """What bounds both sides."""
@@ -102,6 +108,7 @@ class Row:
             f"{self.ratio:5.2f} {self.name}\n      ours   {self.ours.us:9.1f} us, "
             f"{self.ours.regions} regions: {self.ours.busiest}\n"
             f"      theirs {self.theirs.us:9.1f} us: {self.theirs.busiest}"
+            + (f"\n{text(self.errors)}" if self.errors else "")
         )
 
 
@@ -168,10 +175,19 @@ def compared(checkouts: Checkouts, problem: Problem, lnc: int) -> Row:
     row = {"problem": problem.name, "lnc": lnc, "published_us": problem.published.get(lnc)}
     own = ours(problem, lnc)
     try:
-        return Row(**row, ours=own, theirs=theirs(checkouts, problem, lnc))
+        other = theirs(checkouts, problem, lnc)
+        return Row(**row, ours=own, theirs=other, errors=_errors(checkouts, problem))
     except (AssertionError, TrnxError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         return Row(**row, ours=own, theirs=None, refused=why)
+
+
+def _errors(checkouts: Checkouts, problem: Problem) -> Mapping[str, Mapping[str, float]]:
+    if not problem.inexact:
+        return {}
+    kernel = _kernel(checkouts, problem.kernel)
+    columns = problem.inputs[0].shape[-1]
+    return errors(problem.ours, kernel, problem.inexact, columns, TARGET)
 
 
 @dataclass(frozen=True)

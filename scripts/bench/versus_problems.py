@@ -49,6 +49,7 @@ class Problem:
     """`ours(*inputs)` under `torch.compile` against `kernel` (`module:name`, see `Checkouts`),
     whose arguments by name are given for an LNC. `backward`: ours is the backward graph alone.
     `published` has microseconds for an LNC, on a device, the start of a NEFF in them.
+    `inexact`: the name of their kernel's argument, where theirs rounds more often than eager does.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Problem:
     lncs: tuple[int, ...] = _BOTH
     backward: bool = False
     published: Mapping[int, float] = field(default_factory=dict)
+    inexact: str = ""
 
 
 def _spec(*shape: int, dtype: torch.dtype = BF16) -> TensorSpec:
@@ -241,8 +243,10 @@ def _orders() -> Iterator[Problem]:
     ):  # fmt: skip
         x = Input((rows, columns), dtype)
         yield Problem(
-            f"cumsum {rows}x{columns} {_short(dtype)}", lambda x: x.cumsum(-1, dtype=x.dtype), (x,),
+            f"cumsum {rows}x{columns} {_short(dtype)}",
+            lambda x: x.cumsum(-1, dtype=x.dtype), (x,),
             "core.cumsum.cumsum:cumsum", _plain(x=x.spec), (1,),
+            inexact="x" if dtype is F32 else "",
         )  # fmt: skip
     for rows, columns in ((8, 16384), (64, 8192), (128, 32768)):
         x = Input((rows, columns), F32)

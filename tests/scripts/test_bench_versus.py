@@ -33,6 +33,24 @@ def double(x, limit=10**6):
         nisa.dma_copy(dst=out[row : row + 1], src=tile)
     return out
 """
+# Rounds each sum to float32; eager adds in float64.
+ROUNDING = """
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+@nki.jit
+def sums(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    zeros = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=zeros, value=0.0)
+    nisa.dma_copy(dst=tile, src=x)
+    nisa.tensor_tensor_scan(dst=tile, data0=tile, data1=zeros, initial=0.0, op0=nl.add, op1=nl.add)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+"""
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +70,13 @@ def script() -> Iterator[ModuleType]:
 def checkouts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("checkouts")
     library, tutorials = folder / "library", folder / "sdk"
-    for file in (
-        library / "src/nkilib_src/nkilib/core/doubled.py",
-        tutorials / "nki/examples/doubled/doubled.py",
+    for file, source in (
+        (library / "src/nkilib_src/nkilib/core/doubled.py", KERNEL),
+        (tutorials / "nki/examples/doubled/doubled.py", KERNEL),
+        (tutorials / "nki/examples/sums/sums.py", ROUNDING),
     ):
         file.parent.mkdir(parents=True)
-        file.write_text(KERNEL)
+        file.write_text(source)
     return [library, tutorials]
 
 
@@ -103,6 +122,32 @@ def test_both_sides_of_a_problem(
     assert "too many rows" in refused["refused"]
     assert (numbers["problems"], numbers["refused"]) == (2, 2)
     assert numbers["bars"] == {"problems": False, "not_slower": True, "worst": True, "median": True}
+
+
+def test_a_kernel_that_is_not_as_exact_is_compared_in_errors_too(
+    script: ModuleType, checkouts: list[Path], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    from versus_problems import F32, Input, Problem
+
+    x = Input((32, 2048), F32)
+    sums = Problem(
+        "sums", lambda x: x.cumsum(-1), (x,), "sums/sums.py:sums", lambda *_: {"x": x.spec}, (1,),
+        inexact="x",
+    )  # fmt: skip
+    exact = problem("doubled/doubled.py:double")
+    monkeypatch.setattr(script, "problems", lambda: iter([sums, exact]))
+    run(script, checkouts, monkeypatch)
+    lines = capsys.readouterr().out.splitlines()
+    inexact_row, exact_row = json.loads(lines[-1])["rows"]
+    assert set(inexact_row["errors"]) == {"random", "cancelling"}
+    assert exact_row["errors"] == {}
+    for found in inexact_row["errors"].values():
+        assert found["ours"] <= 2
+        assert found["theirs"] > 4
+    assert "error against float64" in lines[1]
+    # Only said: neither the ratio nor what counts as slower knows it.
+    assert inexact_row["ratio"] == inexact_row["ours"]["us"] / inexact_row["theirs"]["us"]
 
 
 def test_only_rows_that_are_asked_for(

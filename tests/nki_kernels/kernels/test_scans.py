@@ -72,6 +72,81 @@ def test_running_sums_of_float32_lose_one_rounding() -> None:
     assert (compiled(lambda x: x.cumsum(1), x) - exact).abs().max() <= 2 * eager
 
 
+def adversarial(length: int) -> dict[str, torch.Tensor]:
+    """Rows that addition in float32 gets wrong by many roundings, or that are special."""
+    places = torch.arange(length)
+    x = iter(draw(24, length))
+    rows = {"drawn": next(x)}
+    rows["equal"] = torch.full((length,), 0.1)
+    rows["positive"] = next(x).abs()
+    rows["alternating"] = next(x).abs() * (1 - 2 * (places % 2))
+    half = next(x)[: length // 2]
+    rows["back to nothing"] = torch.cat((half, -half, torch.zeros(length % 2)))
+    rows["large and small"] = next(x) * torch.where(places % 64 == 0, 1e8, 1.0)
+    rows["large comes and goes"] = next(x).index_put(
+        (torch.tensor([1, length - 5]),), torch.tensor([1e8, -1e8])
+    )
+    rows["of many sizes"] = next(x) * 10.0 ** ((places * 7 % 61 - 30).double()).float()
+    rows["growing"] = 2.0 ** (places / length * 60 - 30)
+    rows["shrinking"] = next(x) * 2.0 ** (30 - places / length * 60)
+    rows["sums of 1e38"] = next(x) * (1e38 / length)
+    pairs = next(x)[: -(-length // 2)].repeat_interleave(2)[:length]
+    rows["magnitudes beyond float32"] = pairs * (1 - 2 * (places % 2)) * (4e37 - 1e33 * places)
+    rows["denormal"] = next(x) * 1e-42
+    rows["small"] = next(x) * 1e-33
+    for name, values in {
+        "inf": {length // 2: INF},
+        "-inf": {length // 2: -INF},
+        "two": {length // 3: INF, length // 2: INF},
+        "both": {length // 3: INF, length - 2: -INF},
+        "nan": {length - 3: NAN},
+        "inf, nan": {20: INF, 30: NAN},
+        "nan first": {0: NAN},
+        "inf first": {0: INF},
+    }.items():
+        rows[name] = next(x).clone()
+        for place, value in values.items():
+            rows[name][place] = value
+    return rows
+
+
+@pytest.mark.parametrize("length", [130, 513, 600, 2048, 4097, 40000])
+def test_running_sums_of_float32_are_as_exact_as_in_eager(length: int) -> None:
+    """Row by row: an error that is small beside the others of another row is none of this one."""
+    rows = adversarial(length)
+    x = torch.stack(list(rows.values()))
+    exact, eager = x.double().cumsum(1), x.cumsum(1)
+    result = compiled(lambda x: x.cumsum(1), x)
+    for name, found, wanted, right in zip(rows, result, eager, exact, strict=True):
+        is_finite = wanted.isfinite()
+        torch.testing.assert_close(
+            found[~is_finite], wanted[~is_finite], rtol=0, atol=0, equal_nan=True, msg=name
+        )
+        if is_finite.any():
+            errors = [(sums - right)[is_finite].abs().max() for sums in (found, wanted)]
+            assert errors[0] <= 2 * errors[1], (name, errors)
+
+
+def test_a_first_row_of_float32_beside_special_ones() -> None:
+    """Rows do not meet: neither units nor sums of one are those of another."""
+    x = draw(3, 3000)
+    alone = compiled(lambda x: x.cumsum(1), x[:1])
+    x[1:] = torch.tensor([[NAN], [3e38]])
+    assert torch.equal(compiled(lambda x: x.cumsum(1), x)[:1], alone)
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+def test_many_long_rows_of_float32(lnc: int) -> None:
+    """More than one tile, the last one partly filled."""
+    x = draw(300, 2100) * 1000
+    options = {**ALL_ON_NKI, "lnc": lnc}
+    torch._dynamo.reset()
+    result = torch.compile(lambda x: x.cumsum(1), backend="trnx", options=options)(x)
+    exact = x.double().cumsum(1)
+    errors = [(sums - exact).abs().amax(1) for sums in (result, x.cumsum(1))]
+    assert (errors[0] <= 2 * errors[1]).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_running_sums_of_integers_wrap_around_as_in_eager(dtype: torch.dtype, dim: int) -> None:
