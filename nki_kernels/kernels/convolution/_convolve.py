@@ -20,6 +20,7 @@ from trnx.nki_kernels.kernels.convolution._product import (
     Source,
     Weights,
     convolve_blocks,
+    load,
     load_inputs,
     store,
 )
@@ -140,14 +141,19 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
             chunks = _chunks(first, last, group * out_channels)
             filters = Filters(given, part, chunks, [], [])
             for index in range(len(xs)):
-                x = _source(given.x, xs[index], index, group * channels, channels)
+                x = _source(given.x, xs[index], index, group * channels, channels, plan.is_static)
                 is_last = group == groups - 1 and last == end_out and index == len(xs) - 1
                 volume = Volume(x, outs[index], residuals[index], is_last)
                 _convolve_volume(volume, filters, plan, blocks)
 
 
 def _source(
-    root: nl.NkiTensor, volume: nl.NkiTensor, index: int, first: int, channels: int
+    root: nl.NkiTensor,
+    volume: nl.NkiTensor,
+    index: int,
+    first: int,
+    channels: int,
+    is_static: bool,
 ) -> Source:
     """Channels `first ..` of volume `index` of the input."""
     rows, columns = volume.shape[2], volume.shape[3]
@@ -160,7 +166,7 @@ def _source(
         plane_step = size
         start = (index * root.shape[1] + first) * channel_step
     view = volume[nl.ds(first, channels)]
-    return Source(view, root, start, channels, rows, channel_step, plane_step, columns)
+    return Source(view, root, start, channels, rows, channel_step, plane_step, columns, is_static)
 
 
 def _chunks(first: int, end: int, place: int) -> list[Channels]:
@@ -229,8 +235,10 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
     turn = 0
     chunks = filters.chunks
     is_first = len(filters.ready) == 0
-    if is_first and len(chunks) > 0:
-        # Before the first inputs, as they take longer to be of use.
+    # Before the first inputs, as they take longer to be of use; but triggers that take no time do
+    # not wait for that of a DMA transpose.
+    is_behind = plan.is_static and plan.layout != ""
+    if is_first and len(chunks) > 0 and not is_behind:
         _load(filters, plan)
     together = plan.streams * plan.sides
     ready: list[list[Inputs]] = []
@@ -249,6 +257,8 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
             some = blocks[begin : min(begin + together, len(blocks))]
             ready.append(_load_sides(volume.x, plan, some, begin, number, by_both))
             number = ready[-1][-1].transfers
+            if is_first and is_behind and len(ready) == 1 and len(chunks) > 0:
+                _load(filters, plan)
             # The input of most blocks comes behind the weights.
             is_whole = plan.is_small and not _are_transposed(filters, plan)
             while is_whole and len(filters.ready) < len(chunks):
@@ -420,9 +430,10 @@ def _move(
             part = tile[nl.ds(side * plan.array_columns, size[0])]
             part = part[:, :, 0 : size[2], 0 : size[3], 0 : size[4]]
             if is_store:
-                store(target, part, turn is not None and (turn + side) % 2 == 1)
+                is_beside = turn is not None and (turn + side) % 2 == 1
+                store(target, part, is_beside, plan.is_static)
             else:
-                nisa.dma_copy(dst=part, src=target)
+                load(part, target, False, plan.is_static)
 
 
 def _partition(channels: int, turn: int) -> int:

@@ -12,12 +12,13 @@ from typing import Any
 import nki
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._blocking import operand_layout
+from trnx.nki_kernels.kernels._blocking import DMA, operand_layout
 from trnx.nki_kernels.kernels.convolution._convolve import Operands, convolve
 from trnx.nki_kernels.kernels.convolution._depthwise import depthwise_kernel
 from trnx.nki_kernels.kernels.convolution._depthwise_plan import depthwise_plan, is_depthwise
+from trnx.nki_kernels.kernels.convolution._descriptors import is_static
 from trnx.nki_kernels.kernels.convolution._epilogue import Norm
-from trnx.nki_kernels.kernels.convolution._geometry import plan
+from trnx.nki_kernels.kernels.convolution._geometry import blocks, plan, sharing_of
 from trnx.nki_kernels.kernels.convolution._host import (
     NAMES,
     cost,
@@ -72,8 +73,13 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         return Launch.of(depthwise_kernel, b, NAMES, result_shape(b), numbers, has_images)
     matrix = TensorSpec.dense(b.weight.shape[:2], b.weight.dtype)
     layout = "" if b.transposed else operand_layout(matrix, hw)
-    how = plan(problem_of(b), layout, hw)
-    return Launch.of(convolution_kernel, b, NAMES, result_shape(b), how)
+    problem = problem_of(b)
+    how = plan(problem, layout, hw)
+    times = b.groups * (b.x.shape[0] if b.x.ndim == 5 else 1)
+    fold = sharing_of(problem, hw).fold
+    turns = problem.taps == 1 and layout == DMA
+    few = is_static(problem, blocks(problem, hw), fold, times, turns)
+    return Launch.of(convolution_kernel, b, NAMES, result_shape(b), (*how, few))
 
 
 register(

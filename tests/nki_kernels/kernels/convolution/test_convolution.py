@@ -171,3 +171,15 @@ def test_weights_that_are_not_finite_do_not_meet_the_padding(case: str, row: int
         got = torch.compile(function, backend="trnx", options=OPTIONS)(x, weight)
     assert [r.kernel for report in reports for r in report.regions] == ["convolution"]
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("images_of_7", "waits"), [(8, False), (80, True)])
+def test_triggers_of_few_descriptors_take_no_time(images_of_7: int, waits: bool) -> None:
+    """They are made before the run; DGE makes many of them, 600 ns a transfer (nki-dge.rst)."""
+    x, weight = images(images_of_7, 256, 7, 7), images(256, 256, 3, 3)
+    compiled = torch.compile(lambda x, w: F.conv2d(x, w, padding=1), backend="trnx")
+    (region,) = trnx.profile(compiled, x, weight, target="trn2").regions
+    assert region.kernel == "convolution"
+    assert region.profile is not None
+    busy = sum(queue.busy_seconds for queue in region.profile.queues if "dma" in queue.name)
+    assert (busy > 2 * 600e-9) == waits
