@@ -446,6 +446,7 @@ def convolve_blocks(
     longest = 0
     is_plain = then.scale is None and then.shift is None and then.activation == "none"
     width = weights.tile.shape[3]
+    columns = len(_banks(plan.columns, 0))
     for side in range(len(sides)):
         for index in range(len(sides[side].blocks)):
             block = sides[side].blocks[index]
@@ -485,7 +486,10 @@ def convolve_blocks(
                 finish(
                     results[index][start:end, p, r, q], bank, more, lanes_of(then, start, end), turn
                 )
-                turn = turn + 1
+                # Column phases lie between each other's outputs, so one engine takes all of them:
+                # else either waits for what the other one has written.
+                if len(plan.columns.phases) == 1 or (number + 1) % columns == 0:
+                    turn = turn + 1
     return turn
 
 

@@ -25,6 +25,7 @@ from trnx.nki_kernels.kernels.convolution._host import (
     problem_of,
     reference,
     result_shape,
+    rows_apart,
     supports,
     windows_of,
 )
@@ -53,15 +54,18 @@ def convolution_kernel(
     groups: int,
     shape: tuple[int, ...],
     numbers: tuple[Any, ...],
+    apart: int,
     cores: int = 1,
 ) -> nl.NkiTensor:
     """x `[N, C, ...]`, weight as in torch, vectors `[out channels]`; residual, result: `shape`.
-    `cores` share blocks of outputs, or channels."""
+    `apart`: rows of the result that a row of x makes by itself. `cores` share blocks of outputs, or
+    channels.
+    """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     norm = None
     if mean is not None:
         norm = Norm(norm_weight, norm_bias, mean, variance, eps)
-    given = Operands(out, x, weight, bias, norm, residual, activation, transposed)
+    given = Operands(out, x, weight, bias, norm, residual, activation, transposed, apart)
     convolve(given, groups, plan_of(numbers), cores)
     return out
 
@@ -79,7 +83,8 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     fold = sharing_of(problem, hw).fold
     turns = problem.taps == 1 and layout == DMA
     few = is_static(problem, blocks(problem, hw), fold, times, turns)
-    return Launch.of(convolution_kernel, b, NAMES, result_shape(b), (*how, few))
+    more = (result_shape(b), (*how, few), rows_apart(b))
+    return Launch.of(convolution_kernel, b, NAMES, *more)
 
 
 register(
