@@ -55,3 +55,12 @@ def is_gradient_static(
     pieces = b.x.shape[0] * -(-axes[1][0] // axes[1][6])
     loads = 0 if is_turned else pieces * (b.x.shape[1] + b.grad.shape[1])
     return bool(passes * loads + rows * -(-width // hw.partitions) <= _MOST)
+
+
+def is_depthwise_static(b: Bindings, axes: tuple[tuple[int, ...], ...]) -> bool:
+    """Of a convolution of one channel a group; `axes` are the fields of the kernel's."""
+    blocks = math.prod(-(-axis[0] // axis[6]) for axis in axes)
+    if axes[2][6] < axes[2][0]:
+        blocks *= axes[1][6]  # columns are cut, so that each row is a run
+    outputs = b.weight.numel // math.prod(b.weight.shape[2:])
+    return bool(b.x.shape[0] * (b.x.shape[1] + 2 * outputs) * blocks <= _MOST)

@@ -153,6 +153,10 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     case = ((2, 20, 7, 6), (33, 20, 3, 3))
     yield sample("transposed, depthwise", (2, 20, 5, 6), (20, 1, 3, 3), groups=20, stride=[2],
                  padding=[1], output_padding=[1], **up)  # fmt: skip
+    yield sample("transposed, depthwise, blocks", (2, 3, 40, 50), (3, 1, 3, 3), bf16, groups=3,
+                 stride=[2], padding=[1], output_padding=[1], **up)  # fmt: skip
+    yield sample("transposed, depthwise, epilogue", (2, 130, 6, 5), (130, 1, 4, 3), groups=130,
+                 stride=[2, 1], padding=[1, 0], bias=True, activation="relu", **up)  # fmt: skip
     yield sample("transposed, depthwise, gaps", (2, 5, 4, 3), (5, 3, 2, 1), bf16, groups=5,
                  stride=[3, 2], bias=True, **up)  # fmt: skip
     for activation in ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "sigmoid"):

@@ -16,7 +16,7 @@ from trnx.nki_kernels.kernels._blocking import DMA, operand_layout
 from trnx.nki_kernels.kernels.convolution._convolve import Operands, convolve
 from trnx.nki_kernels.kernels.convolution._depthwise import depthwise_kernel
 from trnx.nki_kernels.kernels.convolution._depthwise_plan import depthwise_plan, is_depthwise
-from trnx.nki_kernels.kernels.convolution._descriptors import is_static
+from trnx.nki_kernels.kernels.convolution._descriptors import is_depthwise_static, is_static
 from trnx.nki_kernels.kernels.convolution._epilogue import Norm
 from trnx.nki_kernels.kernels.convolution._geometry import blocks, plan, sharing_of
 from trnx.nki_kernels.kernels.convolution._host import (
@@ -74,7 +74,8 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     """The shape of the result, and how the convolution is blocked."""
     if is_depthwise(b):
         numbers, has_images = depthwise_plan(b, windows_of(b), hw)
-        return Launch.of(depthwise_kernel, b, NAMES, result_shape(b), numbers, has_images)
+        more = (result_shape(b), numbers, has_images, is_depthwise_static(b, numbers))
+        return Launch.of(depthwise_kernel, b, NAMES, *more)
     matrix = TensorSpec.dense(b.weight.shape[:2], b.weight.dtype)
     layout = "" if b.transposed else operand_layout(matrix, hw)
     problem = problem_of(b)

@@ -187,7 +187,7 @@ def test_triggers_of_few_descriptors_take_no_time(images_of_7: int, waits: bool)
 
 @pytest.mark.parametrize("value", [torch.inf, torch.nan])
 def test_rows_that_a_row_makes_by_itself_are_channels(value: float) -> None:
-    """A transposed convolution whose kernel is its stride: values that are not finite stay there."""
+    """Where the kernel is the stride of a transposed one; what is not finite stays in its place."""
     x, weight = images(2, 20, 6, 40), images(20, 3, 4, 4)
     x[1, 7, 2, 9] = value
 
