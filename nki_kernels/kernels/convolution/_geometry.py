@@ -365,7 +365,7 @@ def _wanted_blocks(problem: Problem, sharing: Sharing) -> int:
         return max(_BLOCKS, elements * problem.itemsize // _FIRST_BYTES)
     least = _LEAST_BYTES if problem.taps == 1 else _LEAST_WINDOW_BYTES
     wanted = max(sharing.blocks, elements * problem.itemsize // least)
-    return min(wanted, max(_BLOCKS, 2 * sharing.blocks))
+    return min(wanted, max(_BLOCKS, 8 * sharing.blocks))
 
 
 def _blocks(
