@@ -66,11 +66,21 @@ class Lanes(NamedTuple):
     thens: list[Epilogue]
 
 
+class Sums(NamedTuple):
+    """How a block's sums come: `positions` are the kernel positions that reach it, the `started`
+    first of which give each sum its value, or 0 where none can; `is_spread`: positions reach
+    outputs with others between them; `is_vector`: by VectorE.
+    """
+
+    positions: list[tuple[int, list[Reached]]]
+    started: int
+    is_spread: bool
+    is_vector: bool
+
+
 class Job(NamedTuple):
     """The sums of a block: its input and kernels, where it belongs, what is added, and what is done
-    with them; `positions` are the kernel positions that reach it, the `started` first of which give
-    each sum its value, or 0 where none can; `is_spread`: positions reach outputs with others
-    between them.
+    with them.
     """
 
     tile: nl.NkiTensor
@@ -79,10 +89,7 @@ class Job(NamedTuple):
     sums: nl.NkiTensor
     added: nl.NkiTensor | None
     then: Epilogue
-    positions: list[tuple[int, list[Reached]]]
-    started: int
-    is_spread: bool
-    is_vector: bool
+    how: Sums
 
 
 @nki.jit
@@ -152,8 +159,8 @@ def depthwise_kernel(
                 load(more, _outputs(added[here, index], parts), False, is_static)
             sums = nl.ndarray(where.shape, dtype=nl.float32, buffer=nl.sbuf)
             columns, then = lanes[-1].columns[:, index, :], lanes[-1].thens[index]
-            how = (positions, started, is_spread, _is_vector(jobs))
-            jobs.append(Job(tile, columns, where, sums, more, then, *how))
+            its = Sums(positions, started, is_spread, _is_vector(jobs))
+            jobs.append(Job(tile, columns, where, sums, more, then, its))
             if len(jobs) == ROUND:
                 _sum(jobs)
                 _store(waiting, is_static)
@@ -170,7 +177,7 @@ def _is_vector(jobs: list[Job]) -> bool:
     vector = 0
     gpsimd = 0
     for job in jobs:
-        if job.is_vector:
+        if job.how.is_vector:
             vector = vector + _VECTOR_TIME
         else:
             gpsimd = gpsimd + _GPSIMD_TIME
@@ -191,10 +198,10 @@ def _store(jobs: list[Job], is_static: bool) -> None:
         result = nl.ndarray(job.where.shape, dtype=job.where.dtype, buffer=nl.sbuf)
         then = job.then
         is_plain = job.added is None and then.scale is None and then.shift is None
-        if job.is_spread and not job.is_vector and is_plain and then.activation == "none":
+        if job.how.is_spread and not job.how.is_vector and is_plain and then.activation == "none":
             nisa.tensor_copy(dst=result, src=job.sums, engine=nisa.engine.gpsimd)
         else:
-            turn = 1 if job.is_vector and not job.is_spread else 0
+            turn = 1 if job.how.is_vector and not job.how.is_spread else 0
             finish(result, job.sums, job.added, then, turn)
         store(job.where, result, False, is_static)
 
@@ -350,27 +357,27 @@ def _sum(jobs: list[Job]) -> None:
     """The float32 sums of a round of blocks, `[lanes, ...]`."""
     longest = 0
     for job in jobs:
-        longest = max(longest, len(job.positions))
-        if job.started == 0:
+        longest = max(longest, len(job.how.positions))
+        if job.how.started == 0:
             nisa.memset(dst=job.sums, value=0.0)
     for number in range(longest):
         for job in jobs:
-            if number < len(job.positions):
+            if number < len(job.how.positions):
                 _add_position(job, number)
 
 
 def _add_position(job: Job, number: int) -> None:
     """What one kernel position adds to the sums of a block."""
-    tap, reached = job.positions[number]
+    tap, reached = job.how.positions[number]
     data = job.tile[:, reached[0].source, reached[1].source, reached[2].source]
     total = job.sums[:, reached[0].target, reached[1].target, reached[2].target]
     weight = job.columns[:, nl.ds(tap, 1)]
-    is_first = number < job.started
-    if is_first and job.is_vector:
+    is_first = number < job.how.started
+    if is_first and job.how.is_vector:
         nisa.tensor_scalar(dst=total, data=data, op0=nl.multiply, operand0=weight)
     elif is_first:
         nisa.activation(dst=total, op=nl.copy, data=data, scale=weight)
-    elif job.is_vector:
+    elif job.how.is_vector:
         nisa.scalar_tensor_tensor(
             dst=total, data=data, op0=nl.multiply, operand0=weight, op1=nl.add, operand1=total
         )
