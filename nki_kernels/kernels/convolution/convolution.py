@@ -74,8 +74,8 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     """The shape of the result, and how the convolution is blocked."""
     if is_depthwise(b):
         numbers, has_images = depthwise_plan(b, windows_of(b), hw)
-        more = (result_shape(b), numbers, has_images, is_depthwise_static(b, numbers))
-        return Launch.of(depthwise_kernel, b, NAMES, *more)
+        few = is_depthwise_static(b, numbers)
+        return Launch.of(depthwise_kernel, b, NAMES, result_shape(b), numbers, has_images, few)
     matrix = TensorSpec.dense(b.weight.shape[:2], b.weight.dtype)
     layout = "" if b.transposed else operand_layout(matrix, hw)
     problem = problem_of(b)
@@ -84,8 +84,8 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     fold = sharing_of(problem, hw).fold
     turns = problem.taps == 1 and layout == DMA
     few = is_static(problem, blocks(problem, hw), fold, times, turns)
-    more = (result_shape(b), (*how, few), rows_apart(b))
-    return Launch.of(convolution_kernel, b, NAMES, *more)
+    apart = rows_apart(b)
+    return Launch.of(convolution_kernel, b, NAMES, result_shape(b), (*how, few), apart)
 
 
 register(
