@@ -20,6 +20,7 @@ from trnx.nki_kernels.kernels.convolution._product import (
     Source,
     Weights,
     convolve_blocks,
+    load,
     load_inputs,
     store,
 )
@@ -34,7 +35,7 @@ _POINTWISE_ROW = 1024
 class Operands(NamedTuple):
     """The tensors in HBM. `weight` is `[out channels, channels of a group, ...]`, or
     `[channels, out channels of a group, ...]` where it `is_turned`; `out` and `residual` have one
-    shape.
+    shape. `apart`: rows of the result that each row of `x` makes by itself, as further channels.
     """
 
     out: nl.NkiTensor
@@ -45,6 +46,7 @@ class Operands(NamedTuple):
     residual: nl.NkiTensor | None
     activation: str
     is_turned: bool
+    apart: int
 
 
 class Channels(NamedTuple):
@@ -85,9 +87,13 @@ class Volume(NamedTuple):
     is_last: bool
 
 
-def with_planes(weight: nl.NkiTensor) -> nl.NkiTensor:
-    """A weight of 1, 2 or 3 kernel dimensions as `[a, b, planes, rows, columns]`."""
+def with_planes(weight: nl.NkiTensor, apart: int) -> nl.NkiTensor:
+    """A weight of 1, 2 or 3 kernel dimensions as `[a, b, planes, rows, columns]`; its rows are
+    further channels b where they are `apart`.
+    """
     shape = weight.shape
+    if apart > 1:
+        return weight.reshape((shape[0], shape[1] * apart, 1, 1, shape[3]))
     if len(shape) == 3:
         return weight.reshape((shape[0], shape[1], 1, shape[2], 1))
     if len(shape) == 4:
@@ -113,15 +119,27 @@ def volumes_of(tensor: nl.NkiTensor | None, count: int) -> list[Any]:
     return views
 
 
+def results_of(tensor: nl.NkiTensor | None, apart: int, count: int) -> list[Any]:
+    """The result, or what is added to it, as `volumes_of` has it; `[C, apart, planes, rows,
+    columns]` where rows are further channels.
+    """
+    if tensor is None or apart == 1:
+        return volumes_of(tensor, count)
+    images, channels, rows, columns = tensor.shape
+    split = tensor.reshape((images, channels, rows // apart, apart, columns))
+    views: list[Any] = [split.permute((1, 3, 0, 2, 4))]
+    return views
+
+
 def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
     """`given.out` = the convolution of `given.x`, with its epilogue. `cores` share the blocks of
     outputs, or the output channels where blocks are few."""
     xs = volumes_of(given.x, 1)
-    outs = volumes_of(given.out, 1)
-    residuals = volumes_of(given.residual, len(xs))
+    outs = results_of(given.out, given.apart, 1)
+    residuals = results_of(given.residual, given.apart, len(xs))
     channels = xs[0].shape[0] // groups
-    out_channels = outs[0].shape[0] // groups
-    weight = with_planes(given.weight)
+    out_channels = given.out.shape[1] * given.apart // groups
+    weight = with_planes(given.weight, given.apart)
     blocks = blocks_of(plan)
     first_out, end_out = 0, out_channels
     together = plan.streams * plan.sides
@@ -140,14 +158,19 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
             chunks = _chunks(first, last, group * out_channels)
             filters = Filters(given, part, chunks, [], [])
             for index in range(len(xs)):
-                x = _source(given.x, xs[index], index, group * channels, channels)
+                x = _source(given.x, xs[index], index, group * channels, channels, plan.is_static)
                 is_last = group == groups - 1 and last == end_out and index == len(xs) - 1
                 volume = Volume(x, outs[index], residuals[index], is_last)
                 _convolve_volume(volume, filters, plan, blocks)
 
 
 def _source(
-    root: nl.NkiTensor, volume: nl.NkiTensor, index: int, first: int, channels: int
+    root: nl.NkiTensor,
+    volume: nl.NkiTensor,
+    index: int,
+    first: int,
+    channels: int,
+    is_static: bool,
 ) -> Source:
     """Channels `first ..` of volume `index` of the input."""
     rows, columns = volume.shape[2], volume.shape[3]
@@ -160,7 +183,7 @@ def _source(
         plane_step = size
         start = (index * root.shape[1] + first) * channel_step
     view = volume[nl.ds(first, channels)]
-    return Source(view, root, start, channels, rows, channel_step, plane_step, columns)
+    return Source(view, root, start, channels, rows, channel_step, plane_step, columns, is_static)
 
 
 def _chunks(first: int, end: int, place: int) -> list[Channels]:
@@ -190,7 +213,7 @@ def _load(filters: Filters, plan: Plan) -> None:
         tile = weights.tile
         if plan.sides == 1:
             tile = tile[:, :, :, nl.ds(chunk.first - some[0].first, chunk.number)]
-        rows = Rows(chunk.place, chunk.number, given.out.shape[1], 1, 0)
+        rows = Rows(chunk.place, chunk.number, given.out.shape[1], 1, 0, given.apart)
         scale, shift = columns_of(given.bias, given.norm, rows)
         if plan.sides > 1:
             scale, shift = _on_all_sides(scale, plan), _on_all_sides(shift, plan)
@@ -229,8 +252,10 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
     turn = 0
     chunks = filters.chunks
     is_first = len(filters.ready) == 0
-    if is_first and len(chunks) > 0:
-        # Before the first inputs, as they take longer to be of use.
+    # Before the first inputs, as they take longer to be of use; but triggers that take no time do
+    # not wait for that of a DMA transpose.
+    is_behind = plan.is_static and plan.layout != ""
+    if is_first and len(chunks) > 0 and not is_behind:
         _load(filters, plan)
     together = plan.streams * plan.sides
     ready: list[list[Inputs]] = []
@@ -249,6 +274,8 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
             some = blocks[begin : min(begin + together, len(blocks))]
             ready.append(_load_sides(volume.x, plan, some, begin, number, by_both))
             number = ready[-1][-1].transfers
+            if is_first and is_behind and len(ready) == 1 and len(chunks) > 0:
+                _load(filters, plan)
             # The input of most blocks comes behind the weights.
             is_whole = plan.is_small and not _are_transposed(filters, plan)
             while is_whole and len(filters.ready) < len(chunks):
@@ -350,7 +377,7 @@ def _convolve_chunks(
     results: list[nl.NkiTensor] = []
     added: list[nl.NkiTensor | None] = []
     for index in range(len(sides[0].blocks)):
-        size = _size_of(out, sides, index, plan, chunks)
+        size = _size_of(sides, index, plan, chunks)
         begin = 0
         if residual is None and plan.sides == 1:
             begin = _partition(size[0], where[0] + index)
@@ -386,17 +413,17 @@ def _convolve_chunks(
 
 
 def _size_of(
-    out: nl.NkiTensor, sides: list[Inputs], index: int, plan: Plan, chunks: list[Channels]
+    sides: list[Inputs], index: int, plan: Plan, chunks: list[Channels]
 ) -> tuple[int, ...]:
     """`[partitions, chunks, planes, rows, columns]` of the outputs of a stream on all sides."""
     size = [chunks[0].number, len(chunks), 1, 1, 1]
     for side in range(len(sides)):
         if index < len(sides[side].blocks):
-            target = _place(out, plan, sides[side].blocks[index], chunks)
+            block = _outputs(plan, sides[side].blocks[index])
             if plan.sides > 1:
                 size[0] = (side + 1) * plan.array_columns
             for axis in range(2, 5):
-                size[axis] = max(size[axis], target.shape[axis])
+                size[axis] = max(size[axis], block[axis])
     return (size[0], size[1], size[2], size[3], size[4])
 
 
@@ -415,14 +442,15 @@ def _move(
     """
     for side in range(len(sides)):
         if index < len(sides[side].blocks):
-            target = _place(tensor, plan, sides[side].blocks[index], chunks)
-            size = target.shape
-            part = tile[nl.ds(side * plan.array_columns, size[0])]
-            part = part[:, :, 0 : size[2], 0 : size[3], 0 : size[4]]
+            block = _outputs(plan, sides[side].blocks[index])
+            target = _place(tensor, block, chunks)
+            part = tile[nl.ds(side * plan.array_columns, chunks[0].number)]
+            part = part[:, :, 0 : block[2], 0 : block[3], 0 : block[4]]
             if is_store:
-                store(target, part, turn is not None and (turn + side) % 2 == 1)
+                is_beside = turn is not None and (turn + side) % 2 == 1
+                store(target, part, is_beside, plan.is_static)
             else:
-                nisa.dma_copy(dst=part, src=target)
+                load(part, target, False, plan.is_static)
 
 
 def _partition(channels: int, turn: int) -> int:
@@ -437,12 +465,24 @@ def _partition(channels: int, turn: int) -> int:
     return 0
 
 
-def _place(tensor: nl.NkiTensor, plan: Plan, block: Block, chunks: list[Channels]) -> nl.NkiTensor:
-    """The outputs of a block: `[channels, chunks, planes, rows, columns]` in HBM."""
+def _outputs(plan: Plan, block: Block) -> tuple[int, int, int, int, int]:
+    """The first plane and row of a block's outputs, and how many planes, rows and columns."""
     front = block.plane * plan.planes.step
     top = block.row * plan.rows.step
     planes = min(plan.planes.block * plan.planes.step, plan.planes.out - front)
     rows = min(plan.rows.block * plan.rows.step, plan.rows.out - top)
+    return front, top, planes, rows, plan.columns.out
+
+
+def _place(
+    tensor: nl.NkiTensor, block: tuple[int, int, int, int, int], chunks: list[Channels]
+) -> nl.NkiTensor:
+    """The outputs of a block in HBM: `[channels, chunks, planes, rows, columns]`, or `[channels,
+    rows of each, planes, rows, columns]` where these are on the partitions together.
+    """
+    front, top, planes, rows, _ = block
+    if len(tensor.shape) == 5:
+        return tensor[:, :, nl.ds(front, planes), nl.ds(top, rows), :]
     count = chunks[0].number
     part = tensor[nl.ds(chunks[0].place, count * len(chunks))]
     part = part[:, nl.ds(front, planes), nl.ds(top, rows), :]

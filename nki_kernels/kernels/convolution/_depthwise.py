@@ -18,6 +18,7 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, Rows, columns_of, finish
+from trnx.nki_kernels.kernels.convolution._product import load, store
 
 # Time of a kernel position on VectorE against that on GpSimdE (`tensor_tensor` of two tiles).
 _VECTOR_TIME, _GPSIMD_TIME = 10, 15
@@ -65,10 +66,21 @@ class Lanes(NamedTuple):
     thens: list[Epilogue]
 
 
+class Sums(NamedTuple):
+    """How a block's sums come: `positions` are the kernel positions that reach it, the `started`
+    first of which give each sum its value, or 0 where none can; `is_spread`: positions reach
+    outputs with others between them; `is_vector`: by VectorE.
+    """
+
+    positions: list[tuple[int, list[Reached]]]
+    started: int
+    is_spread: bool
+    is_vector: bool
+
+
 class Job(NamedTuple):
     """The sums of a block: its input and kernels, where it belongs, what is added, and what is done
-    with them; `positions` are the kernel positions that reach it, the first one all of it where it
-    `is_whole`.
+    with them.
     """
 
     tile: nl.NkiTensor
@@ -77,9 +89,7 @@ class Job(NamedTuple):
     sums: nl.NkiTensor
     added: nl.NkiTensor | None
     then: Epilogue
-    positions: list[tuple[int, list[Reached]]]
-    is_whole: bool
-    is_vector: bool
+    how: Sums
 
 
 @nki.jit
@@ -99,11 +109,13 @@ def depthwise_kernel(
     shape: tuple[int, ...],
     numbers: tuple[tuple[int, ...], ...],
     has_images: bool,
+    is_static: bool,
     cores: int = 1,
 ) -> nl.NkiTensor:
     """x `[N, groups, ...]`, weight `[groups * m, 1, ...]` or `[groups, m, ...]` where `transposed`,
     vectors `[groups * m]`; residual, result: `shape`. `has_images`: the first axis is that of the
-    images, else they share the partitions with the channels. `cores` share the blocks of outputs.
+    images, else they share the partitions with the channels. `is_static`: descriptors are made
+    before the run. `cores` share the blocks of outputs.
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     many = shape[1] // groups
@@ -133,28 +145,30 @@ def depthwise_kernel(
             for index in range(many):
                 scale, shift = columns_of(bias, norm, Rows(first, count, groups, many, index))
                 thens.append(Epilogue(scale, shift, activation))
-            lanes.append(Lanes(first, count, _load_kernels(kernels, first, count), thens))
+            columns = _load_kernels(kernels, first, count, is_static)
+            lanes.append(Lanes(first, count, columns, thens))
         here = nl.ds(first, lanes[-1].number)
-        tile = _load_input(source[here], parts)
-        positions, is_whole = _positions(axes, parts, transposed)
+        tile = _load_input(source[here], parts, is_static)
+        positions, started = _positions(axes, parts, transposed)
+        is_spread = transposed and axes[0].stride * axes[1].stride * axes[2].stride > 1
         for index in range(many):
             where = _outputs(target[here, index], parts)
             more = None
             if added is not None:
                 more = nl.ndarray(where.shape, dtype=x.dtype, buffer=nl.sbuf)
-                nisa.dma_copy(dst=more, src=_outputs(added[here, index], parts))
+                load(more, _outputs(added[here, index], parts), False, is_static)
             sums = nl.ndarray(where.shape, dtype=nl.float32, buffer=nl.sbuf)
             columns, then = lanes[-1].columns[:, index, :], lanes[-1].thens[index]
-            is_vector = _is_vector(jobs)
-            jobs.append(Job(tile, columns, where, sums, more, then, positions, is_whole, is_vector))
+            its = Sums(positions, started, is_spread, _is_vector(jobs))
+            jobs.append(Job(tile, columns, where, sums, more, then, its))
             if len(jobs) == ROUND:
                 _sum(jobs)
-                _store(waiting)
+                _store(waiting, is_static)
                 waiting = jobs
                 jobs = []
     _sum(jobs)
-    _store(waiting)
-    _store(jobs)
+    _store(waiting, is_static)
+    _store(jobs, is_static)
     return out
 
 
@@ -163,7 +177,7 @@ def _is_vector(jobs: list[Job]) -> bool:
     vector = 0
     gpsimd = 0
     for job in jobs:
-        if job.is_vector:
+        if job.how.is_vector:
             vector = vector + _VECTOR_TIME
         else:
             gpsimd = gpsimd + _GPSIMD_TIME
@@ -176,12 +190,20 @@ def _outputs(tensor: nl.NkiTensor, parts: tuple[Part, Part, Part]) -> nl.NkiTens
     return tensor[:, a.first : a.end, b.first : b.end, c.first : c.end]
 
 
-def _store(jobs: list[Job]) -> None:
-    """The epilogues of a round; VectorE does as much of its own sums as it can."""
+def _store(jobs: list[Job], is_static: bool) -> None:
+    """The epilogues of a round; VectorE does as much of its own sums as it can. Where positions
+    have a part of the outputs each, ScalarE has more time, and GpSimdE for sums that it added.
+    """
     for job in jobs:
         result = nl.ndarray(job.where.shape, dtype=job.where.dtype, buffer=nl.sbuf)
-        finish(result, job.sums, job.added, job.then, 1 if job.is_vector else 0)
-        nisa.dma_copy(dst=job.where, src=result)
+        then = job.then
+        is_plain = job.added is None and then.scale is None and then.shift is None
+        if job.how.is_spread and not job.how.is_vector and is_plain and then.activation == "none":
+            nisa.tensor_copy(dst=result, src=job.sums, engine=nisa.engine.gpsimd)
+        else:
+            turn = 1 if job.how.is_vector and not job.how.is_spread else 0
+            finish(result, job.sums, job.added, then, turn)
+        store(job.where, result, False, is_static)
 
 
 def _axis_of(numbers: tuple[int, ...]) -> DepthwiseAxis:
@@ -211,7 +233,7 @@ def _rows(
     return view if is_result else view[:, 0]
 
 
-def _load_kernels(kernels: nl.NkiTensor, first: int, lanes: int) -> nl.NkiTensor:
+def _load_kernels(kernels: nl.NkiTensor, first: int, lanes: int, is_static: bool) -> nl.NkiTensor:
     """Float32 `[lanes, many, taps]` of `kernels[groups, many, taps]` for rows `first ..`."""
     groups, many, taps = kernels.shape
     raw = nl.ndarray((lanes, many, taps), dtype=kernels.dtype, buffer=nl.sbuf)
@@ -219,7 +241,7 @@ def _load_kernels(kernels: nl.NkiTensor, first: int, lanes: int) -> nl.NkiTensor
     while place < lanes:
         channel = (first + place) % groups
         count = min(groups - channel, lanes - place)
-        nisa.dma_copy(dst=raw[nl.ds(place, count)], src=kernels[nl.ds(channel, count)])
+        load(raw[nl.ds(place, count)], kernels[nl.ds(channel, count)], False, is_static)
         place = place + count
     if kernels.dtype == nl.float32:
         return raw
@@ -256,12 +278,14 @@ def _blocks(axes: tuple[DepthwiseAxis, ...], transposed: bool) -> list[tuple[Par
     return blocks
 
 
-def _load_input(source: nl.NkiTensor, parts: tuple[Part, Part, Part]) -> nl.NkiTensor:
+def _load_input(
+    source: nl.NkiTensor, parts: tuple[Part, Part, Part], is_static: bool
+) -> nl.NkiTensor:
     """The input of a block."""
     a, b, c = parts
     part = source[:, a.low : a.high, b.low : b.high, c.low : c.high]
     tile = nl.ndarray(part.shape, dtype=source.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=part)
+    load(tile, part, False, is_static)
     return tile
 
 
@@ -286,13 +310,22 @@ def _reached(axis: DepthwiseAxis, part: Part, position: int, transposed: bool) -
     return Reached(source, slice(low - part.first, high - part.first, 1), high - low)
 
 
+def _phase(size: int, target: slice) -> tuple[int, int]:
+    """The outputs of `size` that lie as a target's do: the first one, and how many."""
+    first = target.start % target.step
+    return first, (size - 1 - first) // target.step + 1
+
+
 def _positions(
     axes: tuple[DepthwiseAxis, ...], parts: tuple[Part, Part, Part], transposed: bool
-) -> tuple[list[tuple[int, list[Reached]]], bool]:
-    """Kernel positions that reach anything of a block, and whether the first one reaches all."""
+) -> tuple[list[tuple[int, list[Reached]]], int]:
+    """Kernel positions that reach anything of a block; of those that reach all outputs that lie as
+    theirs do, one each comes first, which are so many, 0 where these are not all outputs.
+    """
     found: list[tuple[int, list[Reached]]] = []
-    is_whole = False
-    outputs = 1
+    starts: list[tuple[int, list[Reached]]] = []
+    begun: list[tuple[int, int, int]] = []
+    outputs, covered = 1, 0
     for part in parts:
         outputs = outputs * (part.end - part.first)
     for tap in range(axes[0].kernel * axes[1].kernel * axes[2].kernel):
@@ -302,43 +335,49 @@ def _positions(
             tap % axes[2].kernel,
         )
         reached = []
-        count = 1
+        phase = []
+        count, alike = 1, 1
         for i in range(3):
             reached.append(_reached(axes[i], parts[i], position[i], transposed))
             count = count * reached[i].size
-        if count == outputs and not is_whole:
-            found.insert(0, (tap, reached))
-            is_whole = True
+            first, number = _phase(parts[i].end - parts[i].first, reached[i].target)
+            phase.append(first)
+            alike = alike * number
+        key = (phase[0], phase[1], phase[2])
+        if count > 0 and count == alike and key not in begun:
+            begun.append(key)
+            starts.append((tap, reached))
+            covered = covered + count
         elif count > 0:
             found.append((tap, reached))
-    return found, is_whole
+    return starts + found, len(starts) if covered == outputs else 0
 
 
 def _sum(jobs: list[Job]) -> None:
     """The float32 sums of a round of blocks, `[lanes, ...]`."""
     longest = 0
     for job in jobs:
-        longest = max(longest, len(job.positions))
-        if not job.is_whole:
+        longest = max(longest, len(job.how.positions))
+        if job.how.started == 0:
             nisa.memset(dst=job.sums, value=0.0)
     for number in range(longest):
         for job in jobs:
-            if number < len(job.positions):
+            if number < len(job.how.positions):
                 _add_position(job, number)
 
 
 def _add_position(job: Job, number: int) -> None:
     """What one kernel position adds to the sums of a block."""
-    tap, reached = job.positions[number]
+    tap, reached = job.how.positions[number]
     data = job.tile[:, reached[0].source, reached[1].source, reached[2].source]
     total = job.sums[:, reached[0].target, reached[1].target, reached[2].target]
     weight = job.columns[:, nl.ds(tap, 1)]
-    is_first = number == 0 and job.is_whole
-    if is_first and job.is_vector:
+    is_first = number < job.how.started
+    if is_first and job.how.is_vector:
         nisa.tensor_scalar(dst=total, data=data, op0=nl.multiply, operand0=weight)
     elif is_first:
         nisa.activation(dst=total, op=nl.copy, data=data, scale=weight)
-    elif job.is_vector:
+    elif job.how.is_vector:
         nisa.scalar_tensor_tensor(
             dst=total, data=data, op0=nl.multiply, operand0=weight, op1=nl.add, operand1=total
         )

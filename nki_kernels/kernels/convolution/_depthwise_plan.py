@@ -10,8 +10,8 @@ from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
 
 # Outputs of a block on a partition: so many that the start of an instruction costs little, and so
-# few that there is a round of blocks or more.
-_MOST_OUTPUTS, _FEWEST_OUTPUTS = 1024, 256
+# few that there is a round of blocks or more; more where a kernel position has a part of them.
+_MOST_OUTPUTS, _FEWEST_OUTPUTS, _MOST_SPREAD = 1024, 256, 2048
 _ROUNDS = 1
 # Elements that the start of an instruction of VectorE takes the time of.
 _START = 73
@@ -41,7 +41,10 @@ def _outputs(b: Bindings, axes: list[Window], has_images: bool, hw: Hardware) ->
     rows = b.x.shape[1] * (1 if has_images else b.x.shape[0])
     every = -(-rows // hw.partitions) * math.prod(axis.out for axis in axes)
     wanted: int = every // (_ROUNDS * ROUND * hw.cores)
-    return int(min(_MOST_OUTPUTS, max(_FEWEST_OUTPUTS, wanted)))
+    is_spread = b.transposed and math.prod(axis.stride for axis in axes) > 1
+    is_narrow = b.x.dtype.itemsize == 2 and b.residual is None
+    most = _MOST_SPREAD if is_spread and is_narrow else _MOST_OUTPUTS
+    return int(min(most, max(_FEWEST_OUTPUTS, wanted)))
 
 
 def depthwise_plan(

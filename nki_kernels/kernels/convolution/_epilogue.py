@@ -47,7 +47,7 @@ class Norm(NamedTuple):
 
 class Rows(NamedTuple):
     """Output channels on `lanes` partitions from row `first` on: row r has channel
-    `r % groups * many + number`.
+    `r % groups * many + number`, or all of them are there, `apart` rows each.
     """
 
     first: int
@@ -55,6 +55,7 @@ class Rows(NamedTuple):
     groups: int
     many: int
     number: int
+    apart: int = 1
 
 
 def _column(vector: nl.NkiTensor, rows: Rows) -> nl.NkiTensor:
@@ -62,6 +63,9 @@ def _column(vector: nl.NkiTensor, rows: Rows) -> nl.NkiTensor:
     raw = nl.ndarray((rows.lanes, 1), dtype=vector.dtype, buffer=nl.sbuf)
     source = vector.reshape((rows.groups, rows.many))[:, nl.ds(rows.number, 1)]
     place = 0
+    if rows.apart > 1:
+        nisa.dma_copy(dst=raw, src=source.expand_dim(1).broadcast(1, rows.apart))
+        place = rows.lanes
     while place < rows.lanes:
         group = (rows.first + place) % rows.groups
         some = min(rows.groups - group, rows.lanes - place)

@@ -117,6 +117,11 @@ class Problem:
         return math.prod(-(-axis.out // axis.step) for axis in axes)
 
     @property
+    def weights(self) -> int:
+        """Elements of the weight."""
+        return self.channels * self.out_channels * self.taps
+
+    @property
     def taps(self) -> int:
         """Kernel positions."""
         return self.planes.kernel * self.rows.kernel * self.columns.kernel
@@ -360,7 +365,7 @@ def _wanted_blocks(problem: Problem, sharing: Sharing) -> int:
         return max(_BLOCKS, elements * problem.itemsize // _FIRST_BYTES)
     least = _LEAST_BYTES if problem.taps == 1 else _LEAST_WINDOW_BYTES
     wanted = max(sharing.blocks, elements * problem.itemsize // least)
-    return min(wanted, max(_BLOCKS, 2 * sharing.blocks))
+    return min(wanted, max(_BLOCKS, 8 * sharing.blocks))
 
 
 def _blocks(
@@ -399,6 +404,13 @@ def _blocks(
         while block[0] < most and fits([block[0] + bank[0], block[1]]):
             block[0] += bank[0]
     return [min(block[0], planes), min(block[1], rows)]
+
+
+def blocks(problem: Problem, hw: Hardware) -> tuple[int, int]:
+    """Planes and rows of outputs of a phase whose input is loaded at once."""
+    sharing = sharing_of(problem, hw)
+    planes, rows = _blocks(problem, _bank(problem, sharing, hw), sharing, hw)
+    return planes, rows
 
 
 def weight_bytes(problem: Problem, out_channels: int, fold: int, hw: Hardware) -> int:
@@ -445,7 +457,7 @@ def _row_steps(window: Window, fold: int) -> tuple[int, int, int]:
 
 
 def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
-    """The fields of the kernel's `Plan`; `layout` is that of the weight as a matrix."""
+    """The fields of `Plan` but the last one; `layout` is that of the weight as a matrix."""
     sharing = sharing_of(problem, hw)
     fold = sharing.fold
     bank = _bank(problem, sharing, hw)

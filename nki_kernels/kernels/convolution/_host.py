@@ -30,6 +30,9 @@ NAMES = (
 _VECTORS = ("bias", "norm_weight", "norm_bias", "mean", "variance")
 # The share of a partition of SBUF that a plan may fill: loads of the next block overlap.
 _SHARE = 0.7
+# Output channels that rows are, at most, and bytes of a row, at least, as its descriptor takes the
+# time of some.
+_MOST_APART, _LEAST_ROW = 128, 128
 
 
 def windows_of(b: Bindings) -> list[Window]:
@@ -57,9 +60,26 @@ def result_shape(b: Bindings) -> tuple[int, ...]:
     return (b.x.shape[0], out_channels(b), *(window.out for window in windows_of(b)))
 
 
+def rows_apart(b: Bindings) -> int:
+    """Rows of the result that each row of x makes by itself, as a transposed convolution does whose
+    kernel is its stride; 1 where they had better not be output channels: where there are many of
+    those, or where rows are short, as each is a transfer's run of its own.
+    """
+    if not b.transposed or b.x.ndim != 4 or b.groups > 1:
+        return 1
+    rows, columns = windows_of(b)
+    is_apart = rows.kernel == rows.stride and rows.out == rows.size * rows.stride
+    is_few = out_channels(b) * rows.stride <= _MOST_APART
+    is_long = columns.out * b.x.dtype.itemsize >= _LEAST_ROW
+    return rows.stride if is_apart and rows.padding == 0 and is_few and is_long else 1
+
+
 def problem_of(b: Bindings) -> Problem:
     """The convolution of one group along its three axes."""
     windows = windows_of(b)
+    apart = rows_apart(b)
+    if apart > 1:
+        windows[0] = Window(b.x.shape[2], b.x.shape[2], 1, 1, 0, 1, True)
     if len(windows) == 3:
         axes = windows
     elif len(windows) == 2:
@@ -67,7 +87,7 @@ def problem_of(b: Bindings) -> Problem:
     else:
         axes = [trivial(b.x.shape[0]), windows[0], trivial(1)]
     channels = b.x.shape[1] // b.groups
-    outs = out_channels(b) // b.groups
+    outs = out_channels(b) * apart // b.groups
     size, has_residual = b.x.dtype.itemsize, b.residual is not None
     return Problem(channels, outs, size, axes[0], axes[1], axes[2], has_residual)
 

@@ -52,7 +52,7 @@ class Weights(NamedTuple):
 
 class Source(NamedTuple):
     """The input of a volume: a view `[channels, planes, rows, columns]` of `root`, dense in HBM,
-    and its strides and start as patterns on the whole need them.
+    and its strides and start as patterns on the whole need them; `is_static` as in `Plan`.
     """
 
     view: nl.NkiTensor
@@ -63,6 +63,7 @@ class Source(NamedTuple):
     channel_step: int
     plane_step: int
     row_step: int
+    is_static: bool
 
 
 class Inputs(NamedTuple):
@@ -119,7 +120,8 @@ def load_inputs(
                 else:
                     view = x.view[:, front[0] : front[1], top[0] : top[1], :]
                     some = (chunk, min(chunk + count, part.shape[1]))
-                    number = _load_chunks(part, view, plan.depth, some, rest, number, by_both)
+                    rings = (by_both, plan.is_static)
+                    number = _load_chunks(part, view, plan.depth, some, rest, number, rings)
     found: list[Inputs] = []
     for side in range(len(sides)):
         rest = (turn + side) * plan.rest_rows % nl.tile_size.pmax
@@ -152,38 +154,44 @@ def _load_chunks(
     some: tuple[int, int],
     place: int,
     number: int,
-    by_both: bool,
+    rings: tuple[bool, bool],
 ) -> int:
     """Chunks `some` of `tile[channels, chunks, planes, rows, columns]` <- `source[channels, ...]`,
     the last of the chunks of `depth` channels from partition `place` on, where it has fewer;
-    returns the number of transfers.
+    `rings`: whether by both, and `is_static`; returns the number of transfers.
     """
     full = source.shape[0] // depth
     count = min(some[1], full) - some[0]
     if count > 0:
         part = source[nl.ds(some[0] * depth, count * depth)].reshape_dim(0, (count, depth))
         target = tile[0:depth, nl.ds(some[0], count)]
-        load(target, part.permute((1, 0, 2, 3, 4)), by_both and number % 2 == 0)
+        load(target, part.permute((1, 0, 2, 3, 4)), rings[0] and number % 2 == 0, rings[1])
         number = number + 1
     if some[1] > full:
         rest = source.shape[0] - full * depth
         target = tile[nl.ds(place, rest), full]
-        load(target, source[full * depth :], by_both and number % 2 == 0)
+        load(target, source[full * depth :], rings[0] and number % 2 == 0, rings[1])
         number = number + 1
     return number
 
 
-def load(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool) -> None:
-    """`dst` <- `src`, by the ring of stores where it `is_beside` other loads."""
-    if is_beside and nisa.get_nc_version() != nisa.nc_version.gen2:
+def load(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool, is_static: bool) -> None:
+    """`dst` <- `src`, by the ring of stores where it `is_beside` other loads; where it `is_static`
+    by descriptors that are made before the run, whose trigger takes a ring no time to speak of.
+    """
+    if is_static:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.none)
+    elif is_beside and nisa.get_nc_version() != nisa.nc_version.gen2:
         nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
     else:
         nisa.dma_copy(dst=dst, src=src)
 
 
-def store(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool) -> None:
-    """`dst` <- `src`, by the ring of loads where it `is_beside` other stores."""
-    if is_beside and nisa.get_nc_version() != nisa.nc_version.gen2:
+def store(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool, is_static: bool) -> None:
+    """`dst` <- `src`, by the ring of loads where it `is_beside` other stores; as `load`."""
+    if is_static:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.none)
+    elif is_beside and nisa.get_nc_version() != nisa.nc_version.gen2:
         nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync)
     else:
         nisa.dma_copy(dst=dst, src=src)
@@ -253,7 +261,8 @@ def _load_rows(
     ]
     offset = x.start + front[0] * x.plane_step + row * x.row_step
     part = tile[nl.ds(parts[0] * x.channels, parts[1] * x.channels)]
-    load(part[:, 0, :, some[0] : some[1], :], x.root.ap(pattern=pattern, offset=offset), is_beside)
+    source = x.root.ap(pattern=pattern, offset=offset)
+    load(part[:, 0, :, some[0] : some[1], :], source, is_beside, x.is_static)
 
 
 def clip(axis: Axis, tap: Tap, first: int, count: int) -> tuple[int, int]:
@@ -437,6 +446,7 @@ def convolve_blocks(
     longest = 0
     is_plain = then.scale is None and then.shift is None and then.activation == "none"
     width = weights.tile.shape[3]
+    columns = len(_banks(plan.columns, 0))
     for side in range(len(sides)):
         for index in range(len(sides[side].blocks)):
             block = sides[side].blocks[index]
@@ -476,7 +486,10 @@ def convolve_blocks(
                 finish(
                     results[index][start:end, p, r, q], bank, more, lanes_of(then, start, end), turn
                 )
-                turn = turn + 1
+                # Column phases lie between each other's outputs, so one engine takes all of them:
+                # else either waits for what the other one has written.
+                if len(plan.columns.phases) == 1 or (number + 1) % columns == 0:
+                    turn = turn + 1
     return turn
 
 

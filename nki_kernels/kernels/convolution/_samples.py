@@ -106,6 +106,12 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
                  output_padding=[1], **up)  # fmt: skip
     yield sample("transposed 2x2", (1, 8, 5, 6), (8, 7, 2, 2), bf16, stride=[2], **up)
     yield sample("transposed, gaps", (1, 8, 4, 3), (8, 7, 2, 1), stride=[3, 2], bias=True, **up)
+    # Rows of the result that a row of the input makes by itself, as further output channels.
+    yield sample("transposed, rows apart", (3, 40, 7, 33), (40, 5, 3, 2), stride=[3, 2], norm=True,
+                 residual=(3, 5, 21, 66), activation="relu", bias=True, **up)  # fmt: skip
+    yield sample("transposed, rows apart, bfloat16", (2, 130, 5, 20), (130, 9, 4, 4), bf16,
+                 stride=[4], bias=True, **up)  # fmt: skip
+    yield sample("transposed, 128 rows apart", (1, 3, 2, 33), (3, 64, 2, 3), stride=[2, 2], **up)
     # Few channels: kernel rows of a phase are folded into the contraction.
     yield sample("transposed, folded", (2, 5, 7, 6), (5, 9, 5, 3), stride=[2, 3], padding=[2, 1],
                  output_padding=[1, 0], bias=True, **up)  # fmt: skip
@@ -147,6 +153,10 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     case = ((2, 20, 7, 6), (33, 20, 3, 3))
     yield sample("transposed, depthwise", (2, 20, 5, 6), (20, 1, 3, 3), groups=20, stride=[2],
                  padding=[1], output_padding=[1], **up)  # fmt: skip
+    yield sample("transposed, depthwise, blocks", (2, 3, 40, 50), (3, 1, 3, 3), bf16, groups=3,
+                 stride=[2], padding=[1], output_padding=[1], **up)  # fmt: skip
+    yield sample("transposed, depthwise, epilogue", (2, 130, 6, 5), (130, 1, 4, 3), groups=130,
+                 stride=[2, 1], padding=[1, 0], bias=True, activation="relu", **up)  # fmt: skip
     yield sample("transposed, depthwise, gaps", (2, 5, 4, 3), (5, 3, 2, 1), bf16, groups=5,
                  stride=[3, 2], bias=True, **up)  # fmt: skip
     for activation in ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "sigmoid"):

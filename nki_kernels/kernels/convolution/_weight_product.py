@@ -108,9 +108,10 @@ def load_window(
     axes: tuple[WindowAxis, ...],
     firsts: tuple[int, ...],
     is_beside: bool,
+    is_static: bool,
 ) -> nl.NkiTensor:
     """The tile `[channels, chunks, planes, rows, columns]` of a block, padding included; by the
-    ring of stores where it `is_beside` other loads.
+    ring of stores where it `is_beside` other loads; `is_static` as in `load`.
     """
     lows = []
     sizes = []
@@ -151,7 +152,7 @@ def load_window(
     channels = window[nl.ds(columns.first, columns.chunks * columns.lanes)]
     part = channels[:, begins[0] : ends[0], begins[1] : ends[1], begins[2] : ends[2]]
     part = part.reshape_dim(0, (columns.chunks, columns.lanes)).permute((1, 0, 2, 3, 4))
-    load(data, part, is_beside)
+    load(data, part, is_beside, is_static)
     # Between the load and the copy, which would else be merged into a load of short rows.
     for i in range(3):
         if begins[i] > lows[i]:

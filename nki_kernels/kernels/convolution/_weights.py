@@ -12,7 +12,7 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._operands import MatmulOperand, load_operand
 from trnx.nki_kernels.kernels.convolution._plan import Plan
-from trnx.nki_kernels.kernels.convolution._product import Weights
+from trnx.nki_kernels.kernels.convolution._product import Weights, load
 from trnx.nki_kernels.kernels.convolution._weight_product import copy_out
 
 # Bytes of a partition (as float32) for rows of weights that wait to be transposed: few, so that
@@ -47,7 +47,8 @@ def load_weights(
     for channel in range(0, channels, step):
         some = min(step, channels - channel)
         data = nl.ndarray((count, some, planes, rows, columns), dtype=weight.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=data, src=weight[nl.ds(first, count), nl.ds(channel, some)])
+        source = weight[nl.ds(first, count), nl.ds(channel, some)]
+        load(data, source, False, plan.is_static)
         for part in range(0, some, depth):
             block = data[:, nl.ds(part, min(depth, some - part))]
             _transpose(tile, (channel + part) // depth, block, plan)
@@ -159,7 +160,7 @@ def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) 
             some = min(_CHUNKS, full - chunk)
             source = weight[nl.ds(chunk * depth, some * depth), nl.ds(first, count)]
             source = source.reshape_dim(0, (some, depth)).permute((1, 0, 2, 3, 4, 5))
-            nisa.dma_copy(dst=tile[0:depth, nl.ds(chunk, some), 0:count], src=source)
+            load(tile[0:depth, nl.ds(chunk, some), 0:count], source, False, plan.is_static)
         if full < chunks:
             rest = channels - full * depth
             source = weight[nl.ds(full * depth, rest), nl.ds(first, count)]
@@ -167,9 +168,11 @@ def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) 
                 here = nl.ds(stream * plan.array_rows + part * rest, rest)
                 before = part * plan.fold_step
                 if before < rows:
-                    nisa.dma_copy(
-                        dst=tile[here, full, 0:count, :, before:rows, :],
-                        src=source[:, :, :, 0 : rows - before, :],
+                    load(
+                        tile[here, full, 0:count, :, before:rows, :],
+                        source[:, :, :, 0 : rows - before, :],
+                        False,
+                        plan.is_static,
                     )
     _spread_rest(tile, channels, plan)
     flat = tile.reshape((partitions, chunks, padded, planes * rows * columns))

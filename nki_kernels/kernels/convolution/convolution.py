@@ -12,18 +12,20 @@ from typing import Any
 import nki
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._blocking import operand_layout
+from trnx.nki_kernels.kernels._blocking import DMA, operand_layout
 from trnx.nki_kernels.kernels.convolution._convolve import Operands, convolve
 from trnx.nki_kernels.kernels.convolution._depthwise import depthwise_kernel
 from trnx.nki_kernels.kernels.convolution._depthwise_plan import depthwise_plan, is_depthwise
+from trnx.nki_kernels.kernels.convolution._descriptors import is_depthwise_static, is_static
 from trnx.nki_kernels.kernels.convolution._epilogue import Norm
-from trnx.nki_kernels.kernels.convolution._geometry import plan
+from trnx.nki_kernels.kernels.convolution._geometry import blocks, plan, sharing_of
 from trnx.nki_kernels.kernels.convolution._host import (
     NAMES,
     cost,
     problem_of,
     reference,
     result_shape,
+    rows_apart,
     supports,
     windows_of,
 )
@@ -52,15 +54,18 @@ def convolution_kernel(
     groups: int,
     shape: tuple[int, ...],
     numbers: tuple[Any, ...],
+    apart: int,
     cores: int = 1,
 ) -> nl.NkiTensor:
     """x `[N, C, ...]`, weight as in torch, vectors `[out channels]`; residual, result: `shape`.
-    `cores` share blocks of outputs, or channels."""
+    `apart`: rows of the result that a row of x makes by itself. `cores` share blocks of outputs, or
+    channels.
+    """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     norm = None
     if mean is not None:
         norm = Norm(norm_weight, norm_bias, mean, variance, eps)
-    given = Operands(out, x, weight, bias, norm, residual, activation, transposed)
+    given = Operands(out, x, weight, bias, norm, residual, activation, transposed, apart)
     convolve(given, groups, plan_of(numbers), cores)
     return out
 
@@ -69,11 +74,18 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     """The shape of the result, and how the convolution is blocked."""
     if is_depthwise(b):
         numbers, has_images = depthwise_plan(b, windows_of(b), hw)
-        return Launch.of(depthwise_kernel, b, NAMES, result_shape(b), numbers, has_images)
+        few = is_depthwise_static(b, numbers)
+        return Launch.of(depthwise_kernel, b, NAMES, result_shape(b), numbers, has_images, few)
     matrix = TensorSpec.dense(b.weight.shape[:2], b.weight.dtype)
     layout = "" if b.transposed else operand_layout(matrix, hw)
-    how = plan(problem_of(b), layout, hw)
-    return Launch.of(convolution_kernel, b, NAMES, result_shape(b), how)
+    problem = problem_of(b)
+    how = plan(problem, layout, hw)
+    times = b.groups * (b.x.shape[0] if b.x.ndim == 5 else 1)
+    fold = sharing_of(problem, hw).fold
+    turns = problem.taps == 1 and layout == DMA
+    few = is_static(problem, blocks(problem, hw), fold, times, turns)
+    apart = rows_apart(b)
+    return Launch.of(convolution_kernel, b, NAMES, result_shape(b), (*how, few), apart)
 
 
 register(

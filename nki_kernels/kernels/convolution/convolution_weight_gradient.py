@@ -15,7 +15,8 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.convolution._convolve import volumes_of
-from trnx.nki_kernels.kernels.convolution._product import store
+from trnx.nki_kernels.kernels.convolution._descriptors import is_gradient_static
+from trnx.nki_kernels.kernels.convolution._product import load, store
 from trnx.nki_kernels.kernels.convolution._turned import (
     load_turned,
     turned_part,
@@ -92,9 +93,9 @@ class Work(NamedTuple):
 
     out: the gradient of the weight, of `groups` groups; results: tiles of it in SBUF, stored when
     the pass `is_last` of theirs; is_first: no other pass was before; is_flat: a 1x1 kernel, so that
-    all positions of a block are columns; is_turned: DMA transposes; kept: transposes of the
-    gradient, in order, where a pass keeps them for the next ones; windows: those of the window, by
-    block; masks: those of the gradient's positions.
+    all positions of a block are columns; is_turned: DMA transposes; is_static: as in `load`; kept:
+    transposes of the gradient, in order, where a pass keeps them for the next ones; windows: those
+    of the window, by block; masks: those of the gradient's positions.
     """
 
     out: nl.NkiTensor
@@ -105,6 +106,7 @@ class Work(NamedTuple):
     columns: list[Columns]
     is_flat: bool
     is_turned: bool
+    is_static: bool
     is_first: bool
     is_last: bool
     keeps: tuple[bool, bool]
@@ -137,11 +139,12 @@ def convolution_weight_gradient_kernel(
     numbers: tuple[tuple[int, ...], ...],
     keeps: tuple[bool, bool],
     is_turned: bool,
+    is_static: bool,
     cores: int = 1,
 ) -> nl.NkiTensor:
     """grad and x `[N, C, ...]` -> `shape`, that of the weight. `together` groups are one product,
-    of which the blocks on the diagonal are wanted. `is_turned`: DMA transposes. `cores` share the
-    blocks of the result.
+    of which the blocks on the diagonal are wanted. `is_turned`: DMA transposes. `is_static`:
+    descriptors are made before the run (nki-dge.rst). `cores` share the blocks of the result.
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     grads = volumes_of(x if transposed else grad, 1)
@@ -162,7 +165,7 @@ def convolution_weight_gradient_kernel(
             its_windows.append(windows[volume][nl.ds(group * shape[1], some * shape[1])])
         part = flat[nl.ds(group * rows, some * rows)]
         turn = (group // together, (groups + together - 1) // together, cores)
-        how = (keeps, is_turned)
+        how = (keeps, is_turned, is_static)
         _gradient(part, its_grads, its_windows, axes, how, some, turn, waiting, masks)
     start = 0
     for index in range(len(waiting)):
@@ -187,15 +190,15 @@ def _gradient(
     grads: list[nl.NkiTensor],
     windows: list[nl.NkiTensor],
     axes: tuple[WindowAxis, ...],
-    how: tuple[tuple[bool, bool], bool],
+    how: tuple[tuple[bool, bool], bool, bool],
     groups: int,
     turn: tuple[int, int, int],
     waiting: list[Ready],
     masks: list[Mask],
 ) -> None:
     """`out[a, b, kernel]` in HBM, of one group or of several in one product, what of it is this
-    program's; what is left to multiply is in `waiting`. `how`: what is kept, and whether DMA
-    transposes. `turn` counts such products: this one, all,
+    program's; what is left to multiply is in `waiting`. `how`: what is kept, whether DMA
+    transposes, and `is_static`. `turn` counts such products: this one, all,
     and the cores that share them.
     """
     pmax = nl.tile_size.pmax
@@ -239,8 +242,8 @@ def _gradient(
             is_last = begin + some >= len(columns)
             again = kept[first // each]
             work = Work(
-                out, groups, axes, first, channels, its, is_flat, how[1], is_first, is_last, keeps,
-                again, held, masks, results, banks,
+                out, groups, axes, first, channels, its, is_flat, how[1], how[2], is_first, is_last,
+                keeps, again, held, masks, results, banks,
             )  # fmt: skip
             _sum_positions(work, grads, windows, waiting)
 
@@ -272,14 +275,19 @@ def _results(out: nl.NkiTensor, channels: int, columns: Columns, taps: int) -> l
 
 
 def _store(
-    out: nl.NkiTensor, results: list[nl.NkiTensor], first: int, channel: int, are_alone: bool
+    out: nl.NkiTensor,
+    results: list[nl.NkiTensor],
+    first: int,
+    channel: int,
+    are_alone: bool,
+    is_static: bool,
 ) -> None:
     """`out[first .., channel .., kernel]` <- the results, whose kernel positions are all there."""
     for tile in results:
         size = (tile.shape[0], tile.shape[1] * tile.shape[2], tile.shape[3])
         target = out[nl.ds(first, size[0]), nl.ds(channel, size[1]), :]
         is_beside = are_alone and first // nl.tile_size.pmax % 2 == 1
-        store(target, tile.reshape(size), is_beside)
+        store(target, tile.reshape(size), is_beside, is_static)
         first = first + size[0]
 
 
@@ -407,12 +415,12 @@ def _load_gradient(
         shape = (pmax, full, planes, rows, grad.shape[3])
         tile = nl.ndarray(shape, dtype=grad.dtype, buffer=nl.sbuf)
         part = source[0 : full * pmax].reshape_dim(0, (full, pmax)).permute((1, 0, 2, 3, 4))
-        nisa.dma_copy(dst=tile, src=part)
+        load(tile, part, False, work.is_static)
         tiles.append(tile)
     rest = grad.shape[0] - full * pmax
     if rest > 0:
         tile = nl.ndarray((rest, 1, planes, rows, grad.shape[3]), dtype=grad.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile[:, 0], src=source[full * pmax :])
+        load(tile[:, 0], source[full * pmax :], False, work.is_static)
         tiles.append(tile)
     if work.is_flat:
         for index in range(len(tiles)):
@@ -503,7 +511,8 @@ def _add_segments(
         if values is None:
             if len(tile) == 0:
                 # The first one by the ring of stores, which has nothing to do yet.
-                loaded = load_window(window, columns, axes, firsts, work.is_first and number == 0)
+                is_first = work.is_first and number == 0
+                loaded = load_window(window, columns, axes, firsts, is_first, work.is_static)
                 tile.append(flattened(loaded, axes) if work.is_flat else loaded)
             turn = number + index + 1
             values = transposed_window(tile[0], axes, place, plane, row, work.is_flat, turn)
@@ -561,7 +570,8 @@ def _multiply_last(places: list[Ready]) -> None:
         _take_out(work, row, 0 if len(places) >= _LAST else row)
         if work.is_last and work.groups == 1:
             channel = work.first + row * nl.tile_size.pmax
-            _store(work.out, work.results[row : row + 1], channel, work.columns[0].first, True)
+            some = work.results[row : row + 1]
+            _store(work.out, some, channel, work.columns[0].first, True, work.is_static)
     if work.groups > 1:
         _store_results(work, True)
 
@@ -597,7 +607,8 @@ def _store_results(work: Work, are_alone: bool) -> None:
     if work.is_last and work.groups > 1:
         _store_diagonal(work.out, work.results[0], work.groups)
     elif work.is_last:
-        _store(work.out, work.results, work.first, work.columns[0].first, are_alone)
+        first = work.columns[0].first
+        _store(work.out, work.results, work.first, first, are_alone, work.is_static)
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
@@ -610,7 +621,9 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     numbers = plan(b, hw)
     together = groups_together(b, hw)
     kernel = convolution_weight_gradient_kernel
-    more = (b.weight.shape, b.groups, together, numbers, keeps(b, numbers, hw), turns_by_dma(b, hw))
+    kept, is_turned = keeps(b, numbers, hw), turns_by_dma(b, hw)
+    few = is_gradient_static(b, numbers, all(kept), is_turned, hw)
+    more = (b.weight.shape, b.groups, together, numbers, kept, is_turned, few)
     return Launch.of(kernel, b, names, *more)
 
 

@@ -171,3 +171,40 @@ def test_weights_that_are_not_finite_do_not_meet_the_padding(case: str, row: int
         got = torch.compile(function, backend="trnx", options=OPTIONS)(x, weight)
     assert [r.kernel for report in reports for r in report.regions] == ["convolution"]
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("images_of_7", "waits"), [(8, False), (80, True)])
+def test_triggers_of_few_descriptors_take_no_time(images_of_7: int, waits: bool) -> None:
+    """They are made before the run; DGE makes many of them, 600 ns a transfer (nki-dge.rst)."""
+    x, weight = images(images_of_7, 256, 7, 7), images(256, 256, 3, 3)
+    compiled = torch.compile(lambda x, w: F.conv2d(x, w, padding=1), backend="trnx")
+    (region,) = trnx.profile(compiled, x, weight, target="trn2").regions
+    assert region.kernel == "convolution"
+    assert region.profile is not None
+    busy = sum(queue.busy_seconds for queue in region.profile.queues if "dma" in queue.name)
+    assert (busy > 2 * 600e-9) == waits
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_rows_that_a_row_makes_by_itself_are_channels(value: float) -> None:
+    """Where the kernel is the stride of a transposed one; what is not finite stays in its place."""
+    x, weight = images(2, 20, 6, 40), images(20, 3, 4, 4)
+    x[1, 7, 2, 9] = value
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv_transpose2d(x, w, w[0, :, 0, 0], stride=4)
+
+    got = torch.compile(function, backend="trnx", options=OPTIONS)(x, weight)
+    expected = function(x, weight)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert expected.isfinite().sum() == expected.numel() - 3 * 16
+
+
+def test_few_channels_of_patches_have_their_gradient_on_nki() -> None:
+    """Of the patches of a model for images: bounded by its transfers, not by copies out of PSUM."""
+    grad, weight = images(8, 96, 28, 28).bfloat16(), images(96, 3, 4, 4).bfloat16()
+    compiled = torch.compile(lambda g, w: F.conv_transpose2d(g, w, stride=4), backend="trnx")
+    (region,) = trnx.profile(compiled, grad, weight, target="trn2").regions
+    assert region.kernel == "convolution"
+    nbytes = 2 * (grad.numel() + 3 * 8 * 112 * 112)
+    assert region.seconds < 4 * nbytes / 368e9

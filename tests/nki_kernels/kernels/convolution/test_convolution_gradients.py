@@ -163,3 +163,19 @@ def test_gradients_of_a_1x1_kernel_with_numbers_that_are_not_finite(
     got = torch.compile(backward, backend="trnx", options=OPTIONS)(*given.values())
     for mine, wanted in zip(got, expected, strict=True):
         torch.testing.assert_close(mine.double(), wanted, rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
+def test_the_phases_of_a_depthwise_gradient_keep_what_is_not_finite() -> None:
+    """Each phase of outputs begins with a kernel position of its own, no output with zeros."""
+    grad = torch.randn((2, 5, 20, 24), generator=torch.Generator().manual_seed(1))
+    weight = torch.randn((5, 1, 3, 3), generator=torch.Generator().manual_seed(2))
+    grad[0, 1, 3, 4], grad[1, 4, 0, 0], weight[2, 0, 1, 1] = torch.inf, torch.nan, -torch.inf
+
+    def function(g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv_transpose2d(g, w, None, 2, 1, 1, 5)
+
+    got = torch.compile(function, backend="trnx", options={"select": "legal"})(grad, weight)
+    expected = function(grad.double(), weight.double()).float()
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert 0 < expected.isnan().sum() < expected.numel()
+    assert expected.isinf().any()

@@ -1,0 +1,66 @@
+"""Whether a convolution's transfers have few descriptors (host side): pieces of memory in one run.
+
+Few are made before the run, so that a transfer's trigger takes 8 ns of its queue (nki-dma-intro-5)
+instead of the 600 in which DGE makes them. They take HBM while a model is loaded (nki-dge.rst).
+"""
+
+from __future__ import annotations
+
+import math
+
+from trnx.nki_kernels.kernels._blocking import float32_per_bank
+from trnx.nki_kernels.kernels.convolution._geometry import Problem, is_compact
+from trnx.nki_kernels.kernels.convolution._weight_product import BANKS
+from trnx.nki_kernels.spec import Bindings
+from trnx.simulator.hardware import Hardware
+
+# As of generated kernels.
+_MOST = 2**15
+# Bytes of a matrix of weights that DMA transposes, beyond which products wait for it: its triggers
+# take 600 ns, so that it had better come by one ring while inputs come by the other.
+_MOST_TURNED = 2**15
+
+
+def is_static(
+    problem: Problem, block: tuple[int, int], fold: int, times: int, turns_weights: bool
+) -> bool:
+    """Of a convolution, `times` as large as `problem`, in blocks of planes and rows of outputs.
+    `turns_weights`: DMA transposes them.
+    """
+    if turns_weights and problem.weights * problem.itemsize > _MOST_TURNED:
+        return False
+    rows = problem.rows
+    blocks = math.ceil(math.ceil(rows.out / rows.step) / block[1])
+    # Folded rows come one by one where they are not neighbours.
+    pieces = rows.out if is_compact(rows, fold) and rows.stride > 1 else blocks
+    inputs = problem.channels * fold * problem.planes.size * pieces
+    outputs = problem.out_channels * problem.planes.out * blocks
+    if problem.has_residual:
+        outputs *= 2
+    # A row of weights comes in pieces, chunks of channels.
+    weights = problem.channels + problem.out_channels * math.ceil(problem.channels / 128)
+    return times * (inputs + outputs + weights) <= _MOST
+
+
+def is_gradient_static(
+    b: Bindings, axes: tuple[tuple[int, ...], ...], keeps: bool, is_turned: bool, hw: Hardware
+) -> bool:
+    """Of the gradient of a weight; `axes` are the fields of the kernel's, `keeps`: transposes are
+    kept, `is_turned`: DMA makes them, by its own hardware.
+    """
+    rows, width = b.weight.shape[:2]
+    taps = math.prod(b.weight.shape[2:])
+    banks = -(-rows // hw.partitions) * -(-width * taps // float32_per_bank(hw))
+    passes = 1 if keeps or is_turned else -(-banks // BANKS)
+    pieces = b.x.shape[0] * -(-axes[1][0] // axes[1][6])
+    loads = 0 if is_turned else pieces * (b.x.shape[1] + b.grad.shape[1])
+    return bool(passes * loads + rows * -(-width // hw.partitions) <= _MOST)
+
+
+def is_depthwise_static(b: Bindings, axes: tuple[tuple[int, ...], ...]) -> bool:
+    """Of a convolution of one channel a group; `axes` are the fields of the kernel's."""
+    blocks = math.prod(-(-axis[0] // axis[6]) for axis in axes)
+    if axes[2][6] < axes[2][0]:
+        blocks *= axes[1][6]  # columns are cut, so that each row is a run
+    outputs = b.weight.numel // math.prod(b.weight.shape[2:])
+    return bool(b.x.shape[0] * (b.x.shape[1] + 2 * outputs) * blocks <= _MOST)
