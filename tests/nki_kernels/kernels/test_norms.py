@@ -135,6 +135,41 @@ def test_a_row_that_is_not_finite_leaves_the_others_alone(dtype: torch.dtype, wi
     torch.testing.assert_close(result, eager, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [300, 1030])
+def test_weights_and_biases_that_are_not_finite_stay_in_their_columns(
+    dtype: torch.dtype, width: int
+) -> None:
+    """In the columns of each engine, first and last."""
+    x = draw(130, width).to(dtype)
+    weight, bias = draw(width).to(dtype), draw(width).to(dtype)
+    weight[0], weight[-1] = torch.inf, -torch.inf
+    bias[1], bias[-2], bias[-3] = -torch.inf, torch.inf, torch.nan
+    program, inputs = traced(LAYER_NORM, layer_values(x, weight=weight, bias=bias))
+    result = program.run(inputs)[0]
+    eager = torch.nn.functional.layer_norm(x, (width,), weight, bias)
+    assert eager.isinf().any(0).nonzero().flatten().tolist() == [0, 1, width - 2, width - 1]
+    torch.testing.assert_close(result, eager, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("lone", [1000.0, 1004.0])
+def test_half_rows_of_about_one_value_are_as_accurate_as_in_eager(
+    dtype: torch.dtype, lone: float
+) -> None:
+    """Where the mean is 16,000 times the deviation, or there is none."""
+    x = torch.full((130, 4096), 1000.0)
+    x[:, 7] = lone
+    x, weight, bias = x.to(dtype), draw(4096).to(dtype), draw(4096).to(dtype)
+    program, inputs = traced(LAYER_NORM, layer_values(x, weight=weight, bias=bias))
+    eager = torch.nn.functional.layer_norm(x, (4096,), weight, bias).double()
+    wide = [t.double() for t in (x, weight, bias)]
+    exact = torch.nn.functional.layer_norm(wide[0], (4096,), *wide[1:])
+    ours = (program.run(inputs)[0].double() - exact).abs()
+    assert ours.max() <= 2 * (eager - exact).abs().max()
+    assert ours.square().mean() <= 4 * (eager - exact).square().mean()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shift", [0.0, 50.0])
 def test_gradients_of_layer_norm_are_as_accurate_as_in_eager(
