@@ -170,13 +170,20 @@ def test_half_rows_of_about_one_value_are_as_accurate_as_in_eager(
     assert ours.square().mean() <= 4 * (eager - exact).square().mean()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+# Tiles of rows of the second width overlap less, those of the third do not.
+@pytest.mark.parametrize(
+    ("dtype", "width"),
+    [
+        *((dtype, width) for dtype in (torch.float32, torch.bfloat16) for width in (260, 4000)),
+        (torch.bfloat16, 6500),
+    ],
+)
 @pytest.mark.parametrize("shift", [0.0, 50.0])
 def test_gradients_of_layer_norm_are_as_accurate_as_in_eager(
-    dtype: torch.dtype, shift: float
+    dtype: torch.dtype, width: int, shift: float
 ) -> None:
     """Over more tiles than overlap, the last of them ragged."""
-    x, grad = (draw(900, 260) + shift).to(dtype), draw(900, 260).to(dtype) * 2
+    x, grad = (draw(900, width) + shift).to(dtype), draw(900, width).to(dtype) * 2
     values = backward_values(grad, x)
     program, inputs = traced(LAYER_NORM_BACKWARD, values)
     backward = torch.ops.aten.native_layer_norm_backward.default
@@ -190,17 +197,18 @@ def test_gradients_of_layer_norm_are_as_accurate_as_in_eager(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [260, 4000])
 def test_gradients_of_rows_that_are_not_finite_stay_where_eager_has_them(
-    dtype: torch.dtype,
+    dtype: torch.dtype, width: int
 ) -> None:
-    x, grad = draw(300, 260, dtype=dtype), draw(300, 260, dtype=dtype)
+    x, grad = draw(300, width, dtype=dtype), draw(300, width, dtype=dtype)
     grad[3, 7] = torch.nan
     grad[200, 150] = torch.inf
     values = backward_values(grad, x)
     program, inputs = traced(LAYER_NORM_BACKWARD, values)
     expected = LAYER_NORM_BACKWARD.reference(**values)
     for ours, wanted in zip(program.run(inputs), expected, strict=True):
-        assert 0 < wanted.isfinite().logical_not().sum() <= 2 * 260
+        assert 0 < wanted.isfinite().logical_not().sum() <= 2 * width
         assert torch.equal(ours.isfinite(), wanted.isfinite())
         # Which of inf and NaN a sum with infinities is depends on its order.
         finite = wanted.isfinite()
