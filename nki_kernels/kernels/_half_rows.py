@@ -41,14 +41,14 @@ class HalfRows(NamedTuple):
 
 class Sums(NamedTuple):
     """Statistics of a tile in parts: `bn_stats` of VectorE's columns with a triple behind them for
-    ScalarE's `count` columns, of which `sums`, `[partitions, 2, run]`, are those of the distances
+    ScalarE's `last` columns, of which `sums`, `[partitions, 2, run]`, are those of the distances
     from a mean of the others, and of their squares, so that neither a large mean nor an outlier
     costs accuracy.
     """
 
     parts: nl.NkiTensor
     sums: nl.NkiTensor
-    count: int
+    last: int
 
 
 class Moments(NamedTuple):
@@ -163,13 +163,13 @@ def _new_sums(h: HalfRows, start: tuple[int, int, int]) -> Sums:
 
 
 def _pieces(columns: int) -> int:
-    most = nl.tile_size.bn_stats_fmax
+    most = nl.tile_size.bn_stats_fmax  # type: int
     return (columns + most - 1) // most
 
 
 def _take_statistics(data: nl.NkiTensor, s: Sums, part: int, parts: int) -> None:
     """`bn_stats` of part `part` of `parts` of the pieces of VectorE's columns of all rows."""
-    columns = data.shape[2] - s.count
+    columns = data.shape[2] - s.last
     pieces = _pieces(columns)
     count = pieces * data.shape[1]
     first, last = (part * count + parts - 1) // parts, ((part + 1) * count + parts - 1) // parts
@@ -183,12 +183,12 @@ def _take_statistics(data: nl.NkiTensor, s: Sums, part: int, parts: int) -> None
 def _sum_up(data: nl.NkiTensor, s: Sums, squares: bool) -> None:
     """ScalarE's sums, of distances or of their squares."""
     partitions, run, columns = data.shape
-    unused = nl.ndarray((partitions, s.count), dtype=data.dtype, buffer=nl.sbuf)
+    unused = nl.ndarray((partitions, s.last), dtype=data.dtype, buffer=nl.sbuf)
     i = 1 if squares else 0
     for r in range(run):
         nisa.activation(
             dst=unused, op=nl.square if squares else nl.copy,
-            data=data[:, r, columns - s.count : columns], scale=-1.0, bias=s.parts[:, r, 1:2],
+            data=data[:, r, columns - s.last : columns], scale=-1.0, bias=s.parts[:, r, 1:2],
             reduce_op=nl.add, reduce_res=s.sums[:, i, r : r + 1],
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
         )  # fmt: skip
@@ -199,12 +199,12 @@ def _fill_triple(s: Sums) -> nl.NkiTensor:
     `[partitions, run]`."""
     size = s.parts.shape[2]
     nisa.scalar_tensor_tensor(
-        dst=s.parts[:, :, size - 2], data=s.sums[:, 0], op0=nl.multiply, operand0=-1.0 / s.count,
+        dst=s.parts[:, :, size - 2], data=s.sums[:, 0], op0=nl.multiply, operand0=-1.0 / s.last,
         op1=nl.add, operand1=s.parts[:, :, 1],
     )  # fmt: skip
     product = nl.ndarray((s.sums.shape[0], s.sums.shape[2]), dtype=nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
-        dst=product, data=s.sums[:, 0], op0=nl.multiply, operand0=-1.0 / s.count,
+        dst=product, data=s.sums[:, 0], op0=nl.multiply, operand0=-1.0 / s.last,
         op1=nl.multiply, operand1=s.sums[:, 0],
     )  # fmt: skip
     return product
