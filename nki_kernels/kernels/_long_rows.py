@@ -1,11 +1,10 @@
-"""Layer norm of rows that are too long for one `bn_stats`, on three engines at once.
+"""Layer norm in float32 of rows that are too long for one `bn_stats`, on three engines at once;
+`_half_rows.py` is that of half precision.
 
 A tile is `[partitions, run, columns]`. VectorE takes the statistics with `bn_stats`, which centres
-as it goes; in half precision, where DMA takes half of the time, ScalarE takes those of the last
-half or so of the columns, so that the three engines are about as busy. ScalarE centres, VectorE
-scales, GpSimd adds the bias. None of VectorE's instructions is in a fast mode, which would wait for
-the port that GpSimd holds. TensorE could add the bias, but its sums run over the rows of a tile:
-one NaN would spread to all of them.
+as it goes, ScalarE centres, VectorE scales, GpSimd adds the bias. None of VectorE's instructions is
+in a fast mode, which would wait for the port that GpSimd holds. TensorE could add the bias, but its
+sums run over the rows of a tile: one NaN would spread to all of them.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._rows import load_vector, over_rows
 
-_ON_SCALAR = 47  # percent of the statistics, in half precision
 _CHUNK = 2048  # elements per partition that one engine passes to the next
-_TRIPLE = 3  # count, mean and variance * count, as `bn_stats` gives and `bn_aggr` takes them
+_NUMBERS = 6  # two triples of count, mean and variance * count, as `bn_stats` gives them
 
 
 def load_parameters(
@@ -35,71 +33,23 @@ def load_parameters(
     return vectors[0], vectors[1]
 
 
-def scalar_columns(data: nl.NkiTensor) -> int:
-    """How many of the last columns' statistics ScalarE takes; the same for every tile, so that a
-    row has the same result wherever it stands."""
-    return 0 if data.dtype == nl.float32 else data.shape[2] * _ON_SCALAR // 100
-
-
 def partial_statistics(data: nl.NkiTensor) -> nl.NkiTensor:
-    """`bn_stats` of the pieces of VectorE's columns of each row, with a free triple for ScalarE's
-    columns if it has any.
-    """
+    """`bn_stats` of the pieces of each row."""
     partitions, run, columns = data.shape
     most = nl.tile_size.bn_stats_fmax
-    last = scalar_columns(data)
-    first = columns - last
-    pieces = (first + most - 1) // most
-    size = 2 * _TRIPLE * pieces + (_TRIPLE if last > 0 else 0)
-    parts = nl.ndarray((partitions, run, size), dtype=nl.float32, buffer=nl.sbuf)
+    pieces = (columns + most - 1) // most
+    parts = nl.ndarray((partitions, run, _NUMBERS * pieces), dtype=nl.float32, buffer=nl.sbuf)
     for r in range(run):
         for i in range(pieces):
-            start, end = i * first // pieces, (i + 1) * first // pieces
-            place = parts[:, r, 2 * _TRIPLE * i : 2 * _TRIPLE * (i + 1)]
+            start, end = i * columns // pieces, (i + 1) * columns // pieces
+            place = parts[:, r, _NUMBERS * i : _NUMBERS * (i + 1)]
             nisa.bn_stats(dst=place, data=data[:, r, start:end])
-    if last > 0:  # VectorE would wait for it before the rest
-        count = parts[:, :, size - 3]
-        nisa.memset(dst=count, value=float(last), engine=nisa.engine.gpsimd)
     return parts
 
 
-def shifted_sums(data: nl.NkiTensor, parts: nl.NkiTensor) -> nl.NkiTensor | None:
-    """`[partitions, 2, run]`: the sums of ScalarE's columns and of their squares, if it has some,
-    as distances of the elements from a mean of some others, so that neither a large mean nor an
-    outlier costs accuracy.
-    """
-    partitions, run, columns = data.shape
-    last = scalar_columns(data)
-    if last == 0:
-        return None
-    unused = nl.ndarray((partitions, last), dtype=data.dtype, buffer=nl.sbuf)
-    sums = nl.ndarray((partitions, 2, run), dtype=nl.float32, buffer=nl.sbuf)
-    for r in range(run):
-        for i, op in ((0, nl.copy), (1, nl.square)):
-            nisa.activation(
-                dst=unused, op=op, data=data[:, r, columns - last : columns], scale=-1.0,
-                bias=parts[:, r, 1:2], reduce_op=nl.add, reduce_res=sums[:, i, r : r + 1],
-                reduce_cmd=nisa.reduce_cmd.reset_reduce,
-            )  # fmt: skip
-    return sums
-
-
-def row_moments(data: nl.NkiTensor, parts: nl.NkiTensor, sums: nl.NkiTensor | None) -> nl.NkiTensor:
+def row_moments(parts: nl.NkiTensor) -> nl.NkiTensor:
     """Mean and variance of each row, `[partitions, run, 2]`, from its statistics."""
-    partitions, run, size = parts.shape
-    if sums is not None:
-        last = scalar_columns(data)
-        mean, spread = parts[:, :, size - 2], parts[:, :, size - 1]
-        nisa.scalar_tensor_tensor(
-            dst=mean, data=sums[:, 0], op0=nl.multiply, operand0=-1.0 / last,
-            op1=nl.add, operand1=parts[:, :, 1],
-        )  # fmt: skip
-        product = nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=product, data=sums[:, 0], op0=nl.multiply, operand0=-1.0 / last,
-            op1=nl.multiply, operand1=sums[:, 0],
-        )  # fmt: skip
-        nisa.tensor_tensor(dst=spread, data1=sums[:, 1], data2=product, op=nl.add)
+    partitions, run, _ = parts.shape
     moments = nl.ndarray((partitions, run, 2), dtype=nl.float32, buffer=nl.sbuf)
     for r in range(run):
         nisa.bn_aggr(dst=moments[:, r], data=parts[:, r])

@@ -124,7 +124,7 @@ def normalise(norm: RowNorm, out: nl.NkiTensor, row: int, tile: nl.NkiTensor) ->
         total = nl.ndarray(tile.shape, dtype=out.dtype, buffer=nl.sbuf)
         nisa.activation(dst=total, op=nl.copy, data=tile)
         nisa.dma_copy(dst=norm.total[row : row + rows], src=total)
-    moments = row_moments(data, partial_statistics(data), None)
+    moments = row_moments(partial_statistics(data))
     rstds = inverse_deviations(moments, norm.epsilon)
     if norm.mean is not None and norm.rstd is not None:
         store_statistics(norm.mean, moments[:, :, 0], out.shape[0], row)

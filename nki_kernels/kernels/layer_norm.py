@@ -23,6 +23,7 @@ from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._few_rows import parts_of
 from trnx.nki_kernels.kernels._few_rows_layer_norm import few_rows_layer_norm_kernel
+from trnx.nki_kernels.kernels._half_rows import HalfRows, normalise_half_rows
 from trnx.nki_kernels.kernels._long_rows import (
     centre,
     inverse_deviations,
@@ -31,7 +32,6 @@ from trnx.nki_kernels.kernels._long_rows import (
     partial_statistics,
     row_moments,
     scale_and_shift,
-    shifted_sums,
     store_statistics,
 )
 from trnx.nki_kernels.kernels._rows import (
@@ -53,6 +53,11 @@ from trnx.simulator.hardware import Hardware
 _STATISTICS = 512  # elements of one bn_stats
 _LONG_TILE = 4096  # elements per partition of a tile of long rows
 _TILES = 24  # with fewer, the first and the last ones, which overlap with nothing, decide
+_HALF_TILES = 16  # the same in half precision
+# Percent of the columns in half precision whose statistics ScalarE takes, and of those that GpSimd
+# scales and shifts, by which the engines are about as busy: of rows up to so many columns, without
+# a residual and with one, which VectorE adds.
+_SHARES = ((1024, (57, 54), (84, 64)), (65536, (66, 47), (84, 64)))
 _TENSORS = ("x", "residual", "weight", "bias")
 aten = torch.ops.aten
 
@@ -69,6 +74,7 @@ def layer_norm_kernel(
     lag: int,
     stats_shape: tuple[int, ...],
     stats_in_float32: bool,
+    shares: tuple[int, int],
     cores: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
     """x and residual of one shape, weight and bias of `columns` -> (out, mean, rstd);
@@ -86,7 +92,12 @@ def layer_norm_kernel(
     done, end = share_of(rows, cores)
     if columns > nl.tile_size.bn_stats_fmax:
         starts = _starts(done, end, fold)
-        _long_rows(flat, other, flat_out, (mean, rstd), epsilon, (weight, bias), starts, lag)
+        if x.dtype == nl.float32:
+            _long_rows(flat, other, flat_out, (mean, rstd), epsilon, (weight, bias), starts, lag)
+        else:
+            on_scalar, on_gpsimd = columns * shares[0] // 100, columns * shares[1] // 100
+            half = HalfRows(flat, other, flat_out, mean, rstd, epsilon, on_scalar, on_gpsimd)
+            normalise_half_rows(half, weight, bias, starts, lag > 0)
         return out, mean, rstd
     weights = load_vector(weight) if weight is not None else None
     biases = load_vector(bias) if bias is not None else None
@@ -145,7 +156,6 @@ def _long_rows(
     rstds = []  # type: list[nl.NkiTensor]
     shifts = []  # type: list[nl.NkiTensor]
     parts = []  # type: list[nl.NkiTensor]
-    sums = []  # type: list[nl.NkiTensor | None]
     steps = 0 if len(starts) == 0 else len(starts) + 2 * lag
     for step in range(steps):
         if step < len(starts):
@@ -153,16 +163,13 @@ def _long_rows(
             parts.append(partial_statistics(data[step]))
         if step == lag:  # behind the tiles with which the engines begin
             vectors = load_parameters(parameters[0], parameters[1], columns, x.dtype)
-        # Before the sums, for which ScalarE would wait.
         i = step - 2 * lag
         centred = None
         if lag > 0 and i >= 0:
             centred = centre(data[i], shifts[i])
-        if step < len(starts):
-            sums.append(shifted_sums(data[step], parts[step]))
         i = step - lag
         if i >= 0 and i < len(starts):
-            moments = row_moments(data[i], parts[i], sums[i])
+            moments = row_moments(parts[i])
             rstds.append(inverse_deviations(moments, epsilon))
             shifts.append(negative_means(moments))
             store_statistics(statistics[0], moments[:, :, 0], rows, starts[i][0])
@@ -235,14 +242,22 @@ def _tiling(b: Bindings, hw: Hardware) -> tuple[int, int]:
     if columns <= _STATISTICS:
         return run, 0
     itemsize = b.x.dtype.itemsize
-    tiles = 5 * itemsize + 3 * max(4, itemsize) + (2 * itemsize if b.residual is not None else 0)
+    live = 5 * itemsize + 3 * max(4, itemsize) + (2 * itemsize if b.residual is not None else 0)
     vectors = sum(b[n].dtype.itemsize for n in ("weight", "bias") if b[n] is not None)
     room = hw.sbuf_partition_bytes * 7 // 8 - columns * vectors
-    fitting = room // (columns * tiles)
+    fitting = room // (columns * live)
     if fitting < 1:
         return run, 0
     in_partition = b.x.numel // columns // hw.partitions // hw.cores
-    return max(1, min(_LONG_TILE // columns, fitting, in_partition // _TILES)), 1
+    tiles = _TILES if b.x.dtype == torch.float32 else _HALF_TILES
+    return max(1, min(_LONG_TILE // columns, fitting, in_partition // tiles)), 1
+
+
+def _shares(b: Bindings) -> tuple[int, int]:
+    """ScalarE's and GpSimd's percent of the columns."""
+    columns = math.prod(b.normalized_shape)
+    alone, with_residual = next(pairs for most, *pairs in _SHARES if columns <= most)
+    return alone if b.residual is None else with_residual
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
@@ -273,7 +288,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     if parts > 1:
         names = (*_TENSORS, "eps")
         return Launch.of(few_rows_layer_norm_kernel, b, names, columns, parts, *statistics)
-    constants = (columns, *_tiling(b, hw), *statistics)
+    constants = (columns, *_tiling(b, hw), *statistics, _shares(b))
     return Launch.of(layer_norm_kernel, b, (*_TENSORS, "eps"), *constants)
 
 

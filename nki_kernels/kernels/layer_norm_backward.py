@@ -36,6 +36,9 @@ _LAGS = (((2, 3), 60, 76), ((1, 2), 34, 42))
 _FEW = 4
 # Tiles whose means and rstds one DMA loads: 256 bytes of a partition each.
 _TILES_TOGETHER = 64
+# Percent of the columns of a tile of wide rows that VectorE weighs, GpSimd the others, by schedule.
+_ON_VECTOR = 46
+_ON_VECTOR_OF_FEW = 96
 aten = torch.ops.aten
 
 
@@ -67,7 +70,7 @@ def layer_norm_backward_kernel(
     blocks = (columns + pmax - 1) // pmax
     weight_sums = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.psum)
     bias_sums = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.psum)
-    source = Source(mean.reshape((rows,)), rstd.reshape((rows,)), columns, [])
+    source = Source(mean.reshape((rows,)), rstd.reshape((rows,)), columns, lag == 1, [])
     parts = None
     if cores > 1:
         shape = (cores, pmax, 2 * blocks)
@@ -93,12 +96,19 @@ def layer_norm_backward_kernel(
             _add_up(weight_sums, tiles[step].product, of_rows.rstd, step > 0)
             totals.append(nl.ndarray((end - start, 2), dtype=nl.float32, buffer=nl.sbuf))
         i = step - lag
-        if lag > 0 and i >= 0 and i < count:
+        is_due = i >= 0 and i < count
+        if is_due and lag > 1:
             _line(spare[i], tiles[i], totals[i])
         if step < count:
             _sum_up(totals[step][:, 0:1], tiles[step].weighted)
-            spare.append(_weigh(tiles[step].product, weights[0], step, count <= _FEW))
+            share = _share(step, lag, count <= _FEW)
+            spare.append(_weigh(tiles[step].product, weights[0], share))
+        if is_due and lag == 1:
+            bend, level = _begin_line(tiles[i], totals[i])
+        if step < count:
             _sum_up(totals[step][:, 1:2], spare[step])
+        if is_due and lag == 1:
+            _end_line(spare[i], tiles[i], bend, level)
         if lag == 0:
             _line(spare[step], tiles[step], totals[step])
         if parts is not None and step == min(count, count + late - 1):
@@ -118,22 +128,25 @@ def layer_norm_backward_kernel(
 
 class RowValues(NamedTuple):
     """Of the rows of a tile, `[rows, 1]` in float32: mean, its negative, rstd, and what the sums of
-    a row are multiplied with: `scale` is -rstd / columns, `square` rstd^2."""
+    a row are multiplied with: `scale` is -rstd / columns, `square` rstd^2. `tilt` is -mean * scale,
+    where ScalarE computes the lines of rows."""
 
     mean: nl.NkiTensor
     negmean: nl.NkiTensor
     rstd: nl.NkiTensor
     scale: nl.NkiTensor
     square: nl.NkiTensor
+    tilt: nl.NkiTensor
 
 
 class Source(NamedTuple):
     """`mean` and `rstd`, one value a row, in HBM. `group`: the first row of the newest tiles that
-    one DMA loaded, and their values, `[128, tiles]`; none at first."""
+    one DMA loaded, and their values, `[128, tiles]`; none at first. `tilts`: those are wanted."""
 
     mean: nl.NkiTensor
     rstd: nl.NkiTensor
     columns: int
+    tilts: bool
     group: list[tuple[int, RowValues]]
 
 
@@ -194,6 +207,7 @@ def _statistics_of(s: Source, start: int, end: int, last: int) -> RowValues:
         values.rstd[0:rows, i : i + 1],
         values.scale[0:rows, i : i + 1],
         values.square[0:rows, i : i + 1],
+        values.tilt[0:rows, i : i + 1],
     )
 
 
@@ -207,7 +221,10 @@ def _row_values(s: Source, start: int, end: int) -> RowValues:
     nisa.activation(dst=scales, op=nl.copy, data=rstds, scale=-1.0 / s.columns)
     squares = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=squares, op=nl.square, data=rstds)
-    return RowValues(means, negmeans, rstds, scales, squares)
+    tilts = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
+    if s.tilts:
+        nisa.tensor_tensor(dst=tilts, data1=negmeans, data2=scales, op=nl.multiply)
+    return RowValues(means, negmeans, rstds, scales, squares, tilts)
 
 
 def _load_columns(source: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
@@ -260,11 +277,29 @@ def _add_up(
         )  # fmt: skip
 
 
-def _weigh(product: nl.NkiTensor, weights: nl.NkiTensor, number: int, few: bool) -> nl.NkiTensor:
-    """By VectorE in every third tile, so that it is as busy as GpSimd, and in most of a `few`, for
-    which GpSimd would be late."""
+def _share(number: int, lag: int, few: bool) -> int:
+    """VectorE's percent of the columns of a tile that it and GpSimd weigh. Short rows are weighed
+    by one of both as a whole: by VectorE in every third tile, and in most of a `few`, for which
+    GpSimd would be late."""
+    if lag < 2:
+        return _ON_VECTOR_OF_FEW if few else _ON_VECTOR
     by_vector = number % 3 == 0 or (few and number % 3 == 1)
-    return _multiply(product, weights, nisa.engine.vector if by_vector else nisa.engine.gpsimd)
+    return 100 if by_vector else 0
+
+
+def _weigh(product: nl.NkiTensor, weights: nl.NkiTensor, share: int) -> nl.NkiTensor:
+    """product * weights: VectorE `share` percent of the columns, GpSimd the others."""
+    rows, columns = product.shape
+    result = nl.ndarray(product.shape, dtype=nl.float32, buffer=nl.sbuf)
+    end = columns * share // 100
+    vector, gpsimd = nisa.engine.vector, nisa.engine.gpsimd
+    for start, stop, engine in ((0, end, vector), (end, columns, gpsimd)):
+        if start < stop:
+            nisa.tensor_tensor(
+                dst=result[:, start:stop], data1=product[:, start:stop],
+                data2=weights[0:rows, start:stop], op=nl.multiply, engine=engine,
+            )  # fmt: skip
+    return result
 
 
 def _sum_up(total: nl.NkiTensor, data: nl.NkiTensor) -> None:
@@ -289,6 +324,27 @@ def _line(line: nl.NkiTensor, tile: Tile, totals: nl.NkiTensor) -> None:
     nisa.scalar_tensor_tensor(
         dst=shift, data=slope, op0=nl.multiply, operand0=rows.negmean, op1=nl.add, operand1=shift
     )
+    nisa.activation(dst=line, op=nl.copy, data=tile.x, scale=slope, bias=shift)
+
+
+def _begin_line(tile: Tile, totals: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """What `_line` needs of the sums, by ScalarE, which would wait for the two others where tiles
+    are long: `mean(weighted * (x - mean)) * rstd^2 * columns`, `-rstd * mean(weighted)`."""
+    rows = tile.rows
+    bend = nl.ndarray(rows.rstd.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=bend, op=nl.copy, data=totals[:, 1:2], scale=rows.square)
+    level = nl.ndarray(rows.rstd.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=level, op=nl.copy, data=totals[:, 0:1], scale=rows.scale)
+    return bend, level
+
+
+def _end_line(line: nl.NkiTensor, tile: Tile, bend: nl.NkiTensor, level: nl.NkiTensor) -> None:
+    """`_line` from what `_begin_line` gave."""
+    rows = tile.rows
+    slope = nl.ndarray(level.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=slope, op=nl.copy, data=bend, scale=rows.scale)
+    shift = nl.ndarray(level.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=shift, op=nl.copy, data=bend, scale=rows.tilt, bias=level)
     nisa.activation(dst=line, op=nl.copy, data=tile.x, scale=slope, bias=shift)
 
 

@@ -135,13 +135,55 @@ def test_a_row_that_is_not_finite_leaves_the_others_alone(dtype: torch.dtype, wi
     torch.testing.assert_close(result, eager, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [300, 1030])
+def test_weights_and_biases_that_are_not_finite_stay_in_their_columns(
+    dtype: torch.dtype, width: int
+) -> None:
+    """In the columns of each engine, first and last."""
+    x = draw(130, width).to(dtype)
+    weight, bias = draw(width).to(dtype), draw(width).to(dtype)
+    weight[0], weight[-1] = torch.inf, -torch.inf
+    bias[1], bias[-2], bias[-3] = -torch.inf, torch.inf, torch.nan
+    program, inputs = traced(LAYER_NORM, layer_values(x, weight=weight, bias=bias))
+    result = program.run(inputs)[0]
+    eager = torch.nn.functional.layer_norm(x, (width,), weight, bias)
+    assert eager.isinf().any(0).nonzero().flatten().tolist() == [0, 1, width - 2, width - 1]
+    torch.testing.assert_close(result, eager, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("lone", [1000.0, 1004.0])
+def test_half_rows_of_about_one_value_are_as_accurate_as_in_eager(
+    dtype: torch.dtype, lone: float
+) -> None:
+    """Where the mean is 16,000 times the deviation, or there is none."""
+    x = torch.full((130, 4096), 1000.0)
+    x[:, 7] = lone
+    x, weight, bias = x.to(dtype), draw(4096).to(dtype), draw(4096).to(dtype)
+    program, inputs = traced(LAYER_NORM, layer_values(x, weight=weight, bias=bias))
+    eager = torch.nn.functional.layer_norm(x, (4096,), weight, bias).double()
+    wide = [t.double() for t in (x, weight, bias)]
+    exact = torch.nn.functional.layer_norm(wide[0], (4096,), *wide[1:])
+    ours = (program.run(inputs)[0].double() - exact).abs()
+    assert ours.max() <= 2 * (eager - exact).abs().max()
+    assert ours.square().mean() <= 4 * (eager - exact).square().mean()
+
+
+# Tiles of rows of the second width overlap less, those of the third do not.
+@pytest.mark.parametrize(
+    ("dtype", "width"),
+    [
+        *((dtype, width) for dtype in (torch.float32, torch.bfloat16) for width in (260, 4000)),
+        (torch.bfloat16, 6500),
+    ],
+)
 @pytest.mark.parametrize("shift", [0.0, 50.0])
 def test_gradients_of_layer_norm_are_as_accurate_as_in_eager(
-    dtype: torch.dtype, shift: float
+    dtype: torch.dtype, width: int, shift: float
 ) -> None:
     """Over more tiles than overlap, the last of them ragged."""
-    x, grad = (draw(900, 260) + shift).to(dtype), draw(900, 260).to(dtype) * 2
+    x, grad = (draw(900, width) + shift).to(dtype), draw(900, width).to(dtype) * 2
     values = backward_values(grad, x)
     program, inputs = traced(LAYER_NORM_BACKWARD, values)
     backward = torch.ops.aten.native_layer_norm_backward.default
@@ -155,17 +197,18 @@ def test_gradients_of_layer_norm_are_as_accurate_as_in_eager(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [260, 4000])
 def test_gradients_of_rows_that_are_not_finite_stay_where_eager_has_them(
-    dtype: torch.dtype,
+    dtype: torch.dtype, width: int
 ) -> None:
-    x, grad = draw(300, 260, dtype=dtype), draw(300, 260, dtype=dtype)
+    x, grad = draw(300, width, dtype=dtype), draw(300, width, dtype=dtype)
     grad[3, 7] = torch.nan
     grad[200, 150] = torch.inf
     values = backward_values(grad, x)
     program, inputs = traced(LAYER_NORM_BACKWARD, values)
     expected = LAYER_NORM_BACKWARD.reference(**values)
     for ours, wanted in zip(program.run(inputs), expected, strict=True):
-        assert 0 < wanted.isfinite().logical_not().sum() <= 2 * 260
+        assert 0 < wanted.isfinite().logical_not().sum() <= 2 * width
         assert torch.equal(ours.isfinite(), wanted.isfinite())
         # Which of inf and NaN a sum with infinities is depends on its order.
         finite = wanted.isfinite()
