@@ -84,6 +84,22 @@ def cut_in_steps(
     return best if best.in_phases else None
 
 
+def cut_led_in_steps(
+    partition: int,
+    lead: Axis,
+    order: Dims,
+    sizes: Mapping[int, int],
+    reduced: frozenset[int],
+    budget: int,
+) -> Geometry | None:
+    """The cut along `partition` and `lead`, which stay, in steps along a reduced dimension; None
+    where all reduced ones are whole."""
+    cut = cut_along(partition, lead, order, sizes, frozenset(), budget)
+    loops = sorted(cut.loops, key=lambda axis: axis.label in reduced)
+    found = dataclasses.replace(cut, reduced=reduced, loops=tuple(loops))
+    return found if found.in_phases else None
+
+
 def cut_interleaved(
     partition: int,
     lead: Axis | None,
