@@ -85,7 +85,15 @@ def _steps(reduction: Value, readers: Counter[Value], sizes: Mapping[int, int]) 
             break
         steps.append(value)
         value = source
+    # VectorE reduces what is rounded at twice the rate.
+    while steps and steps[-1].op == "cast" and _narrows(steps[-1]):
+        steps.pop()
     return steps
+
+
+def _narrows(cast: Value) -> bool:
+    (source,) = values_of(cast.args)
+    return cast.dtype.itemsize < source.dtype.itemsize
 
 
 def _source(step: Value, reduced: frozenset[int]) -> Value | None:

@@ -96,3 +96,13 @@ def test_functions_of_many_elements_move(region: Build, rows: int, moves: bool) 
     )
     assert begins_with_load(made) is moves
     made.check(rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_rounded_is_reduced_in_its_own_type(region: Build) -> None:
+    made = region(
+        extremum(summed, aten.amax.default, [1]),
+        draw(256, 300, dtype=BF16),
+        draw(256, 300).bfloat16(),
+    )
+    assert "nl.float32" not in made.source()
+    made.check(rtol=0, atol=0)
