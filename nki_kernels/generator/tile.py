@@ -209,13 +209,16 @@ class _Cuts:
 
     def permuted(self, free_size: int) -> list[TiledRegion]:
         """The region in tiles of whole rows that some tensor has in another order than they are
-        computed in, for each order in which tensors lie: `cut` looks at one order alone."""
+        computed in, for each order in which tensors lie: `cut` looks at one order alone. In these
+        orders also in steps along a reduced dimension."""
         orders = self._orders()
         found: list[TiledRegion] = []
         for order in orders if len(orders) > 1 else ():
             outer = [d for d in order if d not in self.reduced]
             row = math.prod(self.sizes[d] for d in self.reduced)
             for partition in outer:
+                if self.reduced and PARTITIONS // 2 < self.sizes[partition] <= PARTITIONS:
+                    found += self._permuted_in_steps(partition, order, free_size)
                 for lead in (None, *leads(partition, tuple(outer), self.sizes, across=False)):
                     if not self._stores_along(partition, lead):
                         continue
@@ -227,6 +230,14 @@ class _Cuts:
                     if region.layouts:
                         found += self._fitting(_staged(region, self.hw, MOST_STAGES))
         return found
+
+    def _permuted_in_steps(self, partition: int, order: Dims, free_size: int) -> list[TiledRegion]:
+        if not self.reduces_as_floats():
+            return []
+        cut = functools.partial(
+            cut_led_in_steps, partition, None, order, self.sizes, self.reduced, whole=True
+        )
+        return [region for region in self._phased(cut, free_size) if region.layouts]
 
     @property
     def dma_seconds(self) -> float:
