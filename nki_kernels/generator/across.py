@@ -84,6 +84,28 @@ def cut_in_steps(
     return best if best.in_phases else None
 
 
+def cut_led_in_steps(
+    partition: int,
+    lead: Axis | None,
+    order: Dims,
+    sizes: Mapping[int, int],
+    reduced: frozenset[int],
+    budget: int,
+    *,
+    whole: bool = False,
+) -> Geometry | None:
+    """The cut along `partition` and `lead`, which stay, in steps along a reduced dimension; None
+    where all reduced ones are whole. Others that stay are `whole` in a tile, or None where they do
+    not fit."""
+    within = frozenset(order) - reduced - {partition} if whole else frozenset()
+    if math.prod(sizes[d] for d in within) > budget:
+        return None
+    cut = cut_along(partition, lead, order, sizes, within, budget)
+    loops = sorted(cut.loops, key=lambda axis: axis.label in reduced)
+    found = dataclasses.replace(cut, reduced=reduced, loops=tuple(loops))
+    return found if found.in_phases else None
+
+
 def cut_interleaved(
     partition: int,
     lead: Axis | None,

@@ -24,6 +24,7 @@ from trnx.nki_kernels.generator import (  # noqa: F401
 from trnx.nki_kernels.generator.align import Alignment, align
 from trnx.nki_kernels.generator.ir import STORAGE_DTYPES, Builder, Dims, Operand, Value
 from trnx.nki_kernels.generator.long_builder import LongBuilder
+from trnx.nki_kernels.generator.monotone import move_behind_extrema
 from trnx.nki_kernels.generator.rounding import loose_quotients
 from trnx.nki_kernels.generator.table import entry_of
 from trnx.nki_kernels.hints import hinted
@@ -86,6 +87,9 @@ def lower(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: SpecOf) -
         return values
     builder, table = values
     results = tuple(_output(builder, n, table[n], alignment, specs) for n in outputs)
+    roots = tuple(o.value for o in results)
+    moved = move_behind_extrema(roots, reachable(roots), sizes)
+    results = tuple(replace(o, value=moved[o.value]) for o in results)
     return _in_common_space(results, alignment, sizes)
 
 

@@ -74,7 +74,8 @@ def _own_order(region: TiledRegion, value: Value, strides: Strides) -> Dims | No
     """The free axes of a tile in the order of its memory, where that makes runs longer."""
     labels = region.labels(value)
     own = tuple(sorted(labels, key=lambda d: -strides.get(d, 0)))  # stable
-    if own == labels or value.dtype is torch.int64 or region.geometry.interleaved:
+    is_apart = region.geometry.interleaved and region.geometry.folded
+    if own == labels or value.dtype is torch.int64 or is_apart:
         return None
     run = region.geometry.run
     return own if run(own, strides) >= _LONGER * run(labels, strides) else None

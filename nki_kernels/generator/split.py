@@ -1,7 +1,8 @@
 """A dimension of a lowered region as two: what lies `count` times apart, and what lies within.
 
 The outer one may lie on partitions that another dimension leaves empty, and the inner one keeps
-its long runs in memory.
+its long runs in memory. Where the parts would not be equal, neighbours overlap by some elements,
+which are computed and stored twice.
 """
 
 from __future__ import annotations
@@ -16,11 +17,19 @@ from trnx.nki_kernels.generator.lower import Lowered, reachable
 Accesses = tuple[Mapping[Value, Strides], tuple[Strides, ...]]
 
 
+def equal_parts(size: int, count: int) -> tuple[int, int]:
+    """How many elements `count` parts of a dimension have, all as many, and how far apart they
+    begin; the last one ends with the dimension."""
+    step = size // count
+    return size - step * (count - 1), step
+
+
 def split_dimension(
-    lowered: Lowered, strides: Accesses, label: int, inner: int
+    lowered: Lowered, strides: Accesses, label: int, step: int
 ) -> tuple[Lowered, Accesses, int]:
-    """The region and the strides of its loads and results with `label` for the `inner` elements of
-    that dimension that stay together, and the label, which is new, of the outer one."""
+    """The region and the strides of its loads and results with `label` for the elements of that
+    dimension that stay together, and the label, which is new, of the outer one, whose elements lie
+    a `step` of the others apart."""
     values = reachable(tuple(o.value for o in lowered.outputs))
     outer = 1 + max(max(lowered.order), *(d for v in values for d in v.axes))
     new: dict[Value, Value] = {}
@@ -31,7 +40,7 @@ def split_dimension(
     outputs = tuple(dataclasses.replace(o, value=new[o.value]) for o in lowered.outputs)
 
     def cut(access: Strides) -> Strides:
-        return {**access, outer: access[label] * inner} if label in access else access
+        return {**access, outer: access[label] * step} if label in access else access
 
     loads = {new[value]: cut(access) for value, access in strides[0].items()}
     results = tuple(map(cut, strides[1]))

@@ -17,6 +17,7 @@ from trnx.nki_kernels.generator.across import (
     cut_across,
     cut_in_steps,
     cut_interleaved,
+    cut_led_in_steps,
 )
 from trnx.nki_kernels.generator.engines import (
     SCALAR,
@@ -42,7 +43,7 @@ from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.lower import Lowered, lower, reachable
 from trnx.nki_kernels.generator.permute import in_own_order
 from trnx.nki_kernels.generator.select_instructions import InstructionSelector
-from trnx.nki_kernels.generator.split import split_dimension
+from trnx.nki_kernels.generator.split import equal_parts, split_dimension
 from trnx.nki_kernels.generator.stages import FEW_STAGES, LEAST_TILES, MOST_STAGES, cut_stages
 from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
 from trnx.simulator.costs.constants import timing
@@ -61,6 +62,9 @@ _ACROSS_FREE_SIZE = 16384
 # Dimensions are split where no cut comes so close to the time of the region's bytes, and how many.
 _FAR = 1.5
 _MOST_SPLITS = 4
+_SPLIT_SIZES = (_FREE_SIZE, _FREE_SIZE // 4, 4 * _FREE_SIZE)
+# Elements of a part at the least: neighbours overlap by fewer than there are parts.
+_LEAST_PART = 8
 # Tiles that all run a stage before any runs the next one: they stay in SBUF.
 _MOST_BY_STAGE = 12
 # Smaller tiles of phases leave room for what phases keep; these are not worth it.
@@ -106,7 +110,9 @@ def tilings(
     estimates = _estimates(found, hw)
     least = min(ns for ns, _ in estimates)
     if least > _FAR * 1e9 * (merged.dma_seconds + hw.region_seconds):
-        estimates += _estimates(list(merged.split()), hw)
+        best = min(estimates, key=lambda pair: pair[0])[1]
+        in_steps = _leaves_empty([best], merged.reduced) and merged.reduces_as_floats()
+        estimates += _estimates(list(merged.split(in_steps=in_steps)), hw)
         least = min(ns for ns, _ in estimates)
     by_cut: dict[Hashable, list[TiledRegion]] = {}
     for ns, region in sorted(estimates, key=lambda pair: pair[0]):
@@ -194,7 +200,7 @@ class _Cuts:
         is_full = not is_across and any(map(_is_full, found))
         lengths = math.prod(self.sizes[d] for d in self.order) // PARTITIONS
         sizes = _SMALL_SIZES if lengths <= 2 * _FREE_SIZE else _SIZES
-        if self.reduced and self._reduces_as_floats() and not is_full:
+        if self.reduced and self.reduces_as_floats() and not is_full:
             for whole in (False, True):
                 yield from _of_sizes(functools.partial(self.across, whole=whole), sizes)
             yield from _of_sizes(self.in_steps, sizes)
@@ -203,13 +209,16 @@ class _Cuts:
 
     def permuted(self, free_size: int) -> list[TiledRegion]:
         """The region in tiles of whole rows that some tensor has in another order than they are
-        computed in, for each order in which tensors lie: `cut` looks at one order alone."""
+        computed in, for each order in which tensors lie: `cut` looks at one order alone. In these
+        orders also in steps along a reduced dimension."""
         orders = self._orders()
         found: list[TiledRegion] = []
         for order in orders if len(orders) > 1 else ():
             outer = [d for d in order if d not in self.reduced]
             row = math.prod(self.sizes[d] for d in self.reduced)
             for partition in outer:
+                if self.reduced and PARTITIONS // 2 < self.sizes[partition] <= PARTITIONS:
+                    found += self._permuted_in_steps(partition, order, free_size)
                 for lead in (None, *leads(partition, tuple(outer), self.sizes, across=False)):
                     if not self._stores_along(partition, lead):
                         continue
@@ -221,6 +230,14 @@ class _Cuts:
                     if region.layouts:
                         found += self._fitting(_staged(region, self.hw, MOST_STAGES))
         return found
+
+    def _permuted_in_steps(self, partition: int, order: Dims, free_size: int) -> list[TiledRegion]:
+        if not self.reduces_as_floats():
+            return []
+        cut = functools.partial(
+            cut_led_in_steps, partition, None, order, self.sizes, self.reduced, whole=True
+        )
+        return [region for region in self._phased(cut, free_size) if region.layouts]
 
     @property
     def dma_seconds(self) -> float:
@@ -234,27 +251,38 @@ class _Cuts:
         ]
         return sum(counts) / self.hw.dma_bytes_per_second
 
-    def split(self) -> Iterator[TiledRegion]:
-        """The region in tiles of whole rows, with a part of another dimension on the partitions
-        that one leaves empty: as many times of it as fill most of them."""
+    def split(self, *, in_steps: bool) -> Iterator[TiledRegion]:
+        """The region with a part of another dimension on the partitions that one leaves empty: as
+        many times of it as fill most of them. Tiles have whole rows; where that is said they are
+        also `in_steps` along a reduced dimension."""
         kept = [d for d in self.order if d not in self.reduced]
         pairs = [
             (self.sizes[partition] * count, partition, d, count)
             for partition in kept
             for d in kept
             if d != partition
-            for count in [_largest_divisor(self.sizes[d], PARTITIONS // self.sizes[partition])]
-            if 1 < count < self.sizes[d]
+            for count in self._counts(partition, d)
         ]
         for _, partition, d, count in sorted(pairs, reverse=True)[:_MOST_SPLITS]:
-            inner = self.sizes[d] // count
-            lowered, strides, outer = split_dimension(self.lowered, self.strides, d, inner)
+            inner, step = equal_parts(self.sizes[d], count)
+            lowered, strides, outer = split_dimension(self.lowered, self.strides, d, step)
             at = self.order.index(d)
             order = (*self.order[:at], outer, *self.order[at:])
             sizes = {**self.sizes, d: inner, outer: count}
             cuts = _Cuts(lowered, order, sizes, strides, self.hw)
-            for free_size in (_FREE_SIZE, 4 * _FREE_SIZE):
-                yield from cuts.led(partition, Axis(outer, count, count), free_size)
+            lead = Axis(outer, count, count)
+            for free_size in _SPLIT_SIZES:
+                yield from cuts.led(partition, lead, free_size)
+            if in_steps:
+                yield from _of_sizes(functools.partial(cuts.led_in_steps, partition, lead))
+
+    def _counts(self, partition: int, d: int) -> list[int]:
+        """Into how many parts a dimension is split that lies beside `partition`: equal ones, and
+        where they leave many partitions empty those that overlap a little."""
+        most = PARTITIONS // self.sizes[partition]
+        even = _largest_divisor(self.sizes[d], most)
+        counts = {even, most if 2 * even <= most else even}
+        return [n for n in sorted(counts) if 1 < n < self.sizes[d] // _LEAST_PART]
 
     def led(self, partition: int, lead: Axis, free_size: int) -> list[TiledRegion]:
         """The region in tiles of whole rows of `partition` and `lead`, for each order in which
@@ -270,6 +298,15 @@ class _Cuts:
             )  # fmt: skip
             found += self._fitting(_staged(self._selected(geometry), self.hw, MOST_STAGES))
         return found
+
+    def led_in_steps(self, partition: int, lead: Axis, free_size: int) -> list[TiledRegion]:
+        """The same with steps along a reduced dimension, in the order of the space."""
+        if not self._stores_along(partition, lead):
+            return []
+        cut = functools.partial(
+            cut_led_in_steps, partition, lead, self.order, self.sizes, self.reduced
+        )
+        return self._phased(cut, free_size)
 
     def _orders(self) -> list[Dims]:
         """The order of the space, and those of tensors along all of it."""
@@ -297,9 +334,9 @@ class _Cuts:
                     cut_interleaved, partition, lead, order, self.sizes, self.reduced
                 )
                 if partition in self.reduced:
-                    found += self._phased(cut, free_size) if self._reduces_as_floats() else []
+                    found += self._phased(cut, free_size) if self.reduces_as_floats() else []
                     continue
-                if self.reduced and self._reduces_as_floats():
+                if self.reduced and self.reduces_as_floats():
                     found += self._phased(cut, free_size)
                 geometry = cut(max(row, free_size), whole=True)
                 assert geometry is not None
@@ -408,7 +445,7 @@ class _Cuts:
                 found += self._fitting(_in_stages(one.in_phases(keeps=keeps)))
         return found
 
-    def _reduces_as_floats(self) -> bool:
+    def reduces_as_floats(self) -> bool:
         """Whether phases can add up all reductions: in float32."""
         values = reachable(tuple(output.value for output in self.lowered.outputs))
         return all(v.dtype.is_floating_point for v in values if v.op == "reduce")

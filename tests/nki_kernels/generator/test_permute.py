@@ -86,3 +86,49 @@ def test_a_copy_within_partitions_is_predicted_near_the_rate_of_its_bytes(region
     seconds = predicted_seconds(built.program(), hardware("trn2"))
     nbytes = 2 * 4 * 64 * 7 * 256 * 8
     assert seconds < 1.4 * nbytes / hardware("trn2").dma_bytes_per_second
+
+
+def reduced_in_three_orders(x: Any, y: Any) -> Any:
+    total = aten.sum.dim_IntList(aten.abs.default(aten.sub.Tensor(x, y)), [1, 3], True)
+    return aten.sub.Tensor(total, 0.5)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("shape", [(96, 67, 2, 4), (127, 90, 3, 5)])
+def test_steps_along_a_reduced_dimension(
+    region: Build, cuts: Cuts, shape: Order, dtype: torch.dtype
+) -> None:
+    def values(order: Order) -> torch.Tensor:
+        x = draw(shape, order, dtype)
+        return torch.where(x.isfinite(), x, 1.0)
+
+    made = region(reduced_in_three_orders, values((2, 0, 1, 3)), values((3, 1, 2, 0)))
+    in_steps = {
+        cut.geometry: cut
+        for cut in cuts.of(made)
+        if cut.layouts and cut.across is not None and not cut.geometry.crosses
+    }
+    error = {"rtol": 1e-2, "atol": 1e-3} if dtype is BF16 else {"rtol": 1e-5, "atol": 1e-3}
+    cuts.check(made, in_steps.values(), **error)
+
+
+def total_in_three_orders(x: Any, y: Any, z: Any) -> Any:
+    total = aten.sum.dim_IntList(aten.add.Tensor(x, y), [0, 1, 2, 3], True)
+    return aten.mul.Tensor(aten.tanh.default(total), z)
+
+
+@pytest.mark.parametrize("shape", [(50, 17, 24, 4), (33, 9, 28, 3)])
+def test_transposed_beside_permuted(region: Build, cuts: Cuts, shape: Order) -> None:
+    def values(order: Order) -> torch.Tensor:
+        x = draw(shape, order)
+        return torch.where(x.isfinite(), x, 1.0)
+
+    made = region(
+        total_in_three_orders, values((2, 1, 3, 0)), values((3, 2, 0, 1)), values((1, 3, 0, 2))
+    )
+    both = {
+        (cut.geometry, cut.keeps): cut
+        for cut in cuts.of(made)
+        if cut.layouts and cut.geometry.interleaved and any(map(cut.is_turned, cut.load_strides))
+    }
+    cuts.check(made, both.values(), rtol=1e-5, atol=1e-3)
