@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from trnx.fx_passes.extract import inputs_of
 from trnx.fx_passes.form_generated import generated_units
 from trnx.fx_passes.ledger import Refusals
 from trnx.fx_passes.merge_alike import LEAST, MOST, merge_alike
 from trnx.fx_passes.nodes import is_compute
 from trnx.fx_passes.order import Order, Unit, single_units
 from trnx.fx_passes.profit import Profit
+from trnx.fx_passes.region import KernelMatch
 from trnx.nki_kernels import generator
 from trnx.simulator.hardware import hardware
 
@@ -28,6 +31,19 @@ def merged(function: Any, *inputs: Any) -> tuple[Unit, ...]:
     units = generated_units(order, generator, HW, profit, Refusals())
     rest = {n: kind for n, kind in kinds.items() if all(n not in u.nodes for u in units)}
     return merge_alike(units, Order(graph, single_units(graph, units, rest)), generator, HW)
+
+
+class Counting:
+    """The generator, and how often it was asked for a kernel."""
+
+    supports_node = staticmethod(generator.supports_node)
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def fused_kernel(self, gm: Any, hw: Any) -> Any:
+        self.asked += 1
+        return generator.fused_kernel(gm, hw)
 
 
 def tensors(count: int) -> list[torch.Tensor]:
@@ -51,3 +67,20 @@ def test_what_waits_for_others_stays_behind_them() -> None:
     sizes = sorted(len(unit.nodes) for unit in units)
     assert sizes[-1] >= LEAST
     assert len([size for size in sizes if size >= LEAST]) >= 2
+
+
+def test_regions_of_one_form_are_generated_once_and_read_their_own_tensors() -> None:
+    def function(*xs: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.relu(x) * y for x, y in itertools.pairwise(xs)]
+
+    inputs = [torch.ones(4, 4)] * 4 + [torch.ones(2, 4, 4)]
+    graph = make_fx(function, tracing_mode="fake")(*inputs).graph
+    kinds = {node: "compute" for node in graph.nodes if is_compute(node)}
+    asked, profit = Counting(), Profit(HW, (), "legal")
+    order = Order(graph, single_units(graph, [], kinds))
+    units = generated_units(order, asked, HW, profit, Refusals())
+    assert len(units) == 4
+    assert asked.asked == 2  # the last product has another shape
+    for unit in units:
+        assert isinstance(unit.payload, KernelMatch)
+        assert tuple(unit.payload.bindings.values()) == inputs_of(unit.nodes)
