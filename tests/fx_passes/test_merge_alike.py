@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from trnx.fx_passes.extract import inputs_of
 from trnx.fx_passes.form_generated import generated_units
 from trnx.fx_passes.ledger import Refusals
-from trnx.fx_passes.merge_alike import LEAST, MOST, merge_alike
+from trnx.fx_passes.merge_alike import LEAST, MOST_TENSORS, merge_alike
 from trnx.fx_passes.nodes import is_compute
 from trnx.fx_passes.order import Order, Unit, single_units
 from trnx.fx_passes.profit import Profit
@@ -50,7 +50,9 @@ def tensors(count: int) -> list[torch.Tensor]:
     return [torch.ones(3 + i % 2, 4) for i in range(count)]
 
 
-@pytest.mark.parametrize(("count", "kernels"), [(LEAST - 1, LEAST - 1), (LEAST, 1), (MOST + 1, 2)])
+@pytest.mark.parametrize(
+    ("count", "kernels"), [(LEAST - 1, LEAST - 1), (LEAST, 1), (MOST_TENSORS // 2 + 1, 2)]
+)
 def test_many_alike_are_few(count: int, kernels: int) -> None:
     units = merged(lambda *xs: [torch.relu(x) + 1 for x in xs], *tensors(count))
     assert len(units) == kernels
