@@ -341,7 +341,7 @@ def expression(value: Any) -> Any:
 
 def has_symbolic_layout(tensor: torch.Tensor) -> bool:
     """Whether a size, a stride or the storage offset of `tensor` is a symbol."""
-    return bool(tensor._has_symbolic_sizes_strides)  # type: ignore[attr-defined]
+    return bool(tensor._has_symbolic_sizes_strides)
 
 
 def symbol_facts(numbers: Iterable[Any]) -> list[str]:

@@ -17,7 +17,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trnx.fx_passes.metadata import VAL, copied_meta, fake_mode, without_guards
-from trnx.fx_passes.nodes import getitems, val
+from trnx.fx_passes.nodes import arguments, getitems, val
 from trnx.nki_kernels.list_ops import Place, registered
 
 aten = torch.ops.aten
@@ -74,23 +74,24 @@ class _Expansion:
             if node.target in (LISTS, COPY):
                 with self._graph.inserting_before(node):
                     made = self._program(node) if node.target is LISTS else self._copies(node)
-                self._new.update((item, made[item.args[1]]) for item in getitems(node))
+                self._new.update((item, made[arguments(item)[1]]) for item in getitems(node))
                 replaced.append(node)
         for node in reversed(replaced):
             for item in getitems(node):
                 self._graph.erase_node(item)
             self._graph.erase_node(node)
 
-    def _renewed(self, arguments: Any) -> Any:
-        return fx.node.map_arg(arguments, lambda node: self._new.get(node, node))
+    def _renewed(self, given: Any) -> Any:
+        return fx.node.map_arg(given, lambda node: self._new.get(node, node))
 
     def _program(self, node: fx.Node) -> list[fx.Node]:
-        number, inputs = node.args
+        number, inputs = arguments(node)
         program = registered(number)
         made: list[fx.Node] = []
 
         def value(place: Place) -> fx.Node:
-            return (inputs if place.is_input else made)[place.index]
+            found: fx.Node = (inputs if place.is_input else made)[place.index]
+            return found
 
         for single, elements in program.steps:
             for args, kwargs in elements:
@@ -98,7 +99,7 @@ class _Expansion:
         return [value(place) for place in program.results]
 
     def _copies(self, node: fx.Node) -> list[fx.Node]:
-        targets, sources, *_ = node.args
+        targets, sources, *_ = arguments(node)
         return [
             source
             if self._layout(target) == self._layout(source)
@@ -158,9 +159,9 @@ class _Expansion:
         return self._layouts[node]
 
 
-def _mapped(arguments: Any, value: Callable[[Place], Any]) -> Any:
+def _mapped(given: Any, value: Callable[[Place], Any]) -> Any:
     return fx.node.map_aggregate(
-        arguments, lambda item: value(item) if isinstance(item, Place) else item
+        given, lambda item: value(item) if isinstance(item, Place) else item
     )
 
 
@@ -180,11 +181,11 @@ def _recorded(
     return _Form(tuple(recorder.calls), recorder.place_of(result))
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the ATen calls of what runs under it, some of which `table` decomposes."""
 
     def __init__(self, table: Table, inputs: Sequence[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[_Call] = []
         self._table = table
         self._places = {id(value): Place(True, index) for index, value in enumerate(inputs)}
@@ -207,8 +208,8 @@ class _Recorder(TorchDispatchMode):
         self.calls.append(_Call(op, self._placed(args), self._placed(kwargs), result))
         return result
 
-    def _placed(self, arguments: Any) -> Any:
-        return fx.node.map_aggregate(
-            arguments,
-            lambda item: self.place_of(item) if isinstance(item, torch.Tensor) else item,
-        )
+    def _placed(self, given: Any) -> Any:
+        def placed(item: Any) -> Any:
+            return self.place_of(item) if isinstance(item, torch.Tensor) else item
+
+        return fx.node.map_aggregate(given, placed)

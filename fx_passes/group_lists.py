@@ -235,7 +235,7 @@ def _is_plain(node: fx.Node, is_followed: Callable[[torch.Tensor], bool]) -> boo
 
 
 def _storage(node: fx.Node) -> int:
-    return _example(node).untyped_storage()._cdata
+    return int(_example(node).untyped_storage()._cdata)
 
 
 def _layout(node: fx.Node) -> Layout:
